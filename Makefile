@@ -1,0 +1,65 @@
+# Each target makes the virtual environment it needs; python3 (3.11 or newer) and make are all it takes.
+# Another interpreter: make test PYTHON=python3.13. Arguments for pytest: make test ARGS="-k ring".
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+
+.PHONY: help demo test lint bench docs clean
+# Two pips must not write to one environment at the same time.
+.NOTPARALLEL:
+
+help:
+	@echo "make demo    train a small model on several ranks and compare with one device"
+	@echo "make test    run the tests"
+	@echo "make lint    run ruff and mypy"
+	@echo "make bench   run every script in benchmarks/"
+	@echo "make docs    build the documentation into build/site"
+	@echo "make clean   remove the environment and everything that was built"
+
+# Ranks are threads here; a BLAS pool of its own under each of them would fight over the cores and make timings random.
+demo test: export OPENBLAS_NUM_THREADS = 1
+
+demo: $(VENV)/.demo
+	@$(VENV)/bin/fluidx demo
+
+test: $(VENV)/.dev
+	@$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+
+lint: $(VENV)/.dev
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+
+bench: $(VENV)/.dev
+	@failed=; \
+	for script in benchmarks/[!_]*.py; do \
+	  [ -f "$$script" ] || continue; \
+	  echo "== $$script"; \
+	  $(VENV)/bin/python "$$script" || failed="$$failed $$script"; \
+	done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+clean:
+	rm -rf $(VENV) build dist fluidx.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find fluidx tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# One environment, one stamp per set of extras: the demo does not wait for the tools of the developers.
+$(VENV)/.demo: EXTRAS = demo
+$(VENV)/.dev: EXTRAS = dev,demo
+$(VENV)/.docs: EXTRAS = docs
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: setup.cfg pyproject.toml $(VENV)/.made
+	@echo "installing fluidx[$(EXTRAS)] into $(VENV)"
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON): not found; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fluidx needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1); name another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: its venv or ensurepip module is missing (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@

@@ -1,0 +1,100 @@
+"""fluidx turns a training program for one device into one program per rank, with the communication written in as operators.
+
+Programs are written with `layers` and `optimizer`, run on one device by `Executor`, rewritten for many by `DistributeTranspiler`, and run
+there by `ParallelExecutor`. Names, argument order and meaning are Paddle fluid 1.8's.
+
+>>> import fluidx as fx
+>>> main, startup = fx.Program("main"), fx.Program("startup")
+>>> with fx.program_guard(main, startup), fx.unique_name.guard():
+...     x = fx.data("x", [-1, 4], "float32")
+...     loss = fx.layers.mean(fx.layers.fc(x, 2, act="relu"))
+>>> main
+<Program main: 4 ops, 2 params>
+
+Importing fluidx loads what programs are written with; executor, transpiler, ONNX and the rest are imported when first named.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import ir, layers, ops
+from ._version import __version__
+from .ir import (
+    Block,
+    ExecutionError,
+    FeedError,
+    FluidxError,
+    NotInitializedError,
+    Operator,
+    Parameter,
+    ParseError,
+    Program,
+    ProgramError,
+    ProgramPair,
+    RankError,
+    TranspileError,
+    Variable,
+    VerifyError,
+    default_main_program,
+    default_startup_program,
+    device_guard,
+    errors,
+    name_scope,
+    program_guard,
+    unique_name,
+)
+from .layers.nn import embedding, one_hot
+from .layers.tensor import fluid_data as data
+from .param_attr import ParamAttr
+
+if TYPE_CHECKING:
+    from . import backward, clip, initializer, io, lr_scheduler, nets, optimizer, regularizer
+    from .backward import append_backward, gradients
+    from .data_feeder import DataFeeder
+    from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope, scope_guard
+    from .io import load, save
+    from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, strategies
+
+# public name -> the module that has it; a module listed in _MODULES is itself the name
+_LAZY = {
+    "append_backward": "backward", "gradients": "backward",
+    "CPUPlace": "executor", "CUDAPlace": "executor", "Executor": "executor", "ParallelExecutor": "executor", "Scope": "executor",
+    "cpu_places": "executor", "cuda_places": "executor", "global_scope": "executor", "scope_guard": "executor",
+    "mpi_places": "executor",
+    "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
+    "strategies": "transpiler",
+    "DataFeeder": "data_feeder", "load": "io", "save": "io",
+}  # fmt: skip
+_MODULES = (
+    "backward", "clip", "comm", "config", "data_feeder", "executor", "initializer", "io", "lr_scheduler", "nets", "onnx", "optimizer",
+    "param_attr", "regularizer", "simulator", "testing", "transpiler",
+)  # fmt: skip
+
+__all__ = [
+    "Block", "CPUPlace", "CUDAPlace", "Cluster", "DataFeeder", "DistributeTranspiler", "DistributeTranspilerConfig", "ExecutionError",
+    "Executor", "FeedError", "FluidxError", "NotInitializedError", "Operator", "ParallelExecutor", "ParamAttr", "Parameter", "ParseError",
+    "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable", "VerifyError", "__version__",
+    "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
+    "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
+    "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "save", "scope_guard", "strategies",
+    "unique_name",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _LAZY:
+        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = ir.nearest(name, {*__all__, *_LAZY, *_MODULES}, "it has")
+    raise AttributeError(f"fluidx has no {name!r}; {hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LAZY, *_MODULES})

@@ -1,0 +1,175 @@
+"""Read and write safetensors files (https://github.com/huggingface/safetensors): a length, a JSON header, the bytes of the arrays.
+
+The safetensors package cannot give bfloat16 to NumPy and writes in place; this reads every dtype fluidx has and replaces a file whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .ir import FluidxError, as_dtype, nearest, np_dtype
+
+_CODES = {
+    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16", "uint32": "U32",
+    "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+_DTYPES = {code: name for name, code in _CODES.items()}
+_HEADER_LIMIT = 100_000_000  # the format's own bound
+_MAX_AXES = 32
+
+
+class CheckpointError(FluidxError, ValueError):
+    """A saved file is missing, damaged, or does not fit the program."""
+
+
+def write_atomically(path: str, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a file through `write(stream)` beside `path` and put it in place at once: readers see the old file or the new one."""
+    folder, name = os.path.split(os.path.abspath(path))
+    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(temporary, "xb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException as e:
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+        if isinstance(e, OSError):
+            raise CheckpointError(f"cannot write {path}: {e.strerror or e}") from e
+        raise
+
+
+def save_arrays(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write arrays by name, with a few strings beside them."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name in sorted(arrays):
+        array = arrays[name]
+        if name == "__metadata__":
+            raise CheckpointError("a variable cannot be saved under the name '__metadata__'; the file format uses it")
+        header[name] = {"dtype": _CODES[as_dtype(array.dtype)], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _HEADER_LIMIT:
+        raise CheckpointError(f"cannot write {path}: its header has {len(text)} bytes, the format allows {_HEADER_LIMIT}")
+
+    def write(stream: BinaryIO) -> None:
+        stream.write(len(text).to_bytes(8, "little"))
+        stream.write(text)
+        for name in sorted(arrays):
+            array = np.ascontiguousarray(arrays[name])
+            stream.write(array.reshape(-1).view(np.uint8).data if array.size else b"")
+
+    write_atomically(path, write)
+
+
+class ArrayFile:
+    """An open file of arrays: `names`, `metadata`, and `array(name)`, which reads one. The header is checked when it is opened.
+
+    Raises CheckpointError naming the file, and the array where one is concerned, for whatever is missing or damaged.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        try:
+            self._stream = open(path, "rb")
+        except OSError as e:
+            raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
+        try:
+            self._read_header()
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def _read_header(self) -> None:
+        size = os.fstat(self._stream.fileno()).st_size
+        length = int.from_bytes(self._stream.read(8), "little")
+        if size < 8 or length > min(_HEADER_LIMIT, size - 8):
+            raise self._damaged(f"its header should have {length} bytes, the file has {size}" if size >= 8 else f"it has only {size} bytes")
+        try:
+            header = json.loads(self._stream.read(length).decode("utf-8"), object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as e:
+            raise self._damaged(f"its header is not JSON ({str(e)[:80]})") from None
+        if not isinstance(header, dict):
+            raise self._damaged("its header is not a table")
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            raise self._damaged("its __metadata__ is not a table of strings")
+        self.metadata: dict[str, str] = metadata
+        self._start = 8 + length
+        self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        spans = []
+        for name, entry in header.items():
+            dtype, shape, begin, end = self._entry(name, entry)
+            self._entries[name] = dtype, shape, begin
+            spans.append((begin, end, name))
+        at = 0
+        for begin, end, name in sorted(spans):
+            if begin != at:
+                raise self._damaged(f"array {name!r} starts at byte {begin}, expected {at}")
+            at = end
+        if at != size - self._start:
+            raise self._damaged(f"its arrays need {at} bytes, found {size - self._start}")
+
+    def _entry(self, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+        try:
+            code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        except (KeyError, TypeError, ValueError):
+            raise self._damaged(f"the entry of array {name!r} is incomplete") from None
+        if code not in _DTYPES:
+            raise self._damaged(f"array {name!r} has dtype {code!r}; {nearest(str(code), _DTYPES, 'fluidx reads')}")
+        numbers = [*shape, begin, end] if isinstance(shape, list) and len(shape) <= _MAX_AXES else [None]
+        if not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+            raise self._damaged(f"the shape or place of array {name!r} is no list of sizes")
+        dtype = _DTYPES[code]
+        if end - begin != prod(shape) * np_dtype(dtype).itemsize:
+            need = prod(shape) * np_dtype(dtype).itemsize
+            raise self._damaged(f"array {name!r} of {dtype}{shape} needs {need} bytes, its entry gives {end - begin}")
+        return dtype, tuple(shape), begin, end
+
+    def _damaged(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is no whole safetensors file: {why}")
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def type_of(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype, shape) of an array."""
+        if name not in self._entries:
+            raise CheckpointError(f"{self.path} holds no variable {name!r}; {nearest(name, self._entries, 'it holds')}")
+        return self._entries[name][:2]
+
+    def array(self, name: str) -> np.ndarray:
+        """The array of that name, read from the file."""
+        dtype, shape = self.type_of(name)
+        array = np.empty(shape, np_dtype(dtype))
+        self._stream.seek(self._start + self._entries[name][2])
+        if array.size and self._stream.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+            raise self._damaged(f"it ends within array {name!r}")  # it was cut after it was opened
+        if dtype == "bool" and array.size and (array.view(np.uint8) > 1).any():
+            raise self._damaged(f"array {name!r} is bool and holds a byte that is neither 0 nor 1")
+        return array
+
+    def __enter__(self) -> ArrayFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stream.close()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return out

@@ -1,0 +1,564 @@
+"""Reverse-mode differentiation of programs: `append_backward` for training, `gradients` for derivatives of anything.
+
+One pass walks the operators backwards, asks each op's own declaration for its gradient operators, and names what comes out as fluid
+does: `w@GRAD`, and `w@GRAD@RENAME@block0@0`, ... joined by one `sum` where a variable is used several times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._checks import wrong
+from .ir import OPS, Block, Builder, Effect, OpDef, Operator, Parameter, ProgramError, Role, Site, Variable, nearest, opdef
+
+_KEPT = (Effect.HOST, Effect.COLLECTIVE, Effect.P2P)  # operators that recompute must not run twice
+_BESIDE = (Role.OPTIMIZE, Role.LR_SCHED, Role.DIST)  # what they write starts anew, it is not a function to differentiate
+
+
+def append_backward(
+    loss: Variable,
+    parameter_list: Sequence[Variable | str] | None = None,
+    no_grad_set: Iterable[Variable | str] | None = None,
+    callbacks: Sequence[Callable[..., None]] | None = None,
+    checkpoints: Sequence[Variable | str] | None = None,
+) -> list[tuple[Parameter, Variable]]:
+    """Append the operators that compute the gradient of `loss`, and return (parameter, gradient) pairs in program order.
+
+    `loss` is one number: shape [1] or []. Without `parameter_list` the pairs are those of every trainable parameter that the loss
+    depends on; the others are left out. A gradient has its parameter's type, is called `<name>@GRAD`, and the operator that finishes it
+    carries `role_var=(parameter, gradient)`. Variables in `no_grad_set` count as constants. `callbacks` are called as
+    `callback(block=block, context={"op": operator, "grads": {variable: gradient}})` after each operator that was differentiated.
+
+    `checkpoints` trades time for memory: what lies between two of these variables is computed again before it is
+    differentiated, so that the first copy need not be kept (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
+
+    Raises ProgramError when the loss is not one number or is not computed in its program, when no trainable parameter
+    influences it, when a parameter in `parameter_list` does not, and when an operator on the way has no gradient.
+    """
+    _check_variable("append_backward", "loss", loss)
+    block = loss.block
+    if loss.name not in block.descs or not any(loss.name in op.output_arg_names for op in block.oplist):
+        raise wrong(f"append_backward: no operator of {block.program.label()} computes the loss {loss.name!r}")
+    if loss.shape not in ((), (1,)):
+        raise wrong(f"append_backward: the loss must be one number, of shape [1] or []; {loss.name!r} has shape {list(loss.shape)}"
+                    "; layers.mean or layers.reduce_sum makes one")  # fmt: skip
+    if not loss.desc.type.is_float:
+        raise wrong(f"append_backward: the loss must be a float, {loss.name!r} is {loss.dtype}")
+    no_grad = _name_set(block, "no_grad_set", no_grad_set)
+    asked = None if parameter_list is None else [_parameter(block, p) for p in parameter_list]
+    parameters = [p for p in block.program.all_parameters() if not p.stop_gradient] if asked is None else asked
+    given = {d.name for d in block.descs.values() if d.is_data and not d.stop_gradient and d.type.is_float}
+    walk = _Walk(block, {p.name for p in parameters} | given, no_grad, callbacks, checkpoints, {p.name for p in parameters})
+    at = walk.last_write[loss.name]
+    if block.oplist[at].role == Role.FORWARD:
+        block.oplist[at] = block.oplist[at].replace(role=Role.LOSS)
+    walk.seed(loss, lambda b: b.fill_constant(shape=loss.shape, dtype=loss.dtype, value=1.0))
+    walk.reach()
+    unreached = [p.name for p in asked or () if p.name not in walk.reached]
+    if unreached:
+        walk.undo()
+        reason = "; it is in no_grad_set" if set(unreached) <= no_grad else ""
+        raise wrong(f"append_backward: the loss {loss.name!r} does not depend on {', '.join(map(repr, unreached))}{reason}")
+    if not walk.reached:
+        walk.undo()
+        raise wrong(f"append_backward: no trainable parameter influences the loss {loss.name!r}: {walk.why_not(parameters)}")
+    walk.run()
+    return [(p, walk.final[p.name]) for p in parameters if p.name in walk.final]
+
+
+def gradients(
+    targets: Variable | Sequence[Variable],
+    inputs: Variable | Sequence[Variable],
+    target_gradients: Variable | Sequence[Variable | None] | None = None,
+    no_grad_set: Iterable[Variable | str] | None = None,
+) -> list[Variable | None]:
+    """Append the gradient of the sum of `targets`, and return one gradient per input, None where no target depends on it.
+
+    `target_gradients` weighs the elements of each target; None stands for ones. The result has the inputs' types. Inputs are
+    differentiated for even when their `stop_gradient` is set. Applying it to its own results gives second derivatives.
+    Raises ProgramError as `append_backward` does.
+    """
+    ys, xs = _as_list(targets), _as_list(inputs)
+    seeds = [None] * len(ys) if target_gradients is None else _as_list(target_gradients)
+    for name, items in (("targets", ys), ("inputs", xs)):
+        if not items:
+            raise wrong(f"gradients: {name} is empty")
+        for v in items:
+            _check_variable("gradients", name, v)
+            if v.block.program is not ys[0].block.program:
+                raise wrong(f"gradients: {v.name!r} belongs to another program than {ys[0].name!r}")
+    if len(seeds) != len(ys):
+        raise wrong(f"gradients: {len(ys)} targets need {len(ys)} target_gradients, got {len(seeds)}")
+    block = ys[0].block
+    walk = _Walk(block, {x.name for x in xs}, _name_set(block, "no_grad_set", no_grad_set))
+    for y, seed in zip(ys, seeds, strict=True):
+        if not y.desc.type.is_float:
+            raise wrong(f"gradients: the target {y.name!r} is {y.dtype}; only floats have gradients")
+        if seed is not None:
+            _check_variable("gradients", "target_gradients", seed)
+            if not y.desc.type.accepts(seed.desc.type):
+                raise wrong(f"gradients: the gradient given for {y.name!r} must be {y.desc.type}, {seed.name!r} is {seed.desc.type}")
+            walk.weigh(y, seed)
+        elif -1 in y.shape:
+            walk.seed(y, lambda b, y=y: b.fill_any_like(y, value=1.0))
+        else:
+            walk.seed(y, lambda b, y=y: b.fill_constant(shape=y.shape, dtype=y.dtype, value=1.0))
+    walk.reach()
+    walk.run()
+    return [walk.final.get(x.name) for x in xs]
+
+
+calc_gradient = gradients
+
+
+@dataclass(slots=True)
+class _Term:
+    """One contribution to a variable's gradient: a value, and where the operators that made it stand.
+
+    `owned` says that nothing outside `[start, stop)` refers to the value, so that it may be renamed.
+    """
+
+    name: str
+    start: int = 0
+    stop: int = 0
+    owned: bool = False
+
+
+@dataclass(slots=True)
+class _View:
+    """The differentiated operator as a gradient builder sees it: `view["X"]` is a Variable, a list for a list slot, or None."""
+
+    walk: _Walk
+    op: Operator
+    index: int
+    attrs: Mapping[str, Any]
+    hazards: set[str] = field(default_factory=set)
+
+    def __getitem__(self, slot: str) -> Any:
+        definition = OPS[self.op.type]
+        for s in (*definition.in_slots, *definition.out_slots):
+            if s.name == slot:
+                names = self.op.inputs.get(slot) or self.op.outputs.get(slot) or ()
+                if slot in self.op.inputs:
+                    self.hazards.update(set(names) & set(self.op.output_arg_names))
+                values = [self.walk.value(n, self.index) for n in names]
+                return values if s.many else (values[0] if values else None)
+        raise ProgramError(f"op {self.op.type} has no slot {slot!r}; {nearest(slot, [*definition.inputs, *definition.outputs], 'it has')}")
+
+    def gradients(self, targets: list[Variable], inputs: list[Variable], target_gradients: list[Variable]) -> list[Variable | None]:
+        """`gradients`, for an op that differentiates its own sub-blocks."""
+        return gradients(targets, inputs, target_gradients)
+
+    def needs(self, slot: str) -> bool:
+        """Whether the gradient of an input slot is wanted; what a builder makes for the others is dropped."""
+        return any(n in self.walk.live[self.index] for n in self.op.inputs.get(slot, ()))
+
+
+class _Walk:
+    """One backward pass over the operators that a block holds when it starts."""
+
+    def __init__(
+        self,
+        block: Block,
+        leaves: set[str],
+        no_grad: set[str],
+        callbacks: Sequence[Callable[..., None]] | None = None,
+        checkpoints: Sequence[Variable | str] | None = None,
+        parameters: set[str] | frozenset[str] = frozenset(),
+    ):
+        self.block = block
+        self.ops = list(block.oplist)
+        self.vars_before = dict(block.descs)
+        self.b = Builder(block, role=Role.BACKWARD)
+        self.leaves = leaves - no_grad
+        self.parameters = parameters
+        self.callbacks = callbacks or ()
+        self.terms: dict[str, list[_Term]] = {}
+        self.final: dict[str, Variable] = {}  # finished gradients of the leaves, by name
+        self.reached: set[str] = set()
+        self.passed_on: set[str] = set()
+        self.last_write: dict[str, int] = {}
+        self.depends = set(self.leaves)  # names that depend on a leaf, after all operators
+        self.live: list[tuple[str, ...]] = []  # per operator, the inputs that depend on a leaf when it runs
+        self._sweep(no_grad)
+        self._plan_recompute(checkpoints)
+
+    # -- what to differentiate ----------------------------------------------------------------------------------------------
+
+    def _sweep(self, no_grad: set[str]) -> None:
+        """Forwards: which names depend on a leaf. A stop_gradient that the inputs do not explain was set by the user."""
+        find, depends = self.block.find, self.depends
+        for i, op in enumerate(self.ops):
+            beside = op.role in _BESIDE
+            live = () if beside else tuple(n for n in op.input_arg_names if n in depends)
+            self.live.append(live)
+            for n in op.output_arg_names:
+                self.last_write[n] = i
+                if beside:
+                    continue
+                if not live or n in no_grad:
+                    if n not in self.leaves:
+                        depends.discard(n)  # overwritten by a value that depends on nothing
+                    continue
+                desc = find(n)
+                if desc is None or not desc.type.is_float:
+                    continue
+                cut = desc.stop_gradient and op.role != Role.BACKWARD
+                if cut and any(not d.stop_gradient for d in map(find, op.input_arg_names) if d is not None):
+                    continue
+                depends.add(n)
+
+    def reach(self) -> None:
+        """Backwards: which operators lead from a leaf to a target, and where each name is first read on the way."""
+        wanted = set(self.terms)
+        self.path = [False] * len(self.ops)
+        self.first_use: dict[str, int] = {}
+        for i in range(len(self.ops) - 1, -1, -1):
+            op = self.ops[i]
+            if op.role in _BESIDE or not any(n in wanted for n in op.output_arg_names):
+                continue
+            wanted.difference_update(op.output_arg_names)  # the value that was here before is another one
+            if self.live[i]:
+                self.path[i] = True
+                for n in self.live[i]:
+                    wanted.add(n)
+                    self.first_use[n] = i
+        self.reached = self.leaves & (wanted | set(self.first_use) | set(self.terms))
+
+    def why_not(self, parameters: Sequence[Variable]) -> str:
+        if not self.block.program.all_parameters():
+            return f"{self.block.program.label()} has no parameters"
+        if not parameters:
+            return "no parameter is trainable"
+        cut = [n for n in self.last_write if n not in self.depends and self._is_cut(n)]
+        if cut:
+            return f"the way is cut at {', '.join(repr(n) for n in cut[:3])}, where stop_gradient is set"
+        return "no operator connects them"
+
+    def _is_cut(self, name: str) -> bool:
+        desc = self.block.find(name)
+        if desc is None or not desc.stop_gradient or not desc.type.is_float:
+            return False
+        return any(n in self.depends for n in self.ops[self.last_write[name]].input_arg_names)
+
+    def seed(self, target: Variable, make: Callable[[Builder], Variable]) -> None:
+        """Start from `target` with the gradient that `make` writes."""
+        start = len(self.block.oplist)
+        g = make(self.b)
+        at = self.last_write.get(target.name)
+        self._stamp(start, None if at is None else self.ops[at].site)
+        self.terms.setdefault(target.name, []).append(_Term(g.name, start, start + 1, True))
+
+    def weigh(self, target: Variable, gradient: Variable) -> None:
+        """Start from `target` with a gradient that exists."""
+        self.terms.setdefault(target.name, []).append(_Term(gradient.name))
+
+    def undo(self) -> None:
+        """Leave the block as it was found, before an error is raised."""
+        del self.block.oplist[len(self.ops) :]
+        self.block.oplist[:] = self.ops
+        self.block.descs.clear()
+        self.block.descs.update(self.vars_before)
+
+    # -- the pass -------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            for i in range(len(self.ops) - 1, -1, -1):
+                if self.path[i]:
+                    self._differentiate(i, self.ops[i])
+                elif self.ops[i].role not in _BESIDE:
+                    for name in self.ops[i].output_arg_names:  # a constant: what flows into it ends here
+                        if name not in self.leaves:
+                            self.terms.pop(name, None)
+            for name in sorted(self.leaves & set(self.terms)):  # a leaf that is itself a target, or written but never read
+                self._finish_leaf(name)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _differentiate(self, i: int, op: Operator) -> None:
+        definition = opdef(op.type)
+        # a gradient belongs to the value an operator wrote: reading it here ends it, so that names may be written twice
+        g = [[self._total(n, op) for n in op.outputs.get(s.name, ())] for s in definition.out_slots]
+        if not any(v is not None for values in g for v in values):
+            self._finish_uses(i, op)
+            return
+        if definition.grad is None:
+            raise self._no_gradient(op, self.live[i])
+        shaped = [values if s.many else (values[0] if values else None) for s, values in zip(definition.out_slots, g, strict=True)]
+        start = len(self.block.oplist)
+        view = _View(self, op, i, op.attrs)
+        try:
+            result = definition.grad(self.b, view, shaped[0] if len(shaped) == 1 else tuple(shaped))
+            found = list(self._pair(definition, op, result, self.live[i]))
+        except ProgramError as e:
+            at = f" written at {op.site}" if op.site else ""
+            raise ProgramError(f"{e}\n  in the gradient of {op.type}({', '.join(op.input_arg_names)}){at}") from None
+        self._drop_unused(start, {v.name for _, v in found})
+        self._stamp(start, op.site)
+        self._check_reads(start, i, op, view.hazards)
+        stop = len(self.block.oplist)
+        made = {n for o in self.block.oplist[start:stop] for n in o.output_arg_names}
+        closed = not any(o.sub_blocks() for o in self.block.oplist[start:stop])
+        times: dict[str, int] = {}
+        for _, v in found:
+            times[v.name] = times.get(v.name, 0) + 1
+        for name, v in found:
+            owned = closed and v.name in made and times[v.name] == 1 and v.name not in self.copies_made
+            self.terms.setdefault(name, []).append(_Term(v.name, start, stop, owned))
+        self._finish_uses(i, op)
+        for callback in self.callbacks:
+            callback(block=self.block, context={"op": op, "grads": {n: v.name for n, v in found}})
+
+    def _pair(self, definition: type[OpDef], op: Operator, result: Any, live: tuple[str, ...]) -> Iterable[tuple[str, Variable]]:
+        """(input name, gradient) for what a builder returned, in slot order, without what nobody wants."""
+        slots = definition.in_slots
+        if len(slots) == 1 and not (isinstance(result, tuple) and len(result) == 1):
+            result = (result,)
+        if result is None:
+            result = (None,) * len(slots)
+        if not isinstance(result, (tuple, list)) or len(result) != len(slots):
+            raise ProgramError(f"op {op.type} has {len(slots)} inputs, its gradient gave {result!r}")
+        for slot, values in zip(slots, result, strict=True):
+            names = op.inputs.get(slot.name, ())
+            given = list(values) if isinstance(values, (list, tuple)) else [values] * (values is not None)
+            if given and len(given) != len(names) and names:
+                raise ProgramError(f"op {op.type} has {len(names)} inputs {slot.name!r}, its gradient gave {len(given)}")
+            for name, v in zip(names, given, strict=False):
+                if v is None or name not in live:
+                    continue
+                want = self.block.desc(name).type
+                got = v.desc.type
+                if not want.accepts(got):
+                    raise ProgramError(f"op {op.type}: the gradient of {slot.name} must be {want} like {name!r}, {v.name!r} is {got}")
+                yield name, v
+
+    def _drop_unused(self, start: int, used: set[str]) -> None:
+        """Remove operators from `start` on whose results nobody reads, and optional outputs nobody reads."""
+        oplist = self.block.oplist
+        tail = oplist[start:]
+        if any(o.sub_blocks() for o in tail):
+            return
+        kept = []
+        for o in reversed(tail):
+            definition = OPS[o.type]
+            live = [n for n in o.output_arg_names if n in used]
+            if not live and definition.effect in (Effect.PURE, Effect.RANDOM):
+                for n in o.output_arg_names:
+                    self._forget(n)
+                continue
+            if len(live) < len(o.output_arg_names):
+                optional = {s.name for s in definition.out_slots if s.optional}
+                gone = [s for s, names in o.outputs.items() if s in optional and not any(n in used for n in names)]
+                if gone:
+                    for s in gone:
+                        for n in o.outputs[s]:
+                            self._forget(n)
+                    o = o.replace(outputs={s: names for s, names in o.outputs.items() if s not in gone})
+            kept.append(o)
+            used.update(o.input_arg_names)
+        oplist[start:] = reversed(kept)
+
+    def _forget(self, name: str) -> None:
+        if name not in self.vars_before:
+            self.block.descs.pop(name, None)
+        original = self.copies_made.pop(name, None)
+        if original is not None:
+            self.copies.pop(original, None)
+
+    def _stamp(self, start: int, site: Site | None) -> None:
+        """Give the operators from `start` on the role and the line of the operator they belong to."""
+        oplist = self.block.oplist
+        for k in range(start, len(oplist)):
+            o = oplist[k]
+            if o.site is not site or o.role != Role.BACKWARD:
+                oplist[k] = o.replace(site=site or o.site, role=Role.BACKWARD)
+
+    def _check_reads(self, start: int, i: int, op: Operator, in_place: set[str]) -> None:
+        """Refuse a gradient that would read a forward value after it was overwritten."""
+        if op.sub_blocks():
+            in_place = set()  # a loop's own gradient knows which value of a variable it means
+        for o in self.block.oplist[start:]:
+            for n in o.input_arg_names:
+                last = self.last_write.get(n, -1)
+                if last > i or n in in_place:
+                    writer = self.ops[last]
+                    at = f" at {writer.site}" if writer.site else ""
+                    optimize = writer.role == Role.OPTIMIZE
+                    hint = "append the backward of every loss before the first update" if optimize else "write to another variable there"
+                    raise wrong(f"the gradient of {op.type} needs {n!r}, which {writer.type} overwrites{at}; {hint}")
+
+    def _no_gradient(self, op: Operator, ways: tuple[str, ...]) -> ProgramError:
+        outs = [n for n in op.output_arg_names if self.block.desc(n).type.is_float]
+        at = f"\n  written at {op.site}" if op.site else ""
+        return ProgramError(
+            f"op {op.type} has no gradient, and the loss reaches {', '.join(map(repr, ways))} through its output"
+            f" {', '.join(map(repr, outs))}; set stop_gradient on that output if it is meant to be constant{at}"
+        )
+
+    # -- finishing a gradient --------------------------------------------------------------------------------------------------
+
+    def _finish_uses(self, i: int, op: Operator) -> None:
+        """Finish the leaves whose last contribution came from operator `i`, so that they are ready as early as can be."""
+        for n in op.input_arg_names:
+            if n in self.leaves and self.first_use.get(n) == i:
+                self._finish_leaf(n)
+
+    def _finish_leaf(self, name: str) -> None:
+        terms = self.terms.pop(name, None)
+        if not terms:
+            return
+        g = self._merge(name, terms, own_name=True)
+        self.final[name] = g
+        if name in self.parameters:
+            at = next(k for k in range(len(self.block.oplist) - 1, -1, -1) if g.name in self.block.oplist[k].output_arg_names)
+            op = self.block.oplist[at]
+            self.block.oplist[at] = op.replace(role_var=(*op.role_var, name, g.name))
+
+    def _total(self, name: str, writer: Operator) -> Variable | None:
+        """The gradient of a value that `writer` wrote, None when nothing flows into it."""
+        terms = self.terms.pop(name, None)
+        if terms is None:
+            # a requested value that is computed from another: its finished gradient flows on, once
+            done = self.final.get(name) if name not in self.passed_on else None
+            self.passed_on.add(name)
+            return done
+        leaf = name in self.leaves
+        g = self._merge(name, terms, own_name=leaf)
+        limits = self.block.desc(name).attrs.get("error_clip")
+        if limits is not None:
+            start = len(self.block.oplist)
+            g = self.b.clip(g, min=limits[0], max=limits[1])
+            self._stamp(start, writer.site)
+        if leaf:
+            self.final[name] = g
+            self.passed_on.add(name)
+        return g
+
+    def _merge(self, name: str, terms: list[_Term], own_name: bool) -> Variable:
+        target = self._free_name(f"{name}@GRAD")
+        site = self.block.oplist[terms[-1].stop - 1].site if terms[-1].stop else None
+        if len(terms) == 1:
+            (t,) = terms
+            if t.owned:
+                self._rename(t, target)
+            elif own_name:
+                start = len(self.block.oplist)
+                self.b.assign(self.block.var(t.name), name=target)
+                self._stamp(start, site)
+            else:
+                return self.block.var(t.name)
+        else:
+            for k, t in enumerate(terms):
+                if t.owned:
+                    self._rename(t, self._free_name(f"{name}@GRAD@RENAME@block{self.block.idx}@{k}"))
+            start = len(self.block.oplist)
+            self.b.emit("sum", [self.block.var(t.name) for t in terms], name=target)
+            self._stamp(start, site)
+        desc = self.block.desc(target)
+        self.block.declare(desc.changed(stop_gradient=True, type=self.block.desc(name).type))
+        return self.block.var(target)
+
+    def _free_name(self, base: str) -> str:
+        if base not in self.block.descs:
+            return base
+        k = 0
+        while f"{base}_{k}" in self.block.descs:
+            k += 1
+        return f"{base}_{k}"
+
+    def _rename(self, term: _Term, name: str) -> None:
+        block = self.block
+        names = {term.name: name}
+        for k in range(term.start, term.stop):
+            block.oplist[k] = block.oplist[k].renamed(names, outputs=True)
+        block.declare(block.descs.pop(term.name).changed(name=name, stop_gradient=True))
+        term.name = name
+
+    # -- recompute ----------------------------------------------------------------------------------------------------------------
+
+    def _plan_recompute(self, checkpoints: Sequence[Variable | str] | None) -> None:
+        self.copies: dict[str, str] = {}  # forward name -> name of its second copy
+        self.copies_made: dict[str, str] = {}
+        self.cuts: list[int] = []
+        self.keep: set[str] = set()
+        if not checkpoints:
+            return
+        self.keep = _name_set(self.block, "checkpoints", checkpoints)
+        for name in self.keep:
+            if name not in self.last_write:
+                raise wrong(f"append_backward: the checkpoint {name!r} is not computed by any operator")
+            self.cuts.append(self.last_write[name])
+        self.cuts.sort()
+
+    def value(self, name: str, reader: int) -> Variable:
+        """The variable a gradient of operator `reader` reads: the forward one, or its second copy, computed here when needed."""
+        if not self.cuts:
+            return self.block.var(name)
+        segment = bisect_left(self.cuts, reader)
+        if segment == len(self.cuts) or not self._recomputable(name, segment):
+            return self.block.var(name)
+        waiting = [name]
+        while waiting:
+            n = waiting[-1]
+            op = self.ops[self.last_write[n]]
+            missing = [m for m in op.input_arg_names if m not in self.copies and self._recomputable(m, segment) and m not in waiting]
+            if n in self.copies or not missing:
+                waiting.pop()
+                if n not in self.copies:
+                    self._emit_again(op)
+            else:
+                waiting += missing
+        return self.block.var(self.copies[name])
+
+    def _recomputable(self, name: str, segment: int) -> bool:
+        at = self.last_write.get(name, -1)
+        if at < 0 or name in self.keep or bisect_left(self.cuts, at) != segment:
+            return False
+        op = self.ops[at]
+        return OPS[op.type].effect not in _KEPT and not op.sub_blocks() and not self.block.desc(name).persistable
+
+    def _emit_again(self, op: Operator) -> None:
+        block = self.block
+        out = {n: self._free_name(f"{n}@RECOMPUTE") for n in op.output_arg_names}
+        for n, copy in out.items():
+            block.declare(block.desc(n).changed(name=copy, persistable=False, stop_gradient=True, is_parameter=False))
+            self.copies[n], self.copies_made[copy] = copy, n
+        ins = {s: tuple(self.copies.get(n, n) for n in names) for s, names in op.inputs.items()}
+        outs = {s: tuple(out[n] for n in names) for s, names in op.outputs.items()}
+        block.oplist.append(op.replace(inputs=ins, outputs=outs, role=Role.BACKWARD))
+
+
+def _check_variable(owner: str, argument: str, value: Any) -> None:
+    if not isinstance(value, Variable):
+        raise wrong(f"{owner}: {argument} must be a Variable, got {type(value).__name__}: {value!r}")
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _name_set(block: Block, argument: str, values: Iterable[Variable | str] | None) -> set[str]:
+    """The names in a list of variables or names; each must be declared."""
+    names = set()
+    for v in (values,) if isinstance(values, (str, Variable)) else values or ():
+        name = v.name if isinstance(v, Variable) else v
+        if not isinstance(name, str):
+            raise wrong(f"append_backward: {argument} takes variables or their names, got {type(v).__name__}: {v!r}")
+        block.desc(name)
+        names.add(name)
+    return names
+
+
+def _parameter(block: Block, value: Variable | str) -> Variable:
+    name = value.name if isinstance(value, Variable) else value
+    if not isinstance(name, str):
+        raise wrong(f"append_backward: parameter_list takes parameters or their names, got {type(value).__name__}: {value!r}")
+    var = block.var(name)
+    if var.stop_gradient:
+        raise wrong(f"append_backward: {name!r} is in parameter_list, but it is not trainable (its stop_gradient is set)")
+    return var

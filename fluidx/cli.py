@@ -1,0 +1,176 @@
+"""The `fluidx` command: demo, run, show, diff, verify, ops, env."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import __version__
+from .ir.errors import FluidxError
+
+_STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer")
+
+
+class _Group(click.Group):
+    """Errors that fluidx raises on purpose become one message and exit status 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (FluidxError, OSError, UnicodeDecodeError) as e:
+            raise click.ClickException(str(e)) from None
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fluidx")
+def main() -> None:
+    """Transpile, prove, predict, run: programs for one device become programs for many."""
+
+
+@main.command()
+@click.option("-n", "--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="CPU ranks to train on.")
+@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--strategy", type=click.Choice(_STRATEGIES), default="ring_optimizer", show_default=True)
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing of the program before and after.")
+def demo(ranks: int, epochs: int, strategy: str, svg: Path | None) -> None:
+    """Train a digits classifier on one device and on several ranks, every step shown."""
+    from .demo import run
+
+    run(ranks, epochs, strategy, svg)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.option("-n", "--ranks", type=click.IntRange(1), required=True, help="What fx.cpu_places() gives without a count.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(ranks: int, script: str, args: tuple[str, ...]) -> None:
+    """Run SCRIPT with CPU_NUM set: its ParallelExecutor gets RANKS ranks, as threads."""
+    os.environ["CPU_NUM"] = str(ranks)
+    sys.argv = [script, *args]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def _read(path: str) -> Any:
+    """A program, or a pair with startup, from a text or JSON file."""
+    from . import ops  # noqa: F401  (fills the op registry)
+    from .ir.jsonform import from_json
+    from .ir.parser import parse_pair, parse_program
+
+    text = Path(path).read_text(encoding="utf-8")
+    if text.lstrip().startswith("{"):
+        try:
+            return from_json(json.loads(text))
+        except json.JSONDecodeError as e:
+            raise click.ClickException(f"{path}: not a program: {e}") from None
+    return parse_pair(text) if "\nstartup" in text else parse_program(text)
+
+
+def _main_of(program: Any) -> Any:
+    return getattr(program, "main", program)
+
+
+_file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
+
+
+@main.command()
+@_file
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON form.")
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing instead.")
+@click.option("--fluid-names", is_flag=True, help="Write collectives under fluid's historic names.")
+@click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile first (FILE must hold main and startup).")
+@click.option("-n", "--ranks", type=click.IntRange(1), default=4, show_default=True, help="Ranks for --strategy.")
+@click.option("--rank", type=click.IntRange(0), help="Show this rank's program.")
+def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy: str | None, ranks: int, rank: int | None) -> None:
+    """Print the program in FILE, or what a strategy makes of it."""
+    program = _read(file)
+    if strategy is not None:
+        t = _transpiled(program, file, strategy, ranks)
+        program = t.main if rank is None else t.get_trainer_program(rank)
+    if as_json:
+        from .ir.jsonform import to_json
+
+        click.echo(json.dumps(to_json(_main_of(program)), indent=1))
+    elif svg is not None:
+        from .ir.draw import draw
+
+        svg.write_text(draw(program), encoding="utf-8")
+        click.echo(f"wrote {svg}")
+    else:
+        click.echo(_main_of(program).to_string(fluid_names=True) if fluid_names else str(program))
+
+
+def _transpiled(program: Any, file: str, strategy: str, ranks: int) -> Any:
+    from .transpiler import DistributeTranspiler, strategies
+
+    if not hasattr(program, "startup"):
+        raise click.ClickException(f"{file} has no startup section; save str(ProgramPair(main, startup)) to transpile from a file")
+    t = DistributeTranspiler(strategies.get(strategy))
+    return t.transpile(program=program.main, startup_program=program.startup, trainers=ranks)
+
+
+@main.command()
+@click.argument("before", type=click.Path(exists=True, dir_okay=False))
+@click.argument("after", type=click.Path(exists=True, dir_okay=False))
+def diff(before: str, after: str) -> None:
+    """Show what changed between two program files."""
+    from .ir.diff import diff as difference
+
+    click.echo(str(difference(_read(before), _read(after), names=(before, after))))
+
+
+@main.command()
+@_file
+@click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile, and verify all ranks together.")
+@click.option("-n", "--ranks", type=click.IntRange(1), default=4, show_default=True)
+def verify(file: str, strategy: str | None, ranks: int) -> None:
+    """Check the program in FILE: definitions and types; with --strategy also what every rank would do."""
+    from .ir.verifier import check_program
+
+    program = _read(file)
+    if strategy is not None:
+        click.echo(str(_transpiled(program, file, strategy, ranks).verify()))
+        return
+    count = check_program(_main_of(program))
+    click.echo(f"{count} operators: every input defined, every type as its rule infers it")
+
+
+@main.command()
+@click.argument("name", required=False)
+def ops(name: str | None) -> None:
+    """List the operators, or describe one."""
+    import inspect
+
+    from . import ops as _ops  # noqa: F401
+    from .ir.opdef import OPS, opdef
+
+    if name is None:
+        width = max(map(len, OPS))
+        for key in sorted(OPS):
+            click.echo(f"{key:{width}}  {OPS[key].summary()}")
+        return
+    d = opdef(name)
+    click.echo(f"{d.name}({', '.join(d.inputs)}) -> {', '.join(d.outputs) or 'nothing'}")
+    for attr, default in d.attrs.items():
+        click.echo(f"  {attr} = {default!r}")
+    click.echo()
+    click.echo(inspect.getdoc(d))
+
+
+@main.command()
+def env() -> None:
+    """List the environment variables that fluidx reads."""
+    from .config import describe
+
+    for row in describe():
+        click.echo(f"{row.name} ({row.accepts}; default {row.default or 'unset'})\n    {row.doc}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Every environment variable that fluidx reads, each with a line of documentation.
+
+A variable is read when its function is called, never at import, and an empty value counts as unset. A call costs a look into the
+environment, so code that runs per operator asks once, when its plan is made.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TextIO, TypeVar
+
+_T = TypeVar("_T")
+
+
+class ConfigError(ValueError):
+    """An environment variable holds a value that fluidx cannot use."""
+
+
+class Setting(NamedTuple):
+    """One row of the table of environment variables."""
+
+    name: str
+    accepts: str
+    default: str
+    doc: str
+
+
+_DEBUG = Setting(
+    "FLUIDX_DEBUG", "an integer from 0 to 4", "0", "What is printed on the way: 1 passes, 2 diffs, 3 programs, 4 a trace of the run."
+)
+_DUMP = Setting("FLUIDX_DUMP", "a directory, made when needed", "", "Where every program is written as text; unset writes none.")
+_TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How long a rank waits in a collective before the run fails.")
+_CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops the run at the first operator whose result holds a NaN or an infinity.")
+_PROGRESS = Setting("FLUIDX_PROGRESS", "auto, 0 or 1", "auto", "Progress bars in the commands; auto shows them on a terminal only.")
+_CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
+
+
+def describe() -> tuple[Setting, ...]:
+    """Return the table of environment variables, for the documentation and the command line.
+
+    >>> [row.name for row in describe()]
+    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', 'FLUIDX_TIMEOUT', 'FLUIDX_CHECK_NAN', 'FLUIDX_PROGRESS', 'CPU_NUM']
+    """
+    return (_DEBUG, _DUMP, _TIMEOUT, _CHECK_NAN, _PROGRESS, _CPU_NUM)
+
+
+def debug_level(environ: Mapping[str, str] = os.environ) -> int:
+    """Return FLUIDX_DEBUG, the amount of debug output.
+
+    >>> debug_level({"FLUIDX_DEBUG": "2"})
+    2
+    >>> debug_level({"FLUIDX_DEBUG": "all"})
+    Traceback (most recent call last):
+    fluidx.config.ConfigError: environment variable FLUIDX_DEBUG: expected an integer from 0 to 4, found 'all'
+    """
+    return _read(_DEBUG, environ, lambda text: _within(int(text), 0, 4))
+
+
+def dump_dir(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return FLUIDX_DUMP, the directory for dumps of programs, or None for no dumps.
+
+    >>> dump_dir({})
+    >>> dump_dir({"FLUIDX_DUMP": "dumps"}).name
+    'dumps'
+    """
+    return _read(_DUMP, environ, _directory)
+
+
+def timeout(environ: Mapping[str, str] = os.environ) -> float:
+    """Return FLUIDX_TIMEOUT, the seconds a rank waits in a collective.
+
+    >>> timeout({})
+    60.0
+    >>> timeout({"FLUIDX_TIMEOUT": "-1"})
+    Traceback (most recent call last):
+    fluidx.config.ConfigError: environment variable FLUIDX_TIMEOUT: expected a number of seconds above 0, found '-1'
+    """
+    return _read(_TIMEOUT, environ, _seconds)
+
+
+def check_nan(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return FLUIDX_CHECK_NAN, whether every result is searched for NaN and infinity.
+
+    >>> check_nan({"FLUIDX_CHECK_NAN": "1"})
+    True
+    """
+    return _read(_CHECK_NAN, environ, lambda text: {"0": False, "1": True}[text])
+
+
+def show_progress(stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether to draw progress bars on `stream` (standard error by default), as FLUIDX_PROGRESS says.
+
+    >>> show_progress(environ={"FLUIDX_PROGRESS": "0"})
+    False
+    """
+    choice = _read(_PROGRESS, environ, lambda text: {"auto": None, "0": False, "1": True}[text])
+    if choice is None:
+        return (stream or sys.stderr).isatty()
+    return choice
+
+
+def cpu_num(environ: Mapping[str, str] = os.environ) -> int:
+    """Return CPU_NUM, the number of CPU places; fluid's name, and fluid's default of one.
+
+    >>> cpu_num({"CPU_NUM": "4"})
+    4
+    """
+    return _read(_CPU_NUM, environ, lambda text: _within(int(text), 1, math.inf))
+
+
+def _read(setting: Setting, environ: Mapping[str, str], parse: Callable[[str], _T]) -> _T:
+    text = environ.get(setting.name, "").strip() or setting.default
+    try:
+        return parse(text)
+    except (ValueError, KeyError):
+        raise ConfigError(f"environment variable {setting.name}: expected {setting.accepts}, found {text!r}") from None
+
+
+def _within(value: int, low: int, high: float) -> int:
+    if not low <= value <= high:
+        raise ValueError
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:  # no endless wait: a rank that died must end the others
+        raise ValueError
+    return value
+
+
+def _directory(text: str) -> Path | None:
+    if not text:
+        return None
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise ValueError
+    return path

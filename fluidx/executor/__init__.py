@@ -1,0 +1,8 @@
+"""Run programs: plans over preallocated buffers, on one device or on many ranks."""
+
+from .executor import Executor
+from .parallel import ParallelExecutor
+from .place import CPUPlace, CUDAPlace, cpu_places, cuda_places
+from .scope import Scope, global_scope, scope_guard
+
+__all__ = ["CPUPlace", "CUDAPlace", "Executor", "ParallelExecutor", "Scope", "cpu_places", "cuda_places", "global_scope", "scope_guard"]

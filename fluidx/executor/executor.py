@@ -1,0 +1,130 @@
+"""Executor: run a program on one device."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import config
+from ..ir.errors import ExecutionError, FeedError
+from ..ir.operator import Operator
+from ..ir.program import Program, default_main_program
+from .context import RunContext
+from .feeds import check_feed, feed_types, fetch_names
+from .place import CPUPlace, Place, array_module
+from .plan import Plan, compile_plan
+from .scope import Scope, global_scope
+
+_MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
+
+
+class Executor:
+    """Runs programs on one device. Plans are made once per program version, feed shapes and fetch list, and reused.
+
+    >>> import fluidx as fx
+    >>> main, startup = fx.Program(), fx.Program()
+    >>> with fx.program_guard(main, startup):
+    ...     x = fx.data("x", [-1, 2], "float32")
+    ...     y = fx.layers.scale(x, scale=2.0)
+    >>> exe = fx.Executor(fx.CPUPlace())
+    >>> exe.run(main, feed={"x": np.ones((1, 2), "float32")}, fetch_list=[y])[0].tolist()
+    [[2.0, 2.0]]
+    """
+
+    def __init__(self, place: Place | None = None):
+        self.place = place or CPUPlace()
+        self._xp = array_module(self.place)
+        self._plans: OrderedDict[tuple, tuple[Plan, int, tuple]] = OrderedDict()
+        self._closed = False
+
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Mapping[str, Any] | None = None,
+        fetch_list: Any = None,
+        feed_var_name: str = "feed",
+        fetch_var_name: str = "fetch",
+        scope: Scope | None = None,
+        return_numpy: bool = True,
+        use_program_cache: bool = True,
+        return_merged: bool = True,
+        use_prune: bool = False,
+    ) -> list[Any]:
+        """Run the program once and return the fetched values, one NumPy array each.
+
+        `feed` maps names to arrays whose axis 0 is the batch where the variable was declared with -1. Operators whose results
+        nothing needs do not run. `return_numpy=False` leaves values on the device. The remaining arguments are fluid's and
+        have no effect: plans are always cached, there is one value per fetch.
+
+        Raises FeedError (missing, unknown or misshaped feed or fetch), NotInitializedError (startup not run), ExecutionError
+        (an operator failed, or FLUIDX_CHECK_NAN found a NaN), each naming the operator and the line that wrote it.
+        """
+        if self._closed:
+            raise ExecutionError("this executor is closed; make a new one")
+        program = program if program is not None else default_main_program()
+        if not isinstance(program, Program):
+            raise FeedError(f"run takes a Program, got {type(program).__name__}")
+        if program.rank is not None and program.world_size > 1:
+            raise ExecutionError(
+                f"{program.label()} is rank {program.rank} of {program.world_size}; run all ranks together: ParallelExecutor(transpiler, places=...)"
+            )
+        scope = scope or global_scope()
+        arrays = check_feed(program, feed)
+        names = fetch_names(fetch_list)
+        plan = self._plan(program, arrays, names, scope)
+        plan.ctx.step = scope.steps.get(id(program), 0)
+        watch = watcher(plan)
+        values = plan.run(arrays) if watch is None else plan.run_watched(arrays, watch)
+        scope.steps[id(program)] = plan.ctx.step + 1
+        return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
+
+    def _plan(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope) -> Plan:
+        key = (id(program), program.version, id(scope), tuple(names), tuple((n, a.shape) for n, a in arrays.items()))
+        held = self._plans.get(key)
+        if held is not None and held[1] == scope.version:
+            self._plans.move_to_end(key)
+            return held[0]
+        ctx = RunContext(groups={g: (0,) for g in program.groups})
+        if program.groups:
+            from ..comm.threads import ThreadWorld
+
+            ctx.comm = ThreadWorld(1).communicator(0)
+        plan = compile_plan(program, feed_types(arrays), names, scope, ctx, self._xp)
+        self._plans[key] = (plan, scope.version, (program, scope))  # the references keep ids from being reused
+        if len(self._plans) > _MAX_PLANS:
+            self._plans.popitem(last=False)
+        return plan
+
+    def close(self) -> None:
+        """Drop plans and their buffers; the executor cannot run afterwards."""
+        self._plans.clear()
+        self._closed = True
+
+
+def watcher(plan: Plan, rank: int | None = None) -> Callable[[int, Operator], None] | None:
+    """What to do behind each operator under FLUIDX_CHECK_NAN or FLUIDX_DEBUG=4; None when neither is set."""
+    check, trace = config.check_nan(), config.debug_level() >= 4
+    if not check and not trace:
+        return None
+    last = time.perf_counter()
+    prefix = "" if rank is None else f"rank {rank}: "
+
+    def after(i: int, op: Operator) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if trace:
+            shapes = ", ".join(f"%{n}{list(plan.arrays[n].shape)}" for n in op.output_arg_names if n in plan.arrays)
+            print(f"{prefix}{i:5d} {1e6 * (now - last):9.1f} us  {op.type} -> {shapes}", flush=True)
+        if check:
+            for n in op.output_arg_names:
+                a = plan.arrays.get(n)
+                if a is not None and a.dtype.kind not in "iub" and not np.isfinite(a.astype("float32")).all():
+                    bad = "NaN" if np.isnan(a.astype("float32")).any() else "infinity"
+                    raise ExecutionError(f"{prefix}op {op.type} made a {bad} in {n!r}" + (f"\n  written at {op.site}" if op.site else ""))
+        last = time.perf_counter()
+
+    return after

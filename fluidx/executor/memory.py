@@ -1,0 +1,56 @@
+"""Assign buffers to values by lifetime: two values that never live at the same time share memory."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+ALIGN = 64  # bytes: a cache line, and what vector loads like
+
+
+@dataclass
+class Interval:
+    """Bytes needed from operator `start` to operator `stop`, both included."""
+
+    nbytes: int
+    start: int
+    stop: int
+
+
+def assign(intervals: list[Interval]) -> tuple[list[int], int]:
+    """Offsets for the intervals in one arena, and the arena's size. Best fit among the gaps free at the moment, in order of start.
+
+    >>> assign([Interval(100, 0, 1), Interval(100, 1, 2), Interval(100, 2, 3)])
+    ([0, 128, 0], 256)
+    """
+    order = sorted(range(len(intervals)), key=lambda i: intervals[i].start)
+    ends: list[tuple[int, int]] = []  # (stop, block index), kept as a heap
+    free: list[tuple[int, int]] = []  # (size, offset), sorted
+    top = 0
+    offsets = [0] * len(intervals)
+    sizes: dict[int, int] = {}
+    for i in order:
+        it = intervals[i]
+        while ends and ends[0][0] < it.start:
+            _, j = heapq.heappop(ends)
+            bisect.insort(free, (sizes[j], offsets[j]))
+        need = max(ALIGN, -(-it.nbytes // ALIGN) * ALIGN)
+        k = bisect.bisect_left(free, (need, -1))
+        # a block more than twice too large stays for a larger value
+        if k < len(free) and free[k][0] <= max(2 * need, 4096):
+            size, offset = free.pop(k)
+        else:
+            size, offset, top = need, top, top + need
+        offsets[i], sizes[i] = offset, size
+        heapq.heappush(ends, (it.stop, i))
+    return offsets, top
+
+
+def carve(arena: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array of `shape` and `dtype` in the arena's bytes at `offset`."""
+    n = dtype.itemsize
+    for d in shape:
+        n *= d
+    return arena[offset : offset + n].view(dtype).reshape(shape)

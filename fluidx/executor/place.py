@@ -1,0 +1,68 @@
+"""Places: where a program runs, and which array library serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..ir.errors import FluidxError
+
+
+@dataclass(frozen=True)
+class CPUPlace:
+    """The host, with NumPy."""
+
+    def __repr__(self) -> str:
+        return "CPUPlace"
+
+
+@dataclass(frozen=True)
+class CUDAPlace:
+    """GPU number `device`, with CuPy. Not yet run on a GPU: see docs/executor.md."""
+
+    device: int = 0
+
+    def __repr__(self) -> str:
+        return f"CUDAPlace({self.device})"
+
+
+Place = CPUPlace | CUDAPlace
+
+
+def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
+    """`device_count` CPU ranks; without a count the environment variable CPU_NUM decides, else one.
+
+    >>> cpu_places(2)
+    [CPUPlace, CPUPlace]
+    """
+    from ..config import cpu_num
+
+    n = cpu_num() if device_count is None else device_count
+    return [CPUPlace()] * int(n)
+
+
+def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
+    """The given GPUs, or all that CuPy sees. Raises FluidxError when CuPy or a GPU is missing."""
+    xp = array_module(CUDAPlace(0))
+    ids = range(xp.cuda.runtime.getDeviceCount()) if device_ids is None else device_ids
+    return [CUDAPlace(int(i)) for i in ids]
+
+
+@cache
+def array_module(place: Place) -> Any:
+    """numpy, or cupy with a usable device. Raises FluidxError that says what to install."""
+    if isinstance(place, CPUPlace):
+        return np
+    try:
+        import cupy
+    except ImportError:
+        raise FluidxError(f"{place} needs CuPy, which is not installed; pip install 'fluidx[cuda13]' (or [cuda12])") from None
+    if not cupy.cuda.is_available():
+        raise FluidxError(f"{place} needs an NVIDIA GPU and driver; CuPy {cupy.__version__} finds none. Use CPUPlace() instead")
+    count = cupy.cuda.runtime.getDeviceCount()
+    if place.device >= count:
+        raise FluidxError(f"{place}: this machine has {count} GPU{'s' if count != 1 else ''}, numbered from 0")
+    return cupy

@@ -1,0 +1,555 @@
+"""Compile a program once, for one set of feed shapes and fetches, into a flat list of calls over preallocated buffers.
+
+Walking a plan looks nothing up by name, allocates nothing and decides nothing. Lifetimes, views and in-place results are
+worked out here, on `shadow` arrays that have shapes and strides but share one dummy buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..ir.dtypes import np_dtype
+from ..ir.errors import ExecutionError, FeedError, NotInitializedError, ProgramError, nearest
+from ..ir.opdef import Effect, OpDef, opdef
+from ..ir.operator import Operator
+from ..ir.program import Program, Var
+from ..ir.types import TensorType
+from .context import RunContext
+from .memory import Interval, assign, carve
+from .scope import Scope
+
+Step = Callable[[], Any]
+_FOREVER = 1 << 60
+
+
+@dataclass(eq=False)
+class _Root:
+    """One piece of storage, shared by a value and its views."""
+
+    kind: str  # "temp", "feed" or "state"
+    nbytes: int
+    start: int
+    stop: int
+    offset: int = 0
+    aliases: list[str] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Node:
+    """An operator with what was decided about it."""
+
+    op: Operator
+    definition: type[OpDef]
+    index: int
+    view: bool = False
+    scratch: tuple[str, ...] = ()  # outputs that are computed aside and copied, because storage overlaps an input
+
+
+class Plan:
+    """What `Executor.run` walks: `steps` are calls without arguments, `step_ops` the operators they came from."""
+
+    def __init__(self, program: Program, ctx: RunContext, xp: Any):
+        self.program = program
+        self.ctx = ctx
+        self.xp = xp
+        self.feeds: list[tuple[str, Any]] = []
+        self.steps: list[Step] = []
+        self.step_ops: list[Operator] = []
+        self.arrays: dict[str, Any] = {}
+        self.fetches: list[Any] = []
+        self.arena_bytes = 0
+
+    def run(self, feed: Mapping[str, Any]) -> list[Any]:
+        """Copy the feeds in, make every call, copy the fetches out."""
+        for name, buffer in self.feeds:
+            value = feed[name]
+            if type(buffer) is np.ndarray:
+                np.copyto(buffer, value)
+            else:
+                buffer.set(np.ascontiguousarray(value))
+        rest = iter(self.steps)
+        try:
+            for step in rest:
+                step()
+        except Exception as e:
+            raise self.explain(len(self.steps) - rest.__length_hint__() - 1, e) from e
+        return [f.copy() for f in self.fetches]
+
+    def run_watched(self, feed: Mapping[str, Any], after: Callable[[int, Operator], None]) -> list[Any]:
+        """`run`, with `after(i, op)` called behind every step: for traces and NaN checks."""
+        steps, self.steps = self.steps, []
+        try:
+            self.run(feed)  # feeds only
+            for i, step in enumerate(steps):
+                try:
+                    step()
+                    after(i, self.step_ops[i])
+                except Exception as e:
+                    raise self.explain(i, e, steps) from e
+        finally:
+            self.steps = steps
+        return [f.copy() for f in self.fetches]
+
+    def explain(self, i: int, error: Exception, steps: Sequence[Step] | None = None) -> Exception:
+        """The error of step `i` as one that names the operator and the user's line."""
+        if isinstance(error, ExecutionError):
+            return error
+        op = self.step_ops[i]
+        site = f"\n  written at {op.site}" if op.site else ""
+        return ExecutionError(f"op {op.type} failed: {error}\n  in {op.to_string()}{site}")
+
+
+def compile_plan(
+    program: Program,
+    feed_types: Mapping[str, TensorType],
+    fetch: Sequence[str],
+    scope: Scope,
+    ctx: RunContext,
+    xp: Any = np,
+) -> Plan:
+    """Plan `program` for feeds of these types. Raises FeedError, NotInitializedError or ProgramError before anything runs."""
+    return _Planner(program, feed_types, fetch, scope, ctx, xp).compile()
+
+
+class _Planner:
+    def __init__(self, program: Program, feed_types: Mapping[str, TensorType], fetch: Sequence[str], scope: Scope, ctx: RunContext, xp: Any):
+        self.program, self.feed_types, self.fetch, self.scope, self.ctx, self.xp = program, feed_types, fetch, scope, ctx, xp
+        self.block = program.global_block()
+        self.types: dict[str, TensorType] = {}
+        self.roots: dict[str, _Root] = {}
+        self.shadow: dict[str, np.ndarray] = {}
+        self.last: dict[str, int] = {}
+        self.writers: dict[str, list[int]] = {}
+        self.nodes: list[_Node] = []
+        self.inner: dict[int, list[_Node]] = {}
+        self.arrays: dict[str, Any] = {}
+        self.names_in: dict[int, tuple[set[str], set[str]]] = {}
+
+    def compile(self) -> Plan:
+        ops = self.live_ops()
+        self.check_feeds(ops)
+        self.lifetimes(ops)
+        size = self.infer(ops)
+        self.dummy = np.empty(max(size, 1), np.uint8)
+        for name in self.feed_types:
+            if name in self.types:
+                self.new_root(name, "feed", -1, _FOREVER)
+        for i, op in enumerate(ops):
+            self.nodes.append(self.place(i, op))
+        return self.bind()
+
+    # -- which operators run ------------------------------------------------------------------------------------------------
+
+    def touched(self, block: int) -> tuple[set[str], set[str]]:
+        """Names that the operators of a sub-block read and write, its own sub-blocks included."""
+        if block not in self.names_in:
+            reads: set[str] = set()
+            writes: set[str] = set()
+            for op in self.program.blocks[block].oplist:
+                r, w = self.reads(op), self.writes(op)
+                reads |= set(r)
+                writes |= set(w)
+            self.names_in[block] = reads, writes
+        return self.names_in[block]
+
+    def reads(self, op: Operator) -> list[str]:
+        names = list(op.input_arg_names)
+        for b in op.sub_blocks():
+            names += [n for n in self.touched(b)[0] if n not in self.program.blocks[b].descs]
+        if "true_out" in op.attrs:
+            names += [n for n in (*op.attrs["true_out"], *op.attrs["false_out"]) if self.block.find(n) is not None]
+        return names
+
+    def writes(self, op: Operator) -> list[str]:
+        names = list(op.output_arg_names)
+        for b in op.sub_blocks():
+            names += [n for n in self.touched(b)[1] if n not in self.program.blocks[b].descs]
+        return names
+
+    def live_ops(self) -> list[Operator]:
+        """Operators that a fetch, a persistable variable or an effect needs."""
+        for name in self.fetch:
+            self.block.desc(name)
+        descs, needed, live = self.block.descs, set(self.fetch), []
+        for op in reversed(self.block.oplist):
+            outs = self.writes(op)
+            if outs and all(n in self.feed_types for n in outs):
+                continue
+            effect = opdef(op.type).effect
+            keep = effect not in (Effect.PURE, Effect.RANDOM) or bool(op.sub_blocks())
+            if keep or any(n in needed or ((d := descs.get(n)) is not None and d.persistable) for n in outs):
+                needed.update(self.reads(op))
+                live.append(op)
+        live.reverse()
+        return live
+
+    def check_feeds(self, ops: list[Operator]) -> None:
+        data = {n: d for n, d in self.block.descs.items() if d.is_data}
+        for name in self.feed_types:
+            if name not in self.block.descs:
+                raise FeedError(f"feed names {name!r}, which {self.program.label()} does not declare; {nearest(name, data, 'it takes')}")
+        for op in ops:
+            for n in self.reads(op):
+                if n in data and n not in self.feed_types:
+                    raise FeedError(
+                        f"feed is missing variable {n!r} ({data[n].type}), which op {op.type} reads"
+                        + (f"\n  written at {op.site}" if op.site else "")
+                    )
+        for n in self.fetch:
+            if n in data and n not in self.feed_types:
+                raise FeedError(f"feed is missing variable {n!r} ({data[n].type}), which is fetched")
+
+    def lifetimes(self, ops: list[Operator]) -> None:
+        for i, op in enumerate(ops):
+            for n in self.reads(op):
+                self.last[n] = i
+            for n in self.writes(op):
+                self.last[n] = i
+                d = self.block.descs.get(n)
+                # writing a window writes the variable that it is a window of
+                target = d.attrs.get("window_of", n) if d is not None and d.attrs else n
+                self.writers.setdefault(target, []).append(i)
+        for n in self.fetch:
+            self.last[n] = _FOREVER
+
+    # -- types with every size known ----------------------------------------------------------------------------------------
+
+    def infer(self, ops: list[Operator]) -> int:
+        """Fill `types`; return the largest number of bytes of one value."""
+        self.types.update(self.feed_types)
+        uninitialized: list[str] = []
+        self._infer_ops(ops, uninitialized)
+        for n in self.fetch:
+            if n not in self.types:
+                self.known(n, None, uninitialized)
+        if uninitialized:
+            names = list(dict.fromkeys(uninitialized))
+            listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise NotInitializedError(
+                f"{listed} {'has' if len(names) == 1 else 'have'} no value in this scope; run the startup program first: "
+                "exe.run(startup), or run_startup() on many ranks"
+            )
+        return max((t.nbytes for t in self.types.values()), default=1)
+
+    def known(self, name: str, op: Operator | None, uninitialized: list[str]) -> TensorType:
+        t = self.types.get(name)
+        if t is not None:
+            return t
+        d = self.block.find(name)
+        if d is not None and d.persistable:
+            source = d.attrs.get("window_of", name)
+            if source not in self.scope.arrays and source not in self.types:
+                uninitialized.append(source)
+            elif source == name and name in self.scope.arrays:
+                found = self.scope.arrays[name]
+                have = TensorType(found.dtype.name, tuple(found.shape))
+                if not d.type.accepts(have):
+                    raise FeedError(f"variable {name!r} is declared {d.type}, this scope holds {have}; run the startup program again")
+                d = d.changed(type=have)
+            self.types[name] = d.type
+            return d.type
+        where = f" by op {op.type}" + (f"\n  written at {op.site}" if op.site else "") if op else " by the fetch list"
+        raise ProgramError(f"variable {name!r} is used{where} before any operator defines it")
+
+    def _infer_ops(self, ops: Sequence[Operator], uninitialized: list[str]) -> None:
+        for op in ops:
+            definition = opdef(op.type)
+            if op.sub_blocks():
+                for b in op.sub_blocks():
+                    self._infer_ops(self.program.blocks[b].oplist, uninitialized)
+                for slot, n in zip(op.attrs.get("true_out", ()), op.output_arg_names, strict=False):
+                    self.types[n] = self.known(slot, op, uninitialized)
+                for n in op.input_arg_names:
+                    self.known(n, op, uninitialized)
+                continue
+            ins = {slot: [self.known(n, op, uninitialized) for n in names] for slot, names in op.inputs.items()}
+            try:
+                results = definition.infer_outputs(ins, op.attrs)
+            except ProgramError as e:
+                site = f"\n  written at {op.site}" if op.site else ""
+                raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{site}") from None
+            for slot, result in zip(definition.out_slots, results, strict=True):
+                for n, t in zip(op.outputs.get(slot.name, ()), result if slot.many else [result], strict=False):
+                    old = self.types.get(n)
+                    if old is not None and old != t:
+                        raise ProgramError(
+                            f"op {op.type} writes {t} into {n!r}, which holds {old}" + (f"\n  written at {op.site}" if op.site else "")
+                        )
+                    self.types[n] = t
+
+    # -- storage ----------------------------------------------------------------------------------------------------------
+
+    def fake(self, t: TensorType) -> np.ndarray:
+        return np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy)
+
+    def new_root(self, name: str, kind: str, start: int, stop: int) -> _Root:
+        t = self.types[name]
+        root = _Root(kind, t.nbytes, start, stop, aliases=[name], writes=[start])
+        self.roots[name], self.shadow[name] = root, self.fake(t)
+        return root
+
+    def root(self, name: str, i: int) -> _Root:
+        r = self.roots.get(name)
+        if r is None:  # first touched here: persistable state
+            r = self.new_root(name, "state", -1, _FOREVER)
+            window = (self.block.find(name) or Var(name, self.types[name])).attrs.get("window_of")
+            if window:
+                self.roots[name] = r = self.root(window, i)
+                r.aliases.append(name)
+        return r
+
+    def is_state(self, name: str) -> bool:
+        d = self.block.find(name)
+        return d is not None and d.persistable
+
+    def place(self, i: int, op: Operator, inner: bool = False) -> _Node:
+        """Decide where the outputs of operator `i` live."""
+        definition = opdef(op.type)
+        node = _Node(op, definition, i)
+        for n in op.input_arg_names:
+            self.root(n, i)
+        for b in op.sub_blocks():
+            self.inner[b] = [self.place(i, o, inner=True) for o in self.program.blocks[b].oplist]
+        outs = op.output_arg_names
+        fixed = [n for n in outs if n in self.roots or self.is_state(n)]
+        if definition.view is not None and not fixed and len(outs) == 1 and not inner and self._try_view(node, outs[0]):
+            return node
+        ins = [(n, self.roots[n]) for n in op.input_arg_names]
+        pairs = {o: n for o, n in self._inplace_pairs(op, definition)}
+        scratch = []
+        for name in outs:
+            if name in self.roots or self.is_state(name):
+                root = self.root(name, i)
+                # written where an input is read: fine only if the op says so for exactly this pair
+                clash = [n for n, r in ins if r is root and not (pairs.get(name) == n and n == name)]
+                if clash and not op.sub_blocks():
+                    scratch.append(name)
+                root.writes.append(i)
+                root.stop = max(root.stop, self.last.get(name, i))
+                continue
+            source = pairs.get(name)
+            if source is not None and not inner and self._may_take(source, name, i, ins):
+                root = self.roots[source]
+                root.aliases.append(name)
+                root.writes.append(i)
+                root.stop = self.last.get(name, i)
+                self.roots[name], self.shadow[name] = root, self.fake(self.types[name])
+                continue
+            # values of a loop body live as long as the loop's operator
+            self.new_root(name, "temp", i, max(self.last.get(name, i), i))
+        node.scratch = tuple(scratch)
+        return node
+
+    @staticmethod
+    def _inplace_pairs(op: Operator, definition: type[OpDef]) -> list[tuple[str, str]]:
+        out = []
+        for a, b in definition.inplace:
+            if op.inputs.get(a) and op.outputs.get(b):
+                out.append((op.outputs[b][0], op.inputs[a][0]))
+        return out
+
+    def _may_take(self, source: str, name: str, i: int, ins: list[tuple[str, _Root]]) -> bool:
+        root, a = self.roots[source], self.shadow[source]
+        return (
+            root.kind == "temp"
+            and root.stop <= i
+            and self.types[source] == self.types[name]
+            and a.nbytes == root.nbytes
+            and a.flags.c_contiguous
+            and all(r is not root or n == source for n, r in ins)
+        )
+
+    def _try_view(self, node: _Node, out: str) -> bool:
+        op, i = node.op, node.index
+        source = op.input_arg_names[0]
+        root, stop = self.roots[source], self.last.get(out, node.index)
+        if self._later_writes(root, i, stop):
+            return False
+        assert node.definition.view is not None
+        shadow = node.definition.view(self.shadow[source], **op.attrs)
+        if shadow is None or (shadow.shape, shadow.dtype.name) != (self.types[out].shape, self.types[out].dtype):
+            return False
+        root.aliases.append(out)
+        root.stop = max(root.stop, stop)
+        self.roots[out], self.shadow[out] = root, shadow
+        node.view = True
+        return True
+
+    def _later_writes(self, root: _Root, i: int, stop: int) -> bool:
+        """Is the storage overwritten by name between operator `i` and `stop`? In-place results never are while a view is alive."""
+        return any(i < w <= stop for n in root.aliases for w in self.writers.get(n, ()))
+
+    # -- binding ------------------------------------------------------------------------------------------------------------
+
+    def bind(self) -> Plan:
+        plan = Plan(self.program, self.ctx, self.xp)
+        temps = list({id(r): r for r in self.roots.values() if r.kind == "temp"}.values())
+        offsets, total = assign([Interval(r.nbytes, r.start, r.stop) for r in temps])
+        for r, offset in zip(temps, offsets, strict=True):
+            r.offset = offset
+        self.arena = self._arena(total)
+        plan.arena_bytes = total
+        for name in self.feed_types:
+            if name in self.roots:
+                self.arrays[name] = self.xp.empty(self.types[name].shape, np_dtype(self.types[name].dtype))
+                plan.feeds.append((name, self.arrays[name]))
+        k = 0
+        while k < len(self.nodes):
+            node = self.nodes[k]
+            batch = node.op.attrs.get("batch") if node.definition.effect is Effect.P2P else None
+            if batch:
+                stop = k
+                while stop < len(self.nodes) and self.nodes[stop].op.attrs.get("batch") == batch:
+                    stop += 1
+                self._emit(plan, node.op, self._exchange(self.nodes[k:stop]))
+                k = stop
+                continue
+            step = self._step(node)
+            if step is not None:
+                self._emit(plan, node.op, step)
+            k += 1
+        plan.fetches = [self.array(n) for n in self.fetch]
+        plan.arrays = self.arrays
+        return plan
+
+    @staticmethod
+    def _emit(plan: Plan, op: Operator, step: Step) -> None:
+        plan.steps.append(step)
+        plan.step_ops.append(op)
+
+    def _arena(self, total: int) -> Any:
+        if self.xp is not np:
+            return self.xp.empty(total, np.uint8)
+        raw = np.empty(total + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        return raw[start : start + total]
+
+    def array(self, name: str) -> Any:
+        """The array of a value; state comes from the scope, made there when this plan is the first to write it."""
+        a = self.arrays.get(name)
+        if a is not None:
+            return a
+        t = self.types.get(name)
+        d = self.block.find(name)
+        root = self.roots.get(name)
+        if root is not None and root.kind == "temp":
+            assert t is not None
+            a = carve(self.arena, root.offset, t.shape, np_dtype(t.dtype))
+        elif d is not None and "window_of" in d.attrs:
+            whole = self.array(d.attrs["window_of"])
+            a = whole.reshape(-1)[d.attrs["start"] : d.attrs["stop"]]
+        elif d is not None and d.persistable:
+            a = self.scope.arrays.get(name)
+            if a is None:
+                t = t or d.type
+                a = self.xp.zeros(t.shape, np_dtype(t.dtype))
+                self.scope.bind(name, a)
+        else:
+            raise ProgramError(f"variable {name!r} has no value to fetch: no operator that runs defines it")
+        self.arrays[name] = a
+        return a
+
+    def _slots(self, slots: Mapping[str, tuple[str, ...]], which: Any, definition: type[OpDef], get: Callable[[str], Any]) -> list[Any]:
+        return definition.arrange({s: [get(n) for n in names] for s, names in slots.items()}, which)
+
+    def _exchange(self, nodes: list[_Node]) -> Step:
+        sends, recvs = [], []
+        for node in nodes:
+            peer = node.op.attrs["peer"]
+            if node.op.type == "send":
+                sends.append((self.array(node.op.input_arg_names[0]), peer))
+            else:
+                recvs.append((self.array(node.op.output_arg_names[0]), peer))
+        return partial(self.ctx.comm.exchange, sends, recvs)
+
+    def _step(self, node: _Node) -> Step | None:
+        op, definition, xp = node.op, node.definition, self.xp
+        if node.view:
+            source, out = op.input_arg_names[0], op.output_arg_names[0]
+            assert definition.view is not None
+            self.arrays[out] = definition.view(self.array(source), **op.attrs)
+            return None
+        if op.sub_blocks():
+            return definition.bind_control(self, op)  # type: ignore[attr-defined]
+        before: list[Step] = []
+        after: list[Step] = []
+
+        def get_in(name: str) -> Any:
+            a = self.array(name)
+            if definition.effect in (Effect.COLLECTIVE, Effect.P2P) and not a.flags.c_contiguous:
+                tight = xp.empty(a.shape, a.dtype)
+                before.append(partial(_copy, xp, tight, a))
+                return tight
+            return a
+
+        def get_out(name: str) -> Any:
+            a = self.array(name)
+            if name in node.scratch:
+                aside = xp.empty(a.shape, a.dtype)
+                after.append(partial(_copy, xp, a, aside))
+                return aside
+            return a
+
+        ins = self._slots(op.inputs, definition.in_slots, definition, get_in)
+        outs = self._slots(op.outputs, definition.out_slots, definition, get_out)
+        main = _call(xp, definition, op, ins, outs, self.ctx)
+        if not before and not after:
+            return main
+        return partial(_sequence, [*before, *([main] if main else []), *after])
+
+    def block_runner(self, idx: int) -> Step:
+        """A call that runs the operators of a sub-block in order."""
+        steps = [s for s in (self._step(n) for n in self.inner[idx]) if s is not None]
+        return partial(_sequence, steps)
+
+
+def _sequence(steps: list[Step]) -> None:
+    for step in steps:
+        step()
+
+
+def _copy(xp: Any, out: Any, x: Any) -> None:
+    if xp is np:
+        np.copyto(out, x, casting="unsafe")
+    else:
+        out[...] = x
+
+
+def _call(xp: Any, definition: type[OpDef], op: Operator, ins: list[Any], outs: list[Any], ctx: RunContext) -> Step | None:
+    """Bind one operator: its own `bind`, or its kernel with every argument in place."""
+    if definition.bind is not None:
+        step = definition.bind(xp, ins, outs, op.attrs, ctx)
+        if step is not None:
+            return step
+    if definition.kernel is None:
+        if definition.view is None:
+            raise ProgramError(f"op {op.type} has no kernel for {getattr(xp, '__name__', xp)}")
+        return partial(_copy_view, xp, outs[0], definition.view, ins[0], dict(op.attrs))
+    kwargs = dict(op.attrs)
+    if definition.takes_ctx:
+        kwargs["ctx"] = ctx
+    if definition.takes_out:
+        return partial(definition.kernel, xp, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **kwargs)
+    return partial(_copy_results, xp, partial(definition.kernel, xp, *ins, **kwargs), outs)
+
+
+def _copy_view(xp: Any, out: Any, view: Any, x: Any, attrs: dict[str, Any]) -> None:
+    _copy(xp, out, view(x, **attrs))
+
+
+def _copy_results(xp: Any, kernel: Step, outs: list[Any]) -> None:
+    results = kernel()
+    if len(outs) == 1 and not isinstance(results, tuple):
+        results = (results,)
+    for out, result in zip(outs, results, strict=True):
+        if isinstance(out, list):
+            for o, r in zip(out, result, strict=True):
+                _copy(xp, o, r)
+        elif out is not None:
+            _copy(xp, out, result)

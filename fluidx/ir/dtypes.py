@@ -1,0 +1,67 @@
+"""The element types a variable may have: full names in the API, short codes in program text."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .errors import ProgramError, nearest
+
+SHORT = {
+    "bool": "bool",
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
+    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
+}  # fmt: skip
+FULL = {short: full for full, short in SHORT.items()}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+def as_dtype(value: Any) -> str:
+    """The full name of a dtype given as a name, a short code, a NumPy dtype or a Python type.
+
+    >>> as_dtype("f32"), as_dtype(np.int64), as_dtype(float)
+    ('float32', 'int64', 'float32')
+    """
+    if isinstance(value, str):
+        if value in SHORT:
+            return value
+        if value in FULL:
+            return FULL[value]
+        raise ProgramError(f"unknown dtype {value!r}; {nearest(value, SHORT, 'fluidx has')}")
+    if value is float:
+        return "float32"  # fluid's default, not NumPy's
+    try:
+        name = np.dtype(value).name
+    except TypeError:
+        name = str(value)
+    if name not in SHORT:
+        raise ProgramError(f"unknown dtype {value!r}; {nearest(name, SHORT, 'fluidx has')}")
+    return name
+
+
+@cache
+def np_dtype(name: str) -> np.dtype:
+    """The NumPy dtype of a full dtype name; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def is_float(name: str) -> bool:
+    return name in FLOATS
+
+
+def promote(*names: str) -> str:
+    """The common dtype of several; mixing float widths follows NumPy, bfloat16 with float16 gives float32."""
+    if len(set(names)) == 1:
+        return names[0]
+    if "bfloat16" in names:
+        rest = [n for n in names if n != "bfloat16" and is_float(n)]
+        return "bfloat16" if not rest else promote("float32", *rest)
+    return np.result_type(*(np_dtype(n) for n in names)).name

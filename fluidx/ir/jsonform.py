@@ -1,0 +1,244 @@
+"""Programs as JSON-ready dictionaries and back, for tools that would rather not read the text form.
+
+What comes back is equal to what went in, as with the text. The reader takes nothing on trust: every field is checked, and what does not
+fit ends in a ParseError that names its place, such as `blocks[0].ops[3].attrs.axis`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from .dtypes import FULL, SHORT
+from .errors import ParseError, ProgramError
+from .operator import BlockRef, Operator, Role
+from .parser import MAX_INDEX, MAX_INT, MAX_NESTING, MAX_SIZE
+from .program import Block, Program, ProgramPair, Var
+from .text import FLAGS
+from .types import At, Partial, Placement, Shard, TensorType
+
+FORMAT, PAIR_FORMAT, VERSION = "fluidx-program", "fluidx-pair", 1
+_ROLES = {r.value: r for r in Role}
+
+
+def to_json(program: Program | ProgramPair) -> dict[str, Any]:
+    """A program, or a pair, as a dictionary of strings, numbers, lists and dictionaries that `json.dumps(..., allow_nan=False)` takes.
+
+    >>> to_json(Program("p"))["blocks"]
+    [{'parent': -1, 'vars': [], 'ops': []}]
+    """
+    if isinstance(program, ProgramPair):
+        return {"format": PAIR_FORMAT, "version": VERSION, "main": to_json(program.main), "startup": to_json(program.startup)}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": program.name,
+        "rank": program.rank,
+        "strategy": program.strategy,
+        "seed": program.random_seed,
+        "groups": {g: [list(s) for s in sets] for g, sets in program.groups.items()},
+        "blocks": [
+            {"parent": b.parent_idx, "vars": [_var_out(d) for d in b.descs.values()], "ops": [_op_out(op) for op in b.oplist]}
+            for b in program.blocks
+        ],
+    }
+
+
+def _var_out(d: Var) -> dict[str, Any]:
+    out: dict[str, Any] = {"name": d.name, "dtype": d.type.dtype, "shape": list(d.type.shape)}
+    if d.placement:
+        out["placement"] = [_entry_out(p) for p in d.placement]
+    out.update((flag, True) for flag in FLAGS if getattr(d, flag))
+    if d.attrs:
+        out["attrs"] = {k: _value_out(v) for k, v in d.attrs.items()}
+    return out
+
+
+def _entry_out(p: Shard | Partial | At) -> dict[str, Any]:
+    if isinstance(p, Shard):
+        return {"shard": p.axis, "group": p.group}
+    return {"partial": p.op, "group": p.group} if isinstance(p, Partial) else {"at": p.root, "group": p.group}
+
+
+def _op_out(op: Operator) -> dict[str, Any]:
+    out: dict[str, Any] = {"type": op.type, "role": op.role.value}
+    out["inputs"] = {slot: list(names) for slot, names in op.inputs.items()}
+    out["outputs"] = {slot: list(names) for slot, names in op.outputs.items()}
+    out["attrs"] = {k: _value_out(v) for k, v in op.attrs.items()}
+    if op.role_var:
+        out["role_var"] = list(op.role_var)
+    if op.owner:
+        out["owner"] = op.owner
+    return out
+
+
+def _value_out(v: Any) -> Any:
+    if isinstance(v, (tuple, list)):
+        return [_value_out(x) for x in v]
+    if isinstance(v, BlockRef):
+        return {"block": v.idx}
+    if isinstance(v, float):  # a whole float is tagged: readers outside Python may write 1.0 as 1, and JSON has no nan and inf
+        v = float(v)
+        return v if math.isfinite(v) and not v.is_integer() else {"float": repr(v)}
+    if v is None or isinstance(v, (bool, int, str)):
+        return v
+    raise ProgramError(f"an attribute of type {type(v).__name__} has no JSON form: {v!r}")
+
+
+def from_json(data: Mapping[str, Any]) -> Any:
+    """The Program, or the ProgramPair, that `to_json` wrote. Raises ParseError for anything else, naming the place in it."""
+    reader = _Reader()
+    if not isinstance(data, Mapping):
+        reader.fail("the top", "a dictionary", data)
+    if data.get("format") == PAIR_FORMAT:
+        reader.version(data)
+        return ProgramPair(reader.program(data.get("main"), "main."), reader.program(data.get("startup"), "startup."))
+    return reader.program(data, "")
+
+
+class _Reader:
+    def fail(self, where: str, expected: str, found: Any) -> NoReturn:
+        shown = (
+            "nothing" if found is None else f"{type(found).__name__} {str(found)[:60]!r}" if isinstance(found, (str, int, float)) else ""
+        )
+        raise ParseError(f"{where}: expected {expected}, found {shown or type(found).__name__}")
+
+    def version(self, data: Mapping[str, Any]) -> None:
+        found = data.get("version")
+        if type(found) is not int or found != VERSION:
+            self.fail("version", f"{VERSION}, the version that this fluidx reads and writes", found)
+
+    def str_(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            self.fail(where, "a string", value)
+        return value
+
+    def int_(self, value: Any, where: str, low: int, high: int) -> int:
+        if type(value) is not int or not low <= value <= high:
+            self.fail(where, f"an integer from {low} to {high}", value)
+        return value
+
+    def list_(self, value: Any, where: str) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            self.fail(where, "a list", value)
+        return list(value)
+
+    def dict_(self, value: Any, where: str, known: tuple[str, ...] = ()) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            self.fail(where, "a dictionary", value)
+        for key in value:
+            if not isinstance(key, str) or (known and key not in known):
+                self.fail(where, f"keys from {', '.join(known)}" if known else "strings as keys", key)
+        return value
+
+    def names(self, value: Any, where: str) -> tuple[str, ...]:
+        return tuple(self.str_(v, f"{where}[{k}]") for k, v in enumerate(self.list_(value, where)))
+
+    def program(self, data: Any, at: str) -> Program:
+        data = self.dict_(data, at or "the top", ("format", "version", "name", "rank", "strategy", "seed", "groups", "blocks"))
+        if data.get("format") != FORMAT:
+            self.fail(f"{at}format", f"{FORMAT!r}", data.get("format"))
+        self.version(data)
+        p = Program(self.str_(data.get("name"), f"{at}name"))
+        if data.get("rank") is not None:
+            p.rank = self.int_(data["rank"], f"{at}rank", 0, MAX_INDEX)
+        p.strategy = self.str_(data.get("strategy", ""), f"{at}strategy")
+        p.random_seed = self.int_(data.get("seed", 0), f"{at}seed", 1 - MAX_INT, MAX_INT - 1)
+        for g, sets in self.dict_(data.get("groups", {}), f"{at}groups").items():
+            where = f"{at}groups.{g}"
+            p.groups[g] = tuple(
+                tuple(self.int_(r, f"{where}[{i}][{k}]", 0, MAX_INDEX) for k, r in enumerate(self.list_(s, f"{where}[{i}]")))
+                for i, s in enumerate(self.list_(sets, where))
+            )
+        blocks = self.list_(data.get("blocks"), f"{at}blocks")
+        if not blocks:
+            self.fail(f"{at}blocks", "one block or more", None)
+        self.count = len(blocks)
+        p.blocks = [self.block(p, i, b, f"{at}blocks[{i}]") for i, b in enumerate(blocks)]
+        return p
+
+    def block(self, program: Program, idx: int, data: Any, where: str) -> Block:
+        data = self.dict_(data, where, ("parent", "vars", "ops"))
+        block = Block(program, idx, self.int_(data.get("parent"), f"{where}.parent", -1, idx - 1))
+        for k, v in enumerate(self.list_(data.get("vars", []), f"{where}.vars")):
+            d = self.var(v, f"{where}.vars[{k}]")
+            if d.name in block.descs:
+                raise ParseError(f"{where}.vars[{k}]: variable {d.name!r} is declared twice")
+            block.descs[d.name] = d
+        block.oplist = [self.op(o, f"{where}.ops[{k}]") for k, o in enumerate(self.list_(data.get("ops", []), f"{where}.ops"))]
+        return block
+
+    def var(self, data: Any, where: str) -> Var:
+        data = self.dict_(data, where, ("name", "dtype", "shape", "placement", "attrs", *FLAGS))
+        dtype = self.str_(data.get("dtype"), f"{where}.dtype")
+        dtype = FULL.get(dtype, dtype)
+        if dtype not in SHORT:
+            self.fail(f"{where}.dtype", f"one of {', '.join(SHORT)}", dtype)
+        shape = tuple(
+            self.int_(n, f"{where}.shape[{k}]", -1, MAX_SIZE) for k, n in enumerate(self.list_(data.get("shape"), f"{where}.shape"))
+        )
+        flags = {flag: data.get(flag, False) for flag in FLAGS}
+        for flag, value in flags.items():
+            if not isinstance(value, bool):
+                self.fail(f"{where}.{flag}", "true or false", value)
+        placement: Placement = tuple(
+            self.entry(e, f"{where}.placement[{k}]") for k, e in enumerate(self.list_(data.get("placement", []), f"{where}.placement"))
+        )
+        name = self.str_(data.get("name"), f"{where}.name")
+        attrs = self.attrs(data.get("attrs", {}), f"{where}.attrs")
+        return Var(name, TensorType(dtype, shape), placement, attrs=attrs, **flags)
+
+    def entry(self, data: Any, where: str) -> Shard | Partial | At:
+        data = self.dict_(data, where, ("shard", "partial", "at", "group"))
+        group = self.str_(data.get("group"), f"{where}.group")
+        if len(data) == 2:
+            if "partial" in data:
+                return Partial(self.str_(data["partial"], f"{where}.partial"), group)
+            for kind, make in (("shard", Shard), ("at", At)):
+                if kind in data:
+                    return make(self.int_(data[kind], f"{where}.{kind}", -MAX_INDEX, MAX_INDEX), group)
+        self.fail(where, "a group and one of shard, partial and at", data)
+
+    def op(self, data: Any, where: str) -> Operator:
+        data = self.dict_(data, where, ("type", "role", "inputs", "outputs", "attrs", "role_var", "owner"))
+        role = self.str_(data.get("role", "forward"), f"{where}.role")
+        if role not in _ROLES:
+            self.fail(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
+        inputs, outputs = (
+            {s: self.names(n, f"{where}.{side}.{s}") for s, n in self.dict_(data.get(side, {}), f"{where}.{side}").items()}
+            for side in ("inputs", "outputs")
+        )
+        attrs = self.attrs(data.get("attrs", {}), f"{where}.attrs")
+        role_var = self.names(data.get("role_var", []), f"{where}.role_var")
+        owner = self.str_(data.get("owner", ""), f"{where}.owner")
+        return Operator(self.str_(data.get("type"), f"{where}.type"), inputs, outputs, attrs, _ROLES[role], role_var, owner)
+
+    def attrs(self, data: Any, where: str) -> dict[str, Any]:
+        return {k: self.value(v, f"{where}.{k}", 0) for k, v in self.dict_(data, where).items()}
+
+    def value(self, v: Any, where: str, depth: int) -> Any:
+        if isinstance(v, (list, tuple)):
+            if depth >= MAX_NESTING:
+                raise ParseError(f"{where}: lists are nested more than {MAX_NESTING} deep")
+            return tuple(self.value(x, where, depth + 1) for x in v)
+        if isinstance(v, Mapping):
+            return self.tagged(v, where)
+        if v is None or isinstance(v, (bool, str)):
+            return v
+        if isinstance(v, int):
+            return self.int_(v, where, 1 - MAX_INT, MAX_INT - 1)
+        if isinstance(v, float):
+            return math.nan if v != v else v
+        self.fail(where, "a number, a string, true, false, null or a list", v)
+
+    def tagged(self, v: Mapping[str, Any], where: str) -> Any:
+        if list(v) == ["block"]:
+            return BlockRef(self.int_(v["block"], where, 0, self.count - 1))
+        if list(v) == ["float"] and isinstance(v["float"], str) and len(v["float"]) <= 400:
+            try:
+                value = float(v["float"])
+            except ValueError:
+                self.fail(where, "a float", v["float"])
+            return math.nan if value != value else value
+        self.fail(where, 'a value; of dictionaries only {"block": 1} and {"float": "inf"}', v)

@@ -1,0 +1,214 @@
+"""The single declaration of an operator type: slots, attributes, type rule, placement rule, gradient, kernel, samples, docs."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .errors import ProgramError, nearest
+from .operator import BlockRef, Operator, normalize_attr
+from .types import TensorType
+
+
+class Effect(enum.Enum):
+    """What an operator does beside computing its outputs."""
+
+    PURE = "pure"  # a function of its inputs: may be dropped, shared or moved
+    RANDOM = "random"  # also of its seed and the step count
+    HOST = "host"  # prints or otherwise touches the host: keeps its place
+    COLLECTIVE = "collective"  # every rank of a group takes part
+    P2P = "p2p"  # this rank and one peer take part
+
+
+class Required:
+    """Default of an attribute that has none: `attrs = {"shape": Required(tuple)}`."""
+
+    def __init__(self, type: type):
+        self.type = type
+
+    def __repr__(self) -> str:
+        return f"required {self.type.__name__}"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input or output of an op. Written "X", "X?" (may be absent) or "X*" (a list)."""
+
+    name: str
+    optional: bool = False
+    many: bool = False
+
+    @staticmethod
+    def of(text: str) -> Slot:
+        return Slot(text.rstrip("?*"), text.endswith("?"), text.endswith("*"))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments that an op is tested with: arrays in slot order (None for an absent one, a list for a list), and attributes.
+
+    `grad` names the input slots whose gradient is checked by central differences (None: every float input);
+    `tolerance` relaxes that check where the function is stiff; `why` says so.
+    """
+
+    args: tuple[Any, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    grad: tuple[str, ...] | None = None
+    tolerance: float = 5e-3
+    why: str = ""
+
+    @staticmethod
+    def of(*args: Any, grad: tuple[str, ...] | None = None, tolerance: float = 5e-3, why: str = "", **attrs: Any) -> Sample:
+        return Sample(args, attrs, grad, tolerance, why)
+
+
+OPS: dict[str, type[OpDef]] = {}
+
+
+class OpDef:
+    """Base of every op declaration. A subclass with a `name` registers itself.
+
+    infer(*types, **attrs) -> TensorType | tuple      the only type rule; may raise ProgramError
+    place(*args, **attrs) -> placement(s)             see ir/placement.py for the families
+    grad(b, op, g) -> variable(s) in input-slot order   `None` for an input without gradient; no `grad`: not differentiable
+    kernel(xp, *arrays, **attrs) -> array(s)          `xp` is numpy or cupy. A kernel that has a parameter `out` writes
+                                                      there (one array, or a tuple of them) and returns nothing. One with a parameter
+                                                      `ctx` is given the rank's run context (step, rank, comm)
+    view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input
+    bind(xp, ins, outs, attrs, ctx) -> callable       optional: a call without arguments, everything bound beforehand
+    """
+
+    name: ClassVar[str] = ""
+    inputs: ClassVar[tuple[str, ...]] = ()
+    outputs: ClassVar[tuple[str, ...]] = ("Out",)
+    attrs: ClassVar[Mapping[str, Any]] = {}
+    effect: ClassVar[Effect] = Effect.PURE
+    # (input slot, output slot) pairs that may share memory: the kernel reads each element before it writes it
+    inplace: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # elementwise over inputs of the output's shape (scalars aside): commutes with slicing, which the verifier uses
+    elementwise: ClassVar[bool] = False
+    onnx: ClassVar[str | None] = None
+    group: ClassVar[str] = ""  # heading in the op reference
+
+    place: ClassVar[Callable[..., Any] | None] = None
+    grad: ClassVar[Callable[..., Any] | None] = None
+    kernel: ClassVar[Callable[..., Any] | None] = None
+    view: ClassVar[Callable[..., Any] | None] = None
+    bind: ClassVar[Callable[..., Any] | None] = None
+
+    in_slots: ClassVar[tuple[Slot, ...]] = ()
+    out_slots: ClassVar[tuple[Slot, ...]] = ()
+    takes_out: ClassVar[bool] = False
+    takes_ctx: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__ or not cls.name:
+            return
+        if cls.name in OPS and OPS[cls.name].__qualname__ != cls.__qualname__:
+            raise TypeError(f"op {cls.name!r} is declared twice: {OPS[cls.name].__module__} and {cls.__module__}")
+        cls.in_slots = tuple(Slot.of(s) for s in cls.inputs)
+        cls.out_slots = tuple(Slot.of(s) for s in cls.outputs)
+        if cls.kernel is not None:
+            params = inspect.signature(cls.kernel).parameters
+            cls.takes_out, cls.takes_ctx = "out" in params, "ctx" in params
+        cls.group = cls.group or cls.__module__.rsplit(".", 1)[-1]
+        OPS[cls.name] = cls
+
+    @staticmethod
+    def infer(*types: Any, **attrs: Any) -> Any:
+        raise NotImplementedError
+
+    @staticmethod
+    def samples() -> Iterator[Sample]:
+        return iter(())
+
+    # -- helpers over the declaration ------------------------------------------------------------------------------------
+
+    @classmethod
+    def arrange(cls, slots: Mapping[str, Sequence[Any]], which: Sequence[Slot] | None = None) -> list[Any]:
+        """The values of a slot mapping as positional arguments: one value, None, or a list per slot."""
+        out: list[Any] = []
+        for slot in cls.in_slots if which is None else which:
+            values = slots.get(slot.name, ())
+            if slot.many:
+                out.append(list(values))
+            else:
+                out.append(values[0] if values else None)
+        return out
+
+    @classmethod
+    def check_slots(cls, op: Operator) -> None:
+        """Raise ProgramError unless the operator's slots are the declared ones, with a fitting number of names."""
+        for given, declared, kind in ((op.inputs, cls.in_slots, "input"), (op.outputs, cls.out_slots, "output")):
+            known = {s.name: s for s in declared}
+            for slot in given:
+                if slot not in known:
+                    raise ProgramError(f"op {cls.name} has no {kind} {slot!r}; {nearest(slot, known, 'it has')}")
+            for s in declared:
+                n = len(given.get(s.name, ()))
+                if n == 0 and not s.optional and not (s.many and kind == "input"):
+                    raise ProgramError(f"op {cls.name} needs {kind} {s.name!r}, which was not given")
+                if n > 1 and not s.many:
+                    raise ProgramError(f"op {cls.name} takes one variable as {kind} {s.name!r}, got {n}")
+
+    @classmethod
+    def complete_attrs(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes with defaults filled in and checked against the declared types."""
+        for name in given:
+            if name not in cls.attrs:
+                raise ProgramError(f"op {cls.name} has no attribute {name!r}; {nearest(name, cls.attrs, 'it has')}")
+        full = {}
+        for name, default in cls.attrs.items():
+            required = isinstance(default, Required)
+            if name not in given:
+                if required:
+                    raise ProgramError(f"op {cls.name} needs attribute {name!r} ({default.type.__name__}), which was not given")
+                full[name] = default
+                continue
+            full[name] = _coerce(cls.name, name, normalize_attr(given[name]), default.type if required else type(default))
+        return full
+
+    @classmethod
+    def infer_outputs(cls, types: Mapping[str, Sequence[TensorType]], attrs: Mapping[str, Any]) -> list[Any]:
+        """The inferred output types, one entry (or a list) per declared output slot."""
+        result = cls.infer(*cls.arrange(types), **attrs)
+        return [result] if len(cls.out_slots) == 1 else list(result)
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(cls) or "").split("\n", 1)[0]
+
+
+def _coerce(op: str, name: str, value: Any, want: type) -> Any:
+    if want is type(None) or isinstance(value, want) and not (want is int and isinstance(value, bool)):
+        return value
+    if want is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if want is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if want is bool and isinstance(value, (int, np.bool_)) and value in (0, 1):
+        return bool(value)
+    if want is tuple and isinstance(value, (int, float, str)):
+        return (value,)
+    if want is BlockRef and isinstance(value, int):
+        return BlockRef(value)
+    raise ProgramError(f"op {op}: attribute {name!r} must be {want.__name__}, got {type(value).__name__}: {value!r}")
+
+
+def opdef(name: str) -> type[OpDef]:
+    """The declaration of an op type, or ProgramError with the nearest name."""
+    try:
+        return OPS[name]
+    except KeyError:
+        raise ProgramError(f"there is no op {name!r}; {nearest(name, OPS, 'there are')}") from None
+
+
+def all_ops() -> Iterable[type[OpDef]]:
+    return (OPS[name] for name in sorted(OPS))

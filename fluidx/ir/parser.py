@@ -1,0 +1,635 @@
+"""Read program text back into programs: a tokenizer that goes line by line and a recursive-descent parser, linear in the text.
+
+The text is taken to come from anywhere. What is not a program ends in a ParseError that shows the line, the place in it, what was
+expected and what was found; nesting and numbers are bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from .dtypes import FULL, SHORT
+from .errors import ParseError, ProgramError, nearest
+from .opdef import OPS, Slot
+from .operator import BlockRef, Operator, Role
+from .program import PARAM_DEFAULTS, Block, Program, ProgramPair, Var
+from .text import FLAGS, IMPLIED, NAME, WORD, implied_inline, quote, startup_name, var_name
+from .types import At, Partial, Placement, Shard, TensorType
+
+MAX_NESTING = 32  # of lists in an attribute
+MAX_INT = 1 << 64  # magnitude of an integer attribute; a seed may use all 64 bits
+MAX_SIZE = (1 << 63) - 1  # of one axis
+MAX_INDEX = (1 << 31) - 1  # of a rank, an axis or a block
+
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_DTYPE = "|".join(sorted({*SHORT, *FULL}, key=len, reverse=True))
+_TOKEN = re.compile(
+    rf"""(?P<blank>[ \t\r\f\v]+|\#.*)
+    |(?P<name>%(?:{NAME}|{_STRING}))
+    |(?P<type>(?:{_DTYPE})\[[^\]%"=]*\])
+    |(?P<word>{WORD})
+    |(?P<number>[-+]?(?:inf\b|[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?))
+    |(?P<string>{_STRING})
+    |(?P<mark>[{{}}()\[\]=,:;])
+    |(?P<bad>.)""",
+    re.VERBOSE,
+)
+_Slots = dict[str, tuple[str, ...]]
+_ROLES = {r.value: r for r in Role}
+_CONSTANTS = {"true": True, "false": False, "none": None, "inf": float("inf")}
+_NAN = math.nan  # the one object: two programs that hold it compare equal
+
+
+def parse_program(text: str) -> Program:
+    """The program that a text describes. Raises ParseError, pointing at the line, for anything else.
+
+    >>> parse_program("program p { data %x: f32[-1,2]; var %y: i64[3] persistable }")
+    <Program p: 0 ops, 0 params>
+    """
+    parser = _Parser(text)
+    main, startup = parser.program()
+    if startup is not None:
+        raise ParseError(f"program {main.name} has a startup section, so it describes two programs; read it with parse_pair")
+    return main
+
+
+def parse_pair(text: str) -> ProgramPair:
+    """Main and startup as `show_program(main, startup=startup)` wrote them; without a startup section, startup is empty."""
+    main, startup = _Parser(text).program()
+    if startup is None:
+        startup = _like(main)
+    return ProgramPair(main, startup)
+
+
+def _like(main: Program) -> Program:
+    startup = Program(startup_name(main.name))
+    startup.rank, startup.strategy, startup.random_seed, startup.groups = main.rank, main.strategy, main.random_seed, dict(main.groups)
+    return startup
+
+
+class _Parser:
+    def __init__(self, text: str):
+        if not isinstance(text, str):
+            raise ParseError(f"program text must be a str, got {type(text).__name__}")
+        self.lines = text.removeprefix("\ufeff").split("\n")
+        self.row = -1
+        self.kinds: list[str] = []
+        self.texts: list[str] = []
+        self.cols: list[int] = []
+        self.k = 0
+        self.types: dict[str, TensorType] = {}
+        self.names: dict[str, str] = {}
+        self.blocks: list[tuple[int, int, Program, int]] = []  # (row, column, program, index) of every sub-block named
+        self._next_line()
+
+    # -- tokens: `kinds` ends in "line" at every line end and "end" at the end of the text -------------------------------------------
+
+    def _next_line(self) -> None:
+        self.row += 1
+        kinds: list[str] = []
+        texts: list[str] = []
+        cols: list[int] = []
+        last = self.row >= len(self.lines)
+        if not last:
+            for m in _TOKEN.finditer(self.lines[self.row]):
+                kind = m.lastgroup
+                if kind == "blank":
+                    continue
+                text = m.group()
+                kinds.append(text if kind == "mark" else kind or "bad")
+                texts.append(text)
+                cols.append(m.start())
+            cols.append(len(self.lines[self.row].rstrip()))
+        else:
+            cols.append(0)
+        kinds.append("end" if last else "line")
+        texts.append("")
+        self.kinds, self.texts, self.cols, self.k = kinds, texts, cols, 0
+
+    def _skip_lines(self) -> None:
+        while True:
+            kind = self.kinds[self.k]
+            if kind == "line":
+                self._next_line()
+            elif kind == ";":
+                self.k += 1
+            else:
+                return
+
+    def _fail(self, expected: str, k: int | None = None, found: str | None = None) -> NoReturn:
+        k = self.k if k is None else k
+        kind = self.kinds[k]
+        if found is None:
+            found = {"line": "the end of the line", "end": "the end of the text"}.get(kind) or quote(_clip(self.texts[k], 40))
+        row = self.row if self.row < len(self.lines) else len(self.lines) - 1
+        line = self.lines[row].rstrip()
+        col = self.cols[k] if self.row < len(self.lines) else len(line)
+        raise ParseError(f"line {row + 1}: expected {expected}, found {found}\n{_pointer(line, row, col)}")
+
+    def _wrong(self, message: str, k: int | None = None) -> NoReturn:
+        k = self.k if k is None else k
+        row = min(self.row, len(self.lines) - 1)
+        raise ParseError(f"line {row + 1}: {message}\n{_pointer(self.lines[row].rstrip(), row, self.cols[k])}")
+
+    def _take(self, kind: str, expected: str = "") -> str:
+        if self.kinds[self.k] != kind:
+            self._fail(expected or repr(kind))
+        self.k += 1
+        return self.texts[self.k - 1]
+
+    def _took(self, kind: str) -> bool:
+        if self.kinds[self.k] == kind:
+            self.k += 1
+            return True
+        return False
+
+    def _at_word(self, text: str) -> bool:
+        return self.texts[self.k] == text and self.kinds[self.k] == "word"
+
+    def _took_word(self, text: str) -> bool:
+        if self._at_word(text):
+            self.k += 1
+            return True
+        return False
+
+    def _line_end(self, after: str) -> None:
+        if self.kinds[self.k] not in ("line", ";", "}", "end"):
+            self._fail(f"the end of the line after {after}")
+
+    def _word(self, expected: str) -> str:
+        if self.kinds[self.k] == "string":
+            return self._string()
+        return self._take("word", expected)
+
+    def _string(self) -> str:
+        text = self._take("string", "a quoted string")
+        try:
+            return json.loads(text)
+        except ValueError as e:
+            self._wrong(f"this is no string: {str(e).split(':')[0]}", self.k - 1)
+
+    def _int(self, expected: str, low: int, high: int) -> int:
+        text = self._take("number", expected)
+        if not text.lstrip("+-").isdigit():
+            self._fail(expected, self.k - 1)
+        value = int(text) if len(text) <= 21 else None
+        if value is None or not low <= value <= high:
+            self._fail(f"{expected} from {low} to {high}", self.k - 1)
+        return value
+
+    def _name(self) -> str:
+        text = self._take("name", "a variable such as %x")
+        name = self.names.get(text)
+        if name is None:
+            if text[1] == '"':
+                try:
+                    name = json.loads(text[1:])
+                except ValueError as e:
+                    self._wrong(f"this is no variable name: {str(e).split(':')[0]}", self.k - 1)
+                if not name:
+                    self._wrong("a variable needs a name", self.k - 1)
+            else:
+                name = text[1:]
+            self.names[text] = name
+        return name
+
+    # -- the program --------------------------------------------------------------------------------------------------------------------
+
+    def program(self) -> tuple[Program, Program | None]:
+        self._skip_lines()
+        if not self._at_word("program"):
+            first = self.texts[self.k]
+            if first in ("{", "[") and self.kinds[self.k] == first:
+                self._fail("program NAME {", found=f"{quote(first)}; JSON is read with from_json")
+            self._fail("program NAME {")
+        self.k += 1
+        main = Program(self._word("the name of the program"))
+        opened = self.row + 1
+        self._take("{", "'{' after the name of the program")
+        self._body(main, opened)
+        self._skip_lines()
+        if self.kinds[self.k] != "end":
+            self._fail("the end of the text after the closing '}'")
+        for row, col, program, idx in self.blocks:
+            if not 0 <= idx < len(program.blocks):
+                has = f"{program.label()} has {len(program.blocks)} blocks"
+                raise ParseError(f"line {row + 1}: there is no block {idx}; {has}\n{_pointer(self.lines[row].rstrip(), row, col)}")
+        return main, self.startup
+
+    def _body(self, main: Program, opened: int) -> None:
+        self.startup: Program | None = None
+        self.declared = main.blocks[0].descs
+        self.shared: dict[str, Var] = {}  # what startup may take over from main's declarations
+        self.without: set[str] = set()
+        self.settings: set[str] = set()  # those written in the startup section
+        program, role, in_startup, begun = main, Role.FORWARD, False, False
+        while True:
+            self._skip_lines()
+            kind = self.kinds[self.k]
+            if kind == "}":
+                self.k += 1
+                return
+            if kind == "end":
+                self._fail(f"'}}' to close program {main.name}, opened on line {opened}")
+            if kind == "word":
+                after = self.kinds[self.k + 1]
+                text = self.texts[self.k]
+                if after == ":" or (text == "startup" and after == "word"):
+                    block_ahead = self.texts[self.k + 1] == "block"
+                    if text == "startup":
+                        if begun:
+                            self._wrong("startup comes before the other sections")
+                        if self.startup is None:
+                            self.startup = _like(main)
+                            self.shared = dict(main.blocks[0].descs)
+                        in_startup, program = True, self.startup
+                        self.k += 1
+                        if block_ahead:
+                            self._sub_block(program)
+                            continue
+                        role = Role.FORWARD if self.kinds[self.k] == ":" else self._role()
+                    else:
+                        in_startup, begun, program, role = False, True, main, self._role()
+                    self._take(":")
+                    continue
+                if text == "block" and after == "number":
+                    in_startup, begun, program = False, True, main
+                    self._sub_block(main)
+                    continue
+                if after != "(" and after != "=" and self._statement(program, in_startup):
+                    continue
+            self._operator(program, program.blocks[0], role, in_startup)
+
+    def _role(self) -> Role:
+        text = self._take("word", "a section")
+        if text not in _ROLES:
+            self._fail(f"a section: startup, {', '.join(_ROLES)}", self.k - 1)
+        return _ROLES[text]
+
+    def _statement(self, program: Program, in_startup: bool) -> bool:
+        """A setting or a declaration; False when the line is none of them."""
+        text = self.texts[self.k]
+        if text in IMPLIED:
+            self._declaration(program.blocks[0], "startup" if in_startup else "program")
+            return True
+        if text == "group":
+            self._group(program, in_startup)
+        elif text == "rank":
+            self.k += 1
+            program.rank = None if self._took_word("none") else self._int("a rank", 0, MAX_INDEX)
+        elif text == "seed":
+            self.k += 1
+            program.random_seed = self._int("a seed", 1 - MAX_INT, MAX_INT - 1)
+        elif text == "strategy":
+            self.k += 1
+            program.strategy = self._string()
+        elif text == "name" and in_startup:
+            self.k += 1
+            program.name = self._word("the name of the startup program")
+        elif text == "without" and in_startup:
+            self.k += 1
+            self.without.add(self._name())
+            while self._took(","):
+                self.without.add(self._name())
+        else:
+            return False
+        self._line_end(text)
+        return True
+
+    def _group(self, program: Program, in_startup: bool) -> None:
+        self.k += 1
+        if in_startup and "group" not in self.settings:  # startup's own groups replace those taken over from main
+            self.settings.add("group")
+            program.groups = {}
+        at = self.k
+        if in_startup and self._at_word("none") and self.kinds[self.k + 1] != "=":
+            self.k += 1
+            return
+        name = self._word("the name of a group")
+        if name in program.groups:
+            self._wrong(f"group {name} is declared twice", at)
+        self._take("=", "'=' after the name of the group")
+        sets = []
+        while self._took("["):
+            ranks: list[int] = []
+            while not self._took("]"):
+                if ranks:
+                    self._take(",", "',' or ']' after a rank")
+                ranks.append(self._int("a rank", 0, MAX_INDEX))
+            sets.append(tuple(ranks))
+        program.groups[name] = tuple(sets)
+
+    def _sub_block(self, program: Program) -> None:
+        at, opened = self.k, self.row + 1
+        self._take("word")
+        idx = self._int("the index of the block", 0, MAX_INDEX)
+        if idx != len(program.blocks):
+            self._wrong(f"blocks come in order: expected block {len(program.blocks)}, found block {idx}", at)
+        if not self._took_word("in"):
+            self._fail("'in' and the index of the enclosing block")
+        block = Block(program, idx, self._int("the index of an earlier block", -1, idx - 1))
+        program.blocks.append(block)
+        self._take("{", "'{' after the index of the enclosing block")
+        role = Role.FORWARD
+        while True:
+            self._skip_lines()
+            kind = self.kinds[self.k]
+            if kind == "}":
+                self.k += 1
+                self._line_end("'}'")
+                return
+            if kind == "end":
+                self._fail(f"'}}' to close block {idx}, opened on line {opened}")
+            if kind == "word":
+                after = self.kinds[self.k + 1]
+                if after == ":":
+                    role = self._role()
+                    self.k += 1
+                    continue
+                if after == "name" and self.texts[self.k] in IMPLIED:
+                    self._declaration(block, f"block {idx}")
+                    continue
+            self._operator(program, block, role, False)
+
+    # -- variables ----------------------------------------------------------------------------------------------------------------------
+
+    def _declaration(self, block: Block, where: str) -> None:
+        kind = self.texts[self.k]
+        self.k += 1
+        at = self.k
+        name = self._name()
+        self._take(":", f"':' and a type after {var_name(name)}")
+        desc = self._record(name, IMPLIED[kind])
+        attrs: dict[str, Any] = {}
+        only = False
+        if self._took("{"):
+            only = self._at_word("only") and self.kinds[self.k + 1] != "="
+            self.k += only
+            attrs = self._attrs(block.program)
+        if kind == "param" and not only:
+            attrs = {**PARAM_DEFAULTS, **attrs}
+        desc = desc.changed(attrs=attrs)
+        self._declare(block, desc, at)
+        self._line_end(f"the declaration of {var_name(name)}")
+
+    def _declare(self, block: Block, desc: Var, at: int) -> None:
+        old = block.descs.get(desc.name)
+        if old is not None and old != desc:
+            self._wrong(f"{var_name(desc.name)} is declared twice, before as {old.type}; leave the type away where it is written again", at)
+        block.descs[desc.name] = desc
+
+    def _record(self, name: str, implied: frozenset[str] | None) -> Var:
+        """The type, placement and flags of a variable; `implied` None stands for a definition by an operator."""
+        type_ = self._type(name)
+        if implied is None:
+            implied = implied_inline(type_)
+        placement: Placement = ()
+        flags = implied
+        while self.kinds[self.k] == "word":
+            text = self.texts[self.k]
+            if text in FLAGS:
+                self.k += 1
+                flags = flags | {text}
+            elif text == "not":
+                self.k += 1
+                if self.texts[self.k] not in FLAGS:
+                    self._fail(f"a flag after 'not': {', '.join(FLAGS)}")
+                flags = flags - {self.texts[self.k]}
+                self.k += 1
+            elif text in ("shard", "partial", "at"):
+                placement += (self._place(text),)
+            elif text == "replicate" and not placement:
+                self.k += 1
+            else:
+                options = ("shard", "partial", "at", "replicate", "not", *FLAGS)
+                self._wrong(f"{quote(text)} says nothing about a variable; {nearest(text, options)}")
+        written: dict[str, Any] = {flag: flag in flags for flag in FLAGS}
+        return Var(name, type_, placement, **written)
+
+    def _type(self, name: str) -> TensorType:
+        text = self.texts[self.k]
+        if self.kinds[self.k] != "type":
+            self._fail(f"a type such as f32[-1,10] after {var_name(name)}:")
+        type_ = self.types.get(text)
+        if type_ is None:
+            short, _, sizes = text[:-1].partition("[")
+            shape = []
+            for size in sizes.split(",") if sizes.strip() else ():
+                digits = size.strip()
+                if digits == "-1":
+                    shape.append(-1)
+                elif digits.isascii() and digits.isdigit() and len(digits) <= 19 and int(digits) <= MAX_SIZE:
+                    shape.append(int(digits))
+                else:
+                    self._fail(f"sizes of 0 to {MAX_SIZE}, or -1 for an open axis")
+            type_ = self.types[text] = TensorType(FULL.get(short, short), tuple(shape))
+        self.k += 1
+        return type_
+
+    def _place(self, kind: str) -> Shard | Partial | At:
+        self.k += 1
+        self._take("(")
+        what: Any = self._word("a reduction such as sum") if kind == "partial" else self._int("an index", -MAX_INDEX, MAX_INDEX)
+        self._take(")")
+        if not self._took_word("over"):
+            self._fail("'over' and the name of a group")
+        return {"shard": Shard, "partial": Partial, "at": At}[kind](what, self._word("the name of a group"))
+
+    # -- operators ----------------------------------------------------------------------------------------------------------------------
+
+    def _operator(self, program: Program, block: Block, role: Role, in_startup: bool) -> None:
+        outs: list[Any] | _Slots = []
+        kind = self.kinds[self.k]
+        if not (kind in ("word", "string") and self.kinds[self.k + 1] == "("):
+            if kind not in ("name", "[", "word", "string"):
+                self._fail("an operator, a declaration, a section or '}'")
+            if kind == "word" and self.texts[self.k] != "_" and self.kinds[self.k + 1] != "=":
+                self._fail("an operator, a declaration, a section or '}'")
+            outs = self._slots(lambda: self._output(block))
+            self._take("=", "'=' after the outputs")
+        at = self.k
+        op_type = self._word("the type of an operator")
+        self._take("(", f"'(' after {op_type}")
+        ins: list[Any] | _Slots = [] if self.kinds[self.k] == ")" else self._slots(self._name)
+        self._take(")", f"',' or ')' after an input of {op_type}")
+        definition = OPS.get(op_type)
+        try:
+            inputs = _fill(op_type, ins, definition.in_slots if definition else None, "input")
+            outputs = _fill(op_type, outs, definition.out_slots if definition else None, "output")
+        except ProgramError as e:
+            self._wrong(str(e), at)
+        attrs: dict[str, Any] = {}
+        only = False
+        if self._took("{"):
+            only = self._at_word("only") and self.kinds[self.k + 1] != "="
+            self.k += only
+            attrs = self._attrs(program)
+        if definition is not None and not only:
+            try:
+                attrs = definition.complete_attrs(attrs)
+            except ProgramError as e:
+                self._wrong(str(e), at)
+        role_var: tuple[str, ...] = ()
+        if self._took_word("for"):
+            names = [self._name()]
+            while self._took(","):
+                names.append(self._name())
+            role_var = tuple(names)
+        owner = self._owner() if self._took_word("on") else ""
+        self._line_end(f"operator {op_type}")
+        op = Operator(op_type, inputs, outputs, attrs, role, role_var, owner)
+        block.oplist.append(op)
+        if in_startup and self.shared:
+            for n in (*op.input_arg_names, *op.output_arg_names):
+                if n in self.shared and n not in block.descs and n not in self.without:
+                    block.descs[n] = self.shared[n]
+
+    def _output(self, block: Block) -> str:
+        at = self.k
+        name = self._name()
+        if self._took(":"):
+            self._declare(block, self._record(name, None), at)
+        return name
+
+    def _slots(self, one: Callable[[], str]) -> list[Any] | _Slots:
+        """Slots by position: a name, a list, or None for `_`; or by name: a dict of tuples."""
+        if self.kinds[self.k] in ("word", "string") and self.kinds[self.k + 1] == "=":
+            slots: dict[str, tuple[str, ...]] = {}
+            while True:
+                at = self.k
+                slot = self._word("the name of a slot")
+                if slot in slots:
+                    self._wrong(f"slot {slot} is given twice", at)
+                self._take("=", f"'=' after slot {slot}")
+                slots[slot] = tuple(self._list_of(one))
+                # a comma must follow when there is one more slot; `Out=[...] = op` ends the outputs
+                if not self._took(","):
+                    return slots
+        values: list[Any] = []
+        while True:
+            if self.kinds[self.k] == "[":
+                values.append(self._list_of(one))
+            elif self._took_word("_"):
+                values.append(None)
+            else:
+                values.append(one())
+            if not self._took(","):
+                return values
+
+    def _list_of(self, one: Callable[[], str]) -> list[str]:
+        self._take("[")
+        names: list[str] = []
+        while not self._took("]"):
+            if names:
+                self._take(",", "',' or ']'")
+            names.append(one())
+        return names
+
+    def _owner(self) -> str:
+        if self.kinds[self.k] == "string":
+            return self._string()
+        owner = self._take("word", "an owner such as dp:2")
+        if self._took(":"):
+            index = self._take("number", "an index after ':'")
+            if not index.isdigit() or len(index) > 9:
+                self._fail("an index after ':'", self.k - 1)
+            owner += f":{index}"
+        return owner
+
+    # -- attributes -----------------------------------------------------------------------------------------------------------------------
+
+    def _attrs(self, program: Program) -> dict[str, Any]:
+        """Attributes up to the closing brace; the opening one was taken."""
+        attrs: dict[str, Any] = {}
+        while not self._took("}"):
+            if attrs:
+                self._take(",", "',' or '}' after an attribute")
+            at = self.k
+            name = self._word("the name of an attribute")
+            if name in attrs:
+                self._wrong(f"attribute {name} is given twice", at)
+            self._take("=", f"'=' after attribute {name}")
+            attrs[name] = self._value(program, 0)
+        return attrs
+
+    def _value(self, program: Program, depth: int) -> Any:
+        kind, text = self.kinds[self.k], self.texts[self.k]
+        if kind == "number":
+            self.k += 1
+            return self._number(text)
+        if kind == "string":
+            return self._string()
+        if kind == "word":
+            self.k += 1
+            if text in _CONSTANTS:
+                return _CONSTANTS[text]
+            if text == "nan":
+                return _NAN
+            if text == "block":
+                at = self.k
+                idx = self._int("the index of a block", 0, MAX_INDEX)
+                self.blocks.append((self.row, self.cols[at], program, idx))
+                return BlockRef(idx)
+            self._fail("a value: a number, a quoted string, true, false, none, inf, nan, block N or a list", self.k - 1)
+        if kind == "[":
+            if depth >= MAX_NESTING:
+                self._wrong(f"lists are nested more than {MAX_NESTING} deep")
+            self.k += 1
+            values: list[Any] = []
+            while not self._took("]"):
+                if values:
+                    self._take(",", "',' or ']' in a list")
+                values.append(self._value(program, depth + 1))
+            return tuple(values)
+        self._fail("a value: a number, a quoted string, true, false, none, inf, nan, block N or a list")
+
+    def _number(self, text: str) -> int | float:
+        digits = text.lstrip("+-")
+        if digits.isdigit():
+            if len(digits) > 20 or int(digits) >= MAX_INT:
+                self._fail(f"an integer below {MAX_INT}", self.k - 1)
+            return int(text)
+        value = float(text)
+        if digits != "inf" and value in (float("inf"), float("-inf")):
+            self._fail("a number that a float64 can hold", self.k - 1)
+        return value
+
+
+def _fill(op_type: str, given: list[Any] | _Slots, slots: tuple[Slot, ...] | None, kind: str) -> _Slots:
+    """Slot names to tuples of variable names, from values by position or by name."""
+    if isinstance(given, dict):
+        return given
+    if slots is None:
+        if not given:
+            return {}
+        raise ProgramError(f"there is no op {op_type!r}; {nearest(op_type, OPS, 'there are')} (a foreign op names its slots: X=[%x])")
+    if len(given) > len(slots):
+        listed = f" ({', '.join(s.name for s in slots)})" if slots else ""
+        raise ProgramError(f"op {op_type} has {len(slots)} {kind}s{listed}, {len(given)} are given")
+    out = {}
+    for slot, value in zip(slots, given):
+        if isinstance(value, list):
+            if not slot.many:
+                raise ProgramError(f"op {op_type} takes one variable as {kind} {slot.name!r}, a list was given")
+            if value:
+                out[slot.name] = tuple(value)
+        elif value is not None:
+            out[slot.name] = (value,)
+    return out
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _pointer(line: str, row: int, col: int) -> str:
+    """The line with its number and a caret under the column; of a long line the part around it."""
+    start = max(0, col - 80) if len(line) > 120 else 0
+    shown = line[start : start + 120]
+    shown = "".join(c if c.isprintable() else "?" for c in shown)  # a binary file must not reach the terminal
+    head = f"    {row + 1} | {'...' if start else ''}"
+    return f"{head}{shown}\n{' ' * (len(head) + col - start)}^"

@@ -1,0 +1,35 @@
+"""Find the user's line that is writing an operator, so that errors can point at it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .operator import Site
+
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_scopes: list[str] = []
+
+
+def call_site() -> Site | None:
+    """The innermost frame outside the fluidx package; None when there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_HOME) and not code.co_filename.startswith("<frozen"):
+            function = "/".join([*_scopes, code.co_name]) if _scopes else code.co_name
+            return Site(code.co_filename, frame.f_lineno, function)
+        frame = frame.f_back
+    return None
+
+
+@contextmanager
+def name_scope(prefix: str) -> Iterator[None]:
+    """Operators written inside carry the prefix in their call site; nested scopes join with "/"."""
+    _scopes.append(prefix)
+    try:
+        yield
+    finally:
+        _scopes.pop()

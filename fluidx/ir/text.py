@@ -1,0 +1,471 @@
+"""The text form of programs: one operator a line, sections for roles, a type where a name is defined. `parser.py` reads it back.
+
+Grammar in short (`;` may stand for a line end, `#` starts a comment):
+
+    program NAME { settings, declarations, sections, blocks }
+    settings       rank 2 | strategy "..." | seed 7 | group dp = [0, 1] [2, 3]
+    declarations   (data | param | var) %name: f32[-1,10] placement... flags... {attributes}
+    sections       forward: | loss: | backward: | lr_sched: | optimize: | dist:      and before them  startup: | startup dist: | ...
+    operator       %out: type placement flags, _, [%a, %b] = type(%x, _, [%y, %z]) {name=value} for %w, %w@GRAD on dp:2
+    blocks         block 1 in 0 { declarations, sections }
+
+Attributes are sorted; one that equals the default of the op (or of parameters) is left out, except `group`, `op` and `root`, and
+`{only a=1}` says that no default is to be filled in. An operator whose slots are not those of a declared op names them:
+`Out=[%y: f32[3]] = foreign(X=[%x])`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from .dtypes import SHORT
+from .errors import ProgramError
+from .opdef import OPS, OpDef, Required, Slot
+from .operator import BlockRef, Operator, Role
+from .program import PARAM_DEFAULTS, Block, Program, Var
+from .types import Partial, Placement, Shard, TensorType
+
+ALWAYS_SHOWN = frozenset({"group", "op", "root"})
+WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"
+NAME = r"[A-Za-z0-9_.@/\-:]*[A-Za-z0-9_.@/\-]"
+_word_re = re.compile(WORD)
+_name_re = re.compile(NAME)
+_owner_re = re.compile(WORD + r"(?::[0-9]{1,9})?")
+_MISSING = object()
+
+# What a kind of declaration implies; only what differs is written, as `flag` or `not flag`.
+FLAGS = ("persistable", "stop_gradient", "is_data", "is_parameter")
+IMPLIED: Mapping[str, frozenset[str]] = {
+    "data": frozenset({"is_data", "stop_gradient"}),
+    "param": frozenset({"is_parameter", "persistable"}),
+    "var": frozenset(),
+}
+
+
+def show_program(program: Program, startup: Program | None = None, fluid_names: bool | str = False) -> str:
+    """The program as text; `parse_program` reads it back to an equal program.
+
+    With `startup` the pair prints as one program whose `startup:` section comes first; `parse_pair` reads it back. There a variable
+    that startup shares with main's declarations is declared once, and startup's settings are main's unless written.
+    `fluid_names` writes collectives under fluid's historic names, for reading only: True or "nccl" as in the NCCL design
+    (`ncclAllReduce`), "c" as in fluid 1.5 and later (`c_allreduce_sum`).
+    """
+    lines = [f"program {word(program.name)} {{", *_settings(program)]
+    declared, inline = _split(program.blocks[0])
+    lines += [f"  {show_var(d)}" for d in declared.values()]
+    if startup is not None:
+        lines += _startup_lines(program, declared, startup, fluid_names)
+    _section_lines(lines, program.blocks[0].oplist, inline, "", "  ", fluid_names)
+    for block in program.blocks[1:]:
+        _block_lines(lines, block, "", fluid_names)
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def show_block(block: Block) -> str:
+    """A block's declarations and operators as text, without the program around them.
+
+    >>> from fluidx.ir import Program
+    >>> x = Program("p").global_block().create_var("x", [2], "float32")
+    >>> print(show_block(x.block))
+    var %x: f32[2]
+    """
+    declared, inline = _split(block)
+    lines = [show_var(d) for d in declared.values()]
+    _section_lines(lines, block.oplist, inline, "", "", False)
+    return "\n".join(lines)
+
+
+def show_op(op: Operator, types: Mapping[str, Var | TensorType] | None = None, fluid_names: bool | str = False) -> str:
+    """The operator as one line. Outputs found in `types` are written with their type, as where a name is defined.
+
+    >>> show_op(Operator("foreign", {"X": ("x",)}, {"Out": ("y",)}, {"scale": 0.5}), {"y": TensorType("float32", (-1, 3))})
+    'Out=[%y: f32[-1,3]] = foreign(X=[%x]) {scale=0.5}'
+    """
+    pending = {}
+    for n in op.output_arg_names if types else ():
+        if (record := types.get(n)) is not None:  # type: ignore[union-attr]
+            pending[n] = record if isinstance(record, Var) else Var(n, record, stop_gradient=not record.is_float)
+    return _op_text(op, pending, fluid_names)
+
+
+def show_var(desc: Var) -> str:
+    """The declaration of a variable as one line.
+
+    >>> attrs = {**PARAM_DEFAULTS, "learning_rate": 0.5}
+    >>> show_var(Var("w", TensorType("float32", (784, 10)), persistable=True, is_parameter=True, attrs=attrs))
+    'param %w: f32[784,10] {learning_rate=0.5}'
+    """
+    kind = "param" if desc.is_parameter else "data" if desc.is_data else "var"
+    shown, only = desc.attrs, ""
+    if desc.is_parameter:
+        if desc.attrs.keys() >= PARAM_DEFAULTS.keys():
+            shown = {k: v for k, v in desc.attrs.items() if k not in PARAM_DEFAULTS or not _same(v, PARAM_DEFAULTS[k])}
+        else:
+            only = "only " if desc.attrs else "only"
+    attrs = f" {{{only}{_attr_list(sorted(shown.items()))}}}" if shown or only else ""
+    return f"{kind} {var_name(desc.name)}: {_record(desc, IMPLIED[kind])}{attrs}"
+
+
+def excerpt(program: Program, index: int, before: int = 3, after: int = 2, block: int = 0) -> str:
+    """The numbered lines around operator `index` of a block, `>` marking it, under a line that names program and section."""
+    b = program.blocks[block]
+    ops = b.oplist
+    if not 0 <= index < len(ops):
+        raise ProgramError(f"{program.label()}, block {block} has no operator {index}; it has {len(ops)}")
+    start, stop = max(0, index - before), min(len(ops), index + after + 1)
+    _, inline = _split(b)
+    for op in ops[:start]:
+        for n in op.output_arg_names:
+            inline.pop(n, None)
+    where = f", block {block}" if block else ""
+    lines = [f"  in {program.label()}{where}, section {ops[index].role.value}:"]
+    width = max(2, len(str(stop - 1)))
+    for k in range(start, stop):
+        text = _op_text(ops[k], inline, False)
+        if len(text) > 160:
+            text = text[:157] + "..."
+        lines.append(f"    {'>' if k == index else ' '}  {k:>{width}}  {text}")
+    return "\n".join(lines)
+
+
+# -- words, names and values ---------------------------------------------------------------------------------------------------
+
+
+def quote(text: str) -> str:
+    """A quoted and escaped string; what a terminal cannot show is written as an escape."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def word(text: str) -> str:
+    """A name outside of variables (of a program, group, op, slot or attribute), quoted when it holds odd characters."""
+    return text if _word_re.fullmatch(text) and text != "_" else quote(text)
+
+
+def var_name(name: str) -> str:
+    """A variable as text writes it: `%fc_0.w_0@GRAD`, `%"an odd name"`."""
+    return f"%{name}" if _name_re.fullmatch(name) else f"%{quote(name)}"
+
+
+def show_value(value: Any) -> str:
+    """An attribute value as text.
+
+    >>> show_value((1, 0.5, True, "a", None, float("inf")))
+    '[1, 0.5, true, "a", none, inf]'
+    """
+    kind = type(value)
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is int or kind is float:
+        return repr(value)
+    if kind is str:
+        return quote(value)
+    if value is None:
+        return "none"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(show_value, value))}]"
+    if isinstance(value, BlockRef):
+        return f"block {value.idx}"
+    if isinstance(value, float):  # NumPy's float64 is one
+        return float.__repr__(value)
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, str):
+        return quote(str(value))
+    return f"<{kind.__name__}>"  # no attribute holds this; text for an error must come out all the same
+
+
+def _attr_list(items: Iterable[tuple[str, Any]]) -> str:
+    return ", ".join(f"{word(k)}={show_value(v)}" for k, v in items)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal in value and in type: 1, 1.0 and True are three attributes."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a == b or (a != a and b != b)
+
+
+# -- types, placements and flags --------------------------------------------------------------------------------------------------
+
+
+@cache
+def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
+
+
+def show_entries(placement: Placement) -> str:
+    """Placement entries as text, each with a space in front; nothing for a replicated value."""
+    out = ""
+    for p in placement:
+        if isinstance(p, Shard):
+            out += f" shard({p.axis}) over {word(p.group)}"
+        elif isinstance(p, Partial):
+            out += f" partial({word(p.op)}) over {word(p.group)}"
+        else:
+            out += f" at({p.root}) over {word(p.group)}"
+    return out
+
+
+def _record(d: Var, implied: frozenset[str]) -> str:
+    text = _type_text(d.type.dtype, d.type.shape)
+    if d.placement:
+        text += show_entries(d.placement)
+    for flag in FLAGS:
+        if getattr(d, flag) != (flag in implied):
+            text += f" {flag}" if getattr(d, flag) else f" not {flag}"
+    return text
+
+
+_PLAIN: frozenset[str] = frozenset()
+_STOPPED = frozenset({"stop_gradient"})
+
+
+def implied_inline(type_: TensorType) -> frozenset[str]:
+    """Flags that a definition by an operator implies: no gradient flows through a value that is not a float."""
+    return _PLAIN if type_.is_float else _STOPPED
+
+
+# -- which variables the head declares ----------------------------------------------------------------------------------------------
+
+
+def _split(block: Block) -> tuple[dict[str, Var], dict[str, Var]]:
+    """(variables declared ahead, variables whose type stands where an operator first defines them)."""
+    descs = block.descs
+    read: set[str] = set()
+    inline: dict[str, Var] = {}
+    for op in block.oplist:
+        for names in op.inputs.values():
+            read.update(names)
+        for names in op.outputs.values():
+            for n in names:
+                if n not in read and n not in inline:
+                    d = descs.get(n)
+                    if d is not None and not d.attrs and not d.is_data and not d.is_parameter:
+                        inline[n] = d
+    return {n: d for n, d in descs.items() if n not in inline}, inline
+
+
+def _settings(program: Program) -> list[str]:
+    lines = []
+    if program.rank is not None:
+        lines.append(f"  rank {program.rank}")
+    if program.strategy:
+        lines.append(f"  strategy {quote(program.strategy)}")
+    if program.random_seed:
+        lines.append(f"  seed {program.random_seed}")
+    return lines + group_lines(program)
+
+
+def group_lines(program: Program) -> list[str]:
+    """One line for each group of ranks that the program declares."""
+    return [" ".join([f"  group {word(g)} =", *(f"[{', '.join(map(str, s))}]" for s in sets)]) for g, sets in program.groups.items()]
+
+
+def startup_name(main: str) -> str:
+    """The name of the startup program that goes without saying."""
+    return "startup" if main == "main" else main
+
+
+def _startup_lines(program: Program, declared: Mapping[str, Var], startup: Program, fluid_names: bool | str) -> list[str]:
+    head = []
+    if startup.name != startup_name(program.name):
+        head.append(f"  name {word(startup.name)}")
+    if startup.rank != program.rank:
+        head.append(f"  rank {'none' if startup.rank is None else startup.rank}")
+    if startup.strategy != program.strategy:
+        head.append(f"  strategy {quote(startup.strategy)}")
+    if startup.random_seed != program.random_seed:
+        head.append(f"  seed {startup.random_seed}")
+    if startup.groups != program.groups:
+        head += group_lines(startup) or ["  group none"]
+    block = startup.blocks[0]
+    own, inline = _split(block)
+    named = {n for op in block.oplist for n in (*op.input_arg_names, *op.output_arg_names)}
+    shared = {n for n in named if n in declared and block.descs.get(n) == declared[n]}
+    head += [f"  {show_var(d)}" for n, d in own.items() if n not in shared]
+    if foreign := sorted(n for n in named if n in declared and n not in block.descs):
+        head.append(f"  without {', '.join(map(var_name, foreign))}")
+    lines: list[str] = []
+    inline = {n: d for n, d in inline.items() if n not in shared}
+    if head or not block.oplist:
+        lines += ["startup:", *head]
+    _section_lines(lines, block.oplist, inline, "startup", "  ", fluid_names, Role.FORWARD if head else None)
+    for b in startup.blocks[1:]:
+        _block_lines(lines, b, "startup ", fluid_names)
+    return lines
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------------------
+
+
+def _section_lines(
+    lines: list[str],
+    ops: Iterable[Operator],
+    inline: dict[str, Var],
+    section: str,
+    indent: str,
+    fluid_names: bool | str,
+    role: Role | None = None,
+) -> None:
+    pending = dict(inline)
+    for op in ops:
+        if op.role is not role:
+            role = op.role
+            lines.append(section_header(section, role))
+        lines.append(indent + _op_text(op, pending, fluid_names))
+
+
+def section_header(section: str, role: Role) -> str:
+    """`backward:`; within the startup section `startup:` for its plain operators and `startup dist:` for others."""
+    if not section:
+        return f"{role.value}:"
+    return f"{section}:" if role is Role.FORWARD else f"{section} {role.value}:"
+
+
+def _block_lines(lines: list[str], block: Block, section: str, fluid_names: bool | str) -> None:
+    lines.append(f"{section}block {block.idx} in {block.parent_idx} {{")
+    declared, inline = _split(block)
+    lines += [f"  {show_var(d)}" for d in declared.values()]
+    _section_lines(lines, block.oplist, inline, "", "  ", fluid_names)
+    lines.append("}")
+
+
+def _op_text(op: Operator, pending: dict[str, Var], fluid_names: bool | str) -> str:
+    """One line. Outputs in `pending` are written with their type and taken out of it."""
+    definition = OPS.get(op.type)
+    kind, attrs = op.type, op.attrs
+    ins = None if definition is None else _positional(op.inputs, definition.in_slots, None)
+    if ins is None:
+        ins = _by_slot(op.inputs, None)
+    outs = None if definition is None else _positional(op.outputs, definition.out_slots, pending)
+    if outs is None:
+        outs = _by_slot(op.outputs, pending)
+    shown = _attrs_text(definition, attrs)
+    if fluid_names:
+        kind, shown = _historic(op, fluid_names, shown)
+    else:
+        kind = kind if _plain_op(kind) else quote(kind)
+    text = f"{outs} = {kind}({ins})" if outs else f"{kind}({ins})"
+    if shown:
+        text += f" {{{shown}}}"
+    if op.role_var:
+        text += f" for {', '.join(map(var_name, op.role_var))}"
+    if op.owner:
+        text += f" on {show_owner(op.owner)}"
+    return text
+
+
+@cache
+def _plain_op(kind: str) -> bool:
+    return word(kind) == kind
+
+
+def show_owner(owner: str) -> str:
+    """`dp:2`, or a quoted string when the owner holds odd characters."""
+    return owner if _owner_re.fullmatch(owner) else quote(owner)
+
+
+def _defined(name: str, pending: dict[str, Var] | None) -> str:
+    if pending:
+        d = pending.pop(name, None)
+        if d is not None:
+            return f"{var_name(name)}: {_record(d, implied_inline(d.type))}"
+    return var_name(name)
+
+
+def _by_slot(slots: Mapping[str, tuple[str, ...]], pending: dict[str, Var] | None) -> str:
+    return ", ".join(f"{word(s)}=[{', '.join([_defined(n, pending) for n in names])}]" for s, names in slots.items())
+
+
+def _positional(slots: Mapping[str, tuple[str, ...]], declared: tuple[Slot, ...], pending: dict[str, Var] | None) -> str | None:
+    """The slots as positional text; None when they are not the declared ones in the declared order."""
+    present = []
+    for slot in declared:
+        names = slots.get(slot.name)
+        if names is not None:
+            if not names or (len(names) > 1 and not slot.many):
+                return None
+            present.append(slot.name)
+    if present != list(slots):
+        return None
+    if not present:
+        return ""
+    parts = []
+    for slot in declared:
+        names = slots.get(slot.name, ())
+        if slot.many:
+            parts.append(f"[{', '.join([_defined(n, pending) for n in names])}]")
+        else:
+            parts.append(_defined(names[0], pending) if names else "_")
+    return ", ".join(parts)
+
+
+def _attrs_text(definition: type[OpDef] | None, attrs: Mapping[str, Any]) -> str:
+    if definition is None:
+        return _attr_list(sorted(attrs.items())) if attrs else ""
+    declared = definition.attrs
+    if len(attrs) == len(declared):
+        shown = []
+        for name, default in _sorted_attrs(definition):
+            value = attrs.get(name, _MISSING)
+            if value is _MISSING:
+                break
+            if isinstance(default, Required):
+                if not _fits(value, default.type):
+                    break
+            elif value is default or _same(value, default):
+                if name not in ALWAYS_SHOWN:
+                    continue
+            elif default is not None and not _fits(value, type(default)):
+                break
+            shown.append(f"{word(name)}={show_value(value)}")
+        else:
+            return ", ".join(shown)
+    return "only " + _attr_list(sorted(attrs.items()))
+
+
+_sorted: dict[type[OpDef], list[tuple[str, Any]]] = {}
+
+
+def _sorted_attrs(definition: type[OpDef]) -> list[tuple[str, Any]]:
+    if definition not in _sorted:
+        _sorted[definition] = sorted(definition.attrs.items())
+    return _sorted[definition]
+
+
+def _fits(value: Any, want: type) -> bool:
+    """True when filling in defaults leaves the value as it is."""
+    return isinstance(value, want) and not (want is int and isinstance(value, bool))
+
+
+# -- fluid's historic names ------------------------------------------------------------------------------------------------------------
+
+_NCCL = {
+    "nccl_init": "ncclInit", "all_reduce": "ncclAllReduce", "reduce": "ncclReduce", "broadcast": "ncclBcast",
+    "all_gather": "c_allgather", "reduce_scatter": "c_reducescatter", "all_to_all": "alltoall", "send": "send_v2", "recv": "recv_v2",
+}  # fmt: skip
+_C = {**_NCCL, "nccl_init": "c_comm_init", "all_reduce": "c_allreduce_{op}", "reduce": "c_reduce_{op}", "broadcast": "c_broadcast"}
+
+
+def _historic(op: Operator, style: bool | str, shown: str) -> tuple[str, str]:
+    """(historic name, attribute text) of a collective; other operators keep theirs."""
+    if style not in (True, "nccl", "c"):
+        raise ProgramError(f'fluid_names must be True, "nccl" or "c", got {style!r}')
+    names = _C if style == "c" else _NCCL
+    if op.type not in names:
+        return word(op.type), shown
+    name, attrs = names[op.type], dict(op.attrs)
+    reduction = str(attrs.pop("op", "sum"))
+    if op.type in ("all_reduce", "reduce") and style != "c":
+        attrs["reduction"] = f"nccl{reduction.capitalize()}"
+    definition = OPS.get(op.type)
+    defaults = definition.attrs if definition is not None else {}
+    kept = [(k, v) for k, v in sorted(attrs.items()) if k in ALWAYS_SHOWN or not _same(v, defaults.get(k, _MISSING))]
+    return name.format(op=reduction), _attr_list(kept)

@@ -1,0 +1,202 @@
+"""Variable and Parameter: the user's handles on what a block declares, with arithmetic that writes operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import ProgramError
+
+if TYPE_CHECKING:
+    from .program import Block, Var
+
+
+class Variable:
+    """A name in a block. Arithmetic, comparison and slicing append operators to the program's current block."""
+
+    __slots__ = ("block", "name")
+
+    def __init__(self, block: Block, name: str):
+        self.block = block
+        self.name = name
+
+    @property
+    def desc(self) -> Var:
+        return self.block.descs[self.name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.desc.type.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.desc.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def grad_name(self) -> str:
+        return f"{self.name}@GRAD"
+
+    @property
+    def lod_level(self) -> int:
+        return 0
+
+    @property
+    def placement(self) -> Any:
+        return self.desc.placement
+
+    def _set(self, **changes: Any) -> None:
+        self.block.declare(self.desc.changed(**changes))
+
+    @property
+    def persistable(self) -> bool:
+        return self.desc.persistable
+
+    @persistable.setter
+    def persistable(self, value: bool) -> None:
+        self._set(persistable=bool(value))
+
+    @property
+    def stop_gradient(self) -> bool:
+        return self.desc.stop_gradient
+
+    @stop_gradient.setter
+    def stop_gradient(self, value: bool) -> None:
+        self._set(stop_gradient=bool(value))
+
+    @property
+    def is_data(self) -> bool:
+        return self.desc.is_data
+
+    def astype(self, dtype: Any) -> Variable:
+        return self._build().cast(self, dtype=str(dtype) if isinstance(dtype, str) else np.dtype(dtype).name)
+
+    # -- operators ------------------------------------------------------------------------------------------------------
+
+    def _build(self) -> Any:
+        from .builder import Builder
+
+        return Builder(self.block.program.current_block())
+
+    def _lift(self, other: Any) -> Variable:
+        """A Python number as a [1] variable of this dtype; a Variable as it is."""
+        if isinstance(other, Variable):
+            return other
+        if isinstance(other, (bool, int, float, np.generic)):
+            return self._build().fill_constant(shape=(1,), dtype=self.dtype, value=float(other))
+        raise ProgramError(f"cannot combine variable {self.name!r} with {type(other).__name__}: {other!r}")
+
+    def _scaled(self, scale: float, bias: float) -> Variable:
+        return self._build().scale(self, scale=float(scale), bias=float(bias))
+
+    def __neg__(self) -> Variable:
+        return self._scaled(-1.0, 0.0)
+
+    def _affine(self, other: Any) -> bool:
+        return isinstance(other, (int, float)) and not isinstance(other, bool) and self.desc.type.is_float
+
+    def __add__(self, o: Any) -> Variable:
+        return self._scaled(1.0, o) if self._affine(o) else self._build().elementwise_add(self, self._lift(o))
+
+    __radd__ = __add__
+
+    def __sub__(self, o: Any) -> Variable:
+        return self._scaled(1.0, -o) if self._affine(o) else self._build().elementwise_sub(self, self._lift(o))
+
+    def __rsub__(self, o: Any) -> Variable:
+        return self._scaled(-1.0, o) if self._affine(o) else self._build().elementwise_sub(self._lift(o), self)
+
+    def __mul__(self, o: Any) -> Variable:
+        return self._scaled(o, 0.0) if self._affine(o) else self._build().elementwise_mul(self, self._lift(o))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, o: Any) -> Variable:
+        return self._build().elementwise_div(self, self._lift(o))
+
+    def __rtruediv__(self, o: Any) -> Variable:
+        return self._build().elementwise_div(self._lift(o), self)
+
+    def __pow__(self, o: Any) -> Variable:
+        return self._build().elementwise_pow(self, self._lift(o))
+
+    def __rpow__(self, o: Any) -> Variable:
+        return self._build().elementwise_pow(self._lift(o), self)
+
+    def __mod__(self, o: Any) -> Variable:
+        return self._build().elementwise_mod(self, self._lift(o))
+
+    def __floordiv__(self, o: Any) -> Variable:
+        return self._build().elementwise_floordiv(self, self._lift(o))
+
+    def __matmul__(self, o: Variable) -> Variable:
+        return self._build().matmul(self, o)
+
+    def __lt__(self, o: Any) -> Variable:
+        return self._build().less_than(self, self._lift(o))
+
+    def __le__(self, o: Any) -> Variable:
+        return self._build().less_equal(self, self._lift(o))
+
+    def __gt__(self, o: Any) -> Variable:
+        return self._build().greater_than(self, self._lift(o))
+
+    def __ge__(self, o: Any) -> Variable:
+        return self._build().greater_equal(self, self._lift(o))
+
+    # == and != write operators, as in fluid; a handle is hashed by what it names
+    def __eq__(self, o: Any) -> Any:
+        return self._build().equal(self, self._lift(o))
+
+    def __ne__(self, o: Any) -> Any:
+        return self._build().not_equal(self, self._lift(o))
+
+    def __hash__(self) -> int:
+        return hash((id(self.block.program), self.name))
+
+    def __bool__(self) -> bool:
+        raise ProgramError(f"variable {self.name!r} has no value while the program is written; use layers.cond or layers.While")
+
+    def __getitem__(self, index: Any) -> Variable:
+        """Slice with integers, slices, None and Ellipsis; an integer drops its axis."""
+        from .builder import slice_variable
+
+        return slice_variable(self, index)
+
+    def __repr__(self) -> str:
+        d = self.desc
+        return f"<{type(self).__name__} {self.name}: {d.type}{', persistable' if d.persistable else ''}>"
+
+    def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
+        from .text import show_var
+
+        return show_var(self.desc)
+
+    __str__ = __repr__
+
+
+class Parameter(Variable):
+    """A persistable variable that optimizers train."""
+
+    __slots__ = ()
+
+    @property
+    def trainable(self) -> bool:
+        return bool(self.desc.attrs.get("trainable", True))
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._set(attrs={**self.desc.attrs, "trainable": bool(value)}, stop_gradient=not value)
+
+    @property
+    def optimize_attr(self) -> dict[str, float]:
+        return {"learning_rate": self.desc.attrs.get("learning_rate", 1.0)}
+
+    @property
+    def regularizer(self) -> Any:
+        """("l1" | "l2", coefficient), or None."""
+        return self.desc.attrs.get("regularizer")

@@ -1,0 +1,159 @@
+"""LayerHelper: what every layer does – name its variables, create its parameters, append its operators, bias and activation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._checks import one_of, wrong
+from ..initializer import Constant, Initializer, Xavier
+from ..ir import Builder, Parameter, ProgramError, Variable, as_dtype, default_main_program, default_startup_program, opdef, unique_name
+from ..param_attr import ParamAttr
+
+# what `act=` accepts: operators of one input and one output that work without attributes
+ACTIVATIONS = (
+    "abs", "brelu", "ceil", "cos", "elu", "erf", "exp", "floor", "gelu", "hard_shrink", "hard_sigmoid", "hard_swish", "leaky_relu", "log",
+    "log_softmax", "logsigmoid", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "sin", "softmax",
+    "softplus", "softshrink", "softsign", "sqrt", "square", "stanh", "swish", "tanh", "tanh_shrink", "thresholded_relu",
+)  # fmt: skip
+
+
+class LayerHelper:
+    """Writes one layer into the current block of the default main program.
+
+    Names follow fluid: the first `fc` of a program is `fc_0`, its parameters `fc_0.w_0` and `fc_0.b_0`, its results `fc_0.tmp_0`, ...
+    A `name` given by the user takes the place of `fc_0`.
+    """
+
+    def __init__(self, kind: str, name: str | None = None):
+        if name is not None and (not isinstance(name, str) or not name):
+            raise wrong(f"layers.{kind}: name must be a non-empty string or None, got {name!r}")
+        self.kind = kind
+        self.label = f"layers.{kind}"
+        self.main = default_main_program()
+        self.block = self.main.current_block()
+        self.name = name or unique_name.generate(kind)
+        self._builder = Builder(self.block)
+
+    # -- inputs ---------------------------------------------------------------------------------------------------------
+
+    def variable(self, value: Any, what: str) -> Variable:
+        """`value`, which must be a Variable that the current program knows."""
+        if not isinstance(value, Variable):
+            hint = "; layers.assign makes one of an array" if isinstance(value, (np.ndarray, list, float, int)) else ""
+            raise wrong(f"{self.label}: {what} must be a Variable, got {type(value).__name__}: {str(value)[:60]}{hint}")
+        if value.block.program is not self.main and self.block.find(value.name) is None:
+            raise wrong(
+                f"{self.label}: variable {value.name!r} belongs to {value.block.program.label()}, but layers now write into "
+                f"{self.main.label()}; call it inside program_guard of the first"
+            )
+        return value
+
+    def variables(self, value: Any, what: str) -> list[Variable]:
+        """A list of Variables; one stands for a list of itself."""
+        items = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not items:
+            raise wrong(f"{self.label}: {what} is an empty list; it needs at least one Variable")
+        return [self.variable(v, what if len(items) == 1 else f"{what}[{i}]") for i, v in enumerate(items)]
+
+    def rank(self, x: Variable, what: str, *ndims: int) -> None:
+        """Refuse `x` unless it has one of the given numbers of axes."""
+        if x.ndim not in ndims:
+            wanted = " or ".join(map(str, ndims))
+            raise wrong(f"{self.label}: {what} must have {wanted} axes; variable {x.name!r} has shape {list(x.shape)}")
+
+    def known(self, x: Variable, what: str, axis: int) -> int:
+        """The size of an axis that must be known while the program is written."""
+        size = x.shape[axis]
+        if size < 0:
+            raise wrong(f"{self.label}: axis {axis} of {what} must be known; variable {x.name!r} has shape {list(x.shape)}")
+        return size
+
+    def axis(self, x: Variable, axis: Any, what: str = "axis", extra: int = 0) -> int:
+        """`axis` counted from the front; ProgramError when `x` has no such axis. `extra` allows for axes the layer adds."""
+        n = x.ndim + extra
+        if isinstance(axis, (bool, np.bool_)) or not isinstance(axis, (int, np.integer)):
+            raise wrong(f"{self.label}: {what} must be an integer, got {type(axis).__name__}: {axis!r}")
+        if not -n <= axis < n:
+            raise wrong(f"{self.label}: {what} is {axis}; variable {x.name!r} with shape {list(x.shape)} allows {-n} to {n - 1}")
+        return int(axis) % n if n else 0
+
+    # -- results ----------------------------------------------------------------------------------------------------------
+
+    def fresh(self, suffix: str = "tmp") -> str:
+        """A name no variable of the program has yet."""
+        while True:
+            name = unique_name.generate(f"{self.name}.{suffix}")
+            if self.block.find(name) is None:
+                return name
+
+    def op(self, op_type: str, *args: Any, out: Mapping[str, Any] | None = None, n_out: int = 0, **attrs: Any) -> Any:
+        """Append one operator on Variables given in slot order; outputs that `out` does not direct get fresh names.
+
+        The result is one Variable, or a tuple in slot order, as from `ir.Builder`.
+        """
+        out = dict(out or {})
+        definition = opdef(op_type)
+        for slot, arg in zip(definition.in_slots, args):
+            if isinstance(arg, (list, tuple)) and slot.many:
+                self.variables(arg, slot.name)
+            elif arg is not None:
+                self.variable(arg, slot.name)
+        for slot in definition.out_slots:
+            if slot.name not in out:
+                out[slot.name] = [self.fresh() for _ in range(n_out)] if slot.many else self.fresh()
+            elif out[slot.name] is not None:
+                target = out[slot.name]
+                for v in target if isinstance(target, (list, tuple)) else [target]:
+                    if not isinstance(v, str):
+                        self.variable(v, slot.name)
+        return self._builder.emit(op_type, *args, out=out, **attrs)
+
+    def activate(self, x: Variable, act: str | None) -> Variable:
+        """`x` through the activation called `act`; None is none."""
+        if act is None:
+            return x
+        return self.op(one_of(self.label, "act", act, ACTIVATIONS), x)
+
+    def add_bias(self, x: Variable, attr: Any, size: int, axis: int, dtype: str | None = None) -> Variable:
+        """`x` plus a vector parameter along `axis`; with attr False `x` itself."""
+        bias = self.parameter(attr, (size,), dtype or x.dtype, is_bias=True)
+        return x if bias is None else self.op("elementwise_add", x, bias, axis=axis)
+
+    # -- parameters -----------------------------------------------------------------------------------------------------------
+
+    def parameter(
+        self,
+        attr: Any,
+        shape: Sequence[int],
+        dtype: Any,
+        is_bias: bool = False,
+        default: Initializer | None = None,
+        trainable: bool | None = None,
+    ) -> Parameter | None:
+        """Declare a parameter in main and startup and append its initializer to startup; None when `attr` is False.
+
+        A name that the main program declares already shares that parameter; one that startup initializes already is not
+        initialized twice. Raises ProgramError when the shared parameter has another shape or dtype.
+        """
+        attr = ParamAttr.of(attr)
+        if attr is None:
+            return None
+        if not is_bias and not as_dtype(dtype).startswith(("float", "bfloat")) and attr.initializer is None and default is None:
+            default = Constant(0.0)  # random values make no sense in an integer parameter
+        name = attr.name or self.fresh("b" if is_bias else "w")
+        record = attr.record()
+        trains = attr.trainable if trainable is None else trainable
+        try:
+            param = self.main.global_block().create_parameter(shape, dtype, name, trains, **record)
+            startup = default_startup_program().global_block()
+            seen = startup.has_var(name)
+            shared = startup.create_parameter(shape, dtype, name, trains, **record)
+        except ProgramError as e:
+            raise wrong(f"{self.label}: {e}") from None
+        if not seen or not any(name in op.output_arg_names for op in startup.oplist):
+            initializer = attr.initializer or default or (Constant(0.0) if is_bias else Xavier())
+            initializer(shared, startup)
+        return param

@@ -1,0 +1,151 @@
+"""Losses: each gives one value per sample (take `layers.mean` of it to train), unless it says that it gives a single one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._checks import number, one_of, whole, wrong
+from ..ir import Variable
+from .helper import LayerHelper
+
+
+def _labels(helper: LayerHelper, label: Any, soft_label: bool) -> Variable:
+    label = helper.variable(label, "label")
+    if not soft_label and label.dtype not in ("int32", "int64"):
+        raise wrong(f"{helper.label}: label must hold int64 or int32 class indices; variable {label.name!r} is {label.dtype} (soft_label?)")
+    return label
+
+
+def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100) -> Variable:
+    """-log of the probability that `input` (probabilities, not logits) gives to the label: [n, classes] and [n, 1] give [n, 1].
+
+    With `soft_label` the labels are probabilities of input's shape. A label of `ignore_index` has loss 0.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     probabilities = fx.layers.softmax(fx.data("x", [-1, 10], "float32"))
+    ...     fx.layers.cross_entropy(probabilities, fx.data("y", [-1, 1], "int64"))
+    <Variable cross_entropy_0.tmp_0: f32[-1,1]>
+    """
+    helper = LayerHelper("cross_entropy")
+    x, label = helper.variable(input, "input"), _labels(helper, label, soft_label)
+    return helper.op("cross_entropy", x, label, soft_label=bool(soft_label), ignore_index=whole(helper.label, "ignore_index", ignore_index))
+
+
+def softmax_with_cross_entropy(
+    logits: Variable,
+    label: Variable,
+    soft_label: bool = False,
+    ignore_index: int = -100,
+    numeric_stable_mode: bool = True,
+    return_softmax: bool = False,
+    axis: int = -1,
+) -> Variable | tuple[Variable, Variable]:
+    """cross_entropy(softmax(logits), label) along an axis, computed without overflow; with `return_softmax` also the softmax.
+
+    Hard labels have size 1 along the axis: [n, classes] and int64 [n, 1] give [n, 1]. `numeric_stable_mode` has no effect: it is on.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     x, y = fx.data("x", [-1, 10], "float32"), fx.data("y", [-1, 1], "int64")
+    ...     fx.layers.softmax_with_cross_entropy(x, y).shape
+    (-1, 1)
+    """
+    helper = LayerHelper("softmax_with_cross_entropy")
+    x, label = helper.variable(logits, "logits"), _labels(helper, label, soft_label)
+    helper.axis(x, axis)
+    softmax, loss = helper.op(
+        "softmax_with_cross_entropy",
+        x,
+        label,
+        soft_label=bool(soft_label),
+        ignore_index=whole(helper.label, "ignore_index", ignore_index),
+        axis=axis,
+    )
+    return (loss, softmax) if return_softmax else loss
+
+
+def square_error_cost(input: Variable, label: Variable) -> Variable:
+    """(input - label) squared, element by element."""
+    helper = LayerHelper("square_error_cost")
+    return helper.op("square_error_cost", helper.variable(input, "input"), helper.variable(label, "label"))
+
+
+def mse_loss(input: Variable, label: Variable) -> Variable:
+    """The mean of (input - label) squared over all elements, as a [1] variable."""
+    helper = LayerHelper("mse_loss")
+    cost = helper.op("square_error_cost", helper.variable(input, "input"), helper.variable(label, "label"))
+    return helper.op("mean", cost)
+
+
+def sigmoid_cross_entropy_with_logits(
+    x: Variable, label: Variable, ignore_index: int = -100, name: str | None = None, normalize: bool = False
+) -> Variable:
+    """The binary cross entropy of sigmoid(x) and labels in [0, 1], element by element, computed without overflow.
+
+    A label of `ignore_index` has loss 0; `normalize` divides by the number of labels that count.
+    """
+    helper = LayerHelper("sigmoid_cross_entropy_with_logits", name)
+    x, label = helper.variable(x, "x"), helper.variable(label, "label")
+    index = whole(helper.label, "ignore_index", ignore_index)
+    return helper.op("sigmoid_cross_entropy_with_logits", x, label, ignore_index=index, normalize=bool(normalize))
+
+
+def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None) -> Variable:
+    """-label * log(p + epsilon) - (1 - label) * log(1 - p + epsilon), for probabilities p of shape [n, 1]."""
+    helper = LayerHelper("log_loss", name)
+    epsilon = number(helper.label, "epsilon", epsilon)
+    return helper.op("log_loss", helper.variable(input, "input"), helper.variable(label, "label"), epsilon=epsilon)
+
+
+def bce_loss(input: Variable, label: Variable, name: str | None = None) -> Variable:
+    """The binary cross entropy of probabilities and labels, element by element."""
+    helper = LayerHelper("bce_loss", name)
+    return helper.op("bce_loss", helper.variable(input, "input"), helper.variable(label, "label"))
+
+
+def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
+    """Half the squared error where it is within `delta`, delta * (|error| - delta / 2) beyond."""
+    helper = LayerHelper("huber_loss")
+    delta = number(helper.label, "delta", delta)
+    if delta <= 0:
+        raise wrong(f"{helper.label}: delta must be above 0, got {delta}")
+    _, loss = helper.op("huber_loss", helper.variable(input, "input"), helper.variable(label, "label"), delta=delta)
+    return loss
+
+
+def smooth_l1(
+    x: Variable,
+    y: Variable,
+    inside_weight: Variable | None = None,
+    outside_weight: Variable | None = None,
+    sigma: float | None = None,
+) -> Variable:
+    """The smooth L1 loss of each sample, [n, 1]: the sum over its elements of d * d * sigma² / 2 where |d| < 1 / sigma², |d| - 0.5 / sigma²
+    elsewhere, with d = (x - y) * inside_weight; each term is multiplied by `outside_weight`.
+    """
+    helper = LayerHelper("smooth_l1_loss")
+    args = helper.variable(x, "x"), helper.variable(y, "y"), inside_weight, outside_weight
+    _, loss = helper.op("smooth_l1_loss", *args, sigma=1.0 if sigma is None else number(helper.label, "sigma", sigma))
+    return loss
+
+
+def kldiv_loss(x: Variable, target: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
+    """target * (log(target) - x) for log-probabilities x: its "mean", its "sum", the sum over the batch size ("batchmean"), or "none"."""
+    helper = LayerHelper("kldiv_loss", name)
+    one_of(helper.label, "reduction", reduction, ("none", "batchmean", "mean", "sum"))
+    return helper.op("kldiv_loss", helper.variable(x, "x"), helper.variable(target, "target"), reduction=reduction)
+
+
+def margin_rank_loss(label: Variable, left: Variable, right: Variable, margin: float = 0.1, name: str | None = None) -> Variable:
+    """max(0, margin - label * (left - right)) for labels 1 (left ranks higher) and -1, element by element."""
+    helper = LayerHelper("margin_rank_loss", name)
+    args = helper.variable(left, "left"), helper.variable(right, "right"), helper.variable(label, "label")
+    loss, _ = helper.op("margin_rank_loss", *args, margin=number(helper.label, "margin", margin))
+    return loss
+
+
+__all__ = [
+    "bce_loss", "cross_entropy", "huber_loss", "kldiv_loss", "log_loss", "margin_rank_loss", "mse_loss", "sigmoid_cross_entropy_with_logits", "smooth_l1",
+    "softmax_with_cross_entropy", "square_error_cost",
+]  # fmt: skip

@@ -1,0 +1,563 @@
+"""Layers that make, move and reshape tensors: data, constants, reshape, concat, slice, gather and their kin."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._checks import number, unsupported, whole, wholes, wrong
+from ..initializer import Constant, Initializer, derive_seed
+from ..ir import Parameter, ProgramError, Variable, as_dtype, default_main_program, default_startup_program, unique_name
+from ..param_attr import ParamAttr
+from .helper import LayerHelper
+
+# -- declaring -----------------------------------------------------------------------------------------------------------
+
+
+def data(
+    name: str,
+    shape: Sequence[int],
+    append_batch_size: bool = True,
+    dtype: Any = "float32",
+    lod_level: int = 0,
+    type: Any = None,
+    stop_gradient: bool = True,
+) -> Variable:
+    """Declare an input that is fed at run time; a batch axis of -1 is put before `shape` unless append_batch_size=False.
+
+    As in fluid, no axis is put before a shape that has an open one already. `lod_level` above 0 is refused, `type` has no effect.
+    `fluidx.data` takes the shape as it is.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()):
+    ...     fx.layers.data("image", [1, 28, 28])
+    <Variable image: f32[-1,1,28,28]>
+    """
+    shape = list(wholes("layers.data", "shape", [-1 if d is None else d for d in _list("layers.data", "shape", shape)]))
+    if append_batch_size and -1 not in shape:
+        shape = [-1, *shape]
+    return _declare_data("layers.data", name, shape, dtype, lod_level, stop_gradient)
+
+
+def fluid_data(name: str, shape: Sequence[int], dtype: Any = "float32", lod_level: int = 0) -> Variable:
+    """Declare an input that is fed at run time. None or -1 in `shape` is an axis whose size the feed decides.
+
+    This is `fluidx.data`.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()):
+    ...     fx.data("label", [None, 1], "int64")
+    <Variable label: i64[-1,1]>
+    """
+    shape = [-1 if d is None else d for d in _list("data", "shape", shape)]
+    return _declare_data("data", name, list(wholes("data", "shape", shape)), dtype, lod_level, True)
+
+
+def _declare_data(owner: str, name: str, shape: list[int], dtype: Any, lod_level: int, stop_gradient: bool) -> Variable:
+    if not isinstance(name, str) or not name:
+        raise wrong(f"{owner}: name must be a non-empty string, got {name!r}")
+    if lod_level:
+        raise wrong(f"{owner}: lod_level={lod_level} is not supported; pad the sequences to one length")
+    block = default_main_program().global_block()
+    if (old := block.descs.get(name)) is not None and not old.is_data:
+        raise wrong(f"{owner}: {name!r} is already declared in {block.program.label()} and is no data variable; choose another name")
+    try:
+        return block.create_var(name, shape, dtype, stop_gradient=stop_gradient, is_data=True)
+    except ProgramError as e:
+        raise wrong(f"{owner}: {e}") from None
+
+
+def _list(owner: str, name: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise wrong(f"{owner}: {name} must be a list of integers, got {builtins.type(value).__name__}: {value!r}")
+    return value
+
+
+def create_tensor(dtype: Any, name: str | None = None, persistable: bool = False) -> Variable:
+    """An empty [1] variable, to be written by `assign` and the like."""
+    block = default_main_program().current_block()
+    return block.create_var(name or unique_name.generate("create_tensor"), (1,), dtype, persistable=persistable)
+
+
+def create_parameter(
+    shape: Sequence[int],
+    dtype: Any,
+    name: str | None = None,
+    attr: Any = None,
+    is_bias: bool = False,
+    default_initializer: Initializer | None = None,
+) -> Parameter:
+    """A parameter of the given shape, initialized by `default_initializer` (Xavier, or 0 for a bias) unless `attr` says otherwise.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()):
+    ...     fx.layers.create_parameter([3, 4], "float32", name="w")
+    <Parameter w: f32[3,4], persistable>
+    """
+    helper = LayerHelper("create_parameter", name)
+    attr = ParamAttr.of(attr)
+    if attr is None:
+        raise wrong(f"{helper.label}: attr=False leaves no parameter")
+    if name is not None and attr.name is None:
+        attr = attr.named(name)
+    param = helper.parameter(attr, wholes(helper.label, "shape", shape, least=0), dtype, is_bias, default_initializer)
+    if param is None:
+        raise AssertionError("a parameter attribute was given")
+    return param
+
+
+def create_global_var(
+    shape: Sequence[int], value: float, dtype: Any, persistable: bool = False, force_cpu: bool = False, name: str | None = None
+) -> Variable:
+    """A variable that startup fills with `value` and that no optimizer trains; `force_cpu` has no effect."""
+    name = name or unique_name.generate("global_var")
+    shape = wholes("layers.create_global_var", "shape", shape, least=0)
+    value = number("layers.create_global_var", "value", value)
+    try:
+        var = default_main_program().global_block().create_var(name, shape, dtype, persistable=persistable, stop_gradient=True)
+        startup = default_startup_program().global_block()
+        seen = startup.has_var(name)
+        twin = startup.create_var(name, shape, dtype, persistable=persistable, stop_gradient=True)
+    except ProgramError as e:
+        raise wrong(f"layers.create_global_var: {e}") from None
+    if not seen:
+        Constant(value)(twin, startup)
+    return var
+
+
+# -- constants and random values ----------------------------------------------------------------------------------------------
+
+
+def fill_constant(
+    shape: Sequence[int], dtype: Any, value: Any, force_cpu: bool = False, out: Variable | None = None, name: str | None = None
+) -> Variable:
+    """A tensor filled with `value`; `out`, when given, receives it. `force_cpu` has no effect.
+
+    The sizes are integers: they must be known while the program is written (see fill_constant_batch_size_like).
+    """
+    helper = LayerHelper("fill_constant", name)
+    dims = wholes(helper.label, "shape", shape, least=0)
+    value = number(helper.label, "value", float(value) if isinstance(value, (bool, str)) else value)
+    y = helper.op("fill_constant", out={} if out is None else {"Out": out}, shape=dims, dtype=as_dtype(dtype), value=value)
+    y.stop_gradient = True
+    return y
+
+
+def fill_constant_batch_size_like(
+    input: Variable,
+    shape: Sequence[int],
+    dtype: Any,
+    value: float,
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    force_cpu: bool = False,
+) -> Variable:
+    """`shape` filled with `value`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`."""
+    helper = LayerHelper("fill_constant_batch_size_like")
+    x = helper.variable(input, "input")
+    return helper.op(
+        "fill_constant_batch_size_like",
+        x,
+        shape=wholes(helper.label, "shape", shape),
+        dtype=as_dtype(dtype),
+        value=number(helper.label, "value", value),
+        input_dim_idx=helper.axis(x, input_dim_idx, "input_dim_idx"),
+        output_dim_idx=whole(helper.label, "output_dim_idx", output_dim_idx, 0),
+    )
+
+
+def ones(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Variable:
+    """A tensor of ones."""
+    return fill_constant(shape, dtype, 1.0)
+
+
+def zeros(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Variable:
+    """A tensor of zeros."""
+    return fill_constant(shape, dtype, 0.0)
+
+
+def zeros_like(x: Variable, out: Variable | None = None) -> Variable:
+    """Zeros of x's shape and dtype."""
+    helper = LayerHelper("zeros_like")
+    return helper.op("fill_zeros_like", helper.variable(x, "x"), out={} if out is None else {"Out": out})
+
+
+def ones_like(x: Variable, out: Variable | None = None) -> Variable:
+    """Ones of x's shape and dtype."""
+    helper = LayerHelper("ones_like")
+    return helper.op("fill_any_like", helper.variable(x, "x"), out={} if out is None else {"Out": out}, value=1.0)
+
+
+def assign(input: Any, output: Variable | None = None) -> Variable:
+    """A copy of a Variable, or the values of an array; `output`, when given, receives it.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.assign(np.arange(3, dtype="int32"))
+    <Variable assign_0.tmp_0: i32[3]>
+    """
+    helper = LayerHelper("assign")
+    out = {} if output is None else {"Out": output}
+    if isinstance(input, Variable):
+        return helper.op("assign", helper.variable(input, "input"), out=out)
+    if not isinstance(input, (np.ndarray, np.generic, int, float, bool, list, tuple)):
+        raise wrong(f"{helper.label}: input must be a Variable or an array, got {builtins.type(input).__name__}: {input!r}")
+    array = np.asarray(input)
+    if array.dtype == np.float64 and not isinstance(input, (np.ndarray, np.generic)):
+        array = array.astype("float32")
+    dtype = as_dtype(array.dtype)
+    values = tuple((array.astype("float64") if "float" in dtype else array).ravel().tolist())
+    y = helper.op("assign_value", out=out, shape=array.shape, dtype=dtype, values=values)
+    y.stop_gradient = True
+    return y
+
+
+def _random(op_type: str, shape: Sequence[int], dtype: Any, seed: int, name: str | None, **attrs: float) -> Variable:
+    helper = LayerHelper(op_type, name)
+    dims = wholes(helper.label, "shape", shape, least=0)
+    numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
+    result = helper.fresh()
+    seed = whole(helper.label, "seed", seed or 0, 0) or derive_seed(helper.main, result)
+    return helper.op(op_type, out={"Out": result}, shape=dims, dtype=as_dtype(dtype), seed=seed, per_run=True, **numbers)
+
+
+def uniform_random(
+    shape: Sequence[int], dtype: Any = "float32", min: float = -1.0, max: float = 1.0, seed: int = 0, name: str | None = None
+) -> Variable:
+    """Values uniform over [min, max), drawn anew in every run.
+
+    Seed 0 stands for one derived from the program's random_seed and the variable's name.
+    """
+    return _random("uniform_random", shape, dtype, seed, name, min=min, max=max)
+
+
+def gaussian_random(
+    shape: Sequence[int], mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: Any = "float32", name: str | None = None
+) -> Variable:
+    """Normally distributed values, drawn anew in every run; the seed as in uniform_random."""
+    return _random("gaussian_random", shape, dtype, seed, name, mean=mean, std=std)
+
+
+
+def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
+    """start, start + step, ... up to but not including end. The three must be numbers, so that the length is known."""
+    helper = LayerHelper("range")
+    numbers: dict[str, Any] = {n: number(helper.label, n, v) for n, v in (("start", start), ("end", end), ("step", step))}
+    return helper.op("range", dtype=as_dtype(dtype), **numbers)
+
+
+def linspace(start: Any, stop: Any, num: int, dtype: Any = "float32") -> Variable:
+    """`num` values evenly spaced from start to stop, both included."""
+    helper = LayerHelper("linspace")
+    first, last = number(helper.label, "start", start), number(helper.label, "stop", stop)
+    return helper.op("linspace", start=first, stop=last, num=whole(helper.label, "num", num, 1), dtype=as_dtype(dtype))
+
+
+def eye(num_rows: int, num_columns: int | None = None, batch_shape: Sequence[int] | None = None, dtype: Any = "float32") -> Variable:
+    """The identity matrix, repeated over `batch_shape` when that is given."""
+    helper = LayerHelper("eye")
+    rows = whole(helper.label, "num_rows", num_rows, 0)
+    columns = rows if num_columns is None else whole(helper.label, "num_columns", num_columns, 0)
+    y = helper.op("eye", num_rows=rows, num_columns=columns, dtype=as_dtype(dtype))
+    if batch_shape:
+        batch = wholes(helper.label, "batch_shape", batch_shape, least=1)
+        y = expand(unsqueeze(y, list(builtins.range(len(batch)))), [*batch, 1, 1])
+    return y
+
+
+def diag(diagonal: Variable | np.ndarray) -> Variable:
+    """The square matrix with the given vector on its diagonal."""
+    helper = LayerHelper("diag")
+    vector = assign(diagonal) if isinstance(diagonal, np.ndarray) else helper.variable(diagonal, "diagonal")
+    helper.rank(vector, "diagonal", 1)
+    return helper.op("diag", vector)
+
+
+# -- shape ----------------------------------------------------------------------------------------------------------------------
+
+
+def cast(x: Variable, dtype: Any) -> Variable:
+    """x converted to another dtype."""
+    helper = LayerHelper("cast")
+    return helper.op("cast", helper.variable(x, "x"), dtype=as_dtype(dtype))
+
+
+def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
+    """Variables joined along an axis; the other sizes must agree."""
+    helper = LayerHelper("concat", name)
+    xs = helper.variables(input, "input")
+    return helper.op("concat", xs, axis=helper.axis(xs[0], axis))
+
+
+def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None) -> list[Variable]:
+    """input cut along axis `dim` into a number of equal parts, or into parts of the given sizes (one may be -1)."""
+    helper = LayerHelper("split", name)
+    x = helper.variable(input, "input")
+    axis = helper.axis(x, dim, "dim")
+    size = x.shape[axis]
+    if not isinstance(num_or_sections, (list, tuple)):
+        n = whole(helper.label, "num_or_sections", num_or_sections, 1)
+        if size >= 0 and size % n:
+            raise wrong(f"{helper.label}: axis {axis} of variable {x.name!r} is {size}, which does not divide into {n} parts")
+        return helper.op("split", x, n_out=n, axis=axis, num=n)
+    sections = list(wholes(helper.label, "num_or_sections", num_or_sections, least=-1))
+    if sections.count(-1) > 1 or not sections:
+        raise wrong(f"{helper.label}: num_or_sections must hold sizes, at most one of them -1, got {sections}")
+    if -1 in sections:
+        rest = size - builtins.sum(s for s in sections if s >= 0)
+        if size < 0 or rest < 0:
+            raise wrong(f"{helper.label}: sections {sections} do not fit axis {axis} of variable {x.name!r}, which is {size}")
+        sections[sections.index(-1)] = rest
+    if size >= 0 and builtins.sum(sections) != size:
+        raise wrong(f"{helper.label}: sections {sections} add up to {builtins.sum(sections)}; axis {axis} of variable {x.name!r} is {size}")
+    return helper.op("split", x, n_out=len(sections), axis=axis, sections=tuple(sections))
+
+
+def stack(x: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
+    """Variables of one shape put side by side along a new axis."""
+    helper = LayerHelper("stack", name)
+    xs = helper.variables(x, "x")
+    return helper.op("stack", xs, axis=helper.axis(xs[0], axis, extra=1))
+
+
+def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable]:
+    """The slices of x along an axis, each without that axis."""
+    helper = LayerHelper("unstack")
+    x = helper.variable(x, "x")
+    axis = helper.axis(x, axis)
+    size = x.shape[axis] if num is None else whole(helper.label, "num", num, 1)
+    if size < 0 or x.shape[axis] not in (-1, size):
+        raise wrong(f"{helper.label}: axis {axis} of variable {x.name!r} with shape {list(x.shape)} does not give {num} slices")
+    return helper.op("unstack", x, n_out=size, axis=axis, num=size)
+
+
+def reshape(
+    x: Variable, shape: Sequence[int], actual_shape: Any = None, act: str | None = None, inplace: bool = False, name: str | None = None
+) -> Variable:
+    """x with another shape and the same elements. One size may be -1 (what remains); 0 copies x's size at that axis.
+
+    `inplace` has no effect: the result shares x's memory anyway. `actual_shape` (a shape computed at run time) is refused.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.reshape(fx.data("x", [-1, 28, 28], "float32"), [0, 784])
+    <Variable reshape_0.tmp_0: f32[-1,784]>
+    """
+    helper = LayerHelper("reshape", name)
+    unsupported(helper.label, actual_shape=actual_shape)
+    sizes = wholes(helper.label, "shape", shape, least=-1)
+    if sizes.count(-1) > 1:
+        raise wrong(f"{helper.label}: shape {list(sizes)} has more than one -1")
+    return helper.activate(helper.op("reshape", helper.variable(x, "x"), shape=sizes), act)
+
+
+def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
+    """x with its axes in the order `perm`."""
+    helper = LayerHelper("transpose", name)
+    x = helper.variable(x, "x")
+    axes = tuple(helper.axis(x, a, "perm") for a in wholes(helper.label, "perm", perm))
+    if sorted(axes) != list(builtins.range(x.ndim)):
+        raise wrong(f"{helper.label}: perm {list(perm)} is no order of the {x.ndim} axes of variable {x.name!r}")
+    return helper.op("transpose", x, axis=axes)
+
+
+def _axes(helper: LayerHelper, x: Variable, axes: Any, extra: int = 0) -> tuple[int, ...]:
+    items = wholes(helper.label, "axes", axes, None if isinstance(axes, (list, tuple, np.ndarray)) else 1)
+    out = tuple(helper.axis(x, a, "axes", extra and len(items)) for a in items)
+    if len(set(out)) != len(out):
+        raise wrong(f"{helper.label}: axes {list(items)} names an axis twice")
+    return out
+
+
+def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Variable:
+    """input without the given axes, which have size 1; with no axes, without all axes of size 1."""
+    helper = LayerHelper("squeeze", name)
+    x = helper.variable(input, "input")
+    return helper.op("squeeze", x, axes=_axes(helper, x, axes))
+
+
+def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
+    """input with new axes of size 1, at the given places of the result."""
+    helper = LayerHelper("unsqueeze", name)
+    x = helper.variable(input, "input")
+    return helper.op("unsqueeze", x, axes=_axes(helper, x, axes, extra=1))
+
+
+def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
+    """x as a matrix: the axes before `axis` make its rows, the others its columns."""
+    helper = LayerHelper("flatten", name)
+    x = helper.variable(x, "x")
+    axis = whole(helper.label, "axis", axis)
+    if not 0 <= axis <= x.ndim:
+        raise wrong(f"{helper.label}: axis is {axis}; variable {x.name!r} with shape {list(x.shape)} allows 0 to {x.ndim}")
+    return helper.op("flatten", x, axis=axis)
+
+
+def _slice_args(helper: LayerHelper, x: Variable, axes: Any, **lists: Any) -> dict[str, Any]:
+    out = {"axes": _axes(helper, x, axes)}
+    for name, value in lists.items():
+        if any(isinstance(v, Variable) for v in (value if isinstance(value, (list, tuple)) else [value])):
+            raise wrong(f"{helper.label}: {name} must be integers known while the program is written, not Variables")
+        out[name] = wholes(helper.label, name, value)
+        if len(out[name]) != len(out["axes"]):
+            raise wrong(f"{helper.label}: {len(out['axes'])} axes but {len(out[name])} {name} were given")
+    return out
+
+
+def slice(input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Variable:
+    """input cut to [start, end) along the given axes; negative bounds count from the end."""
+    helper = LayerHelper("slice")
+    x = helper.variable(input, "input")
+    return helper.op("slice", x, **_slice_args(helper, x, axes, starts=starts, ends=ends))
+
+
+def strided_slice(
+    input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]
+) -> Variable:
+    """input cut to start, start + stride, ... before end along the given axes; a negative stride walks backwards."""
+    helper = LayerHelper("strided_slice")
+    x = helper.variable(input, "input")
+    attrs = _slice_args(helper, x, axes, starts=starts, ends=ends, strides=strides)
+    if 0 in attrs["strides"]:
+        raise wrong(f"{helper.label}: a stride must not be 0, got {list(attrs['strides'])}")
+    return helper.op("strided_slice", x, **attrs)
+
+
+def expand(x: Variable, expand_times: Sequence[int], name: str | None = None) -> Variable:
+    """x repeated `expand_times[i]` times along each axis i."""
+    helper = LayerHelper("expand", name)
+    x = helper.variable(x, "x")
+    times = wholes(helper.label, "expand_times", expand_times, least=1)
+    if len(times) != x.ndim:
+        raise wrong(f"{helper.label}: expand_times has {len(times)} entries; variable {x.name!r} has {x.ndim} axes")
+    return helper.op("expand", x, expand_times=times)
+
+
+def expand_as(x: Variable, target_tensor: Variable, name: str | None = None) -> Variable:
+    """x repeated to the shape of `target_tensor`, whose sizes are multiples of x's."""
+    helper = LayerHelper("expand_as", name)
+    return helper.op("expand_as", helper.variable(x, "x"), helper.variable(target_tensor, "target_tensor"))
+
+
+def reverse(x: Variable, axis: int | Sequence[int]) -> Variable:
+    """x with the order of elements turned around along the given axes."""
+    helper = LayerHelper("reverse")
+    x = helper.variable(x, "x")
+    return helper.op("reverse", x, axis=_axes(helper, x, axis))
+
+
+def flip(x: Variable, dims: int | Sequence[int]) -> Variable:
+    """x with the order of elements turned around along the given axes."""
+    return reverse(x, dims)
+
+
+def tril(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
+    """The lower triangle of the last two axes, zero above `diagonal`."""
+    helper = LayerHelper("tril", name)
+    x = helper.variable(input, "input")
+    return helper.op("tril_triu", x, diagonal=whole(helper.label, "diagonal", diagonal), lower=True)
+
+
+def triu(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
+    """The upper triangle of the last two axes, zero below `diagonal`."""
+    helper = LayerHelper("triu", name)
+    x = helper.variable(input, "input")
+    return helper.op("tril_triu", x, diagonal=whole(helper.label, "diagonal", diagonal), lower=False)
+
+
+def shape(input: Variable) -> Variable:
+    """The shape of input as an int32 vector; open axes have their size at run time."""
+    helper = LayerHelper("shape")
+    return helper.op("shape", helper.variable(input, "input"))
+
+
+def rank(input: Variable) -> Variable:
+    """The number of axes of input, as an int32 [1]."""
+    helper = LayerHelper("rank")
+    return assign(np.array([helper.variable(input, "input").ndim], "int32"))
+
+
+def size(input: Variable) -> Variable:
+    """The number of elements of input, as an int64 [1]."""
+    helper = LayerHelper("size")
+    return helper.op("reduce_prod", helper.op("shape", helper.variable(input, "input"), dtype="int64"), dim=())
+
+
+# -- picking, ordering -----------------------------------------------------------------------------------------------------------
+
+
+def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
+    """The rows of input that `index` (integers, [n] or [n, 1]) names. `overwrite` has no effect: gradients of rows add up."""
+    helper = LayerHelper("gather")
+    return helper.op("gather", helper.variable(input, "input"), helper.variable(index, "index"))
+
+
+def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Variable:
+    """The elements or slices of input at the positions in the last axis of `index`."""
+    helper = LayerHelper("gather_nd", name)
+    return helper.op("gather_nd", helper.variable(input, "input"), helper.variable(index, "index"))
+
+
+def scatter(input: Variable, index: Variable, updates: Variable, name: str | None = None, overwrite: bool = True) -> Variable:
+    """input with the rows that `index` names replaced by those of `updates`; overwrite=False sets them to 0 and adds."""
+    helper = LayerHelper("scatter", name)
+    args = helper.variable(input, "input"), helper.variable(index, "index"), helper.variable(updates, "updates")
+    return helper.op("scatter", *args, overwrite=bool(overwrite))
+
+
+def where(condition: Variable, x: Variable | None = None, y: Variable | None = None, name: str | None = None) -> Variable:
+    """x where `condition` (bool) is true, y elsewhere.
+
+    fluid's form with the condition alone returns the indices of true elements, whose number is known only at run time; it is refused.
+    """
+    helper = LayerHelper("where", name)
+    if x is None or y is None:
+        raise wrong(f"{helper.label}: x and y must be given; the indices of true elements have no size known while the program is written")
+    return helper.op("where", helper.variable(condition, "condition"), helper.variable(x, "x"), helper.variable(y, "y"))
+
+
+def _arg(op_type: str, x: Variable, axis: int) -> Variable:
+    helper = LayerHelper(op_type)
+    x = helper.variable(x, "x")
+    return helper.op(op_type, x, axis=helper.axis(x, axis))
+
+
+def argmax(x: Variable, axis: int = 0) -> Variable:
+    """The index of the largest element along an axis, as int64; the first of equal ones."""
+    return _arg("arg_max", x, axis)
+
+
+def argmin(x: Variable, axis: int = 0) -> Variable:
+    """The index of the smallest element along an axis, as int64; the first of equal ones."""
+    return _arg("arg_min", x, axis)
+
+
+def argsort(input: Variable, axis: int = -1, descending: bool = False, name: str | None = None) -> tuple[Variable, Variable]:
+    """The elements sorted along an axis, and their int64 indices in input."""
+    helper = LayerHelper("argsort", name)
+    x = helper.variable(input, "input")
+    return helper.op("argsort", x, axis=helper.axis(x, axis), descending=bool(descending))
+
+
+def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Variable]:
+    """The k largest elements of the last axis, largest first, and their int64 indices."""
+    helper = LayerHelper("top_k", name)
+    x = helper.variable(input, "input")
+    if isinstance(k, Variable):
+        raise wrong(f"{helper.label}: k must be an integer known while the program is written, not a Variable")
+    k = whole(helper.label, "k", k, 1)
+    if x.ndim and 0 <= x.shape[-1] < k:
+        raise wrong(f"{helper.label}: k is {k}, the last axis of variable {x.name!r} has {x.shape[-1]} elements")
+    return helper.op("top_k", x, k=k)
+
+
+__all__ = [
+    "argmax", "argmin", "argsort", "assign", "cast", "concat", "create_global_var", "create_parameter",
+    "create_tensor", "data", "diag", "expand", "expand_as", "eye", "fill_constant", "fill_constant_batch_size_like", "flatten", "flip",
+    "gather", "gather_nd", "gaussian_random", "linspace", "ones", "ones_like", "range", "rank", "reshape", "reverse", "scatter", "shape",
+    "size", "slice", "split", "squeeze", "stack", "strided_slice", "topk", "transpose", "tril", "triu", "uniform_random", "unsqueeze",
+    "unstack", "where", "zeros", "zeros_like",
+]  # fmt: skip

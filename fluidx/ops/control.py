@@ -1,0 +1,138 @@
+"""Control flow: operators that run sub-blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..ir.errors import ProgramError
+from ..ir.opdef import OpDef, Required
+from ..ir.operator import BlockRef
+from ..ir.builder import Builder
+from ..ir.program import Block
+
+_Step = Callable[[], Any]
+
+
+class While(OpDef):
+    """Run the sub-block again and again while the condition variable, [1] bool, is true.
+
+    The body writes the condition and the loop variables in place; shapes stay the same from round to round. `X` lists the outer
+    variables that the body reads, `Out` those that it writes. It has no gradient: the number of rounds is not known when the
+    program is written; unroll the loop in Python where a gradient is needed.
+    """
+
+    name = "while"
+    inputs = ("Condition", "X*")
+    outputs = ("Out*",)
+    attrs = {"sub_block": Required(BlockRef)}
+
+    @staticmethod
+    def infer(condition: Any, xs: list, *, sub_block: BlockRef) -> list:
+        if condition.dtype != "bool" or condition.numel != 1:
+            raise ProgramError(f"while: the condition must be a bool of one element, got {condition}")
+        return [[]]
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        raise ProgramError("a while loop has no gradient: its number of rounds is not known when the program is written; unroll it in Python")
+
+    @staticmethod
+    def bind_control(planner: Any, op: Any) -> _Step:
+        condition = planner.array(op.input("Condition")[0])
+        body = planner.block_runner(op.attrs["sub_block"].idx)
+
+        def step() -> None:
+            while condition.item():
+                body()
+
+        return step
+
+    @staticmethod
+    def run_reference(op: Any, env: dict, run_block: Callable[[int], None]) -> None:
+        name = op.input("Condition")[0]
+        while bool(np.asarray(env[name]).item()):
+            run_block(op.attrs["sub_block"].idx)
+
+
+class Cond(OpDef):
+    """The results of one of two sub-blocks, chosen by a [1] bool.
+
+    `true_out` and `false_out` name the results inside (or outside) the blocks, in the order of `Out`; both must have the same types.
+    The gradient runs the gradient of the chosen branch, which computes the branch anew.
+    """
+
+    name = "cond"
+    inputs = ("Cond", "X*")
+    outputs = ("Out*",)
+    attrs = {"true_block": Required(BlockRef), "false_block": Required(BlockRef), "true_out": Required(tuple), "false_out": Required(tuple)}
+
+    @staticmethod
+    def infer(condition: Any, xs: list, *, true_block: BlockRef, false_block: BlockRef, true_out: tuple, false_out: tuple) -> list:
+        if condition.dtype != "bool" or condition.numel != 1:
+            raise ProgramError(f"cond: the condition must be a bool of one element, got {condition}")
+        return [[]]
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        """A cond whose branches recompute the forward branch and then run its backward operators."""
+        gs = [g] if not isinstance(g, (list, tuple)) else list(g[0] if len(g) == 1 and isinstance(g[0], list) else g)
+        xs = op["X"]
+        wanted = [x for x in xs if x.desc.type.is_float and not x.stop_gradient]
+        if not wanted:
+            return (None, [None] * len(xs))
+        program = b.block.program
+        outs, blocks = [], []
+        for which in ("true", "false"):
+            source = program.blocks[op.attrs[f"{which}_block"].idx]
+            with program.sub_block() as block:
+                names = _copy_ops(source, block, f"@{which}.again{block.idx}")
+                pairs = [(block.var(names.get(n, n)), v) for n, v in zip(op.attrs[f"{which}_out"], gs, strict=True) if v is not None]
+                grads = op.gradients([y for y, _ in pairs], wanted, [v for _, v in pairs])
+                zeros = Builder(block, role=b.role)
+                outs.append([v.name if v is not None else zeros.fill_zeros_like(x).name for x, v in zip(wanted, grads, strict=True)])
+                blocks.append(block.idx)
+        made = [b.block.create_var(f"{x.name}@GRAD@cond{blocks[0]}", x.shape, x.dtype, stop_gradient=True) for x in wanted]
+        b.block.append_op(
+            "cond", {"Cond": op["Cond"], "X": [*xs, *[v for v in gs if v is not None]]}, {"Out": made},
+            {"true_block": BlockRef(blocks[0]), "false_block": BlockRef(blocks[1]), "true_out": outs[0], "false_out": outs[1]},
+            role=b.role,
+        )  # fmt: skip
+        by_name = {x.name: v for x, v in zip(wanted, made, strict=True)}
+        return (None, [by_name.get(x.name) for x in xs])
+
+    @staticmethod
+    def bind_control(planner: Any, op: Any) -> _Step:
+        condition = planner.array(op.input("Cond")[0])
+        branches = []
+        for which in ("false", "true"):
+            run = planner.block_runner(op.attrs[f"{which}_block"].idx)
+            pairs = [(planner.array(o), planner.array(n)) for o, n in zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True)]
+            branches.append((run, pairs))
+
+        def step() -> None:
+            run, pairs = branches[bool(condition.item())]
+            run()
+            for out, value in pairs:
+                out[...] = value
+
+        return step
+
+    @staticmethod
+    def run_reference(op: Any, env: dict, run_block: Callable[[int], None]) -> None:
+        which = "true" if bool(np.asarray(env[op.input("Cond")[0]]).item()) else "false"
+        run_block(op.attrs[f"{which}_block"].idx)
+        for out, name in zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True):
+            env[out] = env[name]
+
+
+def _copy_ops(source: Block, block: Block, suffix: str) -> dict[str, str]:
+    """Copy the operators of a branch into `block`, its own variables renamed; return old name -> new name."""
+    names = {n: n + suffix for n in source.descs}
+    for n, new in names.items():
+        block.descs[new] = source.descs[n].changed(name=new)
+    for op in source.oplist:
+        block.oplist.append(op.renamed(names, outputs=True))
+    return names

@@ -1,0 +1,26 @@
+"""Optimizers: `minimize(loss)` appends the backward pass and one update per parameter, under fluid's names."""
+
+from .adam import Adam, Adamax, AdamW, Lamb
+from .average import ExponentialMovingAverage
+from .base import Optimizer
+from .gradient import SGD, Adadelta, Adagrad, DecayedAdagrad, Ftrl, LarsMomentum, Momentum, RMSProp
+
+SGDOptimizer = SGD
+MomentumOptimizer = Momentum
+LarsMomentumOptimizer = LarsMomentum
+AdagradOptimizer = Adagrad
+DecayedAdagradOptimizer = DecayedAdagrad
+AdamOptimizer = Adam
+AdamWOptimizer = AdamW
+AdamaxOptimizer = Adamax
+LambOptimizer = Lamb
+AdadeltaOptimizer = Adadelta
+RMSPropOptimizer = RMSProp
+FtrlOptimizer = Ftrl
+
+__all__ = [
+    "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW", "AdamWOptimizer", "Adamax",
+    "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "Lamb",
+    "LambOptimizer", "LarsMomentum", "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "RMSProp",
+    "RMSPropOptimizer", "SGD", "SGDOptimizer",
+]  # fmt: skip

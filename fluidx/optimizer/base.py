@@ -1,0 +1,216 @@
+"""Optimizer, the base of all: the backward pass, clipping and decay, then one update per parameter.
+
+An optimizer keeps its state in persistable variables named after the parameter (`fc_0.w_0_velocity_0`), whose records say so
+(`attrs["state_of"]`), and gives them their first values in the startup program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakKeyDictionary
+
+from .._checks import number, wrong
+from ..backward import append_backward
+from ..clip import GradientClip, append_gradient_clip_ops
+from ..ir import (
+    Builder,
+    Operator,
+    Parameter,
+    Program,
+    ProgramError,
+    Role,
+    Variable,
+    default_startup_program,
+    unique_name,
+)
+from ..lr_scheduler import persistable, unused_name
+from ..regularizer import Regularizer, append_regularization_ops
+
+ParamsGrads = list[tuple[Parameter, Variable]]
+
+
+class Optimizer:
+    """Base of the optimizers. A subclass states `update`: the operators of one parameter's step.
+
+    `learning_rate` is a number or a [1] variable; `parameter_list` limits what is trained; `regularization` is the decay of parameters
+    that have none of their own; `grad_clip` is one of `fluidx.clip`. Gradients are clipped, then decayed, then applied.
+    """
+
+    kind = ""
+
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: Regularizer | None = None,
+        grad_clip: GradientClip | None = None,
+        name: str | None = None,
+    ):
+        self.label = f"optimizer.{type(self).__name__}"
+        if isinstance(learning_rate, Variable):
+            if learning_rate.desc.type.numel != 1 or not learning_rate.desc.type.is_float:
+                raise wrong(f"{self.label}: learning_rate must be one float; variable {learning_rate.name!r} is {learning_rate.desc.type}")
+            self.learning_rate: float | Variable = learning_rate
+        else:
+            self.learning_rate = number(self.label, "learning_rate", learning_rate)
+        if regularization is not None and not isinstance(regularization, Regularizer):
+            raise wrong(f"{self.label}: regularization must be L1Decay, L2Decay or None, got {regularization!r}")
+        if grad_clip is not None and not isinstance(grad_clip, GradientClip):
+            raise wrong(f"{self.label}: grad_clip must be a GradientClipBy... or None, got {grad_clip!r}")
+        self.parameter_list = parameter_list
+        self.regularization = regularization
+        self.grad_clip = grad_clip
+        self.name = name
+        self._rates: WeakKeyDictionary[Program, dict[float, Variable]] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[Program, dict[tuple[str, str], Variable]] = WeakKeyDictionary()
+
+    # -- what users call --------------------------------------------------------------------------------------------------
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+    ) -> tuple[list[Operator], ParamsGrads]:
+        """Append the gradients of `loss` and the updates of its parameters.
+
+        Returns the optimizer's operators, and the (parameter, gradient) pairs as `append_backward` gave them.
+
+        Raises ProgramError as `append_backward` does, when there is nothing to train, and when this optimizer already trains a parameter.
+        """
+        params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
+        return self.apply_optimize(loss, startup_program, params_grads), params_grads
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        callbacks: Sequence[Callable[..., None]] | None = None,
+    ) -> ParamsGrads:
+        """Append the gradients of `loss` alone."""
+        params_grads = append_backward(loss, self.parameter_list if parameter_list is None else parameter_list, no_grad_set, callbacks)
+        if not params_grads:
+            raise wrong(f"{self.label}: the loss {loss.name!r} depends on no trainable parameter, so there is nothing to minimize")
+        return params_grads
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Parameter, Variable]]) -> list[Operator]:
+        """Append clipping, decay and updates for gradients that exist; returns the appended operators.
+
+        Their state is initialized in the default startup program.
+        """
+        return self._apply(params_grads, default_startup_program())
+
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Parameter, Variable]]
+    ) -> list[Operator]:
+        """`apply_gradients`, with the state initialized in `startup_program`."""
+        return self._apply(params_grads, startup_program or default_startup_program())
+
+    # -- what a subclass says ------------------------------------------------------------------------------------------------
+
+    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+        """Append one parameter's update with `step.b`; `step.state` and `step.power` give its state."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it updates a parameter")
+
+    # -- how it is done ------------------------------------------------------------------------------------------------------
+
+    def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
+        pairs = [(p, g) for p, g in params_grads if g is not None]
+        if not pairs:
+            raise wrong(f"{self.label}: there are no gradients to apply")
+        main = pairs[0][0].block.program
+        if startup is main:
+            raise wrong(f"{self.label}: the startup program must be another program than the one that is trained")
+        block = main.global_block()
+        taken = self._states.setdefault(main, {})
+        for p, g in pairs:
+            if p.block.program is not main or g.block.program is not main:
+                raise wrong(f"{self.label}: {p.name!r} and its gradient {g.name!r} must belong to {main.label()}")
+            if not p.desc.type.accepts(g.desc.type):
+                raise wrong(f"{self.label}: the gradient of {p.name!r} must be {p.desc.type}, {g.name!r} is {g.desc.type}")
+            if (p.name, "") in taken:
+                raise wrong(f"{self.label}: this optimizer already updates parameter {p.name!r} in {main.label()};"
+                            " make another optimizer for a second loss, or add the losses up and minimize once")  # fmt: skip
+        start = len(block.oplist)
+        step = Step(self, main, startup)
+        pairs = self.grad_clip(pairs) if self.grad_clip is not None else append_gradient_clip_ops(pairs)
+        pairs = append_regularization_ops(pairs, self.regularization)
+        for p, g in pairs:
+            taken[p.name, ""] = p
+            self.update(step, p, g, self._rate(step, p))
+        step.finish()
+        return block.oplist[start:]
+
+    def _rate(self, step: Step, p: Parameter) -> Variable:
+        """The learning rate of one parameter: the optimizer's, times the parameter's own, made once per distinct factor."""
+        factor = float(p.optimize_attr["learning_rate"])
+        rates = self._rates.setdefault(step.main, {})
+        if factor not in rates:
+            if 1.0 not in rates:
+                rates[1.0] = self._base_rate(step, "float64" if p.dtype == "float64" else "float32")
+            if factor != 1.0:
+                rates[factor] = step.b.scale(rates[1.0], scale=factor)
+        return rates[factor]
+
+    def _base_rate(self, step: Step, dtype: str) -> Variable:
+        if isinstance(self.learning_rate, Variable):
+            if step.block.find(self.learning_rate.name) is None:
+                raise wrong(f"{self.label}: the learning rate {self.learning_rate.name!r} belongs to"
+                            f" {self.learning_rate.block.program.label()}, not to {step.main.label()}")  # fmt: skip
+            return step.block.var(self.learning_rate.name)
+        name = unused_name(step.block, step.startup, "learning_rate")
+        return persistable(step.block, step.startup, name, (1,), dtype, self.learning_rate)
+
+    def __repr__(self) -> str:
+        rate = self.learning_rate.name if isinstance(self.learning_rate, Variable) else self.learning_rate
+        return f"{type(self).__name__}(learning_rate={rate})"
+
+
+class Step:
+    """What an optimizer's `update` is handed: a builder and the state of its parameters."""
+
+    def __init__(self, optimizer: Optimizer, main: Program, startup: Program):
+        self.optimizer = optimizer
+        self.main = main
+        self.startup = startup
+        self.block = main.global_block()
+        self.b = Builder(self.block, role=Role.OPTIMIZE)
+        self._powers: list[tuple[Variable, float]] = []
+
+    def state(self, p: Parameter, key: str, fill: float = 0.0, shape: tuple[int, ...] | None = None) -> Variable:
+        """The persistable variable `<p>_<key>_0`, of the parameter's shape, which the startup program fills with `fill`.
+
+        Its dtype is the parameter's, but float32 for a parameter of 16 bits.
+        """
+        own = f"{self.optimizer.name}_{key}" if self.optimizer.name else key
+        name = unique_name.generate(f"{p.name}_{own}")
+        if self.block.has_var(name):
+            raise ProgramError(
+                f"{self.optimizer.label}: {name!r}, the {key} of parameter {p.name!r}, is already declared in {self.main.label()}; "
+                "the program was minimized before under another unique_name.guard. Give this optimizer a name of its own"
+            )
+        dtype = "float64" if p.dtype == "float64" else "float32"
+        var = persistable(self.block, self.startup, name, p.shape if shape is None else shape, dtype, fill, state_of=p.name)
+        self.optimizer._states[self.main][p.name, key] = var
+        return var
+
+    def power(self, p: Parameter, key: str, base: float) -> Variable:
+        """A [1] variable `base` to the power of the step, counted from 1; advanced by `finish`, after all updates."""
+        var = self.state(p, key, base, (1,))
+        self._powers.append((var, base))
+        return var
+
+    def finish(self) -> None:
+        """Advance the powers."""
+        for var, base in self._powers:
+            self.b.scale(var, scale=base, out={"Out": var})
+
+
+def fraction(owner: str, name: str, value: float) -> float:
+    value = number(owner, name, value)
+    if not 0.0 <= value < 1.0:
+        raise wrong(f"{owner}: {name} must be from 0 up to, but not, 1; got {value}")
+    return value

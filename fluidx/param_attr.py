@@ -1,0 +1,94 @@
+"""ParamAttr: what a layer is told about a parameter it creates."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from ._checks import number, one_of, wrong
+from .initializer import Initializer
+
+
+class ParamAttr:
+    """Name, initial value and training options of one parameter.
+
+    Wherever a layer takes `param_attr` or `bias_attr`, None stands for the defaults, a string for a name, an initializer for a
+    parameter initialized by it, and False (for a bias) for no parameter at all.
+
+    `learning_rate` multiplies the optimizer's; `regularizer` is `regularizer.L1Decay(c)`, `regularizer.L2Decay(c)` or the pair
+    ("l1", c) / ("l2", c) and overrides the optimizer's; `trainable=False` freezes the parameter; `need_clip=False` keeps its gradient
+    out of gradient clipping. `do_model_average` is kept for fluid programs; nothing reads it.
+
+    >>> ParamAttr(name="w", learning_rate=0.5, regularizer=("l2", 1e-4)).record()
+    {'learning_rate': 0.5, 'regularizer': ('l2', 0.0001), 'need_clip': True}
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        initializer: Initializer | None = None,
+        learning_rate: float = 1.0,
+        regularizer: Any = None,
+        trainable: bool = True,
+        do_model_average: bool = True,
+        need_clip: bool = True,
+    ):
+        if name is not None and (not isinstance(name, str) or not name):
+            raise wrong(f"ParamAttr: name must be a non-empty string or None, got {name!r}")
+        if initializer is not None and not isinstance(initializer, Initializer):
+            raise wrong(f"ParamAttr: initializer must come from fluidx.initializer, got {type(initializer).__name__}: {initializer!r}")
+        self.name = name
+        self.initializer = initializer
+        self.learning_rate = number("ParamAttr", "learning_rate", learning_rate)
+        self.regularizer = regularizer_record(regularizer)
+        self.trainable = bool(trainable)
+        self.do_model_average = bool(do_model_average)
+        self.need_clip = bool(need_clip)
+
+    def record(self) -> dict[str, Any]:
+        """What the program's parameter record keeps beside `trainable`: plain numbers, strings and tuples."""
+        return {"learning_rate": self.learning_rate, "regularizer": self.regularizer, "need_clip": self.need_clip}
+
+    def named(self, name: str) -> ParamAttr:
+        """The same attributes under another name."""
+        twin = copy(self)
+        twin.name = name
+        return twin
+
+    @staticmethod
+    def of(value: Any) -> ParamAttr | None:
+        """The ParamAttr that `value` stands for; None means that no parameter is wanted.
+
+        >>> ParamAttr.of("w").name, ParamAttr.of(None).name, ParamAttr.of(False)
+        ('w', None, None)
+        """
+        if isinstance(value, ParamAttr):
+            return value
+        if value is None or value is True:
+            return ParamAttr()
+        if value is False:
+            return None
+        if isinstance(value, str):
+            return ParamAttr(name=value)
+        if isinstance(value, Initializer):
+            return ParamAttr(initializer=value)
+        if isinstance(value, tuple) or hasattr(value, "record"):
+            return ParamAttr(regularizer=value)
+        found = f"{type(value).__name__}: {value!r}"
+        raise wrong(f"a parameter attribute must be a ParamAttr, a name, an initializer, None or False, got {found}")
+
+    def __repr__(self) -> str:
+        shown = {"name": self.name, "initializer": self.initializer, "trainable": self.trainable, **self.record()}
+        default = {"name": None, "initializer": None, "trainable": True, "learning_rate": 1.0, "regularizer": None, "need_clip": True}
+        return f"ParamAttr({', '.join(f'{k}={v!r}' for k, v in shown.items() if v != default[k])})"
+
+
+def regularizer_record(value: Any) -> tuple[str, float] | None:
+    """A regularizer as parameter records hold it: ("l1" | "l2", coefficient), or None."""
+    if value is None:
+        return None
+    pair = value.record() if hasattr(value, "record") else value
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise wrong(f"regularizer must be L1Decay, L2Decay, a pair like ('l2', 0.0001) or None, got {type(value).__name__}: {value!r}")
+    kind, coefficient = pair
+    return one_of("ParamAttr", "regularizer", kind, ("l1", "l2")), number("ParamAttr", "regularizer's coefficient", coefficient)

@@ -1,0 +1,248 @@
+"""`check_op`: everything that holds for any op, on the samples in its declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..ir import ANY, Builder, Effect, OpDef, Program, ProgramError, Role, Sample, TensorType, Variable, opdef
+from .numeric_grad import numeric_grad
+from .reference import interpret, run_op, type_of
+
+
+def check_op(op: str | type[OpDef]) -> None:
+    """Check an op on each of its samples; AssertionError names the op, the sample, what was expected and what was found.
+
+    For every sample: the inferred types are those of the result, also with the first axis open; the kernel leaves its inputs alone;
+    `bind` gives the kernel's values, and so does a result in the memory of an input that `inplace` allows; the gradient that
+    `fluidx.backward` writes agrees with central differences; the program text reads back to an equal program; attributes that are
+    not declared are refused. Ops that need ranks, or run sub-blocks, are checked as far as one rank without blocks goes.
+    """
+    definition = opdef(op) if isinstance(op, str) else op
+    if not (definition.__doc__ or "").strip():
+        raise AssertionError(f"op {definition.name} has no docstring")
+    try:
+        definition.complete_attrs({"no_such_attribute": 1})
+    except ProgramError:
+        pass
+    else:
+        raise AssertionError(f"op {definition.name} takes an attribute that it does not declare")
+    samples = list(definition.samples())
+    if not samples and not hasattr(definition, "run_reference"):
+        raise AssertionError(f"op {definition.name} has no samples")
+    for k, sample in enumerate(samples):
+        _Check(definition, k, sample).run()
+
+
+class _Check:
+    def __init__(self, definition: type[OpDef], number: int, sample: Sample):
+        self.definition, self.number, self.sample = definition, number, sample
+        self.attrs = definition.complete_attrs(sample.attrs)
+        missing = len(definition.in_slots) - len(sample.args)
+        self.args = [*sample.args, *[None] * missing]
+
+    def fail(self, what: str, expected: Any, found: Any) -> None:
+        raise AssertionError(
+            f"op {self.definition.name}, sample {self.number} ({', '.join(map(repr, map(type_of, self.args)))}, {dict(self.sample.attrs)}): "
+            f"{what}: expected {expected}, found {found}"
+        )
+
+    def run(self) -> None:
+        program, _, _ = self.build(self.args)
+        self.check_text(program)
+        if self.definition.effect in (Effect.COLLECTIVE, Effect.P2P):
+            return
+        before = _copy(self.args)
+        result = run_op(self.definition, self.args, self.attrs)
+        for slot, a, b in zip(self.definition.inputs, _flat(before), _flat(self.args), strict=False):
+            if not _same(a, b):
+                self.fail(f"the kernel changes its inputs ({slot})", a, b)
+        self.check_types(result)
+        self.check_bind(result)
+        self.check_inplace(result)
+        if self.definition.grad is not None and self.sample.grad != ():
+            self.check_grad(result)
+
+    # -- types --------------------------------------------------------------------------------------------------------------
+
+    def infer(self, types: list[Any]) -> list[Any]:
+        out = self.definition.infer(*types, **self.attrs)
+        return [out] if len(self.definition.out_slots) == 1 else list(out)
+
+    def check_types(self, result: list[Any]) -> None:
+        types = [type_of(a) for a in self.args]
+        for slot, want, got in zip(self.definition.outputs, self.infer(types), result, strict=True):
+            for w, g in zip(_flat([want]), _flat([got]), strict=True):
+                if w != type_of(g):
+                    self.fail(f"the type of output {slot}", w, type_of(g))
+        first = next((t for t in _flat(types) if t.ndim), None)
+        if first is None:
+            return
+        open_ = [_opened(t, first.shape[0]) for t in types]
+        try:
+            inferred = self.infer(open_)
+        except ProgramError as e:
+            self.fail(f"infer with an open first axis ({open_})", "a type", f"ProgramError: {e}")
+            return
+        for slot, want, got in zip(self.definition.outputs, inferred, result, strict=True):
+            for w, g in zip(_flat([want]), _flat([got]), strict=True):
+                if not w.accepts(type_of(g)):
+                    self.fail(f"the type of output {slot} with an open first axis ({open_})", f"one that accepts {type_of(g)}", w)
+
+    # -- the other ways to run ------------------------------------------------------------------------------------------------
+
+    def check_bind(self, result: list[Any]) -> None:
+        if self.definition.bind is None:
+            return
+        for slot, a, b in zip(self.definition.outputs, result, run_op(self.definition, self.args, self.attrs, bound=True), strict=True):
+            for x, y in zip(_flat([a]), _flat([b]), strict=True):
+                if not _close(x, y):
+                    self.fail(f"output {slot} of bind (against the kernel)", x, y)
+
+    def check_inplace(self, result: list[Any]) -> None:
+        d = self.definition
+        slots = [s.name for s in d.in_slots]
+        outs = [s.name for s in d.out_slots]
+        for source, target in d.inplace:
+            for bound in (False, True):
+                args = _copy(self.args)
+                given, k = args[slots.index(source)], outs.index(target)
+                given = given[0] if isinstance(given, list) and given else given
+                if not isinstance(given, np.ndarray) or isinstance(result[k], list) or type_of(given) != type_of(result[k]):
+                    continue
+                memory = [None if r is None else given if j == k else [np.empty_like(v) for v in r] if isinstance(r, list) else np.empty_like(r)
+                          for j, r in enumerate(result)]  # fmt: skip
+                if not d.takes_out and not bound:
+                    continue
+                got = run_op(d, args, self.attrs, bound=bound, outs=memory)
+                for slot, a, b in zip(outs, _flat(result), _flat(got), strict=False):
+                    if not _close(a, b):
+                        self.fail(f"output {slot} with {target} in the memory of {source}{' (bind)' if bound else ''}", a, b)
+
+    # -- gradient -------------------------------------------------------------------------------------------------------------
+
+    def build(self, args: list[Any]) -> tuple[Program, list[Any], list[Any]]:
+        """A program of this one operator: it, its input variables and its output variables, by slot."""
+        program = Program("sample")
+        block = program.global_block()
+        variables: list[Any] = []
+        for slot, a in zip(self.definition.in_slots, args, strict=True):
+            made = [
+                block.create_var(f"{slot.name.lower()}{k}", v.shape, v.dtype.name, is_data=True)
+                for k, v in enumerate(_flat([a]))
+            ]
+            variables.append(made if slot.many else made[0] if made else None)
+        types = self.infer([type_of(a) for a in args])
+        n_out = next((len(t) for s, t in zip(self.definition.out_slots, types, strict=True) if s.many), 0)
+        outs = Builder(block).emit(self.definition.name, *variables, n_out=n_out, **self.sample.attrs)
+        return program, variables, [outs] if len(self.definition.out_slots) == 1 else list(outs)
+
+    def wanted(self) -> Iterator[tuple[int, int, str]]:
+        """(slot number, position in its list, name) of the float inputs to differentiate by."""
+        for i, (slot, a) in enumerate(zip(self.definition.in_slots, self.args, strict=True)):
+            if self.sample.grad is None or slot.name in self.sample.grad:
+                for k, v in enumerate(_flat([a])):
+                    if type_of(v).is_float:
+                        yield i, k, f"{slot.name}[{k}]" if slot.many else slot.name
+
+    def check_grad(self, result: list[Any]) -> None:
+        from ..backward import gradients
+
+        wanted = list(self.wanted())
+        if not wanted:
+            return
+        checked = 0
+        for which, value in enumerate(result):
+            for member, y in enumerate(_flat([value])):
+                if not type_of(y).is_float:
+                    continue
+                weights = np.random.default_rng(which + 10 * member).uniform(0.5, 1.5, y.shape).astype(y.dtype)
+                program, ins, outs = self.build(self.args)
+                target = _flat([outs[which]])[member]
+                w = program.global_block().create_var("weights", y.shape, y.dtype.name, is_data=True)
+                sources = [_flat([ins[i]])[k] for i, k, _ in wanted]
+                with program.role_guard(Role.BACKWARD):
+                    try:
+                        grads = gradients([target], sources, [w])
+                    except ProgramError:
+                        if len(result) == 1:
+                            raise
+                        continue  # an output that the op says no gradient comes through
+                if len(result) > 1 and all(g is None for g in grads):
+                    continue
+                feed = {"weights": weights}
+                for v, a in zip(_flat(ins), _flat(self.args), strict=True):
+                    feed[v.name] = a
+                env = interpret(program, feed)
+                checked += 1
+                for (i, k, name), g in zip(wanted, grads, strict=True):
+                    self.compare(i, k, f"{name} through {self.definition.outputs[which]}", g, env, which, member, weights)
+        if not checked:
+            self.fail("the gradient", "one through at least one output", "none")
+
+    def compare(self, i: int, k: int, name: str, grad: Variable | None, env: Any, which: int, member: int, weights: np.ndarray) -> None:
+        args, eps = self.widened()
+        x = args[i][k] if isinstance(args[i], list) else args[i]
+
+        def value(_: np.ndarray) -> float:
+            y = _flat([run_op(self.definition, args, self.attrs)[which]])[member]
+            return float((np.asarray(y, np.float64) * weights).sum())
+
+        want = numeric_grad(value, x, eps)
+        found = np.zeros(x.shape) if grad is None else np.asarray(env[grad.name], np.float64)
+        if found.shape != want.shape:
+            self.fail(f"the shape of the gradient of {name}", want.shape, found.shape)
+        scale = max(1.0, float(np.abs(want).max(initial=0)))
+        error = np.abs(want - found).max(initial=0)
+        if not error <= self.sample.tolerance * scale:
+            self.fail(f"the gradient of {name} (by central differences, off by {error:.3g})", want, found)
+
+    def widened(self) -> tuple[list[Any], float]:
+        """The arguments with floats as float64 and a step that fits; as they are, with a coarse step, where the op takes no float64."""
+        def widen(a: Any) -> Any:
+            return a.astype("float64") if type_of(a).is_float else a.copy()
+
+        args = [[widen(v) for v in a] if isinstance(a, list) else None if a is None else widen(a) for a in self.args]
+        try:
+            run_op(self.definition, args, self.attrs)
+            return args, 1e-5
+        except ProgramError:
+            return _copy(self.args), 1e-2
+
+    # -- text -----------------------------------------------------------------------------------------------------------------
+
+    def check_text(self, program: Program) -> None:
+        text = str(program)
+        again = Program.parse_from_string(text)
+        if again != program:
+            self.fail("the program text read back", text, str(again))
+
+
+def _flat(items: list[Any]) -> list[Any]:
+    return [v for a in items if a is not None for v in (a if isinstance(a, list | tuple) else [a]) if v is not None]
+
+
+def _copy(args: list[Any]) -> list[Any]:
+    return [[v.copy() for v in a] if isinstance(a, list) else None if a is None else a.copy() for a in args]
+
+
+def _opened(t: Any, size: int) -> Any:
+    if isinstance(t, list):
+        return [_opened(v, size) for v in t]
+    return t if t is None or not t.ndim or t.shape[0] != size else TensorType(t.dtype, (ANY, *t.shape[1:]))
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not type_of(a).is_float:
+        return bool((a == b).all())
+    # another order of a sum, at most
+    rough = 1e-2 if a.dtype.itemsize == 2 else 1e-5
+    return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rough, rough, equal_nan=True))

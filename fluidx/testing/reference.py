@@ -1,0 +1,101 @@
+"""A slow interpreter that is independent of the executor: every operator in order, fresh arrays, values kept by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..executor.context import RunContext
+from ..ir import ExecutionError, OpDef, Program, TensorType, np_dtype, opdef
+
+
+def type_of(value: Any) -> Any:
+    """The TensorType of an array, of each array in a list, or None for None."""
+    if isinstance(value, list):
+        return [type_of(v) for v in value]
+    return None if value is None else TensorType(value.dtype.name, value.shape)
+
+
+def run_op(
+    definition: type[OpDef],
+    ins: Sequence[Any],
+    attrs: Mapping[str, Any],
+    ctx: RunContext | None = None,
+    present: Sequence[bool] | None = None,
+    bound: bool = False,
+    outs: Sequence[Any] | None = None,
+) -> list[Any]:
+    """The outputs of one operator in slot order, in arrays made for them (None for an output that `present` leaves away).
+
+    `ins` are arrays in slot order and `attrs` complete. With `bound`, the op's `bind` runs instead of its kernel, where it has one;
+    `outs` gives the arrays to write into. Raises ExecutionError for an op that has neither kernel, view nor bind.
+    """
+    ctx = ctx or RunContext()
+    if outs is None:
+        results = definition.infer(*map(type_of, ins), **attrs)
+        results = [results] if len(definition.out_slots) == 1 else list(results)
+        outs = [None if present is not None and not p else _empty(t) for t, p in zip(results, present or results, strict=True)]
+    if definition.bind is not None and (bound or definition.kernel is None and definition.view is None):
+        step = definition.bind(np, list(ins), list(outs), attrs, ctx)
+        if step is not None:
+            step()
+            return list(outs)
+    if definition.kernel is None:
+        if definition.view is None:
+            raise ExecutionError(f"op {definition.name} has no kernel, view or bind")
+        return [np.array(definition.view(ins[0], **attrs))]
+    extra = {"ctx": ctx} if definition.takes_ctx else {}
+    if definition.takes_out:
+        definition.kernel(np, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs, **extra)
+        return list(outs)
+    got = definition.kernel(np, *ins, **attrs, **extra)
+    got = [got] if len(definition.out_slots) == 1 and not isinstance(got, tuple) else list(got)
+    return [None if o is None else g for o, g in zip(outs, got, strict=True)]
+
+
+def _empty(type_: Any) -> Any:
+    if isinstance(type_, list | tuple):
+        return [_empty(t) for t in type_]
+    # filled with a value that shows where a kernel forgets to write
+    return np.full(type_.shape, 77, np_dtype(type_.dtype))
+
+
+def interpret(
+    program: Program, feed: Mapping[str, Any], state: Mapping[str, Any] | None = None, ctx: RunContext | None = None
+) -> dict[str, np.ndarray]:
+    """Every value of one run by name: the feed, the state (persistable variables, left untouched) and what the operators make of them.
+
+    Operators run in the order of the program; one that writes a name again replaces the value. Raises ExecutionError, naming the
+    operator, for a name without a value.
+
+    >>> p = Program("twice")
+    >>> _ = p.global_block().create_var("x", (2,), "float32", is_data=True)
+    >>> _ = p.global_block().append_op("scale", {"X": "x"}, {"Out": "y"}, {"scale": 2.0})
+    >>> interpret(p, {"x": np.float32([1, 2])})["y"]
+    array([2., 4.], dtype=float32)
+    """
+    env: dict[str, Any] = {k: np.array(v) for k, v in (*(state or {}).items(), *feed.items())}
+    ctx = ctx or RunContext()
+
+    def run_block(index: int) -> None:
+        for op in program.blocks[index].ops:
+            definition = opdef(op.type)
+            custom = getattr(definition, "run_reference", None)
+            if custom is not None:
+                custom(op, env, run_block)
+                continue
+            for name in op.input_arg_names:
+                if name not in env:
+                    raise ExecutionError(f"op {op.type} reads {name!r}, which has no value: it is not fed, not in the state and not computed")
+            ins = definition.arrange({slot: [env[n] for n in names] for slot, names in op.inputs.items()})
+            present = [bool(op.outputs.get(s.name)) for s in definition.out_slots]
+            results = run_op(definition, ins, op.attrs, ctx, present)
+            for slot, value in zip(definition.out_slots, results, strict=True):
+                names = op.outputs.get(slot.name, ())
+                for name, v in zip(names, value if slot.many else [value], strict=False):
+                    env[name] = np.asarray(v)
+
+    run_block(0)
+    return env

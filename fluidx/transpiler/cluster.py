@@ -1,0 +1,82 @@
+"""Where the ranks are: hosts with devices, ranks numbered host by host, and the groups that follow from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.errors import TranspileError
+
+Groups = dict[str, tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`hosts` machines with `devices_per_host` devices each.
+
+    >>> c = Cluster(hosts=2, devices_per_host=2)
+    >>> c.world_size, c.groups()["node"], c.groups()["rail"]
+    (4, ((0, 1), (2, 3)), ((0, 2), (1, 3)))
+    """
+
+    hosts: int = 1
+    devices_per_host: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "devices_per_host"):
+            n = getattr(self, name)
+            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+                raise TranspileError(f"Cluster: {name} must be an integer of at least 1, got {n!r}")
+
+    @property
+    def world_size(self) -> int:
+        return self.hosts * self.devices_per_host
+
+    def groups(self) -> Groups:
+        """`dp`, all ranks; with several hosts also `node`, the ranks of a host, and `rail`, the ranks with one local number."""
+        n, d = self.world_size, self.devices_per_host
+        groups: Groups = {"dp": (tuple(range(n)),)}
+        if self.hosts > 1:
+            groups["node"] = tuple(tuple(range(h * d, (h + 1) * d)) for h in range(self.hosts))
+            groups["rail"] = tuple(tuple(range(k, n, d)) for k in range(d))
+        return groups
+
+    def topology(self) -> Any:
+        """The machines as a networkx.Graph: device and host nodes, edges with `kind` "device" or "network"."""
+        import networkx as nx
+
+        g = nx.Graph()
+        for h in range(self.hosts):
+            for r in range(h * self.devices_per_host, (h + 1) * self.devices_per_host):
+                g.add_edge(f"host{h}", f"rank{r}", kind="device")
+            if self.hosts > 1:
+                g.add_edge(f"host{h}", "network", kind="network")
+        return g
+
+    @staticmethod
+    def of(trainers: Any) -> Cluster:
+        """A cluster from `transpile(trainers=...)`: a Cluster, a rank count, or endpoints "host:port" grouped by host."""
+        if isinstance(trainers, Cluster):
+            return trainers
+        if isinstance(trainers, int) and not isinstance(trainers, bool):
+            if trainers < 1:
+                raise TranspileError(f"trainers must be at least 1, got {trainers}")
+            return Cluster(1, trainers)
+        endpoints = trainers.split(",") if isinstance(trainers, str) else trainers
+        if not isinstance(endpoints, (list, tuple)) or not endpoints or not all(isinstance(e, str) and e.strip() for e in endpoints):
+            raise TranspileError(f"trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got {trainers!r}")
+        endpoints = [e.strip() for e in endpoints]
+        if len(set(endpoints)) != len(endpoints):
+            twice = next(e for e in endpoints if endpoints.count(e) > 1)
+            raise TranspileError(f"endpoint {twice!r} is listed twice; every rank needs its own")
+        per_host: dict[str, int] = {}
+        last = None
+        for e in endpoints:
+            host = e.rsplit(":", 1)[0]
+            if host in per_host and host != last:
+                raise TranspileError(f"endpoints of host {host!r} are not next to each other; list them host by host")
+            per_host[host], last = per_host.get(host, 0) + 1, host
+        if len(set(per_host.values())) != 1:
+            listed = ", ".join(f"{h} has {k}" for h, k in per_host.items())
+            raise TranspileError(f"every host must have the same number of ranks: {listed}")
+        return Cluster(len(per_host), next(iter(per_host.values())))

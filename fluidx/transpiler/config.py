@@ -1,0 +1,62 @@
+"""DistributeTranspilerConfig: fluid's fields, mapped onto a strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..ir.errors import TranspileError, nearest
+from .strategies import Strategy, data_parallel, reduce_broadcast, ring_optimizer
+
+MODES = ("collective", "nccl2", "pserver")
+COLLECTIVE_MODES = ("grad_allreduce", "reduce", "ring_optimizer")
+
+
+@dataclass
+class DistributeTranspilerConfig:
+    """fluid's configuration object. `mode` "nccl2" or "collective" trains with collectives; `collective_mode` chooses how.
+
+    `split_method="HashName"` chooses roots by hash, `min_block_size` is not read: chunks are given by `chunk_mb`. Parameter servers are
+    not available: `mode="pserver"` and the options that only they have raise TranspileError.
+
+    >>> DistributeTranspilerConfig(mode="collective", collective_mode="ring_optimizer").strategy()
+    ring_optimizer(chunk_mb=4, roots='greedy')
+    """
+
+    mode: str = "collective"
+    collective_mode: str | None = None
+    split_method: Any = None
+    chunk_mb: float = 4
+    nccl_comm_num: int = 1
+    use_hierarchical_allreduce: bool = False
+    hierarchical_allreduce_inter_nranks: int = 0
+    slice_var_up: bool = True
+    min_block_size: int = 8192
+    wait_port: bool = True
+    print_log: bool = False
+    sync_mode: bool = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [f.name for f in fields(self)]
+        if name not in known:
+            raise TranspileError(f"DistributeTranspilerConfig has no field {name!r}; {nearest(name, known, 'it has')}")
+        object.__setattr__(self, name, value)
+
+    def strategy(self) -> Strategy:
+        """The strategy that these fields ask for."""
+        if self.mode not in MODES:
+            raise TranspileError(f"unknown mode={self.mode!r}; {nearest(str(self.mode), MODES, 'there are')}")
+        if self.mode == "pserver":
+            raise TranspileError("mode='pserver' is not available: fluidx has no parameter servers; use mode='collective'")
+        if not self.sync_mode:
+            raise TranspileError("sync_mode=False is not available: asynchronous updates exist with parameter servers only")
+        how = self.collective_mode or "grad_allreduce"
+        if how not in COLLECTIVE_MODES:
+            raise TranspileError(f"unknown collective_mode={how!r}; {nearest(str(how), COLLECTIVE_MODES, 'there are')}")
+        named = getattr(self.split_method, "__name__", self.split_method)
+        roots = "hash" if named == "HashName" else "greedy"
+        if how == "reduce":
+            return reduce_broadcast(roots)
+        if how == "ring_optimizer":
+            return ring_optimizer(self.chunk_mb, roots)
+        return data_parallel()

@@ -1,0 +1,27 @@
+"""Every test starts with fresh default programs, names counted from 0, and an empty global scope."""
+
+import pytest
+
+import fluidx as fx
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    with fx.unique_name.guard(), fx.program_guard(fx.Program("main"), fx.Program("startup")), fx.scope_guard(fx.executor.Scope()):
+        yield
+
+
+def pytest_collection_modifyitems(items):
+    """GPU tests say why they do not run."""
+    reason = _no_gpu()
+    for item in items:
+        if reason and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _no_gpu():
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed (pip install 'fluidx[cuda13]')"
+    return None if cupy.cuda.is_available() else "CuPy finds no GPU"

@@ -1,0 +1,33 @@
+"""`run_op("reshape", x, shape=(2, 3))` runs one operator on arrays, as a plan would: types first, then its view or kernel."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fluidx.ir import TensorType, np_dtype, opdef
+
+
+def one_device(step=0):
+    return SimpleNamespace(step=step, rank=0, world_size=1, row_start=0, local_rows=0)
+
+
+@pytest.fixture
+def run_op():
+    def run(name, *args, ctx=None, **attrs):
+        definition = opdef(name)
+        attrs = definition.complete_attrs(attrs)
+        slots = {s.name: a if isinstance(a, list) else [a] for s, a in zip(definition.in_slots, args) if a is not None}
+        types = definition.infer_outputs({s: [TensorType(a.dtype.name, a.shape) for a in values] for s, values in slots.items()}, attrs)
+        if definition.view is not None:
+            seen = definition.view(args[0], **attrs)
+            if seen is not None:
+                return seen
+        empty = [[np.empty(t.shape, np_dtype(t.dtype)) for t in (ts if isinstance(ts, list) else [ts])] for ts in types]
+        outs = [e if s.many else e[0] for e, s in zip(empty, definition.out_slots)]
+        if definition.takes_ctx:
+            attrs["ctx"] = ctx or one_device()
+        definition.kernel(np, *args, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    return run

@@ -1,0 +1,136 @@
+"""The arrows between the packages point down only, and `import fluidx` stays light."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Who may import what of fluidx, beside its own parts. CONTRIBUTING.md shows the same table.
+ARROWS = {
+    "_version": (),
+    "config": (),
+    "ir": (),
+    "comm": ("config", "ir.errors"),
+    "ops": ("config", "ir", "comm.base"),
+    "transpiler": ("config", "ir", "ops"),
+    "executor": ("config", "ir", "ops", "comm"),
+    "io": ("config", "ir", "ops", "executor", "_checks", "_safetensors"),
+    "simulator": ("config", "ir", "ops"),
+    "onnx": ("config", "ir", "ops"),
+}
+# They tie the parts together, so they see everything.
+UNBOUND = {"__init__", "__main__", "cli", "demo", "testing"}
+# Everything else is what users write programs with (layers, backward, optimizer, ...): it stands on ir and ops.
+WRITING = ("config", "ir", "ops")
+
+HEAVY = {"click", "cupy", "matplotlib", "mpi4py", "networkx", "onnx", "rich", "sklearn"}
+
+
+def test_every_import_inside_fluidx_follows_the_arrows():
+    assert broken_arrows(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "importer, line",
+    [
+        ("ir/program.py", "import fluidx.ops"),
+        ("ir/program.py", "from fluidx import config"),
+        ("ir/program.py", "from .. import ops"),
+        ("ir/program.py", "from fluidx import Program"),
+        ("comm/threads.py", "from ..ir.program import Program"),
+        ("ops/collective.py", "from fluidx.comm import threads"),
+        ("ops/collective.py", "def late():\n    from fluidx.layers import fc"),
+        ("layers.py", "from .executor import plan"),
+        ("transpiler/passes.py", "from fluidx.comm.base import Communicator"),
+    ],
+)
+def test_an_arrow_that_points_up_is_found(tmp_path, importer, line):
+    assert len(broken_arrows(small_tree(tmp_path, importer, line))) == 1
+
+
+@pytest.mark.parametrize(
+    "importer, line",
+    [
+        ("ir/program.py", "from . import errors\nimport numpy"),
+        ("comm/threads.py", "from fluidx.ir.errors import FluidxError\nfrom fluidx import config"),
+        ("ops/collective.py", "from ..comm.base import Communicator\nfrom fluidx.comm import base"),
+        ("layers.py", "from fluidx.ops import collective\nfrom . import optimizer"),
+        ("executor/plan.py", "from ..comm.threads import ThreadComm"),
+        ("testing/ranks.py", "import fluidx.executor\nfrom fluidx import Program"),
+    ],
+)
+def test_an_arrow_that_points_down_is_let_through(tmp_path, importer, line):
+    assert broken_arrows(small_tree(tmp_path, importer, line)) == []
+
+
+def test_importing_fluidx_loads_little_more_than_numpy():
+    with_numpy = modules_after("import numpy")
+    with_fluidx = modules_after("import fluidx")
+    assert {name.partition(".")[0] for name in with_fluidx} & HEAVY == set()
+    others = {name for name in with_fluidx if name.partition(".")[0] != "fluidx"}
+    assert len(others) <= 2 * len(with_numpy), f"import fluidx also loads {sorted(others - with_numpy)}"
+
+
+def broken_arrows(root):
+    """Return one line of text for each import below root/fluidx that the arrows forbid."""
+    found = []
+    for path in sorted((root / "fluidx").rglob("*.py")):
+        part = path.relative_to(root / "fluidx").parts[0].removesuffix(".py")
+        if part in UNBOUND:
+            continue
+        allowed = ARROWS.get(part, WRITING)
+        for line, module in fluidx_imports(path, root):
+            target = module.removeprefix("fluidx").lstrip(".")
+            # Modules that users write programs with may lean on each other.
+            beside = part not in ARROWS and target.partition(".")[0] not in {"", *ARROWS, *UNBOUND}
+            if beside or any(target == name or target.startswith(name + ".") for name in (part, *allowed)):
+                continue
+            may = ", ".join(allowed) or "nothing of fluidx"
+            found.append(f"{path.relative_to(root)}:{line} imports {module}; {part} may import: {may}")
+    return found
+
+
+def fluidx_imports(path, root):
+    """Yield (line, module) for every import of fluidx in a file, inside functions too, relative ones resolved."""
+    package = path.relative_to(root).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            modules = [f"{base}.{alias.name}" if is_module(root, f"{base}.{alias.name}") else base for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, module) for module in modules if module.partition(".")[0] == "fluidx")
+
+
+def is_module(root, name):
+    path = root.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def small_tree(root, importer, source):
+    """Write a fluidx of empty modules, and one that holds `source`."""
+    names = "config ir/errors ir/program comm/base comm/threads ops/collective layers optimizer executor/plan"
+    for name in names.split():
+        path = root / "fluidx" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    path = root / "fluidx" / importer
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+    return root
+
+
+def modules_after(statement):
+    """Return the modules that a statement loads in a fresh interpreter."""
+    code = f"import sys, json; before = set(sys.modules); {statement}; print(json.dumps(sorted(set(sys.modules) - before)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))

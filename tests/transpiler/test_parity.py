@@ -1,0 +1,237 @@
+"""N ranks give one device's answers, for every strategy."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.testing.models import classifier, integer_mlp, run_ranks, run_single
+
+STRATEGIES = {
+    "data_parallel": fx.strategies.data_parallel,
+    "reduce_broadcast": fx.strategies.reduce_broadcast,
+    "ring_optimizer": fx.strategies.ring_optimizer,
+    "ring_optimizer of small chunks": lambda: fx.strategies.ring_optimizer(chunk_mb=64 / 2**20),
+    "ring_optimizer by hash": lambda: fx.strategies.ring_optimizer(roots="hash"),
+    "reduce_broadcast by hash": lambda: fx.strategies.reduce_broadcast(roots="hash"),
+}
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+
+
+@every_strategy
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_gradients_and_parameters_are_bit_equal_where_sums_are_exact(strategy, ranks):
+    model = integer_mlp("sum")
+    fetch = [model.loss, *[g for _, g in model.gradients]]
+    feeds = [model.feed(24)]
+    (one,), scope = run_single(model, feeds, fetch)
+    (many,), state = run_ranks(model, strategy(), ranks, feeds, fetch)
+    for name, a, b in zip(["loss", *[g for _, g in model.gradients]], one, many, strict=True):
+        assert np.array_equal(a, b), name
+    for p, _ in model.gradients:
+        assert np.array_equal(scope.get(p), state[p]), p
+
+
+@every_strategy
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_a_mean_loss_is_exact_too_when_the_mean_is_by_a_power_of_two(strategy, ranks):
+    model = integer_mlp("mean")
+    model_feeds = [model.feed(32)]
+    # 3 columns: the mean is by 96, so scale the loss to a power of two
+    model_fetch = [g for _, g in model.gradients]
+    (one,), scope = run_single(model, model_feeds, model_fetch)
+    (many,), state = run_ranks(model, strategy(), ranks, model_feeds, model_fetch)
+    for a, b in zip(one, many, strict=True):
+        # 1/96 is not exact: each rank rounds its own product, an error of half a unit in the last place for each term
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6)
+
+
+@every_strategy
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_random_data_stays_within_float32_rounding(strategy, ranks):
+    model = classifier()
+    feeds = [model.feed(24, k) for k in range(50)]
+    one, scope = run_single(model, feeds, [model.loss])
+    many, state = run_ranks(model, strategy(), ranks, feeds, [model.loss])
+    # one step: only the order of additions differs, so a few units in the last place
+    np.testing.assert_allclose(many[0][0], one[0][0], rtol=1e-6)
+    # 50 steps: the differences grow with the steps, here by a factor below 50
+    np.testing.assert_allclose([v[0].item() for v in many], [v[0].item() for v in one], rtol=5e-5)
+    for p, _ in model.gradients:
+        np.testing.assert_allclose(state[p], scope.get(p), rtol=5e-5, atol=5e-6)
+
+
+@every_strategy
+@pytest.mark.parametrize("rows", [1, 2, 5, 7])
+def test_an_uneven_batch_is_weighted(strategy, rows):
+    model = classifier()
+    feeds = [model.feed(rows, k) for k in range(3)]
+    one, scope = run_single(model, feeds, [model.loss])
+    many, state = run_ranks(model, strategy(), 4, feeds, [model.loss])
+    np.testing.assert_allclose(many, one, rtol=1e-5)
+    for p, _ in model.gradients:
+        np.testing.assert_allclose(state[p], scope.get(p), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_a_summed_loss_counts_no_borrowed_row(reduce):
+    model = integer_mlp(reduce)
+    feeds = [model.feed(3)]
+    (one,), scope = run_single(model, feeds, [model.loss])
+    (many,), state = run_ranks(model, fx.strategies.data_parallel(), 2, feeds, [model.loss])
+    np.testing.assert_allclose(many[0], one[0], rtol=1e-6)
+    for p, _ in model.gradients:
+        np.testing.assert_allclose(state[p], scope.get(p), rtol=1e-5)
+
+
+def test_dropping_leaves_surplus_rows_out():
+    model = classifier()
+    full = model.feed(11)
+    kept = {k: v[:8] for k, v in full.items()}
+    (one,), _ = run_single(model, [kept], [model.loss])
+    (many,), _ = run_ranks(model, "data_parallel", 4, [full], [model.loss], uneven="drop")
+    np.testing.assert_allclose(many[0], one[0], rtol=1e-6)
+
+
+def test_padding_repeats_the_last_row():
+    model = classifier()
+    short = model.feed(6)
+    padded = {k: np.concatenate([v, v[-1:], v[-1:]]) for k, v in short.items()}
+    (one,), _ = run_single(model, [padded], [model.loss])
+    (many,), _ = run_ranks(model, "data_parallel", 4, [short], [model.loss], uneven="pad")
+    np.testing.assert_allclose(many[0], one[0], rtol=1e-6)
+
+
+OPTIMIZERS = {
+    "SGD": lambda: fx.optimizer.SGD(0.1),
+    "Momentum": lambda: fx.optimizer.Momentum(0.1, 0.9, use_nesterov=True),
+    "Adagrad": lambda: fx.optimizer.Adagrad(0.1),
+    "Adam": lambda: fx.optimizer.Adam(0.01),
+    "AdamW": lambda: fx.optimizer.AdamW(0.01),
+    "Adamax": lambda: fx.optimizer.Adamax(0.01),
+    "RMSProp": lambda: fx.optimizer.RMSProp(0.01),
+    "Adadelta": lambda: fx.optimizer.Adadelta(0.5),
+    "Lamb": lambda: fx.optimizer.Lamb(0.01),
+    "LarsMomentum": lambda: fx.optimizer.LarsMomentum(0.1, 0.9),
+    "global norm": lambda: fx.optimizer.Adam(0.01, grad_clip=fx.clip.GradientClipByGlobalNorm(0.1)),
+    "clip by norm": lambda: fx.optimizer.SGD(0.1, grad_clip=fx.clip.GradientClipByNorm(0.05)),
+    "clip by value": lambda: fx.optimizer.SGD(0.1, grad_clip=fx.clip.GradientClipByValue(0.01)),
+    "L2": lambda: fx.optimizer.Momentum(0.1, 0.9, regularization=fx.regularizer.L2Decay(0.1)),
+    "L1 and global norm": lambda: fx.optimizer.SGD(
+        0.1, regularization=fx.regularizer.L1Decay(0.01), grad_clip=fx.clip.GradientClipByGlobalNorm(0.1)
+    ),
+}
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES.values())[:4], ids=list(STRATEGIES)[:4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_every_optimizer_under_every_strategy(strategy, optimizer):
+    model = classifier(optimizer())
+    feeds = [model.feed(12, k) for k in range(5)]
+    one, scope = run_single(model, feeds, [model.loss])
+    many, state = run_ranks(model, strategy(), 4, feeds, [model.loss])
+    # Adam and its kin divide by the root of a small second moment, which magnifies rounding in the first steps
+    np.testing.assert_allclose(many, one, rtol=2e-5)
+    for name, value in state.items():
+        np.testing.assert_allclose(value, scope.get(name), rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES.values())[:3], ids=list(STRATEGIES)[:3])
+def test_a_learning_rate_schedule_advances_once_a_step(strategy):
+    with fx.program_guard(fx.Program(), fx.Program()):
+        pass
+
+    def optimizer():
+        return fx.optimizer.SGD(fx.layers.exponential_decay(0.2, decay_steps=2, decay_rate=0.5, staircase=True))
+
+    model = _scheduled(optimizer)
+    feeds = [model.feed(8, k) for k in range(5)]
+    one, scope = run_single(model, feeds, [model.loss])
+    many, state = run_ranks(model, strategy(), 4, feeds, [model.loss])
+    np.testing.assert_allclose(many, one, rtol=1e-5)
+    assert state["@LR_DECAY_COUNTER@"] == scope.get("@LR_DECAY_COUNTER@")
+
+
+def _scheduled(optimizer):
+    from fluidx.testing.models import TestModel
+
+    main, startup = fx.Program("scheduled"), fx.Program("scheduled_startup")
+    with fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 4], "float32")
+        loss = fx.layers.mean(fx.layers.square(fx.layers.fc(x, 3)))
+        _, pairs = optimizer().minimize(loss)
+    rng = np.random.default_rng
+    return TestModel(
+        main, startup, loss, lambda rows, seed=0: {"x": rng(seed).standard_normal((rows, 4), "float32")}, [(p.name, g.name) for p, g in pairs]
+    )
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES.values())[:3], ids=list(STRATEGIES)[:3])
+@pytest.mark.parametrize("kind", ["dropout", "norm", "conv"])
+def test_models_with_state_and_randomness(strategy, kind):
+    model = classifier(kind=kind)
+    feeds = [model.feed(12, k) for k in range(4)]
+    one, _ = run_single(model, feeds, [model.loss])
+    many, _ = run_ranks(model, strategy(), 4, feeds, [model.loss])
+    np.testing.assert_allclose(many, one, rtol=1e-5)
+
+
+def test_batch_norm_keeps_local_statistics_and_says_so():
+    model = classifier(kind="batch_norm")
+    t = fx.DistributeTranspiler("data_parallel")
+    t.transpile(program=model.main, startup_program=model.startup, trainers=2)
+    report = str(t.verify())
+    assert "on purpose" in report and "batch_norm" in report
+    values, _ = run_ranks(model, "data_parallel", 2, [model.feed(8)], [model.loss])
+    assert np.isfinite(values[0][0]).all()
+
+
+@pytest.mark.parametrize("cluster", [fx.Cluster(2, 2), fx.Cluster(3, 2), fx.Cluster(2, 1), fx.Cluster(1, 4)], ids=str)
+@pytest.mark.parametrize("strategy", list(STRATEGIES.values())[:3], ids=list(STRATEGIES)[:3])
+def test_several_hosts(strategy, cluster):
+    model = integer_mlp("sum")
+    feeds = [model.feed(24)]
+    fetch = [g for _, g in model.gradients]
+    (one,), scope = run_single(model, feeds, fetch)
+    (many,), state = run_ranks(model, strategy(), cluster, feeds, fetch)
+    for a, b in zip(one, many, strict=True):
+        assert np.array_equal(a, b)
+    for p, _ in model.gradients:
+        assert np.array_equal(scope.get(p), state[p])
+
+
+def test_state_of_the_optimizer_is_cut_to_one_nth():
+    model = classifier(fx.optimizer.Adam(0.01), width=64)
+    t = fx.DistributeTranspiler(fx.strategies.ring_optimizer(chunk_mb=256 / 2**20))
+    t.transpile(program=model.main, startup_program=model.startup, trainers=4)
+    whole = sum(d.type.nbytes for d in model.main.global_block().descs.values() if "moment" in d.name)
+    for r in range(4):
+        held = sum(d.type.nbytes for d in t.get_trainer_program(r).global_block().descs.values() if "moment" in d.name)
+        assert held <= whole / 4 * 1.25
+
+
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_fetches_are_global_values(placement):
+    model = classifier()
+    main = model.main
+    logits = next(op for op in main.ops if op.type == "softmax_with_cross_entropy").input("Logits")[0]
+    name = logits if placement == "sharded" else model.gradients[0][0]
+    feeds = [model.feed(7)]
+    (one,), _ = run_single(model, feeds, [name])
+    (many,), _ = run_ranks(model, "ring_optimizer", 3, feeds, [name])
+    assert one[0].shape == many[0].shape
+    np.testing.assert_allclose(many[0], one[0], rtol=1e-5, atol=1e-6)
+
+
+def test_an_inference_program_runs_on_the_ranks_rows():
+    model = classifier()
+    test = model.main.clone(for_test=True)
+    logits = next(op for op in test.ops if op.type == "softmax_with_cross_entropy").input("Logits")[0]
+    t = fx.DistributeTranspiler()
+    t.transpile(program=test, startup_program=model.startup, trainers=3)
+    t.verify()
+    feed = model.feed(8)
+    (one,), _ = run_single(model, [feed], [logits])
+    with fx.ParallelExecutor(t, places=fx.cpu_places(3)) as exe:
+        exe.run_startup()
+        (many,) = exe.run(feed=feed, fetch_list=[logits])
+    np.testing.assert_allclose(many, one[0], rtol=1e-6)
