@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._checks import wrong
-from .ir import OPS, Block, Builder, Effect, OpDef, Operator, Parameter, ProgramError, Role, Site, Variable, nearest, opdef
+from .ir import ANY, OPS, Block, Builder, Effect, OpDef, Operator, Parameter, ProgramError, Role, Site, Variable, nearest, opdef
 
 _KEPT = (Effect.HOST, Effect.COLLECTIVE, Effect.P2P)  # operators that recompute must not run twice
 _BESIDE = (Role.OPTIMIZE, Role.LR_SCHED, Role.DIST)  # what they write starts anew, it is not a function to differentiate
@@ -55,7 +55,7 @@ def append_backward(
     at = walk.last_write[loss.name]
     if block.oplist[at].role == Role.FORWARD:
         block.oplist[at] = block.oplist[at].replace(role=Role.LOSS)
-    walk.seed(loss, lambda b: b.fill_constant(shape=loss.shape, dtype=loss.dtype, value=1.0))
+    walk.seed(loss)
     walk.reach()
     unreached = [p.name for p in asked or () if p.name not in walk.reached]
     if unreached:
@@ -102,10 +102,8 @@ def gradients(
             if not y.desc.type.accepts(seed.desc.type):
                 raise wrong(f"gradients: the gradient given for {y.name!r} must be {y.desc.type}, {seed.name!r} is {seed.desc.type}")
             walk.weigh(y, seed)
-        elif -1 in y.shape:
-            walk.seed(y, lambda b, y=y: b.fill_any_like(y, value=1.0))
         else:
-            walk.seed(y, lambda b, y=y: b.fill_constant(shape=y.shape, dtype=y.dtype, value=1.0))
+            walk.seed(y)
     walk.reach()
     walk.run()
     return [walk.final.get(x.name) for x in xs]
@@ -244,10 +242,13 @@ class _Walk:
             return False
         return any(n in self.depends for n in self.ops[self.last_write[name]].input_arg_names)
 
-    def seed(self, target: Variable, make: Callable[[Builder], Variable]) -> None:
-        """Start from `target` with the gradient that `make` writes."""
+    def seed(self, target: Variable) -> None:
+        """Start from `target` with ones."""
         start = len(self.block.oplist)
-        g = make(self.b)
+        if ANY in target.shape:
+            g = self.b.fill_any_like(target, value=1.0)
+        else:
+            g = self.b.fill_constant(shape=target.shape, dtype=target.dtype, value=1.0)
         at = self.last_write.get(target.name)
         self._stamp(start, None if at is None else self.ops[at].site)
         self.terms.setdefault(target.name, []).append(_Term(g.name, start, start + 1, True))
@@ -353,7 +354,9 @@ class _Walk:
                 continue
             if len(live) < len(o.output_arg_names):
                 optional = {s.name for s in definition.out_slots if s.optional}
-                gone = [s for s, names in o.outputs.items() if s in optional and not any(n in used for n in names)]
+                # the other results of a second copy stay: a gradient further back may read them
+                wanted = used | self.copies_made.keys()
+                gone = [s for s, names in o.outputs.items() if s in optional and not any(n in wanted for n in names)]
                 if gone:
                     for s in gone:
                         for n in o.outputs[s]:
@@ -525,11 +528,13 @@ class _Walk:
     def _emit_again(self, op: Operator) -> None:
         block = self.block
         out = {n: self._free_name(f"{n}@RECOMPUTE") for n in op.output_arg_names}
-        for n, copy in out.items():
-            block.declare(block.desc(n).changed(name=copy, persistable=False, stop_gradient=True, is_parameter=False))
-            self.copies[n], self.copies_made[copy] = copy, n
         ins = {s: tuple(self.copies.get(n, n) for n in names) for s, names in op.inputs.items()}
         outs = {s: tuple(out[n] for n in names) for s, names in op.outputs.items()}
+        for n, copy in out.items():
+            desc = block.desc(n)
+            block.declare(desc.changed(name=copy, persistable=False, stop_gradient=True, is_parameter=False, attrs={}))
+            if not desc.persistable:  # running statistics advance once; their second values are nobody's
+                self.copies[n], self.copies_made[copy] = copy, n
         block.oplist.append(op.replace(inputs=ins, outputs=outs, role=Role.BACKWARD))
 
 
@@ -554,11 +559,15 @@ def _name_set(block: Block, argument: str, values: Iterable[Variable | str] | No
     return names
 
 
-def _parameter(block: Block, value: Variable | str) -> Variable:
+def _parameter(block: Block, value: Variable | str) -> Parameter:
     name = value.name if isinstance(value, Variable) else value
     if not isinstance(name, str):
         raise wrong(f"append_backward: parameter_list takes parameters or their names, got {type(value).__name__}: {value!r}")
     var = block.var(name)
+    if not isinstance(var, Parameter):
+        raise wrong(
+            f"append_backward: {name!r} is in parameter_list, but it is not a parameter; gradients(loss, [{name}]) takes any variable"
+        )
     if var.stop_gradient:
         raise wrong(f"append_backward: {name!r} is in parameter_list, but it is not trainable (its stop_gradient is set)")
     return var

@@ -61,7 +61,7 @@ class Uniform(Initializer):
     def __init__(self, low: float = -1.0, high: float = 1.0, seed: int = 0):
         self.low, self.high, self.seed = number("Uniform", "low", low), number("Uniform", "high", high), whole("Uniform", "seed", seed, 0)
         if self.low > self.high:
-            raise wrong(f"Uniform: low is {low}, above high, which is {high}")
+            raise wrong(f"Uniform: low is {self.low}, above high, which is {self.high}")
 
     def op(self, var: Variable, seed: int) -> tuple[str, dict[str, Any]]:
         return "uniform_random", {"min": self.low, "max": self.high, "seed": seed}

@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-import fluidx.ops  # noqa: F401  declares the operators
+import fluidx as fx
 from fluidx.backward import append_backward, calc_gradient, gradients
 from fluidx.executor import Executor, Scope
 from fluidx.ir import Builder, OpDef, Program, ProgramError, Role, program_guard, unique_name
@@ -334,6 +334,29 @@ def test_recompute_gives_the_same_gradients_from_second_copies():
             assert not read & early & produced
     for a, b in zip(*results, strict=True):
         assert np.array_equal(a, b)
+
+
+def test_recompute_repeats_dropout_and_advances_batch_norm_once():
+    rng = np.random.default_rng(0)
+    feed = {"x": rng.standard_normal((6, 1, 8, 8)).astype("float32"), "y": rng.integers(0, 10, (6, 1))}
+    results = []
+    for recompute in (False, True):
+        main, startup = fx.Program(), fx.Program()
+        with fx.program_guard(main, startup), fx.unique_name.guard():
+            x, y = fx.data("x", [-1, 1, 8, 8], "float32"), fx.data("y", [-1, 1], "int64")
+            first = fx.layers.batch_norm(fx.layers.conv2d(x, 4, 3, padding=1, act="relu"))
+            h = fx.layers.dropout(fx.layers.pool2d(first, 2, "max", 2), 0.3, seed=5)
+            second = fx.layers.fc(h, 16, act="tanh")
+            loss = fx.layers.mean(fx.layers.softmax_with_cross_entropy(fx.layers.fc(second, 10), y))
+            pairs = append_backward(loss, checkpoints=[first, second] if recompute else None)
+            fx.optimizer.Adam(1e-2).apply_gradients(pairs)
+        assert [op.type for op in main.ops].count("dropout") == 1 + recompute
+        scope, exe = Scope(), Executor()
+        exe.run(startup, scope=scope)
+        for _ in range(3):
+            values = exe.run(main, feed=feed, fetch_list=[loss, "batch_norm_0.w_1"], scope=scope)
+        results.append(values)
+    assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_a_checkpoint_must_be_computed(net):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import fluidx.ops  # noqa: F401  declares the operators
 from fluidx import optimizer
 from fluidx.executor import Executor, Scope
 from fluidx.ir import OPS, At, Builder, Partial, Program, ProgramError, Role, Shard, TensorType, program_guard, unique_name
@@ -441,7 +440,8 @@ def test_state_under_a_name_that_exists_is_refused():
     training = Training(w=([1.0], None))
     training.minimize(optimizer.Adam(0.1))
     again = optimizer.Adam(0.1)
-    with training.guard(), unique_name.guard(), pytest.raises(ProgramError, match="'w_moment1_0', the moment1 of parameter 'w', is already declared"):
+    says = "'w_moment1_0', the moment1 of parameter 'w', is already declared"
+    with training.guard(), unique_name.guard(), pytest.raises(ProgramError, match=says):
         again.apply_gradients([(training.main.global_block().var("w"), training.main.global_block().var("w@GRAD"))])
 
 

@@ -146,6 +146,6 @@ def margin_rank_loss(label: Variable, left: Variable, right: Variable, margin: f
 
 
 __all__ = [
-    "bce_loss", "cross_entropy", "huber_loss", "kldiv_loss", "log_loss", "margin_rank_loss", "mse_loss", "sigmoid_cross_entropy_with_logits", "smooth_l1",
-    "softmax_with_cross_entropy", "square_error_cost",
+    "bce_loss", "cross_entropy", "huber_loss", "kldiv_loss", "log_loss", "margin_rank_loss", "mse_loss",
+    "sigmoid_cross_entropy_with_logits", "smooth_l1", "softmax_with_cross_entropy", "square_error_cost",
 ]  # fmt: skip

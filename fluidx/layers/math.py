@@ -77,7 +77,12 @@ def elementwise_floordiv(x: Variable, y: Variable, axis: int = -1, act: str | No
 
 
 def scale(
-    x: Variable, scale: float | Variable = 1.0, bias: float = 0.0, bias_after_scale: bool = True, act: str | None = None, name: str | None = None
+    x: Variable,
+    scale: float | Variable = 1.0,
+    bias: float = 0.0,
+    bias_after_scale: bool = True,
+    act: str | None = None,
+    name: str | None = None,
 ) -> Variable:
     """x * scale + bias, or (x + bias) * scale with bias_after_scale=False. The shape and dtype are x's.
 

@@ -34,7 +34,8 @@ elementwise("softshrink", lambda x, *, alpha: where(x > alpha, x - alpha, where(
 elementwise("hard_shrink", lambda x, *, threshold: where(abs(x) > threshold, x, 0), attrs={"threshold": 0.5}, kinks=(-0.5, 0.5),
     onnx="Shrink", doc="X where |X| > threshold, else 0.")  # fmt: skip
 elementwise("hard_sigmoid", lambda x, *, slope, offset: min(max(slope * x + offset, 0), 1), attrs={"slope": 0.2, "offset": 0.5},
-    kinks=(-2.5, 2.5, -1.25, 1.25), onnx="HardSigmoid", variants=({}, {"slope": 0.4}), doc="slope * X + offset, cut to [0, 1].")  # fmt: skip
+    kinks=(-2.5, 2.5, -1.25, 1.25), onnx="HardSigmoid", variants=({}, {"slope": 0.4}),
+    doc="slope * X + offset, cut to [0, 1].")  # fmt: skip
 elementwise("hard_swish", lambda x, *, threshold, scale, offset: x * min(max(x + offset, 0), threshold) / scale, domain=(-5, 5),
     attrs={"threshold": 6.0, "scale": 6.0, "offset": 3.0}, kinks=(-3, 3), onnx="HardSwish",
     doc="X * min(max(X + offset, 0), threshold) / scale.")  # fmt: skip
@@ -71,4 +72,6 @@ elementwise("sign", lambda x: sign(x), dtypes="number", kinks=(0,), onnx="Sign",
 STEPS = tuple(k / 2 for k in range(-6, 7))
 elementwise("floor", lambda x: floor(x), kinks=STEPS, onnx="Floor", doc="X rounded down. No gradient flows.")
 elementwise("ceil", lambda x: ceil(x), kinks=STEPS, onnx="Ceil", doc="X rounded up. No gradient flows.")
-elementwise("round", lambda x: round(x), kinks=STEPS, onnx="Round", doc="The nearest whole number, ties to the even one. No gradient flows.")
+elementwise(
+    "round", lambda x: round(x), kinks=STEPS, onnx="Round", doc="The nearest whole number, ties to the even one. No gradient flows."
+)

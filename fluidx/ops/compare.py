@@ -15,7 +15,7 @@ def _pairs():
         x, y = rng.integers(-2, 3, a), rng.integers(-2, 3, b)
         yield Sample.of(x.astype("float32"), y.astype("float32"), axis=axis)
         yield Sample.of(x, y, axis=axis)
-    yield Sample.of(np.float32([np.nan, np.inf, 1]), np.float32([np.nan, np.inf, np.inf]))
+    yield Sample.of(np.array([np.nan, np.inf, 1], "float32"), np.array([np.nan, np.inf, np.inf], "float32"))
 
 
 def _equal_pairs():
@@ -41,8 +41,8 @@ elementwise("logical_not", lambda x: ~x, dtypes="bool", onnx="Not", doc="True wh
 
 
 def _odd_values():
-    yield Sample.of(np.float32([[np.nan, np.inf, -np.inf], [0, 1, -2]]))
-    yield Sample.of(np.float64([np.nan]))
+    yield Sample.of(np.array([[np.nan, np.inf, -np.inf], [0, 1, -2]], "float32"))
+    yield Sample.of(np.array([np.nan]))
     yield Sample.of(np.arange(7, dtype="float32"))
 
 

@@ -34,12 +34,12 @@ BY_CHANNEL_BYTES, BY_PIXEL_BYTES, GPU_BYTES = 1 << 20, 2 << 20, 256 << 20
 class Windows:
     """How windows lie over an image: sizes as (height, width), `pad` as (top, bottom, left, right)."""
 
-    image: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    pad: tuple[int, int, int, int]
-    out: tuple[int, int]
+    image: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pad: tuple[int, ...]
+    out: tuple[int, ...]
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -69,7 +69,7 @@ def pair(op: str, name: str, value: Sequence[int], least: int) -> tuple[int, int
     return (value[0], value[-1])
 
 
-def four_pads(op: str, paddings: Sequence[int]) -> tuple[int, int, int, int]:
+def four_pads(op: str, paddings: Sequence[int]) -> tuple[int, ...]:
     """`paddings` of 1, 2 (height, width) or 4 (top, bottom, left, right) integers as the latter."""
     if len(paddings) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in paddings):
         raise ProgramError(f"op {op}: paddings must be 1, 2 or 4 integers of at least 0, got {list(paddings)}")
@@ -153,7 +153,8 @@ class _Columns:
     def __init__(self, xp: Any, x: Any, win: Windows, groups: int, by_pixel: bool):
         n, c = x.shape[:2]
         taps, pixels = win.kernel[0] * win.kernel[1], win.out[0] * win.out[1]
-        self.by_pixel, self.blocks = by_pixel, []
+        self.by_pixel = by_pixel
+        self.blocks: list[tuple[int, int, list[Callable[[], Any]], Any]] = []
         whole = _nhwc(x) if by_pixel else x
         if win.is_pixel and whole.flags.c_contiguous:
             columns = whole.reshape(n * pixels, c) if by_pixel else whole.reshape(n, groups, c // groups, pixels)
@@ -170,7 +171,8 @@ class _Columns:
             padded = xp.zeros((step, hp, wp, c) if by_pixel else (step, c, hp, wp), x.dtype)
         for start in range(0, n, step):
             stop = min(n, start + step)
-            m, source, calls = stop - start, whole[start:stop], []
+            m, source = stop - start, whole[start:stop]
+            calls: list[Callable[[], Any]] = []
             if padded is not None:
                 inner = padded[:m, t : t + h, left : left + w] if by_pixel else padded[:m, :, t : t + h, left : left + w]
                 calls.append(partial(xp.copyto, inner, source))
@@ -195,7 +197,7 @@ def _by_pixel(xp: Any, x: Any, win: Windows, groups: int) -> bool:
         return False
     if win.is_pixel:
         return not x.flags.c_contiguous
-    return x.shape[1] >= 16 or _nhwc(x).flags.c_contiguous
+    return x.shape[1] >= 16 and win.kernel != (1, 1) or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous
 
 
 def _still(xp: Any, a: Any, calls: list[Callable[[], Any]]) -> Any:
@@ -229,7 +231,7 @@ def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int) -> Ca
         flat_w = _pixel_filter(xp, w, calls).T
         direct = _nhwc(out).flags.c_contiguous
         longest = max(stop - start for start, stop, _, _ in columns.blocks)
-        scratch = None if direct else xp.empty((longest * pixels, o), out.dtype)
+        scratch: Any = None if direct else xp.empty((longest * pixels, o), out.dtype)
         for start, stop, fill, block in columns.blocks:
             rows = _nhwc(out).reshape(-1, o)[start * pixels : stop * pixels] if direct else scratch[: (stop - start) * pixels]
             calls += [*fill, partial(xp.dot, block, flat_w, rows)]
@@ -242,7 +244,7 @@ def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int) -> Ca
     scratch = None if direct else xp.empty((longest, *out.shape[1:]), out.dtype)
     for start, stop, fill, block in columns.blocks:
         target = out[start:stop] if direct else scratch[: stop - start]
-        calls += [*fill, partial(xp.matmul, flat_w, block, target.reshape(stop - start, groups, o // groups, pixels))]
+        calls += [*fill, partial(xp.matmul, flat_w, block, out=target.reshape(stop - start, groups, o // groups, pixels))]
         if not direct:
             calls.append(partial(xp.copyto, out[start:stop], target))
     return in_order(calls)
@@ -266,7 +268,7 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int) -
         return in_order([*flip, run])
     n, c = dx.shape[:2]
     taps, pixels = kh * kw, win.out[0] * win.out[1]
-    by_pixel = groups == 1 and c >= 16 and xp is np
+    by_pixel = groups == 1 and c >= 16 and taps > 1 and xp is np
     limit = GPU_BYTES if xp is not np else BY_PIXEL_BYTES if by_pixel else BY_CHANNEL_BYTES
     step = max(1, min(n, limit // max(1, c * taps * pixels * g.itemsize)))
     calls: list[Callable[[], Any]] = []
@@ -288,7 +290,7 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int) -
             calls.append(partial(xp.dot, source.reshape(m * pixels, o), flat_w, cols.reshape(m * pixels, taps * c)))
         else:
             grouped = source.reshape(m, groups, o // groups, pixels)
-            calls.append(partial(xp.matmul, flat_w.swapaxes(1, 2), grouped, cols.reshape(m, groups, cg * taps, pixels)))
+            calls.append(partial(xp.matmul, flat_w.swapaxes(1, 2), grouped, out=cols.reshape(m, groups, cg * taps, pixels)))
         calls.append(partial(total.fill, 0))
         for i, j in win.taps:
             r, s = win.tap(i, j)
@@ -307,14 +309,14 @@ def convolve_filter(xp: Any, x: Any, g: Any, dw: Any, win: Windows, groups: int)
         return partial(dw.fill, 0)
     o, cg, kh, kw = dw.shape
     pixels = win.out[0] * win.out[1]
-    by_pixel = groups == 1 and xp is np and (x.shape[1] >= 16 or _nhwc(x).flags.c_contiguous)
+    by_pixel = groups == 1 and xp is np and (x.shape[1] >= 16 or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous)
     columns = _Columns(xp, x, win, groups, by_pixel)
     longest = max(stop - start for start, stop, _, _ in columns.blocks)
     calls: list[Callable[[], Any]] = []
     rows_g = xp.empty((longest, *win.out, o) if by_pixel else (longest, o, *win.out), g.dtype)
     shape = (o, kh * kw * cg) if by_pixel else (groups, o // groups, cg * kh * kw)
     total, part = xp.empty(shape, dw.dtype), xp.empty(shape, dw.dtype)
-    terms = None if by_pixel else xp.empty((longest, *shape), dw.dtype)
+    terms: Any = None if by_pixel else xp.empty((longest, *shape), dw.dtype)
     for start, stop, fill, block in columns.blocks:
         calls += fill
         m, source, into = stop - start, g[start:stop], part if start else total
@@ -326,7 +328,7 @@ def convolve_filter(xp: Any, x: Any, g: Any, dw: Any, win: Windows, groups: int)
             calls.append(partial(xp.dot, source.reshape(m * pixels, o).T, block, into))
         else:
             grouped = source.reshape(m, groups, o // groups, pixels)
-            calls.append(partial(xp.matmul, grouped, block.swapaxes(2, 3), terms[:m]))
+            calls.append(partial(xp.matmul, grouped, block.swapaxes(2, 3), out=terms[:m]))
             calls.append(partial(terms[:m].sum, 0, None, into))
         if start:
             calls.append(partial(xp.add, total, part, total))

@@ -97,8 +97,8 @@ def elementwise(
     attributes, whose defaults are in `attrs` and may also serve as conditions of `where`. `dtypes` is "float", "number", "bool" or
     "any"; all inputs have one dtype, and the result too unless the body is a comparison. `axis` adds fluid's broadcast attribute.
     Unary samples are drawn from `domain`, away from `kinks`, once for each of `variants` (attributes); or `samples` yields them.
-    `slope` is the derivative by X where it is better written by hand, `grad` replaces the whole derived gradient. `special(xp, ins, out, attrs)` may return a call to run instead of the derived kernel
-    (integer division), or None.
+    `slope` is the derivative by X where it is better written by hand, `grad` replaces the whole derived gradient.
+    `special(xp, ins, out, attrs)` may return a call to run instead of the derived kernel (integer division), or None.
     """
     module = sys._getframe(1).f_globals["__name__"]
     parameters = inspect.signature(body).parameters.values()
@@ -180,7 +180,9 @@ def _wording(dtypes: str) -> str:
     return {"float": "a float dtype", "number": "a number", "bool": "bool", "any": "a number or bool"}[dtypes]
 
 
-def _derive(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], full: Any, axis: bool, module: str, draw: Any, slope: Any) -> Any:
+def _derive(
+    name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], full: Any, axis: bool, module: str, draw: Any, slope: Any
+) -> Any:
     """The `grad` of the op, after declaring one gradient op per input: `<name>_grad`, or `<name>_grad_x`, `<name>_grad_y`."""
     rules: list[tuple[Any, Any]] = []  # (None, the constant 0 or 1), or (gradient op, what it needs)
     for k, x in enumerate(inputs):
@@ -196,7 +198,7 @@ def _derive(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], 
         rules.append((grad_name, needs))
 
     def grad(b, op, g):
-        out = []
+        out: list[Any] = []
         for x, (grad_name, needs) in zip(inputs, rules, strict=True):
             if grad_name is None and is_const(needs, 0):
                 out.append(None)
@@ -224,7 +226,7 @@ def _declare_grad(
         return types[-1]
 
     def samples():
-        forward = OPS[name]
+        forward: Any = OPS[name]
         for s in draw():
             attrs = {**full, **s.attrs}
             t = forward.infer(*(TensorType(a.dtype.name, a.shape) for a in s.args), **attrs)
@@ -251,7 +253,9 @@ def _declare_grad(
 # -- samples ----------------------------------------------------------------------------------------------------------------------
 
 
-def points(shape: Sequence[int], low: float = -3.0, high: float = 3.0, kinks: Sequence[float] = (), seed: int = 0, dtype: str = "float32") -> Any:
+def points(
+    shape: Sequence[int], low: float = -3.0, high: float = 3.0, kinks: Sequence[float] = (), seed: int = 0, dtype: str = "float32"
+) -> Any:
     """Deterministic values in [low, high), at least 0.05 away from each of `kinks`."""
     x = np.random.default_rng(seed).uniform(low, high, tuple(shape))
     for k in kinks:
@@ -276,5 +280,3 @@ def _draw(count: int, dtypes: str, domain: tuple[float, float], kinks: Sequence[
         yield Sample((*(draw((2, 3), 20 + k).astype("float64") for k in range(count)),), dict(variants[0]) if variants else {})
         half = tuple(draw((2, 3), 30 + k).astype("float16") for k in range(count))
         yield Sample(half, dict(variants[0]) if variants else {}, grad=(), why="float16 is too coarse for differences")
-
-

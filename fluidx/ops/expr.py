@@ -332,11 +332,6 @@ def _where(c: Expr, a: Expr, b: Expr) -> Expr:
         return _call("where", c.args[0], b, a)
     if is_const(a, 0) and is_const(b, 1):
         return _node("where", _node("not", c), b, a)
-    # where(x > 0, x, k * x) with 0 <= k <= 1 is max(x, k * x), which is one ufunc
-    if c.fn in ("gt", "ge") and is_const(c.args[1], 0) and a is c.args[0] and b.fn == "mul" and b.args[1] is a:
-        k = _number(b.args[0])
-        if k is not None and 0 < k <= 1:
-            return _node("max", a, b)
     return _node("where", c, a, b)
 
 
@@ -658,6 +653,10 @@ def _lower_node(n: Expr, args: tuple[Expr, ...], dtype: str, select: bool) -> Ex
                     return _node("_mulb", other, mask.args[0])
         case "where" if select:
             c, a, b = args
+            # where(x > 0, x, k * x) with 0 < k <= 1 is max(x, k * x)
+            if c.fn in ("gt", "ge") and is_const(c.args[1], 0) and a is c.args[0] and b.fn == "mul" and b.args[1] is a:
+                if 0 < (_number(b.args[0]) or 0) <= 1:
+                    return _node("max", a, b)
             if c.fn not in _BOOL:
                 c = _node("ne", c, const(0))
             if is_const(a, 1) and is_const(b, 0):
@@ -672,7 +671,7 @@ def _lower_node(n: Expr, args: tuple[Expr, ...], dtype: str, select: bool) -> Ex
 
 _HALF = ("float16", "bfloat16")
 _INT_VIEW = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
-BLOCK = 16384  # elements of one block: its operands and scratch stay in the second-level cache
+BLOCK = 32768  # elements of one block: its operands and scratch stay in the second-level cache
 
 
 @lru_cache(maxsize=1024)
@@ -809,9 +808,9 @@ def _bind_step(fn: str, args: list[Any], out: np.ndarray) -> Callable[[], Any]:
 
 def _constant(value: Any, kind: np.dtype) -> Any:
     """A constant as a 0-d array of its neighbour's dtype: a Python number would be converted at every call."""
-    if kind == bool and value in (0, 1):
+    if kind.kind == "b" and value in (0, 1):
         return np.array(bool(value))
-    if kind == bool or (kind.kind in "iu" and (value != value or value in (math.inf, -math.inf) or value != int(value))):
+    if kind.kind == "b" or (kind.kind in "iu" and (value != value or value in (math.inf, -math.inf) or value != int(value))):
         return np.asarray(value)
     return np.array(value, dtype=kind)
 
@@ -935,4 +934,5 @@ def c_function(name: str, e: Expr, dtype: str, params: Sequence[str]) -> str:
     loads = "\n".join(f"    {ctype} {c} = {c}_[i];" for c in c_names.values())
     body = "\n".join("    " + line for line in to_c(e, dtype).splitlines())
     args = ", ".join(f"const {ctype} *{c}_" for c in c_names.values())
-    return f"void {name}(long n, {args}, {ctype} *out_) {{\n  for (long i = 0; i < n; i++) {{\n{loads}\n    {ctype} out;\n{body}\n    out_[i] = out;\n  }}\n}}\n"
+    loop = f"  for (long i = 0; i < n; i++) {{\n{loads}\n    {ctype} out;\n{body}\n    out_[i] = out;\n  }}\n"
+    return f"void {name}(long n, {args}, {ctype} *out_) {{\n{loop}}}\n"

@@ -634,7 +634,7 @@ class HuberLossGrad(OpDef):
 
 
 def _row_sums(xp: Any, a: Any, like: Any) -> Any:
-    return a.reshape(len(a), -1).sum(axis=1).reshape(like.shape)
+    return a.reshape(len(a), prod(a.shape[1:])).sum(axis=1).reshape(like.shape)
 
 
 class SmoothL1Loss(OpDef):

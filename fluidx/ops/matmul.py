@@ -131,9 +131,9 @@ class Mul(OpDef):
                     return terms[0]
                 raise PlaceError(f"op mul cannot combine %{x.name} and %{y.name}, which are {ex} and {ey} over {group}")
             # inside a flattened run of axes only the first may be split: the slices then stay whole rows or columns
-            if ey is None and ex.axis < x_num_col_dims:
+            if ey is None and ex is not None and ex.axis < x_num_col_dims:
                 return ex
-            if ex is None and ey.axis >= y_num_col_dims:
+            if ex is None and ey is not None and ey.axis >= y_num_col_dims:
                 return Shard(ey.axis - y_num_col_dims + x_num_col_dims, group)
             if ex is not None and ey is not None and ex.axis == x_num_col_dims and ey.axis == 0:
                 return Partial("sum", group)
@@ -463,7 +463,7 @@ class Bmm(OpDef):
 
     @staticmethod
     def bind(xp, ins, outs, attrs, ctx):
-        return bind_product(xp, *ins, outs[0])
+        return bind_product(xp, ins[0], ins[1], outs[0])
 
     @staticmethod
     def samples():

@@ -203,7 +203,7 @@ def _normalize_with(xp, x3, scale, bias, mean, variance, y3, stat_outs, eps):
 
 
 def _channel_blocks(x3: Any) -> list[slice]:
-    return list(row_blocks(x3.shape[1], x3.shape[0] * x3.shape[2] * x3.itemsize))
+    return list(row_blocks(x3.shape[1], x3.shape[0] * x3.shape[2] * x3.itemsize, 128 << 10))
 
 
 def _is_rows(xp: Any, *arrays: Any) -> bool:

@@ -7,9 +7,11 @@ inputs, made by `squared_l2_norm`, and the powers of beta (Adam) are advanced by
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..ir import OpDef, Partial, ProgramError, Sample, TensorType, show_placement
+from ..ir import ANY, OpDef, Partial, ProgramError, Sample, TensorType, show_placement
 from ..ir.placement import PlaceError, flat, place_elementwise
 
 # Elements worked on at a time: the temporaries of a block stay in the L2 cache of one core.
@@ -37,7 +39,7 @@ class _Update(OpDef):
             if not t.is_float:
                 raise ProgramError(f"op {cls.name}: {slot} must be a float, it is {t}")
             if slot in _SCALARS:
-                if t.numel != 1:
+                if any(d not in (1, ANY) for d in t.shape):
                     raise ProgramError(f"op {cls.name}: {slot} must have one element, it is {t}")
             elif t.shape != param.shape:
                 raise ProgramError(f"op {cls.name}: Param is {param}, {slot} is {t}; they must have the same shape")
@@ -66,13 +68,16 @@ class _Update(OpDef):
         return (entry,) * len(cls.out_slots) if len(cls.out_slots) > 1 else entry
 
     @staticmethod
-    def scalars(xp, *arrays, **attrs):
-        """Values of one element that are the same for every block."""
+    def scalars(*args: Any, **attrs: Any) -> Any:
+        """scalars(xp, *ones, **attrs): values of one element that are the same for every block."""
         raise NotImplementedError
 
     @staticmethod
-    def formula(xp, ins, outs, s, t, **attrs):
-        """Write `outs` from the tensors `ins`, the scalars `s` and the temporaries `t`. Each input is read before it is overwritten."""
+    def formula(*args: Any, **attrs: Any) -> None:
+        """formula(xp, ins, outs, s, t, **attrs): write `outs` from the tensors `ins`, the scalars `s` and the temporaries `t`.
+
+        Each element of an input is read before it is overwritten.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -90,11 +95,11 @@ class _Update(OpDef):
 
     @classmethod
     def bind(cls, xp, ins, outs, attrs, ctx):
+        if xp is not np:
+            return None  # the kernel serves: a GPU needs no blocks
         tensors, ones = cls._split(ins)
         outs = list(outs)
         scalars, formula = cls.scalars, cls.formula
-        if xp is not np:
-            return lambda: cls.kernel(xp, *ins, out=tuple(outs), **attrs)
         present = [a for a in (*tensors, *outs) if a is not None]
         size = tensors[0].size
         if size > BLOCK and all(a.flags.c_contiguous for a in present):

@@ -86,13 +86,13 @@ class _Reduction(OpDef):
 
     inputs = ("X",)
     attrs = {"dim": (), "keep_dim": False}
-    dtypes = NUMBERS
+    dtypes: tuple[str, ...] = NUMBERS
     method = ""  # of xp, for other array modules than NumPy
 
     def __init_subclass__(cls, **kwargs):
         name = cls.__dict__.get("name", "")
         if name:
-            cls.infer = staticmethod(partial(_infer, name, cls.dtypes))
+            cls.infer = staticmethod(partial(_infer, name, cls.dtypes))  # type: ignore[method-assign]
             cls.kernel = staticmethod(_kernel_of(cls))
             cls.bind = staticmethod(_bind_of(cls))
         super().__init_subclass__(**kwargs)
@@ -104,7 +104,8 @@ class _Reduction(OpDef):
 
 def _infer(name, dtypes, x, *, dim=(), keep_dim=False):
     if x.dtype not in dtypes:
-        raise ProgramError(f"op {name}: expected X of {'bool' if dtypes == ('bool',) else 'a number dtype'}, found {x.dtype}; cast it first")
+        want = "bool" if dtypes == ("bool",) else "a number dtype"
+        raise ProgramError(f"op {name}: expected X of {want}, found {x.dtype}; cast it first")
     return x.with_shape(_result(x, _axes(name, dim, x.ndim), keep_dim))
 
 
@@ -271,7 +272,7 @@ class ReduceProd(_Reduction):
     @staticmethod
     def samples():
         yield from _samples(low=0.5, high=1.5)
-        yield Sample.of(np.float32([[0, 2, 3], [1, 2, 3], [0, 0, 4]]), dim=(1,))
+        yield Sample.of(np.array([[0, 2, 3], [1, 2, 3], [0, 0, 4]], "float32"), dim=(1,))
 
     @staticmethod
     def grad(b, op, g):
@@ -337,8 +338,8 @@ class LogSumExp(_Reduction):
     @staticmethod
     def samples():
         yield from ReduceMean.samples()
-        yield Sample.of(np.float32([[1000, 1000], [-1000, -1001]]), dim=(1,), grad=(), why="differences of 1000 are too coarse")
-        yield Sample.of(np.float32([[-np.inf, -np.inf], [np.inf, 0], [-np.inf, 0]]), dim=(1,), grad=(), why="infinite")
+        yield Sample.of(np.array([[1000, 1000], [-1000, -1001]], "float32"), dim=(1,), grad=(), why="differences of 1000 are too coarse")
+        yield Sample.of(np.array([[-np.inf, -np.inf], [np.inf, 0], [-np.inf, 0]], "float32"), dim=(1,), grad=(), why="infinite")
 
     @staticmethod
     def grad(b, op, g):
@@ -480,7 +481,8 @@ def _place_reduce_to(group, x, like, *, axis):
             return other
     elif other is None and (entry is None or isinstance(entry, At) or entry.op in ("sum", "avg")):
         return entry
-    raise PlaceError(f"%{x.name} and %{like.name} lie over {group} in places that reduce_to cannot combine: {entry or 'replicate'} and {other or 'replicate'}")
+    found = f"%{x.name} is {entry or 'replicate'}, %{like.name} is {other or 'replicate'}"
+    raise PlaceError(f"op reduce_to: inputs lie in places that do not combine over {group}: {found}")
 
 
 class ReduceTo(OpDef):
@@ -522,8 +524,8 @@ class ReduceTo(OpDef):
     @staticmethod
     def samples():
         shapes = (
-            ((3, 5), (5,), -1), ((3, 5), (3, 5), -1), ((2, 3, 4), (3, 1), -1), ((3, 4), (1,), -1), ((2, 3, 2, 2), (3,), 1), ((2, 3, 4), (2,), 0),
-            ((2, 3, 4), (2, 1, 4), -1), ((7,), (1,), -1), ((1, 3), (1, 3), -1), ((1, 3), (3,), -1), ((2, 3, 4, 2), (2, 1, 1, 2), -1),
+            ((3, 5), (5,), -1), ((3, 5), (3, 5), -1), ((2, 3, 4), (3, 1), -1), ((3, 4), (1,), -1), ((2, 3, 2, 2), (3,), 1),
+            ((2, 3, 4), (2,), 0),             ((2, 3, 4), (2, 1, 4), -1), ((7,), (1,), -1), ((1, 3), (1, 3), -1), ((1, 3), (3,), -1), ((2, 3, 4, 2), (2, 1, 1, 2), -1),
         )  # fmt: skip
         for k, (x, like, axis) in enumerate(shapes):
             yield Sample.of(points(x, seed=k), points(like), axis=axis, grad=(), why="only gradients are reduced this way")

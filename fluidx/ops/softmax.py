@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -101,7 +102,7 @@ class Softmax(OpDef):
         x, out = ins[0], outs[0]
         if xp is not np or not _rows_form(x, out, axis=attrs["axis"]):
             return partial(Softmax.plain, xp, x, out, **attrs)
-        calls = []
+        calls: list[Callable[[], Any]] = []
         x2, out2 = _matrix(x), _matrix(out)
         for rows in row_blocks(len(x2), x2.shape[1] * x.itemsize):
             a, o = x2[rows], out2[rows]
@@ -149,7 +150,7 @@ class SoftmaxGrad(OpDef):
         (y, g), out = ins, outs[0]
         if xp is not np or not _rows_form(y, g, out, axis=attrs["axis"]):
             return partial(SoftmaxGrad.plain, xp, y, g, out, **attrs)
-        calls = []
+        calls: list[Callable[[], Any]] = []
         y2, g2, out2 = _matrix(y), _matrix(g), _matrix(out)
         for rows in row_blocks(len(y2), y2.shape[1] * y.itemsize):
             a, d, o = y2[rows], g2[rows], out2[rows]
@@ -199,7 +200,7 @@ class LogSoftmax(OpDef):
         x, out = ins[0], outs[0]
         if xp is not np or not _rows_form(x, out, axis=attrs["axis"]):
             return partial(LogSoftmax.plain, xp, x, out, **attrs)
-        calls = []
+        calls: list[Callable[[], Any]] = []
         x2, out2 = _matrix(x), _matrix(out)
         blocks = list(row_blocks(len(x2), x2.shape[1] * x.itemsize))
         scratch = np.empty((blocks[0].stop, x2.shape[1]), x.dtype)
@@ -247,7 +248,7 @@ class LogSoftmaxGrad(OpDef):
         (y, g), out = ins, outs[0]
         if xp is not np or not _rows_form(y, g, out, axis=attrs["axis"]):
             return partial(LogSoftmaxGrad.plain, xp, y, g, out, **attrs)
-        calls = []
+        calls: list[Callable[[], Any]] = []
         y2, g2, out2 = _matrix(y), _matrix(g), _matrix(out)
         for rows in row_blocks(len(y2), y2.shape[1] * y.itemsize):
             a, d, o = y2[rows], g2[rows], out2[rows]

@@ -88,7 +88,7 @@ def interpret(
                 continue
             for name in op.input_arg_names:
                 if name not in env:
-                    raise ExecutionError(f"op {op.type} reads {name!r}, which has no value: it is not fed, not in the state and not computed")
+                    raise ExecutionError(f"op {op.type} reads {name!r}, which has no value: feed it, put it into the state or compute it")
             ins = definition.arrange({slot: [env[n] for n in names] for slot, names in op.inputs.items()})
             present = [bool(op.outputs.get(s.name)) for s in definition.out_slots]
             results = run_op(definition, ins, op.attrs, ctx, present)
