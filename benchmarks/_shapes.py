@@ -36,7 +36,8 @@ def vgg16() -> Params:
 def transformer(layers: int, width: int, vocabulary: int, positions: int, extra: Params) -> Params:
     out: Params = [("tokens", vocabulary * width), ("positions", positions * width), *extra]
     for k in range(layers):
-        for name, n in (("q", width * width), ("k", width * width), ("v", width * width), ("o", width * width), ("up", 4 * width * width), ("down", 4 * width * width)):
+        square = width * width
+        for name, n in (("q", square), ("k", square), ("v", square), ("o", square), ("up", 4 * square), ("down", 4 * square)):
             out += [(f"l{k}.{name}.w", n), (f"l{k}.{name}.b", 4 * width if name == "up" else width)]
         out += [(f"l{k}.{norm}.{part}", width) for norm in ("n1", "n2") for part in ("scale", "bias")]
     return out
@@ -44,7 +45,8 @@ def transformer(layers: int, width: int, vocabulary: int, positions: int, extra:
 
 def bert_large() -> Params:
     """Devlin et al. 2018: 24 layers, width 1024."""
-    return transformer(24, 1024, 30522, 512, [("types", 2 * 1024), ("pool.w", 1024 * 1024), ("pool.b", 1024), ("n.scale", 1024), ("n.bias", 1024)])
+    extra = [("types", 2 * 1024), ("pool.w", 1024 * 1024), ("pool.b", 1024), ("n.scale", 1024), ("n.bias", 1024)]
+    return transformer(24, 1024, 30522, 512, extra)
 
 
 def gpt2_xl() -> Params:

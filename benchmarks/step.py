@@ -1,4 +1,4 @@
-"""One training step of an MLP 784-512-512-10, batch 128: fluidx against the same step written by hand in NumPy, and PyTorch if installed."""
+"""One training step of an MLP 784-512-512-10, batch 128: fluidx against the step written by hand in NumPy, and PyTorch if installed."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from functools import partial
+
 import numpy as np
 from _common import Log, interleaved, ratio, show
 from _shapes import MODELS
@@ -46,7 +48,7 @@ def steps(log: Log) -> None:
             exe = fx.ParallelExecutor(t, places=fx.cpu_places(RANKS))
             exe.run_startup()
             executors[name] = exe
-            cases[name] = lambda exe=exe: exe.run(feed=feed, fetch_list=[loss])
+            cases[name] = partial(exe.run, [loss], feed)
         got = interleaved(cases, rounds=25, calls=5)
         log(f"\nMLP 784-{width}-{width}-10, batch {batch}, Adam, {RANKS} ranks")
         for name, seconds in got.items():

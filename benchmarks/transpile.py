@@ -7,11 +7,13 @@ measured once on a machine of this kind with the same model and are printed besi
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from _common import Log, interleaved, show
 
 import fluidx as fx
 
+KINDS = ("data_parallel", "reduce_broadcast", "ring_optimizer")
 PEER = {1000: 1.19, 3000: 13.4, 10000: 106.6}
 
 
@@ -27,9 +29,16 @@ def deep_mlp(operators: int) -> tuple[fx.Program, fx.Program]:
     return main, startup
 
 
+def all_ranks(name: str, program: fx.Program, startup: fx.Program, ranks: int) -> fx.DistributeTranspiler:
+    t = fx.DistributeTranspiler(name)
+    t.transpile(program=program, startup_program=startup, trainers=ranks)
+    for r in range(ranks):
+        t.get_trainer_program(r)
+    return t
+
+
 def main() -> None:
     log = Log("transpile")
-    kinds = {"data_parallel": fx.strategies.data_parallel, "reduce_broadcast": fx.strategies.reduce_broadcast, "ring_optimizer": fx.strategies.ring_optimizer}
     log("\n4 ranks: transpile and make every rank's program")
     for size in (1000, 3000, 10000, 50000):
         start = time.process_time()
@@ -37,33 +46,24 @@ def main() -> None:
         built = time.process_time() - start
         n = len(program.ops)
         log(f"{n} operators, built in {built:.2f} s")
-        for name, make in kinds.items():
-            t = fx.DistributeTranspiler(make())
-
-            def once(t=t):
-                t.transpile(program=program, startup_program=startup, trainers=4)
-                for r in range(4):
-                    t.get_trainer_program(r)
-
-            seconds = interleaved({name: once}, rounds=5 if size <= 10000 else 2)[name]
-            peer = f"; Paddle 2.6.2 {PEER[size]:.1f} s, {PEER[size] / min(seconds):.0f}x" if size in PEER and name == "data_parallel" else ""
+        for name in KINDS:
+            seconds = interleaved({name: partial(all_ranks, name, program, startup, 4)}, rounds=5 if size <= 10000 else 2)[name]
+            peer = ""
+            if size in PEER and name == "data_parallel":
+                peer = f"; Paddle 2.6.2 {PEER[size]:.1f} s, {PEER[size] / min(seconds):.0f}x"
             log(f"  {name:17} {show(seconds, 1e3, 'ms', 0)}, {min(seconds) / n * 1e6:.1f} us per operator{peer}")
     log("\n10,000 operators, 64 ranks against 4: all rank programs, and verify()")
     program, startup = deep_mlp(10000)
-    for name, make in kinds.items():
-        t = fx.DistributeTranspiler(make())
-
-        def ranks(n: int, t=t) -> None:
-            t.transpile(program=program, startup_program=startup, trainers=n)
-            for r in range(n):
-                t.get_trainer_program(r)
-
-        got = interleaved({"4": lambda: ranks(4), "64": lambda: ranks(64)}, rounds=3)
-        start = time.perf_counter()
-        t.transpile(program=program, startup_program=startup, trainers=4)
-        t.verify()
-        proved = time.perf_counter() - start
-        log(f"  {name:17} {show(got['4'], 1e3, 'ms', 0)} -> {show(got['64'], 1e3, 'ms', 0)}: {min(got['64']) / min(got['4']):.2f}x; transpile + verify on 4 ranks {proved:.2f} s")
+    for name in KINDS:
+        got = interleaved({n: partial(all_ranks, name, program, startup, n) for n in (4, 64)}, rounds=3)
+        proved = []
+        for n in (4, 64):
+            t = all_ranks(name, program, startup, n)
+            start = time.perf_counter()
+            t.verify()
+            proved.append(time.perf_counter() - start)
+        log(f"  {name:17} {show(got[4], 1e3, 'ms', 0)} -> {show(got[64], 1e3, 'ms', 0)}: {min(got[64]) / min(got[4]):.2f}x")
+        log(f"  {'':17} verify() {proved[0]:.2f} s on 4 ranks, {proved[1]:.2f} s on 64")
     log.close()
 
 

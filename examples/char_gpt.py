@@ -1,8 +1,9 @@
 """A small character-level GPT on text that every Python carries (pydoc_data.topics), on 1 device and on N ranks."""
 
+from pydoc_data.topics import topics
+
 import numpy as np
 from common import Feed, Model, compare
-from pydoc_data.topics import topics
 
 import fluidx as fx
 

@@ -1,6 +1,6 @@
 """How ranks talk: one protocol, with threads of this process, MPI processes or NCCL behind it."""
 
-from .base import CommAborted, CommError, Communicator, CommTimeout
+from .base import CommAborted, CommError, CommTimeout, Communicator
 from .threads import ThreadCommunicator, ThreadWorld
 
 __all__ = ["CommAborted", "CommError", "CommTimeout", "Communicator", "ThreadCommunicator", "ThreadWorld"]

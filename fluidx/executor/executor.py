@@ -88,7 +88,7 @@ class Executor:
         if held is not None and held[1] == scope.version:
             self._plans.move_to_end(key)
             return held[0]
-        ctx = RunContext(groups={g: (0,) for g in program.groups})
+        ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)))
         if program.groups:
             from ..comm.threads import ThreadWorld
 

@@ -38,6 +38,7 @@ __all__ = [
     "ANY", "At", "Block", "BlockRef", "Builder", "Effect", "ExecutionError", "FeedError", "FluidxError", "NotInitializedError",
     "OPS", "OpDef", "Operator", "Parameter", "ParseError", "Partial", "Placement", "Program", "ProgramError", "ProgramPair",
     "REPLICATE", "RankError", "Required", "Role", "Sample", "Shard", "Site", "TensorType", "TranspileError", "Var", "Variable",
-    "VerifyError", "all_ops", "as_dtype", "census", "default_main_program", "default_startup_program", "device_guard", "diff", "draw", "draw_before_after", "excerpt", "name_scope",
+    "VerifyError", "all_ops", "as_dtype", "census", "default_main_program", "default_startup_program", "device_guard", "diff",
+    "draw", "draw_before_after", "excerpt", "name_scope",
     "nearest", "np_dtype", "opdef", "parse_pair", "program_guard", "show_placement",
 ]  # fmt: skip

@@ -33,7 +33,9 @@ class Builder:
             raise AttributeError(op_type)
         return partial(self.emit, op_type)
 
-    def emit(self, op_type: str, *args: Any, name: str | None = None, out: Mapping[str, Any] | None = None, n_out: int = 0, **attrs: Any) -> Any:
+    def emit(
+        self, op_type: str, *args: Any, name: str | None = None, out: Mapping[str, Any] | None = None, n_out: int = 0, **attrs: Any
+    ) -> Any:
         """Append `op_type` and return its outputs. `n_out` is the number of names for a "X*" output."""
         definition = opdef(op_type)
         if len(args) > len(definition.in_slots):

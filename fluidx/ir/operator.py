@@ -165,8 +165,8 @@ class Operator:
     def has_attr(self, name: str) -> bool:
         return name in self.attrs
 
-    def attr_type(self, name: str) -> type:
-        return type(self.attr(name))
+    def attr_type(self, name: str) -> Any:
+        return self.attr(name).__class__
 
     def all_attrs(self) -> dict[str, Any]:
         return dict(self.attrs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import ProgramError
-from .types import REPLICATE, At, Partial, Placement, Shard, TensorType, show_placement
+from .types import At, Partial, Placement, Shard, TensorType, show_placement
 
 
 class PlaceError(ProgramError):
@@ -61,10 +61,6 @@ def _clash(args: list[Placed], group: str) -> PlaceError:
     return PlaceError(f"inputs lie in places that do not combine over {group}: {listed}")
 
 
-def aligned_axis(entry: Shard, ndim: int, out_ndim: int) -> int:
-    """The axis of a right-aligned broadcast result that an input's sharded axis becomes, counted from the end (negative)."""
-    return entry.axis - ndim
-
 
 def _elementwise(group: str, *args: Any, **attrs: Any) -> Any:
     items = flat(args)
@@ -84,6 +80,7 @@ def _elementwise(group: str, *args: Any, **attrs: Any) -> Any:
             continue
         # fluid's `axis`: the second operand's axis 0 meets axis `axis` of the first
         offset = first_axis if k == 1 and isinstance(first_axis, int) and first_axis >= 0 else ndim - a.type.ndim
+        assert isinstance(e, Shard)
         found.add(e.axis + offset)
     if len(found) != 1:
         raise _clash(items, group)

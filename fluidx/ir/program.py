@@ -88,7 +88,8 @@ class Block:
         return d
 
     def _names(self) -> list[str]:
-        names, block = [], self
+        names: list[str] = []
+        block: Block | None = self
         while block is not None:
             names += list(block.descs)
             block = block.parent
@@ -308,7 +309,8 @@ class Program:
     def _touch(self) -> None:
         if self.frozen:
             raise ProgramError(
-                f"{self.label()} is the result of transpiling with {self.strategy or 'a pass'} and is frozen; change the program it was made from and transpile that"
+                f"{self.label()} is the result of transpiling with {self.strategy or 'a pass'} and is frozen; "
+                "change the program it was made from and transpile that"
             )
         self.version += 1
 

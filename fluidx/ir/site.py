@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from .operator import Site
 
@@ -15,7 +16,7 @@ _scopes: list[str] = []
 
 def call_site() -> Site | None:
     """The innermost frame outside the fluidx package; None when there is none."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith(_HOME) and not code.co_filename.startswith("<frozen"):

@@ -26,7 +26,8 @@ def move(x: Placed, group: str, expected: tuple[type, ...], becomes: Any, op: st
     """The placement after a collective over `group`: its entry must be one of `expected` (and of the same reduction)."""
     entry = x.on(group)
     if not isinstance(entry, expected) or (op is not None and isinstance(entry, Partial) and entry.op != op):
-        want = " or ".join(f"partial({op})" if e is Partial and op else e.__name__.lower() if e is not type(None) else "replicate" for e in expected)
+        names = {type(None): "replicate", Partial: f"partial({op})" if op else "partial", Shard: "shard", At: "at"}
+        want = " or ".join(names[e] for e in expected)
         raise PlaceError(f"%{x.name} is {show_placement(x.placement)}, expected {want} over {group}")
     rest = tuple(p for p in x.placement if p.group != group)
     return rest if becomes is None else (*rest, becomes)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.builder import Builder
 from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef, Required
 from ..ir.operator import BlockRef
-from ..ir.builder import Builder
 from ..ir.program import Block
 
 _Step = Callable[[], Any]
@@ -37,7 +37,9 @@ class While(OpDef):
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
-        raise ProgramError("a while loop has no gradient: its number of rounds is not known when the program is written; unroll it in Python")
+        raise ProgramError(
+            "a while loop has no gradient: its number of rounds is not known when the program is written; unroll it in Python"
+        )
 
     @staticmethod
     def bind_control(planner: Any, op: Any) -> _Step:

@@ -352,7 +352,8 @@ _SCALAR: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "neg": lambda a: -a,
     "pow": lambda a, b: a**b, "mod": lambda a, b: a % b, "floordiv": lambda a, b: a // b,
     "exp": math.exp, "log": math.log, "log1p": math.log1p, "sqrt": math.sqrt, "rsqrt": lambda a: 1 / math.sqrt(a), "tanh": math.tanh,
-    "sigmoid": lambda a: 0.5 * math.tanh(0.5 * a) + 0.5, "softplus": lambda a: builtins.max(a, 0.0) + math.log1p(math.exp(-builtins.abs(a))),
+    "sigmoid": lambda a: 0.5 * math.tanh(0.5 * a) + 0.5,
+    "softplus": lambda a: builtins.max(a, 0.0) + math.log1p(math.exp(-builtins.abs(a))),
     "erf": math.erf, "sin": math.sin, "cos": math.cos, "abs": builtins.abs, "sign": lambda a: float((a > 0) - (a < 0)),
     "floor": lambda a: float(math.floor(a)), "ceil": lambda a: float(math.ceil(a)), "round": lambda a: float(np.rint(a)),
     "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b, "where": lambda c, a, b: a if c else b,
@@ -786,7 +787,7 @@ def _bind_block(steps: Any, work: str, ins: Mapping[str, np.ndarray], out: np.nd
     return calls
 
 
-def _bind_step(fn: str, args: list[Any], out: np.ndarray) -> Callable[[], Any]:
+def _bind_step(fn: str, args: list[Any], out: Any) -> Callable[[], Any]:
     if fn == "_copy" or fn == "_mask":
         return _copy_into(out, args[0])
     if fn == "_bits":  # False, True -> 0, -1: the condition as a mask of bits
@@ -794,7 +795,7 @@ def _bind_step(fn: str, args: list[Any], out: np.ndarray) -> Callable[[], Any]:
     kind = out.dtype if fn in ("_xor", "_and") else next((a.dtype for a in args if isinstance(a, np.ndarray)), out.dtype)
     args = [a if isinstance(a, np.ndarray) else _constant(a, kind) for a in args]
     if fn in ("_xor", "_and"):
-        bits = _INT_VIEW[out.dtype.itemsize]
+        bits: Any = _INT_VIEW[out.dtype.itemsize]
         fixed = [a if a.dtype == out.dtype or (fn == "_and" and k == 1) else a.astype(out.dtype) for k, a in enumerate(args)]
         if any(f is not a and a.ndim for f, a in zip(fixed, args, strict=True)):
             raise ProgramError(f"where() in an elementwise body mixes {args[0].dtype} and {args[1].dtype}; cast one of them")

@@ -74,7 +74,9 @@ class Chunk(OpDef):
 
     @staticmethod
     def place(x: Placed, *, start: int, stop: int) -> Placement:
-        return tuple(p if not hasattr(p, "axis") else move(x, p.group, (Partial, At, type(None)), None) for p in x.placement)
+        for p in x.placement:
+            move(x, p.group, (Partial, At), None)  # a shard's rows are not a range of the whole laid out flat
+        return x.placement
 
     @staticmethod
     def view(x: Any, *, start: int, stop: int) -> Any:

@@ -44,10 +44,9 @@ class _Check:
         self.args = [*sample.args, *[None] * missing]
 
     def fail(self, what: str, expected: Any, found: Any) -> None:
-        raise AssertionError(
-            f"op {self.definition.name}, sample {self.number} ({', '.join(repr(type_of(a)) for a in self.args)}, {dict(self.sample.attrs)}): "
-            f"{what}: expected {expected}, found {found}"
-        )
+        types = ", ".join(repr(type_of(a)) for a in self.args)
+        where = f"op {self.definition.name}, sample {self.number} ({types}, {dict(self.sample.attrs)})"
+        raise AssertionError(f"{where}: {what}: expected {expected}, found {found}")
 
     def run(self) -> None:
         program, _, _ = self.build(self.args)

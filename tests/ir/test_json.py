@@ -52,7 +52,9 @@ def places(data, path=()):
 
 
 @pytest.mark.parametrize(
-    "junk", [None, -5, 10**30, 0.5, "junk", True, [], {}, [[]], {"a": 1}, {"block": 9}, {"float": "x"}, object()], ids=lambda junk: type(junk).__name__
+    "junk",
+    [None, -5, 10**30, 0.5, "junk", True, [], {}, [[]], {"a": 1}, {"block": 9}, {"float": "x"}, object()],
+    ids=lambda junk: type(junk).__name__,
 )
 def test_junk_in_any_field_gives_a_value_or_a_parse_error(junk):
     whole = to_json(parse_program(TEXT))

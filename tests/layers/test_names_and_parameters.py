@@ -159,3 +159,11 @@ def test_dropouts_have_different_seeds_and_the_same_ones_when_built_again():
 
     assert seeds() == seeds() != seeds(random_seed=1)
     assert len(set(seeds())) == 3 and seeds()[2] == 3
+
+
+def test_arithmetic_after_a_guard_does_not_write_into_an_older_variable(programs):
+    x = fx.data("x", [-1, 4], "float32")
+    y = x * 2.0
+    with fx.unique_name.guard():
+        z = x * 3.0
+    assert y.name != z.name

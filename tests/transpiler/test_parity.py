@@ -137,9 +137,6 @@ def test_every_optimizer_under_every_strategy(strategy, optimizer):
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES.values())[:3], ids=list(STRATEGIES)[:3])
 def test_a_learning_rate_schedule_advances_once_a_step(strategy):
-    with fx.program_guard(fx.Program(), fx.Program()):
-        pass
-
     def optimizer():
         return fx.optimizer.SGD(fx.layers.exponential_decay(0.2, decay_steps=2, decay_rate=0.5, staircase=True))
 
@@ -159,10 +156,11 @@ def _scheduled(optimizer):
         x = fx.data("x", [-1, 4], "float32")
         loss = fx.layers.mean(fx.layers.square(fx.layers.fc(x, 3)))
         _, pairs = optimizer().minimize(loss)
-    rng = np.random.default_rng
-    return TestModel(
-        main, startup, loss, lambda rows, seed=0: {"x": rng(seed).standard_normal((rows, 4), "float32")}, [(p.name, g.name) for p, g in pairs]
-    )
+
+    def feed(rows, seed=0):
+        return {"x": np.random.default_rng(seed).standard_normal((rows, 4), "float32")}
+
+    return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES.values())[:3], ids=list(STRATEGIES)[:3])

@@ -1,0 +1,96 @@
+"""Every op passes the same checks on the samples in its declaration (fluidx.testing.check_op)."""
+
+import numpy as np
+import pytest
+
+import fluidx.ops  # noqa: F401 - fills OPS
+from fluidx.ir import OPS, Effect, OpDef, Sample, all_ops
+from fluidx.testing import check_op
+
+
+@pytest.mark.parametrize("name", [op.name for op in all_ops()])
+def test_op(name):
+    check_op(name)
+
+
+@pytest.mark.parametrize("name", [op.name for op in all_ops()])
+def test_op_says_why_its_gradient_is_not_checked(name):
+    for k, sample in enumerate(OPS[name].samples()):
+        floats = [a for a in sample.args if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+        if sample.grad == () and OPS[name].grad is not None and OPS[name].effect is Effect.PURE and floats:
+            assert sample.why, f"sample {k} of {name} switches the gradient check off without saying why"
+
+
+class _Double(OpDef):
+    """Twice X, right in every way; the tests below break one thing each."""
+
+    inputs = ("X",)
+
+    @staticmethod
+    def infer(x):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, *, out):
+        xp.multiply(x, 2, out)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.scale(g, scale=2.0)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.float32([[1, 2], [3, 4]]))
+
+
+def wrong(**changes):
+    """_Double with something changed, under a name that is taken off the list again."""
+    op = type("_Wrong", (_Double,), {"name": "wrong_double", "__doc__": "Twice X, wrongly.", "__qualname__": "_Wrong", **changes})
+    return op
+
+
+@pytest.fixture(autouse=True)
+def only_declared_ops():
+    before = dict(OPS)
+    yield
+    OPS.clear()
+    OPS.update(before)
+
+
+def _adds_to_its_input(xp, x, *, out):
+    xp.multiply(x, 2, out)
+    x += 1
+
+
+def _clears_first(xp, x, *, out):
+    out.fill(0)
+    xp.add(x, x, out)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({}, None),
+        ({"grad": staticmethod(lambda b, op, g: b.scale(g, scale=2.1))}, "the gradient of X through Out"),
+        ({"grad": staticmethod(lambda b, op, g: None)}, "the gradient of X through Out"),
+        ({"infer": staticmethod(lambda x: x.with_shape((2, -1)[: x.ndim] if -1 in x.shape else x.shape))}, None),
+        ({"infer": staticmethod(lambda x: x.with_shape((5, 2) if -1 in x.shape else x.shape))}, "with an open first axis"),
+        ({"kernel": staticmethod(lambda xp, x: (x * 2).astype("float64"))}, "the type of output Out"),
+        ({"kernel": staticmethod(_adds_to_its_input)}, "the kernel changes its inputs"),
+        ({"bind": staticmethod(lambda xp, ins, outs, attrs, ctx: lambda: np.add(ins[0], 1, outs[0]))}, "output Out of bind"),
+        ({"inplace": (("X", "Out"),)}, None),
+        (
+            {"inplace": (("X", "Out"),), "kernel": staticmethod(_clears_first)},
+            "in the memory of X",
+        ),
+        ({"samples": staticmethod(lambda: iter(()))}, "has no samples"),
+        ({"__doc__": ""}, "has no docstring"),
+    ],
+)
+def test_check_op_finds_what_is_wrong(changes, said):
+    op = wrong(**changes)
+    if said is None:
+        check_op(op)
+        return
+    with pytest.raises(AssertionError, match=f"wrong_double.*{said}"):
+        check_op(op)
