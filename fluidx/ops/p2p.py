@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
 from typing import Any
 
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, Required, Sample
 from ..ir.placement import Placed
-from ..ir.types import At, Partial, Placement, TensorType
+from ..ir.types import ANY, At, Partial, Placement, TensorType
 from .collective import _check_op, _sample, move
 
 
@@ -89,6 +91,73 @@ class Chunk(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(_sample(4, 3), start=2, stop=7, grad=(), why="stands in backward parts only")
+
+
+class Pack(OpDef):
+    """The inputs laid out flat, one behind the other: small messages travel as one."""
+
+    name = "pack"
+    inputs = ("X*",)
+
+    @staticmethod
+    def infer(xs: list[TensorType]) -> TensorType:
+        if not xs or len({x.dtype for x in xs}) > 1:
+            raise ProgramError(f"pack needs inputs of one dtype, got {', '.join(map(str, xs)) or 'none'}")
+        return TensorType(xs[0].dtype, (ANY if any(x.numel == ANY for x in xs) else sum(x.numel for x in xs),))
+
+    @staticmethod
+    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        pairs, at = [], 0
+        for x in ins[0]:
+            pairs.append((outs[0][at : at + x.size].reshape(x.shape), x))
+            at += x.size
+        return partial(_copy_all, pairs)
+
+    kernel = staticmethod(lambda xp, xs: xp.concatenate([x.reshape(-1) for x in xs]))
+
+    @staticmethod
+    def samples():
+        yield Sample.of([_sample(2, 3), _sample(4)], grad=(), why="stands beside communication only")
+
+
+class Unpack(OpDef):
+    """The values that pack laid out one behind the other, in their `shapes`."""
+
+    name = "unpack"
+    inputs = ("X",)
+    outputs = ("Out*",)
+    attrs = {"shapes": Required(tuple)}
+
+    @staticmethod
+    def infer(x: TensorType, *, shapes: tuple) -> list[TensorType]:
+        if x.numel != ANY and sum(prod(s) for s in shapes) != x.numel:
+            raise ProgramError(f"unpack: shapes {[list(s) for s in shapes]} do not add up to the elements of {x}")
+        return [x.with_shape(s) for s in shapes]
+
+    @staticmethod
+    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        pairs, at = [], 0
+        for out in outs[0]:
+            pairs.append((out, ins[0][at : at + out.size].reshape(out.shape)))
+            at += out.size
+        return partial(_copy_all, pairs)
+
+    @staticmethod
+    def kernel(xp: Any, x: Any, *, shapes: tuple) -> list:
+        out, at = [], 0
+        for s in shapes:
+            out.append(x[at : at + prod(s)].reshape(s))
+            at += prod(s)
+        return out
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_sample(10), shapes=((2, 3), (4,)), grad=(), why="stands beside communication only")
+
+
+def _copy_all(pairs: list[tuple[Any, Any]]) -> None:
+    for out, x in pairs:
+        out[...] = x
 
 
 class _Ring(OpDef):

@@ -103,7 +103,7 @@ class State:
         names = op.input_arg_names
         ins = [self.read(n) for n in names]
         for n, v in zip(names, ins, strict=True):
-            if v[0] in ("S", "P", "U"):
+            if v[0] in ("S", "P", "U", "T"):
                 raise TermError(f"op {op.type} reads %{n}, which is {self.terms.describe(v)}")
         if op.role not in _LOCAL_ROLES:
             ins = [self._whole(op, n, v) for n, v in zip(names, ins, strict=True)]
@@ -143,7 +143,7 @@ def _sum(s: State, op: Operator) -> None:
 def _scale(s: State, op: Operator) -> None:
     v = s.read(op.input_arg_names[0])
     if op.attrs.get("bias", 0.0) != 0.0:
-        if v[0] in ("S", "P", "U"):
+        if v[0] in ("S", "P", "U", "T"):
             raise TermError(f"op scale adds a bias to %{op.input_arg_names[0]}, which is {s.terms.describe(v)}")
         value = s.terms.apply(op.type, s._attrs(op), (v,), (("X", 1),), 0, True, [s._small(op.input_arg_names[0])])
         s.write(op.output_arg_names[0], value)
@@ -151,8 +151,32 @@ def _scale(s: State, op: Operator) -> None:
     _linear(s, op, [(v, op.attrs.get("scale", 1.0))])
 
 
+def _pack(s: State, op: Operator) -> None:
+    sizes = tuple(s.descs[n].type.numel for n in op.input_arg_names)
+    s.write(op.output_arg_names[0], ("T", tuple(s.read(n) for n in op.input_arg_names), sizes))
+
+
+def _unpack(s: State, op: Operator) -> None:
+    v = s.read(op.input_arg_names[0])
+    names = op.output_arg_names
+    if v[0] != "T" or v[2] != tuple(s.descs[n].type.numel for n in names):
+        raise TermError(f"op unpack takes %{op.input_arg_names[0]} apart, which was not packed from parts of these sizes")
+    for n, part in zip(names, v[1], strict=True):
+        s.write(n, part)
+
+
 def _linear(s: State, op: Operator, weighted: list[tuple[Value, float]]) -> None:
     out = op.output_arg_names[0]
+    packed = [v for v, _ in weighted if v[0] == "T"]
+    if packed:
+        if len(packed) < len(weighted) or len({v[2] for v in packed}) > 1:
+            raise TermError(f"op {op.type} joins values that were packed differently")
+        parts = []
+        for column in zip(*(v[1] for v, _ in weighted), strict=True):
+            terms = [(atom, w * f) for v, (_, f) in zip(column, weighted, strict=True) for atom, w in s.terms.of(v, s.rank)]
+            parts.append(s.terms.total(terms))
+        s.write(out, ("T", tuple(parts), packed[0][2]))
+        return
     if op.role not in _LOCAL_ROLES:
         weighted = [(s._whole(op, n, v), w) for n, (v, w) in zip(op.input_arg_names, weighted, strict=True)]
     for n, (v, _) in zip(op.input_arg_names, weighted, strict=True):
@@ -194,5 +218,7 @@ _RULES: dict[str, Callable[[State, Any], None]] = {
     "assign": _pass_through,
     "batch_weight": _pass_through,
     "chunk": _chunk,
+    "pack": _pack,
+    "unpack": _unpack,
     "fill_constant": _constant,
 }

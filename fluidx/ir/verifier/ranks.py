@@ -174,6 +174,8 @@ class _World:
         return state, at
 
     def _explicit(self, value: Value, rank: int) -> Value:
+        if value[0] == "T":
+            return ("T", tuple(self._explicit(v, rank) for v in value[1]), value[2])
         return value if value[0] != "L" else self.terms.total(self.terms.of(value, rank)) if self.n > 1 else value
 
     def _advance(self, r: int) -> list[int]:

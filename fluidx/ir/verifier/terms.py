@@ -4,6 +4,7 @@ A value is one of
     ("G", e)      the expression e, the same on every rank
     ("L", e)      the expression e of this rank's own rows
     ("S", items)  a weighted sum of expressions of named ranks, items = ((e, rank or None), weight) ...
+    ("T", values, sizes)  several values packed one behind the other
     ("U",)        nothing: the value exists on another rank only
 Expressions are numbers in one table, so equal expressions have equal numbers. Sums, slices of flat arrays and elementwise
 operators on slices are kept in normal form, which is what makes a chunked, distributed update equal to the whole one.
@@ -151,6 +152,8 @@ class Terms:
             return list(value[1])
         if value[0] == "U":
             raise TermError("the value exists on its root only")
+        if value[0] == "T":
+            raise TermError("the value is several values, packed")
         if value[0] == "P":
             raise TermError("only some chunks of the parameter were handed back")
         who = rank if value[0] == "L" else None
@@ -187,7 +190,7 @@ class Terms:
     def chunked(self, value: Value, start: int, stop: int, size: int) -> Value:
         if value[0] == "S":
             return ("S", tuple(((self.chunk(e, start, stop, size), r), w) for (e, r), w in value[1]))
-        if value[0] in ("U", "P"):
+        if value[0] in ("U", "P", "T"):
             return value
         return (value[0], self.chunk(value[1], start, stop, size))
 
@@ -203,6 +206,8 @@ class Terms:
             return "; ".join(f"{w:g} x rank{'s' * (len(set(rs)) > 1)} {', '.join(map(str, sorted(set(rs))))}" for w, rs in by.items()) or "a sum"
         if value[0] == "U":
             return "undefined here (it is on its root only)"
+        if value[0] == "T":
+            return "several values, packed"
         if value[0] == "P":
             return "only partly updated"
         return ("the same on all ranks: " if value[0] == "G" else "of the rank's own rows: ") + self.show(value[1])
