@@ -6,10 +6,11 @@ worked out here, on `shadow` arrays that have shapes and strides but share one d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -64,6 +65,7 @@ class Plan:
         self.arrays: dict[str, Any] = {}
         self.fetches: list[Any] = []
         self.arena_bytes = 0
+        self._rest: Iterator[Step] = iter(())
 
     def run(self, feed: Mapping[str, Any]) -> list[Any]:
         """Copy the feeds in, make every call, copy the fetches out."""
@@ -73,36 +75,47 @@ class Plan:
                 np.copyto(buffer, value)
             else:
                 buffer.set(np.ascontiguousarray(value))
-        rest = iter(self.steps)
+        self._rest = rest = iter(self.steps)
         try:
             for step in rest:
                 step()
         except Exception as e:
-            raise self.explain(len(self.steps) - rest.__length_hint__() - 1, e) from e
+            _explain(self.running(), e)
         return [f.copy() for f in self.fetches]
 
     def run_watched(self, feed: Mapping[str, Any], after: Callable[[int, Operator], None]) -> list[Any]:
         """`run`, with `after(i, op)` called behind every step: for traces and NaN checks."""
-        steps, self.steps = self.steps, []
+        steps = self.steps
+
+        def watched(i: int) -> None:
+            steps[i]()
+            after(i, self.step_ops[i])
+
+        self.steps = [partial(watched, i) for i in range(len(steps))]
         try:
-            self.run(feed)  # feeds only
-            for i, step in enumerate(steps):
-                try:
-                    step()
-                    after(i, self.step_ops[i])
-                except Exception as e:
-                    raise self.explain(i, e, steps) from e
+            return self.run(feed)
         finally:
             self.steps = steps
-        return [f.copy() for f in self.fetches]
 
-    def explain(self, i: int, error: Exception, steps: Sequence[Step] | None = None) -> Exception:
-        """The error of step `i` as one that names the operator and the user's line."""
-        if isinstance(error, ExecutionError):
-            return error
-        op = self.step_ops[i]
-        site = f"\n  written at {op.site}" if op.site else ""
-        return ExecutionError(f"op {op.type} failed: {error}\n  in {op.to_string()}{site}")
+    def running(self) -> Operator | None:
+        """The operator that the latest run has come to; None before the first."""
+        at = len(self.steps) - operator.length_hint(self._rest) - 1
+        return self.step_ops[at] if 0 <= at < len(self.step_ops) else None
+
+
+def _explain(op: Operator | None, error: Exception) -> NoReturn:
+    """Raise `error` as one that names the operator and the user's line."""
+    if op is None or (isinstance(error, ExecutionError) and error.operator is not None):
+        raise error
+    text = str(error) or type(error).__name__
+    what = text if isinstance(error, ExecutionError) and text.startswith(f"op {op.type}") else f"op {op.type} failed: {text}"
+    told = ExecutionError(f"{what}\n  in {op.to_string()}{_site(op)}")
+    told.operator = op
+    raise told from error
+
+
+def _site(op: Operator) -> str:
+    return f"\n  written at {op.site}" if op.site else ""
 
 
 def compile_plan(
@@ -130,10 +143,12 @@ class _Planner:
         self.inner: dict[int, list[_Node]] = {}
         self.arrays: dict[str, Any] = {}
         self.names_in: dict[int, tuple[set[str], set[str]]] = {}
+        self.spans: dict[int, tuple[int, int]] = {}
 
     def compile(self) -> Plan:
         ops = self.live_ops()
         self.check_feeds(ops)
+        self.find_spans(ops)
         self.lifetimes(ops)
         size = self.infer(ops)
         self.dummy = np.empty(max(size, 1), np.uint8)
@@ -174,20 +189,23 @@ class _Planner:
 
     def live_ops(self) -> list[Operator]:
         """Operators that a fetch, a persistable variable or an effect needs."""
-        for name in self.fetch:
-            self.block.desc(name)
         descs, needed, live = self.block.descs, set(self.fetch), []
         for op in reversed(self.block.oplist):
             outs = self.writes(op)
-            if outs and all(n in self.feed_types for n in outs):
+            # a value that is fed is not computed; an operator that changes a fed value in place still runs
+            if outs and all(n in self.feed_types and n not in op.input_arg_names for n in outs):
                 continue
-            effect = opdef(op.type).effect
-            keep = effect not in (Effect.PURE, Effect.RANDOM) or bool(op.sub_blocks())
-            if keep or any(n in needed or ((d := descs.get(n)) is not None and d.persistable) for n in outs):
+            if self.acts(op) or any(n in needed or ((d := descs.get(n)) is not None and d.persistable) for n in outs):
                 needed.update(self.reads(op))
                 live.append(op)
         live.reverse()
         return live
+
+    def acts(self, op: Operator) -> bool:
+        """Does the operator do more than compute its outputs?"""
+        if opdef(op.type).effect not in (Effect.PURE, Effect.RANDOM):
+            return True
+        return any(self.acts(o) for b in op.sub_blocks() for o in self.program.blocks[b].oplist)
 
     def check_feeds(self, ops: list[Operator]) -> None:
         data = {n: d for n, d in self.block.descs.items() if d.is_data}
@@ -197,20 +215,28 @@ class _Planner:
         for op in ops:
             for n in self.reads(op):
                 if n in data and n not in self.feed_types:
-                    raise FeedError(
-                        f"feed is missing variable {n!r} ({data[n].type}), which op {op.type} reads"
-                        + (f"\n  written at {op.site}" if op.site else "")
-                    )
+                    raise FeedError(f"feed is missing variable {n!r} ({data[n].type}), which op {op.type} reads{_site(op)}")
         for n in self.fetch:
             if n in data and n not in self.feed_types:
                 raise FeedError(f"feed is missing variable {n!r} ({data[n].type}), which is fetched")
 
+    def find_spans(self, ops: list[Operator]) -> None:
+        """Fill `spans`: (first, last) of the neighbouring sends and receives that start together."""
+        k = 0
+        while k < len(ops):
+            batch, stop = _batch(ops[k]), k + 1
+            while batch and stop < len(ops) and _batch(ops[stop]) == batch:
+                stop += 1
+            if batch:
+                self.spans.update((i, (k, stop - 1)) for i in range(k, stop))
+            k = stop
+
     def lifetimes(self, ops: list[Operator]) -> None:
         for i, op in enumerate(ops):
-            for n in self.reads(op):
-                self.last[n] = i
+            last = self.spans.get(i, (i, i))[1]  # what a batch sends is read until the whole batch is through
+            for n in (*self.reads(op), *self.writes(op)):
+                self.last[n] = last
             for n in self.writes(op):
-                self.last[n] = i
                 d = self.block.descs.get(n)
                 # writing a window writes the variable that it is a window of
                 target = d.attrs.get("window_of", n) if d is not None and d.attrs else n
@@ -254,8 +280,9 @@ class _Planner:
                 d = d.changed(type=have)
             self.types[name] = d.type
             return d.type
-        where = f" by op {op.type}" + (f"\n  written at {op.site}" if op.site else "") if op else " by the fetch list"
-        raise ProgramError(f"variable {name!r} is used{where} before any operator defines it")
+        if op is None:
+            raise ProgramError(f"variable {name!r} has no value to fetch: no operator defines it")
+        raise ProgramError(f"op {op.type} reads {name!r} before any operator defines it{_site(op)}")
 
     def _infer_ops(self, ops: Sequence[Operator], uninitialized: list[str]) -> None:
         for op in ops:
@@ -263,8 +290,11 @@ class _Planner:
             if op.sub_blocks():
                 for b in op.sub_blocks():
                     self._infer_ops(self.program.blocks[b].oplist, uninitialized)
-                for slot, n in zip(op.attrs.get("true_out", ()), op.output_arg_names, strict=False):
-                    self.types[n] = self.known(slot, op, uninitialized)
+                for k, n in enumerate(op.output_arg_names if "true_out" in op.attrs else ()):
+                    yes, no = (self.known(op.attrs[which][k], op, uninitialized) for which in ("true_out", "false_out"))
+                    if yes != no:
+                        raise ProgramError(f"op {op.type}: {n!r} is {yes} in the true branch and {no} in the false one{_site(op)}")
+                    self.types[n] = yes
                 for n in op.input_arg_names:
                     self.known(n, op, uninitialized)
                 continue
@@ -272,15 +302,12 @@ class _Planner:
             try:
                 results = definition.infer_outputs(ins, op.attrs)
             except ProgramError as e:
-                site = f"\n  written at {op.site}" if op.site else ""
-                raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{site}") from None
+                raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{_site(op)}") from None
             for slot, result in zip(definition.out_slots, results, strict=True):
                 for n, t in zip(op.outputs.get(slot.name, ()), result if slot.many else [result], strict=False):
                     old = self.types.get(n)
                     if old is not None and old != t:
-                        raise ProgramError(
-                            f"op {op.type} writes {t} into {n!r}, which holds {old}" + (f"\n  written at {op.site}" if op.site else "")
-                        )
+                        raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {old}{_site(op)}")
                     self.types[n] = t
 
     # -- storage ----------------------------------------------------------------------------------------------------------
@@ -290,6 +317,7 @@ class _Planner:
 
     def new_root(self, name: str, kind: str, start: int, stop: int) -> _Root:
         t = self.types[name]
+        start = self.spans.get(start, (start, start))[0]
         root = _Root(kind, t.nbytes, start, stop, aliases=[name], writes=[start])
         self.roots[name], self.shadow[name] = root, self.fake(t)
         return root
@@ -369,8 +397,8 @@ class _Planner:
         op, i = node.op, node.index
         source = op.input_arg_names[0]
         root, stop = self.roots[source], self.last.get(out, node.index)
-        if self._later_writes(root, i, stop):
-            return False
+        if self._later_writes(root, i, stop) or any(w > i for w in self.writers.get(out, ())):
+            return False  # one of the two names gets a value of its own while the other is in use
         assert node.definition.view is not None
         shadow = node.definition.view(self.shadow[source], **op.attrs)
         if shadow is None or (shadow.shape, shadow.dtype.name) != (self.types[out].shape, self.types[out].dtype):
@@ -402,11 +430,8 @@ class _Planner:
         k = 0
         while k < len(self.nodes):
             node = self.nodes[k]
-            batch = node.op.attrs.get("batch") if node.definition.effect is Effect.P2P else None
-            if batch:
-                stop = k
-                while stop < len(self.nodes) and self.nodes[stop].op.attrs.get("batch") == batch:
-                    stop += 1
+            if k in self.spans:
+                stop = self.spans[k][1] + 1
                 self._emit(plan, node.op, self._exchange(self.nodes[k:stop]))
                 k = stop
                 continue
@@ -459,14 +484,24 @@ class _Planner:
         return definition.arrange({s: [get(n) for n in names] for s, names in slots.items()}, which)
 
     def _exchange(self, nodes: list[_Node]) -> Step:
+        before: list[Step] = []
         sends, recvs = [], []
         for node in nodes:
             peer = node.op.attrs["peer"]
             if node.op.type == "send":
-                sends.append((self.array(node.op.input_arg_names[0]), peer))
+                sends.append((self._tight(self.array(node.op.input_arg_names[0]), before), peer))
             else:
                 recvs.append((self.array(node.op.output_arg_names[0]), peer))
-        return partial(self.ctx.comm.exchange, sends, recvs)
+        exchange = partial(self.ctx.comm.exchange, sends, recvs)
+        return partial(_sequence, [*before, exchange]) if before else exchange
+
+    def _tight(self, a: Any, before: list[Step]) -> Any:
+        """`a`, or a contiguous array that a step put on `before` fills with it."""
+        if a.flags.c_contiguous:
+            return a
+        tight = self.xp.empty(a.shape, a.dtype)
+        before.append(partial(_copy, self.xp, tight, a))
+        return tight
 
     def _step(self, node: _Node) -> Step | None:
         op, definition, xp = node.op, node.definition, self.xp
@@ -482,11 +517,7 @@ class _Planner:
 
         def get_in(name: str) -> Any:
             a = self.array(name)
-            if definition.effect in (Effect.COLLECTIVE, Effect.P2P) and not a.flags.c_contiguous:
-                tight = xp.empty(a.shape, a.dtype)
-                before.append(partial(_copy, xp, tight, a))
-                return tight
-            return a
+            return self._tight(a, before) if definition.effect in (Effect.COLLECTIVE, Effect.P2P) else a
 
         def get_out(name: str) -> Any:
             a = self.array(name)
@@ -505,8 +536,21 @@ class _Planner:
 
     def block_runner(self, idx: int) -> Step:
         """A call that runs the operators of a sub-block in order."""
-        steps = [s for s in (self._step(n) for n in self.inner[idx]) if s is not None]
-        return partial(_sequence, steps)
+        pairs = [(self._step(n), n.op) for n in self.inner[idx]]
+        return partial(_run_block, [(step, op) for step, op in pairs if step is not None])
+
+
+def _batch(op: Operator) -> str:
+    return op.attrs["batch"] if op.type in ("send", "recv") else ""
+
+
+def _run_block(pairs: list[tuple[Step, Operator]]) -> None:
+    op = None
+    try:
+        for step, op in pairs:
+            step()
+    except Exception as e:
+        _explain(op, e)
 
 
 def _sequence(steps: list[Step]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class FluidxError(Exception):
@@ -35,7 +36,9 @@ class NotInitializedError(FluidxError, RuntimeError):
 
 
 class ExecutionError(FluidxError, RuntimeError):
-    """An operator failed while a program ran."""
+    """An operator failed while a program ran: `operator`, where it is known."""
+
+    operator: Any = None
 
 
 class RankError(ExecutionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Operator:
     (('x',), ('y',), 'backward')
     """
 
-    __slots__ = ("type", "inputs", "outputs", "attrs", "role", "role_var", "owner", "site")
+    __slots__ = ("type", "inputs", "outputs", "attrs", "role", "role_var", "owner", "site", "_reads", "_writes")
     type: str
     inputs: Mapping[str, tuple[str, ...]]
     outputs: Mapping[str, tuple[str, ...]]
@@ -82,6 +83,8 @@ class Operator:
     role_var: tuple[str, ...]
     owner: str
     site: Site | None
+    _reads: tuple[str, ...]  # input_arg_names and output_arg_names, once they were asked for
+    _writes: tuple[str, ...]
 
     def __init__(
         self,
@@ -115,7 +118,10 @@ class Operator:
 
     def replace(self, **changes: Any) -> Operator:
         """A copy with the given fields changed."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields = {
+            "type": self.type, "inputs": self.inputs, "outputs": self.outputs, "attrs": self.attrs,
+            "role": self.role, "role_var": self.role_var, "owner": self.owner, "site": self.site,
+        }  # fmt: skip
         fields.update(changes)
         return Operator(**fields)
 
@@ -143,15 +149,21 @@ class Operator:
 
     @property
     def input_arg_names(self) -> tuple[str, ...]:
-        if len(self.inputs) == 1:
-            return next(iter(self.inputs.values()))
-        return tuple(n for names in self.inputs.values() for n in names)
+        try:
+            return self._reads
+        except AttributeError:
+            names = _flat(self.inputs)
+            object.__setattr__(self, "_reads", names)
+            return names
 
     @property
     def output_arg_names(self) -> tuple[str, ...]:
-        if len(self.outputs) == 1:
-            return next(iter(self.outputs.values()))
-        return tuple(n for names in self.outputs.values() for n in names)
+        try:
+            return self._writes
+        except AttributeError:
+            names = _flat(self.outputs)
+            object.__setattr__(self, "_writes", names)
+            return names
 
     @property
     def attr_names(self) -> list[str]:
@@ -204,6 +216,13 @@ class Operator:
         return show_op(self)
 
     __str__ = to_string
+
+
+def _flat(slots: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    if len(slots) == 1:
+        (names,) = slots.values()
+        return names
+    return tuple(itertools.chain.from_iterable(slots.values()))
 
 
 def rename_slots(slots: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:

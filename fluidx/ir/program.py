@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import unique_name
@@ -38,7 +38,12 @@ class Var:
         return hash((self.name, self.type, self.placement))
 
     def changed(self, **changes: Any) -> Var:
-        return replace(self, **changes)
+        fields = {
+            "name": self.name, "type": self.type, "placement": self.placement, "persistable": self.persistable,
+            "stop_gradient": self.stop_gradient, "is_data": self.is_data, "is_parameter": self.is_parameter, "attrs": self.attrs,
+        }  # fmt: skip
+        fields.update(changes)
+        return Var(**fields)  # type: ignore[arg-type]
 
 
 # A parameter's attributes that go without saying.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from ..ir.builder import Builder
+from ..ir.opdef import opdef
 from ..ir.operator import Operator, Role
 from ..ir.program import Program, ProgramPair, Var
 from ..ir.types import Placement
@@ -76,15 +78,31 @@ class Writer:
 
 
 class _NearBuilder(Builder):
+    """Builds on behalf of an operator, at its call site. An output that is declared already keeps its type: nothing is inferred
+    then, which makes an insertion several times quicker; the verifier infers it later."""
+
     def __init__(self, writer: Writer, role: Role, owner: str, near: Operator | None):
         super().__init__(writer.block, role, owner)
-        self.near = near
+        self.site = near.site if near is not None else None
 
-    def emit(self, op_type: str, *args: Any, **kwargs: Any) -> Any:
-        result = super().emit(op_type, *args, **kwargs)
-        if self.near is not None:
-            object.__setattr__(self.block.oplist[-1], "site", self.near.site)
-        return result
+    def emit(self, op_type: str, *args: Any, name: str | None = None, out: Mapping[str, Any] | None = None, **attrs: Any) -> Any:
+        definition = opdef(op_type)
+        target = name if out is None else out.get(definition.out_slots[0].name)
+        if len(definition.out_slots) != 1 or target not in self.block.descs:
+            result = super().emit(op_type, *args, name=name, out=out, **attrs)
+            object.__setattr__(self.block.oplist[-1], "site", self.site)
+            return result
+        ins = {s.name: tuple(a) if s.many else (a,) for s, a in zip(definition.in_slots, args)}
+        outs = {definition.out_slots[0].name: (target,)}
+        full = _attrs(op_type, tuple(attrs.items()))
+        self.block.oplist.append(Operator(op_type, ins, outs, full, self.role or Role.DIST, (), self.owner or "", self.site))
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _attrs(op_type: str, attrs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Complete attributes; operators of one kind share them."""
+    return opdef(op_type).complete_attrs(dict(attrs))
 
 
 def each_op(program: Program, visit: Callable[[Writer, Operator], None]) -> Writer:

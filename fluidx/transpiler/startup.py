@@ -88,9 +88,8 @@ class ShardRandom(Pass):
     def run(self, job: Job) -> None:
         for block in job.main.blocks:
             for k, op in enumerate(block.oplist):
-                split = [d for n in op.input_arg_names if (d := block.find(n)) and any(p == Shard(0, p.group) for p in d.placement)]
-                if "sharded" in op.attrs and split:
+                if "sharded" not in op.attrs:
+                    continue
+                places = [p for n in op.input_arg_names if (d := block.find(n)) for p in d.placement]
+                if any(p == Shard(0, p.group) for p in places):
                     block.oplist[k] = op.replace(attrs={**op.attrs, "sharded": True})
-
-
-__all__ = ["BroadcastStartup", "InitGroups", "ShardRandom", "WeightUnevenBatch", "collect_pairs"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..config import debug_level, dump_dir
@@ -77,6 +80,19 @@ class DistributeTranspiler:
         self.source = ProgramPair(program, startup)
         self._source_version = (program.version, startup.version)
         job = Job(program.copy(), startup.copy(), cluster)
+        with _no_collections():
+            self._run_passes(job)
+        for p in (job.main, job.startup):
+            p.strategy = repr(self.strategy)
+            p.frozen = True
+        self._job = job
+        self._special = Specializer(job.main), Specializer(job.startup)
+        self._ranks: dict[int, tuple[Program, Program]] = {}
+        self._report: Report | None = None
+        self._dump()
+        return self
+
+    def _run_passes(self, job: Job) -> None:
         level = debug_level()
         for one in self.strategy.passes:
             before = ProgramPair(job.main.copy(), job.startup.copy()) if level >= 2 else None
@@ -87,15 +103,6 @@ class DistributeTranspiler:
                 print(diff(before, job.pair), file=sys.stderr)
             if level >= 3:
                 print(job.pair, file=sys.stderr)
-        for p in (job.main, job.startup):
-            p.strategy = repr(self.strategy)
-            p.frozen = True
-        self._job = job
-        self._special = Specializer(job.main), Specializer(job.startup)
-        self._ranks: dict[int, tuple[Program, Program]] = {}
-        self._report: Report | None = None
-        self._dump()
-        return self
 
     @staticmethod
     def _own_id(trainer_id: int, trainers: Any, endpoint: str, cluster: Cluster) -> int:
@@ -199,3 +206,13 @@ class DistributeTranspiler:
             (folder / f"{self.job.main.name}.{name}.txt").write_text(text, encoding="utf-8")
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Rewriting makes many small objects that all stay alive: the collector would walk them again and again and find nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
