@@ -1,23 +1,23 @@
 """Ranks as threads of one process: collectives that work directly on the ranks' arrays, without copies.
 
-A collective is: publish my arrays, meet, do my share of the work for everyone, meet again. Reductions add in rank order, so
-every rank gets the same bits and so does every run.
+A collective is: publish my arrays, meet, do my share of the work for everyone, meet again; with small arrays the last to arrive
+does it all. Reductions add in rank order, so every rank gets the same bits and so does every run.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .base import UFUNCS, CommAborted, CommTimeout, Ranks
+from .base import UFUNCS, CommAborted, CommError, CommTimeout, Ranks
 
 _BLOCK = 32 * 1024  # elements reduced at a time: the block stays in the second-level cache
 _EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer has read
+_SMALL = 4 * 1024  # elements up to which the last rank to arrive does all the work: one meeting instead of two
 
 
 class _Meeting:
@@ -31,23 +31,27 @@ class _Meeting:
         self.gates = {r: threading.Lock() for r in ranks}
         for gate in self.gates.values():
             gate.acquire()
-        self.slots: dict[int, Any] = {}
+        self.slots: dict[int, _Slot] = {}
         self.scratch: dict[int, np.ndarray] = {}
 
-    def wait(self, rank: int, what: str) -> None:
-        if len(self.ranks) == 1:
-            return
+    def wait(self, rank: int, what: str, action: Callable[[], None] | None = None) -> None:
+        """Return when every member has arrived and the last of them has done its `action`."""
         with self.guard:
             self.arrived.add(rank)
             last = len(self.arrived) == len(self.ranks)
             if last:
                 self.arrived.clear()
+        # from here on an abort opens this rank's gate; one that came before is seen here
+        self.world.check()
         if last:
+            if action is not None:
+                action()
             for r, gate in self.gates.items():
                 if r != rank:
-                    gate.release()
+                    _open(gate)
         elif not self.gates[rank].acquire(timeout=self.world.timeout):
-            missing = sorted(set(self.ranks) - self.arrived)
+            with self.guard:
+                missing = sorted(set(self.ranks) - self.arrived)
             raise CommTimeout(
                 f"rank {rank} waited {self.world.timeout:g} s in {what}; rank{'s' * (len(missing) > 1)} "
                 f"{', '.join(map(str, missing)) or '?'} did not arrive",
@@ -55,11 +59,50 @@ class _Meeting:
             )
         self.world.check()
 
+    def agree(self, rank: int) -> None:
+        """Raise CommError, and stop everyone, unless all members are in the same call with arrays of one type."""
+        mine = self.slots[rank]
+        for r in self.ranks:
+            other = self.slots[r]
+            if other.what != mine.what or other.how != mine.how or other.x.shape != mine.x.shape or other.x.dtype != mine.x.dtype:
+                error = CommError(f"ranks disagree: rank {rank} is in {mine}, rank {r} in {other}", rank=r)
+                self.world.abort(error)
+                raise error
+
     def block(self, rank: int, dtype: np.dtype) -> np.ndarray:
         b = self.scratch.get(rank)
         if b is None or b.dtype != dtype:
             b = self.scratch[rank] = np.empty(_BLOCK, dtype)
         return b
+
+
+class _Slot:
+    """What one rank brought to a meeting: the call, how (a reduction, a root), and its arrays."""
+
+    __slots__ = ("what", "how", "x", "out")
+
+    def __init__(self, what: str, how: Any, x: np.ndarray, out: np.ndarray):
+        self.what, self.how, self.x, self.out = what, how, x, out
+
+    def __str__(self) -> str:
+        if self.x is _NOTHING:
+            return self.what
+        how = "" if self.how is None else f" ({self.how})" if isinstance(self.how, str) else f" from index {self.how}"
+        return f"{self.what}{how} of {self.x.dtype}{list(self.x.shape)}"
+
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+def _nothing(m: _Meeting, first: int, end: int) -> None:
+    """The work of a barrier."""
+
+
+def _open(lock: threading.Lock) -> None:
+    try:
+        lock.release()
+    except RuntimeError:  # an abort opened it already
+        pass
 
 
 class _Mailbox:
@@ -113,19 +156,12 @@ class ThreadWorld:
             meetings, mail = list(self._meetings.values()), list(self._mail.values())
         for m in meetings:
             for gate in m.gates.values():
-                if gate.locked():
-                    try:
-                        gate.release()
-                    except RuntimeError:  # a member released it in between
-                        pass
+                _open(gate)
         for box in mail:
             box.ready.release(self.world_size)
             for _, taken in list(box.posts):
-                if taken is not None and taken.locked():
-                    try:
-                        taken.release()
-                    except RuntimeError:
-                        pass
+                if taken is not None:
+                    _open(taken)
 
 
 class ThreadCommunicator:
@@ -137,62 +173,75 @@ class ThreadCommunicator:
         self.world_size = world.world_size
 
     def init_group(self, ranks: Ranks) -> None:
-        self.world.meeting(ranks)
-        self.barrier(ranks)
+        self._meet(ranks, "nccl_init", None, _NOTHING, _NOTHING, _nothing)
 
     def barrier(self, ranks: Ranks) -> None:
-        self.world.meeting(ranks).wait(self.rank, "barrier")
+        self._meet(ranks, "barrier", None, _NOTHING, _NOTHING, _nothing)
 
     def abort(self, reason: BaseException) -> None:
         self.world.abort(reason)
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
-    def _publish(self, ranks: Ranks, what: str, x: np.ndarray, out: np.ndarray | None) -> _Meeting:
-        m = self.world.meeting(ranks)
-        m.slots[self.rank] = (what, x, out)
+    def _meet(
+        self,
+        ranks: Ranks,
+        what: str,
+        how: Any,
+        x: np.ndarray,
+        out: np.ndarray,
+        work: Callable[[_Meeting, int, int], None],
+    ) -> None:
+        """Meet the others and do `work(meeting, first, end)`, this rank's share of what is done for all members."""
+        m, n = self.world.meeting(ranks), len(ranks)
+        m.slots[self.rank] = _Slot(what, how, x, out)
+        if x.size <= _SMALL:
+
+            def everything() -> None:
+                m.agree(self.rank)
+                work(m, 0, n)
+
+            m.wait(self.rank, what, everything)
+            return
         m.wait(self.rank, what)
-        for r in ranks:
-            other, theirs, _ = m.slots[r]
-            if other != what or theirs.shape != x.shape or theirs.dtype != x.dtype:
-                error = CommTimeout(
-                    f"ranks disagree: rank {self.rank} is in {what} of {x.dtype}{list(x.shape)}, "
-                    f"rank {r} in {other} of {theirs.dtype}{list(theirs.shape)}",
-                    rank=r,
-                )
-                self.world.abort(error)
-                raise error
-        return m
+        m.agree(self.rank)
+        mine = ranks.index(self.rank)
+        work(m, mine, mine + 1)
+        m.wait(self.rank, what)
 
     def broadcast(self, x: np.ndarray, out: np.ndarray, root: int, ranks: Ranks) -> None:
-        m = self._publish(ranks, "broadcast", x, out)
-        source = m.slots[ranks[root]][1]
-        if out is not source:
-            np.copyto(out, source)
-        m.wait(self.rank, "broadcast")
+        def work(m: _Meeting, first: int, end: int) -> None:
+            source = m.slots[ranks[root]].x
+            for r in ranks[first:end]:
+                if m.slots[r].out is not source:
+                    np.copyto(m.slots[r].out, source)
+
+        self._meet(ranks, "broadcast", root, x, out, work)
 
     def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> None:
-        m = self._publish(ranks, "all_reduce", x, out)
-        ins = [m.slots[r][1].reshape(-1) for r in ranks]
-        outs = [m.slots[r][2].reshape(-1) for r in ranks]
-        n, mine = len(ranks), ranks.index(self.rank)
-        lo, hi = x.size * mine // n, x.size * (mine + 1) // n
-        self._reduce_share(m, ins, outs, lo, hi, op)
-        m.wait(self.rank, "all_reduce")
+        def work(m: _Meeting, first: int, end: int) -> None:
+            n = len(ranks)
+            ins = [m.slots[r].x.reshape(-1) for r in ranks]
+            outs = [m.slots[r].out.reshape(-1) for r in ranks]
+            self._reduce(m, ins, outs, x.size * first // n, x.size * end // n, op)
+
+        self._meet(ranks, "all_reduce", op, x, out, work)
 
     def reduce(self, x: np.ndarray, out: np.ndarray, op: str, root: int, ranks: Ranks) -> None:
         # every rank reduces its share straight into the root's array, so the root is no bottleneck
-        m = self._publish(ranks, "reduce", x, out)
-        ins = [m.slots[r][1].reshape(-1) for r in ranks]
-        n, mine = len(ranks), ranks.index(self.rank)
-        lo, hi = x.size * mine // n, x.size * (mine + 1) // n
-        self._reduce_share(m, ins, [m.slots[ranks[root]][2].reshape(-1)], lo, hi, op)
-        m.wait(self.rank, "reduce")
+        def work(m: _Meeting, first: int, end: int) -> None:
+            n = len(ranks)
+            ins = [m.slots[r].x.reshape(-1) for r in ranks]
+            self._reduce(m, ins, [m.slots[ranks[root]].out.reshape(-1)], x.size * first // n, x.size * end // n, op)
 
-    def _reduce_share(self, m: _Meeting, ins: list, outs: list, lo: int, hi: int, op: str) -> None:
+        self._meet(ranks, "reduce", f"{op}, root {root}", x, out, work)
+
+    def _reduce(self, m: _Meeting, ins: list, outs: list, lo: int, hi: int, op: str) -> None:
+        """Elements [lo, hi) of the reduction of `ins`, in rank order, into each of `outs`; 16-bit floats are added in float32."""
         ufunc, n = UFUNCS[op], len(ins)
         dtype = ins[0].dtype
         wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+        kwargs: dict[str, Any] = {"casting": "unsafe"} if wide == dtype else {"casting": "unsafe", "dtype": wide}
         scratch = m.block(self.rank, wide)
         for a in range(lo, hi, _BLOCK):
             b = min(a + _BLOCK, hi)
@@ -200,34 +249,42 @@ class ThreadCommunicator:
             if n == 1:
                 np.copyto(total, ins[0][a:b])
             else:
-                ufunc(ins[0][a:b], ins[1][a:b], out=total, casting="unsafe")
+                ufunc(ins[0][a:b], ins[1][a:b], out=total, **kwargs)
             for k in range(2, n):
-                ufunc(total, ins[k][a:b], out=total, casting="unsafe")
+                ufunc(total, ins[k][a:b], out=total, **kwargs)
             if op == "avg":
                 np.divide(total, n, out=total, casting="unsafe")
             for o in outs:
                 o[a:b] = total
 
     def all_gather(self, x: np.ndarray, out: np.ndarray, ranks: Ranks) -> None:
-        m = self._publish(ranks, "all_gather", x, out)
-        parts = out.reshape(len(ranks), -1)
-        for k, r in enumerate(ranks):
-            np.copyto(parts[k], m.slots[r][1].reshape(-1))
-        m.wait(self.rank, "all_gather")
+        def work(m: _Meeting, first: int, end: int) -> None:
+            for r in ranks[first:end]:
+                parts = m.slots[r].out.reshape(len(ranks), -1)
+                for part, source in zip(parts, ranks, strict=True):
+                    np.copyto(part, m.slots[source].x.reshape(-1))
+
+        self._meet(ranks, "all_gather", None, x, out, work)
 
     def reduce_scatter(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> None:
-        m = self._publish(ranks, "reduce_scatter", x, out)
-        mine, size = ranks.index(self.rank), x.size // len(ranks)
-        ins = [m.slots[r][1].reshape(-1)[mine * size : (mine + 1) * size] for r in ranks]
-        self._reduce_share(m, ins, [out.reshape(-1)], 0, size, op)
-        m.wait(self.rank, "reduce_scatter")
+        def work(m: _Meeting, first: int, end: int) -> None:
+            size = x.size // len(ranks)
+            for k in range(first, end):
+                ins = [m.slots[r].x.reshape(-1)[k * size : (k + 1) * size] for r in ranks]
+                self._reduce(m, ins, [m.slots[ranks[k]].out.reshape(-1)], 0, size, op)
+
+        self._meet(ranks, "reduce_scatter", op, x, out, work)
 
     def all_to_all(self, x: np.ndarray, out: np.ndarray, ranks: Ranks) -> None:
-        m = self._publish(ranks, "all_to_all", x, out)
-        mine, parts = ranks.index(self.rank), out.reshape(len(ranks), -1)
-        for k, r in enumerate(ranks):
-            np.copyto(parts[k], m.slots[r][1].reshape(len(ranks), -1)[mine])
-        m.wait(self.rank, "all_to_all")
+        def work(m: _Meeting, first: int, end: int) -> None:
+            n = len(ranks)
+            for k in range(first, end):
+                parts = m.slots[ranks[k]].out.reshape(n, -1)
+                for part, source in zip(parts, ranks, strict=True):
+                    np.copyto(part, m.slots[source].x.reshape(n, -1)[k])
+
+        # in place, what I receive would overwrite what the others have yet to read
+        self._meet(ranks, "all_to_all", None, x.copy() if np.may_share_memory(x, out) else x, out, work)
 
     # -- point to point -------------------------------------------------------------------------------------------------
 
@@ -253,17 +310,22 @@ class ThreadCommunicator:
         self._wait(box.ready, peer, f"recv from rank {peer}")
         x, taken = box.posts.popleft()
         if x.shape != out.shape or x.dtype != out.dtype:
-            raise CommTimeout(
-                f"rank {self.rank} expects {out.dtype}{list(out.shape)} from rank {peer}, which sent {x.dtype}{list(x.shape)}", rank=peer
+            error = CommError(
+                f"ranks disagree: rank {self.rank} expects {out.dtype}{list(out.shape)} from rank {peer}, "
+                f"which sent {x.dtype}{list(x.shape)}",
+                rank=peer,
             )
+            self.world.abort(error)
+            if taken is not None:
+                _open(taken)
+            raise error
         np.copyto(out, x)
         if taken is not None:
-            taken.release()
+            _open(taken)
 
     def _wait(self, lock: Any, peer: int, what: str) -> None:
-        start = time.monotonic()
+        # an abort from here on opens the lock; one that came before is seen here
+        self.world.check()
         if not lock.acquire(timeout=self.world.timeout):
-            raise CommTimeout(
-                f"rank {self.rank} waited {time.monotonic() - start:.0f} s in {what}; rank {peer} did not arrive", rank=peer
-            )
+            raise CommTimeout(f"rank {self.rank} waited {self.world.timeout:g} s in {what}; rank {peer} did not arrive", rank=peer)
         self.world.check()

@@ -98,7 +98,14 @@ def _linear(group: str, *args: Any, **attrs: Any) -> Any:
     entries = {a.on(group) for a in flat(args)}
     if len(entries) == 1:
         return entries.pop()
-    return _elementwise(group, *args, **attrs)
+    return _affine(group, *args, **attrs)
+
+
+def _affine(group: str, *args: Any, **attrs: Any) -> Any:
+    """A mean over the ranks may take a replicated value too: the mean of l + c is the mean of l, plus c."""
+    entries = {a.on(group) for a in flat(args)}
+    mean = Partial("avg", group)
+    return mean if mean in entries and entries <= {mean, None} else _elementwise(group, *args, **attrs)
 
 
 def _rowwise(group: str, *args: Any, **attrs: Any) -> Any:
@@ -131,6 +138,7 @@ def _replicated(group: str, *args: Any, **attrs: Any) -> Any:
 
 place_elementwise = by_group(_elementwise)  # add, relu, where: right-aligned broadcasting or fluid's `axis`
 place_linear = by_group(_linear)  # sum, scale without bias, cast: also takes partial values
+place_affine = by_group(_affine)  # scale with a bias
 place_rowwise = by_group(_rowwise)  # conv2d, layer_norm: rows of X alone, weights replicated
 place_rows = by_group(_rows)  # cross_entropy: row i of all inputs
 place_replicated = by_group(_replicated)  # anything whose inputs must be whole

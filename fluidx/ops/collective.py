@@ -299,27 +299,30 @@ class AllToAll(OpDef):
 class BatchWeight(OpDef):
     """X times this rank's share of the batch: its rows, times the ranks, over all rows. Exactly X when the batch divides evenly.
 
-    It stands behind the gradient's seed, so that the mean over ranks is the mean over rows for an uneven batch too.
+    It stands behind the gradient's seed, so that the mean over ranks is the mean over rows for an uneven batch too. With op="sum" the
+    share is 1, but 0 on a rank that has no rows of its own and computes on a borrowed one.
     """
 
     name = "batch_weight"
     inputs = ("X",)
-    attrs = {"group": Required(str)}
+    attrs = {"group": Required(str), "op": "avg"}
     effect = Effect.RANDOM  # reads the run context, so it may not be folded or shared, but may be dropped
     inplace = (("X", "Out"),)
     elementwise = True
 
     @staticmethod
-    def infer(x: TensorType, *, group: str) -> TensorType:
+    def infer(x: TensorType, *, group: str, op: str) -> TensorType:
+        _check_op(op)
         return x
 
     @staticmethod
-    def place(x: Placed, *, group: str) -> Placement:
+    def place(x: Placed, *, group: str, op: str) -> Placement:
         return x.placement
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str) -> None:
-        xp.multiply(x, x.dtype.type(ctx.weight), out=out)
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str) -> None:
+        weight = ctx.weight if op == "avg" else float(ctx.weight != 0.0)
+        xp.multiply(x, x.dtype.type(weight), out=out)
 
     @staticmethod
     def samples():

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from ..ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
-from ..ir.placement import place_elementwise, place_linear
+from ..ir.placement import place_affine, place_elementwise, place_linear
 from . import expr as ex
 from .declare import broadcast_sizes, elementwise, points, reduced
 
@@ -113,7 +113,7 @@ def _scale_grad(b, op, g):
 
 
 def _scale_place(x, *, scale, bias, bias_after_scale):
-    return (place_elementwise if bias else place_linear)(x)
+    return (place_affine if bias else place_linear)(x)
 
 
 def _scale_int(xp, ins, out, attrs):

@@ -1,7 +1,9 @@
-"""Tools for tests: the checks on every op, central differences, and an interpreter to compare the executor with."""
+"""Tools for tests: checks on ops and passes, central differences, an interpreter to compare the executor with, mutants for the verifier."""
 
 from .check_op import check_op
+from .check_pass import check_pass
+from .mutate import mutations
 from .numeric_grad import numeric_grad
 from .reference import interpret
 
-__all__ = ["check_op", "interpret", "numeric_grad"]
+__all__ = ["check_op", "check_pass", "interpret", "mutations", "numeric_grad"]

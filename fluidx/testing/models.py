@@ -41,7 +41,7 @@ def integer_mlp(reduce: str = "sum", optimizer: Any = None) -> TestModel:
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, 6], "float32")
         h = fx.layers.fc(x, 5, act="relu", param_attr=integers(6, 5), bias_attr=integers(5))
-        y = fx.layers.fc(h, 3, param_attr=integers(5, 3), bias_attr=integers(3))
+        y = fx.layers.fc(h, 4, param_attr=integers(5, 4), bias_attr=integers(4))
         loss = (fx.layers.reduce_sum if reduce == "sum" else fx.layers.mean)(fx.layers.square(y))
         _, pairs = (optimizer or fx.optimizer.SGD(0.5)).minimize(loss)
 

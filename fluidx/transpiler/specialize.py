@@ -23,6 +23,7 @@ class Specializer:
         block = program.global_block()
         self.parts: list[list[Operator] | _Owned | _Run] = []
         shared: list[Operator] = []
+        rounds: dict[tuple, int] = {}  # how often a wave of one kind has travelled before
         for op in block.oplist:
             group, index = _owner(op.owner)
             owned = group in program.groups
@@ -38,7 +39,9 @@ class Specializer:
             elif isinstance(last, _Run) and last.takes(op):
                 last.ops.append(op)
             else:
-                self.parts.append(_Run([op], block, group if owned else "", index))
+                key = (op.type, op.attrs["group"], op.attrs["wave"])
+                rounds[key] = rounds.get(key, -1) + 1
+                self.parts.append(_Run([op], block, group if owned else "", index, rounds[key]))
         if shared:
             self.parts.append(shared)
         self.owned_vars = [(n, *_owner(d.attrs["owner"])) for n, d in block.descs.items() if d.attrs and "owner" in d.attrs]
@@ -116,6 +119,7 @@ class _Run:
     block: Block
     group: str
     index: int
+    round: int = 0
     by_root: dict[int, list[_Unit]] = field(default_factory=dict)
 
     def takes(self, op: Operator) -> bool:
@@ -152,7 +156,8 @@ class _Run:
         shapes = tuple(self.block.descs[x].type.shape for x in xs)
         t = TensorType(dtype, (sum(self.block.descs[x].type.numel for x in xs),))
         first = ops[0].attrs
-        name = f"{first['group']}.wave{first['wave']}.root{root}.{'gradients' if reduce else 'parameters'}"
+        again = f".again{self.round}" if self.round else ""
+        name = f"{first['group']}.wave{first['wave']}.root{root}.{'gradients' if reduce else 'parameters'}{again}"
         suffix = f".{first['op']}" if reduce else ""
         unit = _Unit(ops, root, name, f"{name}{suffix}", t)
         unit.pack = Operator("pack", {"X": tuple(xs)}, {"Out": (name,)}, {}, Role.DIST, (), "", ops[0].site)

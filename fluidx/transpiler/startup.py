@@ -56,27 +56,28 @@ class BroadcastStartup(Pass):
 
 @dataclass(frozen=True)
 class WeightUnevenBatch(Pass):
-    """Scale the gradient's seed by the rank's share of the batch, so that an uneven last batch gives one device's gradients."""
+    """Scale the seed of every loss's gradient by the rank's share of the batch, so that an uneven last batch gives one device's gradients.
+
+    For a mean that is the rank's rows over the mean rows of a rank; for a sum it is 1, and 0 on a rank without rows of its own.
+    """
 
     group: str = "dp"
 
     def run(self, job: Job) -> None:
-        if job.loss_op != "avg" or job.world_size == 1:
+        if not job.loss_op or job.world_size == 1:
             return
+        seeds = {f"{n}@GRAD" for op in job.main.ops if op.role is Role.LOSS for n in op.output_arg_names}
         renamed: dict[str, str] = {}
-        done = False
 
         def visit(writer: Writer, op: Operator) -> None:
-            nonlocal done
             op = op.renamed(renamed) if renamed and op.role is Role.BACKWARD else op
             writer.keep(op)
-            if not done and op.role is Role.BACKWARD and op.output_arg_names == (f"{job.loss}@GRAD",):
-                done = True
-                seed = op.output_arg_names[0]
-                like = writer.block.descs[seed]
-                writer.declare(f"{seed}.weight", like)
+            made = op.output_arg_names
+            if op.role is Role.BACKWARD and op.type == "fill_constant" and made[0] in seeds:
+                seed = made[0]
+                writer.declare(f"{seed}.weight", writer.block.descs[seed])
                 renamed[seed] = f"{seed}.weight"
-                writer.builder(Role.BACKWARD, near=op).batch_weight(seed, group=self.group, name=f"{seed}.weight")
+                writer.builder(Role.BACKWARD, near=op).batch_weight(seed, group=self.group, op=job.loss_op, name=f"{seed}.weight")
 
         each_op(job.main, visit)
 

@@ -1,0 +1,87 @@
+"""Draw the pictures of the documentation into docs/img: `python docs/make_pictures.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fluidx as fx
+from fluidx.ir import Operator, Role
+from fluidx.ir.draw import draw, draw_before_after
+from fluidx.transpiler.specialize import Specializer
+
+IMG = Path(__file__).parent / "img"
+
+
+def model() -> tuple[fx.Program, fx.Program]:
+    """One fully connected layer trained by SGD: a weight and a bias, small enough to see every operator."""
+    main, startup = fx.Program("one_device"), fx.Program("startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 4], "float32")
+        y = fx.layers.fc(x, 3, param_attr=fx.ParamAttr(name="w"), bias_attr=fx.ParamAttr(name="b"), name="y")
+        fx.optimizer.SGD(0.1).minimize(fx.layers.mean(fx.layers.square(y)))
+    return main, startup
+
+
+def pictures() -> dict[str, str]:
+    """File name -> SVG."""
+    main, startup = model()
+    out = {"one_device.svg": draw(main)}
+    for name in ("data_parallel", "reduce_broadcast", "ring_optimizer"):
+        t = fx.DistributeTranspiler(name).transpile(program=main, startup_program=startup, trainers=2)
+        ranks = [t.get_trainer_program(r) for r in range(2)]
+        out[f"{name}.svg"] = draw([part(p, _after_backward) for p in ranks])
+        if name == "data_parallel":
+            out["before_after.svg"] = draw_before_after(main, ranks)
+            out["startup.svg"] = draw([t.get_startup_program(r) for r in range(2)])
+    out["ring_hops.svg"] = ring_hops(4)
+    t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=fx.Cluster(2, 2))
+    out["several_hosts.svg"] = draw([part(t.get_trainer_program(r), _about_w) for r in range(4)])
+    return out
+
+
+def ring_hops(ranks: int) -> str:
+    """The way of one parameter round the ring: gradient to the root, update there, new value back."""
+    group, root = list(range(ranks)), ranks - 1
+    program = fx.Program.parse_from_string(f"""
+program ring {{
+  group dp = {group}
+  var %w@GRAD: f32[1024] persistable
+  var %w: f32[1024] persistable
+  var %lr: f32[1] persistable
+dist:
+  %w@GRAD.sum: f32[1024] at({root}) over dp = ring_reduce(%w@GRAD) {{group="dp", op="sum", root={root}}}
+optimize:
+  %w = sgd(%w, %w@GRAD.sum, %lr) on dp:{root}
+dist:
+  %w = ring_broadcast(%w) {{group="dp", root={root}}}
+}}
+""")
+    special = Specializer(program)
+    return draw([special.rank_program(r) for r in range(ranks)])
+
+
+def part(program: fx.Program, keep) -> fx.Program:
+    """The program with some of its operators only; what the others made appears as a value from outside."""
+    p = program.copy()
+    block = p.global_block()
+    block.oplist = [op for op in block.oplist if keep(op)]
+    return p
+
+
+def _after_backward(op: Operator) -> bool:
+    return op.role in (Role.DIST, Role.OPTIMIZE)
+
+
+def _about_w(op: Operator) -> bool:
+    return op.role is Role.DIST and any(n.startswith("w@GRAD.") for n in (*op.input_arg_names, *op.output_arg_names))
+
+
+def main() -> None:
+    IMG.mkdir(exist_ok=True)
+    for name, svg in pictures().items():
+        (IMG / name).write_text(svg, encoding="utf-8")
+        print(f"docs/img/{name}")
+
+
+if __name__ == "__main__":
+    main()
