@@ -68,7 +68,7 @@ def train_ranks(model: Model, strategy: Any, ranks: int, epochs: int) -> tuple[l
     with fx.ParallelExecutor(t, places=fx.cpu_places(ranks)) as exe:
         exe.run_startup()
         start, losses = time.perf_counter(), []
-        for epoch in track(range(epochs), f"{ranks} ranks, {strategy.name}", transient=True):
+        for epoch in track(range(epochs), f"{ranks} rank{'s' * (ranks > 1)}, {strategy.name}", transient=True):
             for feed in model.batches(epoch):
                 losses.append(exe.run(feed=feed, fetch_list=[model.loss])[0].item())
         seconds = time.perf_counter() - start
@@ -96,6 +96,6 @@ def compare(title: str, build: Callable[[], Model], epochs: int) -> None:
             got, metrics, seconds = train_ranks(model, STRATEGIES[name](), ranks, args.epochs)
             apart = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, got, strict=True))
             table.add_row(
-                f"{ranks} ranks, {name}", f"{got[0]:.6f}", f"{got[-1]:.6f}", *[f"{m:.4f}" for m in metrics], f"{apart:.1e}", f"{seconds:.1f}"
+                f"{ranks} rank{'s' * (ranks > 1)}, {name}", f"{got[0]:.6f}", f"{got[-1]:.6f}", *[f"{m:.4f}" for m in metrics], f"{apart:.1e}", f"{seconds:.1f}"
             )
     Console().print(table)

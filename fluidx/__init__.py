@@ -68,8 +68,8 @@ _LAZY = {
     "DataFeeder": "data_feeder", "load": "io", "save": "io",
 }  # fmt: skip
 _MODULES = (
-    "backward", "clip", "comm", "config", "data_feeder", "executor", "initializer", "io", "lr_scheduler", "nets", "onnx", "optimizer",
-    "param_attr", "regularizer", "simulator", "testing", "transpiler",
+    "backward", "clip", "comm", "config", "data_feeder", "executor", "initializer", "io", "lr_scheduler", "nets", "optimizer",
+    "param_attr", "regularizer", "testing", "transpiler",
 )  # fmt: skip
 
 __all__ = [

@@ -152,7 +152,11 @@ class _View:
 
     def needs(self, slot: str) -> bool:
         """Whether the gradient of an input slot is wanted; what a builder makes for the others is dropped."""
-        return any(n in self.walk.live[self.index] for n in self.op.inputs.get(slot, ()))
+        return any(map(self.wants, self.op.inputs.get(slot, ())))
+
+    def wants(self, name: str) -> bool:
+        """Whether the gradient of the input of that name is wanted."""
+        return name in self.walk.live[self.index]
 
 
 class _Walk:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from . import __version__
-from .ir.errors import FluidxError
+from .ir.errors import FluidxError, ProgramError
 
 _STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer")
 
@@ -23,11 +23,13 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (FluidxError, OSError, UnicodeDecodeError) as e:
+        except FluidxError as e:
+            if ctx.invoked_subcommand == "run":
+                raise  # the script is the user's: its traceback says where it was
             raise click.ClickException(str(e)) from None
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(name="fluidx", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fluidx")
 def main() -> None:
     """Transpile, prove, predict, run: programs for one device become programs for many."""
@@ -63,13 +65,25 @@ def _read(path: str) -> Any:
     from .ir.jsonform import from_json
     from .ir.parser import parse_pair, parse_program
 
-    text = Path(path).read_text(encoding="utf-8")
-    if text.lstrip().startswith("{"):
-        try:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if text.lstrip().startswith("{"):
             return from_json(json.loads(text))
-        except json.JSONDecodeError as e:
-            raise click.ClickException(f"{path}: not a program: {e}") from None
-    return parse_pair(text) if "\nstartup" in text else parse_program(text)
+        return parse_pair(text) if "\nstartup" in text else parse_program(text)
+    except UnicodeDecodeError as e:
+        raise click.ClickException(f"{path} is no program: byte {e.start} is not UTF-8 text") from None
+    except (json.JSONDecodeError, ProgramError) as e:
+        raise click.ClickException(f"{path} is no program: {e}") from None
+    except OSError as e:
+        raise click.ClickException(f"{path} cannot be read: {e.strerror}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise click.ClickException(f"{path} cannot be written: {e.strerror}") from None
+    click.echo(f"wrote {path}")
 
 
 def _main_of(program: Any) -> Any:
@@ -86,13 +100,15 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--fluid-names", is_flag=True, help="Write collectives under fluid's historic names.")
 @click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile first (FILE must hold main and startup).")
 @click.option("-n", "--ranks", type=click.IntRange(1), default=4, show_default=True, help="Ranks for --strategy.")
-@click.option("--rank", type=click.IntRange(0), help="Show this rank's program.")
+@click.option("--rank", type=click.IntRange(0), help="With --strategy: show this rank's program.")
 def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy: str | None, ranks: int, rank: int | None) -> None:
     """Print the program in FILE, or what a strategy makes of it."""
     program = _read(file)
     if strategy is not None:
         t = _transpiled(program, file, strategy, ranks)
         program = t.main if rank is None else t.get_trainer_program(rank)
+    elif rank is not None:
+        raise click.UsageError("--rank chooses among the programs that --strategy makes; give both")
     if as_json:
         from .ir.jsonform import to_json
 
@@ -100,17 +116,16 @@ def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy
     elif svg is not None:
         from .ir.draw import draw
 
-        svg.write_text(draw(program), encoding="utf-8")
-        click.echo(f"wrote {svg}")
+        _write(svg, draw(program))
     else:
-        click.echo(_main_of(program).to_string(fluid_names=True) if fluid_names else str(program))
+        click.echo((_main_of(program).to_string(fluid_names=True) if fluid_names else str(program)).rstrip("\n"))
 
 
 def _transpiled(program: Any, file: str, strategy: str, ranks: int) -> Any:
     from .transpiler import DistributeTranspiler, strategies
 
     if not hasattr(program, "startup"):
-        raise click.ClickException(f"{file} has no startup section; save str(ProgramPair(main, startup)) to transpile from a file")
+        raise click.ClickException(f"{file} has no startup section; save str(fx.ProgramPair(main, startup)) to transpile from a file")
     t = DistributeTranspiler(strategies.get(strategy))
     return t.transpile(program=program.main, startup_program=program.startup, trainers=ranks)
 
@@ -128,7 +143,7 @@ def diff(before: str, after: str) -> None:
 @main.command()
 @_file
 @click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile, and verify all ranks together.")
-@click.option("-n", "--ranks", type=click.IntRange(1), default=4, show_default=True)
+@click.option("-n", "--ranks", type=click.IntRange(1), default=4, show_default=True, help="Ranks for --strategy.")
 def verify(file: str, strategy: str | None, ranks: int) -> None:
     """Check the program in FILE: definitions and types; with --strategy also what every rank would do."""
     from .ir.verifier import check_program
@@ -137,7 +152,8 @@ def verify(file: str, strategy: str | None, ranks: int) -> None:
     if strategy is not None:
         click.echo(str(_transpiled(program, file, strategy, ranks).verify()))
         return
-    count = check_program(_main_of(program))
+    parts = [program.main, program.startup] if hasattr(program, "startup") else [program]
+    count = sum(check_program(p) for p in parts)
     click.echo(f"{count} operators: every input defined, every type as its rule infers it")
 
 
@@ -173,4 +189,4 @@ def env() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="fluidx")

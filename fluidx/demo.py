@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .config import show_progress
 from .ir.errors import FluidxError
 
 
@@ -41,54 +42,130 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 def run(ranks: int = 4, epochs: int = 5, strategy: str = "ring_optimizer", svg: Path | None = None) -> None:
     """Build, transpile, verify, train on one device and on `ranks` ranks, and print what happened."""
     from rich.console import Console
+
+    import fluidx as fx
+
+    say = Console(highlight=False)
+    train, test = digits()
+    main, startup, loss, accuracy = build()
+    t = fx.DistributeTranspiler(fx.strategies.get(strategy))
+    t.transpile(program=main, startup_program=startup, trainers=ranks)
+
+    say.rule("1. a program for one device")
+    _show(say, _without_declarations(str(main)))
+
+    say.rule(f"2. what {t.strategy!r} changed for {ranks} rank{'s' * (ranks > 1)}")
+    weight = main.all_parameters()[-2].name
+    difference = t.diff()
+    say.print(f"the life of one parameter, {weight}:", style="italic")
+    _show(say, _about(str(difference), weight))
+    say.print("all communication that was inserted:", style="italic")
+    _show(say, [f"  {line}" for line in difference.census().communication.lines()])
+
+    say.rule(f"3. what the program of rank {ranks - 1} has beside the old operators")
+    old = {o.type for o in main.ops}
+    _show(say, _at_most([f"  {op}" for op in t.get_trainer_program(ranks - 1).ops if op.type not in old], 12))
+
+    say.rule("4. proved before it runs")
+    say.print(str(t.verify()), markup=False, soft_wrap=True)
+    if svg is not None:
+        from .ir.draw import draw_before_after
+
+        svg.write_text(draw_before_after(main, [t.get_trainer_program(r) for r in range(ranks)]), encoding="utf-8")
+        say.print(f"drawn before and after: {svg}", soft_wrap=True)
+
+    say.rule(f"5. one device and {ranks} rank{'s' * (ranks > 1)}, the same batches")
+    _train(say, t, (main, startup, loss, accuracy), (train, test), epochs)
+
+
+def _train(say: Any, t: Any, model: tuple[Any, Any, Any, Any], data: tuple[dict, dict], epochs: int) -> None:
+    """Train both ways on the same batches, and print the losses and the accuracy side by side."""
     from rich.progress import track
     from rich.table import Table
 
     import fluidx as fx
 
-    say = Console(highlight=False, soft_wrap=True)
-    train, test = digits()
-    main, startup, loss, accuracy = build()
-
-    say.rule("1. a program for one device")
-    say.print(str(main), markup=False)
-
-    t = fx.DistributeTranspiler(fx.strategies.get(strategy))
-    t.transpile(program=main, startup_program=startup, trainers=ranks)
-    say.rule(f"2. what {t.strategy!r} inserted for {ranks} ranks")
-    say.print(str(t.diff()), markup=False)
-
-    say.rule(f"3. the program of rank {ranks - 1}")
-    say.print("\n".join(f"  {op}" for op in t.get_trainer_program(ranks - 1).ops if op.type not in {o.type for o in main.ops}), markup=False)
-
-    say.rule("4. proved before it runs")
-    say.print(str(t.verify()), markup=False)
-    if svg is not None:
-        from .ir.draw import draw_before_after
-
-        svg.write_text(draw_before_after(main, [t.get_trainer_program(r) for r in range(ranks)]), encoding="utf-8")
-        say.print(f"drawn before and after: {svg}")
-
-    say.rule(f"5. one device and {ranks} ranks, the same batches")
+    (main, startup, loss, accuracy), (train, test), ranks = model, data, t.world_size
     exe, scope = fx.Executor(fx.CPUPlace()), fx.executor.Scope()
     exe.run(startup, scope=scope)
-    table = Table("epoch", "loss, 1 device", f"loss, {ranks} ranks", "largest difference", "1 device, s", f"{ranks} ranks, s")
+    table = Table("epoch", "loss, 1 device", f"loss, {ranks} ranks", "largest difference", "1 device, ms", f"{ranks} ranks, ms")
+    for column in table.columns:
+        column.justify = "right"
     with fx.ParallelExecutor(t, places=fx.cpu_places(ranks)) as many:
         many.run_startup()
-        for epoch in track(range(epochs), "training", console=say, transient=True):
+        for epoch in range(epochs):
             order = np.random.default_rng(epoch).permutation(len(train["image"]))
             batches = [{k: v[order[i : i + 60]] for k, v in train.items()} for i in range(0, len(order), 60)]
-            t0 = time.perf_counter()
-            one = [exe.run(main, feed=b, fetch_list=[loss], scope=scope)[0].item() for b in batches]
-            t1 = time.perf_counter()
-            all_ = [many.run(feed=b, fetch_list=[loss])[0].item() for b in batches]
-            t2 = time.perf_counter()
-            apart = max(abs(a - b) / abs(a) for a, b in zip(one, all_, strict=True))
-            table.add_row(
-                str(epoch), f"{np.mean(one):.6f}", f"{np.mean(all_):.6f}", f"{apart:.1e}", f"{t1 - t0:.2f}", f"{t2 - t1:.2f}"
-            )
+            seconds, apart, losses = [0.0, 0.0], 0.0, []
+            quiet = not show_progress(say.file)
+            for batch in track(batches, f"epoch {epoch + 1} of {epochs}", console=say, transient=True, disable=quiet):
+                start = time.perf_counter()
+                (one,) = exe.run(main, feed=batch, fetch_list=[loss], scope=scope)
+                middle = time.perf_counter()
+                (all_,) = many.run(feed=batch, fetch_list=[loss])
+                seconds[0] += middle - start
+                seconds[1] += time.perf_counter() - middle
+                losses.append((one.item(), all_.item()))
+                apart = max(apart, abs(one.item() - all_.item()) / abs(one.item()))
+            means = np.mean(losses, axis=0)
+            table.add_row(str(epoch), f"{means[0]:.6f}", f"{means[1]:.6f}", f"{apart:.1e}", *(f"{s * 1e3:.0f}" for s in seconds))
         say.print(table)
         judge = main.clone(for_test=True)
         (acc_one,) = exe.run(judge, feed=test, fetch_list=[accuracy], scope=scope)
         (acc_many,) = exe.run(judge, feed=test, fetch_list=[accuracy], scope=many.scopes[-1])
-    say.print(f"accuracy on {len(test['image'])} digits never seen: {acc_one.item():.4f} on 1 device, {acc_many.item():.4f} on {ranks} ranks")
+    say.print(
+        f"accuracy on {len(test['image'])} digits never seen: {acc_one.item():.4f} on 1 device, "
+        f"{acc_many.item():.4f} with the parameters of rank {ranks - 1}",
+        soft_wrap=True,
+    )
+
+
+# -- program text, shortened for reading -----------------------------------------------------------------------------------------
+
+
+def _show(say: Any, lines: list[str]) -> None:
+    """Print lines cut to the width of the terminal, added ones green, removed ones red."""
+    from rich.text import Text
+
+    styles = {"+": "green", "-": "red"}
+    for line in lines:
+        line = line.replace(" stop_gradient", "")
+        say.print(Text(line, style=styles.get(line[:1], "")), no_wrap=True, overflow="ellipsis", crop=True)
+
+
+def _without_declarations(text: str) -> list[str]:
+    """The program without its state variables and with its backward part as a count: what a person would write."""
+    lines: list[str] = []
+    hidden = 0
+    section = ""
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            if hidden:
+                lines.append(f"  ... {hidden} operators")
+            hidden, section = 0, line
+        elif section == "backward:":
+            hidden += 1
+            continue
+        elif line.startswith("  var "):
+            continue
+        lines.append(line)
+    return lines
+
+
+def _about(difference: str, name: str) -> list[str]:
+    """The lines of a diff that speak of one parameter, each section named once."""
+    lines: list[str] = []
+    section = ""
+    for line in difference.splitlines():
+        if line.endswith(":") and line[:1] not in "+- ":
+            section = line
+        elif line[:2] in ("+ ", "- ") and f"%{name}" in line and not line[2:].startswith(("var ", "param ")):
+            if section:
+                lines.append(section)
+                section = ""
+            lines.append(line)
+    return lines
+
+
+def _at_most(lines: list[str], count: int) -> list[str]:
+    return lines if len(lines) <= count else [*lines[:count], f"  ... and {len(lines) - count} more"]

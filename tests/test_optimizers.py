@@ -7,7 +7,7 @@ from fluidx import optimizer
 from fluidx.executor import Executor, Scope
 from fluidx.ir import OPS, At, Builder, Partial, Program, ProgramError, Role, Shard, TensorType, program_guard, unique_name
 from fluidx.ir.placement import Placed, PlaceError
-from fluidx.ops.optimize import BLOCK, _Update
+from fluidx.ops.update import BLOCK, Update
 from fluidx.param_attr import ParamAttr
 from fluidx.regularizer import L1Decay, L2Decay
 
@@ -332,7 +332,7 @@ def test_exponential_moving_average(thres):
 # -- the update operators: any cut gives the same values -----------------------------------------------------------------------------
 
 
-UPDATES = sorted(name for name, op in OPS.items() if issubclass(op, _Update))
+UPDATES = sorted(name for name, op in OPS.items() if issubclass(op, Update))
 
 
 def _arguments(op, size):

@@ -14,7 +14,9 @@ Ranks = tuple[int, ...]
 
 
 class CommError(RuntimeError):
-    """Communication failed. `rank` is the rank at fault when it is known."""
+    """Communication failed. `rank` is the rank at fault and `status` the library's number for it, when they are known."""
+
+    status: int | None = None
 
     def __init__(self, message: str, rank: int | None = None):
         super().__init__(message)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from .base import CommAborted, CommError, CommTimeout, Ranks
 
+_IN_PROGRESS = 7  # ncclInProgress: not an error
 _POLL = 0.0005  # seconds between looks at a stream that has not finished
 
 
@@ -52,7 +54,9 @@ class NcclWorld:
         self.failure: BaseException | None = None
 
     def communicator(self, rank: int) -> NcclCommunicator:
-        return self._ranks.setdefault(rank, NcclCommunicator(self, rank))
+        if rank not in self._ranks:
+            self._ranks[rank] = NcclCommunicator(self, rank)
+        return self._ranks[rank]
 
     def unique_id(self, ranks: Ranks) -> bytes:
         with self._guard:
@@ -108,7 +112,9 @@ class NcclCommunicator:
         try:
             return call()
         except KeyError as e:  # CuPy's NcclError does not know statuses 7 and 8 and raises KeyError instead
-            raise CommError(f"rank {self.rank}: NCCL {what} failed with status {e}") from None
+            error = CommError(f"rank {self.rank}: NCCL {what} failed with status {e}")
+            error.status = e.args[0] if e.args else None
+            raise error from None
         except self.nccl.NcclError as e:
             raise CommError(f"rank {self.rank}: NCCL {what} failed: {e}") from None
 
@@ -121,14 +127,27 @@ class NcclCommunicator:
         self._call(what, lambda: call(comm, self.stream.ptr))
         compute.wait_event(self.stream.record())
 
+    @contextmanager
+    def _group(self) -> Iterator[None]:
+        """Calls inside start together. A group that was opened is closed, or this thread's next call would join it."""
+        self.nccl.groupStart()
+        try:
+            yield
+        finally:
+            self.nccl.groupEnd()
+
     def wait(self) -> None:
         """Wait for the communication stream with a deadline, looking for NCCL's asynchronous errors meanwhile."""
         deadline = time.monotonic() + self.world.timeout
         while not self.stream.done:
             if self.world.failure is not None:
                 raise CommAborted(f"stopped because another rank failed: {self.world.failure}")
-            for ranks, comm in self._comms.items():
-                self._call(f"over ranks {ranks}", comm.check_async_error)
+            for ranks, comm in list(self._comms.items()):
+                try:
+                    self._call(f"over ranks {ranks}", comm.check_async_error)
+                except CommError as e:
+                    if e.status != _IN_PROGRESS:
+                        raise
             if time.monotonic() > deadline:
                 raise CommTimeout(f"rank {self.rank} waited {self.world.timeout:g} s for NCCL", rank=None)
             time.sleep(_POLL)
@@ -177,11 +196,10 @@ class NcclCommunicator:
         t = nccl_dtype(self.nccl, x.dtype)
 
         def call(c: Any, s: int) -> None:
-            self.nccl.groupStart()
-            for j in range(n):
-                c.send(xs[j].data.ptr, xs[j].size, t, j, s)
-                c.recv(outs[j].data.ptr, outs[j].size, t, j, s)
-            self.nccl.groupEnd()
+            with self._group():
+                for j in range(n):
+                    c.send(xs[j].data.ptr, xs[j].size, t, j, s)
+                    c.recv(outs[j].data.ptr, outs[j].size, t, j, s)
 
         self._launch("all_to_all", ranks, call)
 
@@ -189,14 +207,11 @@ class NcclCommunicator:
         everyone = tuple(range(self.world_size))
 
         def call(c: Any, s: int) -> None:
-            self.nccl.groupStart()
-            for x, peer in sends:
-                t = nccl_dtype(self.nccl, x.dtype)
-                c.send(x.data.ptr, x.size, t, peer, s)
-            for out, peer in recvs:
-                t = nccl_dtype(self.nccl, out.dtype)
-                c.recv(out.data.ptr, out.size, t, peer, s)
-            self.nccl.groupEnd()
+            with self._group():
+                for x, peer in sends:
+                    c.send(x.data.ptr, x.size, nccl_dtype(self.nccl, x.dtype), peer, s)
+                for out, peer in recvs:
+                    c.recv(out.data.ptr, out.size, nccl_dtype(self.nccl, out.dtype), peer, s)
 
         self._launch("send/recv", everyone, call)
 

@@ -14,8 +14,8 @@ from ..ir.errors import ExecutionError, FeedError
 from ..ir.operator import Operator
 from ..ir.program import Program, default_main_program
 from .context import RunContext
-from .feeds import check_feed, feed_types, fetch_names
-from .place import CPUPlace, Place, array_module
+from .feeds import check_feed, check_fetch, feed_types, fetch_names
+from .place import CPUPlace, Place, array_module, using
 from .plan import Plan, compile_plan
 from .scope import Scope, global_scope
 
@@ -75,15 +75,16 @@ class Executor:
         scope = scope or global_scope()
         arrays = check_feed(program, feed)
         names = fetch_names(fetch_list)
-        plan = self._plan(program, arrays, names, scope)
-        plan.ctx.step = scope.steps.get(id(program), 0)
-        watch = watcher(plan)
-        values = plan.run(arrays) if watch is None else plan.run_watched(arrays, watch)
-        scope.steps[id(program)] = plan.ctx.step + 1
-        return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
+        check_fetch(program, names)
+        with using(self.place):
+            plan = self._plan(program, arrays, names, scope)
+            plan.ctx.step = scope.steps.get(program, 0)
+            values = plan.run_watched(arrays, watcher(plan)) if watching() else plan.run(arrays)
+            scope.steps[program] = plan.ctx.step + 1
+            return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
 
     def _plan(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope) -> Plan:
-        key = (id(program), program.version, id(scope), tuple(names), tuple((n, a.shape) for n, a in arrays.items()))
+        key = (id(program), program.version, id(scope), tuple(names), tuple(sorted((n, a.shape) for n, a in arrays.items())))
         held = self._plans.get(key)
         if held is not None and held[1] == scope.version:
             self._plans.move_to_end(key)
@@ -105,11 +106,14 @@ class Executor:
         self._closed = True
 
 
-def watcher(plan: Plan, rank: int | None = None) -> Callable[[int, Operator], None] | None:
-    """What to do behind each operator under FLUIDX_CHECK_NAN or FLUIDX_DEBUG=4; None when neither is set."""
+def watching() -> bool:
+    """Is every operator to be looked at, as FLUIDX_CHECK_NAN or FLUIDX_DEBUG=4 asks?"""
+    return config.check_nan() or config.debug_level() >= 4
+
+
+def watcher(plan: Plan, rank: int | None = None) -> Callable[[int, Operator], None]:
+    """What to do behind each operator under FLUIDX_CHECK_NAN or FLUIDX_DEBUG=4."""
     check, trace = config.check_nan(), config.debug_level() >= 4
-    if not check and not trace:
-        return None
     last = time.perf_counter()
     prefix = "" if rank is None else f"rank {rank}: "
 

@@ -29,6 +29,14 @@ def fetch_names(fetch_list: Any) -> list[str]:
     return names  # type: ignore[return-value]
 
 
+def check_fetch(program: Program, names: Sequence[str]) -> None:
+    """Raise FeedError for a name that the program does not declare."""
+    block = program.global_block()
+    for n in names:
+        if n not in block.descs:
+            raise FeedError(f"fetch_list names {n!r}, which {program.label()} does not declare; {nearest(n, block.descs, 'it declares')}")
+
+
 def check_feed(program: Program, feed: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """The feed as arrays of the declared dtypes. Raises FeedError that names the variable, what was expected and what came."""
     out = {}
@@ -64,7 +72,10 @@ def _converted(name: str, value: Any, want: np.dtype, declared: TensorType) -> n
         return array
     # plain Python numbers take the declared type; arrays must convert without loss
     if not is_array and np.can_cast(array.dtype, want, "same_kind") or np.can_cast(array.dtype, want, "safe"):
-        return array.astype(want)
+        converted = array.astype(want)
+        if want.kind in "iu" and (converted != array).any():
+            raise FeedError(f"variable {name!r} is declared {declared}, the feed holds {array[converted != array][0]}, which {want.name} cannot")
+        return converted
     raise FeedError(
         f"variable {name!r} is declared {declared}, the feed has dtype {array.dtype}; convert it with .astype({want.name!r})"
     )

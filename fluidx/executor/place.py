@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -49,6 +50,19 @@ def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
     xp = array_module(CUDAPlace(0))
     ids = range(xp.cuda.runtime.getDeviceCount()) if device_ids is None else device_ids
     return [CUDAPlace(int(i)) for i in ids]
+
+
+def using(place: Place) -> AbstractContextManager[Any]:
+    """A context in which arrays are made on `place`."""
+    return _HERE if isinstance(place, CPUPlace) else array_module(place).cuda.Device(place.device)
+
+
+_HERE = nullcontext()
+
+
+def mpi_places() -> list[Place]:
+    """Ranks as MPI processes. Not available yet: always raises FluidxError."""
+    raise FluidxError("ranks as MPI processes are not available yet; cpu_places(n) runs n ranks as threads of this process")
 
 
 @cache

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..comm.base import CommError
 from ..ir.dtypes import np_dtype
-from ..ir.errors import ExecutionError, FeedError, NotInitializedError, ProgramError, nearest
+from ..ir.errors import ExecutionError, FeedError, FluidxError, NotInitializedError, ProgramError, nearest
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program, Var
@@ -107,11 +108,23 @@ def _explain(op: Operator | None, error: Exception) -> NoReturn:
     """Raise `error` as one that names the operator and the user's line."""
     if op is None or (isinstance(error, ExecutionError) and error.operator is not None):
         raise error
-    text = str(error) or type(error).__name__
+    text = told_as(error)
     what = text if isinstance(error, ExecutionError) and text.startswith(f"op {op.type}") else f"op {op.type} failed: {text}"
-    told = ExecutionError(f"{what}\n  in {op.to_string()}{_site(op)}")
+    told = ExecutionError(f"{what}{where(op)}")
     told.operator = op
     raise told from error
+
+
+def told_as(error: BaseException) -> str:
+    """The error's text; with its type in front where the text was not written for fluidx's users."""
+    if isinstance(error, (FluidxError, CommError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def where(op: Operator | None) -> str:
+    """Lines that show an operator and the user's line; nothing for None."""
+    return "" if op is None else f"\n  in {op.to_string()}{_site(op)}"
 
 
 def _site(op: Operator) -> str:
@@ -192,8 +205,8 @@ class _Planner:
         descs, needed, live = self.block.descs, set(self.fetch), []
         for op in reversed(self.block.oplist):
             outs = self.writes(op)
-            # a value that is fed is not computed; an operator that changes a fed value in place still runs
-            if outs and all(n in self.feed_types and n not in op.input_arg_names for n in outs):
+            # a value that is fed is not computed; what writes over an input, or changes a value in place, still runs
+            if outs and all(n in self.feed_types and not descs[n].is_data and n not in op.input_arg_names for n in outs):
                 continue
             if self.acts(op) or any(n in needed or ((d := descs.get(n)) is not None and d.persistable) for n in outs):
                 needed.update(self.reads(op))
@@ -471,7 +484,8 @@ class _Planner:
             a = whole.reshape(-1)[d.attrs["start"] : d.attrs["stop"]]
         elif d is not None and d.persistable:
             a = self.scope.arrays.get(name)
-            if a is None:
+            # a startup program may find the variable of another model under the same name
+            if a is None or (t is not None and (tuple(a.shape), a.dtype.name) != (t.shape, t.dtype)):
                 t = t or d.type
                 a = self.xp.zeros(t.shape, np_dtype(t.dtype))
                 self.scope.bind(name, a)

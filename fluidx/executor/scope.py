@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Scope:
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}
         self.version = 0  # counts the times an array was replaced by another object
-        self.steps: dict[int, int] = {}  # runs so far, by program
+        self.steps: MutableMapping[Any, int] = WeakKeyDictionary()  # runs so far, by program
 
     def var(self, name: str) -> ScopeVariable:
         return ScopeVariable(self, name)
@@ -82,9 +83,10 @@ class Scope:
             raise FeedError(
                 f"variable {name!r} is {old.dtype}{list(old.shape)} in this scope, the new value is {value.dtype}{list(value.shape)}"
             )
-        old[...] = value if isinstance(old, np.ndarray) else type(old)(value.shape, dtype=value.dtype)
-        if not isinstance(old, np.ndarray):
-            old.set(value)
+        if type(old) is np.ndarray:
+            old[...] = value
+        else:
+            old.set(np.ascontiguousarray(value))
 
     def get(self, name: str) -> np.ndarray:
         """A copy of the value as a NumPy array."""

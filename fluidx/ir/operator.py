@@ -118,7 +118,7 @@ class Operator:
 
     def replace(self, **changes: Any) -> Operator:
         """A copy with the given fields changed."""
-        fields = {
+        fields: dict[str, Any] = {
             "type": self.type, "inputs": self.inputs, "outputs": self.outputs, "attrs": self.attrs,
             "role": self.role, "role_var": self.role_var, "owner": self.owner, "site": self.site,
         }  # fmt: skip

@@ -38,12 +38,12 @@ class Var:
         return hash((self.name, self.type, self.placement))
 
     def changed(self, **changes: Any) -> Var:
-        fields = {
+        fields: dict[str, Any] = {
             "name": self.name, "type": self.type, "placement": self.placement, "persistable": self.persistable,
             "stop_gradient": self.stop_gradient, "is_data": self.is_data, "is_parameter": self.is_parameter, "attrs": self.attrs,
         }  # fmt: skip
         fields.update(changes)
-        return Var(**fields)  # type: ignore[arg-type]
+        return Var(**fields)
 
 
 # A parameter's attributes that go without saying.

@@ -40,7 +40,7 @@ def softmax_with_cross_entropy(
     numeric_stable_mode: bool = True,
     return_softmax: bool = False,
     axis: int = -1,
-) -> Variable | tuple[Variable, Variable]:
+) -> Any:
     """cross_entropy(softmax(logits), label) along an axis, computed without overflow; with `return_softmax` also the softmax.
 
     Hard labels have size 1 along the axis: [n, classes] and int64 [n, 1] give [n, 1]. `numeric_stable_mode` has no effect: it is on.

@@ -23,14 +23,13 @@ def row_blocks(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Ite
 
 
 def in_order(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """One call that makes all of `calls`, which are bound beforehand."""
-    calls = tuple(calls)
+    """One call that makes all of `calls`, which are bound beforehand; a single one is that call itself."""
+    return calls[0] if len(calls) == 1 else partial(_run, tuple(calls))
 
-    def run():
-        for call in calls:
-            call()
 
-    return run
+def _run(calls: tuple[Callable[[], Any], ...]) -> None:
+    for call in calls:
+        call()
 
 
 def row_max(x: np.ndarray, out: np.ndarray) -> list[Callable[[], Any]]:

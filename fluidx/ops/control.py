@@ -10,7 +10,7 @@ import numpy as np
 from ..ir.builder import Builder
 from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef, Required
-from ..ir.operator import BlockRef
+from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
 
 _Step = Callable[[], Any]
@@ -82,7 +82,7 @@ class Cond(OpDef):
         """A cond whose branches recompute the forward branch and then run its backward operators."""
         gs = [g] if not isinstance(g, (list, tuple)) else list(g[0] if len(g) == 1 and isinstance(g[0], list) else g)
         xs = op["X"]
-        wanted = [x for x in xs if x.desc.type.is_float and not x.stop_gradient]
+        wanted = [x for x in xs if x.desc.type.is_float and op.wants(x.name)]
         if not wanted:
             return (None, [None] * len(xs))
         program = b.block.program
@@ -91,7 +91,10 @@ class Cond(OpDef):
             source = program.blocks[op.attrs[f"{which}_block"].idx]
             with program.sub_block() as block:
                 names = _copy_ops(source, block, f"@{which}.again{block.idx}")
-                pairs = [(block.var(names.get(n, n)), v) for n, v in zip(op.attrs[f"{which}_out"], gs, strict=True) if v is not None]
+                again = Builder(block, role=Role.FORWARD)
+                # a result handed through from outside is copied, so that its gradient is made in this block
+                results = {n: block.var(names[n]) if n in names else again.assign(block.var(n)) for n in op.attrs[f"{which}_out"]}
+                pairs = [(results[n], v) for n, v in zip(op.attrs[f"{which}_out"], gs, strict=True) if v is not None]
                 grads = op.gradients([y for y, _ in pairs], wanted, [v for _, v in pairs])
                 zeros = Builder(block, role=b.role)
                 outs.append([v.name if v is not None else zeros.fill_zeros_like(x).name for x, v in zip(wanted, grads, strict=True)])

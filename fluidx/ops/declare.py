@@ -15,7 +15,9 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import OPS, OpDef, Sample
 from ..ir.placement import place_elementwise
 from ..ir.types import ANY, TensorType
-from .expr import _BOOL, Expr, bind_ufuncs, derivative, evaluate, in_terms_of, is_const, nodes, substitute, sym, symbols, trace
+from .expr import BOOLEAN, Expr, is_const, nodes, substitute, sym, symbols, trace
+from .expr_derivative import derivative, in_terms_of
+from .expr_numpy import bind_ufuncs, evaluate
 
 NUMBERS = (*FLOATS, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = {"float": FLOATS, "number": NUMBERS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
@@ -109,7 +111,7 @@ def elementwise(
     if axis:
         full["axis"] = -1
     slots = tuple(n.upper() for n in inputs)
-    is_bool = expr.fn in _BOOL
+    is_bool = expr.fn in BOOLEAN
     fields: dict[str, Any] = _kernels(name, expr, inputs, names, axis, special)
     fields |= {
         "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,

@@ -30,6 +30,11 @@ def is_half(dtype: Any) -> bool:
     return np.dtype(dtype).name in HALVES
 
 
+def widen(*arrays: Any) -> list[Any]:
+    """16-bit floats as float32; other arrays, and None, as they are."""
+    return [a.astype("float32") if a is not None and is_half(a.dtype) else a for a in arrays]
+
+
 def same_dtype(op: str, **types: TensorType | None) -> str:
     """The dtype that all given operands share, or ProgramError naming the ones that differ."""
     given = {slot: t.dtype for slot, t in types.items() if t is not None}

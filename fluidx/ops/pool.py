@@ -11,8 +11,8 @@ import numpy as np
 from ..ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ..ir.placement import place_rows, place_rowwise
 from .blocked import BLOCK_BYTES, in_order
-from .conv import Windows, _run_bound, channels_first, join_image, need_image, pair, place_windows, split_image
 from .matmul import _f32, is_half
+from .windows import Windows, channels_first, join_image, need_image, pair, place_windows, run_bound, split_image
 
 _ATTRS = {
     "pooling_type": "max", "ksize": (1, 1), "strides": (1, 1), "paddings": (0, 0), "global_pooling": False, "ceil_mode": False,
@@ -226,7 +226,7 @@ class Pool2d(OpDef):
 
     @staticmethod
     def kernel(xp, x, *, out, **attrs):
-        _run_bound(Pool2d.bind, xp, (x,), (out,), attrs)
+        run_bound(Pool2d.bind, xp, (x,), (out,), attrs)
 
     @staticmethod
     def bind(xp, ins, outs, attrs, ctx):
@@ -272,7 +272,7 @@ class Pool2dGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, y, g, *, out, **attrs):
-        _run_bound(Pool2dGrad.bind, xp, (x, y, g), (out,), attrs)
+        run_bound(Pool2dGrad.bind, xp, (x, y, g), (out,), attrs)
 
     @staticmethod
     def bind(xp, ins, outs, attrs, ctx):

@@ -66,6 +66,10 @@ class Cluster:
         if not isinstance(endpoints, (list, tuple)) or not endpoints or not all(isinstance(e, str) and e.strip() for e in endpoints):
             raise TranspileError(f"trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got {trainers!r}")
         endpoints = [e.strip() for e in endpoints]
+        for e in endpoints:
+            host, _, port = e.rpartition(":")
+            if not host or not port.isdigit():
+                raise TranspileError(f"endpoint {e!r} is not 'host:port'; a number of ranks is given as an integer: trainers=4")
         if len(set(endpoints)) != len(endpoints):
             twice = next(e for e in endpoints if endpoints.count(e) > 1)
             raise TranspileError(f"endpoint {twice!r} is listed twice; every rank needs its own")
@@ -78,5 +82,5 @@ class Cluster:
             per_host[host], last = per_host.get(host, 0) + 1, host
         if len(set(per_host.values())) != 1:
             listed = ", ".join(f"{h} has {k}" for h, k in per_host.items())
-            raise TranspileError(f"every host must have the same number of ranks: {listed}")
+            raise TranspileError(f"every host must have the same number of ranks: {listed}; list as many endpoints for each")
         return Cluster(len(per_host), next(iter(per_host.values())))

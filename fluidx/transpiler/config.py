@@ -10,13 +10,14 @@ from .strategies import Strategy, data_parallel, reduce_broadcast, ring_optimize
 
 MODES = ("collective", "nccl2", "pserver")
 COLLECTIVE_MODES = ("grad_allreduce", "reduce", "ring_optimizer")
+SPLIT_METHODS = ("RoundRobin", "HashName")
 
 
 @dataclass
 class DistributeTranspilerConfig:
     """fluid's configuration object. `mode` "nccl2" or "collective" trains with collectives; `collective_mode` chooses how.
 
-    `split_method="HashName"` chooses roots by hash, `min_block_size` is not read: chunks are given by `chunk_mb`. Parameter servers are
+    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; `min_block_size` is not read: chunks are given by `chunk_mb`. Parameter servers are
     not available: `mode="pserver"` and the options that only they have raise TranspileError.
 
     >>> DistributeTranspilerConfig(mode="collective", collective_mode="ring_optimizer").strategy()
@@ -50,10 +51,19 @@ class DistributeTranspilerConfig:
             raise TranspileError("mode='pserver' is not available: fluidx has no parameter servers; use mode='collective'")
         if not self.sync_mode:
             raise TranspileError("sync_mode=False is not available: asynchronous updates exist with parameter servers only")
+        if self.nccl_comm_num != 1:
+            raise TranspileError(f"nccl_comm_num={self.nccl_comm_num} is not available: each group has one communicator; leave it at 1")
+        if self.use_hierarchical_allreduce:
+            raise TranspileError(
+                "use_hierarchical_allreduce is not a field to set here: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)) "
+                "reduces inside a host and sends between hosts"
+            )
         how = self.collective_mode or "grad_allreduce"
         if how not in COLLECTIVE_MODES:
             raise TranspileError(f"unknown collective_mode={how!r}; {nearest(str(how), COLLECTIVE_MODES, 'there are')}")
         named = getattr(self.split_method, "__name__", self.split_method)
+        if named is not None and named not in SPLIT_METHODS:
+            raise TranspileError(f"unknown split_method={named!r}; {nearest(str(named), SPLIT_METHODS, 'there are')}")
         roots = "hash" if named == "HashName" else "greedy"
         if how == "reduce":
             return reduce_broadcast(roots)

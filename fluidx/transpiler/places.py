@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.errors import ProgramError, TranspileError, nearest
 from ..ir.opdef import opdef
 from ..ir.operator import Operator, Role
-from ..ir.placement import Placed, default_place
+from ..ir.placement import Placed, default_place, flat
 from ..ir.program import Block, Program, Var
 from ..ir.types import ANY, REPLICATE, At, Partial, Placement, Shard
 from .rewrite import Job, Pass
@@ -50,9 +50,38 @@ class PlaceValues(Pass):
             raise TranspileError(f"{program.label()} has no loss {self.loss!r}; {nearest(self.loss, named, 'its loss is')}")
         if any(op.role is Role.OPTIMIZE for op in block.oplist) and not has_backward:
             raise TranspileError(f"{program.label()} has optimizer operators but no gradients; build it with optimizer.minimize(loss)")
+        if has_backward:
+            self._check_gradients(job, losses)
         self._place_block(job, block)
         if losses:
             self._loss(job, losses, block)
+
+    @staticmethod
+    def _check_gradients(job: Job, losses: list[Operator]) -> None:
+        """Refuse what would give other values on ranks that see their own rows only: they hold terms of gradients, not gradients."""
+        if not losses:
+            raise TranspileError(
+                f"{job.main.label()} has gradients, but no loss that they are of: fx.gradients names none; "
+                "use append_backward(loss) or optimizer.minimize(loss)"
+            )
+        if job.world_size == 1:
+            return
+        gradients: set[str] = set()
+        for op in job.main.global_block().oplist:
+            if op.role is Role.BACKWARD:
+                gradients.update(op.output_arg_names)
+                if op.type == "clip":
+                    raise TranspileError(
+                        "an ErrorClip limits a gradient inside the backward part, before the terms of all ranks are added up, so ranks would "
+                        f"not give one device's values; use grad_clip of the optimizer{_where(op)}"
+                    )
+            elif op.role in (Role.FORWARD, Role.LOSS) and gradients:
+                read = next((n for n in op.input_arg_names if n in gradients), None)
+                if read is not None:
+                    raise TranspileError(
+                        f"op {op.type} of the forward part reads the gradient {read!r}, which each rank has for its own rows only; "
+                        f"programs with gradients of gradients run on one rank{_where(op)}"
+                    )
 
     def _loss(self, job: Job, losses: list[Operator], block: Block) -> None:
         names = [op.output_arg_names[0] for op in losses]
@@ -64,9 +93,13 @@ class PlaceValues(Pass):
                 raise TranspileError(
                     f"the loss {bad!r} is {' '.join(map(str, place))}; reduce it over the batch with mean or reduce_sum before minimize"
                 )
-            raise TranspileError(f"the loss {bad!r} does not depend on any input that is split among the ranks")
+            raise TranspileError(
+                f"the loss {bad!r} does not depend on any input that is split among the ranks; "
+                "declare the data that it is computed from with an open batch axis: fx.data(name, [-1, ...])"
+            )
         if len(found) > 1:
-            raise TranspileError(f"the losses {', '.join(names)} combine differently over the ranks: {', '.join(sorted(map(str, found)))}")
+            listed = ", ".join(f"{n!r} is a {'mean' if self._loss_op(block.descs[n].placement) == 'avg' else 'sum'} over the batch" for n in names)
+            raise TranspileError(f"the losses must combine over the ranks in one way: {listed}; make all of them means, or all of them sums")
         job.loss, job.loss_op = names[0], found.pop() or ""
         self._place_gradients(job, block)
 
@@ -106,13 +139,12 @@ class PlaceValues(Pass):
         try:
             result = rule(*definition.arrange(placed), **op.attrs)
         except ProgramError as e:
-            raise TranspileError(
-                f"op {op.type} cannot run on rows split over {self.group}: {e}\n  in {op.to_string()}"
-                + (f"\n  written at {op.site}" if op.site else "")
-            ) from None
+            sums = [p.name for p in flat(definition.arrange(placed)) if p.on(self.group) == Partial("sum", self.group)]
+            hint = f"; {sums[0]!r} is a sum over the batch, and a replicated term would be counted once per rank: use a mean" if sums else ""
+            raise TranspileError(f"op {op.type} cannot run on rows split over {self.group}: {e}{hint}{_where(op)}") from None
         many = len(definition.out_slots) > 1
-        for slot, place in zip(definition.out_slots, result if many else (result,), strict=True):
-            names = op.outputs.get(slot.name, ())
+        for out_slot, place in zip(definition.out_slots, result if many else (result,), strict=True):
+            names = op.outputs.get(out_slot.name, ())
             places = place if isinstance(place, list) else [place] * len(names)
             for n, p in zip(names, places, strict=True):
                 self._set(job, block, op, n, p)
@@ -182,6 +214,10 @@ class PlaceValues(Pass):
                 else:
                     continue
                 descs[n] = d.changed(placement=place)
+
+
+def _where(op: Operator) -> str:
+    return f"\n  in {op.to_string()}" + (f"\n  written at {op.site}" if op.site else "")
 
 
 def is_trainable_pair(descs: dict[str, Var], op: Operator) -> list[tuple[str, str]]:

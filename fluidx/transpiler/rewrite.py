@@ -92,11 +92,15 @@ class _NearBuilder(Builder):
             result = super().emit(op_type, *args, name=name, out=out, **attrs)
             object.__setattr__(self.block.oplist[-1], "site", self.site)
             return result
-        ins = {s.name: tuple(a) if s.many else (a,) for s, a in zip(definition.in_slots, args)}
+        ins = {s.name: tuple(map(_name, a)) if s.many else (_name(a),) for s, a in zip(definition.in_slots, args) if a is not None}
         outs = {definition.out_slots[0].name: (target,)}
         full = _attrs(op_type, tuple(attrs.items()))
         self.block.oplist.append(Operator(op_type, ins, outs, full, self.role or Role.DIST, (), self.owner or "", self.site))
-        return None
+        return self.block.var(target)
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else value.name
 
 
 @lru_cache(maxsize=4096)

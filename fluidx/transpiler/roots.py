@@ -30,7 +30,7 @@ def cut(param: str, numel: int, itemsize: int, chunk_bytes: int) -> list[Chunk]:
     >>> [(c.start, c.stop) for c in cut("w", 10, 4, 16)]
     [(0, 4), (4, 7), (7, 10)]
     """
-    pieces = max(1, -(-numel * itemsize // max(chunk_bytes, itemsize)))
+    pieces = max(1, -(-numel // max(1, int(chunk_bytes) // itemsize)))
     each, rest = divmod(numel, pieces)
     out, start = [], 0
     for k in range(pieces):

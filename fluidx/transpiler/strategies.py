@@ -84,6 +84,10 @@ CATALOGUE: dict[str, Callable[..., Strategy]] = {
 }
 
 
+def __getattr__(name: str) -> Any:
+    raise AttributeError(name if name.startswith("__") else f"there is no strategy {name!r}; {nearest(name, CATALOGUE, 'there are')}")
+
+
 def get(name: Any, **options: Any) -> Strategy:
     """A strategy by name; a Strategy is given back as it is. Unknown names and options raise TranspileError with the nearest.
 

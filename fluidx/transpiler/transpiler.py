@@ -44,7 +44,10 @@ class DistributeTranspiler:
         elif isinstance(config, (str, Strategy)) or callable(config):
             self.strategy = get(config)
         else:
-            raise TranspileError(f"DistributeTranspiler takes a strategy or a DistributeTranspilerConfig, got {type(config).__name__}")
+            raise TranspileError(
+                "DistributeTranspiler takes a strategy, its name, or a DistributeTranspilerConfig, "
+                f"got {type(config).__name__}: {config!r}; fx.strategies has them"
+            )
         self.trainer_id = 0
         self._job: Job | None = None
 
@@ -72,7 +75,7 @@ class DistributeTranspiler:
         startup = startup_program if startup_program is not None else default_startup_program()
         for p in (program, startup):
             if not isinstance(p, Program):
-                raise TranspileError(f"transpile takes Programs, got {type(p).__name__}")
+                raise TranspileError(f"transpile takes Programs as program and startup_program, got {type(p).__name__}: {p!r}")
             if p.strategy:
                 raise TranspileError(f"{p.label()} is already the result of {p.strategy}; transpile the program that it was made from")
         self.trainer_id = self._own_id(trainer_id, trainers, current_endpoint, cluster)
@@ -110,10 +113,13 @@ class DistributeTranspiler:
             listed = trainers.split(",") if isinstance(trainers, str) else trainers if isinstance(trainers, (list, tuple)) else []
             listed = [e.strip() for e in listed]
             if endpoint not in listed:
-                raise TranspileError(f"current_endpoint {endpoint!r} is not among trainers: {', '.join(listed) or 'no endpoints were given'}")
+                raise TranspileError(
+                    f"current_endpoint {endpoint!r} is not among trainers: "
+                    f"{', '.join(listed) or 'no endpoints were given'}; give this process's own, spelled as in the list"
+                )
             return listed.index(endpoint)
-        if not 0 <= trainer_id < cluster.world_size:
-            raise TranspileError(f"trainer_id must be from 0 to {cluster.world_size - 1}, got {trainer_id}")
+        if not isinstance(trainer_id, int) or isinstance(trainer_id, bool) or not 0 <= trainer_id < cluster.world_size:
+            raise TranspileError(f"trainer_id must be from 0 to {cluster.world_size - 1}, got {trainer_id!r}")
         return trainer_id
 
     @staticmethod
@@ -160,7 +166,9 @@ class DistributeTranspiler:
         job = self.job
         rank = self.trainer_id if rank is None or isinstance(rank, bool) else rank
         if not isinstance(rank, int) or not 0 <= rank < job.world_size:
-            raise TranspileError(f"rank must be from 0 to {job.world_size - 1}, got {rank!r}")
+            raise TranspileError(
+                f"the program was transpiled for {job.world_size} rank{'s' * (job.world_size > 1)}: rank must be from 0 to {job.world_size - 1}, got {rank!r}"
+            )
         if rank not in self._ranks:
             main, startup = self._special
             self._ranks[rank] = main.rank_program(rank), startup.rank_program(rank)
@@ -176,10 +184,11 @@ class DistributeTranspiler:
 
     def verify(self) -> Report:
         """Prove the rank programs right, or raise VerifyError. The report says what was proved; see docs/verifier.md."""
+        job = self.job
         if self._report is None:
             ranks = [self._rank(r) for r in range(self.world_size)]
             self._report = verify_ranks(
-                self.source, [m for m, _ in ranks], [s for _, s in ranks], layout=self.layout, loss_op=self.job.loss_op, notes=self.job.notes,
+                self.source, [m for m, _ in ranks], [s for _, s in ranks], layout=self.layout, loss_op=job.loss_op, notes=job.notes,
                 label=repr(self.strategy),
             )  # fmt: skip
         return self._report

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidx.ir import ProgramError, TensorType
-from fluidx.ops import conv
+from fluidx.ops import conv, im2col
+from fluidx.ops.windows import place_windows
 
 SETTINGS = settings(max_examples=120, deadline=None)
 
@@ -134,8 +135,8 @@ def test_many_blocks_give_what_one_block_gives(monkeypatch):
         return y, dx, dw
 
     whole = all_three()
-    monkeypatch.setattr(conv, "BY_PIXEL_BYTES", 20_000)
-    monkeypatch.setattr(conv, "BY_CHANNEL_BYTES", 20_000)
+    monkeypatch.setattr(im2col, "BY_PIXEL_BYTES", 20_000)
+    monkeypatch.setattr(im2col, "BY_CHANNEL_BYTES", 20_000)
     for a, b in zip(whole, all_three()):
         assert (a == b).all()
 
@@ -154,7 +155,7 @@ def test_operands_that_are_views_are_read_anew_on_every_run():
 
 
 def test_same_padding_keeps_ceil_of_size_over_stride():
-    win = conv.place_windows("conv2d", (5, 4), (3, 2), (2, 2), (9, 9), (1, 1), "SAME")
+    win = place_windows("conv2d", (5, 4), (3, 2), (2, 2), (9, 9), (1, 1), "SAME")
     assert win.out == (3, 2) and win.pad == (1, 1, 0, 0)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..opdef import OPS
 from ..operator import Operator, Role
 from ..program import Program, Var
+from ..types import ANY
 from .terms import TermError, Terms, Value
 
 _LOCAL_ROLES = (Role.FORWARD, Role.LOSS, Role.BACKWARD, Role.DIST)
@@ -44,7 +45,9 @@ class State:
         if d.attrs and "window_of" in d.attrs:
             return self._window(d)
         if d.is_data:
-            v = ("L" if d.placement or self.single else "G", self.terms.intern(("input", name)))
+            # what has no open batch axis is fed whole to every rank
+            split = d.placement or (self.single and d.type.shape[:1] == (ANY,))
+            v = ("L" if split else "G", self.terms.intern(("input", name)))
         elif d.persistable:
             v = ("G", self._initial(name, d))
         else:

@@ -18,8 +18,8 @@ def fail(program: Program, index: int, message: str, hint: str = "", block: int 
     who = f"rank {program.rank}: " if program.rank is not None else ""
     op = program.blocks[block].oplist[index] if index < len(program.blocks[block].oplist) else None
     site = f"\n  written at {op.site}" if op is not None and op.site else ""
-    shown = "\n" + excerpt(program, index, block=block) if op is not None else ""
-    return VerifyError(f"{who}{message}\n  in {program.label()}{shown}{site}" + (f"\n  {hint}" if hint else ""))
+    shown = excerpt(program, index, block=block) if op is not None else f"  in {program.label()}"
+    return VerifyError(f"{who}{message}\n{shown}{site}" + (f"\n  {hint}" if hint else ""))
 
 
 def check_program(program: Program, known: Container[int] = (), dirty: Container[str] = ()) -> int:
@@ -65,7 +65,8 @@ def _check_types(program: Program, block: Block, i: int, op: Operator) -> None:
         types = {slot: [block.desc(n).type for n in names] for slot, names in op.inputs.items()}
         results = definition.infer_outputs(types, op.attrs)
     except ProgramError as e:
-        raise fail(program, i, f"op {op.type}: {e}", block=block.idx) from None
+        text = str(e) if str(e).startswith(f"op {op.type}") else f"op {op.type}: {e}"
+        raise fail(program, i, text, block=block.idx) from None
     except (KeyError, TypeError) as e:
         raise fail(program, i, f"op {op.type}: attributes do not fit: {e}", block=block.idx) from None
     for slot, result in zip(definition.out_slots, results, strict=True):

@@ -26,6 +26,7 @@ class Report:
     operators: int = 0
     collectives: int = 0
     messages: int = 0
+    variables: int = 0
     parameters: int = 0
     states: int = 0
     notes: list[str] = field(default_factory=list)
@@ -37,9 +38,9 @@ class Report:
             f"  types        {self.operators} operators: every input defined, every type as its rule infers it",
             f"  collectives  {self.collectives} meetings: same order, type, shape, dtype, reduction and root on every member",
             f"  messages     {self.messages} sends, each with its recv: same peer, shape and dtype",
-            "  no deadlock  all ranks reach the end of startup and of a step, even if every send waits for its recv",
-            f"  startup      every rank begins with the values of one device ({self.states} variables)",
-            f"  same answers {self.parameters} parameters and {self.states - self.parameters} other states end the step with one device's value, as expressions",
+            "  no deadlock  all ranks reach the end of startup and of a step, even if sends wait for their recvs",
+            f"  startup      every rank begins with the values of one device ({self.variables} variables)",
+            f"  same answers {self.parameters} parameters and {self.states} other states end the step with one device's value, as expressions",
         ]
         lines += [f"  on purpose   {note}" for note in self.notes]
         return "\n".join(lines)
@@ -74,10 +75,12 @@ def verify_ranks(
         world = _World(terms, programs, report)
         world.run()
         is_main = programs is mains
-        states = _compare(reference, world.states, layout, set(report.notes), is_main)
+        proved = _compare(reference, world.states, layout, set(report.notes), is_main)
         if not is_main:
-            report.states = states
-    report.parameters = len(source.main.all_parameters())
+            report.variables = len(proved)
+            continue
+        report.parameters = sum(reference.descs[n].is_parameter for n in proved)
+        report.states = len(proved) - report.parameters
     return report
 
 
@@ -218,9 +221,9 @@ class _World:
                 return False
         mine = self._signature(r, op)
         for m in members:
-            theirs = self._signature(m, self.ranks[m].ops[self.ranks[m].at])
-            if theirs != mine:
-                raise TermError(f"rank {r} is in {_show(mine)}, rank {m} at the same meeting in {_show(theirs)}")
+            met = self._signature(m, self.ranks[m].ops[self.ranks[m].at])
+            if met != mine:
+                raise TermError(f"rank {r} is in {_show(mine)}, rank {m} at the same meeting in {_show(met)}")
         self.report.collectives += 1
         if op.input_arg_names:
             ops = [self.ranks[m].ops[self.ranks[m].at] for m in members]
@@ -356,26 +359,31 @@ def _show(signature: tuple) -> str:
 
 def _compare(
     reference: State, states: Sequence[State], layout: Mapping[str, Sequence[tuple[str, int, int, int]]], notes: set[str], is_main: bool
-) -> int:
-    """Every persistable of the single-device program holds the same expression on each rank that has it."""
-    terms, count = reference.terms, 0
+) -> list[str]:
+    """Check that every persistable of the single-device program holds the same expression on each rank that has it; return their names.
+
+    What a pass made local on purpose is checked to be the rank's own, and not returned.
+    """
+    terms, proved = reference.terms, []
     when = "at the end of the step" if is_main else "after startup"
     for name, d in reference.descs.items():
         if not d.persistable:
             continue
-        count += 1
         expected = reference.read(name)
         if name in layout:
+            proved.append(name)
             for chunk, owner, start, stop in layout[name]:
                 want = terms.chunked(expected, start, stop, d.type.numel)
                 _same(states[owner], chunk, owner, _as_global(want), when)
             continue
         local = any(note.startswith(f"{name} ") for note in notes)
+        if not local:
+            proved.append(name)
         for r, s in enumerate(states):
             if name not in s.descs:
                 raise VerifyError(f"rank {r}: %{name} is missing from {s.program.label()}; no layout says where it went")
             _same(s, name, r, expected if local else _as_global(expected), when)
-    return count
+    return proved
 
 
 def _as_global(value: Value) -> Value:

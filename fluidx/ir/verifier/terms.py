@@ -65,26 +65,19 @@ class Terms:
 
     def _join_norms(self, total: dict[int, float]) -> dict[int, float]:
         """Squared norms of all slices of one array, equally weighted, are the squared norm of the array."""
-        found: dict[tuple[int, float, int, Any], list[tuple[int, int, int]]] = {}
+        found: dict[tuple[int, float, int], list[tuple[int, int, int]]] = {}
         for e, w in total.items():
             key = self.keys[e]
-            if key[0] == "op" and key[1] == "squared_l2_norm":
-                (_, inner), *_ = key[3]
-                if (s := self.split(inner)) is not None:
-                    base, start, stop, size = s
-                    found.setdefault((base, w, size, key), []).append((start, stop, e))
-        if not found:
-            return total
-        merged: dict[tuple[int, float, int], list[tuple[int, int, int, Any]]] = {}
-        for (base, w, size, key), pieces in found.items():
-            merged.setdefault((base, w, size), []).extend((a, b, e, key) for a, b, e in pieces)
+            if key[0] == "op" and key[1] == "squared_l2_norm" and (s := self.split(key[3][0][1])) is not None:
+                base, start, stop, size = s
+                found.setdefault((base, w, size), []).append((start, stop, e))
         out = dict(total)
-        for (base, w, size), pieces in merged.items():
+        for (base, w, size), pieces in found.items():
             pieces.sort()
-            if covers([(a, b) for a, b, _, _ in pieces], size):
-                for _, _, e, _ in pieces:
+            if covers([(a, b) for a, b, _ in pieces], size):
+                for _, _, e in pieces:
                     del out[e]
-                key = pieces[0][3]
+                key = self.keys[pieces[0][2]]
                 whole = self.intern((*key[:3], (("G", base),), *key[4:]))
                 out[whole] = out.get(whole, 0.0) + w
         return out

@@ -1,0 +1,142 @@
+"""Write docs/ops.md from the declarations of the operators: `python docs/make_ops.py`.
+
+`tests/test_ops_reference.py` holds that the page is up to date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import fluidx.ops  # noqa: F401  (fills the registry)
+from fluidx.ir.opdef import OpDef, Required, all_ops
+
+PAGE = Path(__file__).parent / "ops.md"
+
+# heading -> the modules of fluidx.ops (as shell patterns) that it stands for, in the order of the page
+KINDS = {
+    "Arithmetic, element by element": "elementwise*",
+    "Activations": "activation*",
+    "Comparison and logic": "compare*",
+    "Reductions": "reduction*",
+    "Matrix products": "matmul*",
+    "Convolution": "conv*",
+    "Pooling": "pool*",
+    "Normalization": "*norm*",
+    "Dropout": "dropout*",
+    "Softmax": "softmax*",
+    "Losses": "*loss*",
+    "Metrics": "metric*",
+    "Embedding": "embedding*",
+    "Shape": "reshape*",
+    "Joining, splitting and moving": "movement*",
+    "Slices": "slicing*",
+    "Gather and scatter": "indexing*",
+    "Search and sort": "search*",
+    "Constants": "fill*",
+    "Random values": "random*",
+    "Parameter updates": "update*",
+    "Collectives": "collective*",
+    "Point to point, and the ring forms": "p2p*",
+    "Control flow": "control*",
+    "On the host": "host*",
+}
+
+# operators that are not placed as forward operators are
+_ELSEWHERE = {
+    "Parameter updates": "part of an update, on whole or owned values",
+    "Collectives": "written by a strategy",
+    "Point to point, and the ring forms": "written by a strategy",
+    "Control flow": "decided inside the blocks",
+}
+
+HEAD = """\
+# Operators
+
+<!-- Written by docs/make_ops.py from the declarations in fluidx/ops; change them, not this page. -->
+
+{count} operators. Each is one declaration (see [Design](design.md#add-an-operator)): this page, the builder method `b.name(...)`, the type
+check and the tests over all operators come from it. `fluidx ops NAME` prints one entry.
+
+How to read an entry: `op(X, Y?, Z*) → Out` takes one variable as X, may take one as Y, takes a list as Z. *Gradient* says whether
+`append_backward` can go through the operator. *Split batch* says what the operator does with a value whose rows are split over the
+ranks: **rule** means that it declares a placement rule (which may still refuse a particular axis), **whole values only** means that
+the transpiler stops with an error if a forward operator of this type meets a split value. Gradient operators need no rule: a
+gradient lies where its value lies.
+
+"""
+
+
+def declared() -> list[type[OpDef]]:
+    """The operators of fluidx itself, by name."""
+    return [d for d in all_ops() if d.__module__.startswith("fluidx.ops.")]
+
+
+def kind_of(d: type[OpDef]) -> str:
+    """The heading under which an operator stands; "Others" when no pattern of KINDS fits its module."""
+    module = d.__module__.split(".")[2]
+    return next((title for title, pattern in KINDS.items() if fnmatch(module, pattern)), "Others")
+
+
+def page() -> str:
+    """The text of docs/ops.md."""
+    groups: dict[str, list[type[OpDef]]] = {}
+    for d in declared():
+        groups.setdefault(kind_of(d), []).append(d)
+    titles = [t for t in (*KINDS, "Others") if t in groups]
+    out = [HEAD.format(count=sum(map(len, groups.values())))]
+    out.append(" · ".join(f"[{t}](#{_anchor(t)})" for t in titles) + "\n\n")
+    for title in titles:
+        out.append(f"## {title}\n\n")
+        out += [_entry(d) for d in groups[title]]
+    return "".join(out).rstrip() + "\n"
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+
+
+def _entry(d: type[OpDef]) -> str:
+    lines = [f"### {d.name}\n", "\n", f"`{d.name}({', '.join(d.inputs)}) → {', '.join(d.outputs) or 'nothing'}`\n", "\n"]
+    lines.append(_doc(d) + "\n\n")
+    if d.attrs:
+        lines.append("Attributes: " + ", ".join(f"`{name}={_default(v)}`" for name, v in d.attrs.items()) + "\n\n")
+    lines.append(f"Gradient: {'yes' if d.grad is not None else 'no'} · Split batch: {_split(d)}\n\n")
+    return "".join(lines)
+
+
+def _doc(d: type[OpDef]) -> str:
+    """The docstring; indented examples become text blocks."""
+    paragraphs = (inspect.getdoc(d) or "").strip().split("\n\n")
+    out = []
+    for p in paragraphs:
+        if p.lstrip().startswith(">>>") or p.startswith("    "):
+            out.append("```text\n" + inspect.cleandoc(p) + "\n```")
+        else:
+            out.append(re.sub(r"(?<![`\w])\*(?=\w)", r"\\*", p.replace("<", "&lt;")))
+    return "\n\n".join(out)
+
+
+def _default(value: object) -> str:
+    if isinstance(value, Required):
+        return f"required {value.type.__name__}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(repr, value)) + "]"
+    return repr(value)
+
+
+def _split(d: type[OpDef]) -> str:
+    if d.place is not None:
+        return "rule"
+    if not d.inputs:
+        return "nothing to split"
+    if "_grad" in d.name:
+        return "follows the value"
+    return _ELSEWHERE.get(kind_of(d), "whole values only")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE}: {len(declared())} operators")

@@ -1,0 +1,5 @@
+"""`python -m fluidx` is the `fluidx` command."""
+
+from .cli import main
+
+main(prog_name="fluidx")

@@ -1,0 +1,79 @@
+"""Run something on several rank threads at once: a function of a communicator, or one program per rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..comm.base import CommAborted
+from ..comm.threads import ThreadCommunicator, ThreadWorld
+from ..executor.context import RunContext
+from ..executor.feeds import check_feed, check_fetch, feed_types, fetch_names
+from ..executor.plan import compile_plan
+from ..executor.scope import Scope
+from ..ir import Program
+
+
+def each_rank(ranks: int, job: Callable[[ThreadCommunicator], Any], timeout: float = 10.0) -> list[Any]:
+    """What `job(communicator)` returns on each of `ranks` threads, in rank order.
+
+    The first failure stops all ranks and is raised; one that only stopped because another failed gives way to the other.
+
+    >>> each_rank(2, lambda comm: comm.rank + comm.world_size)
+    [2, 3]
+    """
+    world = ThreadWorld(ranks, timeout)
+    results: list[Any] = [None] * ranks
+    errors: dict[int, BaseException] = {}
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = job(world.communicator(rank))
+        except BaseException as e:  # whatever it is, the other ranks must not wait for this one
+            errors[rank] = e
+            world.abort(e)
+
+    threads = [threading.Thread(target=work, args=(r,), name=f"fluidx-test-rank-{r}", daemon=True) for r in range(ranks)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if errors:
+        first = [e for _, e in sorted(errors.items()) if not isinstance(e, CommAborted) and not isinstance(e.__cause__, CommAborted)]
+        raise (first or list(errors.values()))[0]
+    return results
+
+
+def run_ranks(
+    programs: Sequence[Program],
+    feeds: Sequence[Mapping[str, Any]],
+    fetch: Any,
+    scopes: Sequence[Scope] | None = None,
+    timeout: float = 10.0,
+) -> list[list[np.ndarray]]:
+    """Run one program per rank together, each with its own feed, and return what each rank fetched.
+
+    The programs declare their groups (`program.groups`); they need not come from a transpiler. `scopes` hold the ranks' state. Raises
+    as `Executor.run` does, for the first rank that failed.
+
+    >>> p = Program("sum")
+    >>> p.groups = {"dp": ((0, 1),)}
+    >>> _ = p.global_block().create_var("x", (1,), "float32", is_data=True)
+    >>> _ = p.global_block().append_op("all_reduce", {"X": "x"}, {"Out": "y"}, {"group": "dp"})
+    >>> run_ranks([p, p], [{"x": np.float32([1])}, {"x": np.float32([2])}], ["y"])
+    [[array([3.], dtype=float32)], [array([3.], dtype=float32)]]
+    """
+    names = fetch_names(fetch)
+
+    def job(comm: ThreadCommunicator) -> list[np.ndarray]:
+        rank, program = comm.rank, programs[comm.rank]
+        check_fetch(program, names)
+        feed = check_feed(program, feeds[rank])
+        groups = {g: program.group_ranks(g, rank) for g in program.groups}
+        ctx = RunContext(rank, len(programs), comm, groups)
+        return compile_plan(program, feed_types(feed), names, scopes[rank] if scopes else Scope(), ctx).run(feed)
+
+    return each_rank(len(programs), job, timeout)

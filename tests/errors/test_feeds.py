@@ -1,0 +1,183 @@
+"""Every message that a wrong feed or fetch gives, whole."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+
+L = fx.layers
+HERE = re.escape(f'"{Path(__file__)}"')
+
+
+@pytest.fixture
+def program():
+    x = fx.data("x", [-1, 2], "float32")
+    label = fx.data("label", [-1, 1], "int64")
+    small = fx.data("small", [-1], "int8")
+    w = L.create_global_var([2], 1.0, "float32", persistable=True, name="w")
+    fx.default_startup_program()
+    return {"y": L.elementwise_add(x, w), "label": label, "small": small}
+
+
+def message(error, feed=None, fetch=("x",), startup=True, program=None, exe=None):
+    exe = exe or fx.Executor()
+    if startup:
+        exe.run(fx.default_startup_program())
+    with pytest.raises(error) as caught:
+        exe.run(program, feed=feed, fetch_list=list(fetch))
+    # the line number is that of the test, not part of the message
+    return re.sub(rf"{HERE}, line \d+, in \w+", "FILE:LINE", str(caught.value))
+
+
+X = np.ones((2, 2), "float32")
+
+
+def test_a_missing_feed(program):
+    assert message(fx.FeedError, {}, [program["y"]]).startswith(
+        "feed is missing variable 'x' (f32[-1,2]), which op elementwise_add reads\n  written at FILE:LINE"
+    )
+    assert message(fx.FeedError, None) == "feed is missing variable 'x' (f32[-1,2]), which is fetched"
+
+
+def test_an_unknown_feed(program):
+    assert message(fx.FeedError, {"xs": X}) == "feed names 'xs', which program main does not declare; did you mean 'x'?"
+    assert message(fx.FeedError, {"images": X}) == "feed names 'images', which program main does not declare; it takes: label, small, x"
+
+
+def test_a_misshaped_feed(program):
+    text = "variable 'x' is declared f32[-1,2], the feed has shape"
+    assert message(fx.FeedError, {"x": np.ones((2, 3), "float32")}) == f"{text} [2, 3]"
+    assert message(fx.FeedError, {"x": np.ones(2, "float32")}) == f"{text} [2]"
+    assert message(fx.FeedError, {"x": 1.0}) == f"{text} []"
+
+
+def test_a_feed_of_the_wrong_dtype(program):
+    assert message(fx.FeedError, {"x": np.ones((2, 2))}) == (
+        "variable 'x' is declared f32[-1,2], the feed has dtype float64; convert it with .astype('float32')"
+    )
+    assert message(fx.FeedError, {"label": [[1.5]]}) == (
+        "variable 'label' is declared i64[-1,1], the feed has dtype float64; convert it with .astype('int64')"
+    )
+    assert message(fx.FeedError, {"small": [1, 300]}) == "variable 'small' is declared i8[-1], the feed holds 300, which int8 cannot"
+
+
+def test_a_feed_that_is_no_array(program):
+    text = "variable 'x' is declared f32[-1,2], the feed"
+    assert message(fx.FeedError, {"x": "abc"}) == f"{text} holds <U3 (rows of unequal length, or text?)"
+    assert message(fx.FeedError, {"x": {1, 2}}) == f"{text} holds object (rows of unequal length, or text?)"
+    assert message(fx.FeedError, {"x": [[1.0], [1.0, 2.0]]}).startswith(f"{text} is no array: ")
+    assert message(fx.FeedError, [X]) == "feed must be a dict of name to array, got list"
+
+
+def test_plain_numbers_take_the_declared_dtype(program):
+    exe = fx.Executor()
+    exe.run(fx.default_startup_program())
+    assert exe.run(feed={"x": [[1, 2]]}, fetch_list=[program["y"]])[0].tolist() == [[2, 3]]
+    assert exe.run(feed={"small": [1, -5]}, fetch_list=["small"])[0].tolist() == [1, -5]
+
+
+def test_an_unknown_fetch(program):
+    assert message(fx.FeedError, {"x": X}, ["labels"]) == "fetch_list names 'labels', which program main does not declare; did you mean 'label'?"
+    assert message(fx.FeedError, {"x": X}, [3]) == "fetch_list takes Variables and names, got int: 3"
+
+
+def test_a_fetch_that_no_operator_computes(program):
+    fx.default_main_program().global_block().create_var("ghost", [2], "float32")
+    assert message(fx.ProgramError, {"x": X}, ["ghost"]) == "variable 'ghost' has no value to fetch: no operator defines it"
+
+
+def test_state_without_startup(program):
+    assert message(fx.NotInitializedError, {"x": X}, [program["y"]], startup=False) == (
+        "w has no value in this scope; run the startup program first: exe.run(startup), or run_startup() on many ranks"
+    )
+    with pytest.raises(fx.FeedError) as error:
+        fx.global_scope().get("w")
+    assert str(error.value) == "the scope holds no variable 'w'; it holds: none"
+
+
+def test_state_of_another_shape(program):
+    fx.global_scope().set("w", np.ones(3, "float32"))
+    assert message(fx.FeedError, {"x": X}, [program["y"]], startup=False) == (
+        "variable 'w' is declared f32[2], this scope holds f32[3]; run the startup program again"
+    )
+    with pytest.raises(fx.FeedError) as error:
+        fx.global_scope().set("w", np.ones(3))
+    assert str(error.value) == "variable 'w' is float32[3] in this scope, the new value is float64[3]"
+
+
+def test_sizes_that_do_not_fit_each_other():
+    a, b = fx.data("a", [-1, 2], "float32"), fx.data("b", [-1, 2], "float32")
+    y = L.elementwise_add(a, b)
+    text = message(fx.ProgramError, {"a": np.ones((2, 2), "float32"), "b": np.ones((3, 2), "float32")}, [y])
+    assert "in op elementwise_add, with the sizes that were fed\n  written at FILE:LINE" in text
+
+
+def test_a_closed_executor(program):
+    exe = fx.Executor()
+    exe.close()
+    exe.close()
+    with pytest.raises(fx.ExecutionError) as error:
+        exe.run()
+    assert str(error.value) == "this executor is closed; make a new one"
+
+
+def test_things_that_are_no_program(program):
+    assert message(fx.FeedError, program="main") == "run takes a Program, got str"
+
+
+def parallel(**options):
+    x, y = fx.data("x", [-1, 2], "float32"), fx.data("y", [-1, 2], "float32")
+    z = L.elementwise_add(x, y)
+    t = fx.DistributeTranspiler("data_parallel")
+    t.transpile(trainers=2)
+    return fx.ParallelExecutor(t, **options), z
+
+
+def test_feeds_and_fetches_of_many_ranks():
+    exe, z = parallel(uneven="error")
+    with exe:
+        exe.run_startup()
+        for error, feed, fetch, text in [
+            (fx.FeedError, {"x": X}, [z], "feed is missing variable 'y' (f32[-1,2]), which op elementwise_add reads"),
+            (fx.FeedError, {"x": X, "yy": X}, [z], "feed names 'yy', which program main does not declare; did you mean 'y'?"),
+            (fx.FeedError, {"x": X}, ["zz"], "fetch_list names 'zz', which program main does not declare; it declares: elementwise_add_0.tmp_0, x, y"),
+            (
+                fx.FeedError,
+                {"x": X, "y": np.ones((4, 2), "float32")},
+                [z],
+                "feeds that are split among the ranks must have the same number of rows: 'x' has 2, 'y' has 4",
+            ),
+            (
+                fx.FeedError,
+                {"x": X[:1], "y": X[:1]},
+                [z],
+                "a batch of 1 rows does not divide among 2 ranks; feed a multiple of 2, or choose uneven='weight', 'pad' or 'drop' "
+                "when making the ParallelExecutor",
+            ),
+            (fx.FeedError, {"x": X[:0], "y": X[:0]}, [z], "the batch has no rows"),
+        ]:
+            with pytest.raises(error) as caught:
+                exe.run(feed=feed, fetch_list=fetch)
+            assert str(caught.value).split("\n")[0] == text
+        # none of these ran anything, so the executor goes on
+        assert exe.run(feed={"x": X, "y": X}, fetch_list=[z])[0].tolist() == [[2, 2], [2, 2]]
+    with pytest.raises(fx.ExecutionError, match="^this executor is closed; make a new one$"):
+        exe.run(feed={"x": X, "y": X}, fetch_list=[z])
+
+
+def test_places_and_policies_of_many_ranks():
+    for options, text in [
+        ({"places": fx.cpu_places(3)}, "the program was transpiled for 2 ranks, 3 places were given"),
+        ({"uneven": "cut"}, "unknown policy uneven='cut'; there are: drop, error, pad, weight"),
+    ]:
+        with fx.program_guard(fx.Program(), fx.Program()), pytest.raises(fx.ExecutionError) as error:
+            parallel(**options)
+        assert str(error.value) == text
+    with pytest.raises(fx.ExecutionError) as error:
+        fx.ParallelExecutor(True)
+    assert str(error.value) == (
+        "ParallelExecutor takes the DistributeTranspiler that transpiled the program: ParallelExecutor(t, places=fx.cpu_places(4)); got bool"
+    )

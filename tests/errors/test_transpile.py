@@ -1,0 +1,319 @@
+"""Every message of transpiling and of choosing a strategy, whole."""
+
+import pytest
+
+import fluidx as fx
+
+L = fx.layers
+
+
+def net(optimize=True, shape=(-1, 4), loss=lambda h: L.mean(h)):
+    """A small program, its startup and its loss."""
+    main, startup = fx.Program("net"), fx.Program("net_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", list(shape))
+        value = loss(L.fc(x, 3, param_attr=fx.ParamAttr(name="w"), bias_attr=False))
+        if optimize:
+            fx.optimizer.SGD(0.1).minimize(value)
+    return main, startup, value
+
+
+def transpile(made=None, strategy=None, **options):
+    main, startup, _ = made or net()
+    return fx.DistributeTranspiler(strategy).transpile(**{"program": main, "startup_program": startup, "trainers": 2, **options})
+
+
+def message(call, error=fx.TranspileError):
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
+
+
+# -- strategies and options ---------------------------------------------------------------------------------------------------------
+
+CHOICES = [
+    (lambda: fx.DistributeTranspiler("ring_optimiser"), "unknown strategy 'ring_optimiser'; did you mean 'ring_optimizer'?"),
+    (lambda: fx.strategies.get("zero9"), "unknown strategy 'zero9'; there are: data_parallel, reduce_broadcast, ring_optimizer"),
+    (lambda: fx.strategies.get("ring_optimizer", chunk_md=3), "ring_optimizer has no option 'chunk_md'; did you mean 'chunk_mb'?"),
+    (lambda: fx.strategies.ring_optimizer(chunk_mb="4"), "ring_optimizer: chunk_mb must be a number of MiB above 0, got '4'"),
+    (lambda: fx.strategies.ring_optimizer(chunk_mb=0), "ring_optimizer: chunk_mb must be a number of MiB above 0, got 0"),
+    (lambda: fx.strategies.reduce_broadcast("greeedy"), "unknown roots='greeedy'; did you mean 'greedy'?"),
+    (lambda: fx.strategies.reduce_broadcast(3), "unknown roots=3; there are: greedy, hash"),
+    (
+        lambda: fx.DistributeTranspiler(fx.strategies.ring_optimizer),
+        "strategies.ring_optimizer is a function; call it: strategies.ring_optimizer()",
+    ),
+    (
+        lambda: fx.DistributeTranspiler(3),
+        "DistributeTranspiler takes a strategy, its name, or a DistributeTranspilerConfig, got int: 3; fx.strategies has them",
+    ),
+]
+
+
+@pytest.mark.parametrize("call, text", CHOICES, ids=[text[:40] for _, text in CHOICES])
+def test_a_strategy_that_does_not_exist(call, text):
+    assert message(call) == text
+
+
+def test_a_strategy_looked_up_as_an_attribute():
+    text = message(lambda: fx.strategies.ring_optimiser, AttributeError)
+    assert text == "there is no strategy 'ring_optimiser'; did you mean 'ring_optimizer'?"
+
+
+def configured(**fields):
+    config = fx.DistributeTranspilerConfig()
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return fx.DistributeTranspiler(config)
+
+
+CONFIGS = [
+    ({"collective_mod": "reduce"}, "DistributeTranspilerConfig has no field 'collective_mod'; did you mean 'collective_mode'?"),
+    ({"mode": "nccl"}, "unknown mode='nccl'; did you mean 'nccl2'?"),
+    ({"mode": "pserver"}, "mode='pserver' is not available: fluidx has no parameter servers; use mode='collective'"),
+    ({"sync_mode": False}, "sync_mode=False is not available: asynchronous updates exist with parameter servers only"),
+    ({"collective_mode": "ring_optimiser"}, "unknown collective_mode='ring_optimiser'; did you mean 'ring_optimizer'?"),
+    ({"collective_mode": "zero"}, "unknown collective_mode='zero'; there are: grad_allreduce, reduce, ring_optimizer"),
+    ({"split_method": "HashNames"}, "unknown split_method='HashNames'; did you mean 'HashName'?"),
+]
+
+
+@pytest.mark.parametrize("fields, text", CONFIGS, ids=[str(f) for f, _ in CONFIGS])
+def test_a_configuration_that_does_not_exist(fields, text):
+    assert message(lambda: configured(**fields)) == text
+
+
+# -- ranks and endpoints ----------------------------------------------------------------------------------------------------------------
+
+WHERE = [
+    ({"trainers": 0}, "trainers must be at least 1, got 0"),
+    ({"trainers": 2.0}, "trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got 2.0"),
+    ({"trainers": []}, "trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got []"),
+    ({"trainers": ["a:1", 3]}, "trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got ['a:1', 3]"),
+    ({"trainers": "4"}, "endpoint '4' is not 'host:port'; a number of ranks is given as an integer: trainers=4"),
+    ({"trainers": "a:1,b:2,a:1"}, "endpoint 'a:1' is listed twice; every rank needs its own"),
+    ({"trainers": "a:1,b:1,a:2"}, "endpoints of host 'a' are not next to each other; list them host by host"),
+    (
+        {"trainers": ["a:1", "a:2", "b:1"]},
+        "every host must have the same number of ranks: a has 2, b has 1; list as many endpoints for each",
+    ),
+    (
+        {"trainers": "a:1,a:2", "current_endpoint": "a:3"},
+        "current_endpoint 'a:3' is not among trainers: a:1, a:2; give this process's own, spelled as in the list",
+    ),
+    (
+        {"current_endpoint": "a:3"},
+        "current_endpoint 'a:3' is not among trainers: no endpoints were given; give this process's own, spelled as in the list",
+    ),
+    ({"trainer_id": 2}, "trainer_id must be from 0 to 1, got 2"),
+    ({"trainer_id": "0"}, "trainer_id must be from 0 to 1, got '0'"),
+    ({"pservers": "a:1"}, "pservers is not available: fluidx has no parameter servers; leave it empty"),
+    ({"sync_mode": False}, "sync_mode=False is not available: asynchronous updates exist with parameter servers only"),
+    ({"program": "net"}, "transpile takes Programs as program and startup_program, got str: 'net'"),
+]
+
+
+@pytest.mark.parametrize("options, text", WHERE, ids=[str(o) for o, _ in WHERE])
+def test_ranks_and_endpoints_that_make_no_sense(options, text):
+    assert message(lambda: transpile(**options)) == text
+
+
+def test_a_cluster_of_no_hosts():
+    assert message(lambda: fx.Cluster(0, 2)) == "Cluster: hosts must be an integer of at least 1, got 0"
+    assert message(lambda: fx.Cluster(2, 2.5)) == "Cluster: devices_per_host must be an integer of at least 1, got 2.5"
+
+
+@pytest.mark.parametrize("rank", [2, -1, "0"])
+def test_a_rank_out_of_range(rank):
+    text = f"the program was transpiled for 2 ranks: rank must be from 0 to 1, got {rank!r}"
+    t = transpile()
+    assert message(lambda: t.get_trainer_program(rank)) == text
+    assert message(lambda: t.get_startup_program(rank)) == text
+    assert message(lambda: t.diff(rank)) == text
+
+
+def test_results_before_transpile():
+    text = "nothing was transpiled yet; call transpile(program=..., startup_program=..., trainers=...) first"
+    t = fx.DistributeTranspiler()
+    for call in (t.get_trainer_program, t.get_startup_program, t.verify, t.diff, t.explain, t.balance, lambda: fx.ParallelExecutor(t)):
+        assert message(call) == text
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_transpile_is_refused():
+    t = transpile(strategy="ring_optimizer")
+    text = "program net is already the result of ring_optimizer(chunk_mb=4, roots='greedy'); transpile the program that it was made from"
+    assert message(lambda: transpile((t.main, t.startup, None))) == text
+    assert message(lambda: transpile((t.get_trainer_program(0), t.get_startup_program(0), None))) == text
+    assert message(lambda: t.main.global_block().append_op("relu", {"X": "x"}, {"Out": "y"}), fx.ProgramError) == (
+        "program net is the result of transpiling with ring_optimizer(chunk_mb=4, roots='greedy') and is frozen; "
+        "change the program it was made from and transpile that"
+    )
+
+
+def test_a_loss_that_is_none():
+    without = net(optimize=False)
+    assert message(lambda: transpile(without, fx.strategies.data_parallel(loss="mean_0.tmp_0"))) == (
+        "program net has no gradients, so 'mean_0.tmp_0' is not its loss; call optimizer.minimize(loss) before transpile"
+    )
+    assert message(lambda: transpile(strategy=fx.strategies.data_parallel(loss="mean_0.tmp_1"))) == (
+        "program net has no loss 'mean_0.tmp_1'; did you mean 'mean_0.tmp_0'?"
+    )
+
+
+def test_an_inference_program_is_fine():
+    t = transpile(net(optimize=False))
+    assert "4 parameters" not in str(t.verify())
+    assert [op.type for op in t.get_trainer_program(1).ops] == ["mul", "mean"]
+
+
+def test_a_named_loss_is_fine():
+    main, startup, loss = net()
+    assert transpile((main, startup, loss), fx.strategies.data_parallel(loss=loss)).verify().parameters == 1
+
+
+def test_updates_without_gradients():
+    def sgd(h):
+        block = h.block
+        block.create_parameter([4, 3], name="g")
+        L.fill_constant([1], "float32", 0.1)
+        lr = block.oplist[-1].output_arg_names[0]
+        slots = {"Param": "w", "Grad": "g", "LearningRate": lr}
+        block.append_op("sgd", slots, {"ParamOut": "w"}, role=fx.ir.Role.OPTIMIZE)
+        return h
+
+    main, startup, _ = net(optimize=False, loss=sgd)
+    startup.global_block().create_var("g", [4, 3])
+    startup.global_block().append_op("fill_constant", {}, {"Out": "g"}, {"shape": [4, 3], "dtype": "float32", "value": 0.0})
+    assert message(lambda: transpile((main, startup, None))) == (
+        "program net has optimizer operators but no gradients; build it with optimizer.minimize(loss)"
+    )
+
+
+def test_no_batch_axis():
+    assert message(lambda: transpile(net(shape=(8, 4)))) == (
+        "program net has no input with an open batch axis to split among the ranks: 'x' f32[8,4]; declare it with -1 as axis 0"
+    )
+
+
+def test_startup_lacks_parameters():
+    assert message(lambda: transpile(startup_program=fx.Program("empty"))) == (
+        "the startup program does not initialise parameter w; pass the startup_program that was built together with the program"
+    )
+
+
+LOSSES = [
+    (
+        lambda h: L.reduce_max(h),
+        "the loss 'reduce_max_0.tmp_0' is partial(max) over dp; reduce it over the batch with mean or reduce_sum before minimize",
+    ),
+    (
+        lambda h: L.mean(L.square(h.block.var("w"))),
+        "the loss 'mean_0.tmp_0' does not depend on any input that is split among the ranks; "
+        "declare the data that it is computed from with an open batch axis: fx.data(name, [-1, ...])",
+    ),
+]
+
+
+@pytest.mark.parametrize("loss, text", LOSSES, ids=["a maximum", "of parameters alone"])
+def test_a_loss_that_ranks_cannot_combine(loss, text):
+    assert message(lambda: transpile(net(loss=loss))) == text
+
+
+def test_losses_that_combine_differently():
+    main, startup = fx.Program("net"), fx.Program("net_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 4])
+        fx.optimizer.SGD(0.1).minimize(L.reduce_sum(L.fc(x, 2)))
+        fx.optimizer.SGD(0.1).minimize(L.mean(L.fc(x, 2)))
+    assert message(lambda: transpile((main, startup, None))) == (
+        "the losses must combine over the ranks in one way: 'reduce_sum_0.tmp_0' is a sum over the batch, "
+        "'mean_0.tmp_0' is a mean over the batch; make all of them means, or all of them sums"
+    )
+
+
+def line_of(function, offset):
+    return function.__code__.co_firstlineno + offset
+
+
+def test_a_penalty_on_a_summed_loss_points_at_its_line():
+    def loss(h):
+        return L.reduce_sum(h) + L.reduce_sum(L.square(h.block.var("w")))
+
+    assert message(lambda: transpile(net(loss=loss))) == (
+        "op elementwise_add cannot run on rows split over dp: inputs lie in places that do not combine over dp: "
+        "%reduce_sum_0.tmp_0 is partial(sum) over dp, %reduce_sum_1.tmp_0 is replicate; "
+        "'reduce_sum_0.tmp_0' is a sum over the batch, and a replicated term would be counted once per rank: use a mean\n"
+        "  in %elementwise_add.tmp_0 = elementwise_add(%reduce_sum_0.tmp_0, %reduce_sum_1.tmp_0)\n"
+        f'  written at "{__file__}", line {line_of(loss, 1)}, in loss'
+    )
+
+
+def test_an_operator_across_the_batch_points_at_its_line():
+    def loss(h):
+        return L.mean(L.softmax(h, axis=0))
+
+    assert message(lambda: transpile(net(loss=loss))) == (
+        "op softmax cannot run on rows split over dp: the op works along axis 0, which must be whole over dp: "
+        "%fc_0.tmp_0 is shard(0) over dp\n"
+        "  in %softmax_0.tmp_0 = softmax(%fc_0.tmp_0) {axis=0}\n"
+        f'  written at "{__file__}", line {line_of(loss, 1)}, in loss'
+    )
+
+
+def test_an_error_clip_would_clip_terms():
+    def loss(h):
+        fx.clip.ErrorClipByValue(0.1).attach(h)
+        return L.mean(h)
+
+    text = message(lambda: transpile(net(loss=loss)))
+    assert text.splitlines()[:2] == [
+        "an ErrorClip limits a gradient inside the backward part, before the terms of all ranks are added up, so ranks would not give one "
+        "device's values; use grad_clip of the optimizer",
+        "  in %clip.tmp_0 = clip(%fc_0.tmp_0@GRAD) {max=0.1, min=-0.1}",
+    ]
+    transpile(net(loss=loss), trainers=1).verify()
+
+
+def test_gradients_without_a_loss():
+    main, startup, h = net(optimize=False)
+    with fx.program_guard(main, startup):
+        fx.gradients(h, main.global_block().var("w"))
+    assert message(lambda: transpile((main, startup, None))) == (
+        "program net has gradients, but no loss that they are of: fx.gradients names none; "
+        "use append_backward(loss) or optimizer.minimize(loss)"
+    )
+
+
+def test_a_gradient_that_the_forward_part_reads():
+    main, startup = fx.Program("net"), fx.Program("net_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 4])
+        h = L.fc(x, 2, bias_attr=False)
+        (g,) = fx.gradients(h, x)
+        fx.optimizer.SGD(0.1).minimize(L.mean(h) + L.mean(L.square(g)), no_grad_set=[g])
+    text = message(lambda: transpile((main, startup, None)))
+    assert text.startswith(
+        "op square of the forward part reads the gradient 'x@GRAD', which each rank has for its own rows only; "
+        "programs with gradients of gradients run on one rank\n  in "
+    )
+
+
+# -- executors --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_places_that_do_not_match():
+    text = message(lambda: fx.ParallelExecutor(transpile(), places=fx.cpu_places(3)), fx.ExecutionError)
+    assert text.startswith("the program was transpiled for 2 ranks, 3 places were given")
+
+
+def test_an_unknown_policy():
+    text = message(lambda: fx.ParallelExecutor(transpile(), uneven="weigh"), fx.ExecutionError)
+    assert text == "unknown policy uneven='weigh'; did you mean 'weight'?"
+
+
+def test_an_executor_without_a_transpiler():
+    text = message(lambda: fx.ParallelExecutor(True), fx.ExecutionError)
+    assert text.startswith("ParallelExecutor takes the DistributeTranspiler that transpiled the program") and text.endswith("got bool")

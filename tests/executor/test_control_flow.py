@@ -1,0 +1,225 @@
+"""Loops and branches: executor against interpreter, gradients of cond, and control flow on many ranks."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.testing import interpret, numeric_grad
+from fluidx.testing.models import TestModel, run_ranks, run_single
+
+L = fx.layers
+
+
+def agree(fetch, feed=None):
+    """The fetched values, which executor and interpreter must agree on, in two runs."""
+    program = fx.default_main_program()
+    exe = fx.Executor()
+    exe.run(fx.default_startup_program())
+    scope = fx.global_scope()
+    values = []
+    for _ in range(2):
+        state = {n: scope.get(n) for n in scope.local_var_names()}
+        env = interpret(program, feed or {}, state)
+        values = exe.run(program, feed=feed, fetch_list=fetch)
+        for v, a in zip(fetch, values, strict=True):
+            assert np.array_equal(a, env[v.name]), v.name
+    return values
+
+
+def test_a_loop_that_runs_no_round_passes_its_values_on():
+    x = fx.data("x", [-1], "float32")
+    h = L.scale(x, 2.0)
+    n = fx.data("n", [1], "int64")
+    i = L.zeros([1], "int64")
+    i, h = L.while_loop(lambda i, h: L.less_than(i, n), lambda i, h: [L.increment(i, in_place=False), h * 2.0], [i, h])
+    for rounds in (0, 1, 5):
+        feed = {"x": np.float32([1, 2]), "n": np.int64([rounds])}
+        assert agree([h], feed)[0].tolist() == [2 * 2**rounds, 4 * 2**rounds]
+
+
+def test_a_loop_writes_a_variable_that_a_view_looks_at():
+    x = fx.data("x", [4], "float32")
+    h = L.scale(x, 1.0)
+    before = L.reshape(h, [2, 2])
+    i, n = L.zeros([1], "int64"), L.fill_constant([1], "int64", 3)
+    more = L.less_than(i, n)
+    with L.While(more).block():
+        L.assign(h + 1.0, output=h)
+        L.increment(i)
+        L.less_than(i, n, cond=more)
+    after = L.reshape(h, [2, 2])
+    feed = {"x": np.zeros(4, "float32")}
+    assert [a.tolist() for a in agree([before, after], feed)] == [[[0, 0], [0, 0]], [[3, 3], [3, 3]]]
+
+
+def test_loops_in_loops_and_branches_in_loops():
+    total, i, n = L.zeros([1], "float32"), L.zeros([1], "int64"), L.fill_constant([1], "int64", 4)
+    more = L.less_than(i, n)
+    with L.While(more).block():
+        j = L.zeros([1], "int64")
+        again = L.less_than(j, i)
+        with L.While(again).block():
+            odd = L.equal(L.elementwise_mod(j, L.fill_constant([1], "int64", 2)), L.ones([1], "int64"))
+            L.assign(total + L.cond(odd, lambda: L.fill_constant([1], "float32", 10.0), lambda: L.ones([1], "float32")), output=total)
+            L.increment(j)
+            L.less_than(j, i, cond=again)
+        L.increment(i)
+        L.less_than(i, n, cond=more)
+    # j of the rounds: 0; 0 1; 0 1 2
+    assert agree([total])[0].tolist() == [1 + 11 + 12]
+
+
+def test_a_branch_that_writes_state_writes_the_scope():
+    w = L.create_global_var([1], 1.0, "float32", persistable=True, name="w")
+    flag = fx.data("flag", [1], "bool")
+
+    def double():
+        L.assign(w * 2.0, output=w)
+
+    L.cond(flag, double, None)
+    exe = fx.Executor()
+    exe.run(fx.default_startup_program())
+    for on, want in [(True, 2), (False, 2), (True, 4)]:
+        exe.run(feed={"flag": [on]})
+        assert fx.global_scope().get("w").tolist() == [want]
+
+
+def test_branches_of_other_sizes_are_refused_when_they_are_fed():
+    a, b, flag = fx.data("a", [-1], "float32"), fx.data("b", [-1], "float32"), fx.data("flag", [1], "bool")
+    y = L.cond(flag, lambda: a * 1.0, lambda: b * 1.0)
+    feed = {"a": np.ones(2, "float32"), "b": np.ones(1, "float32"), "flag": [False]}
+    with pytest.raises(fx.ProgramError, match=r"op cond: 'cond_0.tmp_0' is f32\[2\] in the true branch and f32\[1\] in the false one"):
+        fx.Executor().run(feed=feed, fetch_list=[y])
+
+
+def test_a_failure_in_a_body_names_the_operator_in_it():
+    ids = fx.data("ids", [1], "int64")
+    flag = fx.data("flag", [1], "bool")
+    y = L.cond(flag, lambda: L.one_hot(ids, 3), lambda: L.zeros([1, 3], "float32"))
+    exe = fx.Executor()
+    assert exe.run(feed={"ids": np.int64([7]), "flag": [False]}, fetch_list=[y])[0].tolist() == [[0, 0, 0]]
+    with pytest.raises(fx.ExecutionError) as error:
+        exe.run(feed={"ids": np.int64([7]), "flag": [True]}, fetch_list=[y])
+    assert str(error.value).startswith("op one_hot_v2: id 7 is out of range") and "test_control_flow.py" in str(error.value)
+    assert error.value.operator.type == "one_hot_v2"
+
+
+# -- gradients ------------------------------------------------------------------------------------------------------------
+
+
+def check_gradient(build, sizes, flags=1):
+    """Build y from float64 inputs and bools, and compare fx.gradients with central differences for every choice of the bools."""
+    xs = [fx.data(f"x{k}", [size], "float64") for k, size in enumerate(sizes)]
+    bools = [fx.data(f"flag{k}", [1], "bool") for k in range(flags)]
+    loss = L.reduce_sum(build(*xs, *bools))
+    grads = fx.gradients([loss], xs)
+    exe, rng = fx.Executor(), np.random.default_rng(0)
+    for choice in np.ndindex(*[2] * flags):
+        feed = {x.name: rng.uniform(0.5, 2, size) for x, size in zip(xs, sizes, strict=True)}
+        feed |= {b.name: np.array([bool(c)]) for b, c in zip(bools, choice, strict=True)}
+        found = exe.run(feed=feed, fetch_list=grads)
+        for x, g in zip(xs, found, strict=True):
+            want = numeric_grad(lambda _: exe.run(feed=feed, fetch_list=[loss])[0].item(), feed[x.name])  # noqa: B023
+            np.testing.assert_allclose(g, want, rtol=1e-6, atol=1e-8, err_msg=f"{choice} {x.name}")
+
+
+def test_the_gradient_of_cond_is_that_of_the_branch_that_ran():
+    check_gradient(lambda x, y, p: L.cond(p, lambda: L.square(x) * y, lambda: L.exp(y) * 3.0), [3, 3])
+
+
+def test_the_gradient_of_a_branch_that_hands_a_variable_through():
+    check_gradient(lambda x, p: L.cond(p, lambda: x, lambda: x * x) * x, [3])
+
+
+def test_the_gradient_of_branches_of_several_results():
+    def build(x, y, p):
+        a, b = L.cond(p, lambda: [x * y, x], lambda: [y, L.square(y)])
+        return a * b + y
+
+    check_gradient(build, [2, 2])
+
+
+def test_the_gradient_of_cond_in_cond():
+    def build(x, y, p, q):
+        return L.cond(p, lambda: L.cond(q, lambda: x * x, lambda: x * y) * y, lambda: L.exp(x))
+
+    check_gradient(build, [2, 2], flags=2)
+
+
+def test_parameters_in_branches_are_trained():
+    x = fx.data("x", [-1, 2], "float32")
+    p = fx.data("p", [1], "bool")
+    ones = fx.initializer.Constant(1.0)
+    y = L.cond(
+        p,
+        lambda: L.fc(x, 1, param_attr=fx.ParamAttr("a", initializer=ones), bias_attr=False),
+        lambda: L.fc(x, 1, param_attr=fx.ParamAttr("b", initializer=ones), bias_attr=False),
+    )
+    fx.optimizer.SGD(1.0).minimize(L.reduce_sum(y))
+    exe = fx.Executor()
+    exe.run(fx.default_startup_program())
+    for flag in (True, False, False):
+        exe.run(feed={"x": np.float32([[1, 2]]), "p": [flag]})
+    assert fx.global_scope().get("a").ravel().tolist() == [0, -1]
+    assert fx.global_scope().get("b").ravel().tolist() == [-1, -3]
+
+
+def test_a_loop_has_no_gradient_and_says_what_to_do():
+    x = fx.data("x", [1], "float32")
+    w = L.create_parameter([1], "float32", name="w")
+    (y,) = L.while_loop(lambda v: v < 10.0, lambda v: v * 2.0, [x * w])
+    with pytest.raises(fx.ProgramError, match="a while loop has no gradient: .*; unroll it in Python"):
+        fx.gradients([y], [w])
+
+
+# -- many ranks -----------------------------------------------------------------------------------------------------------
+
+
+def replicated_model():
+    """A learning-rate-like scalar, fed whole, decides the branch; a loop doubles it."""
+    main, startup = fx.Program("control"), fx.Program("start")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 3], "float32")
+        scale = fx.data("scale", [1], "float32")
+        (factor,) = L.while_loop(lambda v: v < 4.0, lambda v: v * 2.0, [scale])
+        h = L.fc(x, 2, bias_attr=False)
+        h = L.cond(scale > 1.0, lambda: L.relu(h), lambda: h * 0.5)
+        loss = L.mean(L.square(h) * factor)
+        _, pairs = fx.optimizer.SGD(0.1).minimize(loss)
+
+    def feed(rows, seed=0):
+        x = np.random.default_rng(seed).standard_normal((rows, 3), "float32")
+        return {"x": x, "scale": np.float32([seed % 2 * 2 + 0.5])}
+
+    return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_replicated_condition_gives_one_devices_answers(strategy, ranks):
+    m = replicated_model()
+    feeds = [m.feed(6, k) for k in range(4)]
+    one, scope = run_single(m, feeds, [m.loss])
+    many, state = run_ranks(m, strategy, ranks, feeds, [m.loss])
+    np.testing.assert_allclose(many, one, rtol=1e-5)
+    for p, _ in m.gradients:
+        np.testing.assert_allclose(state[p], scope.get(p), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["cond", "while"])
+def test_a_condition_that_differs_between_ranks_is_refused(kind):
+    x = fx.data("x", [-1, 1], "float32")
+    go = L.reduce_sum(x) > 0.0
+    if kind == "cond":
+        h = L.cond(go, lambda: x * 2.0, lambda: x)
+    else:
+        h = L.scale(x, 1.0)
+        with L.While(go).block():
+            L.assign(h - 1.0, output=h)
+            L.assign(L.reduce_sum(h) > 0.0, output=go)
+    w = L.create_parameter([1], "float32", name="w")
+    fx.optimizer.SGD(0.1).minimize(L.mean(h * w))
+    with pytest.raises(fx.TranspileError) as error:
+        fx.DistributeTranspiler("data_parallel").transpile(trainers=2)
+    assert "partial" in str(error.value) or "over dp" in str(error.value)
+    assert "test_control_flow.py" in str(error.value)

@@ -1,0 +1,62 @@
+"""Elementwise ops: how operands meet, whole-number division, open axes, and what is refused."""
+
+import numpy as np
+import pytest
+
+from fluidx.ir import OPS, Builder, Program, ProgramError
+
+
+def test_axis_lines_up_the_axes_as_in_fluid():
+    a, b = np.zeros((2, 3, 4), "float32"), np.float32([1, 2, 3])
+    target = np.empty_like(a)
+    OPS["elementwise_add"].kernel(np, a, b, out=target, axis=1)
+    assert target[1, :, 3].tolist() == [1, 2, 3]
+
+
+def test_integer_division_rounds_towards_zero_and_floordiv_down():
+    a, b = np.array([7, -7, 7, -7]), np.array([2, 2, -2, -2])
+    target = np.empty_like(a)
+    OPS["elementwise_div"].kernel(np, a, b, out=target, axis=-1)
+    assert target.tolist() == [3, -3, -3, 3]
+    OPS["elementwise_floordiv"].kernel(np, a, b, out=target, axis=-1)
+    assert target.tolist() == [3, -4, -4, 3]
+    OPS["elementwise_mod"].kernel(np, a, b, out=target, axis=-1)
+    assert target.tolist() == [1, 1, -1, -1]
+
+
+def written(*types, op="elementwise_add", **attrs):
+    block = Program("p").global_block()
+    made = [block.create_var(f"x{k}", shape, dtype, is_data=True) for k, (dtype, shape) in enumerate(types)]
+    return Builder(block).emit(op, *made, **attrs)
+
+
+def test_open_axes_broadcast():
+    assert written(("float32", (-1, 4)), ("float32", (4,))).shape == (-1, 4)
+    assert written(("float32", (-1, 1)), ("float32", (1, 4))).shape == (-1, 4)
+    assert written(("float32", (-1,)), ("float32", (8,))).shape == (8,)
+
+
+@pytest.mark.parametrize(
+    "types, attrs, said",
+    [
+        ([("float32", (2, 3)), ("float32", (4,))], {}, r"shapes \[2, 3\] and \[4\] do not broadcast: 3 against 4"),
+        ([("float32", (2, 3)), ("int64", (3,))], {}, "X is float32 and Y is int64; cast one of them"),
+        ([("float32", (2, 3)), ("float32", (3, 4))], {"axis": 1}, "shapes|does not fit"),
+        ([("float32", (2, 3, 4)), ("float32", (4, 5))], {"axis": 2}, "with axis 2, Y of shape .* does not fit into X of shape"),
+        ([("bool", (2,)), ("bool", (2,))], {}, "expected a number, found bool; cast it first"),
+    ],
+)
+def test_operands_that_do_not_fit(types, attrs, said):
+    with pytest.raises(ProgramError, match=said):
+        written(*types, **attrs)
+
+
+def test_the_gradient_of_a_sum_of_equal_shapes_is_the_gradient_itself():
+    from fluidx.backward import gradients
+
+    program = Program("p")
+    block = program.global_block()
+    a, b, w = (block.create_var(n, (2, 3), "float32", is_data=True) for n in "abw")
+    c = Builder(block).elementwise_add(a, b)
+    gradients([c], [a, b], [w])
+    assert not {op.type for op in program.ops} & {"reduce_to", "elementwise_mul", "scale"}

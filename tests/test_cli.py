@@ -1,0 +1,235 @@
+"""The commands as a user types them, with good input and with bad."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import fluidx as fx
+from fluidx import demo
+from fluidx.cli import main as fluidx
+from fluidx.testing.models import classifier
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def call(*args, code=0, **env):
+    result = CliRunner().invoke(fluidx, [str(a) for a in args], env={"COLUMNS": "100", **env})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def pair(tmp_path):
+    model = classifier(width=4)
+    path = tmp_path / "pair.txt"
+    path.write_text(str(fx.ProgramPair(model.main, model.startup)))
+    return path
+
+
+@pytest.fixture
+def single(tmp_path):
+    path = tmp_path / "main.txt"
+    path.write_text(str(classifier(width=4).main))
+    return path
+
+
+def test_help_lists_the_commands():
+    text = call("--help")
+    for command in ("demo", "diff", "env", "ops", "run", "show", "verify"):
+        assert f"\n  {command} " in text
+    assert call("--version").startswith("fluidx, version")
+
+
+# -- demo ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer"])
+def test_the_demo_shows_every_step_and_the_same_losses(strategy):
+    text = call("demo", "-n", 2, "--epochs", 1, "--strategy", strategy)
+    for heading in ("1. a program for one device", f"2. what {strategy}(", "3. what the program of rank 1 has", "4. proved", "5. one device and 2 ranks"):
+        assert heading in text
+    assert "all communication that was inserted" in text and "4 parameters and" in text
+    row = next(line for line in text.splitlines() if line.startswith("│     0 │"))
+    _, _, one, many, apart, *_ = [cell.strip() for cell in row.split("│")]
+    assert one == many and float(apart) < 1e-5
+    accuracy = text.splitlines()[-1]
+    assert accuracy.count("0.8") >= 2, accuracy
+    assert max(map(len, text.splitlines())) <= 100 and len(text.splitlines()) < 100
+
+
+def test_the_demo_of_one_rank_and_its_drawing(tmp_path):
+    text = call("demo", "-n", 1, "--epochs", 1, "--svg", tmp_path / "d.svg")
+    assert f"drawn before and after: {tmp_path / 'd.svg'}" in text
+    assert (tmp_path / "d.svg").read_text().startswith("<svg")
+
+
+def test_the_demo_without_scikit_learn_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert call("demo", code=1) == (
+        "Error: the demo trains on scikit-learn's digits, which is not installed; pip install 'fluidx[demo]'\n"
+    )
+
+
+def test_numbers_that_make_no_sense_are_refused():
+    assert "0 is not in the range 1<=x<=64" in call("demo", "-n", 0, code=2)
+    assert "0 is not in the range x>=1" in call("demo", "--epochs", 0, code=2)
+    assert "'ring' is not one of 'data_parallel', 'reduce_broadcast', 'ring_optimizer'" in call("demo", "--strategy", "ring", code=2)
+
+
+# -- show, diff, verify ----------------------------------------------------------------------------------------------------------------
+
+
+def test_show_prints_what_parses_back(pair, single):
+    assert call("show", single) == single.read_text()
+    assert call("show", pair) == pair.read_text()
+
+
+def test_show_transpiles(pair):
+    everyone = call("show", pair, "--strategy", "ring_optimizer", "-n", 2)
+    assert "ring_reduce" in everyone and "rank 1" not in everyone
+    text = call("show", pair, "--strategy", "ring_optimizer", "-n", 2, "--rank", 1)
+    assert "\n  rank 1\n" in text and "send(" in text
+    assert fx.Program.parse_from_string(text).rank == 1
+    assert "ncclAllReduce" in call("show", pair, "--strategy", "data_parallel", "--fluid-names")
+
+
+def test_show_writes_json_that_show_reads(single, tmp_path):
+    again = tmp_path / "again.json"
+    again.write_text(call("show", single, "--json"))
+    assert call("show", again) == call("show", single)
+
+
+def test_show_draws(single, tmp_path):
+    assert call("show", single, "--svg", tmp_path / "p.svg") == f"wrote {tmp_path / 'p.svg'}\n"
+    assert (tmp_path / "p.svg").read_text().startswith("<svg")
+    assert call("show", single, "--svg", "/nowhere/p.svg", code=1) == "Error: /nowhere/p.svg cannot be written: No such file or directory\n"
+
+
+def test_show_refuses_a_rank_without_a_strategy_or_out_of_range(pair):
+    assert "Error: --rank chooses among the programs that --strategy makes; give both" in call("show", pair, "--rank", 0, code=2)
+    assert call("show", pair, "--strategy", "data_parallel", "-n", 2, "--rank", 2, code=1) == (
+        "Error: the program was transpiled for 2 ranks: rank must be from 0 to 1, got 2\n"
+    )
+
+
+def test_diff_of_two_files(pair, single, tmp_path):
+    assert "are equal: 20 operators" in call("diff", single, single)
+    after = tmp_path / "after.txt"
+    after.write_text(call("show", pair, "--strategy", "data_parallel"))
+    text = call("diff", single, after)
+    assert text.startswith(f"--- {single}: 20 operators\n+++ {after}: ")
+    assert "4 all_reduce" in text
+    assert call("diff", pair, single, code=1) == "Error: diff takes two programs or two pairs, not one of each; give the main program of the pair\n"
+
+
+def test_verify_checks_one_program_or_all_ranks(pair, single):
+    assert call("verify", single) == "20 operators: every input defined, every type as its rule infers it\n"
+    assert call("verify", pair) == "29 operators: every input defined, every type as its rule infers it\n"
+    text = call("verify", pair, "--strategy", "reduce_broadcast", "-n", 3)
+    assert text.startswith("proved for reduce_broadcast(roots='greedy') on 3 ranks:") and "4 parameters" in text
+
+
+def test_verify_points_into_a_wrong_program(single):
+    single.write_text(single.read_text().replace("%fc_0.w_0: f32[12,4]", "%fc_0.w_0: f32[11,4]"))
+    text = call("verify", single, code=1)
+    assert text.startswith("Error: op mul: X f32[-1,12] has 12 columns when flattened at axis 1, Y f32[11,4] has 11 rows\n")
+    assert re.search(r"> +0  %fc_0.tmp_0", text)
+
+
+def test_transpiling_a_file_without_startup_says_what_to_save(single):
+    assert call("verify", single, "--strategy", "data_parallel", code=1) == (
+        f"Error: {single} has no startup section; save str(fx.ProgramPair(main, startup)) to transpile from a file\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("", "is no program: line 1: expected program NAME {, found the end of the text"),
+        ("hello world", 'is no program: line 1: expected program NAME {, found "hello"'),
+        (b"\xff\xfe\x00\x01", "is no program: byte 0 is not UTF-8 text"),
+        ('{"a": ', "is no program: Expecting value: line 1 column 7 (char 6)"),
+        ('{"a": 1}', "is no program: the top: expected keys from format, version"),
+    ],
+)
+def test_a_foreign_file_is_named(tmp_path, command, content, message):
+    path = tmp_path / "foreign"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert call(command, path, code=1).startswith(f"Error: {path} {message}")
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_a_truncated_file_says_where_it_ends(single, part):
+    text = single.read_text()
+    single.write_text(text[: int(len(text) * part)])
+    assert call("show", single, code=1).startswith(f"Error: {single} is no program: line ")
+
+
+def test_a_file_that_is_not_there():
+    assert "File '/nowhere' does not exist." in call("show", "/nowhere", code=2)
+
+
+# -- ops, env, run -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_ops_lists_and_describes():
+    listed = call("ops")
+    assert "\nall_reduce " in listed and len(listed.splitlines()) == len(fx.ir.OPS)
+    assert call("ops", "softmax").startswith("softmax(X) -> Out\n  axis = -1\n")
+    assert call("ops", "all_redcue", code=1) == "Error: there is no op 'all_redcue'; did you mean 'all_reduce'?\n"
+
+
+def test_env_lists_every_variable():
+    text = call("env")
+    for name in ("FLUIDX_DEBUG", "FLUIDX_DUMP", "FLUIDX_TIMEOUT", "FLUIDX_CHECK_NAN", "FLUIDX_PROGRESS", "CPU_NUM"):
+        assert f"{name} (" in text
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import fluidx as fx
+x = fx.data("x", [-1, 4])
+loss = fx.layers.mean(fx.layers.fc(x, 2))
+fx.optimizer.SGD(0.1).minimize(loss)
+places = fx.cpu_places()
+t = fx.DistributeTranspiler().transpile(trainers=len(places))
+with fx.ParallelExecutor(t, places=places) as exe:
+    exe.run_startup()
+    exe.run(feed={"x": np.ones((8, 4), "float32")}, fetch_list=[loss])
+print(len(places), "ranks", sys.argv[1:])
+"""
+
+
+def command(*args):
+    return subprocess.run([sys.executable, "-m", "fluidx", *map(str, args)], capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+def test_run_gives_a_script_its_ranks_and_arguments(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = command("run", "-n", 4, script, "--fast", "3")
+    assert (done.stdout, done.returncode) == ("4 ranks ['--fast', '3']\n", 0), done.stderr
+
+
+def test_run_shows_the_scripts_own_traceback(tmp_path):
+    script = tmp_path / "wrong.py"
+    script.write_text("import fluidx as fx\nfx.strategies.get('ring')\n")
+    done = command("run", "-n", 2, script)
+    assert done.returncode == 1
+    assert f'File "{script}", line 2' in done.stderr
+    assert done.stderr.endswith("TranspileError: unknown strategy 'ring'; there are: data_parallel, reduce_broadcast, ring_optimizer\n")
+
+
+def test_the_shortened_texts_of_the_demo():
+    main = demo.build()[0]
+    lines = demo._without_declarations(str(main))
+    assert "  ... 9 operators" in lines and not any(line.startswith("  var ") for line in lines)
+    assert demo._at_most(["a", "b", "c"], 2) == ["a", "b", "  ... and 1 more"]

@@ -1,0 +1,47 @@
+"""One step of every example on N ranks is one device's step, under every strategy."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.testing.models import TestModel, run_ranks, run_single
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+
+
+@pytest.fixture(scope="module", params=["digits_mlp", "digits_lenet", "char_gpt"])
+def example(request):
+    """The example's model with a small batch, and what one device makes of it."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        with fx.unique_name.guard():
+            made = importlib.import_module(request.param).build()
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    batch = {name: a[:8] for name, a in next(iter(made.batches(0))).items()}
+    model = TestModel(made.main, made.startup, made.loss, lambda rows: batch, [])
+    (values,), scope = run_single(model, [batch], [made.loss])
+    return model, batch, values, scope
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer"])
+def test_one_step(example, strategy, ranks):
+    model, batch, one, scope = example
+    (many,), state = run_ranks(model, strategy, ranks, [batch], [model.loss])  # transpiles, verifies and runs
+    np.testing.assert_allclose(many, one, rtol=1e-6)
+    for name, value in state.items():
+        expected = scope.get(name)
+        counts = np.ones(value.shape, bool)
+        moment = f"{name}_moment1_0"
+        if moment in state:
+            # the first step of Adam divides a gradient by its own magnitude: where the gradient is all rounding (that of the keys' bias in
+            # attention is 0 in exact numbers) so is the step
+            counts = np.abs(scope.get(moment)) > 1e-6
+        # gradients are sums in another order, so they differ by the rounding of their largest terms
+        np.testing.assert_allclose(value[counts], expected[counts], rtol=1e-4, atol=1e-6 if moment not in state else 1e-5, err_msg=name)
