@@ -39,6 +39,9 @@ class Communicator(Protocol):
 
     rank: int
     world_size: int
+    # True: calls only start the work, on a stream of its own. `mark()` gives a token, `order_after(token)` makes compute wait for what
+    # was started before it.
+    asynchronous: bool
 
     def init_group(self, ranks: Ranks) -> None: ...
 

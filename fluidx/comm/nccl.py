@@ -88,8 +88,11 @@ class NcclWorld:
 class NcclCommunicator:
     """One rank's communicator; implements comm.base.Communicator on CuPy arrays.
 
-    Work goes to the communication stream, which waits for the compute stream by an event; the compute stream then waits for it.
+    Work goes to the communication stream, which waits for the compute stream by an event. The compute stream goes on meanwhile: the plan
+    says where it must wait (executor/streams.py).
     """
+
+    asynchronous = True
 
     def __init__(self, world: NcclWorld, rank: int):
         import cupy
@@ -125,7 +128,6 @@ class NcclCommunicator:
         comm = self._comm(ranks)
         self.stream.wait_event(compute.record())
         self._call(what, lambda: call(comm, self.stream.ptr))
-        compute.wait_event(self.stream.record())
 
     @contextmanager
     def _group(self) -> Iterator[None]:
@@ -135,6 +137,14 @@ class NcclCommunicator:
             yield
         finally:
             self.nccl.groupEnd()
+
+    def mark(self) -> Any:
+        """An event behind the communication that was started so far."""
+        return self.stream.record()
+
+    def order_after(self, event: Any) -> None:
+        """The compute stream goes on only when `event` is reached."""
+        self.cupy.cuda.get_current_stream().wait_event(event)
 
     def wait(self) -> None:
         """Wait for the communication stream with a deadline, looking for NCCL's asynchronous errors meanwhile."""

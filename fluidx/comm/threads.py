@@ -167,6 +167,8 @@ class ThreadWorld:
 class ThreadCommunicator:
     """One rank's communicator in a ThreadWorld; implements comm.base.Communicator."""
 
+    asynchronous = False
+
     def __init__(self, world: ThreadWorld, rank: int):
         self.world = world
         self.rank = rank

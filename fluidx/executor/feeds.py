@@ -74,11 +74,11 @@ def _converted(name: str, value: Any, want: np.dtype, declared: TensorType) -> n
     if not is_array and np.can_cast(array.dtype, want, "same_kind") or np.can_cast(array.dtype, want, "safe"):
         converted = array.astype(want)
         if want.kind in "iu" and (converted != array).any():
-            raise FeedError(f"variable {name!r} is declared {declared}, the feed holds {array[converted != array][0]}, which {want.name} cannot")
+            raise FeedError(
+                f"variable {name!r} is declared {declared}, the feed holds {array[converted != array][0]}, which {want.name} cannot"
+            )
         return converted
-    raise FeedError(
-        f"variable {name!r} is declared {declared}, the feed has dtype {array.dtype}; convert it with .astype({want.name!r})"
-    )
+    raise FeedError(f"variable {name!r} is declared {declared}, the feed has dtype {array.dtype}; convert it with .astype({want.name!r})")
 
 
 def feed_types(feed: Mapping[str, np.ndarray]) -> dict[str, TensorType]:

@@ -143,7 +143,9 @@ class ParallelExecutor:
         """
         self._check_open()
         if self._failed is not None:
-            raise RankError(f"a rank failed in an earlier run, so the ranks may differ; run_startup() or load a checkpoint first ({self._failed})")
+            raise RankError(
+                f"a rank failed in an earlier run, so the ranks may differ; run_startup() or load a checkpoint first ({self._failed})"
+            )
         names = fetch_names(fetch_list)
         check_fetch(self.transpiler.main, names)
         whole = check_feed(self.transpiler.main, feed if feed is not None else feed_dict)
@@ -322,8 +324,9 @@ class ParallelExecutor:
         for r in lost:
             self._workers[r].inbox.put(None)
             self._workers[r] = _Worker(r, self.places[r])
-            for name, a in list(self.scopes[r].arrays.items()):
-                self.scopes[r].bind(name, a.copy())
+            with using(self.places[r]):
+                for name, a in list(self.scopes[r].arrays.items()):
+                    self.scopes[r].bind(name, a.copy())
         self._plans.clear()
         self._make_world()
 

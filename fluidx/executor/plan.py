@@ -24,6 +24,8 @@ from ..ir.types import TensorType
 from .context import RunContext
 from .memory import Interval, assign, carve
 from .scope import Scope
+from .streams import Access
+from .streams import waits as stream_waits
 
 Step = Callable[[], Any]
 _FOREVER = 1 << 60
@@ -144,7 +146,9 @@ def compile_plan(
 
 
 class _Planner:
-    def __init__(self, program: Program, feed_types: Mapping[str, TensorType], fetch: Sequence[str], scope: Scope, ctx: RunContext, xp: Any):
+    def __init__(
+        self, program: Program, feed_types: Mapping[str, TensorType], fetch: Sequence[str], scope: Scope, ctx: RunContext, xp: Any
+    ):
         self.program, self.feed_types, self.fetch, self.scope, self.ctx, self.xp = program, feed_types, fetch, scope, ctx, xp
         self.block = program.global_block()
         self.types: dict[str, TensorType] = {}
@@ -362,7 +366,7 @@ class _Planner:
         if definition.view is not None and not fixed and len(outs) == 1 and not inner and self._try_view(node, outs[0]):
             return node
         ins = [(n, self.roots[n]) for n in op.input_arg_names]
-        pairs = {o: n for o, n in self._inplace_pairs(op, definition)}
+        pairs = dict(self._inplace_pairs(op, definition))
         scratch = []
         for name in outs:
             if name in self.roots or self.is_state(name):
@@ -430,6 +434,7 @@ class _Planner:
 
     def bind(self) -> Plan:
         plan = Plan(self.program, self.ctx, self.xp)
+        waits = self._waits() if self.ctx.comm is not None and self.ctx.comm.asynchronous else {}
         temps = list({id(r): r for r in self.roots.values() if r.kind == "temp"}.values())
         offsets, total = assign([Interval(r.nbytes, r.start, r.stop) for r in temps])
         for r, offset in zip(temps, offsets, strict=True):
@@ -440,21 +445,52 @@ class _Planner:
             if name in self.roots:
                 self.arrays[name] = self.xp.empty(self.types[name].shape, np_dtype(self.types[name].dtype))
                 plan.feeds.append((name, self.arrays[name]))
-        k = 0
-        while k < len(self.nodes):
+        marks: dict[int, Any] = {}
+        waited = set(waits.values())
+        for k, stop in self._order():
             node = self.nodes[k]
-            if k in self.spans:
-                stop = self.spans[k][1] + 1
-                self._emit(plan, node.op, self._exchange(self.nodes[k:stop]))
-                k = stop
-                continue
-            step = self._step(node)
+            if k in waits:
+                self._emit(plan, node.op, partial(_wait, self.ctx.comm, marks, waits[k]))
+            step = self._exchange(self.nodes[k:stop]) if k in self.spans else self._step(node)
             if step is not None:
                 self._emit(plan, node.op, step)
-            k += 1
+            if k in waited:
+                self._emit(plan, node.op, partial(_mark, self.ctx.comm, marks, k))
+        if len(self.nodes) in waits:
+            self._emit(plan, self.nodes[-1].op, partial(_wait, self.ctx.comm, marks, waits[len(self.nodes)]))
         plan.fetches = [self.array(n) for n in self.fetch]
         plan.arrays = self.arrays
         return plan
+
+    def _order(self) -> Iterator[tuple[int, int]]:
+        """(first, last + 1) of the nodes that become one step each: sends and recvs of one batch go together."""
+        k = 0
+        while k < len(self.nodes):
+            stop = self.spans[k][1] + 1 if k in self.spans else k + 1
+            yield k, stop
+            k = stop
+
+    def _waits(self) -> dict[int, int]:
+        """Node before which to wait -> communication node to wait for, when communication has a stream of its own.
+
+        Storage that is being sent or received stays taken until the wait.
+        """
+        order = list(self._order())
+        accesses = []
+        for k, stop in order:
+            nodes = self.nodes[k:stop]
+            reads = frozenset(id(self.roots[n]) for node in nodes for n in self.reads(node.op) if n in self.roots)
+            writes = frozenset(id(self.roots[n]) for node in nodes if not node.view for n in self.writes(node.op) if n in self.roots)
+            accesses.append(Access(reads, writes, nodes[0].definition.effect in (Effect.COLLECTIVE, Effect.P2P)))
+        by_id = {id(r): r for r in self.roots.values()}
+        out = {}
+        for j, met in stream_waits(accesses).items():
+            at = order[j][0] if j < len(order) else len(self.nodes)
+            out[at] = order[met[-1]][0]
+            for i in met:
+                for r in accesses[i].reads | accesses[i].writes:
+                    by_id[r].stop = max(by_id[r].stop, at)
+        return out
 
     @staticmethod
     def _emit(plan: Plan, op: Operator, step: Step) -> None:
@@ -488,6 +524,9 @@ class _Planner:
             if a is None or (t is not None and (tuple(a.shape), a.dtype.name) != (t.shape, t.dtype)):
                 t = t or d.type
                 a = self.xp.zeros(t.shape, np_dtype(t.dtype))
+                self.scope.bind(name, a)
+            elif (type(a) is np.ndarray) is not (self.xp is np):  # set before the program ran here, or by a run elsewhere
+                a = a.get() if self.xp is np else self.xp.asarray(a)
                 self.scope.bind(name, a)
         else:
             raise ProgramError(f"variable {name!r} has no value to fetch: no operator that runs defines it")
@@ -559,12 +598,20 @@ def _batch(op: Operator) -> str:
 
 
 def _run_block(pairs: list[tuple[Step, Operator]]) -> None:
-    op = None
+    at = None
     try:
-        for step, op in pairs:
+        for step, at in pairs:  # noqa: B007
             step()
     except Exception as e:
-        _explain(op, e)
+        _explain(at, e)
+
+
+def _mark(comm: Any, marks: dict[int, Any], k: int) -> None:
+    marks[k] = comm.mark()
+
+
+def _wait(comm: Any, marks: dict[int, Any], k: int) -> None:
+    comm.order_after(marks[k])
 
 
 def _sequence(steps: list[Step]) -> None:

@@ -20,7 +20,9 @@ class Access:
 
 
 def waits(steps: Sequence[Access]) -> dict[int, list[int]]:
-    """For each step that must wait: the communication steps it waits for. Key len(steps) stands for the end of the run.
+    """For each step that must wait: the communication steps that are finished then, the last being the one it waits for.
+
+    Key len(steps) stands for the end of the run.
 
     >>> a, b = frozenset("a"), frozenset("b")
     >>> waits([Access(a, b, True), Access(a, frozenset("c")), Access(b, a)])
@@ -36,8 +38,8 @@ def waits(steps: Sequence[Access]) -> dict[int, list[int]]:
             met |= {i for s in step.writes for i in readers.get(s, ())}
             met &= running
             if met:
-                out[j] = sorted(met)
-                last = max(met)  # what was started earlier on the stream is finished too
+                last = max(met)  # what was started earlier on the stream is finished then too
+                out[j] = sorted(i for i in running if i <= last)
                 running = {i for i in running if i > last}
             continue
         running.add(j)

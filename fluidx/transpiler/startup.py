@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..ir.operator import Operator, Role
 from ..ir.types import Shard
+from ..ir.verifier import loss_seeds
 from .rewrite import Job, Pass, Writer, each_op
 from .roots import Chunk, assign
 
@@ -66,14 +67,14 @@ class WeightUnevenBatch(Pass):
     def run(self, job: Job) -> None:
         if not job.loss_op or job.world_size == 1:
             return
-        seeds = {f"{n}@GRAD" for op in job.main.ops if op.role is Role.LOSS for n in op.output_arg_names}
+        seeds = loss_seeds(job.main)
         renamed: dict[str, str] = {}
 
         def visit(writer: Writer, op: Operator) -> None:
             op = op.renamed(renamed) if renamed and op.role is Role.BACKWARD else op
             writer.keep(op)
             made = op.output_arg_names
-            if op.role is Role.BACKWARD and op.type == "fill_constant" and made[0] in seeds:
+            if made and made[0] in seeds:
                 seed = made[0]
                 writer.declare(f"{seed}.weight", writer.block.descs[seed])
                 renamed[seed] = f"{seed}.weight"

@@ -80,7 +80,10 @@ def test_plain_numbers_take_the_declared_dtype(program):
 
 
 def test_an_unknown_fetch(program):
-    assert message(fx.FeedError, {"x": X}, ["labels"]) == "fetch_list names 'labels', which program main does not declare; did you mean 'label'?"
+    assert (
+        message(fx.FeedError, {"x": X}, ["labels"])
+        == "fetch_list names 'labels', which program main does not declare; did you mean 'label'?"
+    )
     assert message(fx.FeedError, {"x": X}, [3]) == "fetch_list takes Variables and names, got int: 3"
 
 
@@ -143,7 +146,12 @@ def test_feeds_and_fetches_of_many_ranks():
         for error, feed, fetch, text in [
             (fx.FeedError, {"x": X}, [z], "feed is missing variable 'y' (f32[-1,2]), which op elementwise_add reads"),
             (fx.FeedError, {"x": X, "yy": X}, [z], "feed names 'yy', which program main does not declare; did you mean 'y'?"),
-            (fx.FeedError, {"x": X}, ["zz"], "fetch_list names 'zz', which program main does not declare; it declares: elementwise_add_0.tmp_0, x, y"),
+            (
+                fx.FeedError,
+                {"x": X},
+                ["zz"],
+                "fetch_list names 'zz', which program main does not declare; it declares: elementwise_add_0.tmp_0, x, y",
+            ),
             (
                 fx.FeedError,
                 {"x": X, "y": np.ones((4, 2), "float32")},

@@ -64,7 +64,9 @@ def _refuse_host(values):
         if isinstance(v, (tuple, list)):
             _refuse_host(v)
         elif type(v) is np.ndarray:
-            raise TypeError(f"Unsupported type <class 'numpy.ndarray'>: an array of the host, {v.dtype}{list(v.shape)}, meets one of the device")
+            raise TypeError(
+                f"Unsupported type <class 'numpy.ndarray'>: an array of the host, {v.dtype}{list(v.shape)}, meets one of the device"
+            )
 
 
 def _check(name, known, kwargs):

@@ -12,7 +12,9 @@ from fluidx.testing.reference import run_op, type_of
 from tests.executor.fake_cupy import DeviceArray, device, fake
 
 OPS = [
-    d for d in all_ops() if not d.name.startswith("t_") and d.effect not in (Effect.COLLECTIVE, Effect.P2P) and not hasattr(d, "run_reference")
+    d
+    for d in all_ops()
+    if not d.name.startswith("t_") and d.effect not in (Effect.COLLECTIVE, Effect.P2P) and not hasattr(d, "run_reference")
 ]
 
 
@@ -100,3 +102,14 @@ def test_a_scope_takes_and_gives_host_arrays():
     scope.bind("w", device(np.zeros(3, "float32")))
     scope.set("w", np.float32([1, 2, 3]))
     assert scope.get("w").tolist() == [1, 2, 3] and type(scope.get("w")) is np.ndarray
+
+
+def test_a_value_moves_to_where_the_program_runs():
+    w = fx.layers.create_global_var([2], 1.0, "float32", persistable=True, name="w")
+    fx.layers.increment(w[0:1])
+    y = fx.layers.scale(w, 2.0)
+    scope = fx.Scope()
+    scope.set("w", np.float32([3, 4]))
+    for exe, kind in [(device_executor(), DeviceArray), (fx.Executor(), np.ndarray), (device_executor(), DeviceArray)]:
+        assert exe.run(fetch_list=[y], scope=scope)[0].tolist() == [6, 8]
+        assert type(scope.arrays["w"]) is kind

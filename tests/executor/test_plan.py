@@ -54,7 +54,9 @@ class Writer:
         self.block.append_op("clip", {"X": name}, {"Out": name}, {"min": -4.0, "max": 4.0})
 
     def step(self):
-        kind = self.draw(st.sampled_from(["unary", "binary", "binary", "view", "view", "slice", "transpose", "reduce", "matmul", "increment"]))
+        kind = self.draw(
+            st.sampled_from(["unary", "binary", "binary", "view", "view", "slice", "transpose", "reduce", "matmul", "increment"])
+        )
         x = self.pick()
         shape = self.shapes[x]
         if kind == "unary":

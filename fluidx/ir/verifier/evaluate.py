@@ -14,6 +14,14 @@ from .terms import TermError, Terms, Value
 _LOCAL_ROLES = (Role.FORWARD, Role.LOSS, Role.BACKWARD, Role.DIST)
 
 
+def loss_seeds(program: Program) -> set[str]:
+    """The variables from which the gradients of the program's losses start."""
+    ops = program.global_block().oplist
+    losses = {n for op in ops if op.role is Role.LOSS for n in op.output_arg_names}
+    starts = (op for op in ops if op.role is Role.BACKWARD and op.type == "fill_constant")
+    return {n for op in starts for n in op.output_arg_names if n.partition("@GRAD")[0] in losses}
+
+
 class State:
     """What the variables of one rank (or of several that are still alike) hold."""
 
@@ -25,6 +33,8 @@ class State:
         self.rank = rank
         self.single = single  # the program for one device: its own rows are all rows
         self.env: dict[str, Value] = {}
+        # on one device a seed counts as it is; ranks weigh it by their rows, with batch_weight
+        self.seeds = loss_seeds(program) if single or terms.ranks == 1 else set()
 
     def fork(self, program: Program, rank: int) -> State:
         new = State(self.terms, program, rank, self.single)
@@ -188,6 +198,10 @@ def _linear(s: State, op: Operator, weighted: list[tuple[Value, float]]) -> None
     kinds = {v[0] for v, _ in weighted}
     if kinds <= {"G"} or kinds == {"L"} or (kinds == {"G", "L"} and op.role is not Role.DIST):
         if kinds == {"G", "L"}:  # a rank's own value plus a shared one: an ordinary operator
+            if op.role is Role.BACKWARD and s.terms.combine == "sum" and not s.single and s.terms.ranks > 1:
+                raise TermError(
+                    f"op {op.type} adds a gradient that is the same on every rank to a term of the rank's own rows; their sum would count it once per rank"
+                )
             ins = tuple(v for v, _ in weighted)
             s.write(out, s.terms.apply(op.type, s._attrs(op), ins, (), 0, False, [False] * len(ins)))
             return
@@ -212,14 +226,26 @@ def _chunk(s: State, op: Operator) -> None:
 
 def _constant(s: State, op: Operator) -> None:
     # a constant of any shape: shapes are compared elsewhere
-    s.write(op.output_arg_names[0], ("G", s.terms.intern(("const", float(op.attrs["value"])))))
+    out = op.output_arg_names[0]
+    e = s.terms.intern(("const", float(op.attrs["value"])))
+    s.write(out, ("G", s.terms.intern(("seed", e)) if out in s.seeds else e))
+
+
+def _batch_weight(s: State, op: Operator) -> None:
+    x = op.input_arg_names[0]
+    v = s.read(x)
+    if v[0] != "G" or s.terms.keys[v[1]][0] != "const":
+        raise TermError(f"op batch_weight weighs %{x}; only the seed of a loss's gradient may be weighed, and once")
+    if op.attrs["op"] != s.terms.combine:
+        raise TermError(f"op batch_weight has op={op.attrs['op']!r}, but the ranks' losses combine by {s.terms.combine!r}")
+    s.write(op.output_arg_names[0], ("G", s.terms.intern(("seed", v[1]))))
 
 
 _RULES: dict[str, Callable[[State, Any], None]] = {
     "sum": _sum,
     "scale": _scale,
     "assign": _pass_through,
-    "batch_weight": _pass_through,
+    "batch_weight": _batch_weight,
     "chunk": _chunk,
     "pack": _pack,
     "unpack": _unpack,

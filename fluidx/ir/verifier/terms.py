@@ -215,6 +215,8 @@ class Terms:
             return " + ".join((f"{w:g} " if w != 1 else "") + self.show(a, depth - 1) for a, w in key[1][:4])
         if key[0] == "chunk":
             return f"{self.show(key[1], depth)}[{key[2]}:{key[3]}]"
+        if key[0] == "seed":
+            return f"{self.show(key[1], depth)} weighed by rows"
         return f"{key[1]}"
 
 
