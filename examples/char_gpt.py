@@ -39,8 +39,9 @@ def build() -> Model:
         tokens = fx.data("tokens", [-1, CONTEXT], "int64")
         targets = fx.data("targets", [-1, CONTEXT, 1], "int64")
         mask = fx.layers.assign(np.triu(np.full((CONTEXT, CONTEXT), -1e9, "float32"), 1))
-        places = fx.layers.create_parameter([CONTEXT, WIDTH], "float32", name="places", default_initializer=fx.initializer.Normal(0.0, 0.02))
-        x = fx.layers.embedding(fx.layers.unsqueeze(tokens, [2]), [characters, WIDTH], param_attr=fx.initializer.Normal(0.0, 0.02))
+        small = fx.initializer.Normal(0.0, 0.02)
+        places = fx.layers.create_parameter([CONTEXT, WIDTH], "float32", name="places", default_initializer=small)
+        x = fx.layers.embedding(fx.layers.unsqueeze(tokens, [2]), [characters, WIDTH], param_attr=small)
         x = fx.layers.elementwise_add(x, places)
         for _ in range(LAYERS):
             x = x + attention(fx.layers.layer_norm(x, begin_norm_axis=2), mask)

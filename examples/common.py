@@ -95,7 +95,6 @@ def compare(title: str, build: Callable[[], Model], epochs: int) -> None:
         for name in args.strategy:
             got, metrics, seconds = train_ranks(model, STRATEGIES[name](), ranks, args.epochs)
             apart = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, got, strict=True))
-            table.add_row(
-                f"{ranks} rank{'s' * (ranks > 1)}, {name}", f"{got[0]:.6f}", f"{got[-1]:.6f}", *[f"{m:.4f}" for m in metrics], f"{apart:.1e}", f"{seconds:.1f}"
-            )
+            run = f"{ranks} rank{'s' * (ranks > 1)}, {name}"
+            table.add_row(run, f"{got[0]:.6f}", f"{got[-1]:.6f}", *[f"{m:.4f}" for m in metrics], f"{apart:.1e}", f"{seconds:.1f}")
     Console().print(table)

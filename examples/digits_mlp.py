@@ -19,10 +19,8 @@ def build() -> Model:
         loss = fx.layers.mean(fx.layers.softmax_with_cross_entropy(logits, label))
         accuracy = fx.layers.accuracy(fx.layers.softmax(logits), label)
         fx.optimizer.Momentum(learning_rate=0.1, momentum=0.9).minimize(loss)
-    train = {"image": x[:1500], "label": y[:1500]}
-    return Model(
-        main, startup, loss, {"test accuracy": accuracy}, lambda epoch: minibatches(train, 64, epoch), {"image": x[1500:], "label": y[1500:]}
-    )
+    train, test = {"image": x[:1500], "label": y[:1500]}, {"image": x[1500:], "label": y[1500:]}
+    return Model(main, startup, loss, {"test accuracy": accuracy}, lambda epoch: minibatches(train, 64, epoch), test)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 
 from .ir import ProgramError, nearest
-from .ir.site import call_site
-
-
-def wrong(message: str) -> ProgramError:
-    """A ProgramError that points at the line outside fluidx that is running."""
-    site = call_site()
-    return ProgramError(f"{message}\n  written at {site}" if site else message)
+from .ir.site import wrong
 
 
 def whole(owner: str, name: str, value: Any, least: int | None = None) -> int:

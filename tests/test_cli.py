@@ -52,8 +52,8 @@ def test_help_lists_the_commands():
 @pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer"])
 def test_the_demo_shows_every_step_and_the_same_losses(strategy):
     text = call("demo", "-n", 2, "--epochs", 1, "--strategy", strategy)
-    for heading in ("1. a program for one device", f"2. what {strategy}(", "3. what the program of rank 1 has", "4. proved", "5. one device and 2 ranks"):
-        assert heading in text
+    headings = ("1. a program for one device", f"2. what {strategy}(", "3. what the program of rank 1 has", "4. proved", "5. one device")
+    assert all(heading in text for heading in headings)
     assert "all communication that was inserted" in text and "4 parameters and" in text
     row = next(line for line in text.splitlines() if line.startswith("│     0 │"))
     _, _, one, many, apart, *_ = [cell.strip() for cell in row.split("│")]
@@ -125,7 +125,8 @@ def test_diff_of_two_files(pair, single, tmp_path):
     text = call("diff", single, after)
     assert text.startswith(f"--- {single}: 20 operators\n+++ {after}: ")
     assert "4 all_reduce" in text
-    assert call("diff", pair, single, code=1) == "Error: diff takes two programs or two pairs, not one of each; give the main program of the pair\n"
+    mixed = call("diff", pair, single, code=1)
+    assert mixed == "Error: diff takes two programs or two pairs, not one of each; give the main program of the pair\n"
 
 
 def test_verify_checks_one_program_or_all_ranks(pair, single):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.testing.models import TestModel, run_ranks, run_single
+from fluidx.testing.models import TestModel, train_ranks, train_single
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
@@ -25,7 +25,7 @@ def example(request):
         sys.path.remove(str(EXAMPLES))
     batch = {name: a[:8] for name, a in next(iter(made.batches(0))).items()}
     model = TestModel(made.main, made.startup, made.loss, lambda rows: batch, [])
-    (values,), scope = run_single(model, [batch], [made.loss])
+    (values,), scope = train_single(model, [batch], [made.loss])
     return model, batch, values, scope
 
 
@@ -33,7 +33,7 @@ def example(request):
 @pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer"])
 def test_one_step(example, strategy, ranks):
     model, batch, one, scope = example
-    (many,), state = run_ranks(model, strategy, ranks, [batch], [model.loss])  # transpiles, verifies and runs
+    (many,), state = train_ranks(model, strategy, ranks, [batch], [model.loss])  # transpiles, verifies and runs
     np.testing.assert_allclose(many, one, rtol=1e-6)
     for name, value in state.items():
         expected = scope.get(name)

@@ -70,7 +70,8 @@ class Executor:
             raise FeedError(f"run takes a Program, got {type(program).__name__}")
         if program.rank is not None and program.world_size > 1:
             raise ExecutionError(
-                f"{program.label()} is rank {program.rank} of {program.world_size}; run all ranks together: ParallelExecutor(transpiler, places=...)"
+                f"{program.label()} is rank {program.rank} of {program.world_size}; run all ranks together: "
+                "ParallelExecutor(transpiler, places=...)"
             )
         scope = scope or global_scope()
         arrays = check_feed(program, feed)

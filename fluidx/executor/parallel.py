@@ -72,8 +72,8 @@ class ParallelExecutor:
     ):
         if isinstance(transpiler, bool) or not hasattr(transpiler, "get_trainer_program"):
             raise ExecutionError(
-                "ParallelExecutor takes the DistributeTranspiler that transpiled the program: ParallelExecutor(t, places=fx.cpu_places(4)); "
-                f"got {type(transpiler).__name__}"
+                "ParallelExecutor takes the DistributeTranspiler that transpiled the program: "
+                f"ParallelExecutor(t, places=fx.cpu_places(4)); got {type(transpiler).__name__}"
             )
         self.transpiler = transpiler
         self.world_size = n = transpiler.world_size
@@ -144,7 +144,7 @@ class ParallelExecutor:
         self._check_open()
         if self._failed is not None:
             raise RankError(
-                f"a rank failed in an earlier run, so the ranks may differ; run_startup() or load a checkpoint first ({self._failed})"
+                f"a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one ({self._failed})"
             )
         names = fetch_names(fetch_list)
         check_fetch(self.transpiler.main, names)

@@ -80,8 +80,9 @@ class Plan:
                 buffer.set(np.ascontiguousarray(value))
         self._rest = rest = iter(self.steps)
         try:
-            for step in rest:
-                step()
+            with np.errstate(all="ignore"):  # overflow and 0/0 are values; FLUIDX_CHECK_NAN finds where they come from
+                for step in rest:
+                    step()
         except Exception as e:
             _explain(self.running(), e)
         return [f.copy() for f in self.fetches]
@@ -479,10 +480,10 @@ class _Planner:
         accesses = []
         for k, stop in order:
             nodes = self.nodes[k:stop]
-            reads = frozenset(id(self.roots[n]) for node in nodes for n in self.reads(node.op) if n in self.roots)
-            writes = frozenset(id(self.roots[n]) for node in nodes if not node.view for n in self.writes(node.op) if n in self.roots)
+            reads: frozenset[Any] = frozenset(id(self.roots[n]) for node in nodes for n in self.reads(node.op) if n in self.roots)
+            writes: frozenset[Any] = frozenset(id(self.roots[n]) for node in nodes if not node.view for n in self.writes(node.op) if n in self.roots)
             accesses.append(Access(reads, writes, nodes[0].definition.effect in (Effect.COLLECTIVE, Effect.P2P)))
-        by_id = {id(r): r for r in self.roots.values()}
+        by_id: dict[Any, _Root] = {id(r): r for r in self.roots.values()}
         out = {}
         for j, met in stream_waits(accesses).items():
             at = order[j][0] if j < len(order) else len(self.nodes)
@@ -585,6 +586,8 @@ class _Planner:
         main = _call(xp, definition, op, ins, outs, self.ctx)
         if not before and not after:
             return main
+        if after and definition.effect in (Effect.COLLECTIVE, Effect.P2P) and self.ctx.comm.asynchronous:
+            after.insert(0, partial(_finish, self.ctx.comm))
         return partial(_sequence, [*before, *([main] if main else []), *after])
 
     def block_runner(self, idx: int) -> Step:
@@ -612,6 +615,10 @@ def _mark(comm: Any, marks: dict[int, Any], k: int) -> None:
 
 def _wait(comm: Any, marks: dict[int, Any], k: int) -> None:
     comm.order_after(marks[k])
+
+
+def _finish(comm: Any) -> None:
+    comm.order_after(comm.mark())
 
 
 def _sequence(steps: list[Step]) -> None:

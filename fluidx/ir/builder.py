@@ -11,6 +11,7 @@ from .errors import ProgramError
 from .opdef import opdef
 from .operator import Operator, Role
 from .program import Block
+from .site import wrong
 from .variable import Variable
 
 
@@ -77,7 +78,7 @@ def slice_variable(x: Variable, index: Any) -> Variable:
     index = index if isinstance(index, tuple) else (index,)
     real = sum(1 for i in index if i is not None and i is not Ellipsis)
     if real > x.ndim:
-        raise ProgramError(f"variable {x.name!r} has {x.ndim} axes, {real} indices were given")
+        raise wrong(f"variable {x.name!r} has {x.ndim} axes, {real} indices were given")
     if Ellipsis in [i if i is Ellipsis else 0 for i in index]:
         at = next(k for k, i in enumerate(index) if i is Ellipsis)
         index = index[:at] + (slice(None),) * (x.ndim - real) + index[at + 1 :]
@@ -104,14 +105,14 @@ def slice_variable(x: Variable, index: Any) -> Variable:
         elif isinstance(i, int) and not isinstance(i, bool):
             size = x.shape[axis]
             if size >= 0 and not -size <= i < size:
-                raise ProgramError(f"index {i} is out of range for axis {axis} of variable {x.name!r} with shape {list(x.shape)}")
+                raise wrong(f"index {i} is out of range for axis {axis} of variable {x.name!r} with shape {list(x.shape)}")
             axes.append(axis)
             starts.append(i)
             ends.append(i + 1 if i != -1 else 2**31 - 1)
             steps.append(1)
             drop.append(axis)
         else:
-            raise ProgramError(f"variable {x.name!r} can be indexed with integers, slices, None and ...; got {type(i).__name__}")
+            raise wrong(f"variable {x.name!r} can be indexed with integers, slices, None and ...; got {type(i).__name__}")
         axis += 1
     b = x._build()
     y = x

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from .errors import ProgramError
 from .operator import Site
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -24,6 +25,12 @@ def call_site() -> Site | None:
             return Site(code.co_filename, frame.f_lineno, function)
         frame = frame.f_back
     return None
+
+
+def wrong(message: str) -> ProgramError:
+    """A ProgramError that points at the line outside fluidx that is running."""
+    site = call_site()
+    return ProgramError(f"{message}\n  written at {site}" if site else message)
 
 
 @contextmanager

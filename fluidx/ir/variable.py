@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ProgramError
+from .site import wrong
 
 if TYPE_CHECKING:
     from .program import Block, Var
@@ -88,7 +88,7 @@ class Variable:
             return other
         if isinstance(other, (bool, int, float, np.generic)):
             return self._build().fill_constant(shape=(1,), dtype=self.dtype, value=float(other))
-        raise ProgramError(f"cannot combine variable {self.name!r} with {type(other).__name__}: {other!r}")
+        raise wrong(f"cannot combine variable {self.name!r} with {type(other).__name__}: {other!r}")
 
     def _scaled(self, scale: float, bias: float) -> Variable:
         return self._build().scale(self, scale=float(scale), bias=float(bias))
@@ -159,7 +159,7 @@ class Variable:
         return hash((id(self.block.program), self.name))
 
     def __bool__(self) -> bool:
-        raise ProgramError(f"variable {self.name!r} has no value while the program is written; use layers.cond or layers.While")
+        raise wrong(f"variable {self.name!r} has no value while the program is written; use layers.cond or layers.While")
 
     def __getitem__(self, index: Any) -> Variable:
         """Slice with integers, slices, None and Ellipsis; an integer drops its axis."""

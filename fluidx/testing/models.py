@@ -80,7 +80,7 @@ def classifier(optimizer: Any = None, width: int = 16, kind: str = "mlp") -> Tes
     return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
 
 
-def run_single(model: TestModel, feeds: list[dict[str, np.ndarray]], fetch: list[Any]) -> tuple[list[list[np.ndarray]], Any]:
+def train_single(model: TestModel, feeds: list[dict[str, np.ndarray]], fetch: list[Any]) -> tuple[list[list[np.ndarray]], Any]:
     """Startup, then one run per feed on one device; return the fetched values and the scope."""
     import fluidx as fx
 
@@ -89,7 +89,7 @@ def run_single(model: TestModel, feeds: list[dict[str, np.ndarray]], fetch: list
     return [exe.run(model.main, feed=f, fetch_list=fetch, scope=scope) for f in feeds], scope
 
 
-def run_ranks(
+def train_ranks(
     model: TestModel, strategy: Any, trainers: Any, feeds: list[dict[str, np.ndarray]], fetch: list[Any], uneven: str = "weight"
 ) -> tuple[list[list[np.ndarray]], dict[str, np.ndarray]]:
     """Transpile, verify, and run on CPU ranks; return the fetched values and every persistable's global value at the end."""

@@ -17,8 +17,8 @@ SPLIT_METHODS = ("RoundRobin", "HashName")
 class DistributeTranspilerConfig:
     """fluid's configuration object. `mode` "nccl2" or "collective" trains with collectives; `collective_mode` chooses how.
 
-    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; `min_block_size` is not read: chunks are given by `chunk_mb`. Parameter servers are
-    not available: `mode="pserver"` and the options that only they have raise TranspileError.
+    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; `min_block_size` is not read: chunks are given by
+    `chunk_mb`. Parameter servers are not available: `mode="pserver"` and the options that only they have raise TranspileError.
 
     >>> DistributeTranspilerConfig(mode="collective", collective_mode="ring_optimizer").strategy()
     ring_optimizer(chunk_mb=4, roots='greedy')

@@ -14,9 +14,11 @@ from .rewrite import Job, Pass, Writer
 class HostRings(Pass):
     """Lower all_reduce, reduce and broadcast over `dp` to a collective within each `node` and ring hops along a `rail` of the hosts.
 
-    all_reduce: all_reduce in the node; the node's first rank carries the sum round the hosts to one of them and back; broadcast in the node.
+    all_reduce: all_reduce in the node; the node's first rank carries the sum round the hosts to one of them and back; broadcast in the
+    node.
     reduce, broadcast: the same on the rail of the root. The ring forms cross hosts by send and recv as they are.
-    Source: "Broadcast, AllReduce in a single machine. And Broadcast, AllReduce, Send, Recv in multiple machines", Paddle's NCCL design document.
+    Source: "Broadcast, AllReduce in a single machine. And Broadcast, AllReduce, Send, Recv in multiple machines", Paddle's NCCL design
+    document.
     """
 
     group: str = "dp"

@@ -72,8 +72,8 @@ class PlaceValues(Pass):
                 gradients.update(op.output_arg_names)
                 if op.type == "clip":
                     raise TranspileError(
-                        "an ErrorClip limits a gradient inside the backward part, before the terms of all ranks are added up, so ranks would "
-                        f"not give one device's values; use grad_clip of the optimizer{_where(op)}"
+                        "an ErrorClip limits a gradient inside the backward part, before the terms of all ranks are added up, so ranks "
+                        f"would not give one device's values; use grad_clip of the optimizer{_where(op)}"
                     )
             elif op.role in (Role.FORWARD, Role.LOSS) and gradients:
                 read = next((n for n in op.input_arg_names if n in gradients), None)
@@ -98,8 +98,11 @@ class PlaceValues(Pass):
                 "declare the data that it is computed from with an open batch axis: fx.data(name, [-1, ...])"
             )
         if len(found) > 1:
-            listed = ", ".join(f"{n!r} is a {'mean' if self._loss_op(block.descs[n].placement) == 'avg' else 'sum'} over the batch" for n in names)
-            raise TranspileError(f"the losses must combine over the ranks in one way: {listed}; make all of them means, or all of them sums")
+            word = {"avg": "mean", "sum": "sum"}
+            listed = ", ".join(f"{n!r} is a {word[self._loss_op(block.descs[n].placement) or 'sum']} over the batch" for n in names)
+            raise TranspileError(
+                f"the losses must combine over the ranks in one way: {listed}; make all of them means, or all of them sums"
+            )
         job.loss, job.loss_op = names[0], found.pop() or ""
         self._place_gradients(job, block)
 
@@ -140,7 +143,8 @@ class PlaceValues(Pass):
             result = rule(*definition.arrange(placed), **op.attrs)
         except ProgramError as e:
             sums = [p.name for p in flat(definition.arrange(placed)) if p.on(self.group) == Partial("sum", self.group)]
-            hint = f"; {sums[0]!r} is a sum over the batch, and a replicated term would be counted once per rank: use a mean" if sums else ""
+            hint = "is a sum over the batch, and a replicated term would be counted once per rank: use a mean"
+            hint = f"; {sums[0]!r} {hint}" if sums else ""
             raise TranspileError(f"op {op.type} cannot run on rows split over {self.group}: {e}{hint}{_where(op)}") from None
         many = len(definition.out_slots) > 1
         for out_slot, place in zip(definition.out_slots, result if many else (result,), strict=True):

@@ -193,7 +193,9 @@ class _Rewrite:
             like = self.descs[grad]
             chunks = self.by_param[param]
             if not like.placement:
-                raise TranspileError(f"gradient {grad!r} is the same on every rank, so it has no terms to gather on a root; use data_parallel()")
+                raise TranspileError(
+                    f"gradient {grad!r} is the same on every rank, so it has no terms to gather on a root; use data_parallel()"
+                )
             for k, c in enumerate(chunks):
                 source = grad
                 if len(chunks) > 1:
@@ -235,8 +237,9 @@ class _Rewrite:
             like, param = self.owned[owned[0]], self.param_of[owned[0]]
             single = [n for n in single if len(like) == 1 and self.scalars[n].terms[0].root == like[0].root]
             return self._on_roots(op, like, param, single)
-        if single and (like := self._root_of_scalars(op, single)) is not None:
-            return self._on_roots(op, like, next((n for n in reads if n in self.params), ""), single)
+        where = self._root_of_scalars(op, single) if single else None
+        if where is not None:
+            return self._on_roots(op, where, next((n for n in reads if n in self.params), ""), single)
         self._total([n for n in reads if n in self.scalars], op)
         if self._is_lazy(op):
             for n in op.output_arg_names:
@@ -262,7 +265,7 @@ class _Rewrite:
             return None  # every rank keeps it, so every rank must be able to make it
         params = {n for n in (*op.input_arg_names, *op.output_arg_names) if n in self.params}
         if not params:
-            return [Piece("", *roots, 0, outs[0].type.numel)] if outs else None
+            return [Piece("", min(roots), 0, outs[0].type.numel)] if outs else None
         chunks = self.by_param[next(iter(params))]
         if len(params) > 1 or len(chunks) != 1 or chunks[0].root not in roots:
             return None
@@ -358,8 +361,8 @@ class _Rewrite:
                 outs[n] = self._windows(self.descs[n], like)
             elif self.descs[n].persistable:
                 raise TranspileError(
-                    f"op {op.type} writes persistable {n!r} from a gradient that is on its root only; use data_parallel() for this optimizer"
-                    + (f"\n  written at {op.site}" if op.site else "")
+                    f"op {op.type} writes persistable {n!r} from a gradient that is on its root only; "
+                    "use data_parallel() for this optimizer" + (f"\n  written at {op.site}" if op.site else "")
                 )
             else:
                 outs[n] = [n] if len(like) == 1 else [f"{n}.c{k}" for k in range(len(like))]
@@ -472,7 +475,8 @@ class _Rewrite:
                 writer.keep(op)
                 continue
             if len(op.output_arg_names) != 1:
-                raise TranspileError(f"startup op {op.type} initialises {', '.join(op.output_arg_names)} together; initialise each by itself")
+                together = ", ".join(op.output_arg_names)
+                raise TranspileError(f"startup op {op.type} initialises {together} together; initialise each by itself")
             name = cut_up[0]
             old = descs.pop(name)
             for chunk, root, start, stop in layout[name]:

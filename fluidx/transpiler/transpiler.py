@@ -167,7 +167,8 @@ class DistributeTranspiler:
         rank = self.trainer_id if rank is None or isinstance(rank, bool) else rank
         if not isinstance(rank, int) or not 0 <= rank < job.world_size:
             raise TranspileError(
-                f"the program was transpiled for {job.world_size} rank{'s' * (job.world_size > 1)}: rank must be from 0 to {job.world_size - 1}, got {rank!r}"
+                f"the program was transpiled for {job.world_size} rank{'s' * (job.world_size > 1)}: "
+                f"rank must be from 0 to {job.world_size - 1}, got {rank!r}"
             )
         if rank not in self._ranks:
             main, startup = self._special

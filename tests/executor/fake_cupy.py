@@ -7,8 +7,9 @@ import numpy as np
 # arguments beside the arrays, as CuPy's reference lists them; NumPy takes more
 _UFUNC = {"__call__": {"out", "dtype", "casting"}, "reduce": {"axis", "dtype", "out", "keepdims"}, "at": set(), "accumulate": {"axis"}}
 _TAKES = {
-    "take": {"axis", "out"}, "take_along_axis": {"axis"}, "sum": {"axis", "dtype", "out", "keepdims"}, "einsum": {"optimize", "dtype"},
-    "max": {"axis", "out", "keepdims"}, "min": {"axis", "out", "keepdims"}, "argsort": {"axis", "kind"}, "argmax": {"axis", "keepdims", "out"},
+    "take": {"axis", "out"}, "take_along_axis": {"axis"}, "einsum": {"optimize", "dtype"}, "sum": {"axis", "dtype", "out", "keepdims"},
+    "max": {"axis", "out", "keepdims"}, "min": {"axis", "out", "keepdims"}, "argsort": {"axis", "kind"},
+    "argmax": {"axis", "keepdims", "out"},
     "cumsum": {"axis", "dtype", "out"}, "dot": {"out"}, "clip": {"out"}, "mean": {"axis", "dtype", "out", "keepdims"},
     "copyto": {"casting", "where"}, "concatenate": {"axis", "out"}, "where": set(), "argmin": {"axis", "keepdims", "out"},
 }  # fmt: skip

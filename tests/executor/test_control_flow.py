@@ -5,7 +5,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.testing import interpret, numeric_grad
-from fluidx.testing.models import TestModel, run_ranks, run_single
+from fluidx.testing.models import TestModel, train_ranks, train_single
 
 L = fx.layers
 
@@ -199,8 +199,8 @@ def replicated_model():
 def test_a_replicated_condition_gives_one_devices_answers(strategy, ranks):
     m = replicated_model()
     feeds = [m.feed(6, k) for k in range(4)]
-    one, scope = run_single(m, feeds, [m.loss])
-    many, state = run_ranks(m, strategy, ranks, feeds, [m.loss])
+    one, scope = train_single(m, feeds, [m.loss])
+    many, state = train_ranks(m, strategy, ranks, feeds, [m.loss])
     np.testing.assert_allclose(many, one, rtol=1e-5)
     for p, _ in m.gradients:
         np.testing.assert_allclose(state[p], scope.get(p), rtol=1e-5, atol=1e-6)

@@ -7,7 +7,7 @@ import fluidx as fx
 from fluidx.executor.context import RunContext
 from fluidx.executor.plan import _call
 from fluidx.ir import Effect, Operator, all_ops, np_dtype
-from fluidx.testing.models import classifier, run_single
+from fluidx.testing.models import classifier, train_single
 from fluidx.testing.reference import run_op, type_of
 from tests.executor.fake_cupy import DeviceArray, device, fake
 
@@ -62,7 +62,7 @@ def device_executor():
 def test_a_model_trains_as_on_numpy(kind, optimizer):
     m = classifier(fx.optimizer.Adam(0.01) if optimizer == "Adam" else None, kind=kind)
     feeds = [m.feed(6, k) for k in range(4)]
-    want, state = run_single(m, feeds, [m.loss])
+    want, state = train_single(m, feeds, [m.loss])
     exe, scope = device_executor(), fx.Scope()
     exe.run(m.startup, scope=scope)
     assert all(isinstance(a, DeviceArray) for a in scope.arrays.values())

@@ -107,7 +107,7 @@ def fails(exe, loss, given=None, limit=2.0):
     with pytest.raises(fx.RankError) as refused:
         exe.run(feed=feed(), fetch_list=[loss])
     assert str(refused.value).startswith(
-        "a rank failed in an earlier run, so the ranks may differ; run_startup() or load a checkpoint first ("
+        "a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one ("
     )
     return error.value
 
@@ -338,6 +338,7 @@ def test_large_doubles_are_no_infinity(monkeypatch):
     assert fx.Executor().run(feed={"x": np.array([1e300])}, fetch_list=[L.scale(x, 2.0)])[0] == 2e300
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 def test_the_first_nan_of_a_rank_names_both(monkeypatch):
     monkeypatch.setenv("FLUIDX_CHECK_NAN", "1")
 

@@ -10,7 +10,7 @@ import pytest
 import fluidx as fx
 from fluidx.comm.threads import ThreadCommunicator, ThreadWorld
 from fluidx.executor.streams import Access, waits
-from fluidx.testing.models import classifier, run_single
+from fluidx.testing.models import classifier, train_single
 
 
 class LateCommunicator(ThreadCommunicator):
@@ -45,7 +45,7 @@ for _name in ("broadcast", "all_reduce", "reduce", "exchange"):
 def test_late_communication_gives_the_same_numbers(strategy, kind, monkeypatch):
     model = classifier(fx.optimizer.Adam(0.01, grad_clip=fx.clip.GradientClipByGlobalNorm(0.5)), kind=kind)
     feeds = [model.feed(12, k) for k in range(3)]
-    one, scope = run_single(model, feeds, [model.loss])
+    one, scope = train_single(model, feeds, [model.loss])
     monkeypatch.setattr(ThreadWorld, "communicator", lambda self, rank: LateCommunicator(self, rank))
     t = fx.DistributeTranspiler(strategy)
     t.transpile(program=model.main, startup_program=model.startup, trainers=3)

@@ -5,7 +5,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import Builder, Role
-from fluidx.testing.models import TestModel, run_ranks, run_single
+from fluidx.testing.models import TestModel, train_ranks, train_single
 
 L = fx.layers
 
@@ -101,8 +101,18 @@ def two_losses_of_one_model(main, x, h, loss):
     return pairs[0] + pairs[1]
 
 
+def two_optimizers_of_one_loss(main, x, h, loss):
+    """One loss minimized twice, by other optimizers for other parameters: its gradient starts twice."""
+    parameters = [p.name for p in main.all_parameters()]
+    backbone, head = fx.optimizer.SGD(0.05, parameter_list=parameters[:3]), fx.optimizer.Adam(0.01, parameter_list=parameters[3:])
+    pairs = backbone.backward(loss), head.backward(loss)
+    backbone.apply_gradients(pairs[0])
+    head.apply_gradients(pairs[1])
+    return pairs[0] + pairs[1]
+
+
 WAYS = {c.__name__: with_optimizer(c) for c in (PlainMomentum, OldValue, SlowWeights, NormOfAllSteps, Centred, TrustRatio)}
-WAYS |= {f.__name__: f for f in (norm_of_the_neighbour, two_towers, two_losses_of_one_model)}
+WAYS |= {f.__name__: f for f in (norm_of_the_neighbour, two_towers, two_losses_of_one_model, two_optimizers_of_one_loss)}
 STRATEGIES = {
     "data_parallel": fx.strategies.data_parallel,
     "reduce_broadcast": fx.strategies.reduce_broadcast,
@@ -131,8 +141,8 @@ def model(way) -> TestModel:
 def test_what_a_user_writes_gives_one_devices_values(way, strategy, trainers):
     m = model(way)
     feeds = [m.feed(12, k) for k in range(3)] + [m.feed(2, 5)]
-    one, scope = run_single(m, feeds, [m.loss])
-    many, state = run_ranks(m, strategy(), trainers, feeds, [m.loss])
+    one, scope = train_single(m, feeds, [m.loss])
+    many, state = train_ranks(m, strategy(), trainers, feeds, [m.loss])
     # four steps of rounding in another order of addition
     np.testing.assert_allclose(many, one, rtol=1e-5)
     for name, value in state.items():

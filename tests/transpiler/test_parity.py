@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.testing.models import classifier, integer_mlp, run_ranks, run_single
+from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_single
 
 STRATEGIES = {
     "data_parallel": fx.strategies.data_parallel,
@@ -23,8 +23,8 @@ def test_gradients_and_parameters_are_bit_equal_where_sums_are_exact(strategy, r
     model = integer_mlp("sum")
     fetch = [model.loss, *[g for _, g in model.gradients]]
     feeds = [model.feed(24)]
-    (one,), scope = run_single(model, feeds, fetch)
-    (many,), state = run_ranks(model, strategy(), ranks, feeds, fetch)
+    (one,), scope = train_single(model, feeds, fetch)
+    (many,), state = train_ranks(model, strategy(), ranks, feeds, fetch)
     for name, a, b in zip(["loss", *[g for _, g in model.gradients]], one, many, strict=True):
         assert np.array_equal(a, b), name
     for p, _ in model.gradients:
@@ -37,8 +37,8 @@ def test_a_mean_loss_is_bit_equal_too_when_the_mean_is_by_a_power_of_two(strateg
     model = integer_mlp("mean")
     feeds = [model.feed(32)]  # 32 rows of 4 columns: the mean is by 128
     fetch = [model.loss, *[g for _, g in model.gradients]]
-    (one,), scope = run_single(model, feeds, fetch)
-    (many,), state = run_ranks(model, strategy(), ranks, feeds, fetch)
+    (one,), scope = train_single(model, feeds, fetch)
+    (many,), state = train_ranks(model, strategy(), ranks, feeds, fetch)
     for a, b in zip(one, many, strict=True):
         assert np.array_equal(a, b)
     for p, _ in model.gradients:
@@ -50,8 +50,8 @@ def test_a_mean_loss_is_bit_equal_too_when_the_mean_is_by_a_power_of_two(strateg
 def test_random_data_stays_within_float32_rounding(strategy, ranks):
     model = classifier()
     feeds = [model.feed(24, k) for k in range(50)]
-    one, scope = run_single(model, feeds, [model.loss])
-    many, state = run_ranks(model, strategy(), ranks, feeds, [model.loss])
+    one, scope = train_single(model, feeds, [model.loss])
+    many, state = train_ranks(model, strategy(), ranks, feeds, [model.loss])
     # one step: only the order of additions differs, so a few units in the last place
     np.testing.assert_allclose(many[0][0], one[0][0], rtol=1e-6)
     # 50 steps: the differences grow with the steps, here by a factor below 50
@@ -65,8 +65,8 @@ def test_random_data_stays_within_float32_rounding(strategy, ranks):
 def test_an_uneven_batch_is_weighted(strategy, rows):
     model = classifier()
     feeds = [model.feed(rows, k) for k in range(3)]
-    one, scope = run_single(model, feeds, [model.loss])
-    many, state = run_ranks(model, strategy(), 4, feeds, [model.loss])
+    one, scope = train_single(model, feeds, [model.loss])
+    many, state = train_ranks(model, strategy(), 4, feeds, [model.loss])
     np.testing.assert_allclose(many, one, rtol=1e-5)
     for p, _ in model.gradients:
         np.testing.assert_allclose(state[p], scope.get(p), rtol=1e-5, atol=1e-6)
@@ -76,8 +76,8 @@ def test_an_uneven_batch_is_weighted(strategy, rows):
 def test_a_summed_loss_counts_no_borrowed_row(reduce):
     model = integer_mlp(reduce)
     feeds = [model.feed(3)]
-    (one,), scope = run_single(model, feeds, [model.loss])
-    (many,), state = run_ranks(model, fx.strategies.data_parallel(), 2, feeds, [model.loss])
+    (one,), scope = train_single(model, feeds, [model.loss])
+    (many,), state = train_ranks(model, fx.strategies.data_parallel(), 2, feeds, [model.loss])
     np.testing.assert_allclose(many[0], one[0], rtol=1e-6)
     for p, _ in model.gradients:
         np.testing.assert_allclose(state[p], scope.get(p), rtol=1e-5)
@@ -87,8 +87,8 @@ def test_dropping_leaves_surplus_rows_out():
     model = classifier()
     full = model.feed(11)
     kept = {k: v[:8] for k, v in full.items()}
-    (one,), _ = run_single(model, [kept], [model.loss])
-    (many,), _ = run_ranks(model, "data_parallel", 4, [full], [model.loss], uneven="drop")
+    (one,), _ = train_single(model, [kept], [model.loss])
+    (many,), _ = train_ranks(model, "data_parallel", 4, [full], [model.loss], uneven="drop")
     np.testing.assert_allclose(many[0], one[0], rtol=1e-6)
 
 
@@ -96,8 +96,8 @@ def test_padding_repeats_the_last_row():
     model = classifier()
     short = model.feed(6)
     padded = {k: np.concatenate([v, v[-1:], v[-1:]]) for k, v in short.items()}
-    (one,), _ = run_single(model, [padded], [model.loss])
-    (many,), _ = run_ranks(model, "data_parallel", 4, [short], [model.loss], uneven="pad")
+    (one,), _ = train_single(model, [padded], [model.loss])
+    (many,), _ = train_ranks(model, "data_parallel", 4, [short], [model.loss], uneven="pad")
     np.testing.assert_allclose(many[0], one[0], rtol=1e-6)
 
 
@@ -127,8 +127,8 @@ OPTIMIZERS = {
 def test_every_optimizer_under_every_strategy(strategy, optimizer):
     model = classifier(optimizer())
     feeds = [model.feed(12, k) for k in range(5)]
-    one, scope = run_single(model, feeds, [model.loss])
-    many, state = run_ranks(model, strategy(), 4, feeds, [model.loss])
+    one, scope = train_single(model, feeds, [model.loss])
+    many, state = train_ranks(model, strategy(), 4, feeds, [model.loss])
     # Adam and its kin divide by the root of a small second moment, which magnifies rounding in the first steps
     np.testing.assert_allclose(many, one, rtol=2e-5)
     for name, value in state.items():
@@ -142,8 +142,8 @@ def test_a_learning_rate_schedule_advances_once_a_step(strategy):
 
     model = _scheduled(optimizer)
     feeds = [model.feed(8, k) for k in range(5)]
-    one, scope = run_single(model, feeds, [model.loss])
-    many, state = run_ranks(model, strategy(), 4, feeds, [model.loss])
+    one, scope = train_single(model, feeds, [model.loss])
+    many, state = train_ranks(model, strategy(), 4, feeds, [model.loss])
     np.testing.assert_allclose(many, one, rtol=1e-5)
     assert state["@LR_DECAY_COUNTER@"] == scope.get("@LR_DECAY_COUNTER@")
 
@@ -168,8 +168,8 @@ def _scheduled(optimizer):
 def test_models_with_state_and_randomness(strategy, kind):
     model = classifier(kind=kind)
     feeds = [model.feed(12, k) for k in range(4)]
-    one, _ = run_single(model, feeds, [model.loss])
-    many, _ = run_ranks(model, strategy(), 4, feeds, [model.loss])
+    one, _ = train_single(model, feeds, [model.loss])
+    many, _ = train_ranks(model, strategy(), 4, feeds, [model.loss])
     np.testing.assert_allclose(many, one, rtol=1e-5)
 
 
@@ -179,7 +179,7 @@ def test_batch_norm_keeps_local_statistics_and_says_so():
     t.transpile(program=model.main, startup_program=model.startup, trainers=2)
     report = str(t.verify())
     assert "on purpose" in report and "batch_norm" in report
-    values, _ = run_ranks(model, "data_parallel", 2, [model.feed(8)], [model.loss])
+    values, _ = train_ranks(model, "data_parallel", 2, [model.feed(8)], [model.loss])
     assert np.isfinite(values[0][0]).all()
 
 
@@ -189,8 +189,8 @@ def test_several_hosts(strategy, cluster):
     model = integer_mlp("sum")
     feeds = [model.feed(24)]
     fetch = [g for _, g in model.gradients]
-    (one,), scope = run_single(model, feeds, fetch)
-    (many,), state = run_ranks(model, strategy(), cluster, feeds, fetch)
+    (one,), scope = train_single(model, feeds, fetch)
+    (many,), state = train_ranks(model, strategy(), cluster, feeds, fetch)
     for a, b in zip(one, many, strict=True):
         assert np.array_equal(a, b)
     for p, _ in model.gradients:
@@ -214,8 +214,8 @@ def test_fetches_are_global_values(placement):
     logits = next(op for op in main.ops if op.type == "softmax_with_cross_entropy").input("Logits")[0]
     name = logits if placement == "sharded" else model.gradients[0][0]
     feeds = [model.feed(7)]
-    (one,), _ = run_single(model, feeds, [name])
-    (many,), _ = run_ranks(model, "ring_optimizer", 3, feeds, [name])
+    (one,), _ = train_single(model, feeds, [name])
+    (many,), _ = train_ranks(model, "ring_optimizer", 3, feeds, [name])
     assert one[0].shape == many[0].shape
     np.testing.assert_allclose(many[0], one[0], rtol=1e-5, atol=1e-6)
 
@@ -228,7 +228,7 @@ def test_an_inference_program_runs_on_the_ranks_rows():
     t.transpile(program=test, startup_program=model.startup, trainers=3)
     t.verify()
     feed = model.feed(8)
-    (one,), _ = run_single(model, [feed], [logits])
+    (one,), _ = train_single(model, [feed], [logits])
     with fx.ParallelExecutor(t, places=fx.cpu_places(3)) as exe:
         exe.run_startup()
         (many,) = exe.run(feed=feed, fetch_list=[logits])

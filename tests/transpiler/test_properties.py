@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fluidx as fx
 from fluidx.ir import Role
-from fluidx.testing.models import classifier, run_single
+from fluidx.testing.models import classifier, train_single
 from fluidx.transpiler.roots import assign, cut
 from tests.transpiler.random_models import build, recipes
 
@@ -60,7 +60,7 @@ def test_two_steps_give_one_devices_losses_and_state(recipe, strategy, trainers,
     model = build(recipe)
     t = transpiled(model, strategy, trainers)
     feeds = [model.feed(rows, k) for k in range(2)]
-    one, scope = run_single(model, feeds, [model.loss])
+    one, scope = train_single(model, feeds, [model.loss])
     with fx.ParallelExecutor(t, places=fx.cpu_places(t.world_size), timeout=20) as exe:
         exe.run_startup()
         many = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
@@ -99,7 +99,9 @@ def test_every_update_is_made_once_for_each_element(recipe, strategy, trainers):
         assert everywhere or (at == size and sum(b - a for _, a, b in parts) == size), (name, parts)
 
 
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=12), st.integers(1, 9), st.integers(16, 4096), st.sampled_from(["greedy", "hash"]))
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=12), st.integers(1, 9), st.integers(16, 4096), st.sampled_from(["greedy", "hash"])
+)
 @settings(max_examples=100, deadline=None)
 def test_chunks_cover_their_parameter_and_greedy_roots_are_balanced(sizes, ranks, chunk, method):
     chunks = [c for k, n in enumerate(sizes) for c in cut(f"p{k}", n, 4, chunk)]

@@ -120,6 +120,13 @@ class State:
                 raise TermError(f"op {op.type} reads %{n}, which is {self.terms.describe(v)}")
         if op.role not in _LOCAL_ROLES:
             ins = [self._whole(op, n, v) for n, v in zip(names, ins, strict=True)]
+        if op.attrs.get("sharded") is False and not op.attrs.get("is_test") and not self.single and self.terms.ranks > 1:
+            local = next((n for n, v in zip(names, ins, strict=True) if v[0] == "L"), None)
+            if local is not None:
+                raise TermError(
+                    f"op {op.type} draws the same numbers on every rank for %{local}, which is of the rank's own rows; "
+                    "sharded=true is missing"
+                )
         definition = OPS[op.type]
         small = [self._small(n) for n in names]
         slots = tuple((s, len(a)) for s, a in op.inputs.items())
@@ -200,7 +207,8 @@ def _linear(s: State, op: Operator, weighted: list[tuple[Value, float]]) -> None
         if kinds == {"G", "L"}:  # a rank's own value plus a shared one: an ordinary operator
             if op.role is Role.BACKWARD and s.terms.combine == "sum" and not s.single and s.terms.ranks > 1:
                 raise TermError(
-                    f"op {op.type} adds a gradient that is the same on every rank to a term of the rank's own rows; their sum would count it once per rank"
+                    f"op {op.type} adds a gradient that is the same on every rank to a term of the rank's own rows; "
+                    "the sum over the ranks would count it once per rank"
                 )
             ins = tuple(v for v, _ in weighted)
             s.write(out, s.terms.apply(op.type, s._attrs(op), ins, (), 0, False, [False] * len(ins)))

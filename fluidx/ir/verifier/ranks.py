@@ -40,7 +40,8 @@ class Report:
             f"  messages     {self.messages} sends, each with its recv: same peer, shape and dtype",
             "  no deadlock  all ranks reach the end of startup and of a step, even if sends wait for their recvs",
             f"  startup      every rank begins with the values of one device ({self.variables} variables)",
-            f"  same answers {self.parameters} parameters and {self.states} other states end the step with one device's value, as expressions",
+            f"  same answers {self.parameters} parameters and {self.states} other states "
+            "end the step with one device's value, as expressions",
         ]
         lines += [f"  on purpose   {note}" for note in self.notes]
         return "\n".join(lines)
@@ -58,7 +59,8 @@ def verify_ranks(
     """Prove that the rank programs do together what `source` does on one device; raise VerifyError where they do not.
 
     Checks types and definitions, that communication matches and cannot deadlock (each send is taken to wait for its recv), and that each
-    persistable variable ends startup and a step with the same expression as on one device. For a loss that is a mean over rows, the mean of the ranks' gradients is one device's gradient.
+    persistable variable ends startup and a step with the same expression as on one device. For a loss that is a mean over rows, the mean
+    of the ranks' gradients is one device's gradient.
     """
     report = Report(label, len(mains), notes=list(notes))
     layout = layout or {}
@@ -163,7 +165,8 @@ class _World:
             try:
                 if effect is Effect.COLLECTIVE:
                     group = op.attrs["group"]
-                    if self.programs[0].groups.get(group) != (everyone,) or op.type not in ("all_reduce", "broadcast", "nccl_init", "barrier"):
+                    simple = op.type in ("all_reduce", "broadcast", "nccl_init", "barrier")
+                    if not simple or self.programs[0].groups.get(group) != (everyone,):
                         break
                     if op.input_arg_names:
                         values = [self._explicit(state.read(op.input_arg_names[0]), r) for r in everyone]
@@ -305,10 +308,9 @@ class _World:
         rank = self.ranks[r]
         first = rank.ops[rank.at]
         stop = rank.at + 1
-        if first.attrs.get("batch"):
-            while (
-                stop < len(rank.ops) and OPS[rank.ops[stop].type].effect is Effect.P2P and rank.ops[stop].attrs.get("batch") == first.attrs["batch"]
-            ):
+        batch = first.attrs.get("batch")
+        if batch:
+            while stop < len(rank.ops) and OPS[(op := rank.ops[stop]).type].effect is Effect.P2P and op.attrs.get("batch") == batch:
                 stop += 1
         return [_Item(rank.ops[i], i, rank.ops[i].attrs["peer"]) for i in range(rank.at, stop)]
 

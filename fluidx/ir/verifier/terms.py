@@ -127,13 +127,16 @@ class Terms:
 
     # -- operators -----------------------------------------------------------------------------------------------------------
 
-    def apply(self, type_: str, attrs: tuple, ins: tuple, slots: tuple, out: int, elementwise: bool, small: Sequence[bool]) -> tuple[str, int]:
+    def apply(
+        self, type_: str, attrs: tuple, ins: tuple, slots: tuple, out: int, elementwise: bool, small: Sequence[bool]
+    ) -> tuple[str, int]:
         """Output number `out` of an operator on values ("G"|"L", e). An elementwise operator on slices is a slice of it on wholes."""
         kind = "L" if any(k == "L" for k, _ in ins) else "G"
         if elementwise:
             splits = [self.split(e) for _, e in ins]
             ranges = {s[1:] for s in splits if s is not None}
-            if len(ranges) == 1 and all(s is not None or tiny or self.keys[e][0] == "const" for s, tiny, (_, e) in zip(splits, small, ins, strict=True)):
+            fits = zip(splits, small, ins, strict=True)
+            if len(ranges) == 1 and all(s is not None or tiny or self.keys[e][0] == "const" for s, tiny, (_, e) in fits):
                 whole = tuple((k, s[0] if s else e) for (k, e), s in zip(ins, splits, strict=True))
                 e = self.intern(("op", type_, attrs, whole, slots, out))
                 return kind, self.chunk(e, *ranges.pop())
@@ -196,7 +199,8 @@ class Terms:
             for (_, r), w in value[1]:
                 if r is not None:
                     by.setdefault(w, []).append(r)
-            return "; ".join(f"{w:g} x rank{'s' * (len(set(rs)) > 1)} {', '.join(map(str, sorted(set(rs))))}" for w, rs in by.items()) or "a sum"
+            lists = ((w, sorted(set(rs))) for w, rs in by.items())
+            return "; ".join(f"{w:g} x rank{'s' * (len(rs) > 1)} {', '.join(map(str, rs))}" for w, rs in lists) or "a sum"
         if value[0] == "U":
             return "undefined here (it is on its root only)"
         if value[0] == "T":
