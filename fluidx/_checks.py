@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .ir import ProgramError, nearest
+from .ir import nearest
 from .ir.site import wrong
 
 

@@ -144,7 +144,8 @@ class ParallelExecutor:
         self._check_open()
         if self._failed is not None:
             raise RankError(
-                f"a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one ({self._failed})"
+                "a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one "
+                f"({self._failed})"
             )
         names = fetch_names(fetch_list)
         check_fetch(self.transpiler.main, names)

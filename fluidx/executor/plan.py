@@ -480,8 +480,10 @@ class _Planner:
         accesses = []
         for k, stop in order:
             nodes = self.nodes[k:stop]
-            reads: frozenset[Any] = frozenset(id(self.roots[n]) for node in nodes for n in self.reads(node.op) if n in self.roots)
-            writes: frozenset[Any] = frozenset(id(self.roots[n]) for node in nodes if not node.view for n in self.writes(node.op) if n in self.roots)
+            read = [n for node in nodes for n in self.reads(node.op)]
+            written = [n for node in nodes if not node.view for n in self.writes(node.op)]
+            reads: frozenset[Any] = frozenset(id(self.roots[n]) for n in read if n in self.roots)
+            writes: frozenset[Any] = frozenset(id(self.roots[n]) for n in written if n in self.roots)
             accesses.append(Access(reads, writes, nodes[0].definition.effect in (Effect.COLLECTIVE, Effect.P2P)))
         by_id: dict[Any, _Root] = {id(r): r for r in self.roots.values()}
         out = {}
