@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from . import unique_name
 from .dtypes import as_dtype
@@ -17,12 +18,14 @@ from .types import ANY, REPLICATE, Placement, TensorType
 from .variable import Parameter, Variable
 
 
-@dataclass(frozen=True, slots=True)
-class Var:
+_NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Var(NamedTuple):
     """The immutable record behind a Variable: what the program declares under one name.
 
     `attrs` holds what only some variables have: of a parameter `trainable`, `learning_rate`, `regularizer`, `need_clip`; of a
-    chunk `chunk_of`, `start`, `stop`; of a value that lives on one rank only, `owner` ("dp:2").
+    window onto a parameter `window_of`, `start`, `stop`; of state that lives on one rank only `owner` ("dp:2") and `part_of`.
     """
 
     name: str
@@ -32,18 +35,13 @@ class Var:
     stop_gradient: bool = False
     is_data: bool = False
     is_parameter: bool = False
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = _NO_ATTRS
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # attrs cannot be hashed
         return hash((self.name, self.type, self.placement))
 
     def changed(self, **changes: Any) -> Var:
-        fields: dict[str, Any] = {
-            "name": self.name, "type": self.type, "placement": self.placement, "persistable": self.persistable,
-            "stop_gradient": self.stop_gradient, "is_data": self.is_data, "is_parameter": self.is_parameter, "attrs": self.attrs,
-        }  # fmt: skip
-        fields.update(changes)
-        return Var(**fields)
+        return self._replace(**changes)
 
 
 # A parameter's attributes that go without saying.

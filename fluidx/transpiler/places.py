@@ -227,6 +227,8 @@ def _where(op: Operator) -> str:
 def is_trainable_pair(descs: dict[str, Var], op: Operator) -> list[tuple[str, str]]:
     """The (param, grad) pairs that an operator finishes."""
     names: Any = op.role_var
+    if not names:
+        return []
     return [(names[k], names[k + 1]) for k in range(0, len(names), 2) if names[k] in descs]
 
 

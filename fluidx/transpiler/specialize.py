@@ -25,6 +25,9 @@ class Specializer:
         shared: list[Operator] = []
         rounds: dict[tuple, int] = {}  # how often a wave of one kind has travelled before
         for op in block.oplist:
+            if not op.owner and op.type not in _RINGS:
+                shared.append(op)
+                continue
             group, index = _owner(op.owner)
             owned = group in program.groups
             if op.type not in _RINGS and not owned:

@@ -89,7 +89,8 @@ class DistributeTranspiler:
             p.strategy = repr(self.strategy)
             p.frozen = True
         self._job = job
-        self._special = Specializer(job.main), Specializer(job.startup)
+        with _no_collections():
+            self._special = Specializer(job.main), Specializer(job.startup)
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._report: Report | None = None
         self._dump()
@@ -172,7 +173,8 @@ class DistributeTranspiler:
             )
         if rank not in self._ranks:
             main, startup = self._special
-            self._ranks[rank] = main.rank_program(rank), startup.rank_program(rank)
+            with _no_collections():
+                self._ranks[rank] = main.rank_program(rank), startup.rank_program(rank)
         return self._ranks[rank]
 
     def get_trainer_program(self, rank: int | None = None, wait_port: bool = True) -> Program:
