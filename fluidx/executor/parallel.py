@@ -41,6 +41,8 @@ class Transpiled(Protocol):
 
     @property
     def layout(self) -> Mapping[str, list[tuple[str, int, int, int]]]: ...
+    @property
+    def row_gradients(self) -> frozenset[str]: ...
     def source_shape(self, name: str) -> tuple[int, ...]: ...
     def get_trainer_program(self, rank: int) -> Program: ...
     def get_startup_program(self, rank: int) -> Program: ...
@@ -64,12 +66,18 @@ class ParallelExecutor:
 
     def __init__(
         self,
-        transpiler: Transpiled | Any,
+        transpiler: Transpiled | Any = None,
         places: Sequence[Place] | None = None,
         uneven: str = "weight",
         timeout: float | None = None,
         scopes: Sequence[Scope] | None = None,
+        **fluid: Any,
     ):
+        if fluid:
+            raise ExecutionError(
+                f"ParallelExecutor has no argument {next(iter(fluid))!r}: what fluid's use_cuda, loss_name and main_program said is in the "
+                "transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"
+            )
         if isinstance(transpiler, bool) or not hasattr(transpiler, "get_trainer_program"):
             raise ExecutionError(
                 "ParallelExecutor takes the DistributeTranspiler that transpiled the program: "
@@ -210,7 +218,8 @@ class ParallelExecutor:
             return self.state(name)
         place = self._placement(name)
         values = [r.get(name) for r in results]
-        return merge(name, values, place, parts)
+        value = merge(name, values, place, parts)
+        return value / value.dtype.type(self.world_size) if name in self.transpiler.row_gradients else value
 
     def state(self, name: str) -> np.ndarray:
         """The global value of a persistable variable, joined from its owners where the strategy cut it up."""

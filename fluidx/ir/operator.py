@@ -97,15 +97,15 @@ class Operator:
         owner: str = "",
         site: Site | None = None,
     ):
-        set_ = object.__setattr__
-        set_(self, "type", type)
-        set_(self, "inputs", inputs)
-        set_(self, "outputs", outputs)
-        set_(self, "attrs", attrs or {})
-        set_(self, "role", role)
-        set_(self, "role_var", role_var)
-        set_(self, "owner", owner)
-        set_(self, "site", site)
+        # slots' own setters: operators are made by the ten thousand, and object.__setattr__ looks each name up
+        _set_type(self, type)
+        _set_inputs(self, inputs)
+        _set_outputs(self, outputs)
+        _set_attrs(self, attrs or {})
+        _set_role(self, role)
+        _set_role_var(self, role_var)
+        _set_owner(self, owner)
+        _set_site(self, site)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"operators are immutable; use op.replace({name}=...) in a pass that makes a new program")
@@ -216,6 +216,11 @@ class Operator:
         return show_op(self)
 
     __str__ = to_string
+
+
+_set_type, _set_inputs, _set_outputs, _set_attrs, _set_role, _set_role_var, _set_owner, _set_site = (
+    Operator.__dict__[name].__set__ for name in Operator.__slots__[:8]
+)
 
 
 def _flat(slots: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

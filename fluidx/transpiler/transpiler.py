@@ -11,7 +11,9 @@ from typing import Any
 from ..config import debug_level, dump_dir
 from ..ir.diff import diff
 from ..ir.errors import TranspileError
+from ..ir.operator import Role
 from ..ir.program import Program, ProgramPair, default_main_program, default_startup_program
+from ..ir.types import Shard
 from ..ir.verifier import Report, verify_ranks
 from .cluster import Cluster
 from .config import DistributeTranspilerConfig
@@ -93,6 +95,7 @@ class DistributeTranspiler:
             self._special = Specializer(job.main), Specializer(job.startup)
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._report: Report | None = None
+        self._row_gradients: frozenset[str] | None = None
         self._dump()
         return self
 
@@ -158,6 +161,20 @@ class DistributeTranspiler:
     def layout(self) -> dict[str, list[tuple[str, int, int, int]]]:
         """Where state that was given to root ranks lives: name -> (variable, rank, start, stop)."""
         return self.job.layout
+
+    @property
+    def row_gradients(self) -> frozenset[str]:
+        """Gradients of split rows under a mean loss: each rank's are of the mean over its own rows, n times those of the whole batch."""
+        if self._row_gradients is None:
+            descs = self.main.global_block().descs
+            self._row_gradients = frozenset(
+                n
+                for op in (self.main.global_block().oplist if self.job.loss_op == "avg" else ())
+                if op.role is Role.BACKWARD
+                for n in op.output_arg_names
+                if any(isinstance(p, Shard) for p in descs[n].placement)
+            )
+        return self._row_gradients
 
     def source_shape(self, name: str) -> tuple[int, ...]:
         """The shape of a variable as the single-device program declares it."""

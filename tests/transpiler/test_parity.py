@@ -220,6 +220,16 @@ def test_fetches_are_global_values(placement):
     np.testing.assert_allclose(many[0], one[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [8, 7, 2])
+def test_a_fetched_gradient_of_rows_is_one_devices(rows):
+    model = classifier()
+    logits = next(op for op in model.main.ops if op.type == "softmax_with_cross_entropy").input("Logits")[0]
+    feeds = [model.feed(rows)]
+    (one,), _ = train_single(model, feeds, [f"{logits}@GRAD"])
+    (many,), _ = train_ranks(model, "data_parallel", 3, feeds, [f"{logits}@GRAD"])
+    np.testing.assert_allclose(many[0], one[0], rtol=1e-5, atol=1e-7)
+
+
 def test_an_inference_program_runs_on_the_ranks_rows():
     model = classifier()
     test = model.main.clone(for_test=True)
