@@ -17,7 +17,6 @@ from .site import call_site
 from .types import ANY, REPLICATE, Placement, TensorType
 from .variable import Parameter, Variable
 
-
 _NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
 

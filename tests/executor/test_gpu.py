@@ -1,0 +1,34 @@
+"""The GPU path, on machines that have one. None of this has run yet: the project has had no GPU so far."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.testing.models import classifier, train_single
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("kind", ["mlp", "norm", "conv", "dropout"])
+def test_one_gpu_trains_as_numpy_does(kind):
+    model = classifier(kind=kind)
+    feeds = [model.feed(8, k) for k in range(3)]
+    want, _ = train_single(model, feeds, [model.loss])
+    exe, scope = fx.Executor(fx.CUDAPlace(0)), fx.executor.Scope()
+    exe.run(model.startup, scope=scope)
+    got = [exe.run(model.main, feed=f, fetch_list=[model.loss], scope=scope) for f in feeds]
+    np.testing.assert_allclose(got, want, rtol=1e-4)  # another BLAS, another order of additions
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer"])
+def test_every_gpu_is_a_rank(strategy):
+    places = fx.cuda_places()
+    model = classifier()
+    feeds = [model.feed(8, k) for k in range(3)]
+    want, _ = train_single(model, feeds, [model.loss])
+    t = fx.DistributeTranspiler(strategy)
+    t.transpile(program=model.main, startup_program=model.startup, trainers=len(places))
+    with fx.ParallelExecutor(t, places=places, timeout=60) as exe:
+        exe.run_startup()
+        got = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
+    np.testing.assert_allclose(got, want, rtol=1e-4)
