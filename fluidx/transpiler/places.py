@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.errors import ProgramError, TranspileError, nearest
-from ..ir.opdef import opdef
+from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator, Role
 from ..ir.placement import Placed, default_place, flat
 from ..ir.program import Block, Program, Var
@@ -121,37 +121,36 @@ class PlaceValues(Pass):
                 self._place_op(job, block, op, descs)
 
     def _place_op(self, job: Job, block: Block, op: Operator, descs: dict[str, Var]) -> None:
-        placed: dict[str, list[Placed]] = {}
-        anything = False
-        for slot, names in op.inputs.items():
-            items = []
-            for n in names:
-                d = descs.get(n) or block.desc(n)
-                anything = anything or bool(d.placement)
-                items.append(Placed(n, d.type, d.placement))
-            placed[slot] = items
-        for idx in op.sub_blocks():
-            self._control(job, op, placed, idx)
+        inputs = {slot: [descs.get(n) or block.desc(n) for n in names] for slot, names in op.inputs.items()}
         if op.sub_blocks():
+            for idx in op.sub_blocks():
+                self._control(job, op, _placed(inputs), idx)
             self._control_outputs(block, op)
             return
-        if not anything:
+        if not any(d.placement for ds in inputs.values() for d in ds):
             return
         definition = opdef(op.type)
-        rule = definition.place or default_place
-        try:
-            result = rule(*definition.arrange(placed), **op.attrs)
-        except ProgramError as e:
-            sums = [p.name for p in flat(definition.arrange(placed)) if p.on(self.group) == Partial("sum", self.group)]
-            hint = "is a sum over the batch, and a replicated term would be counted once per rank: use a mean"
-            hint = f"; {sums[0]!r} {hint}" if sums else ""
-            raise TranspileError(f"op {op.type} cannot run on rows split over {self.group}: {e}{hint}{_where(op)}") from None
         many = len(definition.out_slots) > 1
+        # a model repeats its layers: the same op on the same types and places has the same result
+        key = (op.type, tuple(op.attrs.items()), tuple((s, tuple((d.type, d.placement) for d in ds)) for s, ds in inputs.items()))
+        result = job.places.get(key)
+        if result is None:
+            result = job.places[key] = self._rule(op, definition, _placed(inputs))
         for out_slot, place in zip(definition.out_slots, result if many else (result,), strict=True):
             names = op.outputs.get(out_slot.name, ())
             places = place if isinstance(place, list) else [place] * len(names)
             for n, p in zip(names, places, strict=True):
                 self._set(job, block, op, n, p)
+
+    def _rule(self, op: Operator, definition: type[OpDef], placed: dict[str, list[Placed]]) -> Any:
+        rule = definition.place or default_place
+        try:
+            return rule(*definition.arrange(placed), **op.attrs)
+        except ProgramError as e:
+            sums = [p.name for p in flat(definition.arrange(placed)) if p.on(self.group) == Partial("sum", self.group)]
+            hint = "is a sum over the batch, and a replicated term would be counted once per rank: use a mean"
+            hint = f"; {sums[0]!r} {hint}" if sums else ""
+            raise TranspileError(f"op {op.type} cannot run on rows split over {self.group}: {e}{hint}{_where(op)}") from None
 
     def _set(self, job: Job, block: Block, op: Operator, name: str, place: Placement) -> None:
         d = block.find(name)
@@ -222,6 +221,10 @@ class PlaceValues(Pass):
 
 def _where(op: Operator) -> str:
     return f"\n  in {op.to_string()}" + (f"\n  written at {op.site}" if op.site else "")
+
+
+def _placed(inputs: dict[str, list[Var]]) -> dict[str, list[Placed]]:
+    return {slot: [Placed(d.name, d.type, d.placement) for d in ds] for slot, ds in inputs.items()}
 
 
 def is_trainable_pair(descs: dict[str, Var], op: Operator) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -40,13 +40,11 @@ class Job:
     cluster: Cluster
     loss: str = ""
     loss_op: str = ""  # how the ranks' losses combine: "avg" or "sum"; "" without gradients
-    notes: list[str] = None  # type: ignore[assignment]
-    skipped: list[str] = None  # type: ignore[assignment]
-    layout: dict[str, list[tuple[str, int, int, int]]] = None  # type: ignore[assignment]
-    roots: list[Any] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self.notes, self.skipped, self.layout, self.roots = [], [], {}, []
+    notes: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    layout: dict[str, list[tuple[str, int, int, int]]] = field(default_factory=dict)
+    roots: list[Any] = field(default_factory=list)
+    places: dict[Any, Any] = field(default_factory=dict)  # placement rules' results so far
 
     @property
     def pair(self) -> ProgramPair:
