@@ -44,6 +44,7 @@ class Transpiled(Protocol):
     @property
     def row_gradients(self) -> frozenset[str]: ...
     def source_shape(self, name: str) -> tuple[int, ...]: ...
+    def verify(self) -> Any: ...
     def get_trainer_program(self, rank: int) -> Program: ...
     def get_startup_program(self, rank: int) -> Program: ...
 
@@ -60,6 +61,7 @@ class ParallelExecutor:
         "drop"    the surplus rows at the end are left out
         "error"   FeedError
     timeout: seconds a rank waits for another before the run fails (default FLUIDX_TIMEOUT, 60).
+    verify: prove the rank programs right first (`transpiler.verify()`, made once); VerifyError when they are not.
 
     Raises RankError when a rank fails; the others stop at once and the executor refuses further runs until `run_startup`.
     """
@@ -71,6 +73,7 @@ class ParallelExecutor:
         uneven: str = "weight",
         timeout: float | None = None,
         scopes: Sequence[Scope] | None = None,
+        verify: bool = True,
         **fluid: Any,
     ):
         if fluid:
@@ -88,6 +91,8 @@ class ParallelExecutor:
         places = list(places) if places is not None else [CPUPlace()] * n
         if len(places) != n:
             raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {len(places)} places were given")
+        if verify:
+            transpiler.verify()
         if uneven not in UNEVEN:
             raise ExecutionError(f"unknown policy uneven={uneven!r}; {nearest(uneven, UNEVEN, 'there are')}")
         self.places, self.uneven = places, uneven

@@ -120,3 +120,14 @@ def test_a_use_before_definition_points_into_the_program():
     block.append_op("relu", {"X": "x"}, {"Out": "y"})
     with pytest.raises(fx.VerifyError, match="reads %x before any operator defines it"):
         check_program(p)
+
+
+def test_nothing_runs_unverified():
+    m = classifier(width=4)
+    t = fx.DistributeTranspiler("data_parallel")
+    t.transpile(program=m.main, startup_program=m.startup, trainers=2)
+    _, broken = next(mutations([t.get_trainer_program(r) for r in range(2)]))
+    t.get_trainer_program = broken.__getitem__
+    t._ranks = {r: (broken[r], t.get_startup_program(r)) for r in range(2)}
+    with pytest.raises(fx.VerifyError):
+        fx.ParallelExecutor(t, places=fx.cpu_places(2))
