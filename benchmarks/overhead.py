@@ -45,8 +45,8 @@ def main() -> None:
     log(f"fluidx chain of 1,000, per add   {show(got['long'], 1e3, 'us', 3)}")
     log(f"fluidx run of 1 operator         {show(got['short'], 1e6, 'us', 1)}")
     added = [x - y for x, y in zip(got["long"], got["numpy"], strict=True)]
-    log(f"added by the executor, per add   {show(added, 1e3, 'us', 3)}   (reach: <= 1.5; Paddle 2.6.2: 9.3 in all)")
-    log(f"fixed cost of a run              {show(got['short'], 1e6, 'us', 1)}   (reach: <= 30; Paddle 2.6.2: 194)")
+    log(f"added by the executor, per add   {show(added, 1e3, 'us', 3)}   (reach: <= 1.5; Paddle 2.6.2, elsewhere: 9.3 in all)")
+    log(f"fixed cost of a run              {show(got['short'], 1e6, 'us', 1)}   (reach: <= 30; Paddle 2.6.2, elsewhere: 194)")
     log.close()
 
 

@@ -144,11 +144,6 @@ place_rows = by_group(_rows)  # cross_entropy: row i of all inputs
 place_replicated = by_group(_replicated)  # anything whose inputs must be whole
 
 
-def keep_rows(many: int) -> Callable[..., tuple[Placement, ...]]:
-    """`place_rowwise` for an op with several outputs that all keep the rows."""
-    return lambda *args, **attrs: (place_rowwise(*args, **attrs),) * many
-
-
 def reduce_place(op: str) -> Callable[..., Placement]:
     """A reduction: a reduced sharded axis becomes partial(op); axes before it that vanish shift the shard."""
 

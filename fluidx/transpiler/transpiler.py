@@ -83,7 +83,6 @@ class DistributeTranspiler:
         self.trainer_id = self._own_id(trainer_id, trainers, current_endpoint, cluster)
         self._check_startup(program, startup)
         self.source = ProgramPair(program, startup)
-        self._source_version = (program.version, startup.version)
         job = Job(program.copy(), startup.copy(), cluster)
         with _no_collections():
             self._run_passes(job)
