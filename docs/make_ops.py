@@ -17,31 +17,31 @@ PAGE = Path(__file__).parent / "ops.md"
 
 # heading -> the modules of fluidx.ops (as shell patterns) that it stands for, in the order of the page
 KINDS = {
-    "Arithmetic, element by element": "elementwise*",
-    "Activations": "activation*",
-    "Comparison and logic": "compare*",
-    "Reductions": "reduction*",
-    "Matrix products": "matmul*",
-    "Convolution": "conv*",
-    "Pooling": "pool*",
-    "Normalization": "*norm*",
-    "Dropout": "dropout*",
-    "Softmax": "softmax*",
-    "Losses": "*loss*",
-    "Metrics": "metric*",
-    "Embedding": "embedding*",
-    "Shape": "reshape*",
-    "Joining, splitting and moving": "movement*",
-    "Slices": "slicing*",
-    "Gather and scatter": "indexing*",
-    "Search and sort": "search*",
-    "Constants": "fill*",
-    "Random values": "random*",
-    "Parameter updates": "update*",
-    "Collectives": "collective*",
-    "Point to point, and the ring forms": "p2p*",
-    "Control flow": "control*",
-    "On the host": "host*",
+    "Arithmetic, element by element": "elementwise.arithmetic",
+    "Activations": "elementwise.activation",
+    "Comparison and logic": "elementwise.compare",
+    "Reductions": "math.reduction*",
+    "Matrix products": "math.matmul",
+    "Convolution": "nn.conv*",
+    "Pooling": "nn.pool*",
+    "Normalization": "nn.*norm*",
+    "Dropout": "nn.dropout",
+    "Softmax": "nn.softmax",
+    "Losses": "loss.*_loss",
+    "Metrics": "loss.metric",
+    "Embedding": "nn.embedding",
+    "Shape": "data.reshape",
+    "Joining, splitting and moving": "data.movement",
+    "Slices": "data.slicing",
+    "Gather and scatter": "data.indexing",
+    "Search and sort": "data.search",
+    "Constants": "data.fill",
+    "Random values": "data.random",
+    "Parameter updates": "update.*",
+    "Collectives": "comm.collective",
+    "Point to point, and the ring forms": "comm.p2p",
+    "Control flow": "control",
+    "On the host": "host",
 }
 
 # operators that are not placed as forward operators are
@@ -76,7 +76,7 @@ def declared() -> list[type[OpDef]]:
 
 def kind_of(d: type[OpDef]) -> str:
     """The heading under which an operator stands; "Others" when no pattern of KINDS fits its module."""
-    module = d.__module__.split(".")[2]
+    module = d.__module__.removeprefix("fluidx.ops.")
     return next((title for title, pattern in KINDS.items() if fnmatch(module, pattern)), "Others")
 
 

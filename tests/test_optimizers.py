@@ -7,7 +7,7 @@ from fluidx import optimizer
 from fluidx.executor import Executor, Scope
 from fluidx.ir import OPS, At, Builder, Partial, Program, ProgramError, Role, Shard, TensorType, program_guard, unique_name
 from fluidx.ir.placement import Placed, PlaceError
-from fluidx.ops.update import BLOCK, Update
+from fluidx.ops.update.base import BLOCK, Update
 from fluidx.param_attr import ParamAttr
 from fluidx.regularizer import L1Decay, L2Decay
 

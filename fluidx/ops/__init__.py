@@ -1,44 +1,10 @@
-"""Every operator, one declaration each. Importing this package fills the registry `fluidx.ir.OPS`."""
+"""Every operator, one declaration each. Importing this package fills the registry `fluidx.ir.OPS`.
 
-from . import (
-    activation,
-    batch_norm,
-    binary_loss,
-    class_loss,
-    collective,
-    compare,
-    control,
-    conv,
-    dropout,
-    elementwise,
-    embedding,
-    fill,
-    group_norm,
-    host,
-    indexing,
-    layer_norm,
-    matmul,
-    metric,
-    movement,
-    norm,
-    p2p,
-    pool,
-    random,
-    reduction,
-    reduction_grad,
-    regression_loss,
-    reshape,
-    search,
-    slicing,
-    softmax,
-    update_adagrad,
-    update_adam,
-    update_sgd,
-)
+Its modules are found, not listed: a new module anywhere below this folder is imported with the others, in the order of the names.
+"""
 
-__all__ = [
-    "activation", "batch_norm", "binary_loss", "class_loss", "collective", "compare", "control", "conv", "dropout", "elementwise",
-    "embedding", "fill", "group_norm", "host", "indexing", "layer_norm", "matmul", "metric", "movement", "norm", "p2p", "pool",
-    "random", "reduction", "reduction_grad", "regression_loss", "reshape", "search", "slicing", "softmax", "update_adagrad",
-    "update_adam", "update_sgd",
-]  # fmt: skip
+from importlib import import_module as _import_module
+from pkgutil import walk_packages as _walk_packages
+
+for _found in _walk_packages(__path__, f"{__name__}."):
+    _import_module(_found.name)

@@ -1,0 +1,1 @@
+"""Making, shaping, moving, selecting and sorting elements."""

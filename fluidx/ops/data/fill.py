@@ -1,0 +1,378 @@
+"""Ops that make values out of attributes alone: constants, ranges, identity and one-hot matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from ...ir.dtypes import as_dtype, np_dtype
+from ...ir.errors import ProgramError
+from ...ir.opdef import OpDef, Required, Sample
+from ...ir.placement import by_group
+from ...ir.types import ANY, At, Partial, Shard, TensorType
+from ..shared.axes import check_range, moved, need_ids, need_ndim, need_size, norm_axis
+
+
+def fixed_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """`shape`, every size of which must be known. Raises ProgramError otherwise."""
+    if any(not isinstance(d, int) or d < 0 for d in shape):
+        like = "" if op.endswith("_like") else f"; {op}_batch_size_like takes the batch from another variable"
+        raise ProgramError(f"op {op}: shape {list(shape)} must hold sizes of 0 or more{like}")
+    return tuple(shape)
+
+
+def batch_shape(op: str, x: TensorType, shape: Sequence[int], input_dim_idx: int, output_dim_idx: int) -> tuple[int, ...]:
+    """`shape` with the size at `output_dim_idx` taken from axis `input_dim_idx` of `x`."""
+    source = norm_axis(op, input_dim_idx, x.ndim)
+    target = norm_axis(op, output_dim_idx, len(shape))
+    full = [x.shape[source] if i == target else d for i, d in enumerate(shape)]
+    fixed_shape(op, [d for i, d in enumerate(full) if i != target])
+    return tuple(full)
+
+
+def _batch_place(group: str, x: Any, *, shape: Any, input_dim_idx: int, output_dim_idx: int, **_: Any) -> Any:
+    """A result as long as Input's batch is cut where the batch is cut."""
+    entry = x.on(group)
+    if isinstance(entry, Shard):
+        return Shard(output_dim_idx % len(shape), group) if entry.axis == input_dim_idx % x.type.ndim else None
+    return entry if isinstance(entry, At) else None
+
+
+batch_place = by_group(_batch_place)
+
+
+@by_group
+def _like_place(group: str, x: Any, **_: Any) -> Any:
+    """A constant in the shape of X is cut like X; of a value in terms, every rank has the shape."""
+    entry = x.on(group)
+    return None if isinstance(entry, Partial) else entry
+
+
+def _filler(out: Any, value: float) -> Callable[[], None]:
+    return partial(out.fill, value)
+
+
+class FillConstant(OpDef):
+    """A value of `shape` and `dtype` whose every element is `value`."""
+
+    name = "fill_constant"
+    attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0}
+    onnx = "ConstantOfShape"
+
+    @staticmethod
+    def infer(*, shape, dtype, value):
+        return TensorType(as_dtype(dtype), fixed_shape("fill_constant", shape))
+
+    @staticmethod
+    def kernel(xp, *, out, shape, dtype, value):
+        out.fill(value)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        return _filler(outs[0], attrs["value"])
+
+    @staticmethod
+    def samples():
+        yield Sample.of(shape=(2, 3), value=1.5)
+        yield Sample.of(shape=(1,), dtype="int64", value=-3)
+        yield Sample.of(shape=(), dtype="bool", value=1)
+
+
+class FillConstantBatchSizeLike(OpDef):
+    """`fill_constant` whose size at `output_dim_idx` is Input's at `input_dim_idx`, read when the program runs."""
+
+    name = "fill_constant_batch_size_like"
+    inputs = ("Input",)
+    attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0, "input_dim_idx": 0, "output_dim_idx": 0}
+    place = batch_place
+
+    @staticmethod
+    def infer(x, *, shape, dtype, value, input_dim_idx, output_dim_idx):
+        return TensorType(as_dtype(dtype), batch_shape("fill_constant_batch_size_like", x, shape, input_dim_idx, output_dim_idx))
+
+    @staticmethod
+    def kernel(xp, x, *, out, shape, dtype, value, input_dim_idx, output_dim_idx):
+        out.fill(value)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.zeros((4, 2), "float32"), shape=(-1, 3), value=2.0, grad=(), why="the values do not depend on Input")
+        yield Sample.of(np.zeros((4, 2), "int64"), shape=(3, 1), input_dim_idx=1, output_dim_idx=-1, dtype="int32", value=7)
+
+
+class FillZerosLike(OpDef):
+    """Zeros with the shape and dtype of X."""
+
+    name = "fill_zeros_like"
+    inputs = ("X",)
+    place = _like_place
+
+    @staticmethod
+    def infer(x):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, *, out):
+        out.fill(0)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        return _filler(outs[0], 0)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.ones((2, 3), "float32"), grad=(), why="the values do not depend on X")
+
+
+class FillAnyLike(OpDef):
+    """A value with the shape of X whose every element is `value`; without `dtype`, with X's dtype."""
+
+    name = "fill_any_like"
+    inputs = ("X",)
+    attrs = {"value": 0.0, "dtype": None}
+    place = _like_place
+
+    @staticmethod
+    def infer(x, *, value, dtype):
+        return x if dtype is None else x.with_dtype(as_dtype(dtype))
+
+    @staticmethod
+    def kernel(xp, x, *, out, value, dtype):
+        out.fill(value)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        return _filler(outs[0], attrs["value"])
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.zeros((2, 3), "float32"), value=2.5, grad=(), why="the values do not depend on X")
+        yield Sample.of(np.zeros(3, "float32"), value=2, dtype="int32", grad=(), why="the values do not depend on X")
+
+
+class AssignValue(OpDef):
+    """The numbers `values`, in order, with `shape` and `dtype`. Raises ProgramError when their count does not fill the shape."""
+
+    name = "assign_value"
+    attrs = {"shape": Required(tuple), "dtype": "float32", "values": Required(tuple)}
+    onnx = "Constant"
+
+    @staticmethod
+    def infer(*, shape, dtype, values):
+        out = TensorType(as_dtype(dtype), fixed_shape("assign_value", shape))
+        if len(values) != out.numel:
+            raise ProgramError(f"op assign_value: shape {list(shape)} holds {out.numel} values, found {len(values)}")
+        return out
+
+    @staticmethod
+    def kernel(xp, *, out, shape, dtype, values):
+        out[...] = xp.asarray(np.array(values).astype(np_dtype(as_dtype(dtype))).reshape(shape))
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        array = xp.asarray(np.array(attrs["values"]).astype(np_dtype(as_dtype(attrs["dtype"]))).reshape(attrs["shape"]))
+        return partial(outs[0].__setitem__, ..., array)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(shape=(2, 2), values=(1.0, 2.0, 3.0, -4.5))
+        yield Sample.of(shape=(1,), dtype="int64", values=(9007199254740993,))
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------------
+
+
+class Range(OpDef):
+    """The numbers `start`, `start + step`, ... before `end`, as a vector of `dtype`."""
+
+    name = "range"
+    attrs = {"start": 0.0, "end": Required(float), "step": 1.0, "dtype": "float32"}
+    onnx = "Range"
+
+    @staticmethod
+    def infer(*, start, end, step, dtype):
+        if step == 0:
+            raise ProgramError("op range: step is 0; expected another number")
+        return TensorType(as_dtype(dtype), (max(0, ceil((end - start) / step)),))
+
+    @staticmethod
+    def kernel(xp, *, out, start, end, step, dtype):
+        out[...] = (xp.arange(out.shape[0], dtype="float64") * step + start).astype(out.dtype)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(end=5)
+        yield Sample.of(start=3, end=-2, step=-2, dtype="int64")
+        yield Sample.of(start=1, end=0)
+
+
+class Linspace(OpDef):
+    """`num` numbers spaced evenly from `start` to `stop`, both included."""
+
+    name = "linspace"
+    attrs = {"start": Required(float), "stop": Required(float), "num": Required(int), "dtype": "float32"}
+
+    @staticmethod
+    def infer(*, start, stop, num, dtype):
+        need_size("linspace", "num", num, 1)
+        return TensorType(as_dtype(dtype), (num,))
+
+    @staticmethod
+    def kernel(xp, *, out, start, stop, num, dtype):
+        out[...] = xp.linspace(start, stop, num).astype(out.dtype)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(start=0, stop=1, num=5)
+        yield Sample.of(start=2, stop=7, num=1, dtype="float64")
+
+
+class Eye(OpDef):
+    """The identity matrix with `num_rows` rows and `num_columns` columns (-1: as many)."""
+
+    name = "eye"
+    attrs = {"num_rows": Required(int), "num_columns": -1, "dtype": "float32"}
+    onnx = "EyeLike"
+
+    @staticmethod
+    def infer(*, num_rows, num_columns, dtype):
+        need_size("eye", "num_rows", num_rows, 0)
+        need_size("eye", "num_columns", num_columns, -1)
+        return TensorType(as_dtype(dtype), (num_rows, num_rows if num_columns == -1 else num_columns))
+
+    @staticmethod
+    def kernel(xp, *, out, num_rows, num_columns, dtype):
+        out[...] = xp.eye(*out.shape, dtype=out.dtype)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(num_rows=3)
+        yield Sample.of(num_rows=2, num_columns=4, dtype="int32")
+
+
+class Diag(OpDef):
+    """A square matrix with the vector Diagonal on its diagonal, zero elsewhere."""
+
+    name = "diag"
+    inputs = ("Diagonal",)
+    place = moved(lambda x, axis: None)
+
+    @staticmethod
+    def infer(x):
+        need_ndim("diag", "Diagonal", x, 1)
+        return x.with_shape(x.shape * 2)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.diag_grad(g)
+
+    @staticmethod
+    def kernel(xp, x, *, out):
+        out.fill(0)
+        out.reshape(-1)[:: x.shape[0] + 1] = x
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.array([1, -2, 3], "float32"))
+
+
+class DiagGrad(OpDef):
+    """The diagonal of the gradient."""
+
+    name = "diag_grad"
+    inputs, outputs = ("Out@GRAD",), ("Diagonal@GRAD",)
+
+    @staticmethod
+    def infer(g):
+        return g.with_shape(g.shape[:1])
+
+    @staticmethod
+    def kernel(xp, g, *, out):
+        out[...] = xp.diagonal(g)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.arange(4, dtype="float32").reshape(2, 2), grad=(), why="a gradient op")
+
+
+# -- one-hot ----------------------------------------------------------------------------------------------------------------
+
+
+def _one_hot(xp: Any, op: str, ids: Any, out: Any, depth: int, allow: bool) -> None:
+    """Put a 1 into each row of `out` at the column its id names; with `allow` an id out of range leaves its row zero."""
+    ids = xp.ascontiguousarray(ids).reshape(-1)
+    rows = xp.arange(ids.size)
+    if allow:
+        inside = (ids >= 0) & (ids < depth)
+        ids, rows = ids[inside], rows[inside]
+    else:
+        check_range(xp, op, ids, depth, "the one-hot depth")
+    out.fill(0)
+    if ids.size:
+        out.reshape(-1, depth)[rows, ids] = 1
+
+
+_keep_axis = moved(lambda x, axis, **_: axis, linear=False)
+
+
+class OneHot(OpDef):
+    """For ids X [..., 1], rows [..., depth] that are 1 at the id and 0 elsewhere.
+
+    Raises ExecutionError for an id outside [0, depth), unless `allow_out_of_range`, which leaves such a row zero.
+    """
+
+    name = "one_hot"
+    inputs = ("X",)
+    attrs = {"depth": Required(int), "dtype": "float32", "allow_out_of_range": False}
+    onnx = "OneHot"
+    place = moved(lambda x, axis, **_: axis if axis < x.type.ndim - 1 else None, linear=False)
+
+    @staticmethod
+    def infer(x, *, depth, dtype, allow_out_of_range):
+        need_ids("one_hot", "X", x)
+        need_size("one_hot", "depth", depth, 1)
+        need_ndim("one_hot", "X", x, 1, 99)
+        if x.shape[-1] not in (1, ANY):
+            raise ProgramError(f"op one_hot: the last axis of X must have size 1, found {x}; one_hot_v2 takes ids without it")
+        return TensorType(as_dtype(dtype), (*x.shape[:-1], depth))
+
+    @staticmethod
+    def kernel(xp, x, *, out, depth, dtype, allow_out_of_range):
+        _one_hot(xp, "one_hot", x, out, depth, allow_out_of_range)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.array([[1], [0], [3]], "int64"), depth=4)
+        yield Sample.of(np.array([[1], [7]], "int32"), depth=2, allow_out_of_range=True, dtype="float64")
+
+
+class OneHotV2(OpDef):
+    """For ids X, rows along a new last axis of size `depth` that are 1 at the id and 0 elsewhere.
+
+    Raises ExecutionError for an id outside [0, depth), unless `allow_out_of_range`, which leaves such a row zero.
+    """
+
+    name = "one_hot_v2"
+    inputs = ("X",)
+    attrs = OneHot.attrs
+    onnx = "OneHot"
+    place = _keep_axis
+
+    @staticmethod
+    def infer(x, *, depth, dtype, allow_out_of_range):
+        need_ids("one_hot_v2", "X", x)
+        need_size("one_hot_v2", "depth", depth, 1)
+        return TensorType(as_dtype(dtype), (*x.shape, depth))
+
+    @staticmethod
+    def kernel(xp, x, *, out, depth, dtype, allow_out_of_range):
+        _one_hot(xp, "one_hot_v2", x, out, depth, allow_out_of_range)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.array([1, 0, 3], "int64"), depth=4)
+        yield Sample.of(np.array([[1, -1]], "int32"), depth=2, allow_out_of_range=True)

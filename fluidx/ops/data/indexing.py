@@ -1,0 +1,454 @@
+"""Ops that read or write rows and elements by id, and where: gather, index_select, gather_nd, scatter, scatter_nd_add.
+
+Ids come from data, so they are checked when the program runs; an id out of range raises ExecutionError. The gradient of reading rows is
+`add_rows`, which adds repeated rows in their order and therefore gives the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import ProgramError
+from ...ir.opdef import OpDef, Sample
+from ...ir.placement import Placed, place_elementwise
+from ...ir.types import ANY, TensorType
+from ..shared.axes import check_range, merge_size, moved, need_dtype, need_ids, need_ndim, norm_axis
+
+_BLOCK = 65536  # elements whose flat indices add_rows holds at a time: they stay in the cache
+
+
+def _f32(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def _i64(*values: Any) -> np.ndarray:
+    return np.array(values, "int64")
+
+
+def add_rows(xp: Any, table: Any, ids: Any, rows: Any) -> None:
+    """`table[ids[k]] += rows[k]` for every k in turn; ids may repeat. `table` is contiguous, [n, width]; `rows` is [len(ids), width]."""
+    width = table.shape[1]
+    if rows.size == 0:
+        return
+    if xp is not np:
+        xp.add.at(table, ids, rows)
+        return
+    # np.add.at has a quick loop for one-dimensional tables only; adding pairs of floats as one complex number halves its work
+    pair = {"f": np.complex64, "d": np.complex128}.get(table.dtype.char) if width % 2 == 0 else None
+    flat = table.reshape(-1)
+    if pair is not None:
+        width //= 2
+        flat = flat.view(pair)
+    step = max(1, _BLOCK // width)
+    columns = np.arange(width)
+    index = np.empty((min(step, len(ids)), width), np.int64)
+    for k in range(0, len(ids), step):
+        part = ids[k : k + step]
+        block = np.ascontiguousarray(rows[k : k + step])
+        at = index[: len(part)]
+        np.add((part * np.int64(width))[:, None], columns, out=at)
+        np.add.at(flat, at.reshape(-1), (block.view(pair) if pair is not None else block).reshape(-1))
+
+
+def take_rows(xp: Any, table: Any, ids: Any, out: Any) -> None:
+    """`out[k] = table[ids[k]]`; ids were checked before."""
+    # the mode matters: with "raise" numpy gathers into a buffer of its own first
+    if xp is np:
+        table.take(ids, axis=0, out=out, mode="clip")
+    else:
+        xp.take(table, ids, axis=0, out=out)
+
+
+# -- gather and scatter -----------------------------------------------------------------------------------------------------
+
+
+def _row_ids(op: str, slot: str, ids: TensorType) -> int:
+    """The number of rows that [n] or [n, 1] ids name."""
+    need_ids(op, slot, ids)
+    need_ndim(op, slot, ids, 1, 2)
+    if ids.ndim == 2 and ids.shape[1] != 1:
+        raise ProgramError(f"op {op}: {slot} must be [n] or [n, 1], found {ids}")
+    return ids.shape[0]
+
+
+def _matrix(x: Any) -> Any:
+    return x.reshape(x.shape[0], prod(x.shape[1:]))
+
+
+def _columns(x: Any, axis: int, **_: Any) -> int | None:
+    return axis if axis > 0 else None
+
+
+class Gather(OpDef):
+    """The rows of X that Index names: row k of the result is row Index[k] of X. Index is [n] or [n, 1].
+
+    Raises ExecutionError when an id is negative or not below X's number of rows.
+    """
+
+    name = "gather"
+    inputs = ("X", "Index")
+    onnx = "Gather"
+
+    @staticmethod
+    def place(x, index):
+        # rows of the index become rows of the result; X must then be whole along its own axis 0
+        rows = tuple(p for p in index.placement if getattr(p, "axis", None) == 0)
+        free = {p.group for p in rows if x.on(p.group) is None}
+        rest = Placed(index.name, index.type, tuple(p for p in index.placement if p.group not in free))
+        return tuple(p for p in rows if p.group in free) + moved(_columns)(x, rest)
+
+    @staticmethod
+    def infer(x, index):
+        need_ndim("gather", "X", x, 1, 99)
+        return x.with_shape((_row_ids("gather", "Index", index), *x.shape[1:]))
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.gather_grad(op["X"], op["Index"], g), None
+
+    @staticmethod
+    def kernel(xp, x, index, *, out):
+        ids = xp.ascontiguousarray(index).reshape(-1)
+        check_range(xp, "gather", ids, x.shape[0], "X")
+        take_rows(xp, x, ids, out)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(4, 3), _i64(3, 0, 3))
+        yield Sample.of(_f32(3, 2, 2), np.array([[1], [2]], "int32"))
+        yield Sample.of(_f32(3), _i64(2))
+
+
+class GatherGrad(OpDef):
+    """Zeros in the shape of X with row k of the gradient added to row Index[k]; only X's shape is read."""
+
+    name = "gather_grad"
+    inputs, outputs = ("X", "Index", "Out@GRAD"), ("X@GRAD",)
+
+    @staticmethod
+    def infer(x, index, g):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, index, g, *, out):
+        out.fill(0)
+        if g.size:
+            add_rows(xp, _matrix(out), index.reshape(-1), _matrix(g))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(4, 3), _i64(3, 0, 3), _f32(3, 3), grad=(), why="a gradient op")
+
+
+class IndexSelect(OpDef):
+    """The slices of X along `dim` that the vector Index names.
+
+    Raises ExecutionError when an id is negative or not below X's size there.
+    """
+
+    name = "index_select"
+    inputs = ("X", "Index")
+    attrs = {"dim": 0}
+    onnx = "Gather"
+    place = moved(lambda x, axis, *, dim: None if axis == dim % x.type.ndim else axis)
+
+    @staticmethod
+    def infer(x, index, *, dim):
+        need_ids("index_select", "Index", index)
+        need_ndim("index_select", "Index", index, 1)
+        dim = norm_axis("index_select", dim, x.ndim)
+        return x.with_shape((*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :]))
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.index_select_grad(op["X"], op["Index"], g, dim=op.attrs["dim"]), None
+
+    @staticmethod
+    def kernel(xp, x, index, *, out, dim):
+        index = xp.ascontiguousarray(index)
+        check_range(xp, "index_select", index, x.shape[dim], f"axis {dim} of X")
+        if xp is np:
+            x.take(index, axis=dim, out=out, mode="clip")
+        else:
+            xp.take(x, index, axis=dim, out=out)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(4, 3), _i64(3, 0, 3))
+        yield Sample.of(_f32(2, 3, 2), np.array([2, 2], "int32"), dim=-2)
+
+
+class IndexSelectGrad(OpDef):
+    """Zeros in the shape of X with slice k of the gradient added to slice Index[k] along `dim`; only X's shape is read."""
+
+    name = "index_select_grad"
+    inputs, outputs = ("X", "Index", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"dim": 0}
+
+    @staticmethod
+    def infer(x, index, g, *, dim):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, index, g, *, out, dim):
+        if x.size == 0 or g.size == 0:
+            out.fill(0)
+            return
+        front = xp.moveaxis(out, dim, 0)
+        table = xp.zeros(front.shape, out.dtype)
+        add_rows(xp, _matrix(table), index, _matrix(xp.ascontiguousarray(xp.moveaxis(g, dim, 0))))
+        front[...] = table
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3), _i64(2, 2), _f32(2, 2), dim=1, grad=(), why="a gradient op")
+
+
+def _nd_rows(op: str, x: TensorType, index: TensorType) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(the leading shape of a [..., k] index, what of X's shape its first k axes leave)."""
+    need_ids(op, "Index", index)
+    need_ndim(op, "Index", index, 1, 99)
+    k = index.shape[-1]
+    if not 1 <= k <= x.ndim:
+        raise ProgramError(f"op {op}: the last axis of Index {index} must have size 1 to {x.ndim}, the axes of X {x}; found {k}")
+    return index.shape[:-1], x.shape[k:]
+
+
+def _flat_ids(xp: Any, op: str, index: Any, shape: Sequence[int]) -> Any:
+    """Ids [..., k] into the first k axes as ids into those axes flattened. Raises ExecutionError when one is out of range."""
+    k = index.shape[-1]
+    flat = xp.zeros(index.shape[:-1], xp.int64)
+    for a in range(k):
+        part = xp.ascontiguousarray(index[..., a])
+        check_range(xp, op, part, shape[a], f"axis {a} of X")
+        flat *= shape[a]
+        flat += part
+    return flat.reshape(-1)
+
+
+def _nd_matrix(x: Any, k: int) -> Any:
+    return x.reshape(prod(x.shape[:k]), prod(x.shape[k:]))
+
+
+class GatherNd(OpDef):
+    """The elements or slices of X that Index names: its last axis holds ids into the first axes of X.
+
+    Raises ExecutionError when an id is out of range.
+    """
+
+    name = "gather_nd"
+    inputs = ("X", "Index")
+    onnx = "GatherND"
+    place = moved(lambda x, axis: None)
+
+    @staticmethod
+    def infer(x, index):
+        lead, rest = _nd_rows("gather_nd", x, index)
+        return x.with_shape((*lead, *rest))
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.gather_nd_grad(op["X"], op["Index"], g), None
+
+    @staticmethod
+    def kernel(xp, x, index, *, out):
+        k = index.shape[-1]
+        flat = _flat_ids(xp, "gather_nd", index, x.shape)
+        if flat.size and x.size:
+            take_rows(xp, _nd_matrix(x, k), flat, out.reshape(flat.size, prod(x.shape[k:])))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 4, 2), _i64((0, 1), (2, 3), (0, 1)))
+        yield Sample.of(_f32(3, 4), _i64(((0, 1),), ((2, 3),)))
+        yield Sample.of(_f32(3, 2), np.array([[2]], "int32"))
+
+
+class GatherNdGrad(OpDef):
+    """Zeros in the shape of X with the gradient added where gather_nd read; only X's shape is read."""
+
+    name = "gather_nd_grad"
+    inputs, outputs = ("X", "Index", "Out@GRAD"), ("X@GRAD",)
+
+    @staticmethod
+    def infer(x, index, g):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, index, g, *, out):
+        out.fill(0)
+        flat = _flat_ids(xp, "gather_nd_grad", index, x.shape)
+        if flat.size and x.size:
+            add_rows(xp, _nd_matrix(out, index.shape[-1]), flat, g.reshape(flat.size, -1))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 2), _i64((2,), (2,)), _f32(2, 2), grad=(), why="a gradient op")
+
+
+class Scatter(OpDef):
+    """X with the rows that Ids names replaced by the rows of Updates; of a row named twice the last update stays.
+
+    With `overwrite=False` the named rows are cleared first and then all their updates added up. Raises ExecutionError when an id
+    is out of range.
+    """
+
+    name = "scatter"
+    inputs = ("X", "Ids", "Updates")
+    attrs = {"overwrite": True}
+    inplace = (("X", "Out"),)
+    place = moved(lambda x, axis, **_: None, linear=False)
+
+    @staticmethod
+    def infer(x, ids, updates, *, overwrite):
+        n = _row_ids("scatter", "Ids", ids)
+        need_dtype("scatter", "Updates", updates, x, "X")
+        need_ndim("scatter", "Updates", updates, x.ndim)
+        merge_size("scatter", "the numbers of Ids and of rows of Updates", n, updates.shape[0])
+        for i in range(1, x.ndim):
+            merge_size("scatter", f"axis {i} of X and Updates", x.shape[i], updates.shape[i])
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        dx, du = b.scatter_grad(op["Ids"], g, overwrite=op.attrs["overwrite"])
+        return dx, None, du
+
+    @staticmethod
+    def kernel(xp, x, ids, updates, *, out, overwrite):
+        ids = xp.ascontiguousarray(ids).reshape(-1)
+        check_range(xp, "scatter", ids, x.shape[0], "X")
+        if out is not x:
+            out[...] = x
+        if overwrite:
+            out[ids] = updates
+        elif ids.size:
+            out[ids] = 0
+            add_rows(xp, _matrix(out), ids, _matrix(updates))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(4, 3), _i64(2, 0), _f32(2, 3, seed=1))
+        yield Sample.of(_f32(4, 3), np.array([[2], [2]], "int32"), _f32(2, 3, seed=1))
+        yield Sample.of(_f32(4, 2), _i64(1, 1, 3), _f32(3, 2, seed=1), overwrite=False)
+
+
+class ScatterGrad(OpDef):
+    """The gradients of scatter: zero in X's replaced rows, and each update's share of the row that it reached."""
+
+    name = "scatter_grad"
+    inputs, outputs = ("Ids", "Out@GRAD"), ("X@GRAD", "Updates@GRAD")
+    attrs = {"overwrite": True}
+
+    @staticmethod
+    def infer(ids, g, *, overwrite):
+        return g, g.with_shape((ids.shape[0], *g.shape[1:]))
+
+    @staticmethod
+    def kernel(xp, ids, g, *, out, overwrite):
+        dx, du = out
+        ids = ids.reshape(-1)
+        if du is not None:
+            du[...] = g[ids]
+            if overwrite:  # an update that a later one replaced has no effect
+                last = xp.zeros(g.shape[0], xp.int64)
+                order = xp.arange(ids.size)
+                last[ids] = order
+                du[last[ids] != order] = 0
+        if dx is not None:
+            dx[...] = g
+            dx[ids] = 0
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_i64(2, 2), _f32(3, 2), grad=(), why="a gradient op")
+
+
+class ScatterNdAdd(OpDef):
+    """X with Updates added to the elements or slices that Index names; ids may repeat.
+
+    Raises ExecutionError when an id is out of range.
+    """
+
+    name = "scatter_nd_add"
+    inputs = ("X", "Index", "Updates")
+    inplace = (("X", "Out"),)
+    place = moved(lambda x, axis: None, linear=False)
+
+    @staticmethod
+    def infer(x, index, updates):
+        lead, rest = _nd_rows("scatter_nd_add", x, index)
+        need_dtype("scatter_nd_add", "Updates", updates, x, "X")
+        if not x.with_shape((*lead, *rest)).accepts(updates):
+            raise ProgramError(f"op scatter_nd_add: expected Updates {x.with_shape((*lead, *rest))}, found {updates}")
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        return g, None, b.gather_nd(g, op["Index"])
+
+    @staticmethod
+    def kernel(xp, x, index, updates, *, out):
+        flat = _flat_ids(xp, "scatter_nd_add", index, x.shape)
+        if out is not x:
+            out[...] = x
+        if flat.size and x.size:
+            add_rows(xp, _nd_matrix(out, index.shape[-1]), flat, updates.reshape(flat.size, -1))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(4, 3), _i64((2,), (2,)), _f32(2, 3, seed=1))
+        yield Sample.of(_f32(2, 3), _i64((0, 1), (1, 2), (0, 1)), _f32(3, seed=1))
+
+
+# -- choosing ---------------------------------------------------------------------------------------------------------------
+
+
+def _broadcast(op: str, *types: TensorType) -> tuple[int, ...]:
+    """The shape that NumPy's broadcasting gives; an open axis gives way to a known size above 1."""
+    ndim = max(t.ndim for t in types)
+    shape = []
+    for i in range(-ndim, 0):
+        sizes = {t.shape[i] for t in types if t.ndim >= -i} - {1}
+        known = sizes - {ANY}
+        if len(known) > 1:
+            raise ProgramError(f"op {op}: the shapes of {', '.join(map(str, types))} do not broadcast: axis {i} has {sorted(known)}")
+        shape.append(known.pop() if known else ANY if sizes else 1)
+    return tuple(shape)
+
+
+class Where(OpDef):
+    """X where Condition is true, Y elsewhere; the three broadcast as in NumPy."""
+
+    name = "where"
+    inputs = ("Condition", "X", "Y")
+    onnx = "Where"
+    place = place_elementwise
+    elementwise = True
+
+    @staticmethod
+    def infer(condition, x, y):
+        if condition.dtype != "bool":
+            raise ProgramError(f"op where: Condition must be bool, found {condition.dtype}")
+        need_dtype("where", "Y", y, x, "X")
+        return x.with_shape(_broadcast("where", condition, x, y))
+
+    @staticmethod
+    def grad(b, op, g):
+        zeros = b.fill_zeros_like(g)
+        dx, dy = b.where(op["Condition"], g, zeros), b.where(op["Condition"], zeros, g)
+        shapes = [b.reduce_to(d, op[s]) if op[s].shape != g.shape else d for d, s in ((dx, "X"), (dy, "Y"))]
+        return None, *shapes
+
+    @staticmethod
+    def kernel(xp, condition, x, y, *, out):
+        out[...] = xp.where(condition, x, y)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.array([[True, False, True], [False, False, True]]), _f32(2, 3), _f32(2, 3, seed=1))
+        yield Sample.of(np.array([[True], [False]]), _f32(2, 3), _f32(1, seed=1))

@@ -1,0 +1,454 @@
+"""Ops that join, cut, repeat and reorder values: concat, split, stack, expand, reverse, roll and their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import ProgramError
+from ...ir.opdef import OpDef, Required, Sample
+from ...ir.placement import PlaceError, by_group
+from ...ir.types import ANY, Partial, Shard, TensorType, show_placement
+from ..shared.axes import add_sizes, all_alike, copies, merge_size, moved, need_ndim, need_size, norm_axes, norm_axis
+
+
+def _f32(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+# -- joining and cutting ----------------------------------------------------------------------------------------------------
+
+
+def _same_but(op: str, xs: Sequence[TensorType], axis: int | None) -> list[int]:
+    """The shape that all `xs` share apart from `axis`. Raises ProgramError when they do not."""
+    if not xs:
+        raise ProgramError(f"op {op} needs at least one input X, found none")
+    shape = list(xs[0].shape)
+    for k, x in enumerate(xs[1:], 1):
+        if x.ndim != xs[0].ndim or x.dtype != xs[0].dtype:
+            raise ProgramError(f"op {op}: X[{k}] is {x}; expected the dtype and ndim of X[0], {xs[0]}")
+        for i, d in enumerate(x.shape):
+            if i != axis:
+                shape[i] = merge_size(op, f"axis {i} of X[0] {xs[0]} and X[{k}] {x}", shape[i], d)
+    return shape
+
+
+def _pieces(x: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
+    """Views of `x` cut along `axis` into pieces of the given sizes."""
+    out, start, before = [], 0, (slice(None),) * axis
+    for n in sizes:
+        out.append(x[(*before, slice(start, start + n))])
+        start += n
+    return out
+
+
+class Concat(OpDef):
+    """The inputs joined along `axis`; their other sizes are equal."""
+
+    name = "concat"
+    inputs = ("X*",)
+    attrs = {"axis": 0}
+    onnx = "Concat"
+    place = all_alike(lambda x, at, *, axis: None if at == axis % x.type.ndim else at)
+
+    @staticmethod
+    def infer(xs, *, axis):
+        axis = norm_axis("concat", axis, xs[0].ndim) if xs else 0
+        shape = _same_but("concat", xs, axis)
+        shape[axis] = add_sizes([x.shape[axis] for x in xs])
+        return xs[0].with_shape(shape)
+
+    @staticmethod
+    def grad(b, op, g):
+        xs = op["X"]
+        return b.concat_grad(xs, g, axis=op.attrs["axis"], n_out=len(xs)) if len(xs) > 1 else [g]
+
+    @staticmethod
+    def kernel(xp, xs, *, out, axis):
+        xp.concatenate(xs, axis=axis, out=out)
+
+    @staticmethod
+    def samples():
+        yield Sample.of([_f32(2, 3), _f32(1, 3, seed=1)])
+        yield Sample.of([_f32(2, 1, 2), _f32(2, 3, 2, seed=1), _f32(2, 2, 2, seed=2)], axis=-2)
+        yield Sample.of([_f32(3)])
+
+
+class ConcatGrad(OpDef):
+    """The gradient of concat cut into pieces with the sizes of the inputs X; only their shapes are read."""
+
+    name = "concat_grad"
+    inputs, outputs = ("X*", "Out@GRAD"), ("X@GRAD*",)
+    attrs = {"axis": 0}
+
+    @staticmethod
+    def infer(xs, g, *, axis):
+        return list(xs)
+
+    @staticmethod
+    def kernel(xp, xs, g, *, out, axis):
+        axis %= g.ndim
+        for o, piece in zip(out, _pieces(g, axis, [x.shape[axis] for x in xs]), strict=True):
+            o[...] = piece
+
+    @staticmethod
+    def samples():
+        yield Sample.of([_f32(2, 3), _f32(1, 3)], _f32(3, 3), grad=(), why="a gradient op")
+
+
+def _split_sizes(x: TensorType, num: int, sections: Sequence[int], axis: int) -> list[int]:
+    """The sizes that split cuts `axis` into."""
+    size = x.shape[axis]
+    if not sections:
+        need_size("split", "num", num, 1)
+        if size != ANY and size % num:
+            raise ProgramError(f"op split: axis {axis} of {x} has size {size}, which does not divide into {num} equal parts")
+        return [size // num if size != ANY else ANY] * num
+    if any(s < -1 for s in sections) or list(sections).count(-1) > 1:
+        raise ProgramError(f"op split: sections {list(sections)} must be sizes, of which one may be -1 (the rest)")
+    known = sum(s for s in sections if s >= 0)
+    if size == ANY:
+        return list(sections)
+    if -1 not in sections and known != size or known > size:
+        raise ProgramError(f"op split: sections {list(sections)} add up to {known}; axis {axis} of {x} has size {size}")
+    return [size - known if s == -1 else s for s in sections]
+
+
+def _all_grads(b: Any, op: Any, g: Any) -> list[Any]:
+    """The gradient of every output of a "Out*" slot, zeros where none flows."""
+    parts = g if isinstance(g, (tuple, list)) else [g]
+    return [b.fill_zeros_like(y) if p is None else p for p, y in zip(parts, op["Out"], strict=True)]
+
+
+class Split(OpDef):
+    """X cut along `axis` into `num` equal parts, or into parts of the sizes `sections`, one of which may be -1."""
+
+    name = "split"
+    inputs, outputs = ("X",), ("Out*",)
+    attrs = {"num": 0, "sections": (), "axis": 0}
+    onnx = "Split"
+    place = copies(
+        moved(lambda x, at, *, num, sections, axis: None if at == axis % x.type.ndim else at),
+        lambda x, *, num, sections, axis: len(sections) or num,
+    )
+
+    @staticmethod
+    def infer(x, *, num, sections, axis):
+        axis = norm_axis("split", axis, x.ndim)
+        return [x.with_shape((*x.shape[:axis], n, *x.shape[axis + 1 :])) for n in _split_sizes(x, num, sections, axis)]
+
+    @staticmethod
+    def grad(b, op, g):
+        full = _all_grads(b, op, g)
+        return b.concat(full, axis=op.attrs["axis"]) if len(full) > 1 else full[0]
+
+    @staticmethod
+    def kernel(xp, x, *, out, num, sections, axis):
+        axis %= x.ndim
+        for o, piece in zip(out, _pieces(x, axis, [o.shape[axis] for o in out]), strict=True):
+            o[...] = piece
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(4, 3), num=2)
+        yield Sample.of(_f32(2, 6), sections=(1, 2, 3), axis=-1)
+        yield Sample.of(_f32(2, 6), sections=(4, -1), axis=1)
+        yield Sample.of(_f32(3), num=1)
+
+
+class Stack(OpDef):
+    """The inputs, all of one shape, as the slices of a new axis `axis`."""
+
+    name = "stack"
+    inputs = ("X*",)
+    attrs = {"axis": 0}
+    place = all_alike(lambda x, at, *, axis: at + (at >= axis % (x.type.ndim + 1)))
+
+    @staticmethod
+    def infer(xs, *, axis):
+        shape = _same_but("stack", xs, None)
+        axis = norm_axis("stack", axis, xs[0].ndim, extra=1)
+        return xs[0].with_shape((*shape[:axis], len(xs), *shape[axis:]))
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.unstack(g, axis=op.attrs["axis"], num=len(op["X"]), n_out=len(op["X"]))
+
+    @staticmethod
+    def kernel(xp, xs, *, out, axis):
+        before = (slice(None),) * (axis % out.ndim)
+        for k, x in enumerate(xs):
+            out[(*before, k)] = x
+
+    @staticmethod
+    def samples():
+        yield Sample.of([_f32(2, 3), _f32(2, 3, seed=1)])
+        yield Sample.of([_f32(2, 3), _f32(2, 3, seed=1), _f32(2, 3, seed=2)], axis=-1)
+        yield Sample.of([_f32(1)], axis=1)
+
+
+def _unstack_count(x: TensorType, *, axis: int, num: int) -> int:
+    size = x.shape[norm_axis("unstack", axis, x.ndim)]
+    if size == ANY and num <= 0:
+        raise ProgramError(f"op unstack: axis {axis} of {x} is open; give the number of outputs as num")
+    if num > 0 and size not in (ANY, num):
+        raise ProgramError(f"op unstack: axis {axis} of {x} has size {size}; num says {num}")
+    return num if num > 0 else size
+
+
+class Unstack(OpDef):
+    """The slices of X along `axis`, one output each; `num` is their count where X leaves it open."""
+
+    name = "unstack"
+    inputs, outputs = ("X",), ("Out*",)
+    attrs = {"axis": 0, "num": 0}
+    place = copies(
+        moved(lambda x, at, *, axis, num: None if at == axis % x.type.ndim else at - (at > axis % x.type.ndim)), _unstack_count
+    )
+
+    @staticmethod
+    def infer(x, *, axis, num):
+        count = _unstack_count(x, axis=axis, num=num)
+        axis %= x.ndim
+        return [x.with_shape((*x.shape[:axis], *x.shape[axis + 1 :]))] * count
+
+    @staticmethod
+    def grad(b, op, g):
+        full = _all_grads(b, op, g)
+        return b.stack(full, axis=op.attrs["axis"])
+
+    @staticmethod
+    def kernel(xp, x, *, out, axis, num):
+        before = (slice(None),) * (axis % x.ndim)
+        for k, o in enumerate(out):
+            o[...] = x[(*before, k)]
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3))
+        yield Sample.of(_f32(2, 3), axis=-1, num=3)
+
+
+# -- repeating --------------------------------------------------------------------------------------------------------------
+
+
+def _paired(times: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """(t0, d0, t1, d1, ...): in this shape a repeat along axis i is an axis of its own."""
+    return tuple(n for pair in zip(times, shape, strict=True) for n in pair)
+
+
+def _repeat_into(out: Any, x: Any) -> None:
+    times = [o // d if d else 1 for o, d in zip(out.shape, x.shape, strict=True)]
+    out.reshape(_paired(times, x.shape))[...] = x.reshape(_paired([1] * x.ndim, x.shape))
+
+
+class Expand(OpDef):
+    """X repeated `expand_times[i]` times along axis i."""
+
+    name = "expand"
+    inputs = ("X",)
+    attrs = {"expand_times": Required(tuple)}
+    onnx = "Tile"
+    place = moved(lambda x, axis, *, expand_times: axis if expand_times[axis] == 1 else None)
+
+    @staticmethod
+    def infer(x, *, expand_times):
+        if len(expand_times) != x.ndim or any(t < 1 for t in expand_times):
+            raise ProgramError(f"op expand: expand_times {list(expand_times)} must hold {x.ndim} counts of 1 or more for {x}")
+        return x.with_shape(ANY if d == ANY else d * t for d, t in zip(x.shape, expand_times, strict=True))
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.expand_grad(op["X"], g)
+
+    @staticmethod
+    def kernel(xp, x, *, out, expand_times):
+        _repeat_into(out, x)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3), expand_times=(2, 1))
+        yield Sample.of(_f32(2, 1, 3), expand_times=(1, 4, 2))
+        yield Sample.of(_f32(1), expand_times=(3,))
+
+
+def _expand_as_place(group: str, x: Any, target: Any) -> Any:
+    ex, et = x.on(group), target.on(group)
+    if ex == et and not isinstance(ex, (Shard, Partial)):
+        return ex
+    if isinstance(et, Shard):
+        own, wanted = x.type.shape[et.axis], target.type.shape[et.axis]
+        if ex is None and own == 1 or ex == et and own == wanted:
+            return et
+    places = f"%{x.name} is {show_placement(x.placement)}, %{target.name} is {show_placement(target.placement)}"
+    raise PlaceError(f"inputs lie in places that do not combine over {group}: {places}")
+
+
+class ExpandAs(OpDef):
+    """X repeated along every axis until it has the shape of `target_tensor`, whose sizes are multiples of X's."""
+
+    name = "expand_as"
+    inputs = ("X", "target_tensor")
+    place = by_group(_expand_as_place)
+
+    @staticmethod
+    def infer(x, target):
+        need_ndim("expand_as", "target_tensor", target, x.ndim)
+        for i, (d, t) in enumerate(zip(x.shape, target.shape, strict=True)):
+            if ANY not in (d, t) and (d == 0 or t % d):
+                raise ProgramError(f"op expand_as: axis {i} of target_tensor {target} must be a multiple of X's {d}, found {t}")
+        return x.with_shape(target.shape)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.expand_grad(op["X"], g), None
+
+    @staticmethod
+    def kernel(xp, x, target, *, out):
+        _repeat_into(out, x)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(1, 3), _f32(4, 3), grad=("X",))
+        yield Sample.of(_f32(2, 2), _f32(4, 6), grad=("X",))
+
+
+class ExpandGrad(OpDef):
+    """The gradient of expand and expand_as: the sum over all repeats, in the shape of X."""
+
+    name = "expand_grad"
+    inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
+
+    @staticmethod
+    def infer(x, g):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, g, *, out):
+        times = [o // d if d else 1 for o, d in zip(g.shape, x.shape, strict=True)]
+        g.reshape(_paired(times, x.shape)).sum(axis=tuple(range(0, 2 * x.ndim, 2)), out=out)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3), _f32(4, 3), grad=(), why="a gradient op")
+
+
+# -- reversing, rolling, masking --------------------------------------------------------------------------------------------
+
+
+def _backwards(x: Any, axes: Sequence[int]) -> Any:
+    return x[tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(x.ndim))]
+
+
+class Reverse(OpDef):
+    """X with the order of its elements reversed along every axis in `axis`."""
+
+    name = "reverse"
+    inputs = ("X",)
+    attrs = {"axis": Required(tuple)}
+    place = moved(lambda x, at, *, axis: None if at in norm_axes("reverse", axis, x.type.ndim) else at)
+
+    @staticmethod
+    def infer(x, *, axis):
+        norm_axes("reverse", axis, x.ndim)
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.reverse(g, axis=op.attrs["axis"])
+
+    @staticmethod
+    def view(x, *, axis):
+        return _backwards(x, norm_axes("reverse", axis, x.ndim))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 2), axis=(0,))
+        yield Sample.of(_f32(2, 3, 2), axis=(-1, 1))
+
+
+class Flip(OpDef):
+    """X with the order of its elements reversed along every axis in `dims`; `reverse` under its other name."""
+
+    name = "flip"
+    inputs = ("X",)
+    attrs = {"dims": Required(tuple)}
+    place = moved(lambda x, at, *, dims: None if at in norm_axes("flip", dims, x.type.ndim) else at)
+
+    @staticmethod
+    def infer(x, *, dims):
+        norm_axes("flip", dims, x.ndim)
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.flip(g, dims=op.attrs["dims"])
+
+    @staticmethod
+    def view(x, *, dims):
+        return _backwards(x, norm_axes("flip", dims, x.ndim))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 2), dims=(0, 1))
+
+
+class Roll(OpDef):
+    """X shifted by `shifts[k]` along axis `dims[k]`, what leaves at one end entering at the other; without `dims`, flattened."""
+
+    name = "roll"
+    inputs = ("X",)
+    attrs = {"shifts": Required(tuple), "dims": ()}
+    place = moved(lambda x, at, *, shifts, dims: None if not dims or at in norm_axes("roll", dims, x.type.ndim) else at)
+
+    @staticmethod
+    def infer(x, *, shifts, dims):
+        if len(shifts) != (len(dims) or 1):
+            raise ProgramError(f"op roll: expected one shift for each of the axes {list(dims)}, found shifts {list(shifts)}")
+        norm_axes("roll", dims, x.ndim)
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.roll(g, shifts=tuple(-s for s in op.attrs["shifts"]), dims=op.attrs["dims"])
+
+    @staticmethod
+    def kernel(xp, x, *, out, shifts, dims):
+        out[...] = xp.roll(x, shifts, dims) if dims else xp.roll(x, shifts[0])
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 2), shifts=(1,), dims=(0,))
+        yield Sample.of(_f32(3, 4), shifts=(-1, 6), dims=(0, -1))
+        yield Sample.of(_f32(3, 2), shifts=(2,))
+
+
+class TrilTriu(OpDef):
+    """The lower (or upper) triangle of X's last two axes, zero elsewhere; `diagonal` moves the border up."""
+
+    name = "tril_triu"
+    inputs = ("X",)
+    attrs = {"diagonal": 0, "lower": True}
+    onnx = "Trilu"
+    place = moved(lambda x, axis, **_: axis if axis < x.type.ndim - 2 else None)
+
+    @staticmethod
+    def infer(x, *, diagonal, lower):
+        need_ndim("tril_triu", "X", x, 2, 99)
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.tril_triu(g, **op.attrs)
+
+    @staticmethod
+    def kernel(xp, x, *, out, diagonal, lower):
+        out[...] = (xp.tril if lower else xp.triu)(x, diagonal)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 3))
+        yield Sample.of(_f32(2, 3, 4), diagonal=1)
+        yield Sample.of(_f32(4, 3), lower=False, diagonal=-1)

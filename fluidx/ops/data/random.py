@@ -1,0 +1,419 @@
+"""Counter-based random numbers, and the ops that draw them.
+
+Element i of a draw depends on (seed, step, i) alone: a rank that holds a slice of a value draws exactly the slice of what one device would
+draw, whatever the number of ranks. The generator is Philox4x64-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+1, 2, 3", SC 2011) with the key (seed, step); word w of its stream comes from block w // 4 + 1, as NumPy's `Philox` counts.
+NumPy's generator makes the words on the CPU; the same rounds, written over array arithmetic, make them elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import erf, prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from ...ir.dtypes import as_dtype
+from ...ir.errors import ProgramError
+from ...ir.opdef import Effect, OpDef, Required, Sample
+from ...ir.placement import PlaceError, by_group
+from ...ir.types import At, Shard, TensorType
+from ..shared.axes import need_ndim, need_size
+from .fill import batch_place, batch_shape, fixed_shape
+
+_MASK = (1 << 64) - 1
+_CHUNK = 1 << 18  # elements drawn at a time, even: the words and temporaries of a chunk stay in the cache
+_GPU_CHUNK = 1 << 24
+
+
+# -- the stream -------------------------------------------------------------------------------------------------------------
+
+
+def words(xp: Any, seed: int, step: int, first: int, count: int) -> Any:
+    """Words `first` to `first + count` of the stream of (seed, step), as uint64 [count].
+
+    >>> whole = words(np, 7, 0, 0, 12)
+    >>> (words(np, 7, 0, 5, 7) == whole[5:]).all(), (philox_words(np, 7, 0, 5, 7) == whole[5:]).all()
+    (np.True_, np.True_)
+    """
+    if xp is not np:
+        return philox_words(xp, seed, step, first, count)
+    block, skip = divmod(first, 4)
+    # a counter given as one integer would be read through Python's big integers, which is slower
+    bits = np.random.Philox(key=np.array([seed & _MASK, step & _MASK], np.uint64), counter=np.array([block, 0, 0, 0], np.uint64))
+    # unlike random_raw, a Generator lets other threads run while it draws; over the full range it hands the words out as they are
+    return np.random.Generator(bits).integers(0, _MASK, skip + count, dtype=np.uint64, endpoint=True)[skip:]
+
+
+def _mul(xp: Any, a: int, b: Any) -> tuple[Any, Any]:
+    """The high and the low word of a * b, 64 by 64 bits, from products of 32-bit halves."""
+    u, half = xp.uint64, xp.uint64(32)
+    low = u(0xFFFFFFFF)
+    a0, a1 = u(a & 0xFFFFFFFF), u(a >> 32)
+    b0, b1 = b & low, b >> half
+    t = a0 * b0
+    mid = a1 * b0 + (t >> half)
+    mid2 = a0 * b1 + (mid & low)
+    return a1 * b1 + (mid >> half) + (mid2 >> half), (mid2 << half) | (t & low)
+
+
+def philox_words(xp: Any, seed: int, step: int, first: int, count: int) -> Any:
+    """`words`, by ten rounds of Philox4x64 over uint64 arrays: for array libraries that have no Philox of their own."""
+    start = first // 4
+    blocks = (first + count + 3) // 4 - start
+    c0 = xp.arange(start + 1, start + 1 + blocks, dtype=xp.uint64)
+    c1, c2, c3 = xp.zeros_like(c0), xp.zeros_like(c0), xp.zeros_like(c0)
+    k0, k1 = seed & _MASK, step & _MASK
+    for _ in range(10):
+        hi0, lo0 = _mul(xp, 0xD2E7470EE14C6C93, c0)
+        hi1, lo1 = _mul(xp, 0xCA5A826395121157, c2)
+        c0, c1, c2, c3 = hi1 ^ c1 ^ xp.uint64(k0), lo1, hi0 ^ c3 ^ xp.uint64(k1), lo0
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & _MASK, (k1 + 0xBB67AE8584CAA73B) & _MASK
+    return xp.stack([c0, c1, c2, c3], axis=1).reshape(-1)[first % 4 : first % 4 + count]
+
+
+def lanes(xp: Any, seed: int, step: int, offset: int, count: int, bits: int) -> Any:
+    """Numbers `offset` to `offset + count` of the stream cut into `bits` (16, 32 or 64) bits each, the low ones of a word first."""
+    per = 64 // bits
+    first = offset // per
+    drawn = words(xp, seed, step, first, (offset + count + per - 1) // per - first)
+    dtype = {16: xp.uint16, 32: xp.uint32, 64: xp.uint64}[bits]
+    return drawn.view(dtype)[offset - first * per : offset - first * per + count]
+
+
+# -- distributions: draw(xp, seed, step, offset, count, wide) -> float32 [count], float64 when wide ------------------------------
+
+Draw = Callable[[Any, int, int, int, int, bool], Any]
+
+
+def _uniform(xp: Any, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
+    """In [0, 1): the top 24 bits of a 32-bit lane, or the top 53 of a word."""
+    if wide:
+        return (lanes(xp, seed, step, offset, count, 64) >> xp.uint64(11)).astype(xp.float64) * 2.0**-53
+    u = (lanes(xp, seed, step, offset, count, 32) >> xp.uint32(8)).astype(xp.float32)
+    u *= xp.float32(2.0**-24)
+    return u
+
+
+def _normal(xp: Any, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
+    """Standard normal by Box and Muller (1958): lanes 2j and 2j + 1 give elements 2j and 2j + 1."""
+    first = offset // 2 * 2
+    n = (offset + count + 1) // 2 * 2 - first
+    f, bits = (xp.float64, 64) if wide else (xp.float32, 32)
+    lane = lanes(xp, seed, step, first, n, bits)
+    radius, angle = lane[0::2].astype(f), lane[1::2].astype(f)
+    radius += f(1)  # (0, 1]: the logarithm stays finite
+    radius *= f(2.0**-bits)
+    xp.log(radius, out=radius)
+    radius *= f(-2)
+    xp.sqrt(radius, out=radius)
+    angle *= f(2.0 ** (1 - bits) * np.pi)
+    z = xp.empty(n, f)
+    xp.multiply(radius, xp.cos(angle), out=z[0::2])
+    xp.multiply(radius, xp.sin(angle), out=z[1::2])
+    return z[offset - first : offset - first + count]
+
+
+# Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), the single-precision branch for |x| < 0.9966
+_ERFINV = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+           -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
+
+
+def _truncated_normal(xp: Any, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
+    """Standard normal within two standard deviations, by the inverse of its distribution function: one uniform an element."""
+    f = xp.float64 if wide else xp.float32
+    x = _uniform(xp, seed, step, offset, count, wide)
+    x *= f(2)
+    x -= f(1)
+    x *= f(erf(sqrt(2.0)))
+    w = -xp.log((f(1) - x) * (f(1) + x)) - f(2.5)
+    p = xp.full_like(w, _ERFINV[0])
+    for c in _ERFINV[1:]:
+        p *= w
+        p += f(c)
+    x *= p
+    x *= f(sqrt(2.0))
+    return xp.clip(x, f(-2), f(2), out=x)
+
+
+def _draw(draw: Draw, xp: Any, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any) -> Any:
+    count = prod(shape)
+    return draw(xp, seed, step, offset, count, xp.dtype(dtype) == xp.float64).reshape(shape).astype(dtype, copy=False)
+
+
+def uniform(xp: Any, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
+    """Uniform numbers in [0, 1): elements `offset` onwards of the draw of (seed, step). `dtype` is float32 or float64.
+
+    >>> uniform(np, 1, 0, 2, (3,)).tolist() == uniform(np, 1, 0, 0, (5,)).tolist()[2:]
+    True
+    """
+    return _draw(_uniform, xp, seed, step, offset, shape, dtype)
+
+
+def normal(xp: Any, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
+    """Standard normal numbers: elements `offset` onwards of the draw of (seed, step). `dtype` is float32 or float64."""
+    return _draw(_normal, xp, seed, step, offset, shape, dtype)
+
+
+def truncated_normal(xp: Any, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
+    """Standard normal numbers from within [-2, 2]: elements `offset` onwards of the draw of (seed, step)."""
+    return _draw(_truncated_normal, xp, seed, step, offset, shape, dtype)
+
+
+def _fill(xp: Any, out: Any, draw: Draw, seed: int, step: int, offset: int, scale: float, shift: float) -> None:
+    """`out = draw * scale + shift`, chunk by chunk, for a contiguous `out` of any float dtype."""
+    flat, wide = out.reshape(-1), out.dtype == np.float64
+    f = xp.float64 if wide else xp.float32
+    size = _CHUNK if xp is np else _GPU_CHUNK
+    for k in range(0, flat.size, size):
+        part = flat[k : k + size]
+        z = draw(xp, seed, step, offset + k, part.size, wide)
+        z *= f(scale)
+        z += f(shift)
+        part[...] = z.astype(part.dtype, copy=False)
+
+
+# -- what the ops share -----------------------------------------------------------------------------------------------------
+
+
+def run_step(per_run: bool, ctx: Any) -> int:
+    """The step that takes part in the draw: the run count, or 0 for values that every run repeats."""
+    return ctx.step if per_run else 0
+
+
+def row_offset(sharded: bool, size: int, ctx: Any) -> int:
+    """The index, in the value that one device would draw, of the first of `size` local elements."""
+    return size // ctx.local_rows * ctx.row_start if sharded and ctx.local_rows else 0
+
+
+def need_float(op: str, dtype: str) -> str:
+    """The full dtype name, which must be a float's. Raises ProgramError otherwise."""
+    if not TensorType(as_dtype(dtype), ()).is_float:
+        raise ProgramError(f"op {op}: dtype must be a float type, found {dtype}")
+    return as_dtype(dtype)
+
+
+@by_group
+def rows_drawn(group: str, x: Any, **_: Any) -> Any:
+    """Random numbers like X: a rank can draw its slice of the rows, not of another axis."""
+    entry = x.on(group)
+    if entry is None or isinstance(entry, At) or entry == Shard(0, group):
+        return entry
+    raise PlaceError(f"%{x.name} is {entry}; random numbers can be drawn for whole values and for slices along axis 0")
+
+
+def _draws_rows(group: str, x: Any, *, output_dim_idx: int, **attrs: Any) -> Any:
+    if isinstance(x.on(group), Shard) and output_dim_idx != 0 and attrs["input_dim_idx"] % x.type.ndim == x.on(group).axis:
+        raise PlaceError(f"%{x.name} is {x.on(group)}; only slices along axis 0 can be drawn apart, output_dim_idx is {output_dim_idx}")
+    return None
+
+
+_SHAPED = {"shape": Required(tuple), "dtype": "float32"}
+_SEEDED = {"seed": 0, "per_run": False}  # per_run: a fresh draw in every run, as in a main program; else the same one
+
+
+class UniformRandom(OpDef):
+    """Numbers drawn uniformly from [min, max), with `shape` and `dtype`; `offset` is the index of the first in the draw of `seed`."""
+
+    name = "uniform_random"
+    attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "offset": 0}
+    effect = Effect.RANDOM
+    onnx = "RandomUniform"
+
+    @staticmethod
+    def infer(*, shape, dtype, min, max, seed, per_run, offset):
+        if min > max:
+            raise ProgramError(f"op uniform_random: min is {min}, above max, which is {max}")
+        return TensorType(need_float("uniform_random", dtype), fixed_shape("uniform_random", shape))
+
+    @staticmethod
+    def kernel(xp, *, out, ctx, shape, dtype, min, max, seed, per_run, offset):
+        _fill(xp, out, _uniform, seed, run_step(per_run, ctx), offset, max - min, min)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(shape=(3, 5), seed=1)
+        yield Sample.of(shape=(7,), min=0.0, max=2.0, seed=-5, dtype="float64", per_run=True, offset=3)
+
+
+class UniformRandomBatchSizeLike(OpDef):
+    """`uniform_random` whose size at `output_dim_idx` is Input's at `input_dim_idx`. `sharded`: Input is a slice of the batch."""
+
+    name = "uniform_random_batch_size_like"
+    inputs = ("Input",)
+    attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "input_dim_idx": 0, "output_dim_idx": 0, "sharded": False}
+    effect = Effect.RANDOM
+
+    @staticmethod
+    def place(x, **attrs):
+        by_group(_draws_rows)(x, **attrs)
+        return batch_place(x, **attrs)
+
+    @staticmethod
+    def infer(x, *, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, sharded):
+        op = "uniform_random_batch_size_like"
+        return TensorType(need_float(op, dtype), batch_shape(op, x, shape, input_dim_idx, output_dim_idx))
+
+    @staticmethod
+    def kernel(xp, x, *, out, ctx, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, sharded):
+        _fill(xp, out, _uniform, seed, run_step(per_run, ctx), row_offset(sharded, out.size, ctx), max - min, min)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.zeros((4, 2), "float32"), shape=(-1, 3), seed=2, grad=(), why="the values do not depend on Input")
+
+
+class GaussianRandom(OpDef):
+    """Numbers drawn from the normal distribution with `mean` and `std`; `offset` is the index of the first in the draw of `seed`."""
+
+    name = "gaussian_random"
+    attrs = {**_SHAPED, "mean": 0.0, "std": 1.0, **_SEEDED, "offset": 0}
+    effect = Effect.RANDOM
+    onnx = "RandomNormal"
+
+    @staticmethod
+    def infer(*, shape, dtype, mean, std, seed, per_run, offset):
+        return TensorType(need_float("gaussian_random", dtype), fixed_shape("gaussian_random", shape))
+
+    @staticmethod
+    def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset):
+        _fill(xp, out, _normal, seed, run_step(per_run, ctx), offset, std, mean)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(shape=(3, 5), seed=1)
+        yield Sample.of(shape=(1,), mean=3.0, std=0.5, seed=4, dtype="float64", offset=1)
+
+
+class TruncatedGaussianRandom(OpDef):
+    """Numbers drawn from the normal distribution with `mean` and `std`, from within two standard deviations of the mean."""
+
+    name = "truncated_gaussian_random"
+    attrs = GaussianRandom.attrs
+    effect = Effect.RANDOM
+
+    @staticmethod
+    def infer(*, shape, dtype, mean, std, seed, per_run, offset):
+        return TensorType(need_float("truncated_gaussian_random", dtype), fixed_shape("truncated_gaussian_random", shape))
+
+    @staticmethod
+    def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset):
+        _fill(xp, out, _truncated_normal, seed, run_step(per_run, ctx), offset, std, mean)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(shape=(3, 5), seed=1)
+        yield Sample.of(shape=(2, 2), mean=1.0, std=2.0, seed=9, dtype="float64")
+
+
+def integers(xp: Any, seed: int, step: int, offset: int, count: int, low: int, high: int) -> Any:
+    """int64 numbers from [low, high). A range of n values favours none by more than n / 2**32 (n / 2**64 beyond 2**32)."""
+    span = high - low
+    if span <= 1 << 32:
+        scaled = lanes(xp, seed, step, offset, count, 32).astype(xp.uint64) * xp.uint64(span) >> xp.uint64(32)
+    else:
+        scaled = lanes(xp, seed, step, offset, count, 64) % xp.uint64(span)
+    return scaled.astype(xp.int64) + xp.int64(low)
+
+
+class Randint(OpDef):
+    """Integers drawn from [low, high), with `shape` and `dtype` (int32 or int64)."""
+
+    name = "randint"
+    attrs = {"shape": Required(tuple), "dtype": "int64", "low": Required(int), "high": Required(int), **_SEEDED, "offset": 0}
+    effect = Effect.RANDOM
+
+    @staticmethod
+    def infer(*, shape, dtype, low, high, seed, per_run, offset):
+        if as_dtype(dtype) not in ("int32", "int64"):
+            raise ProgramError(f"op randint: dtype must be int32 or int64, found {dtype}")
+        bits = 8 * np.dtype(as_dtype(dtype)).itemsize - 1
+        if not -(1 << bits) <= low < high <= 1 << bits:
+            raise ProgramError(f"op randint: low {low} must be below high {high}, both within {dtype}")
+        return TensorType(as_dtype(dtype), fixed_shape("randint", shape))
+
+    @staticmethod
+    def kernel(xp, *, out, ctx, shape, dtype, low, high, seed, per_run, offset):
+        out[...] = integers(xp, seed, run_step(per_run, ctx), offset, out.size, low, high).reshape(out.shape)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(shape=(3, 4), low=0, high=10, seed=3)
+        yield Sample.of(shape=(5,), low=-(2**40), high=2**40, seed=3)
+        yield Sample.of(shape=(5,), low=-1, high=0, dtype="int32")
+
+
+class Randperm(OpDef):
+    """The numbers 0 to n - 1 in random order."""
+
+    name = "randperm"
+    attrs = {"n": Required(int), "dtype": "int64", **_SEEDED}
+    effect = Effect.RANDOM
+
+    @staticmethod
+    def infer(*, n, dtype, seed, per_run):
+        need_size("randperm", "n", n, 1)
+        return TensorType(as_dtype(dtype), (n,))
+
+    @staticmethod
+    def kernel(xp, *, out, ctx, n, dtype, seed, per_run):
+        out[...] = xp.argsort(lanes(xp, seed, run_step(per_run, ctx), 0, n, 64))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(n=6, seed=3)
+        yield Sample.of(n=1, dtype="int32")
+
+
+class Bernoulli(OpDef):
+    """1 with the probability that X holds, else 0, element by element. `sharded`: X is a slice of the batch."""
+
+    name = "bernoulli"
+    inputs = ("X",)
+    attrs = {**_SEEDED, "sharded": False}
+    effect = Effect.RANDOM
+    onnx = "Bernoulli"
+    place = rows_drawn
+
+    @staticmethod
+    def infer(x, **_):
+        need_float("bernoulli", x.dtype)
+        return x
+
+    @staticmethod
+    def kernel(xp, x, *, out, ctx, seed, per_run, sharded):
+        u = uniform(xp, seed, run_step(per_run, ctx), row_offset(sharded, x.size, ctx), x.shape)
+        out[...] = u < x
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.array([[0, 1, 0.5], [0.2, 0.8, 1]], "float32"), seed=5, grad=(), why="a step function")
+
+
+class SamplingId(OpDef):
+    """For each row of probabilities X [n, classes] one class, drawn with them. `sharded`: X is a slice of the batch."""
+
+    name = "sampling_id"
+    inputs = ("X",)
+    attrs = {"seed": 0, "per_run": True, "sharded": False}
+    effect = Effect.RANDOM
+    place = rows_drawn
+
+    @staticmethod
+    def infer(x, **_):
+        need_ndim("sampling_id", "X", x, 2)
+        need_float("sampling_id", x.dtype)
+        return TensorType("int64", x.shape[:1])
+
+    @staticmethod
+    def kernel(xp, x, *, out, ctx, seed, per_run, sharded):
+        n = x.shape[0]
+        u = uniform(xp, seed, run_step(per_run, ctx), row_offset(sharded, n, ctx), (n, 1), "float64")
+        upper = xp.cumsum(x, axis=1, dtype=xp.float64)
+        # the last class takes what rounding leaves; a class of probability 0 is never the first above u * total
+        out[...] = xp.minimum((upper <= u * upper[:, -1:]).sum(axis=1), x.shape[1] - 1)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.array([[0, 1, 0], [0.5, 0, 0.5]], "float32"), seed=5, grad=(), why="the result is an id")

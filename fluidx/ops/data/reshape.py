@@ -1,0 +1,331 @@
+"""Ops that give a value other axes and keep its elements: reshape, flatten, squeeze, unsqueeze, transpose; and shape, which reads them.
+
+What NumPy can express as a view costs nothing at run time; `view` gives None where only a copy will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import ProgramError
+from ...ir.opdef import OpDef, Required, Sample
+from ...ir.placement import PlaceError, by_group
+from ...ir.types import ANY, At, Shard, TensorType
+from ..shared.axes import moved, mul_sizes, need_ids, norm_axes, norm_axis
+
+
+def _f32(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def _reshaped(x: Any, shape: Sequence[int]) -> Any:
+    """`x.reshape(shape)` when that is a view, else None."""
+    y = x.reshape(shape)
+    if isinstance(x, np.ndarray):
+        return y if np.may_share_memory(x, y) else None
+    return y if y.base is not None else None  # cupy: a copy has no base
+
+
+def _fill_reshaped(xp: Any, out: Any, x: Any) -> None:
+    """Copy the elements of `x` in order into `out`, which is contiguous."""
+    out.reshape(x.shape)[...] = x
+
+
+def _resolve(op: str, x: TensorType, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape that `shape` (0 copies, one -1 is worked out) makes of `x`; sizes that open axes hide stay open."""
+    dims, rest = [], list(x.shape)
+    for i, s in enumerate(shape):
+        if s == 0:
+            if i >= x.ndim:
+                raise ProgramError(f"op {op}: shape {list(shape)} copies axis {i} of X, which has {x.ndim} axes: {x}")
+            dims.append(x.shape[i])
+            rest.remove(x.shape[i])  # what is copied cancels, be its size known or not
+        elif s < -1:
+            raise ProgramError(f"op {op}: shape {list(shape)} holds {s}; sizes are positive, 0 (copy from X) or -1 (work out)")
+        else:
+            dims.append(s)
+    if list(shape).count(-1) > 1:
+        raise ProgramError(f"op {op}: shape {list(shape)} holds -1 more than once; only one size can be worked out")
+    given = mul_sizes([s for s in shape if s > 0])
+    held = mul_sizes(rest)
+    if held == ANY:
+        return tuple(dims)
+    if -1 in shape:
+        if given == 0 or held % given:
+            raise ProgramError(f"op {op}: {x} has {held} elements to spread over {list(shape)}; {held} does not divide by {given}")
+        dims[list(shape).index(-1)] = held // given
+    elif held != given:
+        raise ProgramError(f"op {op}: {x} cannot take the shape {list(shape)}: expected {given} elements, found {held}")
+    return tuple(dims)
+
+
+def _reshape_axis(x: Any, axis: int, *, shape: Sequence[int], **_: Any) -> int | None:
+    """Rows stay rows when everything before them is kept and their own count is left to the run (0 or -1)."""
+    if axis >= len(shape) or shape[axis] not in (0, -1):
+        return None
+    for i in range(axis):
+        if shape[i] != 0 and (shape[i] == -1 or shape[i] != x.type.shape[i]):
+            return None
+    return axis
+
+
+def _reshape_back(b: Any, x: Any, g: Any) -> Any:
+    """`g` in the shape of `x`: a plain reshape that leaves the first size open where the others are known, so the batch may vary."""
+    if x.ndim == 0:
+        return b.reshape(g, shape=())
+    if x.ndim > 0 and all(d > 0 for d in x.shape[1:]):
+        return b.reshape(g, shape=(-1, *x.shape[1:]))
+    return b.reshape_grad(g, x)
+
+
+class Reshape(OpDef):
+    """X's elements in the same order with the shape `shape`: 0 copies X's size, one -1 is worked out from the others.
+
+    Raises ProgramError when the numbers of elements differ. A sharded axis survives when it is written as 0 or -1.
+    """
+
+    name = "reshape"
+    inputs = ("X",)
+    attrs = {"shape": Required(tuple)}
+    onnx = "Reshape"
+    place = moved(_reshape_axis)
+
+    @staticmethod
+    def infer(x, *, shape):
+        return x.with_shape(_resolve("reshape", x, shape))
+
+    @staticmethod
+    def grad(b, op, g):
+        return _reshape_back(b, op["X"], g)
+
+    @staticmethod
+    def view(x, *, shape):
+        return _reshaped(x, _resolve("reshape", TensorType(x.dtype.name, x.shape), shape))
+
+    @staticmethod
+    def kernel(xp, x, *, out, shape):
+        _fill_reshaped(xp, out, x)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 6), shape=(2, 3, 2))
+        yield Sample.of(_f32(2, 3, 4), shape=(0, -1))
+        yield Sample.of(_f32(2, 3, 4), shape=(-1, 4))
+        yield Sample.of(_f32(3, 0, 2), shape=(0, 0, 2))
+        yield Sample.of(_f32(1), shape=())
+
+
+class ReshapeGrad(OpDef):
+    """The gradient `Out@GRAD` in the shape of X; only X's shape is read."""
+
+    name = "reshape_grad"
+    inputs, outputs = ("Out@GRAD", "X"), ("X@GRAD",)
+
+    @staticmethod
+    def infer(g, x):
+        if ANY not in (g.numel, x.numel) and g.numel != x.numel:
+            raise ProgramError(f"op reshape_grad: Out@GRAD has {g.numel} elements, X has {x.numel}: {g} and {x}")
+        return g.with_shape(x.shape)
+
+    @staticmethod
+    def kernel(xp, g, x, *, out):
+        _fill_reshaped(xp, out, g)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(6, 2), _f32(2, 6), grad=(), why="a gradient op")
+
+
+class Flatten(OpDef):
+    """X as a matrix: the axes before `axis` become the rows, the others the columns."""
+
+    name = "flatten"
+    inputs = ("X",)
+    attrs = {"axis": 1}
+    onnx = "Flatten"
+    place = moved(lambda x, at, *, axis: 1 if at == axis else 0 if at == 0 else None)
+
+    @staticmethod
+    def infer(x, *, axis):
+        if not 0 <= axis <= x.ndim:
+            raise ProgramError(f"op flatten: axis {axis} is out of range; expected 0 to {x.ndim} for {x}")
+        return x.with_shape((mul_sizes(x.shape[:axis]), mul_sizes(x.shape[axis:])))
+
+    @staticmethod
+    def grad(b, op, g):
+        return _reshape_back(b, op["X"], g)
+
+    @staticmethod
+    def view(x, *, axis):
+        return _reshaped(x, (mul_sizes(x.shape[:axis]), mul_sizes(x.shape[axis:])))
+
+    @staticmethod
+    def kernel(xp, x, *, out, axis):
+        _fill_reshaped(xp, out, x)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3, 4))
+        yield Sample.of(_f32(2, 3, 4), axis=0)
+        yield Sample.of(_f32(2, 3, 4), axis=2)
+        yield Sample.of(_f32(2, 3), axis=2)
+
+
+def _squeezed(x: TensorType, axes: Sequence[int]) -> tuple[int, ...]:
+    """The axes that squeeze drops, counted from the front. Without `axes`: every axis of size 1."""
+    if not axes:
+        return tuple(i for i, d in enumerate(x.shape) if d == 1)
+    drop = norm_axes("squeeze", axes, x.ndim)
+    for a in drop:
+        if x.shape[a] not in (1, ANY):
+            raise ProgramError(f"op squeeze: axis {a} of {x} has size {x.shape[a]}; expected 1")
+    return drop
+
+
+def _squeeze_axis(x: Any, axis: int, *, axes: Sequence[int]) -> int | None:
+    drop = _squeezed(x.type, axes)
+    return None if axis in drop else axis - sum(a < axis for a in drop)
+
+
+class Squeeze(OpDef):
+    """X without the named axes of size 1; without `axes`, without every axis of size 1.
+
+    Raises ProgramError when a named axis has another size.
+    """
+
+    name = "squeeze"
+    inputs = ("X",)
+    attrs = {"axes": ()}
+    onnx = "Squeeze"
+    place = moved(_squeeze_axis)
+
+    @staticmethod
+    def infer(x, *, axes):
+        drop = _squeezed(x, axes)
+        return x.with_shape(d for i, d in enumerate(x.shape) if i not in drop)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.unsqueeze(g, axes=sorted(_squeezed(op["X"].desc.type, op.attrs["axes"])))
+
+    @staticmethod
+    def view(x, *, axes):
+        drop = _squeezed(TensorType(x.dtype.name, x.shape), axes)
+        return x[tuple(0 if i in drop else slice(None) for i in range(x.ndim)) + (...,)]
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 1, 3, 1))
+        yield Sample.of(_f32(2, 1, 3, 1), axes=(-1,))
+        yield Sample.of(_f32(1), axes=(0,))
+
+
+def _unsqueezed(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
+    """Where the new axes stand in the result. fluid inserts them one after another, so each counts those before it."""
+    at: list[int] = []
+    for k, axis in enumerate(axes):
+        a = norm_axis("unsqueeze", axis, ndim + k, extra=1)
+        at = [p + (p >= a) for p in at] + [a]
+    return tuple(at)
+
+
+def _unsqueeze_axis(x: Any, axis: int, *, axes: Sequence[int]) -> int:
+    new = set(_unsqueezed(x.type.ndim, axes))
+    return [i for i in range(x.type.ndim + len(new)) if i not in new][axis]
+
+
+class Unsqueeze(OpDef):
+    """X with axes of size 1 inserted at `axes`, one after another."""
+
+    name = "unsqueeze"
+    inputs = ("X",)
+    attrs = {"axes": Required(tuple)}
+    onnx = "Unsqueeze"
+    place = moved(_unsqueeze_axis)
+
+    @staticmethod
+    def infer(x, *, axes):
+        new, old = set(_unsqueezed(x.ndim, axes)), iter(x.shape)
+        return x.with_shape(1 if i in new else next(old) for i in range(x.ndim + len(new)))
+
+    @staticmethod
+    def grad(b, op, g):
+        axes = _unsqueezed(op["X"].ndim, op.attrs["axes"])
+        return b.squeeze(g, axes=axes) if axes else g
+
+    @staticmethod
+    def view(x, *, axes):
+        new = set(_unsqueezed(x.ndim, axes))
+        return x[tuple(None if i in new else slice(None) for i in range(x.ndim + len(new))) + (...,)]
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3), axes=(0, 2))
+        yield Sample.of(_f32(2, 3), axes=(-1,))
+        yield Sample.of(_f32(3), axes=(1, 0))
+
+
+class Transpose(OpDef):
+    """X with its axes in the order `axis`: axis i of the result is axis `axis[i]` of X."""
+
+    name = "transpose"
+    inputs = ("X",)
+    attrs = {"axis": Required(tuple)}
+    onnx = "Transpose"
+    place = moved(lambda x, at, *, axis: norm_axes("transpose", axis, x.type.ndim).index(at))
+
+    @staticmethod
+    def infer(x, *, axis):
+        if len(axis) != x.ndim:
+            raise ProgramError(f"op transpose: axis {list(axis)} must order the {x.ndim} axes of {x}, found {len(axis)} entries")
+        return x.with_shape(x.shape[a] for a in norm_axes("transpose", axis, x.ndim))
+
+    @staticmethod
+    def grad(b, op, g):
+        order = norm_axes("transpose", op.attrs["axis"], len(op.attrs["axis"]))
+        return b.transpose(g, axis=tuple(order.index(i) for i in range(len(order))))
+
+    @staticmethod
+    def view(x, *, axis):
+        return x.transpose(axis)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3, 4), axis=(2, 0, 1))
+        yield Sample.of(_f32(2, 3), axis=(-1, 0))
+        yield Sample.of(_f32(1), axis=(0,))
+
+
+def _shape_place(group: str, x: Any, **_: Any) -> Any:
+    entry = x.on(group)
+    if isinstance(entry, Shard):
+        raise PlaceError(f"%{x.name} is {entry}; its local sizes are not the sizes of the value")
+    return entry if isinstance(entry, At) else None  # every term of a sum has the sum's sizes
+
+
+class Shape(OpDef):
+    """The sizes of Input as a vector of `dtype`, int32 or int64, read when the program runs."""
+
+    name = "shape"
+    inputs = ("Input",)
+    attrs = {"dtype": "int32"}
+    onnx = "Shape"
+    place = by_group(_shape_place)
+
+    @staticmethod
+    def infer(x, *, dtype):
+        need_ids("shape", "dtype", TensorType(dtype, ()))
+        return TensorType(dtype, (x.ndim,))
+
+    @staticmethod
+    def kernel(xp, x, *, out, dtype):
+        for i, d in enumerate(x.shape):
+            out[i] = d
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 0, 3))
+        yield Sample.of(_f32(4), dtype="int64")

@@ -1,0 +1,247 @@
+"""Ops that order values or pick them by order: top_k, argsort, arg_max, arg_min, cumsum.
+
+`where_index` and `unique` are left out on purpose: the sizes of their results depend on the data, and a plan knows every size
+before it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir.dtypes import as_dtype
+from ...ir.errors import ProgramError
+from ...ir.opdef import OpDef, Sample
+from ...ir.types import ANY, TensorType
+from ..shared.axes import moved, need_ids, need_ndim, need_size, norm_axis
+
+
+def _f32(*shape: int, seed: int = 0) -> np.ndarray:
+    """Distinct values in random order, so that the order has a derivative."""
+    n = int(np.prod(shape))
+    return (np.random.default_rng(seed).permutation(n) - n / 2).astype("float32").reshape(shape)
+
+
+def _order(xp: Any, x: Any, axis: int, descending: bool) -> Any:
+    """The stable order of `x` along `axis`: of equal elements the first comes first, in both directions; NaN comes last."""
+    if descending:
+        # ~i is -i - 1: it reverses the order of integers without overflow, signed or not
+        x = ~x if x.dtype.kind in "biu" else -x
+    return xp.argsort(x, axis=axis, kind="stable") if xp is np else xp.argsort(x, axis=axis)
+
+
+def _put_along(xp: Any, out: Any, ids: Any, values: Any, axis: int) -> None:
+    """Zero `out` but for `out[..., ids[k], ...] = values[k]` along `axis`."""
+    out.fill(0)
+    front, ids, values = xp.moveaxis(out, axis, -1), xp.moveaxis(ids, axis, -1), xp.moveaxis(values, axis, -1)
+    grid = tuple(xp.arange(n).reshape((-1,) + (1,) * (ids.ndim - 1 - i)) for i, n in enumerate(ids.shape[:-1]))
+    front[(*grid, ids)] = values
+
+
+def _both(keeps: Any) -> Any:
+    """Two outputs that lie alike."""
+    rule = moved(keeps, linear=False)
+    return lambda x, **attrs: (rule(x, **attrs),) * 2
+
+
+class TopK(OpDef):
+    """The `k` largest elements of each row (last axis) of X, largest first, and their int64 positions; of equal ones the first.
+
+    Raises ProgramError when a row has fewer than k elements.
+    """
+
+    name = "top_k"
+    inputs, outputs = ("X",), ("Out", "Indices")
+    attrs = {"k": 1}
+    onnx = "TopK"
+    place = _both(lambda x, at, *, k: at if at < x.type.ndim - 1 else None)
+
+    @staticmethod
+    def infer(x, *, k):
+        need_ndim("top_k", "X", x, 1, 99)
+        need_size("top_k", "k", k, 1)
+        if x.shape[-1] != ANY and k > x.shape[-1]:
+            raise ProgramError(f"op top_k: k is {k}; a row of X {x} has {x.shape[-1]} elements")
+        shape = (*x.shape[:-1], k)
+        return x.with_shape(shape), TensorType("int64", shape)
+
+    @staticmethod
+    def grad(b, op, g):
+        g = g[0] if isinstance(g, (tuple, list)) else g
+        return None if g is None else b.argsort_grad(op["X"], op["Indices"], g, axis=-1)
+
+    @staticmethod
+    def kernel(xp, x, *, out, k):
+        values, ids = out
+        found = xp.argmax(x, axis=-1)[..., None] if k == 1 else _order(xp, x, -1, True)[..., :k]
+        if ids is not None:
+            ids[...] = found
+        if values is not None:
+            values[...] = xp.take_along_axis(x, found, axis=-1)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 5))
+        yield Sample.of(_f32(2, 2, 4), k=3)
+        yield Sample.of(np.array([3, 1, 3, 2], "int32"), k=4)
+
+
+class Argsort(OpDef):
+    """X sorted along `axis`, smallest first unless `descending`, and the int64 positions of its elements; equal ones keep their order."""
+
+    name = "argsort"
+    inputs, outputs = ("X",), ("Out", "Indices")
+    attrs = {"axis": -1, "descending": False}
+    place = _both(lambda x, at, *, axis, descending: None if at == axis % x.type.ndim else at)
+
+    @staticmethod
+    def infer(x, *, axis, descending):
+        norm_axis("argsort", axis, x.ndim)
+        return x, x.with_dtype("int64")
+
+    @staticmethod
+    def grad(b, op, g):
+        g = g[0] if isinstance(g, (tuple, list)) else g
+        return None if g is None else b.argsort_grad(op["X"], op["Indices"], g, axis=op.attrs["axis"])
+
+    @staticmethod
+    def kernel(xp, x, *, out, axis, descending):
+        values, ids = out
+        found = _order(xp, x, axis, descending)
+        if ids is not None:
+            ids[...] = found
+        if values is not None:
+            values[...] = xp.take_along_axis(x, found, axis=axis)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 5))
+        yield Sample.of(_f32(3, 2), axis=0, descending=True)
+        yield Sample.of(np.array([2, 1, 2, -128], "int8"), descending=True)
+
+
+class ArgsortGrad(OpDef):
+    """Zeros in the shape of X with each gradient put where its element came from; of X only the shape is read."""
+
+    name = "argsort_grad"
+    inputs, outputs = ("X", "Indices", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"axis": -1}
+
+    @staticmethod
+    def infer(x, ids, g, *, axis):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, ids, g, *, out, axis):
+        _put_along(xp, out, ids, g, axis)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3), np.array([[2, 0], [1, 2]]), _f32(2, 2), grad=(), why="a gradient op")
+
+
+def _arg_shape(op: str, x: TensorType, axis: int, keepdims: bool, dtype: str) -> TensorType:
+    axis = norm_axis(op, axis, x.ndim)
+    if x.shape[axis] == 0:
+        raise ProgramError(f"op {op}: axis {axis} of {x} is empty")
+    need_ids(op, "dtype", TensorType(as_dtype(dtype), ()))
+    return TensorType(as_dtype(dtype), (*x.shape[:axis], *((1,) if keepdims else ()), *x.shape[axis + 1 :]))
+
+
+def _arg_axis(x: Any, at: int, *, axis: int, keepdims: bool, dtype: str) -> int | None:
+    axis %= x.type.ndim
+    return None if at == axis else at if keepdims or at < axis else at - 1
+
+
+class ArgMax(OpDef):
+    """The position of the largest element of X along `axis`, the first of equal ones, as `dtype`."""
+
+    name = "arg_max"
+    inputs = ("X",)
+    attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
+    onnx = "ArgMax"
+    place = moved(_arg_axis, linear=False)
+
+    @staticmethod
+    def infer(x, *, axis, keepdims, dtype):
+        return _arg_shape("arg_max", x, axis, keepdims, dtype)
+
+    @staticmethod
+    def kernel(xp, x, *, out, axis, keepdims, dtype):
+        out[...] = xp.argmax(x, axis=axis).reshape(out.shape)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 4))
+        yield Sample.of(np.array([[1, 1], [0, 2]], "int64"), axis=0, keepdims=True, dtype="int32")
+
+
+class ArgMin(OpDef):
+    """The position of the smallest element of X along `axis`, the first of equal ones, as `dtype`."""
+
+    name = "arg_min"
+    inputs = ("X",)
+    attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
+    onnx = "ArgMin"
+    place = moved(_arg_axis, linear=False)
+
+    @staticmethod
+    def infer(x, *, axis, keepdims, dtype):
+        return _arg_shape("arg_min", x, axis, keepdims, dtype)
+
+    @staticmethod
+    def kernel(xp, x, *, out, axis, keepdims, dtype):
+        out[...] = xp.argmin(x, axis=axis).reshape(out.shape)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(3, 4), axis=0)
+        yield Sample.of(_f32(4), keepdims=True)
+
+
+class Cumsum(OpDef):
+    """The running sum of X along `axis`, or of all its elements in order when `flatten`.
+
+    `exclusive` leaves the element itself out of its sum; `reverse` sums from the end.
+    """
+
+    name = "cumsum"
+    inputs = ("X",)
+    attrs = {"axis": -1, "flatten": False, "exclusive": False, "reverse": False}
+    onnx = "CumSum"
+    place = moved(lambda x, at, *, axis, flatten, exclusive, reverse: None if flatten or at == axis % x.type.ndim else at)
+
+    @staticmethod
+    def infer(x, *, axis, flatten, exclusive, reverse):
+        if flatten:
+            return x.with_shape((x.numel,))
+        norm_axis("cumsum", axis, x.ndim)
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        a = op.attrs
+        back = b.cumsum(g, axis=0 if a["flatten"] else a["axis"], exclusive=a["exclusive"], reverse=not a["reverse"])
+        return b.reshape_grad(back, op["X"]) if a["flatten"] else back
+
+    @staticmethod
+    def kernel(xp, x, *, out, axis, flatten, exclusive, reverse):
+        if flatten:
+            x, axis = x.reshape(-1), 0
+        front, result = xp.moveaxis(x, axis, 0), xp.moveaxis(out, axis, 0)
+        if reverse:
+            front, result = front[::-1], result[::-1]
+        if not exclusive:
+            xp.cumsum(front, axis=0, dtype=out.dtype, out=result)
+        elif len(result):
+            result[0] = 0
+            xp.cumsum(front[:-1], axis=0, dtype=out.dtype, out=result[1:])
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3))
+        yield Sample.of(_f32(3, 2), axis=0, exclusive=True)
+        yield Sample.of(_f32(2, 3), axis=1, reverse=True)
+        yield Sample.of(_f32(2, 3), flatten=True, exclusive=True, reverse=True)
+        yield Sample.of(np.array([1, 2, 3], "int32"))

@@ -1,0 +1,291 @@
+"""Ops that cut a window out of a value or put a border around one: slice, strided_slice, pad, pad2d."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import ProgramError
+from ...ir.opdef import OpDef, Required, Sample
+from ...ir.types import ANY
+from ..shared.axes import INT_MAX, moved, need_ndim, norm_axes
+
+
+def _f32(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+# -- slice ------------------------------------------------------------------------------------------------------------------
+
+
+def _window(
+    op: str, shape: Sequence[int], axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]
+) -> tuple[slice, ...]:
+    """The Python slices of every axis. Raises ProgramError when the attributes disagree."""
+    if not len(axes) == len(starts) == len(ends) == len(strides):
+        raise ProgramError(f"op {op}: axes, starts and ends must be of one length, found {len(axes)}, {len(starts)} and {len(ends)}")
+    out = [slice(None)] * len(shape)
+    for a, s, e, k in zip(norm_axes(op, axes, len(shape)), starts, ends, strides, strict=True):
+        if k == 0:
+            raise ProgramError(f"op {op}: the stride along axis {a} is 0; expected another integer")
+        # "before the first element" is None in Python's terms, which would read a negative end from the back
+        out[a] = slice(s, None if k < 0 and e < -INT_MAX else e, k)
+    return tuple(out)
+
+
+def _window_size(d: int, s: slice) -> int:
+    """The size of what a slice leaves of an axis of size `d`; an open axis stays open."""
+    return ANY if d == ANY else len(range(*s.indices(d)))
+
+
+def _slice_axis(x: Any, at: int, *, axes: Any, starts: Any, ends: Any, strides: Any = (), decrease_axis: Any = ()) -> int | None:
+    window = _window("slice", x.type.shape, axes, starts, ends, strides or (1,) * len(axes))
+    s = window[at]
+    whole = s == slice(None) or s.start == 0 and s.stop is not None and s.stop >= INT_MAX and s.step == 1
+    return at - sum(a < at for a in norm_axes("slice", decrease_axis, x.type.ndim)) if whole else None
+
+
+class Slice(OpDef):
+    """The part of Input from `starts[k]` up to `ends[k]` along axis `axes[k]`, as Python slices count; axes in `decrease_axis` are dropped.
+
+    Ends beyond the size are cut to it. Raises ProgramError when an axis to drop does not have size 1.
+    """
+
+    name = "slice"
+    inputs = ("Input",)
+    attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
+    onnx = "Slice"
+    place = moved(_slice_axis)
+
+    @staticmethod
+    def infer(x, *, axes, starts, ends, decrease_axis):
+        window = _window("slice", x.shape, axes, starts, ends, (1,) * len(axes))
+        shape = [_window_size(d, s) for d, s in zip(x.shape, window, strict=True)]
+        drop = norm_axes("slice", decrease_axis, x.ndim)
+        for a in drop:
+            if shape[a] not in (1, ANY):
+                raise ProgramError(f"op slice: axis {a} of {x} is cut to size {shape[a]}; to drop it, expected 1")
+        return x.with_shape(d for i, d in enumerate(shape) if i not in drop)
+
+    @staticmethod
+    def grad(b, op, g):
+        a = op.attrs
+        if a["decrease_axis"]:
+            g = b.unsqueeze(g, axes=sorted(norm_axes("slice", a["decrease_axis"], op["Input"].ndim)))
+        return b.slice_grad(op["Input"], g, axes=a["axes"], starts=a["starts"], ends=a["ends"], strides=(1,) * len(a["axes"]))
+
+    @staticmethod
+    def view(x, *, axes, starts, ends, decrease_axis):
+        part = x[_window("slice", x.shape, axes, starts, ends, (1,) * len(axes))]
+        drop = norm_axes("slice", decrease_axis, x.ndim)
+        return part[tuple(0 if i in drop else slice(None) for i in range(x.ndim))] if drop else part
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(4, 3), axes=(0,), starts=(1,), ends=(3,))
+        yield Sample.of(_f32(4, 3, 2), axes=(0, -1), starts=(-3, 0), ends=(INT_MAX, -1))
+        yield Sample.of(_f32(4, 3), axes=(1,), starts=(2,), ends=(3,), decrease_axis=(1,))
+        yield Sample.of(_f32(4), axes=(0,), starts=(3,), ends=(3,), grad=(), why="the result is empty")
+
+
+class StridedSlice(OpDef):
+    """The elements of Input from `starts[k]` before `ends[k]` in steps of `strides[k]` along axis `axes[k]`; a stride may be negative."""
+
+    name = "strided_slice"
+    inputs = ("Input",)
+    attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
+    onnx = "Slice"
+    place = moved(_slice_axis)
+
+    @staticmethod
+    def infer(x, *, axes, starts, ends, strides):
+        window = _window("strided_slice", x.shape, axes, starts, ends, strides)
+        return x.with_shape(_window_size(d, s) for d, s in zip(x.shape, window, strict=True))
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.slice_grad(op["Input"], g, **op.attrs)
+
+    @staticmethod
+    def view(x, *, axes, starts, ends, strides):
+        return x[_window("strided_slice", x.shape, axes, starts, ends, strides)]
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(5, 3), axes=(0,), starts=(0,), ends=(5,), strides=(2,))
+        yield Sample.of(_f32(5, 3), axes=(0, 1), starts=(INT_MAX, 1), ends=(-(2**31), 3), strides=(-2, 1))
+        yield Sample.of(_f32(5), axes=(0,), starts=(3,), ends=(0,), strides=(-1,))
+
+
+class SliceGrad(OpDef):
+    """Zeros in the shape of Input with the gradient where slice or strided_slice read; only Input's shape is read."""
+
+    name = "slice_grad"
+    inputs, outputs = ("Input", "Out@GRAD"), ("Input@GRAD",)
+    attrs = StridedSlice.attrs
+
+    @staticmethod
+    def infer(x, g, **attrs):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, g, *, out, axes, starts, ends, strides):
+        out.fill(0)
+        out[_window("slice_grad", x.shape, axes, starts, ends, strides)] = g
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(4, 3), _f32(2, 3), axes=(0,), starts=(1,), ends=(3,), strides=(1,), grad=(), why="a gradient op")
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------------
+
+
+def _borders(op: str, paddings: Sequence[int], ndim: int) -> list[tuple[int, int]]:
+    if len(paddings) != 2 * ndim or any(p < 0 for p in paddings):
+        raise ProgramError(f"op {op}: paddings {list(paddings)} must hold {2 * ndim} sizes of 0 or more, two for each of {ndim} axes")
+    return [(paddings[2 * i], paddings[2 * i + 1]) for i in range(ndim)]
+
+
+def _inside(borders: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(lo, lo + d) for (lo, _), d in zip(borders, shape, strict=True))
+
+
+def _pad_place(x: Any, **attrs: Any) -> Any:
+    """Padded axes must be whole; a constant other than 0 would be added once for every term of a sum."""
+
+    def kept(x: Any, axis: int, *, paddings: Sequence[int], pad_value: float) -> int | None:
+        return axis if not any(paddings[2 * axis : 2 * axis + 2]) else None
+
+    return moved(kept, linear=attrs["pad_value"] == 0 and all(getattr(p, "op", "sum") in ("sum", "avg") for p in x.placement))(x, **attrs)
+
+
+class Pad(OpDef):
+    """X with `paddings` (before and after each axis, flat) elements of `pad_value` around it."""
+
+    name = "pad"
+    inputs = ("X",)
+    attrs = {"paddings": Required(tuple), "pad_value": 0.0}
+    onnx = "Pad"
+    place = staticmethod(_pad_place)
+
+    @staticmethod
+    def infer(x, *, paddings, pad_value):
+        return x.with_shape(
+            ANY if d == ANY else lo + d + hi for d, (lo, hi) in zip(x.shape, _borders("pad", paddings, x.ndim), strict=True)
+        )
+
+    @staticmethod
+    def grad(b, op, g):
+        borders = _borders("pad", op.attrs["paddings"], op["X"].ndim)
+        axes = [i for i, (lo, hi) in enumerate(borders) if lo or hi]
+        ends = [-borders[i][1] or INT_MAX for i in axes]
+        return b.slice(g, axes=axes, starts=[borders[i][0] for i in axes], ends=ends) if axes else g
+
+    @staticmethod
+    def kernel(xp, x, *, out, paddings, pad_value):
+        out.fill(pad_value)
+        out[_inside(_borders("pad", paddings, x.ndim), x.shape)] = x
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(2, 3), paddings=(1, 0, 0, 2), pad_value=1.5)
+        yield Sample.of(_f32(3), paddings=(0, 0))
+
+
+def _source_rows(n: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Which row of `n` each padded row repeats."""
+    return np.pad(np.arange(n), (before, after), mode=mode)  # type: ignore[call-overload]
+
+
+def _image_axes(data_format: str) -> tuple[int, int]:
+    return (2, 3) if data_format == "NCHW" else (1, 2)
+
+
+class Pad2d(OpDef):
+    """An image batch X with `paddings` = [top, bottom, left, right] pixels around each image.
+
+    `mode` is constant (`pad_value`), reflect (mirrored, the border pixel not repeated) or edge (the border pixel repeated).
+    """
+
+    name = "pad2d"
+    inputs = ("X",)
+    attrs = {"paddings": Required(tuple), "mode": "constant", "pad_value": 0.0, "data_format": "NCHW"}
+    onnx = "Pad"
+    place = moved(
+        lambda x, axis, *, paddings, mode, pad_value, data_format: None if axis in _image_axes(data_format) else axis, linear=False
+    )
+
+    @staticmethod
+    def infer(x, *, paddings, mode, pad_value, data_format):
+        need_ndim("pad2d", "X", x, 4)
+        if mode not in ("constant", "reflect", "edge"):
+            raise ProgramError(f"op pad2d: mode must be constant, reflect or edge, found {mode!r}")
+        if data_format not in ("NCHW", "NHWC"):
+            raise ProgramError(f"op pad2d: data_format must be NCHW or NHWC, found {data_format!r}")
+        shape = list(x.shape)
+        for axis, (lo, hi) in zip(_image_axes(data_format), _borders("pad2d", paddings, 2), strict=True):
+            if shape[axis] == ANY:
+                continue
+            if mode == "reflect" and max(lo, hi) >= shape[axis]:
+                raise ProgramError(f"op pad2d: reflecting {max(lo, hi)} pixels needs more than that along axis {axis}, found {shape[axis]}")
+            shape[axis] += lo + hi
+        return x.with_shape(shape)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.pad2d_grad(op["X"], g, **op.attrs)
+
+    @staticmethod
+    def kernel(xp, x, *, out, paddings, mode, pad_value, data_format):
+        (top, bottom), (left, right) = _borders("pad2d", paddings, 2)
+        if mode == "constant":
+            border = [(0, 0)] * 4
+            border[_image_axes(data_format)[0]], border[_image_axes(data_format)[1]] = (top, bottom), (left, right)
+            out.fill(pad_value)
+            out[_inside(border, x.shape)] = x
+            return
+        h, w = _image_axes(data_format)
+        rows = xp.take(x, xp.asarray(_source_rows(x.shape[h], top, bottom, mode)), axis=h)
+        out[...] = xp.take(rows, xp.asarray(_source_rows(x.shape[w], left, right, mode)), axis=w)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(1, 2, 3, 2), paddings=(1, 0, 2, 1), pad_value=-1.0)
+        yield Sample.of(_f32(1, 2, 3, 4), paddings=(2, 1, 1, 3), mode="reflect")
+        yield Sample.of(_f32(1, 2, 2, 3), paddings=(1, 2, 3, 0), mode="edge")
+        yield Sample.of(_f32(1, 3, 3, 2), paddings=(1, 1, 0, 1), mode="reflect", data_format="NHWC")
+
+
+class Pad2dGrad(OpDef):
+    """The gradient of pad2d: every pixel gathers the gradient of all its copies; only X's shape is read."""
+
+    name = "pad2d_grad"
+    inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
+    attrs = Pad2d.attrs
+
+    @staticmethod
+    def infer(x, g, **attrs):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, g, *, out, paddings, mode, pad_value, data_format):
+        h, w = _image_axes(data_format)
+        borders = _borders("pad2d", paddings, 2)
+        for axis, (lo, hi) in zip((h, w), borders, strict=True):
+            n = x.shape[axis]
+            before = (slice(None),) * axis
+            part = g[(*before, slice(lo, lo + n))]
+            if mode != "constant" and lo + hi:
+                part = part.copy()
+                source = _source_rows(n, lo, hi, mode)
+                for i in (*range(lo), *range(lo + n, lo + n + hi)):
+                    part[(*before, int(source[i]))] += g[(*before, i)]
+            g = part
+        out[...] = g
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(1, 1, 2, 2), _f32(1, 1, 3, 4), paddings=(1, 0, 1, 1), mode="edge", grad=(), why="a gradient op")

@@ -1,0 +1,284 @@
+"""Arithmetic on one or two tensors with fluid's and NumPy's broadcasting, and the linear ops that gradients are put together with."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ...ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
+from ...ir.placement import place_affine, place_elementwise, place_linear
+from .. import expr as ex
+from .declare import broadcast_sizes, elementwise, points, reduced
+
+
+def _pairs(low=-3.0, high=3.0, ints=True, int_low=-9):
+    """Samples of a binary op: equal shapes, both kinds of broadcasting, edge sizes, other dtypes."""
+
+    def samples():
+        shapes = (
+            ((3, 5), (3, 5), -1), ((2, 3, 4), (4,), -1), ((4,), (2, 3, 4), -1), ((3, 1), (1, 4), -1), ((1,), (5,), -1), ((7,), (1,), -1),
+            ((2, 3, 4, 2), (3, 4), 1), ((2, 3, 4), (2,), 0), ((2, 3), (2, 1), 0), ((1,), (1,), -1),
+        )  # fmt: skip
+        for k, (a, b, axis) in enumerate(shapes):
+            yield Sample.of(points(a, low, high, seed=k), points(b, low, high, seed=50 + k), axis=axis, tolerance=1e-2)
+        yield Sample.of(points((2, 3), low, high, dtype="float64"), points((2, 3), low, high, seed=1, dtype="float64"))
+        half = points((2, 3), low, high, dtype="float16"), points((3,), low, high, seed=1, dtype="float16")
+        yield Sample.of(*half, grad=(), why="float16 is too coarse for differences")
+        if ints:
+            rng = np.random.default_rng(3)
+            y = rng.integers(1, 5, (3, 4))
+            sign = 1 if int_low >= 0 else np.where(rng.random((3, 4)) < 0.5, -1, 1)
+            yield Sample.of(rng.integers(int_low, 9, (3, 4)), y * sign)
+            yield Sample.of(rng.integers(int_low, 9, (3, 4)).astype("int32"), y[:1].astype("int32"))
+
+    return samples
+
+
+def _axis(op):
+    return op.attrs["axis"]
+
+
+def _add_grad(b, op, g):
+    shape = op["Out"].shape
+    return reduced(b, g, op["X"], shape), reduced(b, g, op["Y"], shape, _axis(op))
+
+
+def _sub_grad(b, op, g):
+    shape = op["Out"].shape
+    return reduced(b, g, op["X"], shape), b.scale(reduced(b, g, op["Y"], shape, _axis(op)), scale=-1.0)
+
+
+def _mul_grad(b, op, g):
+    x, y, shape = op["X"], op["Y"], op["Out"].shape
+    dx = b.elementwise_mul(g, y, axis=_axis(op))
+    dy = b.elementwise_mul(g, x)
+    return reduced(b, dx, x, shape), reduced(b, dy, y, shape, _axis(op))
+
+
+def _int_div(xp, ins, out, attrs):
+    """C's integer division, towards zero, as fluid and ONNX have it; NumPy has only the one that rounds down."""
+    if out.dtype.kind not in "iu":
+        return None
+    x, y = ins
+
+    def divide():
+        xp.floor_divide(x, y, out=out)
+        rest = xp.remainder(x, y)
+        xp.add(out, (rest != 0) & ((x < 0) != (y < 0)), out=out, casting="unsafe")
+
+    def divide_safely():  # where the result lies in the memory of an operand
+        q = xp.floor_divide(x, y)
+        q += (xp.remainder(x, y) != 0) & ((x < 0) != (y < 0))
+        out[...] = q
+
+    return divide_safely if any(xp.may_share_memory(a, out) for a in ins) else divide
+
+
+elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", onnx="Add", samples=_pairs(), place=place_linear,
+    grad=_add_grad,
+    doc="The sum of two tensors.\n\nTwo partial sums add up; a partial sum and a whole value are refused by the verifier.")  # fmt: skip
+elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", onnx="Sub", samples=_pairs(), place=place_linear,
+    grad=_sub_grad, doc="The difference of two tensors.")  # fmt: skip
+elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", onnx="Mul", samples=_pairs(), grad=_mul_grad,
+    doc="The elementwise product of two tensors.")  # fmt: skip
+elementwise("elementwise_div", lambda x, y: x / y, axis=True, dtypes="number", onnx="Div", samples=_pairs(0.5, 2.0), special=_int_div,
+    doc="The quotient of two tensors. Integers are divided towards zero, as in C.")  # fmt: skip
+elementwise("elementwise_max", lambda x, y: ex.max(x, y), axis=True, dtypes="number", onnx="Max", samples=_pairs(),
+    doc="The larger of two tensors, element by element. At a tie Y takes the gradient.")  # fmt: skip
+elementwise("elementwise_min", lambda x, y: ex.min(x, y), axis=True, dtypes="number", onnx="Min", samples=_pairs(),
+    doc="The smaller of two tensors, element by element. At a tie Y takes the gradient.")  # fmt: skip
+elementwise("elementwise_pow", lambda x, y: x**y, axis=True, dtypes="number", onnx="Pow", samples=_pairs(0.5, 2.0, int_low=0, ints=False),
+    doc="X to the power of Y, element by element.")  # fmt: skip
+
+
+def _mod_samples():
+    for s in _pairs(0.5, 2.0)():
+        yield Sample(s.args, s.attrs, grad=(), why="X mod Y jumps, and differences across a jump say nothing")
+    for low in (0.2, 1.6, -0.9):  # X / Y stays between two whole numbers
+        yield Sample.of(points((2, 3), low, low + 0.3), points((3,), 1.1, 1.5, seed=1))
+
+
+elementwise("elementwise_mod", lambda x, y: x % y, axis=True, dtypes="number", onnx="Mod", samples=_mod_samples,
+    doc="The remainder of X / Y, with the sign of Y.")  # fmt: skip
+elementwise("elementwise_floordiv", lambda x, y: x // y, axis=True, dtypes="number", samples=_mod_samples,
+    doc="X / Y rounded down. (fluid 1.8 rounds towards zero, which does not go with its mod.)")  # fmt: skip
+
+
+# -- affine and cutting ops ------------------------------------------------------------------------------------------------------
+
+
+def _scale_grad(b, op, g):
+    return g if op.attrs["scale"] == 1.0 else b.scale(g, scale=op.attrs["scale"])
+
+
+def _scale_place(x, *, scale, bias, bias_after_scale):
+    return (place_affine if bias else place_linear)(x)
+
+
+def _scale_int(xp, ins, out, attrs):
+    """Integers times a fraction: worked in float64 and cut."""
+    if out.dtype.kind not in "iu" or all(float(attrs[k]).is_integer() for k in ("scale", "bias")):
+        return None
+    (x,), s, c = ins, attrs["scale"], attrs["bias"]
+    after = attrs["bias_after_scale"]
+    return lambda: _assign(out, x * s + c if after else (x + c) * s)
+
+
+def _assign(out, value):
+    out[...] = value.astype(out.dtype)
+
+
+elementwise("scale", lambda x, *, scale, bias, bias_after_scale: ex.where(bias_after_scale, scale * x + bias, scale * (x + bias)),
+    attrs={"scale": 1.0, "bias": 0.0, "bias_after_scale": True}, dtypes="number", place=_scale_place, grad=_scale_grad, special=_scale_int,
+    variants=({}, {"scale": 2.5, "bias": 0.5}, {"scale": -1.0}, {"bias": 1.5}, {"scale": 3.0, "bias": 1.0, "bias_after_scale": False}),
+    doc="scale * X + bias, or scale * (X + bias) when `bias_after_scale` is off.")  # fmt: skip
+elementwise("clip", lambda x, *, min, max: ex.min(ex.max(x, min), max), attrs={"min": Required(float), "max": Required(float)},
+    dtypes="number", onnx="Clip", kinks=(-1.0, 1.0), variants=({"min": -1.0, "max": 1.0}, {"min": -10.0, "max": 1.0}),
+    doc="X with values below `min` raised to it and values above `max` lowered to it.")  # fmt: skip
+elementwise("increment", lambda x, *, step: x + step, attrs={"step": 1.0}, dtypes="number", variants=({}, {"step": -2.0}),
+    doc="X + step: how a loop counts. Written into X itself in fluid programs.")  # fmt: skip
+elementwise("pow", lambda x, *, factor: x**factor, attrs={"factor": 1.0}, onnx="Pow", domain=(0.5, 2.0),
+    variants=({}, {"factor": 2.0}, {"factor": 3.0}, {"factor": 0.5}, {"factor": -1.5}, {"factor": 0.0}),
+    doc="X to the power of the attribute `factor`.")  # fmt: skip
+
+
+class Sum(OpDef):
+    """The sum of n tensors of one shape, added from first to last.
+
+    Where several operators contribute to one gradient, this op adds the terms. Raises ProgramError for no term at all, or when
+    dtypes or shapes differ.
+    """
+
+    name = "sum"
+    inputs = ("X*",)
+    inplace = (("X", "Out"),)
+    elementwise = True
+    onnx = "Sum"
+    place = staticmethod(place_linear)
+
+    @staticmethod
+    def infer(xs):
+        if not xs:
+            raise ProgramError("op sum: expected at least one X, found none")
+        out = xs[0]
+        for k, x in enumerate(xs[1:], 1):
+            if x.dtype != out.dtype or len(x.shape) != len(out.shape) or not out.accepts(x):
+                raise ProgramError(f"op sum: expected terms of one dtype and shape, found {out} and, as term {k}, {x}")
+            out = TensorType(out.dtype, broadcast_sizes("sum", out.shape, x.shape))
+        return out
+
+    @staticmethod
+    def grad(b, op, g):
+        return [g] * len(op["X"])
+
+    @staticmethod
+    def kernel(xp, xs, *, out):
+        if any(a is out for a in xs[2:]):
+            out[...] = sum(xs[1:], xs[0])
+            return
+        if len(xs) == 1:
+            xp.copyto(out, xs[0])
+            return
+        xp.add(xs[0], xs[1], out)
+        for x in xs[2:]:
+            xp.add(out, x, out)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        xs, out = ins[0], outs[0]
+        if len(xs) == 2:
+            return partial(xp.add, xs[0], xs[1], out)
+        if any(xp.may_share_memory(a, out) for a in xs[2:]):
+            own = xp.empty_like(out)
+            return lambda: (Sum.kernel(xp, xs, out=own), xp.copyto(out, own))
+        return partial(Sum.kernel, xp, xs, out=out)
+
+    @staticmethod
+    def samples():
+        yield Sample.of([points((2, 3), seed=k) for k in range(3)])
+        yield Sample.of([points((2, 3)), points((2, 3), seed=1)])
+        yield Sample.of([points((1,))])
+        yield Sample.of([np.arange(4), np.arange(4), np.arange(4)])
+
+
+class Cast(OpDef):
+    """X in another dtype. Floats are cut towards zero when they become integers, and are True where they are not 0."""
+
+    name = "cast"
+    inputs = ("X",)
+    attrs = {"dtype": Required(str)}
+    elementwise = True
+    onnx = "Cast"
+
+    @staticmethod
+    def infer(x, *, dtype):
+        return x.with_dtype(as_dtype(dtype))
+
+    @staticmethod
+    def place(x, *, dtype):
+        # rounding to integers does not commute with adding up the terms of a partial sum
+        return (place_linear if as_dtype(dtype) in ("float16", "bfloat16", "float32", "float64") else place_elementwise)(x)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.cast(g, dtype=op["X"].dtype)
+
+    @staticmethod
+    def kernel(xp, x, *, out, dtype):
+        xp.copyto(out, x, casting="unsafe")
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        return partial(xp.copyto, outs[0], ins[0], casting="unsafe")
+
+    @staticmethod
+    def samples():
+        x = points((3, 4))
+        yield Sample.of(x, dtype="float64", tolerance=1e-2)
+        yield Sample.of(x.astype("float64"), dtype="float32")
+        for dtype in ("int32", "int64", "bool", "float16", "bfloat16"):
+            yield Sample.of(x, dtype=dtype, grad=(), why="too coarse for differences")
+        yield Sample.of(np.arange(7), dtype="float32")
+        yield Sample.of(x.astype(np_dtype("bfloat16")), dtype="float32", grad=(), why="too coarse for differences")
+        yield Sample.of(x[:1] > 0, dtype="int8")
+
+
+class Assign(OpDef):
+    """A copy of X under another name."""
+
+    name = "assign"
+    inputs = ("X",)
+    inplace = (("X", "Out"),)
+    elementwise = True
+    onnx = "Identity"
+    place = staticmethod(place_linear)
+
+    @staticmethod
+    def infer(x):
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        return g
+
+    @staticmethod
+    def kernel(xp, x, *, out):
+        xp.copyto(out, x)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        x, out = ins[0], outs[0]
+        same = x is out or (x.size and x.__array_interface__ == out.__array_interface__ if xp is np else False)
+        return _nothing if same else partial(xp.copyto, out, x)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(points((3, 4)))
+        yield Sample.of(np.arange(5))
+        yield Sample.of(points((1,)))
+        yield Sample.of(points((7,)) > 0)
+
+
+def _nothing():
+    """What is left of a copy onto itself."""

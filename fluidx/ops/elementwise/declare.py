@@ -1,0 +1,284 @@
+"""`elementwise`: one row declares an elementwise op, its gradient op and their kernels from a scalar expression (ops/expr)."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...ir.dtypes import FLOATS, np_dtype
+from ...ir.errors import ProgramError
+from ...ir.opdef import OPS, OpDef, Sample
+from ...ir.placement import place_elementwise
+from ...ir.types import ANY, TensorType
+from ..expr.derivative import derivative, in_terms_of
+from ..expr.nodes import BOOLEAN, Expr, is_const, nodes, substitute, sym, symbols, trace
+from ..expr.numpy import bind_ufuncs, evaluate
+
+NUMBERS = (*FLOATS, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = {"float": FLOATS, "number": NUMBERS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
+
+
+# -- broadcasting ---------------------------------------------------------------------------------------------------------------
+
+
+def broadcast_sizes(op: str, a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """The shape two right-aligned shapes broadcast to. An open axis beside n > 1 is n, beside 1 or another open axis it is open.
+
+    >>> broadcast_sizes("add", (-1, 1, 4), (3, 1))
+    (-1, 3, 4)
+    """
+    n = max(len(a), len(b))
+    out = []
+    for p, q in zip((1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b), strict=True):
+        if p == q or q == 1:
+            out.append(p)
+        elif p == 1 or p == ANY:
+            out.append(q)
+        elif q == ANY:
+            out.append(p)
+        else:
+            raise ProgramError(f"op {op}: shapes {list(a)} and {list(b)} do not broadcast: {p} against {q}")
+    return tuple(out)
+
+
+def aligned(op: str, x: Sequence[int], y: Sequence[int], axis: int) -> tuple[int, ...]:
+    """Y's shape as it meets X's: with `axis` k its axis 0 meets X's axis k (fluid), with -1 the last axes meet (NumPy).
+
+    >>> aligned("add", (2, 3, 4, 5), (3, 4), 1)
+    (3, 4, 1)
+    """
+    if axis == -1 or len(x) == len(y):
+        return tuple(y)
+    trailing = len(x) - axis - len(y)
+    while trailing < 0 and y and y[-1] == 1:  # fluid drops trailing sizes of 1
+        y, trailing = y[:-1], trailing + 1
+    if axis < -1 or trailing < 0:
+        raise ProgramError(f"op {op}: with axis {axis}, Y of shape {list(y)} does not fit into X of shape {list(x)}")
+    return (*y, *(1,) * trailing)
+
+
+def align(y: Any, ndim: int, axis: int) -> Any:
+    """The array `y` as a view that broadcasts against an array of `ndim` axes from its axis `axis` on."""
+    return y if axis == -1 or y.ndim == ndim else y.reshape(aligned("align", (1,) * ndim, y.shape, axis))
+
+
+def reduced(b: Any, g: Any, like: Any, shape: Sequence[int], axis: int = -1) -> Any:
+    """The gradient `g` of a broadcast result, summed down to the operand `like`; `g` itself where nothing was broadcast."""
+    return g if tuple(like.shape) == tuple(shape) else b.reduce_to(g, like, axis=axis)
+
+
+# -- the family ------------------------------------------------------------------------------------------------------------------
+
+
+def elementwise(
+    name: str,
+    body: Callable[..., Any],
+    *,
+    doc: str,
+    attrs: Mapping[str, Any] | None = None,
+    onnx: str | None = None,
+    dtypes: str = "float",
+    axis: bool = False,
+    domain: tuple[float, float] = (-3.0, 3.0),
+    kinks: Sequence[float] = (),
+    variants: Sequence[Mapping[str, Any]] = (),
+    samples: Callable[[], Iterator[Sample]] | None = None,
+    place: Callable[..., Any] = place_elementwise,
+    slope: Callable[..., Any] | None = None,
+    grad: Callable[..., Any] | None = None,
+    special: Callable[..., Any] | None = None,
+) -> type[OpDef]:
+    """Declare the elementwise op `name`, and `<name>_grad` where it has a derivative.
+
+    `body` is a function of symbolic scalars: positional parameters x, y, ... are the inputs X, Y, ...; keyword-only ones are
+    attributes, whose defaults are in `attrs` and may also serve as conditions of `where`. `dtypes` is "float", "number", "bool" or
+    "any"; all inputs have one dtype, and the result too unless the body is a comparison. `axis` adds fluid's broadcast attribute.
+    Unary samples are drawn from `domain`, away from `kinks`, once for each of `variants` (attributes); or `samples` yields them.
+    `slope` is the derivative by X where it is better written by hand, `grad` replaces the whole derived gradient.
+    `special(xp, ins, out, attrs)` may return a call to run instead of the derived kernel (integer division), or None.
+    """
+    module = sys._getframe(1).f_globals["__name__"]
+    parameters = inspect.signature(body).parameters.values()
+    inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    names = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    expr = trace(body)
+    full = dict(attrs or {})
+    if axis:
+        full["axis"] = -1
+    slots = tuple(n.upper() for n in inputs)
+    is_bool = expr.fn in BOOLEAN
+    fields: dict[str, Any] = _kernels(name, expr, inputs, names, axis, special)
+    fields |= {
+        "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,
+        "inplace": () if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots)),
+        "elementwise": True, "onnx": onnx, "place": staticmethod(place),
+        "infer": staticmethod(_infer(name, dtypes, is_bool, axis)),
+    }  # fmt: skip
+    draw = samples or (lambda: _draw(len(inputs), dtypes, domain, kinks, variants))
+    fields["samples"] = staticmethod(draw)
+    if grad is not None:
+        fields["grad"] = staticmethod(grad)
+    elif not is_bool and dtypes != "bool":
+        fields["grad"] = staticmethod(_derive(name, expr, inputs, names, full, axis, module, draw, slope))
+    return type(name, (OpDef,), fields)
+
+
+def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any) -> dict[str, Any]:
+    """`kernel` and `bind` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
+
+    @lru_cache(maxsize=256)
+    def specialized(values: tuple[Any, ...]) -> Expr:
+        return substitute(expr, dict(zip(names, values, strict=True)))
+
+    def prepare(arrays: Sequence[Any], out: Any, attrs: Mapping[str, Any]) -> tuple[Expr, dict[str, Any]]:
+        e = specialized(tuple(attrs[n] for n in names))
+        arrays = [align(a, out.ndim, attrs["axis"]) if axis and s == "y" else a for s, a in zip(inputs, arrays, strict=True)]
+        return e, dict(zip(inputs, arrays, strict=True))
+
+    def bind(xp, ins, outs, attrs, ctx):
+        if xp is not np:
+            return None
+        e, values = prepare(ins, outs[0], attrs)
+        if special is not None and (call := special(xp, list(values.values()), outs[0], attrs)) is not None:
+            return call
+        return bind_ufuncs(e, values, outs[0])
+
+    def kernel(xp, *arrays, out, **attrs):
+        e, values = prepare(arrays, out, attrs)
+        if special is not None and (call := special(xp, list(values.values()), out, attrs)) is not None:
+            call()
+        elif xp is np:
+            bind_ufuncs(e, values, out)()
+        else:
+            out[...] = evaluate(e, xp, values)
+
+    return {"kernel": staticmethod(kernel), "bind": staticmethod(bind)}
+
+
+def _infer(name: str, dtypes: str, is_bool: bool, axis: bool) -> Callable[..., TensorType]:
+    allowed = DTYPES[dtypes]
+
+    def infer(*types, **attrs):
+        first = types[0]
+        for t in types:
+            if t.dtype not in allowed:
+                raise ProgramError(f"op {name}: expected {_wording(dtypes)}, found {t.dtype}; cast it first")
+            if t.dtype != first.dtype:
+                raise ProgramError(f"op {name}: X is {first.dtype} and Y is {t.dtype}; cast one of them")
+        shape = first.shape
+        for t in types[1:]:
+            shape = broadcast_sizes(name, shape, aligned(name, shape, t.shape, attrs["axis"]) if axis else t.shape)
+        return TensorType("bool" if is_bool else first.dtype, shape)
+
+    return infer
+
+
+def _wording(dtypes: str) -> str:
+    return {"float": "a float dtype", "number": "a number", "bool": "bool", "any": "a number or bool"}[dtypes]
+
+
+def _derive(
+    name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], full: Any, axis: bool, module: str, draw: Any, slope: Any
+) -> Any:
+    """The `grad` of the op, after declaring one gradient op per input: `<name>_grad`, or `<name>_grad_x`, `<name>_grad_y`."""
+    rules: list[tuple[Any, Any]] = []  # (None, the constant 0 or 1), or (gradient op, what it needs)
+    for k, x in enumerate(inputs):
+        d = derivative(expr, sym(x)) if slope is None else trace(slope)
+        if is_const(d, 0) or is_const(d, 1):
+            rules.append((None, d))
+            continue
+        short = in_terms_of(derivative(expr, sym(x), sym("Out")) if slope is None else d, expr)
+        e = _cheapest(sym("g") * short, sym("g") * d)
+        needs = [s for s in (*inputs, "Out") if s in symbols(e)]
+        grad_name = f"{name}_grad" if len(inputs) == 1 else f"{name}_grad_{x}"
+        _declare_grad(grad_name, name, e, needs, names, full, axis, module, draw, k)
+        rules.append((grad_name, needs))
+
+    def grad(b, op, g):
+        out: list[Any] = []
+        for x, (grad_name, needs) in zip(inputs, rules, strict=True):
+            if grad_name is None and is_const(needs, 0):
+                out.append(None)
+                continue
+            dx = g if grad_name is None else b.emit(grad_name, *(op[n if n == "Out" else n.upper()] for n in needs), g, **op.attrs)
+            out.append(reduced(b, dx, op[x.upper()], op["Out"].shape, op.attrs["axis"] if axis and x == "y" else -1))
+        return out[0] if len(out) == 1 else tuple(out)
+
+    return grad
+
+
+def _cheapest(*candidates: Expr) -> Expr:
+    """The one that needs the fewest values kept, then the fewest operations; the first of equals."""
+    cost = [(len(symbols(e)), sum(1 for _ in nodes(e))) for e in candidates]
+    return candidates[cost.index(min(cost))]
+
+
+def _declare_grad(
+    grad_name: str, name: str, e: Expr, needs: list[str], names: Any, full: Any, axis: bool, module: str, draw: Any, wrt: int
+) -> None:
+    order = [*needs, "g"]
+    slots = [n if n == "Out" else n.upper() for n in needs]
+
+    def infer(*types, **attrs):
+        return types[-1]
+
+    def samples():
+        forward: Any = OPS[name]
+        for s in draw():
+            attrs = {**full, **s.attrs}
+            t = forward.infer(*(TensorType(a.dtype.name, a.shape) for a in s.args), **attrs)
+            if not t.is_float:
+                continue
+            out = np.empty(t.shape, np_dtype(t.dtype))
+            forward.kernel(np, *s.args, out=out, **attrs)
+            have = {**dict(zip(forward.inputs, s.args, strict=True)), "Out": out}
+            g = np.random.default_rng(7).standard_normal(t.shape).astype(out.dtype)
+            yield Sample((*(have[n] for n in slots), g), s.attrs, grad=(), why="a gradient op has no gradient of its own")
+
+    fields = _kernels(grad_name, e, order, names, axis, None)
+    result = "Y@GRAD" if wrt else "X@GRAD"
+    what = f" by {result[0]}, of the shape of Out" if grad_name.endswith(("_x", "_y")) else ""
+    fields |= {
+        "name": grad_name, "__module__": module, "__qualname__": grad_name, "expr": e, "attrs": full,
+        "__doc__": f"The gradient of {name}{what}: {substitute(e, {'g': sym('Out@GRAD'), 'x': sym('X'), 'y': sym('Y')})!r}.",
+        "inputs": (*slots, "Out@GRAD"), "outputs": (result,), "inplace": (("Out@GRAD", result),), "elementwise": True,
+        "infer": staticmethod(infer), "samples": staticmethod(samples),
+    }  # fmt: skip
+    type(grad_name, (OpDef,), fields)
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------------------
+
+
+def points(
+    shape: Sequence[int], low: float = -3.0, high: float = 3.0, kinks: Sequence[float] = (), seed: int = 0, dtype: str = "float32"
+) -> Any:
+    """Deterministic values in [low, high), at least 0.05 away from each of `kinks`."""
+    x = np.random.default_rng(seed).uniform(low, high, tuple(shape))
+    for k in kinks:
+        x = np.where(np.abs(x - k) < 0.05, k + 0.1, x)
+    return x.astype(dtype)
+
+
+def _draw(count: int, dtypes: str, domain: tuple[float, float], kinks: Sequence[float], variants: Sequence[Any]) -> Iterator[Sample]:
+    def draw(shape: tuple[int, ...], seed: int) -> Any:
+        x = points(shape, *domain, kinks=kinks, seed=seed)
+        return x > 0 if dtypes == "bool" else x
+
+    shapes: tuple[Any, ...] = ((3, 5), (1,), (7,), (2, 1, 3))
+    if count == 2:
+        for k, (a, b) in enumerate((((3, 5), (3, 5)), ((2, 3, 4), (4,)), ((3, 1), (1, 4)), ((1,), (5,)), ((7,), (1,)))):
+            yield Sample.of(draw(a, 2 * k), draw(b, 2 * k + 1))
+    else:
+        for k, shape in enumerate(shapes):
+            for attrs in variants or ({},):
+                yield Sample.of(draw(shape, k), **attrs)
+    if dtypes != "bool":
+        yield Sample((*(draw((2, 3), 20 + k).astype("float64") for k in range(count)),), dict(variants[0]) if variants else {})
+        half = tuple(draw((2, 3), 30 + k).astype("float16") for k in range(count))
+        yield Sample(half, dict(variants[0]) if variants else {}, grad=(), why="float16 is too coarse for differences")

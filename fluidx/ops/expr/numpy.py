@@ -1,0 +1,282 @@
+"""The value of a scalar expression on arrays: plainly (`evaluate`), or as a prebound sequence of NumPy ufunc calls (`bind_ufuncs`).
+
+The sequence writes into one output, reuses its scratch and cuts large tensors into blocks that stay in cache; an expression of one ufunc
+is that ufunc and nothing around it. Functions that NumPy lacks (erf, sigmoid, ...) are written in those it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from ...ir.dtypes import np_dtype
+from ...ir.errors import ProgramError
+from ..shared.blocked import in_order
+from . import nodes as ex
+from .nodes import BOOLEAN, Expr, const, exp, is_const, log1p, make_node, nodes, number_of, sqrt, symbols, where
+
+# -- plain evaluation: the meaning of an expression, on NumPy or CuPy arrays ---------------------------------------------------------
+
+
+_UFUNC = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negative", "pow": "power", "mod": "remainder",
+    "floordiv": "floor_divide", "exp": "exp", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "tanh": "tanh", "sin": "sin",
+    "cos": "cos", "abs": "absolute", "sign": "sign", "floor": "floor", "ceil": "ceil", "round": "rint", "min": "minimum",
+    "max": "maximum", "gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal", "eq": "equal", "ne": "not_equal",
+    "and": "logical_and", "or": "logical_or", "xor": "logical_xor", "not": "logical_not", "isnan": "isnan", "isinf": "isinf",
+    "isfinite": "isfinite", "_xor": "bitwise_xor", "_and": "bitwise_and", "_mulb": "multiply",
+}  # fmt: skip
+
+
+def evaluate(e: Expr, xp: Any, values: Mapping[str, Any]) -> Any:
+    """The value of `e` where symbols stand for the arrays and numbers in `values`: slow, plain, and the same for numpy and cupy.
+
+    >>> evaluate(ex.trace(lambda x: x * x + 1), np, {"x": np.array([1.0, 2.0])})
+    array([2., 5.])
+    """
+    arrays = [v for v in values.values() if hasattr(v, "dtype") and v.dtype != bool]
+    e = _lower(e, arrays[0].dtype.name if arrays else "float64", select=False)
+    got: dict[Expr, Any] = {}
+    for n in nodes(e):
+        if n.fn == "const":
+            got[n] = n.args[0]
+        elif n.fn == "sym":
+            got[n] = values[n.args[0]]
+        elif n.fn == "where":
+            got[n] = xp.where(*(got[a] for a in n.args))
+        else:
+            got[n] = getattr(xp, _UFUNC[n.fn])(*(got[a] for a in n.args))
+    return got[e]
+
+
+# -- lowering to ufuncs --------------------------------------------------------------------------------------------------------------
+
+
+# erf(x) = x P(x^2) / Q(x^2) on |x| <= 3.925, where erf rounds to 1 in float32. P and Q are a minimax fit of the relative error
+# (Lawson's reweighted least squares over Chebyshev points, after Cody, "A survey of practical rational and polynomial
+# approximation of functions", SIAM Review 12, 1970): 2e-8 in exact arithmetic, 5e-7 with the rounding of float32.
+_ERF32_P = (1.128379146, 0.1905945038, 0.05276934191, 0.003772566839, 0.0002848414211, 2.04599006e-06)
+_ERF32_Q = (1.0, 0.5022427117, 0.114182981, 0.01498323351, 0.001163857139, 3.804727415e-05)
+
+# float64: W. J. Cody, "Rational Chebyshev approximations for the error function", Mathematics of Computation 23 (1969) 631-637,
+# with the coefficients of his program CALERF: x R(x^2) up to 0.46875, 1 - exp(-x^2) S(x) above. The third interval (x > 4) only
+# matters for erfc: there erf differs from 1 by less than 2e-8, which S gives to more digits than float64 keeps.
+_CODY_A = (3.20937758913846947e03, 3.77485237685302021e02, 1.13864154151050156e02, 3.16112374387056560e00, 1.85777706184603153e-1)
+_CODY_B = (2.84423683343917062e03, 1.28261652607737228e03, 2.44024637934444173e02, 2.36012909523441209e01, 1.0)
+_CODY_C = (1.23033935479799725e03, 2.05107837782607147e03, 1.71204761263407058e03, 8.81952221241769090e02, 2.98635138197400131e02,
+           6.61191906371416295e01, 8.88314979438837594e00, 5.64188496988670089e-1, 2.15311535474403846e-8)  # fmt: skip
+_CODY_D = (1.23033935480374942e03, 3.43936767414372164e03, 4.36261909014324716e03, 3.29079923573345963e03, 1.62138957456669019e03,
+           5.37181101862009858e02, 1.17693950891312499e02, 1.57449261107098347e01, 1.0)  # fmt: skip
+
+
+def _horner(coefficients: Sequence[float], x: Expr) -> Expr:
+    total = const(coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        total = total * x + c
+    return total
+
+
+def _erf32(x: Expr) -> Expr:
+    y = ex.max(ex.min(x, 3.925), -3.925)
+    s = y * y
+    return y * _horner(_ERF32_P, s) / _horner(_ERF32_Q, s)
+
+
+def _erf64(x: Expr) -> Expr:
+    y = ex.min(ex.abs(x), 6.0)
+    s = ex.min(y * y, 0.25)
+    small = x * _horner(_CODY_A, s) / _horner(_CODY_B, s)
+    large = 1.0 - exp(-(y * y)) * (_horner(_CODY_C, y) / _horner(_CODY_D, y))
+    return where(y < 0.46875, small, ex.sign(x) * large)
+
+
+def _lower(e: Expr, dtype: str, select: bool) -> Expr:
+    """`e` in functions that are ufuncs. With `select`, `where` becomes bit masks: NumPy's masked copies mispredict a branch per
+    element and cost 5 to 15 times an addition, where three bitwise passes cost three."""
+    new: dict[Expr, Expr] = {}
+    for n in nodes(e):
+        args = () if n.fn in ("const", "sym") else tuple(new[a] for a in n.args)
+        new[n] = _lower_node(n, args, dtype, select)
+    return new[e]
+
+
+def _lower_node(n: Expr, args: tuple[Expr, ...], dtype: str, select: bool) -> Expr:
+    match n.fn:
+        case "const" | "sym":
+            return n
+        case "sigmoid":
+            # exp of more than this overflows; the true value there is below the smallest normal number
+            limit = -709.0 if dtype == "float64" else -88.0
+            held = make_node("max", args[0], const(limit))
+            return make_node("div", const(1.0), make_node("add", const(1.0), exp(make_node("neg", held))))
+        case "softplus":
+            return make_node("add", make_node("max", args[0], const(0.0)), log1p(exp(make_node("neg", ex.abs(args[0])))))
+        case "rsqrt":
+            return make_node("div", const(1.0), sqrt(args[0]))
+        case "erf":
+            return _lower(_erf64(args[0]) if dtype == "float64" else _erf32(args[0]), dtype, select)
+        case "mul" if select:
+            for mask, other in (args, args[::-1]):
+                if mask.fn == "_mask":
+                    return make_node("_mulb", other, mask.args[0])
+        case "where" if select:
+            c, a, b = args
+            # where(x > 0, x, k * x) with 0 < k <= 1 is ex.max(x, k * x)
+            if c.fn in ("gt", "ge") and is_const(c.args[1], 0) and a is c.args[0] and b.fn == "mul" and b.args[1] is a:
+                if 0 < (number_of(b.args[0]) or 0) <= 1:
+                    return make_node("max", a, b)
+            if c.fn not in BOOLEAN:
+                c = make_node("ne", c, const(0))
+            if is_const(a, 1) and is_const(b, 0):
+                return make_node("_mask", c)
+            if is_const(b, 0):
+                return make_node("_and", a, make_node("_bits", c))
+            if is_const(a, 0):
+                return make_node("_and", b, make_node("_bits", make_node("not", c)))
+            return make_node("_xor", make_node("_and", make_node("_xor", a, b), make_node("_bits", c)), b)
+    return n if args == n.args else make_node(n.fn, *args)
+
+
+HALF = ("float16", "bfloat16")
+_INT_VIEW = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+BLOCK = 32768  # elements of one block: its operands and scratch stay in the second-level cache
+
+
+@lru_cache(maxsize=1024)
+def _steps(e: Expr, dtype: str, out_dtype: str) -> tuple[list[tuple[str, tuple[Any, ...], str]], str]:
+    """The lowered expression as (function, operands, dtype of the result), and the dtype it is computed in.
+
+    An operand is ("in", name), ("const", value) or ("tmp", step number).
+    """
+    lowered = _lower(e, dtype, select=True)
+    inner = [n for n in nodes(lowered) if n.fn not in ("const", "sym")]
+    work = "float32" if dtype in HALF and len(inner) > 1 else dtype
+    if work != dtype:
+        lowered = _lower(e, work, select=True)
+        inner = [n for n in nodes(lowered) if n.fn not in ("const", "sym")]
+    number = {n: i for i, n in enumerate(inner)}
+    steps = []
+    for n in inner:
+        operands = tuple(
+            ("tmp", number[a]) if a in number else ("in", a.args[0]) if a.fn == "sym" else ("const", a.args[0]) for a in n.args
+        )
+        steps.append((n.fn, operands, "bool" if n.fn in BOOLEAN else "int8" if n.fn == "_bits" else work))
+    if not steps:
+        steps.append(("_copy", (("in", lowered.args[0]) if lowered.fn == "sym" else ("const", lowered.args[0]),), work))
+    return steps, work
+
+
+def _copy_into(out: np.ndarray, value: Any) -> Callable[[], Any]:
+    return partial(np.copyto, out, value, casting="unsafe")
+
+
+def bind_ufuncs(e: Expr, values: Mapping[str, np.ndarray], out: np.ndarray) -> Callable[[], Any]:
+    """A call without arguments that computes `e` from the arrays in `values` into `out`, everything bound and allocated now.
+
+    `values` holds the arrays of all symbols in `e`; they broadcast to `out`. `out` may be one of them. The numeric arrays share
+    one dtype; float16 and bfloat16 are worked in float32 when there is more than one step.
+    """
+    names = symbols(e)
+    ins = {n: values[n] for n in names}
+    numeric = [a for a in ins.values() if a.dtype != bool]
+    dtype = numeric[0].dtype.name if numeric else out.dtype.name
+    steps, work = _steps(e, dtype, out.dtype.name)
+    if len(steps) == 1:
+        return _bind_block(steps, work, ins, out, {})[0]
+    flat = out.size > BLOCK and out.flags.c_contiguous
+    flat = flat and all(a.size == 1 or (a.shape == out.shape and a.flags.c_contiguous) for a in ins.values())
+    pool: dict[Any, list[np.ndarray]] = {}
+    calls: list[Callable[[], Any]] = []
+    if not flat:
+        calls = _bind_block(steps, work, ins, out, pool)
+    else:
+        ins = {n: a.reshape(()) if a.size == 1 else a.reshape(-1) for n, a in ins.items()}
+        line = out.reshape(-1)
+        for start in range(0, line.size, BLOCK):
+            part = slice(start, start + BLOCK)
+            calls += _bind_block(steps, work, {n: a if a.ndim == 0 else a[part] for n, a in ins.items()}, line[part], pool)
+    return in_order(calls)
+
+
+def _bind_block(steps: Any, work: str, ins: Mapping[str, np.ndarray], out: np.ndarray, pool: dict[Any, list[np.ndarray]]) -> list[Any]:
+    """One call per step. Scratch comes from `pool`, by shape and dtype, and goes back there; `out` serves as scratch once no
+    input that shares its memory is still to be read."""
+    calls: list[Callable[[], Any]] = []
+    last: dict[Any, int] = {}
+    for i, (_, operands, _) in enumerate(steps):
+        for o in operands:
+            last[o] = i
+    if work not in HALF and any(a.dtype.name in HALF for a in ins.values()):
+        wide = {n: np.empty(a.shape, work) if a.dtype.name in HALF else a for n, a in ins.items()}
+        calls += [_copy_into(wide[n], a) for n, a in ins.items() if wide[n] is not a]
+        ins = wide
+    free: dict[Any, list[np.ndarray]] = {k: list(v) for k, v in pool.items()}
+    own = (out.shape, out.dtype)
+    aliases = [n for n, a in ins.items() if np.may_share_memory(a, out)]
+    out_free_after = max((last.get(("in", n), -1) for n in aliases), default=-1)
+    spare_out = True
+    values: list[np.ndarray] = []
+    taken: list[np.ndarray] = []
+    for i, (fn, operands, dtype) in enumerate(steps):
+        args = [ins[v] if kind == "in" else values[v] if kind == "tmp" else v for kind, v in operands]
+        if i < len(steps) - 1 and all(kind == "const" for kind, _ in operands):
+            values.append(np.empty((), np_dtype(dtype)))  # a value of constants alone is computed now
+            _bind_step(fn, args, values[-1])()
+            continue
+        if spare_out and i > out_free_after:
+            spare_out = False
+            free.setdefault(own, []).append(out)
+        for o in set(operands):
+            if o[0] == "tmp" and last[o] == i and any(values[o[1]] is t for t in (*taken, out)):
+                free.setdefault((values[o[1]].shape, values[o[1]].dtype), []).append(values[o[1]])
+        final = i == len(steps) - 1 and out.dtype == np_dtype(dtype)
+        shape = out.shape if final else np.broadcast_shapes(*(np.shape(a) for a in args))
+        if final:
+            target = out
+        else:
+            ready = free.get((shape, np_dtype(dtype)))
+            target = ready.pop() if ready else np.empty(shape, np_dtype(dtype))
+            if target is not out and not any(target is t for t in taken):
+                taken.append(target)
+        values.append(target)
+        calls.append(_bind_step(fn, args, target))
+        if i == len(steps) - 1 and not final:
+            calls.append(_copy_into(out, target))
+    for t in taken:
+        have = pool.setdefault((t.shape, t.dtype), [])
+        if not any(t is h for h in have):
+            have.append(t)
+    return calls
+
+
+def _bind_step(fn: str, args: list[Any], out: Any) -> Callable[[], Any]:
+    if fn == "_copy" or fn == "_mask":
+        return _copy_into(out, args[0])
+    if fn == "_bits":  # False, True -> 0, -1: the condition as a mask of bits
+        return partial(np.negative, args[0].view(np.int8), out)
+    kind = out.dtype if fn in ("_xor", "_and") else next((a.dtype for a in args if isinstance(a, np.ndarray)), out.dtype)
+    args = [a if isinstance(a, np.ndarray) else _constant(a, kind) for a in args]
+    if fn in ("_xor", "_and"):
+        bits: Any = _INT_VIEW[out.dtype.itemsize]
+        fixed = [a if a.dtype == out.dtype or (fn == "_and" and k == 1) else a.astype(out.dtype) for k, a in enumerate(args)]
+        if any(f is not a and a.ndim for f, a in zip(fixed, args, strict=True)):
+            raise ProgramError(f"where() in an elementwise body mixes {args[0].dtype} and {args[1].dtype}; cast one of them")
+        args = [a if a.dtype == np.int8 and fn == "_and" and k == 1 else a.view(bits) for k, a in enumerate(fixed)]
+        out = out.view(bits)
+    ufunc = getattr(np, _UFUNC[fn])
+    if fn in ("max", "min"):  # NumPy deprecates a third positional argument for these two
+        return partial(ufunc, *args, out=out)
+    return partial(ufunc, *args, out)
+
+
+def _constant(value: Any, kind: np.dtype) -> Any:
+    """A constant as a 0-d array of its neighbour's dtype: a Python number would be converted at every call."""
+    if kind.kind == "b" and value in (0, 1):
+        return np.array(bool(value))
+    if kind.kind == "b" or (kind.kind in "iu" and (value != value or value in (math.inf, -math.inf) or value != int(value))):
+        return np.asarray(value)
+    return np.array(value, dtype=kind)

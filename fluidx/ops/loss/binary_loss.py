@@ -1,0 +1,249 @@
+"""Losses of labels that say yes or no, element by element, with their gradients: logistic losses and margins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir import OpDef, ProgramError, Sample
+from ...ir.placement import PlaceError
+from ..math.matmul import _f32, widen
+from .loss_shared import EachGrad, alike, between, bits, place_alike, place_each
+
+
+def _sigmoid(xp: Any, x: Any) -> Any:
+    e = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1, e) / (1 + e)
+
+
+def _place_normalized(*args: Any, normalize: bool, **attrs: Any) -> Any:
+    if normalize and any(a.placement for a in args):
+        raise PlaceError("sigmoid_cross_entropy_with_logits with normalize counts over the whole batch, so its inputs must be whole")
+    return place_alike(*args)
+
+
+class SigmoidCrossEntropyWithLogits(OpDef):
+    """-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x)), element by element and without overflow.
+
+    An element whose label is `ignore_index` has loss 0; `normalize` divides by the number of the others. Source: fluid 1.8.
+    """
+
+    name = "sigmoid_cross_entropy_with_logits"
+    inputs = ("X", "Label")
+    attrs = {"ignore_index": -100, "normalize": False}
+    place = staticmethod(_place_normalized)
+
+    @staticmethod
+    def infer(x, label, **attrs):
+        return alike("sigmoid_cross_entropy_with_logits", X=x, Label=label)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.sigmoid_cross_entropy_with_logits_grad(op["X"], op["Label"], g, **op.attrs), None
+
+    @staticmethod
+    def kernel(xp, x, label, *, out, ignore_index, normalize):
+        a, z = widen(x, label)
+        loss = xp.maximum(a, 0) - a * z + xp.log1p(xp.exp(-xp.abs(a)))
+        counts = z != ignore_index
+        loss = xp.where(counts, loss, 0)
+        out[...] = loss / xp.maximum(counts.sum(), 1).astype(loss.dtype) if normalize else loss
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 4, 3), bits(1, 4, 3), grad=("X",), why="Label is a constant")
+        label = np.array([[0, 1, -1], [1, -1, 0.5]], "float32")
+        yield Sample.of(_f32(0, 2, 3), label, ignore_index=-1, normalize=True, grad=("X",), why="Label is a constant")
+
+
+class SigmoidCrossEntropyWithLogitsGrad(OpDef):
+    """Gradient of sigmoid_cross_entropy_with_logits: (sigmoid(x) - label) * g, 0 where ignored."""
+
+    name = "sigmoid_cross_entropy_with_logits_grad"
+    inputs, outputs = ("X", "Label", "OutGrad"), ("XGrad",)
+    attrs = {"ignore_index": -100, "normalize": False}
+    place = staticmethod(_place_normalized)
+
+    @staticmethod
+    def infer(x, label, g, **attrs):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, label, g, *, out, ignore_index, normalize):
+        a, z, g = widen(x, label, g)
+        counts = z != ignore_index
+        dx = xp.where(counts, (_sigmoid(xp, a) - z) * g, 0)
+        out[...] = dx / xp.maximum(counts.sum(), 1).astype(dx.dtype) if normalize else dx
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 4, 3), bits(1, 4, 3), _f32(2, 4, 3), grad=(), why="a gradient itself")
+
+
+class LogLoss(OpDef):
+    """-label * log(p + epsilon) - (1 - label) * log(1 - p + epsilon), element by element. Source: fluid 1.8 `log_loss`."""
+
+    name = "log_loss"
+    inputs, outputs = ("Predicted", "Labels"), ("Loss",)
+    attrs = {"epsilon": 1e-4}
+    elementwise = True
+    place = staticmethod(place_each)
+
+    @staticmethod
+    def infer(p, label, *, epsilon):
+        return alike("log_loss", Predicted=p, Labels=label)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.log_loss_grad(op["Predicted"], op["Labels"], g, **op.attrs), None
+
+    @staticmethod
+    def kernel(xp, p, label, *, out, epsilon):
+        p, label = widen(p, label)
+        out[...] = -label * xp.log(p + epsilon) - (1 - label) * xp.log(1 - p + epsilon)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(between(0, 5, 1), bits(1, 5, 1), grad=("Predicted",), why="Labels are constants")
+        yield Sample.of(between(0, 2, 3), bits(1, 2, 3), epsilon=0.1, grad=("Predicted",), why="Labels are constants")
+
+
+class LogLossGrad(EachGrad):
+    """Gradient of log_loss: (-label / (p + epsilon) + (1 - label) / (1 - p + epsilon)) * g."""
+
+    name = "log_loss_grad"
+    inputs, outputs = ("Predicted", "Labels", "LossGrad"), ("PredictedGrad",)
+    attrs = {"epsilon": 1e-4}
+
+    @staticmethod
+    def kernel(xp, p, label, g, *, out, epsilon):
+        p, label, g = widen(p, label, g)
+        out[...] = ((1 - label) / (1 - p + epsilon) - label / (p + epsilon)) * g
+
+    @staticmethod
+    def samples():
+        yield Sample.of(between(0, 5, 1), bits(1, 5, 1), _f32(2, 5, 1), grad=(), why="a gradient itself")
+
+
+class BceLoss(OpDef):
+    """-label * log(x) - (1 - label) * log(1 - x), element by element, logarithms held at -100 or more. Source: fluid 1.8 `bce_loss`."""
+
+    name = "bce_loss"
+    inputs = ("X", "Label")
+    elementwise = True
+    place = staticmethod(place_each)
+
+    @staticmethod
+    def infer(x, label):
+        return alike("bce_loss", X=x, Label=label)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.bce_loss_grad(op["X"], op["Label"], g), None
+
+    @staticmethod
+    def kernel(xp, x, label, *, out):
+        x, label = widen(x, label)
+        yes, no = (xp.where(p > 0, xp.maximum(xp.log(xp.maximum(p, 1e-38)), -100), -100) for p in (x, 1 - x))
+        out[...] = -label * yes - (1 - label) * no
+
+    @staticmethod
+    def samples():
+        yield Sample.of(between(0, 4, 3), bits(1, 4, 3), grad=("X",), why="Label is a constant")
+        edges = np.array([[0.0, 1.0, 0.5, 0.0]], "float32")
+        yield Sample.of(edges, np.array([[0.0, 1.0, 1.0, 1.0]], "float32"), grad=(), why="the slope at 0 and 1 is held finite")
+
+
+class BceLossGrad(EachGrad):
+    """Gradient of bce_loss: (x - label) / max(x * (1 - x), 1e-12) * g."""
+
+    name = "bce_loss_grad"
+    inputs, outputs = ("X", "Label", "OutGrad"), ("XGrad",)
+
+    @staticmethod
+    def kernel(xp, x, label, g, *, out):
+        x, label, g = widen(x, label, g)
+        out[...] = (x - label) / xp.maximum(x * (1 - x), 1e-12) * g
+
+    @staticmethod
+    def samples():
+        yield Sample.of(between(0, 4, 3), bits(1, 4, 3), _f32(2, 4, 3), grad=(), why="a gradient itself")
+
+
+class HingeLoss(OpDef):
+    """max(0, 1 - x * (2 * label - 1)), element by element, for labels 0 and 1. Source: fluid 1.8 `hinge_loss`."""
+
+    name = "hinge_loss"
+    inputs, outputs = ("Logits", "Labels"), ("Loss",)
+    elementwise = True
+    place = staticmethod(place_each)
+
+    @staticmethod
+    def infer(x, label):
+        return alike("hinge_loss", Logits=x, Labels=label)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.hinge_loss_grad(op["Logits"], op["Labels"], g), None
+
+    @staticmethod
+    def kernel(xp, x, label, *, out):
+        out[...] = xp.maximum(1 - x * (2 * label - 1), 0)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 6, 1) * 2, bits(1, 6, 1), grad=("Logits",), why="Labels are constants")
+
+
+class HingeLossGrad(EachGrad):
+    """Gradient of hinge_loss: -(2 * label - 1) * g where the loss is positive."""
+
+    name = "hinge_loss_grad"
+    inputs, outputs = ("Logits", "Labels", "LossGrad"), ("LogitsGrad",)
+
+    @staticmethod
+    def kernel(xp, x, label, g, *, out):
+        sign = 2 * label - 1
+        out[...] = xp.where(x * sign < 1, -sign * g, 0)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 6, 1) * 2, bits(1, 6, 1), _f32(2, 6, 1), grad=(), why="a gradient itself")
+
+
+class MarginRankLoss(OpDef):
+    """max(0, margin - label * (x1 - x2)) for labels 1 (x1 is to rank higher) and -1.
+
+    Activated is 1 where the loss is positive. Source: fluid 1.8.
+    """
+
+    name = "margin_rank_loss"
+    inputs, outputs = ("X1", "X2", "Label"), ("Out", "Activated")
+    attrs = {"margin": 0.1}
+    place = staticmethod(lambda *args, **attrs: (place_alike(*args),) * 2)
+
+    @staticmethod
+    def infer(x1, x2, label, *, margin):
+        t = alike("margin_rank_loss", X1=x1, X2=x2, Label=label)
+        return t, t
+
+    @staticmethod
+    def grad(b, op, g):
+        if g[1] is not None:
+            raise ProgramError("op margin_rank_loss has a gradient through Out only")
+        dx = b.elementwise_mul(b.elementwise_mul(op["Label"], op["Activated"]), g[0])
+        return b.scale(dx, scale=-1.0), dx, None
+
+    @staticmethod
+    def kernel(xp, x1, x2, label, *, out, margin):
+        loss, active = out
+        value = margin - label * (x1 - x2)
+        loss[...] = xp.maximum(value, 0)
+        active[...] = value > 0
+
+    @staticmethod
+    def samples():
+        label = bits(2, 5, 1) * 2 - 1
+        yield Sample.of(_f32(0, 5, 1), _f32(1, 5, 1), label, grad=("X1", "X2"), why="Label is a constant")
+        yield Sample.of(_f32(0, 5, 1), _f32(1, 5, 1), label, margin=1.5, grad=("X1", "X2"), why="Label is a constant")

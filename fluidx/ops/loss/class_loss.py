@@ -1,0 +1,484 @@
+"""Losses over a distribution of classes, with their gradients: cross entropy from probabilities and from logits, divergence.
+
+label_smooth, which softens the labels for them, stands here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...ir import ANY, ExecutionError, OpDef, Partial, ProgramError, Sample, Shard, TensorType
+from ...ir.placement import PlaceError, by_group
+from ..math.matmul import _f32, is_half, meet, widen
+from ..nn.softmax import check_axis, check_float, place_along_axis
+from ..shared.blocked import in_order, row_blocks, row_max, row_sum
+from .loss_shared import alike, place_alike, probabilities
+
+LABELS = ("int32", "int64", "int8", "int16", "uint8")
+
+
+def _labels(k: int, high: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(k).integers(0, high, shape)
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------------------
+
+
+def _check_label(op: str, slot: str, x: TensorType, label: TensorType, axis: int, soft: bool, ignore_index: int) -> None:
+    if soft:
+        if label.dtype != x.dtype or label.ndim != x.ndim or not all(map(meet, label.shape, x.shape)):
+            raise ProgramError(f"op {op}: with soft_label, Label must be like {slot} {x}, got {label}")
+        return
+    want = tuple(1 if k == axis else d for k, d in enumerate(x.shape))
+    if label.dtype not in LABELS:
+        raise ProgramError(f"op {op}: Label must hold integers, got {label}; for a distribution over classes set soft_label=True")
+    if label.ndim != len(want) or not all(map(meet, label.shape, want)):
+        raise ProgramError(f"op {op}: Label must have shape {list(want)} for {slot} {x}, got {list(label.shape)}")
+
+
+def _loss_type(x: TensorType, axis: int) -> TensorType:
+    return x.with_shape(1 if k == axis else d for k, d in enumerate(x.shape))
+
+
+def _folded(a: Any, axis: int) -> Any:
+    """The array as [before, along, after] the axis."""
+    return a.reshape(prod(a.shape[:axis]), a.shape[axis], prod(a.shape[axis + 1 :]))
+
+
+def _wrong_label(op: str, label: Any, classes: int, ignore_index: int) -> ExecutionError:
+    bad = label[((label < 0) | (label >= classes)) & (label != ignore_index)]
+    ignored = f", or {ignore_index} to ignore an example" if not 0 <= ignore_index < classes else ""
+    return ExecutionError(f"op {op}: label {int(bad[0])} is out of range for {classes} classes; a label is 0 to {classes - 1}{ignored}")
+
+
+def _usable(xp: Any, op: str, label: Any, classes: int, ignore_index: int) -> tuple[Any, Any]:
+    """(labels made safe to index with, mask of the examples that count or None for all).
+
+    On NumPy a label out of range raises ExecutionError. A GPU does not wait for the answer: see `_poison`.
+    """
+    counts = label != ignore_index
+    valid = (label >= 0) & (label < classes)
+    if xp is np:
+        if not (valid | ~counts).all():
+            raise _wrong_label(op, label, classes, ignore_index)
+        if counts.all():
+            return label, None
+        return np.where(counts, label, 0), counts
+    return xp.where(valid & counts, label, 0), counts
+
+
+def _poison(xp: Any, label: Any, classes: int, ignore_index: int, loss: Any) -> Any:
+    """On a GPU an example whose label is out of range has loss NaN, so that it is seen without waiting for the device."""
+    if xp is np:
+        return loss
+    return xp.where(((label < 0) | (label >= classes)) & (label != ignore_index), xp.nan, loss)
+
+
+def _pick(xp: Any, x3: Any, label3: Any) -> Any:
+    return xp.take_along_axis(x3, label3.astype("int64"), axis=1)
+
+
+# -- cross entropy ------------------------------------------------------------------------------------------------------------------
+
+
+def _place_cross_entropy(x, label, **attrs):
+    return place_along_axis(x, label, axis=attrs.get("axis", -1))
+
+
+class CrossEntropy(OpDef):
+    """-log of the probability that each row gives its label: X holds probabilities along the last axis.
+
+    Label is integer [..., 1], or with `soft_label` a distribution like X, and then Y = -sum(Label * log(X)). An example whose label is
+    `ignore_index` has loss 0. log(0) counts as -1e20, as in fluid. Y is [..., 1]. Raises ExecutionError for a label out of range
+    (a GPU gives NaN). Source: fluid 1.8 `cross_entropy`.
+    """
+
+    name = "cross_entropy"
+    inputs, outputs = ("X", "Label"), ("Y",)
+    attrs = {"soft_label": False, "ignore_index": -100}
+    place = staticmethod(_place_cross_entropy)
+
+    @staticmethod
+    def infer(x, label, *, soft_label, ignore_index):
+        check_float("cross_entropy", "X", x)
+        axis = check_axis("cross_entropy", x, -1)
+        _check_label("cross_entropy", "X", x, label, axis, soft_label, ignore_index)
+        return _loss_type(x, axis)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.cross_entropy_grad(op["X"], op["Label"], g, **op.attrs), None
+
+    @staticmethod
+    def kernel(xp, x, label, *, out, soft_label, ignore_index):
+        wide, soft = widen(x, label)
+        tiny = 1e-30 if wide.dtype == np.float32 else 1e-300
+        if soft_label:
+            logs = xp.where(wide > 0, xp.log(xp.maximum(wide, tiny)), -1e20)
+            out[...] = -xp.where(soft != 0, soft * logs, 0).sum(axis=-1, keepdims=True)
+            return
+        safe, counts = _usable(xp, "cross_entropy", label, x.shape[-1], ignore_index)
+        picked = xp.take_along_axis(wide, safe.astype("int64"), axis=-1)
+        loss = xp.where(picked > 0, -xp.log(xp.maximum(picked, tiny)), 1e20)
+        loss = loss if counts is None else xp.where(counts, loss, 0)
+        out[...] = _poison(xp, label, x.shape[-1], ignore_index, loss)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(probabilities(0, 4, 5), _labels(1, 5, 4, 1), grad=("X",))
+        yield Sample.of(probabilities(0, 4, 5), probabilities(1, 4, 5), soft_label=True, grad=("X",), why="Label is a constant")
+        yield Sample.of(probabilities(2, 2, 3, 4), np.array([[[0], [3], [-100]], [[1], [2], [0]]]), grad=("X",))
+        yield Sample.of(probabilities(3, 3, 1), np.array([[0], [1], [0]]), ignore_index=1, grad=("X",))
+
+
+class CrossEntropyGrad(OpDef):
+    """Gradient of cross_entropy: -g / x at the label (times Label where it is soft), 0 elsewhere and for ignored examples."""
+
+    name = "cross_entropy_grad"
+    inputs, outputs = ("X", "Label", "YGrad"), ("XGrad",)
+    attrs = {"soft_label": False, "ignore_index": -100}
+    place = staticmethod(lambda x, label, g, **attrs: place_along_axis(x, label, g))
+
+    @staticmethod
+    def infer(x, label, g, **attrs):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, label, g, *, out, soft_label, ignore_index):
+        wide, soft, g = widen(x, label, g)
+        if soft_label:
+            out[...] = -g * soft / wide
+            return
+        hot = label == xp.arange(x.shape[-1], dtype=label.dtype)
+        if 0 <= ignore_index < x.shape[-1]:
+            hot &= label != ignore_index
+        out[...] = xp.where(hot, -g / xp.where(hot, wide, 1), 0)
+
+    @staticmethod
+    def samples():
+        why = "a gradient itself"
+        yield Sample.of(probabilities(0, 4, 5), _labels(1, 5, 4, 1), _f32(2, 4, 1), grad=(), why=why)
+        yield Sample.of(probabilities(0, 4, 5), probabilities(1, 4, 5), _f32(2, 4, 1), soft_label=True, grad=(), why=why)
+
+
+_SWCE_ATTRS = {"soft_label": False, "ignore_index": -100, "axis": -1}
+
+
+class SoftmaxWithCrossEntropy(OpDef):
+    """softmax of the logits along `axis`, and the cross entropy of the labels under it, without the overflow of doing both in turn.
+
+    Label is integer with size 1 along `axis`, or with `soft_label` a distribution like Logits. Softmax is like Logits, Loss has size 1
+    along `axis`; an example whose label is `ignore_index` has loss 0. The largest logit is always subtracted first, so
+    `numeric_stable_mode` changes nothing. Raises ExecutionError for a label out of range (a GPU gives NaN). Source: fluid 1.8.
+    """
+
+    name = "softmax_with_cross_entropy"
+    inputs, outputs = ("Logits", "Label"), ("Softmax", "Loss")
+    attrs = {**_SWCE_ATTRS, "numeric_stable_mode": True}
+
+    @staticmethod
+    def place(x, label, *, axis, **attrs):
+        place = place_along_axis(x, label, axis=axis)
+        return place, place
+
+    @staticmethod
+    def infer(x, label, *, soft_label, ignore_index, axis, numeric_stable_mode):
+        check_float("softmax_with_cross_entropy", "Logits", x)
+        axis = check_axis("softmax_with_cross_entropy", x, axis)
+        _check_label("softmax_with_cross_entropy", "Logits", x, label, axis, soft_label, ignore_index)
+        return x, _loss_type(x, axis)
+
+    @staticmethod
+    def grad(b, op, g):
+        of_softmax, of_loss = g
+        attrs = {k: op.attrs[k] for k in _SWCE_ATTRS}
+        dx = None
+        if of_loss is not None:
+            dx = b.softmax_with_cross_entropy_grad(op["Softmax"], op["Label"], of_loss, **attrs)
+        if of_softmax is not None:
+            through = b.softmax_grad(op["Softmax"], of_softmax, axis=attrs["axis"])
+            dx = through if dx is None else b.elementwise_add(dx, through)
+        return dx, None
+
+    @staticmethod
+    def kernel(xp, x, label, *, out, **attrs):
+        SoftmaxWithCrossEntropy.bind(xp, (x, label), out, attrs, None)()
+
+    @staticmethod
+    def plain(xp, x, label, out, *, soft_label, ignore_index, axis, numeric_stable_mode):
+        soft, loss = out
+        axis %= x.ndim
+        wide, distribution = widen(x, label)
+        if not x.size:
+            return
+        a = _folded(wide, axis)
+        shifted = a - a.max(axis=1, keepdims=True)
+        e = xp.exp(shifted)
+        total = e.sum(axis=1, keepdims=True)
+        soft[...] = (e / total).reshape(x.shape)
+        logs = xp.log(total)
+        if soft_label:
+            d = _folded(distribution, axis)
+            loss[...] = xp.where(d != 0, d * (logs - shifted), 0).sum(axis=1, keepdims=True).reshape(loss.shape)
+            return
+        label3 = _folded(label, axis)
+        safe, counts = _usable(xp, "softmax_with_cross_entropy", label3, x.shape[axis], ignore_index)
+        value = logs - _pick(xp, shifted, safe)
+        value = value if counts is None else xp.where(counts, value, 0)
+        loss[...] = _poison(xp, label3, x.shape[axis], ignore_index, value).reshape(loss.shape)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        (x, label), (soft, loss) = ins, outs
+        dense = x.size and all(a.flags.c_contiguous for a in (x, label, soft, loss))
+        if xp is not np or attrs["soft_label"] or not dense or attrs["axis"] % x.ndim != x.ndim - 1 or is_half(x.dtype):
+            return partial(SoftmaxWithCrossEntropy.plain, xp, x, label, outs, **attrs)
+        classes, ignore = x.shape[-1], attrs["ignore_index"]
+        x2, s2, l1 = x.reshape(-1, classes), soft.reshape(-1, classes), label.reshape(-1)
+        rows_loss, flat = loss.reshape(-1), soft.reshape(-1)
+        index = np.empty(len(l1), np.int64)
+        check, ignored = _label_index("softmax_with_cross_entropy", l1, classes, ignore, index)
+        calls: list[Callable[[], Any]] = [check]
+        for rows in row_blocks(len(x2), classes * x.itemsize):
+            a, s, part = x2[rows], s2[rows], rows_loss[rows]
+            top, picked = np.empty(len(a), x.dtype), np.empty(len(a), x.dtype)
+            calls += [*row_max(a, top), partial(np.subtract, a, top[:, None], s)]
+            calls.append(partial(np.take, flat, index[rows], None, picked, "clip"))
+            calls += [partial(np.exp, s, s), row_sum(s, top), partial(np.divide, s, top[:, None], s)]
+            calls += [partial(np.log, top, top), partial(np.subtract, top, picked, part)]
+        run = in_order(calls)
+
+        def step():
+            run()
+            if ignored:
+                rows_loss[ignored[0]] = 0
+
+        return step
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 4, 5), _labels(1, 5, 4, 1), grad=("Logits",))
+        yield Sample.of(_f32(0, 6, 19) * 10, _labels(1, 19, 6, 1), grad=("Logits",))
+        yield Sample.of(_f32(2, 2, 3, 4), _labels(3, 4, 2, 3, 1), grad=("Logits",))
+        yield Sample.of(_f32(2, 2, 3, 4), _labels(3, 3, 2, 1, 4), axis=1, grad=("Logits",))
+        yield Sample.of(_f32(4, 4, 5), probabilities(5, 4, 5), soft_label=True, grad=("Logits",), why="Label is a constant")
+        yield Sample.of(_f32(6, 4, 3), np.array([[0], [-100], [2], [-100]]), grad=("Logits",))
+        yield Sample.of(_f32(6, 4, 3), np.array([[0], [1], [2], [1]], "int32"), ignore_index=1, grad=("Logits",))
+        yield Sample.of(_f32(7, 3, 1), np.zeros((3, 1), "int64"), numeric_stable_mode=False, grad=("Logits",))
+
+
+def _label_index(op: str, label: np.ndarray, classes: int, ignore: int, index: np.ndarray) -> tuple[Callable[[], None], list[np.ndarray]]:
+    """A call that checks the labels and puts their logits' flat positions into `index`; the list then holds the mask of ignored ones."""
+    starts = np.arange(0, len(label) * classes, classes, dtype=np.int64)
+    ignored: list[np.ndarray] = []
+    may_hide = 0 <= ignore < classes  # then the range of the labels does not tell whether some are ignored
+
+    def check():
+        ignored.clear()
+        low, high = np.minimum.reduce(label), np.maximum.reduce(label)
+        if low >= 0 and high < classes and not may_hide:
+            np.add(starts, label, out=index)
+            return
+        mask = label == ignore
+        if (((label < 0) | (label >= classes)) & ~mask).any():
+            raise _wrong_label(op, label, classes, ignore)
+        np.add(starts, np.where(mask, 0, label), out=index)
+        if mask.any():
+            ignored.append(mask)
+
+    return check, ignored
+
+
+class SoftmaxWithCrossEntropyGrad(OpDef):
+    """Gradient of softmax_with_cross_entropy through Loss: (softmax - one-hot label) * g, 0 for ignored examples."""
+
+    name = "softmax_with_cross_entropy_grad"
+    inputs, outputs = ("Softmax", "Label", "LossGrad"), ("LogitsGrad",)
+    attrs = _SWCE_ATTRS
+    place = staticmethod(lambda x, label, g, **attrs: place_along_axis(x, label, g, axis=attrs["axis"]))
+
+    @staticmethod
+    def infer(x, label, g, **attrs):
+        return x
+
+    @staticmethod
+    def kernel(xp, soft, label, g, *, out, **attrs):
+        SoftmaxWithCrossEntropyGrad.bind(xp, (soft, label, g), (out,), attrs, None)()
+
+    @staticmethod
+    def plain(xp, soft, label, g, out, *, soft_label, ignore_index, axis):
+        axis %= soft.ndim
+        s, distribution, g = widen(soft, label, g)
+        if not soft.size:
+            return
+        s, g3 = _folded(s, axis), _folded(g, axis)
+        if soft_label:
+            d = _folded(distribution, axis)
+            out[...] = ((s * d.sum(axis=1, keepdims=True) - d) * g3).reshape(out.shape)
+            return
+        label3 = _folded(label, axis)
+        hot = label3 == xp.arange(s.shape[1], dtype=label3.dtype)[None, :, None]
+        out[...] = xp.where(label3 == ignore_index, 0, (s - hot) * g3).reshape(out.shape)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        (soft, label, g), dx = ins, outs[0]
+        dense = soft.size and all(a.flags.c_contiguous for a in (soft, label, g, dx))
+        if xp is not np or attrs["soft_label"] or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1 or is_half(soft.dtype):
+            return partial(SoftmaxWithCrossEntropyGrad.plain, xp, soft, label, g, dx, **attrs)
+        classes = soft.shape[-1]
+        s2, d2, flat, g2, l1 = soft.reshape(-1, classes), dx.reshape(-1, classes), dx.reshape(-1), g.reshape(-1, 1), label.reshape(-1)
+        index, picked = np.empty(len(l1), np.int64), np.empty(len(l1), soft.dtype)
+        check, ignored = _label_index("softmax_with_cross_entropy_grad", l1, classes, attrs["ignore_index"], index)
+        g1 = g.reshape(-1)
+
+        def step():
+            check()
+            np.multiply(s2, g2, out=d2)
+            np.take(flat, index, out=picked, mode="clip")
+            np.subtract(picked, g1, out=picked)
+            flat[index] = picked
+            if ignored:
+                d2[ignored[0]] = 0
+
+        return step
+
+    @staticmethod
+    def samples():
+        why = "a gradient itself"
+        yield Sample.of(probabilities(0, 4, 5), _labels(1, 5, 4, 1), _f32(2, 4, 1), grad=(), why=why)
+        yield Sample.of(probabilities(0, 4, 5), np.array([[0], [-100], [4], [2]]), _f32(2, 4, 1), grad=(), why=why)
+        yield Sample.of(probabilities(0, 4, 5), _labels(1, 4, 1, 5), _f32(2, 1, 5), axis=0, grad=(), why=why)
+        yield Sample.of(probabilities(0, 4, 5), probabilities(3, 4, 5), _f32(2, 4, 1), soft_label=True, grad=(), why=why)
+
+
+# -- distributions ------------------------------------------------------------------------------------------------------------------
+
+
+def _reduction_share(reduction: str, shape: tuple[int, ...]) -> float:
+    return {"mean": 1 / max(1, prod(shape)), "batchmean": 1 / max(1, shape[0])}.get(reduction, 1.0)
+
+
+class KldivLoss(OpDef):
+    """Target * (log(Target) - X), 0 where Target is not positive: the divergence of the log-probabilities X from Target.
+
+    `reduction` none gives each element; mean, batchmean (the sum over the number of rows) and sum give [1]. Source: fluid 1.8 `kldiv_loss`.
+    """
+
+    name = "kldiv_loss"
+    inputs, outputs = ("X", "Target"), ("Loss",)
+    attrs = {"reduction": "mean"}
+
+    @staticmethod
+    def infer(x, target, *, reduction):
+        if reduction not in ("none", "mean", "batchmean", "sum"):
+            raise ProgramError(f"op kldiv_loss: reduction must be none, mean, batchmean or sum, got {reduction!r}")
+        t = alike("kldiv_loss", X=x, Target=target)
+        if reduction == "batchmean" and t.ndim == 0:
+            raise ProgramError("op kldiv_loss: reduction batchmean needs X with a batch axis")
+        return t if reduction == "none" else t.with_shape((1,))
+
+    @staticmethod
+    def place(x, target, *, reduction):
+        if reduction == "none":
+            return place_alike(x, target)
+
+        @by_group
+        def rule(group, x, target):
+            entry = x.on(group)
+            if isinstance(entry, Shard) and entry == target.on(group):
+                means = reduction == "mean" or (reduction == "batchmean" and entry.axis == 0)
+                return Partial("avg" if means else "sum", group)
+            raise PlaceError(f"op kldiv_loss needs X and Target split alike over {group}")
+
+        return rule(x, target)
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.kldiv_loss_grad(op["X"], op["Target"], g, **op.attrs), None
+
+    @staticmethod
+    def kernel(xp, x, target, *, out, reduction):
+        x, t = widen(x, target)
+        loss = xp.where(t > 0, t * (xp.log(xp.where(t > 0, t, 1)) - x), 0)
+        out[...] = loss if reduction == "none" else loss.sum() * _reduction_share(reduction, x.shape)
+
+    @staticmethod
+    def samples():
+        x, t = np.log(probabilities(0, 4, 3)), probabilities(1, 4, 3)
+        t[1, 2] = 0
+        for reduction in ("mean", "sum", "batchmean", "none"):
+            yield Sample.of(x, t, reduction=reduction, grad=("X",), why="Target is a constant")
+
+
+class KldivLossGrad(OpDef):
+    """Gradient of kldiv_loss: -Target * g where Target is positive, times the share of the reduction."""
+
+    name = "kldiv_loss_grad"
+    inputs, outputs = ("X", "Target", "LossGrad"), ("XGrad",)
+    attrs = {"reduction": "mean"}
+
+    @staticmethod
+    def infer(x, target, g, **attrs):
+        return x
+
+    @staticmethod
+    def place(x, target, g, *, reduction):
+        return place_alike(x, target, g) if reduction == "none" else place_alike(x, target)
+
+    @staticmethod
+    def kernel(xp, x, target, g, *, out, reduction):
+        t, g = widen(target, g)
+        out[...] = xp.where(t > 0, -t * _reduction_share(reduction, x.shape), 0) * g
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.log(probabilities(0, 4, 3)), probabilities(1, 4, 3), _f32(2, 1), grad=(), why="a gradient itself")
+
+
+class LabelSmooth(OpDef):
+    """(1 - epsilon) * X + epsilon * prior, where the prior is PriorDist [1, classes], or 1 / classes. Source: fluid 1.8 `label_smooth`."""
+
+    name = "label_smooth"
+    inputs = ("X", "PriorDist?")
+    attrs = {"epsilon": 0.1}
+
+    @staticmethod
+    def place(x, prior, **attrs):
+        @by_group
+        def rule(group, x, *rest):
+            entry = x.on(group)
+            if isinstance(entry, Shard) and entry.axis < x.type.ndim - 1 and all(p.on(group) is None for p in rest):
+                return entry
+            raise PlaceError(f"label_smooth works along the last axis of %{x.name}, which is {entry or 'replicate'} over {group}")
+
+        return rule(x, *([] if prior is None else [prior]))
+
+    @staticmethod
+    def infer(x, prior, *, epsilon):
+        check_float("label_smooth", "X", x)
+        if not 0 <= epsilon <= 1:
+            raise ProgramError(f"op label_smooth: epsilon must be between 0 and 1, got {epsilon}")
+        classes = x.shape[-1] if x.ndim else ANY
+        if prior is not None and (prior.ndim != 2 or prior.shape[0] not in (1, ANY) or not meet(prior.shape[1], classes)):
+            raise ProgramError(f"op label_smooth: PriorDist must have shape [1, {classes}] for X {x}, got {prior}")
+        return x
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.scale(g, scale=1 - op.attrs["epsilon"]), None
+
+    @staticmethod
+    def kernel(xp, x, prior, *, out, epsilon):
+        a, prior = widen(x, prior)
+        out[...] = (1 - epsilon) * a + epsilon * (1 / x.shape[-1] if prior is None else prior.reshape(-1))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(probabilities(0, 3, 4), None)
+        yield Sample.of(probabilities(0, 2, 3, 4), probabilities(1, 1, 4), epsilon=0.3, grad=("X",), why="the prior is a constant")

@@ -1,0 +1,192 @@
+"""Losses of a number against a number, with their gradients: squared, Huber and smooth L1."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from ...ir import OpDef, ProgramError, Sample
+from ...ir.placement import place_rows
+from ..math.matmul import _f32, widen
+from .loss_shared import EachGrad, alike, between, place_alike, place_each
+
+
+class SquareErrorCost(OpDef):
+    """(X - Y) squared, element by element. Source: fluid 1.8 `square_error_cost`."""
+
+    name = "square_error_cost"
+    inputs = ("X", "Y")
+    elementwise = True
+    inplace = (("X", "Out"), ("Y", "Out"))
+    place = staticmethod(place_each)
+
+    @staticmethod
+    def infer(x, y):
+        return alike("square_error_cost", X=x, Y=y)
+
+    @staticmethod
+    def grad(b, op, g):
+        dx = b.square_error_cost_grad(op["X"], op["Y"], g)
+        return dx, None if op["Y"].stop_gradient else b.scale(dx, scale=-1.0)
+
+    @staticmethod
+    def kernel(xp, x, y, *, out):
+        xp.subtract(x, y, out=out)
+        xp.multiply(out, out, out=out)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 4, 1), _f32(1, 4, 1))
+        yield Sample.of(_f32(0, 2, 3, 2), _f32(1, 2, 3, 2))
+
+
+class SquareErrorCostGrad(EachGrad):
+    """Gradient of square_error_cost with respect to X: 2 * (X - Y) * g."""
+
+    name = "square_error_cost_grad"
+    inputs, outputs = ("X", "Y", "OutGrad"), ("XGrad",)
+
+    @staticmethod
+    def kernel(xp, x, y, g, *, out):
+        xp.subtract(x, y, out=out)
+        xp.multiply(out, g, out=out)
+        xp.add(out, out, out=out)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 4, 1), _f32(1, 4, 1), _f32(2, 4, 1), grad=(), why="a gradient itself")
+
+
+class HuberLoss(OpDef):
+    """r squared / 2 where |r| <= delta, delta * (|r| - delta / 2) elsewhere, for the residual r = Y - X. Source: fluid 1.8 `huber_loss`."""
+
+    name = "huber_loss"
+    inputs, outputs = ("X", "Y"), ("Residual", "Out")
+    attrs = {"delta": 1.0}
+    place = staticmethod(lambda x, y, **attrs: (place_alike(x, y),) * 2)
+
+    @staticmethod
+    def infer(x, y, *, delta):
+        if delta <= 0:
+            raise ProgramError(f"op huber_loss: delta must be positive, got {delta}")
+        t = alike("huber_loss", X=x, Y=y)
+        return t, t
+
+    @staticmethod
+    def grad(b, op, g):
+        of_residual, of_loss = g
+        dy = b.huber_loss_grad(op["Residual"], of_loss, **op.attrs) if of_loss is not None else None
+        if of_residual is not None:
+            dy = of_residual if dy is None else b.elementwise_add(dy, of_residual)
+        return b.scale(dy, scale=-1.0), dy
+
+    @staticmethod
+    def kernel(xp, x, y, *, out, delta):
+        residual, loss = out
+        x, y = widen(x, y)
+        r = y - x
+        size = xp.abs(r)
+        residual[...] = r
+        loss[...] = xp.where(size <= delta, r * r / 2, delta * (size - delta / 2))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 5, 1) * 3, _f32(1, 5, 1))
+        yield Sample.of(_f32(0, 2, 3), _f32(1, 2, 3), delta=0.5)
+
+
+class HuberLossGrad(EachGrad):
+    """Gradient of huber_loss with respect to Y: the residual, held between -delta and delta, times g."""
+
+    name = "huber_loss_grad"
+    inputs, outputs = ("Residual", "OutGrad"), ("YGrad",)
+    attrs = {"delta": 1.0}
+
+    @staticmethod
+    def kernel(xp, r, g, *, out, delta):
+        xp.clip(r, -delta, delta, out=out)
+        xp.multiply(out, g, out=out)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 5, 1) * 3, _f32(1, 5, 1), grad=(), why="a gradient itself")
+
+
+def _row_sums(xp: Any, a: Any, like: Any) -> Any:
+    return a.reshape(len(a), prod(a.shape[1:])).sum(axis=1).reshape(like.shape)
+
+
+class SmoothL1Loss(OpDef):
+    """Per example, the sum of a loss that is square near 0 and linear beyond 1 / sigma squared.
+
+    With d = (X - Y) * InsideWeight and s = sigma squared: s * d squared / 2 where |d| < 1 / s, |d| - 1 / (2 s) elsewhere, all times
+    OutsideWeight. Diff is d; Out is [N, 1]. Source: Girshick 2015; fluid 1.8 `smooth_l1_loss`.
+    """
+
+    name = "smooth_l1_loss"
+    inputs, outputs = ("X", "Y", "InsideWeight?", "OutsideWeight?"), ("Diff", "Out")
+    attrs = {"sigma": 1.0}
+
+    @staticmethod
+    def place(*args, **attrs):
+        return (place_rows(*args),) * 2
+
+    @staticmethod
+    def infer(x, y, inside, outside, *, sigma):
+        given = {"X": x, "Y": y, "InsideWeight": inside, "OutsideWeight": outside}
+        t = alike("smooth_l1_loss", **{slot: v for slot, v in given.items() if v is not None})
+        if t.ndim < 2 or sigma <= 0:
+            raise ProgramError(f"op smooth_l1_loss needs X with at least 2 axes and a positive sigma, got {x} and {sigma}")
+        return t, t.with_shape((t.shape[0], 1))
+
+    @staticmethod
+    def grad(b, op, g):
+        if g[0] is not None:
+            raise ProgramError("op smooth_l1_loss has a gradient through Out only")
+        dx = b.smooth_l1_loss_grad(op["Diff"], op["InsideWeight"], op["OutsideWeight"], g[1], **op.attrs)
+        return dx, b.scale(dx, scale=-1.0), None, None
+
+    @staticmethod
+    def kernel(xp, x, y, inside, outside, *, out, sigma):
+        diff, loss = out
+        x, y, inside, outside = widen(x, y, inside, outside)
+        d, s = x - y, sigma * sigma
+        if inside is not None:
+            d = d * inside
+        size = xp.abs(d)
+        each = xp.where(size < 1 / s, d * d * (s / 2), size - 0.5 / s)
+        if outside is not None:
+            each = each * outside
+        diff[...] = d
+        loss[...] = _row_sums(xp, each, loss)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 3, 4), _f32(1, 3, 4), None, None)
+        yield Sample.of(_f32(0, 2, 3, 2), _f32(1, 2, 3, 2), between(2, 2, 3, 2), between(3, 2, 3, 2), sigma=2.0, grad=("X", "Y"),
+                        why="weights are constants")  # fmt: skip
+
+
+class SmoothL1LossGrad(OpDef):
+    """Gradient of smooth_l1_loss with respect to X: sigma squared * d, held between -1 and 1, times the weights and g."""
+
+    name = "smooth_l1_loss_grad"
+    inputs, outputs = ("Diff", "InsideWeight?", "OutsideWeight?", "OutGrad"), ("XGrad",)
+    attrs = {"sigma": 1.0}
+    place = staticmethod(place_rows)
+
+    @staticmethod
+    def infer(d, inside, outside, g, *, sigma):
+        return d
+
+    @staticmethod
+    def kernel(xp, d, inside, outside, g, *, out, sigma):
+        d, inside, outside, g = widen(d, inside, outside, g)
+        slope = xp.clip(d * (sigma * sigma), -1, 1) * g.reshape(len(d), *[1] * (d.ndim - 1))
+        for weight in (inside, outside):
+            slope = slope if weight is None else slope * weight
+        out[...] = slope
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 3, 4), None, None, _f32(1, 3, 1), grad=(), why="a gradient itself")

@@ -1,0 +1,211 @@
+"""The gradients of the reductions, and the sum of a gradient down to an operand that was broadcast."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from ...ir import ANY, At, OpDef, Partial, ProgramError, Sample, Shard, TensorType, np_dtype
+from ...ir.placement import PlaceError, by_group
+from ..elementwise.declare import aligned, points
+from ..shared.blocked import in_order
+from .reduction import LogSumExp, ReduceMax, ReduceMean, ReduceProd, ReduceSum, bind_sum, kept_shape, reduced_axes
+
+
+def _like_samples(op, with_out):
+    """The samples of a gradient op, from those of its forward op."""
+    for s in op.samples():
+        t = op.infer(TensorType(s.args[0].dtype.name, s.args[0].shape), **s.attrs)
+        if not t.is_float:
+            continue
+        out = np.empty(t.shape, np_dtype(t.dtype))
+        op.kernel(np, s.args[0], out=out, **s.attrs)
+        g = points(t.shape, seed=9).astype(out.dtype)
+        args = (s.args[0], out, g) if with_out else (s.args[0], g)
+        yield Sample(args, s.attrs, grad=(), why="a gradient op has no gradient of its own")
+
+
+def _grad_infer(x, *rest, **attrs):
+    return x
+
+
+class ReduceSumGrad(OpDef):
+    """The gradient of reduce_sum: Out@GRAD spread over the shape of X; only X's shape is read."""
+
+    name = "reduce_sum_grad"
+    inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"dim": (), "keep_dim": False}
+    infer = staticmethod(_grad_infer)
+    samples = staticmethod(lambda: _like_samples(ReduceSum, False))
+
+    @staticmethod
+    def kernel(xp, x, g, *, out, dim, keep_dim):
+        xp.copyto(out, g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", dim, x.ndim))))
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        x, g = ins
+        return partial(xp.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
+
+
+class ReduceMeanGrad(OpDef):
+    """The gradient of reduce_mean and mean: Out@GRAD over the number of elements, in the shape of X; only X's shape is read."""
+
+    name = "reduce_mean_grad"
+    inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"dim": (), "keep_dim": False}
+    infer = staticmethod(_grad_infer)
+    samples = staticmethod(lambda: _like_samples(ReduceMean, False))
+
+    @staticmethod
+    def kernel(xp, x, g, *, out, dim, keep_dim):
+        axes = reduced_axes("reduce_mean_grad", dim, x.ndim)
+        xp.divide(g.reshape(kept_shape(x.shape, axes)), prod(x.shape[k] for k in axes), out)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        x, g = ins
+        if xp is not np:
+            return None
+        axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
+        g, n = g.reshape(kept_shape(x.shape, axes)), np.array(prod(x.shape[k] for k in axes), g.dtype)
+        if g.size * 8 > x.size:
+            return partial(np.divide, g, n, outs[0])
+        small = np.empty_like(g)  # one division per result, then copies
+        return in_order([partial(np.divide, g, n, small), partial(np.copyto, outs[0], small)])
+
+
+class ReduceMaxGrad(OpDef):
+    """The gradient of reduce_max and reduce_min: Out@GRAD where X equals Out, 0 elsewhere."""
+
+    name = "reduce_max_grad"
+    inputs, outputs = ("X", "Out", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"dim": (), "keep_dim": False}
+    infer = staticmethod(_grad_infer)
+    samples = staticmethod(lambda: _like_samples(ReduceMax, True))
+
+    @staticmethod
+    def kernel(xp, x, y, g, *, out, dim, keep_dim):
+        kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", dim, x.ndim))
+        xp.multiply(g.reshape(kept), x == y.reshape(kept), out)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        x, y, g = ins
+        kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
+        mask = xp.empty(x.shape, bool)
+        return in_order([partial(xp.equal, x, y.reshape(kept), mask), partial(xp.multiply, g.reshape(kept), mask, outs[0])])
+
+
+class ReduceProdGrad(OpDef):
+    """The gradient of reduce_prod: Out@GRAD times the product of the other elements, which zeros among them do not spoil."""
+
+    name = "reduce_prod_grad"
+    inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"dim": (), "keep_dim": False}
+    infer = staticmethod(_grad_infer)
+    samples = staticmethod(lambda: _like_samples(ReduceProd, False))
+
+    @staticmethod
+    def kernel(xp, x, g, *, out, dim, keep_dim):
+        axes = reduced_axes("reduce_prod_grad", dim, x.ndim)
+        zero = x == 0
+        zeros = zero.sum(axis=axes, keepdims=True)
+        filled = xp.where(zero, xp.ones_like(x), x)
+        rest = xp.prod(filled, axis=axes, keepdims=True)
+        # without a zero every other element is in the product; with one, only that element's own gradient is left
+        share = xp.where(zeros == 0, rest / filled, xp.where(zero & (zeros == 1), rest, xp.zeros_like(rest)))
+        xp.multiply(g.reshape(rest.shape), share, out)
+
+
+class LogSumExpGrad(OpDef):
+    """The gradient of logsumexp: Out@GRAD times exp(X - Out), the softmax of X over `dim`."""
+
+    name = "logsumexp_grad"
+    inputs, outputs = ("X", "Out", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"dim": (), "keep_dim": False}
+    infer = staticmethod(_grad_infer)
+    samples = staticmethod(lambda: (s for s in _like_samples(LogSumExp, True) if np.isfinite(s.args[1]).all()))
+
+    @staticmethod
+    def kernel(xp, x, y, g, *, out, dim, keep_dim):
+        kept = kept_shape(x.shape, reduced_axes("logsumexp_grad", dim, x.ndim))
+        xp.subtract(x, y.reshape(kept), out)
+        xp.exp(out, out)
+        xp.multiply(out, g.reshape(kept), out)
+
+
+# -- down to an operand -----------------------------------------------------------------------------------------------------------
+
+
+def _down(x, like, axis):
+    """The axes of X that `like` does not have, or has with size 1, and `like` as it meets X."""
+    meets = aligned("reduce_to", x, like, axis)
+    meets = (1,) * (len(x) - len(meets)) + meets
+    return tuple(k for k, (a, b) in enumerate(zip(x, meets, strict=True)) if b == 1 and a != 1), meets
+
+
+@by_group
+def _place_reduce_to(group, x, like, *, axis):
+    entry, other = x.on(group), like.on(group)
+    if isinstance(entry, Shard):
+        first = x.type.ndim - like.type.ndim if axis == -1 or x.type.ndim == like.type.ndim else axis
+        meets = tuple(like.type.shape[k - first] if first <= k < first + like.type.ndim else 1 for k in range(x.type.ndim))
+        if meets[entry.axis] == 1 and other is None:
+            return Partial("sum", group)
+        if other == Shard(entry.axis - first, group):
+            return other
+    elif other is None and (entry is None or isinstance(entry, At) or entry.op in ("sum", "avg")):
+        return entry
+    found = f"%{x.name} is {entry or 'replicate'}, %{like.name} is {other or 'replicate'}"
+    raise PlaceError(f"op reduce_to: inputs lie in places that do not combine over {group}: {found}")
+
+
+class ReduceTo(OpDef):
+    """X summed down to the shape of Like, which X was broadcast from; `axis` says where Like meets X, as in elementwise_add.
+
+    The gradient of an operand that was broadcast. Only Like's shape is read.
+    """
+
+    name = "reduce_to"
+    inputs = ("X", "Like")
+    attrs = {"axis": -1}
+    place = staticmethod(_place_reduce_to)
+
+    @staticmethod
+    def infer(x, like, *, axis):
+        if like.ndim > x.ndim:
+            raise ProgramError(f"op reduce_to: expected Like with at most the {x.ndim} axes of X, found {like.ndim}")
+        _, meets = _down(x.shape, like.shape, axis)
+        for a, b in zip(x.shape, meets, strict=True):
+            if a != b and b != 1 and ANY not in (a, b):
+                raise ProgramError(f"op reduce_to: X of shape {list(x.shape)} is no broadcast of Like, {list(like.shape)}: {a} against {b}")
+        return x.with_shape(like.shape)
+
+    @staticmethod
+    def kernel(xp, x, like, *, out, axis):
+        axes, meets = _down(x.shape, like.shape, axis)
+        if xp is np:
+            for call in bind_sum(x, axes, out):
+                call()
+        else:
+            out[...] = x.sum(axis=axes).reshape(out.shape)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        if xp is not np:
+            return None
+        return in_order(bind_sum(ins[0], _down(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
+
+    @staticmethod
+    def samples():
+        shapes = (
+            ((3, 5), (5,), -1), ((3, 5), (3, 5), -1), ((2, 3, 4), (3, 1), -1), ((3, 4), (1,), -1), ((2, 3, 2, 2), (3,), 1),
+            ((2, 3, 4), (2,), 0), ((2, 3, 4), (2, 1, 4), -1), ((7,), (1,), -1), ((1, 3), (1, 3), -1), ((1, 3), (3,), -1),
+            ((2, 3, 4, 2), (2, 1, 1, 2), -1),
+        )  # fmt: skip
+        for k, (x, like, axis) in enumerate(shapes):
+            yield Sample.of(points(x, seed=k), points(like), axis=axis, grad=(), why="only gradients are reduced this way")
+        yield Sample.of(np.arange(12).reshape(3, 4), np.zeros(4, "int64"), grad=(), why="whole numbers")

@@ -1,0 +1,1 @@
+"""What neural networks are built of: convolution, pooling, normalization, dropout, embedding and softmax."""

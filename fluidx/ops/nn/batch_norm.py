@@ -1,0 +1,321 @@
+"""batch_norm and its gradient. Sums over channels are matrix-vector products, and every pass works on channels that stay in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...ir import OpDef, Partial, ProgramError, Sample, Shard
+from ...ir.placement import PlaceError, by_group, place_rowwise
+from ..math.matmul import _f32, is_half
+from ..shared.blocked import column_sum, row_blocks
+from .norm_shared import (
+    by_copy,
+    channel_count,
+    check_weight,
+    positive,
+    put,
+    weight_dtype,
+)
+
+_BATCH_ATTRS = {"momentum": 0.9, "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW", "use_global_stats": False}
+
+
+def _by_channel(x: Any, layout: str) -> Any:
+    """The array seen as [N, C, everything else], or None where that would take a copy."""
+    if x.ndim == 2:
+        return x[:, :, None]
+    if layout == "NHWC":
+        x = x.transpose(0, x.ndim - 1, *range(1, x.ndim - 1))
+    if x.ndim == 3:
+        return x
+    steps = [(d, s) for d, s in zip(x.shape[2:], x.strides[2:]) if d != 1]
+    if any(outer != d * inner for (_, outer), (d, inner) in zip(steps, steps[1:])):
+        return None
+    return x.reshape(x.shape[0], x.shape[1], prod(x.shape[2:]))
+
+
+def _place_batch_norm(x, scale, bias, mean, variance, **attrs):
+    if attrs["is_test"] or attrs["use_global_stats"]:
+        y = place_rowwise(x, scale, bias, mean, variance)
+        stats = place_rowwise_stats(x, scale, bias, mean, variance)
+        return (y, stats, stats, stats, stats)
+
+    def rule(stat, group, x, *weights):
+        if x.on(group) == Shard(0, group) and all(w.on(group) is None for w in weights):
+            return Partial("avg", group) if stat else Shard(0, group)
+        listed = ", ".join(f"%{a.name} is {a.on(group) or 'replicate'}" for a in (x, *weights))
+        raise PlaceError(f"batch_norm takes X replicated or split by rows and everything else whole over {group}: {listed}")
+
+    args = (x, scale, bias, mean, variance)
+    y, stats = by_group(partial(rule, False))(*args), by_group(partial(rule, True))(*args)
+    return (y, stats, stats, stats, stats)
+
+
+@by_group
+def place_rowwise_stats(group, x, *weights):
+    """Whole statistics stay whole beside rows that are split."""
+    if x.on(group) == Shard(0, group) and all(w.on(group) is None for w in weights):
+        return None
+    raise PlaceError(f"%{x.name} must be split by rows and the statistics be whole over {group}")
+
+
+class BatchNorm(OpDef):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias with the mean and variance of each channel over the batch.
+
+    In training the batch's own statistics are used, and MeanOut = momentum * Mean + (1 - momentum) * batch mean, VarianceOut likewise (the
+    biased variance); they are written over Mean and Variance when given their names. With `is_test` or `use_global_stats` Mean and Variance
+    are used and pass through unchanged. SavedMean and SavedVariance hold the mean and 1 / sqrt(variance + epsilon) that were used, for the
+    gradient. Source: Ioffe and Szegedy 2015; fluid 1.8 `batch_norm`.
+    """
+
+    name = "batch_norm"
+    inputs = ("X", "Scale", "Bias", "Mean", "Variance")
+    outputs = ("Y", "MeanOut?", "VarianceOut?", "SavedMean?", "SavedVariance?")
+    attrs = _BATCH_ATTRS
+    inplace = (("Mean", "MeanOut"), ("Variance", "VarianceOut"))
+    onnx = "BatchNormalization"
+    place = staticmethod(_place_batch_norm)
+
+    @staticmethod
+    def infer(x, scale, bias, mean, variance, *, momentum, epsilon, is_test, data_layout, use_global_stats):
+        c = channel_count("batch_norm", x, data_layout)
+        if epsilon < 0:
+            raise ProgramError(f"op batch_norm: epsilon must not be negative, got {epsilon}")
+        for slot, w in (("Scale", scale), ("Bias", bias), ("Mean", mean), ("Variance", variance)):
+            check_weight("batch_norm", slot, w, c, x)
+        weight_dtype("batch_norm", x, Scale=scale, Bias=bias, Mean=mean, Variance=variance)
+        return x, mean, variance, mean, variance
+
+    @staticmethod
+    def grad(b, op, g):
+        if any(part is not None for part in g[1:]):
+            raise ProgramError("op batch_norm has a gradient through Y only; its statistics cannot be differentiated")
+        if op["SavedMean"] is None or op["SavedVariance"] is None:
+            raise ProgramError("op batch_norm needs its outputs SavedMean and SavedVariance to have a gradient")
+        a = op.attrs
+        dx, ds, db = b.batch_norm_grad(op["X"], op["Scale"], op["SavedMean"], op["SavedVariance"], g[0], data_layout=a["data_layout"],
+                                       use_global_stats=a["use_global_stats"] or a["is_test"])  # fmt: skip
+        return dx, ds, db, None, None
+
+    @staticmethod
+    def kernel(xp, x, scale, bias, mean, variance, *, out, **attrs):
+        BatchNorm.bind(xp, (x, scale, bias, mean, variance), out, attrs, None)()
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        (x, scale, bias, mean, variance), (y, *stat_outs) = ins, outs
+        x3, y3 = _by_channel(x, attrs["data_layout"]), _by_channel(y, attrs["data_layout"])
+        if x3 is None or y3 is None:  # a view of some other array whose axes cannot be joined
+            return partial(by_copy, xp, BatchNorm, ins, outs, attrs, (0,), (0,))
+        eps, keep = attrs["epsilon"], attrs["momentum"]
+        if attrs["is_test"] or attrs["use_global_stats"]:
+            return partial(_normalize_with, xp, x3, scale, bias, mean, variance, y3, stat_outs, eps)
+        if not x.size:
+            raise ProgramError(f"op batch_norm cannot take statistics over an empty batch: X has shape {list(x.shape)}")
+        used = (xp.empty(mean.shape, mean.dtype), xp.empty(mean.shape, mean.dtype))
+        run = _batch_statistics(xp, x3, scale, bias, y3, used, eps)
+
+        def step():
+            run()
+            batch_mean, batch_var = used
+            mean_out, var_out, saved_mean, saved_inv = stat_outs
+            put(mean_out, mean * keep + batch_mean * (1 - keep))
+            put(var_out, variance * keep + batch_var * (1 - keep))
+            put(saved_mean, batch_mean)
+            put(saved_inv, 1 / xp.sqrt(batch_var + eps))
+
+        return step
+
+    @staticmethod
+    def samples():
+        why = "statistics are not differentiable"
+        rest = [positive(1, 3), _f32(2, 3), _f32(3, 3), positive(4, 3)]
+        for k, shape, layout in ((0, (4, 3, 2, 3), "NCHW"), (0, (2, 3, 2, 3), "NHWC"), (5, (6, 3), "NCHW"), (6, (3, 3, 4), "NCHW")):
+            x = _f32(k, *shape)
+            yield Sample.of(x, *rest, data_layout=layout, grad=("X", "Scale", "Bias"), tolerance=2e-2, why=why)
+        yield Sample.of(_f32(7, 3, 3, 2, 2), *rest, is_test=True, epsilon=1e-3, grad=("X", "Scale", "Bias"), why=why)
+        yield Sample.of(_f32(7, 3, 3, 2, 2), *rest, use_global_stats=True, momentum=0.5, grad=("X", "Scale", "Bias"), why=why)
+
+
+def _normalize_with(xp, x3, scale, bias, mean, variance, y3, stat_outs, eps):
+    inv = 1 / xp.sqrt(variance + eps)
+    factor = (scale * inv).astype(mean.dtype)
+    shift = bias - mean * factor
+    if is_half(x3.dtype):
+        y3[...] = x3.astype("float32") * factor[None, :, None] + shift[None, :, None]
+    else:
+        xp.multiply(x3, factor[None, :, None], out=y3)
+        xp.add(y3, shift[None, :, None], out=y3)
+    for target, source, value in zip(stat_outs, (mean, variance, None, None), (mean, variance, mean, inv)):
+        if target is not None and target is not source:
+            target[...] = value
+
+
+def _channel_blocks(x3: Any) -> list[slice]:
+    return list(row_blocks(x3.shape[1], x3.shape[0] * x3.shape[2] * x3.itemsize, 128 << 10))
+
+
+def _is_rows(xp: Any, *arrays: Any) -> bool:
+    """True for contiguous [N, C, 1] and NHWC arrays on NumPy: matrices whose columns are the channels."""
+    return xp is np and all(not is_half(a.dtype) and a.transpose(0, 2, 1).flags.c_contiguous for a in arrays)
+
+
+def _as_rows(a: Any) -> Any:
+    return a.transpose(0, 2, 1).reshape(a.shape[0] * a.shape[2], a.shape[1])
+
+
+def _batch_statistics(xp, x3, scale, bias, y3, used, eps) -> Callable[[], None]:
+    """A call that normalizes `x3` with its own statistics into `y3` and leaves them in `used`."""
+    (mean, var), count = used, x3.shape[0] * x3.shape[2]
+    if _is_rows(xp, x3, y3):
+        x2, y2 = _as_rows(x3), _as_rows(y3)
+        total, square = column_sum(x2, mean), np.empty_like(mean)
+        blocks = list(row_blocks(len(x2), x2.shape[1] * x2.itemsize))
+
+        def rows_step():
+            total()
+            np.divide(mean, count, out=mean)
+            var.fill(0)
+            for rows in blocks:
+                part = y2[rows]
+                np.subtract(x2[rows], mean, out=part)
+                np.einsum("ij,ij->j", part, part, out=square)
+                np.add(var, square, out=var)
+            np.divide(var, count, out=var)
+            factor = scale / np.sqrt(var + x2.dtype.type(eps))
+            for rows in blocks:
+                part = y2[rows]
+                np.multiply(part, factor, out=part)
+                np.add(part, bias, out=part)
+
+        return rows_step
+    blocks = _channel_blocks(x3) if xp is np else [slice(0, x3.shape[1])]
+    wide = is_half(x3.dtype)
+
+    def step():
+        for c in blocks:
+            a, y = x3[:, c], y3[:, c]
+            m, v = mean[c], var[c]
+            if wide:
+                a, y = a.astype("float32"), xp.empty(a.shape, "float32")
+            m[...] = a.sum(axis=(0, 2)) / count
+            xp.subtract(a, m[None, :, None], out=y)
+            v[...] = xp.einsum("nck,nck->c", y, y) / count
+            factor = (scale[c] / xp.sqrt(v + eps)).astype(m.dtype)
+            xp.multiply(y, factor[None, :, None], out=y)
+            xp.add(y, bias[c][None, :, None], out=y)
+            if wide:
+                y3[:, c] = y
+
+    return step
+
+
+def _place_batch_norm_grad(x, scale, mean, inv, g, **attrs):
+    def rule(stat, group, x, scale, mean, inv, g):
+        if x.on(group) == g.on(group) == Shard(0, group) and scale.on(group) is None:
+            return Partial("sum", group) if stat else Shard(0, group)
+        found = f"%{x.name} is {x.on(group)}, %{g.name} {g.on(group)}"
+        raise PlaceError(f"batch_norm's gradient takes X and the gradient of Y split by rows over {group}: {found}")
+
+    args = (x, scale, mean, inv, g)
+    rows, terms = by_group(partial(rule, False))(*args), by_group(partial(rule, True))(*args)
+    return rows, terms, terms
+
+
+class BatchNormGrad(OpDef):
+    """Gradients of batch_norm with respect to X, Scale and Bias from the statistics that the forward pass saved."""
+
+    name = "batch_norm_grad"
+    inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "YGrad"), ("XGrad", "ScaleGrad", "BiasGrad")
+    attrs = {"data_layout": "NCHW", "use_global_stats": False}
+    place = staticmethod(_place_batch_norm_grad)
+
+    @staticmethod
+    def infer(x, scale, mean, inv, g, **attrs):
+        return x, scale, scale
+
+    @staticmethod
+    def kernel(xp, x, scale, mean, inv, g, *, out, **attrs):
+        BatchNormGrad.bind(xp, (x, scale, mean, inv, g), out, attrs, None)()
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
+        layout, fixed = attrs["data_layout"], attrs["use_global_stats"]
+        x3, g3, dx3 = (_by_channel(a, layout) for a in (x, g, dx))
+        if x3 is None or g3 is None or dx3 is None:
+            return partial(by_copy, xp, BatchNormGrad, ins, outs, attrs, (0, 4), (0,))
+        count = x3.shape[0] * x3.shape[2]
+        if _is_rows(xp, x3, g3, dx3):
+            return _batch_norm_rows_grad(_as_rows(x3), scale, mean, inv, _as_rows(g3), _as_rows(dx3), dscale, dbias, fixed)
+        blocks = _channel_blocks(x3) if xp is np else [slice(0, x3.shape[1])]
+        wide = is_half(x.dtype)
+        longest = max((b.stop - b.start for b in blocks), default=0)
+        scratch = xp.empty((x3.shape[0], longest, x3.shape[2]), "float32" if wide else x.dtype)
+
+        def step():
+            for c in blocks:
+                a, d, t = x3[:, c], g3[:, c], scratch[:, : c.stop - c.start]
+                o = t if wide else dx3[:, c]
+                if wide:
+                    a, d = a.astype("float32"), d.astype("float32")
+                s, r = scale[c], inv[c]
+                xp.subtract(a, mean[c][None, :, None], out=t)
+                bias_sum = d.sum(axis=(0, 2))
+                dot = xp.einsum("nck,nck->c", d, t) * r  # sum of g * normalized x
+                dbias[c], dscale[c] = bias_sum, dot
+                factor = (s * r).astype(t.dtype)
+                if fixed:
+                    xp.multiply(d, factor[None, :, None], out=o)
+                else:
+                    xp.multiply(t, (dot * r / count).astype(t.dtype)[None, :, None], out=t)
+                    xp.subtract(d, t, out=o)
+                    xp.subtract(o, (bias_sum / count).astype(t.dtype)[None, :, None], out=o)
+                    xp.multiply(o, factor[None, :, None], out=o)
+                if wide:
+                    dx3[:, c] = o
+
+        return step
+
+    @staticmethod
+    def samples():
+        x, g = _f32(0, 4, 3, 2, 3), _f32(1, 4, 3, 2, 3)
+        stats = [positive(2, 3), x.mean(axis=(0, 2, 3)), 1 / x.std(axis=(0, 2, 3))]
+        yield Sample.of(x, *stats, g, grad=(), why="a gradient itself")
+        yield Sample.of(x, *stats, g, use_global_stats=True, grad=(), why="a gradient itself")
+
+
+def _batch_norm_rows_grad(x2, scale, mean, inv, g2, dx2, dscale, dbias, fixed) -> Callable[[], None]:
+    count, columns = x2.shape
+    blocks = list(row_blocks(count, columns * x2.itemsize))
+    scratch = np.empty((max((b.stop - b.start for b in blocks), default=0), columns), x2.dtype)
+    total, dot = column_sum(g2, np.empty_like(mean)), np.empty(columns, x2.dtype)
+
+    def step():
+        bias_sum, part = total(), np.empty(columns, x2.dtype)
+        dot.fill(0)
+        for rows in blocks:
+            t = np.subtract(x2[rows], mean, out=scratch[: rows.stop - rows.start])
+            np.einsum("ij,ij->j", g2[rows], t, out=part)
+            np.add(dot, part, out=dot)
+        np.multiply(dot, inv, out=dot)
+        factor = scale * inv
+        slope, shift = dot * inv / x2.dtype.type(count), bias_sum / x2.dtype.type(count)
+        for rows in blocks:
+            o = dx2[rows]
+            if fixed:
+                np.multiply(g2[rows], factor, out=o)
+                continue
+            t = np.subtract(x2[rows], mean, out=scratch[: rows.stop - rows.start])
+            np.multiply(t, slope, out=t)
+            np.subtract(g2[rows], t, out=o)
+            np.subtract(o, shift, out=o)
+            np.multiply(o, factor, out=o)
+        dbias[...], dscale[...] = bias_sum, dot
+
+    return step

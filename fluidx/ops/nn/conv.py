@@ -1,0 +1,287 @@
+"""conv2d, depthwise_conv2d and conv2d_transpose, with their gradients: types, placement, and which product of im2col each one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...ir import ANY, OpDef, Partial, ProgramError, Sample, Shard, TensorType
+from ...ir.placement import PlaceError, by_group, place_rowwise
+from ..math.matmul import _f32, is_half, meet, same_dtype
+from ..shared.blocked import in_order
+from .im2col import convolve, convolve_back, convolve_filter
+from .windows import Windows, channels_first, four_pads, join_image, need_image, pair, place_windows, run_bound, split_image
+
+_ATTRS = {"strides": (1, 1), "paddings": (0, 0), "dilations": (1, 1), "groups": 1, "data_format": "NCHW", "padding_algorithm": "EXPLICIT"}
+
+
+def _conv_windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windows:
+    return place_windows(op, split_image(x, attrs["data_format"])[2], w.shape[2:], attrs["strides"], attrs["paddings"],
+                         attrs["dilations"], attrs["padding_algorithm"])  # fmt: skip
+
+
+def _infer_conv(op: str, x: TensorType, w: TensorType, attrs: dict[str, Any]) -> TensorType:
+    need_image(op, x, attrs["data_format"])
+    same_dtype(op, Input=x, Filter=w)
+    if w.ndim != 4:
+        raise ProgramError(f"op {op} needs a Filter of 4 axes (out, in / groups, height, width), got {w}")
+    n, c, _ = split_image(x, attrs["data_format"])
+    groups, o = attrs["groups"], w.shape[0]
+    if groups < 1 or (o != ANY and o % groups):
+        raise ProgramError(f"op {op}: groups {groups} must divide the {o} filters")
+    if w.shape[1] != ANY and not meet(c, w.shape[1] * groups):
+        raise ProgramError(f"op {op}: Input {x} has {c} channels, Filter {w} with groups {groups} expects {w.shape[1] * groups}")
+    return TensorType(x.dtype, join_image(n, o, _conv_windows(op, x, w, attrs).out, attrs["data_format"]))
+
+
+def _place_conv_grad(x: Any, w: Any, g: Any, **attrs: Any) -> Any:
+    def rule(which, group, x, w, g):
+        ex, ew, eg = x.on(group), w.on(group), g.on(group)
+        if ew is None and isinstance(eg, Shard) and ex == eg and eg.axis == 0:
+            return (eg, Partial("sum", group))[which]
+        if ew is None and ex is None and isinstance(eg, Partial) and eg.op in ("sum", "avg"):
+            return eg
+        raise PlaceError(f"conv2d's gradient cannot combine %{x.name}, %{w.name}, %{g.name}, which are {ex}, {ew}, {eg} over {group}")
+
+    return tuple(by_group(partial(rule, which))(x, w, g) for which in (0, 1))
+
+
+class Conv2d(OpDef):
+    """Two-dimensional convolution (cross-correlation) of images with OIHW filters.
+
+    Input is [N, C, H, W] (or NHWC by `data_format`), Filter [O, C / groups, kh, kw]; the result keeps Input's layout. `paddings` are
+    (height, width) or (top, bottom, left, right); `padding_algorithm` SAME or VALID overrides them. Source: fluid 1.8 `conv2d`.
+    """
+
+    name = "conv2d"
+    inputs, outputs = ("Input", "Filter"), ("Output",)
+    attrs = _ATTRS
+    onnx = "Conv"
+    place = staticmethod(place_rowwise)
+
+    @staticmethod
+    def infer(x, w, **attrs):
+        return _infer_conv("conv2d", x, w, attrs)
+
+    @staticmethod
+    def grad(b, op, g):
+        return _emit_grad(b, "conv2d_grad", op, g)
+
+    @staticmethod
+    def kernel(xp, x, w, *, out, **attrs):
+        run_bound(Conv2d.bind, xp, (x, w), (out,), attrs)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        (x, w), out, fmt = ins, outs[0], attrs["data_format"]
+        if is_half(x.dtype):
+            return partial(Conv2d.kernel, xp, x, w, out=out, **attrs)
+        win = _conv_windows("conv2d", x, w, attrs)
+        return convolve(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"])
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 2, 3, 5, 4), _f32(1, 2, 3, 3, 3))
+        yield Sample.of(_f32(0, 2, 3, 5, 4), _f32(1, 2, 3, 3, 3), paddings=(1, 1))
+        yield Sample.of(_f32(2, 1, 1, 7, 6), _f32(3, 2, 1, 2, 3), strides=(2, 3), paddings=(1, 0, 2, 1))
+        yield Sample.of(_f32(4, 1, 2, 6, 6), _f32(5, 1, 2, 2, 2), strides=(3, 3))
+        yield Sample.of(_f32(4, 1, 2, 6, 6), _f32(5, 1, 2, 2, 2), dilations=(2, 3), paddings=(1, 1))
+        yield Sample.of(_f32(6, 1, 4, 4, 4), _f32(7, 6, 2, 3, 3), groups=2, paddings=(1, 1))
+        yield Sample.of(_f32(8, 2, 4, 3, 3), _f32(9, 3, 4, 1, 1))
+        yield Sample.of(_f32(10, 1, 5, 4, 2), _f32(11, 3, 2, 3, 3), data_format="NHWC", padding_algorithm="SAME", strides=(2, 2))
+        yield Sample.of(_f32(12, 1, 2, 4, 4), _f32(13, 1, 2, 3, 3), padding_algorithm="VALID", paddings=(5, 5))
+        yield Sample.of(_f32(14, 1, 17, 3, 3), _f32(15, 1, 17, 2, 2), strides=(2, 1))
+        half = np.random.default_rng(16).integers(-3, 4, (1, 2, 4, 4)).astype("float16")
+        yield Sample.of(half, half[:, :, :3, :3], grad=(), why="central differences drown in float16")
+
+
+def _emit_grad(b: Any, name: str, op: Any, g: Any) -> Any:
+    x, w = op["Input"], op["Filter"]
+    skip = {slot: None for slot, v in (("InputGrad", x), ("FilterGrad", w)) if v.stop_gradient}
+    return b.emit(name, x, w, g, out=skip, **op.attrs)
+
+
+class _ConvGrad(OpDef):
+    """Base of the gradients with respect to the input and the filter, either of which may be left away."""
+
+    inputs, outputs = ("Input", "Filter", "OutputGrad"), ("InputGrad?", "FilterGrad?")
+    place = staticmethod(_place_conv_grad)
+
+    @staticmethod
+    def windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windows:
+        raise NotImplementedError
+
+    @staticmethod
+    def products(xp: Any, x: Any, w: Any, g: Any, dx: Any, dw: Any, win: Windows, groups: int) -> list[Callable[[], None]]:
+        """The calls that fill `dw` and `dx`, where they are not None, from images seen as NCHW."""
+        raise NotImplementedError
+
+    @staticmethod
+    def infer(x, w, g, **attrs):
+        return x, w
+
+    @classmethod
+    def kernel(cls, xp, x, w, g, *, out, **attrs):
+        run_bound(cls.bind, xp, (x, w, g), out, attrs)
+
+    @classmethod
+    def bind(cls, xp, ins, outs, attrs, ctx):
+        (x, w, g), (dx, dw), fmt = ins, outs, attrs["data_format"]
+        if is_half(x.dtype):
+            return partial(cls.kernel, xp, x, w, g, out=outs, **attrs)
+        win = cls.windows(cls.name, x, w, attrs)
+        x, g, dx = (None if a is None else channels_first(a, fmt) for a in (x, g, dx))
+        return in_order(cls.products(xp, x, w, g, dx, dw, win, attrs["groups"]))
+
+
+class Conv2dGrad(_ConvGrad):
+    """Gradients of conv2d with respect to its input and its filter; either may be left away."""
+
+    name = "conv2d_grad"
+    attrs = _ATTRS
+    windows = staticmethod(_conv_windows)
+
+    @staticmethod
+    def products(xp, x, w, g, dx, dw, win, groups):
+        calls = [] if dw is None else [convolve_filter(xp, x, g, dw, win, groups)]
+        return calls if dx is None else [*calls, convolve_back(xp, g, w, dx, win, groups)]
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 2, 3, 5, 4), _f32(1, 2, 3, 3, 3), _f32(2, 2, 2, 3, 2), grad=(), why="a gradient itself")
+        yield Sample.of(_f32(0, 1, 1, 5, 5), _f32(1, 1, 1, 2, 2), _f32(2, 1, 1, 2, 2), strides=(2, 2), grad=(), why="a gradient itself")
+
+
+class DepthwiseConv2d(OpDef):
+    """conv2d in which every channel has filters of its own: groups equals the number of channels. Source: fluid 1.8."""
+
+    name = "depthwise_conv2d"
+    inputs, outputs = ("Input", "Filter"), ("Output",)
+    attrs = _ATTRS
+    onnx = "Conv"
+    place = staticmethod(place_rowwise)
+    kernel = staticmethod(Conv2d.kernel)
+    bind = staticmethod(Conv2d.bind)
+
+    @staticmethod
+    def infer(x, w, **attrs):
+        result = _infer_conv("depthwise_conv2d", x, w, attrs)
+        if w.shape[1] != 1:
+            raise ProgramError(f"op depthwise_conv2d needs one input channel per filter and groups equal to the channels; Filter is {w}")
+        return result
+
+    @staticmethod
+    def grad(b, op, g):
+        return _emit_grad(b, "conv2d_grad", op, g)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 1, 3, 5, 4), _f32(1, 3, 1, 3, 3), groups=3, paddings=(1, 1))
+        yield Sample.of(_f32(2, 2, 2, 5, 5), _f32(3, 4, 1, 2, 2), groups=2, strides=(2, 2))
+        yield Sample.of(_f32(2, 1, 5, 5, 2), _f32(3, 2, 1, 3, 3), groups=2, dilations=(2, 1), data_format="NHWC")
+
+
+_TRANSPOSE_ATTRS = {**_ATTRS, "output_size": ()}
+
+
+def _transposed_windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windows:
+    """The windows of the convolution whose gradient conv2d_transpose is: its image is our result."""
+    stride, dilation = pair(op, "strides", attrs["strides"], 1), pair(op, "dilations", attrs["dilations"], 1)
+    algorithm = attrs["padding_algorithm"]
+    if algorithm not in ("EXPLICIT", "SAME", "VALID"):
+        raise ProgramError(f"op {op}: padding_algorithm must be EXPLICIT, SAME or VALID, got {algorithm!r}")
+    pads = list(four_pads(op, attrs["paddings"])) if algorithm == "EXPLICIT" else [0, 0, 0, 0]
+    asked = pair(op, "output_size", attrs["output_size"], 1) if attrs["output_size"] else None
+    size, result = split_image(x, attrs["data_format"])[2], []
+    for a in (0, 1):
+        if size[a] == ANY or w.shape[2 + a] == ANY:
+            result.append(asked[a] if asked else ANY)
+            continue
+        reach = (w.shape[2 + a] - 1) * dilation[a] + 1
+        full = (size[a] - 1) * stride[a] + reach
+        if algorithm == "SAME":
+            extra = max(full - size[a] * stride[a], 0)
+            pads[2 * a], pads[2 * a + 1] = extra // 2, extra - extra // 2
+        least = full - pads[2 * a] - pads[2 * a + 1]
+        if algorithm == "SAME" and not asked:
+            least = size[a] * stride[a]
+        if asked and not least <= asked[a] < least + stride[a]:
+            raise ProgramError(f"op {op}: output_size {list(asked)} is out of reach; axis {a} can be {least} to {least + stride[a] - 1}")
+        if least < 1:
+            raise ProgramError(f"op {op}: padding {pads[2 * a]} and {pads[2 * a + 1]} leaves nothing of a result of {full} along axis {a}")
+        result.append(asked[a] if asked else least)
+    return Windows(tuple(result), tuple(w.shape[2:]), stride, dilation, tuple(pads), tuple(size))
+
+
+class Conv2dTranspose(OpDef):
+    """Transposed convolution: each input pixel adds a filter, scaled by it, to the result.
+
+    Input is [N, C, H, W], Filter [C, O / groups, kh, kw]; the result has (H - 1) * stride - padding + dilation * (kh - 1) + 1 rows, or
+    `output_size`, which may be up to stride - 1 larger. It is the gradient of conv2d with respect to its input. Source: fluid 1.8.
+    """
+
+    name = "conv2d_transpose"
+    inputs, outputs = ("Input", "Filter"), ("Output",)
+    attrs = _TRANSPOSE_ATTRS
+    onnx = "ConvTranspose"
+    place = staticmethod(place_rowwise)
+
+    @staticmethod
+    def infer(x, w, **attrs):
+        need_image("conv2d_transpose", x, attrs["data_format"])
+        same_dtype("conv2d_transpose", Input=x, Filter=w)
+        n, c, _ = split_image(x, attrs["data_format"])
+        if w.ndim != 4:
+            raise ProgramError(f"op conv2d_transpose needs a Filter of 4 axes (in, out / groups, height, width), got {w}")
+        groups = attrs["groups"]
+        if groups < 1 or (w.shape[0] != ANY and w.shape[0] % groups):
+            raise ProgramError(f"op conv2d_transpose: groups {groups} must divide the {w.shape[0]} input channels of Filter {w}")
+        if not meet(c, w.shape[0]):
+            raise ProgramError(f"op conv2d_transpose: Input {x} has {c} channels, Filter {w} expects {w.shape[0]}")
+        win = _transposed_windows("conv2d_transpose", x, w, attrs)
+        out = ANY if w.shape[1] == ANY else w.shape[1] * groups
+        return TensorType(x.dtype, join_image(n, out, win.image, attrs["data_format"]))
+
+    @staticmethod
+    def grad(b, op, g):
+        return _emit_grad(b, "conv2d_transpose_grad", op, g)
+
+    @staticmethod
+    def kernel(xp, x, w, *, out, **attrs):
+        run_bound(Conv2dTranspose.bind, xp, (x, w), (out,), attrs)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        (x, w), out, fmt = ins, outs[0], attrs["data_format"]
+        if is_half(x.dtype):
+            return partial(Conv2dTranspose.kernel, xp, x, w, out=out, **attrs)
+        win = _transposed_windows("conv2d_transpose", x, w, attrs)
+        return convolve_back(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"])
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 2, 3, 4, 3), _f32(1, 3, 2, 3, 3))
+        yield Sample.of(_f32(0, 1, 2, 3, 3), _f32(1, 2, 2, 3, 2), strides=(2, 3), paddings=(1, 0))
+        yield Sample.of(_f32(0, 1, 2, 3, 3), _f32(1, 2, 1, 3, 3), strides=(2, 2), paddings=(1, 1), output_size=(6, 5))
+        yield Sample.of(_f32(2, 1, 4, 3, 3), _f32(3, 4, 2, 2, 2), groups=2, dilations=(2, 1), paddings=(0, 1, 1, 0))
+        yield Sample.of(_f32(4, 1, 3, 3, 2), _f32(5, 2, 3, 3, 3), data_format="NHWC", padding_algorithm="SAME", strides=(2, 2))
+
+
+class Conv2dTransposeGrad(_ConvGrad):
+    """Gradients of conv2d_transpose with respect to its input and its filter; either may be left away."""
+
+    name = "conv2d_transpose_grad"
+    attrs = _TRANSPOSE_ATTRS
+    windows = staticmethod(_transposed_windows)
+
+    @staticmethod
+    def products(xp, x, w, g, dx, dw, win, groups):
+        calls = [] if dw is None else [convolve_filter(xp, g, x, dw, win, groups)]
+        return calls if dx is None else [*calls, convolve(xp, g, w, dx, win, groups)]
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 2, 3, 4, 3), _f32(1, 3, 2, 3, 3), _f32(2, 2, 2, 6, 5), grad=(), why="a gradient itself")

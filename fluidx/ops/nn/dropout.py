@@ -1,0 +1,137 @@
+"""Dropout: elements set to 0 at random, by counter-based numbers, so that ranks draw the slices of what one device draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import ProgramError
+from ...ir.opdef import Effect, OpDef, Required, Sample
+from ...ir.placement import place_linear
+from ..data.random import lanes, need_float, row_offset, rows_drawn
+
+_CHUNK = 1 << 17  # elements worked on at a time: their words, mask and values stay in the cache
+_GPU_CHUNK = 1 << 26
+
+
+def _f32(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def _check(p: float, implementation: str) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ProgramError(f"op dropout: dropout_prob must be from 0 to 1, found {p}")
+    if implementation not in ("downgrade_in_infer", "upscale_in_train"):
+        raise ProgramError(f"op dropout: dropout_implementation must be downgrade_in_infer or upscale_in_train, found {implementation!r}")
+
+
+def _kept_scale(p: float, implementation: str) -> float:
+    """What a kept element is multiplied by in training."""
+    return 1.0 / (1.0 - p) if implementation == "upscale_in_train" and p < 1.0 else 1.0
+
+
+def _apply(xp: Any, x: Any, mask: Any, out: Any, scale: float) -> None:
+    """`out = x * mask * scale` over vectors; `mask` is bool."""
+    xp.multiply(x, mask if out.dtype.kind == "f" else mask.astype(out.dtype), out=out)
+    if scale != 1.0:
+        out *= out.dtype.type(scale)
+
+
+class Dropout(OpDef):
+    """X with each element set to 0 with probability `dropout_prob`, anew in every run, and the Mask (uint8) of the elements kept.
+
+    Kept elements stay as they are and inference multiplies by 1 - dropout_prob (`downgrade_in_infer`), or they are divided by
+    1 - dropout_prob and inference changes nothing (`upscale_in_train`). The probability is rounded to a multiple of 1/65536:
+    element i is dropped when 16-bit lane i of the stream of (seed, step) lies below it. `sharded`: X is a slice of the batch.
+    """
+
+    name = "dropout"
+    inputs, outputs = ("X",), ("Out", "Mask?")
+    attrs = {
+        "dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer", "sharded": False,
+    }  # fmt: skip
+    effect = Effect.RANDOM
+    inplace = (("X", "Out"),)
+    onnx = "Dropout"
+
+    @staticmethod
+    def place(x, *, is_test, **attrs):
+        return ((place_linear if is_test else rows_drawn)(x),) * 2
+
+    @staticmethod
+    def infer(x, *, dropout_prob, is_test, seed, dropout_implementation, sharded):
+        _check(dropout_prob, dropout_implementation)
+        need_float("dropout", x.dtype)
+        return x, x.with_dtype("uint8")
+
+    @staticmethod
+    def grad(b, op, g):
+        g = g[0] if isinstance(g, (tuple, list)) else g
+        a = op.attrs
+        if a["is_test"]:
+            return g if a["dropout_implementation"] == "upscale_in_train" else b.scale(g, scale=1.0 - a["dropout_prob"])
+        if op["Mask"] is None:
+            raise ProgramError("op dropout: its gradient needs output 'Mask', which was left away")
+        return b.dropout_grad(op["Mask"], g, dropout_prob=a["dropout_prob"], dropout_implementation=a["dropout_implementation"])
+
+    @staticmethod
+    def kernel(xp, x, *, out, ctx, dropout_prob, is_test, seed, dropout_implementation, sharded):
+        y, mask = out
+        if is_test:
+            factor = 1.0 - dropout_prob if dropout_implementation == "downgrade_in_infer" else 1.0
+            xp.multiply(x, y.dtype.type(factor), out=y)
+            if mask is not None:
+                mask.fill(1)
+            return
+        limit = round(dropout_prob * 65536)
+        first = row_offset(sharded, x.size, ctx)
+        scale = _kept_scale(dropout_prob, dropout_implementation)
+        if mask is None:
+            mask = xp.empty(x.shape, xp.uint8)
+        source, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1).view(bool)
+        size = _CHUNK if xp is np else _GPU_CHUNK
+        for k in range(0, x.size, size):
+            part = kept[k : k + size]
+            if limit > 65535:
+                part.fill(False)
+            else:
+                xp.greater_equal(lanes(xp, seed, ctx.step, first + k, part.size, 16), xp.uint16(limit), out=part)
+            _apply(xp, source[k : k + size], part, target[k : k + size], scale)
+
+    @staticmethod
+    def samples():
+        why = "drawn anew in every run; the gradient is tested with a fixed mask"
+        yield Sample.of(_f32(3, 5), dropout_prob=0.5, seed=3, grad=(), why=why)
+        yield Sample.of(_f32(7), dropout_prob=0.25, seed=3, dropout_implementation="upscale_in_train", grad=(), why=why)
+        yield Sample.of(_f32(2, 3), dropout_prob=1.0, seed=1, dropout_implementation="upscale_in_train", grad=(), why=why)
+        yield Sample.of(_f32(2, 3), dropout_prob=0.0, seed=1)
+        yield Sample.of(_f32(2, 3), dropout_prob=0.25, is_test=True)
+        yield Sample.of(_f32(2, 3), dropout_prob=0.25, is_test=True, dropout_implementation="upscale_in_train")
+
+
+class DropoutGrad(OpDef):
+    """The gradient where Mask kept an element, scaled as the element was; 0 elsewhere."""
+
+    name = "dropout_grad"
+    inputs, outputs = ("Mask", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"dropout_prob": Required(float), "dropout_implementation": "downgrade_in_infer"}
+    inplace = (("Out@GRAD", "X@GRAD"),)
+    elementwise = True
+
+    @staticmethod
+    def infer(mask, g, **attrs):
+        return g
+
+    @staticmethod
+    def kernel(xp, mask, g, *, out, dropout_prob, dropout_implementation):
+        scale = _kept_scale(dropout_prob, dropout_implementation)
+        kept, source, target = mask.reshape(-1).view(bool), g.reshape(-1), out.reshape(-1)
+        size = _CHUNK if xp is np else _GPU_CHUNK
+        for k in range(0, g.size, size):
+            _apply(xp, source[k : k + size], kept[k : k + size], target[k : k + size], scale)
+
+    @staticmethod
+    def samples():
+        mask = np.array([[1, 0], [0, 1]], "uint8")
+        yield Sample.of(mask, _f32(2, 2), dropout_prob=0.5, dropout_implementation="upscale_in_train", grad=(), why="a gradient op")

@@ -1,0 +1,142 @@
+"""Embedding tables: rows of a matrix looked up by id, and the gradient that adds rows back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import ProgramError
+from ...ir.opdef import OpDef, Sample
+from ...ir.placement import Placed, PlaceError, by_group
+from ...ir.types import ANY, At, Shard, TensorType, show_placement
+from ..data.indexing import add_rows, take_rows
+from ..shared.axes import check_range, need_ids, need_ndim
+
+
+def _table(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((5, 4)).astype("float32")
+
+
+def _lookup_place(group: str, w: Placed, ids: Placed, *, trailing: int, **_: Any) -> Any:
+    """Cut ids give the same cut of the result; a table cut by columns gives columns; a table cut by rows cannot answer alone."""
+    ew, ei = w.on(group), ids.on(group)
+    if ew == ei and not isinstance(ew, Shard) and (ew is None or isinstance(ew, At)):
+        return ew
+    if ew is None and isinstance(ei, Shard) and ei.axis < ids.type.ndim - trailing:
+        return ei
+    if ei is None and ew == Shard(1, group):
+        return Shard(ids.type.ndim - trailing, group)
+    places = f"%{w.name} is {show_placement(w.placement)}, %{ids.name} is {show_placement(ids.placement)}"
+    raise PlaceError(f"inputs lie in places that do not combine over {group}: {places}")
+
+
+def _check(op: str, w: TensorType, ids: TensorType, padding_idx: int) -> None:
+    need_ndim(op, "W", w, 2)
+    need_ids(op, "Ids", ids)
+    if padding_idx != -1 and (padding_idx < 0 or w.shape[0] != ANY and padding_idx >= w.shape[0]):
+        raise ProgramError(f"op {op}: padding_idx must be -1 (none) or an id from 0 to {w.shape[0] - 1}, found {padding_idx}")
+
+
+def _lookup(xp: Any, op: str, w: Any, ids: Any, out: Any, padding_idx: int) -> None:
+    """`out[k] = w[ids[k]]`, rows of zeros for the padding id; `ids` is contiguous, `out` [ids.size, width]."""
+    check_range(xp, op, ids, w.shape[0], "table W")
+    take_rows(xp, w, ids, out)
+    if padding_idx != -1:
+        out[ids == padding_idx] = 0
+
+
+def _gradient(b: Any, op: Any, g: Any) -> Any:
+    return b.lookup_table_grad(op["W"], op["Ids"], g, padding_idx=op.attrs["padding_idx"]), None
+
+
+class LookupTable(OpDef):
+    """The rows of the table W [vocabulary, width] that Ids [..., 1] names, as [..., width]; zeros where an id is `padding_idx`.
+
+    Raises ExecutionError naming the id and the size of the vocabulary when an id is out of range.
+    """
+
+    name = "lookup_table"
+    inputs = ("W", "Ids")
+    attrs = {"padding_idx": -1}
+    onnx = "Gather"
+    grad = staticmethod(_gradient)
+
+    @staticmethod
+    def place(w, ids, **attrs):
+        return by_group(_lookup_place)(w, ids, trailing=1)
+
+    @staticmethod
+    def infer(w, ids, *, padding_idx):
+        _check("lookup_table", w, ids, padding_idx)
+        need_ndim("lookup_table", "Ids", ids, 1, 99)
+        if ids.shape[-1] not in (1, ANY):
+            raise ProgramError(f"op lookup_table: the last axis of Ids must have size 1, found {ids}; lookup_table_v2 takes ids without it")
+        return w.with_shape((*ids.shape[:-1], w.shape[1]))
+
+    @staticmethod
+    def kernel(xp, w, ids, *, out, padding_idx):
+        _lookup(xp, "lookup_table", w, xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1]), padding_idx)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_table(), np.array([[1], [4], [1]], "int64"))
+        yield Sample.of(_table(), np.array([[[0], [2]], [[2], [3]]], "int32"), padding_idx=2)
+
+
+class LookupTableV2(OpDef):
+    """The rows of the table W [vocabulary, width] that Ids names, along a new last axis; zeros where an id is `padding_idx`.
+
+    Raises ExecutionError naming the id and the size of the vocabulary when an id is out of range.
+    """
+
+    name = "lookup_table_v2"
+    inputs = ("W", "Ids")
+    attrs = {"padding_idx": -1}
+    onnx = "Gather"
+    grad = staticmethod(_gradient)
+
+    @staticmethod
+    def place(w, ids, **attrs):
+        return by_group(_lookup_place)(w, ids, trailing=0)
+
+    @staticmethod
+    def infer(w, ids, *, padding_idx):
+        _check("lookup_table_v2", w, ids, padding_idx)
+        return w.with_shape((*ids.shape, w.shape[1]))
+
+    @staticmethod
+    def kernel(xp, w, ids, *, out, padding_idx):
+        _lookup(xp, "lookup_table_v2", w, xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1]), padding_idx)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_table(), np.array([1, 4, 1], "int64"))
+        yield Sample.of(_table(), np.array([[0, 2], [2, 3]], "int32"), padding_idx=0)
+
+
+class LookupTableGrad(OpDef):
+    """The gradient of a table: zeros in W's shape, with each row of Out@GRAD added to the row that its id names.
+
+    Repeated ids are added in order, so the result has the same bits in every run. Of W only the shape is read.
+    """
+
+    name = "lookup_table_grad"
+    inputs, outputs = ("W", "Ids", "Out@GRAD"), ("W@GRAD",)
+    attrs = {"padding_idx": -1}
+
+    @staticmethod
+    def infer(w, ids, g, *, padding_idx):
+        return w
+
+    @staticmethod
+    def kernel(xp, w, ids, g, *, out, padding_idx):
+        out.fill(0)
+        add_rows(xp, out, xp.ascontiguousarray(ids).reshape(-1), g.reshape(-1, out.shape[1]))
+        if padding_idx != -1:
+            out[padding_idx] = 0
+
+    @staticmethod
+    def samples():
+        g = np.arange(12, dtype="float32").reshape(3, 4)
+        yield Sample.of(_table(), np.array([[1], [4], [1]], "int64"), g, grad=(), why="a gradient op")

@@ -1,0 +1,224 @@
+"""group_norm and instance_norm, with their gradients: each image's channels normalized by themselves, as rows of layer_norm are."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
+from ..math.matmul import _f32, is_half, product_of
+from .layer_norm import rows_normalized
+from .norm_shared import (
+    channel_count,
+    check_weight,
+    emit_norm_grad,
+    place_norm_grad,
+    place_with_rows,
+    positive,
+    put,
+    stat_dtype,
+    through_first_only,
+    weight_dtype,
+)
+
+
+def _grouped_channels(op: str, x: TensorType, groups: int, layout: str) -> int:
+    c = channel_count(op, x, layout)
+    if groups < 1 or (c != ANY and c % groups):
+        raise ProgramError(f"op {op}: groups {groups} must divide the {c} channels of X {x}")
+    return c
+
+
+class _Grouped:
+    """group_norm and instance_norm as row normalization: rows are (image, group), the channel weights come on afterwards."""
+
+    @staticmethod
+    def forward(xp, x, scale, bias, y, mean, var, groups, eps):
+        """x and y seen as [N, C, pixels] and contiguous; mean and var are [N * groups] (var the biased variance)."""
+        n, c, pixels = x.shape
+        rows = rows_normalized(xp, x.reshape(n * groups, -1), y.reshape(n * groups, -1), None, None, mean, var, eps)
+
+        def run():
+            rows()
+            if scale is not None:
+                xp.multiply(y, scale[None, :, None].astype(y.dtype), out=y)
+            if bias is not None:
+                xp.add(y, bias[None, :, None].astype(y.dtype), out=y)
+
+        return run
+
+    @staticmethod
+    def backward(xp, x, scale, mean, var, g, dx, dscale, dbias, groups, eps):
+        n, c, pixels = x.shape
+        dtype = "float32" if is_half(x.dtype) else x.dtype
+        inv = (1 / xp.sqrt(var + eps)).astype(dtype)
+        hat = (x.reshape(n * groups, -1).astype(dtype) - mean[:, None]) * inv[:, None]
+        g = g.astype(dtype)
+        put(dbias, g.sum(axis=(0, 2)))
+        put(dscale, (g * hat.reshape(x.shape)).sum(axis=(0, 2)) if dscale is not None else None)
+        if dx is None:
+            return
+        t = (g if scale is None else g * scale[None, :, None]).reshape(n * groups, -1)
+        t = (t - t.mean(axis=1, keepdims=True) - hat * (t * hat).mean(axis=1, keepdims=True)) * inv[:, None]
+        dx[...] = t.reshape(x.shape)
+
+
+def _channels_view(xp: Any, a: Any, layout: str) -> Any:
+    """[N, C, pixels], contiguous: a view for an NCHW array, a copy otherwise."""
+    if layout == "NHWC" and a.ndim > 2:
+        a = a.transpose(0, a.ndim - 1, *range(1, a.ndim - 1))
+    return xp.ascontiguousarray(a).reshape(a.shape[0], a.shape[1], prod(a.shape[2:]))
+
+
+def _put_channels(a: Any, value: Any, layout: str) -> None:
+    if layout == "NHWC" and a.ndim > 2:
+        a = a.transpose(0, a.ndim - 1, *range(1, a.ndim - 1))
+    a[...] = value.reshape(a.shape)
+
+
+class GroupNorm(OpDef):
+    """Each image's channels, in `groups` groups, shifted and scaled to mean 0 and variance 1 per group; then Scale and Bias by channel.
+
+    Mean and Variance (biased) are [N, groups]. Source: Wu and He 2018; fluid 1.8 `group_norm`.
+    """
+
+    name = "group_norm"
+    inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
+    attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
+    onnx = "GroupNormalization"
+    place = staticmethod(place_with_rows)
+
+    @staticmethod
+    def infer(x, scale, bias, *, groups, epsilon, data_layout):
+        c = _grouped_channels("group_norm", x, groups, data_layout)
+        check_weight("group_norm", "Scale", scale, c, x)
+        check_weight("group_norm", "Bias", bias, c, x)
+        weight_dtype("group_norm", x, Scale=scale, Bias=bias)
+        stat = TensorType(stat_dtype(x), (x.shape[0], groups))
+        return x, stat, stat
+
+    @staticmethod
+    def grad(b, op, g):
+        through_first_only("group_norm", op, g, ("Mean", "Variance"))
+        return emit_norm_grad(b, "group_norm_grad", op, g[0], ("Mean", "Variance"))
+
+    @staticmethod
+    def kernel(xp, x, scale, bias, *, out, groups, epsilon, data_layout):
+        y, mean, var = out
+        a = _channels_view(xp, x, data_layout)
+        stat, result = "float32" if is_half(x.dtype) else x.dtype, xp.empty(a.shape, a.dtype)
+        m, v = xp.empty(len(a) * groups, stat), xp.empty(len(a) * groups, stat)
+        _Grouped.forward(xp, a, scale, bias, result, m, v, groups, epsilon)()
+        _put_channels(y, result, data_layout)
+        put(mean, m.reshape(-1, groups))
+        put(var, v.reshape(-1, groups))
+
+    @staticmethod
+    def samples():
+        why = "statistics are not differentiable"
+        yield Sample.of(_f32(0, 2, 4, 2, 3), positive(1, 4), _f32(2, 4), groups=2, tolerance=1e-2, why=why)
+        yield Sample.of(_f32(0, 2, 3, 2, 2), None, None, groups=1, tolerance=1e-2, why=why)
+        yield Sample.of(_f32(3, 2, 3, 2, 4), positive(1, 4), _f32(2, 4), groups=2, data_layout="NHWC", tolerance=1e-2, why=why)
+
+
+class GroupNormGrad(OpDef):
+    """Gradients of group_norm with respect to X, Scale and Bias; each may be left away."""
+
+    name = "group_norm_grad"
+    inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "YGrad"), ("XGrad?", "ScaleGrad?", "BiasGrad?")
+    attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
+    place = staticmethod(place_norm_grad)
+
+    @staticmethod
+    def infer(x, scale, bias, mean, var, g, **attrs):
+        return x, scale, bias
+
+    @staticmethod
+    def kernel(xp, x, scale, bias, mean, var, g, *, out, groups, epsilon, data_layout):
+        dx, dscale, dbias = out
+        a, d = _channels_view(xp, x, data_layout), _channels_view(xp, g, data_layout)
+        result = None if dx is None else xp.empty(a.shape, a.dtype)
+        _Grouped.backward(xp, a, scale, mean.reshape(-1), var.reshape(-1), d, result, dscale, dbias, groups, epsilon)
+        if dx is not None:
+            _put_channels(dx, result, data_layout)
+
+    @staticmethod
+    def samples():
+        x = _f32(0, 2, 4, 2, 3)
+        rows = x.reshape(2, 2, -1)
+        yield Sample.of(x, positive(1, 4), _f32(2, 4), rows.mean(axis=2), rows.var(axis=2), _f32(3, 2, 4, 2, 3), groups=2,
+                        grad=(), why="a gradient itself")  # fmt: skip
+
+
+class InstanceNorm(OpDef):
+    """Each channel of each image shifted and scaled to mean 0 and variance 1, then Scale and Bias by channel.
+
+    SavedMean and SavedVariance are [N * C]: the mean and 1 / sqrt(variance + epsilon). Source: Ulyanov et al. 2016; fluid 1.8.
+    """
+
+    name = "instance_norm"
+    inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "SavedMean?", "SavedVariance?")
+    attrs = {"epsilon": 1e-5}
+    onnx = "InstanceNormalization"
+    place = staticmethod(place_with_rows)
+
+    @staticmethod
+    def infer(x, scale, bias, *, epsilon):
+        c = channel_count("instance_norm", x, "NCHW")
+        check_weight("instance_norm", "Scale", scale, c, x)
+        check_weight("instance_norm", "Bias", bias, c, x)
+        weight_dtype("instance_norm", x, Scale=scale, Bias=bias)
+        stat = TensorType(stat_dtype(x), (product_of(x.shape[:2]),))
+        return x, stat, stat
+
+    @staticmethod
+    def grad(b, op, g):
+        through_first_only("instance_norm", op, g, ("SavedMean", "SavedVariance"))
+        return emit_norm_grad(b, "instance_norm_grad", op, g[0], ("SavedMean", "SavedVariance"))
+
+    @staticmethod
+    def kernel(xp, x, scale, bias, *, out, epsilon):
+        y, mean, inv = out
+        stat, count = "float32" if is_half(x.dtype) else x.dtype, x.shape[0] * x.shape[1]
+        m, v = xp.empty(count, stat), xp.empty(count, stat)
+        a = _channels_view(xp, x, "NCHW")
+        result = xp.empty(a.shape, a.dtype)
+        _Grouped.forward(xp, a, scale, bias, result, m, v, x.shape[1], epsilon)()
+        _put_channels(y, result, "NCHW")
+        put(mean, m)
+        put(inv, 1 / xp.sqrt(v + epsilon))
+
+    @staticmethod
+    def samples():
+        why = "statistics are not differentiable"
+        yield Sample.of(_f32(0, 2, 3, 2, 4), positive(1, 3), _f32(2, 3), tolerance=1e-2, why=why)
+        yield Sample.of(_f32(3, 1, 2, 5), None, None, epsilon=1e-2, tolerance=1e-2, why=why)
+
+
+class InstanceNormGrad(OpDef):
+    """Gradients of instance_norm with respect to X, Scale and Bias; each may be left away."""
+
+    name = "instance_norm_grad"
+    inputs, outputs = ("X", "Scale?", "Bias?", "SavedMean", "SavedVariance", "YGrad"), ("XGrad?", "ScaleGrad?", "BiasGrad?")
+    attrs = {"epsilon": 1e-5}
+    place = staticmethod(place_norm_grad)
+
+    @staticmethod
+    def infer(x, scale, bias, mean, var, g, **attrs):
+        return x, scale, bias
+
+    @staticmethod
+    def kernel(xp, x, scale, bias, mean, inv, g, *, out, epsilon):
+        dx, dscale, dbias = out
+        a, d = _channels_view(xp, x, "NCHW"), _channels_view(xp, g, "NCHW")
+        result = None if dx is None else xp.empty(a.shape, a.dtype)
+        _Grouped.backward(xp, a, scale, mean, 1 / (inv * inv), d, result, dscale, dbias, x.shape[1], 0.0)
+        if dx is not None:
+            _put_channels(dx, result, "NCHW")
+
+    @staticmethod
+    def samples():
+        x = _f32(0, 2, 3, 2, 4)
+        rows = x.reshape(6, -1)
+        yield Sample.of(x, positive(1, 3), _f32(2, 3), rows.mean(axis=1), 1 / rows.std(axis=1), _f32(3, 2, 3, 2, 4),
+                        grad=(), why="a gradient itself")  # fmt: skip

@@ -1,0 +1,227 @@
+"""The three products of a convolution: forward, back to its input, back to its filter.
+
+All of them are products with the columns of an image (im2col), made for a block of images at a time in scratch that `bind` allocates once.
+Two layouts of a block are in use, chosen by what copies and multiplies fastest on NumPy:
+
+- by channel, [n, C, kh, kw, OH, OW]: one product per image and group writes an NCHW result in place. Few channels, any groups.
+- by pixel, [n, OH, OW, kh, kw, C]: the copied runs are kw * C long and one product serves the whole block. Many channels, no groups.
+
+The gradient with respect to the input is, at stride 1, a convolution with the flipped filter; otherwise columns added back (col2im).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..shared.blocked import in_order
+from .windows import Windows
+
+BY_CHANNEL_BYTES, BY_PIXEL_BYTES, GPU_BYTES = 1 << 20, 2 << 20, 256 << 20
+
+
+def _as_strided(xp: Any) -> Any:
+    return np.lib.stride_tricks.as_strided if xp is np else xp.lib.stride_tricks.as_strided
+
+
+def _nhwc(x: Any) -> Any:
+    return x.transpose(0, 2, 3, 1)
+
+
+class _Columns:
+    """The columns of an image batch in one of the two layouts, block by block.
+
+    `blocks` lists (start, stop, calls that fill it, columns): columns are [n, groups, C / groups * taps, pixels] by channel,
+    [n * pixels, taps * C] by pixel.
+    """
+
+    def __init__(self, xp: Any, x: Any, win: Windows, groups: int, by_pixel: bool):
+        n, c = x.shape[:2]
+        taps, pixels = win.kernel[0] * win.kernel[1], win.out[0] * win.out[1]
+        self.by_pixel = by_pixel
+        self.blocks: list[tuple[int, int, list[Callable[[], Any]], Any]] = []
+        whole = _nhwc(x) if by_pixel else x
+        if win.is_pixel and whole.flags.c_contiguous:
+            columns = whole.reshape(n * pixels, c) if by_pixel else whole.reshape(n, groups, c // groups, pixels)
+            self.blocks.append((0, n, [], columns))
+            return
+        limit = GPU_BYTES if xp is not np else BY_PIXEL_BYTES if by_pixel else BY_CHANNEL_BYTES
+        step = max(1, min(n, limit // max(1, c * taps * pixels * x.itemsize)))
+        shape = (step, *win.out, *win.kernel, c) if by_pixel else (step, c, *win.kernel, *win.out)
+        scratch = xp.empty(shape, x.dtype)
+        (t, _, left, _), (h, w) = win.pad, win.image
+        padded = None
+        if any(win.pad):
+            hp, wp = win.padded
+            padded = xp.zeros((step, hp, wp, c) if by_pixel else (step, c, hp, wp), x.dtype)
+        for start in range(0, n, step):
+            stop = min(n, start + step)
+            m, source = stop - start, whole[start:stop]
+            calls: list[Callable[[], Any]] = []
+            if padded is not None:
+                inner = padded[:m, t : t + h, left : left + w] if by_pixel else padded[:m, :, t : t + h, left : left + w]
+                calls.append(partial(xp.copyto, inner, source))
+                source = padded[:m]
+            calls.append(partial(xp.copyto, scratch[:m], self._windows(xp, source, win)))
+            block = scratch[:m]
+            columns = block.reshape(m * pixels, taps * c) if by_pixel else block.reshape(m, groups, c // groups * taps, pixels)
+            self.blocks.append((start, stop, calls, columns))
+
+    def _windows(self, xp: Any, image: Any, win: Windows) -> Any:
+        (sh, sw), (dh, dw) = win.stride, win.dilation
+        if self.by_pixel:
+            n, y, x, c = image.strides
+            return _as_strided(xp)(image, (len(image), *win.out, *win.kernel, image.shape[3]), (n, y * sh, x * sw, y * dh, x * dw, c))
+        n, c, y, x = image.strides
+        return _as_strided(xp)(image, (len(image), image.shape[1], *win.kernel, *win.out), (n, c, y * dh, x * dw, y * sh, x * sw))
+
+
+def _by_pixel(xp: Any, x: Any, win: Windows, groups: int) -> bool:
+    """Whether the by-pixel layout is the faster one for columns of this NCHW-seen array."""
+    if groups > 1 or xp is not np:
+        return False
+    if win.is_pixel:
+        return not x.flags.c_contiguous
+    return x.shape[1] >= 16 and win.kernel != (1, 1) or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous
+
+
+def _still(xp: Any, a: Any, calls: list[Callable[[], Any]]) -> Any:
+    """The array itself when contiguous, else scratch that `calls` refresh from it."""
+    if a.flags.c_contiguous:
+        return a
+    copy = xp.empty(a.shape, a.dtype)
+    calls.append(partial(xp.copyto, copy, a))
+    return copy
+
+
+def _pixel_filter(xp: Any, w: Any, calls: list[Callable[[], Any]]) -> Any:
+    """The filter as [O, taps * C], in the order of by-pixel columns."""
+    o, c, kh, kw = w.shape
+    turned = xp.empty((o, kh, kw, c), w.dtype)
+    calls.append(partial(xp.copyto, turned, w.transpose(0, 2, 3, 1)))
+    return turned.reshape(o, kh * kw * c)
+
+
+def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int) -> Callable[[], None]:
+    """A call that puts the convolution of `x` with the OIHW filter `w` into `out`; `x` and `out` are seen as NCHW.
+
+    Source: Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006.
+    """
+    if not out.size:
+        return in_order([])
+    calls: list[Callable[[], Any]] = []
+    o, pixels = w.shape[0], win.out[0] * win.out[1]
+    columns = _Columns(xp, x, win, groups, _by_pixel(xp, x, win, groups))
+    if columns.by_pixel:
+        flat_w = _pixel_filter(xp, w, calls).T
+        direct = _nhwc(out).flags.c_contiguous
+        longest = max(stop - start for start, stop, _, _ in columns.blocks)
+        scratch: Any = None if direct else xp.empty((longest * pixels, o), out.dtype)
+        for start, stop, fill, block in columns.blocks:
+            rows = _nhwc(out).reshape(-1, o)[start * pixels : stop * pixels] if direct else scratch[: (stop - start) * pixels]
+            calls += [*fill, partial(xp.dot, block, flat_w, rows)]
+            if not direct:
+                calls.append(partial(xp.copyto, _nhwc(out[start:stop]), rows.reshape(stop - start, *win.out, o)))
+        return in_order(calls)
+    flat_w = _still(xp, w, calls).reshape(groups, o // groups, -1)
+    direct = out.flags.c_contiguous
+    longest = max(stop - start for start, stop, _, _ in columns.blocks)
+    scratch = None if direct else xp.empty((longest, *out.shape[1:]), out.dtype)
+    for start, stop, fill, block in columns.blocks:
+        target = out[start:stop] if direct else scratch[: stop - start]
+        calls += [*fill, partial(xp.matmul, flat_w, block, out=target.reshape(stop - start, groups, o // groups, pixels))]
+        if not direct:
+            calls.append(partial(xp.copyto, out[start:stop], target))
+    return in_order(calls)
+
+
+def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int) -> Callable[[], None]:
+    """A call that puts into `dx` what `convolve`'s output gradient `g` gives for its input; all seen as NCHW."""
+    if not dx.size or not g.size:
+        return partial(dx.fill, 0)
+    o, cg, kh, kw = w.shape
+    reach = [(k - 1) * d for k, d in zip(win.kernel, win.dilation)]
+    pads = tuple(reach[a // 2] - win.pad[a] for a in range(4))
+    grown = win.image[0] * win.image[1] / (win.out[0] * win.out[1])
+    if win.is_pixel or (win.stride == (1, 1) and min(pads) >= 0 and grown <= 1.35):
+        turned = xp.empty((groups, cg, o // groups, kh, kw), w.dtype)
+        flip: list[Callable[[], Any]] = []
+        grouped_w = _still(xp, w, flip).reshape(groups, o // groups, cg, kh, kw)
+        flip.append(partial(xp.copyto, turned, grouped_w[..., ::-1, ::-1].transpose(0, 2, 1, 3, 4)))
+        back = Windows(win.out, win.kernel, (1, 1), win.dilation, pads, win.image)
+        run = convolve(xp, g, turned.reshape(groups * cg, o // groups, kh, kw), dx, back, groups)
+        return in_order([*flip, run])
+    n, c = dx.shape[:2]
+    taps, pixels = kh * kw, win.out[0] * win.out[1]
+    by_pixel = groups == 1 and c >= 16 and taps > 1 and xp is np
+    limit = GPU_BYTES if xp is not np else BY_PIXEL_BYTES if by_pixel else BY_CHANNEL_BYTES
+    step = max(1, min(n, limit // max(1, c * taps * pixels * g.itemsize)))
+    calls: list[Callable[[], Any]] = []
+    hp, wp = win.padded
+    (t, _, left, _), (h, wd) = win.pad, win.image
+    flat_w = _pixel_filter(xp, w, calls) if by_pixel else _still(xp, w, calls).reshape(groups, o // groups, cg * taps)
+    columns = xp.empty((step, *win.out, kh, kw, c) if by_pixel else (step, c, kh, kw, *win.out), g.dtype)
+    summed = xp.empty((step, hp, wp, c) if by_pixel else (step, c, hp, wp), g.dtype)
+    rows_g = xp.empty((step, *win.out, o) if by_pixel else (step, o, *win.out), g.dtype)
+    for start in range(0, n, step):
+        stop = min(n, start + step)
+        m, source = stop - start, g[start:stop]
+        source = _nhwc(source) if by_pixel else source
+        if not source.flags.c_contiguous:
+            calls.append(partial(xp.copyto, rows_g[:m], source))
+            source = rows_g[:m]
+        cols, total = columns[:m], summed[:m]
+        if by_pixel:
+            calls.append(partial(xp.dot, source.reshape(m * pixels, o), flat_w, cols.reshape(m * pixels, taps * c)))
+        else:
+            grouped = source.reshape(m, groups, o // groups, pixels)
+            calls.append(partial(xp.matmul, flat_w.swapaxes(1, 2), grouped, out=cols.reshape(m, groups, cg * taps, pixels)))
+        calls.append(partial(total.fill, 0))
+        for i, j in win.taps:
+            r, s = win.tap(i, j)
+            seen, part = (total[:, r, s], cols[:, :, :, i, j]) if by_pixel else (total[:, :, r, s], cols[:, :, i, j])
+            calls.append(partial(xp.add, seen, part, seen))
+        if by_pixel:
+            calls.append(partial(xp.copyto, _nhwc(dx[start:stop]), total[:, t : t + h, left : left + wd]))
+        else:
+            calls.append(partial(xp.copyto, dx[start:stop], total[:, :, t : t + h, left : left + wd]))
+    return in_order(calls)
+
+
+def convolve_filter(xp: Any, x: Any, g: Any, dw: Any, win: Windows, groups: int) -> Callable[[], None]:
+    """A call that puts into `dw` (OIHW) what `convolve`'s output gradient `g` gives for its filter; `x` and `g` are seen as NCHW."""
+    if not g.size or not x.size:
+        return partial(dw.fill, 0)
+    o, cg, kh, kw = dw.shape
+    pixels = win.out[0] * win.out[1]
+    by_pixel = groups == 1 and xp is np and (x.shape[1] >= 16 or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous)
+    columns = _Columns(xp, x, win, groups, by_pixel)
+    longest = max(stop - start for start, stop, _, _ in columns.blocks)
+    calls: list[Callable[[], Any]] = []
+    rows_g = xp.empty((longest, *win.out, o) if by_pixel else (longest, o, *win.out), g.dtype)
+    shape = (o, kh * kw * cg) if by_pixel else (groups, o // groups, cg * kh * kw)
+    total, part = xp.empty(shape, dw.dtype), xp.empty(shape, dw.dtype)
+    terms: Any = None if by_pixel else xp.empty((longest, *shape), dw.dtype)
+    for start, stop, fill, block in columns.blocks:
+        calls += fill
+        m, source, into = stop - start, g[start:stop], part if start else total
+        source = _nhwc(source) if by_pixel else source
+        if not source.flags.c_contiguous:
+            calls.append(partial(xp.copyto, rows_g[:m], source))
+            source = rows_g[:m]
+        if by_pixel:
+            calls.append(partial(xp.dot, source.reshape(m * pixels, o).T, block, into))
+        else:
+            grouped = source.reshape(m, groups, o // groups, pixels)
+            calls.append(partial(xp.matmul, grouped, block.swapaxes(2, 3), out=terms[:m]))
+            calls.append(partial(terms[:m].sum, 0, None, into))
+        if start:
+            calls.append(partial(xp.add, total, part, total))
+    if by_pixel:
+        calls.append(partial(xp.copyto, dw.transpose(0, 2, 3, 1), total.reshape(o, kh, kw, cg)))
+    else:
+        calls.append(partial(xp.copyto, dw, total.reshape(dw.shape)))
+    return in_order(calls)

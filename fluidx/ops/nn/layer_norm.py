@@ -1,0 +1,197 @@
+"""layer_norm and its gradient. Sums over rows are matrix-vector products, and every pass works on rows that stay in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...ir import OpDef, ProgramError, Sample, TensorType
+from ..math.matmul import _f32, is_half, product_of
+from ..shared.blocked import column_sum, in_order, row_blocks, row_sum
+from .norm_shared import (
+    by_copy,
+    check_weight,
+    place_norm_grad,
+    place_with_rows,
+    positive,
+    put,
+    stat_dtype,
+    through_first_only,
+    weight_dtype,
+)
+from .softmax import check_float
+
+
+def rows_normalized(xp: Any, x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float) -> Callable[[], None]:
+    """A call that normalizes each row of `x2` into `y2`, times `scale` plus `bias` (each [columns] or None); `mean`, `var` are [rows]."""
+    rows, columns = x2.shape
+    if xp is not np or is_half(x2.dtype) or not x2.size:
+
+        def plain():
+            a = x2.astype(mean.dtype)
+            mean[...] = a.mean(axis=1)
+            t = a - mean[:, None]
+            var[...] = (t * t).mean(axis=1)
+            t *= (1 / xp.sqrt(var + eps)).astype(t.dtype)[:, None]
+            if scale is not None:
+                t *= scale
+            if bias is not None:
+                t += bias
+            y2[...] = t
+
+        return plain if x2.size else in_order([])
+    calls: list[Callable[[], Any]] = []
+    many, small = x2.dtype.type(columns), x2.dtype.type(eps)
+    for block in row_blocks(rows, columns * x2.itemsize):
+        a, y, m, v = x2[block], y2[block], mean[block], var[block]
+        inv = np.empty_like(v)
+        calls += [row_sum(a, m), partial(np.divide, m, many, m), partial(np.subtract, a, m[:, None], y)]
+        calls += [partial(np.vecdot, y, y, v), partial(np.divide, v, many, v), partial(np.add, v, small, inv)]
+        calls += [partial(np.sqrt, inv, inv), partial(np.divide, y, inv[:, None], y)]
+        if scale is not None:
+            calls.append(partial(np.multiply, y, scale, y))
+        if bias is not None:
+            calls.append(partial(np.add, y, bias, y))
+    return in_order(calls)
+
+
+def rows_normalized_grad(xp: Any, x2: Any, scale: Any, mean: Any, var: Any, g2: Any, dx2: Any, dscale: Any, dbias: Any, eps: float):
+    """A call for the gradients of `rows_normalized`; `dx2`, `dscale` and `dbias` may be None."""
+    rows, columns = x2.shape
+    if xp is not np or is_half(x2.dtype) or not x2.size:
+
+        def plain():
+            inv = (1 / xp.sqrt(var + eps)).astype(mean.dtype)[:, None]
+            g = g2.astype(mean.dtype)
+            hat = (x2.astype(mean.dtype) - mean[:, None]) * inv
+            put(dbias, g.sum(axis=0))
+            put(dscale, (g * hat).sum(axis=0))
+            if dx2 is not None and x2.size:
+                t = g if scale is None else g * scale
+                dx2[...] = (t - t.mean(axis=1, keepdims=True) - hat * (t * hat).mean(axis=1, keepdims=True)) * inv
+
+        return plain
+    blocks = list(row_blocks(rows, columns * x2.itemsize, 128 << 10))
+    longest = blocks[0].stop
+    hat_all, part_all = np.empty((longest, columns), x2.dtype), np.empty((longest, columns), x2.dtype)
+    column, many, small = np.empty(columns, x2.dtype), x2.dtype.type(columns), x2.dtype.type(eps)
+    calls: list[Callable[[], Any]] = [partial(t.fill, 0) for t in (dscale, dbias) if t is not None]
+    for block in blocks:
+        m = block.stop - block.start
+        a, g, hat, t = x2[block], g2[block], hat_all[:m], part_all[:m]
+        inv, dot = np.empty(m, x2.dtype), np.empty(m, x2.dtype)
+        calls += [partial(np.add, var[block], small, inv), partial(np.sqrt, inv, inv), partial(np.divide, 1, inv, inv)]
+        calls += [partial(np.subtract, a, mean[block][:, None], hat), partial(np.multiply, hat, inv[:, None], hat)]
+        if dbias is not None:
+            calls += [column_sum(g, column), partial(np.add, dbias, column, dbias)]
+        if dscale is not None:
+            calls += [partial(np.multiply, g, hat, t), column_sum(t, column), partial(np.add, dscale, column, dscale)]
+        if dx2 is None:
+            continue
+        if scale is not None:
+            calls.append(partial(np.multiply, g, scale, t))
+            g = t
+        o = dx2[block]
+        calls += [partial(np.vecdot, g, hat, dot), partial(np.divide, dot, many, dot), partial(np.multiply, hat, dot[:, None], hat)]
+        calls += [row_sum(g, dot), partial(np.divide, dot, many, dot), partial(np.subtract, g, dot[:, None], o)]
+        calls += [partial(np.subtract, o, hat, o), partial(np.multiply, o, inv[:, None], o)]
+    return in_order(calls)
+
+
+def _layer_rows(x: Any, axis: int) -> Any:
+    return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
+
+
+def _dense(*arrays: Any) -> bool:
+    return all(a is None or a.flags.c_contiguous for a in arrays)
+
+
+class LayerNorm(OpDef):
+    """Each row, the axes from `begin_norm_axis` on, shifted and scaled to mean 0 and variance 1, times Scale plus Bias.
+
+    Mean and Variance (biased) are [product of the leading sizes]; Scale and Bias are [product of the normalized sizes], or absent.
+    Source: Ba, Kiros and Hinton 2016; fluid 1.8 `layer_norm`.
+    """
+
+    name = "layer_norm"
+    inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
+    attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
+    onnx = "LayerNormalization"
+    place = staticmethod(place_with_rows)
+
+    @staticmethod
+    def infer(x, scale, bias, *, begin_norm_axis, epsilon):
+        check_float("layer_norm", "X", x)
+        if not 0 < begin_norm_axis < x.ndim:
+            raise ProgramError(f"op layer_norm: begin_norm_axis must be between 1 and {x.ndim - 1} for X {x}, got {begin_norm_axis}")
+        size = product_of(x.shape[begin_norm_axis:])
+        check_weight("layer_norm", "Scale", scale, size, x)
+        check_weight("layer_norm", "Bias", bias, size, x)
+        weight_dtype("layer_norm", x, Scale=scale, Bias=bias)
+        stat = TensorType(stat_dtype(x), (product_of(x.shape[:begin_norm_axis]),))
+        return x, stat, stat
+
+    @staticmethod
+    def grad(b, op, g):
+        scale, bias = op["Scale"], op["Bias"]
+        through_first_only("layer_norm", op, g, ("Mean", "Variance"))
+        skip = {slot: None for slot, v in (("XGrad", op["X"]), ("ScaleGrad", scale), ("BiasGrad", bias)) if v is None or v.stop_gradient}
+        return b.emit("layer_norm_grad", op["X"], scale, bias, op["Mean"], op["Variance"], g[0], out=skip, **op.attrs)
+
+    @staticmethod
+    def kernel(xp, x, scale, bias, *, out, **attrs):
+        LayerNorm.bind(xp, (x, scale, bias), out, attrs, None)()
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        (x, scale, bias), (y, mean, var), axis = ins, outs, attrs["begin_norm_axis"]
+        if not _dense(x, y):
+            return partial(by_copy, xp, LayerNorm, ins, outs, attrs, (0,), (0,))
+        x2, dtype = _layer_rows(x, axis), "float32" if is_half(x.dtype) else x.dtype
+        mean = xp.empty(len(x2), dtype) if mean is None else mean
+        var = xp.empty(len(x2), dtype) if var is None else var
+        return rows_normalized(xp, x2, _layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
+
+    @staticmethod
+    def samples():
+        y_only = "statistics are not differentiable"
+        yield Sample.of(_f32(0, 4, 6), positive(1, 6), _f32(2, 6), tolerance=1e-2, why=y_only)
+        yield Sample.of(_f32(3, 2, 3, 5), positive(4, 5), _f32(5, 5), begin_norm_axis=2, epsilon=1e-2, tolerance=1e-2, why=y_only)
+        yield Sample.of(_f32(6, 3, 2, 3), None, None, tolerance=1e-2, why=y_only)
+        yield Sample.of(_f32(6, 3, 5), None, _f32(7, 5), tolerance=1e-2, why=y_only)
+        yield Sample.of(_f32(8, 3, 4).astype("float16"), positive(9, 4), None, grad=(), why="central differences drown in float16")
+
+
+class LayerNormGrad(OpDef):
+    """Gradients of layer_norm with respect to X, Scale and Bias; each may be left away."""
+
+    name = "layer_norm_grad"
+    inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "YGrad"), ("XGrad?", "ScaleGrad?", "BiasGrad?")
+    attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
+    place = staticmethod(place_norm_grad)
+
+    @staticmethod
+    def infer(x, scale, bias, mean, var, g, **attrs):
+        return x, scale, bias
+
+    @staticmethod
+    def kernel(xp, *arrays, out, **attrs):
+        LayerNormGrad.bind(xp, arrays, out, attrs, None)()
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        (x, scale, _, mean, var, g), (dx, dscale, dbias), axis = ins, outs, attrs["begin_norm_axis"]
+        if not _dense(x, g, dx):
+            return partial(by_copy, xp, LayerNormGrad, ins, outs, attrs, (0, 5), (0,))
+        dx2 = None if dx is None else _layer_rows(dx, axis)
+        return rows_normalized_grad(xp, _layer_rows(x, axis), scale, mean, var, _layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"])
+
+    @staticmethod
+    def samples():
+        x, g = _f32(0, 4, 6), _f32(1, 4, 6)
+        stats = [x.mean(axis=1), x.var(axis=1)]
+        yield Sample.of(x, positive(2, 6), _f32(3, 6), *stats, g, grad=(), why="a gradient itself")

@@ -1,0 +1,161 @@
+"""norm, which l2_normalize writes, and lrn, with their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.placement import place_rows, place_rowwise
+from ..math.matmul import _f32, is_half
+from .norm_shared import (
+    positive,
+)
+from .softmax import check_axis, check_float, place_along_axis
+
+
+def _place_norm(x, *, axis, **attrs):
+    place = place_along_axis(x, axis=axis)
+    return place, place
+
+
+class Norm(OpDef):
+    """X divided by its length along `axis`, sqrt(sum of squares + epsilon), and that length (`axis` kept with size 1).
+
+    Source: fluid 1.8 `norm`, which l2_normalize writes.
+    """
+
+    name = "norm"
+    inputs, outputs = ("X",), ("Out", "Norm")
+    attrs = {"axis": -1, "epsilon": 1e-10}
+    place = staticmethod(_place_norm)
+
+    @staticmethod
+    def infer(x, *, axis, epsilon):
+        check_float("norm", "X", x)
+        at = check_axis("norm", x, axis)
+        return x, TensorType(x.dtype, tuple(1 if k == at else d for k, d in enumerate(x.shape)))
+
+    @staticmethod
+    def grad(b, op, g):
+        if g[1] is not None:
+            raise ProgramError("op norm has a gradient through Out only; use sqrt(reduce_sum(square(x))) to differentiate the length")
+        return b.norm_grad(op["Out"], op["Norm"], g[0], axis=op.attrs["axis"])
+
+    @staticmethod
+    def kernel(xp, x, *, out, axis, epsilon):
+        y, length = out
+        a = x.astype("float32") if is_half(x.dtype) else x
+        wide = xp.sqrt((a * a).sum(axis=axis, keepdims=True) + epsilon)
+        length[...] = wide
+        y[...] = a / wide
+
+    @staticmethod
+    def samples():
+        why = "the length is not differentiable here"
+        yield Sample.of(_f32(0, 3, 4), why=why)
+        yield Sample.of(_f32(1, 2, 3, 2), axis=1, epsilon=1e-3, why=why)
+
+
+class NormGrad(OpDef):
+    """Gradient of norm: (g - out * sum(g * out)) / norm along `axis`."""
+
+    name = "norm_grad"
+    inputs, outputs = ("Out", "Norm", "OutGrad"), ("XGrad",)
+    attrs = {"axis": -1}
+    place = staticmethod(place_along_axis)
+
+    @staticmethod
+    def infer(y, length, g, *, axis):
+        return y
+
+    @staticmethod
+    def kernel(xp, y, length, g, *, out, axis):
+        if is_half(y.dtype):
+            y, length, g = (a.astype("float32") for a in (y, length, g))
+        out[...] = (g - y * (g * y).sum(axis=axis, keepdims=True)) / length
+
+    @staticmethod
+    def samples():
+        x = _f32(0, 3, 4)
+        length = np.sqrt((x * x).sum(axis=1, keepdims=True))
+        yield Sample.of(x / length, length, _f32(1, 3, 4), grad=(), why="a gradient itself")
+
+
+def _neighbours(xp: Any, squares: Any, n: int, back: bool = False) -> Any:
+    """For each channel the sum over the window of `n` channels around it (mirrored with `back`)."""
+    before = n - 1 - (n - 1) // 2 if back else (n - 1) // 2
+    c, total = squares.shape[1], xp.zeros_like(squares)
+    for k in range(-before, n - before):
+        low, high = max(0, -k), min(c, c - k)
+        if low < high:
+            total[:, low:high] += squares[:, low + k : high + k]
+    return total
+
+
+class Lrn(OpDef):
+    """Local response normalization over `n` neighbouring channels: x / (k + alpha * sum of squares) ** beta.
+
+    MidOut is the bracket. Source: Krizhevsky, Sutskever and Hinton 2012; fluid 1.8 `lrn`.
+    """
+
+    name = "lrn"
+    inputs, outputs = ("X",), ("Out", "MidOut")
+    attrs = {"n": 5, "k": 1.0, "alpha": 1e-4, "beta": 0.75}
+    onnx = "LRN"
+
+    @staticmethod
+    def place(x, **attrs):
+        return (place_rowwise(x),) * 2
+
+    @staticmethod
+    def infer(x, *, n, k, alpha, beta):
+        check_float("lrn", "X", x)
+        if x.ndim < 2 or n < 1:
+            raise ProgramError(f"op lrn needs X with at least 2 axes and n of at least 1, got {x} and n {n}")
+        return x, x
+
+    @staticmethod
+    def grad(b, op, g):
+        if g[1] is not None:
+            raise ProgramError("op lrn has a gradient through Out only")
+        return b.lrn_grad(op["X"], op["MidOut"], g[0], **op.attrs)
+
+    @staticmethod
+    def kernel(xp, x, *, out, n, k, alpha, beta):
+        y, mid = out
+        a = x.astype("float32") if is_half(x.dtype) else x
+        wide = k + alpha * _neighbours(xp, a * a, n)
+        mid[...] = wide
+        y[...] = a * wide**-beta
+
+    @staticmethod
+    def samples():
+        why = "MidOut is not differentiable"
+        yield Sample.of(_f32(0, 2, 6, 2, 2), n=3, alpha=0.5, why=why)
+        yield Sample.of(_f32(1, 1, 3, 2, 2), n=4, alpha=0.1, k=2.0, why=why)
+
+
+class LrnGrad(OpDef):
+    """Gradient of lrn: g * mid**-beta - 2 * alpha * beta * x * (sum over the channels that see x of g * x * mid**(-beta - 1))."""
+
+    name = "lrn_grad"
+    inputs, outputs = ("X", "MidOut", "OutGrad"), ("XGrad",)
+    attrs = {"n": 5, "k": 1.0, "alpha": 1e-4, "beta": 0.75}
+    place = staticmethod(place_rows)
+
+    @staticmethod
+    def infer(x, mid, g, **attrs):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, mid, g, *, out, n, k, alpha, beta):
+        if is_half(x.dtype):
+            x, mid, g = (a.astype("float32") for a in (x, mid, g))
+        seen = _neighbours(xp, g * x * mid ** (-beta - 1), n, back=True)
+        out[...] = g * mid**-beta - 2 * alpha * beta * x * seen
+
+    @staticmethod
+    def samples():
+        yield Sample.of(_f32(0, 1, 4, 2, 2), positive(1, 1, 4, 2, 2), _f32(2, 1, 4, 2, 2), n=3, grad=(), why="a gradient itself")

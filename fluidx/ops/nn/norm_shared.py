@@ -1,0 +1,89 @@
+"""What the normalizations share: checks and dtypes of weights and statistics, the gradient with what it leaves away, placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...ir import Partial, ProgramError, Shard, TensorType
+from ...ir.placement import PlaceError, by_group, place_rowwise
+from ..math.matmul import meet
+from .softmax import check_float
+
+
+def positive(k: int, *shape: int) -> np.ndarray:
+    return (np.random.default_rng(k).random(shape) + 0.5).astype("float32")
+
+
+def check_weight(op: str, slot: str, w: TensorType | None, size: int, x: TensorType) -> None:
+    if w is not None and (w.ndim != 1 or not meet(w.shape[0], size)):
+        raise ProgramError(f"op {op}: {slot} must have shape [{size}] for X {x}, got {w}")
+
+
+def stat_dtype(x: TensorType) -> str:
+    """Statistics of 16-bit floats are kept in float32."""
+    return "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
+
+
+def weight_dtype(op: str, x: TensorType, **weights: TensorType | None) -> None:
+    for slot, w in weights.items():
+        if w is not None and w.dtype not in (x.dtype, stat_dtype(x)):
+            raise ProgramError(f"op {op}: {slot} must be {stat_dtype(x)} for X {x}, got {w}")
+
+
+def channel_count(op: str, x: TensorType, layout: str) -> int:
+    if layout not in ("NCHW", "NHWC"):
+        raise ProgramError(f"op {op}: data_layout must be NCHW or NHWC, got {layout!r}")
+    if x.ndim < 2:
+        raise ProgramError(f"op {op} needs X with at least 2 axes, got {x}")
+    check_float(op, "X", x)
+    return x.shape[1] if layout == "NCHW" or x.ndim == 2 else x.shape[-1]
+
+
+def put(target: Any, value: Any) -> None:
+    if target is not None:
+        target[...] = value
+
+
+def by_copy(xp: Any, op: Any, ins: Sequence[Any], outs: Sequence[Any], attrs: Any, in_at: Sequence[int], out_at: Sequence[int]) -> None:
+    """Run an op on contiguous copies of the inputs and outputs named by position."""
+    ins, dense = list(ins), list(outs)
+    for k in in_at:
+        ins[k] = xp.ascontiguousarray(ins[k])
+    for k in out_at:
+        dense[k] = None if outs[k] is None else xp.empty(outs[k].shape, outs[k].dtype)
+    op.bind(xp, ins, dense, attrs, None)()
+    for k in out_at:
+        put(outs[k], dense[k]) if outs[k] is not None else None
+
+
+def through_first_only(name: str, op: Any, g: Sequence[Any], stats: tuple[str, str]) -> None:
+    if any(part is not None for part in g[1:]):
+        raise ProgramError(f"op {name} has a gradient through its first output only; {stats[0]} and {stats[1]} cannot be differentiated")
+    if any(op[s] is None for s in stats):
+        raise ProgramError(f"op {name} needs its outputs {stats[0]} and {stats[1]} to have a gradient")
+
+
+def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -> Any:
+    scale, bias = op["Scale"], op["Bias"]
+    skip = {slot: None for slot, v in (("XGrad", op["X"]), ("ScaleGrad", scale), ("BiasGrad", bias)) if v is None or v.stop_gradient}
+    return b.emit(name, op["X"], scale, bias, op[stats[0]], op[stats[1]], g, out=skip, **op.attrs)
+
+
+def place_with_rows(x: Any, *weights: Any, **attrs: Any) -> Any:
+    return (place_rowwise(x, *weights),) * 3
+
+
+def place_norm_grad(x, scale, bias, mean, var, g, **attrs):
+    def rule(terms, group, x, mean, var, g, *weights):
+        if x.on(group) == g.on(group) == mean.on(group) == var.on(group) == Shard(0, group) and all(w.on(group) is None for w in weights):
+            return Partial("sum", group) if terms else Shard(0, group)
+        found = f"%{x.name} is {x.on(group)}, %{g.name} {g.on(group)}"
+        raise PlaceError(f"the gradient takes X, its statistics and the gradient of Y split by rows over {group}: {found}")
+
+    args = [a for a in (x, mean, var, g, scale, bias) if a is not None]
+    rows, terms = by_group(partial(rule, False))(*args), by_group(partial(rule, True))(*args)
+    return rows, terms, terms

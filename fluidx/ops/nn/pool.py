@@ -1,0 +1,292 @@
+"""Two-dimensional pooling and its gradient, as whole-image passes over the taps of the window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
+from ...ir.placement import place_rows, place_rowwise
+from ..math.matmul import _f32, is_half
+from ..shared.blocked import BLOCK_BYTES, in_order
+from .windows import Windows, channels_first, join_image, need_image, pair, place_windows, run_bound, split_image
+
+_ATTRS = {
+    "pooling_type": "max", "ksize": (1, 1), "strides": (1, 1), "paddings": (0, 0), "global_pooling": False, "ceil_mode": False,
+    "exclusive": True, "adaptive": False, "data_format": "NCHW", "padding_algorithm": "EXPLICIT",
+}  # fmt: skip
+
+
+def _pool_windows(op: str, x: Any, attrs: dict[str, Any]) -> Windows:
+    """The windows of a pooling that are alike all over the image."""
+    image = split_image(x, attrs["data_format"])[2]
+    if attrs["global_pooling"]:
+        out = tuple(ANY if s == ANY else 1 for s in image)
+        return Windows(image, image, (1, 1), (1, 1), (0, 0, 0, 0), out if ANY not in image else (1, 1))
+    size = pair(op, "ksize", attrs["ksize"], 1)
+    if attrs["adaptive"]:
+        even = tuple(s // k if s != ANY else ANY for s, k in zip(image, size))
+        return Windows(image, even, even, (1, 1), (0, 0, 0, 0), size)
+    win = place_windows(op, image, size, attrs["strides"], attrs["paddings"], (1, 1), attrs["padding_algorithm"], attrs["ceil_mode"])
+    if attrs["padding_algorithm"] == "EXPLICIT" and any(win.pad[a] >= size[a // 2] for a in range(4)):
+        raise ProgramError(f"op {op}: paddings {list(attrs['paddings'])} must be smaller than the window {list(size)}")
+    return win
+
+
+def _uneven(win: Windows, attrs: dict[str, Any]) -> bool:
+    """True for adaptive pooling whose cells differ in size."""
+    return attrs["adaptive"] and not attrs["global_pooling"] and any(i % o for i, o in zip(win.image, win.out))
+
+
+def _cell(k: int, size: int, out: int) -> slice:
+    """Rows that cell `k` of `out` adaptive cells covers; neighbours may share one."""
+    return slice(k * size // out, -(-(k + 1) * size // out))
+
+
+def _seen(win: Windows, i: int, j: int) -> tuple[tuple[slice, slice], tuple[slice, slice]] | None:
+    """For tap (i, j): which windows find it inside the image, and which image rows and columns those read."""
+    of_out, of_image = [], []
+    for a, k in ((0, i), (1, j)):
+        stride, before = win.stride[a], win.pad[2 * a]
+        first = max(0, -(-(before - k) // stride))
+        last = min(win.out[a] - 1, (win.image[a] - 1 + before - k) // stride)
+        if first > last:
+            return None
+        start = first * stride + k - before
+        of_out.append(slice(first, last + 1))
+        of_image.append(slice(start, start + (last - first) * stride + 1, stride))
+    return (of_out[0], of_out[1]), (of_image[0], of_image[1])
+
+
+def _tiles(win: Windows) -> bool:
+    """True when the windows cover every pixel exactly once."""
+    return win.kernel == win.stride and not any(win.pad) and all(k * o == s for k, o, s in zip(win.kernel, win.out, win.image))
+
+
+def _area(win: Windows, exclusive: bool, dtype: Any) -> np.ndarray | None:
+    """How many pixels each window averages over, [OH, OW]; None where it is the same for all."""
+    if not exclusive:
+        return None
+    counts = []
+    for a in (0, 1):
+        starts = np.arange(win.out[a]) * win.stride[a] - win.pad[2 * a]
+        counts.append(np.minimum(starts + win.kernel[a], win.image[a]) - np.maximum(starts, 0))
+    area = np.maximum(np.outer(*counts), 1)
+    return None if (area == win.kernel[0] * win.kernel[1]).all() else area.astype(dtype)
+
+
+def _blocks(xp: Any, x: Any) -> list[slice]:
+    n = len(x)
+    step = n if xp is not np else max(1, BLOCK_BYTES * 2 // max(1, x.nbytes // max(1, n)))
+    return [slice(k, min(n, k + step)) for k in range(0, n, max(1, step))]
+
+
+def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: bool) -> Callable[[], None]:
+    """A call that pools `x` into `out`, both seen as NCHW."""
+    if not out.size:
+        return in_order([])
+    join = xp.maximum if kind == "max" else xp.add
+    area = _area(win, exclusive, x.dtype)
+    divide_by = x.dtype.type(win.kernel[0] * win.kernel[1]) if area is None else xp.asarray(area)
+    calls: list[Callable[[], Any]] = []
+    if win.out == (1, 1) and win.kernel == win.image and not any(win.pad):
+        calls.append(partial(join.reduce, x, (2, 3), None, out, True) if xp is np else partial(_reduce_gpu, xp, x, out, kind))
+        if kind == "avg":
+            calls.append(partial(xp.divide, out, divide_by, out))
+        return in_order(calls)
+    empty = -np.inf if kind == "max" else 0
+    for block in _blocks(xp, x):
+        a, o = x[block], out[block]
+        fresh = True
+        for i, j in win.taps:
+            if (seen := _seen(win, i, j)) is None:
+                continue
+            (r, s), (p, q) = seen
+            part, source = o[:, :, r, s], a[:, :, p, q]
+            if fresh and part.shape == o.shape:
+                calls.append(partial(xp.copyto, part, source))
+            else:
+                if fresh:
+                    calls.append(partial(o.fill, empty))
+                calls.append(partial(join, part, source, out=part))
+            fresh = False
+        if kind == "avg":
+            calls.append(partial(xp.divide, o, divide_by, o))
+    return in_order(calls)
+
+
+def _reduce_gpu(xp: Any, x: Any, out: Any, kind: str) -> None:
+    out[...] = (x.max if kind == "max" else x.sum)(axis=(2, 3), keepdims=True)
+
+
+def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: str, exclusive: bool) -> Callable[[], None]:
+    """A call that puts the gradient of `pool_into` into `dx`; of equal largest elements in a window the first in row order gets it."""
+    if not g.size or not dx.size:
+        return partial(dx.fill, 0)
+    calls: list[Callable[[], Any]] = []
+    tiles = _tiles(win)
+    area = _area(win, exclusive, g.dtype)
+    divide_by = g.dtype.type(win.kernel[0] * win.kernel[1]) if area is None else xp.asarray(area)
+    blocks = _blocks(xp, x)
+    shape = (blocks[0].stop, *g.shape[1:])
+    share, mask, taken = xp.empty(shape, g.dtype), xp.empty(shape, bool), xp.empty(shape, bool)
+    for block in blocks:
+        a, o, d, gb = x[block], out[block], dx[block], g[block]
+        m = len(d)
+        if not tiles:
+            calls.append(partial(d.fill, 0))
+        if kind == "avg":
+            calls.append(partial(xp.divide, gb, divide_by, share[:m]))
+        else:
+            calls.append(partial(taken[:m].fill, False))
+        for i, j in win.taps:
+            if (seen := _seen(win, i, j)) is None:
+                continue
+            (r, s), (p, q) = seen
+            target, part = d[:, :, p, q], share[:m, :, r, s]
+            if kind == "max":
+                hit, before = mask[:m, :, r, s], taken[:m, :, r, s]
+                calls.append(partial(xp.equal, a[:, :, p, q], o[:, :, r, s], hit))
+                calls.append(partial(xp.greater, hit, before, hit))
+                calls.append(partial(xp.logical_or, before, hit, before))
+                if tiles:
+                    calls.append(partial(xp.multiply, gb[:, :, r, s], hit, target))
+                    continue
+                calls.append(partial(xp.multiply, gb[:, :, r, s], hit, part))
+            calls.append(partial(xp.copyto, target, part) if tiles else partial(xp.add, target, part, target))
+    return in_order(calls)
+
+
+def _cells(xp: Any, x: Any, out: Any, kind: str) -> Callable[[], None]:
+    """Adaptive pooling with cells of different sizes, one by one."""
+
+    def run():
+        for i in range(out.shape[2]):
+            for j in range(out.shape[3]):
+                part = x[:, :, _cell(i, x.shape[2], out.shape[2]), _cell(j, x.shape[3], out.shape[3])]
+                out[:, :, i, j] = part.max(axis=(2, 3)) if kind == "max" else part.mean(axis=(2, 3))
+
+    return run
+
+
+def _cells_back(xp: Any, x: Any, g: Any, dx: Any, kind: str) -> Callable[[], None]:
+    def run():
+        dx.fill(0)
+        for i in range(g.shape[2]):
+            for j in range(g.shape[3]):
+                r, s = _cell(i, x.shape[2], g.shape[2]), _cell(j, x.shape[3], g.shape[3])
+                part, target, one = x[:, :, r, s], dx[:, :, r, s], g[:, :, i, j]
+                if kind == "avg":
+                    target += (one / (part.shape[2] * part.shape[3]))[:, :, None, None]
+                    continue
+                flat = part.reshape(*part.shape[:2], -1)
+                first = flat.argmax(axis=2)[:, :, None] == xp.arange(flat.shape[2])
+                target += (first * one[:, :, None]).reshape(part.shape)
+
+    return run
+
+
+def _check_pool(op: str, x: TensorType, attrs: dict[str, Any]) -> None:
+    need_image(op, x, attrs["data_format"])
+    if attrs["pooling_type"] not in ("max", "avg"):
+        raise ProgramError(f"op {op}: pooling_type must be max or avg, got {attrs['pooling_type']!r}")
+
+
+class Pool2d(OpDef):
+    """The largest element, or the mean, of each window of an image.
+
+    `ksize`, `strides` and `paddings` are (height, width); paddings may be (top, bottom, left, right). Padding never wins a maximum; with
+    `exclusive` it does not count in a mean either. `global_pooling` takes the whole image as one window; `adaptive` makes `ksize` the size
+    of the result; `ceil_mode` keeps a last window that reaches over the edge. Source: fluid 1.8 `pool2d`.
+    """
+
+    name = "pool2d"
+    inputs = ("X",)
+    attrs = _ATTRS
+    onnx = "MaxPool"
+    place = staticmethod(place_rowwise)
+
+    @staticmethod
+    def infer(x, **attrs):
+        _check_pool("pool2d", x, attrs)
+        n, c, image = split_image(x, attrs["data_format"])
+        if attrs["adaptive"] and not attrs["global_pooling"]:
+            size = pair("pool2d", "ksize", attrs["ksize"], 1)
+            if any(s != ANY and s < k for s, k in zip(image, size)):
+                raise ProgramError(f"op pool2d: adaptive pooling to {list(size)} needs an image at least that large, got {list(image)}")
+        win = _pool_windows("pool2d", x, attrs)
+        return TensorType(x.dtype, join_image(n, c, win.out, attrs["data_format"]))
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.pool2d_grad(op["X"], op["Out"], g, **op.attrs)
+
+    @staticmethod
+    def kernel(xp, x, *, out, **attrs):
+        run_bound(Pool2d.bind, xp, (x,), (out,), attrs)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        x, out, fmt, kind = ins[0], outs[0], attrs["data_format"], attrs["pooling_type"]
+        if is_half(x.dtype):
+            return partial(Pool2d.kernel, xp, x, out=out, **attrs)
+        win = _pool_windows("pool2d", x, attrs)
+        x, out = channels_first(x, fmt), channels_first(out, fmt)
+        if _uneven(win, attrs):
+            return _cells(xp, x, out, kind)
+        return pool_into(xp, x, out, win, kind, attrs["exclusive"])
+
+    @staticmethod
+    def samples():
+        for kind in ("max", "avg"):
+            yield Sample.of(_apart(0, 2, 2, 4, 6), pooling_type=kind, ksize=(2, 2), strides=(2, 2))
+            yield Sample.of(_apart(1, 1, 2, 5, 4), pooling_type=kind, ksize=(3, 2), strides=(2, 1), paddings=(1, 1))
+            yield Sample.of(_apart(2, 1, 1, 6, 5), pooling_type=kind, ksize=(2, 2), strides=(3, 3), ceil_mode=True)
+            yield Sample.of(_apart(3, 2, 3, 3, 2), pooling_type=kind, global_pooling=True)
+            yield Sample.of(_apart(4, 1, 2, 5, 6), pooling_type=kind, ksize=(2, 3), adaptive=True)
+            yield Sample.of(_apart(5, 1, 3, 4, 2), pooling_type=kind, ksize=(2, 2), strides=(1, 1), data_format="NHWC")
+            yield Sample.of(_apart(6, 1, 1, 1, 1), pooling_type=kind)
+        yield Sample.of(_apart(7, 1, 1, 4, 4), pooling_type="avg", ksize=(3, 3), strides=(2, 2), paddings=(1, 0, 2, 1), exclusive=False)
+
+
+def _apart(k: int, *shape: int) -> np.ndarray:
+    """Values at least 0.25 apart: a maximum must not change hands under the steps of a difference quotient."""
+    size = int(np.prod(shape))
+    return (np.random.default_rng(k).permutation(size).reshape(shape) * 0.25 - size / 8).astype("float32")
+
+
+class Pool2dGrad(OpDef):
+    """Gradient of pool2d: a mean hands out equal shares, a maximum gives all to the element it came from, the first of equal ones."""
+
+    name = "pool2d_grad"
+    inputs, outputs = ("X", "Out", "OutGrad"), ("XGrad",)
+    attrs = _ATTRS
+    place = staticmethod(place_rows)
+
+    @staticmethod
+    def infer(x, out, g, **attrs):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, y, g, *, out, **attrs):
+        run_bound(Pool2dGrad.bind, xp, (x, y, g), (out,), attrs)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx):
+        fmt, kind = attrs["data_format"], attrs["pooling_type"]
+        if is_half(ins[0].dtype):
+            return partial(Pool2dGrad.kernel, xp, *ins, out=outs[0], **attrs)
+        win = _pool_windows("pool2d_grad", ins[0], attrs)
+        x, y, g, dx = (channels_first(a, fmt) for a in (*ins, outs[0]))
+        if _uneven(win, attrs):
+            return _cells_back(xp, x, g, dx, kind)
+        return pool_back(xp, x, y, g, dx, win, kind, attrs["exclusive"])
+
+    @staticmethod
+    def samples():
+        x = _apart(0, 1, 2, 4, 4)
+        top = x.reshape(1, 2, 2, 2, 2, 2).max(axis=(3, 5))
+        yield Sample.of(x, top, _f32(1, 1, 2, 2, 2), ksize=(2, 2), strides=(2, 2), grad=(), why="a gradient itself")

@@ -1,0 +1,1 @@
+"""Parameter updates: one operator for a whole step of an optimizer."""

@@ -1,0 +1,168 @@
+"""The base of the update operators: one step of an optimizer over one parameter, or over any slice of it.
+
+Every update op is elementwise over the parameter, its gradient and its state, beside scalars of one element. So a strategy may cut a
+parameter anywhere and update each piece on another rank; the values are the same. Norms of whole parameters (LARS, LAMB) come in as
+inputs, made by `squared_l2_norm`, and the powers of beta (Adam) are advanced by `scale` operators of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir import ANY, OpDef, Partial, ProgramError, TensorType, show_placement
+from ...ir.placement import PlaceError, flat, place_elementwise
+
+# Elements worked on at a time: the temporaries of a block stay in the L2 cache of one core.
+BLOCK = 1 << 15
+
+# Slots of one element; every other slot has the parameter's shape.
+SCALARS = ("LearningRate", "Beta1Pow", "Beta2Pow", "ParamNormSq", "GradNormSq", "UpdateNormSq", "Decay")
+
+
+class Update(OpDef):
+    """What the update ops share. A subclass states its slots, `scalars` (what is computed once per step) and `formula`."""
+
+    elementwise = True
+    scratch = 1  # temporaries of the parameter's shape that `formula` is handed
+
+    @classmethod
+    def infer(cls, *types, **attrs):
+        by_name = dict(zip((s.name for s in cls.in_slots), types, strict=True))
+        param = by_name["Param"]
+        if not param.is_float:
+            raise ProgramError(f"op {cls.name}: Param must be a float, it is {param}")
+        for slot, t in by_name.items():
+            if t is None:
+                continue
+            if not t.is_float:
+                raise ProgramError(f"op {cls.name}: {slot} must be a float, it is {t}")
+            if slot in SCALARS:
+                if any(d not in (1, ANY) for d in t.shape):
+                    raise ProgramError(f"op {cls.name}: {slot} must have one element, it is {t}")
+            elif t.shape != param.shape:
+                raise ProgramError(f"op {cls.name}: Param is {param}, {slot} is {t}; they must have the same shape")
+            elif slot == "Grad" and t.dtype != param.dtype:
+                raise ProgramError(f"op {cls.name}: Param is {param}, Grad is {t}; they must have the same dtype")
+        result = []
+        for s in cls.out_slots:
+            t = by_name.get(s.name.removesuffix("Out"))
+            result.append(t if t is not None else TensorType(work_dtype(param.dtype), param.shape))
+        return result[0] if len(result) == 1 else tuple(result)
+
+    @classmethod
+    def place(cls, *args, **attrs):
+        by_name = {s.name: a for s, a in zip(cls.in_slots, args, strict=True) if a is not None}
+        param, grad = by_name["Param"], by_name.get("Grad")
+        for a in flat(args):
+            partial = next((p for p in a.placement if isinstance(p, Partial)), None)
+            if partial is not None and a is grad:
+                raise PlaceError(
+                    f"op {cls.name}: parameter %{param.name} is {show_placement(param.placement)} but its gradient %{a.name} is {partial}\n"
+                    "  all_reduce or reduce_scatter the gradient first"
+                )
+            if partial is not None:
+                raise PlaceError(f"op {cls.name}: %{a.name} is {partial}; all_reduce it first")
+        entry = place_elementwise(*args)
+        return (entry,) * len(cls.out_slots) if len(cls.out_slots) > 1 else entry
+
+    @staticmethod
+    def scalars(xp: Any, *ones: Any, **attrs: Any) -> Any:
+        """What `formula` needs of the inputs of one element, the same for every block; unless an op says otherwise, the learning rate."""
+        (lr,) = ones
+        return lr
+
+    @staticmethod
+    def formula(*args: Any, **attrs: Any) -> None:
+        """formula(xp, ins, outs, s, t, **attrs): write `outs` from the tensors `ins`, the scalars `s` and the temporaries `t`.
+
+        Each element of an input is read before it is overwritten.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def _split(cls, arrays):
+        """(tensors, scalars) of the inputs, in slot order."""
+        pairs = list(zip(cls.in_slots, arrays, strict=True))
+        return [a for s, a in pairs if s.name not in SCALARS], [a for s, a in pairs if s.name in SCALARS]
+
+    @classmethod
+    def kernel(cls, xp, *arrays, out, **attrs):
+        tensors, ones = cls._split(arrays)
+        outs = list(out) if isinstance(out, (tuple, list)) else [out]
+        temps = [xp.empty(tensors[0].shape, work_dtype(tensors[0].dtype.name)) for _ in range(cls.scratch)]
+        cls.formula(xp, tensors, outs, cls.scalars(xp, *ones, **attrs), temps, **attrs)
+
+    @classmethod
+    def bind(cls, xp, ins, outs, attrs, ctx):
+        if xp is not np:
+            return None  # the kernel serves: a GPU needs no blocks
+        tensors, ones = cls._split(ins)
+        outs = list(outs)
+        scalars, formula = cls.scalars, cls.formula
+        present = [a for a in (*tensors, *outs) if a is not None]
+        size = tensors[0].size
+        if size > BLOCK and all(a.flags.c_contiguous for a in present):
+
+            def block(a, start):
+                return None if a is None else a.reshape(-1)[start : start + BLOCK]
+
+            work = [np.empty(BLOCK, work_dtype(tensors[0].dtype.name)) for _ in range(cls.scratch)]
+            parts = [
+                ([block(a, i) for a in tensors], [block(a, i) for a in outs], [w[: min(BLOCK, size - i)] for w in work])
+                for i in range(0, size, BLOCK)
+            ]
+        else:
+            parts = [(tensors, outs, [np.empty(tensors[0].shape, work_dtype(tensors[0].dtype.name)) for _ in range(cls.scratch)])]
+
+        def run():
+            s = scalars(np, *ones, **attrs)
+            for tensor_parts, out_parts, temps in parts:
+                formula(np, tensor_parts, out_parts, s, temps, **attrs)
+
+        return run
+
+
+def work_dtype(dtype: str) -> str:
+    """The dtype that an update is computed in: float32 for 16-bit parameters.
+
+    >>> work_dtype("bfloat16"), work_dtype("float64")
+    ('float32', 'float64')
+    """
+    return "float64" if dtype == "float64" else "float32"
+
+
+def param_sets(states: int, scalars: tuple[float, ...], positive: tuple[int, ...] = ()):
+    """Sample arguments: Param, Grad, `states` state tensors and scalars; `positive` lists the states that hold squares."""
+    for seed, shape in enumerate([(3, 4), (1,), (7,)]):
+        rng = np.random.default_rng(seed)
+        tensors = [rng.standard_normal(shape).astype("float32") for _ in range(2 + states)]
+        for k in positive:
+            tensors[2 + k] = np.square(tensors[2 + k]) + np.float32(0.1)
+        yield [*tensors, *(np.full(1, s, "float32") for s in scalars)]
+
+
+WHY = "an update is not differentiated"
+
+
+def decaying_mean(xp, m, g, decay, t, m_out):
+    """m_out = decay * m + (1 - decay) * g."""
+    xp.multiply(g, 1.0 - decay, out=t)
+    xp.multiply(m, decay, out=m_out)
+    xp.add(m_out, t, out=m_out)
+
+
+def decaying_square(xp, m, g, decay, t, m_out):
+    """m_out = decay * m + (1 - decay) * g^2."""
+    xp.multiply(g, g, out=t)
+    decaying_mean(xp, m, t, decay, t, m_out)
+
+
+def divided_step(xp, p, g, m, lr, epsilon, t, p_out):
+    """p_out = p - lr * g / (sqrt(m) + epsilon)."""
+    xp.sqrt(m, out=t)
+    xp.add(t, epsilon, out=t)
+    xp.divide(g, t, out=t)
+    xp.multiply(t, lr, out=t)
+    xp.subtract(p, t, out=p_out)

@@ -1,0 +1,32 @@
+"""Accuracy counts rows; ranks that hold rows of a batch hold a term of an average and terms of sums."""
+
+import numpy as np
+import pytest
+
+from fluidx.ir import Partial, ProgramError, Shard, TensorType, opdef
+from fluidx.ir.placement import Placed
+from fluidx.ops.loss import metric  # noqa: F401
+
+
+@pytest.mark.parametrize("label", [[[1], [0], [2], [9]], [1, 0, 2, 9]])
+def test_a_row_counts_when_its_label_is_among_the_top_k(label, run_op):
+    indices = np.array([[1, 2], [1, 0], [0, 1], [3, 4]])
+    accuracy, correct, total = run_op("accuracy", np.zeros((4, 2), "float32"), indices, np.array(label))
+    assert (accuracy.tolist(), correct.tolist(), total.tolist()) == ([0.5], [2], [4])
+    assert (accuracy.dtype, correct.dtype, total.dtype) == ("float32", "int32", "int32")
+
+
+def test_no_rows_are_no_hits(run_op):
+    none = np.zeros((0, 1), "int64")
+    assert [a.tolist() for a in run_op("accuracy", none.astype("float32"), none, none)] == [[0], [0], [0]]
+
+
+def test_rows_of_ranks_give_an_average_and_sums():
+    rows = [Placed(n, TensorType(t, (8, 1)), (Shard(0, "dp"),)) for n, t in (("v", "float32"), ("i", "int64"), ("l", "int64"))]
+    assert opdef("accuracy").place(*rows) == ((Partial("avg", "dp"),), (Partial("sum", "dp"),), (Partial("sum", "dp"),))
+
+
+def test_rows_that_differ_are_refused():
+    v, i, label = TensorType("float32", (8, 1)), TensorType("int64", (8, 1)), TensorType("int64", (7, 1))
+    with pytest.raises(ProgramError, match="op accuracy: the rows of Indices and of Label must be equal, found 8 and 7"):
+        opdef("accuracy").infer(v, i, label)

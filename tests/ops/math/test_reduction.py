@@ -1,0 +1,121 @@
+"""Reductions: numbers worked by hand, exactness on small whole numbers, placements, errors."""
+
+import numpy as np
+import pytest
+
+from fluidx.ir import OPS, Builder, Partial, Program, ProgramError, Shard, TensorType
+from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ops.math.reduction import bind_sum
+from fluidx.testing.reference import run_op
+
+
+def run(name, *args, **attrs):
+    return run_op(OPS[name], args, OPS[name].complete_attrs(attrs), bound=True)[0]
+
+
+def test_sums_of_small_whole_numbers_are_exact_in_every_layout():
+    rng = np.random.default_rng(0)
+    a = rng.integers(-8, 9, (6, 5, 4, 3))
+    for dims in ((0,), (1,), (3,), (0, 1), (2, 3), (0, 2, 3), (0, 3), (1, 2), (1, 3), (0, 2), (0, 1, 2, 3)):
+        want = a.sum(axis=dims)
+        for given in (a.astype("float32"), np.asfortranarray(a.astype("float64")), a.astype("float16"), a.astype("int32")):
+            got = run("reduce_sum", given, dim=dims)
+            assert got.dtype == given.dtype
+            assert (got == (want if want.ndim else want[None])).all()
+
+
+def test_the_bias_gradient_is_one_call():
+    calls = bind_sum(np.ones((64, 10), "float32"), (0,), np.empty(10, "float32"))
+    assert [c.func for c in calls] == [np.dot]
+
+
+def test_the_bias_gradient_of_a_convolution_is_two_products():
+    x = np.random.default_rng(0).integers(-8, 9, (4, 3, 5, 5)).astype("float32")
+    out = np.empty(3, "float32")
+    calls = bind_sum(x, (0, 2, 3), out)
+    assert [c.func for c in calls] == [np.dot, np.dot]
+    for c in calls:
+        c()
+    assert (out == x.sum((0, 2, 3))).all()
+
+
+def test_reducing_everything_gives_shape_1():
+    a = np.float32([[1, 2], [3, 6]])
+    assert run("reduce_sum", a).tolist() == [12]
+    assert run("reduce_mean", a).tolist() == [3]
+    assert run("mean", a).tolist() == [3]
+    assert run("reduce_max", a, keep_dim=True).tolist() == [[6]]
+    assert run("reduce_sum", np.float32([1, 2]), dim=(0,)).tolist() == [3]
+
+
+def test_the_gradient_of_a_product_with_zeros():
+    x = np.float32([[0, 2, 3], [1, 2, 3], [0, 0, 4]])
+    got = run("reduce_prod_grad", x, np.ones(3, "float32"), dim=(1,))
+    assert got.tolist() == [[6, 0, 0], [6, 3, 2], [0, 0, 0]]
+
+
+def test_equal_maxima_all_take_the_gradient():
+    x = np.float32([[2, 2, 1]])
+    assert run("reduce_max_grad", x, np.float32([2]), np.float32([5]), dim=(1,)).tolist() == [[5, 5, 0]]
+
+
+def test_logsumexp_does_not_overflow():
+    got = run("logsumexp", np.float32([[1000, 1000], [-np.inf, -np.inf], [-1000, -1000]]), dim=(1,))
+    np.testing.assert_allclose(got, [1000 + np.log(2), -np.inf, -1000 + np.log(2)], rtol=1e-6)
+
+
+def test_squared_l2_norm_of_half_precision_is_float32():
+    got = run("squared_l2_norm", np.full((300,), 20, "float16"))
+    assert got.dtype == np.float32 and got.tolist() == [120000]
+
+
+def placed(shape, *placement, name="x"):
+    return Placed(name, TensorType("float32", shape), placement)
+
+
+def test_placements():
+    batch = placed((8, 4), Shard(0, "dp"))
+    assert OPS["mean"].place(batch) == (Partial("avg", "dp"),)
+    assert OPS["reduce_sum"].place(batch, dim=(0,), keep_dim=False) == (Partial("sum", "dp"),)
+    assert OPS["reduce_sum"].place(batch, dim=(1,), keep_dim=False) == (Shard(0, "dp"),)
+    assert OPS["squared_l2_norm"].place(batch) == (Partial("sum", "dp"),)
+    assert OPS["reduce_to"].place(batch, placed((4,), name="b"), axis=-1) == (Partial("sum", "dp"),)
+    assert OPS["reduce_to"].place(batch, placed((8, 1), Shard(0, "dp"), name="b"), axis=-1) == (Shard(0, "dp"),)
+    assert OPS["scale"].place(placed((4,), Partial("sum", "dp")), scale=2.0, bias=0.0, bias_after_scale=True) == (Partial("sum", "dp"),)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda: OPS["squared_l2_norm"].place(placed((4,), Partial("sum", "dp"))),
+        lambda: OPS["logsumexp"].place(placed((8, 4), Shard(0, "dp")), dim=(0,), keep_dim=False),
+        lambda: OPS["reduce_prod"].place(placed((8, 4), Shard(0, "dp")), dim=(), keep_dim=False),
+        lambda: OPS["scale"].place(placed((4,), Partial("sum", "dp")), scale=1.0, bias=1.0, bias_after_scale=True),
+        lambda: OPS["cast"].place(placed((4,), Partial("sum", "dp")), dtype="int32"),
+        lambda: OPS["relu"].place(placed((4,), Partial("sum", "dp"))),
+        lambda: OPS["reduce_to"].place(placed((8, 4), Shard(0, "dp")), placed((8, 1), name="b"), axis=-1),
+        lambda: OPS["elementwise_add"].place(placed((4,), Partial("sum", "dp")), placed((4,), name="b"), axis=-1),
+        lambda: OPS["elementwise_mul"].place(placed((4,), Partial("sum", "dp")), placed((4,), Partial("sum", "dp"), name="b"), axis=-1),
+    ],
+)
+def test_placements_that_would_give_a_wrong_value_are_refused(place):
+    with pytest.raises(PlaceError):
+        place()
+
+
+@pytest.mark.parametrize(
+    "op, dtype, attrs, said",
+    [
+        ("reduce_sum", "float32", {"dim": (2,)}, "axis 2 is out of range"),
+        ("reduce_sum", "float32", {"dim": (0, -2)}, "name one axis twice"),
+        ("reduce_sum", "bool", {}, "expected X of a number dtype, found bool; cast it first"),
+        ("reduce_all", "float32", {}, "expected X of bool, found float32"),
+        ("mean", "int64", {}, "found int64"),
+        ("squared_l2_norm", "int64", {}, "expected X of a float dtype, found int64"),
+    ],
+)
+def test_wrong_reductions(op, dtype, attrs, said):
+    block = Program("p").global_block()
+    v = block.create_var("x", (2, 3), dtype, is_data=True)
+    with pytest.raises(ProgramError, match=said):
+        Builder(block).emit(op, v, **attrs)

@@ -1,0 +1,115 @@
+"""batch_norm against float64 formulas and numbers worked by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidx.ir import Partial, ProgramError, Shard, TensorType
+from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ops.nn import batch_norm as batch_norm_ops
+from fluidx.ops.nn.batch_norm import BatchNorm, BatchNormGrad
+from fluidx.testing import numeric_grad
+
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype("float32")
+
+
+def slope(f, x, g):
+    """The gradient of sum(f(x) * g) in float64."""
+    return numeric_grad(lambda v: float((f(v) * g).sum()), x.astype(float))
+
+
+def batch_norm(x, scale, bias, eps=1e-5):
+    x = x.astype(float)
+    axes = (0, *range(2, x.ndim))
+    shape = (1, -1) + (1,) * (x.ndim - 2)
+    hat = (x - x.mean(axis=axes, keepdims=True)) / np.sqrt(x.var(axis=axes, keepdims=True) + eps)
+    return hat * scale.reshape(shape) + bias.reshape(shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(0, 2), st.booleans(), st.integers(0, 20))
+def test_batch_norm_and_its_gradients_equal_the_formula(run_bound, n, c, spatial, last, seed):
+    rng = np.random.default_rng(seed)
+    shape = (n, c, *rng.integers(1, 4, spatial))
+    x, g, scale, bias = normal(rng, *shape) * 3 + 2, normal(rng, *shape), normal(rng, c), normal(rng, c)
+    layout = "NHWC" if last and spatial else "NCHW"
+
+    def to(a):
+        return np.ascontiguousarray(np.moveaxis(a, 1, -1)) if layout == "NHWC" else a
+
+    mean, var = np.zeros(c, "float32"), np.ones(c, "float32")
+    y, mean_out, var_out, saved, inv = run_bound(BatchNorm, to(x), scale, bias, mean, var, momentum=0.75, data_layout=layout, epsilon=1e-2)
+    np.testing.assert_allclose(y, to(batch_norm(x, scale, bias, 1e-2)), **CLOSE)
+    axes = (0, *range(2, x.ndim))
+    np.testing.assert_allclose(saved, x.mean(axis=axes), **CLOSE)
+    np.testing.assert_allclose(mean_out, 0.25 * x.mean(axis=axes), **CLOSE)
+    np.testing.assert_allclose(var_out, 0.75 + 0.25 * x.var(axis=axes), **CLOSE)
+    dx, dscale, dbias = run_bound(BatchNormGrad, to(x), scale, saved, inv, to(g), data_layout=layout)
+    np.testing.assert_allclose(dx, to(slope(lambda v: batch_norm(v, scale, bias, 1e-2), x, g)), rtol=5e-3, atol=5e-4)
+    np.testing.assert_allclose(dscale, slope(lambda v: batch_norm(x, v, bias, 1e-2), scale, g), rtol=5e-3, atol=5e-4)
+    np.testing.assert_allclose(dbias, g.sum(axis=axes), **CLOSE)
+
+
+def test_batch_statistics_worked_by_hand(run_bound):
+    x = np.array([[1, 10], [3, 30]], "float32")
+    ones, zeros = np.ones(2, "float32"), np.zeros(2, "float32")
+    y, mean, var, _, inv = run_bound(BatchNorm, x, ones, zeros, zeros, ones, epsilon=0.0, momentum=0.5)
+    assert y.tolist() == [[-1, -1], [1, 1]] and inv.tolist() == [1, np.float32(0.1)]
+    assert mean.tolist() == [1, 10] and var.tolist() == [1, 50.5]
+
+
+def test_running_statistics_may_be_written_in_place_and_rest_at_test_time():
+    x = np.array([[1], [3]], "float32")
+    mean, var, one = np.array([4], "float32"), np.array([1], "float32"), np.ones(1, "float32")
+    y, saved, inv = np.empty_like(x), np.empty(1, "float32"), np.empty(1, "float32")
+    attrs = {**BatchNorm.attrs, "momentum": 0.5, "epsilon": 0.0}
+    BatchNorm.kernel(np, x, one, one, mean, var, out=(y, mean, var, saved, inv), **attrs)
+    assert (mean[0], var[0], saved[0]) == (3, 1, 2) and y.tolist() == [[0], [2]]
+    BatchNorm.kernel(np, x, one, one, mean, var, out=(y, mean, var, saved, inv), **{**attrs, "is_test": True})
+    assert (mean[0], var[0], saved[0]) == (3, 1, 3) and y.tolist() == [[-1], [1]]
+
+
+def test_channels_in_many_blocks_give_what_one_block_gives(run_bound, monkeypatch):
+    rng = np.random.default_rng(0)
+    x, g, weights = normal(rng, 4, 6, 3, 3), normal(rng, 4, 6, 3, 3), [normal(rng, 6) for _ in range(4)]
+    weights[3] = np.abs(weights[3])
+
+    def both():
+        outs = run_bound(BatchNorm, x, *weights)
+        return *outs, *run_bound(BatchNormGrad, x, weights[0], outs[3], outs[4], g)
+
+    whole = both()
+    monkeypatch.setattr(batch_norm_ops, "row_blocks", lambda rows, size, *rest: [slice(k, k + 1) for k in range(rows)])
+    for a, b in zip(whole, both()):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def placed(name, shape, *placement):
+    return Placed(name, TensorType("float32", shape), placement)
+
+
+def test_split_rows_give_local_statistics_in_training_and_none_at_test_time():
+    rows = Shard(0, "dp")
+    args = [placed("x", (8, 3), rows), *(placed(n, (3,)) for n in ("scale", "bias", "mean", "var"))]
+    local = (Partial("avg", "dp"),)
+    assert BatchNorm.place(*args, **BatchNorm.attrs) == ((rows,), local, local, local, local)
+    assert BatchNorm.place(*args, **{**BatchNorm.attrs, "is_test": True}) == ((rows,), (), (), (), ())
+    with pytest.raises(PlaceError, match="%x is shard.1. over dp"):
+        BatchNorm.place(placed("x", (8, 3), Shard(1, "dp")), *args[1:], **BatchNorm.attrs)
+
+
+@pytest.mark.parametrize(
+    "op, shapes, attrs, message",
+    [
+        (BatchNorm, [(2, 3, 4), (4,), (3,), (3,), (3,)], {}, r"Scale must have shape \[3\] for X f32.2,3,4., got f32.4."),
+        (BatchNorm, [(3,), (3,), (3,), (3,), (3,)], {}, "needs X with at least 2 axes"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(op, shapes, attrs, message):
+    with pytest.raises(ProgramError, match=message):
+        op.infer(*(s and TensorType("float32", s) for s in shapes), **op.complete_attrs(attrs))

@@ -1,0 +1,34 @@
+"""group_norm and instance_norm against each other and a float64 formula."""
+
+import numpy as np
+import pytest
+
+from fluidx.ir import ProgramError, TensorType
+from fluidx.ops.nn.group_norm import GroupNorm, InstanceNorm
+
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype("float32")
+
+
+def test_group_norm_with_one_channel_per_group_is_instance_norm(run_bound):
+    rng = np.random.default_rng(0)
+    x, scale, bias = normal(rng, 2, 3, 4, 2), normal(rng, 3), normal(rng, 3)
+    y, mean, var = run_bound(GroupNorm, x, scale, bias, groups=3)
+    z, saved, inv = run_bound(InstanceNorm, x, scale, bias)
+    assert (y == z).all() and (mean.reshape(-1) == saved).all()
+    np.testing.assert_allclose(inv, 1 / np.sqrt(var.reshape(-1) + 1e-5), rtol=1e-6)
+    np.testing.assert_allclose((y[1, 2] - bias[2]) / scale[2], (x[1, 2] - x[1, 2].mean()) / np.sqrt(x[1, 2].var() + 1e-5), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "op, shapes, attrs, message",
+    [
+        (GroupNorm, [(2, 3, 4), None, None], {"groups": 2}, "groups 2 must divide the 3 channels"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(op, shapes, attrs, message):
+    with pytest.raises(ProgramError, match=message):
+        op.infer(*(s and TensorType("float32", s) for s in shapes), **op.complete_attrs(attrs))
