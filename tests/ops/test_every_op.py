@@ -1,14 +1,23 @@
 """Every op passes the same checks on the samples in its declaration (fluidx.testing.check_op)."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-import fluidx.ops  # noqa: F401 - fills OPS
+import fluidx.ops
 from fluidx.ir import OPS, Effect, OpDef, Sample, all_ops
 from fluidx.testing import check_op
 
 # other test files declare ops of their own
 OURS = [op.name for op in all_ops() if op.__module__.startswith("fluidx.ops.")]
+
+
+def test_every_module_below_ops_is_imported():
+    root = Path(fluidx.ops.__file__).parent
+    modules = {".".join(("fluidx.ops", *p.relative_to(root).with_suffix("").parts)).removesuffix(".__init__") for p in root.rglob("*.py")}
+    assert modules - set(sys.modules) == set(), "a folder of ops needs an __init__.py"
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ...comm.base import REDUCE_OPS
 from ...ir.errors import ProgramError, nearest
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.placement import Placed, PlaceError
 from ...ir.types import ANY, At, Partial, Placement, Shard, TensorType, show_placement
+from ..shared.samples import counting
 
 
-def _sample(*shape: int) -> np.ndarray:
-    return np.arange(1, 1 + int(np.prod(shape)), dtype="float32").reshape(shape)
-
-
-def _check_op(op: str) -> None:
+def check_reduction(op: str) -> None:
     if op not in REDUCE_OPS:
         raise ProgramError(f"reduction op={op!r}; {nearest(op, REDUCE_OPS, 'there are')}")
 
@@ -97,7 +92,7 @@ class AllReduce(OpDef):
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, stream: str) -> TensorType:
-        _check_op(op)
+        check_reduction(op)
         return x
 
     @staticmethod
@@ -116,7 +111,7 @@ class AllReduce(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4, 3), group="dp", op="sum", grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(counting(4, 3), group="dp", op="sum", grad=(), why="needs ranks; covered by tests/comm")
 
 
 class Reduce(OpDef):
@@ -133,7 +128,7 @@ class Reduce(OpDef):
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, root: int, stream: str) -> TensorType:
-        _check_op(op)
+        check_reduction(op)
         return x
 
     @staticmethod
@@ -150,7 +145,7 @@ class Reduce(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4, 3), group="dp", root=0, grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; covered by tests/comm")
 
 
 class Broadcast(OpDef):
@@ -186,7 +181,7 @@ class Broadcast(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4, 3), group="dp", root=0, grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; covered by tests/comm")
 
 
 class AllGather(OpDef):
@@ -222,7 +217,7 @@ class AllGather(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(counting(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
 
 
 class ReduceScatter(OpDef):
@@ -238,7 +233,7 @@ class ReduceScatter(OpDef):
 
     @staticmethod
     def infer(x: TensorType, *, group: str, nranks: int, op: str, stream: str) -> TensorType:
-        _check_op(op)
+        check_reduction(op)
         if not x.shape or (x.shape[0] != ANY and x.shape[0] % nranks):
             raise ProgramError(f"reduce_scatter: axis 0 of {x} must divide by the {nranks} ranks of {group}; pad it or use all_reduce")
         return x.with_shape((ANY if x.shape[0] == ANY else x.shape[0] // nranks, *x.shape[1:]))
@@ -259,7 +254,7 @@ class ReduceScatter(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(counting(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
 
 
 class AllToAll(OpDef):
@@ -293,7 +288,7 @@ class AllToAll(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(counting(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
 
 
 class BatchWeight(OpDef):
@@ -312,7 +307,7 @@ class BatchWeight(OpDef):
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str) -> TensorType:
-        _check_op(op)
+        check_reduction(op)
         return x
 
     @staticmethod
@@ -326,4 +321,4 @@ class BatchWeight(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(1), group="dp", grad=(), why="stands in backward parts only")
+        yield Sample.of(counting(1), group="dp", grad=(), why="stands in backward parts only")

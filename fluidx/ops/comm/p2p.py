@@ -10,7 +10,8 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.placement import Placed
 from ...ir.types import ANY, At, Partial, Placement, TensorType
-from .collective import _check_op, _sample, move
+from ..shared.samples import counting
+from .collective import check_reduction, move
 
 
 class Send(OpDef):
@@ -36,7 +37,7 @@ class Send(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4, 3), peer=0, group="dp", grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(counting(4, 3), peer=0, group="dp", grad=(), why="needs ranks; covered by tests/comm")
 
 
 class Recv(OpDef):
@@ -90,7 +91,7 @@ class Chunk(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4, 3), start=2, stop=7, grad=(), why="stands in backward parts only")
+        yield Sample.of(counting(4, 3), start=2, stop=7, grad=(), why="stands in backward parts only")
 
 
 class Pack(OpDef):
@@ -117,7 +118,7 @@ class Pack(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of([_sample(2, 3), _sample(4)], grad=(), why="stands beside communication only")
+        yield Sample.of([counting(2, 3), counting(4)], grad=(), why="stands beside communication only")
 
 
 class Unpack(OpDef):
@@ -152,7 +153,7 @@ class Unpack(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(10), shapes=((2, 3), (4,)), grad=(), why="stands beside communication only")
+        yield Sample.of(counting(10), shapes=((2, 3), (4,)), grad=(), why="stands beside communication only")
 
 
 def _copy_all(pairs: list[tuple[Any, Any]]) -> None:
@@ -182,7 +183,7 @@ class RingReduce(_Ring):
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, root: int, wave: int, stream: str) -> TensorType:
-        _check_op(op)
+        check_reduction(op)
         if op not in ("sum", "avg"):
             raise ProgramError(f"ring_reduce adds partial sums; op={op!r} is not 'sum' or 'avg'")
         return x
@@ -193,7 +194,7 @@ class RingReduce(_Ring):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4), group="dp", root=0, grad=(), why="lowered before it runs")
+        yield Sample.of(counting(4), group="dp", root=0, grad=(), why="lowered before it runs")
 
 
 class RingBroadcast(_Ring):
@@ -215,4 +216,4 @@ class RingBroadcast(_Ring):
 
     @staticmethod
     def samples():
-        yield Sample.of(_sample(4), group="dp", root=0, grad=(), why="lowered before it runs")
+        yield Sample.of(counting(4), group="dp", root=0, grad=(), why="lowered before it runs")

@@ -14,7 +14,8 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.placement import by_group
 from ...ir.types import ANY, At, Partial, Shard, TensorType
-from ..shared.axes import check_range, moved, need_ids, need_ndim, need_size, norm_axis
+from ..shared.places import moved
+from ..shared.types import check_range, need_ids, need_ndim, need_size, norm_axis
 
 
 def fixed_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:

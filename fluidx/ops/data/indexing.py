@@ -15,18 +15,13 @@ import numpy as np
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.placement import Placed, place_elementwise
-from ...ir.types import ANY, TensorType
-from ..shared.axes import check_range, merge_size, moved, need_dtype, need_ids, need_ndim, norm_axis
+from ...ir.types import TensorType
+from ..shared.broadcast import broadcast_sizes
+from ..shared.places import moved
+from ..shared.samples import f32, i64
+from ..shared.types import check_range, merge_size, need_dtype, need_ids, need_ndim, norm_axis
 
 _BLOCK = 65536  # elements whose flat indices add_rows holds at a time: they stay in the cache
-
-
-def _f32(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
-
-
-def _i64(*values: Any) -> np.ndarray:
-    return np.array(values, "int64")
 
 
 def add_rows(xp: Any, table: Any, ids: Any, rows: Any) -> None:
@@ -118,9 +113,9 @@ class Gather(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(4, 3), _i64(3, 0, 3))
-        yield Sample.of(_f32(3, 2, 2), np.array([[1], [2]], "int32"))
-        yield Sample.of(_f32(3), _i64(2))
+        yield Sample.of(f32(4, 3), i64(3, 0, 3))
+        yield Sample.of(f32(3, 2, 2), np.array([[1], [2]], "int32"))
+        yield Sample.of(f32(3), i64(2))
 
 
 class GatherGrad(OpDef):
@@ -141,7 +136,7 @@ class GatherGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(4, 3), _i64(3, 0, 3), _f32(3, 3), grad=(), why="a gradient op")
+        yield Sample.of(f32(4, 3), i64(3, 0, 3), f32(3, 3), grad=(), why="a gradient op")
 
 
 class IndexSelect(OpDef):
@@ -178,8 +173,8 @@ class IndexSelect(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(4, 3), _i64(3, 0, 3))
-        yield Sample.of(_f32(2, 3, 2), np.array([2, 2], "int32"), dim=-2)
+        yield Sample.of(f32(4, 3), i64(3, 0, 3))
+        yield Sample.of(f32(2, 3, 2), np.array([2, 2], "int32"), dim=-2)
 
 
 class IndexSelectGrad(OpDef):
@@ -205,7 +200,7 @@ class IndexSelectGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3), _i64(2, 2), _f32(2, 2), dim=1, grad=(), why="a gradient op")
+        yield Sample.of(f32(2, 3), i64(2, 2), f32(2, 2), dim=1, grad=(), why="a gradient op")
 
 
 def _nd_rows(op: str, x: TensorType, index: TensorType) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -263,9 +258,9 @@ class GatherNd(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 4, 2), _i64((0, 1), (2, 3), (0, 1)))
-        yield Sample.of(_f32(3, 4), _i64(((0, 1),), ((2, 3),)))
-        yield Sample.of(_f32(3, 2), np.array([[2]], "int32"))
+        yield Sample.of(f32(3, 4, 2), i64((0, 1), (2, 3), (0, 1)))
+        yield Sample.of(f32(3, 4), i64(((0, 1),), ((2, 3),)))
+        yield Sample.of(f32(3, 2), np.array([[2]], "int32"))
 
 
 class GatherNdGrad(OpDef):
@@ -287,7 +282,7 @@ class GatherNdGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 2), _i64((2,), (2,)), _f32(2, 2), grad=(), why="a gradient op")
+        yield Sample.of(f32(3, 2), i64((2,), (2,)), f32(2, 2), grad=(), why="a gradient op")
 
 
 class Scatter(OpDef):
@@ -332,9 +327,9 @@ class Scatter(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(4, 3), _i64(2, 0), _f32(2, 3, seed=1))
-        yield Sample.of(_f32(4, 3), np.array([[2], [2]], "int32"), _f32(2, 3, seed=1))
-        yield Sample.of(_f32(4, 2), _i64(1, 1, 3), _f32(3, 2, seed=1), overwrite=False)
+        yield Sample.of(f32(4, 3), i64(2, 0), f32(2, 3, seed=1))
+        yield Sample.of(f32(4, 3), np.array([[2], [2]], "int32"), f32(2, 3, seed=1))
+        yield Sample.of(f32(4, 2), i64(1, 1, 3), f32(3, 2, seed=1), overwrite=False)
 
 
 class ScatterGrad(OpDef):
@@ -365,7 +360,7 @@ class ScatterGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_i64(2, 2), _f32(3, 2), grad=(), why="a gradient op")
+        yield Sample.of(i64(2, 2), f32(3, 2), grad=(), why="a gradient op")
 
 
 class ScatterNdAdd(OpDef):
@@ -401,24 +396,11 @@ class ScatterNdAdd(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(4, 3), _i64((2,), (2,)), _f32(2, 3, seed=1))
-        yield Sample.of(_f32(2, 3), _i64((0, 1), (1, 2), (0, 1)), _f32(3, seed=1))
+        yield Sample.of(f32(4, 3), i64((2,), (2,)), f32(2, 3, seed=1))
+        yield Sample.of(f32(2, 3), i64((0, 1), (1, 2), (0, 1)), f32(3, seed=1))
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------------
-
-
-def _broadcast(op: str, *types: TensorType) -> tuple[int, ...]:
-    """The shape that NumPy's broadcasting gives; an open axis gives way to a known size above 1."""
-    ndim = max(t.ndim for t in types)
-    shape = []
-    for i in range(-ndim, 0):
-        sizes = {t.shape[i] for t in types if t.ndim >= -i} - {1}
-        known = sizes - {ANY}
-        if len(known) > 1:
-            raise ProgramError(f"op {op}: the shapes of {', '.join(map(str, types))} do not broadcast: axis {i} has {sorted(known)}")
-        shape.append(known.pop() if known else ANY if sizes else 1)
-    return tuple(shape)
 
 
 class Where(OpDef):
@@ -435,7 +417,7 @@ class Where(OpDef):
         if condition.dtype != "bool":
             raise ProgramError(f"op where: Condition must be bool, found {condition.dtype}")
         need_dtype("where", "Y", y, x, "X")
-        return x.with_shape(_broadcast("where", condition, x, y))
+        return x.with_shape(broadcast_sizes("where", condition.shape, x.shape, y.shape))
 
     @staticmethod
     def grad(b, op, g):
@@ -450,5 +432,5 @@ class Where(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(np.array([[True, False, True], [False, False, True]]), _f32(2, 3), _f32(2, 3, seed=1))
-        yield Sample.of(np.array([[True], [False]]), _f32(2, 3), _f32(1, seed=1))
+        yield Sample.of(np.array([[True, False, True], [False, False, True]]), f32(2, 3), f32(2, 3, seed=1))
+        yield Sample.of(np.array([[True], [False]]), f32(2, 3), f32(1, seed=1))

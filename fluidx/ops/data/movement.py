@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.placement import PlaceError, by_group
 from ...ir.types import ANY, Partial, Shard, TensorType, show_placement
-from ..shared.axes import add_sizes, all_alike, copies, merge_size, moved, need_ndim, need_size, norm_axes, norm_axis
-
-
-def _f32(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
-
+from ..shared.places import all_alike, copies, moved
+from ..shared.samples import f32
+from ..shared.types import add_sizes, merge_size, need_ndim, need_size, norm_axes, norm_axis
 
 # -- joining and cutting ----------------------------------------------------------------------------------------------------
 
@@ -71,9 +66,9 @@ class Concat(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of([_f32(2, 3), _f32(1, 3, seed=1)])
-        yield Sample.of([_f32(2, 1, 2), _f32(2, 3, 2, seed=1), _f32(2, 2, 2, seed=2)], axis=-2)
-        yield Sample.of([_f32(3)])
+        yield Sample.of([f32(2, 3), f32(1, 3, seed=1)])
+        yield Sample.of([f32(2, 1, 2), f32(2, 3, 2, seed=1), f32(2, 2, 2, seed=2)], axis=-2)
+        yield Sample.of([f32(3)])
 
 
 class ConcatGrad(OpDef):
@@ -95,7 +90,7 @@ class ConcatGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of([_f32(2, 3), _f32(1, 3)], _f32(3, 3), grad=(), why="a gradient op")
+        yield Sample.of([f32(2, 3), f32(1, 3)], f32(3, 3), grad=(), why="a gradient op")
 
 
 def _split_sizes(x: TensorType, num: int, sections: Sequence[int], axis: int) -> list[int]:
@@ -152,10 +147,10 @@ class Split(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(4, 3), num=2)
-        yield Sample.of(_f32(2, 6), sections=(1, 2, 3), axis=-1)
-        yield Sample.of(_f32(2, 6), sections=(4, -1), axis=1)
-        yield Sample.of(_f32(3), num=1)
+        yield Sample.of(f32(4, 3), num=2)
+        yield Sample.of(f32(2, 6), sections=(1, 2, 3), axis=-1)
+        yield Sample.of(f32(2, 6), sections=(4, -1), axis=1)
+        yield Sample.of(f32(3), num=1)
 
 
 class Stack(OpDef):
@@ -184,9 +179,9 @@ class Stack(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of([_f32(2, 3), _f32(2, 3, seed=1)])
-        yield Sample.of([_f32(2, 3), _f32(2, 3, seed=1), _f32(2, 3, seed=2)], axis=-1)
-        yield Sample.of([_f32(1)], axis=1)
+        yield Sample.of([f32(2, 3), f32(2, 3, seed=1)])
+        yield Sample.of([f32(2, 3), f32(2, 3, seed=1), f32(2, 3, seed=2)], axis=-1)
+        yield Sample.of([f32(1)], axis=1)
 
 
 def _unstack_count(x: TensorType, *, axis: int, num: int) -> int:
@@ -227,8 +222,8 @@ class Unstack(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3))
-        yield Sample.of(_f32(2, 3), axis=-1, num=3)
+        yield Sample.of(f32(2, 3))
+        yield Sample.of(f32(2, 3), axis=-1, num=3)
 
 
 # -- repeating --------------------------------------------------------------------------------------------------------------
@@ -269,9 +264,9 @@ class Expand(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3), expand_times=(2, 1))
-        yield Sample.of(_f32(2, 1, 3), expand_times=(1, 4, 2))
-        yield Sample.of(_f32(1), expand_times=(3,))
+        yield Sample.of(f32(2, 3), expand_times=(2, 1))
+        yield Sample.of(f32(2, 1, 3), expand_times=(1, 4, 2))
+        yield Sample.of(f32(1), expand_times=(3,))
 
 
 def _expand_as_place(group: str, x: Any, target: Any) -> Any:
@@ -311,8 +306,8 @@ class ExpandAs(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(1, 3), _f32(4, 3), grad=("X",))
-        yield Sample.of(_f32(2, 2), _f32(4, 6), grad=("X",))
+        yield Sample.of(f32(1, 3), f32(4, 3), grad=("X",))
+        yield Sample.of(f32(2, 2), f32(4, 6), grad=("X",))
 
 
 class ExpandGrad(OpDef):
@@ -332,7 +327,7 @@ class ExpandGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3), _f32(4, 3), grad=(), why="a gradient op")
+        yield Sample.of(f32(2, 3), f32(4, 3), grad=(), why="a gradient op")
 
 
 # -- reversing, rolling, masking --------------------------------------------------------------------------------------------
@@ -365,8 +360,8 @@ class Reverse(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 2), axis=(0,))
-        yield Sample.of(_f32(2, 3, 2), axis=(-1, 1))
+        yield Sample.of(f32(3, 2), axis=(0,))
+        yield Sample.of(f32(2, 3, 2), axis=(-1, 1))
 
 
 class Flip(OpDef):
@@ -392,7 +387,7 @@ class Flip(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 2), dims=(0, 1))
+        yield Sample.of(f32(3, 2), dims=(0, 1))
 
 
 class Roll(OpDef):
@@ -420,9 +415,9 @@ class Roll(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 2), shifts=(1,), dims=(0,))
-        yield Sample.of(_f32(3, 4), shifts=(-1, 6), dims=(0, -1))
-        yield Sample.of(_f32(3, 2), shifts=(2,))
+        yield Sample.of(f32(3, 2), shifts=(1,), dims=(0,))
+        yield Sample.of(f32(3, 4), shifts=(-1, 6), dims=(0, -1))
+        yield Sample.of(f32(3, 2), shifts=(2,))
 
 
 class TrilTriu(OpDef):
@@ -449,6 +444,6 @@ class TrilTriu(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 3))
-        yield Sample.of(_f32(2, 3, 4), diagonal=1)
-        yield Sample.of(_f32(4, 3), lower=False, diagonal=-1)
+        yield Sample.of(f32(3, 3))
+        yield Sample.of(f32(2, 3, 4), diagonal=1)
+        yield Sample.of(f32(4, 3), lower=False, diagonal=-1)

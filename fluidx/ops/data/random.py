@@ -19,7 +19,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.placement import PlaceError, by_group
 from ...ir.types import At, Shard, TensorType
-from ..shared.axes import need_ndim, need_size
+from ..shared.types import need_ndim, need_size
 from .fill import batch_place, batch_shape, fixed_shape
 
 _MASK = (1 << 64) - 1
@@ -187,7 +187,7 @@ def row_offset(sharded: bool, size: int, ctx: Any) -> int:
     return size // ctx.local_rows * ctx.row_start if sharded and ctx.local_rows else 0
 
 
-def need_float(op: str, dtype: str) -> str:
+def float_dtype(op: str, dtype: str) -> str:
     """The full dtype name, which must be a float's. Raises ProgramError otherwise."""
     if not TensorType(as_dtype(dtype), ()).is_float:
         raise ProgramError(f"op {op}: dtype must be a float type, found {dtype}")
@@ -225,7 +225,7 @@ class UniformRandom(OpDef):
     def infer(*, shape, dtype, min, max, seed, per_run, offset):
         if min > max:
             raise ProgramError(f"op uniform_random: min is {min}, above max, which is {max}")
-        return TensorType(need_float("uniform_random", dtype), fixed_shape("uniform_random", shape))
+        return TensorType(float_dtype("uniform_random", dtype), fixed_shape("uniform_random", shape))
 
     @staticmethod
     def kernel(xp, *, out, ctx, shape, dtype, min, max, seed, per_run, offset):
@@ -253,7 +253,7 @@ class UniformRandomBatchSizeLike(OpDef):
     @staticmethod
     def infer(x, *, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, sharded):
         op = "uniform_random_batch_size_like"
-        return TensorType(need_float(op, dtype), batch_shape(op, x, shape, input_dim_idx, output_dim_idx))
+        return TensorType(float_dtype(op, dtype), batch_shape(op, x, shape, input_dim_idx, output_dim_idx))
 
     @staticmethod
     def kernel(xp, x, *, out, ctx, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, sharded):
@@ -274,7 +274,7 @@ class GaussianRandom(OpDef):
 
     @staticmethod
     def infer(*, shape, dtype, mean, std, seed, per_run, offset):
-        return TensorType(need_float("gaussian_random", dtype), fixed_shape("gaussian_random", shape))
+        return TensorType(float_dtype("gaussian_random", dtype), fixed_shape("gaussian_random", shape))
 
     @staticmethod
     def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset):
@@ -295,7 +295,7 @@ class TruncatedGaussianRandom(OpDef):
 
     @staticmethod
     def infer(*, shape, dtype, mean, std, seed, per_run, offset):
-        return TensorType(need_float("truncated_gaussian_random", dtype), fixed_shape("truncated_gaussian_random", shape))
+        return TensorType(float_dtype("truncated_gaussian_random", dtype), fixed_shape("truncated_gaussian_random", shape))
 
     @staticmethod
     def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset):
@@ -378,7 +378,7 @@ class Bernoulli(OpDef):
 
     @staticmethod
     def infer(x, **_):
-        need_float("bernoulli", x.dtype)
+        float_dtype("bernoulli", x.dtype)
         return x
 
     @staticmethod
@@ -403,7 +403,7 @@ class SamplingId(OpDef):
     @staticmethod
     def infer(x, **_):
         need_ndim("sampling_id", "X", x, 2)
-        need_float("sampling_id", x.dtype)
+        float_dtype("sampling_id", x.dtype)
         return TensorType("int64", x.shape[:1])
 
     @staticmethod

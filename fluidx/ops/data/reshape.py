@@ -14,11 +14,9 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.placement import PlaceError, by_group
 from ...ir.types import ANY, At, Shard, TensorType
-from ..shared.axes import moved, mul_sizes, need_ids, norm_axes, norm_axis
-
-
-def _f32(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+from ..shared.places import moved
+from ..shared.samples import f32
+from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis
 
 
 def _reshaped(x: Any, shape: Sequence[int]) -> Any:
@@ -111,11 +109,11 @@ class Reshape(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 6), shape=(2, 3, 2))
-        yield Sample.of(_f32(2, 3, 4), shape=(0, -1))
-        yield Sample.of(_f32(2, 3, 4), shape=(-1, 4))
-        yield Sample.of(_f32(3, 0, 2), shape=(0, 0, 2))
-        yield Sample.of(_f32(1), shape=())
+        yield Sample.of(f32(2, 6), shape=(2, 3, 2))
+        yield Sample.of(f32(2, 3, 4), shape=(0, -1))
+        yield Sample.of(f32(2, 3, 4), shape=(-1, 4))
+        yield Sample.of(f32(3, 0, 2), shape=(0, 0, 2))
+        yield Sample.of(f32(1), shape=())
 
 
 class ReshapeGrad(OpDef):
@@ -136,7 +134,7 @@ class ReshapeGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(6, 2), _f32(2, 6), grad=(), why="a gradient op")
+        yield Sample.of(f32(6, 2), f32(2, 6), grad=(), why="a gradient op")
 
 
 class Flatten(OpDef):
@@ -168,10 +166,10 @@ class Flatten(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3, 4))
-        yield Sample.of(_f32(2, 3, 4), axis=0)
-        yield Sample.of(_f32(2, 3, 4), axis=2)
-        yield Sample.of(_f32(2, 3), axis=2)
+        yield Sample.of(f32(2, 3, 4))
+        yield Sample.of(f32(2, 3, 4), axis=0)
+        yield Sample.of(f32(2, 3, 4), axis=2)
+        yield Sample.of(f32(2, 3), axis=2)
 
 
 def _squeezed(x: TensorType, axes: Sequence[int]) -> tuple[int, ...]:
@@ -218,9 +216,9 @@ class Squeeze(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 1, 3, 1))
-        yield Sample.of(_f32(2, 1, 3, 1), axes=(-1,))
-        yield Sample.of(_f32(1), axes=(0,))
+        yield Sample.of(f32(2, 1, 3, 1))
+        yield Sample.of(f32(2, 1, 3, 1), axes=(-1,))
+        yield Sample.of(f32(1), axes=(0,))
 
 
 def _unsqueezed(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
@@ -263,9 +261,9 @@ class Unsqueeze(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3), axes=(0, 2))
-        yield Sample.of(_f32(2, 3), axes=(-1,))
-        yield Sample.of(_f32(3), axes=(1, 0))
+        yield Sample.of(f32(2, 3), axes=(0, 2))
+        yield Sample.of(f32(2, 3), axes=(-1,))
+        yield Sample.of(f32(3), axes=(1, 0))
 
 
 class Transpose(OpDef):
@@ -294,9 +292,9 @@ class Transpose(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3, 4), axis=(2, 0, 1))
-        yield Sample.of(_f32(2, 3), axis=(-1, 0))
-        yield Sample.of(_f32(1), axis=(0,))
+        yield Sample.of(f32(2, 3, 4), axis=(2, 0, 1))
+        yield Sample.of(f32(2, 3), axis=(-1, 0))
+        yield Sample.of(f32(1), axis=(0,))
 
 
 def _shape_place(group: str, x: Any, **_: Any) -> Any:
@@ -327,5 +325,5 @@ class Shape(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 0, 3))
-        yield Sample.of(_f32(4), dtype="int64")
+        yield Sample.of(f32(2, 0, 3))
+        yield Sample.of(f32(4), dtype="int64")

@@ -14,13 +14,9 @@ from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
-from ..shared.axes import moved, need_ids, need_ndim, need_size, norm_axis
-
-
-def _f32(*shape: int, seed: int = 0) -> np.ndarray:
-    """Distinct values in random order, so that the order has a derivative."""
-    n = int(np.prod(shape))
-    return (np.random.default_rng(seed).permutation(n) - n / 2).astype("float32").reshape(shape)
+from ..shared.places import moved
+from ..shared.samples import apart
+from ..shared.types import need_ids, need_ndim, need_size, norm_axis
 
 
 def _order(xp: Any, x: Any, axis: int, descending: bool) -> Any:
@@ -82,8 +78,8 @@ class TopK(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 5))
-        yield Sample.of(_f32(2, 2, 4), k=3)
+        yield Sample.of(apart(3, 5))
+        yield Sample.of(apart(2, 2, 4), k=3)
         yield Sample.of(np.array([3, 1, 3, 2], "int32"), k=4)
 
 
@@ -116,8 +112,8 @@ class Argsort(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 5))
-        yield Sample.of(_f32(3, 2), axis=0, descending=True)
+        yield Sample.of(apart(3, 5))
+        yield Sample.of(apart(3, 2), axis=0, descending=True)
         yield Sample.of(np.array([2, 1, 2, -128], "int8"), descending=True)
 
 
@@ -138,7 +134,7 @@ class ArgsortGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3), np.array([[2, 0], [1, 2]]), _f32(2, 2), grad=(), why="a gradient op")
+        yield Sample.of(apart(2, 3), np.array([[2, 0], [1, 2]]), apart(2, 2), grad=(), why="a gradient op")
 
 
 def _arg_shape(op: str, x: TensorType, axis: int, keepdims: bool, dtype: str) -> TensorType:
@@ -173,7 +169,7 @@ class ArgMax(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 4))
+        yield Sample.of(apart(3, 4))
         yield Sample.of(np.array([[1, 1], [0, 2]], "int64"), axis=0, keepdims=True, dtype="int32")
 
 
@@ -196,8 +192,8 @@ class ArgMin(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(3, 4), axis=0)
-        yield Sample.of(_f32(4), keepdims=True)
+        yield Sample.of(apart(3, 4), axis=0)
+        yield Sample.of(apart(4), keepdims=True)
 
 
 class Cumsum(OpDef):
@@ -240,8 +236,8 @@ class Cumsum(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3))
-        yield Sample.of(_f32(3, 2), axis=0, exclusive=True)
-        yield Sample.of(_f32(2, 3), axis=1, reverse=True)
-        yield Sample.of(_f32(2, 3), flatten=True, exclusive=True, reverse=True)
+        yield Sample.of(apart(2, 3))
+        yield Sample.of(apart(3, 2), axis=0, exclusive=True)
+        yield Sample.of(apart(2, 3), axis=1, reverse=True)
+        yield Sample.of(apart(2, 3), flatten=True, exclusive=True, reverse=True)
         yield Sample.of(np.array([1, 2, 3], "int32"))

@@ -10,11 +10,11 @@ import numpy as np
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY
-from ..shared.axes import INT_MAX, moved, need_ndim, norm_axes
+from ..shared.places import moved
+from ..shared.samples import f32
+from ..shared.types import need_ndim, norm_axes
 
-
-def _f32(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+INT_MAX = 2**31 - 1  # fluid's "to the end" in slice attributes
 
 
 # -- slice ------------------------------------------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ class Slice(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(4, 3), axes=(0,), starts=(1,), ends=(3,))
-        yield Sample.of(_f32(4, 3, 2), axes=(0, -1), starts=(-3, 0), ends=(INT_MAX, -1))
-        yield Sample.of(_f32(4, 3), axes=(1,), starts=(2,), ends=(3,), decrease_axis=(1,))
-        yield Sample.of(_f32(4), axes=(0,), starts=(3,), ends=(3,), grad=(), why="the result is empty")
+        yield Sample.of(f32(4, 3), axes=(0,), starts=(1,), ends=(3,))
+        yield Sample.of(f32(4, 3, 2), axes=(0, -1), starts=(-3, 0), ends=(INT_MAX, -1))
+        yield Sample.of(f32(4, 3), axes=(1,), starts=(2,), ends=(3,), decrease_axis=(1,))
+        yield Sample.of(f32(4), axes=(0,), starts=(3,), ends=(3,), grad=(), why="the result is empty")
 
 
 class StridedSlice(OpDef):
@@ -114,9 +114,9 @@ class StridedSlice(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(5, 3), axes=(0,), starts=(0,), ends=(5,), strides=(2,))
-        yield Sample.of(_f32(5, 3), axes=(0, 1), starts=(INT_MAX, 1), ends=(-(2**31), 3), strides=(-2, 1))
-        yield Sample.of(_f32(5), axes=(0,), starts=(3,), ends=(0,), strides=(-1,))
+        yield Sample.of(f32(5, 3), axes=(0,), starts=(0,), ends=(5,), strides=(2,))
+        yield Sample.of(f32(5, 3), axes=(0, 1), starts=(INT_MAX, 1), ends=(-(2**31), 3), strides=(-2, 1))
+        yield Sample.of(f32(5), axes=(0,), starts=(3,), ends=(0,), strides=(-1,))
 
 
 class SliceGrad(OpDef):
@@ -137,7 +137,7 @@ class SliceGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(4, 3), _f32(2, 3), axes=(0,), starts=(1,), ends=(3,), strides=(1,), grad=(), why="a gradient op")
+        yield Sample.of(f32(4, 3), f32(2, 3), axes=(0,), starts=(1,), ends=(3,), strides=(1,), grad=(), why="a gradient op")
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ class Pad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(2, 3), paddings=(1, 0, 0, 2), pad_value=1.5)
-        yield Sample.of(_f32(3), paddings=(0, 0))
+        yield Sample.of(f32(2, 3), paddings=(1, 0, 0, 2), pad_value=1.5)
+        yield Sample.of(f32(3), paddings=(0, 0))
 
 
 def _source_rows(n: int, before: int, after: int, mode: str) -> np.ndarray:
@@ -253,10 +253,10 @@ class Pad2d(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(1, 2, 3, 2), paddings=(1, 0, 2, 1), pad_value=-1.0)
-        yield Sample.of(_f32(1, 2, 3, 4), paddings=(2, 1, 1, 3), mode="reflect")
-        yield Sample.of(_f32(1, 2, 2, 3), paddings=(1, 2, 3, 0), mode="edge")
-        yield Sample.of(_f32(1, 3, 3, 2), paddings=(1, 1, 0, 1), mode="reflect", data_format="NHWC")
+        yield Sample.of(f32(1, 2, 3, 2), paddings=(1, 0, 2, 1), pad_value=-1.0)
+        yield Sample.of(f32(1, 2, 3, 4), paddings=(2, 1, 1, 3), mode="reflect")
+        yield Sample.of(f32(1, 2, 2, 3), paddings=(1, 2, 3, 0), mode="edge")
+        yield Sample.of(f32(1, 3, 3, 2), paddings=(1, 1, 0, 1), mode="reflect", data_format="NHWC")
 
 
 class Pad2dGrad(OpDef):
@@ -288,4 +288,4 @@ class Pad2dGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(1, 1, 2, 2), _f32(1, 1, 3, 4), paddings=(1, 0, 1, 1), mode="edge", grad=(), why="a gradient op")
+        yield Sample.of(f32(1, 1, 2, 2), f32(1, 1, 3, 4), paddings=(1, 0, 1, 1), mode="edge", grad=(), why="a gradient op")

@@ -9,7 +9,9 @@ import numpy as np
 from ...ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
 from ...ir.placement import place_affine, place_elementwise, place_linear
 from .. import expr as ex
-from .declare import broadcast_sizes, elementwise, points, reduced
+from ..shared.broadcast import broadcast_sizes, reduced
+from ..shared.samples import points
+from .declare import elementwise
 
 
 def _pairs(low=-3.0, high=3.0, ints=True, int_low=-9):

@@ -14,62 +14,18 @@ from ...ir.dtypes import FLOATS, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.placement import place_elementwise
-from ...ir.types import ANY, TensorType
+from ...ir.types import TensorType
 from ..expr.derivative import derivative, in_terms_of
 from ..expr.nodes import BOOLEAN, Expr, is_const, nodes, substitute, sym, symbols, trace
 from ..expr.numpy import bind_ufuncs, evaluate
+from ..shared.broadcast import align, aligned, broadcast_sizes, reduced
+from ..shared.samples import points
+from ..shared.types import NUMBERS
 
-NUMBERS = (*FLOATS, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = {"float": FLOATS, "number": NUMBERS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
 
 
 # -- broadcasting ---------------------------------------------------------------------------------------------------------------
-
-
-def broadcast_sizes(op: str, a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """The shape two right-aligned shapes broadcast to. An open axis beside n > 1 is n, beside 1 or another open axis it is open.
-
-    >>> broadcast_sizes("add", (-1, 1, 4), (3, 1))
-    (-1, 3, 4)
-    """
-    n = max(len(a), len(b))
-    out = []
-    for p, q in zip((1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b), strict=True):
-        if p == q or q == 1:
-            out.append(p)
-        elif p == 1 or p == ANY:
-            out.append(q)
-        elif q == ANY:
-            out.append(p)
-        else:
-            raise ProgramError(f"op {op}: shapes {list(a)} and {list(b)} do not broadcast: {p} against {q}")
-    return tuple(out)
-
-
-def aligned(op: str, x: Sequence[int], y: Sequence[int], axis: int) -> tuple[int, ...]:
-    """Y's shape as it meets X's: with `axis` k its axis 0 meets X's axis k (fluid), with -1 the last axes meet (NumPy).
-
-    >>> aligned("add", (2, 3, 4, 5), (3, 4), 1)
-    (3, 4, 1)
-    """
-    if axis == -1 or len(x) == len(y):
-        return tuple(y)
-    trailing = len(x) - axis - len(y)
-    while trailing < 0 and y and y[-1] == 1:  # fluid drops trailing sizes of 1
-        y, trailing = y[:-1], trailing + 1
-    if axis < -1 or trailing < 0:
-        raise ProgramError(f"op {op}: with axis {axis}, Y of shape {list(y)} does not fit into X of shape {list(x)}")
-    return (*y, *(1,) * trailing)
-
-
-def align(y: Any, ndim: int, axis: int) -> Any:
-    """The array `y` as a view that broadcasts against an array of `ndim` axes from its axis `axis` on."""
-    return y if axis == -1 or y.ndim == ndim else y.reshape(aligned("align", (1,) * ndim, y.shape, axis))
-
-
-def reduced(b: Any, g: Any, like: Any, shape: Sequence[int], axis: int = -1) -> Any:
-    """The gradient `g` of a broadcast result, summed down to the operand `like`; `g` itself where nothing was broadcast."""
-    return g if tuple(like.shape) == tuple(shape) else b.reduce_to(g, like, axis=axis)
 
 
 # -- the family ------------------------------------------------------------------------------------------------------------------
@@ -253,16 +209,6 @@ def _declare_grad(
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------------------
-
-
-def points(
-    shape: Sequence[int], low: float = -3.0, high: float = 3.0, kinks: Sequence[float] = (), seed: int = 0, dtype: str = "float32"
-) -> Any:
-    """Deterministic values in [low, high), at least 0.05 away from each of `kinks`."""
-    x = np.random.default_rng(seed).uniform(low, high, tuple(shape))
-    for k in kinks:
-        x = np.where(np.abs(x - k) < 0.05, k + 0.1, x)
-    return x.astype(dtype)
 
 
 def _draw(count: int, dtypes: str, domain: tuple[float, float], kinks: Sequence[float], variants: Sequence[Any]) -> Iterator[Sample]:

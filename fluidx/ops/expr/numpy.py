@@ -16,6 +16,7 @@ import numpy as np
 from ...ir.dtypes import np_dtype
 from ...ir.errors import ProgramError
 from ..shared.blocked import in_order
+from ..shared.types import HALVES
 from . import nodes as ex
 from .nodes import BOOLEAN, Expr, const, exp, is_const, log1p, make_node, nodes, number_of, sqrt, symbols, where
 
@@ -141,7 +142,6 @@ def _lower_node(n: Expr, args: tuple[Expr, ...], dtype: str, select: bool) -> Ex
     return n if args == n.args else make_node(n.fn, *args)
 
 
-HALF = ("float16", "bfloat16")
 _INT_VIEW = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 BLOCK = 32768  # elements of one block: its operands and scratch stay in the second-level cache
 
@@ -154,7 +154,7 @@ def _steps(e: Expr, dtype: str, out_dtype: str) -> tuple[list[tuple[str, tuple[A
     """
     lowered = _lower(e, dtype, select=True)
     inner = [n for n in nodes(lowered) if n.fn not in ("const", "sym")]
-    work = "float32" if dtype in HALF and len(inner) > 1 else dtype
+    work = "float32" if dtype in HALVES and len(inner) > 1 else dtype
     if work != dtype:
         lowered = _lower(e, work, select=True)
         inner = [n for n in nodes(lowered) if n.fn not in ("const", "sym")]
@@ -210,8 +210,8 @@ def _bind_block(steps: Any, work: str, ins: Mapping[str, np.ndarray], out: np.nd
     for i, (_, operands, _) in enumerate(steps):
         for o in operands:
             last[o] = i
-    if work not in HALF and any(a.dtype.name in HALF for a in ins.values()):
-        wide = {n: np.empty(a.shape, work) if a.dtype.name in HALF else a for n, a in ins.items()}
+    if work not in HALVES and any(a.dtype.name in HALVES for a in ins.values()):
+        wide = {n: np.empty(a.shape, work) if a.dtype.name in HALVES else a for n, a in ins.items()}
         calls += [_copy_into(wide[n], a) for n, a in ins.items() if wide[n] is not a]
         ins = wide
     free: dict[Any, list[np.ndarray]] = {k: list(v) for k, v in pool.items()}

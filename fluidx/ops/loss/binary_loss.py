@@ -8,8 +8,9 @@ import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample
 from ...ir.placement import PlaceError
-from ..math.matmul import _f32, widen
-from .loss_shared import EachGrad, alike, between, bits, place_alike, place_each
+from ..shared.samples import between, bits, f32
+from ..shared.types import widen
+from .loss_shared import EachGrad, alike, place_alike, place_each
 
 
 def _sigmoid(xp: Any, x: Any) -> Any:
@@ -52,16 +53,16 @@ class SigmoidCrossEntropyWithLogits(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 4, 3), bits(1, 4, 3), grad=("X",), why="Label is a constant")
+        yield Sample.of(f32(4, 3), bits(4, 3, seed=1), grad=("X",), why="Label is a constant")
         label = np.array([[0, 1, -1], [1, -1, 0.5]], "float32")
-        yield Sample.of(_f32(0, 2, 3), label, ignore_index=-1, normalize=True, grad=("X",), why="Label is a constant")
+        yield Sample.of(f32(2, 3), label, ignore_index=-1, normalize=True, grad=("X",), why="Label is a constant")
 
 
 class SigmoidCrossEntropyWithLogitsGrad(OpDef):
     """Gradient of sigmoid_cross_entropy_with_logits: (sigmoid(x) - label) * g, 0 where ignored."""
 
     name = "sigmoid_cross_entropy_with_logits_grad"
-    inputs, outputs = ("X", "Label", "OutGrad"), ("XGrad",)
+    inputs, outputs = ("X", "Label", "Out@GRAD"), ("X@GRAD",)
     attrs = {"ignore_index": -100, "normalize": False}
     place = staticmethod(_place_normalized)
 
@@ -78,7 +79,7 @@ class SigmoidCrossEntropyWithLogitsGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 4, 3), bits(1, 4, 3), _f32(2, 4, 3), grad=(), why="a gradient itself")
+        yield Sample.of(f32(4, 3), bits(4, 3, seed=1), f32(4, 3, seed=2), grad=(), why="a gradient itself")
 
 
 class LogLoss(OpDef):
@@ -105,15 +106,15 @@ class LogLoss(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(between(0, 5, 1), bits(1, 5, 1), grad=("Predicted",), why="Labels are constants")
-        yield Sample.of(between(0, 2, 3), bits(1, 2, 3), epsilon=0.1, grad=("Predicted",), why="Labels are constants")
+        yield Sample.of(between(5, 1), bits(5, 1, seed=1), grad=("Predicted",), why="Labels are constants")
+        yield Sample.of(between(2, 3), bits(2, 3, seed=1), epsilon=0.1, grad=("Predicted",), why="Labels are constants")
 
 
 class LogLossGrad(EachGrad):
     """Gradient of log_loss: (-label / (p + epsilon) + (1 - label) / (1 - p + epsilon)) * g."""
 
     name = "log_loss_grad"
-    inputs, outputs = ("Predicted", "Labels", "LossGrad"), ("PredictedGrad",)
+    inputs, outputs = ("Predicted", "Labels", "Loss@GRAD"), ("Predicted@GRAD",)
     attrs = {"epsilon": 1e-4}
 
     @staticmethod
@@ -123,7 +124,7 @@ class LogLossGrad(EachGrad):
 
     @staticmethod
     def samples():
-        yield Sample.of(between(0, 5, 1), bits(1, 5, 1), _f32(2, 5, 1), grad=(), why="a gradient itself")
+        yield Sample.of(between(5, 1), bits(5, 1, seed=1), f32(5, 1, seed=2), grad=(), why="a gradient itself")
 
 
 class BceLoss(OpDef):
@@ -150,7 +151,7 @@ class BceLoss(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(between(0, 4, 3), bits(1, 4, 3), grad=("X",), why="Label is a constant")
+        yield Sample.of(between(4, 3), bits(4, 3, seed=1), grad=("X",), why="Label is a constant")
         edges = np.array([[0.0, 1.0, 0.5, 0.0]], "float32")
         yield Sample.of(edges, np.array([[0.0, 1.0, 1.0, 1.0]], "float32"), grad=(), why="the slope at 0 and 1 is held finite")
 
@@ -159,7 +160,7 @@ class BceLossGrad(EachGrad):
     """Gradient of bce_loss: (x - label) / max(x * (1 - x), 1e-12) * g."""
 
     name = "bce_loss_grad"
-    inputs, outputs = ("X", "Label", "OutGrad"), ("XGrad",)
+    inputs, outputs = ("X", "Label", "Out@GRAD"), ("X@GRAD",)
 
     @staticmethod
     def kernel(xp, x, label, g, *, out):
@@ -168,7 +169,7 @@ class BceLossGrad(EachGrad):
 
     @staticmethod
     def samples():
-        yield Sample.of(between(0, 4, 3), bits(1, 4, 3), _f32(2, 4, 3), grad=(), why="a gradient itself")
+        yield Sample.of(between(4, 3), bits(4, 3, seed=1), f32(4, 3, seed=2), grad=(), why="a gradient itself")
 
 
 class HingeLoss(OpDef):
@@ -193,14 +194,14 @@ class HingeLoss(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 6, 1) * 2, bits(1, 6, 1), grad=("Logits",), why="Labels are constants")
+        yield Sample.of(f32(6, 1) * 2, bits(6, 1, seed=1), grad=("Logits",), why="Labels are constants")
 
 
 class HingeLossGrad(EachGrad):
     """Gradient of hinge_loss: -(2 * label - 1) * g where the loss is positive."""
 
     name = "hinge_loss_grad"
-    inputs, outputs = ("Logits", "Labels", "LossGrad"), ("LogitsGrad",)
+    inputs, outputs = ("Logits", "Labels", "Loss@GRAD"), ("Logits@GRAD",)
 
     @staticmethod
     def kernel(xp, x, label, g, *, out):
@@ -209,7 +210,7 @@ class HingeLossGrad(EachGrad):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 6, 1) * 2, bits(1, 6, 1), _f32(2, 6, 1), grad=(), why="a gradient itself")
+        yield Sample.of(f32(6, 1) * 2, bits(6, 1, seed=1), f32(6, 1, seed=2), grad=(), why="a gradient itself")
 
 
 class MarginRankLoss(OpDef):
@@ -244,6 +245,6 @@ class MarginRankLoss(OpDef):
 
     @staticmethod
     def samples():
-        label = bits(2, 5, 1) * 2 - 1
-        yield Sample.of(_f32(0, 5, 1), _f32(1, 5, 1), label, grad=("X1", "X2"), why="Label is a constant")
-        yield Sample.of(_f32(0, 5, 1), _f32(1, 5, 1), label, margin=1.5, grad=("X1", "X2"), why="Label is a constant")
+        label = bits(5, 1, seed=2) * 2 - 1
+        yield Sample.of(f32(5, 1), f32(5, 1, seed=1), label, grad=("X1", "X2"), why="Label is a constant")
+        yield Sample.of(f32(5, 1), f32(5, 1, seed=1), label, margin=1.5, grad=("X1", "X2"), why="Label is a constant")

@@ -14,16 +14,13 @@ import numpy as np
 
 from ...ir import ANY, ExecutionError, OpDef, Partial, ProgramError, Sample, Shard, TensorType
 from ...ir.placement import PlaceError, by_group
-from ..math.matmul import _f32, is_half, meet, widen
-from ..nn.softmax import check_axis, check_float, place_along_axis
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
-from .loss_shared import alike, place_alike, probabilities
+from ..shared.places import place_along_axis
+from ..shared.samples import f32, ints, probabilities
+from ..shared.types import is_half, meet, need_float, norm_axis, widen
+from .loss_shared import alike, place_alike
 
 LABELS = ("int32", "int64", "int8", "int16", "uint8")
-
-
-def _labels(k: int, high: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(k).integers(0, high, shape)
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------------------
@@ -105,8 +102,8 @@ class CrossEntropy(OpDef):
 
     @staticmethod
     def infer(x, label, *, soft_label, ignore_index):
-        check_float("cross_entropy", "X", x)
-        axis = check_axis("cross_entropy", x, -1)
+        need_float("cross_entropy", "X", x)
+        axis = norm_axis("cross_entropy", -1, x.ndim)
         _check_label("cross_entropy", "X", x, label, axis, soft_label, ignore_index)
         return _loss_type(x, axis)
 
@@ -130,17 +127,17 @@ class CrossEntropy(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(probabilities(0, 4, 5), _labels(1, 5, 4, 1), grad=("X",))
-        yield Sample.of(probabilities(0, 4, 5), probabilities(1, 4, 5), soft_label=True, grad=("X",), why="Label is a constant")
-        yield Sample.of(probabilities(2, 2, 3, 4), np.array([[[0], [3], [-100]], [[1], [2], [0]]]), grad=("X",))
-        yield Sample.of(probabilities(3, 3, 1), np.array([[0], [1], [0]]), ignore_index=1, grad=("X",))
+        yield Sample.of(probabilities(4, 5), ints(4, 1, high=5, seed=1), grad=("X",))
+        yield Sample.of(probabilities(4, 5), probabilities(4, 5, seed=1), soft_label=True, grad=("X",), why="Label is a constant")
+        yield Sample.of(probabilities(2, 3, 4, seed=2), np.array([[[0], [3], [-100]], [[1], [2], [0]]]), grad=("X",))
+        yield Sample.of(probabilities(3, 1, seed=3), np.array([[0], [1], [0]]), ignore_index=1, grad=("X",))
 
 
 class CrossEntropyGrad(OpDef):
     """Gradient of cross_entropy: -g / x at the label (times Label where it is soft), 0 elsewhere and for ignored examples."""
 
     name = "cross_entropy_grad"
-    inputs, outputs = ("X", "Label", "YGrad"), ("XGrad",)
+    inputs, outputs = ("X", "Label", "Y@GRAD"), ("X@GRAD",)
     attrs = {"soft_label": False, "ignore_index": -100}
     place = staticmethod(lambda x, label, g, **attrs: place_along_axis(x, label, g))
 
@@ -162,8 +159,8 @@ class CrossEntropyGrad(OpDef):
     @staticmethod
     def samples():
         why = "a gradient itself"
-        yield Sample.of(probabilities(0, 4, 5), _labels(1, 5, 4, 1), _f32(2, 4, 1), grad=(), why=why)
-        yield Sample.of(probabilities(0, 4, 5), probabilities(1, 4, 5), _f32(2, 4, 1), soft_label=True, grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), ints(4, 1, high=5, seed=1), f32(4, 1, seed=2), grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), probabilities(4, 5, seed=1), f32(4, 1, seed=2), soft_label=True, grad=(), why=why)
 
 
 _SWCE_ATTRS = {"soft_label": False, "ignore_index": -100, "axis": -1}
@@ -188,8 +185,8 @@ class SoftmaxWithCrossEntropy(OpDef):
 
     @staticmethod
     def infer(x, label, *, soft_label, ignore_index, axis, numeric_stable_mode):
-        check_float("softmax_with_cross_entropy", "Logits", x)
-        axis = check_axis("softmax_with_cross_entropy", x, axis)
+        need_float("softmax_with_cross_entropy", "Logits", x)
+        axis = norm_axis("softmax_with_cross_entropy", axis, x.ndim)
         _check_label("softmax_with_cross_entropy", "Logits", x, label, axis, soft_label, ignore_index)
         return x, _loss_type(x, axis)
 
@@ -262,14 +259,14 @@ class SoftmaxWithCrossEntropy(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 4, 5), _labels(1, 5, 4, 1), grad=("Logits",))
-        yield Sample.of(_f32(0, 6, 19) * 10, _labels(1, 19, 6, 1), grad=("Logits",))
-        yield Sample.of(_f32(2, 2, 3, 4), _labels(3, 4, 2, 3, 1), grad=("Logits",))
-        yield Sample.of(_f32(2, 2, 3, 4), _labels(3, 3, 2, 1, 4), axis=1, grad=("Logits",))
-        yield Sample.of(_f32(4, 4, 5), probabilities(5, 4, 5), soft_label=True, grad=("Logits",), why="Label is a constant")
-        yield Sample.of(_f32(6, 4, 3), np.array([[0], [-100], [2], [-100]]), grad=("Logits",))
-        yield Sample.of(_f32(6, 4, 3), np.array([[0], [1], [2], [1]], "int32"), ignore_index=1, grad=("Logits",))
-        yield Sample.of(_f32(7, 3, 1), np.zeros((3, 1), "int64"), numeric_stable_mode=False, grad=("Logits",))
+        yield Sample.of(f32(4, 5), ints(4, 1, high=5, seed=1), grad=("Logits",))
+        yield Sample.of(f32(6, 19) * 10, ints(6, 1, high=19, seed=1), grad=("Logits",))
+        yield Sample.of(f32(2, 3, 4, seed=2), ints(2, 3, 1, high=4, seed=3), grad=("Logits",))
+        yield Sample.of(f32(2, 3, 4, seed=2), ints(2, 1, 4, high=3, seed=3), axis=1, grad=("Logits",))
+        yield Sample.of(f32(4, 5, seed=4), probabilities(4, 5, seed=5), soft_label=True, grad=("Logits",), why="Label is a constant")
+        yield Sample.of(f32(4, 3, seed=6), np.array([[0], [-100], [2], [-100]]), grad=("Logits",))
+        yield Sample.of(f32(4, 3, seed=6), np.array([[0], [1], [2], [1]], "int32"), ignore_index=1, grad=("Logits",))
+        yield Sample.of(f32(3, 1, seed=7), np.zeros((3, 1), "int64"), numeric_stable_mode=False, grad=("Logits",))
 
 
 def _label_index(op: str, label: np.ndarray, classes: int, ignore: int, index: np.ndarray) -> tuple[Callable[[], None], list[np.ndarray]]:
@@ -298,7 +295,7 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
     """Gradient of softmax_with_cross_entropy through Loss: (softmax - one-hot label) * g, 0 for ignored examples."""
 
     name = "softmax_with_cross_entropy_grad"
-    inputs, outputs = ("Softmax", "Label", "LossGrad"), ("LogitsGrad",)
+    inputs, outputs = ("Softmax", "Label", "Loss@GRAD"), ("Logits@GRAD",)
     attrs = _SWCE_ATTRS
     place = staticmethod(lambda x, label, g, **attrs: place_along_axis(x, label, g, axis=attrs["axis"]))
 
@@ -351,10 +348,10 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
     @staticmethod
     def samples():
         why = "a gradient itself"
-        yield Sample.of(probabilities(0, 4, 5), _labels(1, 5, 4, 1), _f32(2, 4, 1), grad=(), why=why)
-        yield Sample.of(probabilities(0, 4, 5), np.array([[0], [-100], [4], [2]]), _f32(2, 4, 1), grad=(), why=why)
-        yield Sample.of(probabilities(0, 4, 5), _labels(1, 4, 1, 5), _f32(2, 1, 5), axis=0, grad=(), why=why)
-        yield Sample.of(probabilities(0, 4, 5), probabilities(3, 4, 5), _f32(2, 4, 1), soft_label=True, grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), ints(4, 1, high=5, seed=1), f32(4, 1, seed=2), grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), np.array([[0], [-100], [4], [2]]), f32(4, 1, seed=2), grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), ints(1, 5, high=4, seed=1), f32(1, 5, seed=2), axis=0, grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), probabilities(4, 5, seed=3), f32(4, 1, seed=2), soft_label=True, grad=(), why=why)
 
 
 # -- distributions ------------------------------------------------------------------------------------------------------------------
@@ -410,7 +407,7 @@ class KldivLoss(OpDef):
 
     @staticmethod
     def samples():
-        x, t = np.log(probabilities(0, 4, 3)), probabilities(1, 4, 3)
+        x, t = np.log(probabilities(4, 3)), probabilities(4, 3, seed=1)
         t[1, 2] = 0
         for reduction in ("mean", "sum", "batchmean", "none"):
             yield Sample.of(x, t, reduction=reduction, grad=("X",), why="Target is a constant")
@@ -420,7 +417,7 @@ class KldivLossGrad(OpDef):
     """Gradient of kldiv_loss: -Target * g where Target is positive, times the share of the reduction."""
 
     name = "kldiv_loss_grad"
-    inputs, outputs = ("X", "Target", "LossGrad"), ("XGrad",)
+    inputs, outputs = ("X", "Target", "Loss@GRAD"), ("X@GRAD",)
     attrs = {"reduction": "mean"}
 
     @staticmethod
@@ -438,7 +435,7 @@ class KldivLossGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(np.log(probabilities(0, 4, 3)), probabilities(1, 4, 3), _f32(2, 1), grad=(), why="a gradient itself")
+        yield Sample.of(np.log(probabilities(4, 3)), probabilities(4, 3, seed=1), f32(1, seed=2), grad=(), why="a gradient itself")
 
 
 class LabelSmooth(OpDef):
@@ -461,7 +458,7 @@ class LabelSmooth(OpDef):
 
     @staticmethod
     def infer(x, prior, *, epsilon):
-        check_float("label_smooth", "X", x)
+        need_float("label_smooth", "X", x)
         if not 0 <= epsilon <= 1:
             raise ProgramError(f"op label_smooth: epsilon must be between 0 and 1, got {epsilon}")
         classes = x.shape[-1] if x.ndim else ANY
@@ -480,5 +477,5 @@ class LabelSmooth(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(probabilities(0, 3, 4), None)
-        yield Sample.of(probabilities(0, 2, 3, 4), probabilities(1, 1, 4), epsilon=0.3, grad=("X",), why="the prior is a constant")
+        yield Sample.of(probabilities(3, 4), None)
+        yield Sample.of(probabilities(2, 3, 4), probabilities(1, 4, seed=1), epsilon=0.3, grad=("X",), why="the prior is a constant")

@@ -1,35 +1,19 @@
-"""What the losses share: the type and the placement of operands that are alike, and sample arrays."""
+"""What the losses share: the type and the placement of operands that are alike, and the base of their gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ...ir import OpDef, ProgramError, Shard, TensorType
 from ...ir.placement import PlaceError, by_group
-from ..math.matmul import meet, same_dtype
-from ..nn.softmax import check_float
-
-
-def probabilities(k: int, *shape: int) -> np.ndarray:
-    x = np.random.default_rng(k).random(shape) + 0.2
-    return (x / x.sum(axis=-1, keepdims=True)).astype("float32")
-
-
-def between(k: int, *shape: int) -> np.ndarray:
-    return (np.random.default_rng(k).random(shape) * 0.8 + 0.1).astype("float32")
-
-
-def bits(k: int, *shape: int) -> np.ndarray:
-    return (np.random.default_rng(k).random(shape) < 0.5).astype("float32")
+from ..shared.types import meet, need_float, same_dtype
 
 
 def alike(op: str, **types: TensorType) -> TensorType:
     """The common type of operands of one shape and dtype; an open size takes the other's."""
     same_dtype(op, **types)
     (first, x), *rest = types.items()
-    check_float(op, first, x)
+    need_float(op, first, x)
     for slot, t in rest:
         if t.ndim != x.ndim or not all(map(meet, t.shape, x.shape)):
             raise ProgramError(f"op {op}: {slot} must have the shape of {first} {x}, got {t}")

@@ -10,7 +10,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.placement import place_rows
 from ...ir.types import Partial, Placement, TensorType
-from ..shared.axes import merge_size, need_ids, need_ndim
+from ..shared.types import merge_size, need_ids, need_ndim
 
 
 class Accuracy(OpDef):

@@ -7,8 +7,9 @@ from typing import Any
 
 from ...ir import OpDef, ProgramError, Sample
 from ...ir.placement import place_rows
-from ..math.matmul import _f32, widen
-from .loss_shared import EachGrad, alike, between, place_alike, place_each
+from ..shared.samples import between, f32
+from ..shared.types import widen
+from .loss_shared import EachGrad, alike, place_alike, place_each
 
 
 class SquareErrorCost(OpDef):
@@ -36,15 +37,15 @@ class SquareErrorCost(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 4, 1), _f32(1, 4, 1))
-        yield Sample.of(_f32(0, 2, 3, 2), _f32(1, 2, 3, 2))
+        yield Sample.of(f32(4, 1), f32(4, 1, seed=1))
+        yield Sample.of(f32(2, 3, 2), f32(2, 3, 2, seed=1))
 
 
 class SquareErrorCostGrad(EachGrad):
     """Gradient of square_error_cost with respect to X: 2 * (X - Y) * g."""
 
     name = "square_error_cost_grad"
-    inputs, outputs = ("X", "Y", "OutGrad"), ("XGrad",)
+    inputs, outputs = ("X", "Y", "Out@GRAD"), ("X@GRAD",)
 
     @staticmethod
     def kernel(xp, x, y, g, *, out):
@@ -54,7 +55,7 @@ class SquareErrorCostGrad(EachGrad):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 4, 1), _f32(1, 4, 1), _f32(2, 4, 1), grad=(), why="a gradient itself")
+        yield Sample.of(f32(4, 1), f32(4, 1, seed=1), f32(4, 1, seed=2), grad=(), why="a gradient itself")
 
 
 class HuberLoss(OpDef):
@@ -91,15 +92,15 @@ class HuberLoss(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 5, 1) * 3, _f32(1, 5, 1))
-        yield Sample.of(_f32(0, 2, 3), _f32(1, 2, 3), delta=0.5)
+        yield Sample.of(f32(5, 1) * 3, f32(5, 1, seed=1))
+        yield Sample.of(f32(2, 3), f32(2, 3, seed=1), delta=0.5)
 
 
 class HuberLossGrad(EachGrad):
     """Gradient of huber_loss with respect to Y: the residual, held between -delta and delta, times g."""
 
     name = "huber_loss_grad"
-    inputs, outputs = ("Residual", "OutGrad"), ("YGrad",)
+    inputs, outputs = ("Residual", "Out@GRAD"), ("Y@GRAD",)
     attrs = {"delta": 1.0}
 
     @staticmethod
@@ -109,7 +110,7 @@ class HuberLossGrad(EachGrad):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 5, 1) * 3, _f32(1, 5, 1), grad=(), why="a gradient itself")
+        yield Sample.of(f32(5, 1) * 3, f32(5, 1, seed=1), grad=(), why="a gradient itself")
 
 
 def _row_sums(xp: Any, a: Any, like: Any) -> Any:
@@ -162,8 +163,8 @@ class SmoothL1Loss(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 3, 4), _f32(1, 3, 4), None, None)
-        yield Sample.of(_f32(0, 2, 3, 2), _f32(1, 2, 3, 2), between(2, 2, 3, 2), between(3, 2, 3, 2), sigma=2.0, grad=("X", "Y"),
+        yield Sample.of(f32(3, 4), f32(3, 4, seed=1), None, None)
+        yield Sample.of(f32(2, 3, 2), f32(2, 3, 2, seed=1), between(2, 3, 2, seed=2), between(2, 3, 2, seed=3), sigma=2.0, grad=("X", "Y"),
                         why="weights are constants")  # fmt: skip
 
 
@@ -171,7 +172,7 @@ class SmoothL1LossGrad(OpDef):
     """Gradient of smooth_l1_loss with respect to X: sigma squared * d, held between -1 and 1, times the weights and g."""
 
     name = "smooth_l1_loss_grad"
-    inputs, outputs = ("Diff", "InsideWeight?", "OutsideWeight?", "OutGrad"), ("XGrad",)
+    inputs, outputs = ("Diff", "InsideWeight?", "OutsideWeight?", "Out@GRAD"), ("X@GRAD",)
     attrs = {"sigma": 1.0}
     place = staticmethod(place_rows)
 
@@ -189,4 +190,4 @@ class SmoothL1LossGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 3, 4), None, None, _f32(1, 3, 1), grad=(), why="a gradient itself")
+        yield Sample.of(f32(3, 4), None, None, f32(3, 1, seed=1), grad=(), why="a gradient itself")

@@ -11,47 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import ANY, OpDef, Partial, ProgramError, Sample, Shard, TensorType
+from ...ir import OpDef, Partial, ProgramError, Sample, Shard, TensorType
 from ...ir.placement import PlaceError, by_group, place_matmul
-
-HALVES = ("float16", "bfloat16")
-
-
-def _rng(k):
-    return np.random.default_rng(k)
-
-
-def _f32(k, *shape):
-    return _rng(k).standard_normal(shape).astype("float32")
-
-
-def is_half(dtype: Any) -> bool:
-    """True for the 16-bit floats, whose sums are kept in float32."""
-    return np.dtype(dtype).name in HALVES
-
-
-def widen(*arrays: Any) -> list[Any]:
-    """16-bit floats as float32; other arrays, and None, as they are."""
-    return [a.astype("float32") if a is not None and is_half(a.dtype) else a for a in arrays]
-
-
-def same_dtype(op: str, **types: TensorType | None) -> str:
-    """The dtype that all given operands share, or ProgramError naming the ones that differ."""
-    given = {slot: t.dtype for slot, t in types.items() if t is not None}
-    if len(set(given.values())) > 1:
-        listed = ", ".join(f"{slot} is {dtype}" for slot, dtype in given.items())
-        raise ProgramError(f"op {op} needs operands of one dtype, but {listed}; use cast")
-    return next(iter(given.values()))
-
-
-def product_of(sizes: tuple[int, ...]) -> int:
-    """The number of elements of an axis group; open when one of its axes is open."""
-    return ANY if ANY in sizes else prod(sizes)
-
-
-def meet(a: int, b: int) -> bool:
-    """True when two sizes can be the same, an open one with any."""
-    return a == b or ANY in (a, b)
+from ..shared.broadcast import broadcast_sizes
+from ..shared.samples import bits, f32, ints
+from ..shared.types import is_half, meet, mul_sizes, same_dtype
 
 
 def product(xp: Any, a: Any, b: Any, out: Any) -> None:
@@ -120,7 +84,7 @@ class Mul(OpDef):
         dtype = same_dtype("mul", X=x, Y=y)
         _check_col_dims("x_num_col_dims", x, x_num_col_dims, "X")
         _check_col_dims("y_num_col_dims", y, y_num_col_dims, "Y")
-        columns, rows = product_of(x.shape[x_num_col_dims:]), product_of(y.shape[:y_num_col_dims])
+        columns, rows = mul_sizes(x.shape[x_num_col_dims:]), mul_sizes(y.shape[:y_num_col_dims])
         if not meet(columns, rows):
             raise ProgramError(f"op mul: X {x} has {columns} columns when flattened at axis {x_num_col_dims}, Y {y} has {rows} rows")
         return TensorType(dtype, x.shape[:x_num_col_dims] + y.shape[y_num_col_dims:])
@@ -172,18 +136,18 @@ class Mul(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 4, 6), _f32(1, 6, 3))
-        yield Sample.of(_f32(2, 1, 5), _f32(3, 5, 1))
-        yield Sample.of(_f32(4, 2, 3, 4), _f32(5, 12, 5))
-        yield Sample.of(_f32(4, 2, 3, 4), _f32(5, 4, 5), x_num_col_dims=2)
-        yield Sample.of(_f32(6, 2, 3, 4), _f32(7, 3, 4, 2, 2), y_num_col_dims=2)
+        yield Sample.of(f32(4, 6), f32(6, 3, seed=1))
+        yield Sample.of(f32(1, 5, seed=2), f32(5, 1, seed=3))
+        yield Sample.of(f32(2, 3, 4, seed=4), f32(12, 5, seed=5))
+        yield Sample.of(f32(2, 3, 4, seed=4), f32(4, 5, seed=5), x_num_col_dims=2)
+        yield Sample.of(f32(2, 3, 4, seed=6), f32(3, 4, 2, 2, seed=7), y_num_col_dims=2)
 
 
 class MulGradX(OpDef):
     """Gradient of mul with respect to X, in X's shape: the flattened gradient times the transpose of the flattened Y."""
 
     name = "mul_grad_x"
-    inputs, outputs = ("OutGrad", "Y", "X"), ("XGrad",)
+    inputs, outputs = ("Out@GRAD", "Y", "X"), ("X@GRAD",)
     attrs = {"x_num_col_dims": 1, "y_num_col_dims": 1}
 
     @staticmethod
@@ -219,8 +183,8 @@ class MulGradX(OpDef):
     @staticmethod
     def samples():
         why = "a gradient itself"
-        yield Sample.of(_f32(0, 2, 5), _f32(1, 12, 5), _f32(2, 2, 3, 4), grad=(), why=why)
-        yield Sample.of(_f32(0, 2, 2, 2), _f32(1, 3, 4, 2, 2), _f32(2, 2, 3, 4), y_num_col_dims=2, grad=(), why=why)
+        yield Sample.of(f32(2, 5), f32(12, 5, seed=1), f32(2, 3, 4, seed=2), grad=(), why=why)
+        yield Sample.of(f32(2, 2, 2), f32(3, 4, 2, 2, seed=1), f32(2, 3, 4, seed=2), y_num_col_dims=2, grad=(), why=why)
 
 
 class MulGradY(OpDef):
@@ -230,14 +194,14 @@ class MulGradY(OpDef):
     """
 
     name = "mul_grad_y"
-    inputs, outputs = ("X", "OutGrad", "Y"), ("YGrad",)
+    inputs, outputs = ("X", "Out@GRAD", "Y"), ("Y@GRAD",)
     attrs = {"x_num_col_dims": 1}
 
     @staticmethod
     def infer(x, g, y, *, x_num_col_dims):
-        rows_x, rows_g = product_of(x.shape[:x_num_col_dims]), product_of(g.shape[:x_num_col_dims])
+        rows_x, rows_g = mul_sizes(x.shape[:x_num_col_dims]), mul_sizes(g.shape[:x_num_col_dims])
         if not meet(rows_x, rows_g):
-            raise ProgramError(f"op mul_grad_y: X {x} has {rows_x} rows, OutGrad {g} has {rows_g}")
+            raise ProgramError(f"op mul_grad_y: X {x} has {rows_x} rows, Out@GRAD {g} has {rows_g}")
         return y
 
     @staticmethod
@@ -274,8 +238,8 @@ class MulGradY(OpDef):
     @staticmethod
     def samples():
         why = "a gradient itself"
-        yield Sample.of(_f32(0, 2, 3, 4), _f32(1, 2, 3, 5), _f32(2, 4, 5), x_num_col_dims=2, grad=(), why=why)
-        yield Sample.of(_f32(0, 2, 3, 4), _f32(1, 2, 2, 2), _f32(2, 3, 4, 2, 2), grad=(), why=why)
+        yield Sample.of(f32(2, 3, 4), f32(2, 3, 5, seed=1), f32(4, 5, seed=2), x_num_col_dims=2, grad=(), why=why)
+        yield Sample.of(f32(2, 3, 4), f32(2, 2, 2, seed=1), f32(3, 4, 2, 2, seed=2), grad=(), why=why)
 
 
 # -- matmul ------------------------------------------------------------------------------------------------------------------
@@ -300,20 +264,6 @@ def _matrix_shape(shape: tuple[int, ...], transpose: bool, vector_is_row: bool) 
     return (*shape[:-2], shape[-1], shape[-2]) if transpose else shape
 
 
-def _batch(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Batch axes broadcast together, or None when they do not."""
-    n = max(len(a), len(b))
-    out = []
-    for i, j in zip((1,) * (n - len(a)) + a, (1,) * (n - len(b)) + b):
-        if i == 1 or j == 1:
-            out.append(j if i == 1 else i)
-        elif meet(i, j):
-            out.append(max(i, j))
-        else:
-            return None
-    return tuple(out)
-
-
 def _matmul_type(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) -> TensorType:
     dtype = same_dtype("matmul", X=x, Y=y)
     if x.ndim == 0 or y.ndim == 0:
@@ -322,9 +272,10 @@ def _matmul_type(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: b
     if not meet(sx[-1], sy[-2]):
         turned = " after transposing" if transpose_x or transpose_y else ""
         raise ProgramError(f"op matmul: X {x} has {sx[-1]} columns and Y {y} has {sy[-2]} rows{turned}; they must be equal")
-    batch = _batch(sx[:-2], sy[:-2])
-    if batch is None:
-        raise ProgramError(f"op matmul: the leading axes of X {x} and Y {y} do not broadcast")
+    try:
+        batch = broadcast_sizes("matmul", sx[:-2], sy[:-2])
+    except ProgramError:
+        raise ProgramError(f"op matmul: the leading axes of X {x} and Y {y} do not broadcast") from None
     rows = () if x.ndim == 1 and not transpose_x else (sx[-2],)
     columns = () if y.ndim == 1 and not transpose_y else (sy[-1],)
     return TensorType(dtype, (*batch, *rows, *columns) or (1,))
@@ -384,23 +335,23 @@ class MatMul(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 3, 4), _f32(1, 4, 5))
-        yield Sample.of(_f32(2, 4, 3), _f32(3, 5, 4), transpose_x=True, transpose_y=True, alpha=0.5)
-        yield Sample.of(_f32(4, 4, 3), _f32(5, 4, 2), transpose_x=True)
-        yield Sample.of(_f32(6, 2, 3, 4), _f32(7, 2, 5, 4), transpose_y=True, alpha=0.25)
-        yield Sample.of(_f32(8, 2, 3, 4), _f32(9, 4, 5))
-        yield Sample.of(_f32(8, 2, 3, 4), _f32(9, 5, 4), transpose_y=True, alpha=2.0)
-        yield Sample.of(_f32(10, 3, 4), _f32(11, 2, 4, 2))
-        yield Sample.of(_f32(12, 2, 1, 3, 2), _f32(13, 3, 2, 3))
-        yield Sample.of(_f32(12, 2, 1, 2, 3), _f32(13, 3, 4, 2), transpose_x=True, transpose_y=True)
-        yield Sample.of(_f32(14, 4), _f32(15, 4))
-        yield Sample.of(_f32(14, 4), _f32(15, 3), transpose_x=True, transpose_y=True)
-        yield Sample.of(_f32(16, 2, 3, 4), _f32(17, 4), alpha=3.0)
-        yield Sample.of(_f32(18, 4), _f32(19, 2, 4, 3))
-        yield Sample.of(_f32(18, 2, 4, 3), _f32(19, 4), transpose_x=True)
-        yield Sample.of(_rng(20).integers(-9, 9, (3, 4)), _rng(21).integers(-9, 9, (4, 2)), grad=(), why="integers")
-        yield Sample.of(_rng(22).random((3, 4)) < 0.4, _rng(23).random((4, 2)) < 0.4, grad=(), why="bool")
-        half = _rng(24).integers(-4, 5, (2, 3, 4)).astype("float16")
+        yield Sample.of(f32(3, 4), f32(4, 5, seed=1))
+        yield Sample.of(f32(4, 3, seed=2), f32(5, 4, seed=3), transpose_x=True, transpose_y=True, alpha=0.5)
+        yield Sample.of(f32(4, 3, seed=4), f32(4, 2, seed=5), transpose_x=True)
+        yield Sample.of(f32(2, 3, 4, seed=6), f32(2, 5, 4, seed=7), transpose_y=True, alpha=0.25)
+        yield Sample.of(f32(2, 3, 4, seed=8), f32(4, 5, seed=9))
+        yield Sample.of(f32(2, 3, 4, seed=8), f32(5, 4, seed=9), transpose_y=True, alpha=2.0)
+        yield Sample.of(f32(3, 4, seed=10), f32(2, 4, 2, seed=11))
+        yield Sample.of(f32(2, 1, 3, 2, seed=12), f32(3, 2, 3, seed=13))
+        yield Sample.of(f32(2, 1, 2, 3, seed=12), f32(3, 4, 2, seed=13), transpose_x=True, transpose_y=True)
+        yield Sample.of(f32(4, seed=14), f32(4, seed=15))
+        yield Sample.of(f32(4, seed=14), f32(3, seed=15), transpose_x=True, transpose_y=True)
+        yield Sample.of(f32(2, 3, 4, seed=16), f32(4, seed=17), alpha=3.0)
+        yield Sample.of(f32(4, seed=18), f32(2, 4, 3, seed=19))
+        yield Sample.of(f32(2, 4, 3, seed=18), f32(4, seed=19), transpose_x=True)
+        yield Sample.of(ints(3, 4, low=-9, high=9, seed=20), ints(4, 2, low=-9, high=9, seed=21), grad=(), why="integers")
+        yield Sample.of(bits(3, 4, seed=22) > 0, bits(4, 2, seed=23) > 0, grad=(), why="bool")
+        half = ints(2, 3, 4, low=-4, high=5, seed=24).astype("float16")
         yield Sample.of(half, half, transpose_y=True, grad=(), why="central differences drown in float16")
 
 
@@ -408,7 +359,7 @@ class MatMulVectorGrad(OpDef):
     """Gradients of matmul with a 1-D operand, in the operands' shapes."""
 
     name = "matmul_vector_grad"
-    inputs, outputs = ("X", "Y", "OutGrad"), ("XGrad", "YGrad")
+    inputs, outputs = ("X", "Y", "Out@GRAD"), ("X@GRAD", "Y@GRAD")
     attrs = {"transpose_x": False, "transpose_y": False, "alpha": 1.0}
 
     @staticmethod
@@ -436,8 +387,8 @@ class MatMulVectorGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(16, 2, 3, 4), _f32(17, 4), _f32(18, 2, 3), grad=(), why="a gradient itself")
-        yield Sample.of(_f32(16, 4), _f32(17, 2, 4, 3), _f32(18, 2, 3), alpha=0.5, grad=(), why="a gradient itself")
+        yield Sample.of(f32(2, 3, 4, seed=16), f32(4, seed=17), f32(2, 3, seed=18), grad=(), why="a gradient itself")
+        yield Sample.of(f32(4, seed=16), f32(2, 4, 3, seed=17), f32(2, 3, seed=18), alpha=0.5, grad=(), why="a gradient itself")
 
 
 class Bmm(OpDef):
@@ -472,5 +423,5 @@ class Bmm(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 2, 3, 4), _f32(1, 2, 4, 5))
-        yield Sample.of(_f32(2, 1, 1, 3), _f32(3, 1, 3, 1))
+        yield Sample.of(f32(2, 3, 4), f32(2, 4, 5, seed=1))
+        yield Sample.of(f32(1, 1, 3, seed=2), f32(1, 3, 1, seed=3))

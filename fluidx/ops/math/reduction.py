@@ -14,10 +14,9 @@ import numpy as np
 
 from ...ir import OpDef, Partial, ProgramError, Sample, Shard, TensorType
 from ...ir.placement import PlaceError, by_group, reduce_place
-from ..elementwise.declare import NUMBERS, points
-from ..expr.numpy import HALF
-from ..shared.axes import norm_axes
 from ..shared.blocked import in_order
+from ..shared.samples import points
+from ..shared.types import HALVES, NUMBERS, norm_axes
 
 
 def reduced_axes(op, dim, ndim):
@@ -45,7 +44,7 @@ def bind_sum(x: np.ndarray, axes: tuple[int, ...], out: np.ndarray) -> list[Call
     """Calls that put the sum of `x` over `axes` into `out`, whose shape is that of the sum with or without the reduced axes."""
     if not axes:
         return [partial(np.copyto, out, x.reshape(out.shape))]
-    if x.dtype.name in HALF:  # added up in float32
+    if x.dtype.name in HALVES:  # added up in float32
         wide, total = np.empty(x.shape, np.float32), np.empty(out.shape, np.float32)
         return [partial(np.copyto, wide, x), *bind_sum(wide, axes, total), partial(np.copyto, out, total, casting="unsafe")]
     whole = x.dtype.name not in ("float32", "float64") or not (x.flags.c_contiguous and out.flags.c_contiguous)
@@ -363,7 +362,7 @@ class SquaredL2Norm(OpDef):
     def infer(x):
         if not x.is_float:
             raise ProgramError(f"op squared_l2_norm: expected X of a float dtype, found {x.dtype}; cast it first")
-        return TensorType("float32" if x.dtype in HALF else x.dtype, (1,))
+        return TensorType("float32" if x.dtype in HALVES else x.dtype, (1,))
 
     @staticmethod
     def grad(b, op, g):

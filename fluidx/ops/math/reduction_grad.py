@@ -9,8 +9,9 @@ import numpy as np
 
 from ...ir import ANY, At, OpDef, Partial, ProgramError, Sample, Shard, TensorType, np_dtype
 from ...ir.placement import PlaceError, by_group
-from ..elementwise.declare import aligned, points
 from ..shared.blocked import in_order
+from ..shared.broadcast import aligned
+from ..shared.samples import points
 from .reduction import LogSumExp, ReduceMax, ReduceMean, ReduceProd, ReduceSum, bind_sum, kept_shape, reduced_axes
 
 

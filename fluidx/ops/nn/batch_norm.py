@@ -11,16 +11,10 @@ import numpy as np
 
 from ...ir import OpDef, Partial, ProgramError, Sample, Shard
 from ...ir.placement import PlaceError, by_group, place_rowwise
-from ..math.matmul import _f32, is_half
 from ..shared.blocked import column_sum, row_blocks
-from .norm_shared import (
-    by_copy,
-    channel_count,
-    check_weight,
-    positive,
-    put,
-    weight_dtype,
-)
+from ..shared.samples import f32, positive
+from ..shared.types import is_half
+from .norm_shared import by_copy, channel_count, check_weight, put, weight_dtype
 
 _BATCH_ATTRS = {"momentum": 0.9, "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW", "use_global_stats": False}
 
@@ -134,12 +128,12 @@ class BatchNorm(OpDef):
     @staticmethod
     def samples():
         why = "statistics are not differentiable"
-        rest = [positive(1, 3), _f32(2, 3), _f32(3, 3), positive(4, 3)]
+        rest = [positive(3, seed=1), f32(3, seed=2), f32(3, seed=3), positive(3, seed=4)]
         for k, shape, layout in ((0, (4, 3, 2, 3), "NCHW"), (0, (2, 3, 2, 3), "NHWC"), (5, (6, 3), "NCHW"), (6, (3, 3, 4), "NCHW")):
-            x = _f32(k, *shape)
+            x = f32(*shape, seed=k)
             yield Sample.of(x, *rest, data_layout=layout, grad=("X", "Scale", "Bias"), tolerance=2e-2, why=why)
-        yield Sample.of(_f32(7, 3, 3, 2, 2), *rest, is_test=True, epsilon=1e-3, grad=("X", "Scale", "Bias"), why=why)
-        yield Sample.of(_f32(7, 3, 3, 2, 2), *rest, use_global_stats=True, momentum=0.5, grad=("X", "Scale", "Bias"), why=why)
+        yield Sample.of(f32(3, 3, 2, 2, seed=7), *rest, is_test=True, epsilon=1e-3, grad=("X", "Scale", "Bias"), why=why)
+        yield Sample.of(f32(3, 3, 2, 2, seed=7), *rest, use_global_stats=True, momentum=0.5, grad=("X", "Scale", "Bias"), why=why)
 
 
 def _normalize_with(xp, x3, scale, bias, mean, variance, y3, stat_outs, eps):
@@ -231,7 +225,7 @@ class BatchNormGrad(OpDef):
     """Gradients of batch_norm with respect to X, Scale and Bias from the statistics that the forward pass saved."""
 
     name = "batch_norm_grad"
-    inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "YGrad"), ("XGrad", "ScaleGrad", "BiasGrad")
+    inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")
     attrs = {"data_layout": "NCHW", "use_global_stats": False}
     place = staticmethod(_place_batch_norm_grad)
 
@@ -284,8 +278,8 @@ class BatchNormGrad(OpDef):
 
     @staticmethod
     def samples():
-        x, g = _f32(0, 4, 3, 2, 3), _f32(1, 4, 3, 2, 3)
-        stats = [positive(2, 3), x.mean(axis=(0, 2, 3)), 1 / x.std(axis=(0, 2, 3))]
+        x, g = f32(4, 3, 2, 3), f32(4, 3, 2, 3, seed=1)
+        stats = [positive(3, seed=2), x.mean(axis=(0, 2, 3)), 1 / x.std(axis=(0, 2, 3))]
         yield Sample.of(x, *stats, g, grad=(), why="a gradient itself")
         yield Sample.of(x, *stats, g, use_global_stats=True, grad=(), why="a gradient itself")
 

@@ -9,14 +9,11 @@ import numpy as np
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.placement import place_linear
-from ..data.random import lanes, need_float, row_offset, rows_drawn
+from ..data.random import float_dtype, lanes, row_offset, rows_drawn
+from ..shared.samples import f32
 
 _CHUNK = 1 << 17  # elements worked on at a time: their words, mask and values stay in the cache
 _GPU_CHUNK = 1 << 26
-
-
-def _f32(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
 def _check(p: float, implementation: str) -> None:
@@ -62,7 +59,7 @@ class Dropout(OpDef):
     @staticmethod
     def infer(x, *, dropout_prob, is_test, seed, dropout_implementation, sharded):
         _check(dropout_prob, dropout_implementation)
-        need_float("dropout", x.dtype)
+        float_dtype("dropout", x.dtype)
         return x, x.with_dtype("uint8")
 
     @staticmethod
@@ -102,12 +99,12 @@ class Dropout(OpDef):
     @staticmethod
     def samples():
         why = "drawn anew in every run; the gradient is tested with a fixed mask"
-        yield Sample.of(_f32(3, 5), dropout_prob=0.5, seed=3, grad=(), why=why)
-        yield Sample.of(_f32(7), dropout_prob=0.25, seed=3, dropout_implementation="upscale_in_train", grad=(), why=why)
-        yield Sample.of(_f32(2, 3), dropout_prob=1.0, seed=1, dropout_implementation="upscale_in_train", grad=(), why=why)
-        yield Sample.of(_f32(2, 3), dropout_prob=0.0, seed=1)
-        yield Sample.of(_f32(2, 3), dropout_prob=0.25, is_test=True)
-        yield Sample.of(_f32(2, 3), dropout_prob=0.25, is_test=True, dropout_implementation="upscale_in_train")
+        yield Sample.of(f32(3, 5), dropout_prob=0.5, seed=3, grad=(), why=why)
+        yield Sample.of(f32(7), dropout_prob=0.25, seed=3, dropout_implementation="upscale_in_train", grad=(), why=why)
+        yield Sample.of(f32(2, 3), dropout_prob=1.0, seed=1, dropout_implementation="upscale_in_train", grad=(), why=why)
+        yield Sample.of(f32(2, 3), dropout_prob=0.0, seed=1)
+        yield Sample.of(f32(2, 3), dropout_prob=0.25, is_test=True)
+        yield Sample.of(f32(2, 3), dropout_prob=0.25, is_test=True, dropout_implementation="upscale_in_train")
 
 
 class DropoutGrad(OpDef):
@@ -134,4 +131,4 @@ class DropoutGrad(OpDef):
     @staticmethod
     def samples():
         mask = np.array([[1, 0], [0, 1]], "uint8")
-        yield Sample.of(mask, _f32(2, 2), dropout_prob=0.5, dropout_implementation="upscale_in_train", grad=(), why="a gradient op")
+        yield Sample.of(mask, f32(2, 2), dropout_prob=0.5, dropout_implementation="upscale_in_train", grad=(), why="a gradient op")

@@ -11,11 +11,8 @@ from ...ir.opdef import OpDef, Sample
 from ...ir.placement import Placed, PlaceError, by_group
 from ...ir.types import ANY, At, Shard, TensorType, show_placement
 from ..data.indexing import add_rows, take_rows
-from ..shared.axes import check_range, need_ids, need_ndim
-
-
-def _table(seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((5, 4)).astype("float32")
+from ..shared.samples import f32
+from ..shared.types import check_range, need_ids, need_ndim
 
 
 def _lookup_place(group: str, w: Placed, ids: Placed, *, trailing: int, **_: Any) -> Any:
@@ -80,8 +77,8 @@ class LookupTable(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_table(), np.array([[1], [4], [1]], "int64"))
-        yield Sample.of(_table(), np.array([[[0], [2]], [[2], [3]]], "int32"), padding_idx=2)
+        yield Sample.of(f32(5, 4), np.array([[1], [4], [1]], "int64"))
+        yield Sample.of(f32(5, 4), np.array([[[0], [2]], [[2], [3]]], "int32"), padding_idx=2)
 
 
 class LookupTableV2(OpDef):
@@ -111,8 +108,8 @@ class LookupTableV2(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_table(), np.array([1, 4, 1], "int64"))
-        yield Sample.of(_table(), np.array([[0, 2], [2, 3]], "int32"), padding_idx=0)
+        yield Sample.of(f32(5, 4), np.array([1, 4, 1], "int64"))
+        yield Sample.of(f32(5, 4), np.array([[0, 2], [2, 3]], "int32"), padding_idx=0)
 
 
 class LookupTableGrad(OpDef):
@@ -139,4 +136,4 @@ class LookupTableGrad(OpDef):
     @staticmethod
     def samples():
         g = np.arange(12, dtype="float32").reshape(3, 4)
-        yield Sample.of(_table(), np.array([[1], [4], [1]], "int64"), g, grad=(), why="a gradient op")
+        yield Sample.of(f32(5, 4), np.array([[1], [4], [1]], "int64"), g, grad=(), why="a gradient op")

@@ -6,7 +6,8 @@ from math import prod
 from typing import Any
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
-from ..math.matmul import _f32, is_half, product_of
+from ..shared.samples import f32, positive
+from ..shared.types import is_half, mul_sizes
 from .layer_norm import rows_normalized
 from .norm_shared import (
     channel_count,
@@ -14,7 +15,6 @@ from .norm_shared import (
     emit_norm_grad,
     place_norm_grad,
     place_with_rows,
-    positive,
     put,
     stat_dtype,
     through_first_only,
@@ -116,16 +116,16 @@ class GroupNorm(OpDef):
     @staticmethod
     def samples():
         why = "statistics are not differentiable"
-        yield Sample.of(_f32(0, 2, 4, 2, 3), positive(1, 4), _f32(2, 4), groups=2, tolerance=1e-2, why=why)
-        yield Sample.of(_f32(0, 2, 3, 2, 2), None, None, groups=1, tolerance=1e-2, why=why)
-        yield Sample.of(_f32(3, 2, 3, 2, 4), positive(1, 4), _f32(2, 4), groups=2, data_layout="NHWC", tolerance=1e-2, why=why)
+        yield Sample.of(f32(2, 4, 2, 3), positive(4, seed=1), f32(4, seed=2), groups=2, tolerance=1e-2, why=why)
+        yield Sample.of(f32(2, 3, 2, 2), None, None, groups=1, tolerance=1e-2, why=why)
+        yield Sample.of(f32(2, 3, 2, 4, seed=3), positive(4, seed=1), f32(4, seed=2), groups=2, data_layout="NHWC", tolerance=1e-2, why=why)
 
 
 class GroupNormGrad(OpDef):
     """Gradients of group_norm with respect to X, Scale and Bias; each may be left away."""
 
     name = "group_norm_grad"
-    inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "YGrad"), ("XGrad?", "ScaleGrad?", "BiasGrad?")
+    inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
     place = staticmethod(place_norm_grad)
 
@@ -144,9 +144,9 @@ class GroupNormGrad(OpDef):
 
     @staticmethod
     def samples():
-        x = _f32(0, 2, 4, 2, 3)
+        x = f32(2, 4, 2, 3)
         rows = x.reshape(2, 2, -1)
-        yield Sample.of(x, positive(1, 4), _f32(2, 4), rows.mean(axis=2), rows.var(axis=2), _f32(3, 2, 4, 2, 3), groups=2,
+        yield Sample.of(x, positive(4, seed=1), f32(4, seed=2), rows.mean(axis=2), rows.var(axis=2), f32(2, 4, 2, 3, seed=3), groups=2,
                         grad=(), why="a gradient itself")  # fmt: skip
 
 
@@ -168,7 +168,7 @@ class InstanceNorm(OpDef):
         check_weight("instance_norm", "Scale", scale, c, x)
         check_weight("instance_norm", "Bias", bias, c, x)
         weight_dtype("instance_norm", x, Scale=scale, Bias=bias)
-        stat = TensorType(stat_dtype(x), (product_of(x.shape[:2]),))
+        stat = TensorType(stat_dtype(x), (mul_sizes(x.shape[:2]),))
         return x, stat, stat
 
     @staticmethod
@@ -191,15 +191,15 @@ class InstanceNorm(OpDef):
     @staticmethod
     def samples():
         why = "statistics are not differentiable"
-        yield Sample.of(_f32(0, 2, 3, 2, 4), positive(1, 3), _f32(2, 3), tolerance=1e-2, why=why)
-        yield Sample.of(_f32(3, 1, 2, 5), None, None, epsilon=1e-2, tolerance=1e-2, why=why)
+        yield Sample.of(f32(2, 3, 2, 4), positive(3, seed=1), f32(3, seed=2), tolerance=1e-2, why=why)
+        yield Sample.of(f32(1, 2, 5, seed=3), None, None, epsilon=1e-2, tolerance=1e-2, why=why)
 
 
 class InstanceNormGrad(OpDef):
     """Gradients of instance_norm with respect to X, Scale and Bias; each may be left away."""
 
     name = "instance_norm_grad"
-    inputs, outputs = ("X", "Scale?", "Bias?", "SavedMean", "SavedVariance", "YGrad"), ("XGrad?", "ScaleGrad?", "BiasGrad?")
+    inputs, outputs = ("X", "Scale?", "Bias?", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"epsilon": 1e-5}
     place = staticmethod(place_norm_grad)
 
@@ -218,7 +218,7 @@ class InstanceNormGrad(OpDef):
 
     @staticmethod
     def samples():
-        x = _f32(0, 2, 3, 2, 4)
+        x = f32(2, 3, 2, 4)
         rows = x.reshape(6, -1)
-        yield Sample.of(x, positive(1, 3), _f32(2, 3), rows.mean(axis=1), 1 / rows.std(axis=1), _f32(3, 2, 3, 2, 4),
+        yield Sample.of(x, positive(3, seed=1), f32(3, seed=2), rows.mean(axis=1), 1 / rows.std(axis=1), f32(2, 3, 2, 4, seed=3),
                         grad=(), why="a gradient itself")  # fmt: skip

@@ -8,11 +8,9 @@ import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.placement import place_rows, place_rowwise
-from ..math.matmul import _f32, is_half
-from .norm_shared import (
-    positive,
-)
-from .softmax import check_axis, check_float, place_along_axis
+from ..shared.places import place_along_axis
+from ..shared.samples import f32, positive
+from ..shared.types import is_half, need_float, norm_axis
 
 
 def _place_norm(x, *, axis, **attrs):
@@ -33,8 +31,8 @@ class Norm(OpDef):
 
     @staticmethod
     def infer(x, *, axis, epsilon):
-        check_float("norm", "X", x)
-        at = check_axis("norm", x, axis)
+        need_float("norm", "X", x)
+        at = norm_axis("norm", axis, x.ndim)
         return x, TensorType(x.dtype, tuple(1 if k == at else d for k, d in enumerate(x.shape)))
 
     @staticmethod
@@ -54,15 +52,15 @@ class Norm(OpDef):
     @staticmethod
     def samples():
         why = "the length is not differentiable here"
-        yield Sample.of(_f32(0, 3, 4), why=why)
-        yield Sample.of(_f32(1, 2, 3, 2), axis=1, epsilon=1e-3, why=why)
+        yield Sample.of(f32(3, 4), why=why)
+        yield Sample.of(f32(2, 3, 2, seed=1), axis=1, epsilon=1e-3, why=why)
 
 
 class NormGrad(OpDef):
     """Gradient of norm: (g - out * sum(g * out)) / norm along `axis`."""
 
     name = "norm_grad"
-    inputs, outputs = ("Out", "Norm", "OutGrad"), ("XGrad",)
+    inputs, outputs = ("Out", "Norm", "Out@GRAD"), ("X@GRAD",)
     attrs = {"axis": -1}
     place = staticmethod(place_along_axis)
 
@@ -78,9 +76,9 @@ class NormGrad(OpDef):
 
     @staticmethod
     def samples():
-        x = _f32(0, 3, 4)
+        x = f32(3, 4)
         length = np.sqrt((x * x).sum(axis=1, keepdims=True))
-        yield Sample.of(x / length, length, _f32(1, 3, 4), grad=(), why="a gradient itself")
+        yield Sample.of(x / length, length, f32(3, 4, seed=1), grad=(), why="a gradient itself")
 
 
 def _neighbours(xp: Any, squares: Any, n: int, back: bool = False) -> Any:
@@ -111,7 +109,7 @@ class Lrn(OpDef):
 
     @staticmethod
     def infer(x, *, n, k, alpha, beta):
-        check_float("lrn", "X", x)
+        need_float("lrn", "X", x)
         if x.ndim < 2 or n < 1:
             raise ProgramError(f"op lrn needs X with at least 2 axes and n of at least 1, got {x} and n {n}")
         return x, x
@@ -133,15 +131,15 @@ class Lrn(OpDef):
     @staticmethod
     def samples():
         why = "MidOut is not differentiable"
-        yield Sample.of(_f32(0, 2, 6, 2, 2), n=3, alpha=0.5, why=why)
-        yield Sample.of(_f32(1, 1, 3, 2, 2), n=4, alpha=0.1, k=2.0, why=why)
+        yield Sample.of(f32(2, 6, 2, 2), n=3, alpha=0.5, why=why)
+        yield Sample.of(f32(1, 3, 2, 2, seed=1), n=4, alpha=0.1, k=2.0, why=why)
 
 
 class LrnGrad(OpDef):
     """Gradient of lrn: g * mid**-beta - 2 * alpha * beta * x * (sum over the channels that see x of g * x * mid**(-beta - 1))."""
 
     name = "lrn_grad"
-    inputs, outputs = ("X", "MidOut", "OutGrad"), ("XGrad",)
+    inputs, outputs = ("X", "MidOut", "Out@GRAD"), ("X@GRAD",)
     attrs = {"n": 5, "k": 1.0, "alpha": 1e-4, "beta": 0.75}
     place = staticmethod(place_rows)
 
@@ -158,4 +156,4 @@ class LrnGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_f32(0, 1, 4, 2, 2), positive(1, 1, 4, 2, 2), _f32(2, 1, 4, 2, 2), n=3, grad=(), why="a gradient itself")
+        yield Sample.of(f32(1, 4, 2, 2), positive(1, 4, 2, 2, seed=1), f32(1, 4, 2, 2, seed=2), n=3, grad=(), why="a gradient itself")

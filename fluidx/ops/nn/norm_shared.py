@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ...ir import Partial, ProgramError, Shard, TensorType
 from ...ir.placement import PlaceError, by_group, place_rowwise
-from ..math.matmul import meet
-from .softmax import check_float
-
-
-def positive(k: int, *shape: int) -> np.ndarray:
-    return (np.random.default_rng(k).random(shape) + 0.5).astype("float32")
+from ..shared.types import HALVES, meet, need_float
 
 
 def check_weight(op: str, slot: str, w: TensorType | None, size: int, x: TensorType) -> None:
@@ -25,7 +18,7 @@ def check_weight(op: str, slot: str, w: TensorType | None, size: int, x: TensorT
 
 def stat_dtype(x: TensorType) -> str:
     """Statistics of 16-bit floats are kept in float32."""
-    return "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
+    return "float32" if x.dtype in HALVES else x.dtype
 
 
 def weight_dtype(op: str, x: TensorType, **weights: TensorType | None) -> None:
@@ -39,7 +32,7 @@ def channel_count(op: str, x: TensorType, layout: str) -> int:
         raise ProgramError(f"op {op}: data_layout must be NCHW or NHWC, got {layout!r}")
     if x.ndim < 2:
         raise ProgramError(f"op {op} needs X with at least 2 axes, got {x}")
-    check_float(op, "X", x)
+    need_float(op, "X", x)
     return x.shape[1] if layout == "NCHW" or x.ndim == 2 else x.shape[-1]
 
 
@@ -69,7 +62,7 @@ def through_first_only(name: str, op: Any, g: Sequence[Any], stats: tuple[str, s
 
 def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -> Any:
     scale, bias = op["Scale"], op["Bias"]
-    skip = {slot: None for slot, v in (("XGrad", op["X"]), ("ScaleGrad", scale), ("BiasGrad", bias)) if v is None or v.stop_gradient}
+    skip = {slot: None for slot, v in (("X@GRAD", op["X"]), ("Scale@GRAD", scale), ("Bias@GRAD", bias)) if v is None or v.stop_gradient}
     return b.emit(name, op["X"], scale, bias, op[stats[0]], op[stats[1]], g, out=skip, **op.attrs)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.placement import place_rows, place_rowwise
-from ..math.matmul import _f32, is_half
 from ..shared.blocked import BLOCK_BYTES, in_order
+from ..shared.samples import apart, f32
+from ..shared.types import is_half
 from .windows import Windows, channels_first, join_image, need_image, pair, place_windows, run_bound, split_image
 
 _ATTRS = {
@@ -242,27 +243,21 @@ class Pool2d(OpDef):
     @staticmethod
     def samples():
         for kind in ("max", "avg"):
-            yield Sample.of(_apart(0, 2, 2, 4, 6), pooling_type=kind, ksize=(2, 2), strides=(2, 2))
-            yield Sample.of(_apart(1, 1, 2, 5, 4), pooling_type=kind, ksize=(3, 2), strides=(2, 1), paddings=(1, 1))
-            yield Sample.of(_apart(2, 1, 1, 6, 5), pooling_type=kind, ksize=(2, 2), strides=(3, 3), ceil_mode=True)
-            yield Sample.of(_apart(3, 2, 3, 3, 2), pooling_type=kind, global_pooling=True)
-            yield Sample.of(_apart(4, 1, 2, 5, 6), pooling_type=kind, ksize=(2, 3), adaptive=True)
-            yield Sample.of(_apart(5, 1, 3, 4, 2), pooling_type=kind, ksize=(2, 2), strides=(1, 1), data_format="NHWC")
-            yield Sample.of(_apart(6, 1, 1, 1, 1), pooling_type=kind)
-        yield Sample.of(_apart(7, 1, 1, 4, 4), pooling_type="avg", ksize=(3, 3), strides=(2, 2), paddings=(1, 0, 2, 1), exclusive=False)
-
-
-def _apart(k: int, *shape: int) -> np.ndarray:
-    """Values at least 0.25 apart: a maximum must not change hands under the steps of a difference quotient."""
-    size = int(np.prod(shape))
-    return (np.random.default_rng(k).permutation(size).reshape(shape) * 0.25 - size / 8).astype("float32")
+            yield Sample.of(apart(2, 2, 4, 6), pooling_type=kind, ksize=(2, 2), strides=(2, 2))
+            yield Sample.of(apart(1, 2, 5, 4, seed=1), pooling_type=kind, ksize=(3, 2), strides=(2, 1), paddings=(1, 1))
+            yield Sample.of(apart(1, 1, 6, 5, seed=2), pooling_type=kind, ksize=(2, 2), strides=(3, 3), ceil_mode=True)
+            yield Sample.of(apart(2, 3, 3, 2, seed=3), pooling_type=kind, global_pooling=True)
+            yield Sample.of(apart(1, 2, 5, 6, seed=4), pooling_type=kind, ksize=(2, 3), adaptive=True)
+            yield Sample.of(apart(1, 3, 4, 2, seed=5), pooling_type=kind, ksize=(2, 2), strides=(1, 1), data_format="NHWC")
+            yield Sample.of(apart(1, 1, 1, 1, seed=6), pooling_type=kind)
+        yield Sample.of(apart(1, 1, 4, 4, seed=7), pooling_type="avg", ksize=(3, 3), strides=(2, 2), paddings=(1, 0, 2, 1), exclusive=False)
 
 
 class Pool2dGrad(OpDef):
     """Gradient of pool2d: a mean hands out equal shares, a maximum gives all to the element it came from, the first of equal ones."""
 
     name = "pool2d_grad"
-    inputs, outputs = ("X", "Out", "OutGrad"), ("XGrad",)
+    inputs, outputs = ("X", "Out", "Out@GRAD"), ("X@GRAD",)
     attrs = _ATTRS
     place = staticmethod(place_rows)
 
@@ -287,6 +282,6 @@ class Pool2dGrad(OpDef):
 
     @staticmethod
     def samples():
-        x = _apart(0, 1, 2, 4, 4)
+        x = apart(1, 2, 4, 4)
         top = x.reshape(1, 2, 2, 2, 2, 2).max(axis=(3, 5))
-        yield Sample.of(x, top, _f32(1, 1, 2, 2, 2), ksize=(2, 2), strides=(2, 2), grad=(), why="a gradient itself")
+        yield Sample.of(x, top, f32(1, 2, 2, 2, seed=1), ksize=(2, 2), strides=(2, 2), grad=(), why="a gradient itself")

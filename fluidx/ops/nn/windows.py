@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir import ANY, ProgramError, TensorType
-from ..math.matmul import is_half, widen
-from .softmax import check_float
+from ..shared.types import is_half, need_float, widen
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def need_image(op: str, x: TensorType, data_format: str) -> None:
         raise ProgramError(f"op {op}: data_format must be NCHW or NHWC, got {data_format!r}")
     if x.ndim != 4:
         raise ProgramError(f"op {op} needs an input of 4 axes ({data_format}), got {x}")
-    check_float(op, "input", x)
+    need_float(op, "input", x)
 
 
 def split_image(x: Any, data_format: str) -> tuple[int, int, tuple[int, int]]:

@@ -1,16 +1,29 @@
-"""Axis and shape arithmetic that the data-movement ops share: normal forms, broadcasting of open axes, and where a shard goes."""
+"""Shapes and dtypes: axes in normal form, sizes that may be open, the 16-bit floats, and the checks that type rules are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ...ir.errors import ExecutionError, ProgramError
-from ...ir.placement import Placed, PlaceError, by_group
-from ...ir.types import ANY, At, Partial, Placement, Shard, TensorType, show_placement
+import numpy as np
 
-INT_MAX = 2**31 - 1  # fluid's "to the end" in slice attributes
+from ...ir.dtypes import FLOATS, INTS
+from ...ir.errors import ExecutionError, ProgramError
+from ...ir.types import ANY, TensorType
+
+NUMBERS = (*FLOATS, *INTS)
+HALVES = ("float16", "bfloat16")
+
+
+def is_half(dtype: Any) -> bool:
+    """True for the 16-bit floats, whose sums are kept in float32."""
+    return np.dtype(dtype).name in HALVES
+
+
+def widen(*arrays: Any) -> list[Any]:
+    """16-bit floats as float32; other arrays, and None, as they are."""
+    return [a.astype("float32") if a is not None and is_half(a.dtype) else a for a in arrays]
 
 
 def norm_axis(op: str, axis: int, ndim: int, extra: int = 0) -> int:
@@ -33,13 +46,16 @@ def norm_axes(op: str, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
     return out
 
 
+def meet(a: int, b: int) -> bool:
+    """True when two sizes can be the same, an open one with any."""
+    return a == b or ANY in (a, b)
+
+
 def merge_size(op: str, what: str, a: int, b: int) -> int:
     """The size that two equal axes have, one of which may be open. Raises ProgramError when they differ."""
-    if a == ANY or b == ANY:
-        return max(a, b)
-    if a != b:
+    if not meet(a, b):
         raise ProgramError(f"op {op}: {what} must be equal, found {a} and {b}")
-    return a
+    return max(a, b)
 
 
 def add_sizes(sizes: Sequence[int]) -> int:
@@ -66,10 +82,25 @@ def need_ids(op: str, slot: str, x: TensorType) -> None:
         raise ProgramError(f"op {op}: {slot} must be int32 or int64, found {x.dtype}")
 
 
+def need_float(op: str, slot: str, t: TensorType) -> None:
+    """Raise ProgramError unless `t` is a float type."""
+    if not t.is_float:
+        raise ProgramError(f"op {op} needs a float {slot}, got {t}; use cast")
+
+
 def need_dtype(op: str, slot: str, x: TensorType, like: TensorType, like_slot: str) -> None:
     """Raise ProgramError unless two inputs have one dtype."""
     if x.dtype != like.dtype:
         raise ProgramError(f"op {op}: {slot} must have the dtype of {like_slot}, {like.dtype}, found {x.dtype}")
+
+
+def same_dtype(op: str, **types: TensorType | None) -> str:
+    """The dtype that all given operands share, or ProgramError naming the ones that differ."""
+    given = {slot: t.dtype for slot, t in types.items() if t is not None}
+    if len(set(given.values())) > 1:
+        listed = ", ".join(f"{slot} is {dtype}" for slot, dtype in given.items())
+        raise ProgramError(f"op {op} needs operands of one dtype, but {listed}; use cast")
+    return next(iter(given.values()))
 
 
 def need_size(op: str, name: str, value: int, least: int) -> None:
@@ -88,54 +119,3 @@ def check_range(xp: Any, op: str, ids: Any, size: int, what: str) -> None:
         return
     bad = int(ids.reshape(-1)[unsigned.reshape(-1) >= size][0])
     raise ExecutionError(f"op {op}: id {bad} is out of range; {what} has {size} rows, ids go from 0 to {size - 1}")
-
-
-def moved(new_axis: Callable[..., int | None], linear: bool = True) -> Callable[..., Placement]:
-    """The placement rule of an op that moves elements of its first input about; other inputs must be replicated.
-
-    `new_axis(x, axis, **attrs)` says which axis of the output a shard along `axis` lies on, None where the op mixes that axis.
-    A `linear` op passes partial values on.
-    """
-
-    def rule(group: str, x: Placed, *rest: Any, **attrs: Any) -> Any:
-        for other in rest:
-            for y in other if isinstance(other, list) else [other]:
-                if y is not None and y.on(group) is not None:
-                    raise PlaceError(f"%{y.name} is {show_placement(y.placement)}; beside %{x.name} it must be replicate over {group}")
-        entry = x.on(group)
-        if entry is None or isinstance(entry, At) and not rest:
-            return entry
-        if isinstance(entry, Partial) and linear:
-            return entry
-        if isinstance(entry, Shard):
-            axis = new_axis(x, entry.axis, **attrs)
-            if axis is not None:
-                return Shard(axis, group)
-            raise PlaceError(f"%{x.name} is {entry}; the operator works along that axis and needs it whole: all_gather it first")
-        raise PlaceError(f"%{x.name} is {entry}; the operator needs the finished value")
-
-    return by_group(rule)
-
-
-def copies(place: Callable[..., Placement], count: Callable[..., int]) -> Callable[..., list[Placement]]:
-    """The rule of an op with one "X*" output slot whose `count(x, **attrs)` outputs all lie alike."""
-    return lambda x, *rest, **attrs: [place(x, *rest, **attrs)] * count(x.type, **attrs)
-
-
-def all_alike(keeps: Callable[..., int | None]) -> Callable[..., Placement]:
-    """The rule of an op over a list of like inputs (concat, stack): all lie alike, and `keeps(x, axis, **attrs)` maps the shard."""
-
-    def rule(group: str, xs: list[Placed], **attrs: Any) -> Any:
-        entries = {x.on(group) for x in xs}
-        if len(entries) != 1:
-            listed = ", ".join(f"%{x.name} is {show_placement(x.placement)}" for x in xs)
-            raise PlaceError(f"inputs lie in places that do not combine over {group}: {listed}")
-        entry = entries.pop()
-        if not isinstance(entry, Shard):
-            return entry
-        axis = keeps(xs[0], entry.axis, **attrs)
-        if axis is None:
-            raise PlaceError(f"%{xs[0].name} is {entry}; joining along that axis needs it whole: all_gather it first")
-        return Shard(axis, group)
-
-    return by_group(rule)

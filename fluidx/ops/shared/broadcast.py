@@ -1,0 +1,66 @@
+"""Broadcasting: the shape that operands give together, fluid's `axis`, and the way back in a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from ...ir.errors import ProgramError
+from ...ir.types import ANY
+
+
+def broadcast_size(p: int, q: int) -> int | None:
+    """The size two axes broadcast to; None when they do not. An open axis beside n > 1 is n, beside 1 or another open axis it is open."""
+    if p == q or q == 1:
+        return p
+    if p == 1 or p == ANY:
+        return q
+    return p if q == ANY else None
+
+
+def broadcast_sizes(op: str, *shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that right-aligned shapes broadcast to. Raises ProgramError when they do not.
+
+    >>> broadcast_sizes("add", (-1, 1, 4), (3, 1))
+    (-1, 3, 4)
+    """
+
+    def joined(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+        n = max(len(a), len(b))
+        out = []
+        for p, q in zip((1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b), strict=True):
+            size = broadcast_size(p, q)
+            if size is None:
+                listed = " and ".join(str(list(s)) for s in shapes)
+                raise ProgramError(f"op {op}: shapes {listed} do not broadcast: {p} against {q}")
+            out.append(size)
+        return tuple(out)
+
+    return reduce(joined, shapes, ())
+
+
+def aligned(op: str, x: Sequence[int], y: Sequence[int], axis: int) -> tuple[int, ...]:
+    """Y's shape as it meets X's: with `axis` k its axis 0 meets X's axis k (fluid), with -1 the last axes meet (NumPy).
+
+    >>> aligned("add", (2, 3, 4, 5), (3, 4), 1)
+    (3, 4, 1)
+    """
+    if axis == -1 or len(x) == len(y):
+        return tuple(y)
+    trailing = len(x) - axis - len(y)
+    while trailing < 0 and y and y[-1] == 1:  # fluid drops trailing sizes of 1
+        y, trailing = y[:-1], trailing + 1
+    if axis < -1 or trailing < 0:
+        raise ProgramError(f"op {op}: with axis {axis}, Y of shape {list(y)} does not fit into X of shape {list(x)}")
+    return (*y, *(1,) * trailing)
+
+
+def align(y: Any, ndim: int, axis: int) -> Any:
+    """The array `y` as a view that broadcasts against an array of `ndim` axes from its axis `axis` on."""
+    return y if axis == -1 or y.ndim == ndim else y.reshape(aligned("align", (1,) * ndim, y.shape, axis))
+
+
+def reduced(b: Any, g: Any, like: Any, shape: Sequence[int], axis: int = -1) -> Any:
+    """The gradient `g` of a broadcast result, summed down to the operand `like`; `g` itself where nothing was broadcast."""
+    return g if tuple(like.shape) == tuple(shape) else b.reduce_to(g, like, axis=axis)
