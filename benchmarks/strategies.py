@@ -30,9 +30,8 @@ def mlp(width: int):
     return main, startup, loss
 
 
-def state_bytes(scope, program) -> int:
-    descs = program.global_block().descs
-    return sum(a.nbytes for n, a in scope.arrays.items() if n in descs and "moment" in n)
+def state_bytes(scope) -> int:
+    return sum(a.nbytes for n, a in scope.arrays.items() if "moment" in n)
 
 
 def steps(log: Log) -> None:
@@ -41,7 +40,7 @@ def steps(log: Log) -> None:
         main, startup, loss = mlp(width)
         feed = {"x": rng.standard_normal((batch, 784), "float32"), "label": rng.integers(0, 10, (batch, 1))}
         cases, executors = {}, {}
-        for name in ("data_parallel", "reduce_broadcast", "ring_optimizer"):
+        for name in fx.strategies.CATALOGUE:
             t = fx.DistributeTranspiler(name)
             t.transpile(program=main, startup_program=startup, trainers=RANKS)
             t.verify()
@@ -53,7 +52,7 @@ def steps(log: Log) -> None:
         log(f"\nMLP 784-{width}-{width}-10, batch {batch}, Adam, {RANKS} ranks")
         for name, seconds in got.items():
             exe = executors[name]
-            per_rank = [state_bytes(s, exe.transpiler.get_trainer_program(r)) for r, s in enumerate(exe.scopes)]
+            per_rank = [state_bytes(s) for s in exe.scopes]
             log(
                 f"  {name:17} {show(seconds, 1e3, 'ms')}; {ratio(seconds, got['data_parallel'])} of data_parallel; "
                 f"optimizer state {max(per_rank) / 2**20:.2f} MiB on the fullest rank"

@@ -7,6 +7,7 @@ stand beside ours for the order of magnitude only.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from functools import partial
@@ -14,8 +15,10 @@ from functools import partial
 from _common import Log, interleaved, ratio, show
 
 import fluidx as fx
+from fluidx.transpiler.pass_ import Job, run_passes
+from fluidx.transpiler.specialize import Specializer
 
-KINDS = ("data_parallel", "reduce_broadcast", "ring_optimizer")
+KINDS = tuple(fx.strategies.CATALOGUE)
 PEER = {1000: 1.19, 3000: 13.4, 10000: 106.6}
 
 
@@ -39,6 +42,30 @@ def all_ranks(name: str, program: fx.Program, startup: fx.Program, ranks: int) -
     return t
 
 
+def by_step(name: str, program: fx.Program, startup: fx.Program, ranks: int) -> dict[str, float]:
+    """Microseconds per operator of each pass, and of making all rank programs."""
+    spent: dict[str, list[float]] = {}
+    for _ in range(5):
+        last = time.perf_counter()
+
+        def mark(step: str) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            spent.setdefault(step, []).append(now - last)
+            last = now
+
+        gc.disable()  # as transpile() does
+        pair = run_passes(
+            fx.strategies.get(name).steps, fx.ProgramPair(program, startup), Job(fx.Cluster(1, ranks)), lambda step, *_: mark(step)
+        )
+        for special in (Specializer(pair.main), Specializer(pair.startup)):
+            for r in range(ranks):
+                special.rank_program(r)
+        mark("specialize")
+        gc.enable()
+    return {step: statistics.median(seconds) / len(program.ops) * 1e6 for step, seconds in spent.items()}
+
+
 def main() -> None:
     log = Log("transpile")
     log("\n4 ranks: transpile and make every rank's program")
@@ -54,18 +81,29 @@ def main() -> None:
             if size in PEER and name == "data_parallel":
                 peer = f"; Paddle 2.6.2, elsewhere: {PEER[size]:.1f} s"
             log(f"  {name:17} {show(seconds, 1e3, 'ms', 0)}, {statistics.median(seconds) / n * 1e6:.1f} us per operator{peer}")
-    log("\n10,000 operators, 64 ranks against 4: all rank programs, and verify()")
+    log("\nwhere the time goes, 10,000 operators on 4 ranks (medians, us per operator)")
     program, startup = deep_mlp(10000)
     for name in KINDS:
+        log(f"  {name:17} {', '.join(f'{step} {us:.2f}' for step, us in by_step(name, program, startup, 4).items())}")
+    log("\n10,000 operators, 64 ranks against 4: all rank programs; and the time per operator written")
+    for name in KINDS:
         got = interleaved({n: partial(all_ranks, name, program, startup, n) for n in (4, 64)}, rounds=3)
-        proved = []
-        for n in (4, 64):
-            t = all_ranks(name, program, startup, n)
-            start = time.perf_counter()
-            t.verify()
-            proved.append(time.perf_counter() - start)
-        log(f"  {name:17} {show(got[4], 1e3, 'ms', 0)} -> {show(got[64], 1e3, 'ms', 0)}: {ratio(got[64], got[4])} times")
-        log(f"  {'':17} verify() {proved[0]:.2f} s on 4 ranks, {proved[1]:.2f} s on 64")
+        t = all_ranks(name, program, startup, 64)
+        written = len({id(op) for r in range(64) for op in t.get_trainer_program(r).ops})
+        log(
+            f"  {name:17} {show(got[4], 1e3, 'ms', 0)} -> {show(got[64], 1e3, 'ms', 0)}: {ratio(got[64], got[4])} times; "
+            f"{statistics.median(got[64]) / written * 1e6:.2f} us for each of {written} operators written"
+        )
+    log("\nverify(), 10,000 operators")
+    base = 0.0
+    for name, ranks in (*((name, 4) for name in KINDS), ("data_parallel", 64), ("data_parallel", 1024), ("ring_optimizer", 64)):
+        t = all_ranks(name, program, startup, ranks)
+        start = time.perf_counter()
+        t.verify()
+        seconds = time.perf_counter() - start
+        base = seconds if (name, ranks) == ("data_parallel", 4) else base
+        against = f", {seconds / base:.2f} times that on 4 ranks" if name == "data_parallel" and ranks > 4 else ""
+        log(f"  {name:17} {ranks:5} ranks: {seconds:.2f} s{against}")
     log.close()
 
 

@@ -11,9 +11,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import fluidx.ops  # noqa: F401  (fills the registry)
+from fluidx.ir import At, Effect, Partial, ProgramError, Shard
 from fluidx.ir.opdef import OpDef, Required, all_ops
+from fluidx.view import patterns
 
 PAGE = Path(__file__).parent / "ops.md"
+MOST = 3  # access patterns shown of one operator
 
 # heading -> the modules of fluidx.ops (as shell patterns) that it stands for, in the order of the page
 KINDS = {
@@ -39,17 +42,10 @@ KINDS = {
     "Random values": "data.random",
     "Parameter updates": "update.*",
     "Collectives": "comm.collective",
+    "Parts, and changes of placement": "comm.parts",
     "Point to point, and the ring forms": "comm.p2p",
     "Control flow": "control",
     "On the host": "host",
-}
-
-# operators that are not placed as forward operators are
-_ELSEWHERE = {
-    "Parameter updates": "part of an update, on whole or owned values",
-    "Collectives": "written by a strategy",
-    "Point to point, and the ring forms": "written by a strategy",
-    "Control flow": "decided inside the blocks",
 }
 
 HEAD = """\
@@ -61,10 +57,9 @@ HEAD = """\
 check and the tests over all operators come from it. `fluidx ops NAME` prints one entry.
 
 How to read an entry: `op(X, Y?, Z*) → Out` takes one variable as X, may take one as Y, takes a list as Z. *Gradient* says whether
-`append_backward` can go through the operator. *Split batch* says what the operator does with a value whose rows are split over the
-ranks: **rule** means that it declares a placement rule (which may still refuse a particular axis), **whole values only** means that
-the transpiler stops with an error if a forward operator of this type meets a split value. Gradient operators need no rule: a
-gradient lies where its value lies.
+`append_backward` can go through the operator. *Access* says what it reads and writes, as it stands for the operator's own samples (at most
+three are shown); where operands may lie among ranks follows from that: see [Placements](placements.md), which explains the notation.
+An operator that communicates says instead what it does to the placement of its operand.
 
 """
 
@@ -103,7 +98,7 @@ def _entry(d: type[OpDef]) -> str:
     lines.append(_doc(d) + "\n\n")
     if d.attrs:
         lines.append("Attributes: " + ", ".join(f"`{name}={_default(v)}`" for name, v in d.attrs.items()) + "\n\n")
-    lines.append(f"Gradient: {'yes' if d.grad is not None else 'no'} · Split batch: {_split(d)}\n\n")
+    lines.append(f"Gradient: {'yes' if d.grad is not None else 'no'} · {_access(d)}\n\n")
     return "".join(lines)
 
 
@@ -127,14 +122,35 @@ def _default(value: object) -> str:
     return repr(value)
 
 
-def _split(d: type[OpDef]) -> str:
-    if d.place is not None:
-        return "rule"
-    if not d.inputs:
-        return "nothing to split"
-    if "_grad" in d.name:
-        return "follows the value"
-    return _ELSEWHERE.get(kind_of(d), "whole values only")
+def _access(d: type[OpDef]) -> str:
+    if d.abstract:
+        return "Placement: any, to any other"
+    if d.move is not None:
+        return f"Placement: {' · '.join(_moves(d))}"
+    if d.bodies:
+        return "Access: that of the operators in its blocks"
+    lines = patterns(d)
+    if not lines:
+        return "Access: between ranks" if d.effect in (Effect.COLLECTIVE, Effect.P2P) else "Access: every operand whole"
+    more = f" and {len(lines) - MOST} more" if len(lines) > MOST else ""
+    return "Access: " + " · ".join(f"`{line}`" for line in lines[:MOST]) + more
+
+
+def _moves(d: type[OpDef]) -> list[str]:
+    """What an operator that communicates makes of each placement that it takes, with its attributes as they are by default."""
+    attrs = {name: (v.type() if isinstance(v, Required) else v) for name, v in d.attrs.items()} | {"group": "dp"}
+    found = []
+    for entry in (None, Shard(0), Partial("sum"), At(0)):
+        try:
+            made = d.move(entry, **attrs)
+        except ProgramError:
+            continue
+        found.append(f"`{_short(entry)} → {_short(made)}`")
+    return found or ["any"]
+
+
+def _short(e: object) -> str:
+    return "whole" if e is None else str(e).partition(" over ")[0]
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import fluidx as fx
-from fluidx.ir import Operator, Role
-from fluidx.ir.draw import draw, draw_before_after
+from fluidx.ir import Operator, Role, Shard
 from fluidx.transpiler.specialize import Specializer
+from fluidx.view.draw import draw, draw_before_after
 
 IMG = Path(__file__).parent / "img"
 
@@ -22,11 +22,22 @@ def model() -> tuple[fx.Program, fx.Program]:
     return main, startup
 
 
+def two_layers() -> tuple[fx.Program, fx.Program]:
+    """Two layers cut over `tp`: the first by columns, the second by rows."""
+    main, startup = fx.Program("two_layers"), fx.Program("two_layers_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 4], "float32")
+        h = fx.layers.fc(x, 8, act="relu", param_attr=fx.ParamAttr(name="w1", placement=Shard(1, "tp")), bias_attr=False, name="h")
+        y = fx.layers.fc(h, 3, param_attr=fx.ParamAttr(name="w2", placement=Shard(0, "tp")), bias_attr=False, name="y")
+        fx.layers.mean(fx.layers.square(y))
+    return main, startup
+
+
 def pictures() -> dict[str, str]:
     """File name -> SVG."""
     main, startup = model()
     out = {"one_device.svg": draw(main)}
-    for name in ("data_parallel", "reduce_broadcast", "ring_optimizer"):
+    for name in ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1"):
         t = fx.DistributeTranspiler(name).transpile(program=main, startup_program=startup, trainers=2)
         ranks = [t.get_trainer_program(r) for r in range(2)]
         out[f"{name}.svg"] = draw([part(p, _after_backward) for p in ranks])
@@ -36,6 +47,9 @@ def pictures() -> dict[str, str]:
     out["ring_hops.svg"] = ring_hops(4)
     t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=fx.Cluster(2, 2))
     out["several_hosts.svg"] = draw([part(t.get_trainer_program(r), _about_w) for r in range(4)])
+    main, startup = two_layers()
+    t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=fx.Mesh(tp=2))
+    out["tensor_parallel.svg"] = draw([part(t.get_trainer_program(r), _forward) for r in range(2)])
     return out
 
 
@@ -45,15 +59,15 @@ def ring_hops(ranks: int) -> str:
     program = fx.Program.parse_from_string(f"""
 program ring {{
   group dp = {group}
-  var %w@GRAD: f32[1024] persistable
-  var %w: f32[1024] persistable
+  var %w@GRAD: f32[1024] partial(sum) over dp persistable
+  param %w: f32[1024]
   var %lr: f32[1] persistable
 dist:
   %w@GRAD.sum: f32[1024] at({root}) over dp = ring_reduce(%w@GRAD) {{group="dp", op="sum", root={root}}}
 optimize:
-  %w = sgd(%w, %w@GRAD.sum, %lr) on dp:{root}
+  %w.new: f32[1024] at({root}) over dp = sgd(%w, %w@GRAD.sum, %lr)
 dist:
-  %w = ring_broadcast(%w) {{group="dp", root={root}}}
+  %w = ring_broadcast(%w.new) {{group="dp", root={root}}}
 }}
 """)
     special = Specializer(program)
@@ -70,6 +84,10 @@ def part(program: fx.Program, keep) -> fx.Program:
 
 def _after_backward(op: Operator) -> bool:
     return op.role in (Role.DIST, Role.OPTIMIZE)
+
+
+def _forward(op: Operator) -> bool:
+    return op.role in (Role.DIST, Role.FORWARD, Role.LOSS)
 
 
 def _about_w(op: Operator) -> bool:

@@ -15,11 +15,7 @@ from rich.table import Table
 
 import fluidx as fx
 
-STRATEGIES = {
-    "data_parallel": fx.strategies.data_parallel,
-    "reduce_broadcast": fx.strategies.reduce_broadcast,
-    "ring_optimizer": fx.strategies.ring_optimizer,
-}
+STRATEGIES = fx.strategies.CATALOGUE
 Feed = dict[str, np.ndarray]
 
 

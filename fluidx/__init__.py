@@ -45,7 +45,8 @@ from .ir import (
     program_guard,
     unique_name,
 )
-from .layers.nn import embedding, one_hot
+from .layers.nn import fluid_embedding as embedding
+from .layers.nn import fluid_one_hot as one_hot
 from .layers.tensor import fluid_data as data
 from .param_attr import ParamAttr
 
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from .data_feeder import DataFeeder
     from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope, scope_guard
     from .io import load, save
-    from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, strategies
+    from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
 
 # public name -> the module that has it; a module listed in _MODULES is itself the name
 _LAZY = {
@@ -64,18 +65,19 @@ _LAZY = {
     "cpu_places": "executor", "cuda_places": "executor", "global_scope": "executor", "scope_guard": "executor",
     "mpi_places": "executor",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
-    "strategies": "transpiler",
+    "Mesh": "transpiler", "strategies": "transpiler",
     "DataFeeder": "data_feeder", "load": "io", "save": "io",
 }  # fmt: skip
 _MODULES = (
     "backward", "clip", "comm", "config", "data_feeder", "executor", "initializer", "io", "lr_scheduler", "nets", "optimizer",
-    "param_attr", "regularizer", "testing", "transpiler",
+    "param_attr", "regularizer", "testing", "transpiler", "verify", "view",
 )  # fmt: skip
 
 __all__ = [
     "Block", "CPUPlace", "CUDAPlace", "Cluster", "DataFeeder", "DistributeTranspiler", "DistributeTranspilerConfig", "ExecutionError",
-    "Executor", "FeedError", "FluidxError", "NotInitializedError", "Operator", "ParallelExecutor", "ParamAttr", "Parameter", "ParseError",
-    "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable", "VerifyError", "__version__",
+    "Executor", "FeedError", "FluidxError", "Mesh", "NotInitializedError", "Operator", "ParallelExecutor", "ParamAttr",
+    "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable", "VerifyError",
+    "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
     "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "save", "scope_guard", "strategies",

@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ._checks import wrong
-from .ir import ANY, OPS, Block, Builder, Effect, OpDef, Operator, Parameter, ProgramError, Role, Site, Variable, nearest, opdef
+from .ir import ANY, OPS, Block, Builder, Effect, OpDef, Operator, Parameter, ProgramError, Role, Variable, flow, nearest, opdef
 
 _KEPT = (Effect.HOST, Effect.COLLECTIVE, Effect.P2P)  # operators that recompute must not run twice
 _BESIDE = (Role.OPTIMIZE, Role.LR_SCHED, Role.DIST)  # what they write starts anew, it is not a function to differentiate
@@ -174,6 +175,7 @@ class _Walk:
         self.block = block
         self.ops = list(block.oplist)
         self.vars_before = dict(block.descs)
+        self.blocks_before = block.program.num_blocks
         self.b = Builder(block, role=Role.BACKWARD)
         self.leaves = leaves - no_grad
         self.parameters = parameters
@@ -192,12 +194,13 @@ class _Walk:
 
     def _sweep(self, no_grad: set[str]) -> None:
         """Forwards: which names depend on a leaf. A stop_gradient that the inputs do not explain was set by the user."""
-        find, depends = self.block.find, self.depends
+        program, find, depends = self.block.program, self.block.find, self.depends
         for i, op in enumerate(self.ops):
             beside = op.role in _BESIDE
-            live = () if beside else tuple(n for n in op.input_arg_names if n in depends)
+            constant = (definition := OPS.get(op.type)) is not None and definition.constant
+            live = () if beside or constant else tuple(n for n in flow.reads(program, op) if n in depends)
             self.live.append(live)
-            for n in op.output_arg_names:
+            for n in flow.writes(program, op):
                 self.last_write[n] = i
                 if beside:
                     continue
@@ -254,7 +257,7 @@ class _Walk:
         else:
             g = self.b.fill_constant(shape=target.shape, dtype=target.dtype, value=1.0)
         at = self.last_write.get(target.name)
-        self._stamp(start, None if at is None else self.ops[at].site)
+        self._stamp(start, None if at is None else self.ops[at])
         self.terms.setdefault(target.name, []).append(_Term(g.name, start, start + 1, True))
 
     def weigh(self, target: Variable, gradient: Variable) -> None:
@@ -262,7 +265,8 @@ class _Walk:
         self.terms.setdefault(target.name, []).append(_Term(gradient.name))
 
     def undo(self) -> None:
-        """Leave the block as it was found, before an error is raised."""
+        """Leave the program as it was found, before an error is raised."""
+        self.block.program.drop_blocks(self.blocks_before)
         del self.block.oplist[len(self.ops) :]
         self.block.oplist[:] = self.ops
         self.block.descs.clear()
@@ -304,7 +308,7 @@ class _Walk:
             at = f" written at {op.site}" if op.site else ""
             raise ProgramError(f"{e}\n  in the gradient of {op.type}({', '.join(op.input_arg_names)}){at}") from None
         self._drop_unused(start, {v.name for _, v in found})
-        self._stamp(start, op.site)
+        self._stamp(start, op)
         self._check_reads(start, i, op, view.hazards)
         stop = len(self.block.oplist)
         made = {n for o in self.block.oplist[start:stop] for n in o.output_arg_names}
@@ -344,31 +348,22 @@ class _Walk:
 
     def _drop_unused(self, start: int, used: set[str]) -> None:
         """Remove operators from `start` on whose results nobody reads, and optional outputs nobody reads."""
-        oplist = self.block.oplist
+        program, oplist = self.block.program, self.block.oplist
         tail = oplist[start:]
-        if any(o.sub_blocks() for o in tail):
-            return
-        kept = []
-        for o in reversed(tail):
-            definition = OPS[o.type]
-            live = [n for n in o.output_arg_names if n in used]
-            if not live and definition.effect in (Effect.PURE, Effect.RANDOM):
-                for n in o.output_arg_names:
-                    self._forget(n)
-                continue
-            if len(live) < len(o.output_arg_names):
-                optional = {s.name for s in definition.out_slots if s.optional}
-                # the other results of a second copy stay: a gradient further back may read them
-                wanted = used | self.copies_made.keys()
-                gone = [s for s, names in o.outputs.items() if s in optional and not any(n in wanted for n in names)]
-                if gone:
-                    for s in gone:
-                        for n in o.outputs[s]:
-                            self._forget(n)
-                    o = o.replace(outputs={s: names for s, names in o.outputs.items() if s not in gone})
-            kept.append(o)
-            used.update(o.input_arg_names)
-        oplist[start:] = reversed(kept)
+        kept = flow.live_ops(program, used, partial(flow.acts, program), ops=tail)
+        for n in set(flow.definitions(program, tail)).difference(flow.definitions(program, kept)):
+            self._forget(n)
+        # the other results of a second copy stay: a gradient further back may read them
+        read = used.union(self.copies_made, flow.uses(program, kept))
+        for k, o in enumerate(kept):
+            optional = [s.name for s in OPS[o.type].out_slots if s.optional and s.name in o.outputs]
+            gone = [s for s in optional if read.isdisjoint(o.outputs[s])]
+            if gone:
+                for s in gone:
+                    for n in o.outputs[s]:
+                        self._forget(n)
+                kept[k] = o.replace(outputs={s: names for s, names in o.outputs.items() if s not in gone})
+        oplist[start:] = kept
 
     def _forget(self, name: str) -> None:
         if name not in self.vars_before:
@@ -377,13 +372,14 @@ class _Walk:
         if original is not None:
             self.copies.pop(original, None)
 
-    def _stamp(self, start: int, site: Site | None) -> None:
-        """Give the operators from `start` on the role and the line of the operator they belong to."""
+    def _stamp(self, start: int, of: Operator | None) -> None:
+        """Give the operators from `start` on the role, and the line and the device of the operator they belong to."""
         oplist = self.block.oplist
+        site, device = (of.site, of.device) if of is not None else (None, "")
         for k in range(start, len(oplist)):
             o = oplist[k]
-            if o.site is not site or o.role != Role.BACKWARD:
-                oplist[k] = o.replace(site=site or o.site, role=Role.BACKWARD)
+            if o.site is not site or o.role != Role.BACKWARD or o.device != device:
+                oplist[k] = o.replace(site=site or o.site, role=Role.BACKWARD, device=device)
 
     def _check_reads(self, start: int, i: int, op: Operator, in_place: set[str]) -> None:
         """Refuse a gradient that would read a forward value after it was overwritten."""
@@ -440,15 +436,16 @@ class _Walk:
         if limits is not None:
             start = len(self.block.oplist)
             g = self.b.clip(g, min=limits[0], max=limits[1])
-            self._stamp(start, writer.site)
+            self._stamp(start, writer)
         if leaf:
             self.final[name] = g
             self.passed_on.add(name)
         return g
 
     def _merge(self, name: str, terms: list[_Term], own_name: bool) -> Variable:
-        target = self._free_name(f"{name}@GRAD")
-        site = self.block.oplist[terms[-1].stop - 1].site if terms[-1].stop else None
+        # a gradient in a sub-block has a name that no gradient outside has
+        target = self._free_name(f"{name}@GRAD" if self.block.idx == 0 else f"{name}@GRAD@block{self.block.idx}")
+        last = self.block.oplist[terms[-1].stop - 1] if terms[-1].stop else None
         if len(terms) == 1:
             (t,) = terms
             if t.owned:
@@ -456,7 +453,7 @@ class _Walk:
             elif own_name:
                 start = len(self.block.oplist)
                 self.b.assign(self.block.var(t.name), name=target)
-                self._stamp(start, site)
+                self._stamp(start, last)
             else:
                 return self.block.var(t.name)
         else:
@@ -465,7 +462,7 @@ class _Walk:
                     self._rename(t, self._free_name(f"{name}@GRAD@RENAME@block{self.block.idx}@{k}"))
             start = len(self.block.oplist)
             self.b.emit("sum", [self.block.var(t.name) for t in terms], name=target)
-            self._stamp(start, site)
+            self._stamp(start, last)
         desc = self.block.desc(target)
         self.block.declare(desc.changed(stop_gradient=True, type=self.block.desc(name).type))
         return self.block.var(target)

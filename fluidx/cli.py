@@ -14,7 +14,25 @@ import click
 from . import __version__
 from .ir.errors import FluidxError, ProgramError
 
-_STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer")
+_STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2")
+
+
+class _Ranks(click.ParamType):
+    """A number of ranks, or the axes of a mesh: 4, or dp=2,tp=2."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        from .transpiler import Mesh
+
+        if isinstance(value, int):
+            return value
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+        axes = [part.partition("=") for part in value.split(",")]
+        if not all(name.isidentifier() and size.isdigit() and int(size) > 0 for name, _, size in axes):
+            self.fail(f"{value!r} is neither a number of ranks, 1 or more, nor the axes of a mesh, such as dp=2,tp=2", param, ctx)
+        return Mesh(**{name: int(size) for name, _, size in axes})
 
 
 class _Group(click.Group):
@@ -99,14 +117,16 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing instead.")
 @click.option("--fluid-names", is_flag=True, help="Write collectives under fluid's historic names.")
 @click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile first (FILE must hold main and startup).")
-@click.option("-n", "--ranks", type=click.IntRange(1), default=4, show_default=True, help="Ranks for --strategy.")
+@click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or dp=2,tp=2.")
 @click.option("--rank", type=click.IntRange(0), help="With --strategy: show this rank's program.")
-def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy: str | None, ranks: int, rank: int | None) -> None:
+def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy: str | None, ranks: Any, rank: int | None) -> None:
     """Print the program in FILE, or what a strategy makes of it."""
+    from .ir import ProgramPair
+
     program = _read(file)
     if strategy is not None:
         t = _transpiled(program, file, strategy, ranks)
-        program = t.main if rank is None else t.get_trainer_program(rank)
+        program = t.pair if rank is None else ProgramPair(t.get_trainer_program(rank), t.get_startup_program(rank))
     elif rank is not None:
         raise click.UsageError("--rank chooses among the programs that --strategy makes; give both")
     if as_json:
@@ -114,14 +134,14 @@ def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy
 
         click.echo(json.dumps(to_json(_main_of(program)), indent=1))
     elif svg is not None:
-        from .ir.draw import draw
+        from .view import draw
 
         _write(svg, draw(program))
     else:
         click.echo((_main_of(program).to_string(fluid_names=True) if fluid_names else str(program)).rstrip("\n"))
 
 
-def _transpiled(program: Any, file: str, strategy: str, ranks: int) -> Any:
+def _transpiled(program: Any, file: str, strategy: str, ranks: Any) -> Any:
     from .transpiler import DistributeTranspiler, strategies
 
     if not hasattr(program, "startup"):
@@ -135,26 +155,43 @@ def _transpiled(program: Any, file: str, strategy: str, ranks: int) -> Any:
 @click.argument("after", type=click.Path(exists=True, dir_okay=False))
 def diff(before: str, after: str) -> None:
     """Show what changed between two program files."""
-    from .ir.diff import diff as difference
+    from .view import diff as difference
 
     click.echo(str(difference(_read(before), _read(after), names=(before, after))))
 
 
 @main.command()
 @_file
+@click.argument("rank_files", type=click.Path(exists=True, dir_okay=False), nargs=-1)
 @click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile, and verify all ranks together.")
-@click.option("-n", "--ranks", type=click.IntRange(1), default=4, show_default=True, help="Ranks for --strategy.")
-def verify(file: str, strategy: str | None, ranks: int) -> None:
-    """Check the program in FILE: definitions and types; with --strategy also what every rank would do."""
-    from .ir.verifier import check_program
+@click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or dp=2,tp=2.")
+def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: Any) -> None:
+    """Check the program in FILE by itself: definitions, types, placements.
+
+    With --strategy prove that what it makes for all ranks does together what FILE does. With RANK_FILES, all ranks' programs in order,
+    prove that of them.
+    """
+    from .verify import check_program, verify_ranks
 
     program = _read(file)
+    if rank_files:
+        if strategy is not None:
+            raise click.UsageError("--strategy makes rank programs, RANK_FILES are some; give one of both")
+        pairs = [(path, _read(path)) for path in (file, *rank_files)]
+        for path, pair in pairs:
+            if not hasattr(pair, "startup"):
+                raise click.ClickException(
+                    f"{path} has no startup section; fluidx show FILE --strategy ... --rank 0 prints a rank's pair"
+                )
+        mains, startups = [p.main for _, p in pairs[1:]], [p.startup for _, p in pairs[1:]]
+        click.echo(str(verify_ranks(program, mains, startups)))
+        return
     if strategy is not None:
         click.echo(str(_transpiled(program, file, strategy, ranks).verify()))
         return
     parts = [program.main, program.startup] if hasattr(program, "startup") else [program]
     count = sum(check_program(p) for p in parts)
-    click.echo(f"{count} operators: every input defined, every type as its rule infers it")
+    click.echo(f"{count} operators: inputs defined, types as their rules infer them, placements by a rule of each op")
 
 
 @main.command()
@@ -165,6 +202,7 @@ def ops(name: str | None) -> None:
 
     from . import ops as _ops  # noqa: F401
     from .ir.opdef import OPS, opdef
+    from .view import patterns
 
     if name is None:
         width = max(map(len, OPS))
@@ -177,6 +215,10 @@ def ops(name: str | None) -> None:
         click.echo(f"  {attr} = {default!r}")
     click.echo()
     click.echo(inspect.getdoc(d))
+    if lines := patterns(d):
+        click.echo("\nWhat it reads and writes (docs/placements.md):")
+        for line in lines:
+            click.echo(f"  {line}")
 
 
 @main.command()

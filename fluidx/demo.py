@@ -33,7 +33,8 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise FluidxError("the demo trains on scikit-learn's digits, which is not installed; pip install 'fluidx[demo]'") from None
+        how = "in a checkout of fluidx: pip install -e '.[demo]'"
+        raise FluidxError(f"the demo trains on scikit-learn's digits, which is not installed; {how}") from None
     data = load_digits()
     x, y = (data.data / 16).astype("float32"), data.target.reshape(-1, 1).astype("int64")
     return {"image": x[:1500], "label": y[:1500]}, {"image": x[1500:], "label": y[1500:]}
@@ -69,7 +70,7 @@ def run(ranks: int = 4, epochs: int = 5, strategy: str = "ring_optimizer", svg: 
     say.rule("4. proved before it runs")
     say.print(str(t.verify()), markup=False, soft_wrap=True)
     if svg is not None:
-        from .ir.draw import draw_before_after
+        from .view import draw_before_after
 
         svg.write_text(draw_before_after(main, [t.get_trainer_program(r) for r in range(ranks)]), encoding="utf-8")
         say.print(f"drawn before and after: {svg}", soft_wrap=True)

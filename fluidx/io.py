@@ -19,8 +19,6 @@ import numpy as np
 from ._checks import wrong
 from ._safetensors import ArrayFile, CheckpointError, save_arrays, write_atomically
 from .ir import (
-    Block,
-    BlockRef,
     NotInitializedError,
     Parameter,
     ParseError,
@@ -30,7 +28,9 @@ from .ir import (
     Variable,
     as_dtype,
     default_main_program,
+    flow,
 )
+from .ir.bodies import copy_op
 
 __all__ = [
     "CheckpointError", "load", "load_inference_model", "load_params", "load_persistables", "load_program", "load_program_state",
@@ -289,47 +289,23 @@ def prune(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> Pro
     block = source.global_block()
     for name in (*feeds, *targets):
         block.desc(name)
-    needed, kept = set(targets) - set(feeds), []
-    for op in reversed(block.oplist):
-        names = op.output_arg_names
-        if needed.isdisjoint(names):
-            continue
-        kept.append(op)
-        if not op.sub_blocks():  # a loop or branch may leave what it writes as it was
-            needed.difference_update(names)
-        needed.update(n for n in op.input_arg_names if n not in feeds)
-    kept.reverse()
-    missing = sorted(n for n in needed if block.desc(n).is_data)
+    given = {n for n in feeds if not block.desc(n).is_data}
+    kept = flow.live_ops(source, targets, given=given)
+    written = flow.definitions(source, kept)
+    needed = {*flow.needs(source, kept), *(t for t in targets if t not in written)}
+    missing = sorted(n for n in needed.difference(feeds) if block.desc(n).is_data)
     if missing:
         listed = ", ".join(map(repr, targets))
         raise wrong(f"to compute {listed}, data variable {missing[0]!r} is needed, which is not among the feeds {list(feeds)}")
     result = Program(program.name)
     result.random_seed = program.random_seed
-    _copy_block(source, block, kept, result, result.global_block(), {0: 0})
-    used = {n for b in result.blocks for op in b.oplist for n in (*op.input_arg_names, *op.output_arg_names)} | {*feeds, *targets}
-    used |= {n for b in result.blocks for op in b.oplist for key in ("true_out", "false_out") for n in op.attrs.get(key, ())}
+    result.global_block().oplist += [copy_op(op, source, result.global_block(), {}) for op in kept]
+    used = {*flow.uses(source, kept), *written, *feeds, *targets}
     descs = result.global_block().descs
     for name, var in block.descs.items():
         if name in used:
             descs[name] = var.changed(is_data=True, stop_gradient=True) if name in feeds else var
     return result
-
-
-def _copy_block(source: Program, old: Block, ops: Iterable[Any], result: Program, new: Block, numbers: dict[int, int]) -> None:
-    """Copy operators into `new`, and the blocks they run behind it, which get new numbers."""
-    for op in ops:
-        attrs = dict(op.attrs)
-        for key, value in op.attrs.items():
-            if not isinstance(value, BlockRef):
-                continue
-            body = source.blocks[value.idx]
-            if value.idx not in numbers:
-                twin = result.create_block(new.idx)
-                numbers[value.idx] = twin.idx
-                twin.descs.update(body.descs)
-                _copy_block(source, body, body.oplist, result, twin, numbers)
-            attrs[key] = BlockRef(numbers[value.idx])
-        new.oplist.append(op.replace(attrs=attrs) if op.sub_blocks() else op)
 
 
 def save_inference_model(

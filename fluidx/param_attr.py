@@ -7,6 +7,7 @@ from typing import Any
 
 from ._checks import number, one_of, wrong
 from .initializer import Initializer
+from .ir import Shard, show_placement
 
 
 class ParamAttr:
@@ -17,7 +18,8 @@ class ParamAttr:
 
     `learning_rate` multiplies the optimizer's; `regularizer` is `regularizer.L1Decay(c)`, `regularizer.L2Decay(c)` or the pair
     ("l1", c) / ("l2", c) and overrides the optimizer's; `trainable=False` freezes the parameter; `need_clip=False` keeps its gradient
-    out of gradient clipping. `do_model_average` is kept for fluid programs; nothing reads it.
+    out of gradient clipping. `placement=Shard(1, "tp")` cuts the parameter along an axis over the ranks
+    of a mesh axis (`fx.Mesh`); one device takes no notice. `do_model_average` is kept for fluid programs; nothing reads it.
 
     >>> ParamAttr(name="w", learning_rate=0.5, regularizer=("l2", 1e-4)).record()
     {'learning_rate': 0.5, 'regularizer': ('l2', 0.0001), 'need_clip': True}
@@ -32,6 +34,7 @@ class ParamAttr:
         trainable: bool = True,
         do_model_average: bool = True,
         need_clip: bool = True,
+        placement: Any = None,
     ):
         if name is not None and (not isinstance(name, str) or not name):
             raise wrong(f"ParamAttr: name must be a non-empty string or None, got {name!r}")
@@ -44,6 +47,14 @@ class ParamAttr:
         self.trainable = bool(trainable)
         self.do_model_average = bool(do_model_average)
         self.need_clip = bool(need_clip)
+        entries = tuple(placement) if isinstance(placement, (list, tuple)) else () if placement is None else (placement,)
+        if not all(isinstance(e, Shard) for e in entries):
+            raise wrong(f"ParamAttr: placement must be a Shard such as Shard(1, 'tp'), a list of them, or None, got {placement!r}")
+        if len({e.group for e in entries}) < len(entries):
+            raise wrong(f"ParamAttr: placement {show_placement(entries)} names a group twice; a group cuts one axis")
+        if any(e.unit < 1 for e in entries):
+            raise wrong(f"ParamAttr: placement {show_placement(entries)}: the unit of a cut is at least 1")
+        self.placement = entries
 
     def record(self) -> dict[str, Any]:
         """What the program's parameter record keeps beside `trainable`: plain numbers, strings and tuples."""
@@ -79,7 +90,12 @@ class ParamAttr:
 
     def __repr__(self) -> str:
         shown = {"name": self.name, "initializer": self.initializer, "trainable": self.trainable, **self.record()}
-        default = {"name": None, "initializer": None, "trainable": True, "learning_rate": 1.0, "regularizer": None, "need_clip": True}
+        if self.placement:
+            shown["placement"] = self.placement
+        default = {
+            "name": None, "initializer": None, "trainable": True, "learning_rate": 1.0, "regularizer": None, "need_clip": True,
+            "placement": None,
+        }  # fmt: skip
         return f"ParamAttr({', '.join(f'{k}={v!r}' for k, v in shown.items() if v != default[k])})"
 
 

@@ -23,5 +23,5 @@ def _no_gpu():
     try:
         import cupy
     except ImportError:
-        return "CuPy is not installed (pip install 'fluidx[cuda13]')"
+        return "CuPy is not installed (pip install -e '.[cuda13]')"
     return None if cupy.cuda.is_available() else "CuPy finds no GPU"

@@ -9,6 +9,7 @@ import fluidx as fx
 from fluidx.backward import append_backward, calc_gradient, gradients
 from fluidx.executor import Executor, Scope
 from fluidx.ir import Builder, OpDef, Program, ProgramError, Role, program_guard, unique_name
+from fluidx.testing import numeric_grad
 
 
 class Net:
@@ -479,3 +480,69 @@ def test_callbacks_see_every_differentiated_operator(net):
     loss = net.b.mean(net.b.square(w))
     append_backward(loss, callbacks=[lambda block, context: seen.append(context["op"].type)])
     assert seen == ["mean", "square"]
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        lambda h: fx.layers.fill_constant_batch_size_like(h, [-1, 2], "float32", 3.0),
+        lambda h: fx.layers.zeros_like(h),
+        lambda h: fx.layers.ones_like(h),
+        lambda h: Builder(h.block).uniform_random_batch_size_like(h, shape=(-1, 2), seed=3),
+    ],
+)
+def test_what_reads_only_the_size_of_a_value_is_a_constant(net, like):
+    w = net.param("w", [[1.0, 2.0]])
+    h = net.b.mul(net.data("x", (-1, 1)), w)
+    constant = like(h)
+    loss = net.b.reduce_sum(net.b.elementwise_mul(net.b.elementwise_add(h, constant), constant))
+    _, [(_, g)] = fx.optimizer.SGD(0.1).minimize(loss)
+    assert constant.stop_gradient and not h.stop_gradient
+    got, c = net.run([g, constant], {"x": np.float32([[2], [3]])})
+    assert np.allclose(got, [[2, 3] @ c])
+
+
+def test_the_second_derivative_of_where(net):
+    x = net.data("x", (3,))
+    y = net.b.where(net.b.greater_than(x, net.b.fill_constant(shape=(1,), value=0.0)), net.b.elementwise_mul(x, x), x)
+    (first,) = gradients(net.b.elementwise_mul(y, y), x)
+    (second,) = gradients(first, x)
+    assert net.run([second], {"x": np.float32([-1, 1, 2])})[0].tolist() == [2.0, 12.0, 48.0]
+
+
+# -- broadcasting over open axes ------------------------------------------------------------------------------------------------
+
+FIRST = {"axes": [0], "starts": [0], "ends": [1]}
+BROADCASTS = {
+    "sub": lambda b, h: b.elementwise_sub(h, b.slice(h, **FIRST)),
+    "add": lambda b, h: b.elementwise_add(b.slice(h, **FIRST), b.square(h)),
+    "mul": lambda b, h: b.elementwise_mul(b.slice(h, **FIRST), h),
+    "div": lambda b, h: b.elementwise_div(h, b.slice(h, **FIRST)),
+    "where": lambda b, h: b.where(b.greater_than(h, b.fill_constant(shape=(1,), dtype="float64", value=1.0)), h, b.slice(h, **FIRST)),
+    "batched matmul": lambda b, h: b.matmul(b.unsqueeze(h, axes=[1]), b.unsqueeze(b.slice(b.exp(h), **FIRST), axes=[2])),
+    "the last row": lambda b, h: b.elementwise_add(b.square(h), b.slice(h, axes=[0], starts=[-1], ends=[2**31 - 1])),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", BROADCASTS)
+def test_what_was_broadcast_over_an_open_axis_is_summed(name, rows):
+    net = Net("float64")
+    with unique_name.guard(), program_guard(net.main, net.startup):
+        x = net.data("x", (-1, 3), stop_gradient=False)
+        loss = net.b.reduce_sum(net.b.square(BROADCASTS[name](net.b, net.b.scale(x, scale=2.0))))
+        (g,) = gradients(loss, x)
+        value = np.random.default_rng(0).uniform(0.6, 2.0, (rows, 3))
+        want = numeric_grad(lambda v: net.run([loss], {"x": v})[0].item(), value)
+        np.testing.assert_allclose(net.run([g], {"x": value})[0], want, rtol=1e-6)
+
+
+def test_operands_of_one_batch_are_not_summed(net):
+    """Where both operands come from the batch, however deep, the gradient needs no reduce_to."""
+    x, y, w = net.data("x", (-1, 6)), net.data("y", (-1, 1)), net.param("w", np.ones((6, 6)))
+    h = net.b.mul(x, w)
+    h = net.b.elementwise_add(h, net.b.relu(h))
+    h = net.b.transpose(net.b.reshape(h, shape=(-1, 2, 3)), axis=(0, 2, 1))
+    h = net.b.elementwise_mul(h, net.b.softmax(h))
+    append_backward(net.b.mean(net.b.elementwise_sub(net.b.reduce_sum(h, dim=(1, 2), keep_dim=False), net.b.squeeze(y, axes=[1]))))
+    assert "reduce_to" not in net.types()

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import fluidx as fx
-from fluidx import demo
+from fluidx import cli, demo
 from fluidx.cli import main as fluidx
 from fluidx.testing.models import classifier
 
@@ -44,12 +44,13 @@ def test_help_lists_the_commands():
     for command in ("demo", "diff", "env", "ops", "run", "show", "verify"):
         assert f"\n  {command} " in text
     assert call("--version").startswith("fluidx, version")
+    assert list(cli._STRATEGIES) == list(fx.strategies.CATALOGUE)
 
 
 # -- demo ---------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer"])
+@pytest.mark.parametrize("strategy", fx.strategies.CATALOGUE)
 def test_the_demo_shows_every_step_and_the_same_losses(strategy):
     text = call("demo", "-n", 2, "--epochs", 1, "--strategy", strategy)
     headings = ("1. a program for one device", f"2. what {strategy}(", "3. what the program of rank 1 has", "4. proved", "5. one device")
@@ -72,14 +73,15 @@ def test_the_demo_of_one_rank_and_its_drawing(tmp_path):
 def test_the_demo_without_scikit_learn_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert call("demo", code=1) == (
-        "Error: the demo trains on scikit-learn's digits, which is not installed; pip install 'fluidx[demo]'\n"
+        "Error: the demo trains on scikit-learn's digits, which is not installed; in a checkout of fluidx: pip install -e '.[demo]'\n"
     )
 
 
 def test_numbers_that_make_no_sense_are_refused():
     assert "0 is not in the range 1<=x<=64" in call("demo", "-n", 0, code=2)
     assert "0 is not in the range x>=1" in call("demo", "--epochs", 0, code=2)
-    assert "'ring' is not one of 'data_parallel', 'reduce_broadcast', 'ring_optimizer'" in call("demo", "--strategy", "ring", code=2)
+    known = ", ".join(map(repr, fx.strategies.CATALOGUE))
+    assert f"'ring' is not one of {known}" in call("demo", "--strategy", "ring", code=2)
 
 
 # -- show, diff, verify ----------------------------------------------------------------------------------------------------------------
@@ -94,8 +96,10 @@ def test_show_transpiles(pair):
     everyone = call("show", pair, "--strategy", "ring_optimizer", "-n", 2)
     assert "ring_reduce" in everyone and "rank 1" not in everyone
     text = call("show", pair, "--strategy", "ring_optimizer", "-n", 2, "--rank", 1)
-    assert "\n  rank 1\n" in text and "send(" in text
-    assert fx.Program.parse_from_string(text).rank == 1
+    assert "\n  rank 1\n" in text and "send(" in text and "nccl_init(" in text
+    assert fx.ir.parse_pair(text).main.rank == 1
+    meshed = call("show", pair, "--strategy", "zero1", "-n", "dp=2,tp=2")
+    assert "group tp = [0, 1] [2, 3]" in meshed
     assert "ncclAllReduce" in call("show", pair, "--strategy", "data_parallel", "--fluid-names")
 
 
@@ -122,18 +126,34 @@ def test_diff_of_two_files(pair, single, tmp_path):
     assert "are equal: 20 operators" in call("diff", single, single)
     after = tmp_path / "after.txt"
     after.write_text(call("show", pair, "--strategy", "data_parallel"))
-    text = call("diff", single, after)
-    assert text.startswith(f"--- {single}: 20 operators\n+++ {after}: ")
+    text = call("diff", pair, after)
+    assert text.startswith(f"--- {pair}: 29 operators\n+++ {after}: ")
     assert "4 all_reduce" in text
     mixed = call("diff", pair, single, code=1)
     assert mixed == "Error: diff takes two programs or two pairs, not one of each; give the main program of the pair\n"
 
 
 def test_verify_checks_one_program_or_all_ranks(pair, single):
-    assert call("verify", single) == "20 operators: every input defined, every type as its rule infers it\n"
-    assert call("verify", pair) == "29 operators: every input defined, every type as its rule infers it\n"
+    assert call("verify", single) == "20 operators: inputs defined, types as their rules infer them, placements by a rule of each op\n"
+    assert call("verify", pair) == "29 operators: inputs defined, types as their rules infer them, placements by a rule of each op\n"
     text = call("verify", pair, "--strategy", "reduce_broadcast", "-n", 3)
     assert text.startswith("proved for reduce_broadcast(roots='greedy') on 3 ranks:") and "4 parameters" in text
+
+
+def test_verify_proves_rank_programs_from_files(pair, single, tmp_path):
+    paths = [tmp_path / f"rank{r}.txt" for r in range(2)]
+    for r, path in enumerate(paths):
+        path.write_text(call("show", pair, "--strategy", "ring_optimizer", "-n", 2, "--rank", r))
+    assert "on 2 ranks:" in call("verify", pair, *paths)
+    assert "the program is of rank 1, and stands as that of rank 0" in call("verify", pair, *reversed(paths), code=1)
+    assert "has no startup section; fluidx show FILE --strategy ... --rank 0 prints a rank's pair" in call("verify", single, *paths, code=1)
+    assert "give one of both" in call("verify", pair, *paths, "--strategy", "zero1", code=2)
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1", "two", "dp=", "dp=2;tp=2", "=2"])
+def test_ranks_that_make_no_sense(pair, ranks):
+    text = call("verify", pair, "--strategy", "zero1", "-n", ranks, code=2)
+    assert "is neither a number of ranks, 1 or more, nor the axes of a mesh, such as dp=2,tp=2" in " ".join(text.split())
 
 
 def test_verify_points_into_a_wrong_program(single):
@@ -184,6 +204,7 @@ def test_ops_lists_and_describes():
     listed = call("ops")
     assert "\nall_reduce " in listed and len(listed.splitlines()) == len(fx.ir.OPS)
     assert call("ops", "softmax").startswith("softmax(X) -> Out\n  axis = -1\n")
+    assert call("ops", "matmul").splitlines().count("  * i k, * k j -> * i j | k:+ L(0) L(1)") == 1
     assert call("ops", "all_redcue", code=1) == "Error: there is no op 'all_redcue'; did you mean 'all_reduce'?\n"
 
 
@@ -226,7 +247,8 @@ def test_run_shows_the_scripts_own_traceback(tmp_path):
     done = command("run", "-n", 2, script)
     assert done.returncode == 1
     assert f'File "{script}", line 2' in done.stderr
-    assert done.stderr.endswith("TranspileError: unknown strategy 'ring'; there are: data_parallel, reduce_broadcast, ring_optimizer\n")
+    known = ", ".join(fx.strategies.CATALOGUE)
+    assert done.stderr.endswith(f"TranspileError: unknown strategy 'ring'; there are: {known}\n")
 
 
 def test_the_shortened_texts_of_the_demo():

@@ -1,13 +1,17 @@
 """Every Python example in the documentation runs: the blocks of README.md and docs/, and the doctests of the modules.
 
-The blocks of one page run in order and share their names. A block opened with ```python no-run is shown but not run.
+The blocks of one page run in order and share their names. A block opened with ```python no-run is shown but not run. A block of
+```text that stands next behind a Python block is what that block prints; `[...]` in it stands for anything, alone in a line for any
+number of lines.
 """
 
 import doctest
 import importlib
+import io
 import re
 import textwrap
 import traceback
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -46,6 +50,28 @@ def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     assert runner.summarize(verbose=False).failed == 0, "".join(report)
 
 
+@pytest.mark.parametrize(
+    "printed, shown, same",
+    [
+        ("a\nb\n", "a\nb\n", True),
+        ("a\nb\n", "a\n", False),
+        ("a\nb\nc\nd\n", "a\n[...]\nd\n", True),
+        ("a\nd\n", "a\n[...]\nd\n", True),
+        ("took 3.2 ms\n", "took [...] ms\n", True),
+        ("took 3.2 ms\nmore\n", "took [...]\n", False),
+        ("a  \n", "a\n", True),
+    ],
+)
+def test_what_is_shown_is_compared_with_what_is_printed(tmp_path, printed, shown, same):
+    page = tmp_path / "page.md"
+    page.write_text(f"```python\nprint({printed!r}, end='')\n```\n\n```text\n{shown}```\n")
+    if same:
+        run_page(page)
+        return
+    with pytest.raises(AssertionError, match=f"{page}:2: it prints"):
+        run_page(page)
+
+
 def test_blocks_share_names_and_only_python_runs(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
@@ -77,21 +103,40 @@ def test_a_failing_block_is_reported_with_file_and_line(tmp_path, block, line, m
 def run_page(page):
     """Run the Python blocks of a page in order and return the names they defined."""
     names = {"__name__": "__main__"}
-    for first_line, code in python_blocks(page.read_text(encoding="utf-8")):
+    for first_line, code, shown in python_blocks(page.read_text(encoding="utf-8")):
+        printed = io.StringIO()
         try:
             # Leading empty lines put the block where it stands in the page, for tracebacks and for the messages of fluidx.
-            exec(compile("\n" * (first_line - 1) + code, str(page), "exec"), names)
+            with redirect_stdout(printed):
+                exec(compile("\n" * (first_line - 1) + code, str(page), "exec"), names)
         except Exception as error:
             raise AssertionError(f"{page}:{failing_line(error, page)}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
+        if shown is not None and not re.fullmatch(as_pattern(shown), clean(printed.getvalue())):
+            raise AssertionError(f"{page}:{first_line}: it prints\n{printed.getvalue()}\nand the page shows\n{shown}")
     return names
 
 
 def python_blocks(text):
-    """Yield (line of its first statement, code) for each block to run."""
-    for block in FENCE.finditer(text):
+    """Yield (line of its first statement, code, what it prints or None) for each block to run."""
+    blocks = list(FENCE.finditer(text))
+    for block, behind in zip(blocks, [*blocks[1:], None], strict=False):
         words = block["info"].split()
-        if words[:1] == ["python"] and "no-run" not in words:
-            yield text.count("\n", 0, block.start("code")) + 1, textwrap.dedent(block["code"])
+        if words[:1] != ["python"] or "no-run" in words:
+            continue
+        next_is_text = behind is not None and behind["info"].split()[:1] == ["text"] and not text[block.end() : behind.start()].strip()
+        shown = textwrap.dedent(behind["code"]) if next_is_text else None
+        yield text.count("\n", 0, block.start("code")) + 1, textwrap.dedent(block["code"]), shown
+
+
+def clean(text):
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def as_pattern(shown):
+    """What is shown as a regular expression."""
+    anything = re.escape("[...]")
+    lines = (re.escape(line) for line in clean(shown).splitlines())
+    return "".join(r"(?:.*\n)*?" if line.strip() == anything else line.replace(anything, ".*") + r"\n" for line in lines)
 
 
 def failing_line(error, page):

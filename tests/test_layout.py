@@ -17,7 +17,9 @@ ARROWS = {
     "ir": (),
     "comm": ("config", "ir.errors"),
     "ops": ("config", "ir", "comm.base"),
-    "transpiler": ("config", "ir", "ops"),
+    "view": ("ir", "ops"),
+    "verify": ("ir", "ops"),
+    "transpiler": ("config", "ir", "ops", "verify", "view"),
     "executor": ("config", "ir", "ops", "comm"),
     "io": ("config", "ir", "ops", "executor", "_checks", "_safetensors"),
     "simulator": ("config", "ir", "ops"),
@@ -47,6 +49,8 @@ def test_every_import_inside_fluidx_follows_the_arrows():
         ("ops/collective.py", "def late():\n    from fluidx.layers import fc"),
         ("layers.py", "from .executor import plan"),
         ("transpiler/passes.py", "from fluidx.comm.base import Communicator"),
+        ("ir/program.py", "from ..view import diff"),
+        ("verify/ranks.py", "from ..transpiler.cluster import Mesh"),
     ],
 )
 def test_an_arrow_that_points_up_is_found(tmp_path, importer, line):
@@ -61,6 +65,7 @@ def test_an_arrow_that_points_up_is_found(tmp_path, importer, line):
         ("ops/collective.py", "from ..comm.base import Communicator\nfrom fluidx.comm import base"),
         ("layers.py", "from fluidx.ops import collective\nfrom . import optimizer"),
         ("executor/plan.py", "from ..comm.threads import ThreadComm"),
+        ("transpiler/transpiler.py", "from ..verify import verify_ranks\nfrom ..view import diff"),
         ("testing/ranks.py", "import fluidx.executor\nfrom fluidx import Program"),
     ],
 )
@@ -117,7 +122,7 @@ def is_module(root, name):
 
 def small_tree(root, importer, source):
     """Write a fluidx of empty modules, and one that holds `source`."""
-    names = "config ir/errors ir/program comm/base comm/threads ops/collective layers optimizer executor/plan"
+    names = "config ir/errors ir/program comm/base comm/threads ops/collective layers optimizer verify/ranks view/diff executor/plan"
     for name in names.split():
         path = root / "fluidx" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

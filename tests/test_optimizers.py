@@ -5,8 +5,7 @@ import pytest
 
 from fluidx import optimizer
 from fluidx.executor import Executor, Scope
-from fluidx.ir import OPS, At, Builder, Partial, Program, ProgramError, Role, Shard, TensorType, program_guard, unique_name
-from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ir import OPS, Builder, Program, ProgramError, Role, TensorType, program_guard, unique_name
 from fluidx.ops.update.base import BLOCK, Update
 from fluidx.param_attr import ParamAttr
 from fluidx.regularizer import L1Decay, L2Decay
@@ -383,23 +382,6 @@ def test_a_strided_parameter_is_updated_where_it_lies(name):
     op.bind(np, arrays, outs, attrs, None)()
     for found, wanted in zip(outs, expected, strict=True):
         assert np.array_equal(found, wanted)
-
-
-def _placed(*placements):
-    names = ("w", "w@GRAD", "learning_rate_0")
-    types = (TensorType("float32", (4, 3)),) * 2 + (TensorType("float32", (1,)),)
-    return [Placed(n, t, p) for n, t, p in zip(names, types, placements, strict=True)]
-
-
-def test_where_an_update_may_run():
-    place = OPS["sgd"].place
-    assert place(*_placed((), (), ())) == ()
-    assert place(*_placed((Shard(0),), (Shard(0),), ())) == (Shard(0),)
-    assert place(*_placed((), (At(2),), ())) == (At(2),)
-    with pytest.raises(PlaceError, match=r"parameter %w is replicate but its gradient %w@GRAD is partial\(sum\) over dp"):
-        place(*_placed((), (Partial("sum"),), ()))
-    with pytest.raises(PlaceError, match="do not combine"):
-        place(*_placed((), (Shard(0),), ()))
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------------------------

@@ -32,9 +32,11 @@ class CommTimeout(CommError):
 
 
 class Communicator(Protocol):
-    """What one rank can do. Arrays are contiguous; `out` may be the input itself. `ranks` lists a group's members in order.
+    """What one rank can do. `ranks` lists a group's members in order; `out` may be the input itself. Single arrays are contiguous.
 
-    Every call returns within the deadline or raises CommError; every member of `ranks` makes the same calls in the same order.
+    Lists hold one array per rank of the group, in order: views, strided or not, of any sizes, also empty. What rank i gives for rank j
+    has the shape that rank j expects from rank i. Every call returns within the deadline or raises CommError; every member of `ranks`
+    makes the same calls in the same order.
     """
 
     rank: int
@@ -55,14 +57,14 @@ class Communicator(Protocol):
     def reduce(self, x: Any, out: Any, op: str, root: int, ranks: Ranks) -> None:
         """`out` is written on the root only."""
 
-    def all_gather(self, x: Any, out: Any, ranks: Ranks) -> None:
-        """`out` is every rank's `x`, joined along axis 0 in rank order."""
+    def all_gather(self, x: Any, parts: Sequence[Any], ranks: Ranks) -> None:
+        """`parts[k]` becomes the `x` of the rank with index k. `x` may be my own part itself."""
 
-    def reduce_scatter(self, x: Any, out: Any, op: str, ranks: Ranks) -> None:
-        """Slice number (my index) along axis 0 of the reduction of every `x`."""
+    def reduce_scatter(self, parts: Sequence[Any], out: Any, op: str, ranks: Ranks) -> None:
+        """`out` becomes the reduction of what the ranks have in `parts[my index]`. It may be my own part itself."""
 
-    def all_to_all(self, x: Any, out: Any, ranks: Ranks) -> None:
-        """Slice j of my `x` goes to rank j; slice i of my `out` came from rank i."""
+    def all_to_all(self, sends: Sequence[Any], recvs: Sequence[Any], ranks: Ranks) -> None:
+        """`recvs[k]` becomes what the rank with index k has in `sends[my index]`. No send shares memory with a receive."""
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         """Send arrays to peers (global ranks) and receive into arrays, all at once, as one NCCL group would."""

@@ -23,7 +23,8 @@ def _nccl() -> Any:
     try:
         import cupy.cuda.nccl as nccl
     except ImportError:
-        raise CommError("NCCL needs CuPy, which is not installed; pip install 'fluidx[cuda13]' (or [cuda12])") from None
+        how = "in a checkout of fluidx: pip install -e '.[cuda13]' (or '.[cuda12]')"
+        raise CommError(f"NCCL needs CuPy, which is not installed; {how}") from None
     if not nccl.available:
         raise CommError("CuPy finds no libnccl; pip install nvidia-nccl-cu13 (or -cu12) beside CuPy")
     return nccl
@@ -38,6 +39,16 @@ def nccl_dtype(nccl: Any, dtype: np.dtype) -> int:
     if dtype.name not in names:
         raise CommError(f"NCCL cannot send {dtype.name}; cast it first")
     return getattr(nccl, f"NCCL_{names[dtype.name]}")
+
+
+def _even(parts: Sequence[Any]) -> bool:
+    return all(p.size == parts[0].size for p in parts)
+
+
+def _in_a_row(parts: Sequence[Any]) -> bool:
+    """Are parts of one size contiguous, each right behind the one before?"""
+    at, step = parts[0].data.ptr, parts[0].nbytes
+    return all(p.flags.c_contiguous and p.data.ptr == at + k * step for k, p in enumerate(parts))
 
 
 class NcclWorld:
@@ -192,24 +203,57 @@ class NcclCommunicator:
         t = nccl_dtype(self.nccl, x.dtype)
         self._launch("reduce", ranks, lambda c, s: c.reduce(x.data.ptr, out.data.ptr, x.size, t, self._op(op), root, s))
 
-    def all_gather(self, x: Any, out: Any, ranks: Ranks) -> None:
-        t = nccl_dtype(self.nccl, x.dtype)
-        self._launch("all_gather", ranks, lambda c, s: c.allGather(x.data.ptr, out.data.ptr, x.size, t, s))
+    # All members must start the same calls, so which calls those are follows from the sizes of the parts, which all of them know, and not
+    # from where the parts lie.
 
-    def reduce_scatter(self, x: Any, out: Any, op: str, ranks: Ranks) -> None:
-        t = nccl_dtype(self.nccl, x.dtype)
-        self._launch("reduce_scatter", ranks, lambda c, s: c.reduceScatter(x.data.ptr, out.data.ptr, out.size, t, self._op(op), s))
-
-    def all_to_all(self, x: Any, out: Any, ranks: Ranks) -> None:
-        n = len(ranks)
-        xs, outs = x.reshape(n, -1), out.reshape(n, -1)
-        t = nccl_dtype(self.nccl, x.dtype)
+    def all_gather(self, x: Any, parts: Sequence[Any], ranks: Ranks) -> None:
+        t, mine = nccl_dtype(self.nccl, x.dtype), ranks.index(self.rank)
 
         def call(c: Any, s: int) -> None:
-            with self._group():
-                for j in range(n):
-                    c.send(xs[j].data.ptr, xs[j].size, t, j, s)
-                    c.recv(outs[j].data.ptr, outs[j].size, t, j, s)
+            own = self._tight(x)
+            if _even(parts):
+                if not x.size:
+                    return
+                with self._landing(parts, together=True) as places:
+                    c.allGather(own.data.ptr, places[0].data.ptr, x.size, t, s)
+                return
+            with self._landing(parts) as places, self._group():
+                for k, place in enumerate(places):
+                    if place.size:
+                        c.broadcast((own if k == mine else place).data.ptr, place.data.ptr, place.size, t, k, s)
+
+        self._launch("all_gather", ranks, call)
+
+    def reduce_scatter(self, parts: Sequence[Any], out: Any, op: str, ranks: Ranks) -> None:
+        t, mine = nccl_dtype(self.nccl, out.dtype), ranks.index(self.rank)
+
+        def call(c: Any, s: int) -> None:
+            if _even(parts) and not out.size:
+                return
+            with self._landing([out]) as (place,):
+                if _even(parts):
+                    row = self._together(parts)
+                    c.reduceScatter(row.data.ptr, place.data.ptr, out.size, t, self._op(op), s)
+                    return
+                tight = [self._tight(p) for p in parts]
+                with self._group():
+                    for k, p in enumerate(tight):
+                        if p.size:
+                            c.reduce(p.data.ptr, (place if k == mine else p).data.ptr, p.size, t, self._op(op), k, s)
+
+        self._launch("reduce_scatter", ranks, call)
+
+    def all_to_all(self, sends: Sequence[Any], recvs: Sequence[Any], ranks: Ranks) -> None:
+        t = nccl_dtype(self.nccl, sends[0].dtype)
+
+        def call(c: Any, s: int) -> None:
+            tight = [self._tight(x) for x in sends]
+            with self._landing(recvs) as places, self._group():
+                for k, (x, place) in enumerate(zip(tight, places, strict=True)):
+                    if x.size:
+                        c.send(x.data.ptr, x.size, t, k, s)
+                    if place.size:
+                        c.recv(place.data.ptr, place.size, t, k, s)
 
         self._launch("all_to_all", ranks, call)
 
@@ -219,11 +263,51 @@ class NcclCommunicator:
         def call(c: Any, s: int) -> None:
             with self._group():
                 for x, peer in sends:
-                    c.send(x.data.ptr, x.size, nccl_dtype(self.nccl, x.dtype), peer, s)
+                    if x.size:
+                        c.send(x.data.ptr, x.size, nccl_dtype(self.nccl, x.dtype), peer, s)
                 for out, peer in recvs:
-                    c.recv(out.data.ptr, out.size, nccl_dtype(self.nccl, out.dtype), peer, s)
+                    if out.size:
+                        c.recv(out.data.ptr, out.size, nccl_dtype(self.nccl, out.dtype), peer, s)
 
         self._launch("send/recv", everyone, call)
+
+    # -- strided parts ------------------------------------------------------------------------------------------------------
+
+    # Scratch is made and filled on the communication stream: CuPy's pool gives its memory to later work of that stream only.
+
+    def _tight(self, x: Any) -> Any:
+        """`x`, or a contiguous copy of it."""
+        if x.flags.c_contiguous:
+            return x
+        with self.stream:
+            return self.cupy.ascontiguousarray(x)
+
+    def _together(self, parts: Sequence[Any]) -> Any:
+        """The first of parts of one size that lie one behind the other: these, or copies of them."""
+        if _in_a_row(parts):
+            return parts[0]
+        with self.stream:
+            scratch = self.cupy.empty((len(parts), parts[0].size), parts[0].dtype)
+            for row, p in zip(scratch, parts, strict=True):
+                row.reshape(p.shape)[...] = p
+        return scratch
+
+    @contextmanager
+    def _landing(self, parts: Sequence[Any], together: bool = False) -> Iterator[list[Any]]:
+        """Contiguous places for what arrives, one behind the other with `together`; what arrived is then copied to `parts`."""
+        if _in_a_row(parts) if together else all(p.flags.c_contiguous for p in parts):
+            yield list(parts)
+            return
+        with self.stream:
+            if together:
+                places = [row.reshape(p.shape) for row, p in zip(self.cupy.empty((len(parts), parts[0].size), parts[0].dtype), parts)]
+            else:
+                places = [p if p.flags.c_contiguous else self.cupy.empty(p.shape, p.dtype) for p in parts]
+        yield places
+        with self.stream:
+            for place, p in zip(places, parts, strict=True):
+                if place is not p:
+                    p[...] = place
 
     def abort(self, reason: BaseException) -> None:
         self.world.abort(reason)

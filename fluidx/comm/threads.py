@@ -1,14 +1,16 @@
 """Ranks as threads of one process: collectives that work directly on the ranks' arrays, without copies.
 
-A collective is: publish my arrays, meet, do my share of the work for everyone, meet again; with small arrays the last to arrive
-does it all. Reductions add in rank order, so every rank gets the same bits and so does every run.
+A collective is: publish my arrays, meet, do my share of the work for everyone, meet again. The last to arrive compares what all
+brought and, where that is small, does all of the work. Reductions add in rank order, so every rank gets the same bits and so does
+every run.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ class _Meeting:
         for gate in self.gates.values():
             gate.acquire()
         self.slots: dict[int, _Slot] = {}
+        self.done = False  # by the last to arrive; it stays as it is until all have seen it, for nobody is last before
         self.scratch: dict[int, np.ndarray] = {}
 
     def wait(self, rank: int, what: str, action: Callable[[], None] | None = None) -> None:
@@ -59,15 +62,34 @@ class _Meeting:
             )
         self.world.check()
 
-    def agree(self, rank: int) -> None:
-        """Raise CommError, and stop everyone, unless all members are in the same call with arrays of one type."""
-        mine = self.slots[rank]
-        for r in self.ranks:
+    def agree(self) -> None:
+        """Raise CommError, and stop everyone, unless all members are in the same call with arrays that fit together."""
+        first = self.ranks[0]
+        mine = self.slots[first]
+        for r in self.ranks[1:]:
             other = self.slots[r]
-            if other.what != mine.what or other.how != mine.how or other.x.shape != mine.x.shape or other.x.dtype != mine.x.dtype:
-                error = CommError(f"ranks disagree: rank {rank} is in {mine}, rank {r} in {other}", rank=r)
-                self.world.abort(error)
-                raise error
+            alike = other.what == mine.what and other.how == mine.how and other.dtype == mine.dtype
+            if not alike or (mine.gives is None and other.x.shape != mine.x.shape):
+                self.refuse(f"rank {first} is in {mine}, rank {r} in {other}", r)
+        if mine.gives is None:
+            return
+        for r in self.ranks:
+            slot = self.slots[r]
+            if not len(slot.gives) == len(slot.takes) == len(self.ranks):
+                n = len(self.ranks)
+                self.refuse(f"rank {r} brings {len(slot.gives)} parts to {slot.what} and takes {len(slot.takes)}, among {n} ranks", r)
+        for k, r in enumerate(self.ranks):
+            takes = self.slots[r].takes
+            for j, source in enumerate(self.ranks):
+                given = self.slots[source].gives[k]
+                if given.shape != takes[j].shape:
+                    want, have = (f"{a.dtype}{list(a.shape)}" for a in (takes[j], given))
+                    self.refuse(f"rank {r} expects {want} from rank {source} in {mine.what}, which gives {have}", source)
+
+    def refuse(self, why: str, rank: int) -> None:
+        error = CommError(f"ranks disagree: {why}", rank=rank)
+        self.world.abort(error)
+        raise error
 
     def block(self, rank: int, dtype: np.dtype) -> np.ndarray:
         b = self.scratch.get(rank)
@@ -77,18 +99,25 @@ class _Meeting:
 
 
 class _Slot:
-    """What one rank brought to a meeting: the call, how (a reduction, a root), and its arrays."""
+    """What one rank brought to a meeting: the call, how (a reduction, a root), and its arrays.
 
-    __slots__ = ("what", "how", "x", "out")
+    Where every rank has a part for each of the others, `gives` are those by reader and `takes` the places for what the others give.
+    """
 
-    def __init__(self, what: str, how: Any, x: np.ndarray, out: np.ndarray):
-        self.what, self.how, self.x, self.out = what, how, x, out
+    __slots__ = ("what", "how", "x", "out", "gives", "takes", "dtype", "size")
+
+    def __init__(self, what: str, how: Any, x: Any, out: Any, gives: Any = None, takes: Any = None):
+        self.what, self.how, self.x, self.out, self.gives, self.takes = what, how, x, out, gives, takes
+        array = x if isinstance(x, np.ndarray) else x[0] if x else _NOTHING
+        self.dtype = array.dtype
+        self.size = x.size if array is x else sum(a.size for a in x)
 
     def __str__(self) -> str:
         if self.x is _NOTHING:
             return self.what
         how = "" if self.how is None else f" ({self.how})" if isinstance(self.how, str) else f" from index {self.how}"
-        return f"{self.what}{how} of {self.x.dtype}{list(self.x.shape)}"
+        shape = list(self.x.shape) if isinstance(self.x, np.ndarray) else f" in {len(self.x)} parts"
+        return f"{self.what}{how} of {self.dtype}{shape}"
 
 
 _NOTHING = np.empty(0, np.uint8)
@@ -96,6 +125,28 @@ _NOTHING = np.empty(0, np.uint8)
 
 def _nothing(m: _Meeting, first: int, end: int) -> None:
     """The work of a barrier."""
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
+    """Indices that take an array of this shape apart into blocks of at most _BLOCK elements."""
+    size = prod(shape)
+    if size <= _BLOCK:
+        yield ()
+        return
+    row = size // shape[0]
+    if row > _BLOCK:
+        for i in range(shape[0]):
+            for rest in _blocks(shape[1:]):
+                yield (i, *rest)
+        return
+    step = _BLOCK // row
+    for a in range(0, shape[0], step):
+        yield (slice(a, a + step),)
+
+
+def _flat(*arrays: np.ndarray) -> list[np.ndarray]:
+    """The arrays, as one axis if all of them are contiguous."""
+    return [a.reshape(-1) for a in arrays] if all(a.flags.c_contiguous for a in arrays) else list(arrays)
 
 
 def _open(lock: threading.Lock) -> None:
@@ -190,23 +241,26 @@ class ThreadCommunicator:
         ranks: Ranks,
         what: str,
         how: Any,
-        x: np.ndarray,
-        out: np.ndarray,
+        x: Any,
+        out: Any,
         work: Callable[[_Meeting, int, int], None],
+        gives: Sequence[np.ndarray] | None = None,
+        takes: Sequence[np.ndarray] | None = None,
     ) -> None:
         """Meet the others and do `work(meeting, first, end)`, this rank's share of what is done for all members."""
         m, n = self.world.meeting(ranks), len(ranks)
-        m.slots[self.rank] = _Slot(what, how, x, out)
-        if x.size <= _SMALL:
+        m.slots[self.rank] = _Slot(what, how, x, out, gives, takes)
 
-            def everything() -> None:
-                m.agree(self.rank)
+        def begin() -> None:
+            m.agree()
+            # ranks may bring different sizes, so only the last to arrive can tell
+            m.done = max(m.slots[r].size for r in ranks) <= _SMALL
+            if m.done:
                 work(m, 0, n)
 
-            m.wait(self.rank, what, everything)
+        m.wait(self.rank, what, begin)
+        if m.done:
             return
-        m.wait(self.rank, what)
-        m.agree(self.rank)
         mine = ranks.index(self.rank)
         work(m, mine, mine + 1)
         m.wait(self.rank, what)
@@ -222,71 +276,66 @@ class ThreadCommunicator:
 
     def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> None:
         def work(m: _Meeting, first: int, end: int) -> None:
-            n = len(ranks)
-            ins = [m.slots[r].x.reshape(-1) for r in ranks]
-            outs = [m.slots[r].out.reshape(-1) for r in ranks]
-            self._reduce(m, ins, outs, x.size * first // n, x.size * end // n, op)
+            share = slice(x.size * first // len(ranks), x.size * end // len(ranks))
+            ins = [m.slots[r].x.reshape(-1)[share] for r in ranks]
+            self._reduce(m, ins, [m.slots[r].out.reshape(-1)[share] for r in ranks], op)
 
         self._meet(ranks, "all_reduce", op, x, out, work)
 
     def reduce(self, x: np.ndarray, out: np.ndarray, op: str, root: int, ranks: Ranks) -> None:
         # every rank reduces its share straight into the root's array, so the root is no bottleneck
         def work(m: _Meeting, first: int, end: int) -> None:
-            n = len(ranks)
-            ins = [m.slots[r].x.reshape(-1) for r in ranks]
-            self._reduce(m, ins, [m.slots[ranks[root]].out.reshape(-1)], x.size * first // n, x.size * end // n, op)
+            share = slice(x.size * first // len(ranks), x.size * end // len(ranks))
+            ins = [m.slots[r].x.reshape(-1)[share] for r in ranks]
+            self._reduce(m, ins, [m.slots[ranks[root]].out.reshape(-1)[share]], op)
 
         self._meet(ranks, "reduce", f"{op}, root {root}", x, out, work)
 
-    def _reduce(self, m: _Meeting, ins: list, outs: list, lo: int, hi: int, op: str) -> None:
-        """Elements [lo, hi) of the reduction of `ins`, in rank order, into each of `outs`; 16-bit floats are added in float32."""
+    def _reduce(self, m: _Meeting, ins: list, outs: list, op: str) -> None:
+        """The reduction of `ins`, in rank order, into each of `outs`; 16-bit floats are added in float32."""
         ufunc, n = UFUNCS[op], len(ins)
         dtype = ins[0].dtype
         wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
         kwargs: dict[str, Any] = {"casting": "unsafe"} if wide == dtype else {"casting": "unsafe", "dtype": wide}
         scratch = m.block(self.rank, wide)
-        for a in range(lo, hi, _BLOCK):
-            b = min(a + _BLOCK, hi)
-            total = scratch[: b - a]
+        arrays = _flat(*ins, *outs)
+        ins, outs = arrays[:n], arrays[n:]
+        for at in _blocks(ins[0].shape):
+            terms = [x[at] for x in ins]
+            total = scratch[: terms[0].size].reshape(terms[0].shape)
             if n == 1:
-                np.copyto(total, ins[0][a:b])
+                np.copyto(total, terms[0])
             else:
-                ufunc(ins[0][a:b], ins[1][a:b], out=total, **kwargs)
+                ufunc(terms[0], terms[1], out=total, **kwargs)
             for k in range(2, n):
-                ufunc(total, ins[k][a:b], out=total, **kwargs)
+                ufunc(total, terms[k], out=total, **kwargs)
             if op == "avg":
                 np.divide(total, n, out=total, casting="unsafe")
             for o in outs:
-                o[a:b] = total
+                o[at] = total
 
-    def all_gather(self, x: np.ndarray, out: np.ndarray, ranks: Ranks) -> None:
+    def all_gather(self, x: np.ndarray, parts: Sequence[np.ndarray], ranks: Ranks) -> None:
         def work(m: _Meeting, first: int, end: int) -> None:
             for r in ranks[first:end]:
-                parts = m.slots[r].out.reshape(len(ranks), -1)
-                for part, source in zip(parts, ranks, strict=True):
-                    np.copyto(part, m.slots[source].x.reshape(-1))
+                for part, source in zip(m.slots[r].takes, ranks, strict=True):
+                    np.copyto(part, m.slots[source].x)
 
-        self._meet(ranks, "all_gather", None, x, out, work)
+        self._meet(ranks, "all_gather", None, x, None, work, [x] * len(ranks), parts)
 
-    def reduce_scatter(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> None:
+    def reduce_scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: Ranks) -> None:
         def work(m: _Meeting, first: int, end: int) -> None:
-            size = x.size // len(ranks)
             for k in range(first, end):
-                ins = [m.slots[r].x.reshape(-1)[k * size : (k + 1) * size] for r in ranks]
-                self._reduce(m, ins, [m.slots[ranks[k]].out.reshape(-1)], 0, size, op)
+                self._reduce(m, [m.slots[r].gives[k] for r in ranks], [m.slots[ranks[k]].out], op)
 
-        self._meet(ranks, "reduce_scatter", op, x, out, work)
+        self._meet(ranks, "reduce_scatter", op, parts, out, work, parts, [out] * len(ranks))
 
-    def all_to_all(self, x: np.ndarray, out: np.ndarray, ranks: Ranks) -> None:
+    def all_to_all(self, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], ranks: Ranks) -> None:
         def work(m: _Meeting, first: int, end: int) -> None:
-            n = len(ranks)
             for k in range(first, end):
-                parts = m.slots[ranks[k]].out.reshape(n, -1)
-                for part, source in zip(parts, ranks, strict=True):
-                    np.copyto(part, m.slots[source].x.reshape(n, -1)[k])
+                for part, source in zip(m.slots[ranks[k]].takes, ranks, strict=True):
+                    np.copyto(part, m.slots[source].gives[k])
 
-        # in place, what I receive would overwrite what the others have yet to read
-        self._meet(ranks, "all_to_all", None, x.copy() if np.may_share_memory(x, out) else x, out, work)
+        self._meet(ranks, "all_to_all", None, sends, None, work, sends, recvs)
 
     # -- point to point -------------------------------------------------------------------------------------------------
 

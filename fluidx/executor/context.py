@@ -1,4 +1,4 @@
-"""What a running operator may know besides its inputs: the run count, its rank, its rows of the batch, its communicator."""
+"""What a running operator may know besides its inputs: the run count, its rank, its communicator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..comm.base import Communicator, Ranks
 
 
 class RunContext:
-    """One rank's context. The executor sets `step`, `row_start`, `local_rows` and `weight` before each run."""
+    """One rank's context. The executor sets `step` before each run."""
 
-    __slots__ = ("rank", "world_size", "comm", "groups", "step", "row_start", "local_rows", "weight")
+    __slots__ = ("rank", "world_size", "comm", "groups", "step")
 
     def __init__(self, rank: int = 0, world_size: int = 1, comm: Communicator | None = None, groups: Mapping[str, Ranks] | None = None):
         self.rank = rank
@@ -19,9 +19,6 @@ class RunContext:
         self.comm: Any = comm
         self.groups = dict(groups or {})
         self.step = 0
-        self.row_start = 0
-        self.local_rows = 0
-        self.weight = 1.0  # this rank's rows, times ranks, over all rows: 1 when the batch divides evenly
 
     def group(self, name: str) -> Ranks:
         """The ranks of the group that this rank belongs to, in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from .. import config
+from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError
 from ..ir.operator import Operator
-from ..ir.program import Program, default_main_program
+from ..ir.program import Program
 from .context import RunContext
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, Place, array_module, using
@@ -40,6 +42,7 @@ class Executor:
         self._xp = array_module(self.place)
         self._plans: OrderedDict[tuple, tuple[Plan, int, tuple]] = OrderedDict()
         self._closed = False
+        self._lock = threading.RLock()  # a plan's buffers serve one run at a time
 
     def run(
         self,
@@ -58,7 +61,7 @@ class Executor:
 
         `feed` maps names to arrays whose axis 0 is the batch where the variable was declared with -1. Operators whose results
         nothing needs do not run. `return_numpy=False` leaves values on the device. The remaining arguments are fluid's and
-        have no effect: plans are always cached, there is one value per fetch.
+        have no effect: plans are always cached, there is one value per fetch. Calls from several threads wait for one another.
 
         Raises FeedError (missing, unknown or misshaped feed or fetch), NotInitializedError (startup not run), ExecutionError
         (an operator failed, or FLUIDX_CHECK_NAN found a NaN), each naming the operator and the line that wrote it.
@@ -77,7 +80,7 @@ class Executor:
         arrays = check_feed(program, feed)
         names = fetch_names(fetch_list)
         check_fetch(program, names)
-        with using(self.place):
+        with self._lock, using(self.place):
             plan = self._plan(program, arrays, names, scope)
             plan.ctx.step = scope.steps.get(program, 0)
             values = plan.run_watched(arrays, watcher(plan)) if watching() else plan.run(arrays)
@@ -124,17 +127,13 @@ def watcher(plan: Plan, rank: int | None = None) -> Callable[[int, Operator], No
         if trace:
             shapes = ", ".join(f"%{n}{list(plan.arrays[n].shape)}" for n in op.output_arg_names if n in plan.arrays)
             print(f"{prefix}{i:5d} {1e6 * (now - last):9.1f} us  {op.type} -> {shapes}", flush=True)
-        if check and not _off_root(plan, op):
+        if check:
             for n in op.output_arg_names:
                 a = plan.arrays.get(n)
-                if a is not None and a.dtype.kind not in "iub" and not plan.xp.isfinite(a).all():
+                # what only another rank holds is undefined here
+                if a is not None and n not in plan.absent and a.dtype.kind not in "iub" and not plan.xp.isfinite(a).all():
                     bad = "NaN" if plan.xp.isnan(a).any() else "infinity"
                     raise ExecutionError(f"op {op.type} made {'a' if bad == 'NaN' else 'an'} {bad} in {n!r}")
         last = time.perf_counter()
 
     return after
-
-
-def _off_root(plan: Plan, op: Operator) -> bool:
-    """Is this a reduce whose result is undefined here, because another rank is its root?"""
-    return op.type == "reduce" and plan.ctx.group(op.attrs["group"])[op.attrs["root"]] != plan.ctx.rank

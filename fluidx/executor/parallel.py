@@ -1,74 +1,66 @@
-"""ParallelExecutor: run the rank programs of a transpile together, with one device's feed and fetch."""
+"""ParallelExecutor: run rank programs together, with one device's feed and fetch."""
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 import weakref
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from .. import config
-from ..comm.base import CommAborted, CommError, CommTimeout
 from ..comm.threads import ThreadWorld
-from ..ir.errors import ExecutionError, FeedError, FluidxError, RankError, nearest
-from ..ir.program import Program
-from ..ir.types import At, Placement, Shard
+from ..ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, nearest
+from ..ir.parts import cut, holds, local_shape
+from ..ir.program import Program, ProgramPair, Var
+from ..ir.stamp import Stamp
+from ..ir.types import Placement, TensorType
 from .context import RunContext
+from .deal import UNEVEN, Dealer, is_local
 from .executor import watcher, watching
-from .feeds import UNEVEN, Rows, check_feed, check_fetch, cut, feed_types, fetch_names, merge, split_rows
+from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
-from .plan import Plan, compile_plan, told_as, where
+from .plan import Plan, compile_plan
 from .scope import Scope
+from .workers import GRACE, Crew, Outcome, cause, diagnose, stop
 
 _MAX_PLANS = 16
-_GRACE = 5.0  # seconds that the other ranks have to stop in when one has failed
+_INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
 
-class Transpiled(Protocol):
-    """What the executor needs of a DistributeTranspiler."""
+class _Wanted(NamedTuple):
+    """A fetch list, worked out: what each rank fetches, and where what is fetched lies."""
 
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def main(self) -> Program: ...
-    @property
-    def startup(self) -> Program: ...
-
-    @property
-    def layout(self) -> Mapping[str, list[tuple[str, int, int, int]]]: ...
-    @property
-    def row_gradients(self) -> frozenset[str]: ...
-    def source_shape(self, name: str) -> tuple[int, ...]: ...
-    def verify(self) -> Any: ...
-    def get_trainer_program(self, rank: int) -> Program: ...
-    def get_startup_program(self, rank: int) -> Program: ...
+    ranks: list[list[str]]
+    places: list[Placement]
 
 
 class ParallelExecutor:
     """Runs N ranks, one thread each, on the given places.
 
-    `run` takes the global feed, deals its rows to the ranks, and returns global values: replicated ones once, sharded ones
-    joined, partial ones reduced.
+    programs: a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order, perhaps read back from text. Who holds
+    what, and who talks to whom, is in the programs.
+
+    `run` takes the global feed, deals it to the ranks, and returns global values: replicated ones once, sharded ones joined, partial
+    ones reduced.
 
     uneven: what to do with a batch that does not divide by the ranks.
-        "weight"  some ranks take a row more, gradients and means are weighted by rows: the result is one device's (default)
+        "weight"  it is cut all the same, some ranks take a row more or have none: the result is one device's (default)
         "pad"     the last row is repeated until the batch divides; the repeated rows count in means
         "drop"    the surplus rows at the end are left out
         "error"   FeedError
     timeout: seconds a rank waits for another before the run fails (default FLUIDX_TIMEOUT, 60).
-    verify: prove the rank programs right first (`transpiler.verify()`, made once); VerifyError when they are not.
+    verify: prove a transpiler's rank programs right first (`transpiler.verify()`, made once); VerifyError when they are not.
 
-    Raises RankError when a rank fails; the others stop at once and the executor refuses further runs until `run_startup`.
+    Calls from several threads wait for one another. Raises RankError when a rank fails; the others stop at once and the executor refuses
+    further runs until `run_startup`.
     """
 
     def __init__(
         self,
-        transpiler: Transpiled | Any = None,
+        programs: Any = None,
         places: Sequence[Place] | None = None,
         uneven: str = "weight",
         timeout: float | None = None,
@@ -81,31 +73,33 @@ class ParallelExecutor:
                 f"ParallelExecutor has no argument {next(iter(fluid))!r}: what fluid's use_cuda, loss_name and main_program said is in the "
                 "transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"
             )
-        if isinstance(transpiler, bool) or not hasattr(transpiler, "get_trainer_program"):
-            raise ExecutionError(
-                "ParallelExecutor takes the DistributeTranspiler that transpiled the program: "
-                f"ParallelExecutor(t, places=fx.cpu_places(4)); got {type(transpiler).__name__}"
-            )
-        self.transpiler = transpiler
-        self.world_size = n = transpiler.world_size
+        pairs = _pairs(programs)
+        self.world_size = n = len(pairs)
         places = list(places) if places is not None else [CPUPlace()] * n
         if len(places) != n:
             raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {len(places)} places were given")
-        if verify:
-            transpiler.verify()
+        if verify and hasattr(programs, "verify"):
+            programs.verify()
         if uneven not in UNEVEN:
             raise ExecutionError(f"unknown policy uneven={uneven!r}; {nearest(uneven, UNEVEN, 'there are')}")
+        self._mains, self._startups = [p.main for p in pairs], [p.startup for p in pairs]
+        self._stamp = Stamp([*self._mains, *self._startups])
+        self.dealer = Dealer(self._mains)
+        # what any rank declares; a rank of another pipeline stage may not know a variable
+        self._descs: Mapping[str, Var] = ChainMap(*(m.global_block().descs for m in self._mains))
+        self._defined: dict[int, frozenset[str]] = {}
         self.places, self.uneven = places, uneven
         self.scopes = list(scopes) if scopes is not None else [Scope() for _ in range(n)]
         self._modules = [array_module(p) for p in places]
         self.timeout = config.timeout() if timeout is None else float(timeout)
         self._make_world()
-        self._programs = [transpiler.get_trainer_program(r) for r in range(n)]
         self._plans: OrderedDict[tuple, list[Plan]] = OrderedDict()
+        self._wanted: dict[tuple, _Wanted] = {}
         self._current: list[Plan | None] = [None] * n  # what each rank ran last
         self._failed: BaseException | None = None
-        self._workers = [_Worker(r, p) for r, p in enumerate(places)] if n > 1 else []
-        self._stop = weakref.finalize(self, _stop, self._workers)
+        self._lock = threading.RLock()
+        self._crew = Crew(places if n > 1 else [], self.timeout)
+        self._stop = weakref.finalize(self, stop, self._crew.workers)
         self._closed = False
 
     def _make_world(self) -> None:
@@ -126,20 +120,20 @@ class ParallelExecutor:
     # -- running ------------------------------------------------------------------------------------------------------------
 
     def run_startup(self) -> None:
-        """Run every rank's startup program: initialise, then broadcast each variable from its owner."""
-        self._check_open()
-        self._failed = None
-        self.world.reset()
-        programs = [self.transpiler.get_startup_program(r) for r in range(self.world_size)]
-        for s in self.scopes:
-            s.steps.clear()
+        """Run every rank's startup program: initialise, then broadcast what is the same everywhere from its owner."""
+        with self._lock:
+            self._check_open()
+            self._failed = None
+            self.world.reset()
+            for s in self.scopes:
+                s.steps.clear()
 
-        def job(rank: int) -> None:
-            plan = self._current[rank] = self._compile(rank, programs[rank], {}, [])
-            plan.run({})
-            self._finish(rank)
+            def job(rank: int) -> None:
+                plan = self._current[rank] = self._compile(rank, self._startups[rank], {}, [])
+                plan.run({})
+                self._finish(rank)
 
-        self._everywhere(job)
+            self._everywhere(job)
 
     def run(
         self,
@@ -149,117 +143,108 @@ class ParallelExecutor:
         return_numpy: bool = True,
         return_merged: bool = True,
     ) -> list[Any]:
-        """One step of all ranks. Returns one global value per fetch, or with `return_merged=False` a list of one per rank.
+        """One step of all ranks. Returns one global value per fetch, or with `return_merged=False` a list of one per rank (None for a
+        rank that does not hold it).
 
-        A feed is split on axis 0 where its variable was declared with an open batch axis, and given whole to every rank where
-        it was not. Raises FeedError, NotInitializedError or RankError as `Executor.run` does for one device.
+        A feed is cut as its variable is placed: along its batch where that is sharded, and given whole to every rank where nothing is
+        said. Raises FeedError, NotInitializedError or RankError as `Executor.run` does for one device.
         """
-        self._check_open()
-        if self._failed is not None:
-            raise RankError(
-                "a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one "
-                f"({self._failed})"
-            )
-        names = fetch_names(fetch_list)
-        check_fetch(self.transpiler.main, names)
-        whole = check_feed(self.transpiler.main, feed if feed is not None else feed_dict)
-        parts, feeds = self._deal(whole)
-        fetches = [self._rank_fetches(r, names) for r in range(self.world_size)]
-        plans = self._plans_for(feeds, names, fetches)
-        step = self.scopes[0].steps.get(self.transpiler.main, 0)
-        watch = watching()
+        with self._lock:
+            self._check_open()
+            if self._failed is not None:
+                raise RankError(
+                    "a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one "
+                    f"({self._failed})"
+                )
+            main = self._mains[0]
+            names = fetch_names(fetch_list)
+            check_fetch(main, names, self._descs)
+            given = check_feed(main, feed if feed is not None else feed_dict, self._descs)
+            whole, feeds = self.dealer.deal(self._descs, given, self.uneven)
+            wanted = self._work_out(names, return_merged)
+            plans = self._plans_for(whole, names, wanted, return_merged)
+            step = self.scopes[0].steps.get(main, 0)
+            watch = watching()
 
-        def job(rank: int) -> dict[str, Any]:
-            plan = self._current[rank] = plans[rank]
-            ctx = plan.ctx
-            ctx.step = step
-            if parts is not None:
-                ctx.row_start, ctx.local_rows = parts[rank].start, parts[rank].count
-                ctx.weight = parts[rank].weight
-            values = plan.run_watched(feeds[rank], watcher(plan, rank)) if watch else plan.run(feeds[rank])
-            self._finish(rank)
-            xp = self._modules[rank]
-            return dict(zip(fetches[rank], values if xp is np else [xp.asnumpy(v) for v in values], strict=True))
+            def job(rank: int) -> dict[str, Any]:
+                plan = self._current[rank] = plans[rank]
+                plan.ctx.step = step
+                values = plan.run_watched(feeds[rank], watcher(plan, rank)) if watch else plan.run(feeds[rank])
+                self._finish(rank)
+                xp = self._modules[rank]
+                return dict(zip(wanted.ranks[rank], values if xp is np else [xp.asnumpy(v) for v in values], strict=True))
 
-        results = self._everywhere(job)
-        for s in self.scopes:
-            s.steps[self.transpiler.main] = step + 1
-        return [self._merged(n, results, parts) if return_merged else [r.get(n) for r in results] for n in names]
+            results = self._everywhere(job)
+            for s, m in zip(self.scopes, self._mains, strict=True):
+                s.steps[m] = step + 1
+            if not return_merged:
+                return [[r.get(n) for r in results] for n in names]
+            types: dict[str, TensorType] = {}
+            for plan, asked in zip(plans, wanted.ranks, strict=True):
+                types.update(zip(asked, plan.fetch_types, strict=True))
+            return [
+                self.dealer.merge(n, [r.get(n) for r in results], place, types[n].shape)
+                for n, place in zip(names, wanted.places, strict=True)
+            ]
 
-    def _deal(self, whole: dict[str, np.ndarray]) -> tuple[list[Rows] | None, list[dict[str, np.ndarray]]]:
-        descs = self.transpiler.main.global_block().descs
-        split = [n for n in whole if any(isinstance(p, Shard) for p in descs[n].placement)]
-        sizes = {n: len(whole[n]) for n in split}
-        if not split or self.world_size == 1:
-            rows = next(iter(sizes.values()), 0)
-            return [Rows(0, rows, rows, 1.0)] if rows else None, [whole for _ in range(self.world_size)]
-        if len(set(sizes.values())) > 1:
-            listed = ", ".join(f"{n!r} has {k}" for n, k in sizes.items())
-            raise FeedError(f"feeds that are split among the ranks must have the same number of rows: {listed}")
-        parts = split_rows(next(iter(sizes.values())), self.world_size, self.uneven)
-        return parts, [{n: cut(a, p) if n in split else a for n, a in whole.items()} for p in parts]
-
-    def _placement(self, name: str) -> Placement:
-        return self.transpiler.main.global_block().desc(name).placement
-
-    def _rank_fetches(self, rank: int, names: list[str]) -> list[str]:
-        """What this rank must fetch: a value that lives on one rank is fetched there only; a cut one chunk by chunk elsewhere."""
-        out = []
-        for n in names:
-            if self._chunks(n):
+    def _work_out(self, names: list[str], merged: bool) -> _Wanted:
+        """Which ranks fetch what: for a global value one rank for each of its parts. Raises FeedError for what cannot be had."""
+        key = (tuple(names), merged)
+        wanted = self._wanted.get(key)
+        if wanted is not None:
+            return wanted
+        places = [self._descs[n].placement for n in names]
+        ranks: list[list[str]] = [[] for _ in self._mains]
+        for n, place in zip(names, places, strict=True):
+            if not merged:
+                for r, asked in enumerate(ranks):
+                    if holds(place, self.dealer.coords[r]) and self._defines(r, n):
+                        asked.append(n)
                 continue
-            place = self._placement(n)
-            if any(isinstance(p, At) and p.root != rank for p in place):
-                continue
-            out.append(n)
-        return out
+            if is_local(place):
+                raise FeedError(
+                    f"fetch_list names {n!r}, which is local: every rank has its own, and there is no global value; "
+                    "return_merged=False gives each rank's"
+                )
+            for r in self.dealer.holders(place):
+                if not self._defines(r, n):
+                    if 0 in local_shape(self._descs[n].type.shape, place, self.dealer.coords[r]):
+                        continue  # there is nothing to compute
+                    raise FeedError(
+                        f"fetch_list names {n!r}, which no operator of rank {r} defines; return_merged=False gives what the ranks have"
+                    )
+                ranks[r].append(n)
+        if len(self._wanted) > 8 * _MAX_PLANS:
+            self._wanted.clear()
+        wanted = self._wanted[key] = _Wanted(ranks, places)
+        return wanted
 
-    def _chunks(self, name: str) -> list[tuple[str, int, int, int]]:
-        """(chunk, owner rank, start, stop) of a state variable that the strategy cut up; empty when it did not."""
-        return self.transpiler.layout.get(name, [])
+    def _defines(self, rank: int, name: str) -> bool:
+        """Does the rank have a value of that name after a run?"""
+        block = self._mains[rank].global_block()
+        d = block.descs.get(name)
+        if d is not None and (d.persistable or d.is_data):
+            return True
+        if rank not in self._defined:
+            self._defined[rank] = frozenset(n for op in block.oplist for n in op.output_arg_names)
+        return name in self._defined[rank]
 
-    def _merged(self, name: str, results: list[dict[str, Any]], parts: list[Rows] | None) -> Any:
-        if self._chunks(name):
-            return self.state(name)
-        place = self._placement(name)
-        values = [r.get(name) for r in results]
-        value = merge(name, values, place, parts)
-        return value / value.dtype.type(self.world_size) if name in self.transpiler.row_gradients else value
-
-    def state(self, name: str) -> np.ndarray:
-        """The global value of a persistable variable, joined from its owners where the strategy cut it up."""
-        chunks = self._chunks(name)
-        if not chunks:
-            place = self._placement(name)
-            owner = next((p.root for p in place if isinstance(p, At)), 0)
-            return self.scopes[owner].get(name)
-        pieces = [self.scopes[owner].get(chunk).reshape(-1) for chunk, owner, _, _ in sorted(chunks, key=lambda c: c[2])]
-        shape = self.transpiler.source_shape(name)
-        return np.concatenate(pieces).reshape(shape)
-
-    def set_state(self, name: str, value: Any) -> None:
-        """Give a persistable variable a value on every rank that holds it (or a part of it)."""
-        value = np.asarray(value)
-        chunks = self._chunks(name)
-        for chunk, owner, start, stop in chunks:
-            scope = self.scopes[owner]
-            scope.set(chunk, value.reshape(-1)[start:stop].reshape(np.shape(scope.arrays[chunk])))
-        if not chunks:
-            for scope in self.scopes:
-                if name in scope.arrays or not self._placement(name):
-                    scope.set(name, value)
-
-    def _plans_for(self, feeds: list[dict[str, np.ndarray]], names: list[str], fetches: list[list[str]]) -> list[Plan]:
-        key = (tuple(names), tuple(tuple(sorted((n, a.shape) for n, a in f.items())) for f in feeds), tuple(s.version for s in self.scopes))
-        plans = self._plans.get(key)
+    def _plans_for(self, feed: Mapping[str, np.ndarray], names: list[str], wanted: _Wanted, merged: bool) -> list[Plan]:
+        given = (tuple(names), merged, tuple(sorted((n, a.shape) for n, a in feed.items())))
+        plans = self._plans.get((given, tuple(s.version for s in self.scopes)))
         if plans is None:
-            plans = self._everywhere(lambda r: self._compile(r, self._programs[r], feeds[r], fetches[r]))
-            self._plans[(*key[:2], tuple(s.version for s in self.scopes))] = plans
+            plans = self._everywhere(lambda r: self._compile(r, self._mains[r], feed, wanted.ranks[r]))
+            self._plans[given, tuple(s.version for s in self.scopes)] = plans
             if len(self._plans) > _MAX_PLANS:
                 self._plans.popitem(last=False)
         return plans
 
     def _compile(self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str]) -> Plan:
+        if change := self._stamp.changed(program):
+            raise ProgramError(
+                f"rank {rank}: {change}\n  it was changed after it was given to this executor and proved; "
+                "transpile the changed source, or make a new executor"
+            )
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups)
         return compile_plan(program, feed_types(feed), fetch, self.scopes[rank], ctx, self._modules[rank])
@@ -269,76 +254,77 @@ class ParallelExecutor:
         if self._modules[rank] is not np:
             self._comms[rank].wait()
 
+    # -- state --------------------------------------------------------------------------------------------------------------
+
+    def _desc(self, name: str) -> Var:
+        d = self._descs.get(name)
+        return self._mains[0].global_block().desc(name) if d is None else d  # desc() words the error
+
+    def state(self, name: str) -> np.ndarray:
+        """The global value of a persistable variable, joined from what the ranks hold of it."""
+        with self._lock:
+            d = self._desc(name)
+            if not d.placement:
+                return next((s for s in self.scopes if name in s.arrays), self.scopes[0]).get(name)
+            if is_local(d.placement):
+                raise FeedError(f"variable {name!r} is local: every rank has its own, and there is no global value")
+            values: list[Any] = [None] * self.world_size
+            for r in self.dealer.holders(d.placement):
+                values[r] = self.scopes[r].get(name)
+            return self.dealer.merge(name, values, d.placement, d.type.shape)
+
+    def set_state(self, name: str, value: Any) -> None:
+        """Give a persistable variable a value: every rank gets its part."""
+        with self._lock:
+            d, value = self._desc(name), np.asarray(value)
+            if is_local(d.placement):
+                raise FeedError(f"variable {name!r} is local: each rank has its own")
+            if len(value.shape) != d.type.ndim or any(a not in (b, -1) for a, b in zip(d.type.shape, value.shape, strict=True)):
+                raise FeedError(f"variable {name!r} is declared {d.type}, the new value is {value.dtype}{list(value.shape)}")
+            for main, scope, coords in zip(self._mains, self.scopes, self.dealer.coords, strict=True):
+                if name in main.global_block().descs and holds(d.placement, coords):
+                    scope.set(name, cut(value, d.placement, coords))
+
+    # -- all ranks at once --------------------------------------------------------------------------------------------------
+
     def _everywhere(self, job: Callable[[int], Any]) -> list[Any]:
         """`job(rank)` on every rank at once; the first failure stops all and is raised."""
-        if not self._workers:
+        if self.world_size == 1:
             with using(self.places[0]):
                 return [job(0)]
-        results: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
-        for w in self._workers:
-            w.inbox.put((job, results, self.world))
-        outcomes: dict[int, _Outcome] = {}
+        outcomes: dict[int, Outcome] = {}
+        failed, self._failed = self._failed, _INTERRUPTED
         try:
-            self._collect(results, outcomes)
-        except BaseException as e:  # Ctrl-C: stop the ranks, leave nothing running
+            self._crew.carry_out(job, self.world, outcomes)
+        except BaseException as e:  # Ctrl-C
             self._failed = e
-            self.world.abort(e)
-            try:
-                self._collect(results, outcomes, _GRACE)
-            finally:
-                self._replace([r for r in range(self.world_size) if r not in outcomes])
             raise
-        if len(outcomes) < self.world_size or any(o.error is not None for o in outcomes.values()):
-            self._fail(outcomes)
+        finally:
+            lost = [r for r in range(self.world_size) if r not in outcomes]
+            if self._failed is not _INTERRUPTED:
+                self._replace(lost)
+        if lost or any(o.error is not None for o in outcomes.values()):
+            self._fail(outcomes, lost)
+        self._failed = failed
         return [outcomes[r].value for r in range(self.world_size)]
 
-    def _collect(self, results: queue.SimpleQueue[_Outcome], outcomes: dict[int, _Outcome], wait: float | None = None) -> None:
-        """Gather outcomes. Once a rank has failed, the others get little time to notice: one that is stuck is left behind."""
-        deadline = None if wait is None else time.monotonic() + wait
-        while len(outcomes) < self.world_size:
-            try:
-                o = results.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            outcomes[o.rank] = o
-            if o.error is not None and deadline is None:
-                deadline = time.monotonic() + min(self.timeout, _GRACE)
-
-    def _fail(self, outcomes: dict[int, _Outcome]) -> NoReturn:
-        lost = [r for r in range(self.world_size) if r not in outcomes]
-        at = {r: plan.running() if (plan := self._current[r]) is not None else None for r in lost}
-        self._replace(lost)
-        errors = [(r, e) for r in sorted(outcomes) if (e := outcomes[r].error) is not None]
-        causes = [(r, e) for r, e in errors if not isinstance(_root(e), CommAborted)] or errors
-        # a rank that only waited too long is a consequence when another one says what went wrong
-        causes = [(r, e) for r, e in causes if not isinstance(_root(e), CommTimeout)] or causes
-        rank, error = causes[0]
+    def _fail(self, outcomes: dict[int, Outcome], lost: list[int]) -> NoReturn:
+        rank, error = cause(outcomes)
         if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
+            self._failed = None
             self.world.reset()
             raise error  # wrong feed or program: found before anything ran
         self._failed = error
-        text, root = f"rank {rank}: {told_as(error)}", _root(error)
-        plan = self._current[rank]
-        if not isinstance(error, Exception) and plan is not None:  # not a failure of the operator, but it was there
-            text += where(plan.running())
-        if isinstance(root, CommError) and root.rank is not None:
-            text += self._excuse(root.rank, outcomes, at)
-            rank = root.rank
+        rank, text = diagnose(rank, error, outcomes, lambda r: plan.running() if (plan := self._current[r]) is not None else None)
+        self._replace(lost)
         raise RankError(text, rank) from error
-
-    def _excuse(self, rank: int, outcomes: dict[int, _Outcome], at: Mapping[int, Any]) -> str:
-        """What is known of a rank that the others waited for."""
-        if rank not in outcomes:
-            return f"\n  rank {rank} is stuck{where(at.get(rank))}"
-        return f"\n  rank {rank} came to the end of its program" if outcomes[rank].error is None else ""
 
     def _replace(self, lost: Sequence[int]) -> None:
         """Leave stuck threads behind: whatever they still do, they do to a world and to arrays that nobody uses any more."""
         if not lost:
             return
         for r in lost:
-            self._workers[r].inbox.put(None)
-            self._workers[r] = _Worker(r, self.places[r])
+            self._crew.replace(r)
             with using(self.places[r]):
                 for name, a in list(self.scopes[r].arrays.items()):
                     self.scopes[r].bind(name, a.copy())
@@ -351,15 +337,16 @@ class ParallelExecutor:
 
     def close(self) -> None:
         """Stop the rank threads and drop plans."""
-        workers = list(self._workers)
-        self._stop()
-        for w in workers:
-            w.thread.join(_GRACE)
-        self._plans.clear()
-        self._current = [None] * self.world_size
-        self._closed = True
-        if hasattr(self.world, "close"):
-            self.world.close()
+        with self._lock:
+            workers = list(self._crew.workers)
+            self._stop()
+            for w in workers:
+                w.thread.join(GRACE)
+            self._plans.clear()
+            self._current = [None] * self.world_size
+            self._closed = True
+            if hasattr(self.world, "close"):
+                self.world.close()
 
     def __enter__(self) -> ParallelExecutor:
         return self
@@ -368,42 +355,23 @@ class ParallelExecutor:
         self.close()
 
 
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-class _Outcome(NamedTuple):
-    rank: int
-    value: Any
-    error: BaseException | None
-
-
-class _Worker:
-    """The thread of one rank: takes (job, results, world) from its inbox, and None as the sign to end."""
-
-    def __init__(self, rank: int, place: Place):
-        self.rank, self.place = rank, place
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._serve, name=f"fluidx-rank-{rank}", daemon=True)
-        self.thread.start()
-
-    def _serve(self) -> None:
-        if isinstance(self.place, CUDAPlace):
-            array_module(self.place).cuda.Device(self.place.device).use()
-        while (order := self.inbox.get()) is not None:
-            job, results, world = order
-            try:
-                results.put(_Outcome(self.rank, job(self.rank), None))
-            except BaseException as e:  # whatever it is, the other ranks must not wait for this one
-                world.abort(e)
-                results.put(_Outcome(self.rank, None, e))
-            # an idle thread must not keep the executor alive
-            del order, job, results, world
-
-
-def _stop(workers: list[_Worker]) -> None:
-    for w in workers:
-        w.inbox.put(None)
-    workers.clear()
+def _pairs(programs: Any) -> list[ProgramPair]:
+    """The programs of every rank, in order."""
+    if hasattr(programs, "get_trainer_program"):
+        return [ProgramPair(programs.get_trainer_program(r), programs.get_startup_program(r)) for r in range(programs.world_size)]
+    if not isinstance(programs, Sequence) or not programs or not all(isinstance(p, ProgramPair) for p in programs):
+        raise ExecutionError(
+            "ParallelExecutor takes the DistributeTranspiler that transpiled the program, ParallelExecutor(t, places=fx.cpu_places(4)), "
+            f"or one ProgramPair for each rank; got {type(programs).__name__}"
+        )
+    groups = programs[0].main.groups
+    for r, pair in enumerate(programs):
+        for p in (pair.main, pair.startup):
+            if p.rank not in (None, r):
+                raise ExecutionError(f"{p.label()} is of rank {p.rank}, but stands at {r}; give the programs in rank order")
+            if p.groups != groups:
+                raise ExecutionError(f"rank {r}: {p.label()} declares groups {p.groups}, {programs[0].main.label()} of rank 0 {groups}")
+    if programs[0].main.world_size != len(programs):
+        n = programs[0].main.world_size
+        raise ExecutionError(f"{programs[0].main.label()} is one of {n} rank{'s' if n > 1 else ''}, programs of {len(programs)} were given")
+    return list(programs)

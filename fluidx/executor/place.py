@@ -73,7 +73,8 @@ def array_module(place: Place) -> Any:
     try:
         import cupy
     except ImportError:
-        raise FluidxError(f"{place} needs CuPy, which is not installed; pip install 'fluidx[cuda13]' (or [cuda12])") from None
+        how = "in a checkout of fluidx: pip install -e '.[cuda13]' (or '.[cuda12]')"
+        raise FluidxError(f"{place} needs CuPy, which is not installed; {how}") from None
     if not cupy.cuda.is_available():
         raise FluidxError(f"{place} needs an NVIDIA GPU and driver; CuPy {cupy.__version__} finds none. Use CPUPlace() instead")
     count = cupy.cuda.runtime.getDeviceCount()

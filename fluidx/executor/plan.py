@@ -7,7 +7,7 @@ worked out here, on `shadow` arrays that have shapes and strides but share one d
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -15,13 +15,18 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..comm.base import CommError
+from ..ir import flow
+from ..ir.batches import forwarded, spans
+from ..ir.bodies import bodies
 from ..ir.dtypes import np_dtype
 from ..ir.errors import ExecutionError, FeedError, FluidxError, NotInitializedError, ProgramError, nearest
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
-from ..ir.program import Program, Var
-from ..ir.types import TensorType
+from ..ir.program import Program
+from ..ir.types import TensorType, show_placement
 from .context import RunContext
+from .feeds import dtype_name
+from .local import Here, Locals, takes
 from .memory import Interval, assign, carve
 from .scope import Scope
 from .streams import Access
@@ -53,6 +58,11 @@ class _Node:
     index: int
     view: bool = False
     scratch: tuple[str, ...] = ()  # outputs that are computed aside and copied, because storage overlaps an input
+    here: Here | None = None  # what it does on this rank, where that is not what it says
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        return self.op.attrs if self.here is None else self.here.attrs
 
 
 class Plan:
@@ -67,6 +77,8 @@ class Plan:
         self.step_ops: list[Operator] = []
         self.arrays: dict[str, Any] = {}
         self.fetches: list[Any] = []
+        self.fetch_types: list[TensorType] = []  # of the whole values, wherever their parts lie
+        self.absent: Container[str] = ()  # values that other ranks hold and this one does not
         self.arena_bytes = 0
         self._rest: Iterator[Step] = iter(())
 
@@ -142,7 +154,9 @@ def compile_plan(
     ctx: RunContext,
     xp: Any = np,
 ) -> Plan:
-    """Plan `program` for feeds of these types. Raises FeedError, NotInitializedError or ProgramError before anything runs."""
+    """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
+    rank's part that is planned and run. Raises FeedError, NotInitializedError or ProgramError before anything runs.
+    """
     return _Planner(program, feed_types, fetch, scope, ctx, xp).compile()
 
 
@@ -152,7 +166,10 @@ class _Planner:
     ):
         self.program, self.feed_types, self.fetch, self.scope, self.ctx, self.xp = program, feed_types, fetch, scope, ctx, xp
         self.block = program.global_block()
-        self.types: dict[str, TensorType] = {}
+        self.nested = len(program.blocks) > 1
+        self.local = Locals.of(program, ctx)
+        self.types: dict[str, TensorType] = {}  # of what lies on this rank
+        self.here: dict[int, Here] = {}  # by id of the operator
         self.roots: dict[str, _Root] = {}
         self.shadow: dict[str, np.ndarray] = {}
         self.last: dict[str, int] = {}
@@ -160,15 +177,14 @@ class _Planner:
         self.nodes: list[_Node] = []
         self.inner: dict[int, list[_Node]] = {}
         self.arrays: dict[str, Any] = {}
-        self.names_in: dict[int, tuple[set[str], set[str]]] = {}
         self.spans: dict[int, tuple[int, int]] = {}
 
     def compile(self) -> Plan:
         ops = self.live_ops()
         self.check_feeds(ops)
         self.find_spans(ops)
-        self.lifetimes(ops)
         size = self.infer(ops)
+        self.lifetimes(ops)
         self.dummy = np.empty(max(size, 1), np.uint8)
         for name in self.feed_types:
             if name in self.types:
@@ -179,51 +195,26 @@ class _Planner:
 
     # -- which operators run ------------------------------------------------------------------------------------------------
 
-    def touched(self, block: int) -> tuple[set[str], set[str]]:
-        """Names that the operators of a sub-block read and write, its own sub-blocks included."""
-        if block not in self.names_in:
-            reads: set[str] = set()
-            writes: set[str] = set()
-            for op in self.program.blocks[block].oplist:
-                r, w = self.reads(op), self.writes(op)
-                reads |= set(r)
-                writes |= set(w)
-            self.names_in[block] = reads, writes
-        return self.names_in[block]
+    def bodies(self, op: Operator) -> Iterable[int]:
+        """The sub-blocks that an operator runs."""
+        return op.sub_blocks() if self.nested else ()
 
-    def reads(self, op: Operator) -> list[str]:
-        names = list(op.input_arg_names)
-        for b in op.sub_blocks():
-            names += [n for n in self.touched(b)[0] if n not in self.program.blocks[b].descs]
-        if "true_out" in op.attrs:
-            names += [n for n in (*op.attrs["true_out"], *op.attrs["false_out"]) if self.block.find(n) is not None]
-        return names
-
-    def writes(self, op: Operator) -> list[str]:
-        names = list(op.output_arg_names)
-        for b in op.sub_blocks():
-            names += [n for n in self.touched(b)[1] if n not in self.program.blocks[b].descs]
-        return names
+    def real_reads(self, op: Operator) -> Iterable[str]:
+        """What an operator reads, without that of which it reads the shape only; once the types are known."""
+        here = self.here.get(id(op)) if self.here else None
+        return flow.reads(self.program, op) if here is None or not here.ghosts else here.real_inputs(op, opdef(op.type))
 
     def live_ops(self) -> list[Operator]:
-        """Operators that a fetch, a persistable variable or an effect needs."""
-        descs, needed, live = self.block.descs, set(self.fetch), []
-        for op in reversed(self.block.oplist):
-            outs = self.writes(op)
-            # a value that is fed is not computed; what writes over an input, or changes a value in place, still runs
-            if outs and all(n in self.feed_types and not descs[n].is_data and n not in op.input_arg_names for n in outs):
-                continue
-            if self.acts(op) or any(n in needed or ((d := descs.get(n)) is not None and d.persistable) for n in outs):
-                needed.update(self.reads(op))
-                live.append(op)
-        live.reverse()
-        return live
+        """Operators that a fetch, a persistable variable or an effect needs. A value that is fed is not computed."""
+        descs = self.block.descs
 
-    def acts(self, op: Operator) -> bool:
-        """Does the operator do more than compute its outputs?"""
-        if opdef(op.type).effect not in (Effect.PURE, Effect.RANDOM):
-            return True
-        return any(self.acts(o) for b in op.sub_blocks() for o in self.program.blocks[b].oplist)
+        def keep(op: Operator) -> bool:
+            if flow.acts(self.program, op):
+                return True
+            return any((d := descs.get(n)) is not None and d.persistable for n in flow.writes(self.program, op))
+
+        given = {n for n in self.feed_types if (d := descs.get(n)) is not None and not d.is_data}
+        return flow.live_ops(self.program, self.fetch, keep, given)
 
     def check_feeds(self, ops: list[Operator]) -> None:
         data = {n: d for n, d in self.block.descs.items() if d.is_data}
@@ -231,7 +222,7 @@ class _Planner:
             if name not in self.block.descs:
                 raise FeedError(f"feed names {name!r}, which {self.program.label()} does not declare; {nearest(name, data, 'it takes')}")
         for op in ops:
-            for n in self.reads(op):
+            for n in flow.reads(self.program, op):
                 if n in data and n not in self.feed_types:
                     raise FeedError(f"feed is missing variable {n!r} ({data[n].type}), which op {op.type} reads{_site(op)}")
         for n in self.fetch:
@@ -240,25 +231,22 @@ class _Planner:
 
     def find_spans(self, ops: list[Operator]) -> None:
         """Fill `spans`: (first, last) of the neighbouring sends and receives that start together."""
-        k = 0
-        while k < len(ops):
-            batch, stop = _batch(ops[k]), k + 1
-            while batch and stop < len(ops) and _batch(ops[stop]) == batch:
-                stop += 1
-            if batch:
-                self.spans.update((i, (k, stop - 1)) for i in range(k, stop))
-            k = stop
+        self.spans = spans(ops)
+        for span in sorted(set(self.spans.values())):
+            if (op := forwarded(ops, span)) is not None:
+                raise ProgramError(
+                    f"op {op.type} sends {op.input_arg_names[0]!r}, which another operator of batch {op.attrs['batch']!r} receives; "
+                    f"give it a batch of its own{where(op)}"
+                )
 
     def lifetimes(self, ops: list[Operator]) -> None:
         for i, op in enumerate(ops):
             last = self.spans.get(i, (i, i))[1]  # what a batch sends is read until the whole batch is through
-            for n in (*self.reads(op), *self.writes(op)):
+            written = flow.writes(self.program, op)
+            for n in (*self.real_reads(op), *written):
                 self.last[n] = last
-            for n in self.writes(op):
-                d = self.block.descs.get(n)
-                # writing a window writes the variable that it is a window of
-                target = d.attrs.get("window_of", n) if d is not None and d.attrs else n
-                self.writers.setdefault(target, []).append(i)
+            for n in written:
+                self.writers.setdefault(n, []).append(i)
         for n in self.fetch:
             self.last[n] = _FOREVER
 
@@ -266,7 +254,8 @@ class _Planner:
 
     def infer(self, ops: list[Operator]) -> int:
         """Fill `types`; return the largest number of bytes of one value."""
-        self.types.update(self.feed_types)
+        for n, t in self.feed_types.items():
+            self.define(n, t)
         uninitialized: list[str] = []
         self._infer_ops(ops, uninitialized)
         for n in self.fetch:
@@ -281,23 +270,46 @@ class _Planner:
             )
         return max((t.nbytes for t in self.types.values()), default=1)
 
+    def define(self, name: str, whole: TensorType) -> None:
+        """Give a value its type, from that of the whole value."""
+        if self.local is not None and name in self.local.places:
+            self.local.wholes[name] = whole
+            self.types[name] = self.local.type_of(name, whole)
+        else:
+            self.types[name] = whole
+
+    def whole(self, name: str) -> TensorType:
+        """The type of the whole value, of which a rank may hold a part."""
+        t = self.local.wholes.get(name) if self.local is not None else None
+        return t or self.types[name]
+
+    def _elsewhere(self, name: str) -> bool:
+        """Do only other ranks hold anything of the value?"""
+        return self.local is not None and name not in self.scope.arrays and self.local.nothing_of(name)
+
     def known(self, name: str, op: Operator | None, uninitialized: list[str]) -> TensorType:
+        """The type of what lies here of a value that is read."""
         t = self.types.get(name)
         if t is not None:
             return t
         d = self.block.find(name)
+        if d is not None and self._elsewhere(name) and d.type.numel >= 0:
+            self.define(name, d.type)  # what a broadcast from another rank is given here, say: it is not looked at
+            return self.types[name]
         if d is not None and d.persistable:
-            source = d.attrs.get("window_of", name)
-            if source not in self.scope.arrays and source not in self.types:
-                uninitialized.append(source)
-            elif source == name and name in self.scope.arrays:
-                found = self.scope.arrays[name]
-                have = TensorType(found.dtype.name, tuple(found.shape))
-                if not d.type.accepts(have):
-                    raise FeedError(f"variable {name!r} is declared {d.type}, this scope holds {have}; run the startup program again")
-                d = d.changed(type=have)
-            self.types[name] = d.type
-            return d.type
+            whole, want = d.type, d.type
+            found = self.scope.arrays.get(name)
+            have = None if found is None else TensorType(dtype_name(found.dtype), tuple(found.shape))
+            if self.local is not None and name in self.local.places:
+                whole = whole if have is None else self.local.state_type(name, whole, have)
+                want = self.local.type_of(name, whole)
+            if have is None:
+                uninitialized.append(name)
+            elif not want.accepts(have):
+                part = "" if want == whole else f" on this rank, its part of {d.type}"
+                raise FeedError(f"variable {name!r} is declared {want}{part}, this scope holds {have}; run the startup program again")
+            self.define(name, whole if have is None or want is not whole else have)
+            return self.types[name]
         if op is None:
             raise ProgramError(f"variable {name!r} has no value to fetch: no operator defines it")
         raise ProgramError(f"op {op.type} reads {name!r} before any operator defines it{_site(op)}")
@@ -305,28 +317,69 @@ class _Planner:
     def _infer_ops(self, ops: Sequence[Operator], uninitialized: list[str]) -> None:
         for op in ops:
             definition = opdef(op.type)
-            if op.sub_blocks():
-                for b in op.sub_blocks():
+            if self.bodies(op):
+                for b in self.bodies(op):
                     self._infer_ops(self.program.blocks[b].oplist, uninitialized)
-                for k, n in enumerate(op.output_arg_names if "true_out" in op.attrs else ()):
-                    yes, no = (self.known(op.attrs[which][k], op, uninitialized) for which in ("true_out", "false_out"))
-                    if yes != no:
-                        raise ProgramError(f"op {op.type}: {n!r} is {yes} in the true branch and {no} in the false one{_site(op)}")
-                    self.types[n] = yes
+                handed = {body.attr: body.results(op) for body in bodies(op) if body.results_attr}
+                for k, n in enumerate(op.output_arg_names if handed else ()):
+                    made = {attr: self.known(names[k], op, uninitialized) for attr, names in handed.items()}
+                    if len(set(made.values())) > 1:
+                        found = " and ".join(f"{t} in {attr}" for attr, t in made.items())
+                        raise ProgramError(f"op {op.type}: {n!r} is {found}{_site(op)}")
+                    self.define(n, self.whole(next(iter(handed.values()))[k]))
                 for n in op.input_arg_names:
                     self.known(n, op, uninitialized)
                 continue
             ins = {slot: [self.known(n, op, uninitialized) for n in names] for slot, names in op.inputs.items()}
-            try:
-                results = definition.infer_outputs(ins, op.attrs)
-            except ProgramError as e:
-                raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{_site(op)}") from None
-            for slot, result in zip(definition.out_slots, results, strict=True):
-                for n, t in zip(op.outputs.get(slot.name, ()), result if slot.many else [result], strict=False):
-                    old = self.types.get(n)
-                    if old is not None and old != t:
-                        raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {old}{_site(op)}")
-                    self.types[n] = t
+            if self.local is not None and self.local.touches(op):
+                self._infer_placed(self.local, op, definition, ins)
+                continue
+            for n, t in self._results(op, definition, ins):
+                old = self.types.get(n)
+                if old is not None and old != t:
+                    raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {old}{_site(op)}")
+                self.types[n] = t
+
+    @staticmethod
+    def _results(op: Operator, definition: type[OpDef], ins: Mapping[str, list[TensorType]]) -> list[tuple[str, TensorType]]:
+        try:
+            results = definition.infer_outputs(ins, op.attrs)
+        except ProgramError as e:
+            raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{_site(op)}") from None
+        out: list[tuple[str, TensorType]] = []
+        for slot, result in zip(definition.out_slots, results, strict=True):
+            out += zip(op.outputs.get(slot.name, ()), result if slot.many else [result], strict=False)
+        return out
+
+    def _infer_placed(self, local: Locals, op: Operator, definition: type[OpDef], ins: Mapping[str, list[TensorType]]) -> None:
+        """Types of results that lie somewhere. The rule is asked about whole values, or about what lies here where that is all there is."""
+        if local.speaks_locally(op, definition):
+            for n, t in self._results(op, definition, ins):
+                self._define_part(local, op, n, t)
+        else:
+            wholes = {slot: [self.whole(n) for n in names] for slot, names in op.inputs.items()}
+            for n, t in self._results(op, definition, wholes):
+                if n in self.types and self.whole(n) != t:
+                    raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {self.whole(n)}{_site(op)}")
+                self.define(n, t)
+        here = local.look(op, definition, self.types)
+        if here is not None:
+            self.here[id(op)] = here
+
+    def _define_part(self, local: Locals, op: Operator, name: str, t: TensorType) -> None:
+        """Give a value its type from that of the part that lies here."""
+        if name in local.own or name not in local.places:
+            if self.types.get(name, t) != t:
+                raise ProgramError(f"op {op.type} writes {t} into {name!r}, which holds {self.types[name]}{_site(op)}")
+            self.types[name] = t
+            return
+        if name not in self.types:
+            self.define(name, local.descs[name].type)
+        if self.types[name] != t:
+            raise ProgramError(
+                f"op {op.type} writes {t} into {name!r}, of which {self.types[name]} lies here: it is {self.whole(name)} "
+                f"{show_placement(local.places[name])}{_site(op)}"
+            )
 
     # -- storage ----------------------------------------------------------------------------------------------------------
 
@@ -342,13 +395,11 @@ class _Planner:
 
     def root(self, name: str, i: int) -> _Root:
         r = self.roots.get(name)
-        if r is None:  # first touched here: persistable state
-            r = self.new_root(name, "state", -1, _FOREVER)
-            window = (self.block.find(name) or Var(name, self.types[name])).attrs.get("window_of")
-            if window:
-                self.roots[name] = r = self.root(window, i)
-                r.aliases.append(name)
-        return r
+        if r is not None:
+            return r
+        if self._elsewhere(name):
+            return self.new_root(name, "temp", i, self.last.get(name, i))
+        return self.new_root(name, "state", -1, _FOREVER)  # first touched here: persistable state
 
     def is_state(self, name: str) -> bool:
         d = self.block.find(name)
@@ -357,16 +408,19 @@ class _Planner:
     def place(self, i: int, op: Operator, inner: bool = False) -> _Node:
         """Decide where the outputs of operator `i` live."""
         definition = opdef(op.type)
-        node = _Node(op, definition, i)
-        for n in op.input_arg_names:
+        here = self.here.get(id(op)) if self.here else None
+        node = _Node(op, definition, i, here=here)
+        read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
+        for n in read:
             self.root(n, i)
-        for b in op.sub_blocks():
+        for b in self.bodies(op):
             self.inner[b] = [self.place(i, o, inner=True) for o in self.program.blocks[b].oplist]
         outs = op.output_arg_names
         fixed = [n for n in outs if n in self.roots or self.is_state(n)]
-        if definition.view is not None and not fixed and len(outs) == 1 and not inner and self._try_view(node, outs[0]):
+        views = definition.view is not None or definition.view_ctx is not None
+        if views and not fixed and len(outs) == 1 and not inner and self._try_view(node, outs[0]):
             return node
-        ins = [(n, self.roots[n]) for n in op.input_arg_names]
+        ins = [(n, self.roots[n]) for n in read]
         pairs = dict(self._inplace_pairs(op, definition))
         scratch = []
         for name in outs:
@@ -374,7 +428,7 @@ class _Planner:
                 root = self.root(name, i)
                 # written where an input is read: fine only if the op says so for exactly this pair
                 clash = [n for n, r in ins if r is root and not (pairs.get(name) == n and n == name)]
-                if clash and not op.sub_blocks():
+                if clash and not self.bodies(op):
                     scratch.append(name)
                 root.writes.append(i)
                 root.stop = max(root.stop, self.last.get(name, i))
@@ -417,9 +471,8 @@ class _Planner:
         root, stop = self.roots[source], self.last.get(out, node.index)
         if self._later_writes(root, i, stop) or any(w > i for w in self.writers.get(out, ())):
             return False  # one of the two names gets a value of its own while the other is in use
-        assert node.definition.view is not None
-        shadow = node.definition.view(self.shadow[source], **op.attrs)
-        if shadow is None or (shadow.shape, shadow.dtype.name) != (self.types[out].shape, self.types[out].dtype):
+        shadow = node.definition.view_of(self.shadow[source], self.ctx, node.attrs)
+        if shadow is None or (shadow.shape, dtype_name(shadow.dtype)) != (self.types[out].shape, self.types[out].dtype):
             return False
         root.aliases.append(out)
         root.stop = max(root.stop, stop)
@@ -445,7 +498,8 @@ class _Planner:
         for name in self.feed_types:
             if name in self.roots:
                 self.arrays[name] = self.xp.empty(self.types[name].shape, np_dtype(self.types[name].dtype))
-                plan.feeds.append((name, self.arrays[name]))
+                if self.local is None or name not in self.local.absent:
+                    plan.feeds.append((name, self.arrays[name]))
         marks: dict[int, Any] = {}
         waited = set(waits.values())
         for k, stop in self._order():
@@ -460,7 +514,10 @@ class _Planner:
         if len(self.nodes) in waits:
             self._emit(plan, self.nodes[-1].op, partial(_wait, self.ctx.comm, marks, waits[len(self.nodes)]))
         plan.fetches = [self.array(n) for n in self.fetch]
+        plan.fetch_types = [self.whole(n) for n in self.fetch]
         plan.arrays = self.arrays
+        if self.local is not None:
+            plan.absent = self.local.absent
         return plan
 
     def _order(self) -> Iterator[tuple[int, int]]:
@@ -480,8 +537,8 @@ class _Planner:
         accesses = []
         for k, stop in order:
             nodes = self.nodes[k:stop]
-            read = [n for node in nodes for n in self.reads(node.op)]
-            written = [n for node in nodes if not node.view for n in self.writes(node.op)]
+            read = [n for node in nodes for n in self.real_reads(node.op)]
+            written = [n for node in nodes if not node.view for n in flow.writes(self.program, node.op)]
             reads: frozenset[Any] = frozenset(id(self.roots[n]) for n in read if n in self.roots)
             writes: frozenset[Any] = frozenset(id(self.roots[n]) for n in written if n in self.roots)
             accesses.append(Access(reads, writes, nodes[0].definition.effect in (Effect.COLLECTIVE, Effect.P2P)))
@@ -518,13 +575,10 @@ class _Planner:
         if root is not None and root.kind == "temp":
             assert t is not None
             a = carve(self.arena, root.offset, t.shape, np_dtype(t.dtype))
-        elif d is not None and "window_of" in d.attrs:
-            whole = self.array(d.attrs["window_of"])
-            a = whole.reshape(-1)[d.attrs["start"] : d.attrs["stop"]]
         elif d is not None and d.persistable:
             a = self.scope.arrays.get(name)
             # a startup program may find the variable of another model under the same name
-            if a is None or (t is not None and (tuple(a.shape), a.dtype.name) != (t.shape, t.dtype)):
+            if a is None or (t is not None and (tuple(a.shape), dtype_name(a.dtype)) != (t.shape, t.dtype)):
                 t = t or d.type
                 a = self.xp.zeros(t.shape, np_dtype(t.dtype))
                 self.scope.bind(name, a)
@@ -563,11 +617,15 @@ class _Planner:
         op, definition, xp = node.op, node.definition, self.xp
         if node.view:
             source, out = op.input_arg_names[0], op.output_arg_names[0]
-            assert definition.view is not None
-            self.arrays[out] = definition.view(self.array(source), **op.attrs)
+            self.arrays[out] = definition.view_of(self.array(source), self.ctx, node.attrs)
             return None
-        if op.sub_blocks():
+        if self.bodies(op):
             return definition.bind_control(self, op)  # type: ignore[attr-defined]
+        here = node.here
+        if here is not None and here.skip:
+            for n in op.output_arg_names:  # state is made even where it is empty
+                self.array(n)
+            return None
         before: list[Step] = []
         after: list[Step] = []
 
@@ -583,23 +641,37 @@ class _Planner:
                 return aside
             return a
 
-        ins = self._slots(op.inputs, definition.in_slots, definition, get_in)
+        if here is not None and here.fills:
+            flat = definition.flat_slots(op.outputs, definition.out_slots)
+            return partial(_fill, [(self.array(flat[k] or ""), value) for k, value in here.fills])
+        if here is not None and here.ghosts:
+            ins = self._with_ghosts(op, definition, here, get_in)
+        else:
+            ins = self._slots(op.inputs, definition.in_slots, definition, get_in)
         outs = self._slots(op.outputs, definition.out_slots, definition, get_out)
-        main = _call(xp, definition, op, ins, outs, self.ctx)
+        main = _call(xp, definition, op, ins, outs, self.ctx, here)
         if not before and not after:
             return main
         if after and definition.effect in (Effect.COLLECTIVE, Effect.P2P) and self.ctx.comm.asynchronous:
             after.insert(0, partial(_finish, self.ctx.comm))
         return partial(_sequence, [*before, *([main] if main else []), *after])
 
+    def _with_ghosts(self, op: Operator, definition: type[OpDef], here: Here, get: Callable[[str], Any]) -> list[Any]:
+        """The inputs, with arrays that have nothing but a shape where only that is read and another one lies here."""
+        k, given = 0, {}
+        for slot in definition.in_slots:
+            names = op.inputs.get(slot.name, ())
+            given[slot.name] = [self._ghost(here.ghosts[j]) if j in here.ghosts else get(n) for j, n in enumerate(names, k)]
+            k += len(names) if slot.many else 1
+        return definition.arrange(given, definition.in_slots)
+
+    def _ghost(self, t: TensorType) -> Any:
+        return self.xp.broadcast_to(self.xp.zeros((), np_dtype(t.dtype)), t.shape)
+
     def block_runner(self, idx: int) -> Step:
         """A call that runs the operators of a sub-block in order."""
         pairs = [(self._step(n), n.op) for n in self.inner[idx]]
         return partial(_run_block, [(step, op) for step, op in pairs if step is not None])
-
-
-def _batch(op: Operator) -> str:
-    return op.attrs["batch"] if op.type in ("send", "recv") else ""
 
 
 def _run_block(pairs: list[tuple[Step, Operator]]) -> None:
@@ -635,26 +707,37 @@ def _copy(xp: Any, out: Any, x: Any) -> None:
         out[...] = x
 
 
-def _call(xp: Any, definition: type[OpDef], op: Operator, ins: list[Any], outs: list[Any], ctx: RunContext) -> Step | None:
+def _fill(pairs: list[tuple[Any, Any]]) -> None:
+    for out, value in pairs:
+        out[...] = value
+
+
+def _call(
+    xp: Any, definition: type[OpDef], op: Operator, ins: list[Any], outs: list[Any], ctx: RunContext, here: Here | None = None
+) -> Step | None:
     """Bind one operator: its own `bind`, or its kernel with every argument in place."""
+    attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
     if definition.bind is not None:
-        step = definition.bind(xp, ins, outs, op.attrs, ctx)
+        told = {"part": part} if part is not None and takes(definition.bind, "part") else {}
+        step = definition.bind(xp, ins, outs, attrs, ctx, **told)
         if step is not None:
             return step
     if definition.kernel is None:
         if definition.view is None:
             raise ProgramError(f"op {op.type} has no kernel for {getattr(xp, '__name__', xp)}")
-        return partial(_copy_view, xp, outs[0], definition.view, ins[0], dict(op.attrs))
-    kwargs = dict(op.attrs)
+        return partial(_copy_view, xp, outs[0], partial(definition.view_of, ins[0], ctx, attrs))
+    kwargs = dict(attrs)
     if definition.takes_ctx:
         kwargs["ctx"] = ctx
+    if definition.takes_part:
+        kwargs["part"] = part
     if definition.takes_out:
         return partial(definition.kernel, xp, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **kwargs)
     return partial(_copy_results, xp, partial(definition.kernel, xp, *ins, **kwargs), outs)
 
 
-def _copy_view(xp: Any, out: Any, view: Any, x: Any, attrs: dict[str, Any]) -> None:
-    _copy(xp, out, view(x, **attrs))
+def _copy_view(xp: Any, out: Any, view: Step) -> None:
+    _copy(xp, out, view())
 
 
 def _copy_results(xp: Any, kernel: Step, outs: list[Any]) -> None:

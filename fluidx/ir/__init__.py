@@ -1,8 +1,7 @@
 """The intermediate representation: programs, operators, variables, their types and placements, and the base of op declarations."""
 
 from .builder import Builder
-from .diff import census, diff
-from .draw import draw, draw_before_after
+from .defaults import default_main_program, default_startup_program, device_guard, program_guard
 from .dtypes import as_dtype, np_dtype
 from .errors import (
     ExecutionError,
@@ -17,28 +16,19 @@ from .errors import (
     nearest,
 )
 from .opdef import OPS, Effect, OpDef, Required, Sample, all_ops, opdef
-from .operator import BlockRef, Operator, Role, Site
+from .operator import BlockRef, Operator, Role
 from .parser import parse_pair
-from .program import (
-    Block,
-    Program,
-    ProgramPair,
-    Var,
-    default_main_program,
-    default_startup_program,
-    device_guard,
-    program_guard,
-)
-from .site import name_scope
+from .program import Block, Program, ProgramPair
+from .records import Var
+from .site import Site, name_scope
 from .text import excerpt
-from .types import ANY, REPLICATE, At, Partial, Placement, Shard, TensorType, show_placement
+from .types import ANY, REPLICATE, At, Local, Partial, Pieces, Placement, Shard, TensorType, show_placement
 from .variable import Parameter, Variable
 
 __all__ = [
-    "ANY", "At", "Block", "BlockRef", "Builder", "Effect", "ExecutionError", "FeedError", "FluidxError", "NotInitializedError",
-    "OPS", "OpDef", "Operator", "Parameter", "ParseError", "Partial", "Placement", "Program", "ProgramError", "ProgramPair",
+    "ANY", "At", "Block", "BlockRef", "Builder", "Effect", "ExecutionError", "FeedError", "FluidxError", "Local", "NotInitializedError",
+    "OPS", "OpDef", "Operator", "Parameter", "ParseError", "Partial", "Pieces", "Placement", "Program", "ProgramError", "ProgramPair",
     "REPLICATE", "RankError", "Required", "Role", "Sample", "Shard", "Site", "TensorType", "TranspileError", "Var", "Variable",
-    "VerifyError", "all_ops", "as_dtype", "census", "default_main_program", "default_startup_program", "device_guard", "diff",
-    "draw", "draw_before_after", "excerpt", "name_scope",
+    "VerifyError", "all_ops", "as_dtype", "default_main_program", "default_startup_program", "device_guard", "excerpt", "name_scope",
     "nearest", "np_dtype", "opdef", "parse_pair", "program_guard", "show_placement",
 ]  # fmt: skip

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from . import unique_name
-from .errors import ProgramError
+from .errors import ProgramError, nearest
 from .opdef import opdef
 from .operator import Operator, Role
 from .program import Block
 from .site import wrong
-from .variable import Variable
+from .sizes import Sizes
 
 
 class Builder:
     """Appends operators to one block and hands back their outputs.
 
     Arguments follow the op's input slots (a list for a "X*" slot, None for an absent one), attributes are keywords.
-    `name=` names a single output; `out={"Slot": variable or name}` directs outputs, None leaves an optional one away.
+    `name=` names a single output; `out={"Slot": variable or name, or a list of them}` directs outputs, None leaves an optional one away.
     The result is one Variable, or a tuple in slot order (absent ones None, a list for a "X*" slot).
     """
 
-    def __init__(self, block: Block, role: Role | None = None, owner: str | None = None, role_var: tuple[str, ...] = ()):
+    def __init__(self, block: Block, role: Role | None = None, role_var: tuple[str, ...] = ()):
         self.block = block
         self.role = role
-        self.owner = owner
         self.role_var = role_var
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Which open axes of the block's variables have one size."""
+        return Sizes(self.block)
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if op_type.startswith("__"):
@@ -43,6 +47,10 @@ class Builder:
             raise ProgramError(f"op {op_type} takes {len(definition.in_slots)} inputs ({', '.join(definition.inputs)}), got {len(args)}")
         inputs = {s.name: a for s, a in zip(definition.in_slots, args, strict=False) if a is not None}
         out = dict(out or {})
+        for slot_name in out:
+            if slot_name not in (s.name for s in definition.out_slots):
+                known = [s.name for s in definition.out_slots]
+                raise wrong(f"op {op_type} has no output {slot_name!r}; {nearest(slot_name, known, 'it has')}")
         outputs: dict[str, Any] = {}
         for k, slot in enumerate(definition.out_slots):
             if slot.name in out:
@@ -55,7 +63,7 @@ class Builder:
             else:
                 outputs[slot.name] = self._fresh(f"{op_type}.{slot.name.lower()}" if k else f"{op_type}.tmp")
         outputs = {k: v for k, v in outputs.items() if v is not None}
-        op = self.block.append_op(op_type, inputs, outputs, attrs, role=self.role, role_var=self.role_var, owner=self.owner)
+        op = self.block.append_op(op_type, inputs, outputs, attrs, role=self.role, role_var=self.role_var)
         results = [self._result(op, s.name, s.many) for s in definition.out_slots]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -71,58 +79,3 @@ class Builder:
         if many:
             return [self.block.var(n) for n in names]
         return self.block.var(names[0]) if names else None
-
-
-def slice_variable(x: Variable, index: Any) -> Variable:
-    """Build `x[index]` from slice, strided_slice, squeeze and unsqueeze operators."""
-    index = index if isinstance(index, tuple) else (index,)
-    real = sum(1 for i in index if i is not None and i is not Ellipsis)
-    if real > x.ndim:
-        raise wrong(f"variable {x.name!r} has {x.ndim} axes, {real} indices were given")
-    if Ellipsis in [i if i is Ellipsis else 0 for i in index]:
-        at = next(k for k, i in enumerate(index) if i is Ellipsis)
-        index = index[:at] + (slice(None),) * (x.ndim - real) + index[at + 1 :]
-    axes: list[int] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    steps: list[int] = []
-    drop: list[int] = []
-    new: list[int] = []
-    axis = position = 0
-    for i in index:
-        if i is None:
-            new.append(position)
-            position += 1
-            continue
-        if isinstance(i, slice):
-            if (i.start, i.stop, i.step) != (None, None, None):
-                step = i.step or 1
-                axes.append(axis)
-                starts.append(i.start if i.start is not None else (0 if step > 0 else 2**31 - 1))
-                ends.append(i.stop if i.stop is not None else (2**31 - 1 if step > 0 else -(2**31)))
-                steps.append(step)
-            position += 1
-        elif isinstance(i, int) and not isinstance(i, bool):
-            size = x.shape[axis]
-            if size >= 0 and not -size <= i < size:
-                raise wrong(f"index {i} is out of range for axis {axis} of variable {x.name!r} with shape {list(x.shape)}")
-            axes.append(axis)
-            starts.append(i)
-            ends.append(i + 1 if i != -1 else 2**31 - 1)
-            steps.append(1)
-            drop.append(axis)
-        else:
-            raise wrong(f"variable {x.name!r} can be indexed with integers, slices, None and ...; got {type(i).__name__}")
-        axis += 1
-    b = x._build()
-    y = x
-    if axes:
-        if all(s == 1 for s in steps):
-            y = b.slice(y, axes=axes, starts=starts, ends=ends)
-        else:
-            y = b.strided_slice(y, axes=axes, starts=starts, ends=ends, strides=steps)
-    if drop:
-        y = b.squeeze(y, axes=drop)
-    if new:
-        y = b.unsqueeze(y, axes=new)
-    return y

@@ -55,13 +55,3 @@ def np_dtype(name: str) -> np.dtype:
 
 def is_float(name: str) -> bool:
     return name in FLOATS
-
-
-def promote(*names: str) -> str:
-    """The common dtype of several; mixing float widths follows NumPy, bfloat16 with float16 gives float32."""
-    if len(set(names)) == 1:
-        return names[0]
-    if "bfloat16" in names:
-        rest = [n for n in names if n != "bfloat16" and is_float(n)]
-        return "bfloat16" if not rest else promote("float32", *rest)
-    return np.result_type(*(np_dtype(n) for n in names)).name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .operator import BlockRef, Operator
+from .flow import reads, writes
 
 if TYPE_CHECKING:
     import networkx
@@ -38,12 +38,11 @@ def dependences(program: Program) -> dict[tuple[int, int], list[tuple[str, str]]
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}  # since the last write
     for k, op in enumerate(program.blocks[0].oplist):
-        ins, outs = accesses(program, op)
-        for n in ins:
+        for n in dict.fromkeys(reads(program, op)):
             if n in writer:
                 edges.setdefault((writer[n], k), []).append((n, RAW))
             readers.setdefault(n, []).append(k)
-        for n in outs:
+        for n in dict.fromkeys(writes(program, op)):
             for r in readers.pop(n, ()):
                 if r != k:
                     edges.setdefault((r, k), []).append((n, WAR))
@@ -51,23 +50,3 @@ def dependences(program: Program) -> dict[tuple[int, int], list[tuple[str, str]]
                 edges.setdefault((writer[n], k), []).append((n, WAW))
             writer[n] = k
     return edges
-
-
-def accesses(program: Program, op: Operator) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(names read, names written) by an operator, those of its sub-blocks included unless a sub-block declares them itself."""
-    ins, outs = dict.fromkeys(op.input_arg_names), dict.fromkeys(op.output_arg_names)
-    if any(isinstance(v, BlockRef) for v in op.attrs.values()):
-        todo, seen = list(op.sub_blocks()), {0}
-        hidden: set[str] = set()
-        while todo:
-            idx = todo.pop()
-            if idx in seen or not 0 <= idx < len(program.blocks):
-                continue
-            seen.add(idx)
-            block = program.blocks[idx]
-            hidden.update(block.descs)
-            for inner in block.oplist:
-                ins.update(dict.fromkeys(n for n in inner.input_arg_names if n not in hidden))
-                outs.update(dict.fromkeys(n for n in inner.output_arg_names if n not in hidden))
-                todo += inner.sub_blocks()
-    return tuple(ins), tuple(outs)

@@ -10,13 +10,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from .bodies import check_body
 from .dtypes import FULL, SHORT
 from .errors import ParseError, ProgramError
 from .operator import BlockRef, Operator, Role
 from .parser import MAX_INDEX, MAX_INT, MAX_NESTING, MAX_SIZE
-from .program import Block, Program, ProgramPair, Var
+from .parts import REDUCE
+from .program import Block, Program, ProgramPair
+from .records import VAR_ATTRS, Var
 from .text import FLAGS
-from .types import At, Partial, Placement, Shard, TensorType
+from .types import At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType
 
 FORMAT, PAIR_FORMAT, VERSION = "fluidx-program", "fluidx-pair", 1
 _ROLES = {r.value: r for r in Role}
@@ -55,9 +58,13 @@ def _var_out(d: Var) -> dict[str, Any]:
     return out
 
 
-def _entry_out(p: Shard | Partial | At) -> dict[str, Any]:
+def _entry_out(p: Entry) -> dict[str, Any]:
+    if isinstance(p, Local):
+        return {"local": True}
     if isinstance(p, Shard):
-        return {"shard": p.axis, "group": p.group}
+        return {"shard": p.axis, "group": p.group} | ({"unit": p.unit} if p.unit != 1 else {})
+    if isinstance(p, Pieces):
+        return {"pieces": list(p.bounds), "group": p.group}
     return {"partial": p.op, "group": p.group} if isinstance(p, Partial) else {"at": p.root, "group": p.group}
 
 
@@ -68,8 +75,8 @@ def _op_out(op: Operator) -> dict[str, Any]:
     out["attrs"] = {k: _value_out(v) for k, v in op.attrs.items()}
     if op.role_var:
         out["role_var"] = list(op.role_var)
-    if op.owner:
-        out["owner"] = op.owner
+    if op.device:
+        out["device"] = op.device
     return out
 
 
@@ -156,11 +163,20 @@ class _Reader:
             self.fail(f"{at}blocks", "one block or more", None)
         self.count = len(blocks)
         p.blocks = [self.block(p, i, b, f"{at}blocks[{i}]") for i, b in enumerate(blocks)]
+        run: dict[int, Operator] = {}
+        for block in p.blocks:
+            for k, op in enumerate(block.oplist):
+                for idx in op.sub_blocks():
+                    try:
+                        check_body(op, block, idx, run)
+                    except ProgramError as e:
+                        raise ParseError(f"{at}blocks[{block.idx}].ops[{k}]: {e}") from None
+                    run[idx] = op
         return p
 
     def block(self, program: Program, idx: int, data: Any, where: str) -> Block:
         data = self.dict_(data, where, ("parent", "vars", "ops"))
-        block = Block(program, idx, self.int_(data.get("parent"), f"{where}.parent", -1, idx - 1))
+        block = Block(program, idx, self.int_(data.get("parent"), f"{where}.parent", min(idx - 1, 0), idx - 1))
         for k, v in enumerate(self.list_(data.get("vars", []), f"{where}.vars")):
             d = self.var(v, f"{where}.vars[{k}]")
             if d.name in block.descs:
@@ -187,21 +203,33 @@ class _Reader:
         )
         name = self.str_(data.get("name"), f"{where}.name")
         attrs = self.attrs(data.get("attrs", {}), f"{where}.attrs")
+        for attr in attrs:
+            if attr not in VAR_ATTRS:
+                self.fail(f"{where}.attrs", f"attributes out of {', '.join(VAR_ATTRS)}", attr)
         return Var(name, TensorType(dtype, shape), placement, attrs=attrs, **flags)
 
-    def entry(self, data: Any, where: str) -> Shard | Partial | At:
-        data = self.dict_(data, where, ("shard", "partial", "at", "group"))
+    def entry(self, data: Any, where: str) -> Entry:
+        data = self.dict_(data, where, ("shard", "unit", "partial", "at", "pieces", "local", "group"))
+        if data == {"local": True}:
+            return Local()
         group = self.str_(data.get("group"), f"{where}.group")
+        if "shard" in data and data.keys() <= {"shard", "unit", "group"}:
+            axis = self.int_(data["shard"], f"{where}.shard", -MAX_INDEX, MAX_INDEX)
+            return Shard(axis, group, self.int_(data.get("unit", 1), f"{where}.unit", 1, MAX_SIZE))
         if len(data) == 2:
             if "partial" in data:
-                return Partial(self.str_(data["partial"], f"{where}.partial"), group)
-            for kind, make in (("shard", Shard), ("at", At)):
-                if kind in data:
-                    return make(self.int_(data[kind], f"{where}.{kind}", -MAX_INDEX, MAX_INDEX), group)
-        self.fail(where, "a group and one of shard, partial and at", data)
+                if data["partial"] not in tuple(REDUCE):
+                    self.fail(f"{where}.partial", f"one of {', '.join(REDUCE)}", data["partial"])
+                return Partial(data["partial"], group)
+            if "at" in data:
+                return At(self.int_(data["at"], f"{where}.at", -MAX_INDEX, MAX_INDEX), group)
+            if "pieces" in data:
+                bounds = self.list_(data["pieces"], f"{where}.pieces")
+                return Pieces(tuple(self.int_(n, f"{where}.pieces[{k}]", 0, MAX_SIZE) for k, n in enumerate(bounds)), group)
+        self.fail(where, "a group and one of shard, partial, at and pieces, or local", data)
 
     def op(self, data: Any, where: str) -> Operator:
-        data = self.dict_(data, where, ("type", "role", "inputs", "outputs", "attrs", "role_var", "owner"))
+        data = self.dict_(data, where, ("type", "role", "inputs", "outputs", "attrs", "role_var", "device"))
         role = self.str_(data.get("role", "forward"), f"{where}.role")
         if role not in _ROLES:
             self.fail(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
@@ -211,8 +239,9 @@ class _Reader:
         )
         attrs = self.attrs(data.get("attrs", {}), f"{where}.attrs")
         role_var = self.names(data.get("role_var", []), f"{where}.role_var")
-        owner = self.str_(data.get("owner", ""), f"{where}.owner")
-        return Operator(self.str_(data.get("type"), f"{where}.type"), inputs, outputs, attrs, _ROLES[role], role_var, owner)
+        device = self.str_(data.get("device", ""), f"{where}.device")
+        op_type = self.str_(data.get("type"), f"{where}.type")
+        return Operator(op_type, inputs, outputs, attrs, _ROLES[role], role_var, None, device)
 
     def attrs(self, data: Any, where: str) -> dict[str, Any]:
         return {k: self.value(v, f"{where}.{k}", 0) for k, v in self.dict_(data, where).items()}

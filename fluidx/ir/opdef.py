@@ -1,4 +1,4 @@
-"""The single declaration of an operator type: slots, attributes, type rule, placement rule, gradient, kernel, samples, docs."""
+"""The single declaration of an operator type: slots, attributes, type rule, access pattern, gradient, kernel, samples, docs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from .errors import ProgramError, nearest
 from .operator import BlockRef, Operator, normalize_attr
+from .pattern import Pattern, Types, parse_pattern
 from .types import TensorType
 
 
@@ -74,12 +75,14 @@ class OpDef:
     """Base of every op declaration. A subclass with a `name` registers itself.
 
     infer(*types, **attrs) -> TensorType | tuple      the only type rule; may raise ProgramError
-    place(*args, **attrs) -> placement(s)             see ir/placement.py for the families
     grad(b, op, g) -> variable(s) in input-slot order   `None` for an input without gradient; no `grad`: not differentiable
+    pattern                                           the access pattern, from which placements follow; see ir/pattern.py
     kernel(xp, *arrays, **attrs) -> array(s)          `xp` is numpy or cupy. A kernel that has a parameter `out` writes
                                                       there (one array, or a tuple of them) and returns nothing. One with a parameter
-                                                      `ctx` is given the rank's run context (step, rank, comm)
-    view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input
+                                                      `ctx` is given the rank's run context (step, rank, comm), one with a
+                                                      parameter `part` what its pattern asks for (ir/parts.py: Part; None: all is whole)
+    view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input (None: cannot be)
+    view_ctx(x, ctx, **attrs) -> array                a view that also depends on the rank; the op has a kernel besides
     bind(xp, ins, outs, attrs, ctx) -> callable       optional: a call without arguments, everything bound beforehand
     """
 
@@ -90,21 +93,45 @@ class OpDef:
     effect: ClassVar[Effect] = Effect.PURE
     # (input slot, output slot) pairs that may share memory: the kernel reads each element before it writes it
     inplace: ClassVar[tuple[tuple[str, str], ...]] = ()
-    # elementwise over inputs of the output's shape (scalars aside): commutes with slicing, which the verifier uses
-    elementwise: ClassVar[bool] = False
+    # the results depend on no more than the sizes of the inputs: for gradients they are constants
+    constant: ClassVar[bool] = False
+    # attributes that name a sub-block, with the attribute that lists the values which that block hands out ("" for none)
+    bodies: ClassVar[Mapping[str, str]] = {}
     onnx: ClassVar[str | None] = None
-    group: ClassVar[str] = ""  # heading in the op reference
+    # fluid's names of a collective, in the NCCL design and from 1.5 on; the text form can be written with them
+    fluid_names: ClassVar[tuple[str, str] | None] = None
 
-    place: ClassVar[Callable[..., Any] | None] = None
+    # what the op reads and writes: a line (see pattern.py), or a function (ins, outs, attrs) -> line or (line, sizes) over flat lists of
+    # types; None: nothing is promised, every operand must be whole
+    pattern: ClassVar[Any] = None
+    # of an operator that communicates: (entry of its group, **attrs) -> entry of the result; may raise ProgramError
+    move: ClassVar[Callable[..., Any] | None] = None
+    # attributes that speak of global sizes: (attrs, local input shapes, local output shapes) -> attributes for the local part
+    local_attrs: ClassVar[Callable[..., Any] | None] = None
+    # for the proof: of an op that only adds up, multiplies or lays elements out anew, what it makes, in terms of `a.sum`, `a.cut`, `a.join`
+    # and `a.shaped` (verify/expressions.py): (a, operands by slot, output types, **attrs) -> a value for each output. Of a collective:
+    # (a, what the members hold, output type, index, **attrs) -> what member `index` gets
+    meaning: ClassVar[Callable[..., Any] | None] = None
+    # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks
+    repeats: ClassVar[bool] = False
+    # it stands for operators that are written out before a program runs
+    abstract: ClassVar[bool] = False
+    # operators that stand for one that has to be placed in parts: (operator, fresh name for a new variable) -> list, or None: it stays
+    expand: ClassVar[Callable[..., Any] | None] = None
+
     grad: ClassVar[Callable[..., Any] | None] = None
     kernel: ClassVar[Callable[..., Any] | None] = None
     view: ClassVar[Callable[..., Any] | None] = None
+    view_ctx: ClassVar[Callable[..., Any] | None] = None
     bind: ClassVar[Callable[..., Any] | None] = None
 
     in_slots: ClassVar[tuple[Slot, ...]] = ()
     out_slots: ClassVar[tuple[Slot, ...]] = ()
+    optional_ins: ClassVar[bool] = False  # may a slot be absent?
+    optional_outs: ClassVar[bool] = False
     takes_out: ClassVar[bool] = False
     takes_ctx: ClassVar[bool] = False
+    takes_part: ClassVar[bool] = False  # the kernel has a parameter `part`, and `bind` one too
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -112,12 +139,16 @@ class OpDef:
             return
         if cls.name in OPS and OPS[cls.name].__qualname__ != cls.__qualname__:
             raise TypeError(f"op {cls.name!r} is declared twice: {OPS[cls.name].__module__} and {cls.__module__}")
+        for attr, default in cls.attrs.items():
+            if isinstance(default, Required) and default.type is BlockRef and attr not in cls.bodies:
+                raise TypeError(f"op {cls.name!r}: attribute {attr!r} names a block, so `bodies` must say what that block hands out")
         cls.in_slots = tuple(Slot.of(s) for s in cls.inputs)
         cls.out_slots = tuple(Slot.of(s) for s in cls.outputs)
+        cls.optional_ins = any(s.optional for s in cls.in_slots)
+        cls.optional_outs = any(s.optional for s in cls.out_slots)
         if cls.kernel is not None:
             params = inspect.signature(cls.kernel).parameters
-            cls.takes_out, cls.takes_ctx = "out" in params, "ctx" in params
-        cls.group = cls.group or cls.__module__.rsplit(".", 1)[-1]
+            cls.takes_out, cls.takes_ctx, cls.takes_part = "out" in params, "ctx" in params, "part" in params
         OPS[cls.name] = cls
 
     @staticmethod
@@ -179,6 +210,34 @@ class OpDef:
         """The inferred output types, one entry (or a list) per declared output slot."""
         result = cls.infer(*cls.arrange(types), **attrs)
         return [result] if len(cls.out_slots) == 1 else list(result)
+
+    @classmethod
+    def pattern_of(cls, ins: Types, outs: Types, attrs: Mapping[str, Any]) -> Pattern:
+        """The access pattern for flat lists of operand and output types (`flat_slots` gives them), None for an absent one."""
+        said = cls.pattern
+        if callable(said):
+            said = said(ins, outs, attrs)
+        text, sizes = said if isinstance(said, tuple) else (said, {})
+        if text is None:
+            dots = [", ".join(" ".join("." * t.ndim) if t is not None else "." for t in types) for types in (ins, outs)]
+            text = f"{dots[0]} -> {dots[1]}"
+        return parse_pattern(text, ins, outs, sizes)
+
+    @classmethod
+    def flat_slots(cls, slots: Mapping[str, Sequence[str]], which: Sequence[Slot]) -> list[str | None]:
+        """The names of a slot mapping one by one in slot order, None for an absent variable of a single slot."""
+        out: list[str | None] = []
+        for slot in which:
+            names = slots.get(slot.name, ())
+            out += names if slot.many or names else (None,)
+        return out
+
+    @classmethod
+    def view_of(cls, x: Any, ctx: Any, attrs: Mapping[str, Any]) -> Any:
+        """The output as a view of the first input on the rank of `ctx`; None where it cannot be one."""
+        if cls.view_ctx is not None:
+            return cls.view_ctx(x, ctx, **attrs)
+        return None if cls.view is None else cls.view(x, **attrs)
 
     @classmethod
     def summary(cls) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .errors import ProgramError, nearest
+from .site import Site
 
 
 class Role(enum.StrEnum):
@@ -35,18 +36,6 @@ class BlockRef:
         return f"block {self.idx}"
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The user's line that wrote an operator."""
-
-    filename: str
-    lineno: int
-    function: str
-
-    def __str__(self) -> str:
-        return f'"{self.filename}", line {self.lineno}, in {self.function}'
-
-
 def normalize_attr(value: Any) -> Any:
     """An attribute as it is stored: a bool, int, float, str, None, BlockRef, or a tuple of those."""
     if isinstance(value, float) and value != value:
@@ -62,27 +51,48 @@ def normalize_attr(value: Any) -> Any:
     raise ProgramError(f"an attribute must be a bool, int, float, str, block or a list of those, not {type(value).__name__}: {value!r}")
 
 
+class Frozen(dict):
+    """A dict that is filled once: operators share theirs, so a change would be seen in others. `{**frozen, key: value}` is a changed copy.
+
+    >>> attrs = Frozen(axis=0)
+    >>> {**attrs, "axis": 1}, dict(attrs)
+    ({'axis': 1}, {'axis': 0})
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("operators are immutable; op.replace(attrs={**op.attrs, name: value}) gives a changed copy")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple:
+        return Frozen, (dict(self),)
+
+
+_EMPTY = Frozen()
+
+
 class Operator:
     """An immutable operator. `replace` gives a changed copy.
 
     `inputs` and `outputs` map slot names to tuples of variable names; `role_var` is the flat `[param, grad, ...]`
-    list on the operator that finishes a gradient, as in fluid; `owner` ("dp:2") restricts the operator to one rank of a group
-    in a program that still speaks for all ranks.
+    list on the operator that finishes a gradient, as in fluid; `device` ("gpu:1") is the hint that `device_guard` wrote.
 
     >>> op = Operator("relu", {"X": ("x",)}, {"Out": ("y",)})
     >>> op.input("X"), op.output_arg_names, op.replace(role=Role.BACKWARD).role.value
     (('x',), ('y',), 'backward')
     """
 
-    __slots__ = ("type", "inputs", "outputs", "attrs", "role", "role_var", "owner", "site", "_reads", "_writes")
+    __slots__ = ("type", "inputs", "outputs", "attrs", "role", "role_var", "site", "device", "_reads", "_writes")
     type: str
     inputs: Mapping[str, tuple[str, ...]]
     outputs: Mapping[str, tuple[str, ...]]
     attrs: Mapping[str, Any]
     role: Role
     role_var: tuple[str, ...]
-    owner: str
     site: Site | None
+    device: str
     _reads: tuple[str, ...]  # input_arg_names and output_arg_names, once they were asked for
     _writes: tuple[str, ...]
 
@@ -94,18 +104,18 @@ class Operator:
         attrs: Mapping[str, Any] | None = None,
         role: Role = Role.FORWARD,
         role_var: tuple[str, ...] = (),
-        owner: str = "",
         site: Site | None = None,
+        device: str = "",
     ):
         # slots' own setters: operators are made by the ten thousand, and object.__setattr__ looks each name up
         _set_type(self, type)
-        _set_inputs(self, inputs)
-        _set_outputs(self, outputs)
-        _set_attrs(self, attrs or {})
+        _set_inputs(self, inputs if isinstance(inputs, Frozen) else Frozen(inputs))
+        _set_outputs(self, outputs if isinstance(outputs, Frozen) else Frozen(outputs))
+        _set_attrs(self, attrs if isinstance(attrs, Frozen) else Frozen(attrs) if attrs else _EMPTY)
         _set_role(self, role)
         _set_role_var(self, role_var)
-        _set_owner(self, owner)
         _set_site(self, site)
+        _set_device(self, device)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"operators are immutable; use op.replace({name}=...) in a pass that makes a new program")
@@ -114,13 +124,13 @@ class Operator:
         raise AttributeError("operators are immutable")
 
     def __reduce__(self) -> tuple:
-        return Operator, (self.type, self.inputs, self.outputs, self.attrs, self.role, self.role_var, self.owner, self.site)
+        return Operator, (self.type, self.inputs, self.outputs, self.attrs, self.role, self.role_var, self.site, self.device)
 
     def replace(self, **changes: Any) -> Operator:
         """A copy with the given fields changed."""
         fields: dict[str, Any] = {
             "type": self.type, "inputs": self.inputs, "outputs": self.outputs, "attrs": self.attrs,
-            "role": self.role, "role_var": self.role_var, "owner": self.owner, "site": self.site,
+            "role": self.role, "role_var": self.role_var, "site": self.site, "device": self.device,
         }  # fmt: skip
         fields.update(changes)
         return Operator(**fields)
@@ -183,7 +193,7 @@ class Operator:
     def all_attrs(self) -> dict[str, Any]:
         return dict(self.attrs)
 
-    def sub_blocks(self) -> Iterable[int]:
+    def sub_blocks(self) -> list[int]:
         """Indices of the blocks that this operator runs."""
         return [v.idx for v in self.attrs.values() if isinstance(v, BlockRef)]
 
@@ -197,7 +207,7 @@ class Operator:
             tuple(sorted(self.attrs.items(), key=lambda kv: kv[0])),
             self.role,
             self.role_var,
-            self.owner,
+            self.device,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -218,7 +228,7 @@ class Operator:
     __str__ = to_string
 
 
-_set_type, _set_inputs, _set_outputs, _set_attrs, _set_role, _set_role_var, _set_owner, _set_site = (
+_set_type, _set_inputs, _set_outputs, _set_attrs, _set_role, _set_role_var, _set_site, _set_device = (
     Operator.__dict__[name].__set__ for name in Operator.__slots__[:8]
 )
 

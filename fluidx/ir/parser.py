@@ -12,14 +12,18 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from .bodies import check_body
 from .dtypes import FULL, SHORT
 from .errors import ParseError, ProgramError, nearest
 from .opdef import OPS, Slot
 from .operator import BlockRef, Operator, Role
-from .program import PARAM_DEFAULTS, Block, Program, ProgramPair, Var
+from .parts import REDUCE
+from .program import Block, Program, ProgramPair
+from .records import PARAM_DEFAULTS, Var, check_attrs
 from .text import FLAGS, IMPLIED, NAME, WORD, implied_inline, quote, startup_name, var_name
-from .types import At, Partial, Placement, Shard, TensorType
+from .types import At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType
 
+PLACES = ("shard", "partial", "at", "pieces", "local")
 MAX_NESTING = 32  # of lists in an attribute
 MAX_INT = 1 << 64  # magnitude of an integer attribute; a seed may use all 64 bits
 MAX_SIZE = (1 << 63) - 1  # of one axis
@@ -84,6 +88,7 @@ class _Parser:
         self.types: dict[str, TensorType] = {}
         self.names: dict[str, str] = {}
         self.blocks: list[tuple[int, int, Program, int]] = []  # (row, column, program, index) of every sub-block named
+        self.runs: list[tuple[int, int, Block, Operator]] = []  # (row, column, block, operator) of those that run sub-blocks
         self._next_line()
 
     # -- tokens: `kinds` ends in "line" at every line end and "end" at the end of the text -------------------------------------------
@@ -131,9 +136,10 @@ class _Parser:
         raise ParseError(f"line {row + 1}: expected {expected}, found {found}\n{_pointer(line, row, col)}")
 
     def _wrong(self, message: str, k: int | None = None) -> NoReturn:
-        k = self.k if k is None else k
-        row = min(self.row, len(self.lines) - 1)
-        raise ParseError(f"line {row + 1}: {message}\n{_pointer(self.lines[row].rstrip(), row, self.cols[k])}")
+        self._wrong_at(min(self.row, len(self.lines) - 1), self.cols[self.k if k is None else k], message)
+
+    def _wrong_at(self, row: int, col: int, message: str) -> NoReturn:
+        raise ParseError(f"line {row + 1}: {message}\n{_pointer(self.lines[row].rstrip(), row, col)}")
 
     def _take(self, kind: str, expected: str = "") -> str:
         if self.kinds[self.k] != kind:
@@ -216,8 +222,15 @@ class _Parser:
             self._fail("the end of the text after the closing '}'")
         for row, col, program, idx in self.blocks:
             if not 0 <= idx < len(program.blocks):
-                has = f"{program.label()} has {len(program.blocks)} blocks"
-                raise ParseError(f"line {row + 1}: there is no block {idx}; {has}\n{_pointer(self.lines[row].rstrip(), row, col)}")
+                self._wrong_at(row, col, f"there is no block {idx}; {program.label()} has {len(program.blocks)} blocks")
+        run: dict[Program, dict[int, Operator]] = {p: {} for p in (main, self.startup) if p is not None}
+        for row, col, block, op in self.runs:
+            for idx in op.sub_blocks():
+                try:
+                    check_body(op, block, idx, run[block.program])
+                except ProgramError as e:
+                    self._wrong_at(row, col, str(e))
+                run[block.program][idx] = op
         return main, self.startup
 
     def _body(self, main: Program, opened: int) -> None:
@@ -331,7 +344,7 @@ class _Parser:
             self._wrong(f"blocks come in order: expected block {len(program.blocks)}, found block {idx}", at)
         if not self._took_word("in"):
             self._fail("'in' and the index of the enclosing block")
-        block = Block(program, idx, self._int("the index of an earlier block", -1, idx - 1))
+        block = Block(program, idx, self._int("the index of an earlier block", 0, idx - 1))
         program.blocks.append(block)
         self._take("{", "'{' after the index of the enclosing block")
         role = Role.FORWARD
@@ -370,6 +383,10 @@ class _Parser:
             only = self._at_word("only") and self.kinds[self.k + 1] != "="
             self.k += only
             attrs = self._attrs(block.program)
+        try:
+            check_attrs(name, attrs)
+        except ProgramError as e:
+            self._wrong(str(e), at)
         if kind == "param" and not only:
             attrs = {**PARAM_DEFAULTS, **attrs}
         desc = desc.changed(attrs=attrs)
@@ -400,12 +417,12 @@ class _Parser:
                     self._fail(f"a flag after 'not': {', '.join(FLAGS)}")
                 flags = flags - {self.texts[self.k]}
                 self.k += 1
-            elif text in ("shard", "partial", "at"):
+            elif text in PLACES:
                 placement += (self._place(text),)
             elif text == "replicate" and not placement:
                 self.k += 1
             else:
-                options = ("shard", "partial", "at", "replicate", "not", *FLAGS)
+                options = (*PLACES, "replicate", "not", *FLAGS)
                 self._wrong(f"{quote(text)} says nothing about a variable; {nearest(text, options)}")
         written: dict[str, Any] = {flag: flag in flags for flag in FLAGS}
         return Var(name, type_, placement, **written)
@@ -430,14 +447,31 @@ class _Parser:
         self.k += 1
         return type_
 
-    def _place(self, kind: str) -> Shard | Partial | At:
+    def _place(self, kind: str) -> Entry:
         self.k += 1
+        if kind == "local":
+            return Local()
         self._take("(")
-        what: Any = self._word("a reduction such as sum") if kind == "partial" else self._int("an index", -MAX_INDEX, MAX_INDEX)
+        if kind == "partial":
+            what: Any = (self._word("a reduction such as sum"),)
+            if what[0] not in REDUCE:
+                self._wrong(f"a value can wait for {', '.join(REDUCE)}, not for {quote(what[0])}", self.k - 1)
+        else:
+            what = (self._int("an index", -MAX_INDEX, MAX_INDEX),)
+            while kind in ("shard", "pieces") and self.texts[self.k] == ",":
+                self.k += 1
+                what += (self._int("an index", 0, MAX_SIZE),)
         self._take(")")
         if not self._took_word("over"):
             self._fail("'over' and the name of a group")
-        return {"shard": Shard, "partial": Partial, "at": At}[kind](what, self._word("the name of a group"))
+        group = self._word("the name of a group")
+        if kind == "pieces":
+            return Pieces(what, group)
+        if kind == "shard":
+            if len(what) > 2 or 0 in what[1:]:
+                self._fail("an axis and perhaps a unit of at least 1 in shard(...)")
+            return Shard(what[0], group, *what[1:])
+        return (Partial if kind == "partial" else At)(what[0], group)
 
     # -- operators ----------------------------------------------------------------------------------------------------------------------
 
@@ -463,7 +497,7 @@ class _Parser:
         except ProgramError as e:
             self._wrong(str(e), at)
         attrs: dict[str, Any] = {}
-        only = False
+        only, named = False, len(self.blocks)
         if self._took("{"):
             only = self._at_word("only") and self.kinds[self.k + 1] != "="
             self.k += only
@@ -479,10 +513,12 @@ class _Parser:
             while self._took(","):
                 names.append(self._name())
             role_var = tuple(names)
-        owner = self._owner() if self._took_word("on") else ""
+        device = self._device() if self._took_word("device") else ""
         self._line_end(f"operator {op_type}")
-        op = Operator(op_type, inputs, outputs, attrs, role, role_var, owner)
+        op = Operator(op_type, inputs, outputs, attrs, role, role_var, None, device)
         block.oplist.append(op)
+        if named < len(self.blocks):
+            self.runs.append((self.row, self.cols[at], block, op))
         if in_startup and self.shared:
             for n in (*op.input_arg_names, *op.output_arg_names):
                 if n in self.shared and n not in block.descs and n not in self.without:
@@ -529,16 +565,16 @@ class _Parser:
             names.append(one())
         return names
 
-    def _owner(self) -> str:
+    def _device(self) -> str:
         if self.kinds[self.k] == "string":
             return self._string()
-        owner = self._take("word", "an owner such as dp:2")
+        device = self._take("word", "a device such as gpu:1")
         if self._took(":"):
             index = self._take("number", "an index after ':'")
             if not index.isdigit() or len(index) > 9:
                 self._fail("an index after ':'", self.k - 1)
-            owner += f":{index}"
-        return owner
+            device += f":{index}"
+        return device
 
     # -- attributes -----------------------------------------------------------------------------------------------------------------------
 

@@ -5,46 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from . import unique_name
+from . import flow, unique_name
+from .bodies import check_body, runners
 from .dtypes import as_dtype
 from .errors import ProgramError, nearest
 from .opdef import OpDef, opdef
-from .operator import Operator, Role
+from .operator import Frozen, Operator, Role
+from .records import PARAM_DEFAULTS, Var, check_attrs
 from .site import call_site
-from .types import ANY, REPLICATE, Placement, TensorType
+from .types import ANY, REPLICATE, TensorType
 from .variable import Parameter, Variable
-
-_NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
-
-
-class Var(NamedTuple):
-    """The immutable record behind a Variable: what the program declares under one name.
-
-    `attrs` holds what only some variables have: of a parameter `trainable`, `learning_rate`, `regularizer`, `need_clip`; of a
-    window onto a parameter `window_of`, `start`, `stop`; of state that lives on one rank only `owner` ("dp:2") and `part_of`.
-    """
-
-    name: str
-    type: TensorType
-    placement: Placement = REPLICATE
-    persistable: bool = False
-    stop_gradient: bool = False
-    is_data: bool = False
-    is_parameter: bool = False
-    attrs: Mapping[str, Any] = _NO_ATTRS
-
-    def __hash__(self) -> int:  # attrs cannot be hashed
-        return hash((self.name, self.type, self.placement))
-
-    def changed(self, **changes: Any) -> Var:
-        return self._replace(**changes)
-
-
-# A parameter's attributes that go without saying.
-PARAM_DEFAULTS: Mapping[str, Any] = {"learning_rate": 1.0, "need_clip": True, "regularizer": None, "trainable": True}
 
 
 class Block:
@@ -141,6 +113,7 @@ class Block:
             if old.type != type_:
                 raise ProgramError(f"variable {name!r} is already declared as {old.type}, not {type_}; choose another name")
             return self._handle(old)
+        check_attrs(name, attrs)
         self.declare(Var(name, type_, REPLICATE, persistable, stop_gradient, is_data, False, attrs))
         return Variable(self, name)
 
@@ -157,6 +130,7 @@ class Block:
             if old.type != type_ or not old.is_parameter:
                 raise ProgramError(f"parameter {name!r} is already declared as {old.type}, not {type_}; choose another name")
             return Parameter(block, name)
+        check_attrs(name, attrs)
         block.declare(Var(name, type_, REPLICATE, True, not trainable, False, True, {**PARAM_DEFAULTS, "trainable": trainable, **attrs}))
         return Parameter(block, name)
 
@@ -168,7 +142,6 @@ class Block:
         attrs: Mapping[str, Any] | None = None,
         role: Role | None = None,
         role_var: tuple[str, ...] = (),
-        owner: str | None = None,
     ) -> Operator:
         """Append an operator, as in fluid. Slots take a variable, a name, or a list of them.
 
@@ -176,18 +149,22 @@ class Block:
         Raises ProgramError, pointing at the calling line, when the operator does not fit its inputs.
         """
         site = call_site()
-        op = Operator(type, _names(inputs), _names(outputs), None, role or self.program._role, role_var,
-                      self.program._device if owner is None else owner, site)  # fmt: skip
+        op = Operator(type, _names(inputs), _names(outputs), None, role or self.program._role, role_var, site, self.program._device)
         try:
             definition = opdef(type)
             definition.check_slots(op)
             _declared_order(op, definition)
-            object.__setattr__(op, "attrs", definition.complete_attrs(attrs or {}))
+            object.__setattr__(op, "attrs", Frozen(definition.complete_attrs(attrs or {})))
             self._infer(definition, op)
+            bodies = op.sub_blocks()
+            for idx in bodies:
+                check_body(op, self, idx, self.program._run_by())
         except ProgramError as e:
             raise _at_site(e, op, site) from None
         self.program._touch()
         self.oplist.append(op)
+        for idx in bodies:
+            self.program._run_by()[idx] = op
         return op
 
     def _infer(self, definition: type[OpDef], op: Operator) -> None:
@@ -197,7 +174,7 @@ class Block:
             for n in op.output_arg_names:
                 self.desc(n)  # what a body writes is declared by whoever writes the body; no rule over X gives its type
             return
-        stop = all(self.desc(n).stop_gradient for n in op.input_arg_names) if op.inputs else True
+        stop = definition.constant or all(self.desc(n).stop_gradient for n in op.input_arg_names)
         for slot, result in zip(definition.out_slots, results, strict=True):
             names = op.outputs.get(slot.name, ())
             result = list(result) if slot.many else [result]
@@ -243,6 +220,7 @@ class Program:
         self._current = 0
         self._role = Role.FORWARD
         self._device = ""
+        self._runners: dict[int, Operator] | None = None
 
     # -- fluid's accessors ------------------------------------------------------------------------------------------
 
@@ -325,15 +303,36 @@ class Program:
         finally:
             self._role = old
 
+    @contextmanager
+    def device_guard(self, device: str) -> Iterator[None]:
+        """Operators appended inside carry `device`."""
+        old, self._device = self._device, device
+        try:
+            yield
+        finally:
+            self._device = old
+
     def create_block(self, parent_idx: int | None = None) -> Block:
-        block = Block(self, len(self.blocks), self._current if parent_idx is None else parent_idx)
-        self.blocks.append(block)
-        return block
+        """A new block in the current one, or in block `parent_idx`; one operator there is to run it."""
+        parent = self.block(self._current if parent_idx is None else parent_idx)
+        self.blocks.append(Block(self, len(self.blocks), parent.idx))
+        return self.blocks[-1]
+
+    def drop_blocks(self, start: int) -> None:
+        """Remove the blocks from index `start` on, which no operator runs any more."""
+        del self.blocks[start:]
+        self._runners = None
+
+    def _run_by(self) -> dict[int, Operator]:
+        """The operator that runs each sub-block, kept while the program is written."""
+        if self._runners is None:
+            self._runners = runners(self)
+        return self._runners
 
     @contextmanager
-    def sub_block(self) -> Iterator[Block]:
-        """A new block under the current one; operators appended inside go there."""
-        block, old = self.create_block(), self._current
+    def sub_block(self, parent_idx: int | None = None) -> Iterator[Block]:
+        """A new block, as of `create_block`; operators appended inside go there."""
+        block, old = self.create_block(parent_idx), self._current
         self._current = block.idx
         try:
             yield block
@@ -363,7 +362,7 @@ class Program:
         for b in new.blocks:
             kept = [op for op in b.oplist if op.role not in drop]
             b.oplist = [op.replace(attrs={**op.attrs, "is_test": True}) if "is_test" in op.attrs else op for op in kept]
-            used = {n for op in b.oplist for n in (*op.input_arg_names, *op.output_arg_names)}
+            used = {n for op in b.oplist for n in (*flow.reads(new, op), *flow.writes(new, op))}
             b.descs = {n: d for n, d in b.descs.items() if n in used or d.is_data or d.is_parameter}
         return new
 
@@ -437,7 +436,7 @@ def _declared_order(op: Operator, definition: type[OpDef]) -> None:
     for which, slots in (("inputs", definition.in_slots), ("outputs", definition.out_slots)):
         given = getattr(op, which)
         if len(given) > 1:
-            object.__setattr__(op, which, {s.name: given[s.name] for s in slots if s.name in given})
+            object.__setattr__(op, which, Frozen((s.name, given[s.name]) for s in slots if s.name in given))
 
 
 def _name(value: Any) -> str:
@@ -452,42 +451,3 @@ def _name(value: Any) -> str:
 def _at_site(error: ProgramError, op: Operator, site: Any) -> ProgramError:
     where = f"\n  written at {site}" if site else ""
     return type(error)(f"{error}\n  in {op.type}({', '.join(op.input_arg_names)}){where}")
-
-
-# -- the default programs, and the guards around them ------------------------------------------------------------------------
-
-_main = Program("main")
-_startup = Program("startup")
-
-
-def default_main_program() -> Program:
-    return _main
-
-
-def default_startup_program() -> Program:
-    return _startup
-
-
-@contextmanager
-def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Inside the block, layers write into `main_program` and their parameters' initial values into `startup_program`."""
-    global _main, _startup
-    for p in (main_program, startup_program):
-        if p is not None and not isinstance(p, Program):
-            raise ProgramError(f"program_guard takes Programs, got {type(p).__name__}")
-    old = _main, _startup
-    _main, _startup = main_program, startup_program or _startup
-    try:
-        yield
-    finally:
-        _main, _startup = old
-
-
-@contextmanager
-def device_guard(device: str | None = None) -> Iterator[None]:
-    """Operators written inside carry the device hint ("gpu:1", "cpu") that pipeline passes read."""
-    old, _main._device = _main._device, device or ""
-    try:
-        yield
-    finally:
-        _main._device = old

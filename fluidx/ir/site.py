@@ -6,10 +6,23 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from .errors import ProgramError
-from .operator import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The user's line that wrote an operator."""
+
+    filename: str
+    lineno: int
+    function: str
+
+    def __str__(self) -> str:
+        return f'"{self.filename}", line {self.lineno}, in {self.function}'
+
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _scopes: list[str] = []

@@ -6,7 +6,7 @@ Grammar in short (`;` may stand for a line end, `#` starts a comment):
     settings       rank 2 | strategy "..." | seed 7 | group dp = [0, 1] [2, 3]
     declarations   (data | param | var) %name: f32[-1,10] placement... flags... {attributes}
     sections       forward: | loss: | backward: | lr_sched: | optimize: | dist:      and before them  startup: | startup dist: | ...
-    operator       %out: type placement flags, _, [%a, %b] = type(%x, _, [%y, %z]) {name=value} for %w, %w@GRAD on dp:2
+    operator       %out: type placement flags, _, [%a, %b] = type(%x, _, [%y, %z]) {name=value} for %w, %w@GRAD device gpu:1
     blocks         block 1 in 0 { declarations, sections }
 
 Attributes are sorted; one that equals the default of the op (or of parameters) is left out, except `group`, `op` and `root`, and
@@ -26,15 +26,16 @@ from .dtypes import SHORT
 from .errors import ProgramError
 from .opdef import OPS, OpDef, Required, Slot
 from .operator import BlockRef, Operator, Role
-from .program import PARAM_DEFAULTS, Block, Program, Var
-from .types import Partial, Placement, Shard, TensorType
+from .program import Block, Program
+from .records import PARAM_DEFAULTS, Var
+from .types import At, Entry, Local, Partial, Placement, Shard, TensorType
 
 ALWAYS_SHOWN = frozenset({"group", "op", "root"})
 WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 NAME = r"[A-Za-z0-9_.@/\-:]*[A-Za-z0-9_.@/\-]"
 _word_re = re.compile(WORD)
 _name_re = re.compile(NAME)
-_owner_re = re.compile(WORD + r"(?::[0-9]{1,9})?")
+_device_re = re.compile(WORD + r"(?::[0-9]{1,9})?")
 _MISSING = object()
 
 # What a kind of declaration implies; only what differs is written, as `flag` or `not flag`.
@@ -54,8 +55,8 @@ def show_program(program: Program, startup: Program | None = None, fluid_names: 
     `fluid_names` writes collectives under fluid's historic names, for reading only: True or "nccl" as in the NCCL design
     (`ncclAllReduce`), "c" as in fluid 1.5 and later (`c_allreduce_sum`).
     """
-    lines = [f"program {word(program.name)} {{", *_settings(program)]
-    declared, inline = _split(program.blocks[0])
+    lines = [f"program {word(program.name)} {{", *settings(program)]
+    declared, inline = declarations(program.blocks[0])
     lines += [f"  {show_var(d)}" for d in declared.values()]
     if startup is not None:
         lines += _startup_lines(program, declared, startup, fluid_names)
@@ -74,7 +75,7 @@ def show_block(block: Block) -> str:
     >>> print(show_block(x.block))
     var %x: f32[2]
     """
-    declared, inline = _split(block)
+    declared, inline = declarations(block)
     lines = [show_var(d) for d in declared.values()]
     _section_lines(lines, block.oplist, inline, "", "", False)
     return "\n".join(lines)
@@ -90,7 +91,7 @@ def show_op(op: Operator, types: Mapping[str, Var | TensorType] | None = None, f
     for n in op.output_arg_names if types else ():
         if (record := types.get(n)) is not None:  # type: ignore[union-attr]
             pending[n] = record if isinstance(record, Var) else Var(n, record, stop_gradient=not record.is_float)
-    return _op_text(op, pending, fluid_names)
+    return op_text(op, pending, fluid_names)
 
 
 def show_var(desc: Var) -> str:
@@ -118,7 +119,7 @@ def excerpt(program: Program, index: int, before: int = 3, after: int = 2, block
     if not 0 <= index < len(ops):
         raise ProgramError(f"{program.label()}, block {block} has no operator {index}; it has {len(ops)}")
     start, stop = max(0, index - before), min(len(ops), index + after + 1)
-    _, inline = _split(b)
+    _, inline = declarations(b)
     for op in ops[:start]:
         for n in op.output_arg_names:
             inline.pop(n, None)
@@ -126,7 +127,7 @@ def excerpt(program: Program, index: int, before: int = 3, after: int = 2, block
     lines = [f"  in {program.label()}{where}, section {ops[index].role.value}:"]
     width = max(2, len(str(stop - 1)))
     for k in range(start, stop):
-        text = _op_text(ops[k], inline, False)
+        text = op_text(ops[k], inline, False)
         if len(text) > 160:
             text = text[:157] + "..."
         lines.append(f"    {'>' if k == index else ' '}  {k:>{width}}  {text}")
@@ -196,25 +197,32 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @cache
-def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
+def type_text(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
 
 
 def show_entries(placement: Placement) -> str:
     """Placement entries as text, each with a space in front; nothing for a replicated value."""
-    out = ""
-    for p in placement:
-        if isinstance(p, Shard):
-            out += f" shard({p.axis}) over {word(p.group)}"
-        elif isinstance(p, Partial):
-            out += f" partial({word(p.op)}) over {word(p.group)}"
-        else:
-            out += f" at({p.root}) over {word(p.group)}"
-    return out
+    return "".join(map(_entry_text, placement))
+
+
+@cache
+def _entry_text(p: Entry) -> str:
+    if isinstance(p, Local):
+        return " local"
+    if isinstance(p, Shard):
+        what = f"shard({p.axis}, {p.unit})" if p.unit != 1 else f"shard({p.axis})"
+    elif isinstance(p, Partial):
+        what = f"partial({word(p.op)})"
+    elif isinstance(p, At):
+        what = f"at({p.root})"
+    else:
+        what = f"pieces({', '.join(map(str, p.bounds))})"
+    return f" {what} over {word(p.group)}"
 
 
 def _record(d: Var, implied: frozenset[str]) -> str:
-    text = _type_text(d.type.dtype, d.type.shape)
+    text = type_text(d.type.dtype, d.type.shape)
     if d.placement:
         text += show_entries(d.placement)
     for flag in FLAGS:
@@ -235,7 +243,7 @@ def implied_inline(type_: TensorType) -> frozenset[str]:
 # -- which variables the head declares ----------------------------------------------------------------------------------------------
 
 
-def _split(block: Block) -> tuple[dict[str, Var], dict[str, Var]]:
+def declarations(block: Block) -> tuple[dict[str, Var], dict[str, Var]]:
     """(variables declared ahead, variables whose type stands where an operator first defines them)."""
     descs = block.descs
     read: set[str] = set()
@@ -252,7 +260,7 @@ def _split(block: Block) -> tuple[dict[str, Var], dict[str, Var]]:
     return {n: d for n, d in descs.items() if n not in inline}, inline
 
 
-def _settings(program: Program) -> list[str]:
+def settings(program: Program) -> list[str]:
     lines = []
     if program.rank is not None:
         lines.append(f"  rank {program.rank}")
@@ -286,7 +294,7 @@ def _startup_lines(program: Program, declared: Mapping[str, Var], startup: Progr
     if startup.groups != program.groups:
         head += group_lines(startup) or ["  group none"]
     block = startup.blocks[0]
-    own, inline = _split(block)
+    own, inline = declarations(block)
     named = {n for op in block.oplist for n in (*op.input_arg_names, *op.output_arg_names)}
     shared = {n for n in named if n in declared and block.descs.get(n) == declared[n]}
     head += [f"  {show_var(d)}" for n, d in own.items() if n not in shared]
@@ -319,7 +327,7 @@ def _section_lines(
         if op.role is not role:
             role = op.role
             lines.append(section_header(section, role))
-        lines.append(indent + _op_text(op, pending, fluid_names))
+        lines.append(indent + op_text(op, pending, fluid_names))
 
 
 def section_header(section: str, role: Role) -> str:
@@ -331,13 +339,13 @@ def section_header(section: str, role: Role) -> str:
 
 def _block_lines(lines: list[str], block: Block, section: str, fluid_names: bool | str) -> None:
     lines.append(f"{section}block {block.idx} in {block.parent_idx} {{")
-    declared, inline = _split(block)
+    declared, inline = declarations(block)
     lines += [f"  {show_var(d)}" for d in declared.values()]
     _section_lines(lines, block.oplist, inline, "", "  ", fluid_names)
     lines.append("}")
 
 
-def _op_text(op: Operator, pending: dict[str, Var], fluid_names: bool | str) -> str:
+def op_text(op: Operator, pending: dict[str, Var], fluid_names: bool | str) -> str:
     """One line. Outputs in `pending` are written with their type and taken out of it."""
     definition = OPS.get(op.type)
     kind, attrs = op.type, op.attrs
@@ -357,8 +365,8 @@ def _op_text(op: Operator, pending: dict[str, Var], fluid_names: bool | str) -> 
         text += f" {{{shown}}}"
     if op.role_var:
         text += f" for {', '.join(map(var_name, op.role_var))}"
-    if op.owner:
-        text += f" on {show_owner(op.owner)}"
+    if op.device:
+        text += f" device {show_device(op.device)}"
     return text
 
 
@@ -367,9 +375,9 @@ def _plain_op(kind: str) -> bool:
     return word(kind) == kind
 
 
-def show_owner(owner: str) -> str:
-    """`dp:2`, or a quoted string when the owner holds odd characters."""
-    return owner if _owner_re.fullmatch(owner) else quote(owner)
+def show_device(device: str) -> str:
+    """A device: `gpu:1`, or a quoted string when it holds odd characters."""
+    return device if _device_re.fullmatch(device) else quote(device)
 
 
 def _defined(name: str, pending: dict[str, Var] | None) -> str:
@@ -447,25 +455,17 @@ def _fits(value: Any, want: type) -> bool:
 
 # -- fluid's historic names ------------------------------------------------------------------------------------------------------------
 
-_NCCL = {
-    "nccl_init": "ncclInit", "all_reduce": "ncclAllReduce", "reduce": "ncclReduce", "broadcast": "ncclBcast",
-    "all_gather": "c_allgather", "reduce_scatter": "c_reducescatter", "all_to_all": "alltoall", "send": "send_v2", "recv": "recv_v2",
-}  # fmt: skip
-_C = {**_NCCL, "nccl_init": "c_comm_init", "all_reduce": "c_allreduce_{op}", "reduce": "c_reduce_{op}", "broadcast": "c_broadcast"}
-
 
 def _historic(op: Operator, style: bool | str, shown: str) -> tuple[str, str]:
     """(historic name, attribute text) of a collective; other operators keep theirs."""
     if style not in (True, "nccl", "c"):
         raise ProgramError(f'fluid_names must be True, "nccl" or "c", got {style!r}')
-    names = _C if style == "c" else _NCCL
-    if op.type not in names:
-        return word(op.type), shown
-    name, attrs = names[op.type], dict(op.attrs)
-    reduction = str(attrs.pop("op", "sum"))
-    if op.type in ("all_reduce", "reduce") and style != "c":
-        attrs["reduction"] = f"nccl{reduction.capitalize()}"
     definition = OPS.get(op.type)
-    defaults = definition.attrs if definition is not None else {}
-    kept = [(k, v) for k, v in sorted(attrs.items()) if k in ALWAYS_SHOWN or not _same(v, defaults.get(k, _MISSING))]
+    if definition is None or definition.fluid_names is None:
+        return word(op.type), shown
+    name, attrs = definition.fluid_names[style == "c"], dict(op.attrs)
+    reduction = str(attrs.pop("op", "sum"))
+    if name.startswith("nccl") and "op" in definition.attrs:
+        attrs["reduction"] = f"nccl{reduction.capitalize()}"
+    kept = [(k, v) for k, v in sorted(attrs.items()) if k in ALWAYS_SHOWN or not _same(v, definition.attrs.get(k, _MISSING))]
     return name.format(op=reduction), _attr_list(kept)

@@ -60,18 +60,23 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Each rank of `group` holds one slice along `axis`, in rank order."""
+    """Each rank of `group` holds one slice along `axis`, in rank order.
+
+    The axis is cut between blocks of `unit` neighbours: of B blocks, rank k of n holds k*B//n to (k+1)*B//n. The unit is 1 unless
+    axes were folded (a reshape, attention heads, channel groups).
+    """
 
     axis: int
     group: str = "dp"
+    unit: int = 1
 
     def __str__(self) -> str:
-        return f"shard({self.axis}) over {self.group}"
+        return f"shard({self.axis}{f', {self.unit}' if self.unit != 1 else ''}) over {self.group}"
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Each rank of `group` holds one term; the value is their `op` (sum, avg, max or min)."""
+    """Each rank of `group` holds one term; the value is their `op` (sum, max or min)."""
 
     op: str
     group: str = "dp"
@@ -91,8 +96,31 @@ class At:
         return f"at({self.root}) over {self.group}"
 
 
-# A variable's placement: one entry for each group over which it is not replicated; () is replicate.
-Placement = tuple[Shard | Partial | At, ...]
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Rank k of `group` holds elements bounds[k] to bounds[k + 1] of the value laid out flat, as one axis."""
+
+    bounds: tuple[int, ...]
+    group: str = "dp"
+
+    def __str__(self) -> str:
+        return f"pieces({', '.join(map(str, self.bounds))}) over {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Each rank holds a value of its own, of the type that is written: a step of an algorithm that means nothing by itself."""
+
+    group: str = ""
+
+    def __str__(self) -> str:
+        return "local"
+
+
+Entry = Shard | Partial | At | Pieces | Local
+# A variable's placement: one entry for each group over which it is not replicated; () is replicate. Of two entries that cut one axis
+# the first cuts the whole, the second what the first leaves.
+Placement = tuple[Entry, ...]
 REPLICATE: Placement = ()
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from .site import wrong
 
 if TYPE_CHECKING:
-    from .program import Block, Var
+    from .program import Block
+    from .records import Var
+
+# what `x + y`, `x < y`, `x[y]`, `-x` and `x.astype(y)` write, by symbol; fluidx.ops fills it, which knows the ops
+OPERATORS: dict[str, Callable[[Any, Any], Variable]] = {}
 
 
 class Variable:
@@ -72,100 +75,79 @@ class Variable:
     def is_data(self) -> bool:
         return self.desc.is_data
 
+    # -- operators: what they write is registered by fluidx.ops ----------------------------------------------------------------
+
     def astype(self, dtype: Any) -> Variable:
-        return self._build().cast(self, dtype=str(dtype) if isinstance(dtype, str) else np.dtype(dtype).name)
-
-    # -- operators ------------------------------------------------------------------------------------------------------
-
-    def _build(self) -> Any:
-        from .builder import Builder
-
-        return Builder(self.block.program.current_block())
-
-    def _lift(self, other: Any) -> Variable:
-        """A Python number as a [1] variable of this dtype; a Variable as it is."""
-        if isinstance(other, Variable):
-            return other
-        if isinstance(other, (bool, int, float, np.generic)):
-            return self._build().fill_constant(shape=(1,), dtype=self.dtype, value=float(other))
-        raise wrong(f"cannot combine variable {self.name!r} with {type(other).__name__}: {other!r}")
-
-    def _scaled(self, scale: float, bias: float) -> Variable:
-        return self._build().scale(self, scale=float(scale), bias=float(bias))
+        return OPERATORS["astype"](self, dtype)
 
     def __neg__(self) -> Variable:
-        return self._scaled(-1.0, 0.0)
-
-    def _affine(self, other: Any) -> bool:
-        return isinstance(other, (int, float)) and not isinstance(other, bool) and self.desc.type.is_float
+        return OPERATORS["neg"](self, None)
 
     def __add__(self, o: Any) -> Variable:
-        return self._scaled(1.0, o) if self._affine(o) else self._build().elementwise_add(self, self._lift(o))
+        return OPERATORS["+"](self, o)
 
     __radd__ = __add__
 
     def __sub__(self, o: Any) -> Variable:
-        return self._scaled(1.0, -o) if self._affine(o) else self._build().elementwise_sub(self, self._lift(o))
+        return OPERATORS["-"](self, o)
 
     def __rsub__(self, o: Any) -> Variable:
-        return self._scaled(-1.0, o) if self._affine(o) else self._build().elementwise_sub(self._lift(o), self)
+        return OPERATORS["-"](o, self)
 
     def __mul__(self, o: Any) -> Variable:
-        return self._scaled(o, 0.0) if self._affine(o) else self._build().elementwise_mul(self, self._lift(o))
+        return OPERATORS["*"](self, o)
 
     __rmul__ = __mul__
 
     def __truediv__(self, o: Any) -> Variable:
-        return self._build().elementwise_div(self, self._lift(o))
+        return OPERATORS["/"](self, o)
 
     def __rtruediv__(self, o: Any) -> Variable:
-        return self._build().elementwise_div(self._lift(o), self)
+        return OPERATORS["/"](o, self)
 
     def __pow__(self, o: Any) -> Variable:
-        return self._build().elementwise_pow(self, self._lift(o))
+        return OPERATORS["**"](self, o)
 
     def __rpow__(self, o: Any) -> Variable:
-        return self._build().elementwise_pow(self._lift(o), self)
+        return OPERATORS["**"](o, self)
 
     def __mod__(self, o: Any) -> Variable:
-        return self._build().elementwise_mod(self, self._lift(o))
+        return OPERATORS["%"](self, o)
 
     def __floordiv__(self, o: Any) -> Variable:
-        return self._build().elementwise_floordiv(self, self._lift(o))
+        return OPERATORS["//"](self, o)
 
     def __matmul__(self, o: Variable) -> Variable:
-        return self._build().matmul(self, o)
+        return OPERATORS["@"](self, o)
 
     def __lt__(self, o: Any) -> Variable:
-        return self._build().less_than(self, self._lift(o))
+        return OPERATORS["<"](self, o)
 
     def __le__(self, o: Any) -> Variable:
-        return self._build().less_equal(self, self._lift(o))
+        return OPERATORS["<="](self, o)
 
     def __gt__(self, o: Any) -> Variable:
-        return self._build().greater_than(self, self._lift(o))
+        return OPERATORS[">"](self, o)
 
     def __ge__(self, o: Any) -> Variable:
-        return self._build().greater_equal(self, self._lift(o))
+        return OPERATORS[">="](self, o)
 
     # == and != write operators, as in fluid; a handle is hashed by what it names
     def __eq__(self, o: Any) -> Any:
-        return self._build().equal(self, self._lift(o))
+        return OPERATORS["=="](self, o)
 
     def __ne__(self, o: Any) -> Any:
-        return self._build().not_equal(self, self._lift(o))
+        return OPERATORS["!="](self, o)
+
+    def __getitem__(self, index: Any) -> Variable:
+        """Slice with integers, slices, None and Ellipsis; an integer drops its axis."""
+        return OPERATORS["[]"](self, index)
 
     def __hash__(self) -> int:
         return hash((id(self.block.program), self.name))
 
     def __bool__(self) -> bool:
         raise wrong(f"variable {self.name!r} has no value while the program is written; use layers.cond or layers.While")
-
-    def __getitem__(self, index: Any) -> Variable:
-        """Slice with integers, slices, None and Ellipsis; an integer drops its axis."""
-        from .builder import slice_variable
-
-        return slice_variable(self, index)
 
     def __repr__(self) -> str:
         d = self.desc

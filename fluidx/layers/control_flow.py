@@ -13,6 +13,7 @@ from typing import Any
 
 from .._checks import one_of, whole, wrong
 from ..ir import ANY, Block, BlockRef, TensorType, Variable
+from ..ir.flow import sub_reads, sub_writes
 from .compare import equal, logical_and, logical_not
 from .helper import LayerHelper
 from .tensor import assign, fill_constant
@@ -26,16 +27,6 @@ def _condition(helper: LayerHelper, value: Any, what: str) -> Variable:
     if v.dtype != "bool" or v.desc.type.numel != 1:
         raise wrong(f"{helper.label}: {what} must be a bool variable of one element; variable {v.name!r} is {v.desc.type}")
     return v
-
-
-def _touched(block: Block) -> tuple[list[str], list[str]]:
-    """The variables of enclosing blocks that `block` reads, and those that it writes, in order of appearance."""
-    reads: dict[str, None] = {}
-    writes: dict[str, None] = {}
-    for op in block.oplist:
-        reads.update((n, None) for n in op.input_arg_names if n not in block.descs)
-        writes.update((n, None) for n in op.output_arg_names if n not in block.descs)
-    return list(reads), list(writes)
 
 
 class While:
@@ -65,7 +56,7 @@ class While:
         outer = self.helper.main.current_block()
         with self.helper.main.sub_block() as body:
             yield body
-        reads, writes = _touched(body)
+        reads, writes = sub_reads(self.helper.main, body), sub_writes(self.helper.main, body)
         if self.cond_var.name not in writes:
             raise wrong(
                 f"{self.helper.label}: the body never writes the condition {self.cond_var.name!r}, so the loop would not end; "
@@ -181,11 +172,10 @@ def cond(
     (yes, yes_flat), (no, no_flat) = results
     if (yes is None) != (no is None) or _shape_of(yes) != _shape_of(no):
         raise wrong(f"{helper.label}: both functions must return the same structure; true_fn gives {_show(yes)}, false_fn {_show(no)}")
-    touched = [_touched(b) for b in blocks]
     # a branch may write variables of the enclosing block: they are outputs too, which the other branch leaves as they are
-    written = list(dict.fromkeys(n for _, writes in touched for n in writes))
+    written = list(dict.fromkeys(n for b in blocks for n in sub_writes(helper.main, b)))
     outs = [_branch_output(helper, a, b, i) for i, (a, b) in enumerate(zip(yes_flat, no_flat))]
-    reads = [n for r, _ in touched for n in r]
+    reads = [n for b in blocks for n in sub_reads(helper.main, b)]
     passed = [v.name for block, flat in zip(blocks, (yes_flat, no_flat)) for v in flat if v.name not in block.descs]
     helper.block.append_op(
         "cond",
@@ -338,7 +328,7 @@ class Switch:
             yield block
         with program.sub_block() as nothing:
             pass
-        reads, writes = _touched(block)
+        reads, writes = sub_reads(program, block), sub_writes(program, block)
         outer.append_op(
             "cond",
             {"Cond": chosen, "X": list(dict.fromkeys([*reads, *writes]))},

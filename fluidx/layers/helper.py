@@ -9,7 +9,18 @@ import numpy as np
 
 from .._checks import one_of, wrong
 from ..initializer import Constant, Initializer, Xavier
-from ..ir import Builder, Parameter, ProgramError, Variable, as_dtype, default_main_program, default_startup_program, opdef, unique_name
+from ..ir import (
+    Builder,
+    Parameter,
+    ProgramError,
+    Variable,
+    as_dtype,
+    default_main_program,
+    default_startup_program,
+    opdef,
+    show_placement,
+    unique_name,
+)
 from ..param_attr import ParamAttr
 
 # what `act=` accepts: operators of one input and one output that work without attributes
@@ -24,14 +35,14 @@ class LayerHelper:
     """Writes one layer into the current block of the default main program.
 
     Names follow fluid: the first `fc` of a program is `fc_0`, its parameters `fc_0.w_0` and `fc_0.b_0`, its results `fc_0.tmp_0`, ...
-    A `name` given by the user takes the place of `fc_0`.
+    A `name` given by the user takes the place of `fc_0`. `label` is what error messages call the layer, `layers.fc` if left out.
     """
 
-    def __init__(self, kind: str, name: str | None = None):
-        if name is not None and (not isinstance(name, str) or not name):
-            raise wrong(f"layers.{kind}: name must be a non-empty string or None, got {name!r}")
+    def __init__(self, kind: str, name: str | None = None, label: str = ""):
         self.kind = kind
-        self.label = f"layers.{kind}"
+        self.label = label or f"layers.{kind}"
+        if name is not None and (not isinstance(name, str) or not name):
+            raise wrong(f"{self.label}: name must be a non-empty string or None, got {name!r}")
         self.main = default_main_program()
         self.block = self.main.current_block()
         self.name = name or unique_name.generate(kind)
@@ -151,6 +162,12 @@ class LayerHelper:
             startup = default_startup_program().global_block()
             seen = startup.has_var(name)
             shared = startup.create_parameter(shape, dtype, name, trains, **record)
+            if attr.placement:
+                for p in (param, shared):
+                    if any(e.axis not in range(p.ndim) for e in attr.placement):
+                        listed = show_placement(attr.placement)
+                        raise ProgramError(f"placement {listed} of {name!r} names an axis that its shape {list(shape)} does not have")
+                    p.block.declare(p.desc.changed(placement=attr.placement))
         except ProgramError as e:
             raise wrong(f"{self.label}: {e}") from None
         if not seen or not any(name in op.output_arg_names for op in startup.oplist):

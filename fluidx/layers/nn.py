@@ -82,7 +82,33 @@ def embedding(
     ...     fx.layers.embedding(fx.data("ids", [-1, 7, 1], "int64"), [1000, 16])
     <Variable embedding_0.tmp_0: f32[-1,7,16]>
     """
-    helper = LayerHelper("embedding")
+    return _embedding(LayerHelper("embedding"), input, size, padding_idx, param_attr, dtype, drop=True)
+
+
+def fluid_embedding(
+    input: Variable,
+    size: Sequence[int],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: Any = "float32",
+) -> Variable:
+    """The rows of a trained [vocabulary, width] table that the integer ids in `input` name, along an axis behind those of input.
+
+    This is `fluidx.embedding`: [batch, 1] gives [batch, 1, width], where `layers.embedding` gives [batch, width].
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.embedding(fx.data("ids", [-1, 1], "int64"), [1000, 16])
+    <Variable embedding_0.tmp_0: f32[-1,1,16]>
+    """
+    return _embedding(LayerHelper("embedding", label="embedding"), input, size, padding_idx, param_attr, dtype, drop=False)
+
+
+def _embedding(
+    helper: LayerHelper, input: Variable, size: Sequence[int], padding_idx: int | None, param_attr: Any, dtype: Any, drop: bool
+) -> Variable:
     ids = helper.variable(input, "input")
     if ids.dtype not in ("int32", "int64"):
         raise wrong(f"{helper.label}: input must hold int64 or int32 ids; variable {ids.name!r} is {ids.dtype}")
@@ -95,8 +121,12 @@ def embedding(
     table = helper.parameter(param_attr, tuple(size), dtype)
     if table is None:
         raise wrong(f"{helper.label}: param_attr=False leaves no table")
-    old_form = ids.ndim >= 2 and ids.shape[-1] == 1
-    return helper.op("lookup_table" if old_form else "lookup_table_v2", table, ids, padding_idx=pad)
+    return helper.op("lookup_table" if drop and _ends_in_one(ids) else "lookup_table_v2", table, ids, padding_idx=pad)
+
+
+def _ends_in_one(x: Variable) -> bool:
+    """Whether the last axis of `x` is there for form only, as fluid.layers has it."""
+    return x.ndim >= 2 and x.shape[-1] == 1
 
 
 def mul(x: Variable, y: Variable, x_num_col_dims: int = 1, y_num_col_dims: int = 1, name: str | None = None) -> Variable:
@@ -531,10 +561,26 @@ def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Va
     A last axis of size 1 is replaced by `depth`; other inputs get an axis of `depth` behind them. `allow_out_of_range` makes a row of
     zeros of an index outside [0, depth).
     """
-    helper = LayerHelper("one_hot")
+    return _one_hot(LayerHelper("one_hot"), input, depth, allow_out_of_range, drop=True)
+
+
+def fluid_one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
+    """Rows of zeros with a 1 at the index that the integers in `input` give, along an axis behind those of input, as float32.
+
+    This is `fluidx.one_hot`: [batch, 1] gives [batch, 1, depth], where `layers.one_hot` gives [batch, depth].
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.one_hot(fx.data("label", [-1, 1], "int64"), 10)
+    <Variable one_hot_v2_0.tmp_0: f32[-1,1,10]>
+    """
+    return _one_hot(LayerHelper("one_hot_v2", label="one_hot"), input, depth, allow_out_of_range, drop=False)
+
+
+def _one_hot(helper: LayerHelper, input: Variable, depth: int, allow_out_of_range: bool, drop: bool) -> Variable:
     x = helper.variable(input, "input")
     depth = whole(helper.label, "depth", depth, 1)
-    op_type = "one_hot" if x.ndim >= 2 and x.shape[-1] == 1 else "one_hot_v2"
+    op_type = "one_hot" if drop and _ends_in_one(x) else "one_hot_v2"
     return helper.op(op_type, x, depth=depth, allow_out_of_range=bool(allow_out_of_range))
 
 

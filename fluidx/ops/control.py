@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..ir import flow
+from ..ir.bodies import copy_body
 from ..ir.builder import Builder
 from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef, Required
@@ -28,6 +30,8 @@ class While(OpDef):
     inputs = ("Condition", "X*")
     outputs = ("Out*",)
     attrs = {"sub_block": Required(BlockRef)}
+    bodies = {"sub_block": ""}
+    repeats = True
 
     @staticmethod
     def infer(condition: Any, xs: list, *, sub_block: BlockRef) -> list:
@@ -70,6 +74,7 @@ class Cond(OpDef):
     inputs = ("Cond", "X*")
     outputs = ("Out*",)
     attrs = {"true_block": Required(BlockRef), "false_block": Required(BlockRef), "true_out": Required(tuple), "false_out": Required(tuple)}
+    bodies = {"true_block": "true_out", "false_block": "false_out"}
 
     @staticmethod
     def infer(condition: Any, xs: list, *, true_block: BlockRef, false_block: BlockRef, true_out: tuple, false_out: tuple) -> list:
@@ -89,20 +94,26 @@ class Cond(OpDef):
         outs, blocks = [], []
         for which in ("true", "false"):
             source = program.blocks[op.attrs[f"{which}_block"].idx]
-            with program.sub_block() as block:
-                names = _copy_ops(source, block, f"@{which}.again{block.idx}")
+            with program.sub_block(b.block.idx) as block:
+                suffix = f"@{which}.again{block.idx}"
                 again = Builder(block, role=Role.FORWARD)
+                # what the branch writes outside of itself, it writes into copies when it runs again
+                copies = {n: again.assign(block.var(n), name=n + suffix).name for n in flow.sub_writes(program, source)}
+                names = copy_body(source, block, copies, suffix)
                 # a result handed through from outside is copied, so that its gradient is made in this block
                 results = {n: block.var(names[n]) if n in names else again.assign(block.var(n)) for n in op.attrs[f"{which}_out"]}
                 pairs = [(results[n], v) for n, v in zip(op.attrs[f"{which}_out"], gs, strict=True) if v is not None]
                 grads = op.gradients([y for y, _ in pairs], wanted, [v for _, v in pairs])
                 zeros = Builder(block, role=b.role)
                 outs.append([v.name if v is not None else zeros.fill_zeros_like(x).name for x, v in zip(wanted, grads, strict=True)])
-                blocks.append(block.idx)
-        made = [b.block.create_var(f"{x.name}@GRAD@cond{blocks[0]}", x.shape, x.dtype, stop_gradient=True) for x in wanted]
+                _keep_only(block, outs[-1])
+                _check_copies(block, copies)
+                blocks.append(block)
+        made = [b.block.create_var(f"{x.name}@GRAD@cond{blocks[0].idx}", x.shape, x.dtype, stop_gradient=True) for x in wanted]
+        read = [n for block, out in zip(blocks, outs) for n in (*flow.sub_reads(program, block), *out) if n not in block.descs]
         b.block.append_op(
-            "cond", {"Cond": op["Cond"], "X": [*xs, *[v for v in gs if v is not None]]}, {"Out": made},
-            {"true_block": BlockRef(blocks[0]), "false_block": BlockRef(blocks[1]), "true_out": outs[0], "false_out": outs[1]},
+            "cond", {"Cond": op["Cond"], "X": list(dict.fromkeys(read))}, {"Out": made},
+            {"true_block": BlockRef(blocks[0].idx), "false_block": BlockRef(blocks[1].idx), "true_out": outs[0], "false_out": outs[1]},
             role=b.role,
         )  # fmt: skip
         by_name = {x.name: v for x, v in zip(wanted, made, strict=True)}
@@ -133,11 +144,26 @@ class Cond(OpDef):
             env[out] = env[name]
 
 
-def _copy_ops(source: Block, block: Block, suffix: str) -> dict[str, str]:
-    """Copy the operators of a branch into `block`, its own variables renamed; return old name -> new name."""
-    names = {n: n + suffix for n in source.descs}
-    for n, new in names.items():
-        block.descs[new] = source.descs[n].changed(name=new)
-    for op in source.oplist:
-        block.oplist.append(op.renamed(names, outputs=True))
-    return names
+def _keep_only(block: Block, results: list[str]) -> None:
+    """Drop the operators and variables of a block that its results do not need."""
+    program = block.program
+    live = flow.live_ops(program, results, ops=block.oplist)
+    named = {*results, *flow.uses(program, live), *flow.definitions(program, live)}
+    for op in block.oplist:
+        if op.sub_blocks() and not any(op is o for o in live):
+            for idx in op.sub_blocks():
+                program.blocks[idx].oplist, program.blocks[idx].descs = [], {}
+    block.oplist, block.descs = live, {n: d for n, d in block.descs.items() if n in named}
+
+
+def _check_copies(block: Block, copies: dict[str, str]) -> None:
+    """Refuse a branch run again that reads a variable which its first run has overwritten."""
+    program = block.program
+    for name, copy in copies.items():
+        if not any(name in flow.reads(program, op) for op in block.oplist):
+            continue
+        readers = [op for op in block.oplist if copy in flow.reads(program, op)]
+        # running statistics are read only to be advanced, and the second values are nobody's
+        if not block.desc(name).persistable or any(op.sub_blocks() or copy not in op.output_arg_names for op in readers):
+            hint = "write to another variable there"
+            raise ProgramError(f"the gradient of cond needs {name!r} as it was before a branch overwrites it; {hint}")

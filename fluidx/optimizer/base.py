@@ -138,9 +138,12 @@ class Optimizer:
         step = Step(self, main, startup)
         pairs = self.grad_clip(pairs) if self.grad_clip is not None else append_gradient_clip_ops(pairs)
         pairs = append_regularization_ops(pairs, self.regularization)
+        devices = {p: op.device for op in block.oplist if op.device for p in op.role_var[::2]}
         for p, g in pairs:
             taken[p.name, ""] = p
-            self.update(step, p, g, self._rate(step, p))
+            rate = self._rate(step, p)
+            with main.device_guard(devices.get(p.name, main._device)):
+                self.update(step, p, g, rate)
         step.finish()
         return block.oplist[start:]
 

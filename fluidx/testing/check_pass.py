@@ -2,38 +2,72 @@
 
 from __future__ import annotations
 
+import re
+from itertools import permutations
+
 from ..ir.parser import parse_program
-from ..ir.program import Program
-from ..transpiler.cluster import Cluster
-from ..transpiler.rewrite import Job, Pass
+from ..ir.program import Program, ProgramPair
+from ..ir.types import show_placement
+from ..transpiler.cluster import Cluster, Mesh
+from ..transpiler.pass_ import Job, Pass, run_passes
+
+_HEAD_LINE = re.compile(r"(?:data|param|var|group|strategy)\s+(\S+?):?(?:\s|$)")
 
 
-def check_pass(one: Pass, *, given: str, before: str, after: str, loss_op: str = "avg") -> Job:
-    """Run a pass on the program text `before` and compare the operators with those of `after`.
+def check_pass(one: Pass, *, given: str, before: str, after: str) -> Job:
+    """Run a pass on the program text `before` and compare operators, and the types and placements of their variables, with `after`.
 
     `given` is the head of the program (groups, data, parameters), lines or parts separated by ";". `before` and `after` are operator lines,
-    with section headers ("backward:") where they matter. The number of ranks is that of the groups. Raises AssertionError that shows both
-    texts. Returns the job, for looking at notes and layout.
+    with section headers ("backward:") where they matter; `after` begins with the lines of the head that the pass changes. The ranks are
+    those of the groups. What the pass requires is taken as ensured. Raises AssertionError that shows both texts, and TranspileError for a
+    pass that changed what it was given. Returns the job, whose `log` has the reasons of what was left alone.
     """
-    head = "\n".join(f"  {line.strip()}" for line in given.replace(";", "\n").splitlines() if line.strip())
-    source, wanted = _program(head, before), _program(head, after)
-    ranks = 1 + max((r for sets in source.groups.values() for s in sets for r in s), default=0)
-    job = Job(source.copy(), Program("startup"), Cluster(1, ranks), loss_op=loss_op)
-    one.run(job)
-    found, expected = _lines(job.main), _lines(wanted)
+    source, wanted = _program(given, before), _program(given, after)
+    # as text: records that both programs share would change in both
+    text = str(source)
+    job = Job(_mesh(source), facts=set(one.requires))
+    result = run_passes([("checked", one)], ProgramPair(source, Program("startup")), job, lambda *_: None)
+    if str(source) != text:
+        raise AssertionError(f"{one!r} changed the program that it was given")
+    found, expected = _lines(result.main, wanted), _lines(wanted, wanted)
     if found != expected:
         raise AssertionError(f"{one!r} made\n" + "\n".join(found) + "\n\nexpected\n" + "\n".join(expected))
-    if source != _program(head, before):
-        raise AssertionError(f"{one!r} changed the program that it was given")
     return job
 
 
+def _mesh(program: Program) -> Cluster | Mesh:
+    """The ranks that a program's groups speak of."""
+    sizes = {g: len(sets[0]) for g, sets in program.groups.items()}
+    for order in permutations(sizes):
+        mesh = Mesh(**{g: sizes[g] for g in order}) if sizes else Cluster(1, 1)
+        if mesh.groups() == program.groups:
+            return mesh
+    if (nodes := program.groups.get("node")) and Cluster(len(nodes), len(nodes[0])).groups() == program.groups:
+        return Cluster(len(nodes), len(nodes[0]))
+    return Cluster(1, program.world_size)
+
+
 def _program(head: str, ops: str) -> Program:
-    body = ops.strip("\n")
-    if not any(line.strip().endswith(":") for line in body.splitlines()):
-        body = "forward:\n" + body
-    return parse_program("program given {\n" + head + "\n" + body + "\n}\n")
+    lines = [line.strip() for line in head.replace(";", "\n").splitlines() if line.strip()]
+    body: list[str] = []
+    for line in ops.strip("\n").splitlines():
+        if (m := _HEAD_LINE.match(line.strip())) is None:
+            body.append(line)
+            continue
+        kept = [old for old in lines if (o := _HEAD_LINE.match(old)) is None or o.group(1) != m.group(1)]
+        lines = [*kept, line.strip()]
+    if not any(line.strip().endswith(":") for line in body):
+        body = ["forward:", *body]
+    return parse_program("program given {\n" + "\n".join(f"  {line}" for line in lines) + "\n" + "\n".join(body) + "\n}\n")
 
 
-def _lines(program: Program) -> list[str]:
-    return [f"{op.role.value}: {op}" for op in program.ops]
+def _lines(program: Program, wanted: Program) -> list[str]:
+    """The operators of a program, and each variable that they or the expected program name."""
+    ops = [f"{op.role.value}: {op}" for op in program.ops]
+    block = program.global_block()
+    used = {n for op in program.ops for n in (*op.input_arg_names, *op.output_arg_names)} | set(wanted.global_block().descs)
+    variables = []
+    for name in sorted(used):
+        d = block.find(name)
+        variables.append(f"%{name}: " + (f"{d.type} {show_placement(d.placement)}" if d is not None else "not declared"))
+    return [*ops, *variables]

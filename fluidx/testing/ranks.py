@@ -11,6 +11,7 @@ import numpy as np
 from ..comm.base import CommAborted
 from ..comm.threads import ThreadCommunicator, ThreadWorld
 from ..executor.context import RunContext
+from ..executor.deal import Dealer
 from ..executor.feeds import check_feed, check_fetch, feed_types, fetch_names
 from ..executor.plan import compile_plan
 from ..executor.scope import Scope
@@ -49,15 +50,16 @@ def each_rank(ranks: int, job: Callable[[ThreadCommunicator], Any], timeout: flo
 
 def run_ranks(
     programs: Sequence[Program],
-    feeds: Sequence[Mapping[str, Any]],
+    feeds: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     fetch: Any,
     scopes: Sequence[Scope] | None = None,
     timeout: float = 10.0,
 ) -> list[list[np.ndarray]]:
-    """Run one program per rank together, each with its own feed, and return what each rank fetched.
+    """Run one program per rank together, and return what each rank fetched: its part, where a value is cut.
 
-    The programs declare their groups (`program.groups`); they need not come from a transpiler. `scopes` hold the ranks' state. Raises
-    as `Executor.run` does, for the first rank that failed.
+    `feeds` is one feed of whole values, which is dealt by the placements of the variables, or one for each rank, of variables without a
+    placement. The programs declare their groups (`program.groups`); they need not come from a transpiler. `scopes` hold the ranks' state.
+    Raises as `Executor.run` does, for the first rank that failed.
 
     >>> p = Program("sum")
     >>> p.groups = {"dp": ((0, 1),)}
@@ -67,13 +69,18 @@ def run_ranks(
     [[array([3.], dtype=float32)], [array([3.], dtype=float32)]]
     """
     names = fetch_names(fetch)
+    if isinstance(feeds, Mapping):
+        whole, parts = Dealer(programs).deal(programs[0].global_block().descs, check_feed(programs[0], feeds), "weight")
+        wholes: list[Any] = [whole] * len(programs)
+    else:
+        wholes = parts = [check_feed(p, f) for p, f in zip(programs, feeds, strict=True)]
 
     def job(comm: ThreadCommunicator) -> list[np.ndarray]:
         rank, program = comm.rank, programs[comm.rank]
         check_fetch(program, names)
-        feed = check_feed(program, feeds[rank])
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, len(programs), comm, groups)
-        return compile_plan(program, feed_types(feed), names, scopes[rank] if scopes else Scope(), ctx).run(feed)
+        plan = compile_plan(program, feed_types(wholes[rank]), names, scopes[rank] if scopes else Scope(), ctx)
+        return plan.run(parts[rank])
 
     return each_rank(len(programs), job, timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from ..executor.context import RunContext
 from ..ir import ExecutionError, OpDef, Program, TensorType, np_dtype, opdef
+from ..ir.parts import Part
 
 
 def type_of(value: Any) -> Any:
@@ -26,11 +28,13 @@ def run_op(
     present: Sequence[bool] | None = None,
     bound: bool = False,
     outs: Sequence[Any] | None = None,
+    part: Part | None = None,
 ) -> list[Any]:
     """The outputs of one operator in slot order, in arrays made for them (None for an output that `present` leaves away).
 
     `ins` are arrays in slot order and `attrs` complete. With `bound`, the op's `bind` runs instead of its kernel, where it has one;
-    `outs` gives the arrays to write into. Raises ExecutionError for an op that has neither kernel, view nor bind.
+    `outs` gives the arrays to write into, `part` what the op is told of the whole that its operands are parts of. Raises ExecutionError
+    for an op that has neither kernel, view nor bind.
     """
     ctx = ctx or RunContext()
     if outs is None:
@@ -38,7 +42,8 @@ def run_op(
         results = [results] if len(definition.out_slots) == 1 else list(results)
         outs = [None if present is not None and not p else _empty(t) for t, p in zip(results, present or results, strict=True)]
     if definition.bind is not None and (bound or definition.kernel is None and definition.view is None):
-        step = definition.bind(np, list(ins), list(outs), attrs, ctx)
+        told = {"part": part} if "part" in inspect.signature(definition.bind).parameters else {}
+        step = definition.bind(np, list(ins), list(outs), attrs, ctx, **told)
         if step is not None:
             step()
             return list(outs)
@@ -46,7 +51,9 @@ def run_op(
         if definition.view is None:
             raise ExecutionError(f"op {definition.name} has no kernel, view or bind")
         return [np.array(definition.view(ins[0], **attrs))]
-    extra = {"ctx": ctx} if definition.takes_ctx else {}
+    extra: dict[str, Any] = {"ctx": ctx} if definition.takes_ctx else {}
+    if definition.takes_part:
+        extra["part"] = part
     if definition.takes_out:
         definition.kernel(np, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs, **extra)
         return list(outs)

@@ -1,8 +1,9 @@
-"""Where the ranks are: hosts with devices, ranks numbered host by host, and the groups that follow from that."""
+"""Where the ranks are: hosts with devices, or a mesh with named axes, and the groups that follow from that."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ..ir.errors import TranspileError
@@ -41,6 +42,11 @@ class Cluster:
             groups["rail"] = tuple(tuple(range(k, n, d)) for k in range(d))
         return groups
 
+    @property
+    def axes(self) -> dict[str, int]:
+        """The groups that values are cut over, with their sizes."""
+        return {"dp": self.world_size}
+
     def topology(self) -> Any:
         """The machines as a networkx.Graph: device and host nodes, edges with `kind` "device" or "network"."""
         import networkx as nx
@@ -54,9 +60,9 @@ class Cluster:
         return g
 
     @staticmethod
-    def of(trainers: Any) -> Cluster:
-        """A cluster from `transpile(trainers=...)`: a Cluster, a rank count, or endpoints "host:port" grouped by host."""
-        if isinstance(trainers, Cluster):
+    def of(trainers: Any) -> Cluster | Mesh:
+        """Ranks from `transpile(trainers=...)`: a Cluster or Mesh, a rank count, or endpoints "host:port" grouped by host."""
+        if isinstance(trainers, (Cluster, Mesh)):
             return trainers
         if isinstance(trainers, int) and not isinstance(trainers, bool):
             if trainers < 1:
@@ -64,7 +70,7 @@ class Cluster:
             return Cluster(1, trainers)
         endpoints = trainers.split(",") if isinstance(trainers, str) else trainers
         if not isinstance(endpoints, (list, tuple)) or not endpoints or not all(isinstance(e, str) and e.strip() for e in endpoints):
-            raise TranspileError(f"trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got {trainers!r}")
+            raise TranspileError(f"trainers must be a rank count, a Cluster, a Mesh, or endpoints 'host:port' in a list, got {trainers!r}")
         endpoints = [e.strip() for e in endpoints]
         for e in endpoints:
             host, _, port = e.rpartition(":")
@@ -84,3 +90,54 @@ class Cluster:
             listed = ", ".join(f"{h} has {k}" for h, k in per_host.items())
             raise TranspileError(f"every host must have the same number of ranks: {listed}; list as many endpoints for each")
         return Cluster(len(per_host), next(iter(per_host.values())))
+
+
+class Mesh:
+    """Ranks in named axes, the last one running fastest: `Mesh(dp=2, tp=4)` has 8 ranks, of which 0 to 3 are one group of `tp`.
+
+    >>> m = Mesh(dp=2, tp=2)
+    >>> m.world_size, m.groups()
+    (4, {'dp': ((0, 2), (1, 3)), 'tp': ((0, 1), (2, 3))})
+    """
+
+    hosts = 1
+
+    def __init__(self, *unnamed: int, **axes: int):
+        if unnamed:
+            raise TranspileError(f"Mesh: name the axes, Mesh(dp=2, tp=2), instead of {', '.join(map(repr, unnamed))}")
+        for name, n in axes.items():
+            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+                raise TranspileError(f"Mesh: axis {name} must be an integer of at least 1, got {n!r}")
+            if not name.isidentifier():
+                raise TranspileError(f"Mesh: {name!r} is no name for an axis; names are letters, digits and underscores: dp, tp")
+        if not axes:
+            raise TranspileError("Mesh: name at least one axis: Mesh(dp=4)")
+        self.sizes = dict(axes)
+
+    @property
+    def world_size(self) -> int:
+        return prod(self.sizes.values())
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The groups that values are cut over, with their sizes: what `dp` cuts lies inside of what the others cut."""
+        return {**{a: n for a, n in self.sizes.items() if a != "dp"}, **{a: n for a, n in self.sizes.items() if a == "dp"}}
+
+    def groups(self) -> Groups:
+        """For each axis, the sets of ranks that differ in it alone."""
+        out: Groups = {}
+        after = self.world_size
+        for name, n in self.sizes.items():
+            after //= n
+            before = self.world_size // (n * after)
+            out[name] = tuple(tuple(b * n * after + k * after + a for k in range(n)) for b in range(before) for a in range(after))
+        return out
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{a}={n}' for a, n in self.sizes.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and list(self.sizes.items()) == list(other.sizes.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.sizes.items()))

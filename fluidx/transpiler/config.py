@@ -17,8 +17,9 @@ SPLIT_METHODS = ("RoundRobin", "HashName")
 class DistributeTranspilerConfig:
     """fluid's configuration object. `mode` "nccl2" or "collective" trains with collectives; `collective_mode` chooses how.
 
-    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; `min_block_size` is not read: chunks are given by
-    `chunk_mb`. Parameter servers are not available: `mode="pserver"` and the options that only they have raise TranspileError.
+    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; chunks are given by `chunk_mb`. Parameter servers are
+    not available: `mode="pserver"` and `sync_mode=False` raise TranspileError. `slice_var_up`, `min_block_size`, `wait_port` and
+    `print_log` are taken and not read: they only tell a parameter server how to cut, and processes how to meet.
 
     >>> DistributeTranspilerConfig(mode="collective", collective_mode="ring_optimizer").strategy()
     ring_optimizer(chunk_mb=4, roots='greedy')
@@ -53,11 +54,12 @@ class DistributeTranspilerConfig:
             raise TranspileError("sync_mode=False is not available: asynchronous updates exist with parameter servers only")
         if self.nccl_comm_num != 1:
             raise TranspileError(f"nccl_comm_num={self.nccl_comm_num} is not available: each group has one communicator; leave it at 1")
-        if self.use_hierarchical_allreduce:
-            raise TranspileError(
-                "use_hierarchical_allreduce is not a field to set here: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)) "
-                "reduces inside a host and sends between hosts"
-            )
+        for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
+            if getattr(self, name):
+                raise TranspileError(
+                    f"{name} is not a field to set here: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)) "
+                    "reduces inside a host and sends between hosts"
+                )
         how = self.collective_mode or "grad_allreduce"
         if how not in COLLECTIVE_MODES:
             raise TranspileError(f"unknown collective_mode={how!r}; {nearest(str(how), COLLECTIVE_MODES, 'there are')}")

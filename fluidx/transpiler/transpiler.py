@@ -6,19 +6,21 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 from ..config import debug_level, dump_dir
-from ..ir.diff import diff
+from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError
 from ..ir.operator import Role
-from ..ir.program import Program, ProgramPair, default_main_program, default_startup_program
-from ..ir.types import Shard
-from ..ir.verifier import Report, verify_ranks
-from .cluster import Cluster
+from ..ir.parts import coords_of, holds, local_shape
+from ..ir.program import Program, ProgramPair
+from ..ir.stamp import Stamp
+from ..verify import Report, check_program, verify_ranks
+from ..view import diff
+from .cluster import Cluster, Mesh
 from .config import DistributeTranspilerConfig
-from .rewrite import Job
-from .roots import balance
+from .pass_ import Job, Pass, run_passes
 from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get
 
@@ -51,7 +53,7 @@ class DistributeTranspiler:
                 f"got {type(config).__name__}: {config!r}; fx.strategies has them"
             )
         self.trainer_id = 0
-        self._job: Job | None = None
+        self._pair: ProgramPair | None = None
 
     def transpile(
         self,
@@ -82,36 +84,38 @@ class DistributeTranspiler:
                 raise TranspileError(f"{p.label()} is already the result of {p.strategy}; transpile the program that it was made from")
         self.trainer_id = self._own_id(trainer_id, trainers, current_endpoint, cluster)
         self._check_startup(program, startup)
-        self.source = ProgramPair(program, startup)
-        job = Job(program.copy(), startup.copy(), cluster)
+        source, job = ProgramPair(program, startup), Job(cluster)
         with _no_collections():
-            self._run_passes(job)
-        for p in (job.main, job.startup):
-            p.strategy = repr(self.strategy)
-            p.frozen = True
-        self._job = job
-        with _no_collections():
-            self._special = Specializer(job.main), Specializer(job.startup)
+            pair = run_passes(self.strategy.steps, source, job, self._after)
+            self.source, self._cluster = source, cluster
+            self._pair = ProgramPair(pair.main.copy(), pair.startup.copy())
+            for p in (self._pair.main, self._pair.startup):
+                p.strategy, p.frozen = repr(self.strategy), True
+            self._special = Specializer(self._pair.main), Specializer(self._pair.startup)
+        self._log = job.log
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._report: Report | None = None
-        self._row_gradients: frozenset[str] | None = None
+        self._stamp = Stamp([])
         self._dump()
         return self
 
-    def _run_passes(self, job: Job) -> None:
+    def _after(self, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
+        """What FLUIDX_DEBUG asks for behind each pass: 1 a line and a check of the program by itself, 2 the diff, 3 the programs."""
         level = debug_level()
-        for one in self.strategy.passes:
-            before = ProgramPair(job.main.copy(), job.startup.copy()) if level >= 2 else None
-            one.run(job)
-            if level >= 1:
-                print(f"fluidx: {one!r}: {len(job.main.ops)} main operators, {len(job.startup.ops)} startup operators", file=sys.stderr)
-            if before is not None:
-                print(diff(before, job.pair), file=sys.stderr)
-            if level >= 3:
-                print(job.pair, file=sys.stderr)
+        if level >= 1:
+            print(
+                f"fluidx: {step}: {one!r}: {len(result.main.ops)} main operators, {len(result.startup.ops)} startup operators",
+                file=sys.stderr,
+            )
+            check_program(result.main)
+            check_program(result.startup)
+        if level >= 2:
+            print(diff(before, result), file=sys.stderr)
+        if level >= 3:
+            print(result, file=sys.stderr)
 
     @staticmethod
-    def _own_id(trainer_id: int, trainers: Any, endpoint: str, cluster: Cluster) -> int:
+    def _own_id(trainer_id: int, trainers: Any, endpoint: str, cluster: Cluster | Mesh) -> int:
         if endpoint:
             listed = trainers.split(",") if isinstance(trainers, str) else trainers if isinstance(trainers, (list, tuple)) else []
             listed = [e.strip() for e in listed]
@@ -136,56 +140,34 @@ class DistributeTranspiler:
             )
 
     @property
-    def job(self) -> Job:
-        if self._job is None:
+    def pair(self) -> ProgramPair:
+        """Main and startup as they speak for all ranks."""
+        if self._pair is None:
             raise TranspileError("nothing was transpiled yet; call transpile(program=..., startup_program=..., trainers=...) first")
-        return self._job
+        return self._pair
 
     # -- results ----------------------------------------------------------------------------------------------------------------
 
     @property
     def world_size(self) -> int:
-        return self.job.world_size
+        return self._cluster.world_size if self.pair else 0
 
     @property
     def main(self) -> Program:
         """The main program that speaks for all ranks."""
-        return self.job.main
+        return self.pair.main
 
     @property
     def startup(self) -> Program:
-        return self.job.startup
-
-    @property
-    def layout(self) -> dict[str, list[tuple[str, int, int, int]]]:
-        """Where state that was given to root ranks lives: name -> (variable, rank, start, stop)."""
-        return self.job.layout
-
-    @property
-    def row_gradients(self) -> frozenset[str]:
-        """Gradients of split rows under a mean loss: each rank's are of the mean over its own rows, n times those of the whole batch."""
-        if self._row_gradients is None:
-            descs = self.main.global_block().descs
-            self._row_gradients = frozenset(
-                n
-                for op in (self.main.global_block().oplist if self.job.loss_op == "avg" else ())
-                if op.role is Role.BACKWARD
-                for n in op.output_arg_names
-                if any(isinstance(p, Shard) for p in descs[n].placement)
-            )
-        return self._row_gradients
-
-    def source_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a variable as the single-device program declares it."""
-        return self.source.main.global_block().desc(name).type.shape
+        """The startup program that speaks for all ranks."""
+        return self.pair.startup
 
     def _rank(self, rank: int | None) -> tuple[Program, Program]:
-        job = self.job
+        world = self.world_size
         rank = self.trainer_id if rank is None or isinstance(rank, bool) else rank
-        if not isinstance(rank, int) or not 0 <= rank < job.world_size:
+        if not isinstance(rank, int) or not 0 <= rank < world:
             raise TranspileError(
-                f"the program was transpiled for {job.world_size} rank{'s' * (job.world_size > 1)}: "
-                f"rank must be from 0 to {job.world_size - 1}, got {rank!r}"
+                f"the program was transpiled for {world} rank{'s' * (world > 1)}: rank must be from 0 to {world - 1}, got {rank!r}"
             )
         if rank not in self._ranks:
             main, startup = self._special
@@ -202,36 +184,59 @@ class DistributeTranspiler:
         return self._rank(rank)[1]
 
     def verify(self) -> Report:
-        """Prove the rank programs right, or raise VerifyError. The report says what was proved; see docs/verifier.md."""
-        job = self.job
-        if self._report is None:
-            ranks = [self._rank(r) for r in range(self.world_size)]
-            self._report = verify_ranks(
-                self.source, [m for m, _ in ranks], [s for _, s in ranks], layout=self.layout, loss_op=job.loss_op, notes=job.notes,
-                label=repr(self.strategy),
-            )  # fmt: skip
+        """Prove the rank programs right, or raise VerifyError. The report says what was proved; see docs/verifier.md.
+
+        The proof is made once, and anew when a rank program was changed since.
+        """
+        ranks = [self._rank(r) for r in range(self.world_size)]
+        mains, startups = [m for m, _ in ranks], [s for _, s in ranks]
+        if self._report is None or any(self._stamp.changed(p) for p in (*mains, *startups)):
+            self._report = None
+            report = verify_ranks(self.source, mains, startups, repr(self.strategy))
+            self._stamp, self._report = Stamp([*mains, *startups]), report
         return self._report
 
     def diff(self, rank: int | None = None) -> Any:
         """What transpiling changed: the source against the program for all ranks, or against one rank's."""
-        after = self.job.pair if rank is None else ProgramPair(*self._rank(rank))
+        after = self.pair if rank is None else ProgramPair(*self._rank(rank))
         return diff(self.source, after, names=("one device", "all ranks" if rank is None else f"rank {rank}"))
 
     def explain(self) -> list[str]:
-        """What the passes left alone, and why."""
-        return list(self.job.skipped)
+        """Every change of placement with its bytes and reason, and what passes left alone, and why."""
+        _ = self.pair
+        return [str(line) for line in self._log]
 
     def balance(self) -> float:
-        """The heaviest root's bytes over the mean (1.0 is perfect); 1.0 for a strategy without roots."""
-        return balance(self.job.roots, self.world_size) if self.job.roots else 1.0
+        """The heaviest rank's share of the updates over the mean, in bytes: 1.0 is perfect, and what a strategy without roots gives."""
+        main = self.main
+        descs = main.global_block().descs
+        loads = [0.0] * self.world_size
+        for op in main.ops:
+            for param in op.role_var[::2]:
+                place = descs[self._updated(param)].placement
+                for rank in range(self.world_size):
+                    coords = coords_of(main.groups, rank)
+                    if holds(place, coords):
+                        loads[rank] += prod(local_shape(descs[param].type.shape, place, coords))
+        return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
+
+    def _updated(self, param: str) -> str:
+        """The name under which a parameter's new value lies where it is updated: before what carries it home."""
+        carried = {}
+        for op in self.main.ops:
+            if op.role is Role.DIST and op.input_arg_names:
+                carried.update({n: op.input_arg_names[0] for n in op.output_arg_names if n not in op.input_arg_names})
+        while param in carried:
+            param = carried[param]
+        return param
 
     def _dump(self) -> None:
         folder = dump_dir()
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("source", str(self.source)), ("all_ranks", str(self.job.pair))):
-            (folder / f"{self.job.main.name}.{name}.txt").write_text(text, encoding="utf-8")
+        for name, text in (("source", str(self.source)), ("all_ranks", str(self.pair))):
+            (folder / f"{self.main.name}.{name}.txt").write_text(text, encoding="utf-8")
 
 
 @contextmanager

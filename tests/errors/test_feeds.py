@@ -187,6 +187,6 @@ def test_places_and_policies_of_many_ranks():
     with pytest.raises(fx.ExecutionError) as error:
         fx.ParallelExecutor(True)
     assert str(error.value) == (
-        "ParallelExecutor takes the DistributeTranspiler that transpiled the program: ParallelExecutor(t, places=fx.cpu_places(4)); "
-        "got bool"
+        "ParallelExecutor takes the DistributeTranspiler that transpiled the program, ParallelExecutor(t, places=fx.cpu_places(4)), "
+        "or one ProgramPair for each rank; got bool"
     )

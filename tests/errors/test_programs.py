@@ -66,6 +66,29 @@ def test_an_appended_operator_that_does_not_fit(call, text):
     assert lines[1] == f'  written at "{__file__}", line {op.__code__.co_firstlineno + 1}, in op'
 
 
+@pytest.mark.parametrize(
+    "body, text",
+    [
+        (2, "op while runs block 2; program main has 2 blocks"),
+        (0, "op while in block 0 runs block 0, which is the program itself; it may run blocks that lie in its own"),
+        (1, "op while runs block 1, which op while runs already; a block has one operator that runs it"),
+    ],
+)
+def test_an_operator_runs_a_block_of_its_own(body, text):
+    main, go = fx.default_main_program(), fx.data("go", [1], "bool")
+
+    def loop(body):
+        main.global_block().append_op("while", {"Condition": go}, {"Out": go}, {"sub_block": body})
+
+    main.create_block()
+    loop(1)
+    at = loop.__code__.co_firstlineno + 1
+    assert message(lambda: loop(body)) == f'{text}\n  in while(go)\n  written at "{__file__}", line {at}, in loop'
+    assert len(main.ops) == 1
+    with pytest.raises(fx.ProgramError, match="program main has no block 7; it has 2"):
+        main.create_block(7)
+
+
 def test_the_name_scope_is_part_of_the_place():
     def inside():
         with fx.name_scope("encoder"):

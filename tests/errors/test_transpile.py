@@ -1,5 +1,7 @@
 """Every message of transpiling and of choosing a strategy, whole."""
 
+from dataclasses import dataclass
+
 import pytest
 
 import fluidx as fx
@@ -33,7 +35,11 @@ def message(call, error=fx.TranspileError):
 
 CHOICES = [
     (lambda: fx.DistributeTranspiler("ring_optimiser"), "unknown strategy 'ring_optimiser'; did you mean 'ring_optimizer'?"),
-    (lambda: fx.strategies.get("zero9"), "unknown strategy 'zero9'; there are: data_parallel, reduce_broadcast, ring_optimizer"),
+    (lambda: fx.strategies.get("zero9"), "unknown strategy 'zero9'; did you mean 'zero2'?"),
+    (
+        lambda: fx.strategies.get("fairy"),
+        "unknown strategy 'fairy'; there are: data_parallel, reduce_broadcast, ring_optimizer, zero1, zero2",
+    ),
     (lambda: fx.strategies.get("ring_optimizer", chunk_md=3), "ring_optimizer has no option 'chunk_md'; did you mean 'chunk_mb'?"),
     (lambda: fx.strategies.ring_optimizer(chunk_mb="4"), "ring_optimizer: chunk_mb must be a number of MiB above 0, got '4'"),
     (lambda: fx.strategies.ring_optimizer(chunk_mb=0), "ring_optimizer: chunk_mb must be a number of MiB above 0, got 0"),
@@ -72,6 +78,11 @@ CONFIGS = [
     ({"mode": "nccl"}, "unknown mode='nccl'; did you mean 'nccl2'?"),
     ({"mode": "pserver"}, "mode='pserver' is not available: fluidx has no parameter servers; use mode='collective'"),
     ({"sync_mode": False}, "sync_mode=False is not available: asynchronous updates exist with parameter servers only"),
+    (
+        {"hierarchical_allreduce_inter_nranks": 4},
+        "hierarchical_allreduce_inter_nranks is not a field to set here: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)) "
+        "reduces inside a host and sends between hosts",
+    ),
     ({"collective_mode": "ring_optimiser"}, "unknown collective_mode='ring_optimiser'; did you mean 'ring_optimizer'?"),
     ({"collective_mode": "zero"}, "unknown collective_mode='zero'; there are: grad_allreduce, reduce, ring_optimizer"),
     ({"split_method": "HashNames"}, "unknown split_method='HashNames'; did you mean 'HashName'?"),
@@ -87,9 +98,9 @@ def test_a_configuration_that_does_not_exist(fields, text):
 
 WHERE = [
     ({"trainers": 0}, "trainers must be at least 1, got 0"),
-    ({"trainers": 2.0}, "trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got 2.0"),
-    ({"trainers": []}, "trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got []"),
-    ({"trainers": ["a:1", 3]}, "trainers must be a rank count, a Cluster, or endpoints 'host:port' in a list, got ['a:1', 3]"),
+    ({"trainers": 2.0}, "trainers must be a rank count, a Cluster, a Mesh, or endpoints 'host:port' in a list, got 2.0"),
+    ({"trainers": []}, "trainers must be a rank count, a Cluster, a Mesh, or endpoints 'host:port' in a list, got []"),
+    ({"trainers": ["a:1", 3]}, "trainers must be a rank count, a Cluster, a Mesh, or endpoints 'host:port' in a list, got ['a:1', 3]"),
     ({"trainers": "4"}, "endpoint '4' is not 'host:port'; a number of ranks is given as an integer: trainers=4"),
     ({"trainers": "a:1,b:2,a:1"}, "endpoint 'a:1' is listed twice; every rank needs its own"),
     ({"trainers": "a:1,b:1,a:2"}, "endpoints of host 'a' are not next to each other; list them host by host"),
@@ -204,101 +215,106 @@ def test_startup_lacks_parameters():
     )
 
 
-LOSSES = [
-    (
-        lambda h: L.reduce_max(h),
-        "the loss 'reduce_max_0.tmp_0' is partial(max) over dp; reduce it over the batch with mean or reduce_sum before minimize",
-    ),
-    (
-        lambda h: L.mean(L.square(h.block.var("w"))),
-        "the loss 'mean_0.tmp_0' does not depend on any input that is split among the ranks; "
-        "declare the data that it is computed from with an open batch axis: fx.data(name, [-1, ...])",
-    ),
-]
-
-
-@pytest.mark.parametrize("loss, text", LOSSES, ids=["a maximum", "of parameters alone"])
-def test_a_loss_that_ranks_cannot_combine(loss, text):
-    assert message(lambda: transpile(net(loss=loss))) == text
-
-
-def test_losses_that_combine_differently():
-    main, startup = fx.Program("net"), fx.Program("net_startup")
-    with fx.unique_name.guard(), fx.program_guard(main, startup):
-        x = fx.data("x", [-1, 4])
-        fx.optimizer.SGD(0.1).minimize(L.reduce_sum(L.fc(x, 2)))
-        fx.optimizer.SGD(0.1).minimize(L.mean(L.fc(x, 2)))
-    assert message(lambda: transpile((main, startup, None))) == (
-        "the losses must combine over the ranks in one way: 'reduce_sum_0.tmp_0' is a sum over the batch, "
-        "'mean_0.tmp_0' is a mean over the batch; make all of them means, or all of them sums"
-    )
-
-
 def line_of(function, offset):
     return function.__code__.co_firstlineno + offset
 
 
-def test_a_penalty_on_a_summed_loss_points_at_its_line():
-    def loss(h):
-        return L.reduce_sum(h) + L.reduce_sum(L.square(h.block.var("w")))
-
-    assert message(lambda: transpile(net(loss=loss))) == (
-        "op elementwise_add cannot run on rows split over dp: inputs lie in places that do not combine over dp: "
-        "%reduce_sum_0.tmp_0 is partial(sum) over dp, %reduce_sum_1.tmp_0 is replicate; "
-        "'reduce_sum_0.tmp_0' is a sum over the batch, and a replicated term would be counted once per rank: use a mean\n"
-        "  in %elementwise_add.tmp_0 = elementwise_add(%reduce_sum_0.tmp_0, %reduce_sum_1.tmp_0)\n"
-        f'  written at "{__file__}", line {line_of(loss, 1)}, in loss'
-    )
+# -- strict: what no strategy asks for is refused ----------------------------------------------------------------------------------------
 
 
-def test_an_operator_across_the_batch_points_at_its_line():
+def test_strict_refuses_an_operator_across_the_batch():
     def loss(h):
         return L.mean(L.softmax(h, axis=0))
 
-    assert message(lambda: transpile(net(loss=loss))) == (
-        "op softmax cannot run on rows split over dp: the op works along axis 0, which must be whole over dp: "
-        "%fc_0.tmp_0 is shard(0) over dp\n"
+    assert message(lambda: transpile(net(loss=loss), fx.strategies.data_parallel(strict=True))) == (
+        "strict: a redistribute would be needed: %fc_0.tmp_0: shard(0) over dp to replicate, 12288 bytes, for softmax: whole; "
+        "annotate the operands so that they agree, or leave strict off\n"
         "  in %softmax_0.tmp_0 = softmax(%fc_0.tmp_0) {axis=0}\n"
         f'  written at "{__file__}", line {line_of(loss, 1)}, in loss'
     )
+    assert "%fc_0.tmp_0: shard(0) over dp to replicate, 12288 bytes, for softmax: whole" in transpile(net(loss=loss)).explain()
 
 
-def test_an_error_clip_would_clip_terms():
-    def loss(h):
-        fx.clip.ErrorClipByValue(0.1).attach(h)
-        return L.mean(h)
-
-    text = message(lambda: transpile(net(loss=loss)))
-    assert text.splitlines()[:2] == [
-        "an ErrorClip limits a gradient inside the backward part, before the terms of all ranks are added up, so ranks would not give one "
-        "device's values; use grad_clip of the optimizer",
-        "  in %clip.tmp_0 = clip(%fc_0.tmp_0@GRAD) {max=0.1, min=-0.1}",
-    ]
-    transpile(net(loss=loss), trainers=1).verify()
+def test_strict_allows_what_the_strategy_asks_for():
+    for name in ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2"):
+        strict = fx.strategies.get(name, strict=True)
+        assert repr(strict).endswith("strict=True)")
+        transpile(strategy=strict).verify()
 
 
-def test_gradients_without_a_loss():
-    main, startup, h = net(optimize=False)
-    with fx.program_guard(main, startup):
-        fx.gradients(h, main.global_block().var("w"))
-    assert message(lambda: transpile((main, startup, None))) == (
-        "program net has gradients, but no loss that they are of: fx.gradients names none; "
-        "use append_backward(loss) or optimizer.minimize(loss)"
+# -- steps of strategies -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_a_strategy_has_not():
+    ring, nothing = fx.strategies.ring_optimizer(), fx.transpiler.Pass()
+    for call in (ring.before, ring.after, ring.replace):
+        assert message(lambda call=call: call("bucket", nothing)) == (
+            "ring_optimizer(chunk_mb=4, roots='greedy') has no step 'bucket'; it has: "
+            "expand, groups, hosts, lower, pack, place, startup, waves"
+        )
+    assert message(lambda: ring.before("lover", nothing)) == (
+        "ring_optimizer(chunk_mb=4, roots='greedy') has no step 'lover'; did you mean 'lower'?"
+    )
+    assert message(lambda: ring.after("place", nothing, name="pack")) == (
+        "ring_optimizer(chunk_mb=4, roots='greedy') has a step 'pack' already; give the pass another name: name=..."
     )
 
 
-def test_a_gradient_that_the_forward_part_reads():
-    main, startup = fx.Program("net"), fx.Program("net_startup")
-    with fx.unique_name.guard(), fx.program_guard(main, startup):
-        x = fx.data("x", [-1, 4])
-        h = L.fc(x, 2, bias_attr=False)
-        (g,) = fx.gradients(h, x)
-        fx.optimizer.SGD(0.1).minimize(L.mean(h) + L.mean(L.square(g)), no_grad_set=[g])
-    text = message(lambda: transpile((main, startup, None)))
-    assert text.startswith(
-        "op square of the forward part reads the gradient 'x@GRAD', which each rank has for its own rows only; "
-        "programs with gradients of gradients run on one rank\n  in "
+def test_a_pass_that_comes_too_early():
+    early = fx.strategies.data_parallel().before("place", fx.transpiler.passes.lower.Lower())
+    assert message(lambda: transpile(strategy=early)) == (
+        "pass Lower(by='collective') requires programs that are placed; a pass that ensures it must come before"
     )
+
+
+def test_an_unknown_lowering():
+    odd = fx.strategies.data_parallel().replace("lower", fx.transpiler.passes.lower.Lower("rings"))
+    assert message(lambda: transpile(strategy=odd)) == "unknown algorithm by='rings'; did you mean 'ring'?"
+
+
+@dataclass(frozen=True)
+class Forgetful(fx.transpiler.Pass):
+    def run(self, pair, job):
+        return pair.main
+
+
+@dataclass(frozen=True)
+class InPlace(fx.transpiler.Pass):
+    def run(self, pair, job):
+        pair.main.global_block().oplist.pop()
+        return pair
+
+
+def test_a_pass_that_breaks_its_contract():
+    wrong = fx.strategies.data_parallel().before("groups", Forgetful())
+    assert message(lambda: transpile(strategy=wrong)) == "pass Forgetful() must return a ProgramPair, got Program"
+    wrong = fx.strategies.data_parallel().after("place", InPlace())
+    assert message(lambda: transpile(strategy=wrong)) == (
+        "pass InPlace() changed the program it was given; it must return new ones: pair.main.copy()"
+    )
+
+
+# -- meshes ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mesh_that_is_none():
+    assert message(lambda: fx.Mesh()) == "Mesh: name at least one axis: Mesh(dp=4)"
+    assert message(lambda: fx.Mesh(dp=0)) == "Mesh: axis dp must be an integer of at least 1, got 0"
+
+
+def test_an_annotation_over_an_axis_that_is_not_there():
+    def annotated():
+        main, startup = fx.Program("net"), fx.Program("net_startup")
+        with fx.unique_name.guard(), fx.program_guard(main, startup):
+            x = fx.data("x", [-1, 4])
+            loss = L.mean(L.fc(x, 3, param_attr=fx.ParamAttr(name="w", placement=fx.ir.Shard(1, "tp")), bias_attr=False))
+            fx.optimizer.SGD(0.1).minimize(loss)
+        return main, startup, loss
+
+    assert message(lambda: transpile(annotated())) == (
+        "'w' is annotated shard(1) over tp, but the ranks have no axis 'tp'; they have: dp; give trainers=fx.Mesh(dp=2, tp=2)"
+    )
+    transpile(annotated(), trainers=fx.Mesh(dp=1, tp=3)).verify()
 
 
 # -- executors --------------------------------------------------------------------------------------------------------------------------

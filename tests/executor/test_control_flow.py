@@ -88,7 +88,7 @@ def test_branches_of_other_sizes_are_refused_when_they_are_fed():
     a, b, flag = fx.data("a", [-1], "float32"), fx.data("b", [-1], "float32"), fx.data("flag", [1], "bool")
     y = L.cond(flag, lambda: a * 1.0, lambda: b * 1.0)
     feed = {"a": np.ones(2, "float32"), "b": np.ones(1, "float32"), "flag": [False]}
-    with pytest.raises(fx.ProgramError, match=r"op cond: 'cond_0.tmp_0' is f32\[2\] in the true branch and f32\[1\] in the false one"):
+    with pytest.raises(fx.ProgramError, match=r"op cond: 'cond_0.tmp_0' is f32\[2\] in true_block and f32\[1\] in false_block"):
         fx.Executor().run(feed=feed, fetch_list=[y])
 
 
@@ -144,6 +144,91 @@ def test_the_gradient_of_cond_in_cond():
         return L.cond(p, lambda: L.cond(q, lambda: x * x, lambda: x * y) * y, lambda: L.exp(x))
 
     check_gradient(build, [2, 2], flags=2)
+
+
+def test_the_gradient_of_a_branch_in_a_branch_that_reads_what_the_outer_one_computes():
+    def build(x, y, p, q):
+        def outer():
+            h = L.exp(x) * y
+            return L.cond(q, lambda: L.square(h), lambda: L.cond(p, lambda: h * x, lambda: h)) + h
+
+        return L.cond(p, outer, lambda: x * y)
+
+    check_gradient(build, [2, 2], flags=2)
+
+
+def test_the_gradient_of_a_branch_with_a_loop_beside_it():
+    x, p = fx.data("x", [2], "float64"), fx.data("p", [1], "bool")
+    x.stop_gradient = False
+
+    def branch():
+        h = L.square(x)
+        h.stop_gradient = True
+        (n,) = L.while_loop(lambda v: v < 10.0, lambda v: v + L.reduce_sum(h), [L.fill_constant([1], "float64", 0.0)])
+        return x * n
+
+    (g,) = fx.gradients([L.reduce_sum(L.cond(p, branch, lambda: x))], [x])
+    exe = fx.Executor()
+    # the loop adds 1 + 4 until 10 is reached, and counts as a constant
+    assert exe.run(feed={"x": np.array([1.0, 2.0]), "p": [True]}, fetch_list=[g])[0].tolist() == [10.0, 10.0]
+    assert exe.run(feed={"x": np.array([1.0, 2.0]), "p": [False]}, fetch_list=[g])[0].tolist() == [1.0, 1.0]
+
+
+def test_the_gradient_runs_a_branch_again_without_writing_outside(capsys):
+    """The first run's results stay, and what the gradient does not need is not computed again."""
+    x, p = fx.data("x", [3], "float32"), fx.data("p", [1], "bool")
+    v = x * 2.0
+
+    def branch():
+        L.assign(v + x, output=v)
+        L.Print(v)
+
+    L.cond(p, branch)
+    (g,) = fx.gradients(L.reduce_sum(v), x)
+    exe = fx.Executor()
+    feed = {"x": np.float32([1, 2, 3])}
+    assert [a.tolist() for a in exe.run(feed=feed | {"p": [True]}, fetch_list=[v, g])] == [[3, 6, 9], [3, 3, 3]]
+    assert [a.tolist() for a in exe.run(feed=feed | {"p": [False]}, fetch_list=[v, g])] == [[2, 4, 6], [2, 2, 2]]
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("write", [lambda v: v * v, lambda v: L.cond(L.reduce_sum(v) > 0.0, lambda: v * v, lambda: v)])
+def test_a_gradient_that_needs_a_value_which_the_branch_overwrites_is_refused(write):
+    x, p = fx.data("x", [3], "float32"), fx.data("p", [1], "bool")
+    v = x * 2.0
+
+    def branch():
+        L.assign(write(v), output=v)
+
+    L.cond(p, branch)
+    with pytest.raises(fx.ProgramError, match="write to another variable there"):
+        fx.gradients(L.reduce_sum(v), x)
+
+
+def test_a_value_that_was_counted_up_in_a_branch_cannot_be_read_again():
+    x, p = fx.data("x", [1], "float32"), fx.data("p", [1], "bool")
+    n = L.create_global_var([1], 1.0, "float32", persistable=True, name="n")
+
+    def branch():
+        y = x + n
+        L.increment(n)
+        return y * y
+
+    with pytest.raises(fx.ProgramError, match="needs 'n' as it was before a branch overwrites it; write to another variable there"):
+        fx.gradients(L.cond(p, branch, lambda: x), x)
+    assert fx.default_main_program().num_blocks == 3  # what was begun is taken back
+
+
+def test_running_statistics_in_a_branch_advance_once():
+    x, p = fx.data("x", [4, 2], "float32"), fx.data("p", [1], "bool")
+    y = L.cond(p, lambda: L.batch_norm(x, momentum=0.5, moving_mean_name="mean"), lambda: x)
+    fx.optimizer.SGD(0.0).minimize(L.reduce_sum(L.square(y)))
+    exe = fx.Executor()
+    exe.run(fx.default_startup_program())
+    value = np.float32([[1, 2], [3, 4], [5, 6], [7, 8]])
+    for run in (1, 2):
+        exe.run(feed={"x": value, "p": [True]})
+        assert fx.global_scope().get("mean").tolist() == pytest.approx((value.mean(0) * (1 - 0.5**run)).tolist())
 
 
 def test_parameters_in_branches_are_trained():
@@ -207,19 +292,28 @@ def test_a_replicated_condition_gives_one_devices_answers(strategy, ranks):
 
 
 @pytest.mark.parametrize("kind", ["cond", "while"])
-def test_a_condition_that_differs_between_ranks_is_refused(kind):
-    x = fx.data("x", [-1, 1], "float32")
-    go = L.reduce_sum(x) > 0.0
-    if kind == "cond":
-        h = L.cond(go, lambda: x * 2.0, lambda: x)
-    else:
-        h = L.scale(x, 1.0)
-        with L.While(go).block():
-            L.assign(h - 1.0, output=h)
-            L.assign(L.reduce_sum(h) > 0.0, output=go)
-    w = L.create_parameter([1], "float32", name="w")
-    fx.optimizer.SGD(0.1).minimize(L.mean(h * w))
-    with pytest.raises(fx.TranspileError) as error:
-        fx.DistributeTranspiler("data_parallel").transpile(trainers=2)
-    assert "partial" in str(error.value) or "over dp" in str(error.value)
-    assert "test_control_flow.py" in str(error.value)
+@pytest.mark.parametrize("strategy", ["data_parallel", "ring_optimizer"])
+def test_a_condition_computed_from_the_batch_is_that_of_the_whole_batch(kind, strategy):
+    main, startup = fx.Program("decided"), fx.Program("decided_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 1], "float32")
+        go = L.reduce_sum(x) > 0.0
+        if kind == "cond":
+            h = L.cond(go, lambda: x * 2.0, lambda: x)
+        else:
+            h = L.scale(x, 1.0)
+            with L.While(go).block():
+                L.assign(h - 1.0, output=h)
+                L.assign(L.reduce_sum(h) > 0.0, output=go)
+        w = L.create_parameter([1], "float32", name="w")
+        loss = L.mean(h * w)
+        fx.optimizer.SGD(0.1).minimize(loss)
+    # the ranks' own rows would decide otherwise than the whole batch
+    feeds = [{"x": np.float32([[-1], [-2], [7], [1]])}, {"x": np.float32([[3], [1], [-9], [-1]])}]
+    m = TestModel(main, startup, loss, lambda rows: feeds[0], [])
+    one, scope = train_single(m, feeds, [loss, h])
+    many, state = train_ranks(m, strategy, 2, feeds, [loss, h])
+    for a, b in zip(one, many, strict=True):
+        for x_, y_ in zip(a, b, strict=True):
+            np.testing.assert_allclose(y_, x_, rtol=1e-6)
+    np.testing.assert_allclose(state["w"], scope.get("w"), rtol=1e-6)

@@ -20,15 +20,11 @@ class Trip(OpDef):
 
     name = "t_trip"
     inputs = ("X",)
-    elementwise = True
+    pattern = "* -> * | L(0)"
 
     @staticmethod
     def infer(x):
         return x
-
-    @staticmethod
-    def place(x):
-        return x.placement
 
     @staticmethod
     def grad(b, op, g):
@@ -272,7 +268,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
     exe, loss = ranks(timeout=20)
     gate = threading.Event()
     HOOK["call"] = lambda ctx: gate.wait(0.1) if ctx.rank == 0 else None
-    real, calls = exe._collect, []
+    real, calls = exe._crew.collect, []
 
     def collect(*args):
         calls.append(args)
@@ -281,7 +277,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
         return real(*args)
 
     exe.run(feed=feed(), fetch_list=[loss])
-    monkeypatch.setattr(exe, "_collect", collect)
+    monkeypatch.setattr(exe._crew, "collect", collect)
     with pytest.raises(KeyboardInterrupt):
         exe.run(feed=feed(), fetch_list=[loss])
     with pytest.raises(fx.RankError, match="a rank failed in an earlier run"):
@@ -292,7 +288,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
 def test_an_executor_that_nobody_holds_ends_its_threads():
     exe, loss = ranks()
     exe.run(feed=feed(), fetch_list=[loss])
-    threads = [w.thread for w in exe._workers]
+    threads = [w.thread for w in exe._crew.workers]
     del exe, loss
     gc.collect()
     for t in threads:

@@ -86,7 +86,15 @@ def test_any_json_gives_a_parse_error(data):
         (lambda d: d["blocks"][0]["vars"][0].update(shape=[-2]), r"blocks\[0\].vars\[0\].shape\[0\]: expected an integer from -1"),
         (lambda d: d["blocks"][0]["vars"].append(d["blocks"][0]["vars"][0]), r"blocks\[0\].vars\[2\]: variable 'x' is declared twice"),
         (lambda d: d.update(blocks=[]), "blocks: expected one block or more, found nothing"),
-        (lambda d: d["blocks"][1].update(parent=1), r"blocks\[1\].parent: expected an integer from -1 to 0, found int '1'"),
+        (lambda d: d["blocks"][1].update(parent=1), r"blocks\[1\].parent: expected an integer from 0 to 0, found int '1'"),
+        (
+            lambda d: d["blocks"][0].update(ops=d["blocks"][0]["ops"] * 2),
+            r"blocks\[0\].ops\[1\]: op foreign runs block 1, which op foreign runs already; a block has one operator that runs it",
+        ),
+        (
+            lambda d: d["blocks"][1].update(ops=d["blocks"][0].pop("ops")),
+            r"blocks\[1\].ops\[0\]: op foreign in block 1 runs block 1, which lies in block 0; it may run blocks that lie in its own",
+        ),
     ],
 )
 def test_messages_name_the_place(change, message):

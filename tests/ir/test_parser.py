@@ -101,12 +101,15 @@ def test_defaults_are_filled_in_for_a_declared_op():
         ("program p { group dp = [0]; group dp = [1] }", "group dp is declared twice"),
         ("program p { var %x: f32[2]; var %x: f32[3] }", "%x is declared twice, before as f32\\[2\\]"),
         ("program p { var %x: f32[2] persistant }", "did you mean 'persistable'"),
+        ("program p { var %x: f32[2] partial(avg) over dp }", 'a value can wait for sum, max, min, not for "avg"'),
+        ('program p { var %x: f32[2] {owner="dp:1"} }', "variable 'x' cannot have the attribute 'owner'; it may have"),
+        ("program p { %y = t_parse_fill(%x) {shape=[2]} on dp:1 }", 'expected the end of the line after operator t_parse_fill, found "on"'),
         ("program p { %y = t_parse_fil(%x) }", "there is no op 't_parse_fil'; did you mean 't_parse_fill'"),
         ("program p { %y = t_parse_fill(%x) }", "op t_parse_fill needs attribute 'shape' \\(tuple\\), which was not given"),
         ("program p { %y = t_parse_fill(%x) {shape=[1], valu=2} }", "op t_parse_fill has no attribute 'valu'; did you mean 'value'"),
         ("program p { %y = t_parse_fill(%x, %z) {shape=[1]} }", "op t_parse_fill has 1 inputs \\(X\\), 2 are given"),
         ("program p { block 2 in 0 { } }", "blocks come in order: expected block 1, found block 2"),
-        ("program p { block 1 in 1 { } }", "expected the index of an earlier block from -1 to 0"),
+        ("program p { block 1 in 1 { } }", "expected the index of an earlier block from 0 to 0"),
         ('program p { strategy "a', "expected a quoted string"),
         ('program p { strategy "\\q" }', "this is no string: Invalid"),
     ],
@@ -114,6 +117,39 @@ def test_defaults_are_filled_in_for_a_declared_op():
 def test_messages(text, message):
     with pytest.raises(ParseError, match=message):
         parse_program(text)
+
+
+IN_ITS_OWN = "it may run blocks that lie in its own"
+LOOP = "while(%go, []) {sub_block=block 1}"
+
+
+@pytest.mark.parametrize(
+    "outer, inner, line, message",
+    [
+        (LOOP.replace("1", "0"), "", 2, f"op while in block 0 runs block 0, which is the program itself; {IN_ITS_OWN}"),
+        (LOOP, LOOP, 4, f"op while in block 1 runs block 1, which lies in block 0; {IN_ITS_OWN}"),
+        (LOOP, LOOP.replace("1", "0"), 4, f"op while in block 1 runs block 0, which is the program itself; {IN_ITS_OWN}"),
+        (LOOP, LOOP.replace("1", "2"), 4, f"op while in block 1 runs block 2, which lies in block 0; {IN_ITS_OWN}"),
+        (f"{LOOP}; f() {{a=block 1}}", "", 2, "op f runs block 1, which op while runs already; a block has one operator that runs it"),
+        ("f() {a=block 2, b=block 2}", "", 2, "op f runs block 2, which op f runs already; a block has one operator that runs it"),
+    ],
+)
+def test_blocks_that_would_run_in_a_circle_are_refused(outer, inner, line, message):
+    with pytest.raises(ParseError) as e:
+        parse_program(f"program p {{\n{outer}\nblock 1 in 0 {{\n{inner}\n}}\nblock 2 in 0 {{ }}\n}}")
+    assert str(e.value).startswith(f"line {line}: {message}\n    {line} | ")
+
+
+def test_the_blocks_of_startup_are_its_own():
+    pair = parse_pair("""program p {
+  startup:
+    f() {body=block 1}
+  startup block 1 in 0 { }
+  forward:
+    f() {body=block 1}
+  block 1 in 0 { }
+}""")
+    assert pair.main.num_blocks == pair.startup.num_blocks == 2
 
 
 def test_an_error_shows_the_line_and_points_at_the_place():

@@ -73,7 +73,7 @@ def mnist() -> Program:
         op("t_matmul", {"X": ("x",), "Y": ("w",)}, {"Out": ("y",)}),
         op("t_matmul", {"X": ("x",), "Y": ("y",)}, {"Out": ("w@GRAD",)}, Role.BACKWARD, {"transpose_x": True}, role_var=("w", "w@GRAD")),
         op("t_all_reduce", {"X": ("w@GRAD",)}, {"Out": ("w@GRAD.sum",)}, Role.BACKWARD),
-        op("t_sgd", {"Param": ("w",), "Grad": ("w@GRAD.sum",)}, {"ParamOut": ("w",)}, Role.OPTIMIZE, owner="dp:1"),
+        op("t_sgd", {"Param": ("w",), "Grad": ("w@GRAD.sum",)}, {"ParamOut": ("w",)}, Role.OPTIMIZE),
     ]
     return p
 
@@ -101,7 +101,7 @@ backward:
   %w@GRAD: f32[784,10] partial(sum) over dp = t_matmul(%x, %y) {transpose_x=true} for %w, %w@GRAD
   %w@GRAD.sum: f32[784,10] = t_all_reduce(%w@GRAD) {group="dp", op="sum"}
 optimize:
-  %w = t_sgd(%w, _, %w@GRAD.sum) on dp:1
+  %w = t_sgd(%w, _, %w@GRAD.sum)
 }
 """
 
@@ -180,7 +180,7 @@ def test_flags_are_written_where_they_differ_from_what_the_kind_implies():
 def test_a_parameter_says_what_sets_it_apart_from_other_parameters():
     w = Var("w", f32(2), persistable=True, is_parameter=True, attrs=PARAM_DEFAULTS)
     assert show_var(w) == "param %w: f32[2]"
-    assert show_var(w.changed(attrs={**PARAM_DEFAULTS, "chunk_of": "v"})) == 'param %w: f32[2] {chunk_of="v"}'
+    assert show_var(w.changed(attrs={**PARAM_DEFAULTS, "error_clip": (-1, 1)})) == "param %w: f32[2] {error_clip=[-1, 1]}"
     assert show_var(w.changed(attrs={"trainable": True})) == "param %w: f32[2] {only trainable=true}"
     assert show_var(w.changed(attrs={})) == "param %w: f32[2] {only}"
 
@@ -201,7 +201,7 @@ def test_an_excerpt_numbers_the_lines_and_marks_the_operator():
         "  in program mnist, section backward:\n"
         "        1  %w@GRAD: f32[784,10] partial(sum) over dp = t_matmul(%x, %y) {transpose_x=true} for %w, %w@GRAD\n"
         '    >   2  %w@GRAD.sum: f32[784,10] = t_all_reduce(%w@GRAD) {group="dp", op="sum"}\n'
-        "        3  %w = t_sgd(%w, _, %w@GRAD.sum) on dp:1"
+        "        3  %w = t_sgd(%w, _, %w@GRAD.sum)"
     )
     with pytest.raises(ProgramError, match="program mnist, block 0 has no operator 9; it has 4"):
         excerpt(mnist(), 9)

@@ -42,6 +42,7 @@ CASES = [
     (lambda: L.adaptive_pool2d(x(-1, 1, 4, 4), 2, require_index=True), "layers.adaptive_pool2d: require_index=True is not supported"),
     (lambda: L.dropout(x(), 1.5), "layers.dropout: dropout_prob must be from 0 to 1, got 1.5"),
     (lambda: L.dropout(x(), 0.5, dropout_implementation="upscale"), "did you mean 'upscale_in_train'?"),
+    (lambda: fx.embedding(x(), [10, 4]), "embedding: input must hold int64 or int32 ids; variable 'x' is float32"),
     (lambda: L.embedding(x(), [10, 4]), "layers.embedding: input must hold int64 or int32 ids; variable 'x' is float32"),
     (lambda: L.cross_entropy(x(), x()), "layers.cross_entropy: label must hold int64 or int32 class indices; variable 'x' is float32"),
     (lambda: L.reshape(x(), [-1, -1]), "layers.reshape: shape [-1, -1] has more than one -1"),

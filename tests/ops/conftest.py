@@ -29,12 +29,12 @@ def run_bound():
 
 
 def one_device(step=0):
-    return SimpleNamespace(step=step, rank=0, world_size=1, row_start=0, local_rows=0)
+    return SimpleNamespace(step=step, rank=0, world_size=1)
 
 
 @pytest.fixture
 def run_op():
-    def run(name, *args, ctx=None, **attrs):
+    def run(name, *args, ctx=None, part=None, **attrs):
         definition = opdef(name)
         attrs = definition.complete_attrs(attrs)
         slots = {s.name: a if isinstance(a, list) else [a] for s, a in zip(definition.in_slots, args) if a is not None}
@@ -47,6 +47,8 @@ def run_op():
         outs = [e if s.many else e[0] for e, s in zip(empty, definition.out_slots)]
         if definition.takes_ctx:
             attrs["ctx"] = ctx or one_device()
+        if part is not None:
+            attrs["part"] = part
         definition.kernel(np, *args, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs)
         return outs[0] if len(outs) == 1 else tuple(outs)
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import fluidx.ops
-from fluidx.ir import OPS, Effect, OpDef, Sample, all_ops
+from fluidx.ir import OPS, Effect, OpDef, ProgramError, Sample, all_ops
 from fluidx.testing import check_op
+from fluidx.testing.rows import thin_factors
 
 # other test files declare ops of their own
 OURS = [op.name for op in all_ops() if op.__module__.startswith("fluidx.ops.")]
@@ -31,6 +32,11 @@ def test_op_says_why_its_gradient_is_not_checked(name):
         floats = [a for a in sample.args if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
         if sample.grad == () and OPS[name].grad is not None and OPS[name].effect is Effect.PURE and floats:
             assert sample.why, f"sample {k} of {name} switches the gradient check off without saying why"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_samples_exercise_every_factor_of_the_pattern(name):
+    assert thin_factors(name) == []
 
 
 class _Double(OpDef):
@@ -106,3 +112,47 @@ def test_check_op_finds_what_is_wrong(changes, said):
         return
     with pytest.raises(AssertionError, match=f"wrong_double.*{said}"):
         check_op(op)
+
+
+def _refuse(text):
+    def grad(b, op, g):
+        raise ProgramError(text)
+
+    return staticmethod(grad)
+
+
+def _joined(b, op, g):
+    return b.concat([b.scale(op[slot], scale=0.0) if v is None else v for slot, v in zip(("Left", "Right"), g)], axis=1)
+
+
+def _halves(x):
+    return np.ascontiguousarray(x[:, :1]), np.ascontiguousarray(x[:, 1:])
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"grad": staticmethod(_joined)}, ""),
+        ({"grad": staticmethod(lambda b, op, g: None)}, "the gradient of X through Left"),
+        ({"grad": _refuse("op wrong_double is not for differentiating")}, "the gradient through Left: expected one, found ProgramError"),
+        ({"grad": _refuse("op wrong_double has a gradient through nothing")}, "the gradient: expected one through at least one output"),
+    ],
+)
+def test_check_op_swallows_no_gradient_of_an_op_with_two_outputs(changes, said):
+    two = {
+        "outputs": ("Left", "Right"),
+        "infer": staticmethod(lambda x: (x.with_shape((x.shape[0], 1)),) * 2),
+        "kernel": staticmethod(lambda xp, x: _halves(x)),
+    }
+    op = wrong(**two, **changes)
+    if not said:
+        check_op(op)
+        return
+    with pytest.raises(AssertionError, match=f"wrong_double.*{said}"):
+        check_op(op)
+
+
+def test_check_op_runs_the_rows_of_the_pattern():
+    check_op(wrong(pattern="* -> * | L(0) U(0)"))
+    with pytest.raises(AssertionError, match="wrong_double, sample 0 .*row 'monotone in 0"):
+        check_op(wrong(pattern="* -> * | D(0)"))

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 import fluidx as fx
 from fluidx.testing.models import TestModel
 
-LAYERS = ("fc", "tied", "conv", "layer_norm", "dropout", "residual", "scale_param", "matmul_param", "stop", "twice", "embedding")
+LAYERS = (
+    "fc", "tied", "conv", "layer_norm", "dropout", "residual", "scale_param", "matmul_param", "stop", "twice", "embedding",
+    "batch_norm", "centred", "softmax_of_batch", "transposed", "branch",
+)  # fmt: skip
+D = "float64"  # optimizers that divide by the root of a small moment magnify rounding
 ACTS = (None, "relu", "tanh", "sigmoid")
 OPTIMIZERS = {
     "SGD": lambda **k: fx.optimizer.SGD(0.1, **k),
@@ -84,24 +88,36 @@ def _layer(kind: str, act: str | None, h: Any, first: Any, attr: Any) -> Any:
     if kind == "residual":
         return h + L.fc(h, width, act=act)
     if kind == "scale_param":
-        return L.elementwise_mul(h, L.create_parameter([1], "float32", default_initializer=fx.initializer.Constant(0.7)))
+        return L.elementwise_mul(h, L.create_parameter([1], D, default_initializer=fx.initializer.Constant(0.7)))
     if kind == "matmul_param":
-        return L.matmul(h, L.create_parameter([width, 5], "float32", attr=attr))
+        return L.matmul(h, L.create_parameter([width, 5], D, attr=attr))
     if kind == "stop":
         side = L.fc(first, width, act="tanh")
         side.stop_gradient = True
         return h + side
     if kind == "twice":  # one value reached by two ways
         return L.fc(h, 5) + L.tanh(L.fc(h, 5))
+    if kind == "batch_norm":
+        return L.batch_norm(L.tanh(h))  # a bias right before it would have a gradient that is rounding and nothing else
+    if kind == "centred":  # needs a value of the whole batch
+        h = L.tanh(h)
+        return h - L.reduce_mean(h, dim=0)
+    if kind == "softmax_of_batch":
+        return L.softmax(L.tanh(h), axis=0)
+    if kind == "transposed":
+        return L.transpose(L.elementwise_mul(L.transpose(h, [1, 0]), L.create_parameter([width, 1], D)), [1, 0])
+    if kind == "branch":
+        # not 0: the mean of a normalized value is, but for rounding
+        return L.cond(L.reduce_mean(h) > 0.01, lambda: L.tanh(h), lambda: L.scale(h, 0.5))
     ids = L.cast(L.clip(L.slice(first, [1], [0], [1]) * 2.0 + 4.0, 0.0, 8.0), "int64")
-    return L.concat([h, L.embedding(ids, [9, 3])], axis=1)
+    return L.concat([h, L.embedding(ids, [9, 3], dtype=D)], axis=1)
 
 
 def build(r: Recipe) -> TestModel:
     L = fx.layers
     main, startup = fx.Program("random"), fx.Program("random_startup")
     with fx.unique_name.guard(), fx.program_guard(main, startup):
-        x, y = fx.data("x", [-1, 7], "float32"), fx.data("y", [-1, 3], "float32")
+        x, y = fx.data("x", [-1, 7], D), fx.data("y", [-1, 3], D)
         attr = fx.ParamAttr(learning_rate=r.param_lr, regularizer=DECAYS[r.own_decay]())
         h = L.fc(x, 6, act="tanh")
         for kind, act in r.layers:
@@ -109,7 +125,7 @@ def build(r: Recipe) -> TestModel:
         out = L.fc(h, 3, param_attr=fx.ParamAttr(name="head"))
         if r.unused:
             L.fc(h, 2)
-            L.create_parameter([4, 3], "float32", name="never_read")
+            L.create_parameter([4, 3], D, name="never_read")
         square = L.square(out - y)
         if r.loss == "mean":
             loss = L.mean(square)
@@ -128,6 +144,6 @@ def build(r: Recipe) -> TestModel:
 
     def feed(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)
-        return {"x": rng.standard_normal((rows, 7), "float32"), "y": rng.standard_normal((rows, 3), "float32")}
+        return {"x": rng.standard_normal((rows, 7)), "y": rng.standard_normal((rows, 3))}
 
     return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])

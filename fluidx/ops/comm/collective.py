@@ -1,14 +1,22 @@
-"""Collectives: operators that every rank of a group runs together, each with its dual as its gradient."""
+"""Collectives: operators that every rank of a group runs together, each with its dual as its gradient.
+
+Types are global, so each of them is the identity on the value that all ranks hold together and changes its placement only; `move` says
+how. Over op="avg" and "prod" they are operations on values and no redistributions, for no placement waits for those.
+
+The gradient of a sum over the ranks' losses by what each rank holds: a value that is the same everywhere has a term of it on each rank.
+"""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from ...comm.base import REDUCE_OPS
 from ...ir.errors import ProgramError, nearest
 from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.placement import Placed, PlaceError
-from ...ir.types import ANY, At, Partial, Placement, Shard, TensorType, show_placement
+from ...ir.parts import REDUCE
+from ...ir.parts import bounds as cut_bounds
+from ...ir.types import ANY, At, Entry, Partial, Pieces, Shard, TensorType
 from ..shared.samples import counting
 
 
@@ -17,15 +25,54 @@ def check_reduction(op: str) -> None:
         raise ProgramError(f"reduction op={op!r}; {nearest(op, REDUCE_OPS, 'there are')}")
 
 
-def move(x: Placed, group: str, expected: tuple[type, ...], becomes: Any, op: str | None = None) -> Placement:
-    """The placement after a collective over `group`: its entry must be one of `expected` (and of the same reduction)."""
-    entry = x.on(group)
-    if not isinstance(entry, expected) or (op is not None and isinstance(entry, Partial) and entry.op != op):
-        names = {type(None): "replicate", Partial: f"partial({op})" if op else "partial", Shard: "shard", At: "at"}
-        want = " or ".join(names[e] for e in expected)
-        raise PlaceError(f"%{x.name} is {show_placement(x.placement)}, expected {want} over {group}")
-    rest = tuple(p for p in x.placement if p.group != group)
-    return rest if becomes is None else (*rest, becomes)
+def check_cut(op: str, x: TensorType, axis: int, unit: int, bounds: tuple) -> None:
+    """Can a value of this type be cut so: along an axis, or into flat ranges where bounds are given?"""
+    if not bounds:
+        if not 0 <= axis < x.ndim or unit < 1:
+            raise ProgramError(f"op {op}: axis {axis} in blocks of {unit} is no cut of {x}")
+    elif list(bounds) != sorted(bounds) or bounds[0] != 0 or (x.numel != ANY and bounds[-1] != x.numel):
+        raise ProgramError(f"op {op}: bounds {list(bounds)} do not cut the elements of {x}")
+
+
+def cut_entry(group: str, axis: int, unit: int, bounds: tuple) -> Entry:
+    return Pieces(tuple(bounds), group) if bounds else Shard(axis, group, unit)
+
+
+def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: tuple = ()) -> list[Any]:
+    """The parts of an array that the n ranks of a group hold, as views."""
+    if not bounds:
+        b = cut_bounds(whole.shape[axis], n, unit)
+        return [whole[(slice(None),) * axis + (slice(b[k], b[k + 1]),)] for k in range(n)]
+    if len(bounds) != n + 1:
+        raise ProgramError(f"bounds {list(bounds)} give {len(bounds) - 1} ranges; the group has {n} ranks")
+    flat = whole.reshape(-1)
+    return [flat[bounds[k] : bounds[k + 1]] for k in range(n)]
+
+
+def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: tuple) -> list[int] | None:
+    """Where the parts of a value begin and end in its flat form; None where they are no ranges of it."""
+    if bounds:
+        return list(bounds) if len(bounds) == n + 1 else None
+    if axis != 0 or whole.numel == ANY or not whole.shape:
+        return None
+    return [prod(whole.shape[1:]) * k for k in cut_bounds(whole.shape[0], n, unit)]
+
+
+def expect(op: str, entry: Entry | None, *allowed: Entry | None) -> None:
+    """Raise ProgramError unless an operator's group has one of these entries before it."""
+    if entry not in allowed:
+        said = ["replicate" if e is None else str(e) for e in (*allowed, entry)]
+        raise ProgramError(f"op {op} takes {' or '.join(said[:-1])}, not {said[-1]}")
+
+
+def check_move(name: str, op: str) -> None:
+    if op not in REDUCE:
+        raise ProgramError(f"{name} of op {op} is no redistribution")
+
+
+def check_linear(name: str, op: str) -> None:
+    if op not in ("sum", "avg"):
+        raise ProgramError(f"{name} of op={op!r} has no gradient; 'sum' and 'avg' have")
 
 
 class NcclInit(OpDef):
@@ -35,16 +82,13 @@ class NcclInit(OpDef):
     """
 
     name = "nccl_init"
+    fluid_names = ("ncclInit", "c_comm_init")
     outputs = ()
     attrs = {"group": Required(str)}
     effect = Effect.COLLECTIVE
 
     @staticmethod
     def infer(*, group: str) -> tuple:
-        return ()
-
-    @staticmethod
-    def place(*, group: str) -> tuple:
         return ()
 
     @staticmethod
@@ -66,7 +110,6 @@ class Barrier(OpDef):
     effect = Effect.COLLECTIVE
 
     infer = NcclInit.infer
-    place = NcclInit.place
 
     @staticmethod
     def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
@@ -85,225 +128,11 @@ class AllReduce(OpDef):
     """
 
     name = "all_reduce"
+    fluid_names = ("ncclAllReduce", "c_allreduce_{op}")
     inputs = ("X",)
-    attrs = {"group": Required(str), "op": "sum", "stream": "comm"}
+    attrs = {"group": Required(str), "op": "sum"}
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
-
-    @staticmethod
-    def infer(x: TensorType, *, group: str, op: str, stream: str) -> TensorType:
-        check_reduction(op)
-        return x
-
-    @staticmethod
-    def place(x: Placed, *, group: str, op: str, stream: str) -> Placement:
-        return move(x, group, (Partial,), None, op)
-
-    @staticmethod
-    def grad(b: Any, op: Any, g: Any) -> Any:
-        if op.attrs["op"] not in ("sum", "avg"):
-            raise ProgramError(f"all_reduce of op={op.attrs['op']!r} has no gradient; 'sum' and 'avg' have")
-        return b.all_reduce(g, group=op.attrs["group"], op=op.attrs["op"])
-
-    @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, stream: str) -> None:
-        ctx.comm.all_reduce(x, out, op, ctx.group(group))
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4, 3), group="dp", op="sum", grad=(), why="needs ranks; covered by tests/comm")
-
-
-class Reduce(OpDef):
-    """The reduction of what the ranks of a group hold, on the root only; elsewhere the result is undefined.
-
-    `root` is an index into the group. The gradient is a broadcast from the root.
-    """
-
-    name = "reduce"
-    inputs = ("X",)
-    attrs = {"group": Required(str), "op": "sum", "root": Required(int), "stream": "comm"}
-    effect = Effect.COLLECTIVE
-    inplace = (("X", "Out"),)
-
-    @staticmethod
-    def infer(x: TensorType, *, group: str, op: str, root: int, stream: str) -> TensorType:
-        check_reduction(op)
-        return x
-
-    @staticmethod
-    def place(x: Placed, *, group: str, op: str, root: int, stream: str) -> Placement:
-        return move(x, group, (Partial,), At(root, group), op)
-
-    @staticmethod
-    def grad(b: Any, op: Any, g: Any) -> Any:
-        return b.broadcast(g, group=op.attrs["group"], root=op.attrs["root"])
-
-    @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, root: int, stream: str) -> None:
-        ctx.comm.reduce(x, out, op, root, ctx.group(group))
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; covered by tests/comm")
-
-
-class Broadcast(OpDef):
-    """The root's value, on every rank of the group. `root` is an index into the group.
-
-    The gradient is a reduce to the root.
-    """
-
-    name = "broadcast"
-    inputs = ("X",)
-    attrs = {"group": Required(str), "root": Required(int), "stream": "comm"}
-    effect = Effect.COLLECTIVE
-    inplace = (("X", "Out"),)
-
-    @staticmethod
-    def infer(x: TensorType, *, group: str, root: int, stream: str) -> TensorType:
-        return x
-
-    @staticmethod
-    def place(x: Placed, *, group: str, root: int, stream: str) -> Placement:
-        entry = x.on(group)
-        if isinstance(entry, At) and entry.root != root:
-            raise PlaceError(f"%{x.name} is {entry}, but the broadcast is from root {root}")
-        return move(x, group, (At, type(None)), None)
-
-    @staticmethod
-    def grad(b: Any, op: Any, g: Any) -> Any:
-        return b.reduce(g, group=op.attrs["group"], op="sum", root=op.attrs["root"])
-
-    @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, root: int, stream: str) -> None:
-        ctx.comm.broadcast(x, out, root, ctx.group(group))
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; covered by tests/comm")
-
-
-class AllGather(OpDef):
-    """The slices that the ranks of a group hold, joined along axis 0, on every rank.
-
-    `nranks` is the size of the group. The gradient is the dual collective, reduce_scatter.
-    """
-
-    name = "all_gather"
-    inputs = ("X",)
-    attrs = {"group": Required(str), "nranks": Required(int), "stream": "comm"}
-    effect = Effect.COLLECTIVE
-
-    @staticmethod
-    def infer(x: TensorType, *, group: str, nranks: int, stream: str) -> TensorType:
-        if not x.shape:
-            raise ProgramError("all_gather joins along axis 0; a value without axes has none. Reshape it to [1]")
-        return x.with_shape((ANY if x.shape[0] == ANY else x.shape[0] * nranks, *x.shape[1:]))
-
-    @staticmethod
-    def place(x: Placed, *, group: str, nranks: int, stream: str) -> Placement:
-        if isinstance(x.on(group), Shard) and x.on(group) != Shard(0, group):
-            raise PlaceError(f"%{x.name} is {x.on(group)}; all_gather joins along axis 0")
-        return move(x, group, (Shard,), None)
-
-    @staticmethod
-    def grad(b: Any, op: Any, g: Any) -> Any:
-        return b.reduce_scatter(g, group=op.attrs["group"], nranks=op.attrs["nranks"], op="sum")
-
-    @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, nranks: int, stream: str) -> None:
-        ctx.comm.all_gather(x, out, ctx.group(group))
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
-
-
-class ReduceScatter(OpDef):
-    """Slice number (own index) along axis 0 of the reduction of what the ranks of a group hold.
-
-    `nranks` is the size of the group and must divide axis 0. The gradient is the dual collective, all_gather.
-    """
-
-    name = "reduce_scatter"
-    inputs = ("X",)
-    attrs = {"group": Required(str), "nranks": Required(int), "op": "sum", "stream": "comm"}
-    effect = Effect.COLLECTIVE
-
-    @staticmethod
-    def infer(x: TensorType, *, group: str, nranks: int, op: str, stream: str) -> TensorType:
-        check_reduction(op)
-        if not x.shape or (x.shape[0] != ANY and x.shape[0] % nranks):
-            raise ProgramError(f"reduce_scatter: axis 0 of {x} must divide by the {nranks} ranks of {group}; pad it or use all_reduce")
-        return x.with_shape((ANY if x.shape[0] == ANY else x.shape[0] // nranks, *x.shape[1:]))
-
-    @staticmethod
-    def place(x: Placed, *, group: str, nranks: int, op: str, stream: str) -> Placement:
-        return move(x, group, (Partial,), Shard(0, group), op)
-
-    @staticmethod
-    def grad(b: Any, op: Any, g: Any) -> Any:
-        if op.attrs["op"] != "sum":
-            raise ProgramError(f"reduce_scatter of op={op.attrs['op']!r} has no gradient; 'sum' has")
-        return b.all_gather(g, group=op.attrs["group"], nranks=op.attrs["nranks"])
-
-    @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, nranks: int, op: str, stream: str) -> None:
-        ctx.comm.reduce_scatter(x, out, op, ctx.group(group))
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
-
-
-class AllToAll(OpDef):
-    """Slice j of axis 0 goes to rank j; the result is the slices received, in rank order.
-
-    `nranks` is the size of the group and must divide axis 0. The gradient is an all_to_all back.
-    """
-
-    name = "all_to_all"
-    inputs = ("X",)
-    attrs = {"group": Required(str), "nranks": Required(int), "stream": "comm"}
-    effect = Effect.COLLECTIVE
-
-    @staticmethod
-    def infer(x: TensorType, *, group: str, nranks: int, stream: str) -> TensorType:
-        if not x.shape or (x.shape[0] != ANY and x.shape[0] % nranks):
-            raise ProgramError(f"all_to_all: axis 0 of {x} must divide by the {nranks} ranks of {group}")
-        return x
-
-    @staticmethod
-    def place(x: Placed, *, group: str, nranks: int, stream: str) -> Placement:
-        return move(x, group, (Shard,), x.on(group))
-
-    @staticmethod
-    def grad(b: Any, op: Any, g: Any) -> Any:
-        return b.all_to_all(g, group=op.attrs["group"], nranks=op.attrs["nranks"])
-
-    @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, nranks: int, stream: str) -> None:
-        ctx.comm.all_to_all(x, out, ctx.group(group))
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4, 3), group="dp", nranks=1, grad=(), why="needs ranks; covered by tests/comm")
-
-
-class BatchWeight(OpDef):
-    """X times this rank's share of the batch: its rows, times the ranks, over all rows. Exactly X when the batch divides evenly.
-
-    It stands behind the gradient's seed, so that the mean over ranks is the mean over rows for an uneven batch too. With op="sum" the
-    share is 1, but 0 on a rank that has no rows of its own and computes on a borrowed one.
-    """
-
-    name = "batch_weight"
-    inputs = ("X",)
-    attrs = {"group": Required(str), "op": "avg"}
-    effect = Effect.RANDOM  # reads the run context, so it may not be folded or shared, but may be dropped
-    inplace = (("X", "Out"),)
-    elementwise = True
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str) -> TensorType:
@@ -311,14 +140,248 @@ class BatchWeight(OpDef):
         return x
 
     @staticmethod
-    def place(x: Placed, *, group: str, op: str) -> Placement:
-        return x.placement
+    def move(entry: Entry | None, *, group: str, op: str) -> Entry | None:
+        check_move("all_reduce", op)
+        expect("all_reduce", entry, Partial(op, group))
+        return None
+
+    @staticmethod
+    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, group: str, op: str) -> Any:
+        return a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        check_linear("all_reduce", op.attrs["op"])
+        return b.all_reduce(g, group=op.attrs["group"], op=op.attrs["op"])
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str) -> None:
-        weight = ctx.weight if op == "avg" else float(ctx.weight != 0.0)
-        xp.multiply(x, x.dtype.type(weight), out=out)
+        ctx.comm.all_reduce(x, out, op, ctx.group(group))
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(1), group="dp", grad=(), why="stands in backward parts only")
+        yield Sample.of(counting(4, 3), group="dp", op="sum", grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+
+
+class Reduce(OpDef):
+    """The reduction of what the ranks of a group hold, on the root only; elsewhere the result is undefined.
+
+    `root` is an index into the group. The gradient is a broadcast from the root, of a mean divided by the ranks.
+    """
+
+    name = "reduce"
+    fluid_names = ("ncclReduce", "c_reduce_{op}")
+    inputs = ("X",)
+    attrs = {"group": Required(str), "op": "sum", "root": Required(int)}
+    effect = Effect.COLLECTIVE
+    inplace = (("X", "Out"),)
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, op: str, root: int) -> TensorType:
+        check_reduction(op)
+        return x
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, op: str, root: int) -> Entry | None:
+        check_move("reduce", op)
+        expect("reduce", entry, Partial(op, group))
+        return At(root, group)
+
+    @staticmethod
+    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, root: int, **_: Any) -> Any:
+        return a.nothing if index != root else a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        check_linear("reduce", op.attrs["op"])
+        where = {"group": op.attrs["group"], "root": op.attrs["root"]}
+        if op.attrs["op"] == "avg":
+            return b.all_reduce(b.own_term(g, **where), group=where["group"], op="avg")
+        return b.broadcast(g, **where)
+
+    @staticmethod
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, root: int) -> None:
+        ctx.comm.reduce(x, out, op, root, ctx.group(group))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+
+
+class Broadcast(OpDef):
+    """The root's value, on every rank of the group. `root` is an index into the group.
+
+    X is read on the root only. The gradient is a reduce to the root, and 0 elsewhere.
+    """
+
+    name = "broadcast"
+    fluid_names = ("ncclBcast", "c_broadcast")
+    inputs = ("X",)
+    attrs = {"group": Required(str), "root": Required(int)}
+    effect = Effect.COLLECTIVE
+    inplace = (("X", "Out"),)
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, root: int) -> TensorType:
+        return x
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, root: int) -> Entry | None:
+        expect("broadcast", entry, At(root, group), None)
+        return None
+
+    @staticmethod
+    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, root: int, **_: Any) -> Any:
+        return xs[root]
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        where = {"group": op.attrs["group"], "root": op.attrs["root"]}
+        return b.own_term(b.reduce(g, op="sum", **where), **where)
+
+    @staticmethod
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, root: int) -> None:
+        ctx.comm.broadcast(x, out, root, ctx.group(group))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+
+
+class AllGather(OpDef):
+    """The whole of a value that is cut among the ranks of a group, on every rank.
+
+    The cut is along `axis`, between blocks of `unit` neighbours, or into the flat ranges between `bounds`. The gradient is the dual
+    collective, reduce_scatter.
+    """
+
+    name = "all_gather"
+    fluid_names = ("c_allgather", "c_allgather")
+    inputs = ("X",)
+    attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": ()}
+    effect = Effect.COLLECTIVE
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple) -> TensorType:
+        check_cut("all_gather", x, axis, unit, bounds)
+        return x
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
+        expect("all_gather", entry, cut_entry(group, axis, unit, bounds))
+        return None
+
+    @staticmethod
+    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, axis: int, unit: int, bounds: tuple, **_: Any) -> Any:
+        marks = _flat_marks(out, len(xs), axis, unit, bounds)
+        return None if marks is None else a.gathered(xs, marks, out.shape)
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        return b.reduce_scatter(g, op="sum", **_cut_of(op))
+
+    @staticmethod
+    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        x, ranks = ins[0], ctx.group(attrs["group"])
+        parts = cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"])
+        return lambda: ctx.comm.all_gather(x, parts, ranks)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="dp", axis=1, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+
+
+class ReduceScatter(OpDef):
+    """This rank's part of the reduction of what the ranks of a group hold.
+
+    The parts are cut along `axis`, between blocks of `unit` neighbours, or into the flat ranges between `bounds`. The gradient is the
+    dual collective, all_gather.
+    """
+
+    name = "reduce_scatter"
+    fluid_names = ("c_reducescatter", "c_reducescatter")
+    inputs = ("X",)
+    attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": ()}
+    effect = Effect.COLLECTIVE
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: tuple) -> TensorType:
+        check_reduction(op)
+        check_cut("reduce_scatter", x, axis, unit, bounds)
+        return x
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, op: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
+        check_move("reduce_scatter", op)
+        expect("reduce_scatter", entry, Partial(op, group))
+        return cut_entry(group, axis, unit, bounds)
+
+    @staticmethod
+    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, axis: int, unit: int, bounds: tuple, **_: Any) -> Any:
+        total = a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
+        marks = None if total is None else _flat_marks(a.type(total), len(xs), axis, unit, bounds)
+        return None if marks is None else a.shaped(a.cut(total, marks[index], marks[index + 1]), out.shape)
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        check_linear("reduce_scatter", op.attrs["op"])
+        cut = _cut_of(op)
+        if op.attrs["op"] == "avg":
+            return b.all_reduce(b.pad_part(g, **cut), group=cut["group"], op="avg")
+        return b.all_gather(g, **cut)
+
+    @staticmethod
+    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        out, op, ranks = outs[0], attrs["op"], ctx.group(attrs["group"])
+        parts = cut_views(ins[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"])
+        return lambda: ctx.comm.reduce_scatter(parts, out, op, ranks)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="dp", axis=1, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+
+
+class AllToAll(OpDef):
+    """A value that is cut along `axis`, cut along `to_axis` instead.
+
+    The cuts are between blocks of `unit` and of `to_unit` neighbours. The gradient is an all_to_all back.
+    """
+
+    name = "all_to_all"
+    fluid_names = ("alltoall", "alltoall")
+    inputs = ("X",)
+    attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1}
+    effect = Effect.COLLECTIVE
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int) -> TensorType:
+        check_cut("all_to_all", x, axis, unit, ())
+        check_cut("all_to_all", x, to_axis, to_unit, ())
+        if axis == to_axis:
+            raise ProgramError(f"op all_to_all moves a cut from one axis to another; both are {axis}")
+        return x
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int) -> Entry | None:
+        expect("all_to_all", entry, Shard(axis, group, unit))
+        return Shard(to_axis, group, to_unit)
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        a = op.attrs
+        return b.all_to_all(g, group=a["group"], axis=a["to_axis"], unit=a["to_unit"], to_axis=a["axis"], to_unit=a["unit"])
+
+    @staticmethod
+    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        ranks = ctx.group(attrs["group"])
+        sends = cut_views(ins[0], len(ranks), attrs["to_axis"], attrs["to_unit"])
+        recvs = cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"])
+        return lambda: ctx.comm.all_to_all(sends, recvs, ranks)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="dp", to_axis=1, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+
+
+def _cut_of(op: Any) -> dict[str, Any]:
+    return {k: op.attrs[k] for k in ("group", "axis", "unit", "bounds")}

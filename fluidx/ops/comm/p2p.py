@@ -6,28 +6,30 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.placement import Placed
-from ...ir.types import ANY, At, Partial, Placement, TensorType
+from ...ir.types import ANY, At, Entry, Partial, Pieces, TensorType
 from ..shared.samples import counting
-from .collective import check_reduction, move
+from .collective import check_cut, check_move, expect
 
 
 class Send(OpDef):
     """Send X to the rank `peer`, which runs the matching recv.
 
-    Neighbouring send and recv operators with the same `batch` are started together, as one NCCL group: none waits for another.
+    Neighbouring send and recv operators with the same `batch` are started together, as one NCCL group: the sends are posted first, and
+    none waits for another. So none of them may send what another of them receives.
     """
 
     name = "send"
+    fluid_names = ("send_v2", "send_v2")
     inputs = ("X",)
     outputs = ()
-    attrs = {"peer": Required(int), "group": Required(str), "batch": "", "stream": "comm"}
+    attrs = {"peer": Required(int), "group": Required(str), "batch": ""}
     effect = Effect.P2P
 
     @staticmethod
-    def infer(x: TensorType, *, peer: int, group: str, batch: str, stream: str) -> tuple:
+    def infer(x: TensorType, *, peer: int, group: str, batch: str) -> tuple:
         return ()
 
     @staticmethod
@@ -37,19 +39,20 @@ class Send(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), peer=0, group="dp", grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(counting(4, 3), peer=0, group="dp", grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
 
 
 class Recv(OpDef):
     """The value that the rank `peer` sends; `shape` and `dtype` say what it will be."""
 
     name = "recv"
-    attrs = {"peer": Required(int), "shape": Required(tuple), "dtype": "float32", "group": Required(str), "batch": "", "stream": "comm"}
+    fluid_names = ("recv_v2", "recv_v2")
+    attrs = {"peer": Required(int), "shape": Required(tuple), "dtype": "float32", "group": Required(str), "batch": ""}
     effect = Effect.P2P
 
     @staticmethod
-    def infer(*, peer: int, shape: tuple, dtype: str, group: str, batch: str, stream: str) -> TensorType:
-        return TensorType(dtype, tuple(shape))
+    def infer(*, peer: int, shape: tuple, dtype: str, group: str, batch: str) -> TensorType:
+        return TensorType(as_dtype(dtype), tuple(shape))
 
     @staticmethod
     def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
@@ -58,7 +61,12 @@ class Recv(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(peer=0, shape=(2,), group="dp", grad=(), why="needs ranks; covered by tests/comm")
+        yield Sample.of(peer=0, shape=(2,), group="dp", grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+
+
+def _whole(types: Any) -> str:
+    """Pattern words for operands that no axis of which may be cut."""
+    return ", ".join(" ".join("." * t.ndim) for t in types)
 
 
 class Chunk(OpDef):
@@ -67,19 +75,14 @@ class Chunk(OpDef):
     name = "chunk"
     inputs = ("X",)
     attrs = {"start": Required(int), "stop": Required(int)}
-    elementwise = False
+    pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L(0) U(0)")
+    meaning = staticmethod(lambda a, ins, outs, *, start, stop: [a.cut(ins[0], start, stop)])
 
     @staticmethod
     def infer(x: TensorType, *, start: int, stop: int) -> TensorType:
-        if not 0 <= start < stop or (x.numel >= 0 and stop > x.numel):
+        if not 0 <= start <= stop or (x.numel >= 0 and stop > x.numel):
             raise ProgramError(f"chunk [{start}, {stop}) does not fit {x} with {x.numel} elements")
         return x.with_shape((stop - start,))
-
-    @staticmethod
-    def place(x: Placed, *, start: int, stop: int) -> Placement:
-        for p in x.placement:
-            move(x, p.group, (Partial, At), None)  # a shard's rows are not a range of the whole laid out flat
-        return x.placement
 
     @staticmethod
     def view(x: Any, *, start: int, stop: int) -> Any:
@@ -99,6 +102,8 @@ class Pack(OpDef):
 
     name = "pack"
     inputs = ("X*",)
+    pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L({','.join(map(str, range(len(ins))))})")
+    meaning = staticmethod(lambda a, ins, outs: [a.join(ins[0])])
 
     @staticmethod
     def infer(xs: list[TensorType]) -> TensorType:
@@ -122,38 +127,63 @@ class Pack(OpDef):
 
 
 class Unpack(OpDef):
-    """The values that pack laid out one behind the other, in their `shapes`."""
+    """Values in their `shapes`, read one behind the other from the inputs laid out flat: what pack puts together, apart again."""
 
     name = "unpack"
-    inputs = ("X",)
+    inputs = ("X*",)
     outputs = ("Out*",)
     attrs = {"shapes": Required(tuple)}
+    pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> {_whole(outs)} | L({','.join(map(str, range(len(ins))))})")
+    meaning = staticmethod(lambda a, ins, outs, *, shapes: a.rows(a.join(ins[0]), shapes))
 
     @staticmethod
-    def infer(x: TensorType, *, shapes: tuple) -> list[TensorType]:
-        if x.numel != ANY and sum(prod(s) for s in shapes) != x.numel:
-            raise ProgramError(f"unpack: shapes {[list(s) for s in shapes]} do not add up to the elements of {x}")
-        return [x.with_shape(s) for s in shapes]
+    def infer(xs: list[TensorType], *, shapes: tuple) -> list[TensorType]:
+        if not xs or len({x.dtype for x in xs}) > 1:
+            raise ProgramError(f"unpack needs inputs of one dtype, got {', '.join(map(str, xs)) or 'none'}")
+        if all(x.numel != ANY for x in xs) and sum(prod(s) for s in shapes) != sum(x.numel for x in xs):
+            raise ProgramError(f"unpack: shapes {[list(s) for s in shapes]} do not add up to the elements of {', '.join(map(str, xs))}")
+        return [xs[0].with_shape(s) for s in shapes]
 
     @staticmethod
     def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        pairs, at = [], 0
-        for out in outs[0]:
-            pairs.append((out, ins[0][at : at + out.size].reshape(out.shape)))
-            at += out.size
-        return partial(_copy_all, pairs)
+        if not all(x.flags.c_contiguous for x in (*ins[0], *outs[0])):
+            return None  # laid out flat, a strided array is a copy of what it holds now
+        targets = _flats(outs[0])
+        return partial(_copy_all, [pair for x in _flats(ins[0]) for pair in _meeting(x, targets)])
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, shapes: tuple) -> list:
+    def kernel(xp: Any, xs: list, *, shapes: tuple) -> list:
+        flat = xp.concatenate([x.reshape(-1) for x in xs]) if len(xs) > 1 else xs[0].reshape(-1)
         out, at = [], 0
         for s in shapes:
-            out.append(x[at : at + prod(s)].reshape(s))
+            out.append(flat[at : at + prod(s)].reshape(s))
             at += prod(s)
         return out
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(10), shapes=((2, 3), (4,)), grad=(), why="stands beside communication only")
+        yield Sample.of([counting(10)], shapes=((2, 3), (4,)), grad=(), why="stands beside communication only")
+        yield Sample.of([counting(4), counting(2, 3)], shapes=((2, 5),), grad=(), why="stands beside communication only")
+
+
+def _flats(arrays: list) -> list[tuple[int, Any]]:
+    """Arrays laid out flat, with where each begins among them."""
+    out, at = [], 0
+    for a in arrays:
+        out.append((at, a.reshape(-1)))
+        at += a.size
+    return out
+
+
+def _meeting(x: tuple[int, Any], outs: list[tuple[int, Any]]) -> list[tuple[Any, Any]]:
+    """(target, source) for the outputs that one input reaches into."""
+    start, source = x
+    found = []
+    for at, out in outs:
+        low, high = max(at, start), min(at + out.size, start + source.size)
+        if low < high:
+            found.append((out[low - at : high - at], source[low - start : high - start]))
+    return found
 
 
 def _copy_all(pairs: list[tuple[Any, Any]]) -> None:
@@ -161,11 +191,15 @@ def _copy_all(pairs: list[tuple[Any, Any]]) -> None:
         out[...] = x
 
 
+_HOPS = ("sum", "max", "min")
+
+
 class _Ring(OpDef):
     """Base of the ring forms: one operator for all ranks, lowered to send, recv and sum by Specialize."""
 
     inputs = ("X",)
     effect = Effect.COLLECTIVE
+    abstract = True
 
     @staticmethod
     def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
@@ -173,47 +207,59 @@ class _Ring(OpDef):
 
 
 class RingReduce(_Ring):
-    """The reduction of what the ranks hold, on the root, carried from neighbour to neighbour with a partial sum added at each hop.
+    """The reduction of what the ranks hold, carried from neighbour to neighbour with a partial result added to at each hop.
 
-    Source: steps 1 to 3 of the ring scheme in Paddle's NCCL design document. Operators of one `wave` travel together.
+    It ends on the root or, where `bounds` are given, in flat ranges: each on the rank whose part it is. Operators of one `wave` travel
+    together. Source: steps 1 to 3 of the ring scheme in Paddle's NCCL design document.
     """
 
     name = "ring_reduce"
-    attrs = {"group": Required(str), "op": "sum", "root": Required(int), "wave": 0, "stream": "comm"}
+    attrs = {"group": Required(str), "op": "sum", "root": 0, "bounds": (), "wave": 0}
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, op: str, root: int, wave: int, stream: str) -> TensorType:
-        check_reduction(op)
-        if op not in ("sum", "avg"):
-            raise ProgramError(f"ring_reduce adds partial sums; op={op!r} is not 'sum' or 'avg'")
+    def infer(x: TensorType, *, group: str, op: str, root: int, bounds: tuple, wave: int) -> TensorType:
+        if op not in _HOPS:
+            raise ProgramError(f"ring_reduce adds to a partial result at each hop; op={op!r} is none of {', '.join(_HOPS)}")
+        if bounds:
+            check_cut("ring_reduce", x, 0, 1, bounds)
         return x
 
     @staticmethod
-    def place(x: Placed, *, group: str, op: str, root: int, wave: int, stream: str) -> Placement:
-        return move(x, group, (Partial,), At(root, group), op)
+    def move(entry: Entry | None, *, group: str, op: str, root: int, bounds: tuple, wave: int) -> Entry | None:
+        check_move("ring_reduce", op)
+        expect("ring_reduce", entry, Partial(op, group))
+        return Pieces(tuple(bounds), group) if bounds else At(root, group)
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4), group="dp", root=0, grad=(), why="lowered before it runs")
+        yield Sample.of(counting(4), group="dp", grad=(), why="lowered before it runs")
+        yield Sample.of(counting(4), group="dp", bounds=(0, 1, 4), grad=(), why="lowered before it runs")
 
 
 class RingBroadcast(_Ring):
-    """The root's value on every rank, handed from neighbour to neighbour.
+    """The root's value on every rank, handed from neighbour to neighbour; where `bounds` are given, every rank's flat range.
 
     Source: step 5 of the ring scheme in Paddle's NCCL design document.
     """
 
     name = "ring_broadcast"
-    attrs = {"group": Required(str), "root": Required(int), "wave": 0, "stream": "comm"}
+    attrs = {"group": Required(str), "root": 0, "bounds": (), "wave": 0}
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, root: int, wave: int, stream: str) -> TensorType:
+    def infer(x: TensorType, *, group: str, root: int, bounds: tuple, wave: int) -> TensorType:
+        if bounds:
+            check_cut("ring_broadcast", x, 0, 1, bounds)
         return x
 
     @staticmethod
-    def place(x: Placed, *, group: str, root: int, wave: int, stream: str) -> Placement:
-        return move(x, group, (At, type(None)), None)
+    def move(entry: Entry | None, *, group: str, root: int, bounds: tuple, wave: int) -> Entry | None:
+        if bounds:
+            expect("ring_broadcast", entry, Pieces(tuple(bounds), group))
+        else:
+            expect("ring_broadcast", entry, At(root, group), None)
+        return None
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4), group="dp", root=0, grad=(), why="lowered before it runs")
+        yield Sample.of(counting(4), group="dp", grad=(), why="lowered before it runs")
+        yield Sample.of(counting(4), group="dp", bounds=(0, 1, 4), grad=(), why="lowered before it runs")

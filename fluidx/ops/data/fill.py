@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import Any
@@ -12,9 +12,9 @@ import numpy as np
 from ...ir.dtypes import as_dtype, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.placement import by_group
-from ...ir.types import ANY, At, Partial, Shard, TensorType
-from ..shared.places import moved
+from ...ir.parts import Part
+from ...ir.pattern import Types, along
+from ...ir.types import ANY, TensorType
 from ..shared.types import check_range, need_ids, need_ndim, need_size, norm_axis
 
 
@@ -35,22 +35,11 @@ def batch_shape(op: str, x: TensorType, shape: Sequence[int], input_dim_idx: int
     return tuple(full)
 
 
-def _batch_place(group: str, x: Any, *, shape: Any, input_dim_idx: int, output_dim_idx: int, **_: Any) -> Any:
-    """A result as long as Input's batch is cut where the batch is cut."""
-    entry = x.on(group)
-    if isinstance(entry, Shard):
-        return Shard(output_dim_idx % len(shape), group) if entry.axis == input_dim_idx % x.type.ndim else None
-    return entry if isinstance(entry, At) else None
-
-
-batch_place = by_group(_batch_place)
-
-
-@by_group
-def _like_place(group: str, x: Any, **_: Any) -> Any:
-    """A constant in the shape of X is cut like X; of a value in terms, every rank has the shape."""
-    entry = x.on(group)
-    return None if isinstance(entry, Partial) else entry
+def batch_words(ins: Types, outs: Types, attrs: Mapping[str, Any]) -> str:
+    """The access pattern of an op whose result is as long as Input's batch, of which only the shape is read."""
+    (x,), (y,) = ins, outs
+    assert x is not None and y is not None
+    return f"~{along(attrs['input_dim_idx'], x.ndim, 'b', 'x')} -> {along(attrs['output_dim_idx'], y.ndim, 'b')}"
 
 
 def _filler(out: Any, value: float) -> Callable[[], None]:
@@ -62,7 +51,9 @@ class FillConstant(OpDef):
 
     name = "fill_constant"
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0}
+    pattern = "-> *"
     onnx = "ConstantOfShape"
+    meaning = staticmethod(lambda a, ins, outs, *, value, **_: [a.constant(value, outs[0])])
 
     @staticmethod
     def infer(*, shape, dtype, value):
@@ -78,7 +69,7 @@ class FillConstant(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(shape=(2, 3), value=1.5)
+        yield Sample.of(shape=(5, 3, 4), value=1.5)
         yield Sample.of(shape=(1,), dtype="int64", value=-3)
         yield Sample.of(shape=(), dtype="bool", value=1)
 
@@ -89,7 +80,8 @@ class FillConstantBatchSizeLike(OpDef):
     name = "fill_constant_batch_size_like"
     inputs = ("Input",)
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0, "input_dim_idx": 0, "output_dim_idx": 0}
-    place = batch_place
+    constant = True
+    pattern = staticmethod(batch_words)
 
     @staticmethod
     def infer(x, *, shape, dtype, value, input_dim_idx, output_dim_idx):
@@ -110,7 +102,8 @@ class FillZerosLike(OpDef):
 
     name = "fill_zeros_like"
     inputs = ("X",)
-    place = _like_place
+    constant = True
+    pattern = "~* -> *"
 
     @staticmethod
     def infer(x):
@@ -126,7 +119,7 @@ class FillZerosLike(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(np.ones((2, 3), "float32"), grad=(), why="the values do not depend on X")
+        yield Sample.of(np.ones((5, 3), "float32"), grad=(), why="the values do not depend on X")
 
 
 class FillAnyLike(OpDef):
@@ -135,7 +128,8 @@ class FillAnyLike(OpDef):
     name = "fill_any_like"
     inputs = ("X",)
     attrs = {"value": 0.0, "dtype": None}
-    place = _like_place
+    constant = True
+    pattern = "~* -> *"
 
     @staticmethod
     def infer(x, *, value, dtype):
@@ -151,7 +145,7 @@ class FillAnyLike(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(np.zeros((2, 3), "float32"), value=2.5, grad=(), why="the values do not depend on X")
+        yield Sample.of(np.zeros((5, 3), "float32"), value=2.5, grad=(), why="the values do not depend on X")
         yield Sample.of(np.zeros(3, "float32"), value=2, dtype="int32", grad=(), why="the values do not depend on X")
 
 
@@ -161,6 +155,7 @@ class AssignValue(OpDef):
     name = "assign_value"
     attrs = {"shape": Required(tuple), "dtype": "float32", "values": Required(tuple)}
     onnx = "Constant"
+    pattern = "-> * | K"
 
     @staticmethod
     def infer(*, shape, dtype, values):
@@ -170,16 +165,19 @@ class AssignValue(OpDef):
         return out
 
     @staticmethod
-    def kernel(xp, *, out, shape, dtype, values):
-        out[...] = xp.asarray(np.array(values).astype(np_dtype(as_dtype(dtype))).reshape(shape))
+    def kernel(xp, *, out, part=None, **attrs):
+        AssignValue.bind(xp, (), (out,), attrs, None, part=part)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        array = xp.asarray(np.array(attrs["values"]).astype(np_dtype(as_dtype(attrs["dtype"]))).reshape(attrs["shape"]))
-        return partial(outs[0].__setitem__, ..., array)
+    def bind(xp, ins, outs, attrs, ctx, part=None):
+        array = np.array(attrs["values"]).astype(np_dtype(as_dtype(attrs["dtype"]))).reshape(attrs["shape"])
+        if part is not None:
+            array = array[tuple(slice(a, b) for a, b in part.box)]
+        return partial(outs[0].__setitem__, ..., xp.asarray(array))
 
     @staticmethod
     def samples():
+        yield Sample.of(shape=(3, 4), values=tuple(range(12)))
         yield Sample.of(shape=(2, 2), values=(1.0, 2.0, 3.0, -4.5))
         yield Sample.of(shape=(1,), dtype="int64", values=(9007199254740993,))
 
@@ -193,6 +191,7 @@ class Range(OpDef):
     name = "range"
     attrs = {"start": 0.0, "end": Required(float), "step": 1.0, "dtype": "float32"}
     onnx = "Range"
+    pattern = "-> n | n@"
 
     @staticmethod
     def infer(*, start, end, step, dtype):
@@ -201,8 +200,9 @@ class Range(OpDef):
         return TensorType(as_dtype(dtype), (max(0, ceil((end - start) / step)),))
 
     @staticmethod
-    def kernel(xp, *, out, start, end, step, dtype):
-        out[...] = (xp.arange(out.shape[0], dtype="float64") * step + start).astype(out.dtype)
+    def kernel(xp, *, out, start, end, step, dtype, part=None):
+        first = part.start if part is not None else 0
+        out[...] = (xp.arange(first, first + out.shape[0], dtype="float64") * step + start).astype(out.dtype)
 
     @staticmethod
     def samples():
@@ -216,6 +216,7 @@ class Linspace(OpDef):
 
     name = "linspace"
     attrs = {"start": Required(float), "stop": Required(float), "num": Required(int), "dtype": "float32"}
+    pattern = "-> n | n@"
 
     @staticmethod
     def infer(*, start, stop, num, dtype):
@@ -223,8 +224,9 @@ class Linspace(OpDef):
         return TensorType(as_dtype(dtype), (num,))
 
     @staticmethod
-    def kernel(xp, *, out, start, stop, num, dtype):
-        out[...] = xp.linspace(start, stop, num).astype(out.dtype)
+    def kernel(xp, *, out, start, stop, num, dtype, part=None):
+        first = part.start if part is not None else 0
+        out[...] = xp.linspace(start, stop, num)[first : first + out.size].astype(out.dtype)
 
     @staticmethod
     def samples():
@@ -238,6 +240,7 @@ class Eye(OpDef):
     name = "eye"
     attrs = {"num_rows": Required(int), "num_columns": -1, "dtype": "float32"}
     onnx = "EyeLike"
+    pattern = "-> r c | K"
 
     @staticmethod
     def infer(*, num_rows, num_columns, dtype):
@@ -246,13 +249,14 @@ class Eye(OpDef):
         return TensorType(as_dtype(dtype), (num_rows, num_rows if num_columns == -1 else num_columns))
 
     @staticmethod
-    def kernel(xp, *, out, num_rows, num_columns, dtype):
-        out[...] = xp.eye(*out.shape, dtype=out.dtype)
+    def kernel(xp, *, out, num_rows, num_columns, dtype, part=None):
+        (row, _), (column, _) = part.box if part is not None else ((0, 0), (0, 0))
+        out[...] = xp.eye(*out.shape, row - column, dtype=out.dtype)
 
     @staticmethod
     def samples():
         yield Sample.of(num_rows=3)
-        yield Sample.of(num_rows=2, num_columns=4, dtype="int32")
+        yield Sample.of(num_rows=4, num_columns=5, dtype="int32")
 
 
 class Diag(OpDef):
@@ -260,7 +264,7 @@ class Diag(OpDef):
 
     name = "diag"
     inputs = ("Diagonal",)
-    place = moved(lambda x, axis: None)
+    pattern = ". -> . . | L(0)"
 
     @staticmethod
     def infer(x):
@@ -286,6 +290,7 @@ class DiagGrad(OpDef):
 
     name = "diag_grad"
     inputs, outputs = ("Out@GRAD",), ("Diagonal@GRAD",)
+    pattern = ". . -> . | L(0)"
 
     @staticmethod
     def infer(g):
@@ -303,21 +308,23 @@ class DiagGrad(OpDef):
 # -- one-hot ----------------------------------------------------------------------------------------------------------------
 
 
-def _one_hot(xp: Any, op: str, ids: Any, out: Any, depth: int, allow: bool) -> None:
-    """Put a 1 into each row of `out` at the column its id names; with `allow` an id out of range leaves its row zero."""
+def _one_hot(xp: Any, op: str, ids: Any, out: Any, depth: int, allow: bool, part: Part | None) -> None:
+    """Put a 1 into each row of `out` at the column its id names; with `allow` an id out of range leaves its row zero.
+
+    `out` may be a part of the columns.
+    """
     ids = xp.ascontiguousarray(ids).reshape(-1)
     rows = xp.arange(ids.size)
-    if allow:
-        inside = (ids >= 0) & (ids < depth)
-        ids, rows = ids[inside], rows[inside]
-    else:
+    if not allow:
         check_range(xp, op, ids, depth, "the one-hot depth")
+    if part is not None:
+        ids = ids - part.start
+    if allow or out.shape[-1] != depth:
+        inside = (ids >= 0) & (ids < out.shape[-1])
+        ids, rows = ids[inside], rows[inside]
     out.fill(0)
     if ids.size:
-        out.reshape(-1, depth)[rows, ids] = 1
-
-
-_keep_axis = moved(lambda x, axis, **_: axis, linear=False)
+        out.reshape(-1, out.shape[-1])[rows, ids] = 1
 
 
 class OneHot(OpDef):
@@ -330,7 +337,7 @@ class OneHot(OpDef):
     inputs = ("X",)
     attrs = {"depth": Required(int), "dtype": "float32", "allow_out_of_range": False}
     onnx = "OneHot"
-    place = moved(lambda x, axis, **_: axis if axis < x.type.ndim - 1 else None, linear=False)
+    pattern = "* . -> * c | c@"
 
     @staticmethod
     def infer(x, *, depth, dtype, allow_out_of_range):
@@ -342,13 +349,14 @@ class OneHot(OpDef):
         return TensorType(as_dtype(dtype), (*x.shape[:-1], depth))
 
     @staticmethod
-    def kernel(xp, x, *, out, depth, dtype, allow_out_of_range):
-        _one_hot(xp, "one_hot", x, out, depth, allow_out_of_range)
+    def kernel(xp, x, *, out, depth, dtype, allow_out_of_range, part=None):
+        _one_hot(xp, "one_hot", x, out, depth, allow_out_of_range, part)
 
     @staticmethod
     def samples():
         yield Sample.of(np.array([[1], [0], [3]], "int64"), depth=4)
         yield Sample.of(np.array([[1], [7]], "int32"), depth=2, allow_out_of_range=True, dtype="float64")
+        yield Sample.of(np.arange(6).reshape(2, 3, 1), depth=7)
 
 
 class OneHotV2(OpDef):
@@ -361,7 +369,7 @@ class OneHotV2(OpDef):
     inputs = ("X",)
     attrs = OneHot.attrs
     onnx = "OneHot"
-    place = _keep_axis
+    pattern = "* -> * c | c@"
 
     @staticmethod
     def infer(x, *, depth, dtype, allow_out_of_range):
@@ -370,10 +378,11 @@ class OneHotV2(OpDef):
         return TensorType(as_dtype(dtype), (*x.shape, depth))
 
     @staticmethod
-    def kernel(xp, x, *, out, depth, dtype, allow_out_of_range):
-        _one_hot(xp, "one_hot_v2", x, out, depth, allow_out_of_range)
+    def kernel(xp, x, *, out, depth, dtype, allow_out_of_range, part=None):
+        _one_hot(xp, "one_hot_v2", x, out, depth, allow_out_of_range, part)
 
     @staticmethod
     def samples():
         yield Sample.of(np.array([1, 0, 3], "int64"), depth=4)
         yield Sample.of(np.array([[1, -1]], "int32"), depth=2, allow_out_of_range=True)
+        yield Sample.of(np.array([[0, 6, -1], [3, 9, 2]]), depth=5, allow_out_of_range=True)

@@ -14,11 +14,11 @@ import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
-from ...ir.placement import Placed, place_elementwise
+from ...ir.parts import Part
+from ...ir.pattern import along, letters
 from ...ir.types import TensorType
-from ..shared.broadcast import broadcast_sizes
-from ..shared.places import moved
-from ..shared.samples import f32, i64
+from ..shared.broadcast import broadcast_sizes, reduced
+from ..shared.samples import bits, f32, i64
 from ..shared.types import check_range, merge_size, need_dtype, need_ids, need_ndim, norm_axis
 
 _BLOCK = 65536  # elements whose flat indices add_rows holds at a time: they stay in the cache
@@ -58,6 +58,29 @@ def take_rows(xp: Any, table: Any, ids: Any, out: Any) -> None:
         xp.take(table, ids, axis=0, out=out)
 
 
+def local_ids(ids: Any, rows: int, part: Part | None) -> tuple[Any, Any]:
+    """Ids counted from where a part of `rows` rows begins, and which of them lie in it (None: all do)."""
+    if part is None or part.size == rows:
+        return ids, None
+    ids = ids - part.start
+    return ids, (ids >= 0) & (ids < rows)
+
+
+def take_local_rows(xp: Any, op: str, what: str, table: Any, ids: Any, out: Any, part: Part | None) -> None:
+    """`out[k] = table[ids[k]]`, zeros for a row that lies in another part. Raises ExecutionError for an id that is in none."""
+    check_range(xp, op, ids, part.size if part is not None else table.shape[0], what)
+    ids, here = local_ids(ids, table.shape[0], part)
+    take_rows(xp, table, ids, out)
+    if here is not None:
+        out[~here] = 0
+
+
+def add_local_rows(xp: Any, table: Any, ids: Any, rows: Any, part: Part | None) -> None:
+    """`add_rows` of those rows that lie in this part."""
+    ids, here = local_ids(ids, table.shape[0], part)
+    add_rows(xp, table, *((ids, rows) if here is None else (ids[here], rows[here])))
+
+
 # -- gather and scatter -----------------------------------------------------------------------------------------------------
 
 
@@ -70,12 +93,12 @@ def _row_ids(op: str, slot: str, ids: TensorType) -> int:
     return ids.shape[0]
 
 
+def _id_words(ids: TensorType) -> str:
+    return "n" if ids.ndim == 1 else "n ."
+
+
 def _matrix(x: Any) -> Any:
     return x.reshape(x.shape[0], prod(x.shape[1:]))
-
-
-def _columns(x: Any, axis: int, **_: Any) -> int | None:
-    return axis if axis > 0 else None
 
 
 class Gather(OpDef):
@@ -89,12 +112,8 @@ class Gather(OpDef):
     onnx = "Gather"
 
     @staticmethod
-    def place(x, index):
-        # rows of the index become rows of the result; X must then be whole along its own axis 0
-        rows = tuple(p for p in index.placement if getattr(p, "axis", None) == 0)
-        free = {p.group for p in rows if x.on(p.group) is None}
-        rest = Placed(index.name, index.type, tuple(p for p in index.placement if p.group not in free))
-        return tuple(p for p in rows if p.group in free) + moved(_columns)(x, rest)
+    def pattern(ins, outs, attrs):
+        return f"v *, {_id_words(ins[1])} -> n * | v@ v:+ L(0)"
 
     @staticmethod
     def infer(x, index):
@@ -106,16 +125,15 @@ class Gather(OpDef):
         return b.gather_grad(op["X"], op["Index"], g), None
 
     @staticmethod
-    def kernel(xp, x, index, *, out):
-        ids = xp.ascontiguousarray(index).reshape(-1)
-        check_range(xp, "gather", ids, x.shape[0], "X")
-        take_rows(xp, x, ids, out)
+    def kernel(xp, x, index, *, out, part=None):
+        take_local_rows(xp, "gather", "X", x, xp.ascontiguousarray(index).reshape(-1), out, part)
 
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), i64(3, 0, 3))
         yield Sample.of(f32(3, 2, 2), np.array([[1], [2]], "int32"))
         yield Sample.of(f32(3), i64(2))
+        yield Sample.of(f32(5, 3, 2), i64(4, 0, 2, 4))
 
 
 class GatherGrad(OpDef):
@@ -125,18 +143,23 @@ class GatherGrad(OpDef):
     inputs, outputs = ("X", "Index", "Out@GRAD"), ("X@GRAD",)
 
     @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"~v *, {_id_words(ins[1])}, n * -> v * | v@ n:+ L(2)"
+
+    @staticmethod
     def infer(x, index, g):
         return x
 
     @staticmethod
-    def kernel(xp, x, index, g, *, out):
+    def kernel(xp, x, index, g, *, out, part=None):
         out.fill(0)
         if g.size:
-            add_rows(xp, _matrix(out), index.reshape(-1), _matrix(g))
+            add_local_rows(xp, _matrix(out), index.reshape(-1), _matrix(g), part)
 
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), i64(3, 0, 3), f32(3, 3), grad=(), why="a gradient op")
+        yield Sample.of(f32(5, 3, 2), np.array([[4], [0], [2], [4]]), f32(4, 3, 2, seed=1), grad=(), why="a gradient op")
 
 
 class IndexSelect(OpDef):
@@ -149,7 +172,11 @@ class IndexSelect(OpDef):
     inputs = ("X", "Index")
     attrs = {"dim": 0}
     onnx = "Gather"
-    place = moved(lambda x, axis, *, dim: None if axis == dim % x.type.ndim else axis)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, y = (along(attrs["dim"], ins[0].ndim, w) for w in "vn")
+        return f"{x}, n -> {y} | v@ v:+ L(0)"
 
     @staticmethod
     def infer(x, index, *, dim):
@@ -163,18 +190,22 @@ class IndexSelect(OpDef):
         return b.index_select_grad(op["X"], op["Index"], g, dim=op.attrs["dim"]), None
 
     @staticmethod
-    def kernel(xp, x, index, *, out, dim):
+    def kernel(xp, x, index, *, out, dim, part=None):
         index = xp.ascontiguousarray(index)
-        check_range(xp, "index_select", index, x.shape[dim], f"axis {dim} of X")
+        check_range(xp, "index_select", index, part.size if part is not None else x.shape[dim], f"axis {dim} of X")
+        index, here = local_ids(index, x.shape[dim], part)
         if xp is np:
             x.take(index, axis=dim, out=out, mode="clip")
         else:
             xp.take(x, index, axis=dim, out=out)
+        if here is not None:
+            xp.moveaxis(out, dim, 0)[~here] = 0
 
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), i64(3, 0, 3))
         yield Sample.of(f32(2, 3, 2), np.array([2, 2], "int32"), dim=-2)
+        yield Sample.of(f32(3, 5, 2), i64(4, 0, 4, 2), dim=1)
 
 
 class IndexSelectGrad(OpDef):
@@ -185,22 +216,28 @@ class IndexSelectGrad(OpDef):
     attrs = {"dim": 0}
 
     @staticmethod
+    def pattern(ins, outs, attrs):
+        x, y = (along(attrs["dim"], ins[0].ndim, w) for w in "vn")
+        return f"~{x}, n, {y} -> {x} | v@ n:+ L(2)"
+
+    @staticmethod
     def infer(x, index, g, *, dim):
         return x
 
     @staticmethod
-    def kernel(xp, x, index, g, *, out, dim):
+    def kernel(xp, x, index, g, *, out, dim, part=None):
         if x.size == 0 or g.size == 0:
             out.fill(0)
             return
         front = xp.moveaxis(out, dim, 0)
         table = xp.zeros(front.shape, out.dtype)
-        add_rows(xp, _matrix(table), index, _matrix(xp.ascontiguousarray(xp.moveaxis(g, dim, 0))))
+        add_local_rows(xp, _matrix(table), index, _matrix(xp.ascontiguousarray(xp.moveaxis(g, dim, 0))), part)
         front[...] = table
 
     @staticmethod
     def samples():
         yield Sample.of(f32(2, 3), i64(2, 2), f32(2, 2), dim=1, grad=(), why="a gradient op")
+        yield Sample.of(f32(3, 5, 2), i64(4, 0, 4, 2), f32(3, 4, 2, seed=1), dim=1, grad=(), why="a gradient op")
 
 
 def _nd_rows(op: str, x: TensorType, index: TensorType) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -211,6 +248,13 @@ def _nd_rows(op: str, x: TensorType, index: TensorType) -> tuple[tuple[int, ...]
     if not 1 <= k <= x.ndim:
         raise ProgramError(f"op {op}: the last axis of Index {index} must have size 1 to {x.ndim}, the axes of X {x}; found {k}")
     return index.shape[:-1], x.shape[k:]
+
+
+def _nd_words(x: TensorType, index: TensorType) -> tuple[str, str, str]:
+    """The access pattern's words for X, its first axes whole, for the ids, and for what they name."""
+    k = index.shape[-1]
+    lead, rest = letters(index.ndim - 1, "n"), letters(x.ndim - k, "d")
+    return f"{'. ' * k}{rest}", f"{lead} .", f"{lead} {rest}"
 
 
 def _flat_ids(xp: Any, op: str, index: Any, shape: Sequence[int]) -> Any:
@@ -238,7 +282,11 @@ class GatherNd(OpDef):
     name = "gather_nd"
     inputs = ("X", "Index")
     onnx = "GatherND"
-    place = moved(lambda x, axis: None)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, ids, y = _nd_words(*ins)
+        return f"{x}, {ids} -> {y} | L(0)"
 
     @staticmethod
     def infer(x, index):
@@ -261,6 +309,7 @@ class GatherNd(OpDef):
         yield Sample.of(f32(3, 4, 2), i64((0, 1), (2, 3), (0, 1)))
         yield Sample.of(f32(3, 4), i64(((0, 1),), ((2, 3),)))
         yield Sample.of(f32(3, 2), np.array([[2]], "int32"))
+        yield Sample.of(f32(3, 2, 5), i64([[0, 1], [2, 0], [2, 1], [0, 1]]))
 
 
 class GatherNdGrad(OpDef):
@@ -268,6 +317,11 @@ class GatherNdGrad(OpDef):
 
     name = "gather_nd_grad"
     inputs, outputs = ("X", "Index", "Out@GRAD"), ("X@GRAD",)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, ids, y = _nd_words(*ins[:2])
+        return f"~{x}, {ids}, {y} -> {x} | n?:+ L(2)"
 
     @staticmethod
     def infer(x, index, g):
@@ -283,6 +337,7 @@ class GatherNdGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(3, 2), i64((2,), (2,)), f32(2, 2), grad=(), why="a gradient op")
+        yield Sample.of(f32(3, 2, 5), i64([0, 1], [2, 0], [2, 1], [0, 1]), f32(4, 5, seed=1), grad=(), why="a gradient op")
 
 
 class Scatter(OpDef):
@@ -296,7 +351,10 @@ class Scatter(OpDef):
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
     inplace = (("X", "Out"),)
-    place = moved(lambda x, axis, **_: None, linear=False)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"v *, {_id_words(ins[1])}, n * -> v * | v@ n! L(0,2)"
 
     @staticmethod
     def infer(x, ids, updates, *, overwrite):
@@ -314,9 +372,12 @@ class Scatter(OpDef):
         return dx, None, du
 
     @staticmethod
-    def kernel(xp, x, ids, updates, *, out, overwrite):
+    def kernel(xp, x, ids, updates, *, out, overwrite, part=None):
         ids = xp.ascontiguousarray(ids).reshape(-1)
-        check_range(xp, "scatter", ids, x.shape[0], "X")
+        check_range(xp, "scatter", ids, part.size if part is not None else x.shape[0], "X")
+        ids, here = local_ids(ids, x.shape[0], part)
+        if here is not None:
+            ids, updates = ids[here], updates[here]
         if out is not x:
             out[...] = x
         if overwrite:
@@ -328,8 +389,9 @@ class Scatter(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), i64(2, 0), f32(2, 3, seed=1))
-        yield Sample.of(f32(4, 3), np.array([[2], [2]], "int32"), f32(2, 3, seed=1))
+        yield Sample.of(f32(4, 3), np.array([[2], [0], [2]], "int32"), f32(3, 3, seed=1))
         yield Sample.of(f32(4, 2), i64(1, 1, 3), f32(3, 2, seed=1), overwrite=False)
+        yield Sample.of(f32(5, 2, 3), i64(4, 1, 4, 0), f32(4, 2, 3, seed=1))
 
 
 class ScatterGrad(OpDef):
@@ -338,6 +400,10 @@ class ScatterGrad(OpDef):
     name = "scatter_grad"
     inputs, outputs = ("Ids", "Out@GRAD"), ("X@GRAD", "Updates@GRAD")
     attrs = {"overwrite": True}
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"{_id_words(ins[0])}, v * -> v *, n * | v! n! L(1)"
 
     @staticmethod
     def infer(ids, g, *, overwrite):
@@ -361,6 +427,7 @@ class ScatterGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(i64(2, 2), f32(3, 2), grad=(), why="a gradient op")
+        yield Sample.of(np.array([[4], [1], [4]]), f32(5, 2, 3), overwrite=False, grad=(), why="a gradient op")
 
 
 class ScatterNdAdd(OpDef):
@@ -371,8 +438,13 @@ class ScatterNdAdd(OpDef):
 
     name = "scatter_nd_add"
     inputs = ("X", "Index", "Updates")
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, ids, y = _nd_words(*ins[:2])
+        return f"{x}, {ids}, {y} -> {x} | n?! L(0,2)"
+
     inplace = (("X", "Out"),)
-    place = moved(lambda x, axis: None, linear=False)
 
     @staticmethod
     def infer(x, index, updates):
@@ -398,6 +470,7 @@ class ScatterNdAdd(OpDef):
     def samples():
         yield Sample.of(f32(4, 3), i64((2,), (2,)), f32(2, 3, seed=1))
         yield Sample.of(f32(2, 3), i64((0, 1), (1, 2), (0, 1)), f32(3, seed=1))
+        yield Sample.of(f32(2, 3, 5), i64((0, 1), (1, 2), (0, 1), (1, 0)), f32(4, 5, seed=1))
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------------
@@ -409,8 +482,7 @@ class Where(OpDef):
     name = "where"
     inputs = ("Condition", "X", "Y")
     onnx = "Where"
-    place = place_elementwise
-    elementwise = True
+    pattern = "*, *, * -> * | L(1,2)"
 
     @staticmethod
     def infer(condition, x, y):
@@ -422,9 +494,9 @@ class Where(OpDef):
     @staticmethod
     def grad(b, op, g):
         zeros = b.fill_zeros_like(g)
-        dx, dy = b.where(op["Condition"], g, zeros), b.where(op["Condition"], zeros, g)
-        shapes = [b.reduce_to(d, op[s]) if op[s].shape != g.shape else d for d, s in ((dx, "X"), (dy, "Y"))]
-        return None, *shapes
+        condition, x, y, out = op["Condition"], op["X"], op["Y"], op["Out"]
+        dx, dy = b.where(condition, g, zeros), b.where(condition, zeros, g)
+        return None, reduced(b, dx, x, out, condition, y), reduced(b, dy, y, out, condition, x)
 
     @staticmethod
     def kernel(xp, condition, x, y, *, out):
@@ -432,5 +504,6 @@ class Where(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(np.array([[True, False, True], [False, False, True]]), f32(2, 3), f32(2, 3, seed=1))
+        yield Sample.of(bits(5, 3) > 0, f32(5, 3), f32(5, 3, seed=1))
+        yield Sample.of(bits(2, 1, 3) > 0, f32(5, 3), f32(2, 5, 1, seed=1))
         yield Sample.of(np.array([[True], [False]]), f32(2, 3), f32(1, seed=1))

@@ -7,9 +7,8 @@ from typing import Any
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.placement import PlaceError, by_group
-from ...ir.types import ANY, Partial, Shard, TensorType, show_placement
-from ..shared.places import all_alike, copies, moved
+from ...ir.pattern import along, but, letters
+from ...ir.types import ANY, TensorType
 from ..shared.samples import f32
 from ..shared.types import add_sizes, merge_size, need_ndim, need_size, norm_axes, norm_axis
 
@@ -39,6 +38,10 @@ def _pieces(x: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
     return out
 
 
+def _lists(words: str, count: int) -> str:
+    return ", ".join([words] * count)
+
+
 class Concat(OpDef):
     """The inputs joined along `axis`; their other sizes are equal."""
 
@@ -46,7 +49,15 @@ class Concat(OpDef):
     inputs = ("X*",)
     attrs = {"axis": 0}
     onnx = "Concat"
-    place = all_alike(lambda x, at, *, axis: None if at == axis % x.type.ndim else at)
+
+    @staticmethod
+    def meaning(a, ins, outs, *, axis):
+        return [a.join(ins[0], outs[0].shape) if axis % outs[0].ndim == 0 else a.unknown()]
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, n = along(attrs["axis"], ins[0].ndim, "."), len(ins)
+        return f"{_lists(x, n)} -> {x} | L({','.join(map(str, range(n)))})"
 
     @staticmethod
     def infer(xs, *, axis):
@@ -69,6 +80,7 @@ class Concat(OpDef):
         yield Sample.of([f32(2, 3), f32(1, 3, seed=1)])
         yield Sample.of([f32(2, 1, 2), f32(2, 3, 2, seed=1), f32(2, 2, 2, seed=2)], axis=-2)
         yield Sample.of([f32(3)])
+        yield Sample.of([f32(5, 2, 3), f32(5, 4, 3, seed=1)], axis=1)
 
 
 class ConcatGrad(OpDef):
@@ -77,6 +89,11 @@ class ConcatGrad(OpDef):
     name = "concat_grad"
     inputs, outputs = ("X*", "Out@GRAD"), ("X@GRAD*",)
     attrs = {"axis": 0}
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, n = along(attrs["axis"], ins[-1].ndim, "."), len(outs)
+        return f"{_lists(f'~{x}', n)}, {x} -> {_lists(x, n)} | L({n})"
 
     @staticmethod
     def infer(xs, g, *, axis):
@@ -91,6 +108,7 @@ class ConcatGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of([f32(2, 3), f32(1, 3)], f32(3, 3), grad=(), why="a gradient op")
+        yield Sample.of([f32(5, 2, 3), f32(5, 4, 3)], f32(5, 6, 3), axis=1, grad=(), why="a gradient op")
 
 
 def _split_sizes(x: TensorType, num: int, sections: Sequence[int], axis: int) -> list[int]:
@@ -124,10 +142,15 @@ class Split(OpDef):
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
     onnx = "Split"
-    place = copies(
-        moved(lambda x, at, *, num, sections, axis: None if at == axis % x.type.ndim else at),
-        lambda x, *, num, sections, axis: len(sections) or num,
-    )
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = along(attrs["axis"], ins[0].ndim, ".")
+        return f"{x} -> {_lists(x, len(outs))} | L(0) U(0)"
+
+    @staticmethod
+    def meaning(a, ins, outs, *, num, sections, axis):
+        return a.rows(ins[0], [t.shape for t in outs]) if axis % a.type(ins[0]).ndim == 0 else [a.unknown()]
 
     @staticmethod
     def infer(x, *, num, sections, axis):
@@ -149,8 +172,15 @@ class Split(OpDef):
     def samples():
         yield Sample.of(f32(4, 3), num=2)
         yield Sample.of(f32(2, 6), sections=(1, 2, 3), axis=-1)
-        yield Sample.of(f32(2, 6), sections=(4, -1), axis=1)
+        yield Sample.of(f32(5, 6, 3), sections=(4, -1), axis=1)
         yield Sample.of(f32(3), num=1)
+
+
+def _stacked(ndim: int, axis: int) -> tuple[str, str]:
+    """The access pattern's words for the slices along `axis` and for the stack, of `ndim` axes."""
+    words = letters(ndim - 1, "e").split()
+    axis %= ndim
+    return " ".join(words), " ".join((*words[:axis], ".", *words[axis:]))
 
 
 class Stack(OpDef):
@@ -159,7 +189,11 @@ class Stack(OpDef):
     name = "stack"
     inputs = ("X*",)
     attrs = {"axis": 0}
-    place = all_alike(lambda x, at, *, axis: at + (at >= axis % (x.type.ndim + 1)))
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, y = _stacked(outs[0].ndim, attrs["axis"])
+        return f"{_lists(x, len(ins))} -> {y} | L({','.join(map(str, range(len(ins))))})"
 
     @staticmethod
     def infer(xs, *, axis):
@@ -182,6 +216,7 @@ class Stack(OpDef):
         yield Sample.of([f32(2, 3), f32(2, 3, seed=1)])
         yield Sample.of([f32(2, 3), f32(2, 3, seed=1), f32(2, 3, seed=2)], axis=-1)
         yield Sample.of([f32(1)], axis=1)
+        yield Sample.of([f32(5, 3), f32(5, 3, seed=1)], axis=1)
 
 
 def _unstack_count(x: TensorType, *, axis: int, num: int) -> int:
@@ -199,9 +234,11 @@ class Unstack(OpDef):
     name = "unstack"
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"axis": 0, "num": 0}
-    place = copies(
-        moved(lambda x, at, *, axis, num: None if at == axis % x.type.ndim else at - (at > axis % x.type.ndim)), _unstack_count
-    )
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        y, x = _stacked(ins[0].ndim, attrs["axis"])
+        return f"{x} -> {_lists(y, len(outs))} | L(0) U(0)"
 
     @staticmethod
     def infer(x, *, axis, num):
@@ -224,6 +261,7 @@ class Unstack(OpDef):
     def samples():
         yield Sample.of(f32(2, 3))
         yield Sample.of(f32(2, 3), axis=-1, num=3)
+        yield Sample.of(f32(5, 2, 3), axis=1)
 
 
 # -- repeating --------------------------------------------------------------------------------------------------------------
@@ -239,6 +277,23 @@ def _repeat_into(out: Any, x: Any) -> None:
     out.reshape(_paired(times, x.shape))[...] = x.reshape(_paired([1] * x.ndim, x.shape))
 
 
+def _repeated(x: TensorType, times: Sequence[int]) -> tuple[str, str, str, dict[str, int]]:
+    """The access pattern's words for X and its repeats, those for the sum over repeats, and sizes.
+
+    Where something is repeated the outer factor counts the copies: they may be cut apart, the original may not be cut.
+    """
+    words, repeats = but([k for k, d in enumerate(x.shape) if d == 1], x.ndim), []
+    for k, (word, size, t) in enumerate(zip(words.split(), x.shape, times, strict=True)):
+        repeats.append(word if t == 1 else f"t{k}" if size == 1 else f"(t{k} {word})")
+    sizes = {f"t{k}": t for k, t in enumerate(times) if t != 1}
+    return words, " ".join(repeats), " ".join(f"{t}:+" for t in sizes), sizes
+
+
+def _times(x: TensorType, y: TensorType) -> tuple[int, ...]:
+    """How often X is repeated along each axis (-1: not known yet); two open axes are both the batch."""
+    return tuple(1 if d == n else ANY if ANY in (d, n) or d == 0 else n // d for d, n in zip(x.shape, y.shape, strict=True))
+
+
 class Expand(OpDef):
     """X repeated `expand_times[i]` times along axis i."""
 
@@ -246,7 +301,11 @@ class Expand(OpDef):
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
     onnx = "Tile"
-    place = moved(lambda x, axis, *, expand_times: axis if expand_times[axis] == 1 else None)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, y, _, sizes = _repeated(ins[0], attrs["expand_times"])
+        return f"{x} -> {y} | L(0) U(0)", sizes
 
     @staticmethod
     def infer(x, *, expand_times):
@@ -256,7 +315,7 @@ class Expand(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        return b.expand_grad(op["X"], g)
+        return b.expand_grad(op["X"], g, expand_times=op.attrs["expand_times"])
 
     @staticmethod
     def kernel(xp, x, *, out, expand_times):
@@ -267,18 +326,7 @@ class Expand(OpDef):
         yield Sample.of(f32(2, 3), expand_times=(2, 1))
         yield Sample.of(f32(2, 1, 3), expand_times=(1, 4, 2))
         yield Sample.of(f32(1), expand_times=(3,))
-
-
-def _expand_as_place(group: str, x: Any, target: Any) -> Any:
-    ex, et = x.on(group), target.on(group)
-    if ex == et and not isinstance(ex, (Shard, Partial)):
-        return ex
-    if isinstance(et, Shard):
-        own, wanted = x.type.shape[et.axis], target.type.shape[et.axis]
-        if ex is None and own == 1 or ex == et and own == wanted:
-            return et
-    places = f"%{x.name} is {show_placement(x.placement)}, %{target.name} is {show_placement(target.placement)}"
-    raise PlaceError(f"inputs lie in places that do not combine over {group}: {places}")
+        yield Sample.of(f32(5, 2, 1), expand_times=(1, 3, 4))
 
 
 class ExpandAs(OpDef):
@@ -286,7 +334,11 @@ class ExpandAs(OpDef):
 
     name = "expand_as"
     inputs = ("X", "target_tensor")
-    place = by_group(_expand_as_place)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, y, _, sizes = _repeated(ins[0], _times(*ins))
+        return f"{x}, ~{y} -> {y} | L(0) U(0)", sizes
 
     @staticmethod
     def infer(x, target):
@@ -308,26 +360,37 @@ class ExpandAs(OpDef):
     def samples():
         yield Sample.of(f32(1, 3), f32(4, 3), grad=("X",))
         yield Sample.of(f32(2, 2), f32(4, 6), grad=("X",))
+        yield Sample.of(f32(5, 2, 1), f32(5, 6, 4), grad=("X",))
 
 
 class ExpandGrad(OpDef):
-    """The gradient of expand and expand_as: the sum over all repeats, in the shape of X."""
+    """The gradient of expand and expand_as: the sum over all repeats, in the shape of X, of which only the shape is read.
+
+    `expand_times` says how often each axis was repeated; without it the sizes do.
+    """
 
     name = "expand_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
+    attrs = {"expand_times": ()}
 
     @staticmethod
-    def infer(x, g):
+    def pattern(ins, outs, attrs):
+        x, y, summed, sizes = _repeated(ins[0], attrs["expand_times"] or _times(*ins))
+        return f"~{x}, {y} -> {x} | {summed} L(1)", sizes
+
+    @staticmethod
+    def infer(x, g, *, expand_times):
         return x
 
     @staticmethod
-    def kernel(xp, x, g, *, out):
+    def kernel(xp, x, g, *, out, expand_times):
         times = [o // d if d else 1 for o, d in zip(g.shape, x.shape, strict=True)]
         g.reshape(_paired(times, x.shape)).sum(axis=tuple(range(0, 2 * x.ndim, 2)), out=out)
 
     @staticmethod
     def samples():
         yield Sample.of(f32(2, 3), f32(4, 3), grad=(), why="a gradient op")
+        yield Sample.of(f32(5, 2, 1), f32(5, 6, 4), expand_times=(1, 3, 4), grad=(), why="a gradient op")
 
 
 # -- reversing, rolling, masking --------------------------------------------------------------------------------------------
@@ -343,7 +406,11 @@ class Reverse(OpDef):
     name = "reverse"
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
-    place = moved(lambda x, at, *, axis: None if at in norm_axes("reverse", axis, x.type.ndim) else at)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = but(attrs["axis"], ins[0].ndim)
+        return f"{x} -> {x} | L(0) U(0)"
 
     @staticmethod
     def infer(x, *, axis):
@@ -361,7 +428,7 @@ class Reverse(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(3, 2), axis=(0,))
-        yield Sample.of(f32(2, 3, 2), axis=(-1, 1))
+        yield Sample.of(f32(5, 3, 2), axis=(-1, 1))
 
 
 class Flip(OpDef):
@@ -370,7 +437,11 @@ class Flip(OpDef):
     name = "flip"
     inputs = ("X",)
     attrs = {"dims": Required(tuple)}
-    place = moved(lambda x, at, *, dims: None if at in norm_axes("flip", dims, x.type.ndim) else at)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = but(attrs["dims"], ins[0].ndim)
+        return f"{x} -> {x} | L(0) U(0)"
 
     @staticmethod
     def infer(x, *, dims):
@@ -388,6 +459,7 @@ class Flip(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(3, 2), dims=(0, 1))
+        yield Sample.of(f32(3, 5, 2), dims=(1,))
 
 
 class Roll(OpDef):
@@ -396,7 +468,11 @@ class Roll(OpDef):
     name = "roll"
     inputs = ("X",)
     attrs = {"shifts": Required(tuple), "dims": ()}
-    place = moved(lambda x, at, *, shifts, dims: None if not dims or at in norm_axes("roll", dims, x.type.ndim) else at)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = but(attrs["dims"] or range(ins[0].ndim), ins[0].ndim)
+        return f"{x} -> {x} | L(0) U(0)"
 
     @staticmethod
     def infer(x, *, shifts, dims):
@@ -416,7 +492,7 @@ class Roll(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(3, 2), shifts=(1,), dims=(0,))
-        yield Sample.of(f32(3, 4), shifts=(-1, 6), dims=(0, -1))
+        yield Sample.of(f32(3, 5, 4), shifts=(-1, 6), dims=(0, -1))
         yield Sample.of(f32(3, 2), shifts=(2,))
 
 
@@ -427,7 +503,7 @@ class TrilTriu(OpDef):
     inputs = ("X",)
     attrs = {"diagonal": 0, "lower": True}
     onnx = "Trilu"
-    place = moved(lambda x, axis, **_: axis if axis < x.type.ndim - 2 else None)
+    pattern = "* r c -> * r c | K L(0)"
 
     @staticmethod
     def infer(x, *, diagonal, lower):
@@ -439,7 +515,9 @@ class TrilTriu(OpDef):
         return b.tril_triu(g, **op.attrs)
 
     @staticmethod
-    def kernel(xp, x, *, out, diagonal, lower):
+    def kernel(xp, x, *, out, diagonal, lower, part=None):
+        if part is not None:
+            diagonal += part.box[-2][0] - part.box[-1][0]
         out[...] = (xp.tril if lower else xp.triu)(x, diagonal)
 
     @staticmethod
@@ -447,3 +525,4 @@ class TrilTriu(OpDef):
         yield Sample.of(f32(3, 3))
         yield Sample.of(f32(2, 3, 4), diagonal=1)
         yield Sample.of(f32(4, 3), lower=False, diagonal=-1)
+        yield Sample.of(f32(3, 5, 4))

@@ -9,6 +9,7 @@ NumPy's generator makes the words on the CPU; the same rounds, written over arra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import erf, prod, sqrt
 from typing import Any
 
@@ -17,10 +18,11 @@ import numpy as np
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.placement import PlaceError, by_group
-from ...ir.types import At, Shard, TensorType
+from ...ir.parts import Part
+from ...ir.types import TensorType
+from ..shared.samples import probabilities
 from ..shared.types import need_ndim, need_size
-from .fill import batch_place, batch_shape, fixed_shape
+from .fill import batch_shape, batch_words, fixed_shape
 
 _MASK = (1 << 64) - 1
 _CHUNK = 1 << 18  # elements drawn at a time, even: the words and temporaries of a chunk stay in the cache
@@ -161,17 +163,61 @@ def truncated_normal(xp: Any, seed: int, step: int, offset: int, shape: Sequence
     return _draw(_truncated_normal, xp, seed, step, offset, shape, dtype)
 
 
-def _fill(xp: Any, out: Any, draw: Draw, seed: int, step: int, offset: int, scale: float, shift: float) -> None:
+# -- a part of a draw -------------------------------------------------------------------------------------------------------
+
+_WHOLE_ROWS = 1 << 14  # elements of a row up to which drawing all of it and cutting costs less than beginning a draw for every run
+
+
+def flat_start(part: Part) -> int | None:
+    """The index of a part's first element in the whole laid out flat; None where the part is not one run of it."""
+    start, inner, runs = 0, 1, True
+    for (a, b), d in zip(reversed(part.box), reversed(part.shape), strict=True):
+        if not runs and b - a > 1:
+            return None
+        runs = runs and (a, b) == (0, d)
+        start, inner = start + a * inner, inner * d
+    return start
+
+
+def draw_part(xp: Any, out: Any, part: Part | None, first: int, draw: Callable[[int, Any], None]) -> None:
+    """Fill a contiguous `out` with the part of a draw that it is: `draw(i, flat)` fills a vector with elements i, i + 1, ...
+
+    `first` is the index of the whole's first element. Without `part`, `out` is the whole.
+    """
+    start = 0 if part is None else flat_start(part)
+    if start is not None:
+        draw(first + start, out.reshape(-1))
+        return
+    assert part is not None
+    (top, bottom), inner = part.box[0], prod(part.shape[1:])
+    if inner > _WHOLE_ROWS:
+        below = replace(part, box=part.box[1:], shape=part.shape[1:])
+        for k in range(top, bottom):
+            draw_part(xp, out[k - top], below, first + k * inner, draw)
+        return
+    rows = max(1, (_CHUNK if xp is np else _GPU_CHUNK) // inner)
+    window = tuple(slice(a, b) for a, b in part.box[1:])
+    for k in range(top, bottom, rows):
+        whole = xp.empty((min(rows, bottom - k), *part.shape[1:]), out.dtype)
+        draw(first + k * inner, whole.reshape(-1))
+        out[k - top : k - top + len(whole)] = whole[(slice(None), *window)]
+
+
+def _fill(xp: Any, out: Any, part: Part | None, draw: Draw, seed: int, step: int, offset: int, scale: float, shift: float) -> None:
     """`out = draw * scale + shift`, chunk by chunk, for a contiguous `out` of any float dtype."""
-    flat, wide = out.reshape(-1), out.dtype == np.float64
+    wide = out.dtype == np.float64
     f = xp.float64 if wide else xp.float32
     size = _CHUNK if xp is np else _GPU_CHUNK
-    for k in range(0, flat.size, size):
-        part = flat[k : k + size]
-        z = draw(xp, seed, step, offset + k, part.size, wide)
-        z *= f(scale)
-        z += f(shift)
-        part[...] = z.astype(part.dtype, copy=False)
+
+    def fill(first: int, flat: Any) -> None:
+        for k in range(0, flat.size, size):
+            chunk = flat[k : k + size]
+            z = draw(xp, seed, step, first + k, chunk.size, wide)
+            z *= f(scale)
+            z += f(shift)
+            chunk[...] = z.astype(chunk.dtype, copy=False)
+
+    draw_part(xp, out, part, offset, fill)
 
 
 # -- what the ops share -----------------------------------------------------------------------------------------------------
@@ -182,31 +228,11 @@ def run_step(per_run: bool, ctx: Any) -> int:
     return ctx.step if per_run else 0
 
 
-def row_offset(sharded: bool, size: int, ctx: Any) -> int:
-    """The index, in the value that one device would draw, of the first of `size` local elements."""
-    return size // ctx.local_rows * ctx.row_start if sharded and ctx.local_rows else 0
-
-
 def float_dtype(op: str, dtype: str) -> str:
     """The full dtype name, which must be a float's. Raises ProgramError otherwise."""
     if not TensorType(as_dtype(dtype), ()).is_float:
         raise ProgramError(f"op {op}: dtype must be a float type, found {dtype}")
     return as_dtype(dtype)
-
-
-@by_group
-def rows_drawn(group: str, x: Any, **_: Any) -> Any:
-    """Random numbers like X: a rank can draw its slice of the rows, not of another axis."""
-    entry = x.on(group)
-    if entry is None or isinstance(entry, At) or entry == Shard(0, group):
-        return entry
-    raise PlaceError(f"%{x.name} is {entry}; random numbers can be drawn for whole values and for slices along axis 0")
-
-
-def _draws_rows(group: str, x: Any, *, output_dim_idx: int, **attrs: Any) -> Any:
-    if isinstance(x.on(group), Shard) and output_dim_idx != 0 and attrs["input_dim_idx"] % x.type.ndim == x.on(group).axis:
-        raise PlaceError(f"%{x.name} is {x.on(group)}; only slices along axis 0 can be drawn apart, output_dim_idx is {output_dim_idx}")
-    return None
 
 
 _SHAPED = {"shape": Required(tuple), "dtype": "float32"}
@@ -219,6 +245,7 @@ class UniformRandom(OpDef):
     name = "uniform_random"
     attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "offset": 0}
     effect = Effect.RANDOM
+    pattern = "-> * | K"
     onnx = "RandomUniform"
 
     @staticmethod
@@ -228,40 +255,43 @@ class UniformRandom(OpDef):
         return TensorType(float_dtype("uniform_random", dtype), fixed_shape("uniform_random", shape))
 
     @staticmethod
-    def kernel(xp, *, out, ctx, shape, dtype, min, max, seed, per_run, offset):
-        _fill(xp, out, _uniform, seed, run_step(per_run, ctx), offset, max - min, min)
+    def kernel(xp, *, out, ctx, shape, dtype, min, max, seed, per_run, offset, part=None):
+        _fill(xp, out, part, _uniform, seed, run_step(per_run, ctx), offset, max - min, min)
 
     @staticmethod
     def samples():
         yield Sample.of(shape=(3, 5), seed=1)
         yield Sample.of(shape=(7,), min=0.0, max=2.0, seed=-5, dtype="float64", per_run=True, offset=3)
+        yield Sample.of(shape=(3, 4, 5), seed=1, offset=1)
 
 
 class UniformRandomBatchSizeLike(OpDef):
-    """`uniform_random` whose size at `output_dim_idx` is Input's at `input_dim_idx`. `sharded`: Input is a slice of the batch."""
+    """`uniform_random` whose size at `output_dim_idx` is Input's at `input_dim_idx`."""
 
     name = "uniform_random_batch_size_like"
     inputs = ("Input",)
-    attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "input_dim_idx": 0, "output_dim_idx": 0, "sharded": False}
+    attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "input_dim_idx": 0, "output_dim_idx": 0}
+    constant = True
     effect = Effect.RANDOM
 
     @staticmethod
-    def place(x, **attrs):
-        by_group(_draws_rows)(x, **attrs)
-        return batch_place(x, **attrs)
+    def pattern(ins, outs, attrs):
+        return f"{batch_words(ins, outs, attrs)} | K"
 
     @staticmethod
-    def infer(x, *, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, sharded):
+    def infer(x, *, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx):
         op = "uniform_random_batch_size_like"
         return TensorType(float_dtype(op, dtype), batch_shape(op, x, shape, input_dim_idx, output_dim_idx))
 
     @staticmethod
-    def kernel(xp, x, *, out, ctx, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, sharded):
-        _fill(xp, out, _uniform, seed, run_step(per_run, ctx), row_offset(sharded, out.size, ctx), max - min, min)
+    def kernel(xp, x, *, out, ctx, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, part=None):
+        _fill(xp, out, part, _uniform, seed, run_step(per_run, ctx), 0, max - min, min)
 
     @staticmethod
     def samples():
         yield Sample.of(np.zeros((4, 2), "float32"), shape=(-1, 3), seed=2, grad=(), why="the values do not depend on Input")
+        yield Sample.of(np.zeros((4, 5), "float32"), shape=(3, -1, 2), seed=2, input_dim_idx=1, output_dim_idx=1, grad=(),
+                        why="the values do not depend on Input")  # fmt: skip
 
 
 class GaussianRandom(OpDef):
@@ -270,6 +300,7 @@ class GaussianRandom(OpDef):
     name = "gaussian_random"
     attrs = {**_SHAPED, "mean": 0.0, "std": 1.0, **_SEEDED, "offset": 0}
     effect = Effect.RANDOM
+    pattern = "-> * | K"
     onnx = "RandomNormal"
 
     @staticmethod
@@ -277,13 +308,14 @@ class GaussianRandom(OpDef):
         return TensorType(float_dtype("gaussian_random", dtype), fixed_shape("gaussian_random", shape))
 
     @staticmethod
-    def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset):
-        _fill(xp, out, _normal, seed, run_step(per_run, ctx), offset, std, mean)
+    def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset, part=None):
+        _fill(xp, out, part, _normal, seed, run_step(per_run, ctx), offset, std, mean)
 
     @staticmethod
     def samples():
         yield Sample.of(shape=(3, 5), seed=1)
         yield Sample.of(shape=(1,), mean=3.0, std=0.5, seed=4, dtype="float64", offset=1)
+        yield Sample.of(shape=(3, 5, 7), seed=1)
 
 
 class TruncatedGaussianRandom(OpDef):
@@ -292,19 +324,21 @@ class TruncatedGaussianRandom(OpDef):
     name = "truncated_gaussian_random"
     attrs = GaussianRandom.attrs
     effect = Effect.RANDOM
+    pattern = "-> * | K"
 
     @staticmethod
     def infer(*, shape, dtype, mean, std, seed, per_run, offset):
         return TensorType(float_dtype("truncated_gaussian_random", dtype), fixed_shape("truncated_gaussian_random", shape))
 
     @staticmethod
-    def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset):
-        _fill(xp, out, _truncated_normal, seed, run_step(per_run, ctx), offset, std, mean)
+    def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset, part=None):
+        _fill(xp, out, part, _truncated_normal, seed, run_step(per_run, ctx), offset, std, mean)
 
     @staticmethod
     def samples():
         yield Sample.of(shape=(3, 5), seed=1)
         yield Sample.of(shape=(2, 2), mean=1.0, std=2.0, seed=9, dtype="float64")
+        yield Sample.of(shape=(4, 3, 5), seed=1)
 
 
 def integers(xp: Any, seed: int, step: int, offset: int, count: int, low: int, high: int) -> Any:
@@ -323,6 +357,7 @@ class Randint(OpDef):
     name = "randint"
     attrs = {"shape": Required(tuple), "dtype": "int64", "low": Required(int), "high": Required(int), **_SEEDED, "offset": 0}
     effect = Effect.RANDOM
+    pattern = "-> * | K"
 
     @staticmethod
     def infer(*, shape, dtype, low, high, seed, per_run, offset):
@@ -334,8 +369,11 @@ class Randint(OpDef):
         return TensorType(as_dtype(dtype), fixed_shape("randint", shape))
 
     @staticmethod
-    def kernel(xp, *, out, ctx, shape, dtype, low, high, seed, per_run, offset):
-        out[...] = integers(xp, seed, run_step(per_run, ctx), offset, out.size, low, high).reshape(out.shape)
+    def kernel(xp, *, out, ctx, shape, dtype, low, high, seed, per_run, offset, part=None):
+        def fill(first: int, flat: Any) -> None:
+            flat[...] = integers(xp, seed, run_step(per_run, ctx), first, flat.size, low, high)
+
+        draw_part(xp, out, part, offset, fill)
 
     @staticmethod
     def samples():
@@ -350,6 +388,7 @@ class Randperm(OpDef):
     name = "randperm"
     attrs = {"n": Required(int), "dtype": "int64", **_SEEDED}
     effect = Effect.RANDOM
+    pattern = "-> n | n@"
 
     @staticmethod
     def infer(*, n, dtype, seed, per_run):
@@ -357,8 +396,9 @@ class Randperm(OpDef):
         return TensorType(as_dtype(dtype), (n,))
 
     @staticmethod
-    def kernel(xp, *, out, ctx, n, dtype, seed, per_run):
-        out[...] = xp.argsort(lanes(xp, seed, run_step(per_run, ctx), 0, n, 64))
+    def kernel(xp, *, out, ctx, n, dtype, seed, per_run, part=None):
+        start = part.start if part is not None else 0
+        out[...] = xp.argsort(lanes(xp, seed, run_step(per_run, ctx), 0, n, 64))[start : start + out.size]
 
     @staticmethod
     def samples():
@@ -367,14 +407,14 @@ class Randperm(OpDef):
 
 
 class Bernoulli(OpDef):
-    """1 with the probability that X holds, else 0, element by element. `sharded`: X is a slice of the batch."""
+    """1 with the probability that X holds, else 0, element by element."""
 
     name = "bernoulli"
     inputs = ("X",)
-    attrs = {**_SEEDED, "sharded": False}
+    attrs = _SEEDED
     effect = Effect.RANDOM
     onnx = "Bernoulli"
-    place = rows_drawn
+    pattern = "* -> * | K"
 
     @staticmethod
     def infer(x, **_):
@@ -382,23 +422,25 @@ class Bernoulli(OpDef):
         return x
 
     @staticmethod
-    def kernel(xp, x, *, out, ctx, seed, per_run, sharded):
-        u = uniform(xp, seed, run_step(per_run, ctx), row_offset(sharded, x.size, ctx), x.shape)
+    def kernel(xp, x, *, out, ctx, seed, per_run, part=None):
+        u = xp.empty(x.shape, "float32")
+        _fill(xp, u, part, _uniform, seed, run_step(per_run, ctx), 0, 1.0, 0.0)
         out[...] = u < x
 
     @staticmethod
     def samples():
         yield Sample.of(np.array([[0, 1, 0.5], [0.2, 0.8, 1]], "float32"), seed=5, grad=(), why="a step function")
+        yield Sample.of(np.linspace(0, 1, 60, dtype="float32").reshape(3, 5, 4), seed=6, grad=(), why="a step function")
 
 
 class SamplingId(OpDef):
-    """For each row of probabilities X [n, classes] one class, drawn with them. `sharded`: X is a slice of the batch."""
+    """For each row of probabilities X [n, classes] one class, drawn with them."""
 
     name = "sampling_id"
     inputs = ("X",)
-    attrs = {"seed": 0, "per_run": True, "sharded": False}
+    attrs = {"seed": 0, "per_run": True}
     effect = Effect.RANDOM
-    place = rows_drawn
+    pattern = "n c -> n | c! K"
 
     @staticmethod
     def infer(x, **_):
@@ -407,9 +449,9 @@ class SamplingId(OpDef):
         return TensorType("int64", x.shape[:1])
 
     @staticmethod
-    def kernel(xp, x, *, out, ctx, seed, per_run, sharded):
-        n = x.shape[0]
-        u = uniform(xp, seed, run_step(per_run, ctx), row_offset(sharded, n, ctx), (n, 1), "float64")
+    def kernel(xp, x, *, out, ctx, seed, per_run, part=None):
+        u = xp.empty((x.shape[0], 1), "float64")
+        _fill(xp, u[:, 0], part, _uniform, seed, run_step(per_run, ctx), 0, 1.0, 0.0)
         upper = xp.cumsum(x, axis=1, dtype=xp.float64)
         # the last class takes what rounding leaves; a class of probability 0 is never the first above u * total
         out[...] = xp.minimum((upper <= u * upper[:, -1:]).sum(axis=1), x.shape[1] - 1)
@@ -417,3 +459,4 @@ class SamplingId(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(np.array([[0, 1, 0], [0.5, 0, 0.5]], "float32"), seed=5, grad=(), why="the result is an id")
+        yield Sample.of(probabilities(7, 4), seed=5, grad=(), why="the result is an id")

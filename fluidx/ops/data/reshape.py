@@ -5,16 +5,15 @@ What NumPy can express as a view costs nothing at run time; `view` gives None wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.placement import PlaceError, by_group
-from ...ir.types import ANY, At, Shard, TensorType
-from ..shared.places import moved
+from ...ir.pattern import Types, but, fold, letters, match_axes
+from ...ir.types import ANY, TensorType
 from ..shared.samples import f32
 from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis
 
@@ -55,19 +54,9 @@ def _resolve(op: str, x: TensorType, shape: Sequence[int]) -> tuple[int, ...]:
         if given == 0 or held % given:
             raise ProgramError(f"op {op}: {x} has {held} elements to spread over {list(shape)}; {held} does not divide by {given}")
         dims[list(shape).index(-1)] = held // given
-    elif held != given:
+    elif held != given and mul_sizes(dims) != x.numel:  # of an empty value nothing is left either way
         raise ProgramError(f"op {op}: {x} cannot take the shape {list(shape)}: expected {given} elements, found {held}")
     return tuple(dims)
-
-
-def _reshape_axis(x: Any, axis: int, *, shape: Sequence[int], **_: Any) -> int | None:
-    """Rows stay rows when everything before them is kept and their own count is left to the run (0 or -1)."""
-    if axis >= len(shape) or shape[axis] not in (0, -1):
-        return None
-    for i in range(axis):
-        if shape[i] != 0 and (shape[i] == -1 or shape[i] != x.type.shape[i]):
-            return None
-    return axis
 
 
 def _reshape_back(b: Any, x: Any, g: Any) -> Any:
@@ -77,6 +66,17 @@ def _reshape_back(b: Any, x: Any, g: Any) -> Any:
     if x.ndim > 0 and all(d > 0 for d in x.shape[1:]):
         return b.reshape(g, shape=(-1, *x.shape[1:]))
     return b.reshape_grad(g, x)
+
+
+def _same_elements(ins: Types, outs: Types, attrs: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
+    """The access pattern of an op that keeps all elements in order, whatever their axes."""
+    x, y, sizes, whole = match_axes(ins[0].shape, outs[0].shape)  # type: ignore[union-attr]
+    return f"{x} -> {y} | {whole} L(0) U(0)", sizes
+
+
+def _laid_out(a, ins, outs, **_):
+    """For the proof: the same elements in another shape."""
+    return [a.shaped(ins[0], outs[0].shape)]
 
 
 class Reshape(OpDef):
@@ -89,7 +89,9 @@ class Reshape(OpDef):
     inputs = ("X",)
     attrs = {"shape": Required(tuple)}
     onnx = "Reshape"
-    place = moved(_reshape_axis)
+    pattern = staticmethod(_same_elements)
+    local_attrs = staticmethod(lambda attrs, ins, outs: {**attrs, "shape": outs[0]})
+    meaning = staticmethod(_laid_out)
 
     @staticmethod
     def infer(x, *, shape):
@@ -111,7 +113,10 @@ class Reshape(OpDef):
     def samples():
         yield Sample.of(f32(2, 6), shape=(2, 3, 2))
         yield Sample.of(f32(2, 3, 4), shape=(0, -1))
-        yield Sample.of(f32(2, 3, 4), shape=(-1, 4))
+        yield Sample.of(f32(5, 3, 4), shape=(-1, 4))
+        yield Sample.of(f32(15, 8), shape=(5, 3, 2, 4))
+        yield Sample.of(f32(5, 1, 6), shape=(5, 2, 1, 3))
+        yield Sample.of(f32(4, 3), shape=(6, 2))
         yield Sample.of(f32(3, 0, 2), shape=(0, 0, 2))
         yield Sample.of(f32(1), shape=())
 
@@ -121,6 +126,12 @@ class ReshapeGrad(OpDef):
 
     name = "reshape_grad"
     inputs, outputs = ("Out@GRAD", "X"), ("X@GRAD",)
+    meaning = staticmethod(_laid_out)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        g, x, sizes, whole = match_axes(ins[0].shape, ins[1].shape)
+        return f"{g}, ~{x} -> {x} | {whole} L(0) U(0)", sizes
 
     @staticmethod
     def infer(g, x):
@@ -135,6 +146,7 @@ class ReshapeGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(6, 2), f32(2, 6), grad=(), why="a gradient op")
+        yield Sample.of(f32(15, 4), f32(5, 3, 4), grad=(), why="a gradient op")
 
 
 class Flatten(OpDef):
@@ -144,7 +156,13 @@ class Flatten(OpDef):
     inputs = ("X",)
     attrs = {"axis": 1}
     onnx = "Flatten"
-    place = moved(lambda x, at, *, axis: 1 if at == axis else 0 if at == 0 else None)
+    meaning = staticmethod(_laid_out)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        (x,), k = ins, attrs["axis"]
+        rows, columns = letters(k, "a"), letters(x.ndim - k, "b")
+        return f"{rows} {columns} -> {fold(rows, x.shape[:k])} {fold(columns, x.shape[k:])} | L(0) U(0)"
 
     @staticmethod
     def infer(x, *, axis):
@@ -168,7 +186,7 @@ class Flatten(OpDef):
     def samples():
         yield Sample.of(f32(2, 3, 4))
         yield Sample.of(f32(2, 3, 4), axis=0)
-        yield Sample.of(f32(2, 3, 4), axis=2)
+        yield Sample.of(f32(5, 3, 4), axis=2)
         yield Sample.of(f32(2, 3), axis=2)
 
 
@@ -183,11 +201,6 @@ def _squeezed(x: TensorType, axes: Sequence[int]) -> tuple[int, ...]:
     return drop
 
 
-def _squeeze_axis(x: Any, axis: int, *, axes: Sequence[int]) -> int | None:
-    drop = _squeezed(x.type, axes)
-    return None if axis in drop else axis - sum(a < axis for a in drop)
-
-
 class Squeeze(OpDef):
     """X without the named axes of size 1; without `axes`, without every axis of size 1.
 
@@ -198,7 +211,24 @@ class Squeeze(OpDef):
     inputs = ("X",)
     attrs = {"axes": ()}
     onnx = "Squeeze"
-    place = moved(_squeeze_axis)
+    meaning = staticmethod(_laid_out)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        drop, words = _squeezed(ins[0], attrs["axes"]), letters(ins[0].ndim, "e").split()
+        kept = [w for k, w in enumerate(words) if k not in drop]
+        return f"{but(drop, len(words)) if words else ''} -> {' '.join(kept)} | L(0) U(0)"
+
+    @staticmethod
+    def local_attrs(attrs, ins, outs):
+        """Without `axes`, a part of one row must keep its rows: any axes of size 1 that leave the right shape will do."""
+        drop, j = [], 0
+        for k, d in enumerate(ins[0]):
+            if j < len(outs[0]) and outs[0][j] == d:
+                j += 1
+            else:
+                drop.append(k)
+        return attrs if attrs["axes"] or not drop else {**attrs, "axes": tuple(drop)}
 
     @staticmethod
     def infer(x, *, axes):
@@ -216,8 +246,8 @@ class Squeeze(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(2, 1, 3, 1))
-        yield Sample.of(f32(2, 1, 3, 1), axes=(-1,))
+        yield Sample.of(f32(3, 1, 5, 1))
+        yield Sample.of(f32(3, 4, 5, 1), axes=(-1,))
         yield Sample.of(f32(1), axes=(0,))
 
 
@@ -230,11 +260,6 @@ def _unsqueezed(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(at)
 
 
-def _unsqueeze_axis(x: Any, axis: int, *, axes: Sequence[int]) -> int:
-    new = set(_unsqueezed(x.type.ndim, axes))
-    return [i for i in range(x.type.ndim + len(new)) if i not in new][axis]
-
-
 class Unsqueeze(OpDef):
     """X with axes of size 1 inserted at `axes`, one after another."""
 
@@ -242,7 +267,13 @@ class Unsqueeze(OpDef):
     inputs = ("X",)
     attrs = {"axes": Required(tuple)}
     onnx = "Unsqueeze"
-    place = moved(_unsqueeze_axis)
+    meaning = staticmethod(_laid_out)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        new, words = set(_unsqueezed(ins[0].ndim, attrs["axes"])), letters(ins[0].ndim, "e")
+        old = iter(words.split())
+        return f"{words} -> {' '.join('.' if k in new else next(old) for k in range(outs[0].ndim))} | L(0) U(0)"
 
     @staticmethod
     def infer(x, *, axes):
@@ -261,7 +292,7 @@ class Unsqueeze(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(2, 3), axes=(0, 2))
+        yield Sample.of(f32(5, 3), axes=(0, 2))
         yield Sample.of(f32(2, 3), axes=(-1,))
         yield Sample.of(f32(3), axes=(1, 0))
 
@@ -273,7 +304,11 @@ class Transpose(OpDef):
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
     onnx = "Transpose"
-    place = moved(lambda x, at, *, axis: norm_axes("transpose", axis, x.type.ndim).index(at))
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        words = letters(ins[0].ndim, "e").split()
+        return f"{' '.join(words)} -> {' '.join(words[a] for a in attrs['axis'])} | L(0) U(0)"
 
     @staticmethod
     def infer(x, *, axis):
@@ -292,16 +327,9 @@ class Transpose(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(2, 3, 4), axis=(2, 0, 1))
+        yield Sample.of(f32(5, 3, 4), axis=(2, 0, 1))
         yield Sample.of(f32(2, 3), axis=(-1, 0))
         yield Sample.of(f32(1), axis=(0,))
-
-
-def _shape_place(group: str, x: Any, **_: Any) -> Any:
-    entry = x.on(group)
-    if isinstance(entry, Shard):
-        raise PlaceError(f"%{x.name} is {entry}; its local sizes are not the sizes of the value")
-    return entry if isinstance(entry, At) else None  # every term of a sum has the sum's sizes
 
 
 class Shape(OpDef):
@@ -311,7 +339,10 @@ class Shape(OpDef):
     inputs = ("Input",)
     attrs = {"dtype": "int32"}
     onnx = "Shape"
-    place = by_group(_shape_place)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"~{but(range(ins[0].ndim), ins[0].ndim)} -> ."  # no axis is cut: what is read is the shape of the whole
 
     @staticmethod
     def infer(x, *, dtype):

@@ -6,6 +6,7 @@ before it runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy as np
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
+from ...ir.pattern import Types, along, but
 from ...ir.types import ANY, TensorType
-from ..shared.places import moved
 from ..shared.samples import apart
 from ..shared.types import need_ids, need_ndim, need_size, norm_axis
 
@@ -35,10 +36,14 @@ def _put_along(xp: Any, out: Any, ids: Any, values: Any, axis: int) -> None:
     front[(*grid, ids)] = values
 
 
-def _both(keeps: Any) -> Any:
-    """Two outputs that lie alike."""
-    rule = moved(keeps, linear=False)
-    return lambda x, **attrs: (rule(x, **attrs),) * 2
+def _along(words: str, roles: str) -> Any:
+    """The pattern of an op that works along `axis`: `X` stands for a value that has it whole, `K` for a choice along it."""
+
+    def pattern(ins, outs, attrs):
+        x, k = (along(attrs.get("axis", -1), ins[0].ndim, word) for word in "ck")
+        return f"{words.replace('X', x).replace('K', k)} | {roles}"
+
+    return staticmethod(pattern)
 
 
 class TopK(OpDef):
@@ -51,7 +56,7 @@ class TopK(OpDef):
     inputs, outputs = ("X",), ("Out", "Indices")
     attrs = {"k": 1}
     onnx = "TopK"
-    place = _both(lambda x, at, *, k: at if at < x.type.ndim - 1 else None)
+    pattern = _along("X -> K, K", "c! k!")
 
     @staticmethod
     def infer(x, *, k):
@@ -79,7 +84,7 @@ class TopK(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(apart(3, 5))
-        yield Sample.of(apart(2, 2, 4), k=3)
+        yield Sample.of(apart(5, 3, 4), k=2)
         yield Sample.of(np.array([3, 1, 3, 2], "int32"), k=4)
 
 
@@ -89,7 +94,7 @@ class Argsort(OpDef):
     name = "argsort"
     inputs, outputs = ("X",), ("Out", "Indices")
     attrs = {"axis": -1, "descending": False}
-    place = _both(lambda x, at, *, axis, descending: None if at == axis % x.type.ndim else at)
+    pattern = _along("X -> X, X", "c!")
 
     @staticmethod
     def infer(x, *, axis, descending):
@@ -114,6 +119,7 @@ class Argsort(OpDef):
     def samples():
         yield Sample.of(apart(3, 5))
         yield Sample.of(apart(3, 2), axis=0, descending=True)
+        yield Sample.of(apart(5, 4, 3), axis=1)
         yield Sample.of(np.array([2, 1, 2, -128], "int8"), descending=True)
 
 
@@ -123,6 +129,7 @@ class ArgsortGrad(OpDef):
     name = "argsort_grad"
     inputs, outputs = ("X", "Indices", "Out@GRAD"), ("X@GRAD",)
     attrs = {"axis": -1}
+    pattern = _along("~X, K, K -> X", "c! k:+ L(2)")
 
     @staticmethod
     def infer(x, ids, g, *, axis):
@@ -135,6 +142,8 @@ class ArgsortGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(apart(2, 3), np.array([[2, 0], [1, 2]]), apart(2, 2), grad=(), why="a gradient op")
+        ids = np.argsort(apart(5, 4, 3), axis=1)[:, :2]
+        yield Sample.of(apart(5, 4, 3), ids, apart(5, 2, 3, seed=1), axis=1, grad=(), why="a gradient op")
 
 
 def _arg_shape(op: str, x: TensorType, axis: int, keepdims: bool, dtype: str) -> TensorType:
@@ -145,9 +154,11 @@ def _arg_shape(op: str, x: TensorType, axis: int, keepdims: bool, dtype: str) ->
     return TensorType(as_dtype(dtype), (*x.shape[:axis], *((1,) if keepdims else ()), *x.shape[axis + 1 :]))
 
 
-def _arg_axis(x: Any, at: int, *, axis: int, keepdims: bool, dtype: str) -> int | None:
-    axis %= x.type.ndim
-    return None if at == axis else at if keepdims or at < axis else at - 1
+def _arg_words(ins: Types, outs: Types, attrs: Mapping[str, Any]) -> str:
+    (x,), axis = ins, attrs["axis"]
+    assert x is not None
+    kept = along(axis, x.ndim, "." if attrs["keepdims"] else "")
+    return f"{along(axis, x.ndim, 'c')} -> {kept} | c!"
 
 
 class ArgMax(OpDef):
@@ -157,7 +168,7 @@ class ArgMax(OpDef):
     inputs = ("X",)
     attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
     onnx = "ArgMax"
-    place = moved(_arg_axis, linear=False)
+    pattern = staticmethod(_arg_words)
 
     @staticmethod
     def infer(x, *, axis, keepdims, dtype):
@@ -179,8 +190,8 @@ class ArgMin(OpDef):
     name = "arg_min"
     inputs = ("X",)
     attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
+    pattern = staticmethod(_arg_words)
     onnx = "ArgMin"
-    place = moved(_arg_axis, linear=False)
 
     @staticmethod
     def infer(x, *, axis, keepdims, dtype):
@@ -193,7 +204,9 @@ class ArgMin(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(apart(3, 4), axis=0)
+        yield Sample.of(apart(5, 3), axis=-1, keepdims=True)
         yield Sample.of(apart(4), keepdims=True)
+        yield Sample.of(apart(5, 4, 3), axis=1)
 
 
 class Cumsum(OpDef):
@@ -206,7 +219,14 @@ class Cumsum(OpDef):
     inputs = ("X",)
     attrs = {"axis": -1, "flatten": False, "exclusive": False, "reverse": False}
     onnx = "CumSum"
-    place = moved(lambda x, at, *, axis, flatten, exclusive, reverse: None if flatten or at == axis % x.type.ndim else at)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        ndim = ins[0].ndim
+        if attrs["flatten"]:
+            return f"{but(range(ndim), ndim)} -> . | L(0)"
+        x = along(attrs["axis"], ndim, "c")
+        return f"{x} -> {x} | c! L(0)"
 
     @staticmethod
     def infer(x, *, axis, flatten, exclusive, reverse):
@@ -239,5 +259,6 @@ class Cumsum(OpDef):
         yield Sample.of(apart(2, 3))
         yield Sample.of(apart(3, 2), axis=0, exclusive=True)
         yield Sample.of(apart(2, 3), axis=1, reverse=True)
+        yield Sample.of(apart(5, 4, 3), axis=1)
         yield Sample.of(apart(2, 3), flatten=True, exclusive=True, reverse=True)
         yield Sample.of(np.array([1, 2, 3], "int32"))

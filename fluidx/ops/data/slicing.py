@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.types import ANY
-from ..shared.places import moved
+from ...ir.pattern import but
+from ...ir.types import ANY, TensorType
 from ..shared.samples import f32
 from ..shared.types import need_ndim, norm_axes
 
@@ -40,11 +41,16 @@ def _window_size(d: int, s: slice) -> int:
     return ANY if d == ANY else len(range(*s.indices(d)))
 
 
-def _slice_axis(x: Any, at: int, *, axes: Any, starts: Any, ends: Any, strides: Any = (), decrease_axis: Any = ()) -> int | None:
-    window = _window("slice", x.type.shape, axes, starts, ends, strides or (1,) * len(axes))
-    s = window[at]
-    whole = s == slice(None) or s.start == 0 and s.stop is not None and s.stop >= INT_MAX and s.step == 1
-    return at - sum(a < at for a in norm_axes("slice", decrease_axis, x.type.ndim)) if whole else None
+def _sliced(x: TensorType, attrs: Mapping[str, Any]) -> str:
+    """The access pattern's words for a value and for the window into it: an axis of which only some is read must not be cut."""
+    window = _window("slice", x.shape, attrs["axes"], attrs["starts"], attrs["ends"], attrs.get("strides") or (1,) * len(attrs["axes"]))
+    return but([k for k, (d, s) in enumerate(zip(x.shape, window, strict=True)) if not _keeps_all(d, s)], x.ndim)
+
+
+def _keeps_all(d: int, s: slice) -> bool:
+    if d == ANY:
+        return s == slice(None) or s.start == 0 and s.stop is not None and s.stop >= INT_MAX and s.step == 1
+    return s.indices(d) == (0, d, 1)
 
 
 class Slice(OpDef):
@@ -57,7 +63,20 @@ class Slice(OpDef):
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
     onnx = "Slice"
-    place = moved(_slice_axis)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, drop = _sliced(ins[0], attrs), norm_axes("slice", attrs["decrease_axis"], ins[0].ndim)
+        return f"{x} -> {' '.join(w for k, w in enumerate(x.split()) if k not in drop)} | L(0) U(0)"
+
+    @staticmethod
+    def meaning(a, ins, outs, *, axes, starts, ends, decrease_axis):
+        x = a.type(ins[0])
+        window = _window("slice", x.shape, axes, starts, ends, (1,) * len(axes))
+        if x.numel == ANY or not all(_keeps_all(d, s) for d, s in zip(x.shape[1:], window[1:], strict=True)):
+            return [a.unknown()]
+        rows, inner = range(*window[0].indices(x.shape[0])), prod(x.shape[1:])
+        return [a.shaped(a.cut(ins[0], rows.start * inner, (rows.start + len(rows)) * inner), outs[0].shape)]
 
     @staticmethod
     def infer(x, *, axes, starts, ends, decrease_axis):
@@ -88,6 +107,7 @@ class Slice(OpDef):
         yield Sample.of(f32(4, 3, 2), axes=(0, -1), starts=(-3, 0), ends=(INT_MAX, -1))
         yield Sample.of(f32(4, 3), axes=(1,), starts=(2,), ends=(3,), decrease_axis=(1,))
         yield Sample.of(f32(4), axes=(0,), starts=(3,), ends=(3,), grad=(), why="the result is empty")
+        yield Sample.of(f32(5, 4, 3), axes=(1, 0), starts=(2, -5), ends=(3, 5), decrease_axis=(1,))
 
 
 class StridedSlice(OpDef):
@@ -97,7 +117,11 @@ class StridedSlice(OpDef):
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
     onnx = "Slice"
-    place = moved(_slice_axis)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = _sliced(ins[0], attrs)
+        return f"{x} -> {x} | L(0) U(0)"
 
     @staticmethod
     def infer(x, *, axes, starts, ends, strides):
@@ -117,6 +141,7 @@ class StridedSlice(OpDef):
         yield Sample.of(f32(5, 3), axes=(0,), starts=(0,), ends=(5,), strides=(2,))
         yield Sample.of(f32(5, 3), axes=(0, 1), starts=(INT_MAX, 1), ends=(-(2**31), 3), strides=(-2, 1))
         yield Sample.of(f32(5), axes=(0,), starts=(3,), ends=(0,), strides=(-1,))
+        yield Sample.of(f32(3, 5, 4), axes=(1, 2), starts=(4, 0), ends=(0, INT_MAX), strides=(-2, 1))
 
 
 class SliceGrad(OpDef):
@@ -125,6 +150,11 @@ class SliceGrad(OpDef):
     name = "slice_grad"
     inputs, outputs = ("Input", "Out@GRAD"), ("Input@GRAD",)
     attrs = StridedSlice.attrs
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = _sliced(ins[0], attrs)
+        return f"~{x}, {x} -> {x} | L(1)"
 
     @staticmethod
     def infer(x, g, **attrs):
@@ -138,6 +168,7 @@ class SliceGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), f32(2, 3), axes=(0,), starts=(1,), ends=(3,), strides=(1,), grad=(), why="a gradient op")
+        yield Sample.of(f32(3, 5, 4), f32(3, 2, 4), axes=(1, 2), starts=(4, 0), ends=(0, 9), strides=(-2, 1), grad=(), why="a gradient op")
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------------
@@ -153,15 +184,6 @@ def _inside(borders: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[s
     return tuple(slice(lo, lo + d) for (lo, _), d in zip(borders, shape, strict=True))
 
 
-def _pad_place(x: Any, **attrs: Any) -> Any:
-    """Padded axes must be whole; a constant other than 0 would be added once for every term of a sum."""
-
-    def kept(x: Any, axis: int, *, paddings: Sequence[int], pad_value: float) -> int | None:
-        return axis if not any(paddings[2 * axis : 2 * axis + 2]) else None
-
-    return moved(kept, linear=attrs["pad_value"] == 0 and all(getattr(p, "op", "sum") in ("sum", "avg") for p in x.placement))(x, **attrs)
-
-
 class Pad(OpDef):
     """X with `paddings` (before and after each axis, flat) elements of `pad_value` around it."""
 
@@ -169,7 +191,12 @@ class Pad(OpDef):
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "pad_value": 0.0}
     onnx = "Pad"
-    place = staticmethod(_pad_place)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        borders = _borders("pad", attrs["paddings"], ins[0].ndim)
+        x = but([k for k, b in enumerate(borders) if any(b)], ins[0].ndim)
+        return f"{x} -> {x} | U(0) {'' if attrs['pad_value'] else 'L(0)'}"
 
     @staticmethod
     def infer(x, *, paddings, pad_value):
@@ -193,6 +220,7 @@ class Pad(OpDef):
     def samples():
         yield Sample.of(f32(2, 3), paddings=(1, 0, 0, 2), pad_value=1.5)
         yield Sample.of(f32(3), paddings=(0, 0))
+        yield Sample.of(f32(3, 2, 5), paddings=(0, 0, 2, 1, 0, 0))
 
 
 def _source_rows(n: int, before: int, after: int, mode: str) -> np.ndarray:
@@ -214,9 +242,11 @@ class Pad2d(OpDef):
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "mode": "constant", "pad_value": 0.0, "data_format": "NCHW"}
     onnx = "Pad"
-    place = moved(
-        lambda x, axis, *, paddings, mode, pad_value, data_format: None if axis in _image_axes(data_format) else axis, linear=False
-    )
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = but(_image_axes(attrs["data_format"]), 4)
+        return f"{x} -> {x} | U(0) {'L(0)' if attrs['mode'] != 'constant' or not attrs['pad_value'] else ''}"
 
     @staticmethod
     def infer(x, *, paddings, mode, pad_value, data_format):
@@ -256,6 +286,7 @@ class Pad2d(OpDef):
         yield Sample.of(f32(1, 2, 3, 2), paddings=(1, 0, 2, 1), pad_value=-1.0)
         yield Sample.of(f32(1, 2, 3, 4), paddings=(2, 1, 1, 3), mode="reflect")
         yield Sample.of(f32(1, 2, 2, 3), paddings=(1, 2, 3, 0), mode="edge")
+        yield Sample.of(f32(5, 3, 2, 4), paddings=(1, 2, 3, 0))
         yield Sample.of(f32(1, 3, 3, 2), paddings=(1, 1, 0, 1), mode="reflect", data_format="NHWC")
 
 
@@ -265,6 +296,11 @@ class Pad2dGrad(OpDef):
     name = "pad2d_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = Pad2d.attrs
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = but(_image_axes(attrs["data_format"]), 4)
+        return f"~{x}, {x} -> {x} | L(1)"
 
     @staticmethod
     def infer(x, g, **attrs):
@@ -288,4 +324,5 @@ class Pad2dGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(1, 1, 2, 2), f32(1, 1, 3, 4), paddings=(1, 0, 1, 1), mode="edge", grad=(), why="a gradient op")
+        yield Sample.of(f32(3, 4, 2, 5), f32(3, 4, 3, 7), paddings=(1, 0, 1, 1), mode="edge", grad=(), why="a gradient op")
+        yield Sample.of(f32(3, 4, 2, 5), f32(3, 5, 5, 5), paddings=(1, 0, 1, 2), data_format="NHWC", grad=(), why="a gradient op")

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
-from ...ir.placement import place_affine, place_elementwise, place_linear
 from .. import expr as ex
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import points
@@ -20,7 +19,7 @@ def _pairs(low=-3.0, high=3.0, ints=True, int_low=-9):
     def samples():
         shapes = (
             ((3, 5), (3, 5), -1), ((2, 3, 4), (4,), -1), ((4,), (2, 3, 4), -1), ((3, 1), (1, 4), -1), ((1,), (5,), -1), ((7,), (1,), -1),
-            ((2, 3, 4, 2), (3, 4), 1), ((2, 3, 4), (2,), 0), ((2, 3), (2, 1), 0), ((1,), (1,), -1),
+            ((2, 3, 4, 5), (3, 4), 1), ((2, 3, 4), (2,), 0), ((2, 3), (2, 1), 0), ((1,), (1,), -1), ((3, 4), (1, 1), -1),
         )  # fmt: skip
         for k, (a, b, axis) in enumerate(shapes):
             yield Sample.of(points(a, low, high, seed=k), points(b, low, high, seed=50 + k), axis=axis, tolerance=1e-2)
@@ -37,25 +36,19 @@ def _pairs(low=-3.0, high=3.0, ints=True, int_low=-9):
     return samples
 
 
-def _axis(op):
-    return op.attrs["axis"]
-
-
-def _add_grad(b, op, g):
-    shape = op["Out"].shape
-    return reduced(b, g, op["X"], shape), reduced(b, g, op["Y"], shape, _axis(op))
+def _down(b, op, dx, dy):
+    """The gradients of both operands, summed down where one was broadcast."""
+    x, y, out = op["X"], op["Y"], op["Out"]
+    return reduced(b, dx, x, out, y), reduced(b, dy, y, out, x, axis=op.attrs["axis"])
 
 
 def _sub_grad(b, op, g):
-    shape = op["Out"].shape
-    return reduced(b, g, op["X"], shape), b.scale(reduced(b, g, op["Y"], shape, _axis(op)), scale=-1.0)
+    dx, dy = _down(b, op, g, g)
+    return dx, b.scale(dy, scale=-1.0)
 
 
 def _mul_grad(b, op, g):
-    x, y, shape = op["X"], op["Y"], op["Out"].shape
-    dx = b.elementwise_mul(g, y, axis=_axis(op))
-    dy = b.elementwise_mul(g, x)
-    return reduced(b, dx, x, shape), reduced(b, dy, y, shape, _axis(op))
+    return _down(b, op, b.elementwise_mul(g, op["Y"], axis=op.attrs["axis"]), b.elementwise_mul(g, op["X"]))
 
 
 def _int_div(xp, ins, out, attrs):
@@ -77,10 +70,10 @@ def _int_div(xp, ins, out, attrs):
     return divide_safely if any(xp.may_share_memory(a, out) for a in ins) else divide
 
 
-elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", onnx="Add", samples=_pairs(), place=place_linear,
-    grad=_add_grad,
+elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", onnx="Add", samples=_pairs(),
+    grad=lambda b, op, g: _down(b, op, g, g),
     doc="The sum of two tensors.\n\nTwo partial sums add up; a partial sum and a whole value are refused by the verifier.")  # fmt: skip
-elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", onnx="Sub", samples=_pairs(), place=place_linear,
+elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", onnx="Sub", samples=_pairs(),
     grad=_sub_grad, doc="The difference of two tensors.")  # fmt: skip
 elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", onnx="Mul", samples=_pairs(), grad=_mul_grad,
     doc="The elementwise product of two tensors.")  # fmt: skip
@@ -114,10 +107,6 @@ def _scale_grad(b, op, g):
     return g if op.attrs["scale"] == 1.0 else b.scale(g, scale=op.attrs["scale"])
 
 
-def _scale_place(x, *, scale, bias, bias_after_scale):
-    return (place_affine if bias else place_linear)(x)
-
-
 def _scale_int(xp, ins, out, attrs):
     """Integers times a fraction: worked in float64 and cut."""
     if out.dtype.kind not in "iu" or all(float(attrs[k]).is_integer() for k in ("scale", "bias")):
@@ -132,7 +121,7 @@ def _assign(out, value):
 
 
 elementwise("scale", lambda x, *, scale, bias, bias_after_scale: ex.where(bias_after_scale, scale * x + bias, scale * (x + bias)),
-    attrs={"scale": 1.0, "bias": 0.0, "bias_after_scale": True}, dtypes="number", place=_scale_place, grad=_scale_grad, special=_scale_int,
+    attrs={"scale": 1.0, "bias": 0.0, "bias_after_scale": True}, dtypes="number", grad=_scale_grad, special=_scale_int,
     variants=({}, {"scale": 2.5, "bias": 0.5}, {"scale": -1.0}, {"bias": 1.5}, {"scale": 3.0, "bias": 1.0, "bias_after_scale": False}),
     doc="scale * X + bias, or scale * (X + bias) when `bias_after_scale` is off.")  # fmt: skip
 elementwise("clip", lambda x, *, min, max: ex.min(ex.max(x, min), max), attrs={"min": Required(float), "max": Required(float)},
@@ -155,9 +144,13 @@ class Sum(OpDef):
     name = "sum"
     inputs = ("X*",)
     inplace = (("X", "Out"),)
-    elementwise = True
     onnx = "Sum"
-    place = staticmethod(place_linear)
+    meaning = staticmethod(lambda a, ins, outs: [a.sum(ins[0])])
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        words = ", ".join("*" for _ in ins)
+        return f"{words} -> *" + (f" | L({','.join(map(str, range(len(ins))))})" if outs[0].dtype != "bool" else "")
 
     @staticmethod
     def infer(xs):
@@ -210,17 +203,19 @@ class Cast(OpDef):
     name = "cast"
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
-    elementwise = True
     onnx = "Cast"
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, out = ins[0], outs[0]
+        # terms that are rounded one by one add up to another sum, and whole numbers wrap around
+        widens = np.promote_types(np_dtype(x.dtype), np_dtype(out.dtype)) == np_dtype(out.dtype)
+        linear = widens and x.is_float and out.is_float
+        return "* -> * |" + (" L(0)" if linear else "") + (" U(0)" if widens or x.is_float and out.is_float else "")
 
     @staticmethod
     def infer(x, *, dtype):
         return x.with_dtype(as_dtype(dtype))
-
-    @staticmethod
-    def place(x, *, dtype):
-        # rounding to integers does not commute with adding up the terms of a partial sum
-        return (place_linear if as_dtype(dtype) in ("float16", "bfloat16", "float32", "float64") else place_elementwise)(x)
 
     @staticmethod
     def grad(b, op, g):
@@ -252,9 +247,9 @@ class Assign(OpDef):
     name = "assign"
     inputs = ("X",)
     inplace = (("X", "Out"),)
-    elementwise = True
     onnx = "Identity"
-    place = staticmethod(place_linear)
+    pattern = staticmethod(lambda ins, outs, attrs: "* -> * | U(0)" + (" L(0)" if ins[0].dtype != "bool" else ""))
+    meaning = staticmethod(lambda a, ins, outs: [ins[0]])
 
     @staticmethod
     def infer(x):

@@ -13,7 +13,6 @@ import numpy as np
 from ...ir.dtypes import FLOATS, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OPS, OpDef, Sample
-from ...ir.placement import place_elementwise
 from ...ir.types import TensorType
 from ..expr.derivative import derivative, in_terms_of
 from ..expr.nodes import BOOLEAN, Expr, is_const, nodes, substitute, sym, symbols, trace
@@ -21,11 +20,9 @@ from ..expr.numpy import bind_ufuncs, evaluate
 from ..shared.broadcast import align, aligned, broadcast_sizes, reduced
 from ..shared.samples import points
 from ..shared.types import NUMBERS
+from .access import elementwise_pattern
 
 DTYPES = {"float": FLOATS, "number": NUMBERS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
-
-
-# -- broadcasting ---------------------------------------------------------------------------------------------------------------
 
 
 # -- the family ------------------------------------------------------------------------------------------------------------------
@@ -44,7 +41,6 @@ def elementwise(
     kinks: Sequence[float] = (),
     variants: Sequence[Mapping[str, Any]] = (),
     samples: Callable[[], Iterator[Sample]] | None = None,
-    place: Callable[..., Any] = place_elementwise,
     slope: Callable[..., Any] | None = None,
     grad: Callable[..., Any] | None = None,
     special: Callable[..., Any] | None = None,
@@ -72,8 +68,7 @@ def elementwise(
     fields |= {
         "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,
         "inplace": () if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots)),
-        "elementwise": True, "onnx": onnx, "place": staticmethod(place),
-        "infer": staticmethod(_infer(name, dtypes, is_bool, axis)),
+        "onnx": onnx, "infer": staticmethod(_infer(name, dtypes, is_bool, axis)),
     }  # fmt: skip
     draw = samples or (lambda: _draw(len(inputs), dtypes, domain, kinks, variants))
     fields["samples"] = staticmethod(draw)
@@ -85,7 +80,7 @@ def elementwise(
 
 
 def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any) -> dict[str, Any]:
-    """`kernel` and `bind` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
+    """`kernel`, `bind` and `pattern` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
 
     @lru_cache(maxsize=256)
     def specialized(values: tuple[Any, ...]) -> Expr:
@@ -93,7 +88,7 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
 
     def prepare(arrays: Sequence[Any], out: Any, attrs: Mapping[str, Any]) -> tuple[Expr, dict[str, Any]]:
         e = specialized(tuple(attrs[n] for n in names))
-        arrays = [align(a, out.ndim, attrs["axis"]) if axis and s == "y" else a for s, a in zip(inputs, arrays, strict=True)]
+        arrays = [align(a, out.ndim, attrs["axis"] if axis and s == "y" else -1) for s, a in zip(inputs, arrays, strict=True)]
         return e, dict(zip(inputs, arrays, strict=True))
 
     def bind(xp, ins, outs, attrs, ctx):
@@ -113,7 +108,8 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
         else:
             out[...] = evaluate(e, xp, values)
 
-    return {"kernel": staticmethod(kernel), "bind": staticmethod(bind)}
+    pattern = elementwise_pattern(expr, inputs, names, axis)
+    return {"kernel": staticmethod(kernel), "bind": staticmethod(bind), "pattern": staticmethod(pattern)}
 
 
 def _infer(name: str, dtypes: str, is_bool: bool, axis: bool) -> Callable[..., TensorType]:
@@ -156,14 +152,16 @@ def _derive(
         rules.append((grad_name, needs))
 
     def grad(b, op, g):
-        out: list[Any] = []
-        for x, (grad_name, needs) in zip(inputs, rules, strict=True):
+        xs = [op[x.upper()] for x in inputs]
+        grads: list[Any] = []
+        for k, (grad_name, needs) in enumerate(rules):
             if grad_name is None and is_const(needs, 0):
-                out.append(None)
+                grads.append(None)
                 continue
             dx = g if grad_name is None else b.emit(grad_name, *(op[n if n == "Out" else n.upper()] for n in needs), g, **op.attrs)
-            out.append(reduced(b, dx, op[x.upper()], op["Out"].shape, op.attrs["axis"] if axis and x == "y" else -1))
-        return out[0] if len(out) == 1 else tuple(out)
+            others = xs[:k] + xs[k + 1 :]
+            grads.append(reduced(b, dx, xs[k], op["Out"], *others, axis=op.attrs["axis"] if axis and k == 1 else -1))
+        return grads[0] if len(grads) == 1 else tuple(grads)
 
     return grad
 
@@ -202,7 +200,7 @@ def _declare_grad(
     fields |= {
         "name": grad_name, "__module__": module, "__qualname__": grad_name, "expr": e, "attrs": full,
         "__doc__": f"The gradient of {name}{what}: {substitute(e, {'g': sym('Out@GRAD'), 'x': sym('X'), 'y': sym('Y')})!r}.",
-        "inputs": (*slots, "Out@GRAD"), "outputs": (result,), "inplace": (("Out@GRAD", result),), "elementwise": True,
+        "inputs": (*slots, "Out@GRAD"), "outputs": (result,), "inplace": (("Out@GRAD", result),),
         "infer": staticmethod(infer), "samples": staticmethod(samples),
     }  # fmt: skip
     type(grad_name, (OpDef,), fields)

@@ -147,7 +147,7 @@ BLOCK = 32768  # elements of one block: its operands and scratch stay in the sec
 
 
 @lru_cache(maxsize=1024)
-def _steps(e: Expr, dtype: str, out_dtype: str) -> tuple[list[tuple[str, tuple[Any, ...], str]], str]:
+def _steps(e: Expr, dtype: str) -> tuple[list[tuple[str, tuple[Any, ...], str]], str]:
     """The lowered expression as (function, operands, dtype of the result), and the dtype it is computed in.
 
     An operand is ("in", name), ("const", value) or ("tmp", step number).
@@ -184,7 +184,7 @@ def bind_ufuncs(e: Expr, values: Mapping[str, np.ndarray], out: np.ndarray) -> C
     ins = {n: values[n] for n in names}
     numeric = [a for a in ins.values() if a.dtype != bool]
     dtype = numeric[0].dtype.name if numeric else out.dtype.name
-    steps, work = _steps(e, dtype, out.dtype.name)
+    steps, work = _steps(e, dtype)
     if len(steps) == 1:
         return _bind_block(steps, work, ins, out, {})[0]
     flat = out.size > BLOCK and out.flags.c_contiguous

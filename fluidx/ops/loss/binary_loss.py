@@ -7,21 +7,14 @@ from typing import Any
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample
-from ...ir.placement import PlaceError
 from ..shared.samples import between, bits, f32
 from ..shared.types import widen
-from .loss_shared import EachGrad, alike, place_alike, place_each
+from .loss_shared import EachGrad, alike
 
 
 def _sigmoid(xp: Any, x: Any) -> Any:
     e = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1, e) / (1 + e)
-
-
-def _place_normalized(*args: Any, normalize: bool, **attrs: Any) -> Any:
-    if normalize and any(a.placement for a in args):
-        raise PlaceError("sigmoid_cross_entropy_with_logits with normalize counts over the whole batch, so its inputs must be whole")
-    return place_alike(*args)
 
 
 class SigmoidCrossEntropyWithLogits(OpDef):
@@ -33,7 +26,7 @@ class SigmoidCrossEntropyWithLogits(OpDef):
     name = "sigmoid_cross_entropy_with_logits"
     inputs = ("X", "Label")
     attrs = {"ignore_index": -100, "normalize": False}
-    place = staticmethod(_place_normalized)
+    pattern = staticmethod(lambda ins, outs, attrs: "*, * -> *" + (" | *!" if attrs["normalize"] else ""))
 
     @staticmethod
     def infer(x, label, **attrs):
@@ -64,7 +57,7 @@ class SigmoidCrossEntropyWithLogitsGrad(OpDef):
     name = "sigmoid_cross_entropy_with_logits_grad"
     inputs, outputs = ("X", "Label", "Out@GRAD"), ("X@GRAD",)
     attrs = {"ignore_index": -100, "normalize": False}
-    place = staticmethod(_place_normalized)
+    pattern = staticmethod(lambda ins, outs, attrs: "*, *, * -> * | L(2)" + (" *!" if attrs["normalize"] else ""))
 
     @staticmethod
     def infer(x, label, g, **attrs):
@@ -80,6 +73,8 @@ class SigmoidCrossEntropyWithLogitsGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), bits(4, 3, seed=1), f32(4, 3, seed=2), grad=(), why="a gradient itself")
+        label = np.array([[0, 1, -1], [1, -1, 0.5]], "float32")
+        yield Sample.of(f32(2, 3), label, f32(2, 3, seed=2), ignore_index=-1, normalize=True, grad=(), why="a gradient itself")
 
 
 class LogLoss(OpDef):
@@ -88,8 +83,7 @@ class LogLoss(OpDef):
     name = "log_loss"
     inputs, outputs = ("Predicted", "Labels"), ("Loss",)
     attrs = {"epsilon": 1e-4}
-    elementwise = True
-    place = staticmethod(place_each)
+    pattern = "*, * -> *"
 
     @staticmethod
     def infer(p, label, *, epsilon):
@@ -125,6 +119,7 @@ class LogLossGrad(EachGrad):
     @staticmethod
     def samples():
         yield Sample.of(between(5, 1), bits(5, 1, seed=1), f32(5, 1, seed=2), grad=(), why="a gradient itself")
+        yield Sample.of(between(5, 3), bits(5, 3, seed=1), f32(5, 3, seed=2), epsilon=0.1, grad=(), why="a gradient itself")
 
 
 class BceLoss(OpDef):
@@ -132,8 +127,7 @@ class BceLoss(OpDef):
 
     name = "bce_loss"
     inputs = ("X", "Label")
-    elementwise = True
-    place = staticmethod(place_each)
+    pattern = "*, * -> *"
 
     @staticmethod
     def infer(x, label):
@@ -177,8 +171,7 @@ class HingeLoss(OpDef):
 
     name = "hinge_loss"
     inputs, outputs = ("Logits", "Labels"), ("Loss",)
-    elementwise = True
-    place = staticmethod(place_each)
+    pattern = "*, * -> *"
 
     @staticmethod
     def infer(x, label):
@@ -195,6 +188,7 @@ class HingeLoss(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(6, 1) * 2, bits(6, 1, seed=1), grad=("Logits",), why="Labels are constants")
+        yield Sample.of(f32(6, 4) * 2, bits(6, 4, seed=1), grad=("Logits",), why="Labels are constants")
 
 
 class HingeLossGrad(EachGrad):
@@ -211,6 +205,7 @@ class HingeLossGrad(EachGrad):
     @staticmethod
     def samples():
         yield Sample.of(f32(6, 1) * 2, bits(6, 1, seed=1), f32(6, 1, seed=2), grad=(), why="a gradient itself")
+        yield Sample.of(f32(6, 4) * 2, bits(6, 4, seed=1), f32(6, 4, seed=2), grad=(), why="a gradient itself")
 
 
 class MarginRankLoss(OpDef):
@@ -222,7 +217,7 @@ class MarginRankLoss(OpDef):
     name = "margin_rank_loss"
     inputs, outputs = ("X1", "X2", "Label"), ("Out", "Activated")
     attrs = {"margin": 0.1}
-    place = staticmethod(lambda *args, **attrs: (place_alike(*args),) * 2)
+    pattern = "*, *, * -> *, *"
 
     @staticmethod
     def infer(x1, x2, label, *, margin):
@@ -248,3 +243,5 @@ class MarginRankLoss(OpDef):
         label = bits(5, 1, seed=2) * 2 - 1
         yield Sample.of(f32(5, 1), f32(5, 1, seed=1), label, grad=("X1", "X2"), why="Label is a constant")
         yield Sample.of(f32(5, 1), f32(5, 1, seed=1), label, margin=1.5, grad=("X1", "X2"), why="Label is a constant")
+        wide = bits(5, 3, seed=2) * 2 - 1
+        yield Sample.of(f32(5, 3), f32(5, 3, seed=1), wide, grad=("X1", "X2"), why="Label is a constant")

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import ANY, ExecutionError, OpDef, Partial, ProgramError, Sample, Shard, TensorType
-from ...ir.placement import PlaceError, by_group
+from ...ir import ANY, ExecutionError, OpDef, ProgramError, Sample, TensorType
+from ...ir.parts import Part
+from ...ir.pattern import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
-from ..shared.places import place_along_axis
 from ..shared.samples import f32, ints, probabilities
 from ..shared.types import is_half, meet, need_float, norm_axis, widen
-from .loss_shared import alike, place_alike
+from .loss_shared import alike
 
 LABELS = ("int32", "int64", "int8", "int16", "uint8")
 
@@ -83,10 +83,6 @@ def _pick(xp: Any, x3: Any, label3: Any) -> Any:
 # -- cross entropy ------------------------------------------------------------------------------------------------------------------
 
 
-def _place_cross_entropy(x, label, **attrs):
-    return place_along_axis(x, label, axis=attrs.get("axis", -1))
-
-
 class CrossEntropy(OpDef):
     """-log of the probability that each row gives its label: X holds probabilities along the last axis.
 
@@ -98,7 +94,7 @@ class CrossEntropy(OpDef):
     name = "cross_entropy"
     inputs, outputs = ("X", "Label"), ("Y",)
     attrs = {"soft_label": False, "ignore_index": -100}
-    place = staticmethod(_place_cross_entropy)
+    pattern = staticmethod(lambda ins, outs, attrs: "* c, * c -> * . | c:+ L(1)" if attrs["soft_label"] else "* c, * . -> * . | c!")
 
     @staticmethod
     def infer(x, label, *, soft_label, ignore_index):
@@ -139,7 +135,10 @@ class CrossEntropyGrad(OpDef):
     name = "cross_entropy_grad"
     inputs, outputs = ("X", "Label", "Y@GRAD"), ("X@GRAD",)
     attrs = {"soft_label": False, "ignore_index": -100}
-    place = staticmethod(lambda x, label, g, **attrs: place_along_axis(x, label, g))
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return "* c, * c, * . -> * c | L(1) L(2)" if attrs["soft_label"] else "* c, * ., * . -> * c | c! L(2)"
 
     @staticmethod
     def infer(x, label, g, **attrs):
@@ -161,6 +160,7 @@ class CrossEntropyGrad(OpDef):
         why = "a gradient itself"
         yield Sample.of(probabilities(4, 5), ints(4, 1, high=5, seed=1), f32(4, 1, seed=2), grad=(), why=why)
         yield Sample.of(probabilities(4, 5), probabilities(4, 5, seed=1), f32(4, 1, seed=2), soft_label=True, grad=(), why=why)
+        yield Sample.of(probabilities(2, 3, 4), ints(2, 3, 1, high=4, seed=1), f32(2, 3, 1, seed=2), ignore_index=2, grad=(), why=why)
 
 
 _SWCE_ATTRS = {"soft_label": False, "ignore_index": -100, "axis": -1}
@@ -179,9 +179,10 @@ class SoftmaxWithCrossEntropy(OpDef):
     attrs = {**_SWCE_ATTRS, "numeric_stable_mode": True}
 
     @staticmethod
-    def place(x, label, *, axis, **attrs):
-        place = place_along_axis(x, label, axis=axis)
-        return place, place
+    def pattern(ins, outs, attrs):
+        x, one = (along(attrs["axis"], ins[0].ndim, word) for word in ("c", "."))
+        label, said = (x, " L(1>1)") if attrs["soft_label"] else (one, "")
+        return f"{x}, {label} -> {x}, {one} | c!{said}"
 
     @staticmethod
     def infer(x, label, *, soft_label, ignore_index, axis, numeric_stable_mode):
@@ -297,7 +298,12 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
     name = "softmax_with_cross_entropy_grad"
     inputs, outputs = ("Softmax", "Label", "Loss@GRAD"), ("Logits@GRAD",)
     attrs = _SWCE_ATTRS
-    place = staticmethod(lambda x, label, g, **attrs: place_along_axis(x, label, g, axis=attrs["axis"]))
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, one = (along(attrs["axis"], ins[0].ndim, word) for word in ("c", "."))
+        label, said = (x, " L(1)") if attrs["soft_label"] else (one, "")
+        return f"{x}, {label}, {one} -> {x} | c! L(2){said}"
 
     @staticmethod
     def infer(x, label, g, **attrs):
@@ -357,8 +363,19 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
 # -- distributions ------------------------------------------------------------------------------------------------------------------
 
 
-def _reduction_share(reduction: str, shape: tuple[int, ...]) -> float:
-    return {"mean": 1 / max(1, prod(shape)), "batchmean": 1 / max(1, shape[0])}.get(reduction, 1.0)
+def _reduction_share(reduction: str, shape: tuple[int, ...], part: Part | None) -> float:
+    """What a reduction multiplies the sum with: 1 / elements or rows of the whole."""
+    if reduction not in ("mean", "batchmean"):
+        return 1.0
+    count = part.count if part is not None else shape[0] if reduction == "batchmean" else prod(shape)
+    return 1 / max(1, count)
+
+
+def _reduction_words(reduction: str) -> tuple[str, str, str]:
+    """The axes of X and of the loss, and what the reduction does with them."""
+    return {
+        "none": ("*", "*", ""), "sum": ("*", ".", "*:+"), "mean": ("*", ".", "*:+ #*"), "batchmean": ("n *", ".", "n:+ *:+ #n"),
+    }[reduction]  # fmt: skip
 
 
 class KldivLoss(OpDef):
@@ -381,29 +398,19 @@ class KldivLoss(OpDef):
         return t if reduction == "none" else t.with_shape((1,))
 
     @staticmethod
-    def place(x, target, *, reduction):
-        if reduction == "none":
-            return place_alike(x, target)
-
-        @by_group
-        def rule(group, x, target):
-            entry = x.on(group)
-            if isinstance(entry, Shard) and entry == target.on(group):
-                means = reduction == "mean" or (reduction == "batchmean" and entry.axis == 0)
-                return Partial("avg" if means else "sum", group)
-            raise PlaceError(f"op kldiv_loss needs X and Target split alike over {group}")
-
-        return rule(x, target)
+    def pattern(ins, outs, attrs):
+        x, loss, said = _reduction_words(attrs["reduction"])
+        return f"{x}, {x} -> {loss} | {said}"
 
     @staticmethod
     def grad(b, op, g):
         return b.kldiv_loss_grad(op["X"], op["Target"], g, **op.attrs), None
 
     @staticmethod
-    def kernel(xp, x, target, *, out, reduction):
+    def kernel(xp, x, target, *, out, reduction, part=None):
         x, t = widen(x, target)
         loss = xp.where(t > 0, t * (xp.log(xp.where(t > 0, t, 1)) - x), 0)
-        out[...] = loss if reduction == "none" else loss.sum() * _reduction_share(reduction, x.shape)
+        out[...] = loss if reduction == "none" else loss.sum() * _reduction_share(reduction, x.shape, part)
 
     @staticmethod
     def samples():
@@ -425,17 +432,21 @@ class KldivLossGrad(OpDef):
         return x
 
     @staticmethod
-    def place(x, target, g, *, reduction):
-        return place_alike(x, target, g) if reduction == "none" else place_alike(x, target)
+    def pattern(ins, outs, attrs):
+        x, loss, said = _reduction_words(attrs["reduction"])
+        counted = " ".join(word for word in said.split() if word[0] == "#")
+        return f"~{x}, {x}, {loss} -> {x} | {counted} L(2)"
 
     @staticmethod
-    def kernel(xp, x, target, g, *, out, reduction):
+    def kernel(xp, x, target, g, *, out, reduction, part=None):
         t, g = widen(target, g)
-        out[...] = xp.where(t > 0, -t * _reduction_share(reduction, x.shape), 0) * g
+        out[...] = xp.where(t > 0, -t * _reduction_share(reduction, x.shape, part), 0) * g
 
     @staticmethod
     def samples():
-        yield Sample.of(np.log(probabilities(4, 3)), probabilities(4, 3, seed=1), f32(1, seed=2), grad=(), why="a gradient itself")
+        for reduction, g in (("mean", (1,)), ("sum", (1,)), ("batchmean", (1,)), ("none", (4, 3))):
+            x, t = np.log(probabilities(4, 3)), probabilities(4, 3, seed=1)
+            yield Sample.of(x, t, f32(*g, seed=2), reduction=reduction, grad=(), why="a gradient itself")
 
 
 class LabelSmooth(OpDef):
@@ -444,17 +455,7 @@ class LabelSmooth(OpDef):
     name = "label_smooth"
     inputs = ("X", "PriorDist?")
     attrs = {"epsilon": 0.1}
-
-    @staticmethod
-    def place(x, prior, **attrs):
-        @by_group
-        def rule(group, x, *rest):
-            entry = x.on(group)
-            if isinstance(entry, Shard) and entry.axis < x.type.ndim - 1 and all(p.on(group) is None for p in rest):
-                return entry
-            raise PlaceError(f"label_smooth works along the last axis of %{x.name}, which is {entry or 'replicate'} over {group}")
-
-        return rule(x, *([] if prior is None else [prior]))
+    pattern = staticmethod(lambda ins, outs, attrs: f"* c, . c -> * c | {'#c' if ins[1] is None else 'L(0,1)'}")
 
     @staticmethod
     def infer(x, prior, *, epsilon):
@@ -471,9 +472,10 @@ class LabelSmooth(OpDef):
         return b.scale(g, scale=1 - op.attrs["epsilon"]), None
 
     @staticmethod
-    def kernel(xp, x, prior, *, out, epsilon):
+    def kernel(xp, x, prior, *, out, epsilon, part=None):
         a, prior = widen(x, prior)
-        out[...] = (1 - epsilon) * a + epsilon * (1 / x.shape[-1] if prior is None else prior.reshape(-1))
+        classes = x.shape[-1] if part is None else part.count
+        out[...] = (1 - epsilon) * a + epsilon * (1 / classes if prior is None else prior.reshape(-1))
 
     @staticmethod
     def samples():

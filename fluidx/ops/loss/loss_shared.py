@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...ir import OpDef, ProgramError, Shard, TensorType
-from ...ir.placement import PlaceError, by_group
+from ...ir import OpDef, ProgramError, TensorType
 from ..shared.types import meet, need_float, same_dtype
 
 
@@ -21,25 +18,14 @@ def alike(op: str, **types: TensorType) -> TensorType:
     return x
 
 
-@by_group
-def place_alike(group, *items):
-    """Inputs of one shape, all split alike."""
-    entries = {a.on(group) for a in items}
-    if len(entries) == 1 and isinstance(entry := entries.pop(), Shard):
-        return entry
-    listed = ", ".join(f"%{a.name} is {a.on(group) or 'replicate'}" for a in items)
-    raise PlaceError(f"the loss works element by element and needs its inputs split alike over {group}: {listed}")
-
-
-def place_each(x: Any, y: Any, **attrs: Any) -> Any:
-    return place_alike(x, y)
-
-
 class EachGrad(OpDef):
     """Base of the gradients by the first of some operands that are alike, element by element."""
 
-    elementwise = True
-    place = staticmethod(lambda *args, **attrs: place_alike(*args))
+    groups = ""  # linear ones beside the incoming gradient, which comes last
+
+    @classmethod
+    def pattern(cls, ins, outs, attrs):
+        return f"{', '.join('*' for _ in ins)} -> * | L({len(ins) - 1}) {cls.groups}"
 
     @staticmethod
     def infer(x, *rest, **attrs):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
-from ...ir.placement import place_rows
-from ...ir.types import Partial, Placement, TensorType
+from ...ir.types import TensorType
+from ..shared.samples import ints
 from ..shared.types import merge_size, need_ids, need_ndim
 
 
@@ -23,13 +21,7 @@ class Accuracy(OpDef):
     name = "accuracy"
     inputs = ("Out", "Indices", "Label")
     outputs = ("Accuracy", "Correct", "Total")
-
-    @staticmethod
-    def place(*args: Any, **attrs: Any) -> tuple[Placement, ...]:
-        """Rows cut among ranks give an average of shares and sums of counts."""
-        rows = place_rows(*args)
-        share, count = (tuple(Partial(op, p.group) for p in rows) for op in ("avg", "sum"))
-        return share, count, count
+    pattern = staticmethod(lambda ins, outs, attrs: f"~n ., n ., {'n .' if ins[2].ndim == 2 else 'n'} -> ., ., . | n:+ #n")
 
     @staticmethod
     def infer(out, indices, label):
@@ -46,12 +38,12 @@ class Accuracy(OpDef):
         return TensorType("float32", (1,)), TensorType("int32", (1,)), TensorType("int32", (1,))
 
     @staticmethod
-    def kernel(xp, values, indices, label, *, out):
+    def kernel(xp, values, indices, label, *, out, part=None):
         accuracy, correct, total = out
         n = indices.shape[0]
         hits = (indices == label.reshape(n, 1)).any(axis=1).sum()
         if accuracy is not None:
-            accuracy[0] = hits / max(n, 1)
+            accuracy[0] = hits / max(n if part is None else part.count, 1)
         if correct is not None:
             correct[0] = hits
         if total is not None:
@@ -61,4 +53,5 @@ class Accuracy(OpDef):
     def samples():
         values = np.zeros((3, 2), "float32")
         yield Sample.of(values, np.array([[1, 0], [2, 1], [0, 2]]), np.array([[0], [0], [0]]), grad=(), why="it counts")
+        yield Sample.of(np.zeros((6, 3), "float32"), ints(6, 3, high=5), ints(6, 1, high=5, seed=1), grad=(), why="it counts")
         yield Sample.of(values[:, :1], np.array([[1], [2], [0]]), np.array([1, 2, 0]), grad=(), why="it counts")

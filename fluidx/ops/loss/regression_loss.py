@@ -6,10 +6,9 @@ from math import prod
 from typing import Any
 
 from ...ir import OpDef, ProgramError, Sample
-from ...ir.placement import place_rows
 from ..shared.samples import between, f32
 from ..shared.types import widen
-from .loss_shared import EachGrad, alike, place_alike, place_each
+from .loss_shared import EachGrad, alike
 
 
 class SquareErrorCost(OpDef):
@@ -17,9 +16,8 @@ class SquareErrorCost(OpDef):
 
     name = "square_error_cost"
     inputs = ("X", "Y")
-    elementwise = True
     inplace = (("X", "Out"), ("Y", "Out"))
-    place = staticmethod(place_each)
+    pattern = "*, * -> *"
 
     @staticmethod
     def infer(x, y):
@@ -38,13 +36,14 @@ class SquareErrorCost(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 1), f32(4, 1, seed=1))
-        yield Sample.of(f32(2, 3, 2), f32(2, 3, 2, seed=1))
+        yield Sample.of(f32(2, 3, 4), f32(2, 3, 4, seed=1))
 
 
 class SquareErrorCostGrad(EachGrad):
     """Gradient of square_error_cost with respect to X: 2 * (X - Y) * g."""
 
     name = "square_error_cost_grad"
+    groups = "L(0,1)"
     inputs, outputs = ("X", "Y", "Out@GRAD"), ("X@GRAD",)
 
     @staticmethod
@@ -56,6 +55,7 @@ class SquareErrorCostGrad(EachGrad):
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 1), f32(4, 1, seed=1), f32(4, 1, seed=2), grad=(), why="a gradient itself")
+        yield Sample.of(f32(4, 3), f32(4, 3, seed=1), f32(4, 3, seed=2), grad=(), why="a gradient itself")
 
 
 class HuberLoss(OpDef):
@@ -64,7 +64,7 @@ class HuberLoss(OpDef):
     name = "huber_loss"
     inputs, outputs = ("X", "Y"), ("Residual", "Out")
     attrs = {"delta": 1.0}
-    place = staticmethod(lambda x, y, **attrs: (place_alike(x, y),) * 2)
+    pattern = "*, * -> *, *"
 
     @staticmethod
     def infer(x, y, *, delta):
@@ -111,6 +111,7 @@ class HuberLossGrad(EachGrad):
     @staticmethod
     def samples():
         yield Sample.of(f32(5, 1) * 3, f32(5, 1, seed=1), grad=(), why="a gradient itself")
+        yield Sample.of(f32(5, 4) * 3, f32(5, 4, seed=1), delta=0.5, grad=(), why="a gradient itself")
 
 
 def _row_sums(xp: Any, a: Any, like: Any) -> Any:
@@ -129,16 +130,16 @@ class SmoothL1Loss(OpDef):
     attrs = {"sigma": 1.0}
 
     @staticmethod
-    def place(*args, **attrs):
-        return (place_rows(*args),) * 2
-
-    @staticmethod
     def infer(x, y, inside, outside, *, sigma):
         given = {"X": x, "Y": y, "InsideWeight": inside, "OutsideWeight": outside}
         t = alike("smooth_l1_loss", **{slot: v for slot, v in given.items() if v is not None})
         if t.ndim < 2 or sigma <= 0:
             raise ProgramError(f"op smooth_l1_loss needs X with at least 2 axes and a positive sigma, got {x} and {sigma}")
         return t, t.with_shape((t.shape[0], 1))
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return "n *, n *, n *, n * -> n *, n . | *:+" + (" L(3>1)" if ins[3] is not None else "")
 
     @staticmethod
     def grad(b, op, g):
@@ -164,7 +165,7 @@ class SmoothL1Loss(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(3, 4), f32(3, 4, seed=1), None, None)
-        yield Sample.of(f32(2, 3, 2), f32(2, 3, 2, seed=1), between(2, 3, 2, seed=2), between(2, 3, 2, seed=3), sigma=2.0, grad=("X", "Y"),
+        yield Sample.of(f32(2, 3, 4), f32(2, 3, 4, seed=1), between(2, 3, 4, seed=2), between(2, 3, 4, seed=3), sigma=2.0, grad=("X", "Y"),
                         why="weights are constants")  # fmt: skip
 
 
@@ -174,11 +175,14 @@ class SmoothL1LossGrad(OpDef):
     name = "smooth_l1_loss_grad"
     inputs, outputs = ("Diff", "InsideWeight?", "OutsideWeight?", "Out@GRAD"), ("X@GRAD",)
     attrs = {"sigma": 1.0}
-    place = staticmethod(place_rows)
 
     @staticmethod
     def infer(d, inside, outside, g, *, sigma):
         return d
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"n *, n *, n *, n . -> n * | {' '.join(f'L({k})' for k in (1, 2, 3) if ins[k] is not None)}"
 
     @staticmethod
     def kernel(xp, d, inside, outside, g, *, out, sigma):
@@ -191,3 +195,5 @@ class SmoothL1LossGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(3, 4), None, None, f32(3, 1, seed=1), grad=(), why="a gradient itself")
+        weights = between(2, 3, 4, seed=2), between(2, 3, 4, seed=3)
+        yield Sample.of(f32(2, 3, 4), *weights, f32(2, 1, seed=1), sigma=2.0, grad=(), why="a gradient itself")

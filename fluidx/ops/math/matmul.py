@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import OpDef, Partial, ProgramError, Sample, Shard, TensorType
-from ...ir.placement import PlaceError, by_group, place_matmul
-from ..shared.broadcast import broadcast_sizes
+from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.pattern import letters, match_axes
+from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import bits, f32, ints
 from ..shared.types import is_half, meet, mul_sizes, same_dtype
 
@@ -48,6 +48,16 @@ def _then_scale(xp: Any, run: Any, out: Any, alpha: float) -> Any:
         xp.multiply(out, factor, out=out)
 
     return scaled
+
+
+def _linear(x: TensorType, *operands: int) -> str:
+    """Each of the operands as a linear group of its own; a product of bools is none."""
+    return "" if x.dtype == "bool" else " ".join(f"L({k})" for k in operands)
+
+
+def _summed(x: TensorType, *factors: str) -> str:
+    """What a product does with the factors that its result lacks: it adds up, and bools are or-ed."""
+    return " ".join(f"{f}:{'max' if x.dtype == 'bool' else '+'}" for f in factors)
 
 
 # -- mul ---------------------------------------------------------------------------------------------------------------------
@@ -90,25 +100,11 @@ class Mul(OpDef):
         return TensorType(dtype, x.shape[:x_num_col_dims] + y.shape[y_num_col_dims:])
 
     @staticmethod
-    def place(x, y, *, x_num_col_dims, y_num_col_dims):
-        @by_group
-        def rule(group, x, y):
-            ex, ey = x.on(group), y.on(group)
-            if not isinstance(ex, (Shard, type(None))) or not isinstance(ey, (Shard, type(None))):
-                terms = [e for e in (ex, ey) if e is not None]
-                if len(terms) == 1 and isinstance(terms[0], Partial) and terms[0].op in ("sum", "avg"):
-                    return terms[0]
-                raise PlaceError(f"op mul cannot combine %{x.name} and %{y.name}, which are {ex} and {ey} over {group}")
-            # inside a flattened run of axes only the first may be split: the slices then stay whole rows or columns
-            if ey is None and ex is not None and ex.axis < x_num_col_dims:
-                return ex
-            if ex is None and ey is not None and ey.axis >= y_num_col_dims:
-                return Shard(ey.axis - y_num_col_dims + x_num_col_dims, group)
-            if ex is not None and ey is not None and ex.axis == x_num_col_dims and ey.axis == 0:
-                return Partial("sum", group)
-            raise PlaceError(f"op mul cannot combine %{x.name} and %{y.name}, which are {ex} and {ey} over {group}")
-
-        return rule(x, y)
+    def pattern(ins, outs, attrs):
+        (x, y), nx, ny = ins, attrs["x_num_col_dims"], attrs["y_num_col_dims"]
+        a, m = letters(nx, "a"), letters(y.ndim - ny, "m")
+        kx, ky, sizes, whole = match_axes(x.shape[nx:], y.shape[:ny], "k")
+        return f"{a} {kx}, {ky} {m} -> {a} {m} | {_summed(x, 'k?')} {whole} {_linear(x, 0, 1)}", sizes
 
     @staticmethod
     def grad(b, op, g):
@@ -140,7 +136,8 @@ class Mul(OpDef):
         yield Sample.of(f32(1, 5, seed=2), f32(5, 1, seed=3))
         yield Sample.of(f32(2, 3, 4, seed=4), f32(12, 5, seed=5))
         yield Sample.of(f32(2, 3, 4, seed=4), f32(4, 5, seed=5), x_num_col_dims=2)
-        yield Sample.of(f32(2, 3, 4, seed=6), f32(3, 4, 2, 2, seed=7), y_num_col_dims=2)
+        yield Sample.of(f32(2, 3, 4, seed=6), f32(3, 4, 2, 5, seed=7), y_num_col_dims=2)
+        yield Sample.of(f32(2, 6, 4, seed=6), f32(8, 3, 5, seed=7), y_num_col_dims=2)
 
 
 class MulGradX(OpDef):
@@ -155,19 +152,11 @@ class MulGradX(OpDef):
         return x
 
     @staticmethod
-    def place(g, y, x, *, x_num_col_dims, y_num_col_dims):
-        @by_group
-        def rule(group, g, y, x):
-            eg, ey, ex = g.on(group), y.on(group), x.on(group)
-            if ey is None and isinstance(eg, Shard) and eg.axis < x_num_col_dims and ex in (eg, None):
-                return eg
-            if ey is None and isinstance(eg, Partial) and ex is None:
-                return eg
-            if isinstance(ey, Shard) and ey.axis == y_num_col_dims and eg == Shard(x_num_col_dims, group) and ex is None:
-                return Partial("sum", group)
-            raise PlaceError(f"op mul_grad_x cannot combine %{g.name}, %{y.name} and %{x.name}, which are {eg}, {ey} and {ex} over {group}")
-
-        return rule(g, y, x)
+    def pattern(ins, outs, attrs):
+        (_, y, x), nx, ny = ins, attrs["x_num_col_dims"], attrs["y_num_col_dims"]
+        a, m = letters(nx, "a"), letters(y.ndim - ny, "m")
+        kx, ky, sizes, whole = match_axes(x.shape[nx:], y.shape[:ny], "k")
+        return f"{a} {m}, {ky} {m}, ~{a} {kx} -> {a} {kx} | {_summed(x, 'm?')} {whole} {_linear(x, 0, 1)}", sizes
 
     @staticmethod
     def kernel(xp, g, y, x, *, out, x_num_col_dims, y_num_col_dims):
@@ -184,7 +173,8 @@ class MulGradX(OpDef):
     def samples():
         why = "a gradient itself"
         yield Sample.of(f32(2, 5), f32(12, 5, seed=1), f32(2, 3, 4, seed=2), grad=(), why=why)
-        yield Sample.of(f32(2, 2, 2), f32(3, 4, 2, 2, seed=1), f32(2, 3, 4, seed=2), y_num_col_dims=2, grad=(), why=why)
+        yield Sample.of(f32(2, 5, 6), f32(3, 4, 5, 6, seed=1), f32(2, 3, 4, seed=2), y_num_col_dims=2, grad=(), why=why)
+        yield Sample.of(f32(2, 5), f32(8, 3, 5, seed=1), f32(2, 6, 4, seed=2), y_num_col_dims=2, grad=(), why=why)
 
 
 class MulGradY(OpDef):
@@ -205,22 +195,14 @@ class MulGradY(OpDef):
         return y
 
     @staticmethod
-    def place(x, g, y, *, x_num_col_dims):
-        @by_group
-        def rule(group, x, g, y):
-            ex, eg, ey = x.on(group), g.on(group), y.on(group)
-            if isinstance(ex, Shard) and ex == eg and ex.axis < x_num_col_dims and ey is None:
-                return Partial("sum", group)
-            if ex is None and ey is None and isinstance(eg, Partial):
-                return eg
-            if isinstance(ey, Shard):  # column parallel: the gradient's columns; row parallel: X's columns
-                if ex is None and isinstance(eg, Shard) and eg.axis == g.type.ndim - 1 and ey.axis == y.type.ndim - 1:
-                    return ey
-                if eg is None and isinstance(ex, Shard) and ex.axis == x_num_col_dims and ey.axis == 0:
-                    return ey
-            raise PlaceError(f"op mul_grad_y cannot combine %{x.name}, %{g.name} and %{y.name}, which are {ex}, {eg} and {ey} over {group}")
-
-        return rule(x, g, y)
+    def pattern(ins, outs, attrs):
+        (x, g, y), n = ins, attrs["x_num_col_dims"]
+        m = g.ndim - n
+        ax, ag, rows, uneven = match_axes(x.shape[:n], g.shape[:n], "a")
+        kx, ky, sizes, whole = match_axes(x.shape[n:], y.shape[: y.ndim - m], "k")
+        y_words, m_words = f"{ky} {letters(m, 'm')}", letters(m, "m")
+        said = f"{_summed(x, 'a?')} {uneven} {whole} {_linear(x, 0, 1)}"
+        return f"{ax} {kx}, {ag} {m_words}, ~{y_words} -> {y_words} | {said}", {**rows, **sizes}
 
     @staticmethod
     def kernel(xp, x, g, y, *, out, x_num_col_dims):
@@ -239,7 +221,9 @@ class MulGradY(OpDef):
     def samples():
         why = "a gradient itself"
         yield Sample.of(f32(2, 3, 4), f32(2, 3, 5, seed=1), f32(4, 5, seed=2), x_num_col_dims=2, grad=(), why=why)
-        yield Sample.of(f32(2, 3, 4), f32(2, 2, 2, seed=1), f32(3, 4, 2, 2, seed=2), grad=(), why=why)
+        yield Sample.of(f32(2, 3, 4), f32(2, 5, 6, seed=1), f32(3, 4, 5, 6, seed=2), grad=(), why=why)
+        yield Sample.of(f32(2, 3, 4), f32(2, 5, seed=1), f32(12, 5, seed=2), grad=(), why=why)
+        yield Sample.of(f32(2, 6, 4), f32(2, 5, seed=1), f32(8, 3, 5, seed=2), grad=(), why=why)
 
 
 # -- matmul ------------------------------------------------------------------------------------------------------------------
@@ -281,6 +265,17 @@ def _matmul_type(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: b
     return TensorType(dtype, (*batch, *rows, *columns) or (1,))
 
 
+def _matmul_words(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) -> tuple[str, str, str]:
+    """The axes of X, Y and the product. A vector is a row of X or a column of Y, and the other way when it is transposed."""
+    column, row = x.ndim == 1 and transpose_x, y.ndim == 1 and transpose_y
+    inner = "." if column or row else "k"  # a column has one column, a row one row: nothing is summed
+    left = ("i" if column else inner) if x.ndim == 1 else f"* {inner} i" if transpose_x else f"* i {inner}"
+    right = ("j" if row else inner) if y.ndim == 1 else f"* j {inner}" if transpose_y else f"* {inner} j"
+    made = ["i"] * (x.ndim > 1 or column) + ["j"] * (y.ndim > 1 or row)
+    batch = ["*"] * (max(x.ndim, y.ndim) > 2)
+    return left, right, " ".join(batch + made) or "."
+
+
 class MatMul(OpDef):
     """Matrix product over the last two axes, leading axes broadcast, times `alpha`.
 
@@ -293,13 +288,17 @@ class MatMul(OpDef):
     inputs = ("X", "Y")
     attrs = {"transpose_x": False, "transpose_y": False, "alpha": 1.0}
     onnx = "MatMul"
-    place = staticmethod(place_matmul)
 
     @staticmethod
     def infer(x, y, *, transpose_x, transpose_y, alpha):
         if alpha != 1.0 and not x.is_float:
             raise ProgramError(f"op matmul: alpha must be 1.0 for {x.dtype} operands, got {alpha}")
         return _matmul_type(x, y, transpose_x, transpose_y)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, y, out = _matmul_words(ins[0], ins[1], attrs["transpose_x"], attrs["transpose_y"])
+        return f"{x}, {y} -> {out} | {_summed(ins[0], 'k')} {_linear(ins[0], 0, 1)}"
 
     @staticmethod
     def grad(b, op, g):
@@ -314,11 +313,7 @@ class MatMul(OpDef):
             return dx, dy if alpha == 1.0 else b.scale(dy, scale=alpha)
         dx = b.matmul(y, g, transpose_x=ty, transpose_y=True, alpha=alpha) if tx else b.matmul(g, y, transpose_y=not ty, alpha=alpha)
         dy = b.matmul(g, x, transpose_x=True, transpose_y=tx, alpha=alpha) if ty else b.matmul(x, g, transpose_x=not tx, alpha=alpha)
-        if x.shape[:-2] != g.shape[:-2]:
-            dx = b.reduce_to(dx, x)
-        if y.shape[:-2] != g.shape[:-2]:
-            dy = b.reduce_to(dy, y)
-        return dx, dy
+        return reduced(b, dx, x, op["Out"], y, stop=-2), reduced(b, dy, y, op["Out"], x, stop=-2)
 
     @staticmethod
     def kernel(xp, x, y, *, out, transpose_x, transpose_y, alpha):
@@ -341,14 +336,16 @@ class MatMul(OpDef):
         yield Sample.of(f32(2, 3, 4, seed=6), f32(2, 5, 4, seed=7), transpose_y=True, alpha=0.25)
         yield Sample.of(f32(2, 3, 4, seed=8), f32(4, 5, seed=9))
         yield Sample.of(f32(2, 3, 4, seed=8), f32(5, 4, seed=9), transpose_y=True, alpha=2.0)
-        yield Sample.of(f32(3, 4, seed=10), f32(2, 4, 2, seed=11))
-        yield Sample.of(f32(2, 1, 3, 2, seed=12), f32(3, 2, 3, seed=13))
-        yield Sample.of(f32(2, 1, 2, 3, seed=12), f32(3, 4, 2, seed=13), transpose_x=True, transpose_y=True)
+        yield Sample.of(f32(3, 4, seed=10), f32(2, 4, 5, seed=11))
+        yield Sample.of(f32(2, 1, 4, 5, seed=12), f32(3, 5, 6, seed=13))
+        yield Sample.of(f32(2, 1, 5, 4, seed=12), f32(3, 6, 5, seed=13), transpose_x=True, transpose_y=True)
         yield Sample.of(f32(4, seed=14), f32(4, seed=15))
         yield Sample.of(f32(4, seed=14), f32(3, seed=15), transpose_x=True, transpose_y=True)
         yield Sample.of(f32(2, 3, 4, seed=16), f32(4, seed=17), alpha=3.0)
         yield Sample.of(f32(4, seed=18), f32(2, 4, 3, seed=19))
         yield Sample.of(f32(2, 4, 3, seed=18), f32(4, seed=19), transpose_x=True)
+        yield Sample.of(f32(4, seed=18), f32(2, 1, 3, seed=19), transpose_x=True)
+        yield Sample.of(f32(2, 3, 1, seed=18), f32(4, seed=19), transpose_y=True)
         yield Sample.of(ints(3, 4, low=-9, high=9, seed=20), ints(4, 2, low=-9, high=9, seed=21), grad=(), why="integers")
         yield Sample.of(bits(3, 4, seed=22) > 0, bits(4, 2, seed=23) > 0, grad=(), why="bool")
         half = ints(2, 3, 4, low=-4, high=5, seed=24).astype("float16")
@@ -365,6 +362,11 @@ class MatMulVectorGrad(OpDef):
     @staticmethod
     def infer(x, y, g, **attrs):
         return x, y
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, y, out = _matmul_words(ins[0], ins[1], attrs["transpose_x"], attrs["transpose_y"])
+        return f"{x}, {y}, {out} -> {x}, {y} | *:+ i:+ j:+ L(0>1) L(1>0) L(2)"
 
     @staticmethod
     def kernel(xp, x, y, g, *, out, transpose_x, transpose_y, alpha):
@@ -389,6 +391,10 @@ class MatMulVectorGrad(OpDef):
     def samples():
         yield Sample.of(f32(2, 3, 4, seed=16), f32(4, seed=17), f32(2, 3, seed=18), grad=(), why="a gradient itself")
         yield Sample.of(f32(4, seed=16), f32(2, 4, 3, seed=17), f32(2, 3, seed=18), alpha=0.5, grad=(), why="a gradient itself")
+        yield Sample.of(f32(4, 3, seed=16), f32(4, seed=17), f32(3, seed=18), transpose_x=True, grad=(), why="a gradient itself")
+        for turned, g in ((False, (1,)), (True, (4, 3))):
+            x, y = f32(4, seed=16), f32(g[-1] if turned else 4, seed=17)
+            yield Sample.of(x, y, f32(*g, seed=18), transpose_x=turned, transpose_y=turned, grad=(), why="a gradient itself")
 
 
 class Bmm(OpDef):
@@ -397,7 +403,6 @@ class Bmm(OpDef):
     name = "bmm"
     inputs = ("X", "Y")
     onnx = "MatMul"
-    place = staticmethod(place_matmul)
 
     @staticmethod
     def infer(x, y):
@@ -412,6 +417,10 @@ class Bmm(OpDef):
     @staticmethod
     def grad(b, op, g):
         return b.matmul(g, op["Y"], transpose_y=True), b.matmul(op["X"], g, transpose_x=True)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"b m k, b k n -> b m n | {_summed(ins[0], 'k')} {_linear(ins[0], 0, 1)}"
 
     @staticmethod
     def kernel(xp, x, y, *, out):

@@ -12,8 +12,9 @@ from math import prod
 
 import numpy as np
 
-from ...ir import OpDef, Partial, ProgramError, Sample, Shard, TensorType
-from ...ir.placement import PlaceError, by_group, reduce_place
+from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.parts import Part
+from ...ir.pattern import letters
 from ..shared.blocked import in_order
 from ..shared.samples import points
 from ..shared.types import HALVES, NUMBERS, norm_axes
@@ -30,6 +31,19 @@ def kept_shape(shape, axes):
 
 def _result(x, axes, keep_dim):
     return kept_shape(x.shape, axes) if keep_dim else tuple(d for k, d in enumerate(x.shape) if k not in axes) or (1,)
+
+
+def reduction_words(x, dim, keep_dim):
+    """The words of an operand and of what is reduced from it over the axes `dim`, and the factors that go.
+
+    >>> reduction_words(TensorType("float32", (2, 3, 4)), (1,), False)
+    ('e0 e1 e2', 'e0 e2', ['e1'])
+    """
+    if not dim:  # names no axis: flat ranges will do
+        return "*", "*" if keep_dim else ".", ["*"]
+    axes, e = reduced_axes("", dim, x.ndim), letters(x.ndim, "e").split()
+    kept = ["." if k in axes else f for k, f in enumerate(e) if keep_dim or k not in axes]
+    return " ".join(e), " ".join(kept) or ".", [e[k] for k in axes]
 
 
 def _as_numpy_result(out, x, axes):
@@ -82,13 +96,21 @@ class _Reduction(OpDef):
     attrs = {"dim": (), "keep_dim": False}
     dtypes: tuple[str, ...] = NUMBERS
     method = ""  # of xp, for other array modules than NumPy
+    said: tuple[str, ...] = ("{}!",)  # of each factor that is reduced, in the access pattern
+    groups = ""  # linear and monotone ones
+
+    @classmethod
+    def pattern(cls, ins, outs, attrs):
+        x, y, gone = reduction_words(ins[0], attrs.get("dim", ()), attrs.get("keep_dim", False))
+        return f"{x} -> {y} | {' '.join(word.format(f) for word in cls.said for f in gone)} {cls.groups}"
 
     def __init_subclass__(cls, **kwargs):
         name = cls.__dict__.get("name", "")
         if name:
             cls.infer = staticmethod(partial(_infer, name, cls.dtypes))  # type: ignore[method-assign]
-            cls.kernel = staticmethod(_kernel_of(cls))
-            cls.bind = staticmethod(_bind_of(cls))
+            if cls.kernel is None:
+                cls.kernel = staticmethod(_kernel_of(cls))
+                cls.bind = staticmethod(_bind_of(cls))
         super().__init_subclass__(**kwargs)
 
     @staticmethod
@@ -133,16 +155,16 @@ def _ufunc_calls(ufunc):
     return staticmethod(lambda x, axes, out: [partial(ufunc.reduce, x, axes, None, _as_numpy_result(out, x, axes))])
 
 
-def _samples(dtype="float32", low=-3.0, high=3.0, all_ints=True):
+def _samples(dtype="float32", low=-3.0, high=3.0):
     def x(shape, seed=0):
         return points(shape, low, high, seed=seed) if dtype == "float32" else points(shape, seed=seed) > 0
 
     yield Sample.of(x((3, 5)))
     yield Sample.of(x((2, 3, 4)), dim=(1,))
-    yield Sample.of(x((2, 3, 4)), dim=(0,))
+    yield Sample.of(x((4, 3, 2)), dim=(0,))
     yield Sample.of(x((2, 3, 4)), dim=(-1,), keep_dim=True)
-    yield Sample.of(x((2, 3, 2, 2)), dim=(0, 2, 3))
-    yield Sample.of(x((2, 3, 2, 2)), dim=(1, 3), keep_dim=True)
+    yield Sample.of(x((2, 3, 4, 5)), dim=(0, 2, 3))
+    yield Sample.of(x((2, 3, 4, 5)), dim=(1, 3), keep_dim=True)
     yield Sample.of(x((2, 3)), keep_dim=True)
     yield Sample.of(x((7,)), dim=(0,))
     yield Sample.of(x((1,)))
@@ -162,7 +184,7 @@ class ReduceSum(_Reduction):
     name = "reduce_sum"
     method = "sum"
     onnx = "ReduceSum"
-    place = staticmethod(reduce_place("sum"))
+    said, groups = ("{}:+",), "L(0)"
     calls = staticmethod(bind_sum)
     samples = staticmethod(_samples)
 
@@ -171,23 +193,45 @@ class ReduceSum(_Reduction):
         return b.reduce_sum_grad(op["X"], g, **op.attrs)
 
 
-def _mean_calls(x, axes, out):
-    n = prod(x.shape[k] for k in axes)
-    calls = bind_sum(x, axes, out)
-    if out.dtype.kind in "iu":
-        return [*calls, partial(np.floor_divide, out, max(n, 1), out)]
-    return [*calls, partial(np.divide, out, np.array(n, out.dtype), out)]
+def count_of(x, axes, part: Part | None):
+    """The number of elements that each result is a mean of: of the whole, where `x` is a part of it."""
+    return prod(x.shape[k] for k in axes) if part is None else part.count
 
 
-class ReduceMean(_Reduction):
+class _Mean(_Reduction):
+    """Base of the means: a sum, divided by the number of elements of the whole."""
+
+    dtypes = ("float16", "bfloat16", "float32", "float64")
+    said, groups = ("{}:+", "#{}"), "L(0)"
+
+    @staticmethod
+    def kernel(xp, x, *, out, dim=(), keep_dim=False, part=None):
+        if xp is np:
+            _Mean.bind(xp, (x,), (out,), {"dim": dim}, None, part)()
+            return
+        axes = reduced_axes("mean", dim, x.ndim)
+        wide = "float32" if x.dtype.name in HALVES else x.dtype
+        out[...] = (x.sum(axis=axes, dtype=wide) / count_of(x, axes, part)).reshape(out.shape)
+
+    @staticmethod
+    def bind(xp, ins, outs, attrs, ctx, part=None):
+        if xp is not np:
+            return None
+        x, out = ins[0], outs[0]
+        axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
+        if x.dtype.name not in HALVES:
+            return in_order([*bind_sum(x, axes, out), partial(np.divide, out, np.array(count_of(x, axes, part), out.dtype), out)])
+        wide, total = np.empty(x.shape, np.float32), np.empty(out.shape, np.float32)
+        n = np.float32(count_of(x, axes, part))
+        divide = [partial(np.divide, total, n, total), partial(np.copyto, out, total, casting="unsafe")]
+        return in_order([partial(np.copyto, wide, x), *bind_sum(wide, axes, total), *divide])
+
+
+class ReduceMean(_Mean):
     """The mean over the axes `dim` (all of them when it is empty), which vanish unless `keep_dim`."""
 
     name = "reduce_mean"
-    method = "mean"
     onnx = "ReduceMean"
-    dtypes = ("float16", "bfloat16", "float32", "float64")
-    place = staticmethod(reduce_place("avg"))
-    calls = staticmethod(_mean_calls)
 
     @staticmethod
     def samples():
@@ -198,15 +242,11 @@ class ReduceMean(_Reduction):
         return b.reduce_mean_grad(op["X"], g, **op.attrs)
 
 
-class Mean(_Reduction):
+class Mean(_Mean):
     """The mean of all elements, of shape [1]."""
 
     name = "mean"
     attrs = {}
-    method = "mean"
-    dtypes = ReduceMean.dtypes
-    place = staticmethod(reduce_place("avg"))
-    calls = staticmethod(_mean_calls)
 
     @staticmethod
     def samples():
@@ -225,7 +265,7 @@ class ReduceMax(_Reduction):
     name = "reduce_max"
     method = "max"
     onnx = "ReduceMax"
-    place = staticmethod(reduce_place("max"))
+    said, groups = ("{}:max",), "U(0>max)"
     calls = _ufunc_calls(np.maximum)
     samples = staticmethod(_samples)
 
@@ -240,7 +280,7 @@ class ReduceMin(_Reduction):
     name = "reduce_min"
     method = "min"
     onnx = "ReduceMin"
-    place = staticmethod(reduce_place("min"))
+    said, groups = ("{}:min",), "U(0>min)"
     calls = _ufunc_calls(np.minimum)
     samples = staticmethod(_samples)
 
@@ -255,7 +295,6 @@ class ReduceProd(_Reduction):
     name = "reduce_prod"
     method = "prod"
     onnx = "ReduceProd"
-    place = staticmethod(reduce_place("prod"))
     calls = staticmethod(lambda x, axes, out: [partial(np.multiply.reduce, x, axes, x.dtype, _as_numpy_result(out, x, axes))])
 
     @staticmethod
@@ -273,8 +312,8 @@ class ReduceAll(_Reduction):
 
     name = "reduce_all"
     method = "all"
+    said, groups = ("{}:min",), "U(0>min)"
     dtypes = ("bool",)
-    place = staticmethod(reduce_place("all"))
     calls = _ufunc_calls(np.logical_and)
     samples = staticmethod(lambda: _samples("bool"))
 
@@ -284,8 +323,8 @@ class ReduceAny(_Reduction):
 
     name = "reduce_any"
     method = "any"
+    said, groups = ("{}:max",), "U(0>max)"
     dtypes = ("bool",)
-    place = staticmethod(reduce_place("any"))
     calls = _ufunc_calls(np.logical_or)
     samples = staticmethod(lambda: _samples("bool"))
 
@@ -320,7 +359,6 @@ class LogSumExp(_Reduction):
     name = "logsumexp"
     onnx = "ReduceLogSumExp"
     dtypes = ReduceMean.dtypes
-    place = staticmethod(reduce_place("logsumexp"))
     calls = staticmethod(_logsumexp_calls)
 
     @classmethod
@@ -343,20 +381,12 @@ class LogSumExp(_Reduction):
 # -- norms --------------------------------------------------------------------------------------------------------------------------
 
 
-@by_group
-def _place_norm(group, x):
-    entry = x.on(group)
-    if isinstance(entry, Partial):
-        raise PlaceError(f"%{x.name} is {entry}; the square of a sum is not the sum of squares: all_reduce it first")
-    return Partial("sum", group) if isinstance(entry, Shard) else entry
-
-
 class SquaredL2Norm(OpDef):
     """The sum of the squares of all elements, of shape [1]; float32 for half precision, else of X's dtype."""
 
     name = "squared_l2_norm"
     inputs = ("X",)
-    place = staticmethod(_place_norm)
+    pattern = "* -> . | *:+"
 
     @staticmethod
     def infer(x):

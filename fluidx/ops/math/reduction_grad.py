@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 
 import numpy as np
 
-from ...ir import ANY, At, OpDef, Partial, ProgramError, Sample, Shard, TensorType, np_dtype
-from ...ir.placement import PlaceError, by_group
+from ...ir import ANY, OpDef, ProgramError, Sample, TensorType, np_dtype
+from ...ir.pattern import letters
 from ..shared.blocked import in_order
 from ..shared.broadcast import aligned
 from ..shared.samples import points
-from .reduction import LogSumExp, ReduceMax, ReduceMean, ReduceProd, ReduceSum, bind_sum, kept_shape, reduced_axes
+from ..shared.types import is_half, widen
+from .reduction import (
+    LogSumExp,
+    ReduceMax,
+    ReduceMean,
+    ReduceProd,
+    ReduceSum,
+    bind_sum,
+    count_of,
+    kept_shape,
+    reduced_axes,
+    reduction_words,
+)
 
 
 def _like_samples(op, with_out):
@@ -32,6 +43,16 @@ def _grad_infer(x, *rest, **attrs):
     return x
 
 
+def _grad_pattern(line, *said):
+    """The pattern of a gradient op: {x} are the axes of X, {y} those of Out; `said` of each factor that was reduced."""
+
+    def pattern(ins, outs, attrs):
+        x, y, gone = reduction_words(ins[0], attrs["dim"], attrs["keep_dim"])
+        return " ".join([line.format(x=x, y=y), *(word.format(f) for word in said for f in gone)])
+
+    return staticmethod(pattern)
+
+
 class ReduceSumGrad(OpDef):
     """The gradient of reduce_sum: Out@GRAD spread over the shape of X; only X's shape is read."""
 
@@ -40,6 +61,7 @@ class ReduceSumGrad(OpDef):
     attrs = {"dim": (), "keep_dim": False}
     infer = staticmethod(_grad_infer)
     samples = staticmethod(lambda: _like_samples(ReduceSum, False))
+    pattern = _grad_pattern("~{x}, {y} -> {x} | L(1)")
 
     @staticmethod
     def kernel(xp, x, g, *, out, dim, keep_dim):
@@ -59,23 +81,26 @@ class ReduceMeanGrad(OpDef):
     attrs = {"dim": (), "keep_dim": False}
     infer = staticmethod(_grad_infer)
     samples = staticmethod(lambda: _like_samples(ReduceMean, False))
+    pattern = _grad_pattern("~{x}, {y} -> {x} | L(1)", "#{}")
 
     @staticmethod
-    def kernel(xp, x, g, *, out, dim, keep_dim):
+    def kernel(xp, x, g, *, out, dim, keep_dim, part=None):
         axes = reduced_axes("reduce_mean_grad", dim, x.ndim)
-        xp.divide(g.reshape(kept_shape(x.shape, axes)), prod(x.shape[k] for k in axes), out)
+        (wide,) = widen(g)  # the count of a large whole does not fit float16
+        out[...] = wide.reshape(kept_shape(x.shape, axes)) / count_of(x, axes, part)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(xp, ins, outs, attrs, ctx, part=None):
         x, g = ins
         if xp is not np:
             return None
         axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
-        g, n = g.reshape(kept_shape(x.shape, axes)), np.array(prod(x.shape[k] for k in axes), g.dtype)
+        g = g.reshape(kept_shape(x.shape, axes))
+        n = np.array(count_of(x, axes, part), "float32" if is_half(g.dtype) else g.dtype)
         if g.size * 8 > x.size:
-            return partial(np.divide, g, n, outs[0])
+            return partial(np.divide, g, n, outs[0], casting="unsafe")
         small = np.empty_like(g)  # one division per result, then copies
-        return in_order([partial(np.divide, g, n, small), partial(np.copyto, outs[0], small)])
+        return in_order([partial(np.divide, g, n, small, casting="unsafe"), partial(np.copyto, outs[0], small)])
 
 
 class ReduceMaxGrad(OpDef):
@@ -86,6 +111,7 @@ class ReduceMaxGrad(OpDef):
     attrs = {"dim": (), "keep_dim": False}
     infer = staticmethod(_grad_infer)
     samples = staticmethod(lambda: _like_samples(ReduceMax, True))
+    pattern = _grad_pattern("{x}, {y}, {y} -> {x} | L(2)")
 
     @staticmethod
     def kernel(xp, x, y, g, *, out, dim, keep_dim):
@@ -108,6 +134,7 @@ class ReduceProdGrad(OpDef):
     attrs = {"dim": (), "keep_dim": False}
     infer = staticmethod(_grad_infer)
     samples = staticmethod(lambda: _like_samples(ReduceProd, False))
+    pattern = _grad_pattern("{x}, {y} -> {x} | L(1)", "{}!")
 
     @staticmethod
     def kernel(xp, x, g, *, out, dim, keep_dim):
@@ -129,6 +156,7 @@ class LogSumExpGrad(OpDef):
     attrs = {"dim": (), "keep_dim": False}
     infer = staticmethod(_grad_infer)
     samples = staticmethod(lambda: (s for s in _like_samples(LogSumExp, True) if np.isfinite(s.args[1]).all()))
+    pattern = _grad_pattern("{x}, {y}, {y} -> {x} | L(2)")
 
     @staticmethod
     def kernel(xp, x, y, g, *, out, dim, keep_dim):
@@ -143,25 +171,12 @@ class LogSumExpGrad(OpDef):
 
 def _down(x, like, axis):
     """The axes of X that `like` does not have, or has with size 1, and `like` as it meets X."""
-    meets = aligned("reduce_to", x, like, axis)
-    meets = (1,) * (len(x) - len(meets)) + meets
+    if all(d == 1 for d in like):  # also beside a flat part of X, which has one axis
+        meets = (1,) * len(x)
+    else:
+        meets = aligned("reduce_to", x, like, axis)
+        meets = (1,) * (len(x) - len(meets)) + meets
     return tuple(k for k, (a, b) in enumerate(zip(x, meets, strict=True)) if b == 1 and a != 1), meets
-
-
-@by_group
-def _place_reduce_to(group, x, like, *, axis):
-    entry, other = x.on(group), like.on(group)
-    if isinstance(entry, Shard):
-        first = x.type.ndim - like.type.ndim if axis == -1 or x.type.ndim == like.type.ndim else axis
-        meets = tuple(like.type.shape[k - first] if first <= k < first + like.type.ndim else 1 for k in range(x.type.ndim))
-        if meets[entry.axis] == 1 and other is None:
-            return Partial("sum", group)
-        if other == Shard(entry.axis - first, group):
-            return other
-    elif other is None and (entry is None or isinstance(entry, At) or entry.op in ("sum", "avg")):
-        return entry
-    found = f"%{x.name} is {entry or 'replicate'}, %{like.name} is {other or 'replicate'}"
-    raise PlaceError(f"op reduce_to: inputs lie in places that do not combine over {group}: {found}")
 
 
 class ReduceTo(OpDef):
@@ -173,7 +188,6 @@ class ReduceTo(OpDef):
     name = "reduce_to"
     inputs = ("X", "Like")
     attrs = {"axis": -1}
-    place = staticmethod(_place_reduce_to)
 
     @staticmethod
     def infer(x, like, *, axis):
@@ -184,6 +198,21 @@ class ReduceTo(OpDef):
             if a != b and b != 1 and ANY not in (a, b):
                 raise ProgramError(f"op reduce_to: X of shape {list(x.shape)} is no broadcast of Like, {list(like.shape)}: {a} against {b}")
         return x.with_shape(like.shape)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, like = ins
+        linear = "L(0)" if x.dtype != "bool" else ""
+        if like.shape == x.shape:
+            return f"*, ~* -> * | {linear}"
+        if all(d == 1 for d in like.shape):
+            return f"*, ~* -> * | *:+ {linear}"
+        down, _ = _down(x.shape, like.shape, attrs["axis"])
+        e = letters(x.ndim, "e").split()
+        first = x.ndim - like.ndim if attrs["axis"] == -1 or like.ndim == x.ndim else attrs["axis"]
+        words = ["." if k in down or k >= x.ndim else e[k] for k in range(first, first + like.ndim)]
+        y = " ".join(words)
+        return f"{' '.join(e)}, ~{y} -> {y} | {' '.join(f'{f}:+' for f in e if f not in words)} {linear}"
 
     @staticmethod
     def kernel(xp, x, like, *, out, axis):
@@ -203,9 +232,9 @@ class ReduceTo(OpDef):
     @staticmethod
     def samples():
         shapes = (
-            ((3, 5), (5,), -1), ((3, 5), (3, 5), -1), ((2, 3, 4), (3, 1), -1), ((3, 4), (1,), -1), ((2, 3, 2, 2), (3,), 1),
+            ((3, 5), (5,), -1), ((3, 5), (3, 5), -1), ((2, 3, 4), (3, 1), -1), ((3, 4), (1,), -1), ((2, 3, 4, 5), (3,), 1),
             ((2, 3, 4), (2,), 0), ((2, 3, 4), (2, 1, 4), -1), ((7,), (1,), -1), ((1, 3), (1, 3), -1), ((1, 3), (3,), -1),
-            ((2, 3, 4, 2), (2, 1, 1, 2), -1),
+            ((2, 3, 4, 5), (2, 1, 1, 5), -1), ((3, 4), (1, 1), -1),
         )  # fmt: skip
         for k, (x, like, axis) in enumerate(shapes):
             yield Sample.of(points(x, seed=k), points(like), axis=axis, grad=(), why="only gradients are reduced this way")

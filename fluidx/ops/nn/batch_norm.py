@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...ir import OpDef, Partial, ProgramError, Sample, Shard
-from ...ir.placement import PlaceError, by_group, place_rowwise
+from ...ir import OpDef, Operator, ProgramError, Sample, TensorType
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.samples import f32, positive
 from ..shared.types import is_half
@@ -28,34 +27,41 @@ def _by_channel(x: Any, layout: str) -> Any:
     if x.ndim == 3:
         return x
     steps = [(d, s) for d, s in zip(x.shape[2:], x.strides[2:]) if d != 1]
-    if any(outer != d * inner for (_, outer), (d, inner) in zip(steps, steps[1:])):
+    if x.size and any(outer != d * inner for (_, outer), (d, inner) in zip(steps, steps[1:])):
         return None
     return x.reshape(x.shape[0], x.shape[1], prod(x.shape[2:]))
 
 
-def _place_batch_norm(x, scale, bias, mean, variance, **attrs):
-    if attrs["is_test"] or attrs["use_global_stats"]:
-        y = place_rowwise(x, scale, bias, mean, variance)
-        stats = place_rowwise_stats(x, scale, bias, mean, variance)
-        return (y, stats, stats, stats, stats)
-
-    def rule(stat, group, x, *weights):
-        if x.on(group) == Shard(0, group) and all(w.on(group) is None for w in weights):
-            return Partial("avg", group) if stat else Shard(0, group)
-        listed = ", ".join(f"%{a.name} is {a.on(group) or 'replicate'}" for a in (x, *weights))
-        raise PlaceError(f"batch_norm takes X replicated or split by rows and everything else whole over {group}: {listed}")
-
-    args = (x, scale, bias, mean, variance)
-    y, stats = by_group(partial(rule, False))(*args), by_group(partial(rule, True))(*args)
-    return (y, stats, stats, stats, stats)
+def channel_words(x: TensorType | None, attrs: Mapping[str, Any]) -> str:
+    """X in the access pattern of an op that works by channel."""
+    return "n * c" if attrs["data_layout"] == "NHWC" and x is not None and x.ndim > 2 else "n c *"
 
 
-@by_group
-def place_rowwise_stats(group, x, *weights):
-    """Whole statistics stay whole beside rows that are split."""
-    if x.on(group) == Shard(0, group) and all(w.on(group) is None for w in weights):
+def _expand(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
+    """In training: mean and variance as sums over the batch, and what follows from them. Outputs keep their names."""
+    a, (y,) = op.attrs, op.outputs["Y"]
+    if a["is_test"] or a["use_global_stats"]:
         return None
-    raise PlaceError(f"%{x.name} must be split by rows and the statistics be whole over {group}")
+    x, layout = {"X": op.inputs["X"]}, {"data_layout": a["data_layout"]}
+    mean, variance = (fresh(f"{y}.mean"),), (fresh(f"{y}.variance"),)
+    ins = {**op.inputs, "BatchMean": mean, "BatchVariance": variance}
+    return [
+        op.replace(type="bn_mean", inputs=x, outputs={"Mean": mean}, attrs=layout, role_var=()),
+        op.replace(type="bn_variance", inputs={**x, "Mean": mean}, outputs={"Variance": variance}, attrs=layout, role_var=()),
+        op.replace(type="bn_apply", inputs=ins, attrs={**layout, "momentum": a["momentum"], "epsilon": a["epsilon"]}),
+    ]
+
+
+def _expand_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
+    """In training: the sums over the batch, which are the gradients of Bias and Scale, and the gradient of X from them."""
+    if op.attrs["use_global_stats"]:
+        return None
+    layout = {"data_layout": op.attrs["data_layout"]}
+    sums = {slot: op.outputs[slot] for slot in ("Bias@GRAD", "Scale@GRAD")}
+    return [
+        op.replace(type="bn_grad_sums", outputs=sums, attrs=layout),
+        op.replace(type="bn_grad_apply", inputs={**op.inputs, **sums}, outputs={"X@GRAD": op.outputs["X@GRAD"]}, attrs=layout, role_var=()),
+    ]
 
 
 class BatchNorm(OpDef):
@@ -73,7 +79,12 @@ class BatchNorm(OpDef):
     attrs = _BATCH_ATTRS
     inplace = (("Mean", "MeanOut"), ("Variance", "VarianceOut"))
     onnx = "BatchNormalization"
-    place = staticmethod(_place_batch_norm)
+    expand = staticmethod(_expand)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, fixed = channel_words(ins[0], attrs), attrs["is_test"] or attrs["use_global_stats"]
+        return f"{x}, c, c, c, c -> {x}, c, c, c, c | {'n:= *:=' if fixed else 'n! *!'} L(1,2>0)"
 
     @staticmethod
     def infer(x, scale, bias, mean, variance, *, momentum, epsilon, is_test, data_layout, use_global_stats):
@@ -129,10 +140,10 @@ class BatchNorm(OpDef):
     def samples():
         why = "statistics are not differentiable"
         rest = [positive(3, seed=1), f32(3, seed=2), f32(3, seed=3), positive(3, seed=4)]
-        for k, shape, layout in ((0, (4, 3, 2, 3), "NCHW"), (0, (2, 3, 2, 3), "NHWC"), (5, (6, 3), "NCHW"), (6, (3, 3, 4), "NCHW")):
+        for k, shape, layout in ((0, (5, 3, 2, 4), "NCHW"), (0, (5, 2, 4, 3), "NHWC"), (5, (6, 3), "NCHW"), (6, (3, 3, 4), "NCHW")):
             x = f32(*shape, seed=k)
             yield Sample.of(x, *rest, data_layout=layout, grad=("X", "Scale", "Bias"), tolerance=2e-2, why=why)
-        yield Sample.of(f32(3, 3, 2, 2, seed=7), *rest, is_test=True, epsilon=1e-3, grad=("X", "Scale", "Bias"), why=why)
+        yield Sample.of(f32(5, 3, 2, 4, seed=7), *rest, is_test=True, epsilon=1e-3, grad=("X", "Scale", "Bias"), why=why)
         yield Sample.of(f32(3, 3, 2, 2, seed=7), *rest, use_global_stats=True, momentum=0.5, grad=("X", "Scale", "Bias"), why=why)
 
 
@@ -209,25 +220,18 @@ def _batch_statistics(xp, x3, scale, bias, y3, used, eps) -> Callable[[], None]:
     return step
 
 
-def _place_batch_norm_grad(x, scale, mean, inv, g, **attrs):
-    def rule(stat, group, x, scale, mean, inv, g):
-        if x.on(group) == g.on(group) == Shard(0, group) and scale.on(group) is None:
-            return Partial("sum", group) if stat else Shard(0, group)
-        found = f"%{x.name} is {x.on(group)}, %{g.name} {g.on(group)}"
-        raise PlaceError(f"batch_norm's gradient takes X and the gradient of Y split by rows over {group}: {found}")
-
-    args = (x, scale, mean, inv, g)
-    rows, terms = by_group(partial(rule, False))(*args), by_group(partial(rule, True))(*args)
-    return rows, terms, terms
-
-
 class BatchNormGrad(OpDef):
     """Gradients of batch_norm with respect to X, Scale and Bias from the statistics that the forward pass saved."""
 
     name = "batch_norm_grad"
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")
     attrs = {"data_layout": "NCHW", "use_global_stats": False}
-    place = staticmethod(_place_batch_norm_grad)
+    expand = staticmethod(_expand_grad)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = channel_words(ins[0], attrs)
+        return f"{x}, c, c, c, {x} -> {x}, c, c | {'n:+ *:+' if attrs['use_global_stats'] else 'n! *!'} L(4)"
 
     @staticmethod
     def infer(x, scale, mean, inv, g, **attrs):
@@ -278,7 +282,7 @@ class BatchNormGrad(OpDef):
 
     @staticmethod
     def samples():
-        x, g = f32(4, 3, 2, 3), f32(4, 3, 2, 3, seed=1)
+        x, g = f32(5, 3, 2, 4), f32(5, 3, 2, 4, seed=1)
         stats = [positive(3, seed=2), x.mean(axis=(0, 2, 3)), 1 / x.std(axis=(0, 2, 3))]
         yield Sample.of(x, *stats, g, grad=(), why="a gradient itself")
         yield Sample.of(x, *stats, g, use_global_stats=True, grad=(), why="a gradient itself")

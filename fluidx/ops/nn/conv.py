@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...ir import ANY, OpDef, Partial, ProgramError, Sample, Shard, TensorType
-from ...ir.placement import PlaceError, by_group, place_rowwise
+from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
+from ...ir.pattern import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
 from ..shared.types import is_half, meet, same_dtype
 from .im2col import convolve, convolve_back, convolve_filter
-from .windows import Windows, channels_first, four_pads, join_image, need_image, pair, place_windows, run_bound, split_image
+from .windows import Windows, channels_first, four_pads, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
 
 _ATTRS = {"strides": (1, 1), "paddings": (0, 0), "dilations": (1, 1), "groups": 1, "data_format": "NCHW", "padding_algorithm": "EXPLICIT"}
 
@@ -36,16 +36,47 @@ def _infer_conv(op: str, x: TensorType, w: TensorType, attrs: dict[str, Any]) ->
     return TensorType(x.dtype, join_image(n, o, _conv_windows(op, x, w, attrs).out, attrs["data_format"]))
 
 
-def _place_conv_grad(x: Any, w: Any, g: Any, **attrs: Any) -> Any:
-    def rule(which, group, x, w, g):
-        ex, ew, eg = x.on(group), w.on(group), g.on(group)
-        if ew is None and isinstance(eg, Shard) and ex == eg and eg.axis == 0:
-            return (eg, Partial("sum", group))[which]
-        if ew is None and ex is None and isinstance(eg, Partial) and eg.op in ("sum", "avg"):
-            return eg
-        raise PlaceError(f"conv2d's gradient cannot combine %{x.name}, %{w.name}, %{g.name}, which are {ex}, {ew}, {eg} over {group}")
+def _words(w: TensorType, attrs: dict[str, Any], transposed: bool = False) -> tuple[str, str, str, dict[str, int]]:
+    """The access pattern's words for input, filter and output, and the sizes of its factors; a channel of g groups is (group, within)."""
+    fmt, groups = attrs["data_format"], attrs["groups"]
+    if groups == 1:
+        return image_words("c", fmt), "c o . ." if transposed else "o c . .", image_words("o", fmt), {}
+    first, second = (d if d == ANY else d // n for d, n in zip(w.shape, (groups, 1)))
+    c, o = (first, second) if transposed else (second, first)
+    inner, outer = fold("g c", (groups, c)), fold("g o", (groups, o))
+    filters = f"{inner} {fold('o', (o,))} . ." if transposed else f"{outer} {fold('c', (c,))} . ."
+    return image_words(inner, fmt), filters, image_words(outer, fmt), {"g": groups, "c": c, "o": o}
 
-    return tuple(by_group(partial(rule, which))(x, w, g) for which in (0, 1))
+
+def _pattern(transposed: bool) -> Any:
+    def pattern(ins, outs, attrs):
+        x, w, y, sizes = _words(ins[1], attrs, transposed)
+        return f"{x}, {w} -> {y} | c:+ L(0) L(1)", sizes
+
+    return staticmethod(pattern)
+
+
+def _grad_pattern(transposed: bool) -> Any:
+    def pattern(ins, outs, attrs):
+        x, w, y, sizes = _words(ins[1], attrs, transposed)
+        # each operand is read for the gradient of the other one
+        read_x, read_w = ("~" if outs[k] is None else "" for k in (1, 0))
+        linear = " ".join(f"L({k}>{1 - k})" for k in (0, 1) if outs[1 - k] is not None)
+        return f"{read_x}{x}, {read_w}{w}, {y} -> {x}, {w} | n:+ o:+ L(2) {linear}", sizes
+
+    return staticmethod(pattern)
+
+
+def _local_groups(in_groups_of: int) -> Any:
+    """A cut that keeps groups whole leaves fewer of them; the filter's axis 1 lies within one group of the value at `in_groups_of`."""
+
+    def local_attrs(attrs, ins, outs):
+        if attrs["groups"] == 1:
+            return attrs
+        channels = (*ins, *outs)[in_groups_of][1 if attrs["data_format"] == "NCHW" else 3]
+        return {**attrs, "groups": channels // ins[1][1]}
+
+    return staticmethod(local_attrs)
 
 
 class Conv2d(OpDef):
@@ -59,7 +90,8 @@ class Conv2d(OpDef):
     inputs, outputs = ("Input", "Filter"), ("Output",)
     attrs = _ATTRS
     onnx = "Conv"
-    place = staticmethod(place_rowwise)
+    pattern = _pattern(transposed=False)
+    local_attrs = _local_groups(0)
 
     @staticmethod
     def infer(x, w, **attrs):
@@ -93,6 +125,8 @@ class Conv2d(OpDef):
         yield Sample.of(f32(1, 5, 4, 2, seed=10), f32(3, 2, 3, 3, seed=11), data_format="NHWC", padding_algorithm="SAME", strides=(2, 2))
         yield Sample.of(f32(1, 2, 4, 4, seed=12), f32(1, 2, 3, 3, seed=13), padding_algorithm="VALID", paddings=(5, 5))
         yield Sample.of(f32(1, 17, 3, 3, seed=14), f32(1, 17, 2, 2, seed=15), strides=(2, 1))
+        yield Sample.of(f32(4, 3, 3, 5), f32(5, 3, 2, 2, seed=1), paddings=(0, 1))
+        yield Sample.of(f32(4, 3, 4, 6), f32(9, 2, 2, 2, seed=1), groups=3, data_format="NHWC")
         half = ints(1, 2, 4, 4, low=-3, high=4, seed=16).astype("float16")
         yield Sample.of(half, half[:, :, :3, :3], grad=(), why="central differences drown in float16")
 
@@ -107,7 +141,6 @@ class _ConvGrad(OpDef):
     """Base of the gradients with respect to the input and the filter, either of which may be left away."""
 
     inputs, outputs = ("Input", "Filter", "Output@GRAD"), ("Input@GRAD?", "Filter@GRAD?")
-    place = staticmethod(_place_conv_grad)
 
     @staticmethod
     def windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windows:
@@ -141,6 +174,8 @@ class Conv2dGrad(_ConvGrad):
 
     name = "conv2d_grad"
     attrs = _ATTRS
+    pattern = _grad_pattern(transposed=False)
+    local_attrs = _local_groups(0)
     windows = staticmethod(_conv_windows)
 
     @staticmethod
@@ -152,6 +187,9 @@ class Conv2dGrad(_ConvGrad):
     def samples():
         yield Sample.of(f32(2, 3, 5, 4), f32(2, 3, 3, 3, seed=1), f32(2, 2, 3, 2, seed=2), grad=(), why="a gradient itself")
         yield Sample.of(f32(1, 1, 5, 5), f32(1, 1, 2, 2, seed=1), f32(1, 1, 2, 2, seed=2), strides=(2, 2), grad=(), why="a gradient itself")
+        yield Sample.of(f32(4, 3, 3, 5), f32(5, 3, 2, 2, seed=1), f32(4, 5, 2, 4, seed=2), grad=(), why="a gradient itself")
+        x, w, g = f32(4, 3, 4, 6), f32(9, 2, 2, 2, seed=1), f32(4, 2, 3, 9, seed=2)
+        yield Sample.of(x, w, g, groups=3, data_format="NHWC", grad=(), why="a gradient itself")
 
 
 class DepthwiseConv2d(OpDef):
@@ -161,7 +199,8 @@ class DepthwiseConv2d(OpDef):
     inputs, outputs = ("Input", "Filter"), ("Output",)
     attrs = _ATTRS
     onnx = "Conv"
-    place = staticmethod(place_rowwise)
+    pattern = staticmethod(Conv2d.pattern)
+    local_attrs = staticmethod(Conv2d.local_attrs)
     kernel = staticmethod(Conv2d.kernel)
     bind = staticmethod(Conv2d.bind)
 
@@ -180,6 +219,7 @@ class DepthwiseConv2d(OpDef):
     def samples():
         yield Sample.of(f32(1, 3, 5, 4), f32(3, 1, 3, 3, seed=1), groups=3, paddings=(1, 1))
         yield Sample.of(f32(2, 2, 5, 5, seed=2), f32(4, 1, 2, 2, seed=3), groups=2, strides=(2, 2))
+        yield Sample.of(f32(4, 3, 3, 5), f32(6, 1, 2, 3, seed=1), groups=3)
         yield Sample.of(f32(1, 5, 5, 2, seed=2), f32(2, 1, 3, 3, seed=3), groups=2, dilations=(2, 1), data_format="NHWC")
 
 
@@ -226,7 +266,8 @@ class Conv2dTranspose(OpDef):
     inputs, outputs = ("Input", "Filter"), ("Output",)
     attrs = _TRANSPOSE_ATTRS
     onnx = "ConvTranspose"
-    place = staticmethod(place_rowwise)
+    pattern = _pattern(transposed=True)
+    local_attrs = _local_groups(2)
 
     @staticmethod
     def infer(x, w, **attrs):
@@ -267,6 +308,8 @@ class Conv2dTranspose(OpDef):
         yield Sample.of(f32(1, 2, 3, 3), f32(2, 1, 3, 3, seed=1), strides=(2, 2), paddings=(1, 1), output_size=(6, 5))
         yield Sample.of(f32(1, 4, 3, 3, seed=2), f32(4, 2, 2, 2, seed=3), groups=2, dilations=(2, 1), paddings=(0, 1, 1, 0))
         yield Sample.of(f32(1, 3, 3, 2, seed=4), f32(2, 3, 3, 3, seed=5), data_format="NHWC", padding_algorithm="SAME", strides=(2, 2))
+        yield Sample.of(f32(4, 3, 1, 2), f32(3, 5, 2, 2, seed=1), strides=(1, 2))
+        yield Sample.of(f32(4, 6, 1, 2), f32(6, 2, 2, 1, seed=1), groups=3)
 
 
 class Conv2dTransposeGrad(_ConvGrad):
@@ -274,6 +317,8 @@ class Conv2dTransposeGrad(_ConvGrad):
 
     name = "conv2d_transpose_grad"
     attrs = _TRANSPOSE_ATTRS
+    pattern = _grad_pattern(transposed=True)
+    local_attrs = _local_groups(2)
     windows = staticmethod(_transposed_windows)
 
     @staticmethod
@@ -284,3 +329,5 @@ class Conv2dTransposeGrad(_ConvGrad):
     @staticmethod
     def samples():
         yield Sample.of(f32(2, 3, 4, 3), f32(3, 2, 3, 3, seed=1), f32(2, 2, 6, 5, seed=2), grad=(), why="a gradient itself")
+        yield Sample.of(f32(4, 3, 1, 2), f32(3, 5, 2, 3, seed=1), f32(4, 5, 2, 4, seed=2), grad=(), why="a gradient itself")
+        yield Sample.of(f32(4, 6, 1, 2), f32(6, 2, 2, 1, seed=1), f32(4, 6, 2, 2, seed=2), groups=3, grad=(), why="a gradient itself")

@@ -8,9 +8,8 @@ import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.placement import place_linear
-from ..data.random import float_dtype, lanes, row_offset, rows_drawn
-from ..shared.samples import f32
+from ..data.random import draw_part, flat_start, float_dtype, lanes
+from ..shared.samples import bits, f32
 
 _CHUNK = 1 << 17  # elements worked on at a time: their words, mask and values stay in the cache
 _GPU_CHUNK = 1 << 26
@@ -40,24 +39,22 @@ class Dropout(OpDef):
 
     Kept elements stay as they are and inference multiplies by 1 - dropout_prob (`downgrade_in_infer`), or they are divided by
     1 - dropout_prob and inference changes nothing (`upscale_in_train`). The probability is rounded to a multiple of 1/65536:
-    element i is dropped when 16-bit lane i of the stream of (seed, step) lies below it. `sharded`: X is a slice of the batch.
+    element i is dropped when 16-bit lane i of the stream of (seed, step) lies below it.
     """
 
     name = "dropout"
     inputs, outputs = ("X",), ("Out", "Mask?")
-    attrs = {
-        "dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer", "sharded": False,
-    }  # fmt: skip
+    attrs = {"dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer"}
     effect = Effect.RANDOM
     inplace = (("X", "Out"),)
     onnx = "Dropout"
 
     @staticmethod
-    def place(x, *, is_test, **attrs):
-        return ((place_linear if is_test else rows_drawn)(x),) * 2
+    def pattern(ins, outs, attrs):
+        return f"* -> *, * | L(0>0) {'' if attrs['is_test'] else 'K'}"
 
     @staticmethod
-    def infer(x, *, dropout_prob, is_test, seed, dropout_implementation, sharded):
+    def infer(x, *, dropout_prob, is_test, seed, dropout_implementation):
         _check(dropout_prob, dropout_implementation)
         float_dtype("dropout", x.dtype)
         return x, x.with_dtype("uint8")
@@ -73,7 +70,7 @@ class Dropout(OpDef):
         return b.dropout_grad(op["Mask"], g, dropout_prob=a["dropout_prob"], dropout_implementation=a["dropout_implementation"])
 
     @staticmethod
-    def kernel(xp, x, *, out, ctx, dropout_prob, is_test, seed, dropout_implementation, sharded):
+    def kernel(xp, x, *, out, ctx, dropout_prob, is_test, seed, dropout_implementation, part=None):
         y, mask = out
         if is_test:
             factor = 1.0 - dropout_prob if dropout_implementation == "downgrade_in_infer" else 1.0
@@ -82,24 +79,32 @@ class Dropout(OpDef):
                 mask.fill(1)
             return
         limit = round(dropout_prob * 65536)
-        first = row_offset(sharded, x.size, ctx)
         scale = _kept_scale(dropout_prob, dropout_implementation)
         if mask is None:
             mask = xp.empty(x.shape, xp.uint8)
+
+        def draw(first: int, kept: Any) -> None:
+            if limit > 65535:
+                kept.fill(False)
+            else:
+                xp.greater_equal(lanes(xp, seed, ctx.step, first, kept.size, 16), xp.uint16(limit), out=kept)
+
+        start = flat_start(part) if part is not None else 0
+        if start is None:
+            draw_part(xp, mask.view(bool), part, 0, draw)
         source, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1).view(bool)
         size = _CHUNK if xp is np else _GPU_CHUNK
         for k in range(0, x.size, size):
-            part = kept[k : k + size]
-            if limit > 65535:
-                part.fill(False)
-            else:
-                xp.greater_equal(lanes(xp, seed, ctx.step, first + k, part.size, 16), xp.uint16(limit), out=part)
-            _apply(xp, source[k : k + size], part, target[k : k + size], scale)
+            chunk = kept[k : k + size]
+            if start is not None:
+                draw(start + k, chunk)
+            _apply(xp, source[k : k + size], chunk, target[k : k + size], scale)
 
     @staticmethod
     def samples():
         why = "drawn anew in every run; the gradient is tested with a fixed mask"
         yield Sample.of(f32(3, 5), dropout_prob=0.5, seed=3, grad=(), why=why)
+        yield Sample.of(f32(3, 5, 7), dropout_prob=0.3, seed=4, grad=(), why=why)
         yield Sample.of(f32(7), dropout_prob=0.25, seed=3, dropout_implementation="upscale_in_train", grad=(), why=why)
         yield Sample.of(f32(2, 3), dropout_prob=1.0, seed=1, dropout_implementation="upscale_in_train", grad=(), why=why)
         yield Sample.of(f32(2, 3), dropout_prob=0.0, seed=1)
@@ -113,8 +118,8 @@ class DropoutGrad(OpDef):
     name = "dropout_grad"
     inputs, outputs = ("Mask", "Out@GRAD"), ("X@GRAD",)
     attrs = {"dropout_prob": Required(float), "dropout_implementation": "downgrade_in_infer"}
+    pattern = "*, * -> * | L(1)"
     inplace = (("Out@GRAD", "X@GRAD"),)
-    elementwise = True
 
     @staticmethod
     def infer(mask, g, **attrs):
@@ -130,5 +135,5 @@ class DropoutGrad(OpDef):
 
     @staticmethod
     def samples():
-        mask = np.array([[1, 0], [0, 1]], "uint8")
-        yield Sample.of(mask, f32(2, 2), dropout_prob=0.5, dropout_implementation="upscale_in_train", grad=(), why="a gradient op")
+        mask = bits(5, 3).astype("uint8")
+        yield Sample.of(mask, f32(5, 3), dropout_prob=0.5, dropout_implementation="upscale_in_train", grad=(), why="a gradient op")

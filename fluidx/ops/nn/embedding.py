@@ -8,24 +8,11 @@ import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
-from ...ir.placement import Placed, PlaceError, by_group
-from ...ir.types import ANY, At, Shard, TensorType, show_placement
-from ..data.indexing import add_rows, take_rows
+from ...ir.parts import Part
+from ...ir.types import ANY, TensorType
+from ..data.indexing import add_local_rows, take_local_rows
 from ..shared.samples import f32
-from ..shared.types import check_range, need_ids, need_ndim
-
-
-def _lookup_place(group: str, w: Placed, ids: Placed, *, trailing: int, **_: Any) -> Any:
-    """Cut ids give the same cut of the result; a table cut by columns gives columns; a table cut by rows cannot answer alone."""
-    ew, ei = w.on(group), ids.on(group)
-    if ew == ei and not isinstance(ew, Shard) and (ew is None or isinstance(ew, At)):
-        return ew
-    if ew is None and isinstance(ei, Shard) and ei.axis < ids.type.ndim - trailing:
-        return ei
-    if ei is None and ew == Shard(1, group):
-        return Shard(ids.type.ndim - trailing, group)
-    places = f"%{w.name} is {show_placement(w.placement)}, %{ids.name} is {show_placement(ids.placement)}"
-    raise PlaceError(f"inputs lie in places that do not combine over {group}: {places}")
+from ..shared.types import need_ids, need_ndim
 
 
 def _check(op: str, w: TensorType, ids: TensorType, padding_idx: int) -> None:
@@ -35,10 +22,9 @@ def _check(op: str, w: TensorType, ids: TensorType, padding_idx: int) -> None:
         raise ProgramError(f"op {op}: padding_idx must be -1 (none) or an id from 0 to {w.shape[0] - 1}, found {padding_idx}")
 
 
-def _lookup(xp: Any, op: str, w: Any, ids: Any, out: Any, padding_idx: int) -> None:
+def _lookup(xp: Any, op: str, w: Any, ids: Any, out: Any, padding_idx: int, part: Part | None) -> None:
     """`out[k] = w[ids[k]]`, rows of zeros for the padding id; `ids` is contiguous, `out` [ids.size, width]."""
-    check_range(xp, op, ids, w.shape[0], "table W")
-    take_rows(xp, w, ids, out)
+    take_local_rows(xp, op, "table W", w, ids, out, part)
     if padding_idx != -1:
         out[ids == padding_idx] = 0
 
@@ -57,11 +43,8 @@ class LookupTable(OpDef):
     inputs = ("W", "Ids")
     attrs = {"padding_idx": -1}
     onnx = "Gather"
+    pattern = "v d, * . -> * d | v@ v:+ L(0)"
     grad = staticmethod(_gradient)
-
-    @staticmethod
-    def place(w, ids, **attrs):
-        return by_group(_lookup_place)(w, ids, trailing=1)
 
     @staticmethod
     def infer(w, ids, *, padding_idx):
@@ -72,13 +55,14 @@ class LookupTable(OpDef):
         return w.with_shape((*ids.shape[:-1], w.shape[1]))
 
     @staticmethod
-    def kernel(xp, w, ids, *, out, padding_idx):
-        _lookup(xp, "lookup_table", w, xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1]), padding_idx)
+    def kernel(xp, w, ids, *, out, padding_idx, part=None):
+        _lookup(xp, "lookup_table", w, xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1]), padding_idx, part)
 
     @staticmethod
     def samples():
         yield Sample.of(f32(5, 4), np.array([[1], [4], [1]], "int64"))
         yield Sample.of(f32(5, 4), np.array([[[0], [2]], [[2], [3]]], "int32"), padding_idx=2)
+        yield Sample.of(f32(5, 4), np.array([[[0], [2]], [[2], [4]], [[1], [0]]]), padding_idx=2)
 
 
 class LookupTableV2(OpDef):
@@ -91,11 +75,8 @@ class LookupTableV2(OpDef):
     inputs = ("W", "Ids")
     attrs = {"padding_idx": -1}
     onnx = "Gather"
+    pattern = "v d, * -> * d | v@ v:+ L(0)"
     grad = staticmethod(_gradient)
-
-    @staticmethod
-    def place(w, ids, **attrs):
-        return by_group(_lookup_place)(w, ids, trailing=0)
 
     @staticmethod
     def infer(w, ids, *, padding_idx):
@@ -103,13 +84,14 @@ class LookupTableV2(OpDef):
         return w.with_shape((*ids.shape, w.shape[1]))
 
     @staticmethod
-    def kernel(xp, w, ids, *, out, padding_idx):
-        _lookup(xp, "lookup_table_v2", w, xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1]), padding_idx)
+    def kernel(xp, w, ids, *, out, padding_idx, part=None):
+        _lookup(xp, "lookup_table_v2", w, xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1]), padding_idx, part)
 
     @staticmethod
     def samples():
         yield Sample.of(f32(5, 4), np.array([1, 4, 1], "int64"))
         yield Sample.of(f32(5, 4), np.array([[0, 2], [2, 3]], "int32"), padding_idx=0)
+        yield Sample.of(f32(5, 4), np.array([[0, 2], [2, 4], [1, 0]]), padding_idx=2)
 
 
 class LookupTableGrad(OpDef):
@@ -123,17 +105,23 @@ class LookupTableGrad(OpDef):
     attrs = {"padding_idx": -1}
 
     @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"~v d, * {'.' if ins[1].ndim == ins[2].ndim else ''}, * d -> v d | v@ *:+ L(2)"
+
+    @staticmethod
     def infer(w, ids, g, *, padding_idx):
         return w
 
     @staticmethod
-    def kernel(xp, w, ids, g, *, out, padding_idx):
+    def kernel(xp, w, ids, g, *, out, padding_idx, part=None):
         out.fill(0)
-        add_rows(xp, out, xp.ascontiguousarray(ids).reshape(-1), g.reshape(-1, out.shape[1]))
-        if padding_idx != -1:
-            out[padding_idx] = 0
+        add_local_rows(xp, out, xp.ascontiguousarray(ids).reshape(-1), g.reshape(-1, out.shape[1]), part)
+        row = padding_idx - (part.start if part is not None else 0)
+        if padding_idx != -1 and 0 <= row < len(out):
+            out[row] = 0
 
     @staticmethod
     def samples():
         g = np.arange(12, dtype="float32").reshape(3, 4)
         yield Sample.of(f32(5, 4), np.array([[1], [4], [1]], "int64"), g, grad=(), why="a gradient op")
+        yield Sample.of(f32(5, 4), np.array([[0, 2], [2, 4], [1, 0]]), f32(3, 2, 4), padding_idx=2, grad=(), why="a gradient op")

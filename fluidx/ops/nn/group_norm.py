@@ -6,6 +6,8 @@ from math import prod
 from typing import Any
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
+from ...ir.parts import Part
+from ...ir.pattern import fold
 from ..shared.samples import f32, positive
 from ..shared.types import is_half, mul_sizes
 from .layer_norm import rows_normalized
@@ -13,8 +15,7 @@ from .norm_shared import (
     channel_count,
     check_weight,
     emit_norm_grad,
-    place_norm_grad,
-    place_with_rows,
+    linear_in_weights,
     put,
     stat_dtype,
     through_first_only,
@@ -70,10 +71,24 @@ def _channels_view(xp: Any, a: Any, layout: str) -> Any:
     return xp.ascontiguousarray(a).reshape(a.shape[0], a.shape[1], prod(a.shape[2:]))
 
 
+def _local_groups(x: Any, groups: int, part: Part | None) -> int:
+    """How many groups there are in this part of the channels; `part` counts the channels of one."""
+    return groups if part is None else x.shape[1] // part.count
+
+
 def _put_channels(a: Any, value: Any, layout: str) -> None:
     if layout == "NHWC" and a.ndim > 2:
         a = a.transpose(0, a.ndim - 1, *range(1, a.ndim - 1))
     a[...] = value.reshape(a.shape)
+
+
+def _words(x: TensorType, groups: int, layout: str) -> tuple[str, str, str, dict[str, int]]:
+    """The access pattern's words for X, its channels and its groups, and sizes. A channel is (group, within); the pixels are whole."""
+    pixels = " ." * (x.ndim - 2)
+    c = x.shape[-1 if layout == "NHWC" else 1]
+    channel, group = ("(g c)", "g") if groups > 1 else ("c", ".")
+    sizes = {"c": c if c == ANY else c // groups, **({"g": groups} if groups > 1 else {})}
+    return f"n{pixels} {channel}" if layout == "NHWC" else f"n {channel}{pixels}", channel, group, sizes
 
 
 class GroupNorm(OpDef):
@@ -86,7 +101,11 @@ class GroupNorm(OpDef):
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
     onnx = "GroupNormalization"
-    place = staticmethod(place_with_rows)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, channel, group, sizes = _words(ins[0], attrs["groups"], attrs["data_layout"])
+        return f"{x}, {channel}, {channel} -> {x}, n {group}, n {group} | c! #c {linear_in_weights(ins)}", sizes
 
     @staticmethod
     def infer(x, scale, bias, *, groups, epsilon, data_layout):
@@ -103,9 +122,10 @@ class GroupNorm(OpDef):
         return emit_norm_grad(b, "group_norm_grad", op, g[0], ("Mean", "Variance"))
 
     @staticmethod
-    def kernel(xp, x, scale, bias, *, out, groups, epsilon, data_layout):
+    def kernel(xp, x, scale, bias, *, out, groups, epsilon, data_layout, part=None):
         y, mean, var = out
         a = _channels_view(xp, x, data_layout)
+        groups = _local_groups(a, groups, part)
         stat, result = "float32" if is_half(x.dtype) else x.dtype, xp.empty(a.shape, a.dtype)
         m, v = xp.empty(len(a) * groups, stat), xp.empty(len(a) * groups, stat)
         _Grouped.forward(xp, a, scale, bias, result, m, v, groups, epsilon)()
@@ -118,6 +138,8 @@ class GroupNorm(OpDef):
         why = "statistics are not differentiable"
         yield Sample.of(f32(2, 4, 2, 3), positive(4, seed=1), f32(4, seed=2), groups=2, tolerance=1e-2, why=why)
         yield Sample.of(f32(2, 3, 2, 2), None, None, groups=1, tolerance=1e-2, why=why)
+        yield Sample.of(f32(4, 6, 1, 3), positive(6, seed=1), f32(6, seed=2), groups=3, tolerance=1e-2, why=why)
+        yield Sample.of(f32(4, 5, 3), positive(3, seed=1), f32(3, seed=2), groups=3, data_layout="NHWC", tolerance=1e-2, why=why)
         yield Sample.of(f32(2, 3, 2, 4, seed=3), positive(4, seed=1), f32(4, seed=2), groups=2, data_layout="NHWC", tolerance=1e-2, why=why)
 
 
@@ -127,16 +149,21 @@ class GroupNormGrad(OpDef):
     name = "group_norm_grad"
     inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
-    place = staticmethod(place_norm_grad)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, channel, group, sizes = _words(ins[0], attrs["groups"], attrs["data_layout"])
+        return f"{x}, {channel}, ~{channel}, n {group}, n {group}, {x} -> {x}, {channel}, {channel} | c! n:+ #c L(5)", sizes
 
     @staticmethod
     def infer(x, scale, bias, mean, var, g, **attrs):
         return x, scale, bias
 
     @staticmethod
-    def kernel(xp, x, scale, bias, mean, var, g, *, out, groups, epsilon, data_layout):
+    def kernel(xp, x, scale, bias, mean, var, g, *, out, groups, epsilon, data_layout, part=None):
         dx, dscale, dbias = out
         a, d = _channels_view(xp, x, data_layout), _channels_view(xp, g, data_layout)
+        groups = _local_groups(a, groups, part)
         result = None if dx is None else xp.empty(a.shape, a.dtype)
         _Grouped.backward(xp, a, scale, mean.reshape(-1), var.reshape(-1), d, result, dscale, dbias, groups, epsilon)
         if dx is not None:
@@ -144,6 +171,10 @@ class GroupNormGrad(OpDef):
 
     @staticmethod
     def samples():
+        x = f32(4, 6, 1, 3)
+        rows = x.reshape(4, 3, -1)
+        yield Sample.of(x, positive(6, seed=1), f32(6, seed=2), rows.mean(axis=2), rows.var(axis=2), f32(4, 6, 1, 3, seed=3), groups=3,
+                        grad=(), why="a gradient itself")  # fmt: skip
         x = f32(2, 4, 2, 3)
         rows = x.reshape(2, 2, -1)
         yield Sample.of(x, positive(4, seed=1), f32(4, seed=2), rows.mean(axis=2), rows.var(axis=2), f32(2, 4, 2, 3, seed=3), groups=2,
@@ -160,7 +191,11 @@ class InstanceNorm(OpDef):
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "SavedMean?", "SavedVariance?")
     attrs = {"epsilon": 1e-5}
     onnx = "InstanceNormalization"
-    place = staticmethod(place_with_rows)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, stat = f"n c{' .' * (ins[0].ndim - 2)}", fold("n c", ins[0].shape[:2])
+        return f"{x}, c, c -> {x}, {stat}, {stat} | {linear_in_weights(ins)}"
 
     @staticmethod
     def infer(x, scale, bias, *, epsilon):
@@ -193,6 +228,7 @@ class InstanceNorm(OpDef):
         why = "statistics are not differentiable"
         yield Sample.of(f32(2, 3, 2, 4), positive(3, seed=1), f32(3, seed=2), tolerance=1e-2, why=why)
         yield Sample.of(f32(1, 2, 5, seed=3), None, None, epsilon=1e-2, tolerance=1e-2, why=why)
+        yield Sample.of(f32(5, 3, 4), positive(3, seed=1), f32(3, seed=2), tolerance=1e-2, why=why)
 
 
 class InstanceNormGrad(OpDef):
@@ -201,7 +237,11 @@ class InstanceNormGrad(OpDef):
     name = "instance_norm_grad"
     inputs, outputs = ("X", "Scale?", "Bias?", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"epsilon": 1e-5}
-    place = staticmethod(place_norm_grad)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, stat = f"n c{' .' * (ins[0].ndim - 2)}", fold("n c", ins[0].shape[:2])
+        return f"{x}, c, ~c, {stat}, {stat}, {x} -> {x}, c, c | n:+ L(5)"
 
     @staticmethod
     def infer(x, scale, bias, mean, var, g, **attrs):
@@ -218,6 +258,10 @@ class InstanceNormGrad(OpDef):
 
     @staticmethod
     def samples():
+        x = f32(5, 3, 4)
+        rows = x.reshape(15, -1)
+        yield Sample.of(x, positive(3, seed=1), f32(3, seed=2), rows.mean(axis=1), 1 / rows.std(axis=1), f32(5, 3, 4, seed=3),
+                        grad=(), why="a gradient itself")  # fmt: skip
         x = f32(2, 3, 2, 4)
         rows = x.reshape(6, -1)
         yield Sample.of(x, positive(3, seed=1), f32(3, seed=2), rows.mean(axis=1), 1 / rows.std(axis=1), f32(2, 3, 2, 4, seed=3),

@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.pattern import fold, letters
 from ..shared.blocked import column_sum, in_order, row_blocks, row_sum
 from ..shared.samples import f32, positive
 from ..shared.types import is_half, mul_sizes, need_float
-from .norm_shared import by_copy, check_weight, place_norm_grad, place_with_rows, put, stat_dtype, through_first_only, weight_dtype
+from .norm_shared import (
+    by_copy,
+    check_weight,
+    linear_in_weights,
+    put,
+    stat_dtype,
+    through_first_only,
+    weight_dtype,
+)
 
 
 def rows_normalized(xp: Any, x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float) -> Callable[[], None]:
@@ -100,6 +109,12 @@ def _dense(*arrays: Any) -> bool:
     return all(a is None or a.flags.c_contiguous for a in arrays)
 
 
+def _words(x: TensorType, axis: int) -> tuple[str, str, str]:
+    """The access pattern's words for X, for a value per row and for a value per column."""
+    rows, columns = letters(axis, "b"), letters(x.ndim - axis, "c")
+    return f"{rows} {columns}", fold(rows, x.shape[:axis]), fold(columns, x.shape[axis:])
+
+
 class LayerNorm(OpDef):
     """Each row, the axes from `begin_norm_axis` on, shifted and scaled to mean 0 and variance 1, times Scale plus Bias.
 
@@ -111,7 +126,11 @@ class LayerNorm(OpDef):
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
     onnx = "LayerNormalization"
-    place = staticmethod(place_with_rows)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, row, column = _words(ins[0], attrs["begin_norm_axis"])
+        return f"{x}, {column}, {column} -> {x}, {row}, {row} | c?! {linear_in_weights(ins)}"
 
     @staticmethod
     def infer(x, scale, bias, *, begin_norm_axis, epsilon):
@@ -153,6 +172,7 @@ class LayerNorm(OpDef):
         x, scale, bias = f32(2, 3, 5, seed=3), positive(5, seed=4), f32(5, seed=5)
         yield Sample.of(x, scale, bias, begin_norm_axis=2, epsilon=1e-2, tolerance=1e-2, why=y_only)
         yield Sample.of(f32(3, 2, 3, seed=6), None, None, tolerance=1e-2, why=y_only)
+        yield Sample.of(f32(5, 2, 3, seed=6), positive(6, seed=1), f32(6, seed=2), tolerance=1e-2, why=y_only)
         yield Sample.of(f32(3, 5, seed=6), None, f32(5, seed=7), tolerance=1e-2, why=y_only)
         yield Sample.of(f32(3, 4, seed=8).astype("float16"), positive(4, seed=9), None, grad=(), why="central differences drown in float16")
 
@@ -163,7 +183,11 @@ class LayerNormGrad(OpDef):
     name = "layer_norm_grad"
     inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
-    place = staticmethod(place_norm_grad)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, row, column = _words(ins[0], attrs["begin_norm_axis"])
+        return f"{x}, {column}, ~{column}, {row}, {row}, {x} -> {x}, {column}, {column} | c?! b?:+ L(5)"
 
     @staticmethod
     def infer(x, scale, bias, mean, var, g, **attrs):
@@ -186,3 +210,6 @@ class LayerNormGrad(OpDef):
         x, g = f32(4, 6), f32(4, 6, seed=1)
         stats = [x.mean(axis=1), x.var(axis=1)]
         yield Sample.of(x, positive(6, seed=2), f32(6, seed=3), *stats, g, grad=(), why="a gradient itself")
+        x, g, flat = f32(5, 3, 4), f32(5, 3, 4, seed=1), f32(5, 3, 4).reshape(15, 4)
+        stats = [flat.mean(axis=1), flat.var(axis=1)]
+        yield Sample.of(x, positive(4, seed=2), f32(4, seed=3), *stats, g, begin_norm_axis=2, grad=(), why="a gradient itself")

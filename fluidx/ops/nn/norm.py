@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
-from ...ir.placement import place_rows, place_rowwise
-from ..shared.places import place_along_axis
+from ...ir.pattern import along
 from ..shared.samples import f32, positive
 from ..shared.types import is_half, need_float, norm_axis
-
-
-def _place_norm(x, *, axis, **attrs):
-    place = place_along_axis(x, axis=axis)
-    return place, place
 
 
 class Norm(OpDef):
@@ -27,7 +21,11 @@ class Norm(OpDef):
     name = "norm"
     inputs, outputs = ("X",), ("Out", "Norm")
     attrs = {"axis": -1, "epsilon": 1e-10}
-    place = staticmethod(_place_norm)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = along(attrs["axis"], ins[0].ndim, "c")
+        return f"{x} -> {x}, {x} | c!"
 
     @staticmethod
     def infer(x, *, axis, epsilon):
@@ -53,7 +51,7 @@ class Norm(OpDef):
     def samples():
         why = "the length is not differentiable here"
         yield Sample.of(f32(3, 4), why=why)
-        yield Sample.of(f32(2, 3, 2, seed=1), axis=1, epsilon=1e-3, why=why)
+        yield Sample.of(f32(5, 3, 4, seed=1), axis=1, epsilon=1e-3, why=why)
 
 
 class NormGrad(OpDef):
@@ -62,7 +60,11 @@ class NormGrad(OpDef):
     name = "norm_grad"
     inputs, outputs = ("Out", "Norm", "Out@GRAD"), ("X@GRAD",)
     attrs = {"axis": -1}
-    place = staticmethod(place_along_axis)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = along(attrs["axis"], ins[0].ndim, "c")
+        return f"{x}, {x}, {x} -> {x} | c! L(2)"
 
     @staticmethod
     def infer(y, length, g, *, axis):
@@ -79,6 +81,9 @@ class NormGrad(OpDef):
         x = f32(3, 4)
         length = np.sqrt((x * x).sum(axis=1, keepdims=True))
         yield Sample.of(x / length, length, f32(3, 4, seed=1), grad=(), why="a gradient itself")
+        x = f32(5, 3, 4)
+        length = np.sqrt((x * x).sum(axis=1, keepdims=True))
+        yield Sample.of(x / length, length, f32(5, 3, 4, seed=1), axis=1, grad=(), why="a gradient itself")
 
 
 def _neighbours(xp: Any, squares: Any, n: int, back: bool = False) -> Any:
@@ -102,10 +107,7 @@ class Lrn(OpDef):
     inputs, outputs = ("X",), ("Out", "MidOut")
     attrs = {"n": 5, "k": 1.0, "alpha": 1e-4, "beta": 0.75}
     onnx = "LRN"
-
-    @staticmethod
-    def place(x, **attrs):
-        return (place_rowwise(x),) * 2
+    pattern = "n c * -> n c *, n c * | c!"
 
     @staticmethod
     def infer(x, *, n, k, alpha, beta):
@@ -133,6 +135,7 @@ class Lrn(OpDef):
         why = "MidOut is not differentiable"
         yield Sample.of(f32(2, 6, 2, 2), n=3, alpha=0.5, why=why)
         yield Sample.of(f32(1, 3, 2, 2, seed=1), n=4, alpha=0.1, k=2.0, why=why)
+        yield Sample.of(f32(5, 6, 3, 4, seed=2), n=3, alpha=0.5, why=why)
 
 
 class LrnGrad(OpDef):
@@ -141,7 +144,7 @@ class LrnGrad(OpDef):
     name = "lrn_grad"
     inputs, outputs = ("X", "MidOut", "Out@GRAD"), ("X@GRAD",)
     attrs = {"n": 5, "k": 1.0, "alpha": 1e-4, "beta": 0.75}
-    place = staticmethod(place_rows)
+    pattern = "n c *, n c *, n c * -> n c * | c! L(2)"
 
     @staticmethod
     def infer(x, mid, g, **attrs):
@@ -157,3 +160,5 @@ class LrnGrad(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(f32(1, 4, 2, 2), positive(1, 4, 2, 2, seed=1), f32(1, 4, 2, 2, seed=2), n=3, grad=(), why="a gradient itself")
+        x, mid, g = f32(5, 6, 3, 4), positive(5, 6, 3, 4, seed=1), f32(5, 6, 3, 4, seed=2)
+        yield Sample.of(x, mid, g, n=3, alpha=0.5, grad=(), why="a gradient itself")

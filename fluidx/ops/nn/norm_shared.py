@@ -1,13 +1,11 @@
-"""What the normalizations share: checks and dtypes of weights and statistics, the gradient with what it leaves away, placement."""
+"""What the normalizations share: checks and dtypes of weights and statistics, the gradient with what it leaves away."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from ...ir import Partial, ProgramError, Shard, TensorType
-from ...ir.placement import PlaceError, by_group, place_rowwise
+from ...ir import ProgramError, TensorType
 from ..shared.types import HALVES, meet, need_float
 
 
@@ -66,17 +64,6 @@ def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -
     return b.emit(name, op["X"], scale, bias, op[stats[0]], op[stats[1]], g, out=skip, **op.attrs)
 
 
-def place_with_rows(x: Any, *weights: Any, **attrs: Any) -> Any:
-    return (place_rowwise(x, *weights),) * 3
-
-
-def place_norm_grad(x, scale, bias, mean, var, g, **attrs):
-    def rule(terms, group, x, mean, var, g, *weights):
-        if x.on(group) == g.on(group) == mean.on(group) == var.on(group) == Shard(0, group) and all(w.on(group) is None for w in weights):
-            return Partial("sum", group) if terms else Shard(0, group)
-        found = f"%{x.name} is {x.on(group)}, %{g.name} {g.on(group)}"
-        raise PlaceError(f"the gradient takes X, its statistics and the gradient of Y split by rows over {group}: {found}")
-
-    args = [a for a in (x, mean, var, g, scale, bias) if a is not None]
-    rows, terms = by_group(partial(rule, False))(*args), by_group(partial(rule, True))(*args)
-    return rows, terms, terms
+def linear_in_weights(ins: Sequence[TensorType | None]) -> str:
+    """The linear group of Scale and Bias, operands 1 and 2, into Y: without Scale, Y is not linear in Bias alone."""
+    return "" if ins[1] is None else "L(1>0)" if ins[2] is None else "L(1,2>0)"

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
-from ...ir.placement import place_rows, place_rowwise
 from ..shared.blocked import BLOCK_BYTES, in_order
 from ..shared.samples import apart, f32
 from ..shared.types import is_half
-from .windows import Windows, channels_first, join_image, need_image, pair, place_windows, run_bound, split_image
+from .windows import Windows, channels_first, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
 
 _ATTRS = {
     "pooling_type": "max", "ksize": (1, 1), "strides": (1, 1), "paddings": (0, 0), "global_pooling": False, "ceil_mode": False,
@@ -208,7 +207,13 @@ class Pool2d(OpDef):
     inputs = ("X",)
     attrs = _ATTRS
     onnx = "MaxPool"
-    place = staticmethod(place_rowwise)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        image, most = image_words("c", attrs["data_format"]), attrs["pooling_type"] == "max"
+        if most and attrs["global_pooling"]:
+            return f"{' '.join(join_image('n', 'c', 'hw', attrs['data_format']))} -> {image} | h:max w:max U(0>max)"
+        return f"{image} -> {image} | {'U(0>max)' if most else 'L(0)'}"
 
     @staticmethod
     def infer(x, **attrs):
@@ -250,6 +255,7 @@ class Pool2d(OpDef):
             yield Sample.of(apart(1, 2, 5, 6, seed=4), pooling_type=kind, ksize=(2, 3), adaptive=True)
             yield Sample.of(apart(1, 3, 4, 2, seed=5), pooling_type=kind, ksize=(2, 2), strides=(1, 1), data_format="NHWC")
             yield Sample.of(apart(1, 1, 1, 1, seed=6), pooling_type=kind)
+            yield Sample.of(apart(5, 3, 2, 4, seed=8), pooling_type=kind, ksize=(2, 3))
         yield Sample.of(apart(1, 1, 4, 4, seed=7), pooling_type="avg", ksize=(3, 3), strides=(2, 2), paddings=(1, 0, 2, 1), exclusive=False)
 
 
@@ -259,7 +265,12 @@ class Pool2dGrad(OpDef):
     name = "pool2d_grad"
     inputs, outputs = ("X", "Out", "Out@GRAD"), ("X@GRAD",)
     attrs = _ATTRS
-    place = staticmethod(place_rows)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        image = image_words("c", attrs["data_format"])
+        values = f"~{image}, ~{image}" if attrs["pooling_type"] == "avg" else f"{image}, {image}"
+        return f"{values}, {image} -> {image} | L(2)"
 
     @staticmethod
     def infer(x, out, g, **attrs):
@@ -285,3 +296,8 @@ class Pool2dGrad(OpDef):
         x = apart(1, 2, 4, 4)
         top = x.reshape(1, 2, 2, 2, 2, 2).max(axis=(3, 5))
         yield Sample.of(x, top, f32(1, 2, 2, 2, seed=1), ksize=(2, 2), strides=(2, 2), grad=(), why="a gradient itself")
+        x, g = apart(5, 3, 4, 3), f32(5, 2, 3, 3, seed=1)  # NHWC
+        windows = np.stack([x[:, i : i + 2, j : j + 3] for i in (0, 1) for j in (0, 1)])
+        attrs = dict[str, Any](ksize=(2, 2), data_format="NHWC", grad=(), why="a gradient itself")
+        yield Sample.of(x, windows.max(axis=0), g, **attrs)
+        yield Sample.of(x, windows.mean(axis=0), g, **attrs, pooling_type="avg")

@@ -103,8 +103,13 @@ def split_image(x: Any, data_format: str) -> tuple[int, int, tuple[int, int]]:
     return (n, a, (b, c)) if data_format == "NCHW" else (n, c, (a, b))
 
 
-def join_image(n: int, channels: int, size: Sequence[int], data_format: str) -> tuple[int, ...]:
+def join_image(n: Any, channels: Any, size: Sequence[Any], data_format: str) -> tuple[Any, ...]:
     return (n, channels, *size) if data_format == "NCHW" else (n, *size, channels)
+
+
+def image_words(channels: str, data_format: str) -> str:
+    """An image batch in an access pattern: the pixels are whole."""
+    return " ".join(join_image("n", channels, (".", "."), data_format))
 
 
 def channels_first(x: Any, data_format: str) -> Any:

@@ -57,10 +57,22 @@ def aligned(op: str, x: Sequence[int], y: Sequence[int], axis: int) -> tuple[int
 
 
 def align(y: Any, ndim: int, axis: int) -> Any:
-    """The array `y` as a view that broadcasts against an array of `ndim` axes from its axis `axis` on."""
+    """The array `y` as a view that broadcasts against an array of `ndim` axes from its axis `axis` on.
+
+    Beside flat parts, which have one axis, a value of one element may have more axes than what it meets.
+    """
+    if y.size == 1 and y.ndim != ndim:
+        return y.reshape((1,) * ndim)
     return y if axis == -1 or y.ndim == ndim else y.reshape(aligned("align", (1,) * ndim, y.shape, axis))
 
 
-def reduced(b: Any, g: Any, like: Any, shape: Sequence[int], axis: int = -1) -> Any:
-    """The gradient `g` of a broadcast result, summed down to the operand `like`; `g` itself where nothing was broadcast."""
-    return g if tuple(like.shape) == tuple(shape) else b.reduce_to(g, like, axis=axis)
+def reduced(b: Any, g: Any, like: Any, out: Any, *others: Any, axis: int = -1, stop: int | None = None) -> Any:
+    """The gradient `g` of a broadcast result `out`, summed down to the operand `like`; `g` itself where nothing was broadcast.
+
+    `others` are the operands that `like` met, `stop` the end of the axes that broadcast.
+    """
+    alike = like.shape[:stop] == out.shape[:stop]
+    # an open axis may have met a larger one
+    if alike and (ANY not in like.shape or all(ANY not in y.shape for y in others) or b.sizes.equal(like, out, stop)):
+        return g
+    return b.reduce_to(g, like, axis=axis)

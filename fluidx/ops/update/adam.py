@@ -172,6 +172,7 @@ class LambApply(Update):
     inputs = ("Param", "Update", "ParamNormSq", "UpdateNormSq", "LearningRate")
     outputs = ("ParamOut",)
     inplace = (("Param", "ParamOut"),)
+    groups = "L(0,1)"
 
     @staticmethod
     def scalars(xp, param_sq, update_sq, lr):

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import ANY, OpDef, Partial, ProgramError, TensorType, show_placement
-from ...ir.placement import PlaceError, flat, place_elementwise
+from ...ir import ANY, OpDef, ProgramError, TensorType
 
 # Elements worked on at a time: the temporaries of a block stay in the L2 cache of one core.
 BLOCK = 1 << 15
@@ -24,8 +23,8 @@ SCALARS = ("LearningRate", "Beta1Pow", "Beta2Pow", "ParamNormSq", "GradNormSq", 
 class Update(OpDef):
     """What the update ops share. A subclass states its slots, `scalars` (what is computed once per step) and `formula`."""
 
-    elementwise = True
     scratch = 1  # temporaries of the parameter's shape that `formula` is handed
+    groups = ""  # operands in which the update is linear together, as the access pattern writes them
 
     @classmethod
     def infer(cls, *types, **attrs):
@@ -52,20 +51,9 @@ class Update(OpDef):
         return result[0] if len(result) == 1 else tuple(result)
 
     @classmethod
-    def place(cls, *args, **attrs):
-        by_name = {s.name: a for s, a in zip(cls.in_slots, args, strict=True) if a is not None}
-        param, grad = by_name["Param"], by_name.get("Grad")
-        for a in flat(args):
-            partial = next((p for p in a.placement if isinstance(p, Partial)), None)
-            if partial is not None and a is grad:
-                raise PlaceError(
-                    f"op {cls.name}: parameter %{param.name} is {show_placement(param.placement)} but its gradient %{a.name} is {partial}\n"
-                    "  all_reduce or reduce_scatter the gradient first"
-                )
-            if partial is not None:
-                raise PlaceError(f"op {cls.name}: %{a.name} is {partial}; all_reduce it first")
-        entry = place_elementwise(*args)
-        return (entry,) * len(cls.out_slots) if len(cls.out_slots) > 1 else entry
+    def pattern(cls, ins, outs, attrs):
+        words = ["*" if s.name not in SCALARS or t is None else _one(t) for s, t in zip(cls.in_slots, ins, strict=True)]
+        return f"{', '.join(words)} -> {', '.join('*' for _ in outs)} | {cls.groups}"
 
     @staticmethod
     def scalars(xp: Any, *ones: Any, **attrs: Any) -> Any:
@@ -83,9 +71,10 @@ class Update(OpDef):
 
     @classmethod
     def _split(cls, arrays):
-        """(tensors, scalars) of the inputs, in slot order."""
+        """(tensors, scalars) of the inputs, in slot order; a scalar has one axis, so that it meets flat parts too."""
         pairs = list(zip(cls.in_slots, arrays, strict=True))
-        return [a for s, a in pairs if s.name not in SCALARS], [a for s, a in pairs if s.name in SCALARS]
+        ones = [a if a is None else a.reshape(1) for s, a in pairs if s.name in SCALARS]
+        return [a for s, a in pairs if s.name not in SCALARS], ones
 
     @classmethod
     def kernel(cls, xp, *arrays, out, **attrs):
@@ -122,6 +111,11 @@ class Update(OpDef):
                 formula(np, tensor_parts, out_parts, s, temps, **attrs)
 
         return run
+
+
+def _one(t: TensorType) -> str:
+    """The words of a value of one element; an open size is 1 too, and not to be cut."""
+    return " ".join("." * t.ndim) if ANY in t.shape else "*"
 
 
 def work_dtype(dtype: str) -> str:

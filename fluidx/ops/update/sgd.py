@@ -14,6 +14,7 @@ class Sgd(Update):
     name = "sgd"
     inputs, outputs = ("Param", "Grad", "LearningRate"), ("ParamOut",)
     inplace = (("Param", "ParamOut"),)
+    groups = "L(0,1)"
 
     @staticmethod
     def formula(xp, ins, outs, lr, t):
@@ -37,6 +38,7 @@ class Momentum(Update):
     inputs, outputs = ("Param", "Grad", "Velocity", "LearningRate"), ("ParamOut", "VelocityOut")
     attrs = {"mu": 0.9, "use_nesterov": False}
     inplace = (("Param", "ParamOut"), ("Velocity", "VelocityOut"))
+    groups = "L(0,1,2)"
 
     @staticmethod
     def formula(xp, ins, outs, lr, t, *, mu, use_nesterov):
@@ -71,6 +73,7 @@ class LarsMomentum(Update):
     outputs = ("ParamOut", "VelocityOut")
     attrs = {"mu": 0.9, "lars_coeff": 0.001, "lars_weight_decay": 0.0005, "epsilon": 0.0}
     inplace = (("Param", "ParamOut"), ("Velocity", "VelocityOut"))
+    groups = "L(0,1,2)"
 
     @staticmethod
     def scalars(xp, param_sq, grad_sq, lr, *, lars_coeff, lars_weight_decay, epsilon, **attrs):
@@ -104,6 +107,7 @@ class EmaUpdate(Update):
     name = "ema_update"
     inputs, outputs = ("Param", "Ema", "Decay"), ("EmaOut",)
     inplace = (("Ema", "EmaOut"),)
+    groups = "L(0,1)"
 
     @staticmethod
     def scalars(xp, decay):

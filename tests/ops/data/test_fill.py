@@ -3,17 +3,12 @@
 import numpy as np
 import pytest
 
-from fluidx.ir import ExecutionError, Partial, ProgramError, Shard, TensorType, opdef
-from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ir import ExecutionError, ProgramError, TensorType, opdef
 from fluidx.ops.data import fill  # noqa: F401
 
 
 def infer(name, *types, **attrs):
     return opdef(name).infer(*types, **opdef(name).complete_attrs(attrs))
-
-
-def place(name, x, **attrs):
-    return opdef(name).place(x, **opdef(name).complete_attrs(attrs))
 
 
 def test_the_batch_comes_from_another_variable(run_op):
@@ -51,15 +46,3 @@ def test_a_diagonal_goes_there_and_back(run_op):
     assert run_op("diag_grad", np.array([[3, 4], [5, 6]], "float32")).tolist() == [3, 6]
     assert run_op("eye", num_rows=2, num_columns=3, dtype="int32").tolist() == [[1, 0, 0], [0, 1, 0]]
     assert run_op("linspace", start=0, stop=1, num=3).tolist() == [0, 0.5, 1]
-
-
-def test_constants_lie_like_what_they_are_shaped_like():
-    rows = Placed("x", TensorType("float32", (8, 2)), (Shard(0, "dp"),))
-    term = Placed("x", TensorType("float32", (8, 2)), (Partial("sum", "dp"),))
-    assert place("fill_any_like", rows) == place("fill_zeros_like", rows) == (Shard(0, "dp"),)
-    assert place("fill_any_like", term, value=1.0) == ()  # a term of the sum is no constant's term
-    assert place("fill_constant_batch_size_like", rows, shape=(2, -1), output_dim_idx=1) == (Shard(1, "dp"),)
-    assert place("fill_constant_batch_size_like", rows, shape=(-1, 2), input_dim_idx=1) == ()
-    assert place("one_hot_v2", Placed("x", TensorType("int64", (8, 2)), (Shard(1, "dp"),)), depth=3) == (Shard(1, "dp"),)
-    with pytest.raises(PlaceError):
-        place("diag", Placed("x", TensorType("float32", (8,)), (Shard(0, "dp"),)))

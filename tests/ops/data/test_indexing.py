@@ -1,30 +1,16 @@
-"""Slices, gathers, scatters and pads: Python's bounds, ids out of range, repeated ids, and where a shard goes."""
+"""Slices, gathers, scatters and pads: Python's bounds, ids out of range, repeated ids."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidx.ir import ExecutionError, ProgramError, Shard, TensorType, opdef
-from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ir import ExecutionError, ProgramError, TensorType, opdef
 from fluidx.ops.data import indexing, slicing  # noqa: F401
 
 
 def f32(*shape):
     return TensorType("float32", shape)
-
-
-def place(name, *args, **attrs):
-    definition = opdef(name)
-    return definition.place(*args, **definition.complete_attrs(attrs))
-
-
-def cut(axis, *shape, dtype="float32"):
-    return Placed("x", TensorType(dtype, shape), (Shard(axis, "dp"),))
-
-
-def whole(*shape, dtype="float32"):
-    return Placed("w", TensorType(dtype, shape), ())
 
 
 @given(st.integers(0, 7), st.integers(-9, 9), st.integers(-9, 9), st.sampled_from([-3, -2, -1, 1, 2, 3]))
@@ -123,33 +109,3 @@ def test_where_broadcasts(run_op):
     c = np.array([[True], [False]])
     assert run_op("where", c, np.array([1, 2], "float32"), np.array([9], "float32")).tolist() == [[1, 2], [9, 9]]
     assert opdef("where").infer(TensorType("bool", (-1, 1)), f32(4), f32(-1, 4)) == f32(-1, 4)
-
-
-def test_rows_of_ids_become_rows_of_the_result():
-    ids = cut(0, 8, dtype="int64")
-    assert place("gather", whole(100, 4), ids) == (Shard(0, "dp"),)
-    assert place("gather", cut(1, 100, 4), whole(8, dtype="int64")) == (Shard(1, "dp"),)
-    assert place("slice", cut(0, 8, 4), axes=(1,), starts=(0,), ends=(2,)) == (Shard(0, "dp"),)
-    assert place("slice", cut(1, 8, 4), axes=(0,), starts=(0,), ends=(1,), decrease_axis=(0,)) == (Shard(0, "dp"),)
-    assert place("slice", cut(0, 8, 4), axes=(0,), starts=(0,), ends=(2**31 - 1,)) == (Shard(0, "dp"),)  # all of it
-    assert place("pad", cut(0, 8, 4), paddings=(0, 0, 1, 1), pad_value=3.0) == (Shard(0, "dp"),)
-    assert place("pad2d", cut(0, 8, 1, 4, 4), paddings=(1, 1, 1, 1)) == (Shard(0, "dp"),)
-
-
-@pytest.mark.parametrize(
-    "name, args, attrs",
-    [
-        ("gather", [cut(0, 8, 4), whole(2, dtype="int64")], {}),
-        ("gather", [cut(0, 8, 4), cut(0, 8, dtype="int64")], {}),
-        ("gather_nd", [cut(0, 8, 4), whole(2, 1, dtype="int64")], {}),
-        ("slice", [cut(0, 8, 4)], {"axes": (0,), "starts": (0,), "ends": (2,)}),
-        ("strided_slice", [cut(0, 8)], {"axes": (0,), "starts": (0,), "ends": (8,), "strides": (2,)}),
-        ("pad", [cut(0, 8)], {"paddings": (0, 1)}),
-        ("pad2d", [cut(2, 8, 1, 4, 4)], {"paddings": (1, 1, 1, 1)}),
-        ("scatter", [cut(0, 8, 4), whole(2, dtype="int64"), whole(2, 4)], {}),
-        ("index_select", [cut(1, 8, 4), whole(2, dtype="int64")], {"dim": -1}),
-    ],
-)
-def test_reading_along_a_cut_axis_is_refused(name, args, attrs):
-    with pytest.raises(PlaceError):
-        place(name, *args, **attrs)

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidx.ir import ProgramError, Shard, TensorType, opdef
-from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ir import ProgramError, opdef
+from fluidx.ir.parts import Part
 from fluidx.ops.data import random
 
 DRAWS = [random.uniform, random.normal, random.truncated_normal]
 seeds = st.integers(-(2**63), 2**64 - 1)
 
 
-def context(step=0, row_start=0, local_rows=0):
-    return SimpleNamespace(step=step, rank=0, world_size=1, row_start=row_start, local_rows=local_rows)
+def context(step=0):
+    return SimpleNamespace(step=step, rank=0, world_size=1)
 
 
 @settings(max_examples=50)
@@ -105,7 +105,8 @@ def test_only_per_run_draws_change_with_the_step(run_op):
 def test_ranks_draw_the_slices_of_one_device(name, attrs, run_op):
     x = np.full((5, 4), 0.25, "float32")
     whole = run_op(name, x, **attrs)
-    parts = [run_op(name, x[a:b], sharded=True, ctx=context(0, a, b - a), **attrs) for a, b in ((0, 2), (2, 3), (3, 5))]
+    cuts = ((0, 2), (2, 3), (3, 5))
+    parts = [run_op(name, x[a:b], part=Part(box=((a, b), *((0, d) for d in whole.shape[1:])), shape=whole.shape), **attrs) for a, b in cuts]
     assert np.concatenate(parts).tolist() == whole.tolist()
 
 
@@ -138,14 +139,25 @@ def test_what_cannot_be_drawn_is_refused():
         opdef("randint").infer(**opdef("randint").complete_attrs({"shape": (1,), "low": 3, "high": 3}))
 
 
-def test_only_rows_can_be_drawn_apart():
-    def cut(axis):
-        return Placed("x", TensorType("float32", (8, 8)), (Shard(axis, "dp"),))
+@pytest.mark.parametrize(
+    "box",
+    [((0, 4), (2, 5), (0, 3)), ((1, 3), (0, 5), (0, 3)), ((2, 3), (1, 4), (0, 3)), ((0, 4), (0, 5), (1, 2)), ((3, 4), (4, 5), (0, 2))],
+)
+@pytest.mark.parametrize("rows", [1, 7, 1 << 14])  # above it runs are drawn one by one, below whole rows are drawn and cut
+def test_a_part_of_any_shape_is_cut_from_what_one_device_draws(box, rows, run_op, monkeypatch):
+    monkeypatch.setattr(random, "_WHOLE_ROWS", rows)
+    part, window = Part(box=box, shape=(4, 5, 3)), tuple(slice(a, b) for a, b in box)
+    for name, attrs in (("gaussian_random", {"offset": 3}), ("uniform_random", {}), ("randint", {"low": 0, "high": 99})):
+        whole = run_op(name, shape=(4, 5, 3), seed=1, **attrs)
+        out = np.empty([b - a for a, b in box], whole.dtype)
+        opdef(name).kernel(np, out=out, ctx=context(), part=part, **opdef(name).complete_attrs({"shape": (4, 5, 3), "seed": 1, **attrs}))
+        assert (out == whole[window]).all()
 
-    like = opdef("uniform_random_batch_size_like")
-    assert opdef("bernoulli").place(cut(0)) == (Shard(0, "dp"),)
-    assert like.place(cut(0), **like.complete_attrs({"shape": (-1, 4)})) == (Shard(0, "dp"),)
-    with pytest.raises(PlaceError, match="for slices along axis 0"):
-        opdef("bernoulli").place(cut(1))
-    with pytest.raises(PlaceError, match="output_dim_idx is 1"):
-        like.place(cut(0), **like.complete_attrs({"shape": (4, -1), "output_dim_idx": 1}))
+
+@given(st.data())
+def test_the_start_of_a_part_is_known_where_it_is_one_run(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    box = tuple(tuple(sorted(data.draw(st.lists(st.integers(0, d), min_size=2, max_size=2, unique=True)))) for d in shape)
+    ids = np.arange(np.prod(shape)).reshape(shape)[tuple(slice(a, b) for a, b in box)].reshape(-1)
+    start = random.flat_start(Part(box=box, shape=shape))
+    assert start == (ids[0] if (np.diff(ids) == 1).all() else None)

@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidx.ir import Builder, Program, ProgramError, Shard, TensorType
-from fluidx.ir.placement import Placed, PlaceError
-from fluidx.ir.types import Partial
+from fluidx.ir import Builder, Program, ProgramError, TensorType
 from fluidx.ops.math.matmul import Bmm, MatMul, Mul, MulGradY
 
 
@@ -131,19 +129,3 @@ def test_a_product_that_does_not_fit_says_why(op, shapes, attrs, message):
 def test_operands_of_two_dtypes_are_refused():
     with pytest.raises(ProgramError, match="X is float32, Y is float64; use cast"):
         MatMul.infer(TensorType("float32", (2, 2)), TensorType("float64", (2, 2)), **MatMul.attrs)
-
-
-def placed(name, shape, *placement):
-    return Placed(name, TensorType("float32", shape), placement)
-
-
-def test_where_products_of_split_operands_lie():
-    rows, columns = Shard(0, "dp"), Shard(1, "dp")
-    x, w = (8, 4), (4, 6)
-    assert Mul.place(placed("x", x, rows), placed("w", w), **Mul.attrs) == (rows,)
-    assert Mul.place(placed("x", x), placed("w", w, columns), **Mul.attrs) == (columns,)
-    assert Mul.place(placed("x", x, columns), placed("w", w, rows), **Mul.attrs) == (Partial("sum", "dp"),)
-    with pytest.raises(PlaceError, match="cannot combine %x and %w"):
-        Mul.place(placed("x", x, rows), placed("w", w, rows), **Mul.attrs)
-    g = placed("g", (8, 6), rows)
-    assert MulGradY.place(placed("x", x, rows), g, placed("w", w), x_num_col_dims=1) == (Partial("sum", "dp"),)

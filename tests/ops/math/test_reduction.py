@@ -1,10 +1,10 @@
-"""Reductions: numbers worked by hand, exactness on small whole numbers, placements, errors."""
+"""Reductions: numbers worked by hand, exactness on small whole numbers, errors."""
 
 import numpy as np
 import pytest
 
-from fluidx.ir import OPS, Builder, Partial, Program, ProgramError, Shard, TensorType
-from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ir import OPS, Builder, Program, ProgramError
+from fluidx.ir.parts import Part
 from fluidx.ops.math.reduction import bind_sum
 from fluidx.testing.reference import run_op
 
@@ -69,40 +69,6 @@ def test_squared_l2_norm_of_half_precision_is_float32():
     assert got.dtype == np.float32 and got.tolist() == [120000]
 
 
-def placed(shape, *placement, name="x"):
-    return Placed(name, TensorType("float32", shape), placement)
-
-
-def test_placements():
-    batch = placed((8, 4), Shard(0, "dp"))
-    assert OPS["mean"].place(batch) == (Partial("avg", "dp"),)
-    assert OPS["reduce_sum"].place(batch, dim=(0,), keep_dim=False) == (Partial("sum", "dp"),)
-    assert OPS["reduce_sum"].place(batch, dim=(1,), keep_dim=False) == (Shard(0, "dp"),)
-    assert OPS["squared_l2_norm"].place(batch) == (Partial("sum", "dp"),)
-    assert OPS["reduce_to"].place(batch, placed((4,), name="b"), axis=-1) == (Partial("sum", "dp"),)
-    assert OPS["reduce_to"].place(batch, placed((8, 1), Shard(0, "dp"), name="b"), axis=-1) == (Shard(0, "dp"),)
-    assert OPS["scale"].place(placed((4,), Partial("sum", "dp")), scale=2.0, bias=0.0, bias_after_scale=True) == (Partial("sum", "dp"),)
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        lambda: OPS["squared_l2_norm"].place(placed((4,), Partial("sum", "dp"))),
-        lambda: OPS["logsumexp"].place(placed((8, 4), Shard(0, "dp")), dim=(0,), keep_dim=False),
-        lambda: OPS["reduce_prod"].place(placed((8, 4), Shard(0, "dp")), dim=(), keep_dim=False),
-        lambda: OPS["scale"].place(placed((4,), Partial("sum", "dp")), scale=1.0, bias=1.0, bias_after_scale=True),
-        lambda: OPS["cast"].place(placed((4,), Partial("sum", "dp")), dtype="int32"),
-        lambda: OPS["relu"].place(placed((4,), Partial("sum", "dp"))),
-        lambda: OPS["reduce_to"].place(placed((8, 4), Shard(0, "dp")), placed((8, 1), name="b"), axis=-1),
-        lambda: OPS["elementwise_add"].place(placed((4,), Partial("sum", "dp")), placed((4,), name="b"), axis=-1),
-        lambda: OPS["elementwise_mul"].place(placed((4,), Partial("sum", "dp")), placed((4,), Partial("sum", "dp"), name="b"), axis=-1),
-    ],
-)
-def test_placements_that_would_give_a_wrong_value_are_refused(place):
-    with pytest.raises(PlaceError):
-        place()
-
-
 @pytest.mark.parametrize(
     "op, dtype, attrs, said",
     [
@@ -119,3 +85,18 @@ def test_wrong_reductions(op, dtype, attrs, said):
     v = block.create_var("x", (2, 3), dtype, is_data=True)
     with pytest.raises(ProgramError, match=said):
         Builder(block).emit(op, v, **attrs)
+
+
+def test_a_mean_of_a_part_is_divided_by_the_count_of_the_whole():
+    x, out, dx = np.float32([1, 2, 3]), np.empty(1, "float32"), np.empty(3, "float32")
+    part = Part(count=12)
+    OPS["mean"].kernel(np, x, out=out, part=part)
+    OPS["reduce_mean_grad"].kernel(np, x, np.float32([6]), out=dx, dim=(), keep_dim=False, part=part)
+    assert out.tolist() == [0.5] and dx.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_mean_of_many_halves_neither_overflows_nor_vanishes_in_the_gradient():
+    x, out, dx = np.ones(100_000, "float16"), np.empty(1, "float16"), np.empty(100_000, "float16")
+    OPS["mean"].kernel(np, x, out=out)
+    OPS["reduce_mean_grad"].kernel(np, x, np.float16([1000]), out=dx, dim=(), keep_dim=False)
+    assert out.tolist() == [1.0] and dx[0] == np.float16(0.01)

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidx.ir import Partial, ProgramError, Shard, TensorType
-from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ir import ProgramError, TensorType
 from fluidx.ops.nn import batch_norm as batch_norm_ops
 from fluidx.ops.nn.batch_norm import BatchNorm, BatchNormGrad
 from fluidx.testing import numeric_grad
@@ -87,20 +86,6 @@ def test_channels_in_many_blocks_give_what_one_block_gives(run_bound, monkeypatc
     monkeypatch.setattr(batch_norm_ops, "row_blocks", lambda rows, size, *rest: [slice(k, k + 1) for k in range(rows)])
     for a, b in zip(whole, both()):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-
-
-def placed(name, shape, *placement):
-    return Placed(name, TensorType("float32", shape), placement)
-
-
-def test_split_rows_give_local_statistics_in_training_and_none_at_test_time():
-    rows = Shard(0, "dp")
-    args = [placed("x", (8, 3), rows), *(placed(n, (3,)) for n in ("scale", "bias", "mean", "var"))]
-    local = (Partial("avg", "dp"),)
-    assert BatchNorm.place(*args, **BatchNorm.attrs) == ((rows,), local, local, local, local)
-    assert BatchNorm.place(*args, **{**BatchNorm.attrs, "is_test": True}) == ((rows,), (), (), (), ())
-    with pytest.raises(PlaceError, match="%x is shard.1. over dp"):
-        BatchNorm.place(placed("x", (8, 3), Shard(1, "dp")), *args[1:], **BatchNorm.attrs)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fluidx.ir import ProgramError, Shard, TensorType, opdef
-from fluidx.ir.placement import Placed, PlaceError
-from fluidx.ir.types import Partial
+from fluidx.ir import ProgramError, TensorType, opdef
+from fluidx.ir.parts import Part
 from fluidx.ops.nn import dropout
 
 
-def context(step=0, row_start=0, local_rows=0):
-    return SimpleNamespace(step=step, rank=0, world_size=1, row_start=row_start, local_rows=local_rows)
+def context(step=0):
+    return SimpleNamespace(step=step, rank=0, world_size=1)
 
 
 def test_kept_elements_stay_or_are_scaled_up(run_op):
@@ -57,10 +56,12 @@ def test_ranks_drop_what_one_device_drops(cuts, run_op, monkeypatch):
     x = np.ones((6, 5, 3), "float32")
     whole = run_op("dropout", x, dropout_prob=0.5, seed=7, ctx=context(3))[1]
     for a, b in zip(cuts, cuts[1:]):
-        part = run_op("dropout", x[a:b], dropout_prob=0.5, seed=7, sharded=True, ctx=context(3, a, b - a))[1]
+        here = Part(box=((a, b), (0, 5), (0, 3)), shape=x.shape)
+        part = run_op("dropout", x[a:b], dropout_prob=0.5, seed=7, part=here, ctx=context(3))[1]
         assert part.tolist() == whole[a:b].tolist()
     folded = x[2:5].reshape(15, 3)  # the batch merged with another axis: still rows of the batch
-    part = run_op("dropout", folded, dropout_prob=0.5, seed=7, sharded=True, ctx=context(3, 2, 3))[1]
+    here = Part(box=((10, 25), (0, 3)), shape=(30, 3))
+    part = run_op("dropout", folded, dropout_prob=0.5, seed=7, part=here, ctx=context(3))[1]
     assert part.tolist() == whole[2:5].reshape(15, 3).tolist()
 
 
@@ -73,16 +74,24 @@ def test_a_missing_mask_changes_nothing():
     assert y.tolist() == z.tolist()
 
 
-def test_places_and_wrong_attributes():
+def test_wrong_attributes():
     d = opdef("dropout")
     attrs = d.complete_attrs({"dropout_prob": 0.5})
-    cut = Placed("x", TensorType("float32", (8, 8)), (Shard(1, "tp"),))
-    with pytest.raises(PlaceError):
-        d.place(cut, **attrs)
-    assert d.place(cut, **{**attrs, "is_test": True}) == ((Shard(1, "tp"),),) * 2
-    with pytest.raises(PlaceError):
-        d.place(Placed("x", TensorType("float32", (8,)), (Partial("sum", "dp"),)), **attrs)
     with pytest.raises(ProgramError, match="dropout_prob must be from 0 to 1, found 1.5"):
         d.infer(TensorType("float32", (8,)), **{**attrs, "dropout_prob": 1.5})
     with pytest.raises(ProgramError, match="must be downgrade_in_infer or upscale_in_train, found 'scale'"):
         d.infer(TensorType("float32", (8,)), **{**attrs, "dropout_implementation": "scale"})
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_part_cut_along_any_axis_keeps_what_one_device_keeps(axis, run_op):
+    x = np.random.default_rng(0).standard_normal((4, 5, 6)).astype("float32")
+    want, mask = run_op("dropout", x, dropout_prob=0.5, seed=7, ctx=context(3))
+    box = [(0, d) for d in x.shape]
+    box[axis] = (1, 3)
+    window = tuple(slice(a, b) for a, b in box)
+    part = np.ascontiguousarray(x[window])
+    out = np.empty_like(part), np.empty(part.shape, "uint8")
+    attrs = opdef("dropout").complete_attrs({"dropout_prob": 0.5, "seed": 7})
+    opdef("dropout").kernel(np, part, out=out, ctx=context(3), part=Part(box=tuple(box), shape=x.shape), **attrs)
+    assert (out[0] == want[window]).all() and (out[1] == mask[window]).all()

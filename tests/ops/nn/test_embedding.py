@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fluidx.ir import ExecutionError, ProgramError, Shard, TensorType, opdef
-from fluidx.ir.placement import Placed, PlaceError
+from fluidx.ir import ExecutionError, ProgramError, TensorType, opdef
 from fluidx.ops.nn import embedding  # noqa: F401
 
 W = np.arange(8, dtype="float32").reshape(4, 2)
@@ -49,19 +48,3 @@ def test_types():
         opdef("lookup_table_v2").infer(w, TensorType("float32", (8,)), padding_idx=-1)
     with pytest.raises(ProgramError, match=r"padding_idx must be -1 \(none\) or an id from 0 to 3, found 4"):
         opdef("lookup_table_v2").infer(w, TensorType("int64", (8,)), padding_idx=4)
-
-
-def placed(name, dtype, shape, *placement):
-    return Placed(name, TensorType(dtype, shape), placement)
-
-
-def test_places():
-    w, ids = placed("w", "float32", (100, 16)), placed("ids", "int64", (8, 5, 1))
-    rows = placed("ids", "int64", (8, 5, 1), Shard(0, "dp"))
-    columns = placed("w", "float32", (100, 16), Shard(1, "tp"))
-    table = opdef("lookup_table")
-    assert table.place(w, rows, padding_idx=-1) == (Shard(0, "dp"),)
-    assert table.place(columns, ids, padding_idx=-1) == (Shard(2, "tp"),)
-    assert set(table.place(columns, rows, padding_idx=-1)) == {Shard(2, "tp"), Shard(0, "dp")}
-    with pytest.raises(PlaceError, match="%w is shard.0. over tp, %ids is replicate"):
-        table.place(placed("w", "float32", (100, 16), Shard(0, "tp")), ids, padding_idx=-1)

@@ -1,0 +1,164 @@
+"""Deal whole values to ranks and join what ranks hold: by the placements that the programs declare, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..ir.errors import FeedError, ProgramError
+from ..ir.parts import coords_of, cut, holds, intervals, join
+from ..ir.program import Program, Var
+from ..ir.types import ANY, At, Local, Placement, Shard, show_placement
+
+UNEVEN = ("weight", "pad", "drop", "error")
+_MAX_RECIPES = 256
+
+
+class _Recipe(NamedTuple):
+    """What is done to a feed of given shapes: sizes that change, and what each rank gets (None: nothing); no list where `cut` decides."""
+
+    rows: dict[str, dict[int, int]]
+    cuts: dict[str, list[Any] | None]
+
+
+class Dealer:
+    """The groups that rank programs declare, and where in them every rank stands."""
+
+    def __init__(self, programs: Sequence[Program]):
+        self.groups = programs[0].groups
+        self.coords = [coords_of(self.groups, r) for r in range(len(programs))]
+        self._holders: dict[Placement, list[int]] = {}
+        self._recipes: dict[Any, _Recipe] = {}
+
+    def holders(self, placement: Placement) -> list[int]:
+        """One rank for each part of a value that lies so: the first that has it."""
+        found = self._holders.get(placement)
+        if found is None:
+            firsts: dict[tuple, int] = {}
+            for rank, coords in enumerate(self.coords):
+                if all(e.group in coords for e in placement) and holds(placement, coords):
+                    firsts.setdefault(tuple(coords[e.group][0] for e in placement), rank)
+            found = self._holders[placement] = list(firsts.values())
+        return found
+
+    def cutters(self, placement: Placement, axis: int) -> dict[str, int]:
+        """{group: its size} of the groups that cut an axis into several."""
+        sizes = {e.group: len(next(iter(self.groups.get(e.group, ())), ())) for e in placement if isinstance(e, Shard) and e.axis == axis}
+        return {g: n for g, n in sizes.items() if n > 1}
+
+    # -- out ------------------------------------------------------------------------------------------------------------------
+
+    def deal(
+        self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str
+    ) -> tuple[Mapping[str, np.ndarray], list[dict[str, np.ndarray]]]:
+        """The whole feed, lengthened or shortened as `uneven` asks, and what each rank is fed of it (views).
+
+        Open axes that the same ranks cut must have the same size; FeedError otherwise.
+        """
+        key = (uneven, tuple((n, a.shape) for n, a in feed.items()))
+        recipe = self._recipes.get(key)
+        if recipe is None:
+            if len(self._recipes) > _MAX_RECIPES:
+                self._recipes.clear()
+            recipe = self._recipes[key] = self._recipe(descs, feed, uneven)
+        if recipe.rows:
+            feed = {n: _take(a, recipe.rows[n]) if n in recipe.rows else a for n, a in feed.items()}
+        parts: list[dict[str, np.ndarray]] = [{} for _ in self.coords]
+        for name, value in feed.items():
+            cuts = recipe.cuts[name]
+            if cuts is None:
+                for part, coords in zip(parts, self.coords, strict=True):
+                    part[name] = cut(value, descs[name].placement, coords)
+                continue
+            for part, index in zip(parts, cuts, strict=True):
+                if index is not None:
+                    part[name] = value[index]
+        return feed, parts
+
+    def _recipe(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> _Recipe:
+        rows = self._evened(descs, feed, uneven)
+        cuts: dict[str, list[Any] | None] = {}
+        for name, value in feed.items():
+            placement, shape = descs[name].placement, list(value.shape)
+            if is_local(placement):
+                raise FeedError(f"variable {name!r} is local: each rank has its own, which no feed speaks of")
+            for axis, want in rows.get(name, {}).items():
+                shape[axis] = want
+            if all(isinstance(e, (Shard, At)) for e in placement):
+                cuts[name] = [
+                    (*(slice(a, b) for a, b in intervals(shape, placement, c)), ...) if holds(placement, c) else None for c in self.coords
+                ]
+            else:
+                cuts[name] = None
+        return _Recipe(rows, cuts)
+
+    def _evened(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> dict[str, dict[int, int]]:
+        """{name: {axis: size}} of cut open axes that the policy gives another size."""
+        changed: dict[str, dict[int, int]] = {}
+        sizes: dict[tuple[str, ...], dict[str, int]] = {}
+        for name, value in feed.items():
+            d = descs[name]
+            for axis in dict.fromkeys(e.axis for e in d.placement if isinstance(e, Shard)):
+                groups = self.cutters(d.placement, axis)
+                if not groups or d.type.shape[axis] != ANY:
+                    continue
+                seen = sizes.setdefault(tuple(groups), {})
+                seen[name] = rows = value.shape[axis]
+                if len(set(seen.values())) > 1:
+                    listed = ", ".join(f"{n!r} has {k}" for n, k in seen.items())
+                    raise FeedError(f"feeds that are split among the ranks must have the same number of rows: {listed}")
+                unit = max(e.unit for e in d.placement if isinstance(e, Shard) and e.axis == axis)
+                want = evened(rows, prod(groups.values()), unit, uneven)
+                if want != rows:
+                    changed.setdefault(name, {})[axis] = want
+        return changed
+
+    # -- back -----------------------------------------------------------------------------------------------------------------
+
+    def merge(self, name: str, values: Sequence[Any], placement: Placement, shape: Sequence[int]) -> Any:
+        """The whole value, of a shape, from what the ranks hold of it (None: nothing). FeedError when the parts do not make one."""
+        if not placement:
+            return values[0]
+        try:
+            return join(values, placement, self.groups, shape)
+        except (ProgramError, ValueError) as e:
+            found = ", ".join(f"{list(v.shape)} on rank {r}" for r, v in enumerate(values) if v is not None)
+            raise FeedError(f"variable {name!r} should have shape {list(shape)}, {show_placement(placement)}; found {found}: {e}") from None
+
+
+def _take(value: np.ndarray, sizes: Mapping[int, int]) -> np.ndarray:
+    """Axes shortened, or lengthened by repeating what is last."""
+    for axis, want in sizes.items():
+        value = value.take(np.minimum(np.arange(want), value.shape[axis] - 1), axis)
+    return value
+
+
+def evened(rows: int, ranks: int, unit: int, uneven: str) -> int:
+    """How many of `rows` rows, cut between blocks of `unit` among `ranks`, a policy leaves or makes.
+
+    >>> [evened(5, 2, 1, policy) for policy in ("weight", "pad", "drop")]
+    [5, 6, 4]
+    """
+    if rows == 0:
+        raise FeedError("the batch has no rows")
+    each = ranks * unit
+    if rows % each == 0 or uneven == "weight":
+        return rows
+    if uneven == "pad":
+        return -(-rows // each) * each
+    if uneven == "drop":
+        if rows < each:
+            raise FeedError(f"uneven='drop' would drop all {rows} rows: there are {ranks} ranks; use uneven='weight' or 'pad'")
+        return rows // each * each
+    raise FeedError(
+        f"a batch of {rows} rows does not divide among {ranks} ranks; feed a multiple of {each}, "
+        "or choose uneven='weight', 'pad' or 'drop' when making the ParallelExecutor"
+    )
+
+
+def is_local(placement: Placement) -> bool:
+    """Has each rank a value of its own?"""
+    return bool(placement) and isinstance(placement[0], Local)

@@ -1,0 +1,144 @@
+"""The threads of the ranks: hand one job to all, gather what became of it, and find the rank that is to blame."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..comm.base import CommAborted, CommError, CommTimeout
+from ..ir.operator import Operator
+from .place import CUDAPlace, Place, array_module
+from .plan import told_as, where
+
+GRACE = 5.0  # seconds that the other ranks have to stop in when one has failed
+
+Job = Callable[[int], Any]
+
+
+class Outcome(NamedTuple):
+    """What became of a job on one rank."""
+
+    value: Any
+    error: BaseException | None
+
+
+class _Order:
+    """One job for all ranks. Outcomes are kept here before they are announced, so that an interrupted caller loses none."""
+
+    def __init__(self, job: Job, world: Any, outcomes: dict[int, Outcome]):
+        self.job, self.world, self.outcomes = job, world, outcomes
+        self.news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.cancelled = False
+
+    def carry_out(self, rank: int) -> None:
+        if rank in self.outcomes:  # it came twice, because the caller was interrupted while handing it out
+            return
+        try:
+            if self.cancelled:
+                raise CommAborted("the run was interrupted before this rank began")
+            outcome = Outcome(self.job(rank), None)
+        except BaseException as e:  # whatever it is, the other ranks must not wait for this one
+            self.world.abort(e)
+            outcome = Outcome(None, e)
+        self.outcomes[rank] = outcome
+        self.news.put(rank)
+
+
+class _Worker:
+    """The thread of one rank: takes orders from its inbox, and None as the sign to end."""
+
+    def __init__(self, rank: int, place: Place):
+        self.rank, self.place = rank, place
+        self.inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._serve, name=f"fluidx-rank-{rank}", daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        if isinstance(self.place, CUDAPlace):
+            array_module(self.place).cuda.Device(self.place.device).use()
+        while (order := self.inbox.get()) is not None:
+            order.carry_out(self.rank)
+            del order  # an idle thread must not keep the executor alive
+
+
+class Crew:
+    """The threads of all ranks of one executor."""
+
+    def __init__(self, places: Sequence[Place], timeout: float):
+        self.places, self.timeout = list(places), timeout
+        self.workers = [_Worker(r, p) for r, p in enumerate(places)]
+
+    def carry_out(self, job: Job, world: Any, outcomes: dict[int, Outcome]) -> None:
+        """`job(rank)` on every rank at once; `outcomes` is filled, except for ranks that are stuck after another has failed.
+
+        An exception in the caller, such as Ctrl-C, stops the ranks before it goes on.
+        """
+        order = _Order(job, world, outcomes)
+        try:
+            for w in self.workers:
+                w.inbox.put(order)
+            self.collect(order)
+        except BaseException as e:
+            order.cancelled = True
+            world.abort(e)
+            for w in self.workers:  # one that did not get it yet shall say so
+                w.inbox.put(order)
+            self.collect(order, GRACE)
+            raise
+
+    def collect(self, order: _Order, wait: float | None = None) -> None:
+        """Wait for all outcomes. Once a rank has failed, the others get little time to notice: one that is stuck is left behind."""
+        deadline = None if wait is None else time.monotonic() + wait
+        while len(order.outcomes) < len(self.workers):
+            try:
+                rank = order.news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            if order.outcomes[rank].error is not None and deadline is None:
+                deadline = time.monotonic() + min(self.timeout, GRACE)
+
+    def replace(self, rank: int) -> None:
+        """Leave a stuck thread behind, and put another in its place."""
+        self.workers[rank].inbox.put(None)
+        self.workers[rank] = _Worker(rank, self.places[rank])
+
+
+def stop(workers: list[_Worker]) -> None:
+    """Tell threads to end."""
+    for w in workers:
+        w.inbox.put(None)
+    workers.clear()
+
+
+def cause(outcomes: Mapping[int, Outcome]) -> tuple[int, BaseException]:
+    """The rank that failed first of its own accord, and its error: the others failed because it did."""
+    errors = [(r, e) for r in sorted(outcomes) if (e := outcomes[r].error) is not None]
+    causes = [(r, e) for r, e in errors if not isinstance(root(e), CommAborted)] or errors
+    # a rank that only waited too long is a consequence when another one says what went wrong
+    causes = [(r, e) for r, e in causes if not isinstance(root(e), CommTimeout)] or causes
+    return causes[0]
+
+
+def diagnose(
+    rank: int, error: BaseException, outcomes: Mapping[int, Outcome], running: Callable[[int], Operator | None]
+) -> tuple[int, str]:
+    """The rank to blame, and what to say of it. `running(rank)` is the operator that a rank has come to."""
+    text, at = f"rank {rank}: {told_as(error)}", root(error)
+    if not isinstance(error, Exception):  # not a failure of the operator, but it was there
+        text += where(running(rank))
+    if not isinstance(at, CommError) or at.rank is None:
+        return rank, text
+    if at.rank not in outcomes:
+        text += f"\n  rank {at.rank} is stuck{where(running(at.rank))}"
+    elif outcomes[at.rank].error is None:
+        text += f"\n  rank {at.rank} came to the end of its program"
+    return at.rank, text
+
+
+def root(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

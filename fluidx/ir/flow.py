@@ -1,0 +1,157 @@
+"""Who defines, reads and last uses what, sub-blocks included: the one place where programs are walked for that.
+
+Pure functions over a program and its operators. An operator that runs sub-blocks reads what its bodies read from outside of themselves,
+with the values of enclosing blocks that they hand out, and writes what they write outside. Names that a body declares are its own.
+
+>>> from fluidx.ir import Program
+>>> p = Program.parse_from_string('''program p {
+...   data %x: f32[1]
+...   data %go: bool[1]
+...   %y: f32[1] = relu(%x)
+...   while(%go, []) {sub_block=block 1}
+...   block 1 in 0 { %t: f32[1] = exp(%y); %x = assign(%t) }
+... }''')
+>>> reads(p, p.ops[1]), writes(p, p.ops[1])
+(('go', 'y'), ('x',))
+>>> last_use(p)
+{'x': 0, 'go': 1, 'y': 1}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from .bodies import bodies, check_body
+from .errors import ProgramError
+from .opdef import Effect, opdef
+from .operator import Operator
+
+if TYPE_CHECKING:
+    from .program import Block, Program
+
+
+def reads(program: Program, op: Operator) -> tuple[str, ...]:
+    """The variables that an operator reads, in order of appearance; one given twice is listed twice."""
+    below = list(bodies(op))
+    if not below:
+        return op.input_arg_names
+    names = dict.fromkeys(op.input_arg_names)
+    for body in below:
+        block = _block(program, op, body.idx)
+        names.update(dict.fromkeys(sub_reads(program, block)))
+        names.update(dict.fromkeys(n for n in body.results(op) if n not in block.descs))
+    return tuple(names)
+
+
+def writes(program: Program, op: Operator) -> tuple[str, ...]:
+    """The variables that an operator writes, in order of appearance."""
+    below = list(bodies(op))
+    if not below:
+        return op.output_arg_names
+    names = dict.fromkeys(op.output_arg_names)
+    for body in below:
+        names.update(dict.fromkeys(sub_writes(program, _block(program, op, body.idx))))
+    return tuple(names)
+
+
+def sub_reads(program: Program, block: Block) -> tuple[str, ...]:
+    """The variables of enclosing blocks that the operators of `block` read."""
+    return _outer(program, block, reads)
+
+
+def sub_writes(program: Program, block: Block) -> tuple[str, ...]:
+    """The variables of enclosing blocks that the operators of `block` write."""
+    return _outer(program, block, writes)
+
+
+def _outer(program: Program, block: Block, which: Callable[[Program, Operator], tuple[str, ...]]) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for op in block.oplist:
+        for idx in op.sub_blocks():
+            check_body(op, block, idx, {})  # blocks that run each other have no end
+        names.update(dict.fromkeys(n for n in which(program, op) if n not in block.descs))
+    return tuple(names)
+
+
+def _block(program: Program, op: Operator, idx: int) -> Block:
+    if not 0 < idx < len(program.blocks):
+        raise ProgramError(f"op {op.type} runs block {idx}; {program.label()} has blocks 1 to {len(program.blocks) - 1} to run")
+    return program.blocks[idx]
+
+
+def acts(program: Program, op: Operator) -> bool:
+    """Whether an operator, or one in its sub-blocks, does more than compute its outputs: prints, or communicates."""
+    if opdef(op.type).effect not in (Effect.PURE, Effect.RANDOM):
+        return True
+    return any(acts(program, o) for body in bodies(op) for o in _block(program, op, body.idx).oplist)
+
+
+# -- over a list of operators, block 0's if none is given ---------------------------------------------------------------------------
+
+
+def definitions(program: Program, ops: Sequence[Operator] | None = None) -> dict[str, list[int]]:
+    """The operators that write each variable, by index."""
+    return _where(program, ops, writes)
+
+
+def uses(program: Program, ops: Sequence[Operator] | None = None) -> dict[str, list[int]]:
+    """The operators that read each variable, by index."""
+    return _where(program, ops, reads)
+
+
+def first_use(program: Program, ops: Sequence[Operator] | None = None) -> dict[str, int]:
+    """The first operator that reads each variable, by index."""
+    return {name: at[0] for name, at in uses(program, ops).items()}
+
+
+def last_use(program: Program, ops: Sequence[Operator] | None = None) -> dict[str, int]:
+    """The last operator that reads each variable, by index."""
+    return {name: at[-1] for name, at in uses(program, ops).items()}
+
+
+def needs(program: Program, ops: Sequence[Operator] | None = None) -> tuple[str, ...]:
+    """The variables whose values from before the operators are read, in order of appearance."""
+    found: dict[str, None] = {}
+    written: set[str] = set()
+    for op in program.blocks[0].oplist if ops is None else ops:
+        found.update(dict.fromkeys(n for n in reads(program, op) if n not in written))
+        written.update(_surely(op))
+    return tuple(found)
+
+
+def _where(program: Program, ops: Sequence[Operator] | None, which: Callable[..., tuple[str, ...]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for k, op in enumerate(program.blocks[0].oplist if ops is None else ops):
+        for name in dict.fromkeys(which(program, op)):
+            found.setdefault(name, []).append(k)
+    return found
+
+
+def _surely(op: Operator) -> tuple[str, ...]:
+    """What an operator writes in any case. A body that hands nothing out may run or not, and leave what it writes as it was."""
+    return op.output_arg_names if all(body.results_attr for body in bodies(op)) else ()
+
+
+def live_ops(
+    program: Program,
+    needed: Iterable[str],
+    keep: Callable[[Operator], bool] | None = None,
+    given: Collection[str] = (),
+    ops: Sequence[Operator] | None = None,
+) -> list[Operator]:
+    """The operators that the last values of `needed` depend on, those that `keep` holds, and what these depend on, in order.
+
+    An operator that only writes values that are `given` is left out, unless it changes one of them in place.
+    """
+    wanted, live = set(needed), []
+    for op in reversed(program.blocks[0].oplist if ops is None else ops):
+        outs = writes(program, op)
+        if outs and all(n in given and n not in op.input_arg_names for n in outs):
+            continue
+        if not wanted.isdisjoint(outs) or (keep is not None and keep(op)):
+            wanted.difference_update(_surely(op))
+            wanted.update(reads(program, op))
+            live.append(op)
+    live.reverse()
+    return live

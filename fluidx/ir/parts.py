@@ -1,0 +1,241 @@
+"""What placements mean: which part of a value each rank holds, and how the parts make the value again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import ProgramError
+from .types import ANY, At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType
+
+if TYPE_CHECKING:
+    from .pattern import Pattern
+
+Coords = Mapping[str, tuple[int, int]]  # group -> (this rank's index in it, its size)
+Groups = Mapping[str, Sequence[Sequence[int]]]
+
+REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def bounds(size: int, n: int, unit: int = 1) -> list[int]:
+    """Where an axis is cut among n ranks: between blocks of `unit`; the last block may be short.
+
+    >>> bounds(10, 4), bounds(12, 2, 4)
+    ([0, 2, 5, 7, 10], [0, 4, 12])
+    """
+    blocks = -(-size // unit)
+    return [min(k * blocks // n * unit, size) for k in range(n + 1)]
+
+
+def coords_of(groups: Groups, rank: int) -> dict[str, tuple[int, int]]:
+    """{group: (index, size)} of a rank; groups that it does not belong to are left out.
+
+    >>> coords_of({"dp": [[0, 1], [2, 3]]}, 3)
+    {'dp': (1, 2)}
+    """
+    out = {}
+    for name, sets in groups.items():
+        for members in sets:
+            if rank in members:
+                out[name] = (list(members).index(rank), len(members))
+    return out
+
+
+def intervals(shape: Sequence[int], placement: Placement, coords: Coords) -> list[tuple[int, int]]:
+    """The range of every axis that a rank with these coordinates holds, for a placement without flat ranges; (0, -1) of an open one."""
+    box = [(0, d) for d in shape]
+    for e in placement:
+        if isinstance(e, Shard):
+            if not -1 < e.axis < len(box):
+                raise ProgramError(f"{e} names an axis that a value of shape {list(shape)} does not have")
+            start, stop = box[e.axis]
+            if stop != ANY:
+                k, n = coords[e.group]
+                b = bounds(stop - start, n, e.unit)
+                box[e.axis] = (start + b[k], start + b[k + 1])
+    return box
+
+
+def flat_range(placement: Placement, coords: Coords) -> tuple[int, int] | None:
+    """The flat range that a rank holds, or None for a placement without flat ranges."""
+    for e in placement:
+        if isinstance(e, Pieces):
+            k, n = coords[e.group]
+            if len(e.bounds) != n + 1:
+                raise ProgramError(f"{e} has {len(e.bounds) - 1} ranges for the {n} ranks of {e.group}")
+            return e.bounds[k], e.bounds[k + 1]
+    return None
+
+
+def holds(placement: Placement, coords: Coords) -> bool:
+    """Does a rank with these coordinates hold anything of the value?"""
+    return all(not isinstance(e, At) or e.group not in coords or coords[e.group][0] == e.root for e in placement)
+
+
+def local_shape(shape: Sequence[int], placement: Placement, coords: Coords) -> tuple[int, ...]:
+    """The shape of a rank's part. An open axis that is cut stays open.
+
+    >>> local_shape((10, 3), (Shard(0, "dp"),), {"dp": (1, 4)})
+    (3, 3)
+    """
+    if not placement:
+        return tuple(shape)
+    flat = flat_range(placement, coords)
+    if flat is not None:
+        return (flat[1] - flat[0],)
+    return tuple(ANY if stop == ANY else stop - start for start, stop in intervals(shape, placement, coords))
+
+
+def local_type(t: TensorType, placement: Placement, coords: Coords) -> TensorType:
+    return t if not placement else TensorType(t.dtype, local_shape(t.shape, placement, coords))
+
+
+def cut(value: Any, placement: Placement, coords: Coords) -> Any:
+    """The part of a whole array that a rank holds: a view where it can be one. Terms of a sum are all of it at index 0 and 0 elsewhere."""
+    flat = flat_range(placement, coords)
+    if flat is not None:
+        return value.reshape(-1)[flat[0] : flat[1]]
+    part = value[tuple(slice(a, b) for a, b in intervals(value.shape, placement, coords))]
+    if any(isinstance(e, Partial) and e.op == "sum" and coords[e.group][0] for e in placement):
+        part = part * part.dtype.type(0)
+    return part
+
+
+def join(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequence[int]) -> Any:
+    """The whole array, from what all ranks hold (None where a rank holds nothing). Terms are reduced in rank order.
+
+    >>> join([np.ones(2), np.zeros(2)], (Shard(0, "dp"),), {"dp": [[0, 1]]}, (4,)).tolist()
+    [1.0, 1.0, 0.0, 0.0]
+    """
+    if any(isinstance(e, Local) for e in placement):
+        raise ProgramError("a local value means something on its rank only; fetch it with return_merged=False")
+    mentioned = [e.group for e in placement]
+    partial = [e for e in placement if isinstance(e, Partial)]
+    out: Any = None
+    seen: set[tuple[int, ...]] = set()
+    begun: dict[tuple, bool] = {}
+    for rank, part in enumerate(parts):
+        coords = coords_of(groups, rank)
+        here = tuple(coords[g][0] for g in mentioned)
+        if here in seen or part is None or not holds(placement, coords):
+            continue
+        seen.add(here)
+        if len(placement) == 0 or (len(placement) == 1 and isinstance(placement[0], At)):
+            return part
+        if out is None:
+            out = np.empty(tuple(shape), part.dtype)
+        target = cut(out, tuple(e for e in placement if not isinstance(e, Partial)), coords)
+        where = tuple(coords[e.group][0] for e in placement if not isinstance(e, Partial))
+        if partial and begun.get(where):
+            REDUCE[partial[0].op](target, part, out=target, casting="unsafe")
+        else:
+            target[...] = part
+            begun[where] = True
+    if out is None:
+        raise ProgramError("no rank holds the value")
+    return out
+
+
+def check_placement(t: TensorType, placement: Placement, groups: Groups, world: int) -> str:
+    """What is wrong with a placement for a value of this type; "" when nothing is."""
+    taken: set[str] = set()
+    for e in placement:
+        if isinstance(e, Local):
+            if len(placement) > 1:
+                return "local stands alone"
+            continue
+        if e.group not in groups:
+            return f"{e} names no declared group"
+        n = len(next(iter(groups[e.group]), ()))
+        if e.group in taken:
+            return f"{e.group} is named twice"
+        taken.add(e.group)
+        if isinstance(e, Shard) and not 0 <= e.axis < t.ndim:
+            return f"{e} names an axis that {t} does not have"
+        if isinstance(e, Shard) and e.unit < 1:
+            return f"{e} has no unit"
+        if isinstance(e, Partial) and e.op not in REDUCE:
+            return f"{e} is no reduction that a value can wait for"
+        if isinstance(e, At) and not 0 <= e.root < n:
+            return f"{e} names a rank outside of the group's {n}"
+        if isinstance(e, Pieces):
+            if len(placement) > 1:
+                return f"{e} stands beside other entries"
+            good = len(e.bounds) == n + 1 and e.bounds[0] == 0 and all(a <= b for a, b in pairwise(e.bounds))
+            if ANY in t.shape or not good or e.bounds[-1] != prod(t.shape):
+                return f"{e} does not cut the elements of {t} among {n} ranks"
+    return ""
+
+
+def entry_of(placement: Placement, group: str) -> Entry | None:
+    """The entry for one group; None is replicate."""
+    for e in placement:
+        if e.group == group:
+            return e
+    return None
+
+
+# -- what a kernel is told -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a kernel is told of the whole that its operands are parts of, where its pattern asks for it.
+
+    count: the product of the global sizes of the factors marked `#`. start, size: where this part of the located factor (`@`) begins, and
+    its global size. box, shape: for `K`, the range of every axis of the first output that is computed here, and its global shape.
+    """
+
+    count: int = 1
+    start: int = 0
+    size: int = 0
+    box: tuple[tuple[int, int], ...] = ()
+    shape: tuple[int, ...] = ()
+
+
+def actual_sizes(p: Pattern, types: Sequence[TensorType | None]) -> dict[str, int]:
+    """The sizes of a pattern's factors for operands and outputs of these types, in which every size is known."""
+    sizes = {f: s for f, s in p.sizes.items() if s != ANY}
+    again = []
+    for axes, t in zip((*p.ins, *p.outs), types, strict=True):
+        for factors, d in zip(axes or (), t.shape if t is not None else (), strict=True):
+            if len(factors) == 1 and (sizes.get(factors[0], 1) == 1):
+                sizes[factors[0]] = d
+            elif len(factors) > 1:
+                again.append((factors, d))
+    for factors, d in again:
+        unknown = [f for f in factors if f not in sizes]
+        if len(unknown) == 1:
+            sizes[unknown[0]] = d // max(1, prod(sizes[f] for f in factors if f in sizes))
+    return sizes
+
+
+def part_of(
+    p: Pattern, ins: Sequence[TensorType | None], in_places: Sequence[Placement], outs: Sequence[TensorType | None],
+    out_places: Sequence[Placement], coords: Coords,
+) -> Part | None:  # fmt: skip
+    """What the kernel is told on the rank with these coordinates; None when its pattern asks nothing. Types are global, sizes known."""
+    if not p.told:
+        return None
+    types, places = [*ins, *outs], [*in_places, *out_places]
+    sizes = actual_sizes(p, types)
+    count = prod(sizes.get(f, 1) for f in p.counted)
+    start = size = 0
+    for f in p.located:
+        size = sizes.get(f, 1)
+        for k, (axes, t, place) in enumerate(zip((*p.ins, *p.outs), types, places, strict=True)):
+            if t is None or k in p.shape_only or flat_range(place, coords) is not None:
+                continue
+            for axis, factors in enumerate(axes or ()):
+                if factors == (f,):
+                    start = max(start, intervals(t.shape, place, coords)[axis][0])
+    box: tuple[tuple[int, int], ...] = ()
+    shape: tuple[int, ...] = ()
+    if p.keyed and outs[0] is not None:
+        shape, box = outs[0].shape, tuple(intervals(outs[0].shape, out_places[0], coords))
+    return Part(count, start, size, box, shape)

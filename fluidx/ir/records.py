@@ -1,0 +1,47 @@
+"""Var, the immutable record of what a program declares under one name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from .errors import ProgramError, nearest
+from .types import REPLICATE, Placement, TensorType
+
+_NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Var(NamedTuple):
+    """The immutable record behind a Variable: what the program declares under one name.
+
+    `attrs` holds what only some variables have: of a parameter `trainable`, `learning_rate`, `regularizer`, `need_clip`; of an
+    optimizer's state the parameter that it is for, `state_of`; of a variable whose gradient is clipped, `error_clip`.
+    """
+
+    name: str
+    type: TensorType
+    placement: Placement = REPLICATE
+    persistable: bool = False
+    stop_gradient: bool = False
+    is_data: bool = False
+    is_parameter: bool = False
+    attrs: Mapping[str, Any] = _NO_ATTRS
+
+    def __hash__(self) -> int:  # attrs cannot be hashed
+        return hash((self.name, self.type, self.placement))
+
+    def changed(self, **changes: Any) -> Var:
+        return self._replace(**changes)
+
+
+# A parameter's attributes that go without saying.
+PARAM_DEFAULTS: Mapping[str, Any] = {"learning_rate": 1.0, "need_clip": True, "regularizer": None, "trainable": True}
+VAR_ATTRS = (*PARAM_DEFAULTS, "error_clip", "state_of")
+
+
+def check_attrs(name: str, attrs: Iterable[str]) -> None:
+    """Raise ProgramError for an attribute that no variable has."""
+    for attr in attrs:
+        if attr not in VAR_ATTRS:
+            raise ProgramError(f"variable {name!r} cannot have the attribute {attr!r}; {nearest(attr, VAR_ATTRS, 'it may have')}")

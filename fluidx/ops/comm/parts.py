@@ -1,0 +1,151 @@
+"""Changes of placement that need no communication, and the operator that stands for any change until it is lowered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...ir.errors import ProgramError
+from ...ir.opdef import OpDef, Required, Sample
+from ...ir.types import At, Entry, Partial, TensorType
+from ..shared.samples import counting
+from .collective import check_cut, cut_entry, cut_views, expect
+
+
+def _seat(ctx: Any, group: str) -> tuple[int, int]:
+    """This rank's index in a group, and the group's size. A rank alone is all of any group."""
+    if ctx.world_size == 1:
+        return 0, 1
+    ranks = ctx.group(group)
+    return ranks.index(ctx.rank), len(ranks)
+
+
+class _Cut(OpDef):
+    """Base of the operators between a whole and this rank's part of it."""
+
+    inputs = ("X",)
+    attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": ()}
+
+    @classmethod
+    def infer(cls, x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple) -> TensorType:
+        check_cut(cls.name, x, axis, unit, bounds)
+        return x
+
+
+class OwnPart(_Cut):
+    """This rank's part of a value that all ranks of a group hold.
+
+    It is cut along `axis`, between blocks of `unit` neighbours, or out of the flat value between `bounds`.
+    """
+
+    name = "part"
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
+        expect("part", entry, None)
+        return cut_entry(group, axis, unit, bounds)
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        return b.pad_part(g, **op.attrs)
+
+    @staticmethod
+    def view_ctx(x: Any, ctx: Any, *, group: str, axis: int, unit: int, bounds: tuple) -> Any:
+        if bounds and not x.flags.c_contiguous:
+            return None
+        k, n = _seat(ctx, group)
+        return cut_views(x, n, axis, unit, bounds)[k]
+
+    @staticmethod
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: tuple) -> None:
+        k, n = _seat(ctx, group)
+        out[...] = cut_views(x, n, axis, unit, bounds)[k]
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="dp", axis=1)
+
+
+class PadPart(_Cut):
+    """This rank's part of a value at its place among zeros: a term of the sum that is the value."""
+
+    name = "pad_part"
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
+        expect("pad_part", entry, cut_entry(group, axis, unit, bounds))
+        return Partial("sum", group)
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        return b.part(g, **op.attrs)
+
+    @staticmethod
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: tuple) -> None:
+        k, n = _seat(ctx, group)
+        out.fill(0)
+        cut_views(out, n, axis, unit, bounds)[k][...] = x
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="dp", axis=1)
+
+
+class OwnTerm(OpDef):
+    """X on the root, zeros on the other ranks of the group: terms of the sum that is X. X is read on the root only."""
+
+    name = "own_term"
+    inputs = ("X",)
+    attrs = {"group": Required(str), "root": 0}
+    inplace = (("X", "Out"),)
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, root: int) -> TensorType:
+        return x
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, root: int) -> Entry | None:
+        expect("own_term", entry, At(root, group), None)
+        return Partial("sum", group)
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        return b.own_term(g, **op.attrs)
+
+    @staticmethod
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, root: int) -> None:
+        if _seat(ctx, group)[0] == root:
+            xp.copyto(out, x)
+        else:
+            out.fill(0)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="dp")
+
+
+class Redistribute(OpDef):
+    """X in the placement that Out declares: what all ranks hold together is the same.
+
+    It stands for the communication that this takes until the program is lowered. `reason` says who wants it there.
+    """
+
+    name = "redistribute"
+    inputs = ("X",)
+    attrs = {"reason": ""}
+    abstract = True
+
+    @staticmethod
+    def infer(x: TensorType, *, reason: str) -> TensorType:
+        return x
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        return g
+
+    @staticmethod
+    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        raise ProgramError("a redistribute stands for communication that is not written out yet; lower the program before it runs")
+
+    @staticmethod
+    def run_reference(op: Any, env: dict, run_block: Any) -> None:
+        env[op.output_arg_names[0]] = env[op.input_arg_names[0]]

@@ -1,0 +1,147 @@
+"""The access pattern of an elementwise op, read off its scalar expression: in which operands it is linear, in which it rises or falls.
+
+Every operand is read at the element that is written, so the words say nothing but how axes meet; what an op can do with terms of a sum
+or of a maximum is what its expression does with them. An operand that the expression does not name is one of which only the shape
+is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import combinations
+from math import isfinite
+from typing import Any
+
+from ...ir.pattern import Types, letters
+from ..expr.nodes import Expr, is_const, nodes, number_of, substitute, symbols
+
+# Functions that never fall, for every argument including the infinities: the terms of a maximum may lie anywhere below it, so sqrt and
+# log, which are not defined everywhere, do not count.
+_RISING = {"exp", "tanh", "sigmoid", "softplus", "erf", "floor", "ceil", "round", "sign"}
+
+
+def elementwise_pattern(expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool) -> Callable[..., str]:
+    """The `pattern` of an op with operands `inputs` (symbols of `expr`, in slot order) and attributes `names`; `axis`: it has fluid's."""
+
+    @lru_cache(maxsize=256)
+    def exceptions(values: tuple[Any, ...], is_float: tuple[bool, ...]) -> tuple[tuple[str, ...], str]:
+        e = substitute(expr, dict(zip(names, values, strict=True)))
+        read = symbols(e)
+        floats = [s for s, f in zip(inputs, is_float, strict=True) if f]
+        said = [f"L({_places(group, inputs)})" for group in linear_groups(e, [s for s in floats if s in read])]
+        for k, s in enumerate(inputs):
+            way = direction(e, s, is_float[k])
+            said += [f"{'U' if way > 0 else 'D'}({k})"] if way else []
+        return tuple("" if s in read else "~" for s in inputs), " ".join(said)
+
+    def pattern(ins: Types, outs: Types, attrs: Any) -> str:
+        marks, said = exceptions(tuple(attrs[n] for n in names), tuple(t is not None and t.is_float for t in ins))
+        words, out = _words(inputs, ins, outs, attrs["axis"] if axis else -1)
+        return f"{', '.join(m + w for m, w in zip(marks, words, strict=True))} -> {out} | {said}"
+
+    return pattern
+
+
+def _places(group: Sequence[str], inputs: Sequence[str]) -> str:
+    return ",".join(str(inputs.index(s)) for s in group)
+
+
+def _words(inputs: Sequence[str], ins: Types, outs: Types, axis: int) -> tuple[list[str], str]:
+    """The words of operands and result. With fluid's `axis`, y's axis 0 meets the result's axis of that number, wherever y stands."""
+    y, out = (ins[inputs.index("y")] if "y" in inputs else None), outs[0]
+    assert out is not None
+    if axis == -1 or y is None or y.ndim == out.ndim or all(d == 1 for d in y.shape):
+        return ["*"] * len(inputs), "*"
+    e = letters(out.ndim, "e").split()
+    beside = [*e[axis : axis + y.ndim], *["."] * (axis + y.ndim - out.ndim)]  # trailing sizes of 1 may stand beyond the last axis
+    return [" ".join(beside if s == "y" else e) for s in inputs], " ".join(e)
+
+
+# -- what an expression does with terms ----------------------------------------------------------------------------------------------
+
+
+def linear_groups(e: Expr, operands: Sequence[str]) -> list[tuple[str, ...]]:
+    """The groups of operands in which an expression is linear together: it adds up if all of a group are terms of sums, the rest whole.
+
+    >>> from fluidx.ops.expr import trace
+    >>> linear_groups(trace(lambda x, y: 2 * x - y), ("x", "y")), linear_groups(trace(lambda x, y: x * y), ("x", "y"))
+    ([('x', 'y')], [('x',), ('y',)])
+    """
+    if any(n.fn == "const" and not isfinite(n.args[0]) for n in nodes(e)):
+        return []  # an infinite coefficient makes NaN of terms of both signs
+    groups = [g for size in range(1, len(operands) + 1) for g in combinations(operands, size)]
+    return [g for g in groups if _degree(e, g) == 1]
+
+
+def _degree(e: Expr, group: Sequence[str]) -> int | None:
+    """1: linear in the group, without a constant term; 0: independent of it; None: neither."""
+    of: dict[Expr, int | None] = {}
+    for n in nodes(e):
+        if n.fn in ("const", "sym"):
+            of[n] = int(n.fn == "sym" and n.args[0] in group)
+            continue
+        degrees = [of[a] for a in n.args]
+        if not any(d != 0 for d in degrees):
+            of[n] = 0
+        elif n.fn == "neg":
+            of[n] = degrees[0]
+        elif n.fn == "mul":
+            of[n] = 1 if degrees in ([0, 1], [1, 0]) else None
+        elif n.fn == "div":
+            of[n] = 1 if degrees == [1, 0] and not is_const(n.args[1], 0) else None
+        elif n.fn in ("add", "sub") or (n.fn == "where" and degrees[0] == 0):
+            terms = zip(n.args, degrees, strict=True)
+            of[n] = 1 if all(d == 1 or is_const(a, 0) for a, d in list(terms)[n.fn == "where" :]) else None
+        else:
+            of[n] = None
+    return of[e]
+
+
+def direction(e: Expr, operand: str, is_float: bool = True) -> int:
+    """1: the expression never falls as the operand grows; -1: it never rises; 0: it does not depend on it, or that is not known.
+
+    The others are whole and may be anything, so they count only where no value of theirs matters. Whole numbers overflow in arithmetic.
+
+    >>> from fluidx.ops.expr import exp, trace
+    >>> direction(trace(lambda x: 1 - exp(x)), "x"), direction(trace(lambda x: x * x), "x")
+    (-1, 0)
+    """
+    ways: dict[Expr, int | None] = {}
+    for n in nodes(e):
+        if n.fn in ("const", "sym"):
+            ways[n] = int(n.fn == "sym" and n.args[0] == operand)
+        else:
+            ways[n] = _direction(n, [ways[a] for a in n.args], is_float)
+    return ways[e] or 0
+
+
+def _direction(n: Expr, ways: list[int | None], is_float: bool) -> int | None:
+    if not any(w != 0 for w in ways):
+        return 0
+    if None in ways:
+        return None
+    if n.fn in _RISING:
+        return ways[0]
+    if n.fn == "not":
+        return -ways[0]  # type: ignore[operator]
+    if n.fn in ("max", "min", "and", "or"):
+        return _common(ways)
+    if not is_float:
+        return None
+    fixed = [number_of(a) for a in n.args]
+    if any(w == 0 and (c is None or not isfinite(c)) for w, c in zip(ways, fixed, strict=True)):
+        return None
+    if n.fn == "neg":
+        return -ways[0]  # type: ignore[operator]
+    if n.fn in ("add", "sub"):
+        return _common([ways[0], ways[1] if n.fn == "add" else -ways[1]])  # type: ignore[operator]
+    for k, c in enumerate(fixed):
+        if c and (n.fn == "mul" or (n.fn == "div" and k == 1)):
+            return ways[1 - k] if c > 0 else -ways[1 - k]  # type: ignore[operator]
+    return None
+
+
+def _common(ways: Sequence[int | None]) -> int | None:
+    both = {w for w in ways if w}
+    return both.pop() if len(both) == 1 else None

@@ -1,0 +1,254 @@
+"""batch_norm in training in parts, for values that are cut: sums over the batch, and what is done with them element by element.
+
+Each of these can be cut by rows: the sums become terms of a sum, the rest needs the finished sums only. Variances are sums of squared
+deviations from the finished mean, which keeps the digits that a difference of E[x^2] and E[x]^2 loses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.parts import Part
+from ..shared.blocked import column_sum, row_blocks
+from ..shared.samples import f32, positive
+from ..shared.types import is_half
+from .batch_norm import _as_rows, _by_channel, _channel_blocks, _is_rows, channel_words
+from .norm_shared import channel_count, check_weight, put, stat_dtype
+
+
+def _channels(xp: Any, x: Any, layout: str) -> Any:
+    """[N, C, everything else]: a view where that takes no copy."""
+    seen = _by_channel(x, layout)
+    return _by_channel(xp.ascontiguousarray(x), layout) if seen is None else seen
+
+
+def _put_channels(y: Any, y3: Any, layout: str) -> None:
+    """Where `_channels` took a copy of an output, put back what was written there."""
+    if _by_channel(y, layout) is None:
+        turned = y.transpose(0, y.ndim - 1, *range(1, y.ndim - 1)) if layout == "NHWC" else y
+        turned[...] = y3.reshape(turned.shape)
+
+
+def _count(x3: Any, part: Part | None) -> int:
+    """The elements of a channel of the whole batch."""
+    count = x3.shape[0] * x3.shape[2] if part is None else part.count
+    if not count:
+        raise ProgramError("op batch_norm cannot take statistics over an empty batch")
+    return count
+
+
+def _blocks(xp: Any, *arrays: Any) -> Iterator[tuple[slice, slice, list[Any]]]:
+    """(rows, channels, the arrays there) for blocks that stay in the cache; 16-bit floats as float32."""
+    x3, every = arrays[0], slice(None)
+    if xp is not np:
+        cuts = [(every, every)]
+    elif _is_rows(xp, *arrays):
+        cuts = [(rows, every) for rows in row_blocks(len(x3), x3.shape[1] * x3.shape[2] * x3.itemsize)]
+    else:
+        cuts = [(every, c) for c in _channel_blocks(x3)]
+    for rows, c in cuts:
+        yield rows, c, [a[rows, c].astype("float32") if is_half(a.dtype) else a[rows, c] for a in arrays]
+
+
+def _add_products(xp: Any, a: Any, b: Any, total: Any) -> None:
+    """`total` [channels] += the sum over all but the channels of a * b."""
+    total += xp.einsum("ij,ij->j", _as_rows(a), _as_rows(b)) if _is_rows(xp, a, b) else xp.einsum("nck,nck->c", a, b)
+
+
+def _sum(xp: Any, x3: Any, out: Any) -> None:
+    """`out` [channels] = the sum over all but the channels."""
+    if _is_rows(xp, x3) and out.dtype == x3.dtype:
+        column_sum(_as_rows(x3), out)()
+        return
+    out.fill(0)
+    for _, c, (a,) in _blocks(xp, x3):
+        out[c] += a.sum(axis=(0, 2))
+
+
+def _by_rows(a: Any) -> Any:
+    return a[None, :, None]
+
+
+def _samples(seed: int = 0) -> Iterator[tuple[np.ndarray, str]]:
+    for shape, layout in (((5, 3, 2, 4), "NCHW"), ((5, 2, 4, 3), "NHWC"), ((7, 3), "NCHW")):
+        yield f32(*shape, seed=seed), layout
+
+
+class BnMean(OpDef):
+    """The mean of each channel over the whole batch."""
+
+    name = "bn_mean"
+    inputs, outputs = ("X",), ("Mean",)
+    attrs = {"data_layout": "NCHW"}
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"{channel_words(ins[0], attrs)} -> c | n:+ *:+ #n #* L(0)"
+
+    @staticmethod
+    def infer(x, *, data_layout):
+        return TensorType(stat_dtype(x), (channel_count("bn_mean", x, data_layout),))
+
+    @staticmethod
+    def kernel(xp, x, *, out, data_layout, part=None):
+        x3 = _channels(xp, x, data_layout)
+        count = _count(x3, part)
+        _sum(xp, x3, out)
+        xp.divide(out, count, out=out)
+
+    @staticmethod
+    def samples():
+        for x, layout in _samples():
+            yield Sample.of(x, data_layout=layout)
+
+
+class BnVariance(OpDef):
+    """The mean of the squared distance from Mean of each channel over the whole batch."""
+
+    name = "bn_variance"
+    inputs, outputs = ("X", "Mean"), ("Variance",)
+    attrs = {"data_layout": "NCHW"}
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        return f"{channel_words(ins[0], attrs)}, c -> c | n:+ *:+ #n #*"
+
+    @staticmethod
+    def infer(x, mean, *, data_layout):
+        check_weight("bn_variance", "Mean", mean, channel_count("bn_variance", x, data_layout), x)
+        return mean
+
+    @staticmethod
+    def kernel(xp, x, mean, *, out, data_layout, part=None):
+        x3 = _channels(xp, x, data_layout)
+        count = _count(x3, part)
+        out.fill(0)
+        for _, c, (a,) in _blocks(xp, x3):
+            t = a - _by_rows(mean[c])
+            _add_products(xp, t, t, out[c])
+        xp.divide(out, count, out=out)
+
+    @staticmethod
+    def samples():
+        for x, layout in _samples():
+            yield Sample.of(x, f32(3, seed=1), data_layout=layout)
+
+
+class BnApply(OpDef):
+    """batch_norm in training, given the mean and the variance of the whole batch: the same outputs with the same values."""
+
+    name = "bn_apply"
+    inputs = ("X", "Scale", "Bias", "Mean", "Variance", "BatchMean", "BatchVariance")
+    outputs = ("Y", "MeanOut?", "VarianceOut?", "SavedMean?", "SavedVariance?")
+    attrs = {"momentum": 0.9, "epsilon": 1e-5, "data_layout": "NCHW"}
+    inplace = (("Mean", "MeanOut"), ("Variance", "VarianceOut"))
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = channel_words(ins[0], attrs)
+        return f"{x}, c, c, c, c, c, c -> {x}, c, c, c, c | n:= *:= L(1,2>0)"
+
+    @staticmethod
+    def infer(x, scale, bias, mean, variance, batch_mean, batch_variance, *, data_layout, **_):
+        c = channel_count("bn_apply", x, data_layout)
+        stats = {"Mean": mean, "Variance": variance, "BatchMean": batch_mean, "BatchVariance": batch_variance}
+        for slot, w in {"Scale": scale, "Bias": bias, **stats}.items():
+            check_weight("bn_apply", slot, w, c, x)
+        return x, mean, variance, mean, variance
+
+    @staticmethod
+    def kernel(xp, x, scale, bias, mean, variance, batch_mean, batch_variance, *, out, momentum, epsilon, data_layout):
+        y, mean_out, variance_out, saved_mean, saved_inv = out
+        y3 = _channels(xp, y, data_layout)
+        for rows, c, (a,) in _blocks(xp, _channels(xp, x, data_layout)):
+            t = a - _by_rows(batch_mean[c])
+            t *= _by_rows((scale[c] / xp.sqrt(batch_variance[c] + epsilon)).astype(t.dtype))
+            t += _by_rows(bias[c])
+            y3[rows, c] = t
+        _put_channels(y, y3, data_layout)
+        put(mean_out, mean * momentum + batch_mean * (1 - momentum))
+        put(variance_out, variance * momentum + batch_variance * (1 - momentum))
+        put(saved_mean, batch_mean)
+        put(saved_inv, 1 / xp.sqrt(batch_variance + epsilon))
+
+    @staticmethod
+    def samples():
+        for x, layout in _samples():
+            rest = [positive(3, seed=1), f32(3, seed=2), f32(3, seed=3), positive(3, seed=4), f32(3, seed=5), positive(3, seed=6)]
+            yield Sample.of(x, *rest, data_layout=layout)
+
+
+class BnGradSums(OpDef):
+    """The gradients of batch_norm's Bias and Scale, sums over the batch; the gradient of X needs them too.
+
+    Of Scale only the type is read.
+    """
+
+    name = "bn_grad_sums"
+    inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("Bias@GRAD", "Scale@GRAD")
+    attrs = {"data_layout": "NCHW"}
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = channel_words(ins[0], attrs)
+        return f"{x}, ~c, c, c, {x} -> c, c | n:+ *:+ L(4)"
+
+    @staticmethod
+    def infer(x, scale, mean, inv, g, *, data_layout):
+        return scale, scale
+
+    @staticmethod
+    def kernel(xp, x, scale, mean, inv, g, *, out, data_layout):
+        dbias, dscale = (xp.zeros(mean.shape, mean.dtype) for _ in out)
+        x3, g3 = _channels(xp, x, data_layout), _channels(xp, g, data_layout)
+        for _, c, (a, d) in _blocks(xp, x3, g3):
+            _add_products(xp, d, a - _by_rows(mean[c]), dscale[c])
+        _sum(xp, g3, dbias)
+        out[0][...], out[1][...] = dbias, dscale * inv
+
+    @staticmethod
+    def samples():
+        for x, layout in _samples():
+            yield Sample.of(x, positive(3, seed=1), f32(3, seed=2), positive(3, seed=3), f32(*x.shape, seed=4), data_layout=layout,
+                            grad=(), why="a gradient itself")  # fmt: skip
+
+
+class BnGradApply(OpDef):
+    """The gradient of batch_norm's X in training, given those of Bias and Scale over the whole batch."""
+
+    name = "bn_grad_apply"
+    inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD", "Bias@GRAD", "Scale@GRAD"), ("X@GRAD",)
+    attrs = {"data_layout": "NCHW"}
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x = channel_words(ins[0], attrs)
+        return f"{x}, c, c, c, {x}, c, c -> {x} | #n #* L(4,5,6)"
+
+    @staticmethod
+    def infer(x, *rest, data_layout):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, scale, mean, inv, g, dbias, dscale, *, out, data_layout, part=None):
+        x3, g3, dx3 = (_channels(xp, a, data_layout) for a in (x, g, out))
+        count = _count(x3, part)
+        for rows, c, (a, d) in _blocks(xp, x3, g3):
+            t = a - _by_rows(mean[c])
+            t *= _by_rows((dscale[c] * inv[c] / count).astype(t.dtype))
+            xp.subtract(d, t, out=t)
+            t -= _by_rows((dbias[c] / count).astype(t.dtype))
+            t *= _by_rows((scale[c] * inv[c]).astype(t.dtype))
+            dx3[rows, c] = t
+        _put_channels(out, dx3, data_layout)
+
+    @staticmethod
+    def samples():
+        for x, layout in _samples():
+            weights = [positive(3, seed=1), f32(3, seed=2), positive(3, seed=3)]
+            yield Sample.of(x, *weights, f32(*x.shape, seed=4), f32(3, seed=5), f32(3, seed=6), data_layout=layout, grad=(),
+                            why="a gradient itself")  # fmt: skip

@@ -1,0 +1,1 @@
+"""Passes: one rewrite of main and startup each, from programs to programs."""

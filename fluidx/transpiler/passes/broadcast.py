@@ -1,0 +1,37 @@
+"""BroadcastStartup: after startup, what all ranks hold whole comes from one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir.program import ProgramPair
+from ..pass_ import Job, Pass
+from ..roots import Chunk, assign
+from ..writer import Writer
+
+
+@dataclass(frozen=True)
+class BroadcastStartup(Pass):
+    """Behind the last operator that writes it, broadcast every persistable that is the same on all ranks. Owners are balanced by bytes.
+
+    Source: the `ncclBcast` operators of Paddle's NCCL design document.
+    """
+
+    group: str = "dp"
+    requires = ("placed",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        ranks = job.mesh.axes.get(self.group, 1)
+        if ranks == 1:
+            return pair
+        writer = Writer(pair.startup)
+        descs = writer.block.descs
+        last = {n: k for k, op in enumerate(writer.old) for n in op.output_arg_names}
+        whole = [d for n, d in descs.items() if n in last and d.persistable and all(e.group != self.group for e in d.placement)]
+        owner = {c.param: c.root for c in assign([Chunk(d.name, 0, d.type.numel, d.type.nbytes) for d in whole], ranks)}
+        for k, op in enumerate(writer.old):
+            writer.keep(op)
+            for n in op.output_arg_names:
+                if n in owner and last[n] == k:
+                    writer.builder(near=op).broadcast(n, group=self.group, root=owner[n], out={"Out": n})
+        return ProgramPair(pair.main, writer.program)

@@ -1,0 +1,31 @@
+"""InitGroups: declare the groups of ranks, and create their communicators at the head of startup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir.program import ProgramPair
+from ..pass_ import Job, Pass
+from ..writer import Writer
+
+
+@dataclass(frozen=True)
+class InitGroups(Pass):
+    """Declare the groups of the ranks in both programs and put one nccl_init for each at the head of startup.
+
+    Source: the `ncclInit` operator of Paddle's NCCL design document.
+    """
+
+    ensures = ("grouped",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        groups = job.mesh.groups()
+        main = pair.main.copy()
+        main.groups = dict(groups)
+        writer = Writer(pair.startup)
+        writer.program.groups = dict(groups)
+        for group in groups:
+            writer.builder().nccl_init(group=group)
+        for op in writer.old:
+            writer.keep(op)
+        return ProgramPair(main, writer.program)

@@ -1,0 +1,67 @@
+"""PackSmall: small messages to or from one root travel as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from ...ir.operator import Operator, Role
+from ...ir.program import Block, ProgramPair, Var
+from ...ir.types import ANY, Shard, TensorType
+from ..pass_ import Job, Pass
+
+
+@dataclass(frozen=True)
+class PackSmall(Pass):
+    """Of neighbouring ring operators of one wave, pack those of one root, reduction and dtype that carry less than `small_kb` KiB each."""
+
+    small_kb: float = 64.0
+    types: tuple[str, ...] = ("ring_reduce", "ring_broadcast")
+    requires = ("lowered",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        main = pair.main.copy()
+        block = main.global_block()
+        out: list[Operator] = []
+        for kind, run in groupby(block.oplist, key=self._kind):
+            ops = list(run)
+            out += ops if kind is None else self._packed(block, ops)
+        block.oplist = out
+        return ProgramPair(main, pair.startup)
+
+    def _kind(self, op: Operator) -> tuple | None:
+        return (op.type, op.attrs["group"], op.attrs["wave"]) if op.type in self.types else None
+
+    def _packed(self, block: Block, ops: list[Operator]) -> Iterator[Operator]:
+        together: dict[object, list[Operator]] = {}
+        for k, op in enumerate(ops):
+            d = block.desc(op.input_arg_names[0])
+            t = d.type
+            small = (
+                not op.attrs["bounds"]
+                and not any(isinstance(e, Shard) for e in d.placement)
+                and ANY not in t.shape
+                and t.nbytes < self.small_kb * 1024
+            )
+            together.setdefault((op.attrs["root"], t.dtype, op.attrs.get("op")) if small else k, []).append(op)
+        before: list[Operator] = []
+        middle: list[Operator] = []
+        behind: list[Operator] = []
+        for members in together.values():
+            if len(members) == 1:
+                middle += members
+                continue
+            first = members[0]
+            xs, outs = [op.input_arg_names[0] for op in members], [op.output_arg_names[0] for op in members]
+            whole = f"{xs[0]}.packed"
+            sizes = [block.desc(x).type for x in xs]
+            packed = TensorType(sizes[0].dtype, (sum(t.numel for t in sizes),))
+            made = f"{outs[0]}.packed"
+            for name, like in ((whole, xs[0]), (made, outs[0])):
+                block.descs[name] = Var(name, packed, block.desc(like).placement, stop_gradient=True)
+            before.append(Operator("pack", {"X": tuple(xs)}, {"Out": (whole,)}, {}, role=Role.DIST, site=first.site))
+            middle.append(first.replace(inputs={"X": (whole,)}, outputs={"Out": (made,)}))
+            shapes = {"shapes": tuple(t.shape for t in sizes)}
+            behind.append(Operator("unpack", {"X": (made,)}, {"Out": tuple(outs)}, shapes, role=Role.DIST, site=first.site))
+        yield from (*before, *middle, *behind)

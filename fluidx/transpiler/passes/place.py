@@ -1,0 +1,190 @@
+"""Place: every value of main and startup gets a placement; where a reader wants another one, a redistribute stands between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ...ir.errors import TranspileError, nearest
+from ...ir.opdef import opdef
+from ...ir.operator import Operator, Role
+from ...ir.parts import check_placement, entry_of
+from ...ir.pattern import find_row, rows
+from ...ir.program import Program, ProgramPair, Var
+from ...ir.types import ANY, Local, Partial, Placement, Shard, show_placement
+from ..choices import Everywhere
+from ..pass_ import Job, Pass
+from ..walk import Move, Walk, where
+
+
+@dataclass(frozen=True)
+class Place(Pass):
+    """Cut the batch over `group` and let the ops' rules say where everything lies; `update` says where parameters are updated.
+
+    `strict` refuses every redistribute that sends something and that the strategy itself does not ask for: all but those of finished
+    gradients and of what returns to its place at rest. `loss` names the loss, when that must be checked.
+    """
+
+    update: Any = Everywhere()
+    group: str = "dp"
+    strict: bool = False
+    loss: str = ""
+
+    requires = ("grouped", "expanded")
+    ensures = ("placed",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        main, startup = pair.main.copy(), pair.startup.copy()
+        block = main.global_block()
+        check_loss(main, self.loss)
+        rest = self._rest(main, job)
+        update = self._update(main, job)
+        moves = Walk(main, job.mesh.axes, rest, self._floating(main), update.get, self._refuse if self.strict else lambda move, op: None)
+        moves.run()
+        job.log += moves.moves
+        place_startup(startup, {n: moves.rest[n] for n, d in block.descs.items() if d.persistable and n in moves.rest}, job)
+        return ProgramPair(main, startup)
+
+    def _rest(self, main: Program, job: Job) -> dict[str, Placement]:
+        """Where data and parameters lie between runs: data with an open axis 0 cut, parameters as annotated, everything else whole."""
+        descs = main.global_block().descs
+        data = [d for d in descs.values() if d.is_data]
+        open_ = [d for d in data if d.type.shape[:1] == (ANY,)]
+        if data and not open_:
+            listed = ", ".join(f"{d.name!r} {d.type}" for d in data[:5])
+            raise TranspileError(
+                f"{main.label()} has no input with an open batch axis to split among the ranks: {listed}; declare it with -1 as axis 0"
+            )
+        cut = self.group in job.mesh.axes and job.mesh.world_size > 1
+        rest: dict[str, Placement] = {d.name: (Shard(0, self.group),) if cut else () for d in open_}
+        for d in descs.values():
+            if d.placement:
+                _check_annotation(d, job)
+                if job.mesh.world_size > 1:
+                    rest[d.name] = _ordered(d.placement, job)
+        return rest
+
+    def _update(self, main: Program, job: Job) -> dict[str, Placement]:
+        """Where each trained parameter's finished gradient goes."""
+        descs = main.global_block().descs
+        trained = {p: descs[p] for op in main.global_block().oplist for p in op.role_var[::2] if p in descs}
+        ranks = job.mesh.axes.get(self.group, 1)
+        if not hasattr(self.update, "entries"):
+            wanted = "an update choice has a method entries(params, group, ranks)"
+            raise TranspileError(f"{wanted}, {self.update!r} has none; see transpiler/choices.py")
+        entries = self.update.entries(trained, self.group, ranks) if ranks > 1 else {}
+        places = {n: (*d.placement, *((e,) if (e := entries.get(n)) is not None else ())) for n, d in trained.items()}
+        for n, q in places.items():
+            what = check_placement(descs[n].type, q, main.groups, job.mesh.world_size)
+            if what or any(isinstance(e, (Partial, Local)) for e in q):
+                what = what or f"{show_placement(q)}; a parameter is updated where it is whole, cut, in pieces or at a root"
+                raise TranspileError(f"{self.update!r} cannot update {n!r} there: {what}")
+        return {n: _ordered(q, job) for n, q in places.items()}
+
+    @staticmethod
+    def _floating(main: Program) -> set[str]:
+        """State that only updates touch: it rests where they want it."""
+        block = main.global_block()
+        named = {n: d for n, d in block.descs.items() if d.persistable and not d.is_parameter and d.type.numel != 1 and not d.placement}
+        for b in main.blocks:
+            for op in b.oplist:
+                if b.idx or op.role is not Role.OPTIMIZE:
+                    for n in (*op.input_arg_names, *op.output_arg_names):
+                        named.pop(n, None)
+        return set(named)
+
+    def _refuse(self, move: Move, op: Operator) -> None:
+        if move.sends and move.reason != "update":
+            raise TranspileError(
+                f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
+            )
+
+
+def check_loss(main: Program, loss: str) -> None:
+    """Raise TranspileError for a program whose gradients or losses are not what the caller says."""
+    ops = main.global_block().oplist
+    named = [n for op in ops if op.role is Role.LOSS for n in op.output_arg_names]
+    backward = any(op.role is Role.BACKWARD for op in ops)
+    if loss and loss not in named:
+        if not backward:
+            raise TranspileError(
+                f"{main.label()} has no gradients, so {loss!r} is not its loss; call optimizer.minimize(loss) before transpile"
+            )
+        raise TranspileError(f"{main.label()} has no loss {loss!r}; {nearest(loss, named, 'its loss is')}")
+    if any(op.role is Role.OPTIMIZE for op in ops) and not backward:
+        raise TranspileError(f"{main.label()} has optimizer operators but no gradients; build it with optimizer.minimize(loss)")
+
+
+def _check_annotation(d: Var, job: Job) -> None:
+    for e in d.placement:
+        if e.group not in job.mesh.axes:
+            raise TranspileError(
+                f"{d.name!r} is annotated {show_placement(d.placement)}, but the ranks have no axis {e.group!r}; "
+                f"{nearest(e.group, job.mesh.axes, 'they have')}; give trainers=fx.Mesh(dp=2, {e.group}=2)"
+            )
+    if what := check_placement(d.type, d.placement, job.mesh.groups(), job.mesh.world_size):
+        raise TranspileError(f"{d.name!r} {d.type} is annotated {show_placement(d.placement)}: {what}")
+
+
+def _ordered(placement: Iterable[Any], job: Job) -> Placement:
+    """Entries in the order of the axes, outer before inner."""
+    axes = list(job.mesh.axes)
+    return tuple(sorted(placement, key=lambda e: axes.index(e.group)))
+
+
+# -- startup --------------------------------------------------------------------------------------------------------------------
+
+
+def place_startup(startup: Program, rest: dict[str, Placement], job: Job) -> None:
+    """Sources write straight into the placement of what they define, when a rule says how; else the whole value is made and cut."""
+    block = startup.global_block()
+    for n, d in list(block.descs.items()):
+        if n in rest and rest[n] != d.placement:
+            block.descs[n] = d.changed(placement=rest[n])
+    ops, block.oplist = block.oplist, []
+    for op in ops:
+        cut = [n for n in op.output_arg_names if block.descs.get(n) is not None and block.descs[n].placement]
+        if not cut or _source(startup, op):
+            reads = {n: _whole(block, n, op, job) for n in op.input_arg_names if block.descs[n].placement}
+            block.oplist.append(op.renamed(reads) if reads else op)
+            continue
+        aside = {n: f"{n}.whole" for n in cut}
+        for n, made in aside.items():
+            block.descs[made] = Var(made, block.descs[n].type, stop_gradient=True)
+        block.oplist.append(op.replace(outputs={s: tuple(aside.get(n, n) for n in names) for s, names in op.outputs.items()}))
+        for n, made in aside.items():
+            block.oplist.append(_redistribute(made, n, op))
+
+
+def _source(startup: Program, op: Operator) -> bool:
+    """Can an operator without inputs write its outputs where they lie?"""
+    if op.input_arg_names:
+        return False
+    definition, block = opdef(op.type), startup.global_block()
+    names = definition.flat_slots(op.outputs, definition.out_slots)
+    descs = [None if n is None else block.descs[n] for n in names]
+    types = [None if d is None else d.type for d in descs]
+    p = definition.pattern_of([], types, op.attrs)
+    table = rows(p)
+    for group, sets in startup.groups.items():
+        entries = [None if d is None else entry_of(d.placement, group) for d in descs]
+        if any(entries) and find_row(table, p, [], entries, types, group, len(sets[0])) is None:
+            return False
+    return True
+
+
+def _whole(block: Any, name: str, op: Operator, job: Job) -> str:
+    full = f"{name}.full"
+    if full not in block.descs:
+        block.descs[full] = Var(full, block.descs[name].type, stop_gradient=True)
+    block.oplist.append(_redistribute(name, full, op))
+    job.log.append(f"%{name}: {show_placement(block.descs[name].placement)} to replicate, for {op.type} of startup")
+    return full
+
+
+def _redistribute(source: str, target: str, near: Operator) -> Operator:
+    return Operator("redistribute", {"X": (source,)}, {"Out": (target,)}, {"reason": "startup"}, role=Role.DIST, site=near.site)
+
+
+__all__ = ["Place", "check_loss", "place_startup", "where"]

@@ -1,0 +1,164 @@
+"""Choose the row of an operator: where its operands have to lie, and where its results then lie. One walk, no search.
+
+Rows are tried in the order in which the pattern gives them; the cheapest wins, the first of equals. Four rules keep that from being clever:
+a cut row needs an operand that is cut so (cuts come from annotations and spread), a linear row needs an operand that is partial already,
+nothing is gathered to go on with a sum, and a free move still costs more than none.
+Source: facts measured on a prototype over seven models; spread, not searched, as in Shardy and OneFlow's first mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..ir.opdef import OpDef
+from ..ir.pattern import FLAT, ROOT, Pattern, Row, rows, same_cut
+from ..ir.types import At, Entry, Partial, Pieces, Placement, Shard, TensorType
+
+NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
+NEVER = 1e30
+
+
+def nominal_bytes(t: TensorType | None) -> int:
+    """Bytes of a value, an open axis counted as NOMINAL."""
+    if t is None:
+        return 0
+    opened = sum(1 for d in t.shape if d < 0)
+    return t.nbytes * NOMINAL**opened
+
+
+def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
+    """Bytes that one rank moves over one group, roughly. What is free still costs more than nothing to do."""
+    if old == new:
+        return 0.0
+    if old is None or (isinstance(new, Partial) and isinstance(old, (At, Pieces))):
+        return 1e-3
+    if isinstance(new, Partial):
+        return NEVER  # a cut value padded with zeros would have to be reduced again
+    if isinstance(old, Partial):
+        return (2.0 if new is None else 1.0) * nbytes
+    return float(nbytes) if new is None or isinstance(new, At) or isinstance(old, At) else nbytes / 2
+
+
+@dataclass(eq=False)
+class Kind:
+    """Operators of one type, attributes and types: their pattern, its rows, and the choices made so far."""
+
+    pattern: Pattern
+    table: list[Row]
+    types: list[TensorType | None]
+    sizes: list[int]
+    choices: dict[tuple[int, ...], Choice] = field(default_factory=dict)  # by the ids of what is held
+
+    @staticmethod
+    def of(definition: type[OpDef], ins: list[TensorType | None], outs: list[TensorType | None], attrs: Any) -> Kind:
+        p = definition.pattern_of(ins, outs, attrs)
+        return Kind(p, rows(p), [*ins, *outs], [nominal_bytes(t) for t in ins])
+
+
+@dataclass(eq=False)
+class Choice:
+    """What an operator does whose operands have certain placements at hand.
+
+    `take` says in which of them each operand is taken: an index; -1, it has to be moved to `ins`; None, only its shape is read.
+    """
+
+    take: list[int | None]
+    ins: list[Placement]
+    outs: list[Held]
+    why: str
+    still: bool  # nothing has to be moved, and each operand is taken in its first placement
+
+
+class Held(NamedTuple):
+    """The placements in which a value is at hand, the names under which it lies so (none: its own), and a number for the placements."""
+
+    id: int
+    places: tuple[Placement, ...]
+    names: tuple[str, ...] = ()
+
+
+Options = Sequence[tuple[Entry | None, ...]]  # per operand, the entries at hand over one group; () for one that takes what it is given
+
+
+def choose(kind: Kind, have: Options, group: str, n: int) -> tuple[Row, list[Entry | None], list[Entry | None]]:
+    """The row whose operands cost least to bring there."""
+    best: tuple[float, Row, list[Entry | None], list[Entry | None]] | None = None
+    p = kind.pattern
+    for row in kind.table:
+        if row.kind == "cut" and not _any_cut(row, have) or row.kind == "linear" and not _any_term(row, have):
+            continue
+        for ins, outs in _forms(row, have, kind, group, n):
+            if row.kind == "linear" and _gathers(ins, have, p):
+                continue
+            cost = 0.0
+            for k, (want, options) in enumerate(zip(ins, have, strict=True)):
+                if k in p.shape_only or not options or (isinstance(want, At) and None in options):
+                    continue
+                cost += min(move_cost(e, want, kind.sizes[k]) for e in options)
+            if best is None or cost < best[0]:
+                best = cost, row, ins, outs
+                if cost == 0.0:
+                    break
+        if best is not None and best[0] == 0.0:
+            break
+    assert best is not None, "every pattern has the row that is whole"
+    return best[1:]
+
+
+def _any_cut(row: Row, have: Options) -> bool:
+    for want, options in zip(row.ins, have, strict=True):
+        if isinstance(want, Shard) and any(isinstance(e, Shard) and e.axis == want.axis for e in options):
+            return True
+    return False
+
+
+def _any_term(row: Row, have: Options) -> bool:
+    return any(isinstance(e, (Partial, At)) for want, options in zip(row.ins, have, strict=True) if want is not None for e in options)
+
+
+def _gathers(ins: Sequence[Entry | None], have: Options, p: Pattern) -> bool:
+    """Would a whole operand be gathered only to go on with a sum?"""
+    return any(
+        want is None and k not in p.shape_only and None not in options and any(isinstance(e, (Shard, Pieces)) for e in options)
+        for k, (want, options) in enumerate(zip(ins, have, strict=True))
+    )
+
+
+def _forms(row: Row, have: Options, kind: Kind, group: str, n: int) -> Iterator[tuple[list[Entry | None], list[Entry | None]]]:
+    """The concrete forms of a row: its unit, pieces or root taken from where the operands lie."""
+    if row.kind in ("flat", "root"):
+        wanted = At if row.kind == "root" else Pieces
+        for held in dict.fromkeys(e for options in have for e in options if isinstance(e, wanted)):
+            yield [_filled(x, held, group) for x in row.ins], [_filled(x, held, group) for x in row.outs]
+        return
+    units: dict[int, None] = {}
+    for want, options in zip(row.ins, have, strict=True):
+        if isinstance(want, Shard):
+            for e in options:
+                if isinstance(e, Shard) and e.axis == want.axis and e.unit % want.unit == 0:
+                    units[e.unit // want.unit] = None
+    units[1] = None
+    for u in units:
+        ins = [_scaled(x, u, group) for x in row.ins]
+        for k, (want, options) in enumerate(zip(ins, have, strict=True)):  # another unit may cut at the same places
+            t = kind.types[k]
+            if isinstance(want, Shard) and want not in options and t is not None:
+                ins[k] = next((e for e in options if same_cut(e, want, t.shape, n)), want)
+        outs = [_scaled(x, u, group) for x in row.outs]
+        for k, out in enumerate(outs):  # one name for one cut: units that change nothing are 1
+            t = kind.types[len(ins) + k]
+            if isinstance(out, Shard) and out.unit != 1 and t is not None and same_cut(out, Shard(out.axis, group), t.shape, n):
+                outs[k] = Shard(out.axis, group)
+        yield ins, outs
+
+
+def _filled(x: Entry | None, e: Entry, group: str) -> Entry | None:
+    return e if x is ROOT or x is FLAT else _scaled(x, 1, group)
+
+
+def _scaled(x: Entry | None, unit: int, group: str) -> Entry | None:
+    if isinstance(x, Shard):
+        return Shard(x.axis, group, x.unit * unit)
+    return Partial(x.op, group) if isinstance(x, Partial) else None

@@ -1,0 +1,156 @@
+"""Build a new program from an old one: take its operators one by one, keep or replace them, insert new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from ..ir.builder import Builder
+from ..ir.errors import ProgramError, nearest
+from ..ir.opdef import OpDef, opdef
+from ..ir.operator import Operator, Role
+from ..ir.parts import entry_of
+from ..ir.pattern import fits, rows
+from ..ir.program import Program, Var
+from ..ir.types import Entry, Local, Placement, TensorType, show_placement
+
+
+class Writer:
+    """A copy of a program whose block 0 has no operators yet, and the old ones to take."""
+
+    def __init__(self, program: Program):
+        self.program = program.copy()
+        self.block = self.program.global_block()
+        self.old = self.block.oplist
+        self.block.oplist = []
+
+    def keep(self, op: Operator) -> None:
+        self.block.oplist.append(op)
+
+    def builder(self, role: Role = Role.DIST, near: Operator | None = None) -> PlacingBuilder:
+        """A builder that appends here. `near` lends its call site to what is inserted on its behalf."""
+        return PlacingBuilder(self, role, near)
+
+    def declare(self, name: str, like: Var, placement: Placement = ()) -> Var:
+        """Declare a value of the type of another one, in its own placement."""
+        return self.block.declare(Var(name, like.type, placement, stop_gradient=True))
+
+
+def each_op(program: Program, visit: Callable[[Writer, Operator], None]) -> Program:
+    """A new program, made by `visit(writer, op)` for every operator of block 0."""
+    writer = Writer(program)
+    for op in writer.old:
+        visit(writer, op)
+    return writer.program
+
+
+class PlacingBuilder(Builder):
+    """Builds operators whose results lie where the ops' own rules say. `suffix=` names a result after the first operand: `w@GRAD.shard`.
+
+    A result that is declared already keeps its type and placement.
+    """
+
+    def __init__(self, writer: Writer, role: Role, near: Operator | None):
+        super().__init__(writer.block, role)
+        self.program = writer.program
+        self.site = near.site if near is not None else None
+
+    def group_size(self, group: str) -> int:
+        """The number of ranks in a group."""
+        return len(self.program.groups[group][0])
+
+    def emit(
+        self,
+        op_type: str,
+        *args: Any,
+        name: str | None = None,
+        out: Mapping[str, Any] | None = None,
+        n_out: int = 0,
+        suffix: str = "",
+        **attrs: Any,
+    ) -> Any:
+        definition = opdef(op_type)
+        if len(args) > len(definition.in_slots):
+            raise ProgramError(f"op {op_type} takes {len(definition.in_slots)} inputs ({', '.join(definition.inputs)}), got {len(args)}")
+        slots = [s.name for s in definition.out_slots]
+        for slot_name in out or ():
+            if slot_name not in slots:
+                raise ProgramError(f"op {op_type} has no output {slot_name!r}; {nearest(slot_name, slots, 'it has')}")
+        ins = {
+            s.name: tuple(map(_name, a)) if s.many else (_name(a),)
+            for s, a in zip(definition.in_slots, args, strict=False)
+            if a is not None
+        }
+        if suffix:
+            name = f"{next(iter(ins.values()))[0]}.{suffix}"
+        outs: dict[str, tuple[str, ...]] = {}
+        for k, slot in enumerate(definition.out_slots):
+            given = (out or {}).get(slot.name, name if k == 0 and name else None)
+            if given is None and not slot.optional:
+                given = [self._fresh(f"{op_type}.tmp", "") for _ in range(n_out)] if slot.many else self._fresh(f"{op_type}.tmp")
+            if given is not None:
+                outs[slot.name] = tuple(map(_name, given)) if isinstance(given, (list, tuple)) else (_name(given),)
+        full = complete(op_type, tuple(attrs.items()))
+        op = Operator(op_type, ins, outs, full, role=self.role or Role.DIST, site=self.site)
+        made = [n for names in outs.values() for n in names]
+        if any(n not in self.block.descs for n in made):
+            self._declare(op, definition)
+        self.block.oplist.append(op)
+        results = [self._result(op, s.name, s.many) for s in definition.out_slots]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _declare(self, op: Operator, definition: type[OpDef]) -> None:
+        descs = {n: self.block.desc(n) for n in op.input_arg_names}
+        types = definition.infer_outputs({s: [descs[n].type for n in names] for s, names in op.inputs.items()}, op.attrs)
+        flat: list[tuple[str, TensorType]] = []
+        for slot, t in zip(definition.out_slots, types, strict=True):
+            flat += zip(op.outputs.get(slot.name, ()), t if slot.many else [t], strict=False)
+        places = result_places(self.program, definition, op, [t for _, t in flat])
+        for (n, t), q in zip(flat, places, strict=True):
+            if n not in self.block.descs:
+                self.block.declare(Var(n, t, q, stop_gradient=True))
+
+
+def result_places(program: Program, definition: type[OpDef], op: Operator, types: list[TensorType]) -> list[Placement]:
+    """Where the results of an operator lie by its own rules. Raises ProgramError when no rule allows its operands' places."""
+    block = program.global_block()
+    ins = definition.flat_slots(op.inputs, definition.in_slots)
+    descs = [None if n is None else block.desc(n) for n in ins]
+    places = [() if d is None else d.placement for d in descs]
+    if any(isinstance(e, Local) for q in places for e in q):
+        return [(Local(),)] * len(types)
+    if definition.move is not None:
+        group = op.attrs["group"]
+        (place,) = places
+        moved = definition.move(entry_of(place, group), **op.attrs)
+        rest = tuple(e for e in place if e.group != group)
+        return [rest if moved is None else (*rest, moved)] * len(types)
+    if not any(places):
+        return [()] * len(types)
+    in_types = [None if d is None else d.type for d in descs]
+    p = definition.pattern_of(in_types, types, op.attrs)
+    table = rows(p)
+    found: list[list[Entry]] = [[] for _ in types]
+    for group, sets in program.groups.items():
+        entries = [entry_of(q, group) for q in places]
+        if not any(entries):
+            continue
+        made = next((m for r in table if (m := fits(r, p, entries, None, [*in_types, *types], group, len(sets[0]))) is not None), None)
+        if made is None:
+            listed = ", ".join(f"%{n} is {show_placement(q)}" for n, q in zip(ins, places, strict=True) if n is not None)
+            raise ProgramError(f"op {op.type}: no rule allows its inputs to lie so over {group}: {listed}; redistribute one of them first")
+        for q, e in zip(found, made, strict=True):
+            if e is not None:
+                q.append(e)
+    return [tuple(q) for q in found]
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else value.name
+
+
+@lru_cache(maxsize=4096)
+def complete(op_type: str, attrs: tuple[tuple[str, Any], ...]) -> Any:
+    """Complete attributes; operators of one kind share them."""
+    return opdef(op_type).complete_attrs(dict(attrs))

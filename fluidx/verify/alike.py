@@ -1,0 +1,194 @@
+"""Which ranks have programs that say the same, and which operators all ranks have in common."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+from ..ir.batches import spans
+from ..ir.bodies import bodies
+from ..ir.opdef import OPS, Effect
+from ..ir.operator import BlockRef, Operator
+from ..ir.program import Block, Program
+from .control import check_blocks
+from .expressions import Table
+from .messages import is_message
+
+
+class Alike:
+    """Ranks whose programs say the same."""
+
+    def __init__(self, program: Program, codes: list[int]):
+        self.program, self.codes = program, codes
+        self.common: list[int] = []  # where the operators stand that all ranks have, and then the end
+        self.spans: dict[int, tuple[int, int]] = {}  # of sends and receives that start together
+        self._dead: set[int] | None = None
+
+    def dead(self, ops: Sequence[tuple[Operator, Program]]) -> set[int]:
+        """Where operators stand whose results nobody needs and nothing keeps: they do not run."""
+        if self._dead is None:
+            self._dead = set()
+            descs = self.program.global_block().descs
+            needed: set[str] = set()
+            for k in range(len(self.codes) - 1, -1, -1):
+                op = ops[self.codes[k]][0]
+                runs = op.type not in OPS or OPS[op.type].effect not in (Effect.PURE, Effect.RANDOM) or bool(OPS[op.type].bodies)
+                if runs or any(n in needed or n not in descs or descs[n].persistable for n in op.output_arg_names):
+                    needed.update(op.input_arg_names)
+                    for b in op.sub_blocks():
+                        needed |= touched(ops[self.codes[k]][1], b)
+                else:
+                    self._dead.add(k)
+        return self._dead
+
+
+def touched(program: Program, idx: int) -> set[str]:
+    """The names that a block and those inside of it speak of."""
+    names: set[str] = set()
+    for op in program.blocks[idx].oplist:
+        names.update(op.input_arg_names, op.output_arg_names)
+        for body in bodies(op):
+            names |= touched(program, body.idx)
+            names.update(n for n in op.attrs.get(body.results_attr, ()) if isinstance(n, str))
+    return names
+
+
+class Programs:
+    """The operators of block 0 of all ranks, those that say the same under one number."""
+
+    def __init__(self, programs: Sequence[Program], table: Table):
+        self.programs, self.table = programs, table
+        self.n = len(programs)
+        self.codes: dict[tuple, int] = {}
+        self.ops: list[tuple[Operator, Program]] = []  # by code
+        self._code_of: dict[int, int] = {}
+        self._keep: list[Any] = []
+        self._checked_blocks: set[int] = set()
+        self.classes: list[Alike] = []
+        self.of: list[Alike] = []
+        first = self.programs[0]
+        if all(self._same(first, p) for p in self.programs[1:]):
+            self.ops = [(op, first) for op in first.global_block().oplist]
+            self.classes.append(Alike(first, list(range(len(self.ops)))))
+            self.of = self.classes * self.n
+            self._common()
+            return
+        found: dict[tuple[int, ...], Alike] = {}
+        for p in self.programs:
+            ops = p.global_block().oplist
+            alike = next((c for c in self.classes[:1] + self.classes[-1:] if self._same(c.program, p)), None)
+            if alike is None:
+                codes = [self._code(op, p, p.global_block()) for op in ops]
+                alike = found.get(tuple(codes))
+                if alike is None:
+                    alike = found[tuple(codes)] = Alike(p, codes)
+                    self.classes.append(alike)
+            self.of.append(alike)
+        self._common()
+
+    @staticmethod
+    def _same(a: Program, b: Program) -> bool:
+        """Have two programs the very same operators? (Blocks are compared where the operators that run them are.)"""
+        if a is b:
+            return True
+        if len(a.blocks) > 1 or len(b.blocks) > 1:
+            return False
+        x, y = a.global_block().oplist, b.global_block().oplist
+        return len(x) == len(y) and all(map(is_, x, y))
+
+    def _code(self, op: Operator, program: Program, block: Block) -> int:
+        """A number for operators that say the same, with the blocks that they run."""
+        code = self._code_of.get(id(op))
+        if code is not None:
+            return code
+        if block.idx == 0 and is_message(op):  # never one that all ranks have
+            code = self._code_of[id(op)] = len(self.ops)
+            self.ops.append((op, program))
+            return code
+        runs = any(isinstance(v, BlockRef) for v in op.attrs.values()) if op.attrs else False
+        inner: tuple = ()
+        if runs:
+            self.check_blocks(program)
+            for v in op.attrs.values():
+                if isinstance(v, BlockRef):
+                    b = program.blocks[v.idx]
+                    said = tuple((n, d.type, d.placement) for n, d in b.descs.items())
+                    inner += (said, tuple(self._code(o, program, b) for o in b.oplist))
+        key = (op.type, tuple(op.inputs.items()), tuple(op.outputs.items()), self.table.attrs_id(op.attrs), inner)
+        code = self.codes.get(key)
+        if code is None:
+            code = self.codes[key] = len(self.ops)
+            self.ops.append((op, program))
+        if not runs:
+            self._code_of[id(op)] = code
+            self._keep.append(op)
+        return code
+
+    def check_blocks(self, program: Program) -> None:
+        if id(program) not in self._checked_blocks:
+            check_blocks(program)
+            self._checked_blocks.add(id(program))
+
+    def _spans(self, codes: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """{place: (first, last)} of sends and receives that start together."""
+        places = [k for k, code in enumerate(codes) if self.is_message[code]]
+        out: dict[int, tuple[int, int]] = {}
+        begin = 0
+        for j, k in enumerate(places):
+            if j + 1 == len(places) or places[j + 1] != k + 1:  # neighbours only
+                run = places[begin : j + 1]
+                found = spans([self.ops[codes[x]][0] for x in run])
+                out.update((run[x], (run[a], run[b])) for x, (a, b) in found.items())
+                begin = j + 1
+        return out
+
+    def _common(self) -> None:
+        """Find operators that all ranks have in one order; each class lists where they stand."""
+        self.is_message = message = [is_message(op) for op, _ in self.ops]
+        for c in self.classes:
+            c.spans = self._spans(c.codes)
+        if len(self.classes) == 1:
+            (c,) = self.classes
+            c.common = [k for k, code in enumerate(c.codes) if self.n == 1 or not message[code]]
+        else:
+            places = []
+            for c in self.classes:
+                seen: dict[int, int] = {}
+                at: dict[tuple[int, int], int] = {}
+                for k, code in enumerate(c.codes):
+                    if message[code]:
+                        continue
+                    times = seen[code] = seen.get(code, -1) + 1
+                    at[code, times] = k
+                places.append(at)
+            chosen: list[tuple[int, int]] = list(places[0])
+            for at in places[1:]:
+                chosen = [x for x in chosen if x in at]
+                chosen = _rising(chosen, [at[x] for x in chosen])
+            for c, at in zip(self.classes, places, strict=True):
+                c.common = [at[x] for x in chosen]
+        self.length = len(self.classes[0].common)
+        for c in self.classes:
+            c.common.append(len(c.codes))
+
+
+def _rising(chosen: list, at: list[int]) -> list:
+    """A longest part of `chosen` whose places rise."""
+    if all(a < b for a, b in zip(at, at[1:], strict=False)):
+        return chosen
+    tails: list[int] = []
+    ends: list[int] = []
+    before = [-1] * len(at)
+    for k, p in enumerate(at):
+        j = bisect_left(tails, p)
+        before[k] = ends[j - 1] if j else -1
+        tails[j : j + 1] = [p]
+        ends[j : j + 1] = [k]
+    out = []
+    k = ends[-1] if ends else -1
+    while k >= 0:
+        out.append(chosen[k])
+        k = before[k]
+    return out[::-1]

@@ -1,0 +1,171 @@
+"""What the ranks hold under their names: one value for all ranks where they hold the same, and what some hold for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from ..ir.types import At, Pieces, Shard, show_placement
+from .declared import Declared
+from .kinds import Signature
+from .mesh import partial
+from .operators import is_local
+from .refuse import NotHere, Refused
+from .values import EMPTY, UNDEFINED, Values
+
+
+class Holdings:
+    """The variables of block 0 of all ranks."""
+
+    def __init__(self, values: Values, declared: Declared, has_state: bool):
+        self.values, self.declared, self.has_state = values, declared, has_state
+        self.table, self.mesh, self.n = values.table, values.mesh, declared.n
+        self.shared: dict[str, int] = {}
+        self.own: dict[str, dict[int, int]] = {}  # what some ranks hold under a name, where not all hold the same
+        self._owners: dict[int, Collection[int]] = {}
+
+    def initial(self, name: str, rank: int) -> int:
+        """What a variable holds before any operator has written it."""
+        t, placement = self.declared.signature(name, rank)
+        d = self.declared.vars[name]
+        if d.is_data:
+            e = self.table.symbol("data", name, t)
+        elif d.persistable and self.has_state:
+            e = self.table.symbol("state", name, t)
+        else:
+            raise Refused(f"%{name} is read before any operator defines it")
+        placement = self.mesh.canonical(placement, t)
+        a = self.values.term(e, placement, ("initial", name)) if partial(placement) else self.values.atom(e, placement)
+        self.shared[name] = a
+        return a
+
+    def owners(self, signature: Signature) -> Collection[int]:
+        """The ranks that hold elements of a value, in order."""
+        found = self._owners.get(id(signature))
+        if found is None:
+            t, placement = signature
+            placement = self.mesh.canonical(placement, t)
+            found = range(self.n)
+            if any(isinstance(e, (At, Pieces, Shard)) for e in placement) or 0 in t.shape:
+                holders = [r for r in found if self.mesh.holds(placement, r)]
+                owners = [r for r in holders if 0 not in self.mesh.local_shape(placement, t.shape, r)]
+                found = dict.fromkeys(owners).keys() if len(owners) < self.n else found
+            self._owners[id(signature)] = found
+        return found
+
+    def read(self, name: str, rank: int, anywhere: bool = False) -> int:
+        """What a rank holds, EMPTY where its part has no elements; `anywhere`: or, where it holds nothing, what those hold that do."""
+        signature = self.declared.signature(name, rank)
+        mine = self.own.get(name)
+        if is_local(signature):
+            value = None if mine is None else mine.get(rank)
+            if value is None:
+                raise Refused(f"%{name} is read before any operator defines it")
+            if value == UNDEFINED:
+                raise NotHere(f"%{name} is undefined on rank {rank}")
+            return value
+        t, placement = signature
+        if placement:
+            placement = self.mesh.canonical(placement, t)
+            if not self.mesh.holds(placement, rank):
+                if not anywhere:
+                    raise NotHere(f"%{name} is {show_placement(placement)}, and rank {rank} holds nothing of it")
+                return self.current(name, rank)
+        value = self.shared.get(name) if mine is None or rank not in mine else mine[rank]
+        if value is None:
+            value = self.initial(name, rank)
+        if value == UNDEFINED:
+            raise NotHere(f"%{name} is undefined on rank {rank}")
+        return EMPTY if placement and rank not in self.owners(signature) else value
+
+    def current(self, name: str, rank: int) -> int:
+        """What the ranks hold that hold elements of a value."""
+        mine = self.own.get(name, {})
+        owners = self.owners(self.declared.signature(name, rank))
+        value = next((mine[o] for o in owners if mine.get(o, -1) >= 0), self.shared.get(name))
+        if value is None:
+            value = self.initial(name, rank)
+        if value < 0:
+            raise NotHere(f"%{name} is undefined")
+        return value
+
+    def write(self, name: str, rank: int, value: int) -> None:
+        mine = self.own.get(name)
+        if mine is None:
+            mine = self.own[name] = {}
+        mine[rank] = value
+        if name in self.declared.differs:
+            return
+        signature = self.declared.signatures[name]
+        if is_local(signature):
+            return
+        owners = self.owners(signature)
+        if len(mine) < len(owners):
+            return
+        held = [mine.get(o, UNDEFINED) for o in owners]
+        value = next((v for v in held if v >= 0), UNDEFINED)
+        if value >= 0 and all(v == value or v == EMPTY for v in held):
+            self.shared[name] = value
+            del self.own[name]
+
+    def value(self, name: str, rank: int) -> int | None:
+        """What a rank holds at the end; None for nothing."""
+        try:
+            return self.read(name, rank)
+        except Refused:
+            return None
+
+
+class Together:
+    """Block 0, for all ranks together."""
+
+    depth = 0
+    rank = None
+
+    def __init__(self, held: Holdings):
+        self.held = held
+
+    def signature(self, name: str) -> Signature:
+        return self.held.declared.signature(name, 0)
+
+    def read(self, name: str) -> int:
+        held = self.held
+        value = held.shared.get(name)
+        if value is None:
+            value = held.initial(name, 0)
+        if value < 0:
+            raise NotHere(f"%{name} is not always defined")
+        t, placement = held.declared.signature(name, 0)
+        if placement and any(isinstance(e, At) for e in held.mesh.canonical(placement, t)):
+            raise NotHere(f"%{name} is {show_placement(placement)}, and every rank reads it")
+        return value
+
+    def write(self, name: str, value: int) -> None:
+        self.held.shared[name] = value
+        self.held.own.pop(name, None)
+
+
+class Alone:
+    """Block 0, for one rank."""
+
+    depth = 0
+
+    def __init__(self, held: Holdings, rank: int):
+        self.held, self.rank = held, rank
+
+    def signature(self, name: str) -> Signature:
+        return self.held.declared.signature(name, self.rank)
+
+    def read(self, name: str) -> int:
+        value = self.held.read(name, self.rank)
+        return self.held.current(name, self.rank) if value == EMPTY else value
+
+    def write(self, name: str, value: int) -> None:
+        self.held.write(name, self.rank, value)
+
+
+def rank_of(scope: Any) -> int | None:
+    """The rank that a scope is of; None for all ranks."""
+    while not isinstance(scope, (Together, Alone)):
+        scope = scope.outside
+    return scope.rank

@@ -1,0 +1,160 @@
+"""The ranks and their groups: who is where, and whether a placement can mean anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
+from ..ir.types import ANY, At, Local, Partial, Pieces, Placement, Shard, TensorType, show_placement
+from .refuse import Refused
+
+Sets = Sequence[Sequence[int]]
+
+
+class Mesh:
+    """Groups of a world of ranks. Raises Refused for groups that are none."""
+
+    def __init__(self, groups: Mapping[str, Sets], world: int):
+        self.groups, self.world = dict(groups), world
+        self.where: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}  # group -> rank -> (index, members)
+        self.size: dict[str, int] = {}  # of groups whose sets have one size
+        for name, sets in self.groups.items():
+            where: dict[int, tuple[int, Sequence[int]]] = {}
+            for members in sets:
+                if not members:
+                    raise Refused(f"group {name} has a set without ranks")
+                for k, r in enumerate(members):
+                    if r in where:
+                        raise Refused(f"group {name} names rank {r} twice")
+                    if not 0 <= r < world:
+                        raise Refused(f"group {name} names rank {r}; there are {world} ranks")
+                    where[r] = k, members
+            self.where[name] = where
+            if sets and len({len(s) for s in sets}) == 1:
+                self.size[name] = len(sets[0])
+        self._at: list[Coords] = [{g: (at[r][0], len(at[r][1])) for g, at in self.where.items() if r in at} for r in range(world)]
+        self._canon: dict[tuple[Placement, TensorType], Placement] = {}
+        self._units: dict[tuple, int] = {}
+        self._inside: dict[tuple[str, str], bool] = {}
+        self._along: dict[tuple, bool] = {}
+        self._coords: dict[tuple, tuple] = {}
+
+    def members(self, group: str, rank: int) -> Sequence[int]:
+        """The ranks that `rank` meets over a group."""
+        if group not in self.where:
+            listed = ", ".join(self.where) or "none"
+            raise Refused(f"group {group!r} is not declared; declared: {listed}")
+        if rank not in self.where[group]:
+            raise Refused(f"rank {rank} is in no set of group {group}")
+        return self.where[group][rank][1]
+
+    def index(self, group: str, rank: int) -> int:
+        return self.where[group][rank][0]
+
+    def coords(self, placement: Placement, rank: int) -> tuple[tuple[str, int], ...]:
+        """The rank's index in each group that cuts the value or spreads its terms, which is what its part depends on."""
+        key = placement, rank
+        found = self._coords.get(key)
+        if found is None:
+            found = self._coords[key] = tuple((e.group, self.where[e.group][rank][0]) for e in placement if not isinstance(e, At))
+        return found
+
+    def holds(self, placement: Placement, rank: int) -> bool:
+        return all(not isinstance(e, At) or self.where[e.group][rank][0] == e.root for e in placement)
+
+    def inside(self, inner: str, outer: str) -> bool:
+        """Is every set of one group a part of a set of another, larger one?"""
+        key = inner, outer
+        found = self._inside.get(key)
+        if found is None:
+            sets = [set(s) for s in self.groups[outer]]
+            found = self._inside[key] = inner != outer and all(any(set(s) < o for o in sets) for s in self.groups[inner])
+        return found
+
+    def along(self, members: Sequence[int], groups: Sequence[str]) -> bool:
+        """Do the members differ in no index of these groups?"""
+        key = tuple(members), tuple(groups)
+        found = self._along.get(key)
+        if found is None:
+            found = all(len({self.where[g][m][0] if m in self.where.get(g, ()) else -1 for m in members}) == 1 for g in groups) and all(
+                m in self.where.get(g, ()) for g in groups for m in members
+            )
+            self._along[key] = found
+        return found
+
+    # -- placements --------------------------------------------------------------------------------------------------
+
+    def canonical(self, placement: Placement, t: TensorType) -> Placement:
+        """The one form of all placements that give every rank the same part. Raises Refused for what places nothing."""
+        if not placement:
+            return placement
+        key = placement, t
+        found = self._canon.get(key)
+        if found is None:
+            found = self._canon[key] = self._make_canonical(placement, t)
+        return found
+
+    def _make_canonical(self, placement: Placement, t: TensorType) -> Placement:
+        if any(isinstance(e, Local) for e in placement):
+            if len(placement) > 1:
+                raise Refused("local stands alone")
+            return placement
+        for e in placement:
+            if e.group not in self.groups:
+                raise Refused(f"{e} names no declared group")
+            if e.group not in self.size:
+                raise Refused(f"{e}: the sets of group {e.group} have different sizes, or there is none")
+        wrong = check_placement(t, placement, self.groups, self.world)
+        if wrong:
+            raise Refused(wrong)
+        if len({e.op for e in placement if isinstance(e, Partial)}) > 1:
+            raise Refused(f"{show_placement(placement)}: terms of several reductions have no order")
+        taken: dict[int, int] = {}
+        out: list[tuple[tuple, object]] = []
+        for e in placement:
+            if self.size[e.group] == 1 and not isinstance(e, Pieces):
+                continue
+            if isinstance(e, Shard):
+                before = taken.get(e.axis, 0)
+                taken[e.axis] = before + 1
+                alone = sum(isinstance(o, Shard) and o.axis == e.axis for o in placement) == 1
+                out.append(((0, e.axis, before), self._with_one_unit(e, t.shape[e.axis]) if alone else e))
+            else:
+                out.append(((1, 0, 0, e.group), e))
+        return tuple(e for _, e in sorted(out, key=lambda x: x[0]))  # type: ignore[misc]
+
+    def _with_one_unit(self, e: Shard, size: int) -> Shard:
+        n = self.size[e.group]
+        if size == ANY:
+            return e
+        marks = tuple(bounds(size, n, e.unit))
+        return Shard(e.axis, e.group, self._units.setdefault((size, n, marks), e.unit))
+
+    def box(self, placement: Placement, shape: Sequence[int], rank: int) -> list[tuple[int, int]]:
+        """The range of every axis that a rank holds; (0, -1) for an open axis."""
+        return intervals(shape, placement, self._at[rank])
+
+    def local_shape(self, placement: Placement, shape: Sequence[int], rank: int) -> tuple[int, ...]:
+        return local_shape(shape, placement, self._at[rank])
+
+    def flat_range(self, placement: Placement, shape: Sequence[int], rank: int) -> tuple[int, int] | None:
+        """The range of the flat array that a rank's part is; None where it is no range, or not known."""
+        if partial(placement):
+            return None
+        found = flat_range(placement, self._at[rank])
+        if found is not None:
+            return found
+        if ANY in shape or any(isinstance(e, Shard) and e.axis != 0 for e in placement):
+            return None
+        inner = prod(shape[1:])
+        start, stop = self.box(placement, shape, rank)[0] if shape else (0, 1)
+        return start * inner, stop * inner
+
+
+def without_roots(placement: Placement) -> Placement:
+    return tuple(e for e in placement if not isinstance(e, At)) if placement else placement
+
+
+def partial(placement: Placement) -> bool:
+    return any(isinstance(e, Partial) for e in placement)

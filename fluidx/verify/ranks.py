@@ -1,0 +1,274 @@
+"""verify_ranks: do the rank programs together what one device does? check_program: is one program written as it should be?"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+from ..ir.errors import FluidxError, VerifyError
+from ..ir.operator import Operator
+from ..ir.program import Block, Program, ProgramPair, Var
+from ..ir.types import show_placement
+from .control import check_blocks
+from .expressions import Table
+from .kinds import Kinds, Signature
+from .lockstep import World
+from .mesh import Mesh
+from .operators import Operators, is_local
+from .refuse import Refused, fail
+from .report import Report
+from .values import EMPTY, Values
+
+
+def verify_ranks(source: ProgramPair, mains: Sequence[Program], startups: Sequence[Program], label: str = "") -> Report:
+    """Prove that the rank programs do together what `source` does on one device; raise VerifyError where they do not.
+
+    The programs are taken as their texts say, nothing beside them. Proved are, for startup and for every step: each operator's types and
+    that its operands lie as a rule of its op allows; that communication matches and cannot deadlock; that every persistable variable of the
+    source is declared on every rank and ends as this rank's part of one device's value; and the same of every value that can be fetched.
+    """
+    collects = gc.isenabled()
+    gc.disable()  # many small tuples are made and kept, and none in circles
+    try:
+        return _verify(source, list(mains), list(startups), label)
+    except VerifyError:
+        raise
+    except FluidxError as e:
+        raise VerifyError(str(e)) from None
+    except Exception as e:
+        raise VerifyError(f"the programs cannot be looked through: {type(e).__name__}: {e}") from e
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], label: str) -> Report:
+    if not isinstance(source, ProgramPair):
+        raise VerifyError(f"the source is a ProgramPair(main, startup), got {type(source).__name__}")
+    if not mains or len(mains) != len(startups):
+        raise VerifyError(f"there are {len(mains)} main and {len(startups)} startup programs; every rank has one of each")
+    report = Report(label or mains[0].strategy or source.main.name, len(mains))
+    _check_ranks(mains, startups)
+    placed: dict[str, tuple[Program, Var]] = {}
+    for programs, single, is_main in ((startups, source.startup, False), (mains, source.main, True)):
+        report.operators += sum(len(b.oplist) for p in programs for b in p.blocks)
+        table = Table()
+        one = World(Values(table, Mesh({}, 1)), Mesh({}, 1), [single], has_state=is_main, single=True)
+        one.run()
+        mesh = _mesh(programs)
+        # the expressions of one device know nothing of ranks, so both share the table
+        ranks = World(Values(table, mesh), mesh, programs, has_state=is_main)
+        _check_declared(one, ranks, is_main)
+        ranks.run()
+        if not is_main:
+            _check_loaded(source.main, one, ranks)
+        report.collectives += ranks.meetings.count
+        report.messages += ranks.messages.count
+        proved = _compare(one, ranks, is_main)
+        states = [n for n in proved if ranks.declared.vars[n].persistable]
+        for n in states:
+            before = placed.setdefault(n, (programs[0], ranks.declared.vars[n]))
+            if before[1].placement != ranks.declared.vars[n].placement:
+                raise fail(
+                    programs[0], -1, f"%{n} is {show_placement(before[1].placement)} in startup and "
+                    f"{show_placement(ranks.declared.vars[n].placement)} in main",
+                )  # fmt: skip
+        if not is_main:
+            report.initial = len(states)
+            continue
+        report.parameters = sum(ranks.declared.vars[n].is_parameter for n in states)
+        report.states = len(states) - report.parameters
+        report.values = len(proved)
+    return report
+
+
+def _mesh(programs: Sequence[Program]) -> Mesh:
+    try:
+        return Mesh(programs[0].groups, len(programs))
+    except Refused as e:
+        raise fail(programs[0], -1, str(e)) from None
+
+
+def _check_ranks(mains: Sequence[Program], startups: Sequence[Program]) -> None:
+    first = mains[0]
+    for programs in (mains, startups):
+        for r, p in enumerate(programs):
+            if p.rank is not None and p.rank != r:
+                raise fail(p, -1, f"the program is of rank {p.rank}, and stands as that of rank {r}")
+            if p.groups != first.groups:
+                raise fail(p, -1, f"groups are declared as {_groups(p)}, and by rank 0 as {_groups(first)}", rank=r)
+
+
+def _groups(p: Program) -> str:
+    return "; ".join(f"{g} = {' '.join(str(list(s)) for s in sets)}" for g, sets in p.groups.items()) or "none"
+
+
+# -- source and ranks ------------------------------------------------------------------------------------------------
+
+
+def _check_declared(one: World, ranks: World, is_main: bool) -> None:
+    """What the source declares, the ranks declare alike."""
+    program = ranks.programs[0]
+    for n, d in one.declared.vars.items():
+        found = ranks.declared.vars.get(n)
+        if found is None:
+            if d.persistable and (is_main or n in one.held.shared):
+                raise fail(program, -1, f"%{n} is persistable in the source, and declared by no rank")
+            continue
+        if d.persistable and is_main and n in ranks.declared.differs:
+            absent = [r for r in range(ranks.n) if r not in ranks.declared.differs[n]]
+            raise fail(program, -1, f"%{n} is persistable, and rank {absent[0] if absent else 0} does not declare it as others do")
+        for flag in ("persistable", "is_data", "is_parameter"):
+            if getattr(found, flag) != getattr(d, flag):
+                raise fail(program, -1, f"%{n} is {'' if getattr(d, flag) else 'not '}{flag} in the source, and otherwise on the ranks")
+        if found.type != d.type and not is_local((found.type, found.placement)):
+            raise fail(program, -1, f"%{n} is {d.type} in the source, and {found.type} on the ranks; types are those of the whole value")
+    for n, d in ranks.declared.vars.items():
+        if n not in one.declared.vars and d.is_data:
+            raise fail(program, -1, f"%{n} is fed, and the source has no such variable")
+        if n not in one.declared.vars and d.persistable and is_main:
+            for r, p in enumerate(ranks.programs):
+                for k, op in enumerate(p.global_block().oplist):
+                    if n in op.output_arg_names:
+                        raise fail(p, k, f"%{n} is a state that the source has not: nothing says what the next step finds in it", rank=r)
+                if len(ranks.said.classes) == 1:
+                    break
+
+
+def _check_loaded(main: Program, one: World, ranks: World) -> None:
+    """What the source's startup does not define, no rank's does: it is to be loaded."""
+    for n in (*ranks.held.shared, *ranks.held.own):
+        d = main.global_block().descs.get(n)
+        if d is not None and d.persistable and n not in one.held.shared:
+            raise _wrong(ranks, n, 0, f"%{n} has no value on one device after startup, and a rank gives it one")
+
+
+def _compare(one: World, ranks: World, is_main: bool) -> list[str]:
+    """Check what every rank holds at the end against one device; give the names that are proved."""
+    proved = []
+    when = "at the end of the step" if is_main else "after startup"
+    for n, d in one.declared.vars.items():
+        expected = one.held.value(n, 0)
+        found = ranks.declared.vars.get(n)
+        if found is None:
+            continue
+        signature = ranks.declared.signatures[n]
+        if is_local(signature):
+            continue
+        if expected is None:
+            if d.persistable and (n in ranks.held.shared or n in ranks.held.own):
+                raise _wrong(ranks, n, 0, f"%{n} has no value on one device {when}, and a rank gives it one")
+            continue
+        e = one.held.values.atoms[expected].e
+        placement = ranks.mesh.canonical(found.placement, found.type)
+        seen: int | None = None
+        absent = []
+        for r in ranks.held.owners(signature):
+            if n in ranks.declared.differs and r not in ranks.declared.differs[n]:
+                absent.append(r)
+                continue
+            value = ranks.held.shared.get(n) if n not in ranks.held.own else ranks.held.value(n, r)
+            if value is None:
+                value = ranks.held.value(n, r)
+            if value == EMPTY:
+                continue
+            if value is None or value < 0:
+                raise _wrong(ranks, n, r, f"%{n} has no value on this rank {when}; one device has {one.table.show(e)}")
+            atom = ranks.held.values.atoms[value]
+            if atom.e != e or atom.placement != placement:
+                raise _wrong(
+                    ranks, n, r, f"%{n} does not hold one device's value {when}: "
+                    f"expected {one.table.show(e)} ({show_placement(placement)}), found {ranks.operators.describe(value)}",
+                )  # fmt: skip
+            if seen is not None and value != seen:
+                raise _wrong(ranks, n, r, f"%{n}: the ranks hold terms of different sums {when}")
+            seen = value
+            if n not in ranks.held.own and n not in ranks.declared.differs:
+                break
+        if seen is None and ranks.held.owners(signature):
+            raise _wrong(ranks, n, 0, f"%{n} has no value on any rank {when}; one device has {one.table.show(e)}")
+        if absent and (placement or d.persistable):
+            raise fail(ranks.programs[absent[0]], -1, f"%{n} is not declared on this rank, which holds a part of it", rank=absent[0])
+        proved.append(n)
+    return proved
+
+
+def _wrong(ranks: World, name: str, rank: int, message: str) -> VerifyError:
+    """An error at the operator that wrote the value last."""
+    program = ranks.programs[rank]
+    ops = program.global_block().oplist
+    index = next((k for k in range(len(ops) - 1, -1, -1) if name in ops[k].output_arg_names), -1)
+    return fail(program, index, message + ("" if index >= 0 else "; no operator writes it"), rank=rank)
+
+
+# -- one program by itself -------------------------------------------------------------------------------------------
+
+
+def check_program(program: Program) -> int:
+    """Check one program by itself: names, slots, attributes, types, and that placements follow from a rule; give the number of operators.
+
+    Values that one rank holds for itself are looked at when all ranks' programs are there.
+    """
+    try:
+        check_blocks(program)
+        world = max(program.world_size, 1)
+        checker = _Checker(program, Mesh(program.groups, world))
+        checker.block(program.global_block(), set())
+        return checker.count
+    except Refused as e:
+        raise fail(program, -1, str(e)) from None
+    except VerifyError:
+        raise
+    except Exception as e:
+        raise VerifyError(f"{program.label()} cannot be looked through: {type(e).__name__}: {e}") from e
+
+
+class _Checker:
+    def __init__(self, program: Program, mesh: Mesh):
+        self.program, self.mesh, self.count = program, mesh, 0
+        table = Table()
+        self.operators = Operators(Values(table, mesh), Kinds(mesh, table))
+
+    def block(self, block: Block, defined: set[str]) -> None:
+        for d in block.descs.values():
+            try:
+                self.mesh.canonical(d.placement, d.type)
+            except Refused as e:
+                raise fail(self.program, -1, f"%{d.name}: {e}") from None
+        scope = _Declared(block, self.operators.table)
+        for k, op in enumerate(block.oplist):
+            try:
+                self.operator(op, block, scope, defined)
+            except Refused as e:
+                raise fail(self.program, k, str(e), block=block.idx) from None
+
+    def operator(self, op: Operator, block: Block, scope: _Declared, defined: set[str]) -> None:
+        for n in op.input_arg_names:
+            if n in defined:
+                continue
+            d = block.find(n)
+            if d is None:
+                raise Refused(f"op {op.type} reads %{n}, which is not declared")
+            if not d.is_data and not d.persistable:
+                raise Refused(f"op {op.type} reads %{n} before any operator defines it")
+            defined.add(n)
+        kind, _, _ = self.operators.kind(op, scope)  # type: ignore[arg-type]
+        if kind.no_row:
+            raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
+        for b in op.sub_blocks():
+            self.block(self.program.blocks[b], set(defined))
+        defined.update(op.output_arg_names)
+        self.count += 1
+
+
+class _Declared:
+    """A block, for what it declares."""
+
+    def __init__(self, block: Block, table: Table):
+        self.at, self.table = block, table
+
+    def signature(self, name: str) -> Signature:
+        d = self.at.find(name)
+        if d is None:
+            raise Refused(f"%{name} is not declared")
+        return self.table.signature(d.type, d.placement)

@@ -1,0 +1,260 @@
+"""What ranks hold: parts of expressions, and terms of them.
+
+An *atom* says it for every rank at once: the part, by a placement, of an expression; or, for a placement with `partial`, a term of it, with
+the derivation that made the term: only terms of one derivation add up. A value that means something on one rank only is an expression over
+parts and terms of named ranks; it is *made plain* there, and *read back* where a variable with a placement is written.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+from ..ir.types import At, Partial, Placement, TensorType
+from .expressions import Table
+from .mesh import Mesh, partial, without_roots
+from .refuse import Refused
+
+UNDEFINED = -1  # nothing that may be read
+EMPTY = -2  # a part without elements: the part of anything
+
+
+class Atom(NamedTuple):
+    """The part or term, by a placement, of an expression."""
+
+    e: int
+    placement: Placement
+    derivation: int | None  # None: a part
+
+
+class Values:
+    """Atoms of one program run by all ranks, over a table of expressions."""
+
+    def __init__(self, table: Table, mesh: Mesh):
+        self.table, self.mesh = table, mesh
+        self.ids: dict[tuple, int] = {}
+        self.atoms: list[Atom] = []
+        self.derivations: dict[object, int] = {}
+        self.spread: list[tuple[int, Placement]] = []  # derivation -> (expression, placement of its first terms)
+        table.complete = self._complete
+        self._plain: dict[tuple, int] = {}
+        self._masks: dict[tuple, int] = {}
+        self._divided: dict[tuple, bool] = {}
+
+    def atom(self, e: int, placement: Placement, derivation: int | None = None) -> int:
+        key = e, placement, derivation
+        found = self.ids.get(key)
+        if found is None:
+            found = self.ids[key] = len(self.atoms)
+            self.atoms.append(Atom(e, placement, derivation))
+        return found
+
+    def term(self, e: int, placement: Placement, key: object) -> int:
+        """Terms made in the way that `key` tells."""
+        key = key, e, placement
+        d = self.derivations.get(key)
+        if d is None:
+            d = self.derivations[key] = len(self.spread)
+            self.spread.append((e, without_roots(placement)))
+        return self.atom(e, placement, d)
+
+    def moved(self, a: int, placement: Placement) -> int:
+        """The same value in another placement: what of its terms was added up is no term any more."""
+        e, before, d = self.atoms[a]
+        if placement == before:
+            return a
+        if not partial(placement):
+            return self.atom(e, placement)
+        if without_roots(before) == without_roots(placement):
+            return self.atom(e, placement, d)
+        groups = {x.group for x in placement if isinstance(x, Partial)}
+        had = {x.group for x in before if isinstance(x, Partial)}
+        rest = tuple(x for x in before if not isinstance(x, (At, Partial)))
+        if groups < had and rest == tuple(x for x in placement if not isinstance(x, (At, Partial))):
+            return self.atom(e, placement, d)
+        return self.term(e, placement, ("moved", a))
+
+    # -- on one rank -------------------------------------------------------------------------------------------------
+
+    def plain(self, a: int, rank: int) -> int:
+        """What a rank holds of an atom, as an expression that any rank may have."""
+        e, placement, d = self.atoms[a]
+        if not self.mesh.holds(placement, rank):
+            raise Refused("it is on its root only")
+        coords = self.mesh.coords(placement, rank)
+        if not coords:
+            return e
+        key = a, coords
+        found = self._plain.get(key)
+        if found is None:
+            found = self._plain[key] = self._make_plain(a, coords, rank)
+        return found
+
+    def _make_plain(self, a: int, coords: tuple, rank: int) -> int:
+        e, placement, d = self.atoms[a]
+        placement = without_roots(placement)
+        t, table = self.table.types[e], self.table
+        if d is not None and self._adds(d):
+            return table.terms(d, self._others(placement, coords), self._mask(d, coords), self._type(placement, t, rank))
+        span = self.mesh.flat_range(placement, t.shape, rank)
+        local = self._type(placement, t, rank)
+        if span is not None:
+            return table.shaped(table.cut(e, *span), local.shape)
+        return table.intern(("part", (e, placement, d), coords), local, ranked=True)
+
+    def _type(self, placement: Placement, t: TensorType, rank: int) -> TensorType:
+        return TensorType(t.dtype, self.mesh.local_shape(placement, t.shape, rank))
+
+    def _adds(self, d: int) -> bool:
+        return all(e.op == "sum" for e in self.spread[d][1] if isinstance(e, Partial))
+
+    @staticmethod
+    def _others(placement: Placement, coords: tuple) -> tuple:
+        terms = {e.group for e in placement if isinstance(e, Partial)}
+        return tuple(c for c in coords if c[0] not in terms)
+
+    def _mask(self, d: int, coords: tuple) -> int:
+        """The ranks of a derivation, counted over the groups of its terms, that have these coordinates."""
+        key = d, coords
+        found = self._masks.get(key)
+        if found is None:
+            at = dict(coords)
+            groups = [e.group for e in self.spread[d][1] if isinstance(e, Partial)]
+            indices = [0]
+            for g in groups:
+                n = self.mesh.size[g]
+                wanted = [at[g]] if g in at else range(n)
+                indices = [i * n + k for i in indices for k in wanted]
+            found = sum(1 << i for i in indices)
+            inside = [(g, k) for g, k in coords if any(self.mesh.inside(g, whole) for whole in groups)]
+            if inside:  # a host is some of the ranks of a larger group
+                found &= self._mask_of_ranks(groups, inside)
+            self._masks[key] = found
+        return found
+
+    def _mask_of_ranks(self, groups: list[str], coords: list[tuple[str, int]]) -> int:
+        """The ranks with these coordinates, counted over the groups of a derivation's terms."""
+        where, found = self.mesh.where, 0
+        for r in range(self.mesh.world):
+            if all(r in where[g] and where[g][r][0] == k for g, k in coords):
+                index = 0
+                for g in groups:
+                    index = index * self.mesh.size[g] + where[g][r][0]
+                found |= 1 << index
+        return found
+
+    def _complete(self, d: int, others: tuple, ranks: int) -> int | None:
+        e, placement = self.spread[d]
+        if ranks != self._mask(d, ()):
+            return None
+        rest = tuple(x for x in placement if not isinstance(x, Partial))
+        if not others:
+            return e
+        # any rank with these coordinates holds the part
+        at = dict(others)
+        rank = next((r for r in range(self.mesh.world) if all(self.mesh.where[g].get(r, (-1,))[0] == k for g, k in at.items())), None)
+        return None if rank is None else self.plain(self.atom(e, rest), rank)
+
+    # -- and back ----------------------------------------------------------------------------------------------------
+
+    def read_back(self, x: int, placement: Placement, type_: TensorType, rank: int) -> int:
+        """The atom whose part, on this rank, is the plain value x; `type_` is the whole value's type."""
+        if not self.mesh.holds(placement, rank):
+            return UNDEFINED
+        table, bare = self.table, without_roots(placement)
+        local = self._type(bare, type_, rank)
+        if table.types[x] != local:
+            raise Refused(f"it is {table.types[x]}, but a part of {type_} is {local} on this rank")
+        if 0 in local.shape:
+            return EMPTY
+        e = self._whole_of(x, bare, type_, rank)
+        if isinstance(e, int):
+            return self.atom(e, placement)
+        total, key = e
+        return self.atom(total, placement, key) if isinstance(key, int) else self.term(total, placement, key)
+
+    def _whole_of(self, x: int, placement: Placement, type_: TensorType, rank: int) -> int | tuple[int, Any]:
+        table = self.table
+        if partial(placement):
+            return self._own_terms(x, placement, type_, rank)
+        span = self.mesh.flat_range(placement, type_.shape, rank)
+        if not placement or (span is not None and span == (0, prod(type_.shape))):
+            if table.ranked[x]:
+                raise Refused(f"it is {table.show(x)}, which ranks do not share")
+            return table.shaped(x, type_.shape)
+        if span is not None:
+            if table.ranked[x]:
+                raise Refused(f"it is {table.show(x)}, which ranks do not share")
+            return self._of_slices(x, span, type_)
+        coords = self.mesh.coords(placement, rank)
+        items = []
+        for a, w in table.items(x):
+            key = table.keys[a]
+            if key[0] == "one":
+                items.append((table.one(type_.dtype, type_.shape), w))
+            elif key[0] == "part" and key[1][1] == placement and key[1][2] is None and key[2] == coords:
+                items.append((key[1][0], w))
+            else:
+                raise Refused(f"it is {table.show(a)}, which is not this rank's part of one value")
+        return table.lin(items, type_)
+
+    def _of_slices(self, x: int, span: tuple[int, int], type_: TensorType) -> int:
+        """The array of which the plain value is the slice `span`."""
+        table, items = self.table, []
+        if table.keys[x][0] == "view" and table.keys[table.keys[x][1]][0] == "rows":
+            x = table.keys[x][1]
+        for (base, start), w in table.slices(x).items():
+            if start < 0:
+                items.append((table.one(type_.dtype, type_.shape), w))
+                continue
+            if start != span[0] or table.types[base].numel != type_.numel:
+                raise Refused(f"it is {table.show(x)}, not elements {span[0]} to {span[1]} of a value of {type_.numel}")
+            items.append((table.shaped(base, type_.shape), w))
+        return table.lin(items, type_)
+
+    def _own_terms(self, x: int, placement: Placement, type_: TensorType, rank: int) -> tuple[int, Any]:
+        """The sum of which the plain value is this rank's term."""
+        table, coords = self.table, self.mesh.coords(placement, rank)
+        items, made = [], []
+        for a, w in table.items(x):
+            key = table.keys[a]
+            if key[0] != "terms":
+                raise Refused(f"it is {table.show(a)}, which is no term of a sum")
+            e, first = self.spread[key[1]]
+            if (
+                not self._reduces_to(first, placement)
+                or not self._divides(key[1], placement)
+                or key[3] != self._mask(key[1], coords)
+                or table.types[e] != type_
+            ):
+                raise Refused(f"it is {table.show(a)}, which is not this rank's term of one sum")
+            items.append((e, w))
+            made.append((key[1], w))
+        if len(made) == 1 and made[0][1] == 1.0:
+            # the term itself, and not another derivation of it
+            return items[0][0], made[0][0]
+        return table.lin(items, type_), ("sum", tuple(sorted(made)))
+
+    def _reduces_to(self, first: Placement, placement: Placement) -> bool:
+        rest = [tuple(e for e in p if not isinstance(e, Partial)) for p in (first, placement)]
+        had = [e for e in first if isinstance(e, Partial)]
+        return rest[0] == rest[1] and all(
+            any(e.op == o.op and (e.group == o.group or self.mesh.inside(e.group, o.group)) for o in had)
+            for e in placement
+            if isinstance(e, Partial)
+        )
+
+    def _divides(self, d: int, placement: Placement) -> bool:
+        """Do the ranks with each index in the groups of `placement` hold, together, every term once?"""
+        key = d, placement
+        found = self._divided.get(key)
+        if found is None:
+            found, seen = True, 0
+            groups = [e.group for e in placement if isinstance(e, Partial)]
+            for indices in product(*(range(self.mesh.size[g]) for g in groups)):
+                mask = self._mask(d, tuple(zip(groups, indices, strict=True)))
+                found = found and not mask & seen
+                seen |= mask
+            found = self._divided[key] = found and seen == self._mask(d, ())
+        return found

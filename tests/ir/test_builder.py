@@ -1,0 +1,56 @@
+"""Builder: operators written by calling them, with results under fresh or given names."""
+
+from __future__ import annotations
+
+import pytest
+
+import fluidx as fx
+from fluidx.ir import Builder, ProgramError
+
+
+@pytest.fixture
+def b():
+    main = fx.Program("main")
+    with fx.program_guard(main, fx.Program()), fx.unique_name.guard():
+        yield Builder(main.global_block())
+
+
+@pytest.fixture
+def x(b):
+    return fx.data("x", [6], "float32")
+
+
+def test_results_get_fresh_names_or_the_given_one(b, x):
+    assert b.relu(x).name == "relu.tmp_0" and b.relu(x).name == "relu.tmp_1"
+    assert b.relu(x, name="y").name == "y"
+    assert [v.name for v in b.split(x, num=2, n_out=2, name="half")] == ["half.0", "half.1"]
+
+
+def test_outputs_are_directed_into_variables_and_names(b, x):
+    a = b.block.create_var("a", [2, 2], "float32")
+    assert b.relu(x, out={"Out": "y"}).name == "y"
+    assert b.relu(x, out={"Out": ["z"]}).name == "z"
+    assert [v.name for v in b.unpack(x, shapes=((2, 2), (2,)), out={"Out": [a, "c"]})] == ["a", "c"]
+    assert [v.name for v in b.split(x, num=2, out={"Out": ("p", "q")})] == ["p", "q"]
+    assert b.block.ops[-1].outputs == {"Out": ("p", "q")}
+
+
+def test_an_optional_output_is_left_away_with_none(b, x):
+    out, mask = b.dropout(x, dropout_prob=0.5, out={"Mask": None})
+    assert (out.name, mask) == ("dropout.tmp_0", None)
+    assert b.block.ops[-1].outputs == {"Out": ("dropout.tmp_0",)}
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda b, x: b.relu(x, x), r"op relu takes 1 inputs \(X\), got 2"),
+        (lambda b, x: b.relu(x, out={"Oot": "y"}), "op relu has no output 'Oot'; did you mean 'Out'?"),
+        (lambda b, x: b.relu(x, out={"Out": ["y", "z"]}), "op relu takes one variable as output 'Out', got 2"),
+        (lambda b, x: b.split(x, num=2, out={"Out": ["y"]}), "op split makes 2 outputs 'Out', 1 names were given"),
+    ],
+)
+def test_a_call_that_does_not_fit_the_declaration_is_refused(b, x, call, message):
+    with pytest.raises(ProgramError, match=message):
+        call(b, x)
+    assert len(b.block.ops) == 0

@@ -1,0 +1,30 @@
+"""A small seeded part of `make mutants`: nothing that the proof accepts is wrong, nothing right is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import api
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not api.FETCHES_PROVED, reason="needs the proof that goes by the rank programs' texts")
+
+
+def run(*args):
+    # a process of its own: the engine forks, and its watchdog is a signal
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutants", "--workers", "1", *args], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_no_mutant_that_is_accepted_is_wrong():
+    assert "0 HOLES" in run("--count", "200", "--cases", "8")
+
+
+def test_right_programs_are_accepted():
+    assert "0 FALSE ALARMS" in run("--false-alarms", "3")

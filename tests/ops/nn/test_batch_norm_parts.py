@@ -1,0 +1,76 @@
+"""batch_norm in training in parts: what it expands to gives its values."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.ir import ProgramError, opdef
+from fluidx.ir.parts import Part
+from fluidx.testing.reference import interpret
+
+
+def expanded(program):
+    """The program with every operator replaced by what it expands to."""
+    program = program.clone()
+    block, names = program.global_block(), iter(range(1000))
+    kept = []
+    for op in block.oplist:
+        d = opdef(op.type)
+        kept += d.expand(op, lambda name: f"{name}.{next(names)}") or [op] if d.expand is not None else [op]
+    block.oplist[:] = kept
+    return program
+
+
+def trained(shape, layout, **attrs):
+    main, startup = fx.Program(), fx.Program()
+    with fx.program_guard(main, startup):
+        x = fx.data("x", [-1, *shape[1:]], "float32")
+        x.stop_gradient = False
+        y = fx.layers.batch_norm(x, data_layout=layout, momentum=0.7, **attrs)
+        loss = fx.layers.mean(y * fx.layers.tanh(y))
+        fx.append_backward(loss)
+    return main, startup
+
+
+@pytest.mark.parametrize("shape, layout", [((5, 3, 2, 4), "NCHW"), ((5, 2, 4, 3), "NHWC"), ((7, 3), "NCHW"), ((4, 3, 6), "NCHW")])
+def test_the_expanded_operators_give_the_values_of_the_fused_ones(shape, layout):
+    main, startup = trained(shape, layout)
+    parts = expanded(main)
+    types = [op.type for op in parts.global_block().oplist]
+    assert [t for t in types if t.startswith("b")] == ["bn_mean", "bn_variance", "bn_apply", "bn_grad_sums", "bn_grad_apply"]
+    state = interpret(startup, {})
+    r = np.random.default_rng(3)
+    for name in ("batch_norm_0.w_0", "batch_norm_0.b_0", "batch_norm_0.w_1", "batch_norm_0.w_2"):
+        state[name] = r.uniform(0.5, 2, 3).astype("float32")
+    # far from 0: a difference of E[x^2] and E[x]^2 would keep no digits of the variance
+    feed = {"x": (r.standard_normal(shape) * 0.5 + 100).astype("float32")}
+    want, got = interpret(main, feed, state), interpret(parts, feed, state)
+    compared = [n for n in want if n not in feed]
+    assert {"batch_norm_0.w_1", "batch_norm_0.w_2", "batch_norm_0.w_0@GRAD", "batch_norm_0.b_0@GRAD", "x@GRAD"} <= set(compared)
+    for name in compared:
+        np.testing.assert_allclose(got[name], want[name], rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_inference_and_global_statistics_stay_as_they_are():
+    for attrs in ({"is_test": True}, {"use_global_stats": True}):
+        main, _ = trained((5, 3, 2, 4), "NCHW", **attrs)
+        assert str(expanded(main)) == str(main)
+
+
+def test_parts_of_the_batch_make_the_statistics_of_the_whole():
+    x = np.random.default_rng(0).standard_normal((7, 3, 2)).astype("float64") + 1000
+    mean = sum(run_kernel("bn_mean", x[a:b], part=Part(count=14)) for a, b in ((0, 1), (1, 5), (5, 7)))
+    variance = sum(run_kernel("bn_variance", x[a:b], mean, part=Part(count=14)) for a, b in ((0, 1), (1, 5), (5, 7)))
+    np.testing.assert_allclose(mean, x.mean((0, 2)), rtol=1e-14)
+    np.testing.assert_allclose(variance, x.var((0, 2)), rtol=1e-11)
+
+
+def run_kernel(name, *arrays, part):
+    out = np.empty(3)
+    opdef(name).kernel(np, *arrays, out=out, data_layout="NCHW", part=part)
+    return out
+
+
+def test_an_empty_batch_has_no_statistics():
+    with pytest.raises(ProgramError, match="cannot take statistics over an empty batch"):
+        opdef("bn_mean").kernel(np, np.empty((0, 3)), out=np.empty(3), data_layout="NCHW")

@@ -1,0 +1,47 @@
+"""What the access patterns refuse is tried: a placement that holds and that no row allows is a missing row, or has its reason here."""
+
+import pytest
+
+import fluidx.ops  # noqa: F401 - fills OPS
+from fluidx.ir import OPS, all_ops
+from fluidx.testing import missing_rows
+
+RATE = "the new value is linear in it and the learning rate together, and nobody holds a rate in terms"
+BOTH = "each result is linear in the other operand, and nobody holds both operands in terms"
+LUCK = "luck of the sample"
+
+# op -> (reason, the placements)
+ALLOWED: dict[str, tuple[str, set[str]]] = {
+    "adagrad": (RATE, {"partial(sum), whole, whole, partial(sum) -> partial(sum), whole"}),
+    "cast": ("a sum is cast last where bits are lost: terms would be rounded one by one", {"partial(sum) -> partial(sum)"}),
+    "conv2d_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
+    "conv2d_transpose_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
+    "decayed_adagrad": (RATE, {"partial(sum), whole, whole, partial(sum) -> partial(sum), whole"}),
+    "hard_sigmoid_grad": (
+        f"{LUCK}: nothing is saturated, and one row is repeated for all",
+        {"shard(0), whole -> whole", "shard(0), partial(sum) -> partial(sum)"},
+    ),
+    "isinf": ("not where a sum overflows", {"partial(sum) -> partial(max)"}),
+    "isnan": ("not where infinities cancel", {"partial(sum) -> partial(max)"}),
+    "matmul_vector_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
+    "momentum": (RATE, {"partial(sum), whole, whole, partial(sum) -> partial(sum), whole"}),
+    "pool2d_grad": (
+        "windows that do not overlap could be cut between them; others are whole along the image",
+        {"shard(2, 2), shard(2), shard(2) -> shard(2, 2)", "shard(3, 2), shard(3), shard(3) -> shard(3, 2)"},
+    ),
+    "scatter_nd_add": (
+        "a sum begun elsewhere; updates are dealt while X is whole, or X is terms",
+        {"partial(sum), shard(0), shard(0) -> partial(sum)"},
+    ),
+    "sgd": (RATE, {"partial(sum), whole, partial(sum) -> partial(sum)"}),
+}
+
+
+@pytest.mark.parametrize("name", [op.name for op in all_ops() if op.__module__.startswith("fluidx.ops.")])
+def test_no_row_is_missing(name):
+    if OPS[name].pattern is None:
+        pytest.skip("nothing is promised")
+    _, allowed = ALLOWED.get(name, ("", set()))
+    missing = missing_rows(name)
+    assert [str(m) for m in missing if m.says not in allowed] == []
+    assert allowed <= {m.says for m in missing}, "a row that is there by now needs no reason"

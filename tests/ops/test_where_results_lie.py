@@ -1,0 +1,140 @@
+"""Where the result of an op lies when an operand is cut over the ranks or is a term of a sum, by the rows of its access pattern.
+
+tests/ops/test_every_op.py runs the rows of every op; the cases here are the ones that are easy to get wrong.
+"""
+
+import pytest
+
+import fluidx.ops  # noqa: F401  (fills the registry)
+from fluidx.ir.opdef import opdef
+from fluidx.ir.pattern import fits, rows
+from fluidx.ir.types import Partial, Shard, TensorType
+
+ROWS, COLUMNS, TERM = Shard(0, "dp"), Shard(1, "dp"), Partial("sum", "dp")
+
+
+def f32(*shape, at=None):
+    return TensorType("float32", shape), at
+
+
+def i64(*shape, at=None):
+    return TensorType("int64", shape), at
+
+
+def lies(name, operands, attrs):
+    """Where the outputs lie over a group of two ranks; None when no row of the pattern fits the operands."""
+    definition = opdef(name)
+    full = definition.complete_attrs(attrs)
+    flat = [x for o in operands for x in (o if isinstance(o, list) else [o])]
+    ins = [x and x[0] for x in flat]
+    slots = {s.name: [x[0] for x in (o if isinstance(o, list) else [o]) if x] for s, o in zip(definition.in_slots, operands)}
+    outs = [t for o in definition.infer_outputs(slots, full) for t in (o if isinstance(o, list) else [o])]
+    pattern = definition.pattern_of(ins, outs, full)
+    found = (fits(row, pattern, [x and x[1] for x in flat], None, [*ins, *outs], "dp", 2) for row in rows(pattern))
+    return next((f for f in found if f is not None), None)
+
+
+STATISTICS = [f32(3)] * 4
+
+
+@pytest.mark.parametrize(
+    "name, operands, attrs, want",
+    [
+        # products: rows, columns, and along the axis that is summed
+        ("mul", [f32(8, 4, at=ROWS), f32(4, 6)], {}, [ROWS]),
+        ("mul", [f32(8, 4), f32(4, 6, at=COLUMNS)], {}, [COLUMNS]),
+        ("mul", [f32(8, 4, at=COLUMNS), f32(4, 6, at=ROWS)], {}, [TERM]),
+        ("mul_grad_y", [f32(8, 4, at=ROWS), f32(8, 6, at=ROWS), f32(4, 6)], {"x_num_col_dims": 1}, [TERM]),
+        # a mean's kernel divides by the count of the whole, so what a rank has is a term of a sum
+        ("mean", [f32(8, 4, at=ROWS)], {}, [TERM]),
+        ("reduce_sum", [f32(8, 4, at=ROWS)], {"dim": (0,)}, [TERM]),
+        ("reduce_sum", [f32(8, 4, at=ROWS)], {"dim": (1,)}, [ROWS]),
+        ("squared_l2_norm", [f32(8, 4, at=ROWS)], {}, [TERM]),
+        ("reduce_to", [f32(8, 4, at=ROWS), f32(4)], {}, [TERM]),
+        ("reduce_to", [f32(8, 4, at=ROWS), f32(8, 1, at=ROWS)], {}, [ROWS]),
+        ("accuracy", [f32(8, 1, at=ROWS), i64(8, 1, at=ROWS), i64(8, 1, at=ROWS)], {}, [TERM, TERM, TERM]),
+        ("scale", [f32(4, at=TERM)], {"scale": 2.0}, [TERM]),
+        ("batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {"is_test": True}, [ROWS, None, None, None, None]),
+        ("dropout", [f32(8, 8, at=COLUMNS)], {"dropout_prob": 0.5}, [COLUMNS, COLUMNS]),
+        ("dropout", [f32(8, at=TERM)], {"dropout_prob": 0.5}, [TERM, None]),  # every rank draws the same mask
+        # rows of ids become rows of the result, a table cut by columns gives columns, one cut by rows terms
+        ("lookup_table", [f32(100, 16), i64(8, 5, 1, at=ROWS)], {}, [ROWS]),
+        ("lookup_table", [f32(100, 16, at=COLUMNS), i64(8, 5, 1)], {}, [Shard(2, "dp")]),
+        ("lookup_table", [f32(100, 16, at=ROWS), i64(8, 5, 1)], {}, [TERM]),
+        ("gather", [f32(100, 4), i64(8, at=ROWS)], {}, [ROWS]),
+        ("gather", [f32(100, 4, at=COLUMNS), i64(8)], {}, [COLUMNS]),
+        ("index_select", [f32(8, 4, at=COLUMNS), i64(2)], {"dim": -1}, [TERM]),
+        # a batch that is another axis here is another axis there
+        ("fill_constant_batch_size_like", [f32(8, 2, at=ROWS)], {"shape": (2, -1), "output_dim_idx": 1}, [COLUMNS]),
+        ("uniform_random_batch_size_like", [f32(8, 2, at=ROWS)], {"shape": (4, -1), "output_dim_idx": 1}, [COLUMNS]),
+        ("one_hot_v2", [i64(8, 2, at=COLUMNS)], {"depth": 3}, [COLUMNS]),
+        ("arg_max", [f32(8, 4, at=ROWS)], {"axis": 1}, [ROWS]),
+        # axes that move
+        ("transpose", [f32(8, 3, 4, at=ROWS)], {"axis": (2, 0, 1)}, [COLUMNS]),
+        ("squeeze", [f32(1, 3, 8, at=Shard(2, "dp"))], {"axes": (0,)}, [COLUMNS]),
+        ("unsqueeze", [f32(8, 3, at=ROWS)], {"axes": (0,)}, [COLUMNS]),
+        ("flatten", [f32(8, 3, 4, at=ROWS)], {"axis": 2}, [Shard(0, "dp", 3)]),
+        ("flatten", [f32(8, 3, 4, at=COLUMNS)], {"axis": 1}, [Shard(1, "dp", 4)]),
+        ("stack", [[f32(8, 3, at=ROWS), f32(8, 3, at=ROWS)]], {"axis": 0}, [COLUMNS]),
+        ("unstack", [f32(3, 8, at=COLUMNS)], {"axis": 0}, [ROWS] * 3),
+        ("split", [f32(8, 6, at=ROWS)], {"num": 2, "axis": 1}, [ROWS] * 2),
+        ("concat", [[f32(8, 3, at=ROWS), f32(8, 1, at=ROWS)]], {"axis": -1}, [ROWS]),
+        ("expand", [f32(8, 3, at=ROWS)], {"expand_times": (1, 2)}, [ROWS]),
+        ("expand_as", [f32(1, 3), f32(8, 3, at=ROWS)], {}, [ROWS]),
+        ("slice", [f32(8, 4, at=ROWS)], {"axes": (1,), "starts": (0,), "ends": (2,)}, [ROWS]),
+        ("slice", [f32(8, 4, at=COLUMNS)], {"axes": (0,), "starts": (0,), "ends": (1,), "decrease_axis": (0,)}, [ROWS]),
+        ("slice", [f32(8, 4, at=ROWS)], {"axes": (0,), "starts": (0,), "ends": (2**31 - 1,)}, [ROWS]),  # all of it
+        ("pad", [f32(8, 4, at=ROWS)], {"paddings": (0, 0, 1, 1), "pad_value": 3.0}, [ROWS]),
+        ("pad2d", [f32(8, 1, 4, 4, at=ROWS)], {"paddings": (1, 1, 1, 1)}, [ROWS]),
+        ("reshape", [f32(8, 3, 4, at=ROWS)], {"shape": (0, -1)}, [ROWS]),
+        ("reshape", [f32(8, 6, 4, at=COLUMNS)], {"shape": (0, -1, 3, 4)}, [COLUMNS]),
+        ("reshape", [f32(-1, 4, at=ROWS)], {"shape": (-1, 2, 2)}, [ROWS]),
+        # terms of a sum pass through what only moves them
+        ("reshape", [f32(4, 6, at=TERM)], {"shape": (24,)}, [TERM]),
+        ("transpose", [f32(4, 6, at=TERM)], {"axis": (1, 0)}, [TERM]),
+        ("expand", [f32(4, 6, at=TERM)], {"expand_times": (2, 1)}, [TERM]),
+    ],
+)
+def test_where_a_result_lies(name, operands, attrs, want):
+    assert lies(name, operands, attrs) == tuple(want)
+
+
+@pytest.mark.parametrize(
+    "name, operands, attrs",
+    [
+        ("mul", [f32(8, 4, at=ROWS), f32(4, 6, at=ROWS)], {}),
+        ("softmax", [f32(8, 4, at=ROWS)], {"axis": 0}),
+        ("batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {}),  # written out into sums first
+        ("squared_l2_norm", [f32(4, at=TERM)], {}),  # the square of a sum is not the sum of squares
+        ("logsumexp", [f32(8, 4, at=ROWS)], {"dim": (0,)}),
+        ("reduce_prod", [f32(8, 4, at=ROWS)], {}),
+        ("scale", [f32(4, at=TERM)], {"bias": 1.0}),
+        ("cast", [f32(4, at=TERM)], {"dtype": "int32"}),  # rounding does not commute with adding up
+        ("relu", [f32(4, at=TERM)], {}),
+        ("elementwise_add", [f32(4, at=TERM), f32(4)], {}),
+        ("elementwise_mul", [f32(4, at=TERM), f32(4, at=TERM)], {}),
+        ("sgd", [f32(4, 3), f32(4, 3, at=TERM), f32(1)], {}),
+        ("sgd", [f32(4, 3), f32(4, 3, at=ROWS), f32(1)], {}),
+        ("diag", [f32(8, at=ROWS)], {}),
+        ("top_k", [f32(8, 4, at=COLUMNS)], {"k": 2}),
+        ("argsort", [f32(8, 4, at=COLUMNS)], {"axis": 1}),
+        ("cumsum", [f32(8, 4, at=COLUMNS)], {"axis": 1}),
+        ("gather", [f32(8, 4, at=ROWS), i64(8, at=ROWS)], {}),
+        ("slice", [f32(8, 4, at=ROWS)], {"axes": (0,), "starts": (0,), "ends": (2,)}),
+        ("strided_slice", [f32(8, at=ROWS)], {"axes": (0,), "starts": (0,), "ends": (8,), "strides": (2,)}),
+        ("pad", [f32(8, at=ROWS)], {"paddings": (0, 1)}),
+        ("pad2d", [f32(8, 1, 4, 4, at=Shard(2, "dp"))], {"paddings": (1, 1, 1, 1)}),
+        ("flatten", [f32(8, 3, 4, at=COLUMNS)], {"axis": 2}),
+        ("concat", [[f32(8, 3, at=ROWS), f32(8, 3, at=ROWS)]], {"axis": 0}),
+        ("concat", [[f32(8, 3, at=ROWS), f32(8, 1)]], {"axis": 1}),
+        ("stack", [[f32(8, at=ROWS), f32(8)]], {}),
+        ("split", [f32(8, 6, at=COLUMNS)], {"num": 2, "axis": -1}),
+        ("unstack", [f32(8, 6, at=ROWS)], {"axis": 0}),
+        ("expand", [f32(8, 3, at=ROWS)], {"expand_times": (2, 1)}),
+        ("reverse", [f32(8, at=ROWS)], {"axis": (-1,)}),
+        ("flip", [f32(8, at=ROWS)], {"dims": (0,)}),
+        ("roll", [f32(8, 2, at=COLUMNS)], {"shifts": (1,)}),
+    ],
+)
+def test_operands_that_would_give_a_wrong_value_fit_no_row(name, operands, attrs):
+    assert lies(name, operands, attrs) is None
