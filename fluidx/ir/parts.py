@@ -28,8 +28,11 @@ def bounds(size: int, n: int, unit: int = 1) -> list[int]:
     >>> bounds(10, 4), bounds(12, 2, 4)
     ([0, 2, 5, 7, 10], [0, 4, 12])
     """
-    blocks = -(-size // unit)
-    return [min(k * blocks // n * unit, size) for k in range(n + 1)]
+    return [_bound(size, n, unit, k) for k in range(n + 1)]
+
+
+def _bound(size: int, n: int, unit: int, k: int) -> int:
+    return min(k * -(-size // unit) // n * unit, size)
 
 
 def coords_of(groups: Groups, rank: int) -> dict[str, tuple[int, int]]:
@@ -56,8 +59,8 @@ def intervals(shape: Sequence[int], placement: Placement, coords: Coords) -> lis
             start, stop = box[e.axis]
             if stop != ANY:
                 k, n = coords[e.group]
-                b = bounds(stop - start, n, e.unit)
-                box[e.axis] = (start + b[k], start + b[k + 1])
+                size = stop - start
+                box[e.axis] = (start + _bound(size, n, e.unit, k), start + _bound(size, n, e.unit, k + 1))
     return box
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..ir.errors import TranspileError, nearest
 
@@ -13,8 +13,7 @@ METHODS = ("greedy", "hash")
 _SMALLEST = 16 * 1024  # bytes under which a chunk costs more in messages than it gains in balance
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Elements [start, stop) of a parameter laid out flat; `root` is its rank."""
 
     param: str

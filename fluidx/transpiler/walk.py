@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..ir.errors import TranspileError
 from ..ir.flow import sub_writes
@@ -18,19 +18,24 @@ from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Partial, Placement, TensorType, show_placement
 from .rules import Choice, Held, Kind, choose, move_cost, nominal_bytes
+from .writer import complete
 
 Names = Sequence[str | None]
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """A change of placement that the walk put between two operators."""
 
     name: str
     old: Placement
     new: Placement
-    nbytes: int  # of the whole value, an open axis counted as 1024
+    type: TensorType
     reason: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole value, an open axis counted as 1024."""
+        return nominal_bytes(self.type)
 
     @property
     def sends(self) -> bool:
@@ -62,9 +67,12 @@ class Walk:
     def __post_init__(self) -> None:
         self.groups = list(self.axes.items())
         self.kinds: dict[tuple, Kind] = {}
+        self.choices: dict[tuple, Choice] = {}  # by type, attributes, where the operands lie and the results' types
         self.numbers: dict[Any, int] = {}  # of types, attributes and held placements: small keys for large things
         self.by_id: dict[int, int] = {}  # id of an attribute mapping or a type -> its number
         self.at: dict[str | None, Held] = {None: _NOWHERE}
+        self.nowhere: dict[str | None, int] = {None: -1}  # what lies nowhere yet, with a number for its type
+        self.ids: dict[str | None, int] = {}  # the numbers of what is in `at`, and of what lies nowhere yet
         self.elsewhere: set[str] = set()  # values whose first placement is that of a copy under another name
         self.types: dict[str, TensorType] = {}
         self.type_of: dict[str | None, int] = {None: -1}
@@ -74,12 +82,15 @@ class Walk:
                 self._declare(d.name, d.type)
                 if d.persistable:
                     self.keep.add(d.name)
-                if (d.is_data or d.persistable) and d.name not in self.floating:
+                if d.name in self.floating:
+                    self.nowhere[d.name] = self._number((self.type_of[d.name], ()))
+                elif d.is_data or d.persistable:
                     self._hold(d.name, (self.rest.setdefault(d.name, REPLICATE),))
         self.last = {n: op for op in self.program.blocks[0].oplist for n in op.output_arg_names if n in self.keep}
         self.placed: dict[str, Placement] = {}  # values of this run that are neither data nor persistable
         self.finished: set[str] = set()
         self.block = self.program.blocks[0]
+        self.ids.update(self.nowhere)
 
     def run(self) -> None:
         """Rewrite block 0 and the blocks that it runs."""
@@ -91,7 +102,7 @@ class Walk:
             for name, d in descs.items():
                 q = self.rest.get(name) if d.persistable or d.is_data else self.placed.get(name)
                 if q is not None and q != d.placement:
-                    descs[name] = d.changed(placement=q)
+                    descs[name] = Var(name, d.type, q, *d[3:])
 
     def _block(self, block: Block) -> None:
         outer, self.block = self.block, block
@@ -122,64 +133,80 @@ class Walk:
         number = self.by_id.get(id(t))
         self.type_of[name] = self._number_of(t, lambda t: t) if number is None else number
 
-    def _held(self, places: tuple[Placement, ...], names: tuple[str, ...] = ()) -> Held:
-        return Held(self._number(places), places, names)
+    def _held(self, name: str | None, places: tuple[Placement, ...], names: tuple[str, ...] = ()) -> Held:
+        return Held(self._number((self.type_of[name], places)), places, names)
 
     def _hold(self, name: str, places: tuple[Placement, ...], names: tuple[str, ...] = ()) -> None:
         """A value lies at `places`, under these names; under its own without any."""
-        self.at[name] = self._held(places, names)
-        if names and names[0] != name:
+        self._take(name, self._held(name, places, names))
+
+    def _take(self, name: str, held: Held) -> None:
+        self.at[name] = held
+        self.ids[name] = held.id
+        if held.names and held.names[0] != name:
             self.elsewhere.add(name)
-        else:
-            self.elsewhere.discard(name)
+        elif name in self.elsewhere:
+            self.elsewhere.remove(name)
+
+    def _enter(self, at: dict[str | None, Held]) -> None:
+        """Go on where values lie so."""
+        self.at = at
+        self.ids = {**self.nowhere, **{n: h.id for n, h in at.items()}}
+        self.elsewhere = {n for n, h in at.items() if n is not None and h.names and h.names[0] != n}
 
     # -- one operator ---------------------------------------------------------------------------------------------------------
 
     def _operator(self, op: Operator, definition: type[OpDef]) -> None:
         ins: Names = definition.flat_slots(op.inputs, definition.in_slots) if definition.optional_ins else op.input_arg_names
         outs: Names = definition.flat_slots(op.outputs, definition.out_slots) if definition.optional_outs else op.output_arg_names
-        at, type_of = self.at, self.type_of.get
         attrs = self.by_id.get(id(op.attrs)) if op.attrs else -1
         if attrs is None:
             attrs = self._number_of(op.attrs, lambda a: tuple(a.items()))
-        key = (op.type, attrs, len(ins), *map(type_of, ins), *map(type_of, outs))
-        kind = self.kinds.get(key)
-        if kind is None:
-            kind = self.kinds[key] = self._kind(op, definition, ins, outs)
-        held = [at[n] if n in at else self._unplaced(n, op) for n in ins]
-        known = tuple([h[0] for h in held])
-        choice = kind.choices.get(known)
+        key = (op.type, attrs, *map(self.ids.get, ins), None, *map(self.type_of.get, outs))
+        choice = self.choices.get(key)
         if choice is None:
-            choice = kind.choices[known] = self._choose(kind, [h.places for h in held], op)
+            choice = self.choices[self._settled(key, op, ins)] = self._choose(self._kind(op, definition, ins, outs), ins, outs, op)
         if choice.still and self.elsewhere.isdisjoint(ins):
             self._write(op, outs, choice.outs, op)
             return
         changed: dict[int, str] = {}
-        for k, (n, h, at_hand, place) in enumerate(zip(ins, held, choice.take, choice.ins, strict=True)):
+        for k, (n, at_hand, place) in enumerate(zip(ins, choice.take, choice.ins, strict=True)):
             if at_hand is None or n is None:
                 continue
-            local = self._moved(n, place, op, choice.why) if at_hand < 0 else h.names[at_hand] if h.names else n
+            h = self.at.get(n)
+            local = self._moved(n, place, op, choice.why) if at_hand < 0 or h is None else h.names[at_hand] if h.names else n
             if local != n:
                 changed[k] = local
         self._write(_reading(op, definition, changed) if changed else op, outs, choice.outs, op)
 
+    def _settled(self, key: tuple, op: Operator, ins: Names) -> tuple:
+        """The key itself, when every operand lies somewhere or may lie anywhere."""
+        for n in ins:
+            if n is not None and n not in self.at and n not in self.floating:
+                raise TranspileError(f"op {op.type} reads %{n} before any operator defines it{where(op)}")
+        return key
+
     def _kind(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Kind:
+        """What operators of this type, these attributes and types have in common."""
         found = [[None if n is None else self.types[n] for n in names] for names in (ins, outs)]
-        return Kind.of(definition, found[0], found[1], op.attrs)
+        key = (op.type, tuple(op.attrs.items()), *map(tuple, found))
+        kind = self.kinds.get(key)
+        if kind is None:
+            kind = self.kinds[key] = Kind.of(definition, found[0], found[1], op.attrs)
+        return kind
 
-    def _unplaced(self, name: str | None, op: Operator) -> Held:
-        if name is None or name in self.floating:
-            return _NOWHERE
-        raise TranspileError(f"op {op.type} reads %{name} before any operator defines it{where(op)}")
-
-    def _choose(self, kind: Kind, have: list[tuple[Placement, ...]], op: Operator) -> Choice:
+    def _choose(self, kind: Kind, ins: Names, outs: Names, op: Operator) -> Choice:
         p = kind.pattern
+        have = [self.at[n].places if n in self.at else () for n in ins]
         over = []
         for group, n in self.groups:
             options = [tuple(dict.fromkeys(entry_of(q, group) for q in qs)) for qs in have]
             over.append(choose(kind, options, group, n))
-        wanted = [tuple(e for _, ins, _ in over if (e := ins[k]) is not None) for k in range(len(have))]
-        results = [tuple(e for _, _, outs in over if (e := outs[k]) is not None) for k in range(len(p.outs))]
+        if any(row.kind == "flat" for row, _, _ in over):  # flat ranges stand beside nothing else
+            whole = next(row for row in kind.table if row.kind == "whole")
+            over = [found if found[0].kind == "flat" else (whole, list(whole.ins), list(whole.outs)) for found in over]
+        wanted = [tuple(e for _, entries, _ in over if (e := entries[k]) is not None) for k in range(len(have))]
+        results = [tuple(e for _, _, entries in over if (e := entries[k]) is not None) for k in range(len(p.outs))]
         take: list[int | None] = []
         for k, qs in enumerate(have):
             here = next((i for i, q in enumerate(qs) if q == wanted[k]), None)
@@ -187,7 +214,8 @@ class Walk:
                 here = next((i for i, q in enumerate(qs) if _serves(q, wanted[k])), -1)
             take.append(None if k in p.shape_only or p.ins[k] is None else here)
         why = f"{op.type}: {', '.join(dict.fromkeys(row.why for row, _, _ in over))}"
-        return Choice(take, wanted, [self._held((q,)) for q in results], why, all(t is None or t == 0 for t in take))
+        made = [self._held(n, (q,)) for n, q in zip(outs, results, strict=True)]
+        return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take))
 
     def _moved(self, name: str, place: Placement, op: Operator, reason: str) -> str:
         """The name under which a value lies at `place`, after a redistribute when it does not yet."""
@@ -199,11 +227,12 @@ class Walk:
         names = held.names or (name,)
         if place in held.places:
             return names[held.places.index(place)]
-        size = nominal_bytes(self.types[name])
-        groups = [g for g, _ in self.groups]
-        costs = [sum(move_cost(entry_of(q, g), entry_of(place, g), size) for g in groups) for q in held.places]
-        nearest = costs.index(min(costs))
-        move = Move(name, held.places[nearest], place, size, reason)
+        nearest = 0
+        if len(names) > 1:
+            size = nominal_bytes(self.types[name])
+            costs = [sum(move_cost(entry_of(q, g), entry_of(place, g), size) for g, _ in self.groups) for q in held.places]
+            nearest = costs.index(min(costs))
+        move = Move(name, held.places[nearest], place, self.types[name], reason)
         self.allowed(move, op)
         self.moves.append(move)
         target = self._new(name, suffix(move.old, place), place)
@@ -224,12 +253,12 @@ class Walk:
         return target
 
     def _redistribute(self, source: str, target: str, near: Operator, reason: str) -> None:
-        attrs = {"reason": reason}
-        self.out.append(Operator("redistribute", {"X": (source,)}, {"Out": (target,)}, attrs, role=Role.DIST, site=near.site))
+        attrs = complete("redistribute", (("reason", reason),))
+        self.out.append(Operator("redistribute", {"X": (source,)}, {"Out": (target,)}, attrs, Role.DIST, (), near.site))
 
     def _write(self, op: Operator, outs: Names, results: list[Held], source: Operator) -> None:
         """Append the operator, `source` with its operands moved. State goes back to where it rests, a finished gradient to its update."""
-        at, placed, keep = self.at, self.placed, self.keep
+        at, ids, placed, keep = self.at, self.ids, self.placed, self.keep
         home: list[tuple[str, str]] = []
         renamed: dict[str, str] = {}
         for n, held in zip(outs, results, strict=True):
@@ -239,7 +268,9 @@ class Walk:
             rests = self.rest.setdefault(n, q) if n in keep else placed.setdefault(n, q)
             if rests is q or rests == q:
                 at[n] = held
-                self.elsewhere.discard(n)
+                ids[n] = held.id
+                if n in self.elsewhere:
+                    self.elsewhere.remove(n)
                 continue
             renamed[n] = new = self._new(n, "new", q)
             if n in keep and not self.block.idx and self.last[n] is not source:
@@ -256,7 +287,7 @@ class Walk:
     def _go_home(self, name: str, new: str, op: Operator) -> None:
         """Move the new value of a variable, which has a name of its own, to where the variable rests."""
         rests = self.rest[name] if name in self.keep else self.placed[name]
-        move = Move(name, self.block.desc(new).placement, rests, nominal_bytes(self.types[name]), "its place at rest")
+        move = Move(name, self.block.desc(new).placement, rests, self.types[name], "its place at rest")
         self.moves.append(move)
         self._redistribute(new, name, op, move.reason)
 
@@ -285,27 +316,27 @@ class Walk:
                 )
             if home not in outer[n].places:  # it is on its way: the block finds it where it rests
                 self._go_home(n, outer[n].names[0] if outer[n].names else n, op)
-            outer[n] = self._held((home,))
-            self.elsewhere.discard(n)
+            outer[n] = self._held(n, (home,))
         ends = []
-        away = set(self.elsewhere)
         for block, _ in bodies:
-            self.at, self.elsewhere = dict(outer), set(away)
+            self._enter(dict(outer))
             self._block(block)
             ends.append((block, self.at))
-        self.at, self.elsewhere = outer, away
+        self._enter(outer)
         attrs = dict(op.attrs)
         results: list[Held] = []
         named = [(which, block, at) for (_, which), (block, at) in zip(bodies, ends, strict=True) if which]
         for k, out in enumerate(op.output_arg_names if named else ()):
             q = self._common([(at, attrs[which][k]) for which, _, at in named])
-            results.append(self._held((q,)))
+            results.append(self._held(out, (q,)))
             for which, block, at in named:
-                here = self.block, self.out, self.at, self.elsewhere
-                self.block, self.out, self.at, self.elsewhere = block, block.oplist, at, set()
+                here = self.block, self.out
+                self.block, self.out = block, block.oplist
+                self._enter(at)
                 local = self._moved(attrs[which][k], q, op, f"{op.type}: its branches leave %{out} alike")
-                self.block, self.out, self.at, self.elsewhere = here
+                self.block, self.out = here
                 attrs[which] = (*attrs[which][:k], local, *attrs[which][k + 1 :])
+        self._enter(outer)
         moved = op.renamed(changed) if changed else op
         if any(attrs[a] != v for a, v in op.attrs.items()):
             moved = moved.replace(attrs=attrs)
@@ -329,14 +360,15 @@ _NOWHERE = Held(-1, ())
 
 def _reading(op: Operator, definition: type[OpDef], changed: Mapping[int, str]) -> Operator:
     """The operator with other names for some operands, by their number in slot order: two of them may be one value in two placements."""
-    inputs, k = dict(op.inputs), 0
+    inputs, k = {}, 0
     for slot in definition.in_slots:
-        names = op.inputs.get(slot.name, ())
-        inputs[slot.name] = tuple(changed.get(k + i, n) for i, n in enumerate(names))
-        if not names and slot.name not in op.inputs:
-            del inputs[slot.name]
-        k += len(names) if slot.many or not definition.optional_ins else 1
-    return op.replace(inputs=inputs)
+        names = op.inputs.get(slot.name)
+        if names is None:
+            k += not slot.many
+            continue
+        inputs[slot.name] = tuple([changed.get(k + i, n) for i, n in enumerate(names)])
+        k += len(names)
+    return Operator(op.type, inputs, op.outputs, op.attrs, op.role, op.role_var, op.site, op.device)
 
 
 def _serves(held: Placement, wanted: Placement) -> bool:

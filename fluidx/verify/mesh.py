@@ -33,7 +33,7 @@ class Mesh:
             self.where[name] = where
             if sets and len({len(s) for s in sets}) == 1:
                 self.size[name] = len(sets[0])
-        self._at: list[Coords] = [{g: (at[r][0], len(at[r][1])) for g, at in self.where.items() if r in at} for r in range(world)]
+        self._at: dict[int, Coords] = {}
         self._canon: dict[tuple[Placement, TensorType], Placement] = {}
         self._units: dict[tuple, int] = {}
         self._inside: dict[tuple[str, str], bool] = {}
@@ -131,18 +131,24 @@ class Mesh:
         marks = tuple(bounds(size, n, e.unit))
         return Shard(e.axis, e.group, self._units.setdefault((size, n, marks), e.unit))
 
+    def _place(self, rank: int) -> Coords:
+        found = self._at.get(rank)
+        if found is None:
+            found = self._at[rank] = {g: (at[rank][0], len(at[rank][1])) for g, at in self.where.items() if rank in at}
+        return found
+
     def box(self, placement: Placement, shape: Sequence[int], rank: int) -> list[tuple[int, int]]:
         """The range of every axis that a rank holds; (0, -1) for an open axis."""
-        return intervals(shape, placement, self._at[rank])
+        return intervals(shape, placement, self._place(rank))
 
     def local_shape(self, placement: Placement, shape: Sequence[int], rank: int) -> tuple[int, ...]:
-        return local_shape(shape, placement, self._at[rank])
+        return local_shape(shape, placement, self._place(rank))
 
     def flat_range(self, placement: Placement, shape: Sequence[int], rank: int) -> tuple[int, int] | None:
         """The range of the flat array that a rank's part is; None where it is no range, or not known."""
         if partial(placement):
             return None
-        found = flat_range(placement, self._at[rank])
+        found = flat_range(placement, self._place(rank))
         if found is not None:
             return found
         if ANY in shape or any(isinstance(e, Shard) and e.axis != 0 for e in placement):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from . import alarms, engine
 
@@ -35,31 +36,41 @@ def main() -> int:
         parser.error(f"no case has all of {args.only.split('/')}")
     plan = engine.spread(cases, args.count, args.cases)
     tally = engine.Tally(log=args.log)
-    engine.run(plan, args.seed, args.workers, _progress(args.count), tally)
+    engine.run(plan, args.seed, args.workers, _mutants(args.count), tally)
     if left := engine.more(plan, tally, args.count):  # what some cases could not take, the others do
-        engine.run(left, args.seed, args.workers, _progress(args.count), tally)
+        engine.run(left, args.seed, args.workers, _mutants(args.count), tally)
     print(engine.report(tally, args.seed, shown))
     return 1 if tally.failed else 0
 
 
 def _alarms(args: argparse.Namespace) -> tuple[list[alarms.Outcome], int, float]:
-    outcomes, seconds = alarms.run(args.false_alarms, args.seed, args.workers)
+    say = _progress()
+
+    def heard(found: list[alarms.Outcome], seconds: float) -> None:
+        bad = sum(o.verdict not in ("right", "not made") for o in found)
+        say(f"{len({o.number for o in found}):,} of {args.false_alarms:,} programs, {bad} bad", seconds)
+
+    outcomes, seconds = alarms.run(args.false_alarms, args.seed, args.workers, heard)
     return outcomes, args.seed, seconds
 
 
-def _progress(count: int) -> engine.Progress:
-    said = 0.0
+def _mutants(count: int) -> engine.Progress:
+    say = _progress()
+    return lambda t: say(f"{t.mutants:,} of {count:,}, {t.count(*engine.HOLES)} holes", t.seconds)
 
-    def show(t: engine.Tally) -> None:
+
+def _progress() -> Callable[[str, float], None]:
+    """Says how far the work is: in place on a terminal, elsewhere every two minutes."""
+    said, live = 0.0, sys.stderr.isatty()
+
+    def say(text: str, seconds: float) -> None:
         nonlocal said
-        if not live and t.seconds < said + 120:
-            return
-        said = t.seconds
-        line = f"{t.mutants:,} of {count:,}, {t.count(*engine.HOLES)} holes, {t.seconds:,.0f} s"
-        print(f"\r{line} " if live else line, end="" if live else "\n", file=sys.stderr, flush=True)
+        if live or seconds >= said + 120:
+            said = seconds
+            text = f"{text}, {seconds:,.0f} s"
+            print(f"\r{text} " if live else text, end="" if live else "\n", file=sys.stderr, flush=True)
 
-    live = sys.stderr.isatty()
-    return show
+    return say
 
 
 if __name__ == "__main__":

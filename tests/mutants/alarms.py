@@ -125,7 +125,8 @@ def _work(pipe: Any, numbers: range, seed: int) -> None:
     os._exit(0)
 
 
-def run(count: int, seed: int, workers: int) -> tuple[list[Outcome], float]:
+def run(count: int, seed: int, workers: int, heard: Callable[[list[Outcome], float], None]) -> tuple[list[Outcome], float]:
+    """Try `count` programs in `workers` processes at a time; `heard` is told of the outcomes so far."""
     began = time.monotonic()
     context = get_context("fork")
     waiting = [range(k, min(k + _CHUNK, count)) for k in range(0, count, _CHUNK)][::-1]
@@ -143,6 +144,7 @@ def run(count: int, seed: int, workers: int) -> tuple[list[Outcome], float]:
                 out.append(pipe.recv())  # type: ignore[union-attr]
             except EOFError:
                 running.pop(pipe).join()
+        heard(out, time.monotonic() - began)
     return out, time.monotonic() - began
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fluidx as fx
-from fluidx.ir import Role
+from fluidx.ir import Role, Shard
 from fluidx.ir.parts import coords_of, holds, local_shape
 from fluidx.testing.models import classifier, train_single
 from fluidx.transpiler.roots import assign, cut
@@ -127,3 +127,32 @@ def test_one_rank_is_legal_and_needs_no_message(strategy):
     t.verify()
     sent = [op.type for op in (*t.get_trainer_program(0).ops, *t.get_startup_program(0).ops) if op.type in ("send", "recv")]
     assert not sent
+
+
+@several
+@given(
+    recipes,
+    strategies,
+    st.sampled_from([fx.Mesh(dp=2, tp=2), fx.Mesh(dp=1, tp=3), fx.Mesh(tp=2, dp=2)]),
+    st.sampled_from([7, 2]),
+    st.data(),
+)
+def test_any_cut_of_any_parameters_gives_one_devices_losses_and_state(recipe, strategy, mesh, rows, data):
+    model = build(recipe)
+    feeds = [model.feed(rows, k) for k in range(2)]
+    one, scope = train_single(model, feeds, [model.loss])
+    descs = model.main.global_block().descs
+    for p in model.main.all_parameters():
+        axis = data.draw(st.sampled_from([None, *range(len(p.shape))]), label=p.name)
+        if axis is not None:
+            descs[p.name] = descs[p.name].changed(placement=(Shard(axis, "tp"),))
+    t = transpiled(model, strategy, mesh)
+    t.verify()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(t.world_size), timeout=20) as exe:
+        exe.run_startup()
+        many = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
+        np.testing.assert_allclose(many[0], one[0], rtol=1e-12)
+        np.testing.assert_allclose(many[1], one[1], rtol=1e-6)
+        for d in model.main.global_block().descs.values():
+            if d.persistable:
+                np.testing.assert_allclose(exe.state(d.name), scope.get(d.name), rtol=1e-5, atol=1e-7, err_msg=d.name)

@@ -157,3 +157,13 @@ def test_messages(name):
     with pytest.raises(VerifyError, match=said) as e:
         prove(MODEL, texts)
     assert "cannot be looked through" not in str(e.value), str(e.value)
+
+
+def test_a_rank_that_is_far_away_takes_no_time():
+    from fluidx.ir import parse_pair
+    from fluidx.verify import check_program
+
+    texts = edited(DATA_PARALLEL, "group dp = [0, 1]", "group dp = [0, 2147483646]")
+    check_program(parse_pair(texts[0]).main)
+    with pytest.raises(VerifyError, match="there are 2 ranks"):
+        prove(MODEL, texts)

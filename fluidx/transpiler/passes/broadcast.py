@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ir.operator import Operator, Role
 from ...ir.program import ProgramPair
 from ..pass_ import Job, Pass
 from ..roots import Chunk, assign
-from ..writer import Writer
+from ..writer import Writer, complete
 
 
 @dataclass(frozen=True)
@@ -33,5 +34,6 @@ class BroadcastStartup(Pass):
             writer.keep(op)
             for n in op.output_arg_names:
                 if n in owner and last[n] == k:
-                    writer.builder(near=op).broadcast(n, group=self.group, root=owner[n], out={"Out": n})
+                    attrs = complete("broadcast", (("group", self.group), ("root", owner[n])))
+                    writer.keep(Operator("broadcast", {"X": (n,)}, {"Out": (n,)}, attrs, Role.DIST, (), op.site))
         return ProgramPair(pair.main, writer.program)

@@ -45,6 +45,9 @@ class GatherWaves(Pass):
             del names[kind], reads[kind], size[kind]
 
         for op in block.oplist:
+            if not held and op.type not in self.types:
+                out.append(op)
+                continue
             ins, outs = flow.reads(new, op), flow.writes(new, op)
             for kind in list(held):
                 if kind == op.type and names[kind].isdisjoint(ins):
