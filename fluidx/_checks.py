@@ -17,7 +17,7 @@ def whole(owner: str, name: str, value: Any, least: int | None = None) -> int:
     >>> whole("layers.fc", "size", np.int64(10))
     10
     """
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    if value.__class__ is not int and (isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer))):
         raise wrong(f"{owner}: {name} must be an integer, got {type(value).__name__}: {value!r}")
     if least is not None and value < least:
         raise wrong(f"{owner}: {name} must be {least} or more, got {value}")
@@ -26,7 +26,7 @@ def whole(owner: str, name: str, value: Any, least: int | None = None) -> int:
 
 def number(owner: str, name: str, value: Any) -> float:
     """`value` as a float."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
+    if value.__class__ is not float and (isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number))):
         raise wrong(f"{owner}: {name} must be a number, got {type(value).__name__}: {value!r}")
     return float(value)
 
@@ -37,11 +37,11 @@ def wholes(owner: str, name: str, value: Any, count: int | None = None, least: i
     >>> wholes("layers.conv2d", "stride", 2, count=2), wholes("layers.transpose", "perm", [1, 0])
     ((2, 2), (1, 0))
     """
-    if count is not None and not isinstance(value, (Sequence, np.ndarray)):
-        return (whole(owner, name, value, least),) * count
-    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
+    if not isinstance(value, (list, tuple, Sequence, np.ndarray)) or isinstance(value, str):
+        if count is not None and not isinstance(value, str):
+            return (whole(owner, name, value, least),) * count
         raise wrong(f"{owner}: {name} must be a list of integers, got {type(value).__name__}: {value!r}")
-    items = tuple(whole(owner, f"{name}[{i}]", v, least) for i, v in enumerate(value))
+    items = tuple([whole(owner, f"{name}[{i}]", v, least) for i, v in enumerate(value)])
     if count is not None and len(items) != count:
         raise wrong(f"{owner}: {name} must be an integer or {count} integers, got {list(items)}")
     return items

@@ -13,7 +13,27 @@ from functools import partial
 from typing import Any
 
 from ._checks import wrong
-from .ir import ANY, OPS, Block, Builder, Effect, OpDef, Operator, Parameter, ProgramError, Role, Variable, flow, nearest, opdef
+from ._collector import collections_paused
+from .ir import (
+    ANY,
+    OPS,
+    Block,
+    Builder,
+    Effect,
+    OpDef,
+    Operator,
+    Parameter,
+    ProgramError,
+    Role,
+    TensorType,
+    Var,
+    Variable,
+    flow,
+    nearest,
+    opdef,
+)
+from .ir.bodies import runs_bodies
+from .ir.operator import rename_slots
 
 _KEPT = (Effect.HOST, Effect.COLLECTIVE, Effect.P2P)  # operators that recompute must not run twice
 _BESIDE = (Role.OPTIMIZE, Role.LR_SCHED, Role.DIST)  # what they write starts anew, it is not a function to differentiate
@@ -137,15 +157,17 @@ class _View:
     hazards: set[str] = field(default_factory=set)
 
     def __getitem__(self, slot: str) -> Any:
-        definition = OPS[self.op.type]
-        for s in (*definition.in_slots, *definition.out_slots):
-            if s.name == slot:
-                names = self.op.inputs.get(slot) or self.op.outputs.get(slot) or ()
-                if slot in self.op.inputs:
-                    self.hazards.update(set(names) & set(self.op.output_arg_names))
-                values = [self.walk.value(n, self.index) for n in names]
-                return values if s.many else (values[0] if values else None)
-        raise ProgramError(f"op {self.op.type} has no slot {slot!r}; {nearest(slot, [*definition.inputs, *definition.outputs], 'it has')}")
+        op, walk = self.op, self.walk
+        declared = OPS[op.type].slot_of.get(slot)
+        if declared is None:
+            definition = OPS[op.type]
+            raise ProgramError(f"op {op.type} has no slot {slot!r}; {nearest(slot, [*definition.inputs, *definition.outputs], 'it has')}")
+        names = op.inputs.get(slot, ())
+        for n in names:
+            if n in op.output_arg_names:
+                self.hazards.add(n)
+        values = [walk.value(n, self.index) for n in names or op.outputs.get(slot, ())]
+        return values if declared.many else values[0] if values else None
 
     def gradients(self, targets: list[Variable], inputs: list[Variable], target_gradients: list[Variable]) -> list[Variable | None]:
         """`gradients`, for an op that differentiates its own sub-blocks."""
@@ -252,12 +274,12 @@ class _Walk:
     def seed(self, target: Variable) -> None:
         """Start from `target` with ones."""
         start = len(self.block.oplist)
+        at = self.last_write.get(target.name)
+        self._write_for(None if at is None else self.ops[at])
         if ANY in target.shape:
             g = self.b.fill_any_like(target, value=1.0)
         else:
             g = self.b.fill_constant(shape=target.shape, dtype=target.dtype, value=1.0)
-        at = self.last_write.get(target.name)
-        self._stamp(start, None if at is None else self.ops[at])
         self.terms.setdefault(target.name, []).append(_Term(g.name, start, start + 1, True))
 
     def weigh(self, target: Variable, gradient: Variable) -> None:
@@ -276,15 +298,16 @@ class _Walk:
 
     def run(self) -> None:
         try:
-            for i in range(len(self.ops) - 1, -1, -1):
-                if self.path[i]:
-                    self._differentiate(i, self.ops[i])
-                elif self.ops[i].role not in _BESIDE:
-                    for name in self.ops[i].output_arg_names:  # a constant: what flows into it ends here
-                        if name not in self.leaves:
-                            self.terms.pop(name, None)
-            for name in sorted(self.leaves & set(self.terms)):  # a leaf that is itself a target, or written but never read
-                self._finish_leaf(name)
+            with self.block.program.role_guard(Role.BACKWARD), collections_paused():
+                for i in range(len(self.ops) - 1, -1, -1):
+                    if self.path[i]:
+                        self._differentiate(i, self.ops[i])
+                    elif self.ops[i].role not in _BESIDE:
+                        for name in self.ops[i].output_arg_names:  # a constant: what flows into it ends here
+                            if name not in self.leaves:
+                                self.terms.pop(name, None)
+                for name in sorted(self.leaves & set(self.terms)):  # a leaf that is itself a target, or written but never read
+                    self._finish_leaf(name)
         except BaseException:
             self.undo()
             raise
@@ -292,59 +315,73 @@ class _Walk:
     def _differentiate(self, i: int, op: Operator) -> None:
         definition = opdef(op.type)
         # a gradient belongs to the value an operator wrote: reading it here ends it, so that names may be written twice
-        g = [[self._total(n, op) for n in op.outputs.get(s.name, ())] for s in definition.out_slots]
-        if not any(v is not None for values in g for v in values):
+        g: list[Any] = []
+        flows = False
+        for slot, _, many in definition.out_slots:
+            values = [self._total(n, op) for n in op.outputs.get(slot, ())]
+            flows = flows or any(v is not None for v in values)
+            g.append(values if many else values[0] if values else None)
+        if not flows:
             self._finish_uses(i, op)
             return
         if definition.grad is None:
             raise self._no_gradient(op, self.live[i])
-        shaped = [values if s.many else (values[0] if values else None) for s, values in zip(definition.out_slots, g, strict=True)]
         start = len(self.block.oplist)
         view = _View(self, op, i, op.attrs)
+        self._write_for(op)
         try:
-            result = definition.grad(self.b, view, shaped[0] if len(shaped) == 1 else tuple(shaped))
-            found = list(self._pair(definition, op, result, self.live[i]))
+            result = definition.grad(self.b, view, g[0] if len(g) == 1 else tuple(g))
+            found = self._pair(definition, op, result, self.live[i])
         except ProgramError as e:
             at = f" written at {op.site}" if op.site else ""
             raise ProgramError(f"{e}\n  in the gradient of {op.type}({', '.join(op.input_arg_names)}){at}") from None
-        self._drop_unused(start, {v.name for _, v in found})
-        self._stamp(start, op)
+        made = self._made(start, [v.name for _, v in found])
         self._check_reads(start, i, op, view.hazards)
         stop = len(self.block.oplist)
-        made = {n for o in self.block.oplist[start:stop] for n in o.output_arg_names}
-        closed = not any(o.sub_blocks() for o in self.block.oplist[start:stop])
-        times: dict[str, int] = {}
-        for _, v in found:
-            times[v.name] = times.get(v.name, 0) + 1
         for name, v in found:
-            owned = closed and v.name in made and times[v.name] == 1 and v.name not in self.copies_made
-            self.terms.setdefault(name, []).append(_Term(v.name, start, stop, owned))
+            self.terms.setdefault(name, []).append(_Term(v.name, start, stop, v.name in made))
         self._finish_uses(i, op)
         for callback in self.callbacks:
             callback(block=self.block, context={"op": op, "grads": {n: v.name for n, v in found}})
 
-    def _pair(self, definition: type[OpDef], op: Operator, result: Any, live: tuple[str, ...]) -> Iterable[tuple[str, Variable]]:
+    def _pair(self, definition: type[OpDef], op: Operator, result: Any, live: tuple[str, ...]) -> list[tuple[str, Variable]]:
         """(input name, gradient) for what a builder returned, in slot order, without what nobody wants."""
-        slots = definition.in_slots
+        slots, desc = definition.in_slots, self.block.desc
         if len(slots) == 1 and not (isinstance(result, tuple) and len(result) == 1):
             result = (result,)
         if result is None:
             result = (None,) * len(slots)
         if not isinstance(result, (tuple, list)) or len(result) != len(slots):
             raise ProgramError(f"op {op.type} has {len(slots)} inputs, its gradient gave {result!r}")
-        for slot, values in zip(slots, result, strict=True):
-            names = op.inputs.get(slot.name, ())
-            given = list(values) if isinstance(values, (list, tuple)) else [values] * (values is not None)
+        found = []
+        for (slot, _, _), values in zip(slots, result, strict=True):
+            if values is None:
+                continue
+            names, given = op.inputs.get(slot, ()), values if isinstance(values, (list, tuple)) else (values,)
             if given and len(given) != len(names) and names:
-                raise ProgramError(f"op {op.type} has {len(names)} inputs {slot.name!r}, its gradient gave {len(given)}")
+                raise ProgramError(f"op {op.type} has {len(names)} inputs {slot!r}, its gradient gave {len(given)}")
             for name, v in zip(names, given, strict=False):
                 if v is None or name not in live:
                     continue
-                want = self.block.desc(name).type
-                got = v.desc.type
+                want, got = desc(name).type, v.desc.type
                 if not want.accepts(got):
-                    raise ProgramError(f"op {op.type}: the gradient of {slot.name} must be {want} like {name!r}, {v.name!r} is {got}")
-                yield name, v
+                    raise ProgramError(f"op {op.type}: the gradient of {slot} must be {want} like {name!r}, {v.name!r} is {got}")
+                found.append((name, v))
+        return found
+
+    def _made(self, start: int, results: list[str]) -> set[str]:
+        """Drop what nobody reads of the operators from `start` on; return the results that may be renamed: nobody else refers to them."""
+        read, made = set(results), set[str]()
+        unread = shared = False
+        for o in reversed(self.block.oplist[start:]):
+            outs = o.output_arg_names
+            unread = unread or not read.issuperset(outs)
+            shared = shared or runs_bodies(o)  # whose blocks may read them
+            made.update(outs)
+            read.update(o.input_arg_names)
+        if unread:
+            self._drop_unused(start, set(results))
+        return set() if shared else {n for n in results if n in made and n not in self.copies_made and results.count(n) == 1}
 
     def _drop_unused(self, start: int, used: set[str]) -> None:
         """Remove operators from `start` on whose results nobody reads, and optional outputs nobody reads."""
@@ -372,14 +409,9 @@ class _Walk:
         if original is not None:
             self.copies.pop(original, None)
 
-    def _stamp(self, start: int, of: Operator | None) -> None:
-        """Give the operators from `start` on the role, and the line and the device of the operator they belong to."""
-        oplist = self.block.oplist
-        site, device = (of.site, of.device) if of is not None else (None, "")
-        for k in range(start, len(oplist)):
-            o = oplist[k]
-            if o.site is not site or o.role != Role.BACKWARD or o.device != device:
-                oplist[k] = o.replace(site=site or o.site, role=Role.BACKWARD, device=device)
+    def _write_for(self, op: Operator | None) -> None:
+        """Operators written from now on have the line and the device of `op`."""
+        self.b.site, self.b.device = (op.site, op.device) if op is not None else (None, "")
 
     def _check_reads(self, start: int, i: int, op: Operator, in_place: set[str]) -> None:
         """Refuse a gradient that would read a forward value after it was overwritten."""
@@ -415,12 +447,7 @@ class _Walk:
         terms = self.terms.pop(name, None)
         if not terms:
             return
-        g = self._merge(name, terms, own_name=True)
-        self.final[name] = g
-        if name in self.parameters:
-            at = next(k for k in range(len(self.block.oplist) - 1, -1, -1) if g.name in self.block.oplist[k].output_arg_names)
-            op = self.block.oplist[at]
-            self.block.oplist[at] = op.replace(role_var=(*op.role_var, name, g.name))
+        self.final[name] = self._merge(name, terms, own_name=True, finishes=name in self.parameters)
 
     def _total(self, name: str, writer: Operator) -> Variable | None:
         """The gradient of a value that `writer` wrote, None when nothing flows into it."""
@@ -434,38 +461,38 @@ class _Walk:
         g = self._merge(name, terms, own_name=leaf)
         limits = self.block.desc(name).attrs.get("error_clip")
         if limits is not None:
-            start = len(self.block.oplist)
+            self._write_for(writer)
             g = self.b.clip(g, min=limits[0], max=limits[1])
-            self._stamp(start, writer)
         if leaf:
             self.final[name] = g
             self.passed_on.add(name)
         return g
 
-    def _merge(self, name: str, terms: list[_Term], own_name: bool) -> Variable:
+    def _merge(self, name: str, terms: list[_Term], own_name: bool, finishes: bool = False) -> Variable:
+        """The sum of the contributions to the gradient of `name`; `finishes` says so on the operator that makes it."""
+        block, (first, *others) = self.block, terms
+        if not (own_name or others or first.owned):
+            return block.var(first.name)
         # a gradient in a sub-block has a name that no gradient outside has
-        target = self._free_name(f"{name}@GRAD" if self.block.idx == 0 else f"{name}@GRAD@block{self.block.idx}")
-        last = self.block.oplist[terms[-1].stop - 1] if terms[-1].stop else None
-        if len(terms) == 1:
-            (t,) = terms
-            if t.owned:
-                self._rename(t, target)
-            elif own_name:
-                start = len(self.block.oplist)
-                self.b.assign(self.block.var(t.name), name=target)
-                self._stamp(start, last)
-            else:
-                return self.block.var(t.name)
-        else:
+        target = self._free_name(f"{name}@GRAD" if block.idx == 0 else f"{name}@GRAD@block{block.idx}")
+        role_var = (name, target) if finishes else ()
+        type_ = block.desc(name).type
+        if first.owned and not others:
+            self._rename(first, target, type_, role_var)
+            return block.var(target)
+        if others:
             for k, t in enumerate(terms):
                 if t.owned:
-                    self._rename(t, self._free_name(f"{name}@GRAD@RENAME@block{self.block.idx}@{k}"))
-            start = len(self.block.oplist)
-            self.b.emit("sum", [self.block.var(t.name) for t in terms], name=target)
-            self._stamp(start, last)
-        desc = self.block.desc(target)
-        self.block.declare(desc.changed(stop_gradient=True, type=self.block.desc(name).type))
-        return self.block.var(target)
+                    self._rename(t, self._free_name(f"{name}@GRAD@RENAME@block{block.idx}@{k}"), block.desc(t.name).type)
+        self._write_for(block.oplist[terms[-1].stop - 1] if terms[-1].stop else None)
+        self.b.role_var = role_var
+        if others:
+            self.b.emit("sum", [block.var(t.name) for t in terms], name=target)
+        else:
+            self.b.assign(block.var(first.name), name=target)
+        self.b.role_var = ()
+        block.declare(Var(target, type_, stop_gradient=True))
+        return block.var(target)
 
     def _free_name(self, base: str) -> str:
         if base not in self.block.descs:
@@ -475,12 +502,19 @@ class _Walk:
             k += 1
         return f"{base}_{k}"
 
-    def _rename(self, term: _Term, name: str) -> None:
-        block = self.block
-        names = {term.name: name}
+    def _rename(self, term: _Term, name: str, type_: TensorType, role_var: tuple[str, ...] = ()) -> None:
+        """Give a contribution another name, and put `role_var` on the operator that makes it."""
+        oplist, old, names = self.block.oplist, term.name, {term.name: name}
         for k in range(term.start, term.stop):
-            block.oplist[k] = block.oplist[k].renamed(names, outputs=True)
-        block.declare(block.descs.pop(term.name).changed(name=name, stop_gradient=True))
+            op = oplist[k]
+            if old in op.output_arg_names:
+                oplist[k] = op.replace(
+                    inputs=rename_slots(op.inputs, names), outputs=rename_slots(op.outputs, names), role_var=op.role_var + role_var
+                )
+            elif old in op.input_arg_names:
+                oplist[k] = op.renamed(names)
+        del self.block.descs[old]
+        self.block.declare(Var(name, type_, stop_gradient=True))
         term.name = name
 
     # -- recompute ----------------------------------------------------------------------------------------------------------------

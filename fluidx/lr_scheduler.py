@@ -12,7 +12,19 @@ from functools import wraps
 from typing import Any
 
 from ._checks import number, whole, wrong
-from .ir import Block, Builder, Program, Role, Variable, default_main_program, default_startup_program, unique_name
+from .ir import (
+    Block,
+    Builder,
+    Operator,
+    Program,
+    Role,
+    TensorType,
+    Var,
+    Variable,
+    default_main_program,
+    default_startup_program,
+    unique_name,
+)
 
 COUNTER = "@LR_DECAY_COUNTER@"
 
@@ -150,12 +162,33 @@ def unused_name(block: Block, startup: Program, key: str) -> str:
     return name
 
 
-def persistable(block: Block, startup: Program, name: str, shape: Sequence[int], dtype: str, value: float, **attrs: Any) -> Variable:
-    """A persistable variable of `block` that no gradient flows into, and the operator in `startup` that gives it its first value."""
-    for b in (startup.global_block(), block):
-        var = b.create_var(name, shape, dtype, persistable=True, stop_gradient=True, **attrs)
-    Builder(startup.global_block()).fill_constant(shape=tuple(shape), dtype=dtype, value=value, out={"Out": name})
-    return var
+Fills = dict[tuple[tuple[int, ...], str, float], Operator]
+
+
+def persistable(
+    block: Block, startup: Program, name: str, shape: Sequence[int], dtype: str, value: float, fills: Fills | None = None, **attrs: Any
+) -> Variable:
+    """A persistable variable of `block` that no gradient flows into, and the operator in `startup` that gives it its first value.
+
+    `fills` keeps these operators, so that many alike are worked out once.
+    """
+    shape = tuple(shape)
+    record = Var(name, TensorType(dtype, shape), persistable=True, stop_gradient=True, attrs=attrs)
+    for b in (block, startup.global_block()):
+        if b.has_var(name):
+            b.create_var(name, shape, dtype)  # refuses another type
+        else:
+            b.declare(record)
+    begin = startup.global_block()
+    outputs: dict[str, tuple[str, ...]] = {"Out": (name,)}
+    fill = None if fills is None else fills.get((shape, dtype, value))
+    if fill is not None:
+        begin.repeat(fill, {}, outputs)
+        return block.var(name)
+    fill = begin.write("fill_constant", {}, outputs, {"shape": shape, "dtype": dtype, "value": value})
+    if fills is not None:
+        fills[shape, dtype, value] = fill
+    return block.var(name)
 
 
 def _step(begin: int = 0) -> tuple[Builder, Variable]:

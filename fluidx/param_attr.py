@@ -76,7 +76,7 @@ class ParamAttr:
         if isinstance(value, ParamAttr):
             return value
         if value is None or value is True:
-            return ParamAttr()
+            return _PLAIN
         if value is False:
             return None
         if isinstance(value, str):
@@ -99,6 +99,7 @@ class ParamAttr:
         return f"ParamAttr({', '.join(f'{k}={v!r}' for k, v in shown.items() if v != default[k])})"
 
 
+
 def regularizer_record(value: Any) -> tuple[str, float] | None:
     """A regularizer as parameter records hold it: ("l1" | "l2", coefficient), or None."""
     if value is None:
@@ -108,3 +109,6 @@ def regularizer_record(value: Any) -> tuple[str, float] | None:
         raise wrong(f"regularizer must be L1Decay, L2Decay, a pair like ('l2', 0.0001) or None, got {type(value).__name__}: {value!r}")
     kind, coefficient = pair
     return one_of("ParamAttr", "regularizer", kind, ("l1", "l2")), number("ParamAttr", "regularizer's coefficient", coefficient)
+
+
+_PLAIN = ParamAttr()  # what None stands for

@@ -25,11 +25,15 @@ class Body(NamedTuple):
         return op.attrs[self.results_attr] if self.results_attr else ()
 
 
+def runs_bodies(op: Operator) -> bool:
+    """Whether an operator runs sub-blocks."""
+    definition = OPS.get(op.type)
+    return bool(definition.bodies) if definition is not None else bool(op.sub_blocks())
+
+
 def bodies(op: Operator) -> Iterator[Body]:
     """The sub-blocks of an operator. What their attributes mean stands in the op's declaration, as `OpDef.bodies`."""
     definition = OPS.get(op.type)
-    if definition is not None and not definition.bodies:
-        return
     declared: Mapping[str, str] = {} if definition is None else definition.bodies
     for name, value in op.attrs.items():
         if isinstance(value, BlockRef):

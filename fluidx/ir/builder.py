@@ -7,11 +7,11 @@ from functools import cached_property, partial
 from typing import Any
 
 from . import unique_name
-from .errors import ProgramError, nearest
+from .errors import nearest
 from .opdef import opdef
 from .operator import Operator, Role
-from .program import Block
-from .site import wrong
+from .program import Block, names_of
+from .site import Site, wrong
 from .sizes import Sizes
 
 
@@ -27,6 +27,8 @@ class Builder:
         self.block = block
         self.role = role
         self.role_var = role_var
+        self.site: Site | None = None  # of the operators; the calling line where it is not set
+        self.device: str | None = None  # of the operators; the program's where it is not set
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -44,28 +46,32 @@ class Builder:
         """Append `op_type` and return its outputs. `n_out` is the number of names for a "X*" output."""
         definition = opdef(op_type)
         if len(args) > len(definition.in_slots):
-            raise ProgramError(f"op {op_type} takes {len(definition.in_slots)} inputs ({', '.join(definition.inputs)}), got {len(args)}")
-        inputs = {s.name: a for s, a in zip(definition.in_slots, args, strict=False) if a is not None}
-        out = dict(out or {})
-        for slot_name in out:
-            if slot_name not in (s.name for s in definition.out_slots):
-                known = [s.name for s in definition.out_slots]
-                raise wrong(f"op {op_type} has no output {slot_name!r}; {nearest(slot_name, known, 'it has')}")
-        outputs: dict[str, Any] = {}
-        for k, slot in enumerate(definition.out_slots):
-            if slot.name in out:
-                outputs[slot.name] = out[slot.name]
-            elif slot.many:
+            raise wrong(f"op {op_type} takes {len(definition.in_slots)} inputs ({', '.join(definition.inputs)}), got {len(args)}")
+        inputs: dict[str, tuple[str, ...]] = {}
+        outputs: dict[str, tuple[str, ...]] = {}
+        for (slot, _, _), arg in zip(definition.in_slots, args, strict=False):
+            if names := names_of(arg):
+                inputs[slot] = names
+        for k, (slot, _, many) in enumerate(definition.out_slots):
+            if out is not None and slot in out:
+                if names := names_of(out[slot]):
+                    outputs[slot] = names
+            elif many:
                 base = name or self._fresh(f"{op_type}.tmp", ".0")
-                outputs[slot.name] = [f"{base}.{i}" for i in range(n_out)]
+                outputs[slot] = tuple([f"{base}.{i}" for i in range(n_out)])
             elif k == 0 and name:
-                outputs[slot.name] = name
+                outputs[slot] = (name,)
             else:
-                outputs[slot.name] = self._fresh(f"{op_type}.{slot.name.lower()}" if k else f"{op_type}.tmp")
-        outputs = {k: v for k, v in outputs.items() if v is not None}
-        op = self.block.append_op(op_type, inputs, outputs, attrs, role=self.role, role_var=self.role_var)
-        results = [self._result(op, s.name, s.many) for s in definition.out_slots]
-        return results[0] if len(results) == 1 else tuple(results)
+                outputs[slot] = (self._fresh(f"{op_type}.{slot.lower()}" if k else f"{op_type}.tmp"),)
+        if out:
+            known = [s.name for s in definition.out_slots]
+            for given in out:
+                if given not in known:
+                    raise wrong(f"op {op_type} has no output {given!r}; {nearest(given, known, 'it has')}")
+        op = self.block.write(op_type, inputs, outputs, attrs, self.role, self.role_var, self.site, self.device)
+        if len(definition.out_slots) == 1:
+            return self._result(op, slot, many)
+        return tuple([self._result(op, s.name, s.many) for s in definition.out_slots])
 
     def _fresh(self, key: str, first: str = "") -> str:
         """A new name. A program may be continued under another `unique_name.guard`, which counts from 0 again."""
@@ -75,7 +81,7 @@ class Builder:
         return name
 
     def _result(self, op: Operator, slot: str, many: bool) -> Any:
-        names = op.outputs.get(slot, ())
+        names = op.outputs.get(slot)
         if many:
-            return [self.block.var(n) for n in names]
+            return [self.block.var(n) for n in names or ()]
         return self.block.var(names[0]) if names else None

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .bodies import bodies, check_body
+from .bodies import bodies, check_body, runs_bodies
 from .errors import ProgramError
 from .opdef import Effect, opdef
 from .operator import Operator
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
 
 def reads(program: Program, op: Operator) -> tuple[str, ...]:
     """The variables that an operator reads, in order of appearance; one given twice is listed twice."""
-    below = list(bodies(op))
-    if not below:
+    if not runs_bodies(op):
         return op.input_arg_names
     names = dict.fromkeys(op.input_arg_names)
-    for body in below:
+    for body in bodies(op):
         block = _block(program, op, body.idx)
         names.update(dict.fromkeys(sub_reads(program, block)))
         names.update(dict.fromkeys(n for n in body.results(op) if n not in block.descs))
@@ -46,11 +45,10 @@ def reads(program: Program, op: Operator) -> tuple[str, ...]:
 
 def writes(program: Program, op: Operator) -> tuple[str, ...]:
     """The variables that an operator writes, in order of appearance."""
-    below = list(bodies(op))
-    if not below:
+    if not runs_bodies(op):
         return op.output_arg_names
     names = dict.fromkeys(op.output_arg_names)
-    for body in below:
+    for body in bodies(op):
         names.update(dict.fromkeys(sub_writes(program, _block(program, op, body.idx))))
     return tuple(names)
 
@@ -68,7 +66,7 @@ def sub_writes(program: Program, block: Block) -> tuple[str, ...]:
 def _outer(program: Program, block: Block, which: Callable[[Program, Operator], tuple[str, ...]]) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for op in block.oplist:
-        for idx in op.sub_blocks():
+        for idx in op.sub_blocks() if runs_bodies(op) else ():
             check_body(op, block, idx, {})  # blocks that run each other have no end
         names.update(dict.fromkeys(n for n in which(program, op) if n not in block.descs))
     return tuple(names)
@@ -130,7 +128,7 @@ def _where(program: Program, ops: Sequence[Operator] | None, which: Callable[...
 
 def _surely(op: Operator) -> tuple[str, ...]:
     """What an operator writes in any case. A body that hands nothing out may run or not, and leave what it writes as it was."""
-    return op.output_arg_names if all(body.results_attr for body in bodies(op)) else ()
+    return op.output_arg_names if not runs_bodies(op) or all(body.results_attr for body in bodies(op)) else ()
 
 
 def live_ops(

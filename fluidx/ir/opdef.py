@@ -6,12 +6,12 @@ import enum
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from .errors import ProgramError, nearest
-from .operator import BlockRef, Operator, normalize_attr
+from .operator import BlockRef, Frozen, Operator, normalize_attr
 from .pattern import Pattern, Types, parse_pattern
 from .types import TensorType
 
@@ -36,8 +36,7 @@ class Required:
         return f"required {self.type.__name__}"
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """One input or output of an op. Written "X", "X?" (may be absent) or "X*" (a list)."""
 
     name: str
@@ -69,6 +68,7 @@ class Sample:
 
 
 OPS: dict[str, type[OpDef]] = {}
+_PLAIN = frozenset({bool, int, str, BlockRef})  # types of attributes that are normal as they are
 
 
 class OpDef:
@@ -127,6 +127,10 @@ class OpDef:
 
     in_slots: ClassVar[tuple[Slot, ...]] = ()
     out_slots: ClassVar[tuple[Slot, ...]] = ()
+    slot_of: ClassVar[Mapping[str, Slot]] = {}  # by name, inputs before outputs
+    defaults: ClassVar[Frozen] = Frozen()  # of the attributes, in their order; None for a required one
+    required: ClassVar[tuple[str, ...]] = ()
+    attr_types: ClassVar[Mapping[str, type]] = {}
     optional_ins: ClassVar[bool] = False  # may a slot be absent?
     optional_outs: ClassVar[bool] = False
     takes_out: ClassVar[bool] = False
@@ -135,6 +139,9 @@ class OpDef:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.defaults = Frozen({name: None if isinstance(d, Required) else d for name, d in cls.attrs.items()})
+        cls.required = tuple(name for name, d in cls.attrs.items() if isinstance(d, Required))
+        cls.attr_types = {name: d.type if isinstance(d, Required) else type(d) for name, d in cls.attrs.items()}
         if "name" not in cls.__dict__ or not cls.name:
             return
         if cls.name in OPS and OPS[cls.name].__qualname__ != cls.__qualname__:
@@ -144,6 +151,7 @@ class OpDef:
                 raise TypeError(f"op {cls.name!r}: attribute {attr!r} names a block, so `bodies` must say what that block hands out")
         cls.in_slots = tuple(Slot.of(s) for s in cls.inputs)
         cls.out_slots = tuple(Slot.of(s) for s in cls.outputs)
+        cls.slot_of = {s.name: s for s in (*cls.out_slots, *cls.in_slots)}
         cls.optional_ins = any(s.optional for s in cls.in_slots)
         cls.optional_outs = any(s.optional for s in cls.out_slots)
         if cls.kernel is not None:
@@ -177,32 +185,47 @@ class OpDef:
     def check_slots(cls, op: Operator) -> None:
         """Raise ProgramError unless the operator's slots are the declared ones, with a fitting number of names."""
         for given, declared, kind in ((op.inputs, cls.in_slots, "input"), (op.outputs, cls.out_slots, "output")):
-            known = {s.name: s for s in declared}
-            for slot in given:
-                if slot not in known:
-                    raise ProgramError(f"op {cls.name} has no {kind} {slot!r}; {nearest(slot, known, 'it has')}")
-            for s in declared:
-                n = len(given.get(s.name, ()))
-                if n == 0 and not s.optional and not (s.many and kind == "input"):
-                    raise ProgramError(f"op {cls.name} needs {kind} {s.name!r}, which was not given")
-                if n > 1 and not s.many:
-                    raise ProgramError(f"op {cls.name} takes one variable as {kind} {s.name!r}, got {n}")
+            absent = len(declared) - len(given)
+            for name, optional, many in declared:
+                names = given.get(name)
+                if not names:
+                    absent -= 1
+                    if not (optional or many and kind == "input"):
+                        absent = -1
+                        break
+                elif len(names) > 1 and not many:
+                    raise ProgramError(f"op {cls.name} takes one variable as {kind} {name!r}, got {len(names)}")
+            if absent:
+                cls._slots_differ(given, declared, kind)
+
+    @classmethod
+    def _slots_differ(cls, given: Mapping[str, Any], declared: Sequence[Slot], kind: str) -> None:
+        known = [s.name for s in declared]
+        for slot in given:
+            if slot not in known:
+                raise ProgramError(f"op {cls.name} has no {kind} {slot!r}; {nearest(slot, known, 'it has')}")
+        for s in declared:
+            if not given.get(s.name) and not s.optional and not (s.many and kind == "input"):
+                raise ProgramError(f"op {cls.name} needs {kind} {s.name!r}, which was not given")
 
     @classmethod
     def complete_attrs(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Attributes with defaults filled in and checked against the declared types."""
-        for name in given:
-            if name not in cls.attrs:
+        full: dict[str, Any] = dict(cls.defaults)
+        types = cls.attr_types
+        for name, value in given.items():
+            want = types.get(name)
+            if want is None:
                 raise ProgramError(f"op {cls.name} has no attribute {name!r}; {nearest(name, cls.attrs, 'it has')}")
-        full = {}
-        for name, default in cls.attrs.items():
-            required = isinstance(default, Required)
+            kind = value.__class__
+            plain = kind in _PLAIN or kind is float and value == value or kind is tuple and _PLAIN.issuperset(map(type, value))
+            if kind is not want or not plain:
+                value = _coerce(cls.name, name, normalize_attr(value), want)
+            full[name] = value
+        for name in cls.required:
             if name not in given:
-                if required:
-                    raise ProgramError(f"op {cls.name} needs attribute {name!r} ({default.type.__name__}), which was not given")
-                full[name] = default
-                continue
-            full[name] = _coerce(cls.name, name, normalize_attr(given[name]), default.type if required else type(default))
+                wanted = cls.attr_types[name].__name__
+                raise ProgramError(f"op {cls.name} needs attribute {name!r} ({wanted}), which was not given")
         return full
 
     @classmethod

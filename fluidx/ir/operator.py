@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import enum
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,7 +72,20 @@ class Frozen(dict):
 _EMPTY = Frozen()
 
 
-class Operator:
+class _Fields(NamedTuple):
+    type: str
+    inputs: Frozen
+    outputs: Frozen
+    attrs: Frozen
+    role: Role
+    role_var: tuple[str, ...]
+    site: Site | None
+    device: str
+    input_arg_names: tuple[str, ...]
+    output_arg_names: tuple[str, ...]
+
+
+class Operator(_Fields):
     """An immutable operator. `replace` gives a changed copy.
 
     `inputs` and `outputs` map slot names to tuples of variable names; `role_var` is the flat `[param, grad, ...]`
@@ -84,20 +96,10 @@ class Operator:
     (('x',), ('y',), 'backward')
     """
 
-    __slots__ = ("type", "inputs", "outputs", "attrs", "role", "role_var", "site", "device", "_reads", "_writes")
-    type: str
-    inputs: Mapping[str, tuple[str, ...]]
-    outputs: Mapping[str, tuple[str, ...]]
-    attrs: Mapping[str, Any]
-    role: Role
-    role_var: tuple[str, ...]
-    site: Site | None
-    device: str
-    _reads: tuple[str, ...]  # input_arg_names and output_arg_names, once they were asked for
-    _writes: tuple[str, ...]
+    __slots__ = ()
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         type: str,
         inputs: Mapping[str, tuple[str, ...]],
         outputs: Mapping[str, tuple[str, ...]],
@@ -106,16 +108,15 @@ class Operator:
         role_var: tuple[str, ...] = (),
         site: Site | None = None,
         device: str = "",
-    ):
-        # slots' own setters: operators are made by the ten thousand, and object.__setattr__ looks each name up
-        _set_type(self, type)
-        _set_inputs(self, inputs if isinstance(inputs, Frozen) else Frozen(inputs))
-        _set_outputs(self, outputs if isinstance(outputs, Frozen) else Frozen(outputs))
-        _set_attrs(self, attrs if isinstance(attrs, Frozen) else Frozen(attrs) if attrs else _EMPTY)
-        _set_role(self, role)
-        _set_role_var(self, role_var)
-        _set_site(self, site)
-        _set_device(self, device)
+    ) -> Operator:
+        if not isinstance(inputs, Frozen):
+            inputs = Frozen(inputs) if inputs else _EMPTY
+        if not isinstance(outputs, Frozen):
+            outputs = Frozen(outputs) if outputs else _EMPTY
+        if not isinstance(attrs, Frozen):
+            attrs = Frozen(attrs) if attrs else _EMPTY
+        reads, writes = sum(inputs.values(), ()), sum(outputs.values(), ())
+        return tuple.__new__(cls, (type, inputs, outputs, attrs, role, role_var, site, device, reads, writes))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"operators are immutable; use op.replace({name}=...) in a pass that makes a new program")
@@ -124,16 +125,31 @@ class Operator:
         raise AttributeError("operators are immutable")
 
     def __reduce__(self) -> tuple:
-        return Operator, (self.type, self.inputs, self.outputs, self.attrs, self.role, self.role_var, self.site, self.device)
+        return Operator, tuple(self)[:8]
 
-    def replace(self, **changes: Any) -> Operator:
-        """A copy with the given fields changed."""
-        fields: dict[str, Any] = {
-            "type": self.type, "inputs": self.inputs, "outputs": self.outputs, "attrs": self.attrs,
-            "role": self.role, "role_var": self.role_var, "site": self.site, "device": self.device,
-        }  # fmt: skip
-        fields.update(changes)
-        return Operator(**fields)
+    def replace(
+        self,
+        *,
+        type: str | None = None,
+        inputs: Mapping[str, tuple[str, ...]] | None = None,
+        outputs: Mapping[str, tuple[str, ...]] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        role: Role | None = None,
+        role_var: tuple[str, ...] | None = None,
+        site: Site | None = None,
+        device: str | None = None,
+    ) -> Operator:
+        """A copy with the given fields changed; None keeps one."""
+        return Operator(
+            self.type if type is None else type,
+            self.inputs if inputs is None else inputs,
+            self.outputs if outputs is None else outputs,
+            self.attrs if attrs is None else attrs,
+            self.role if role is None else role,
+            self.role_var if role_var is None else role_var,
+            self.site if site is None else site,
+            self.device if device is None else device,
+        )
 
     def renamed(self, names: Mapping[str, str], outputs: bool = False) -> Operator:
         """A copy whose inputs (and outputs, if asked) are renamed; itself when nothing changes."""
@@ -158,24 +174,6 @@ class Operator:
         return list(self.outputs)
 
     @property
-    def input_arg_names(self) -> tuple[str, ...]:
-        try:
-            return self._reads
-        except AttributeError:
-            names = _flat(self.inputs)
-            object.__setattr__(self, "_reads", names)
-            return names
-
-    @property
-    def output_arg_names(self) -> tuple[str, ...]:
-        try:
-            return self._writes
-        except AttributeError:
-            names = _flat(self.outputs)
-            object.__setattr__(self, "_writes", names)
-            return names
-
-    @property
     def attr_names(self) -> list[str]:
         return sorted(self.attrs)
 
@@ -195,7 +193,7 @@ class Operator:
 
     def sub_blocks(self) -> list[int]:
         """Indices of the blocks that this operator runs."""
-        return [v.idx for v in self.attrs.values() if isinstance(v, BlockRef)]
+        return [v.idx for v in self.attrs.values() if v.__class__ is BlockRef]
 
     # -- equality leaves out the call site: two programs are equal when they say the same --------------------------------
 
@@ -226,18 +224,6 @@ class Operator:
         return show_op(self)
 
     __str__ = to_string
-
-
-_set_type, _set_inputs, _set_outputs, _set_attrs, _set_role, _set_role_var, _set_site, _set_device = (
-    Operator.__dict__[name].__set__ for name in Operator.__slots__[:8]
-)
-
-
-def _flat(slots: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    if len(slots) == 1:
-        (names,) = slots.values()
-        return names
-    return tuple(itertools.chain.from_iterable(slots.values()))
 
 
 def rename_slots(slots: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:

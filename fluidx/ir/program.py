@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from . import flow, unique_name
 from .bodies import check_body, runners
 from .dtypes import as_dtype
 from .errors import ProgramError, nearest
-from .opdef import OpDef, opdef
-from .operator import Frozen, Operator, Role
+from .opdef import OPS, OpDef, Slot, opdef
+from .operator import Operator, Role
 from .records import PARAM_DEFAULTS, Var, check_attrs
-from .site import call_site
+from .site import Site, call_site
 from .types import ANY, REPLICATE, TensorType
 from .variable import Parameter, Variable
 
@@ -48,18 +48,14 @@ class Block:
 
     def find(self, name: str) -> Var | None:
         """The record declared under `name` here or in an enclosing block."""
-        block: Block | None = self
-        while block is not None:
-            if (d := block.descs.get(name)) is not None:
-                return d
-            block = block.parent
-        return None
+        d = self.descs.get(name)
+        return d if d is not None or self.parent_idx < 0 else self.program.blocks[self.parent_idx].find(name)
 
     def desc(self, name: str) -> Var:
-        d = self.find(name)
-        if d is None:
-            raise ProgramError(f"{self.program.label()} has no variable {name!r}; {nearest(name, self._names(), 'it declares')}")
-        return d
+        return self.find(name) or self._unknown(name)
+
+    def _unknown(self, name: str) -> NoReturn:
+        raise ProgramError(f"{self.program.label()} has no variable {name!r}; {nearest(name, self._names(), 'it declares')}")
 
     def _names(self) -> list[str]:
         names: list[str] = []
@@ -74,13 +70,10 @@ class Block:
 
     def var(self, name: str) -> Variable:
         """The variable of that name, here or in an enclosing block; ProgramError with the nearest name otherwise."""
-        block: Block | None = self
-        while block is not None:
-            if (d := block.descs.get(name)) is not None:
-                return block._handle(d)
-            block = block.parent
-        self.desc(name)
-        raise AssertionError("unreachable")
+        block = self
+        while (d := block.descs.get(name)) is None:
+            block = block.parent or self._unknown(name)
+        return (Parameter if d.is_parameter else Variable)(block, name)
 
     def all_parameters(self) -> list[Parameter]:
         return [Parameter(self, d.name) for d in self.descs.values() if d.is_parameter]
@@ -148,42 +141,93 @@ class Block:
         Shapes and dtypes are inferred here; an output that is not declared yet is declared with the inferred type.
         Raises ProgramError, pointing at the calling line, when the operator does not fit its inputs.
         """
-        site = call_site()
-        op = Operator(type, _names(inputs), _names(outputs), None, role or self.program._role, role_var, site, self.program._device)
+        definition = OPS.get(type)
+        ins, outs = _names(inputs), _names(outputs)
+        if definition is not None:  # slots in the order of the declaration, however the caller listed them
+            ins, outs = _in_order(ins, definition.in_slots), _in_order(outs, definition.out_slots)
+        return self.write(type, ins, outs, attrs or {}, role, role_var)
+
+    def write(
+        self,
+        type: str,
+        inputs: dict[str, tuple[str, ...]],
+        outputs: dict[str, tuple[str, ...]],
+        attrs: Mapping[str, Any],
+        role: Role | None = None,
+        role_var: tuple[str, ...] = (),
+        site: Site | None = None,
+        device: str | None = None,
+    ) -> Operator:
+        """`append_op` for slots that are names in the declared order already. `site` is the calling line if left out."""
+        program = self.program
+        site = site or call_site()
         try:
             definition = opdef(type)
-            definition.check_slots(op)
-            _declared_order(op, definition)
-            object.__setattr__(op, "attrs", Frozen(definition.complete_attrs(attrs or {})))
+            full = definition.complete_attrs(attrs) if attrs or definition.required else definition.defaults
+            if device is None:
+                device = program._device
+            op = Operator(type, inputs, outputs, full, role or program._role, role_var, site, device)
             self._infer(definition, op)
-            bodies = op.sub_blocks()
-            for idx in bodies:
-                check_body(op, self, idx, self.program._run_by())
+            if definition.bodies:
+                self._check_bodies(op)
         except ProgramError as e:
-            raise _at_site(e, op, site) from None
-        self.program._touch()
+            named = ", ".join(n for names in inputs.values() for n in names)
+            where = f"\n  written at {site}" if site else ""
+            raise e.__class__(f"{e}\n  in {type}({named}){where}") from None
+        program._touch()
         self.oplist.append(op)
-        for idx in bodies:
-            self.program._run_by()[idx] = op
         return op
 
+    def repeat(self, op: Operator, inputs: dict[str, tuple[str, ...]], outputs: dict[str, tuple[str, ...]]) -> Operator:
+        """Append `op` once more, over other variables that are declared and have the types of its own: nothing is left to check."""
+        again = op.replace(inputs=inputs, outputs=outputs)
+        self.program._touch()
+        self.oplist.append(again)
+        return again
+
+    def _check_bodies(self, op: Operator) -> None:
+        run = self.program._run_by()
+        for idx in op.sub_blocks():
+            check_body(op, self, idx, run)
+        run.update(dict.fromkeys(op.sub_blocks(), op))
+
     def _infer(self, definition: type[OpDef], op: Operator) -> None:
-        types = {slot: [self.desc(n).type for n in names] for slot, names in op.inputs.items()}
-        results = definition.infer_outputs(types, op.attrs)
-        if op.sub_blocks():
+        """Check an operator's slots and the types of its inputs, and declare the outputs that are not declared."""
+        args: list[Any] = []
+        descs, stop, absent = self.descs, True, 0
+        for slot, optional, many in definition.in_slots:
+            names = op.inputs.get(slot)
+            if not names:
+                absent += 1
+                args.append([] if many else None if optional else definition.check_slots(op))  # which says what is wrong
+            elif many:
+                found = [descs.get(n) or self.desc(n) for n in names]
+                args.append([d.type for d in found])
+                stop = stop and all(d.stop_gradient for d in found)
+            else:
+                if len(names) > 1:
+                    definition.check_slots(op)
+                d = descs.get(names[0]) or self.desc(names[0])
+                args.append(d.type)
+                if not d.stop_gradient:
+                    stop = False
+        if absent != len(definition.in_slots) - len(op.inputs) or len(op.outputs) != len(definition.out_slots):
+            definition.check_slots(op)
+        results = definition.infer(*args, **op.attrs)
+        if definition.bodies:
             for n in op.output_arg_names:
                 self.desc(n)  # what a body writes is declared by whoever writes the body; no rule over X gives its type
             return
-        stop = definition.constant or all(self.desc(n).stop_gradient for n in op.input_arg_names)
-        for slot, result in zip(definition.out_slots, results, strict=True):
-            names = op.outputs.get(slot.name, ())
-            result = list(result) if slot.many else [result]
-            if slot.many and len(names) != len(result):
-                raise ProgramError(f"op {op.type} makes {len(result)} outputs {slot.name!r}, {len(names)} names were given")
-            for name, inferred in zip(names, result, strict=False):
-                declared = self.find(name)
+        stop = stop or definition.constant
+        for (slot, _, many), result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
+            names = op.outputs.get(slot) or ()
+            if len(names) != (len(result) if many else 1) and (many or names):
+                definition.check_slots(op)
+                raise ProgramError(f"op {op.type} makes {len(result)} outputs {slot!r}, {len(names)} names were given")
+            for name, inferred in zip(names, result if many else (result,)):
+                declared = descs.get(name) or self.find(name)
                 if declared is None:
-                    self.descs[name] = Var(name, inferred, REPLICATE, False, stop or not inferred.is_float)
+                    descs[name] = Var(name, inferred, REPLICATE, False, stop or not inferred.is_float)
                 elif not declared.type.accepts(inferred):
                     raise ProgramError(f"op {op.type} writes {inferred} into {name!r}, which is declared {declared.type}")
 
@@ -422,21 +466,25 @@ def _check_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _names(slots: Mapping[str, Any] | None) -> dict[str, tuple[str, ...]]:
-    out = {}
-    for slot, value in (slots or {}).items():
-        if value is None:
-            continue
-        items: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
-        out[slot] = tuple(_name(v) for v in items)
-    return {k: v for k, v in out.items() if v}
+    """Slots as they are stored: names in tuples, absent ones left out."""
+    named = {slot: names_of(value) for slot, value in (slots or {}).items()}
+    return {slot: names for slot, names in named.items() if names}
 
 
-def _declared_order(op: Operator, definition: type[OpDef]) -> None:
-    """Slots in the order of the declaration, however the caller listed them."""
-    for which, slots in (("inputs", definition.in_slots), ("outputs", definition.out_slots)):
-        given = getattr(op, which)
-        if len(given) > 1:
-            object.__setattr__(op, which, Frozen((s.name, given[s.name]) for s in slots if s.name in given))
+def _in_order(slots: dict[str, tuple[str, ...]], declared: tuple[Slot, ...]) -> dict[str, tuple[str, ...]]:
+    if len(slots) < 2:
+        return slots
+    known = {s.name: slots[s.name] for s in declared if s.name in slots}
+    return known if len(known) == len(slots) else {**known, **slots}
+
+
+def names_of(value: Any) -> tuple[str, ...]:
+    """The names in what a slot is given: a Variable or a name, a list of them, or None."""
+    if isinstance(value, Variable):
+        return (value.name,)
+    if isinstance(value, (list, tuple)):
+        return tuple([_name(v) for v in value])
+    return () if value is None else (_name(value),)
 
 
 def _name(value: Any) -> str:
@@ -446,8 +494,3 @@ def _name(value: Any) -> str:
     if isinstance(name, str):
         return name
     raise ProgramError(f"expected a Variable or a variable name, got {type(value).__name__}: {value!r}")
-
-
-def _at_site(error: ProgramError, op: Operator, site: Any) -> ProgramError:
-    where = f"\n  written at {site}" if site else ""
-    return type(error)(f"{error}\n  in {op.type}({', '.join(op.input_arg_names)}){where}")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 from .errors import ProgramError
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """The user's line that wrote an operator."""
 
     filename: str
@@ -26,6 +26,9 @@ class Site:
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _scopes: list[str] = []
+# file name -> is it passed over: fluidx's own, and what stands between a `with` line and fluidx
+_last: list[Site | None] = [None]
+_inside: dict[str, bool] = {contextlib.__file__: True}
 
 
 def call_site() -> Site | None:
@@ -33,9 +36,15 @@ def call_site() -> Site | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_HOME) and not code.co_filename.startswith("<frozen"):
-            function = "/".join([*_scopes, code.co_name]) if _scopes else code.co_name
-            return Site(code.co_filename, frame.f_lineno, function)
+        name = code.co_filename
+        inside = _inside.get(name)
+        if inside is None:
+            inside = _inside[name] = name.startswith((_HOME, "<frozen"))
+        if not inside:
+            site = Site(name, frame.f_lineno, "/".join([*_scopes, code.co_name]) if _scopes else code.co_name)
+            if site != _last[0]:  # a loop writes many operators in one line: they share the record
+                _last[0] = site
+            return _last[0]
         frame = frame.f_back
     return None
 

@@ -6,9 +6,9 @@ program broadcasts, its gradient must know which. The batch, axis 0 of every dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from .bodies import runs_bodies
 from .errors import ProgramError
 from .opdef import OPS
 from .operator import Operator
@@ -36,7 +36,7 @@ class Sizes:
 
     def __init__(self, block: Block):
         self.block = block
-        self._known: dict[str, tuple[int, ...]] = {}
+        self._known: dict[str, TensorType] = {}
         self._writer: dict[str, Operator] = {}
         self._seen: dict[int, int] = {}  # block -> operators that `_writer` knows
         self._others = 0
@@ -48,25 +48,27 @@ class Sizes:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a variable, numbers standing for its open sizes: equal numbers, equal sizes."""
-        known, waiting, begun = self._known, [name], set()
+        known, desc = self._known, self.block.desc
+        waiting, begun = [name], set()
         while waiting:
             n = waiting[-1]
             if n not in known:
-                declared = self.block.desc(n).type.shape
-                op = self._producer(n) if ANY in declared else None
-                missing = [m for m in op.input_arg_names if m not in known and m not in begun] if op else ()
-                if missing:
+                declared = desc(n).type
+                op = self._producer(n) if ANY in declared.shape else None
+                if op is not None and n not in begun:
                     begun.add(n)
-                    waiting += missing
-                    continue
-                found = _infer(op, self._dtype, known).get(n, declared) if op else declared
-                # what is still open has a size of its own
-                known[n] = tuple(self._open(n, axis) if size == ANY else size for axis, size in enumerate(found))
+                    missing = [m for m in op.input_arg_names if m not in known and m not in begun]
+                    if missing:
+                        waiting += missing
+                        continue
+                self._note(n, self._infer(op).get(n, declared) if op is not None else declared)
             waiting.pop()
-        return known[name]
+        return known[name].shape
 
-    def _dtype(self, name: str) -> str:
-        return self.block.desc(name).type.dtype
+    def _note(self, name: str, found: TensorType) -> None:
+        if ANY in found.shape:  # what is still open has a size of its own
+            found = found.with_shape(self._open(name, axis) if size == ANY else size for axis, size in enumerate(found.shape))
+        self._known[name] = found
 
     def _open(self, name: str, axis: int) -> int:
         if axis == 0 and self.block.desc(name).is_data:
@@ -86,21 +88,18 @@ class Sizes:
             self._seen[block.idx] = len(block.oplist)
             block = block.parent
         writer = self._writer.get(name)
-        return writer if writer is not None and name not in writer.input_arg_names and not writer.sub_blocks() else None
+        return writer if writer is not None and name not in writer.input_arg_names and not runs_bodies(writer) else None
 
-
-def _infer(op: Operator, dtype_of: Callable[[str], str], known: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """What the operator's own type rule makes of the stand-ins; nothing for sizes that it refuses."""
-    definition = OPS.get(op.type)
-    if definition is None or any(n not in known for n in op.input_arg_names):
-        return {}
-    try:
-        types = {slot: [TensorType(dtype_of(n), known[n]) for n in names] for slot, names in op.inputs.items()}
-        results = definition.infer_outputs(types, op.attrs)
-    except ProgramError:
-        return {}
-    found = {}
-    for slot, result in zip(definition.out_slots, results, strict=True):
-        for n, t in zip(op.outputs.get(slot.name, ()), result if slot.many else (result,), strict=False):
-            found[n] = t.shape
-    return found
+    def _infer(self, op: Operator) -> dict[str, TensorType]:
+        """What the operator's own type rule makes of the stand-ins; nothing for sizes that it refuses."""
+        definition = OPS.get(op.type)
+        if definition is None or any(n not in self._known for n in op.input_arg_names):
+            return {}
+        try:
+            results = definition.infer_outputs({slot: [self._known[n] for n in names] for slot, names in op.inputs.items()}, op.attrs)
+        except ProgramError:
+            return {}
+        found: dict[str, TensorType] = {}
+        for slot, result in zip(definition.out_slots, results, strict=True):
+            found.update(zip(op.outputs.get(slot.name, ()), result if slot.many else (result,)))
+        return found

@@ -48,11 +48,10 @@ class TensorType:
 
     def accepts(self, other: TensorType) -> bool:
         """True when a value of type `other` can stand where this type is declared (open axes match any size)."""
-        return (
-            self.dtype == other.dtype
-            and len(self.shape) == len(other.shape)
-            and all(a == b or a == ANY or b == ANY for a, b in zip(self.shape, other.shape, strict=True))
-        )
+        mine, theirs = self.shape, other.shape
+        if self.dtype != other.dtype or len(mine) != len(theirs):
+            return False
+        return mine == theirs or all(a == b or a == ANY or b == ANY for a, b in zip(mine, theirs, strict=True))
 
     def __repr__(self) -> str:
         return f"{SHORT[self.dtype]}[{','.join(map(str, self.shape))}]"

@@ -21,6 +21,7 @@ from ..ir import (
     show_placement,
     unique_name,
 )
+from ..ir.site import call_site
 from ..param_attr import ParamAttr
 
 # what `act=` accepts: operators of one input and one output that work without attributes
@@ -29,6 +30,8 @@ ACTIVATIONS = (
     "log_softmax", "logsigmoid", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "sin", "softmax",
     "softplus", "softshrink", "softsign", "sqrt", "square", "stanh", "swish", "tanh", "tanh_shrink", "thresholded_relu",
 )  # fmt: skip
+
+_ZERO, _SPREAD = Constant(0.0), Xavier()  # of biases and of weights, unless a parameter's attributes say otherwise
 
 
 class LayerHelper:
@@ -47,6 +50,7 @@ class LayerHelper:
         self.block = self.main.current_block()
         self.name = name or unique_name.generate(kind)
         self._builder = Builder(self.block)
+        self._builder.site = call_site()
 
     # -- inputs ---------------------------------------------------------------------------------------------------------
 
@@ -105,22 +109,24 @@ class LayerHelper:
 
         The result is one Variable, or a tuple in slot order, as from `ir.Builder`.
         """
-        out = dict(out or {})
         definition = opdef(op_type)
-        for slot, arg in zip(definition.in_slots, args):
-            if isinstance(arg, (list, tuple)) and slot.many:
-                self.variables(arg, slot.name)
+        for (slot, _, many), arg in zip(definition.in_slots, args):
+            if arg.__class__ is Variable and arg.block.program is self.main:
+                continue
+            if isinstance(arg, (list, tuple)) and many:
+                self.variables(arg, slot)
             elif arg is not None:
-                self.variable(arg, slot.name)
-        for slot in definition.out_slots:
-            if slot.name not in out:
-                out[slot.name] = [self.fresh() for _ in range(n_out)] if slot.many else self.fresh()
-            elif out[slot.name] is not None:
-                target = out[slot.name]
+                self.variable(arg, slot)
+        directed = dict(out) if out else {}
+        for slot, _, many in definition.out_slots:
+            target = directed.get(slot)
+            if slot not in directed:
+                directed[slot] = [self.fresh() for _ in range(n_out)] if many else self.fresh()
+            elif target is not None:
                 for v in target if isinstance(target, (list, tuple)) else [target]:
                     if not isinstance(v, str):
-                        self.variable(v, slot.name)
-        return self._builder.emit(op_type, *args, out=out, **attrs)
+                        self.variable(v, slot)
+        return self._builder.emit(op_type, *args, out=directed, **attrs)
 
     def activate(self, x: Variable, act: str | None) -> Variable:
         """`x` through the activation called `act`; None is none."""
@@ -153,24 +159,26 @@ class LayerHelper:
         if attr is None:
             return None
         if not is_bias and not as_dtype(dtype).startswith(("float", "bfloat")) and attr.initializer is None and default is None:
-            default = Constant(0.0)  # random values make no sense in an integer parameter
+            default = _ZERO  # random values make no sense in an integer parameter
         name = attr.name or self.fresh("b" if is_bias else "w")
         record = attr.record()
         trains = attr.trainable if trainable is None else trainable
+        block, startup = self.main.global_block(), default_startup_program().global_block()
+        seen = startup.has_var(name)
         try:
-            param = self.main.global_block().create_parameter(shape, dtype, name, trains, **record)
-            startup = default_startup_program().global_block()
-            seen = startup.has_var(name)
-            shared = startup.create_parameter(shape, dtype, name, trains, **record)
+            param = block.create_parameter(shape, dtype, name, trains, **record)
+            if any(e.axis not in range(param.ndim) for e in attr.placement):
+                listed = show_placement(attr.placement)
+                raise ProgramError(f"placement {listed} of {name!r} names an axis that its shape {list(shape)} does not have")
             if attr.placement:
-                for p in (param, shared):
-                    if any(e.axis not in range(p.ndim) for e in attr.placement):
-                        listed = show_placement(attr.placement)
-                        raise ProgramError(f"placement {listed} of {name!r} names an axis that its shape {list(shape)} does not have")
-                    p.block.declare(p.desc.changed(placement=attr.placement))
+                block.declare(param.desc.changed(placement=attr.placement))
+            if seen:
+                startup.create_parameter(shape, dtype, name, trains, **record)
         except ProgramError as e:
             raise wrong(f"{self.label}: {e}") from None
+        if not seen or attr.placement:
+            startup.declare(param.desc)
         if not seen or not any(name in op.output_arg_names for op in startup.oplist):
-            initializer = attr.initializer or default or (Constant(0.0) if is_bias else Xavier())
-            initializer(shared, startup)
+            initializer = attr.initializer or default or (_ZERO if is_bias else _SPREAD)
+            initializer(Parameter(startup, name), startup)
         return param

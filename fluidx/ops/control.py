@@ -111,11 +111,8 @@ class Cond(OpDef):
                 blocks.append(block)
         made = [b.block.create_var(f"{x.name}@GRAD@cond{blocks[0].idx}", x.shape, x.dtype, stop_gradient=True) for x in wanted]
         read = [n for block, out in zip(blocks, outs) for n in (*flow.sub_reads(program, block), *out) if n not in block.descs]
-        b.block.append_op(
-            "cond", {"Cond": op["Cond"], "X": list(dict.fromkeys(read))}, {"Out": made},
-            {"true_block": BlockRef(blocks[0].idx), "false_block": BlockRef(blocks[1].idx), "true_out": outs[0], "false_out": outs[1]},
-            role=b.role,
-        )  # fmt: skip
+        ids = {f"{which}_block": BlockRef(block.idx) for which, block in zip(("true", "false"), blocks)}
+        b.cond(op["Cond"], list(dict.fromkeys(read)), **ids, true_out=outs[0], false_out=outs[1], out={"Out": made})
         by_name = {x.name: v for x, v in zip(wanted, made, strict=True)}
         return (None, [by_name.get(x.name) for x in xs])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 from .._checks import number, wrong
+from .._collector import collections_paused
 from ..backward import append_backward
 from ..clip import GradientClip, append_gradient_clip_ops
 from ..ir import (
@@ -23,7 +24,8 @@ from ..ir import (
     default_startup_program,
     unique_name,
 )
-from ..lr_scheduler import persistable, unused_name
+from ..ir.site import call_site
+from ..lr_scheduler import Fills, persistable, unused_name
 from ..regularizer import Regularizer, append_regularization_ops
 
 ParamsGrads = list[tuple[Parameter, Variable]]
@@ -139,12 +141,14 @@ class Optimizer:
         pairs = self.grad_clip(pairs) if self.grad_clip is not None else append_gradient_clip_ops(pairs)
         pairs = append_regularization_ops(pairs, self.regularization)
         devices = {p: op.device for op in block.oplist if op.device for p in op.role_var[::2]}
-        for p, g in pairs:
-            taken[p.name, ""] = p
-            rate = self._rate(step, p)
-            with main.device_guard(devices.get(p.name, main._device)):
+        with collections_paused():
+            for p, g in pairs:
+                taken[p.name, ""] = p
+                rate = self._rate(step, p)
+                step.b.device = devices.get(p.name)
                 self.update(step, p, g, rate)
-        step.finish()
+            step.b.device = None
+            step.finish()
         return block.oplist[start:]
 
     def _rate(self, step: Step, p: Parameter) -> Variable:
@@ -181,7 +185,9 @@ class Step:
         self.startup = startup
         self.block = main.global_block()
         self.b = Builder(self.block, role=Role.OPTIMIZE)
+        self.b.site = call_site()
         self._powers: list[tuple[Variable, float]] = []
+        self._fills: Fills = {}
 
     def state(self, p: Parameter, key: str, fill: float = 0.0, shape: tuple[int, ...] | None = None) -> Variable:
         """The persistable variable `<p>_<key>_0`, of the parameter's shape, which the startup program fills with `fill`.
@@ -196,7 +202,7 @@ class Step:
                 "the program was minimized before under another unique_name.guard. Give this optimizer a name of its own"
             )
         dtype = "float64" if p.dtype == "float64" else "float32"
-        var = persistable(self.block, self.startup, name, p.shape if shape is None else shape, dtype, fill, state_of=p.name)
+        var = persistable(self.block, self.startup, name, p.shape if shape is None else shape, dtype, fill, self._fills, state_of=p.name)
         self.optimizer._states[self.main][p.name, key] = var
         return var
 
@@ -208,8 +214,14 @@ class Step:
 
     def finish(self) -> None:
         """Advance the powers."""
+        made: dict[tuple[str, float], Operator] = {}
         for var, base in self._powers:
-            self.b.scale(var, scale=base, out={"Out": var})
+            kind = var.dtype, base
+            if kind in made:
+                self.block.repeat(made[kind], {"X": (var.name,)}, {"Out": (var.name,)})
+            else:
+                self.b.scale(var, scale=base, out={"Out": var})
+                made[kind] = self.block.oplist[-1]
 
 
 def fraction(owner: str, name: str, value: float) -> float:

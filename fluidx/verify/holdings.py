@@ -23,6 +23,8 @@ class Holdings:
         self.shared: dict[str, int] = {}
         self.own: dict[str, dict[int, int]] = {}  # what some ranks hold under a name, where not all hold the same
         self._owners: dict[int, Collection[int]] = {}
+        self.by_all: set[str] = set()  # what all ranks wrote together
+        self.empty: set[tuple[str, int]] = set()  # what a rank wrote of which it has no elements
 
     def initial(self, name: str, rank: int) -> int:
         """What a variable holds before any operator has written it."""
@@ -76,7 +78,16 @@ class Holdings:
             value = self.initial(name, rank)
         if value == UNDEFINED:
             raise NotHere(f"%{name} is undefined on rank {rank}")
-        return EMPTY if placement and rank not in self.owners(signature) else value
+        if not placement or rank in self.owners(signature):
+            return value
+        self.made_by(name, rank)
+        return EMPTY
+
+    def made_by(self, name: str, rank: int) -> None:
+        """Raise NotHere unless a rank that has no elements of a value made it all the same: operators of plans read what is defined."""
+        d = self.declared.vars[name]
+        if not (d.is_data or d.persistable or name in self.by_all or (name, rank) in self.empty):
+            raise NotHere(f"%{name} is read before any operator of rank {rank} defines it")
 
     def current(self, name: str, rank: int) -> int:
         """What the ranks hold that hold elements of a value."""
@@ -100,6 +111,9 @@ class Holdings:
         if is_local(signature):
             return
         owners = self.owners(signature)
+        self.by_all.discard(name)
+        if rank not in owners:
+            self.empty.add((name, rank))
         if len(mine) < len(owners):
             return
         held = [mine.get(o, UNDEFINED) for o in owners]
@@ -138,10 +152,16 @@ class Together:
         t, placement = held.declared.signature(name, 0)
         if placement and any(isinstance(e, At) for e in held.mesh.canonical(placement, t)):
             raise NotHere(f"%{name} is {show_placement(placement)}, and every rank reads it")
+        if placement and name not in held.by_all:
+            owners = held.owners(held.declared.signature(name, 0))
+            for rank in range(held.n) if len(owners) < held.n else ():
+                if rank not in owners:
+                    held.made_by(name, rank)
         return value
 
     def write(self, name: str, value: int) -> None:
         self.held.shared[name] = value
+        self.held.by_all.add(name)
         self.held.own.pop(name, None)
 
 

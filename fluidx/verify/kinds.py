@@ -46,8 +46,10 @@ class Kind:
 class Kinds:
     """The kinds of operators over one mesh."""
 
-    def __init__(self, mesh: Mesh, table: Table):
-        self.mesh, self.attrs_id = mesh, table.attrs_id
+    def __init__(self, mesh: Mesh, table: Table, loose: set[tuple] | None = None, single: bool = False):
+        """`loose` holds operators that the source declares with sizes left open, or filled in, otherwise than the type rule does: a
+        `single` program adds its own, other programs may have no more. None: nothing is asked."""
+        self.mesh, self.attrs_id, self.loose, self.single = mesh, table.attrs_id, loose, single
         self.found: dict[tuple, Kind] = {}
 
     def of(self, op: Operator, ins: Sequence[Signature | None], outs: Sequence[Signature | None], counts: tuple) -> Kind:
@@ -75,7 +77,15 @@ class Kinds:
             kind.placed.append(None if placement is None else (placement, partial(placement)))
         if kind.local or kind.definition.effect is Effect.P2P:  # their types are those of one rank
             return
-        inferred = check_types(kind.definition, op, [s and s[0] for s in kind.ins], [s and s[0] for s in kind.outs])
+        in_types, out_types = [s and s[0] for s in kind.ins], [s and s[0] for s in kind.outs]
+        inferred = check_types(kind.definition, op, in_types, out_types)
+        if self.loose is not None and inferred != out_types:
+            key = (op.type, kind.attrs_id, tuple(in_types), tuple(out_types))
+            if self.single:
+                self.loose.add(key)
+            elif key not in self.loose:
+                made = ", ".join(str(t) for t in inferred if t is not None)
+                raise Refused(f"it makes {made}, and what it writes is declared {', '.join(str(t) for t in out_types if t is not None)}")
         if not kind.runs and kind.definition.effect not in COMMUNICATES and kind.definition.move is None:
             kind.no_row = self._rows(kind, inferred)
 

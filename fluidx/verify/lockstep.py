@@ -30,12 +30,20 @@ from .values import EMPTY, UNDEFINED, Values
 class World:
     """One program of every rank, run on what the ranks' variables mean."""
 
-    def __init__(self, values: Values, mesh: Mesh, programs: Sequence[Program], has_state: bool, single: bool = False):
+    def __init__(
+        self,
+        values: Values,
+        mesh: Mesh,
+        programs: Sequence[Program],
+        has_state: bool,
+        single: bool = False,
+        loose: set[tuple] | None = None,
+    ):
         self.mesh, self.table, self.programs, self.n = mesh, values.table, programs, len(programs)
         self.declared = Declared(mesh, values.table, programs, single)
         self.said = Programs(programs, values.table)
         self.held = Holdings(values, self.declared, has_state)
-        self.kinds = Kinds(mesh, values.table)
+        self.kinds = Kinds(mesh, values.table, loose, single)
         self.operators = Operators(values, self.kinds)
         self.control = Control(self.operators, self._inner, single)
         self.meetings = Meetings(self)

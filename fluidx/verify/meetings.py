@@ -84,6 +84,9 @@ class Meetings:
         names = [(ins[0], outs[0]) for _, ins, outs in known]
         if any(i is None or o is None for i, o in names):
             raise Refused(f"op {ops[0].type} is written without its input or output")
+        if len({k.ins[0][0] for k, _, _ in known if k.ins[0] is not None and not k.local}) > 1:
+            listed = ", ".join(dict.fromkeys(str(k.ins[0][0]) for k, _, _ in known if k.ins[0] is not None))
+            raise Refused(f"op {ops[0].type}: its members bring values of different types: {listed}")
         why = ""
         if all(k is kind for k, _, _ in known) and not kind.local:
             made = self._moved_at(kind, ops[0], members, names)
@@ -136,6 +139,9 @@ class Meetings:
                     raise Refused(f"op {definition.name} on rank {m}: {e}") from None
                 reason = reason or str(e)
                 xs.append(None)
+        shapes = {self.operators.local_type(k.ins[0], m) for (k, _, _), m in zip(known, members, strict=True)}
+        if "bounds" not in known[0][0].attrs and len(shapes) > 1:
+            raise Refused(f"op {definition.name}: its members bring {', '.join(sorted(map(str, shapes)))}, which are not of one shape")
         if definition.meaning is None:
             raise Refused(f"op {definition.name}: {reason or 'the proof knows nothing of what it computes'}")
         for index, ((kind, _, _), m, (_, out)) in enumerate(zip(known, members, names, strict=True)):

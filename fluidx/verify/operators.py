@@ -185,7 +185,7 @@ class Operators:
             raise Refused(f"op {op.type}: {why}")
         s = kind.outs[0]
         assert s is not None and ins[0] is not None
-        return self.values.moved(ins[0], self.mesh.canonical(s[1], s[0]))
+        return self.values.moved(ins[0], self.mesh.canonical(s[1], s[0]), (op.type, kind.attrs_id))
 
     def emptied(self, kind: Kind, ins: Sequence[int | None], rank: int) -> bool:
         """Does an operator of which this rank has no elements make nothing but parts without elements, and terms that add nothing?"""

@@ -53,11 +53,12 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
     for programs, single, is_main in ((startups, source.startup, False), (mains, source.main, True)):
         report.operators += sum(len(b.oplist) for p in programs for b in p.blocks)
         table = Table()
-        one = World(Values(table, Mesh({}, 1)), Mesh({}, 1), [single], has_state=is_main, single=True)
+        loose: set[tuple] = set()
+        one = World(Values(table, Mesh({}, 1)), Mesh({}, 1), [single], has_state=is_main, single=True, loose=loose)
         one.run()
         mesh = _mesh(programs)
         # the expressions of one device know nothing of ranks, so both share the table
-        ranks = World(Values(table, mesh), mesh, programs, has_state=is_main)
+        ranks = World(Values(table, mesh), mesh, programs, has_state=is_main, loose=loose)
         _check_declared(one, ranks, is_main)
         ranks.run()
         if not is_main:

@@ -59,8 +59,8 @@ class Values:
             self.spread.append((e, without_roots(placement)))
         return self.atom(e, placement, d)
 
-    def moved(self, a: int, placement: Placement) -> int:
-        """The same value in another placement: what of its terms was added up is no term any more."""
+    def moved(self, a: int, placement: Placement, how: object) -> int:
+        """The same value in another placement: what of its terms was added up is no term any more. Terms that are new are made by `how`."""
         e, before, d = self.atoms[a]
         if placement == before:
             return a
@@ -73,7 +73,7 @@ class Values:
         rest = tuple(x for x in before if not isinstance(x, (At, Partial)))
         if groups < had and rest == tuple(x for x in placement if not isinstance(x, (At, Partial))):
             return self.atom(e, placement, d)
-        return self.term(e, placement, ("moved", a))
+        return self.term(e, placement, ("moved", how, a))
 
     # -- on one rank -------------------------------------------------------------------------------------------------
 

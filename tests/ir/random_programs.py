@@ -96,7 +96,7 @@ def declared(draw: st.DrawFn) -> Operator:
 
 
 foreign = st.builds(
-    Operator,
+    lambda *fields: Operator(*fields),  # not the class: of a named tuple, Hypothesis would fill in every field
     st.one_of(words, st.just("t_text_unary")),
     slots,
     slots,

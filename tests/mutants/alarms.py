@@ -20,7 +20,7 @@ from . import api, judge, models, programs, rewrites
 from .engine import Hang, watchdog
 
 _VERIFY = 10.0
-_RUN = 60.0
+_RUN = 120.0
 _EACH = 3  # rewrites of a program's ranks
 _CHUNK = 10  # programs that a worker process tries
 

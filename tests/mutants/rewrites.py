@@ -159,7 +159,7 @@ def _scaled(before: float, after: float, by_division: bool) -> Callable[[Pen, Op
 @rewrite
 def scaled(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
     """Scaled before and back behind."""
-    before = rng.choice([0.5, 0.25, 4.0, 1e-16])
+    before = rng.choice([0.5, 0.25, 4.0, 2.0**-53])
     return _each(_scaled(before, 1 / before, False))(rng, mains)
 
 

@@ -20,7 +20,7 @@ from ..shared.types import check_range, need_ids, need_ndim, need_size, norm_axi
 
 def fixed_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
     """`shape`, every size of which must be known. Raises ProgramError otherwise."""
-    if any(not isinstance(d, int) or d < 0 for d in shape):
+    if any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in shape):
         like = "" if op.endswith("_like") else f"; {op}_batch_size_like takes the batch from another variable"
         raise ProgramError(f"op {op}: shape {list(shape)} must hold sizes of 0 or more{like}")
     return tuple(shape)

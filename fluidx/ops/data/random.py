@@ -250,6 +250,7 @@ class UniformRandom(OpDef):
 
     @staticmethod
     def infer(*, shape, dtype, min, max, seed, per_run, offset):
+        need_size("uniform_random", "offset", offset, 0)
         if min > max:
             raise ProgramError(f"op uniform_random: min is {min}, above max, which is {max}")
         return TensorType(float_dtype("uniform_random", dtype), fixed_shape("uniform_random", shape))
@@ -305,6 +306,7 @@ class GaussianRandom(OpDef):
 
     @staticmethod
     def infer(*, shape, dtype, mean, std, seed, per_run, offset):
+        need_size("gaussian_random", "offset", offset, 0)
         return TensorType(float_dtype("gaussian_random", dtype), fixed_shape("gaussian_random", shape))
 
     @staticmethod
@@ -328,6 +330,7 @@ class TruncatedGaussianRandom(OpDef):
 
     @staticmethod
     def infer(*, shape, dtype, mean, std, seed, per_run, offset):
+        need_size("truncated_gaussian_random", "offset", offset, 0)
         return TensorType(float_dtype("truncated_gaussian_random", dtype), fixed_shape("truncated_gaussian_random", shape))
 
     @staticmethod
@@ -361,6 +364,7 @@ class Randint(OpDef):
 
     @staticmethod
     def infer(*, shape, dtype, low, high, seed, per_run, offset):
+        need_size("randint", "offset", offset, 0)
         if as_dtype(dtype) not in ("int32", "int64"):
             raise ProgramError(f"op randint: dtype must be int32 or int64, found {dtype}")
         bits = 8 * np.dtype(as_dtype(dtype)).itemsize - 1

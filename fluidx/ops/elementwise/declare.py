@@ -117,15 +117,15 @@ def _infer(name: str, dtypes: str, is_bool: bool, axis: bool) -> Callable[..., T
 
     def infer(*types, **attrs):
         first = types[0]
+        shape, dtype = first.shape, first.dtype
         for t in types:
             if t.dtype not in allowed:
                 raise ProgramError(f"op {name}: expected {_wording(dtypes)}, found {t.dtype}; cast it first")
-            if t.dtype != first.dtype:
-                raise ProgramError(f"op {name}: X is {first.dtype} and Y is {t.dtype}; cast one of them")
-        shape = first.shape
-        for t in types[1:]:
-            shape = broadcast_sizes(name, shape, aligned(name, shape, t.shape, attrs["axis"]) if axis else t.shape)
-        return TensorType("bool" if is_bool else first.dtype, shape)
+            if t.dtype != dtype:
+                raise ProgramError(f"op {name}: X is {dtype} and Y is {t.dtype}; cast one of them")
+            if t.shape != shape:
+                shape = broadcast_sizes(name, shape, aligned(name, shape, t.shape, attrs["axis"]) if axis else t.shape)
+        return first if shape == first.shape and not is_bool else TensorType("bool" if is_bool else dtype, shape)
 
     return infer
 

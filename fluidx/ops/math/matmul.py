@@ -148,7 +148,9 @@ class MulGradX(OpDef):
     attrs = {"x_num_col_dims": 1, "y_num_col_dims": 1}
 
     @staticmethod
-    def infer(g, y, x, **attrs):
+    def infer(g, y, x, *, x_num_col_dims, y_num_col_dims):
+        _check_col_dims("x_num_col_dims", x, x_num_col_dims, "X")
+        _check_col_dims("y_num_col_dims", y, y_num_col_dims, "Y")
         return x
 
     @staticmethod
@@ -189,6 +191,7 @@ class MulGradY(OpDef):
 
     @staticmethod
     def infer(x, g, y, *, x_num_col_dims):
+        _check_col_dims("x_num_col_dims", x, x_num_col_dims, "X")
         rows_x, rows_g = mul_sizes(x.shape[:x_num_col_dims]), mul_sizes(g.shape[:x_num_col_dims])
         if not meet(rows_x, rows_g):
             raise ProgramError(f"op mul_grad_y: X {x} has {rows_x} rows, Out@GRAD {g} has {rows_g}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 from ...ir.errors import ProgramError
@@ -26,18 +25,17 @@ def broadcast_sizes(op: str, *shapes: Sequence[int]) -> tuple[int, ...]:
     (-1, 3, 4)
     """
 
-    def joined(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-        n = max(len(a), len(b))
-        out = []
-        for p, q in zip((1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b), strict=True):
-            size = broadcast_size(p, q)
-            if size is None:
-                listed = " and ".join(str(list(s)) for s in shapes)
-                raise ProgramError(f"op {op}: shapes {listed} do not broadcast: {p} against {q}")
-            out.append(size)
-        return tuple(out)
-
-    return reduce(joined, shapes, ())
+    out: list[int] = []
+    for shape in shapes:
+        out[:0] = [1] * (len(shape) - len(out))
+        for k, q in enumerate(shape, len(out) - len(shape)):
+            if out[k] != q:
+                size = broadcast_size(out[k], q)
+                if size is None:
+                    listed = " and ".join(str(list(s)) for s in shapes)
+                    raise ProgramError(f"op {op}: shapes {listed} do not broadcast: {out[k]} against {q}")
+                out[k] = size
+    return tuple(out)
 
 
 def aligned(op: str, x: Sequence[int], y: Sequence[int], axis: int) -> tuple[int, ...]:
