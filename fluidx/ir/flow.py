@@ -53,6 +53,13 @@ def writes(program: Program, op: Operator) -> tuple[str, ...]:
     return tuple(names)
 
 
+def touches(program: Program, op: Operator) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The variables that an operator reads, and those that it writes."""
+    if not runs_bodies(op):
+        return op.input_arg_names, op.output_arg_names
+    return reads(program, op), writes(program, op)
+
+
 def sub_reads(program: Program, block: Block) -> tuple[str, ...]:
     """The variables of enclosing blocks that the operators of `block` read."""
     return _outer(program, block, reads)

@@ -151,11 +151,16 @@ class Operator(_Fields):
             self.device if device is None else device,
         )
 
+    def with_slots(self, inputs: Mapping[str, tuple[str, ...]], outputs: Mapping[str, tuple[str, ...]]) -> Operator:
+        """A copy that reads and writes other variables."""
+        type, _, _, attrs, role, role_var, site, device, _, _ = self
+        return Operator(type, inputs, outputs, attrs, role, role_var, site, device)
+
     def renamed(self, names: Mapping[str, str], outputs: bool = False) -> Operator:
         """A copy whose inputs (and outputs, if asked) are renamed; itself when nothing changes."""
         ins = rename_slots(self.inputs, names)
         outs = rename_slots(self.outputs, names) if outputs else self.outputs
-        return self if ins is self.inputs and outs is self.outputs else self.replace(inputs=ins, outputs=outs)
+        return self if ins is self.inputs and outs is self.outputs else self.with_slots(ins, outs)
 
     # -- fluid's accessors ------------------------------------------------------------------------------------------
 
@@ -224,6 +229,17 @@ class Operator(_Fields):
         return show_op(self)
 
     __str__ = to_string
+
+
+def unary(type: str, x: str, out: str, attrs: Frozen = _EMPTY, site: Site | None = None) -> Operator:
+    """An operator of a transpiler that makes `out` of `x`: the shape of nearly all communication, made without looking at slots.
+
+    >>> str(unary("assign", "x", "y")) == str(Operator("assign", {"X": ("x",)}, {"Out": ("y",)}, role=Role.DIST))
+    True
+    """
+    reads, writes = (x,), (out,)
+    fields = (type, Frozen(X=reads), Frozen(Out=writes), attrs or _EMPTY, Role.DIST, (), site, "", reads, writes)
+    return tuple.__new__(Operator, fields)
 
 
 def rename_slots(slots: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:

@@ -34,7 +34,7 @@ class TensorType:
     @property
     def nbytes(self) -> int:
         """Bytes of the value, an open axis counted as 1."""
-        return prod(abs(d) for d in self.shape) * np_dtype(self.dtype).itemsize
+        return abs(prod(self.shape)) * np_dtype(self.dtype).itemsize
 
     @property
     def is_float(self) -> bool:

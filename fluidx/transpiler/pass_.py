@@ -75,11 +75,11 @@ def run_passes(
             raise TranspileError(
                 f"pass {one!r} requires programs that are {' and '.join(missing)}; a pass that ensures it must come before"
             )
-        before = _mark(pair)
+        before = _marks(pair)
         result = one.run(pair, job)
         if not isinstance(result, ProgramPair):
             raise TranspileError(f"pass {one!r} must return a ProgramPair, got {type(result).__name__}")
-        if _mark(pair) != before:
+        if _marks(pair) != before:
             raise TranspileError(f"pass {one!r} changed the program it was given; it must return new ones: pair.main.copy()")
         job.facts.update(one.ensures)
         after(step, one, pair, result)
@@ -87,10 +87,6 @@ def run_passes(
     return pair
 
 
-def _mark(pair: ProgramPair) -> tuple[Any, ...]:
-    """Cheap marks of what a pass may not change in the programs that it was given."""
-    return tuple(m for p in (pair.main, pair.startup) for m in _program_mark(p))
-
-
-def _program_mark(program: Program) -> list[Any]:
-    return [(len(b.oplist), len(b.descs), hash(tuple(map(id, b.oplist))), hash(tuple(map(id, b.descs.values())))) for b in program.blocks]
+def _marks(pair: ProgramPair) -> list[list[Any]]:
+    """What a pass may not change in the programs that it was given. Lists of the same immutable objects compare fast."""
+    return [made for p in (pair.main, pair.startup) for b in p.blocks for made in (list(b.oplist), list(b.descs.values()))]

@@ -9,8 +9,8 @@ Source: facts measured on a prototype over seven models; spread, not searched, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ..ir.opdef import OpDef
 from ..ir.pattern import FLAT, ROOT, Pattern, Row, rows, same_cut
@@ -43,13 +43,12 @@ def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
 
 @dataclass(eq=False)
 class Kind:
-    """Operators of one type, attributes and types: their pattern, its rows, and the choices made so far."""
+    """Operators of one type, attributes and types: their pattern, its rows, and what they weigh."""
 
     pattern: Pattern
     table: list[Row]
     types: list[TensorType | None]
     sizes: list[int]
-    choices: dict[tuple[int, ...], Choice] = field(default_factory=dict)  # by the ids of what is held
 
     @staticmethod
     def of(definition: type[OpDef], ins: list[TensorType | None], outs: list[TensorType | None], attrs: Any) -> Kind:
@@ -66,17 +65,16 @@ class Choice:
 
     take: list[int | None]
     ins: list[Placement]
-    outs: list[Held]
+    outs: list[tuple[Held, Placement]]
     why: str
     still: bool  # nothing has to be moved, and each operand is taken in its first placement
 
 
-class Held(NamedTuple):
-    """The placements in which a value is at hand, the names under which it lies so (none: its own), and a number for the placements."""
+@dataclass(eq=False, slots=True)
+class Held:
+    """The placements in which a value of some type is at hand: one object for each type and placements, compared by identity."""
 
-    id: int
     places: tuple[Placement, ...]
-    names: tuple[str, ...] = ()
 
 
 Options = Sequence[tuple[Entry | None, ...]]  # per operand, the entries at hand over one group; () for one that takes what it is given

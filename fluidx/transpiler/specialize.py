@@ -33,8 +33,12 @@ class Specializer:
 
     def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Ring]:
         """Runs of operators that every rank has, runs of operators that some ranks have, and rings, in order."""
-        who = {n: tuple(e for e in d.placement if isinstance(e, At)) for n, d in block.descs.items() if d.placement}
-        who = {n: roots for n, roots in who.items() if roots}
+        placed = {n: d.placement for n, d in block.descs.items() if d.placement}
+        different = {id(q): q for q in placed.values()}
+        roots_of = {k: roots for k, q in different.items() if (roots := tuple([e for e in q if isinstance(e, At)]))}
+        if not roots_of and not any(t in RINGS for t in {op.type for op in block.oplist}):
+            return [tuple(block.oplist)]
+        who = {n: roots_of[id(q)] for n, q in placed.items() if id(q) in roots_of} if roots_of else {}
 
         def kind(op: Operator) -> tuple:
             if op.type in RINGS:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..ir.errors import TranspileError
 from ..ir.flow import sub_writes
-from ..ir.opdef import OpDef, opdef
-from ..ir.operator import Operator, Role, rename_slots
+from ..ir.opdef import OPS, OpDef, opdef
+from ..ir.operator import Operator, unary
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Partial, Placement, TensorType, show_placement
@@ -21,6 +22,8 @@ from .rules import Choice, Held, Kind, choose, move_cost, nominal_bytes
 from .writer import complete
 
 Names = Sequence[str | None]
+Slots = Mapping[str, tuple[str, ...]]
+State = tuple[dict[str | None, Held], dict[str | None, tuple[str, ...]]]  # how values lie, and under which names
 
 
 class Move(NamedTuple):
@@ -47,6 +50,16 @@ class Move(NamedTuple):
         return f"%{self.name}: {show_placement(self.old)} to {show_placement(self.new)}, {moved}, for {self.reason}"
 
 
+class Route(NamedTuple):
+    """How what lies in some way gets to a placement: from which of those at hand, and what its new name ends in."""
+
+    nearest: int
+    ending: str
+    place: Placement
+    alone: Held  # it lies there and nowhere else
+    also: Held  # it lies there too
+
+
 @dataclass
 class Walk:
     """Places the operators of one program, in place.
@@ -58,7 +71,7 @@ class Walk:
 
     program: Program
     axes: Mapping[str, int]
-    rest: dict[str, Placement]
+    rest: Mapping[str, Placement]
     floating: set[str]
     update: Callable[[str], Placement | None]
     allowed: Callable[[Move, Operator], None] = lambda move, op: None
@@ -67,124 +80,115 @@ class Walk:
     def __post_init__(self) -> None:
         self.groups = list(self.axes.items())
         self.kinds: dict[tuple, Kind] = {}
-        self.choices: dict[tuple, Choice] = {}  # by type, attributes, where the operands lie and the results' types
-        self.numbers: dict[Any, int] = {}  # of types, attributes and held placements: small keys for large things
+        self.choices: dict[tuple, Choice] = {}  # by type, attributes, how the operands lie and the results' types
+        self.routes: dict[tuple[Held, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
+        self.numbers: dict[Any, int] = {}  # of types and attributes: small keys for large things
         self.by_id: dict[int, int] = {}  # id of an attribute mapping or a type -> its number
-        self.at: dict[str | None, Held] = {None: _NOWHERE}
-        self.nowhere: dict[str | None, int] = {None: -1}  # what lies nowhere yet, with a number for its type
-        self.ids: dict[str | None, int] = {}  # the numbers of what is in `at`, and of what lies nowhere yet
-        self.elsewhere: set[str] = set()  # values whose first placement is that of a copy under another name
+        self.helds: dict[tuple[int, tuple[Placement, ...]], Held] = {}
         self.types: dict[str, TensorType] = {}
         self.type_of: dict[str | None, int] = {None: -1}
+        self.at: dict[str | None, Held] = {None: Held(())}
+        self.names: dict[str | None, tuple[str, ...]] = {}  # of what lies under another name than its own, one for each placement
+        self.home: dict[str, Placement] = {}  # where a value lies that has its own name: all that is written returns there
         self.keep: set[str] = set()
         for block in self.program.blocks:
-            for d in block.descs.values():
-                self._declare(d.name, d.type)
-                if d.persistable:
-                    self.keep.add(d.name)
-                if d.name in self.floating:
-                    self.nowhere[d.name] = self._number((self.type_of[d.name], ()))
-                elif d.is_data or d.persistable:
-                    self._hold(d.name, (self.rest.setdefault(d.name, REPLICATE),))
-        self.last = {n: op for op in self.program.blocks[0].oplist for n in op.output_arg_names if n in self.keep}
-        self.placed: dict[str, Placement] = {}  # values of this run that are neither data nor persistable
+            for name, d in block.descs.items():
+                self.types[name] = t = d.type
+                number = self.by_id.get(id(t))
+                self.type_of[name] = self._number(t, t) if number is None else number
+                if d.persistable or d.is_data:
+                    if d.persistable:
+                        self.keep.add(name)
+                    if name in self.floating:
+                        self.at[name] = self._held(name, ())
+                    else:
+                        self.home[name] = place = self.rest.get(name, REPLICATE)
+                        self.at[name] = self._held(name, (place,))
         self.finished: set[str] = set()
         self.block = self.program.blocks[0]
-        self.ids.update(self.nowhere)
+        self.source = self.block.oplist
 
     def run(self) -> None:
         """Rewrite block 0 and the blocks that it runs."""
         self._block(self.block)
-        for name in self.floating:
-            self.rest.setdefault(name, REPLICATE)
+        home = self.home
         for block in self.program.blocks:
             descs = block.descs
             for name, d in descs.items():
-                q = self.rest.get(name) if d.persistable or d.is_data else self.placed.get(name)
-                if q is not None and q != d.placement:
+                q = home.get(name, d.placement)
+                if q is not d.placement and q != d.placement:
                     descs[name] = Var(name, d.type, q, *d[3:])
+
+    @cached_property
+    def last(self) -> dict[str, Operator]:
+        """The last operator of block 0 that writes each persistable."""
+        return {n: op for op in self.source for n in op.output_arg_names if n in self.keep}
 
     def _block(self, block: Block) -> None:
         outer, self.block = self.block, block
         ops, block.oplist = block.oplist, []
         self.out = block.oplist
+        choices, numbers, type_of = self.choices, self.by_id, self.type_of
         for op in ops:
-            definition = opdef(op.type)
+            type_, inputs, outputs, attrs, _, _, _, _, ins, outs = op
+            definition = OPS.get(type_) or opdef(type_)
             if definition.bodies:
                 self._control(op, definition)
-            else:
-                self._operator(op, definition)
+                continue
+            if definition.optional_ins:
+                ins = definition.flat_slots(inputs, definition.in_slots)
+            if definition.optional_outs:
+                outs = definition.flat_slots(outputs, definition.out_slots)
+            said = numbers.get(id(attrs)) if attrs else -1
+            if said is None:
+                said = self._number(attrs, tuple(attrs.items()))
+            key = (type_, said, *map(self.at.get, ins), None, *map(type_of.get, outs))
+            choice = choices.get(key)
+            if choice is None:
+                choice = choices[key] = self._choose(op, definition, ins, outs)
+            still = choice.still and self.names.keys().isdisjoint(ins)
+            self._write(op, None if still else self._brought(op, definition, ins, choice), outs, choice.outs)
         self.block, self.out = outer, outer.oplist
 
-    # -- small numbers for types, attributes and placements ---------------------------------------------------------------------
+    # -- one object for each type and placements, so that it is a key by itself ------------------------------------------------
 
-    def _number(self, thing: Any) -> int:
-        return self.numbers.setdefault(thing, len(self.numbers))
-
-    def _number_of(self, thing: Any, key: Callable[[Any], Any]) -> int:
-        """The number of an object that lives as long as the program, found by its identity first."""
-        n = self.by_id.get(id(thing))
-        if n is None:
-            n = self.by_id[id(thing)] = self._number(key(thing))
+    def _number(self, thing: Any, key: Any) -> int:
+        """The number of an object that lives as long as the program; objects with equal keys have one number."""
+        n = self.by_id[id(thing)] = self.numbers.setdefault(key, len(self.numbers))
         return n
 
-    def _declare(self, name: str, t: TensorType) -> None:
-        self.types[name] = t
-        number = self.by_id.get(id(t))
-        self.type_of[name] = self._number_of(t, lambda t: t) if number is None else number
+    def _held(self, name: str | None, places: tuple[Placement, ...]) -> Held:
+        key = self.type_of[name], places
+        held = self.helds.get(key)
+        if held is None:
+            held = self.helds[key] = Held(places)
+        return held
 
-    def _held(self, name: str | None, places: tuple[Placement, ...], names: tuple[str, ...] = ()) -> Held:
-        return Held(self._number((self.type_of[name], places)), places, names)
-
-    def _hold(self, name: str, places: tuple[Placement, ...], names: tuple[str, ...] = ()) -> None:
-        """A value lies at `places`, under these names; under its own without any."""
-        self._take(name, self._held(name, places, names))
-
-    def _take(self, name: str, held: Held) -> None:
+    def _hold(self, name: str, held: Held, *names: str) -> None:
+        """A value lies so, under these names; under its own without any."""
         self.at[name] = held
-        self.ids[name] = held.id
-        if held.names and held.names[0] != name:
-            self.elsewhere.add(name)
-        elif name in self.elsewhere:
-            self.elsewhere.remove(name)
-
-    def _enter(self, at: dict[str | None, Held]) -> None:
-        """Go on where values lie so."""
-        self.at = at
-        self.ids = {**self.nowhere, **{n: h.id for n, h in at.items()}}
-        self.elsewhere = {n for n, h in at.items() if n is not None and h.names and h.names[0] != n}
+        if names:
+            self.names[name] = names
+        else:
+            self.names.pop(name, None)
 
     # -- one operator ---------------------------------------------------------------------------------------------------------
 
-    def _operator(self, op: Operator, definition: type[OpDef]) -> None:
-        ins: Names = definition.flat_slots(op.inputs, definition.in_slots) if definition.optional_ins else op.input_arg_names
-        outs: Names = definition.flat_slots(op.outputs, definition.out_slots) if definition.optional_outs else op.output_arg_names
-        attrs = self.by_id.get(id(op.attrs)) if op.attrs else -1
-        if attrs is None:
-            attrs = self._number_of(op.attrs, lambda a: tuple(a.items()))
-        key = (op.type, attrs, *map(self.ids.get, ins), None, *map(self.type_of.get, outs))
-        choice = self.choices.get(key)
-        if choice is None:
-            choice = self.choices[self._settled(key, op, ins)] = self._choose(self._kind(op, definition, ins, outs), ins, outs, op)
-        if choice.still and self.elsewhere.isdisjoint(ins):
-            self._write(op, outs, choice.outs, op)
-            return
+    def _brought(self, op: Operator, definition: type[OpDef], ins: Names, choice: Choice) -> Slots | None:
+        """What the operator reads to have its operands where it wants them, behind the redistributes which that takes; None: as it is."""
         changed: dict[int, str] = {}
         for k, (n, at_hand, place) in enumerate(zip(ins, choice.take, choice.ins, strict=True)):
             if at_hand is None or n is None:
                 continue
-            h = self.at.get(n)
-            local = self._moved(n, place, op, choice.why) if at_hand < 0 or h is None else h.names[at_hand] if h.names else n
+            local = self._moved(n, place, op, choice.why) if at_hand < 0 or not self.at[n].places else self._name(n, at_hand)
             if local != n:
                 changed[k] = local
-        self._write(_reading(op, definition, changed) if changed else op, outs, choice.outs, op)
+        return _inputs(op, definition, ins, changed) if changed else None
 
-    def _settled(self, key: tuple, op: Operator, ins: Names) -> tuple:
-        """The key itself, when every operand lies somewhere or may lie anywhere."""
+    def _check_defined(self, op: Operator, ins: Names) -> None:
         for n in ins:
-            if n is not None and n not in self.at and n not in self.floating:
+            if n not in self.at:
                 raise TranspileError(f"op {op.type} reads %{n} before any operator defines it{where(op)}")
-        return key
 
     def _kind(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Kind:
         """What operators of this type, these attributes and types have in common."""
@@ -195,9 +199,11 @@ class Walk:
             kind = self.kinds[key] = Kind.of(definition, found[0], found[1], op.attrs)
         return kind
 
-    def _choose(self, kind: Kind, ins: Names, outs: Names, op: Operator) -> Choice:
+    def _choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Choice:
+        self._check_defined(op, ins)
+        kind = self._kind(op, definition, ins, outs)
         p = kind.pattern
-        have = [self.at[n].places if n in self.at else () for n in ins]
+        have = [self.at[n].places for n in ins]
         over = []
         for group, n in self.groups:
             options = [tuple(dict.fromkeys(entry_of(q, group) for q in qs)) for qs in have]
@@ -214,32 +220,51 @@ class Walk:
                 here = next((i for i, q in enumerate(qs) if _serves(q, wanted[k])), -1)
             take.append(None if k in p.shape_only or p.ins[k] is None else here)
         why = f"{op.type}: {', '.join(dict.fromkeys(row.why for row, _, _ in over))}"
-        made = [self._held(n, (q,)) for n, q in zip(outs, results, strict=True)]
+        made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]
         return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take))
+
+    def _name(self, name: str, k: int) -> str:
+        """The name under which a value lies in the placement number `k` of those at hand."""
+        names = self.names.get(name)
+        return names[k] if names else name
 
     def _moved(self, name: str, place: Placement, op: Operator, reason: str) -> str:
         """The name under which a value lies at `place`, after a redistribute when it does not yet."""
-        held = self.at.get(name)
-        if held is None:  # a floating variable rests where its first operator wants it
-            self.rest[name] = place
-            self._hold(name, (place,))
-            return name
-        names = held.names or (name,)
+        held = self.at[name]
         if place in held.places:
-            return names[held.places.index(place)]
-        nearest = 0
-        if len(names) > 1:
-            size = nominal_bytes(self.types[name])
-            costs = [sum(move_cost(entry_of(q, g), entry_of(place, g), size) for g, _ in self.groups) for q in held.places]
-            nearest = costs.index(min(costs))
-        move = Move(name, held.places[nearest], place, self.types[name], reason)
+            return self._name(name, held.places.index(place))
+        if not held.places:  # a floating variable rests where its first operator wants it
+            self.home[name] = place
+            self._hold(name, self._held(name, (place,)))
+            return name
+        route = self._route(name, held, place)
+        target = self._move(name, held, route, op, reason)
+        if name not in self.finished:  # a finished gradient stays where its update is
+            self._hold(name, route.also, *(self.names.get(name) or (name,)), target)
+        return target
+
+    def _move(self, name: str, held: Held, route: Route, op: Operator, reason: str) -> str:
+        """Write a redistribute; the name of the copy that it makes."""
+        move = Move(name, held.places[route.nearest], route.place, self.types[name], reason)
         self.allowed(move, op)
         self.moves.append(move)
-        target = self._new(name, suffix(move.old, place), place)
-        self._redistribute(names[nearest], target, op, reason)
-        if name not in self.finished:  # a finished gradient stays where its update is
-            self._hold(name, (*held.places, place), (*names, target))
+        target = self._new(name, route.ending, route.place)
+        self._redistribute(self._name(name, route.nearest), target, op, reason)
         return target
+
+    def _route(self, name: str, held: Held, place: Placement) -> Route:
+        key = held, id(place)
+        route = self.routes.get(key)
+        if route is None:
+            nearest = 0
+            if len(held.places) > 1:
+                size = nominal_bytes(self.types[name])
+                costs = [sum(move_cost(entry_of(q, g), entry_of(place, g), size) for g, _ in self.groups) for q in held.places]
+                nearest = costs.index(min(costs))
+            ending = suffix(held.places[nearest], place)
+            route = Route(nearest, ending, place, self._held(name, (place,)), self._held(name, (*held.places, place)))
+            self.routes[key] = route
+        return route
 
     def _new(self, name: str, ending: str, place: Placement) -> str:
         """Declare a copy of a value, or its new value, in another placement."""
@@ -247,47 +272,50 @@ class Walk:
         while target in self.types:
             k += 1
             target = f"{name}.{ending}{k}"
-        t = self.types[name]
-        self._declare(target, t)
+        self.types[target] = t = self.types[name]
+        self.type_of[target] = self.type_of[name]
         self.block.descs[target] = Var(target, t, place, stop_gradient=True)
         return target
 
     def _redistribute(self, source: str, target: str, near: Operator, reason: str) -> None:
-        attrs = complete("redistribute", (("reason", reason),))
-        self.out.append(Operator("redistribute", {"X": (source,)}, {"Out": (target,)}, attrs, Role.DIST, (), near.site))
+        self.out.append(unary("redistribute", source, target, complete("redistribute", (("reason", reason),)), near.site))
 
-    def _write(self, op: Operator, outs: Names, results: list[Held], source: Operator) -> None:
-        """Append the operator, `source` with its operands moved. State goes back to where it rests, a finished gradient to its update."""
-        at, ids, placed, keep = self.at, self.ids, self.placed, self.keep
-        home: list[tuple[str, str]] = []
-        renamed: dict[str, str] = {}
-        for n, held in zip(outs, results, strict=True):
+    def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Held, Placement]]) -> None:
+        """Append the operator, reading `inputs` if given. State goes back to where it rests, a finished gradient to its update."""
+        at, home = self.at, self.home
+        away: dict[str, tuple[Held, Placement]] = {}
+        for n, result in zip(outs, results, strict=True):
             if n is None:
                 continue
-            q = held.places[0]
-            rests = self.rest.setdefault(n, q) if n in keep else placed.setdefault(n, q)
-            if rests is q or rests == q:
+            held, place = result
+            rests = home.setdefault(n, place)
+            if rests is place or rests == place:
                 at[n] = held
-                ids[n] = held.id
-                if n in self.elsewhere:
-                    self.elsewhere.remove(n)
-                continue
-            renamed[n] = new = self._new(n, "new", q)
-            if n in keep and not self.block.idx and self.last[n] is not source:
-                self._hold(n, (q,), (new,))  # it is written over again: this value need not go home
-                continue
-            home.append((new, n))
-            self._hold(n, (q, rests), (new, n))
-        self.out.append(op.replace(outputs=rename_slots(op.outputs, renamed)) if renamed else op)
-        for new, n in home:
-            self._go_home(n, new, op)
+                if n in self.names:
+                    del self.names[n]
+            else:
+                away[n] = result
+        if away:
+            self._write_away(op, inputs or op.inputs, away)
+        else:
+            self.out.append(op if inputs is None else op.with_slots(inputs, op.outputs))
         if op.role_var:
             self._finish(op)
 
-    def _go_home(self, name: str, new: str, op: Operator) -> None:
-        """Move the new value of a variable, which has a name of its own, to where the variable rests."""
-        rests = self.rest[name] if name in self.keep else self.placed[name]
-        move = Move(name, self.block.desc(new).placement, rests, self.types[name], "its place at rest")
+    def _write_away(self, op: Operator, inputs: Slots, away: Mapping[str, tuple[Held, Placement]]) -> None:
+        """Append an operator whose results lie elsewhere than at home: they get names of their own, and are brought home."""
+        renamed = {n: self._new(n, "new", place) for n, (_, place) in away.items()}
+        self.out.append(op.with_slots(inputs, {s: tuple([renamed.get(n, n) for n in names]) for s, names in op.outputs.items()}))
+        for n, (held, place) in away.items():
+            if n in self.keep and not self.block.idx and self.last[n] is not op:
+                self._hold(n, held, renamed[n])  # it is written over again: this value need not go home
+                continue
+            self._hold(n, self._route(n, held, self.home[n]).also, renamed[n], n)
+            self._go_home(n, renamed[n], place, op)
+
+    def _go_home(self, name: str, new: str, place: Placement, op: Operator) -> None:
+        """Move the new value of a variable, which has a name of its own and lies at `place`, to where the variable rests."""
+        move = Move(name, place, self.home[name], self.types[name], "its place at rest")
         self.moves.append(move)
         self._redistribute(new, name, op, move.reason)
 
@@ -295,8 +323,10 @@ class Walk:
         """A finished gradient goes to the place of its update at once, and only that copy stays."""
         for param, grad in zip(op.role_var[::2], op.role_var[1::2], strict=True):
             q = self.update(param)
-            if q is not None and grad in self.at and q not in self.at[grad].places:
-                self._hold(grad, (q,), (self._moved(grad, q, op, "update"),))
+            held = self.at.get(grad)
+            if q is not None and held is not None and q not in held.places:
+                route = self._route(grad, held, q)
+                self._hold(grad, route.alone, self._move(grad, held, route, op, "update"))
                 self.finished.add(grad)
 
     # -- operators that run blocks ----------------------------------------------------------------------------------------------
@@ -307,32 +337,32 @@ class Walk:
         changed = {n: self._moved(n, REPLICATE, op, f"{op.type}: what decides is the same on every rank") for n in decides}
         changed = {n: m for n, m in changed.items() if n != m}
         bodies = [(self.program.blocks[op.attrs[which].idx], results) for which, results in definition.bodies.items()]
-        outer = dict(self.at)
-        for n in dict.fromkeys(n for block, _ in bodies for n in sub_writes(self.program, block) if n in outer):
-            home = self.rest.get(n, REPLICATE) if n in self.keep else self.placed.get(n, REPLICATE)
+        for n in dict.fromkeys(n for block, _ in bodies for n in sub_writes(self.program, block) if n in self.at):
+            home = self.home.get(n, REPLICATE)
             if any(isinstance(e, Partial) for e in home):
                 raise TranspileError(
                     f"op {op.type} writes %{n} in a block, which lies at {show_placement(home)}; write it whole before{where(op)}"
                 )
-            if home not in outer[n].places:  # it is on its way: the block finds it where it rests
-                self._go_home(n, outer[n].names[0] if outer[n].names else n, op)
-            outer[n] = self._held(n, (home,))
+            held = self.at[n]
+            if home not in held.places:  # it is on its way: the block finds it where it rests
+                self._go_home(n, self._name(n, 0), held.places[0], op)
+            self._hold(n, self._held(n, (home,)))
+        outer = self._state()
         ends = []
         for block, _ in bodies:
-            self._enter(dict(outer))
+            self._enter(outer)
             self._block(block)
-            ends.append((block, self.at))
-        self._enter(outer)
+            ends.append((block, self._state()))
         attrs = dict(op.attrs)
-        results: list[Held] = []
-        named = [(which, block, at) for (_, which), (block, at) in zip(bodies, ends, strict=True) if which]
+        results: list[tuple[Held, Placement]] = []
+        named = [(which, block, state) for (_, which), (block, state) in zip(bodies, ends, strict=True) if which]
         for k, out in enumerate(op.output_arg_names if named else ()):
-            q = self._common([(at, attrs[which][k]) for which, _, at in named])
-            results.append(self._held(out, (q,)))
-            for which, block, at in named:
+            q = self._common([(state[0], attrs[which][k]) for which, _, state in named])
+            results.append((self._held(out, (q,)), q))
+            for which, block, state in named:
                 here = self.block, self.out
                 self.block, self.out = block, block.oplist
-                self._enter(at)
+                self.at, self.names = state
                 local = self._moved(attrs[which][k], q, op, f"{op.type}: its branches leave %{out} alike")
                 self.block, self.out = here
                 attrs[which] = (*attrs[which][:k], local, *attrs[which][k + 1 :])
@@ -340,9 +370,18 @@ class Walk:
         moved = op.renamed(changed) if changed else op
         if any(attrs[a] != v for a, v in op.attrs.items()):
             moved = moved.replace(attrs=attrs)
-        self._write(moved, op.output_arg_names if named else (), results, op)
+        self.last.update((n, moved) for n in op.output_arg_names if self.last.get(n) is op)
+        self._write(moved, None, op.output_arg_names if named else (), results)
 
-    def _common(self, results: list[tuple[dict[str | None, Held], str]]) -> Placement:
+    def _state(self) -> State:
+        return self.at, self.names
+
+    def _enter(self, state: State) -> None:
+        """Go on where values lie so."""
+        at, names = state
+        self.at, self.names = dict(at), dict(names)
+
+    def _common(self, results: list[tuple[Mapping[str | None, Held], str]]) -> Placement:
         """The placement in which it costs least to have a result of all branches."""
         groups = [g for g, _ in self.groups]
 
@@ -355,20 +394,21 @@ class Walk:
         return min((q for at, n in results for q in at[n].places), key=cost)
 
 
-_NOWHERE = Held(-1, ())
-
-
-def _reading(op: Operator, definition: type[OpDef], changed: Mapping[int, str]) -> Operator:
-    """The operator with other names for some operands, by their number in slot order: two of them may be one value in two placements."""
-    inputs, k = {}, 0
-    for slot in definition.in_slots:
-        names = op.inputs.get(slot.name)
-        if names is None:
-            k += not slot.many
+def _inputs(op: Operator, definition: type[OpDef], ins: Names, changed: Mapping[int, str]) -> Slots:
+    """What an operator reads, with other names for some operands by their number: two of them may be one value in two placements."""
+    names: list[Any] = list(ins)
+    for k, n in changed.items():
+        names[k] = n
+    inputs: dict[str, tuple[str, ...]] = {}
+    k = 0
+    for slot, _, many in definition.in_slots:
+        old = op.inputs.get(slot)
+        if old is None:
+            k += not many
             continue
-        inputs[slot.name] = tuple([changed.get(k + i, n) for i, n in enumerate(names)])
-        k += len(names)
-    return Operator(op.type, inputs, op.outputs, op.attrs, op.role, op.role_var, op.site, op.device)
+        inputs[slot] = tuple(names[k : k + len(old)])
+        k += len(old)
+    return inputs
 
 
 def _serves(held: Placement, wanted: Placement) -> bool:

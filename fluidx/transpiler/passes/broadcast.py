@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir.operator import Operator, Role
+from ...ir.operator import unary
 from ...ir.program import ProgramPair
 from ..pass_ import Job, Pass
 from ..roots import Chunk, assign
@@ -35,5 +35,5 @@ class BroadcastStartup(Pass):
             for n in op.output_arg_names:
                 if n in owner and last[n] == k:
                     attrs = complete("broadcast", (("group", self.group), ("root", owner[n])))
-                    writer.keep(Operator("broadcast", {"X": (n,)}, {"Out": (n,)}, attrs, Role.DIST, (), op.site))
+                    writer.keep(unary("broadcast", n, n, attrs, op.site))
         return ProgramPair(pair.main, writer.program)

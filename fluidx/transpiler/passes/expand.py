@@ -18,7 +18,8 @@ class ExpandFused(Pass):
     ensures = ("expanded",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        if job.mesh.world_size == 1 or not any(opdef(op.type).expand for b in pair.main.blocks for op in b.oplist):
+        types = {op.type for b in pair.main.blocks for op in b.oplist}
+        if job.mesh.world_size == 1 or not any(opdef(t).expand for t in types):
             return pair
         main = pair.main.copy()
         for block in main.blocks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.errors import TranspileError, nearest
-from ...ir.operator import Operator, Role
+from ...ir.operator import Operator, unary
 from ...ir.program import Block, Program, ProgramPair, Var
 from ..lowerings import ALGORITHMS, steps
 from ..pass_ import Job, Pass
@@ -30,12 +30,12 @@ class Lower(Pass):
         known: dict[tuple, list] = {}
         for block in new.blocks:
             ops: list[Operator] = []
-            for op in block.oplist:
-                if op.type == "redistribute":
-                    self._write(ops, block, op, job, known)
-                else:
-                    ops.append(op)
-            block.oplist = ops
+            old, done = block.oplist, 0
+            for k in [k for k, op in enumerate(old) if op.type == "redistribute"]:
+                ops += old[done:k]
+                self._write(ops, block, old[k], job, known)
+                done = k + 1
+            block.oplist = ops + old[done:]
         return new
 
     def _write(self, ops: list[Operator], block: Block, op: Operator, job: Job, known: dict[tuple, list]) -> None:
@@ -52,7 +52,7 @@ class Lower(Pass):
             if k < len(path) - 1:
                 out = f"{target}.by{k + 1}"
                 block.descs[out] = Var(out, d.type, after, stop_gradient=True)
-            ops.append(Operator(type_, {"X": (source,)}, {"Out": (out,)}, attrs, role=Role.DIST, site=op.site))
+            ops.append(unary(type_, source, out, attrs, op.site))
             source = out
         if not path:
-            ops.append(Operator("assign", {"X": (source,)}, {"Out": (target,)}, {}, role=Role.DIST, site=op.site))
+            ops.append(unary("assign", source, target, site=op.site))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
-from ...ir.operator import Operator, Role
+from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
 from ...ir.pattern import find_row, rows
 from ...ir.program import Program, ProgramPair, Var
@@ -16,6 +15,7 @@ from ...ir.types import ANY, Local, Partial, Placement, Shard, show_placement
 from ..choices import Everywhere
 from ..pass_ import Job, Pass
 from ..walk import Move, Walk, where
+from ..writer import complete
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class Place(Pass):
         check_loss(main, self.loss)
         rest = self._rest(main, job)
         update = self._update(main, job)
-        moves = Walk(main, job.mesh.axes, rest, self._floating(main), update.get, self._refuse if self.strict else lambda move, op: None)
-        moves.run()
-        job.log += moves.moves
-        place_startup(startup, {n: moves.rest[n] for n, d in block.descs.items() if d.persistable and n in moves.rest}, job)
+        allowed = self._refuse if self.strict else lambda move, op: None
+        walk = Walk(main, job.mesh.axes, rest, self._floating(main), update.get, allowed)
+        walk.run()
+        job.log += walk.moves
+        place_startup(startup, {n: walk.home[n] for n in walk.keep if n in block.descs and n in walk.home}, job)
         return ProgramPair(main, startup)
 
     def _rest(self, main: Program, job: Job) -> dict[str, Placement]:
@@ -68,31 +69,32 @@ class Place(Pass):
     def _update(self, main: Program, job: Job) -> dict[str, Placement]:
         """Where each trained parameter's finished gradient goes."""
         descs = main.global_block().descs
-        trained = {p: descs[p] for op in main.global_block().oplist for p in op.role_var[::2] if p in descs}
+        trained = {p: descs[p] for op in main.global_block().oplist if op.role_var for p in op.role_var[::2] if p in descs}
         ranks = job.mesh.axes.get(self.group, 1)
         if not hasattr(self.update, "entries"):
             wanted = "an update choice has a method entries(params, group, ranks)"
             raise TranspileError(f"{wanted}, {self.update!r} has none; see transpiler/choices.py")
         entries = self.update.entries(trained, self.group, ranks) if ranks > 1 else {}
-        places = {n: (*d.placement, *((e,) if (e := entries.get(n)) is not None else ())) for n, d in trained.items()}
+        places = {n: d.placement if (e := entries.get(n)) is None else _ordered((*d.placement, e), job) for n, d in trained.items()}
+        one: dict[Placement, Placement] = {}  # equal placements are one object: the walk finds them by their identity
         for n, q in places.items():
-            what = check_placement(descs[n].type, q, main.groups, job.mesh.world_size)
+            what = check_placement(descs[n].type, q, main.groups, job.mesh.world_size) if q else ""
             if what or any(isinstance(e, (Partial, Local)) for e in q):
                 what = what or f"{show_placement(q)}; a parameter is updated where it is whole, cut, in pieces or at a root"
                 raise TranspileError(f"{self.update!r} cannot update {n!r} there: {what}")
-        return {n: _ordered(q, job) for n, q in places.items()}
+        return {n: one.setdefault(q, q) for n, q in places.items()}
 
     @staticmethod
     def _floating(main: Program) -> set[str]:
         """State that only updates touch: it rests where they want it."""
         block = main.global_block()
-        named = {n: d for n, d in block.descs.items() if d.persistable and not d.is_parameter and d.type.numel != 1 and not d.placement}
-        for b in main.blocks:
+        state = [d for d in block.descs.values() if d.persistable and not d.is_parameter]
+        named = {d.name for d in state if d.type.numel != 1 and not d.placement}
+        for b in main.blocks if named else ():
             for op in b.oplist:
                 if b.idx or op.role is not Role.OPTIMIZE:
-                    for n in (*op.input_arg_names, *op.output_arg_names):
-                        named.pop(n, None)
-        return set(named)
+                    named.difference_update(op.input_arg_names, op.output_arg_names)
+        return named
 
     def _refuse(self, move: Move, op: Operator) -> None:
         if move.sends and move.reason != "update":
@@ -104,15 +106,16 @@ class Place(Pass):
 def check_loss(main: Program, loss: str) -> None:
     """Raise TranspileError for a program whose gradients or losses are not what the caller says."""
     ops = main.global_block().oplist
-    named = [n for op in ops if op.role is Role.LOSS for n in op.output_arg_names]
-    backward = any(op.role is Role.BACKWARD for op in ops)
+    roles = {op.role for op in ops}
+    named = [n for op in ops if op.role is Role.LOSS for n in op.output_arg_names] if loss else []
+    backward = Role.BACKWARD in roles
     if loss and loss not in named:
         if not backward:
             raise TranspileError(
                 f"{main.label()} has no gradients, so {loss!r} is not its loss; call optimizer.minimize(loss) before transpile"
             )
         raise TranspileError(f"{main.label()} has no loss {loss!r}; {nearest(loss, named, 'its loss is')}")
-    if any(op.role is Role.OPTIMIZE for op in ops) and not backward:
+    if Role.OPTIMIZE in roles and not backward:
         raise TranspileError(f"{main.label()} has optimizer operators but no gradients; build it with optimizer.minimize(loss)")
 
 
@@ -127,8 +130,10 @@ def _check_annotation(d: Var, job: Job) -> None:
         raise TranspileError(f"{d.name!r} {d.type} is annotated {show_placement(d.placement)}: {what}")
 
 
-def _ordered(placement: Iterable[Any], job: Job) -> Placement:
+def _ordered(placement: Placement, job: Job) -> Placement:
     """Entries in the order of the axes, outer before inner."""
+    if len(placement) < 2:
+        return placement
     axes = list(job.mesh.axes)
     return tuple(sorted(placement, key=lambda e: axes.index(e.group)))
 
@@ -184,7 +189,7 @@ def _whole(block: Any, name: str, op: Operator, job: Job) -> str:
 
 
 def _redistribute(source: str, target: str, near: Operator) -> Operator:
-    return Operator("redistribute", {"X": (source,)}, {"Out": (target,)}, {"reason": "startup"}, role=Role.DIST, site=near.site)
+    return unary("redistribute", source, target, complete("redistribute", (("reason", "startup"),)), near.site)
 
 
 __all__ = ["Place", "check_loss", "place_startup", "where"]

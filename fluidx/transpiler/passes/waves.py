@@ -31,37 +31,36 @@ class GatherWaves(Pass):
         limit = self.wave_mb * 2**20 * job.mesh.world_size
         out: list[Operator] = []
         held: dict[str, list[Operator]] = {}  # kind -> operators that wait
-        names: dict[str, set[str]] = {}  # kind -> what they make, and what they read
-        reads: dict[str, set[str]] = {}
+        made: dict[str, set[str]] = {}  # kind -> what they make, and what they read
+        read: dict[str, set[str]] = {}
         size: dict[str, float] = {}
         waves = 0
 
         def flush(kind: str) -> None:
             nonlocal waves
-            for op in held.pop(kind, ()):
+            for op in held.pop(kind):
                 numbered = {**op.attrs, "wave": waves} if "wave" in op.attrs else op.attrs
                 out.append(op.replace(attrs=complete(op.type, tuple(numbered.items()))) if numbered is not op.attrs else op)
             waves += 1
-            del names[kind], reads[kind], size[kind]
+            del made[kind], read[kind], size[kind]
 
         for op in block.oplist:
-            if not held and op.type not in self.types:
-                out.append(op)
-                continue
-            ins, outs = flow.reads(new, op), flow.writes(new, op)
-            for kind in list(held):
-                if kind == op.type and names[kind].isdisjoint(ins):
-                    continue
-                if not (names[kind].isdisjoint(ins) and names[kind].isdisjoint(outs) and reads[kind].isdisjoint(outs)):
-                    flush(kind)
-            if op.type not in self.types:
-                out.append(op)
-                continue
             kind = op.type
-            held.setdefault(kind, []).append(op)
-            names.setdefault(kind, set()).update(outs)
-            reads.setdefault(kind, set()).update(ins)
-            size[kind] = size.get(kind, 0.0) + block.desc(ins[0]).type.nbytes
+            if held:  # operators of one kind may make and read the same, if none reads what another makes
+                ins, outs = flow.touches(new, op)
+                late = [k for k, names in made.items() if not names.isdisjoint(ins)]
+                late += [k for k, names in made.items() if k != kind and not (names.isdisjoint(outs) and read[k].isdisjoint(outs))]
+                for k in dict.fromkeys(late):
+                    flush(k)
+            if kind not in self.types:
+                out.append(op)
+                continue
+            if kind not in held:
+                held[kind], made[kind], read[kind], size[kind] = [], set(), set(), 0.0
+            held[kind].append(op)
+            made[kind].update(op.output_arg_names)
+            read[kind].update(op.input_arg_names)
+            size[kind] += block.desc(op.input_arg_names[0]).type.nbytes
             if size[kind] >= limit:
                 flush(kind)
         for kind in list(held):
