@@ -209,7 +209,9 @@ class Operator(_Fields):
         )
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Operator) and self.key() == other.key())
+        if self is other:
+            return True
+        return isinstance(other, Operator) and self.key() == other.key() and _written_alike(self.attrs, other.attrs)
 
     def __hash__(self) -> int:
         return hash(self.key())
@@ -224,6 +226,11 @@ class Operator(_Fields):
         return show_op(self)
 
     __str__ = to_string
+
+
+def _written_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Do equal attributes say the same? 1, 1.0 and true are equal, and so are 0.0 and -0.0; written down they are not."""
+    return a is b or all(v is b[name] or repr(v) == repr(b[name]) for name, v in a.items())
 
 
 def rename_slots(slots: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
