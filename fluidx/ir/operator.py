@@ -213,6 +213,9 @@ class Operator(_Fields):
             return True
         return isinstance(other, Operator) and self.key() == other.key() and _written_alike(self.attrs, other.attrs)
 
+    def __ne__(self, other: object) -> bool:  # a tuple's own would compare fields
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(self.key())
 
