@@ -214,7 +214,12 @@ class Operator(_Fields):
         )
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Operator) and self.key() == other.key())
+        if self is other:
+            return True
+        return isinstance(other, Operator) and self.key() == other.key() and _written_alike(self.attrs, other.attrs)
+
+    def __ne__(self, other: object) -> bool:  # a tuple's own would compare fields
+        return not self == other
 
     def __hash__(self) -> int:
         return hash(self.key())
@@ -240,6 +245,11 @@ def unary(type: str, x: str, out: str, attrs: Frozen = _EMPTY, site: Site | None
     reads, writes = (x,), (out,)
     fields = (type, Frozen(X=reads), Frozen(Out=writes), attrs or _EMPTY, Role.DIST, (), site, "", reads, writes)
     return tuple.__new__(Operator, fields)
+
+
+def _written_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Do equal attributes say the same? 1, 1.0 and true are equal, and so are 0.0 and -0.0; written down they are not."""
+    return a is b or all(v is b[name] or repr(v) == repr(b[name]) for name, v in a.items())
 
 
 def rename_slots(slots: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:

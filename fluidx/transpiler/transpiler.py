@@ -15,7 +15,6 @@ from ..ir.errors import TranspileError
 from ..ir.operator import Role
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
-from ..ir.stamp import Stamp
 from ..verify import Report, check_program, verify_ranks
 from ..view import diff
 from .cluster import Cluster, Mesh
@@ -95,7 +94,6 @@ class DistributeTranspiler:
         self._log = job.log
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._report: Report | None = None
-        self._stamp = Stamp([])
         self._dump()
         return self
 
@@ -190,11 +188,11 @@ class DistributeTranspiler:
         """
         ranks = [self._rank(r) for r in range(self.world_size)]
         mains, startups = [m for m, _ in ranks], [s for _, s in ranks]
-        if self._report is None or any(self._stamp.changed(p) for p in (*mains, *startups)):
-            self._report = None
+        report, self._report = self._report, None
+        if report is None or report.stamp is None or any(report.stamp.changed(p) for p in (*mains, *startups)):
             report = verify_ranks(self.source, mains, startups, repr(self.strategy))
-            self._stamp, self._report = Stamp([*mains, *startups]), report
-        return self._report
+        self._report = report
+        return report
 
     def diff(self, rank: int | None = None) -> Any:
         """What transpiling changed: the source against the program for all ranks, or against one rank's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from operator import is_
+from itertools import chain, compress, count
 from typing import Any
 
 from ..ir.batches import spans
@@ -12,6 +12,7 @@ from ..ir.bodies import bodies
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import BlockRef, Operator
 from ..ir.program import Block, Program
+from ..ir.stamp import Twins, Variables, regrouped
 from .control import check_blocks
 from .expressions import Table
 from .messages import is_message
@@ -58,7 +59,7 @@ def touched(program: Program, idx: int) -> set[str]:
 class Programs:
     """The operators of block 0 of all ranks, those that say the same under one number."""
 
-    def __init__(self, programs: Sequence[Program], table: Table):
+    def __init__(self, programs: Sequence[Program], twins: Twins, table: Table):
         self.programs, self.table = programs, table
         self.n = len(programs)
         self.codes: dict[tuple, int] = {}
@@ -68,35 +69,28 @@ class Programs:
         self._checked_blocks: set[int] = set()
         self.classes: list[Alike] = []
         self.of: list[Alike] = []
-        first = self.programs[0]
-        if all(self._same(first, p) for p in self.programs[1:]):
+        twins = regrouped(twins, _said)
+        if len(twins) == 1:
+            ((first, _),) = twins
             self.ops = [(op, first) for op in first.global_block().oplist]
             self.classes.append(Alike(first, list(range(len(self.ops)))))
             self.of = self.classes * self.n
-            self._common()
-            return
-        found: dict[tuple[int, ...], Alike] = {}
-        for p in self.programs:
-            ops = p.global_block().oplist
-            alike = next((c for c in self.classes[:1] + self.classes[-1:] if self._same(c.program, p)), None)
-            if alike is None:
-                codes = [self._code(op, p, p.global_block()) for op in ops]
-                alike = found.get(tuple(codes))
-                if alike is None:
-                    alike = found[tuple(codes)] = Alike(p, codes)
-                    self.classes.append(alike)
-            self.of.append(alike)
+        else:
+            self._classes(twins)
         self._common()
 
-    @staticmethod
-    def _same(a: Program, b: Program) -> bool:
-        """Have two programs the very same operators? (Blocks are compared where the operators that run them are.)"""
-        if a is b:
-            return True
-        if len(a.blocks) > 1 or len(b.blocks) > 1:
-            return False
-        x, y = a.global_block().oplist, b.global_block().oplist
-        return len(x) == len(y) and all(map(is_, x, y))
+    def _classes(self, twins: Twins) -> None:
+        """Programs whose operators have the same numbers are one class."""
+        found: dict[tuple[int, ...], Alike] = {}
+        of: dict[int, Alike] = {}
+        for p, ranks in twins:
+            block = p.global_block()
+            known = [*map(self._code_of.get, map(id, block.oplist))]
+            codes = [self._code(op, p, block) if c is None else c for op, c in zip(block.oplist, known, strict=True)]
+            alike = found.setdefault(tuple(codes), Alike(p, codes))
+            of.update(dict.fromkeys(ranks, alike))
+        self.classes = [*found.values()]
+        self.of = [of[r] for r in range(self.n)]
 
     def _code(self, op: Operator, program: Program, block: Block) -> int:
         """A number for operators that say the same, with the blocks that they run."""
@@ -133,7 +127,7 @@ class Programs:
 
     def _spans(self, codes: Sequence[int]) -> dict[int, tuple[int, int]]:
         """{place: (first, last)} of sends and receives that start together."""
-        places = [k for k, code in enumerate(codes) if self.is_message[code]]
+        places = [*compress(count(), map(self.is_message.__getitem__, codes))]
         out: dict[int, tuple[int, int]] = {}
         begin = 0
         for j, k in enumerate(places):
@@ -153,17 +147,9 @@ class Programs:
             (c,) = self.classes
             c.common = [k for k, code in enumerate(c.codes) if self.n == 1 or not message[code]]
         else:
-            places = []
-            for c in self.classes:
-                seen: dict[int, int] = {}
-                at: dict[tuple[int, int], int] = {}
-                for k, code in enumerate(c.codes):
-                    if message[code]:
-                        continue
-                    times = seen[code] = seen.get(code, -1) + 1
-                    at[code, times] = k
-                places.append(at)
-            chosen: list[tuple[int, int]] = list(places[0])
+            places = [_places(c.codes) for c in self.classes]
+            first = self.classes[0].codes
+            chosen = [x for x, k in places[0].items() if not message[first[k]]]
             for at in places[1:]:
                 chosen = [x for x in chosen if x in at]
                 chosen = _rising(chosen, [at[x] for x in chosen])
@@ -172,11 +158,35 @@ class Programs:
         self.length = len(self.classes[0].common)
         for c in self.classes:
             c.common.append(len(c.codes))
+        self.apart = {k for c in self.classes for k in _gaps(c.common)}
+
+
+def _said(program: Program) -> list[tuple]:
+    """What decides what the operators of block 0 do, beside the variables of block 0."""
+    return [(b.idx, b.parent_idx, b.oplist, Variables(b.descs) if k else None) for k, b in enumerate(program.blocks)]
+
+
+def _places(codes: Sequence[int]) -> dict[Any, int]:
+    """Where operators stand: under their number, and under (number, times) from the second time on."""
+    at: dict[Any, int] = dict(zip(codes, count()))
+    if len(at) == len(codes):
+        return at
+    at = {}
+    seen: dict[int, int] = {}
+    for k, code in enumerate(codes):
+        times = seen[code] = seen.get(code, -1) + 1
+        at[(code, times) if times else code] = k
+    return at
+
+
+def _gaps(places: Sequence[int]) -> list[int]:
+    """The indices of places that do not follow the place before."""
+    return [k for k, (a, b) in enumerate(zip(chain((-1,), places), places)) if b - a != 1]
 
 
 def _rising(chosen: list, at: list[int]) -> list:
     """A longest part of `chosen` whose places rise."""
-    if all(a < b for a, b in zip(at, at[1:], strict=False)):
+    if sorted(at) == at:
         return chosen
     tails: list[int] = []
     ends: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.program import Program, Var
+from ..ir.stamp import Twins, Variables, regrouped
 from ..ir.types import show_placement
 from .expressions import Table
 from .kinds import Signature
@@ -13,46 +14,27 @@ from .operators import is_local
 from .refuse import Refused, fail
 
 
+class Signatures(dict[str, Signature]):
+    """Signatures by name. A name that is not declared is refused."""
+
+    def __missing__(self, name: str) -> Signature:
+        raise Refused(f"%{name} is not declared")
+
+
 class Declared:
     """The variables of block 0 of all ranks. Raises VerifyError where they do not agree."""
 
-    def __init__(self, mesh: Mesh, table: Table, programs: Sequence[Program], single: bool = False):
+    def __init__(self, mesh: Mesh, table: Table, programs: Sequence[Program], twins: Twins, single: bool = False):
         self.mesh, self.programs, self.single = mesh, programs, single
         self.n = len(programs)
         self.vars: dict[str, Var] = {}
         self.differs: dict[str, dict[int, Var]] = {}  # declared by not every rank, or not alike
-        self.signatures: dict[str, Signature] = {}
+        self.signatures = Signatures()
         self.by_rank: dict[str, dict[int, Signature]] = {}  # of what is in `differs`
-        kinds: list[tuple[dict[str, Var], list[int]]] = []
-        for r, p in enumerate(self.programs):
-            descs = p.global_block().descs
-            for known, ranks in kinds[:2] + kinds[-1:]:
-                if known is descs or known == descs:
-                    ranks.append(r)
-                    break
-            else:
-                kinds.append((descs, [r]))
-        count: dict[str, int] = {}
-        for descs, ranks in kinds:
-            for n, d in descs.items():
-                count[n] = count.get(n, 0) + len(ranks)
-                first = self.vars.setdefault(n, d)
-                if first is d or (first.type == d.type and first.placement == d.placement and _flags(first) == _flags(d)):
-                    continue
-                alike = is_local((first.type, first.placement)) and is_local((d.type, d.placement))
-                if not alike or (first.persistable, first.is_data) != (d.persistable, d.is_data):
-                    raise fail(
-                        self.programs[ranks[0]], -1,
-                        f"%{n} is declared {d.type}, {show_placement(d.placement)}, and otherwise by another rank: {first.type}, "
-                        f"{show_placement(first.placement)}, persistable {first.persistable}", rank=ranks[0],
-                    )  # fmt: skip
-                self.differs.setdefault(n, {})
-        for n, c in count.items():
-            if c < self.n:
-                self.differs.setdefault(n, {})
-        for n, by_rank in self.differs.items():
-            by_rank.update((r, descs[n]) for descs, ranks in kinds if n in descs for r in ranks)
-            self.by_rank[n] = {r: table.signature(d.type, () if single else d.placement) for r, d in by_rank.items()}
+        twins = regrouped(twins, lambda p: Variables(p.global_block().descs))
+        if differs := self._merge(twins):
+            self.differs = {n: {} for n in self.vars if n in differs}
+            self._by_rank(twins, table)
         named: dict[str, str] = {}
         for n, d in self.vars.items():
             self.signatures[n] = table.signature(d.type, () if single else d.placement)
@@ -76,16 +58,57 @@ class Declared:
             except Refused as e:
                 raise fail(self.programs[next(iter(self.differs.get(n, (0,))))], -1, f"%{n}: {e}") from None
 
+    def _merge(self, twins: Twins) -> set[str]:
+        """Fill `vars`; give the names that not every rank declares, or not all alike."""
+        differs: set[str] = set()
+        base = Variables(twins[0][0].global_block().descs)
+        known = self.vars = dict(base.items())
+        added: dict[str, None] = {}  # what the first does not declare
+        for program, ranks in twins[1:]:
+            theirs, there = base.unlike(Variables(program.global_block().descs))
+            for n, d in theirs.items():
+                first = known.get(n)
+                if first is None:
+                    known[n] = d
+                    added[n] = None
+                    continue
+                if first is d or (first.type == d.type and first.placement == d.placement and _flags(first) == _flags(d)):
+                    continue
+                alike = is_local((first.type, first.placement)) and is_local((d.type, d.placement))
+                if not alike or (first.persistable, first.is_data) != (d.persistable, d.is_data):
+                    raise fail(
+                        program, -1,
+                        f"%{n} is declared {d.type}, {show_placement(d.placement)}, and otherwise by another rank: {first.type}, "
+                        f"{show_placement(first.placement)}, persistable {first.persistable}", rank=ranks[0],
+                    )  # fmt: skip
+                differs.add(n)
+            differs.update(n for n in there if n not in theirs)
+        return differs.union(added)
+
+    def _by_rank(self, twins: Twins, table: Table) -> None:
+        for program, ranks in twins:
+            descs = program.global_block().descs
+            for n, by_rank in self.differs.items():
+                d = descs.get(n)
+                if d is not None:
+                    by_rank.update(dict.fromkeys(ranks, d))
+                    s = table.signature(d.type, () if self.single else d.placement)
+                    self.by_rank.setdefault(n, {}).update(dict.fromkeys(ranks, s))
+
     def signature(self, name: str, rank: int) -> Signature:
         mine = self.by_rank.get(name)
         if mine is not None:
             if rank not in mine:
                 raise Refused(f"%{name} is not declared")
             return mine[rank]
-        found = self.signatures.get(name)
-        if found is None:
-            raise Refused(f"%{name} is not declared")
-        return found
+        return self.signatures[name]
+
+    def of_first(self) -> Signatures:
+        """The signatures of rank 0."""
+        if not self.by_rank:
+            return self.signatures
+        alike = {n: s for n, s in self.signatures.items() if n not in self.by_rank}
+        return Signatures(alike | {n: of[0] for n, of in self.by_rank.items() if 0 in of})
 
 
 def _flags(d: Var) -> tuple[bool, bool, bool]:

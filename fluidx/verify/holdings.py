@@ -23,6 +23,7 @@ class Holdings:
         self.shared: dict[str, int] = {}
         self.own: dict[str, dict[int, int]] = {}  # what some ranks hold under a name, where not all hold the same
         self._owners: dict[int, Collection[int]] = {}
+        self._rooted: dict[int, bool] = {}
         self.by_all: set[str] = set()  # what all ranks wrote together
         self.empty: set[tuple[str, int]] = set()  # what a rank wrote of which it has no elements
 
@@ -83,6 +84,23 @@ class Holdings:
         self.made_by(name, rank)
         return EMPTY
 
+    def rooted(self, signature: Signature) -> bool:
+        """Is a value at roots only?"""
+        found = self._rooted.get(id(signature))  # equal signatures are one object
+        if found is None:
+            t, placement = signature
+            found = self._rooted[id(signature)] = any(isinstance(e, At) for e in self.mesh.canonical(placement, t))
+        return found
+
+    def made_by_all(self, name: str, signature: Signature) -> None:
+        """Raise NotHere unless every rank made a value, with elements or without."""
+        d = self.declared.vars[name]
+        owners = range(self.n) if d.is_data or d.persistable else self.owners(signature)
+        if len(owners) < self.n:
+            for rank in range(self.n):
+                if rank not in owners:
+                    self.made_by(name, rank)
+
     def made_by(self, name: str, rank: int) -> None:
         """Raise NotHere unless a rank that has no elements of a value made it all the same: operators of plans read what is defined."""
         d = self.declared.vars[name]
@@ -138,9 +156,7 @@ class Together:
 
     def __init__(self, held: Holdings):
         self.held = held
-
-    def signature(self, name: str) -> Signature:
-        return self.held.declared.signature(name, 0)
+        self.signature = held.declared.of_first().__getitem__
 
     def read(self, name: str) -> int:
         held = self.held
@@ -149,14 +165,12 @@ class Together:
             value = held.initial(name, 0)
         if value < 0:
             raise NotHere(f"%{name} is not always defined")
-        t, placement = held.declared.signature(name, 0)
-        if placement and any(isinstance(e, At) for e in held.mesh.canonical(placement, t)):
-            raise NotHere(f"%{name} is {show_placement(placement)}, and every rank reads it")
-        if placement and name not in held.by_all:
-            owners = held.owners(held.declared.signature(name, 0))
-            for rank in range(held.n) if len(owners) < held.n else ():
-                if rank not in owners:
-                    held.made_by(name, rank)
+        signature = self.signature(name)
+        if signature[1]:
+            if held.rooted(signature):
+                raise NotHere(f"%{name} is {show_placement(signature[1])}, and every rank reads it")
+            if name not in held.by_all:
+                held.made_by_all(name, signature)
         return value
 
     def write(self, name: str, value: int) -> None:

@@ -139,7 +139,7 @@ def check_attrs(definition: type[OpDef], attrs: Mapping[str, Any]) -> None:
     for name, value in full.items():
         if name not in attrs:
             raise ProgramError(f"op {definition.name} has no value for attribute {name!r}; kernels take every attribute")
-        if repr(value) != repr(attrs[name]):
+        if value is not attrs[name] and repr(value) != repr(attrs[name]):
             raise ProgramError(f"op {definition.name}: attribute {name!r} must be {type(value).__name__}, found {attrs[name]!r}")
 
 

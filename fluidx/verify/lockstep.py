@@ -13,6 +13,7 @@ from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program
+from ..ir.stamp import Twins
 from ..ir.types import At, show_placement
 from .alike import Programs, touched
 from .control import Control
@@ -28,20 +29,21 @@ from .values import EMPTY, UNDEFINED, Values
 
 
 class World:
-    """One program of every rank, run on what the ranks' variables mean."""
+    """One program of every rank, run on what the ranks' variables mean. `twins` are those that say the same."""
 
     def __init__(
         self,
         values: Values,
         mesh: Mesh,
         programs: Sequence[Program],
+        twins: Twins,
         has_state: bool,
         single: bool = False,
         loose: set[tuple] | None = None,
     ):
         self.mesh, self.table, self.programs, self.n = mesh, values.table, programs, len(programs)
-        self.declared = Declared(mesh, values.table, programs, single)
-        self.said = Programs(programs, values.table)
+        self.declared = Declared(mesh, values.table, programs, twins, single)
+        self.said = Programs(programs, twins, values.table)
         self.held = Holdings(values, self.declared, has_state)
         self.kinds = Kinds(mesh, values.table, loose, single)
         self.operators = Operators(values, self.kinds)
@@ -49,6 +51,11 @@ class World:
         self.meetings = Meetings(self)
         self.messages = Messages(self)
         self._kinds: dict[int, tuple[Kind, Sequence[str | None], Sequence[str | None]]] = {}
+
+    def dissolve(self) -> None:
+        """Forget everything, at the end: its parts know each other, and the collector would look through all values to find that out."""
+        for part in (self.operators.values, self.control, self.meetings, self.messages, self):
+            vars(part).clear()
 
     def run(self) -> None:
         ops = [op for op, _ in self.said.ops]
@@ -157,7 +164,8 @@ class World:
                 raise Refused(f"op {op.type} stands for operators that are not written out yet")
             if known[0].definition.effect is Effect.P2P:
                 raise Refused(f"op {op.type} communicates, in the program for one device")
-            if code is not None and not any(n in self.declared.differs for n in (*known[1], *known[2])):
+            differs = self.declared.differs
+            if code is not None and not (differs and any(n in differs for n in (*known[1], *known[2]))):
                 self._kinds[code] = known
         kind, ins, outs = known
         if kind.runs:
@@ -221,6 +229,8 @@ class World:
 
     def _apart(self, k: int) -> int:
         """Run what stands before common operator k; give the number of the next one that all ranks have come to."""
+        if k not in self.said.apart:
+            return k
         begin = [0 if k == 0 else c.common[k - 1] + 1 for c in self.said.classes]
         active = {id(c) for c, b in zip(self.said.classes, begin, strict=True) if b < c.common[k]}
         if not active:

@@ -25,6 +25,7 @@ class Meetings:
         self.mesh, self.table, self.n = world.mesh, world.table, world.n
         self.count = 0
         self._everybody_in: set[str] = set()
+        self._sets_along: dict[tuple[str, tuple[str, ...]], bool] = {}
 
     def members(self, op: Operator, r: int) -> Sequence[int]:
         group = op.attrs.get("group")
@@ -48,7 +49,7 @@ class Meetings:
             return False
         try:
             value = self.world.moving(kind, ins[0], scope, None)
-            if not all(self._along(kind, members) for members in self.mesh.groups[group]):
+            if not self._all_along(kind):
                 return False
             made = self.operators.moved(kind, op, (value,))
         except Refused:
@@ -59,11 +60,24 @@ class Meetings:
         scope.write(outs[0], made)
         return True
 
+    def _all_along(self, kind: Kind) -> bool:
+        """Do the members of each set differ in nothing but their index in the group?"""
+        key = kind.attrs["group"], self._others(kind)
+        found = self._sets_along.get(key)
+        if found is None:
+            found = self._sets_along[key] = all(self._along(kind, members) for members in self.mesh.groups[key[0]])
+        return found
+
     def _along(self, kind: Kind, members: Sequence[int]) -> bool:
         """Do the members differ in nothing but their index in the group?"""
+        others = self._others(kind)
+        return not others or self.mesh.along(members, others)
+
+    @staticmethod
+    def _others(kind: Kind) -> tuple[str, ...]:
+        """The groups that an operator's operand and result lie over, but for its own."""
         group = kind.attrs["group"]
-        others = {e.group for s in (*kind.ins, *kind.outs) if s is not None for e in s[1] if e.group and e.group != group}
-        return not others or self.mesh.along(members, sorted(others))
+        return tuple(sorted({e.group for s in (*kind.ins, *kind.outs) if s is not None for e in s[1] if e.group and e.group != group}))
 
     def check(self, kind: Kind, op: Operator) -> None:
         if kind.definition.abstract:

@@ -44,7 +44,7 @@ class Operators:
     def kind(self, op: Operator, scope: Scope) -> tuple[Kind, Sequence[str | None], Sequence[str | None]]:
         """The operator's kind, and the names that it reads and writes in slot order. Raises Refused for what may not stand there."""
         inputs, outputs = op.inputs, op.outputs
-        form = op.type, tuple(inputs), tuple(outputs), tuple(map(len, inputs.values())), tuple(map(len, outputs.values()))
+        form = op.type, len(inputs), *inputs, *map(len, inputs.values()), *outputs, *map(len, outputs.values())
         known = self._forms.get(form)
         if known is None:
             known = self._forms[form] = _form(op)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ..ir.errors import FluidxError, VerifyError
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair, Var
+from ..ir.stamp import Stamp
 from ..ir.types import show_placement
 from .control import check_blocks
 from .expressions import Table
@@ -47,18 +48,19 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
         raise VerifyError(f"the source is a ProgramPair(main, startup), got {type(source).__name__}")
     if not mains or len(mains) != len(startups):
         raise VerifyError(f"there are {len(mains)} main and {len(startups)} startup programs; every rank has one of each")
-    report = Report(label or mains[0].strategy or source.main.name, len(mains))
+    stamp = Stamp([*mains, *startups])
+    report = Report(label or mains[0].strategy or source.main.name, len(mains), stamp=stamp)
     _check_ranks(mains, startups)
     placed: dict[str, tuple[Program, Var]] = {}
     for programs, single, is_main in ((startups, source.startup, False), (mains, source.main, True)):
         report.operators += sum(len(b.oplist) for p in programs for b in p.blocks)
         table = Table()
         loose: set[tuple] = set()
-        one = World(Values(table, Mesh({}, 1)), Mesh({}, 1), [single], has_state=is_main, single=True, loose=loose)
+        one = World(Values(table, Mesh({}, 1)), Mesh({}, 1), [single], [(single, [0])], has_state=is_main, single=True, loose=loose)
         one.run()
         mesh = _mesh(programs)
         # the expressions of one device know nothing of ranks, so both share the table
-        ranks = World(Values(table, mesh), mesh, programs, has_state=is_main, loose=loose)
+        ranks = World(Values(table, mesh), mesh, programs, stamp.twins(programs), has_state=is_main, loose=loose)
         _check_declared(one, ranks, is_main)
         ranks.run()
         if not is_main:
@@ -66,20 +68,23 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
         report.collectives += ranks.meetings.count
         report.messages += ranks.messages.count
         proved = _compare(one, ranks, is_main)
-        states = [n for n in proved if ranks.declared.vars[n].persistable]
+        declared = ranks.declared.vars
+        states = [n for n in proved if declared[n].persistable]
         for n in states:
-            before = placed.setdefault(n, (programs[0], ranks.declared.vars[n]))
-            if before[1].placement != ranks.declared.vars[n].placement:
+            before = placed.setdefault(n, (programs[0], declared[n]))
+            if before[1].placement != declared[n].placement:
                 raise fail(
                     programs[0], -1, f"%{n} is {show_placement(before[1].placement)} in startup and "
-                    f"{show_placement(ranks.declared.vars[n].placement)} in main",
+                    f"{show_placement(declared[n].placement)} in main",
                 )  # fmt: skip
-        if not is_main:
+        if is_main:
+            report.parameters = sum(declared[n].is_parameter for n in states)
+            report.states = len(states) - report.parameters
+            report.values = len(proved)
+        else:
             report.initial = len(states)
-            continue
-        report.parameters = sum(ranks.declared.vars[n].is_parameter for n in states)
-        report.states = len(states) - report.parameters
-        report.values = len(proved)
+        for world in (one, ranks):
+            world.dissolve()
     return report
 
 

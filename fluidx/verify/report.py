@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ..ir.stamp import Stamp
 
 
 @dataclass
@@ -18,6 +20,7 @@ class Report:
     parameters: int = 0
     states: int = 0
     values: int = 0
+    stamp: Stamp | None = field(default=None, repr=False, compare=False)  # the rank programs as they were proved
 
     def __str__(self) -> str:
         n = self.ranks

@@ -47,7 +47,7 @@ class Values:
         found = self.ids.get(key)
         if found is None:
             found = self.ids[key] = len(self.atoms)
-            self.atoms.append(Atom(e, placement, derivation))
+            self.atoms.append(Atom._make(key))
         return found
 
     def term(self, e: int, placement: Placement, key: object) -> int:
