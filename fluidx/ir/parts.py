@@ -191,7 +191,8 @@ class Part:
     """What a kernel is told of the whole that its operands are parts of, where its pattern asks for it.
 
     count: the product of the global sizes of the factors marked `#`. start, size: where this part of the located factor (`@`) begins, and
-    its global size. box, shape: for `K`, the range of every axis of the first output that is computed here, and its global shape.
+    its global size; of runs (`n/4@`), the first one here, and their number. box, shape: for `K`, the range of every axis of the first
+    output that is computed here, and its global shape.
     """
 
     count: int = 1

@@ -4,11 +4,15 @@
 
 One word per axis, one entry per operand (slots in order, the variables of a list slot one by one). A letter is a *factor*, a loop of the
 op; `(a b)` is an axis that two factors make, `a` the outer one; `*` stands for any further axes, aligned from the right; `.` is an axis
-without a factor (of size 1, or not to be cut); `~X` an operand of which only the shape is read. After `|` stand the exceptions:
+without a factor (of size 1, or not to be cut); `~X` an operand of which only the shape is read; `n/4` an axis with one entry for each
+of 4 runs of n: of N elements, run k has k*N//4 to (k+1)*N//4, perhaps none. After `|` stand the exceptions:
 
     k:+  k:max  k:min   outputs that lack k are reduced over it        k:=    outputs that lack k do not depend on it
     c!                  c must be whole                                v@     the kernel is told where its part of v begins
     #n                  the kernel is told the global size of n        K      the kernel is told its part of every axis (random numbers)
+    n/4                 n is cut between 4 runs, as an axis n/4 says too: the ranks of a group cut it if their number divides 4. Their
+                        parts then begin where runs do, whatever the size of n; a second group does not cut n again
+    n/4@                the kernel is told which run its part begins with
     L(0,2)  L(0>1)      linear in operands 0 and 2 together; only into output 1
     U(0)  D(0)  U(0>max)  rising or falling in every element of operand 0; a maximum over elements of it
 
@@ -19,7 +23,7 @@ Source: the notation of nnScaler's dimops and of Shardy's factors, with reductio
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -46,6 +50,11 @@ class Row(NamedTuple):
     ins: tuple[Entry | None, ...]
     outs: tuple[Entry | None, ...]
     factor: str = ""  # what is cut
+    runs: int = 0  # it is cut between so many runs: only a number of ranks that divides this can cut it, and one group; 0: any
+
+    def among(self, n: int) -> bool:
+        """Can n ranks cut what the row cuts?"""
+        return not self.runs or self.runs % n == 0
 
     @property
     def owes(self) -> bool:
@@ -68,6 +77,7 @@ class Pattern:
     keyed: bool = False
     linear: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = field(default_factory=list)
     monotone: list[tuple[int, tuple[tuple[str, str], ...]]] = field(default_factory=list)
+    runs: dict[str, int] = field(default_factory=dict)  # factor -> the number of its runs, `/`
     shape_only: frozenset[int] = frozenset()
     no_axes: bool = False  # the line names no axis, so that flat ranges may be worked on
 
@@ -139,9 +149,29 @@ def parse_pattern(text: str, ins: Types, outs: Types, sizes: Mapping[str, int] |
         for factors in axes or ():
             for f in factors:
                 found.setdefault(f, ANY)
+    if "/" in text:
+        _runs(p, text)
     for word in after.split():
         _exception(p, word, text)
     return p
+
+
+_RUNS = re.compile(r"(\w+)/(\d+)")
+
+
+def _runs(p: Pattern, text: str) -> None:
+    """Enter the factors that are cut between runs."""
+    for f, k in _RUNS.findall(text):
+        count, axis = p.runs.setdefault(f, int(k)), f"{f}/{k}"
+        if count != int(k) or not count:
+            raise ProgramError(f"pattern {text!r}: {f} is in {k} runs" + (f" and in {count}" if count else ""))
+        if p.sizes.get(axis, ANY) not in (ANY, count):
+            raise ProgramError(f"pattern {text!r}: an axis {axis} has size {p.sizes[axis]}")
+        if axis in p.sizes:
+            p.sizes[axis] = count
+        if f not in p.sizes:  # of size 1, which is never cut
+            p.whole.add(f)
+            p.sizes[f] = 1
 
 
 _GROUP = re.compile(r"([LUD])\((\d+(?:,\d+)*)(?:>(\w+(?:,\w+)*))?\)")
@@ -158,6 +188,8 @@ def _exception(p: Pattern, word: str, text: str) -> None:
             return
         kinds = (into,) if into else ("max", "min")
         p.monotone.append((members[0], tuple((k, k if kind == "U" else _SWAPPED[k]) for k in kinds)))
+        return
+    if _RUNS.fullmatch(word):
         return
     if word == "K":
         p.keyed = True
@@ -188,14 +220,14 @@ def _named(p: Pattern, name: str) -> list[str]:
 # -- rows -----------------------------------------------------------------------------------------------------------------------
 
 
-def _where(axes: list[tuple[str, ...]] | None, f: str, sizes: Mapping[str, int]) -> Shard | None | bool:
-    """Where an operand lies when factor f is cut: None without f, False where a cut of f is no cut of the operand."""
-    found = [(k, factors) for k, factors in enumerate(axes or ()) if f in factors]
+def _where(axes: list[tuple[str, ...]] | None, f: str, sizes: Mapping[str, int], runs: str = "") -> Shard | None | bool:
+    """Where an operand lies when factor f, or the axis of its runs, is cut: None without f, False where that is no cut of the operand."""
+    found = [(k, factors) for k, factors in enumerate(axes or ()) if f in factors or runs in factors]
     if not found:
         return None
     axis, factors = found[0]
     unit = prod(sizes.get(inner, ANY) if sizes.get(inner, ANY) > 0 else 0 for inner in factors[1:])
-    return Shard(axis, "", unit) if len(found) == 1 and factors[0] == f and unit > 0 else False
+    return Shard(axis, "", unit) if len(found) == 1 and factors[0] in (f, runs) and unit > 0 else False
 
 
 def rows(p: Pattern) -> list[Row]:
@@ -203,10 +235,12 @@ def rows(p: Pattern) -> list[Row]:
     cut, flat ranges, at a root, whole, cuts that leave a sum to be finished, linear, monotone."""
     cuts: list[Row] = []
     for f in p.sizes:
-        if f in p.whole:
+        if f in p.whole or "/" in f:
             continue
-        ins = tuple(_where(axes, f, p.sizes) for axes in p.ins)
-        outs = tuple(_where(axes, f, p.sizes) for axes in p.outs)
+        count = p.runs.get(f, 0)
+        runs = f"{f}/{count}" if count else ""
+        ins = tuple(_where(axes, f, p.sizes, runs) for axes in p.ins)
+        outs = tuple(_where(axes, f, p.sizes, runs) for axes in p.outs)
         if False in ins or False in outs or not any((*ins, *outs)):
             continue
         monoid = p.reduced.get(f)
@@ -215,7 +249,7 @@ def rows(p: Pattern) -> list[Row]:
             continue
         rest = None if f in p.ignored or monoid is None else Partial(monoid, "")
         filled = tuple(o or (None if axes is None else rest) for o, axes in zip(outs, p.outs, strict=True))
-        cuts.append(Row("cut", f"cut {f}", ins, filled, f))  # type: ignore[arg-type]
+        cuts.append(Row("cut", f"cut {runs or f}", ins, filled, f, count))  # type: ignore[arg-type]
     whole = Row("whole", "whole", (None,) * len(p.ins), (None,) * len(p.outs))
     root = Row("root", "at a root", _all(ROOT, p.ins), _all(ROOT, p.outs))
     settled = [r for r in cuts if not r.owes]
@@ -401,6 +435,8 @@ def fits(
 
     With `outs` given, they must be those. `types` are those of operands and outputs. Where only a shape is read, nothing is asked.
     """
+    if not row.among(n):
+        return None
     scale = 0
     for k, (want, have) in enumerate(zip(row.ins, ins, strict=True)):
         if k in p.shape_only or p.ins[k] is None:
@@ -436,7 +472,7 @@ def fits(
         scale = made.unit // wanted.unit if made is not None and wanted is not None and made.unit % wanted.unit == 0 else 1
     if row.kind in ("root", "flat") and free is None:
         return None
-    place = [_concrete(e, free, scale, group) for e in (*row.ins, *row.outs)]
+    place = [_concrete(e, free, 1 if row.runs else scale, group) for e in (*row.ins, *row.outs)]
     for k, have in enumerate(ins):
         if k in p.shape_only or have is None or p.ins[k] is None:
             continue
@@ -471,3 +507,12 @@ def find_row(
         if fits(row, p, ins, outs, types, group, n) is not None:
             return row
     return None
+
+
+def cut_twice(found: Iterable[Row]) -> str:
+    """The factor in runs that more than one of these rows cuts, each over a group of its own; "" for none.
+
+    What the inner of two groups has begins where runs do only by luck, so no lemma speaks of it.
+    """
+    cuts = [row.factor for row in found if row.runs]
+    return next((f for f in cuts if cuts.count(f) > 1), "")

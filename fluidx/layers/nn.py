@@ -372,15 +372,34 @@ def batch_norm(
     moving_variance_name: str | None = None,
     do_model_average_for_mean_and_var: bool = True,
     use_global_stats: bool = False,
+    sub_batches: int = 1,
 ) -> Variable:
     """Batch normalization over all axes but the channels: (x - mean) / sqrt(variance + epsilon) * scale + bias.
 
     While training, mean and variance are the batch's, and the moving ones become momentum * moving + (1 - momentum) * batch's. With
     is_test (set by `Program.clone(for_test=True)`) or use_global_stats they are the moving ones. Scale and bias are `w_0` and `b_0`,
     the moving mean and variance `w_1` and `w_2`, parameters that are not trained. `in_place` has no effect.
+
+    `sub_batches=g` is ghost batch normalization: while training, the batch is cut into g runs of rows, of B rows k*B//g to (k+1)*B//g,
+    and each is normalized by its own mean and variance. The moving ones then take the mean over the runs of their means and variances, each
+    run counted alike; a run without rows (a batch of fewer than g) does not count. One device and ranks compute the same: ranks whose
+    number divides g hold whole runs and exchange nothing but the moving statistics; other numbers of ranks gather the batch. Source:
+    Hoffer, Hubara and Soudry 2017, "Train longer, generalize better".
+
+    >>> import numpy as np
+    >>> import fluidx as fx
+    >>> main, startup = fx.Program(), fx.Program()
+    >>> with fx.program_guard(main, startup), fx.unique_name.guard():
+    ...     y = fx.layers.batch_norm(fx.data("x", [-1, 1], "float32"), sub_batches=2)
+    >>> exe = fx.Executor(fx.CPUPlace())
+    >>> _ = exe.run(startup)
+    >>> x = np.float32([[1], [3], [100], [300]])
+    >>> exe.run(main, feed={"x": x}, fetch_list=[y])[0].ravel().round(2).tolist()
+    [-1.0, 1.0, -1.0, 1.0]
     """
     helper = LayerHelper("batch_norm", name)
     x = helper.variable(input, "input")
+    runs = whole(helper.label, "sub_batches", sub_batches, 1)
     layout = _layout(helper, data_layout, "data_layout")
     helper.rank(x, "input", 2, 3, 4, 5)
     shape, dtype = (helper.known(x, "input", 1 if layout == "NCHW" else x.ndim - 1),), _wide(x.dtype)
@@ -390,6 +409,14 @@ def batch_norm(
         raise wrong(f"{helper.label}: scale and bias cannot be left out; ParamAttr(trainable=False) keeps them at 1 and 0")
     mean = helper.parameter(ParamAttr(moving_mean_name, Constant(0.0), trainable=False), shape, dtype)
     variance = helper.parameter(ParamAttr(moving_variance_name, Constant(1.0), trainable=False), shape, dtype)
+    new = {"MeanOut": mean, "VarianceOut": variance}
+    momentum, epsilon = number(helper.label, "momentum", momentum), number(helper.label, "epsilon", epsilon)
+    if runs > 1 and not is_test and not use_global_stats:
+        y, _, _, batch = helper.op(
+            "ghost_batch_norm", x, scale, bias, mean, variance, sub_batches=runs, epsilon=epsilon, data_layout=layout
+        )
+        helper.op("bn_running", mean, variance, batch, out=new, momentum=momentum)
+        return helper.activate(y, act)
     y, *_ = helper.op(
         "batch_norm",
         x,
@@ -397,9 +424,9 @@ def batch_norm(
         bias,
         mean,
         variance,
-        out={"MeanOut": mean, "VarianceOut": variance},
-        momentum=number(helper.label, "momentum", momentum),
-        epsilon=number(helper.label, "epsilon", epsilon),
+        out=new,
+        momentum=momentum,
+        epsilon=epsilon,
         is_test=bool(is_test),
         use_global_stats=bool(use_global_stats),
         data_layout=layout,

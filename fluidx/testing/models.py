@@ -52,7 +52,7 @@ def integer_mlp(reduce: str = "sum", optimizer: Any = None) -> TestModel:
 
 
 def classifier(optimizer: Any = None, width: int = 16, kind: str = "mlp") -> TestModel:
-    """A softmax classifier: `kind` "mlp", "dropout", "norm" (layer_norm), "batch_norm" or "conv"."""
+    """A softmax classifier: `kind` "mlp", "dropout", "norm" (layer_norm), "batch_norm", "sub_batches" (of a batch_norm) or "conv"."""
     import fluidx as fx
 
     main, startup = _program(f"classifier_{kind}")
@@ -68,8 +68,8 @@ def classifier(optimizer: Any = None, width: int = 16, kind: str = "mlp") -> Tes
             h = fx.layers.dropout(h, 0.3, dropout_implementation="upscale_in_train")
         if kind == "norm":
             h = fx.layers.layer_norm(h)
-        if kind == "batch_norm":
-            h = fx.layers.batch_norm(h)
+        if kind in ("batch_norm", "sub_batches"):
+            h = fx.layers.batch_norm(h, sub_batches=4 if kind == "sub_batches" else 1)
         loss = fx.layers.mean(fx.layers.softmax_with_cross_entropy(fx.layers.fc(h, 5), label))
         _, pairs = (optimizer or fx.optimizer.Momentum(0.1, 0.9)).minimize(loss)
 

@@ -370,7 +370,7 @@ class _Case:
             for p in patterns:
                 table = rows(p)
                 for row in table:
-                    key = (row.ins, row.outs, row.factor in p.ignored, frozenset(p.counted), frozenset(p.located))
+                    key = (row.ins, row.outs, row.runs, row.factor in p.ignored, frozenset(p.counted), frozenset(p.located))
                     if key in done:
                         continue
                     done.add(key)
@@ -433,16 +433,25 @@ class _Case:
     def bounds(self, row: Row, p: Pattern, n: int, style: str) -> tuple[int, ...]:
         """Where the row's factor is cut, in blocks; or where flat ranges begin and end."""
         if row.kind == "cut":
-            return _bounds(self.size(row.factor, p), n, style, self.rng)
+            return _bounds(row.runs or self.size(row.factor, p), n, style, self.rng)
         if row.kind == "flat":
             cut = zip((*row.ins, *row.outs), (*self.in_types, *self.out_types), strict=True)
             return _bounds(next(t.numel for e, t in cut if isinstance(e, Pieces) and t is not None), n, style, self.rng)
         return ()
 
+    def between(self, row: Row, p: Pattern, axes: Any, entry: Entry | None, bounds: tuple[int, ...]) -> tuple[int, ...]:
+        """Where an operand's axis is cut: a factor in runs where those begin at which the row cuts."""
+        if not row.runs or not isinstance(entry, Shard) or axes[entry.axis][0] != row.factor:
+            return bounds
+        size = self.size(row.factor, p)
+        return tuple(b * size // row.runs for b in bounds)
+
     def execute(self, row: Row, p: Pattern, n: int, bounds: tuple[int, ...], style: str) -> None:
         """Run the ranks by a row; _Wrong says what does not hold."""
-        parts = [self.parts(k, e, n, bounds, style, p) for k, e in enumerate(row.ins)]
-        shapes = [[_local(t, e, bounds, r) for r in range(n)] for t, e in zip(self.out_types, row.outs, strict=True)]
+        cuts = [self.between(row, p, axes, e, bounds) for axes, e in zip((*p.ins, *p.outs), (*row.ins, *row.outs), strict=True)]
+        parts = [self.parts(k, e, n, cuts[k], style, p) for k, e in enumerate(row.ins)]
+        made = zip(self.out_types, row.outs, cuts[len(row.ins) :], strict=True)
+        shapes = [[_local(t, e, c, r) for r in range(n)] for t, e, c in made]
         got: list[Arrays] = []
         for r in range(n):
             local = [s[r] for s in shapes]
@@ -506,7 +515,10 @@ class _Case:
         start = size = 0
         for f in p.located:
             size = self.size(f, p)
-            start = bounds[r] if row.kind == "cut" and row.factor == f else 0
+            if row.kind == "cut" and f == row.factor:
+                start = bounds[r] * size // row.runs if row.runs else bounds[r]
+            elif row.runs and f == f"{row.factor}/{row.runs}":
+                start = bounds[r]
         box: tuple[tuple[int, int], ...] = ()
         shape: tuple[int, ...] = ()
         first = self.out_types[0]

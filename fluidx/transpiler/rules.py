@@ -8,7 +8,7 @@ Source: facts measured on a prototype over seven models; spread, not searched, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +80,14 @@ class Held:
 Options = Sequence[tuple[Entry | None, ...]]  # per operand, the entries at hand over one group; () for one that takes what it is given
 
 
-def choose(kind: Kind, have: Options, group: str, n: int) -> tuple[Row, list[Entry | None], list[Entry | None]]:
-    """The row whose operands cost least to bring there."""
+def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] = ()) -> tuple[Row, list[Entry | None], list[Entry | None]]:
+    """The row whose operands cost least to bring there. `taken` are factors in runs that another group cuts."""
     best: tuple[float, Row, list[Entry | None], list[Entry | None]] | None = None
     p = kind.pattern
     for row in kind.table:
         if row.kind == "cut" and not _any_cut(row, have) or row.kind == "linear" and not _any_term(row, have):
+            continue
+        if row.runs and (not row.among(n) or row.factor in taken):
             continue
         for ins, outs in _forms(row, have, kind, group, n):
             if row.kind == "linear" and _gathers(ins, have, p):
@@ -133,7 +135,7 @@ def _forms(row: Row, have: Options, kind: Kind, group: str, n: int) -> Iterator[
         return
     units: dict[int, None] = {}
     for want, options in zip(row.ins, have, strict=True):
-        if isinstance(want, Shard):
+        if isinstance(want, Shard) and not row.runs:
             for e in options:
                 if isinstance(e, Shard) and e.axis == want.axis and e.unit % want.unit == 0:
                     units[e.unit // want.unit] = None

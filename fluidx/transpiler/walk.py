@@ -16,8 +16,9 @@ from ..ir.flow import sub_writes
 from ..ir.opdef import OPS, OpDef, opdef
 from ..ir.operator import Operator, unary
 from ..ir.parts import entry_of
+from ..ir.pattern import Row
 from ..ir.program import Block, Program, Var
-from ..ir.types import REPLICATE, At, Partial, Placement, TensorType, show_placement
+from ..ir.types import REPLICATE, At, Entry, Partial, Placement, TensorType, show_placement
 from .rules import Choice, Held, Kind, choose, move_cost, nominal_bytes
 from .writer import complete
 
@@ -204,10 +205,10 @@ class Walk:
         kind = self._kind(op, definition, ins, outs)
         p = kind.pattern
         have = [self.at[n].places for n in ins]
-        over = []
+        over: list[tuple[Row, list[Entry | None], list[Entry | None]]] = []
         for group, n in self.groups:
             options = [tuple(dict.fromkeys(entry_of(q, group) for q in qs)) for qs in have]
-            over.append(choose(kind, options, group, n))
+            over.append(choose(kind, options, group, n, {row.factor for row, _, _ in over if row.runs}))
         if any(row.kind == "flat" for row, _, _ in over):  # flat ranges stand beside nothing else
             whole = next(row for row in kind.table if row.kind == "whole")
             over = [found if found[0].kind == "flat" else (whole, list(whole.ins), list(whole.outs)) for found in over]

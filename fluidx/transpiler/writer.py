@@ -11,7 +11,7 @@ from ..ir.errors import ProgramError, nearest
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator, Role
 from ..ir.parts import entry_of
-from ..ir.pattern import fits, rows
+from ..ir.pattern import Row, cut_twice, fits, rows
 from ..ir.program import Program, Var
 from ..ir.types import Entry, Local, Placement, TensorType, show_placement
 
@@ -132,12 +132,14 @@ def result_places(program: Program, definition: type[OpDef], op: Operator, types
     p = definition.pattern_of(in_types, types, op.attrs)
     table = rows(p)
     found: list[list[Entry]] = [[] for _ in types]
+    chosen: list[Row] = []
     for group, sets in program.groups.items():
         entries = [entry_of(q, group) for q in places]
         if not any(entries):
             continue
-        made = next((m for r in table if (m := fits(r, p, entries, None, [*in_types, *types], group, len(sets[0]))) is not None), None)
-        if made is None:
+        said = ((r, fits(r, p, entries, None, [*in_types, *types], group, len(sets[0]))) for r in table)
+        row, made = next((pair for pair in said if pair[1] is not None), (None, None))
+        if row is None or made is None or cut_twice(chosen := [*chosen, row]):
             listed = ", ".join(f"%{n} is {show_placement(q)}" for n, q in zip(ins, places, strict=True) if n is not None)
             raise ProgramError(f"op {op.type}: no rule allows its inputs to lie so over {group}: {listed}; redistribute one of them first")
         for q, e in zip(found, made, strict=True):

@@ -13,7 +13,7 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import BlockRef, Operator
 from ..ir.parts import entry_of
-from ..ir.pattern import find_row, rows, same_cut
+from ..ir.pattern import Row, cut_twice, find_row, rows, same_cut
 from ..ir.types import At, Local, Pieces, Placement, Shard, TensorType, show_placement
 from .expressions import Table
 from .mesh import Mesh, partial
@@ -99,13 +99,18 @@ class Kinds:
         types = [*in_types, *out_types]
         pattern = kind.definition.pattern_of(in_types, out_types, kind.attrs)
         table = rows(pattern)
+        chosen: list[Row] = []
         for group in groups:
             before = [entry_of(p or (), group) for p in ins]
             after = [entry_of(p or (), group) for p in outs]
-            if find_row(table, pattern, before, after, types, group, self.mesh.size.get(group, 1)) is None:
+            row = find_row(table, pattern, before, after, types, group, self.mesh.size.get(group, 1))
+            if row is None:
                 lie = ", ".join("whole" if e is None else str(e) for e in before) or "nothing"
                 want = ", ".join("whole" if e is None else str(e) for e in after) or "nothing"
                 return f"from {lie} it does not make {want}"
+            chosen.append(row)
+        if twice := cut_twice(chosen):
+            return f"two groups cut {twice}, which is in runs"
         return self._nesting([*ins, *outs], types, pattern.shape_only)
 
     @staticmethod

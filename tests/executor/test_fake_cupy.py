@@ -57,11 +57,11 @@ def device_executor():
     return exe
 
 
-@pytest.mark.parametrize("kind", ["mlp", "dropout", "norm", "batch_norm", "conv"])
+@pytest.mark.parametrize("kind", ["mlp", "dropout", "norm", "batch_norm", "sub_batches", "conv"])
 @pytest.mark.parametrize("optimizer", ["Momentum", "Adam"])
 def test_a_model_trains_as_on_numpy(kind, optimizer):
     m = classifier(fx.optimizer.Adam(0.01) if optimizer == "Adam" else None, kind=kind)
-    feeds = [m.feed(6, k) for k in range(4)]
+    feeds = [m.feed(12, k) for k in range(4)]
     want, state = train_single(m, feeds, [m.loss])
     exe, scope = device_executor(), fx.Scope()
     exe.run(m.startup, scope=scope)

@@ -13,6 +13,10 @@ LUCK = "luck of the sample"
 # op -> (reason, the placements)
 ALLOWED: dict[str, tuple[str, set[str]]] = {
     "adagrad": (RATE, {"partial(sum), whole, whole, partial(sum) -> partial(sum), whole"}),
+    "bn_running": (
+        "terms of the step's statistics are added up before: one reduction and not one of each result",
+        {"partial(sum), partial(sum), partial(sum) -> partial(sum), partial(sum)"},
+    ),
     "cast": ("a sum is cast last where bits are lost: terms would be rounded one by one", {"partial(sum) -> partial(sum)"}),
     "conv2d_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
     "conv2d_transpose_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),

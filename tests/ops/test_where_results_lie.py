@@ -35,6 +35,7 @@ def lies(name, operands, attrs):
 
 
 STATISTICS = [f32(3)] * 4
+RUNS = [f32(3), f32(4, 3, at=ROWS), f32(4, 3, at=ROWS)]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,11 @@ STATISTICS = [f32(3)] * 4
         ("accuracy", [f32(8, 1, at=ROWS), i64(8, 1, at=ROWS), i64(8, 1, at=ROWS)], {}, [TERM, TERM, TERM]),
         ("scale", [f32(4, at=TERM)], {"scale": 2.0}, [TERM]),
         ("batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {"is_test": True}, [ROWS, None, None, None, None]),
+        # two ranks hold two of four runs each, of an even batch or not
+        ("ghost_batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {"sub_batches": 4}, [ROWS, ROWS, ROWS, TERM]),
+        ("ghost_batch_norm", [f32(-1, 3, at=ROWS), *STATISTICS], {"sub_batches": 2}, [ROWS, ROWS, ROWS, TERM]),
+        ("ghost_batch_norm", [f32(7, 3, at=ROWS), *STATISTICS], {"sub_batches": 3, "is_test": True}, [ROWS, None, None, None]),
+        ("ghost_batch_norm_grad", [f32(7, 3, at=ROWS), *RUNS, f32(7, 3, at=ROWS)], {"sub_batches": 4}, [ROWS, TERM, TERM]),
         ("dropout", [f32(8, 8, at=COLUMNS)], {"dropout_prob": 0.5}, [COLUMNS, COLUMNS]),
         ("dropout", [f32(8, at=TERM)], {"dropout_prob": 0.5}, [TERM, None]),  # every rank draws the same mask
         # rows of ids become rows of the result, a table cut by columns gives columns, one cut by rows terms
@@ -105,6 +111,10 @@ def test_where_a_result_lies(name, operands, attrs, want):
         ("mul", [f32(8, 4, at=ROWS), f32(4, 6, at=ROWS)], {}),
         ("softmax", [f32(8, 4, at=ROWS)], {"axis": 0}),
         ("batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {}),  # written out into sums first
+        ("ghost_batch_norm", [f32(9, 3, at=ROWS), *STATISTICS], {"sub_batches": 3}),  # two ranks would share the second run
+        ("ghost_batch_norm", [f32(8, 3, at=Shard(0, "dp", 3)), *STATISTICS], {"sub_batches": 4}),  # three rows here, five there
+        ("ghost_batch_norm", [f32(-1, 3, at=Shard(0, "dp", 2)), *STATISTICS], {"sub_batches": 4}),
+        ("ghost_batch_norm_grad", [f32(7, 3, at=ROWS), *RUNS, f32(7, 3)], {"sub_batches": 4}),
         ("squared_l2_norm", [f32(4, at=TERM)], {}),  # the square of a sum is not the sum of squares
         ("logsumexp", [f32(8, 4, at=ROWS)], {"dim": (0,)}),
         ("reduce_prod", [f32(8, 4, at=ROWS)], {}),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import fluidx.ops  # noqa: F401 - fills OPS
-from fluidx.ir import OPS, OpDef, Sample
+from fluidx.ir import OPS, OpDef, ProgramError, Sample, TensorType
+from fluidx.ir.pattern import rows
 from fluidx.testing import check_rows, missing_rows
 from fluidx.testing.rows import judge, thin_factors
 
@@ -106,6 +107,20 @@ LINES = [
         ["*, *, *, . -> *, * | L(0,1)", "*, *, *, . -> *, * | L(0,1,2) L(1,2>1)"],
     ),
     ("top_k", [Sample.of(X, k=2)], "e c -> e ., e . | c!", ["e c -> e ., e . | c:=", "e c -> e ., e . | c:max"]),
+    (
+        "ghost_batch_norm_grad",
+        [Sample.of(f64(7, 3, 2), f64(3), f64(4, 3), f64(4, 3, seed=1) ** 2, f64(7, 3, 2, seed=2), sub_batches=4)],
+        "n c *, c, n/4 c, n/4 c, n c * -> n c *, c, c | n/4@ #n n:+ *! L(4)",
+        [
+            "n c *, c, . c, . c, n c * -> n c *, c, c | #n n:+ *! L(4)",
+            "n c *, c, n/4 c, n/4 c, n c * -> n c *, c, c | #n n:+ *! L(4)",
+            "n c *, c, n/4 c, n/4 c, n c * -> n c *, c, c | n/4@ n:+ *! L(4)",
+            "n c *, c, n/4 c, n/4 c, n c * -> n c *, c, c | n/4@ #n n:= *! L(4)",
+            "n c *, c, n/4 c, n/4 c, n c * -> n c *, c, c | n/4@ #n n:+ *:+ L(4)",
+            "n c *, c, n/4 c, n/4 c, n c * -> n c *, c, c | n/4@ #n n:+ *! L(2)",
+            "n c *, c, m c, m c, n c * -> n c *, c, c | m@ #n n:+ m:+ *! L(4)",
+        ],
+    ),
     (
         "lookup_table_v2",
         [Sample.of(TABLE, IDS)],
@@ -297,3 +312,52 @@ def test_factors_that_no_sample_exercises_are_named():
     op = with_line("matmul", "i k, k j -> i j | k:+", Sample.of(X[:1], Y))
     assert thin_factors(op) == ["i"]
     assert sorted(thin_factors(op, 6)) == ["i", "j"]
+
+
+class Centred(OpDef):
+    """Each of 3 runs of rows minus its first row: no axis has an entry for each run."""
+
+    name = "_centred"
+    inputs = ("X",)
+    pattern = "n c -> n c | n@ n/3"
+
+    @staticmethod
+    def infer(x):
+        return x
+
+    @staticmethod
+    def kernel(xp, x, *, out, part):
+        start, size = (0, len(x)) if part is None else (part.start, part.size)
+        for k in range(3):
+            a, b = (min(max(j * size // 3 - start, 0), len(x)) for j in (k, k + 1))
+            if a < b:
+                out[a:b] = x[a:b] - x[a]
+
+    @staticmethod
+    def samples():
+        yield Sample.of(f64(8, 3))
+        yield Sample.of(f64(2, 3))
+
+
+@pytest.mark.parametrize("line, right", [("n c -> n c | n@ n/3", True), ("n c -> n c | n@", False), ("n c -> n c | n/3", False)])
+def test_a_factor_is_cut_between_runs(line, right):
+    assert (judge(with_line(Centred, line)).wrong == []) is right
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("n c -> n c | n/3 n/2", "n is in 2 runs and in 3"),
+        ("n c -> n c | n/0", "n is in 0 runs"),
+        ("n n/2 -> n n/2", "an axis n/2 has size 3"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(line, message):
+    with pytest.raises(ProgramError, match=message):
+        with_line(Centred, line).pattern_of([TensorType("float64", (8, 3))], [TensorType("float64", (8, 3))], {})
+
+
+def test_what_has_size_1_is_in_no_runs():
+    types = [TensorType("float64", (1, 3)), TensorType("float64", (4, 3))]
+    table = rows(with_line(Centred, "n c, n/4 c -> n c | n@").pattern_of(types, types[:1], {}))
+    assert [row.why for row in table] == ["cut c", "at a root", "whole"]

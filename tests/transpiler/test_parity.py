@@ -170,7 +170,7 @@ def _scheduled(optimizer):
 
 
 @first_strategies
-@pytest.mark.parametrize("kind", ["dropout", "norm", "conv", "batch_norm"])
+@pytest.mark.parametrize("kind", ["dropout", "norm", "conv", "batch_norm", "sub_batches"])
 def test_models_with_state_and_randomness(strategy, kind):
     model = classifier(kind=kind)
     feeds = [model.feed(12, k) for k in range(4)]

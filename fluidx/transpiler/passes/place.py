@@ -9,7 +9,7 @@ from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
-from ...ir.pattern import find_row, rows
+from ...ir.pattern import cut_twice, find_row, rows
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.types import ANY, Local, Partial, Placement, Shard, show_placement
 from ..choices import Everywhere
@@ -172,11 +172,16 @@ def _source(startup: Program, op: Operator) -> bool:
     types = [None if d is None else d.type for d in descs]
     p = definition.pattern_of([], types, op.attrs)
     table = rows(p)
+    chosen = []
     for group, sets in startup.groups.items():
         entries = [None if d is None else entry_of(d.placement, group) for d in descs]
-        if any(entries) and find_row(table, p, [], entries, types, group, len(sets[0])) is None:
+        if not any(entries):
+            continue
+        row = find_row(table, p, [], entries, types, group, len(sets[0]))
+        if row is None:
             return False
-    return True
+        chosen.append(row)
+    return not cut_twice(chosen)
 
 
 def _whole(block: Any, name: str, op: Operator, job: Job) -> str:
