@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..ir.errors import TranspileError
 from ..ir.operator import Operator
-from ..ir.program import Program, ProgramPair
+from ..ir.program import ProgramPair
 from .cluster import Cluster, Mesh
 from .writer import Writer, each_op
 

@@ -131,15 +131,13 @@ class Walk:
         self.out = block.oplist
         choices, numbers, type_of = self.choices, self.by_id, self.type_of
         for op in ops:
-            type_, inputs, outputs, attrs, _, _, _, _, ins, outs = op
+            type_, inputs, outputs, attrs, _, _, _, _, reads, writes = op
             definition = OPS.get(type_) or opdef(type_)
             if definition.bodies:
                 self._control(op, definition)
                 continue
-            if definition.optional_ins:
-                ins = definition.flat_slots(inputs, definition.in_slots)
-            if definition.optional_outs:
-                outs = definition.flat_slots(outputs, definition.out_slots)
+            ins: Names = definition.flat_slots(inputs, definition.in_slots) if definition.optional_ins else reads
+            outs: Names = definition.flat_slots(outputs, definition.out_slots) if definition.optional_outs else writes
             said = numbers.get(id(attrs)) if attrs else -1
             if said is None:
                 said = self._number(attrs, tuple(attrs.items()))
