@@ -33,6 +33,7 @@ _DEBUG = Setting(
 _DUMP = Setting("FLUIDX_DUMP", "a directory, made when needed", "", "Where every program is written as text; unset writes none.")
 _TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How long a rank waits in a collective before the run fails.")
 _CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops the run at the first operator whose result holds a NaN or an infinity.")
+_VERIFY = Setting("FLUIDX_VERIFY", "0 or 1", "0", "1 proves the programs behind each pass of a transpile, and names the pass that broke them.")
 _PROGRESS = Setting("FLUIDX_PROGRESS", "auto, 0 or 1", "auto", "Progress bars in the commands; auto shows them on a terminal only.")
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
@@ -41,9 +42,9 @@ def describe() -> tuple[Setting, ...]:
     """Return the table of environment variables, for the documentation and the command line.
 
     >>> [row.name for row in describe()]
-    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', 'FLUIDX_TIMEOUT', 'FLUIDX_CHECK_NAN', 'FLUIDX_PROGRESS', 'CPU_NUM']
+    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', 'FLUIDX_VERIFY', 'FLUIDX_TIMEOUT', 'FLUIDX_CHECK_NAN', 'FLUIDX_PROGRESS', 'CPU_NUM']
     """
-    return (_DEBUG, _DUMP, _TIMEOUT, _CHECK_NAN, _PROGRESS, _CPU_NUM)
+    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _CHECK_NAN, _PROGRESS, _CPU_NUM)
 
 
 def debug_level(environ: Mapping[str, str] = os.environ) -> int:
@@ -68,6 +69,15 @@ def dump_dir(environ: Mapping[str, str] = os.environ) -> Path | None:
     return _read(_DUMP, environ, _directory)
 
 
+def verify_passes(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return FLUIDX_VERIFY, whether what each pass made is proved.
+
+    >>> verify_passes({"FLUIDX_VERIFY": "1"})
+    True
+    """
+    return _read(_VERIFY, environ, _switch)
+
+
 def timeout(environ: Mapping[str, str] = os.environ) -> float:
     """Return FLUIDX_TIMEOUT, the seconds a rank waits in a collective.
 
@@ -86,7 +96,7 @@ def check_nan(environ: Mapping[str, str] = os.environ) -> bool:
     >>> check_nan({"FLUIDX_CHECK_NAN": "1"})
     True
     """
-    return _read(_CHECK_NAN, environ, lambda text: {"0": False, "1": True}[text])
+    return _read(_CHECK_NAN, environ, _switch)
 
 
 def show_progress(stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> bool:
@@ -116,6 +126,10 @@ def _read(setting: Setting, environ: Mapping[str, str], parse: Callable[[str], _
         return parse(text)
     except (ValueError, KeyError):
         raise ConfigError(f"environment variable {setting.name}: expected {setting.accepts}, found {text!r}") from None
+
+
+def _switch(text: str) -> bool:
+    return {"0": False, "1": True}[text]
 
 
 def _within(value: int, low: int, high: float) -> int:

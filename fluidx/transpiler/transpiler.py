@@ -6,12 +6,13 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import Any
 
-from ..config import debug_level, dump_dir
+from ..config import debug_level, dump_dir, verify_passes
 from ..ir.defaults import default_main_program, default_startup_program
-from ..ir.errors import TranspileError
+from ..ir.errors import TranspileError, VerifyError
 from ..ir.operator import Role
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
@@ -20,6 +21,7 @@ from ..view import diff
 from .cluster import Cluster, Mesh
 from .config import DistributeTranspilerConfig
 from .pass_ import Job, Pass, run_passes
+from .passes.lower import Lower
 from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get
 
@@ -85,7 +87,7 @@ class DistributeTranspiler:
         self._check_startup(program, startup)
         source, job = ProgramPair(program, startup), Job(cluster)
         with _no_collections():
-            pair = run_passes(self.strategy.steps, source, job, self._after)
+            pair = run_passes(self.strategy.steps, source, job, partial(self._after, source, job))
             self.source, self._cluster = source, cluster
             self._pair = ProgramPair(pair.main.copy(), pair.startup.copy())
             for p in (self._pair.main, self._pair.startup):
@@ -97,8 +99,9 @@ class DistributeTranspiler:
         self._dump()
         return self
 
-    def _after(self, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
-        """What FLUIDX_DEBUG asks for behind each pass: 1 a line and a check of the program by itself, 2 the diff, 3 the programs."""
+    def _after(self, source: ProgramPair, job: Job, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
+        """What FLUIDX_DEBUG asks for behind each pass: 1 a line and a check of the program by itself, 2 the diff, 3 the programs. With
+        FLUIDX_VERIFY, a proof."""
         level = debug_level()
         if level >= 1:
             print(
@@ -111,6 +114,19 @@ class DistributeTranspiler:
             print(diff(before, result), file=sys.stderr)
         if level >= 3:
             print(result, file=sys.stderr)
+        if verify_passes() and "placed" in job.facts:
+            self._prove(source, job, step, one, result)
+
+    def _prove(self, source: ProgramPair, job: Job, step: str, one: Pass, pair: ProgramPair) -> None:
+        """Prove what a pass made, moves that are not lowered yet taken as collectives. Raises VerifyError, which names the pass."""
+        if "lowered" not in job.facts:
+            pair = Lower().run(pair, Job(job.mesh))
+        ranks = range(job.mesh.world_size)
+        main, startup = Specializer(pair.main), Specializer(pair.startup)
+        try:
+            verify_ranks(source, [main.rank_program(r) for r in ranks], [startup.rank_program(r) for r in ranks], repr(self.strategy))
+        except VerifyError as e:
+            raise VerifyError(f"behind step {step!r}, {one!r}, the programs do not compute what the source does: {e}") from None
 
     @staticmethod
     def _own_id(trainer_id: int, trainers: Any, endpoint: str, cluster: Cluster | Mesh) -> int:

@@ -130,3 +130,29 @@ def test_a_failed_transpile_leaves_the_earlier_result_alone():
     with pytest.raises(fx.TranspileError, match="no input with an open batch axis"):
         t.transpile(program=closed.main, startup_program=closed.startup, trainers=3)
     assert t.main is main and t.world_size == 2 and t.verify().ranks == 2
+
+
+@dataclass(frozen=True)
+class Doubled(Pass):
+    """Adds every reduced value to itself, as a careless pass might."""
+
+    def rule(self, b, op):
+        if op.type != "all_reduce":
+            return None
+        once = b.all_reduce(op.input_arg_names[0], suffix="once", **op.attrs)
+        return b.elementwise_add(once, once, name=op.output_arg_names[0])
+
+
+@pytest.mark.parametrize("strategy_name", [*fx.strategies.CATALOGUE])
+def test_a_proof_behind_each_pass_accepts_what_is_right(strategy_name, monkeypatch):
+    monkeypatch.setenv("FLUIDX_VERIFY", "1")
+    transpiled(strategy_name).verify()
+    transpiled(strategy_name, trainers=fx.Cluster(2, 2))
+
+
+def test_a_proof_behind_each_pass_names_the_one_that_broke_the_programs(monkeypatch):
+    broken = fx.strategies.data_parallel().after("lower", Doubled())
+    transpiled(broken)  # nobody asked
+    monkeypatch.setenv("FLUIDX_VERIFY", "1")
+    with pytest.raises(fx.VerifyError, match=r"behind step 'Doubled', Doubled\(\), the programs do not compute what the source does: "):
+        transpiled(broken)
