@@ -510,9 +510,8 @@ class _Walk:
         for k in range(term.start, term.stop):
             op = oplist[k]
             if old in op.output_arg_names:
-                oplist[k] = op.replace(
-                    inputs=rename_slots(op.inputs, names), outputs=rename_slots(op.outputs, names), role_var=op.role_var + role_var
-                )
+                ins = rename_slots(op.inputs, names) if old in op.input_arg_names else None
+                oplist[k] = op.replace(inputs=ins, outputs=rename_slots(op.outputs, names), role_var=op.role_var + role_var)
             elif old in op.input_arg_names:
                 oplist[k] = op.renamed(names)
         del self.block.descs[old]

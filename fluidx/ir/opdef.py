@@ -69,7 +69,7 @@ class Sample:
 
 
 OPS: dict[str, type[OpDef]] = {}
-_EXACT = frozenset({int, str})
+_EXACT = frozenset({int, str})  # among values of these kinds equal ones are the same
 _MOST = 1024  # sets of attributes that an op remembers
 
 
@@ -137,8 +137,8 @@ class OpDef:
     optional_outs: ClassVar[bool] = False
     takes_out: ClassVar[bool] = False
     takes_ctx: ClassVar[bool] = False
-    _completed: ClassVar[dict[tuple[Any, ...], Frozen]] = {}  # by what was given
     takes_part: ClassVar[bool] = False  # the kernel has a parameter `part`, and `bind` one too
+    _completed: ClassVar[dict[tuple[Any, ...], Frozen]] = {}  # attributes with their defaults, by what was given
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -214,7 +214,7 @@ class OpDef:
 
     @classmethod
     def complete_attrs(cls, given: Mapping[str, Any]) -> Frozen:
-        """Attributes with defaults filled in and checked against the declared types."""
+        """Attributes with defaults filled in and checked against the declared types, in a record that operators share."""
         types, values, exact = cls.attr_types, [], True
         for name, value in given.items():
             want = types.get(name)
@@ -224,7 +224,7 @@ class OpDef:
                 value = _coerce(cls.name, name, normalize_attr(value), want)
                 exact = exact and _exact(value)
             values.append(value)
-        # operators with the same attributes share the record, so that their types are inferred once
+        # one record for the same attributes: Program.infer knows it again
         key = (*given, *map(type, values), *values)
         full = cls._completed.get(key) if exact else None
         if full is None:

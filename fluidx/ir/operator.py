@@ -241,5 +241,5 @@ def rename_slots(slots: Mapping[str, tuple[str, ...]], names: Mapping[str, str])
     for args in slots.values():
         for a in args:
             if a in names:
-                return {slot: tuple(names.get(n, n) for n in old) for slot, old in slots.items()}
+                return {slot: tuple([names.get(n, n) for n in old]) for slot, old in slots.items()}
     return slots

@@ -118,7 +118,7 @@ class LayerHelper:
                 self.variables(arg, slot)
             elif arg is not None:
                 self.variable(arg, slot)
-        if out is None and len(definition.out_slots) == 1 and not definition.out_slots[0].many:
+        if out is None and len(definition.out_slots) == 1 and not definition.out_slots[0].many:  # most ops: nothing is directed
             return self._builder.emit(op_type, *args, name=self.fresh(), **attrs)
         directed = dict(out) if out else {}
         for slot, _, many in definition.out_slots:
