@@ -157,17 +157,19 @@ class _View:
     hazards: set[str] = field(default_factory=set)
 
     def __getitem__(self, slot: str) -> Any:
-        op, walk = self.op, self.walk
-        declared = OPS[op.type].slot_of.get(slot)
+        op, value = self.op, self.walk.value
+        definition = OPS[op.type]
+        declared = definition.slot_of.get(slot)
         if declared is None:
-            definition = OPS[op.type]
             raise ProgramError(f"op {op.type} has no slot {slot!r}; {nearest(slot, [*definition.inputs, *definition.outputs], 'it has')}")
         names = op.inputs.get(slot, ())
         for n in names:
             if n in op.output_arg_names:
                 self.hazards.add(n)
-        values = [walk.value(n, self.index) for n in names or op.outputs.get(slot, ())]
-        return values if declared.many else values[0] if values else None
+        names = names or op.outputs.get(slot, ())
+        if declared.many:
+            return [value(n, self.index) for n in names]
+        return value(names[0], self.index) if names else None
 
     def gradients(self, targets: list[Variable], inputs: list[Variable], target_gradients: list[Variable]) -> list[Variable | None]:
         """`gradients`, for an op that differentiates its own sub-blocks."""
@@ -346,7 +348,7 @@ class _Walk:
 
     def _pair(self, definition: type[OpDef], op: Operator, result: Any, live: tuple[str, ...]) -> list[tuple[str, Variable]]:
         """(input name, gradient) for what a builder returned, in slot order, without what nobody wants."""
-        slots, desc = definition.in_slots, self.block.desc
+        slots, block = definition.in_slots, self.block
         if len(slots) == 1 and not (isinstance(result, tuple) and len(result) == 1):
             result = (result,)
         if result is None:
@@ -363,8 +365,8 @@ class _Walk:
             for name, v in zip(names, given, strict=False):
                 if v is None or name not in live:
                     continue
-                want, got = desc(name).type, v.desc.type
-                if not want.accepts(got):
+                want, got = block.desc(name).type, v.desc.type
+                if want is not got and not want.accepts(got):
                     raise ProgramError(f"op {op.type}: the gradient of {slot} must be {want} like {name!r}, {v.name!r} is {got}")
                 found.append((name, v))
         return found
@@ -508,9 +510,8 @@ class _Walk:
         for k in range(term.start, term.stop):
             op = oplist[k]
             if old in op.output_arg_names:
-                oplist[k] = op.replace(
-                    inputs=rename_slots(op.inputs, names), outputs=rename_slots(op.outputs, names), role_var=op.role_var + role_var
-                )
+                ins = rename_slots(op.inputs, names) if old in op.input_arg_names else None
+                oplist[k] = op.replace(inputs=ins, outputs=rename_slots(op.outputs, names), role_var=op.role_var + role_var)
             elif old in op.input_arg_names:
                 oplist[k] = op.renamed(names)
         del self.block.descs[old]

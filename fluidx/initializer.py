@@ -35,7 +35,8 @@ class Initializer:
         """Append the operator that initializes `var` to `block` (by default the block that `var` was declared in)."""
         block = block or var.block
         op_type, attrs = self.op(var, self.seed or derive_seed(block.program, var.name))
-        return block.write(op_type, {}, {"Out": (var.name,)}, {"shape": var.shape, "dtype": var.dtype, **attrs})
+        of = var.desc.type
+        return block.write(op_type, {}, {"Out": (var.name,)}, {"shape": of.shape, "dtype": of.dtype, **attrs})
 
     def op(self, var: Variable, seed: int) -> tuple[str, dict[str, Any]]:
         """The operator type and its attributes, shape and dtype aside."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from ._checks import number, whole, wrong
 from .ir import (
+    REPLICATE,
     Block,
     Builder,
     Operator,
@@ -172,22 +173,21 @@ def persistable(
 
     `fills` keeps these operators, so that many alike are worked out once.
     """
-    shape = tuple(shape)
-    record = Var(name, TensorType(dtype, shape), persistable=True, stop_gradient=True, attrs=attrs)
-    for b in (block, startup.global_block()):
-        if b.has_var(name):
+    shape, begin = tuple(shape), startup.global_block()
+    record = Var(name, block.program.shared(TensorType(dtype, shape)), REPLICATE, True, True, False, False, attrs)
+    for b in (block, begin):
+        if name in b.descs:
             b.create_var(name, shape, dtype)  # refuses another type
         else:
             b.declare(record)
-    begin = startup.global_block()
     outputs: dict[str, tuple[str, ...]] = {"Out": (name,)}
     fill = None if fills is None else fills.get((shape, dtype, value))
     if fill is not None:
         begin.repeat(fill, {}, outputs)
-        return block.var(name)
-    fill = begin.write("fill_constant", {}, outputs, {"shape": shape, "dtype": dtype, "value": value})
-    if fills is not None:
-        fills[shape, dtype, value] = fill
+    else:
+        fill = begin.write("fill_constant", {}, outputs, {"shape": shape, "dtype": dtype, "value": value})
+        if fills is not None:
+            fills[shape, dtype, value] = fill
     return block.var(name)
 
 

@@ -38,22 +38,26 @@ class Builder:
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if op_type.startswith("__"):
             raise AttributeError(op_type)
-        return partial(self.emit, op_type)
+        method = self.__dict__[op_type] = partial(self.emit, op_type)  # found at once the next time
+        return method
 
     def emit(
         self, op_type: str, *args: Any, name: str | None = None, out: Mapping[str, Any] | None = None, n_out: int = 0, **attrs: Any
     ) -> Any:
         """Append `op_type` and return its outputs. `n_out` is the number of names for a "X*" output."""
-        definition = opdef(op_type)
-        if len(args) > len(definition.in_slots):
-            raise wrong(f"op {op_type} takes {len(definition.in_slots)} inputs ({', '.join(definition.inputs)}), got {len(args)}")
+        definition, block = opdef(op_type), self.block
+        in_slots, out_slots = definition.in_slots, definition.out_slots
+        if len(args) > len(in_slots):
+            raise wrong(f"op {op_type} takes {len(in_slots)} inputs ({', '.join(definition.inputs)}), got {len(args)}")
         inputs: dict[str, tuple[str, ...]] = {}
         outputs: dict[str, tuple[str, ...]] = {}
-        for (slot, _, _), arg in zip(definition.in_slots, args, strict=False):
+        for (slot, _, _), arg in zip(in_slots, args):
             if names := names_of(arg):
                 inputs[slot] = names
-        for k, (slot, _, many) in enumerate(definition.out_slots):
+        directed = 0
+        for k, (slot, _, many) in enumerate(out_slots):
             if out is not None and slot in out:
+                directed += 1
                 if names := names_of(out[slot]):
                     outputs[slot] = names
             elif many:
@@ -63,15 +67,13 @@ class Builder:
                 outputs[slot] = (name,)
             else:
                 outputs[slot] = (self._fresh(f"{op_type}.{slot.lower()}" if k else f"{op_type}.tmp"),)
-        if out:
-            known = [s.name for s in definition.out_slots]
-            for given in out:
-                if given not in known:
-                    raise wrong(f"op {op_type} has no output {given!r}; {nearest(given, known, 'it has')}")
-        op = self.block.write(op_type, inputs, outputs, attrs, self.role, self.role_var, self.site, self.device)
-        if len(definition.out_slots) == 1:
-            return self._result(op, slot, many)
-        return tuple([self._result(op, s.name, s.many) for s in definition.out_slots])
+        if out and directed < len(out):
+            known = [s.name for s in out_slots]
+            given = next(slot for slot in out if slot not in known)
+            raise wrong(f"op {op_type} has no output {given!r}; {nearest(given, known, 'it has')}")
+        op = block.write(op_type, inputs, outputs, attrs, self.role, self.role_var, self.site, self.device)
+        results = [self._result(op, slot, many) for slot, _, many in out_slots]
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _fresh(self, key: str, first: str = "") -> str:
         """A new name. A program may be continued under another `unique_name.guard`, which counts from 0 again."""

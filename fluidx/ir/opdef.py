@@ -6,6 +6,7 @@ import enum
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import copysign
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -68,7 +69,8 @@ class Sample:
 
 
 OPS: dict[str, type[OpDef]] = {}
-_PLAIN = frozenset({bool, int, str, BlockRef})  # types of attributes that are normal as they are
+_EXACT = frozenset({int, str})  # among values of these kinds equal ones are the same
+_MOST = 1024  # sets of attributes that an op remembers
 
 
 class OpDef:
@@ -136,11 +138,13 @@ class OpDef:
     takes_out: ClassVar[bool] = False
     takes_ctx: ClassVar[bool] = False
     takes_part: ClassVar[bool] = False  # the kernel has a parameter `part`, and `bind` one too
+    _completed: ClassVar[dict[tuple[Any, ...], Frozen]] = {}  # attributes with their defaults, by what was given
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.defaults = Frozen({name: None if isinstance(d, Required) else d for name, d in cls.attrs.items()})
         cls.required = tuple(name for name, d in cls.attrs.items() if isinstance(d, Required))
+        cls._completed = {}
         cls.attr_types = {name: d.type if isinstance(d, Required) else type(d) for name, d in cls.attrs.items()}
         if "name" not in cls.__dict__ or not cls.name:
             return
@@ -209,23 +213,30 @@ class OpDef:
                 raise ProgramError(f"op {cls.name} needs {kind} {s.name!r}, which was not given")
 
     @classmethod
-    def complete_attrs(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Attributes with defaults filled in and checked against the declared types."""
-        full: dict[str, Any] = dict(cls.defaults)
-        types = cls.attr_types
+    def complete_attrs(cls, given: Mapping[str, Any]) -> Frozen:
+        """Attributes with defaults filled in and checked against the declared types, in a record that operators share."""
+        types, values, exact = cls.attr_types, [], True
         for name, value in given.items():
             want = types.get(name)
             if want is None:
                 raise ProgramError(f"op {cls.name} has no attribute {name!r}; {nearest(name, cls.attrs, 'it has')}")
-            kind = value.__class__
-            plain = kind in _PLAIN or kind is float and value == value or kind is tuple and _PLAIN.issuperset(map(type, value))
-            if kind is not want or not plain:
+            if value.__class__ is not want or not _exact(value):
                 value = _coerce(cls.name, name, normalize_attr(value), want)
-            full[name] = value
-        for name in cls.required:
-            if name not in given:
-                wanted = cls.attr_types[name].__name__
-                raise ProgramError(f"op {cls.name} needs attribute {name!r} ({wanted}), which was not given")
+                exact = exact and _exact(value)
+            values.append(value)
+        # one record for the same attributes: Program.infer knows it again
+        key = (*given, *map(type, values), *values)
+        full = cls._completed.get(key) if exact else None
+        if full is None:
+            for name in cls.required:
+                if name not in given:
+                    wanted = cls.attr_types[name].__name__
+                    raise ProgramError(f"op {cls.name} needs attribute {name!r} ({wanted}), which was not given")
+            full = Frozen({**cls.defaults, **dict(zip(given, values, strict=True))})
+            if exact:
+                if len(cls._completed) >= _MOST:
+                    cls._completed.clear()
+                cls._completed[key] = full
         return full
 
     @classmethod
@@ -266,6 +277,14 @@ class OpDef:
     def summary(cls) -> str:
         """The first line of the docstring."""
         return (inspect.getdoc(cls) or "").split("\n", 1)[0]
+
+
+def _exact(value: Any) -> bool:
+    """Whether no other value of the same class is equal: (1,) equals (True,), 0.0 equals -0.0, a subclass may say anything."""
+    kind = value.__class__
+    if kind is tuple:
+        return _EXACT.issuperset(map(type, value))
+    return kind in _EXACT or kind is bool or kind is float and value == value and (value != 0.0 or copysign(1.0, value) > 0.0)
 
 
 def _coerce(op: str, name: str, value: Any, want: type) -> Any:

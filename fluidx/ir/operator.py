@@ -72,6 +72,10 @@ class Frozen(dict):
 _EMPTY = Frozen()
 
 
+def _frozen(given: Mapping[str, Any] | None) -> Frozen:
+    return given if given.__class__ is Frozen else Frozen(given) if given else _EMPTY
+
+
 class _Fields(NamedTuple):
     type: str
     inputs: Frozen
@@ -109,14 +113,9 @@ class Operator(_Fields):
         site: Site | None = None,
         device: str = "",
     ) -> Operator:
-        if not isinstance(inputs, Frozen):
-            inputs = Frozen(inputs) if inputs else _EMPTY
-        if not isinstance(outputs, Frozen):
-            outputs = Frozen(outputs) if outputs else _EMPTY
-        if not isinstance(attrs, Frozen):
-            attrs = Frozen(attrs) if attrs else _EMPTY
-        reads, writes = sum(inputs.values(), ()), sum(outputs.values(), ())
-        return tuple.__new__(cls, (type, inputs, outputs, attrs, role, role_var, site, device, reads, writes))
+        ins, outs = _frozen(inputs), _frozen(outputs)
+        reads, writes = sum(ins.values(), ()), sum(outs.values(), ())
+        return tuple.__new__(cls, (type, ins, outs, _frozen(attrs), role, role_var, site, device, reads, writes))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"operators are immutable; use op.replace({name}=...) in a pass that makes a new program")
@@ -140,16 +139,27 @@ class Operator(_Fields):
         device: str | None = None,
     ) -> Operator:
         """A copy with the given fields changed; None keeps one."""
-        return Operator(
-            self.type if type is None else type,
-            self.inputs if inputs is None else inputs,
-            self.outputs if outputs is None else outputs,
-            self.attrs if attrs is None else attrs,
-            self.role if role is None else role,
-            self.role_var if role_var is None else role_var,
-            self.site if site is None else site,
-            self.device if device is None else device,
+        # not through the constructor, which would work out once more what is read and written
+        old_type, ins, outs, old_attrs, old_role, old_role_var, old_site, old_device, reads, writes = self
+        if inputs is not None and inputs is not ins:
+            ins = _frozen(inputs)
+            reads = sum(ins.values(), ())
+        if outputs is not None and outputs is not outs:
+            outs = _frozen(outputs)
+            writes = sum(outs.values(), ())
+        fields = (
+            old_type if type is None else type,
+            ins,
+            outs,
+            old_attrs if attrs is None else _frozen(attrs),
+            old_role if role is None else role,
+            old_role_var if role_var is None else role_var,
+            old_site if site is None else site,
+            old_device if device is None else device,
+            reads,
+            writes,
         )
+        return tuple.__new__(Operator, fields)
 
     def with_slots(self, inputs: Mapping[str, tuple[str, ...]], outputs: Mapping[str, tuple[str, ...]]) -> Operator:
         """A copy that reads and writes other variables."""
@@ -257,5 +267,5 @@ def rename_slots(slots: Mapping[str, tuple[str, ...]], names: Mapping[str, str])
     for args in slots.values():
         for a in args:
             if a in names:
-                return {slot: tuple(names.get(n, n) for n in old) for slot, old in slots.items()}
+                return {slot: tuple([names.get(n, n) for n in old]) for slot, old in slots.items()}
     return slots

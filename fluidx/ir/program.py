@@ -12,7 +12,7 @@ from .bodies import check_body, runners
 from .dtypes import as_dtype
 from .errors import ProgramError, nearest
 from .opdef import OPS, OpDef, Slot, opdef
-from .operator import Operator, Role
+from .operator import Frozen, Operator, Role
 from .records import PARAM_DEFAULTS, Var, check_attrs
 from .site import Site, call_site
 from .types import ANY, REPLICATE, TensorType
@@ -52,7 +52,7 @@ class Block:
         return d if d is not None or self.parent_idx < 0 else self.program.blocks[self.parent_idx].find(name)
 
     def desc(self, name: str) -> Var:
-        return self.find(name) or self._unknown(name)
+        return self.descs.get(name) or self.find(name) or self._unknown(name)
 
     def _unknown(self, name: str) -> NoReturn:
         raise ProgramError(f"{self.program.label()} has no variable {name!r}; {nearest(name, self._names(), 'it declares')}")
@@ -100,7 +100,7 @@ class Block:
     ) -> Variable:
         """Declare a variable; without a name it gets a fresh one. An existing variable of the same type is returned."""
         name = name or unique_name.generate("_generated_var")
-        type_ = TensorType(as_dtype(dtype), _check_shape(name, shape))
+        type_ = self.program.shared(TensorType(as_dtype(dtype), _check_shape(name, shape)))
         old = self.descs.get(name)
         if old is not None:
             if old.type != type_:
@@ -115,7 +115,7 @@ class Block:
     ) -> Parameter:
         """Declare a persistable variable that optimizers train. Its sizes must be known."""
         name = name or unique_name.generate("_param")
-        type_ = TensorType(as_dtype(dtype), _check_shape(name, shape))
+        type_ = self.program.shared(TensorType(as_dtype(dtype), _check_shape(name, shape)))
         if ANY in type_.shape:
             raise ProgramError(f"parameter {name!r} has shape {list(shape)}; every size of a parameter must be known")
         block = self.program.global_block()
@@ -194,9 +194,9 @@ class Block:
     def _infer(self, definition: type[OpDef], op: Operator) -> None:
         """Check an operator's slots and the types of its inputs, and declare the outputs that are not declared."""
         args: list[Any] = []
-        descs, stop, absent = self.descs, True, 0
+        descs, given, stop, absent = self.descs, op.inputs, True, 0
         for slot, optional, many in definition.in_slots:
-            names = op.inputs.get(slot)
+            names = given.get(slot)
             if not names:
                 absent += 1
                 args.append([] if many else None if optional else definition.check_slots(op))  # which says what is wrong
@@ -211,24 +211,25 @@ class Block:
                 args.append(d.type)
                 if not d.stop_gradient:
                     stop = False
-        if absent != len(definition.in_slots) - len(op.inputs) or len(op.outputs) != len(definition.out_slots):
+        made, out_slots = op.outputs, definition.out_slots
+        if absent != len(definition.in_slots) - len(given) or len(made) != len(out_slots):
             definition.check_slots(op)
-        results = definition.infer(*args, **op.attrs)
+        results = self.program.infer(definition, args, op.attrs)
         if definition.bodies:
             for n in op.output_arg_names:
                 self.desc(n)  # what a body writes is declared by whoever writes the body; no rule over X gives its type
             return
         stop = stop or definition.constant
-        for (slot, _, many), result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
-            names = op.outputs.get(slot) or ()
-            if len(names) != (len(result) if many else 1) and (many or names):
+        for (slot, _, many), result in zip(out_slots, (results,) if len(out_slots) == 1 else results, strict=True):
+            names, types = made.get(slot) or (), result if many else (result,)
+            if len(names) != len(types) and (many or names):
                 definition.check_slots(op)
-                raise ProgramError(f"op {op.type} makes {len(result)} outputs {slot!r}, {len(names)} names were given")
-            for name, inferred in zip(names, result if many else (result,)):
+                raise ProgramError(f"op {op.type} makes {len(types)} outputs {slot!r}, {len(names)} names were given")
+            for name, inferred in zip(names, types):
                 declared = descs.get(name) or self.find(name)
                 if declared is None:
                     descs[name] = Var(name, inferred, REPLICATE, False, stop or not inferred.is_float)
-                elif not declared.type.accepts(inferred):
+                elif declared.type is not inferred and not declared.type.accepts(inferred):
                     raise ProgramError(f"op {op.type} writes {inferred} into {name!r}, which is declared {declared.type}")
 
     def __repr__(self) -> str:
@@ -240,6 +241,17 @@ class Block:
         return show_block(self)
 
     __str__ = to_string
+
+
+_INT = frozenset({int})
+_MOST = 4096  # answers of type rules that a program remembers
+
+
+class _ById(dict):
+    """A dict with ids in its keys. In a copy the objects are others, so it starts empty."""
+
+    def __reduce__(self) -> tuple:
+        return _ById, ()
 
 
 class Program:
@@ -265,6 +277,8 @@ class Program:
         self._role = Role.FORWARD
         self._device = ""
         self._runners: dict[int, Operator] | None = None
+        self._types: dict[tuple[str, tuple[int, ...]], TensorType] = {}
+        self._inferred = _ById()
 
     # -- fluid's accessors ------------------------------------------------------------------------------------------
 
@@ -355,6 +369,28 @@ class Program:
             yield
         finally:
             self._device = old
+
+    def infer(self, definition: type[OpDef], args: Sequence[Any], attrs: Frozen) -> Any:
+        """What an op's type rule says of operand types and attributes. Layers of a model mostly ask again what others asked.
+
+        They are known again by identity: equal sizes or attributes need not be the same, (1,) and (True,) are not.
+        """
+        key = (definition, id(attrs), *map(id, args))
+        known = self._inferred.get(key)
+        if known is None:
+            if len(self._inferred) >= _MOST:
+                self._inferred.clear()
+            # what was asked is kept too, so that nothing else gets its ids
+            known = self._inferred[key] = self.shared(definition.infer(*args, **attrs)), attrs, args
+        return known[0]
+
+    def shared(self, found: Any) -> Any:
+        """A type, or what a rule gave, with one record for equal types, so that `infer` knows them again."""
+        if found.__class__ is TensorType:
+            # sizes of other kinds are equal too, (1,) and (True,), but not the same
+            plain = found.dtype.__class__ is str and _INT.issuperset(map(type, found.shape))
+            return self._types.setdefault((found.dtype, found.shape), found) if plain else found
+        return found.__class__(map(self.shared, found)) if found.__class__ in (tuple, list) else found
 
     def create_block(self, parent_idx: int | None = None) -> Block:
         """A new block in the current one, or in block `parent_idx`; one operator there is to run it."""
@@ -456,12 +492,11 @@ class ProgramPair:
 
 def _check_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     try:
-        result = tuple(int(d) for d in shape)
+        result = tuple([int(d) for d in shape])
     except (TypeError, ValueError):
         raise ProgramError(f"variable {name!r}: shape must be a list of integers, got {shape!r}") from None
-    for d in result:
-        if d < ANY:
-            raise ProgramError(f"variable {name!r}: a size must be 0 or more, or -1 for an open axis, got {list(shape)}")
+    if result and min(result) < ANY:
+        raise ProgramError(f"variable {name!r}: a size must be 0 or more, or -1 for an open axis, got {list(shape)}")
     return result
 
 

@@ -41,9 +41,9 @@ def call_site() -> Site | None:
         if inside is None:
             inside = _inside[name] = name.startswith((_HOME, "<frozen"))
         if not inside:
-            site = Site(name, frame.f_lineno, "/".join([*_scopes, code.co_name]) if _scopes else code.co_name)
-            if site != _last[0]:  # a loop writes many operators in one line: they share the record
-                _last[0] = site
+            found = name, frame.f_lineno, "/".join([*_scopes, code.co_name]) if _scopes else code.co_name
+            if found != _last[0]:  # a loop writes many operators in one line: they share the record
+                _last[0] = Site(*found)
             return _last[0]
         frame = frame.f_back
     return None

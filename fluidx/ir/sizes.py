@@ -49,6 +49,8 @@ class Sizes:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a variable, numbers standing for its open sizes: equal numbers, equal sizes."""
         known, desc = self._known, self.block.desc
+        if name in known:
+            return known[name].shape
         waiting, begun = [name], set()
         while waiting:
             n = waiting[-1]
@@ -96,10 +98,11 @@ class Sizes:
         if definition is None or any(n not in self._known for n in op.input_arg_names):
             return {}
         try:
-            results = definition.infer_outputs({slot: [self._known[n] for n in names] for slot, names in op.inputs.items()}, op.attrs)
+            args = definition.arrange({slot: [self._known[n] for n in names] for slot, names in op.inputs.items()})
+            results = self.block.program.infer(definition, args, op.attrs)
         except ProgramError:
             return {}
         found: dict[str, TensorType] = {}
-        for slot, result in zip(definition.out_slots, results, strict=True):
+        for slot, result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
             found.update(zip(op.outputs.get(slot.name, ()), result if slot.many else (result,)))
         return found

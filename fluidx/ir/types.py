@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from .dtypes import SHORT, np_dtype
+from .dtypes import FLOATS, SHORT, np_dtype
 
 ANY = -1  # an axis whose size is known when the program is fed, usually the batch
 
@@ -38,7 +38,7 @@ class TensorType:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype in ("float16", "bfloat16", "float32", "float64")
+        return self.dtype in FLOATS
 
     def with_shape(self, shape: Iterable[int]) -> TensorType:
         return TensorType(self.dtype, tuple(shape))

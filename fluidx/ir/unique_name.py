@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class _Generator:
+class _Names:
+    """How often each key was asked for, and what stands before the names."""
+
+    __slots__ = ("ids", "prefix")
+
     def __init__(self, prefix: str = ""):
         self.prefix = prefix
         self.ids: dict[str, int] = {}
 
-    def __call__(self, key: str) -> str:
-        n = self.ids.get(key, 0)
-        self.ids[key] = n + 1
-        return f"{self.prefix}{key}_{n}"
 
-
-_current = _Generator()
+_current = _Names()
 
 
 def generate(key: str) -> str:
@@ -27,20 +26,23 @@ def generate(key: str) -> str:
     ...     generate("fc"), generate("fc")
     ('fc_0', 'fc_1')
     """
-    return _current(key)
+    ids = _current.ids
+    n = ids.get(key, 0)
+    ids[key] = n + 1
+    return f"{_current.prefix}{key}_{n}"
 
 
 def switch() -> None:
     """Start counting anew (fluid's name)."""
     global _current
-    _current = _Generator()
+    _current = _Names()
 
 
 @contextmanager
 def guard(prefix: str = "") -> Iterator[None]:
     """Within the block names count from 0 again, behind an optional prefix, so that a program can be built twice alike."""
     global _current
-    old, _current = _current, _Generator(prefix)
+    old, _current = _current, _Names(prefix)
     try:
         yield
     finally:

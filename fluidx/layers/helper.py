@@ -99,10 +99,11 @@ class LayerHelper:
 
     def fresh(self, suffix: str = "tmp") -> str:
         """A name no variable of the program has yet."""
-        while True:
-            name = unique_name.generate(f"{self.name}.{suffix}")
-            if self.block.find(name) is None:
-                return name
+        key = f"{self.name}.{suffix}"
+        name = unique_name.generate(key)
+        while self.block.find(name) is not None:
+            name = unique_name.generate(key)
+        return name
 
     def op(self, op_type: str, *args: Any, out: Mapping[str, Any] | None = None, n_out: int = 0, **attrs: Any) -> Any:
         """Append one operator on Variables given in slot order; outputs that `out` does not direct get fresh names.
@@ -111,12 +112,14 @@ class LayerHelper:
         """
         definition = opdef(op_type)
         for (slot, _, many), arg in zip(definition.in_slots, args):
-            if arg.__class__ is Variable and arg.block.program is self.main:
+            if isinstance(arg, Variable) and arg.block.program is self.main:
                 continue
             if isinstance(arg, (list, tuple)) and many:
                 self.variables(arg, slot)
             elif arg is not None:
                 self.variable(arg, slot)
+        if out is None and len(definition.out_slots) == 1 and not definition.out_slots[0].many:  # most ops: nothing is directed
+            return self._builder.emit(op_type, *args, name=self.fresh(), **attrs)
         directed = dict(out) if out else {}
         for slot, _, many in definition.out_slots:
             target = directed.get(slot)
@@ -164,13 +167,13 @@ class LayerHelper:
         record = attr.record()
         trains = attr.trainable if trainable is None else trainable
         block, startup = self.main.global_block(), default_startup_program().global_block()
-        seen = startup.has_var(name)
+        seen = name in startup.descs
         try:
             param = block.create_parameter(shape, dtype, name, trains, **record)
-            if any(e.axis not in range(param.ndim) for e in attr.placement):
-                listed = show_placement(attr.placement)
-                raise ProgramError(f"placement {listed} of {name!r} names an axis that its shape {list(shape)} does not have")
             if attr.placement:
+                if any(e.axis not in range(param.ndim) for e in attr.placement):
+                    listed = show_placement(attr.placement)
+                    raise ProgramError(f"placement {listed} of {name!r} names an axis that its shape {list(shape)} does not have")
                 block.declare(param.desc.changed(placement=attr.placement))
             if seen:
                 startup.create_parameter(shape, dtype, name, trains, **record)

@@ -81,8 +81,9 @@ class Optimizer:
 
         Raises ProgramError as `append_backward` does, when there is nothing to train, and when this optimizer already trains a parameter.
         """
-        params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
-        return self.apply_optimize(loss, startup_program, params_grads), params_grads
+        with collections_paused():
+            params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
+            return self.apply_optimize(loss, startup_program, params_grads), params_grads
 
     def backward(
         self,
@@ -201,8 +202,9 @@ class Step:
                 f"{self.optimizer.label}: {name!r}, the {key} of parameter {p.name!r}, is already declared in {self.main.label()}; "
                 "the program was minimized before under another unique_name.guard. Give this optimizer a name of its own"
             )
-        dtype = "float64" if p.dtype == "float64" else "float32"
-        var = persistable(self.block, self.startup, name, p.shape if shape is None else shape, dtype, fill, self._fills, state_of=p.name)
+        of = p.desc.type
+        dtype = "float64" if of.dtype == "float64" else "float32"
+        var = persistable(self.block, self.startup, name, of.shape if shape is None else shape, dtype, fill, self._fills, state_of=p.name)
         self.optimizer._states[self.main][p.name, key] = var
         return var
 

@@ -36,7 +36,7 @@ def one_device(step=0):
 def run_op():
     def run(name, *args, ctx=None, part=None, **attrs):
         definition = opdef(name)
-        attrs = definition.complete_attrs(attrs)
+        attrs = dict(definition.complete_attrs(attrs))
         slots = {s.name: a if isinstance(a, list) else [a] for s, a in zip(definition.in_slots, args) if a is not None}
         types = definition.infer_outputs({s: [TensorType(a.dtype.name, a.shape) for a in values] for s, values in slots.items()}, attrs)
         if definition.view is not None:
