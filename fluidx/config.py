@@ -33,7 +33,7 @@ _DEBUG = Setting(
 _DUMP = Setting("FLUIDX_DUMP", "a directory, made when needed", "", "Where every program is written as text; unset writes none.")
 _TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How long a rank waits in a collective before the run fails.")
 _CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops the run at the first operator whose result holds a NaN or an infinity.")
-_VERIFY = Setting("FLUIDX_VERIFY", "0 or 1", "0", "1 proves the programs behind each pass of a transpile, and names the pass that broke them.")
+_VERIFY = Setting("FLUIDX_VERIFY", "0 or 1", "0", "1 proves what each pass of a transpile made, and names the pass that broke it.")
 _PROGRESS = Setting("FLUIDX_PROGRESS", "auto, 0 or 1", "auto", "Progress bars in the commands; auto shows them on a terminal only.")
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 

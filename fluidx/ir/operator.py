@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,6 +261,18 @@ def unary(type: str, x: str, out: str, attrs: Frozen = _EMPTY, site: Site | None
 def _written_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Do equal attributes say the same? 1, 1.0 and true are equal, and so are 0.0 and -0.0; written down they are not."""
     return a is b or all(v is b[name] or repr(v) == repr(b[name]) for name, v in a.items())
+
+
+_TYPE = itemgetter(0)
+
+
+def op_types(ops: Iterable[Operator]) -> set[str]:
+    """The types of the operators among `ops`.
+
+    >>> op_types([unary("relu", "x", "y"), unary("relu", "y", "z")])
+    {'relu'}
+    """
+    return set(map(_TYPE, ops))
 
 
 def rename_slots(slots: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:

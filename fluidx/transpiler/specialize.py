@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 from ..ir.opdef import OPS
-from ..ir.operator import Operator
+from ..ir.operator import Operator, op_types
 from ..ir.parts import coords_of, holds
 from ..ir.program import Block, Program
 from ..ir.types import At, Placement
 from .rings import RINGS, Ring
+
+
+_PLACEMENT = attrgetter("placement")
 
 
 @dataclass(frozen=True)
@@ -33,20 +37,17 @@ class Specializer:
 
     def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Ring]:
         """Runs of operators that every rank has, runs of operators that some ranks have, and rings, in order."""
-        placed = {n: d.placement for n, d in block.descs.items() if d.placement}
-        different = {id(q): q for q in placed.values()}
+        descs = block.descs
+        different = {id(q): q for q in map(_PLACEMENT, descs.values())}  # most values lie at one of a few objects
         roots_of = {k: roots for k, q in different.items() if (roots := tuple([e for e in q if isinstance(e, At)]))}
-        if not roots_of and not any(t in RINGS for t in {op.type for op in block.oplist}):
+        if not roots_of and op_types(block.oplist).isdisjoint(RINGS):
             return [tuple(block.oplist)]
-        who = {n: roots_of[id(q)] for n, q in placed.items() if id(q) in roots_of} if roots_of else {}
 
         def kind(op: Operator) -> tuple:
             if op.type in RINGS:
                 return (op.type, op.attrs["group"], op.attrs["wave"])
-            if not who:
-                return ()
-            names = op.output_arg_names
-            roots = who.get(names[0]) if names else None
+            d = descs.get(op.output_arg_names[0]) if op.output_arg_names else None
+            roots = None if d is None else roots_of.get(id(d.placement))
             if roots and OPS[op.type].move is not None:  # everyone that may hold the operand takes part
                 roots = tuple(e for e in roots if e.group != op.attrs["group"])
             return (roots,) if roots else ()

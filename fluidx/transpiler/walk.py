@@ -52,8 +52,9 @@ class Move(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How what lies in some way gets to a placement: from which of those at hand, and what its new name ends in."""
+    """How what lies in some way gets to a placement: from which of those at hand, and what its new name ends in. `here`: it lies there."""
 
+    here: bool
     nearest: int
     ending: str
     place: Placement
@@ -93,12 +94,12 @@ class Walk:
         self.home: dict[str, Placement] = {}  # where a value lies that has its own name: all that is written returns there
         self.keep: set[str] = set()
         for block in self.program.blocks:
-            for name, d in block.descs.items():
-                self.types[name] = t = d.type
+            for name, (_, t, _, persistable, _, is_data, _, _) in block.descs.items():
+                self.types[name] = t
                 number = self.by_id.get(id(t))
                 self.type_of[name] = self._number(t, t) if number is None else number
-                if d.persistable or d.is_data:
-                    if d.persistable:
+                if persistable or is_data:
+                    if persistable:
                         self.keep.add(name)
                     if name in self.floating:
                         self.at[name] = self._held(name, ())
@@ -116,8 +117,9 @@ class Walk:
         for block in self.program.blocks:
             descs = block.descs
             for name, d in descs.items():
-                q = home.get(name, d.placement)
-                if q is not d.placement and q != d.placement:
+                old = d.placement
+                q = home.get(name, old)
+                if q is not old and q != old:
                     descs[name] = Var(name, d.type, q, *d[3:])
 
     @cached_property
@@ -131,7 +133,7 @@ class Walk:
         self.out = block.oplist
         choices, numbers, type_of = self.choices, self.by_id, self.type_of
         for op in ops:
-            type_, inputs, outputs, attrs, _, _, _, _, reads, writes = op
+            type_, inputs, outputs, attrs, _, role_var, _, _, reads, writes = op
             definition = OPS.get(type_) or opdef(type_)
             if definition.bodies:
                 self._control(op, definition)
@@ -147,6 +149,8 @@ class Walk:
                 choice = choices[key] = self._choose(op, definition, ins, outs)
             still = choice.still and self.names.keys().isdisjoint(ins)
             self._write(op, None if still else self._brought(op, definition, ins, choice), outs, choice.outs)
+            if role_var:
+                self._finish(role_var, op)
         self.block, self.out = outer, outer.oplist
 
     # -- one object for each type and placements, so that it is a key by itself ------------------------------------------------
@@ -230,13 +234,13 @@ class Walk:
     def _moved(self, name: str, place: Placement, op: Operator, reason: str) -> str:
         """The name under which a value lies at `place`, after a redistribute when it does not yet."""
         held = self.at[name]
-        if place in held.places:
-            return self._name(name, held.places.index(place))
         if not held.places:  # a floating variable rests where its first operator wants it
             self.home[name] = place
             self._hold(name, self._held(name, (place,)))
             return name
         route = self._route(name, held, place)
+        if route.here:
+            return self._name(name, route.nearest)
         target = self._move(name, held, route, op, reason)
         if name not in self.finished:  # a finished gradient stays where its update is
             self._hold(name, route.also, *(self.names.get(name) or (name,)), target)
@@ -255,14 +259,15 @@ class Walk:
         key = held, id(place)
         route = self.routes.get(key)
         if route is None:
-            nearest = 0
-            if len(held.places) > 1:
+            here = place in held.places
+            nearest = held.places.index(place) if here else 0
+            if len(held.places) > 1 and not here:
                 size = nominal_bytes(self.types[name])
                 costs = [sum(move_cost(entry_of(q, g), entry_of(place, g), size) for g, _ in self.groups) for q in held.places]
                 nearest = costs.index(min(costs))
             ending = suffix(held.places[nearest], place)
-            route = Route(nearest, ending, place, self._held(name, (place,)), self._held(name, (*held.places, place)))
-            self.routes[key] = route
+            alone, also = self._held(name, (place,)), held if here else self._held(name, (*held.places, place))
+            route = self.routes[key] = Route(here, nearest, ending, place, alone, also)
         return route
 
     def _new(self, name: str, ending: str, place: Placement) -> str:
@@ -280,7 +285,7 @@ class Walk:
         self.out.append(unary("redistribute", source, target, complete("redistribute", (("reason", reason),)), near.site))
 
     def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Held, Placement]]) -> None:
-        """Append the operator, reading `inputs` if given. State goes back to where it rests, a finished gradient to its update."""
+        """Append the operator, reading `inputs` if given. State goes back to where it rests."""
         at, home = self.at, self.home
         away: dict[str, tuple[Held, Placement]] = {}
         for n, result in zip(outs, results, strict=True):
@@ -298,8 +303,6 @@ class Walk:
             self._write_away(op, inputs or op.inputs, away)
         else:
             self.out.append(op if inputs is None else op.with_slots(inputs, op.outputs))
-        if op.role_var:
-            self._finish(op)
 
     def _write_away(self, op: Operator, inputs: Slots, away: Mapping[str, tuple[Held, Placement]]) -> None:
         """Append an operator whose results lie elsewhere than at home: they get names of their own, and are brought home."""
@@ -318,13 +321,15 @@ class Walk:
         self.moves.append(move)
         self._redistribute(new, name, op, move.reason)
 
-    def _finish(self, op: Operator) -> None:
-        """A finished gradient goes to the place of its update at once, and only that copy stays."""
-        for param, grad in zip(op.role_var[::2], op.role_var[1::2], strict=True):
+    def _finish(self, finished: tuple[str, ...], op: Operator) -> None:
+        """A finished gradient goes to the place of its update at once, and only that copy stays. `finished` is [param, grad, ...]."""
+        for param, grad in zip(finished[::2], finished[1::2], strict=True):
             q = self.update(param)
             held = self.at.get(grad)
-            if q is not None and held is not None and q not in held.places:
-                route = self._route(grad, held, q)
+            if q is None or held is None:
+                continue
+            route = self._route(grad, held, q)
+            if not route.here:
                 self._hold(grad, route.alone, self._move(grad, held, route, op, "update"))
                 self.finished.add(grad)
 

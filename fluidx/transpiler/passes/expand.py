@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.opdef import opdef
-from ...ir.operator import Operator
+from ...ir.operator import Operator, op_types
 from ...ir.program import Block, Program, ProgramPair, Var
 from ..pass_ import Job, Pass
 
@@ -18,8 +18,7 @@ class ExpandFused(Pass):
     ensures = ("expanded",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        types = {op.type for b in pair.main.blocks for op in b.oplist}
-        if job.mesh.world_size == 1 or not any(opdef(t).expand for t in types):
+        if job.mesh.world_size == 1 or not any(opdef(t).expand for b in pair.main.blocks for t in op_types(b.oplist)):
             return pair
         main = pair.main.copy()
         for block in main.blocks:

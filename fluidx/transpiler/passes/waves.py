@@ -33,6 +33,7 @@ class GatherWaves(Pass):
         held: dict[str, list[Operator]] = {}  # kind -> operators that wait
         made: dict[str, set[str]] = {}  # kind -> what they make, and what they read
         read: dict[str, set[str]] = {}
+        touched: set[str] = set()  # all of that, and some of what has gone: most operators have nothing to do with it
         size: dict[str, float] = {}
         waves = 0
 
@@ -46,21 +47,27 @@ class GatherWaves(Pass):
 
         for op in block.oplist:
             kind = op.type
-            if held:  # operators of one kind may make and read the same, if none reads what another makes
+            if held:
                 ins, outs = flow.touches(new, op)
-                late = [k for k, names in made.items() if not names.isdisjoint(ins)]
-                late += [k for k, names in made.items() if k != kind and not (names.isdisjoint(outs) and read[k].isdisjoint(outs))]
-                for k in dict.fromkeys(late):
-                    flush(k)
+                if not (touched.isdisjoint(ins) and touched.isdisjoint(outs)):
+                    # operators of one kind may make and read the same, if none reads what another makes
+                    late = [k for k, names in made.items() if not names.isdisjoint(ins)]
+                    late += [k for k, names in made.items() if k != kind and not (names.isdisjoint(outs) and read[k].isdisjoint(outs))]
+                    for k in dict.fromkeys(late):
+                        flush(k)
             if kind not in self.types:
                 out.append(op)
                 continue
             if kind not in held:
+                if not held:
+                    touched.clear()
                 held[kind], made[kind], read[kind], size[kind] = [], set(), set(), 0.0
             held[kind].append(op)
-            made[kind].update(op.output_arg_names)
-            read[kind].update(op.input_arg_names)
-            size[kind] += block.desc(op.input_arg_names[0]).type.nbytes
+            (x,), outs = op.input_arg_names, op.output_arg_names
+            made[kind].update(outs)
+            read[kind].add(x)
+            touched.update(outs, (x,))
+            size[kind] += block.desc(x).type.nbytes
             if size[kind] >= limit:
                 flush(kind)
         for kind in list(held):
