@@ -13,7 +13,6 @@ from ..ir.program import Block, Program
 from ..ir.types import At, Placement
 from .rings import RINGS, Ring
 
-
 _PLACEMENT = attrgetter("placement")
 
 
