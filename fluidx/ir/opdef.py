@@ -215,7 +215,8 @@ class OpDef:
     @classmethod
     def complete_attrs(cls, given: Mapping[str, Any]) -> Frozen:
         """Attributes with defaults filled in and checked against the declared types, in a record that operators share."""
-        types, values, exact = cls.attr_types, [], True
+        # an op without inputs is mostly given a seed or values of its own, which nothing asks for again
+        types, values, exact = cls.attr_types, [], bool(cls.in_slots)
         for name, value in given.items():
             want = types.get(name)
             if want is None:

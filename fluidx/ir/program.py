@@ -375,6 +375,8 @@ class Program:
 
         They are known again by identity: equal sizes or attributes need not be the same, (1,) and (True,) are not.
         """
+        if not args:
+            return self.shared(definition.infer(**attrs))
         key = (definition, id(attrs), *map(id, args))
         known = self._inferred.get(key)
         if known is None:

@@ -95,6 +95,12 @@ def test_a_type_with_odd_sizes_does_not_spread():
     assert exactly(block.create_var("y", [True]).shape) == exactly(b.relu("y").shape) == "(1,)"
 
 
+def test_values_and_seeds_are_not_held_when_their_program_is_gone():
+    program = Program()
+    Builder(program.global_block()).assign_value(shape=(3,), dtype="int64", values=(1, 2, 3))
+    assert not opdef("assign_value")._completed and not program._inferred
+
+
 def test_a_list_that_changed_is_another_attribute():
     b = Builder(Program().global_block())
     x, perm = b.fill_constant(shape=(2, 3), value=1.0), [0, 1]
