@@ -6,7 +6,7 @@ import enum
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
 
@@ -27,9 +27,9 @@ class Effect(enum.Enum):
 
 
 class Required:
-    """Default of an attribute that has none: `attrs = {"shape": Required(tuple)}`."""
+    """Default of an attribute that has none: `attrs = {"shape": Required(tuple)}`. A tuple holds ints, a tuple[str, ...] strings."""
 
-    def __init__(self, type: type):
+    def __init__(self, type: Any):
         self.type = type
 
     def __repr__(self) -> str:
@@ -69,6 +69,7 @@ class Sample:
 
 OPS: dict[str, type[OpDef]] = {}
 _PLAIN = frozenset({bool, int, str, BlockRef})  # types of attributes that are normal as they are
+_INTS = frozenset({int})
 
 
 class OpDef:
@@ -130,7 +131,7 @@ class OpDef:
     slot_of: ClassVar[Mapping[str, Slot]] = {}  # by name, inputs before outputs
     defaults: ClassVar[Frozen] = Frozen()  # of the attributes, in their order; None for a required one
     required: ClassVar[tuple[str, ...]] = ()
-    attr_types: ClassVar[Mapping[str, type]] = {}
+    attr_types: ClassVar[Mapping[str, Any]] = {}
     optional_ins: ClassVar[bool] = False  # may a slot be absent?
     optional_outs: ClassVar[bool] = False
     takes_out: ClassVar[bool] = False
@@ -218,7 +219,7 @@ class OpDef:
             if want is None:
                 raise ProgramError(f"op {cls.name} has no attribute {name!r}; {nearest(name, cls.attrs, 'it has')}")
             kind = value.__class__
-            plain = kind in _PLAIN or kind is float and value == value or kind is tuple and _PLAIN.issuperset(map(type, value))
+            plain = kind in _PLAIN or kind is float and value == value or kind is tuple and _INTS.issuperset(map(type, value))
             if kind is not want or not plain:
                 value = _coerce(cls.name, name, normalize_attr(value), want)
             full[name] = value
@@ -268,17 +269,31 @@ class OpDef:
         return (inspect.getdoc(cls) or "").split("\n", 1)[0]
 
 
-def _coerce(op: str, name: str, value: Any, want: type) -> Any:
-    if want is type(None) or isinstance(value, want) and not (want is int and isinstance(value, bool)):
+def fits(value: Any, want: Any) -> bool:
+    """Does an attribute that is declared so keep the value as it is?"""
+    if want is Any or want is type(None):
+        return True
+    if (of := _element(want)) is not None:
+        return isinstance(value, tuple) and all(fits(v, of) for v in value)
+    return isinstance(value, want) and not (want is int and isinstance(value, bool))
+
+
+def _element(want: Any) -> Any:
+    """What a tuple that is declared so holds; None for anything but a tuple."""
+    return int if want is tuple else get_args(want)[0] if get_origin(want) is tuple else None
+
+
+def _coerce(op: str, name: str, value: Any, want: Any) -> Any:
+    if fits(value, want):
         return value
+    if (of := _element(want)) is not None and isinstance(value, (tuple, int, float, str)):
+        return tuple(_coerce(op, f"{name}[{k}]", v, of) for k, v in enumerate(value if isinstance(value, tuple) else (value,)))
     if want is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if want is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if want is bool and isinstance(value, (int, np.bool_)) and value in (0, 1):
         return bool(value)
-    if want is tuple and isinstance(value, (int, float, str)):
-        return (value,)
     if want is BlockRef and isinstance(value, int):
         return BlockRef(value)
     raise ProgramError(f"op {op}: attribute {name!r} must be {want.__name__}, got {type(value).__name__}: {value!r}")

@@ -36,18 +36,34 @@ class BlockRef:
 
 
 def normalize_attr(value: Any) -> Any:
-    """An attribute as it is stored: a bool, int, float, str, None, BlockRef, or a tuple of those."""
+    """An attribute as it is stored: a bool, int, float, str, None, BlockRef, or a tuple of those.
+
+    >>> normalize_attr([np.float64(0.5), np.int32(2)])
+    (0.5, 2)
+    """
+    if isinstance(value, (np.ndarray, np.generic)):  # before the builtins: NumPy's float64 is a float and writes itself otherwise
+        return normalize_attr(value.tolist())
+    if isinstance(value, enum.Enum):
+        return normalize_attr(value.value)
     if isinstance(value, float) and value != value:
         return math.nan  # the one object, so that equal attributes compare equal
-    if isinstance(value, (bool, int, float, str, BlockRef)) or value is None:
-        return value.value if isinstance(value, enum.Enum) else value
+    if value is None or isinstance(value, BlockRef):
+        return value
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, (list, tuple)):
         return tuple(normalize_attr(v) for v in value)
-    if isinstance(value, np.ndarray):
-        return normalize_attr(value.tolist())
-    if isinstance(value, np.generic):
-        return normalize_attr(value.item())
     raise ProgramError(f"an attribute must be a bool, int, float, str, block or a list of those, not {type(value).__name__}: {value!r}")
+
+
+def attrs_key(attrs: Mapping[str, Any]) -> str:
+    """Attributes as a key: what they write. As values, Python takes 1, 1.0 and True for one key, and 0.0 and -0.0 too.
+
+    >>> attrs_key({"axis": 1}) == attrs_key({"axis": True})
+    False
+    """
+    return repr(attrs)
 
 
 class Frozen(dict):
@@ -202,7 +218,7 @@ class Operator(_Fields):
             self.type,
             tuple(self.inputs.items()),
             tuple(self.outputs.items()),
-            tuple(sorted(self.attrs.items(), key=lambda kv: kv[0])),
+            attrs_key(dict(sorted(self.attrs.items()))),
             self.role,
             self.role_var,
             self.device,
@@ -210,6 +226,9 @@ class Operator(_Fields):
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Operator) and self.key() == other.key())
+
+    def __ne__(self, other: object) -> bool:  # a tuple has one of its own
+        return not self == other
 
     def __hash__(self) -> int:
         return hash(self.key())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..ir.errors import TranspileError
 from ..ir.flow import sub_writes
 from ..ir.opdef import OpDef, opdef
-from ..ir.operator import Operator, Role, rename_slots
+from ..ir.operator import Operator, Role, attrs_key, rename_slots
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Partial, Placement, TensorType, show_placement
@@ -161,7 +161,7 @@ class Walk:
         outs: Names = definition.flat_slots(op.outputs, definition.out_slots) if definition.optional_outs else op.output_arg_names
         attrs = self.by_id.get(id(op.attrs)) if op.attrs else -1
         if attrs is None:
-            attrs = self._number_of(op.attrs, lambda a: tuple(a.items()))
+            attrs = self._number_of(op.attrs, attrs_key)
         key = (op.type, attrs, *map(self.ids.get, ins), None, *map(self.type_of.get, outs))
         choice = self.choices.get(key)
         if choice is None:
@@ -189,7 +189,7 @@ class Walk:
     def _kind(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Kind:
         """What operators of this type, these attributes and types have in common."""
         found = [[None if n is None else self.types[n] for n in names] for names in (ins, outs)]
-        key = (op.type, tuple(op.attrs.items()), *map(tuple, found))
+        key = (op.type, attrs_key(op.attrs), *map(tuple, found))
         kind = self.kinds.get(key)
         if kind is None:
             kind = self.kinds[key] = Kind.of(definition, found[0], found[1], op.attrs)
@@ -253,7 +253,7 @@ class Walk:
         return target
 
     def _redistribute(self, source: str, target: str, near: Operator, reason: str) -> None:
-        attrs = complete("redistribute", (("reason", reason),))
+        attrs = complete("redistribute", {"reason": reason})
         self.out.append(Operator("redistribute", {"X": (source,)}, {"Out": (target,)}, attrs, Role.DIST, (), near.site))
 
     def _write(self, op: Operator, outs: Names, results: list[Held], source: Operator) -> None:

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from ...ir.pattern import Types, letters
-from ..expr.nodes import Expr, is_const, nodes, number_of, substitute, symbols
+from ..expr.nodes import Expr, is_const, lift, nodes, number_of, substitute, symbols
 
 # Functions that never fall, for every argument including the infinities: the terms of a maximum may lie anywhere below it, so sqrt and
 # log, which are not defined everywhere, do not count.
@@ -25,7 +25,7 @@ def elementwise_pattern(expr: Expr, inputs: Sequence[str], names: Sequence[str],
     """The `pattern` of an op with operands `inputs` (symbols of `expr`, in slot order) and attributes `names`; `axis`: it has fluid's."""
 
     @lru_cache(maxsize=256)
-    def exceptions(values: tuple[Any, ...], is_float: tuple[bool, ...]) -> tuple[tuple[str, ...], str]:
+    def exceptions(values: tuple[Expr, ...], is_float: tuple[bool, ...]) -> tuple[tuple[str, ...], str]:
         e = substitute(expr, dict(zip(names, values, strict=True)))
         read = symbols(e)
         floats = [s for s, f in zip(inputs, is_float, strict=True) if f]
@@ -36,7 +36,7 @@ def elementwise_pattern(expr: Expr, inputs: Sequence[str], names: Sequence[str],
         return tuple("" if s in read else "~" for s in inputs), " ".join(said)
 
     def pattern(ins: Types, outs: Types, attrs: Any) -> str:
-        marks, said = exceptions(tuple(attrs[n] for n in names), tuple(t is not None and t.is_float for t in ins))
+        marks, said = exceptions(tuple([lift(attrs[n]) for n in names]), tuple(t is not None and t.is_float for t in ins))
         words, out = _words(inputs, ins, outs, attrs["axis"] if axis else -1)
         return f"{', '.join(m + w for m, w in zip(marks, words, strict=True))} -> {out} | {said}"
 

@@ -34,6 +34,6 @@ class BroadcastStartup(Pass):
             writer.keep(op)
             for n in op.output_arg_names:
                 if n in owner and last[n] == k:
-                    attrs = complete("broadcast", (("group", self.group), ("root", owner[n])))
+                    attrs = complete("broadcast", {"group": self.group, "root": owner[n]})
                     writer.keep(Operator("broadcast", {"X": (n,)}, {"Out": (n,)}, attrs, Role.DIST, (), op.site))
         return ProgramPair(pair.main, writer.program)

@@ -45,7 +45,7 @@ class Lower(Pass):
         path = known.get(key)
         if path is None:
             path = known[key] = [
-                (s.type, complete(s.type, tuple(s.attrs.items())), s.after) for s in steps(*key, job.mesh.axes, ALGORITHMS[self.by])
+                (s.type, complete(s.type, s.attrs), s.after) for s in steps(*key, job.mesh.axes, ALGORITHMS[self.by])
             ]
         for k, (type_, attrs, after) in enumerate(path):
             out = target

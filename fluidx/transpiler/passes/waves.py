@@ -40,7 +40,7 @@ class GatherWaves(Pass):
             nonlocal waves
             for op in held.pop(kind, ()):
                 numbered = {**op.attrs, "wave": waves} if "wave" in op.attrs else op.attrs
-                out.append(op.replace(attrs=complete(op.type, tuple(numbered.items()))) if numbered is not op.attrs else op)
+                out.append(op.replace(attrs=complete(op.type, numbered)) if numbered is not op.attrs else op)
             waves += 1
             del names[kind], reads[kind], size[kind]
 
