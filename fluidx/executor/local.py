@@ -80,7 +80,7 @@ class Locals:
         if ANY not in declared.shape or len(declared.shape) != len(have.shape):
             return declared
         cut = {e.axis for e in self.places[name] if isinstance(e, Shard)}
-        return declared.with_shape(h if d == ANY and k not in cut else d for k, (d, h) in enumerate(zip(declared.shape, have.shape)))  # noqa: B905
+        return declared.with_shape(h if d == ANY and k not in cut else d for k, (d, h) in enumerate(zip(declared.shape, have.shape)))
 
     def speaks_locally(self, op: Operator, definition: type[OpDef]) -> bool:
         """Is the operator's type rule about what lies on the rank? So for messages, and where a value has no meaning beyond the rank."""

@@ -188,14 +188,20 @@ def _named(p: Pattern, name: str) -> list[str]:
 # -- rows -----------------------------------------------------------------------------------------------------------------------
 
 
-def _where(axes: list[tuple[str, ...]] | None, f: str, sizes: Mapping[str, int]) -> Shard | None | bool:
-    """Where an operand lies when factor f is cut: None without f, False where a cut of f is no cut of the operand."""
-    found = [(k, factors) for k, factors in enumerate(axes or ()) if f in factors]
-    if not found:
-        return None
-    axis, factors = found[0]
-    unit = prod(sizes.get(inner, ANY) if sizes.get(inner, ANY) > 0 else 0 for inner in factors[1:])
-    return Shard(axis, "", unit) if len(found) == 1 and factors[0] == f and unit > 0 else False
+def _cut(operands: Sequence[list[tuple[str, ...]] | None], f: str, sizes: Mapping[str, int]) -> tuple[Shard | None, ...] | None:
+    """Where operands lie when factor f is cut, None for one without f. None altogether when a cut of f is no cut of one of them."""
+    out: list[Shard | None] = []
+    for axes in operands:
+        found = [(k, factors) for k, factors in enumerate(axes or ()) if f in factors]
+        if not found:
+            out.append(None)
+            continue
+        axis, factors = found[0]
+        unit = prod(max(sizes.get(inner, ANY), 0) for inner in factors[1:])
+        if len(found) > 1 or factors[0] != f or not unit:
+            return None
+        out.append(Shard(axis, "", unit))
+    return tuple(out)
 
 
 def rows(p: Pattern) -> list[Row]:
@@ -205,9 +211,8 @@ def rows(p: Pattern) -> list[Row]:
     for f in p.sizes:
         if f in p.whole:
             continue
-        ins = tuple(_where(axes, f, p.sizes) for axes in p.ins)
-        outs = tuple(_where(axes, f, p.sizes) for axes in p.outs)
-        if False in ins or False in outs or not any((*ins, *outs)):
+        ins, outs = _cut(p.ins, f, p.sizes), _cut(p.outs, f, p.sizes)
+        if ins is None or outs is None or not any((*ins, *outs)):
             continue
         monoid = p.reduced.get(f)
         lacking = any(o is None and axes is not None for o, axes in zip(outs, p.outs, strict=True))
@@ -215,7 +220,7 @@ def rows(p: Pattern) -> list[Row]:
             continue
         rest = None if f in p.ignored or monoid is None else Partial(monoid, "")
         filled = tuple(o or (None if axes is None else rest) for o, axes in zip(outs, p.outs, strict=True))
-        cuts.append(Row("cut", f"cut {f}", ins, filled, f))  # type: ignore[arg-type]
+        cuts.append(Row("cut", f"cut {f}", ins, filled, f))
     whole = Row("whole", "whole", (None,) * len(p.ins), (None,) * len(p.outs))
     root = Row("root", "at a root", _all(ROOT, p.ins), _all(ROOT, p.outs))
     settled = [r for r in cuts if not r.owes]

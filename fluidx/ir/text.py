@@ -87,9 +87,9 @@ def show_op(op: Operator, types: Mapping[str, Var | TensorType] | None = None, f
     >>> show_op(Operator("foreign", {"X": ("x",)}, {"Out": ("y",)}, {"scale": 0.5}), {"y": TensorType("float32", (-1, 3))})
     'Out=[%y: f32[-1,3]] = foreign(X=[%x]) {scale=0.5}'
     """
-    pending = {}
-    for n in op.output_arg_names if types else ():
-        if (record := types.get(n)) is not None:  # type: ignore[union-attr]
+    known, pending = types or {}, {}
+    for n in op.output_arg_names:
+        if (record := known.get(n)) is not None:
             pending[n] = record if isinstance(record, Var) else Var(n, record, stop_gradient=not record.is_float)
     return op_text(op, pending, fluid_names)
 

@@ -153,7 +153,7 @@ def _raised_at(e: BaseException) -> str:
 def _work(pipe: Any, case: Case, numbers: Sequence[int], seed: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     np.seterr(all="ignore")
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (print operators)
+    sys.stdout = open(os.devnull, "w")
     made = prepare(case)
     if isinstance(made, Result):
         pipe.send(made)
