@@ -12,7 +12,7 @@ import numpy as np
 
 from .errors import ProgramError, nearest
 from .operator import BlockRef, Frozen, Operator, normalize_attr
-from .pattern import Pattern, Types, parse_pattern
+from .pattern import Pattern, Types, check_exceptions, parse_pattern
 from .types import TensorType
 
 
@@ -150,6 +150,11 @@ class OpDef:
         for attr, default in cls.attrs.items():
             if isinstance(default, Required) and default.type is BlockRef and attr not in cls.bodies:
                 raise TypeError(f"op {cls.name!r}: attribute {attr!r} names a block, so `bodies` must say what that block hands out")
+        if isinstance(cls.pattern, str):
+            try:
+                check_exceptions(cls.pattern)
+            except ProgramError as e:
+                raise TypeError(f"op {cls.name!r}: {e}") from None
         cls.in_slots = tuple(Slot.of(s) for s in cls.inputs)
         cls.out_slots = tuple(Slot.of(s) for s in cls.outputs)
         cls.slot_of = {s.name: s for s in (*cls.out_slots, *cls.in_slots)}
@@ -245,7 +250,10 @@ class OpDef:
         if text is None:
             dots = [", ".join(" ".join("." * t.ndim) if t is not None else "." for t in types) for types in (ins, outs)]
             text = f"{dots[0]} -> {dots[1]}"
-        return parse_pattern(text, ins, outs, sizes)
+        try:
+            return parse_pattern(text, ins, outs, sizes)
+        except ProgramError as e:
+            raise ProgramError(f"op {cls.name}: {e}") from None
 
     @classmethod
     def flat_slots(cls, slots: Mapping[str, Sequence[str]], which: Sequence[Slot]) -> list[str | None]:

@@ -25,7 +25,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from .errors import ProgramError
+from .errors import ProgramError, nearest
 from .types import ANY, At, Entry, Partial, Pieces, Shard, TensorType
 
 Types = Sequence[TensorType | None]
@@ -36,6 +36,7 @@ FLAT = Pieces((), "")
 MONOIDS = {"+": "sum", "max": "max", "min": "min"}
 
 _WORD = re.compile(r"\([^)]*\)|\S+")
+_NAME = re.compile(r"[^\s,()~]+")
 
 
 class Row(NamedTuple):
@@ -90,6 +91,7 @@ def parse_pattern(text: str, ins: Types, outs: Types, sizes: Mapping[str, int] |
     >>> p.sizes, p.reduced
     ({'i': -1, 'k': 4, 'j': 3}, {'k': 'sum'})
     """
+    check_exceptions(text, tuple(sizes or ()))
     body, _, after = text.partition("|")
     left, arrow, right = body.partition("->")
     if not arrow:
@@ -148,11 +150,45 @@ _GROUP = re.compile(r"([LUD])\((\d+(?:,\d+)*)(?:>(\w+(?:,\w+)*))?\)")
 _SWAPPED = {"max": "min", "min": "max"}
 
 
+def _about(word: str) -> tuple[str, str]:
+    """What an exception says of a factor, and of which one: ("#", "n"), ("!", "c"), ("@", "v") or ("+", "k")."""
+    if word.startswith("#"):
+        return "#", word[1:]
+    if word.endswith("!"):
+        return "!", word[:-1]
+    if "@" in word:
+        return "@", word.partition("@")[0]
+    name, _, role = word.rpartition(":")
+    return role, name
+
+
+@lru_cache(maxsize=4096)
+def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
+    """Raise ProgramError for an exception of no kind, or one that speaks of a factor which neither the line nor `sized` names.
+
+    >>> check_exceptions("i k, k j -> i j | n:+")
+    Traceback (most recent call last):
+    fluidx.ir.errors.ProgramError: pattern 'i k, k j -> i j | n:+': 'n:+' speaks of factor 'n'; the line names: i, j, k
+    """
+    body, _, after = text.partition("|")
+    known = {*_NAME.findall(body.replace("->", " ")), *sized}
+    for word in after.split():
+        if word == "K" or _GROUP.fullmatch(word):
+            continue
+        said, name = _about(word)
+        if not name or said not in ("#", "!", "@", "=", *MONOIDS):
+            raise ProgramError(f"pattern {text!r}: {word!r} says nothing about a factor or an operand")
+        if name not in known and not name.endswith("?"):  # of k0, k1, ... there may be none
+            raise ProgramError(f"pattern {text!r}: {word!r} speaks of factor {name!r}; {nearest(name, sorted(known), 'the line names')}")
+
+
 def _exception(p: Pattern, word: str, text: str) -> None:
     """Enter one word from behind the `|`."""
     if (m := _GROUP.fullmatch(word)) is not None:
         kind, operands, into = m.groups()
         members = tuple(map(int, operands.split(",")))
+        if max(members) >= len(p.ins):
+            raise ProgramError(f"pattern {text!r}: {word!r} speaks of operand {max(members)}; there are {len(p.ins)}, counted from 0")
         if kind == "L":
             p.linear.append((members, tuple(map(int, into.split(","))) if into else None))
             return
@@ -161,20 +197,13 @@ def _exception(p: Pattern, word: str, text: str) -> None:
         return
     if word == "K":
         p.keyed = True
-    elif word.startswith("#"):
-        p.counted.update(_named(p, word[1:]))
-    elif word.endswith("!"):
-        p.whole.update(_named(p, word[:-1]))
-    elif "@" in word:
-        p.located.update(_named(p, word.partition("@")[0]))
+        return
+    said, name = _about(word)
+    factors = _named(p, name)
+    if said in MONOIDS:
+        p.reduced.update(dict.fromkeys(factors, MONOIDS[said]))
     else:
-        name, _, role = word.rpartition(":")
-        if role == "=":
-            p.ignored.update(_named(p, name))
-        elif role in MONOIDS and name:
-            p.reduced.update(dict.fromkeys(_named(p, name), MONOIDS[role]))
-        else:
-            raise ProgramError(f"pattern {text!r}: {word!r} says nothing about a factor or an operand")
+        {"#": p.counted, "!": p.whole, "@": p.located, "=": p.ignored}[said].update(factors)
 
 
 def _named(p: Pattern, name: str) -> list[str]:
@@ -182,7 +211,7 @@ def _named(p: Pattern, name: str) -> list[str]:
         return [f for f in p.sizes if f[0] == "*"]
     if name.endswith("?"):
         return [f for f in p.sizes if f.startswith(name[:-1]) and f[len(name) - 1 :].isdigit()]
-    return [name] if name in p.sizes else []
+    return [name] if name in p.sizes else []  # an axis of size 1, or of an operand that is absent, has no factor
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------------
