@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from ._checks import number, one_of, wrong
+from ._checks import number, one_of, whole, wrong
 from .initializer import Initializer
 from .ir import Shard, show_placement
 
@@ -50,6 +50,12 @@ class ParamAttr:
         entries = tuple(placement) if isinstance(placement, (list, tuple)) else () if placement is None else (placement,)
         if not all(isinstance(e, Shard) for e in entries):
             raise wrong(f"ParamAttr: placement must be a Shard such as Shard(1, 'tp'), a list of them, or None, got {placement!r}")
+        entries = tuple(
+            [
+                Shard(whole("ParamAttr", "the axis of a placement", e.axis), e.group, whole("ParamAttr", "the unit of a placement", e.unit))
+                for e in entries
+            ]
+        )
         if len({e.group for e in entries}) < len(entries):
             raise wrong(f"ParamAttr: placement {show_placement(entries)} names a group twice; a group cuts one axis")
         if any(e.unit < 1 for e in entries):
@@ -97,7 +103,6 @@ class ParamAttr:
             "placement": None,
         }  # fmt: skip
         return f"ParamAttr({', '.join(f'{k}={v!r}' for k, v in shown.items() if v != default[k])})"
-
 
 
 def regularizer_record(value: Any) -> tuple[str, float] | None:

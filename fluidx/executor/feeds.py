@@ -22,12 +22,13 @@ def fetch_names(fetch_list: Any) -> list[str]:
         fetch_list = [fetch_list]
     if not isinstance(fetch_list, Iterable):
         raise FeedError(f"fetch_list takes a list of Variables and names, got {type(fetch_list).__name__}: {fetch_list!r}")
-    fetch_list = list(fetch_list)
-    names = [f if isinstance(f, str) else getattr(f, "name", None) for f in fetch_list]
-    for f, n in zip(fetch_list, names, strict=True):
-        if not isinstance(n, str):
+    names: list[str] = []
+    for f in fetch_list:
+        name = f if isinstance(f, str) else getattr(f, "name", None)
+        if not isinstance(name, str):
             raise FeedError(f"fetch_list takes Variables and names, got {type(f).__name__}: {f!r}")
-    return names  # type: ignore[return-value]
+        names.append(name)
+    return names
 
 
 def check_fetch(program: Program, names: Sequence[str], descs: Mapping[str, Var] | None = None) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from ..ir.dtypes import np_dtype
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef
-from ..ir.operator import Operator
+from ..ir.operator import Operator, attrs_key
 from ..ir.parts import Coords, Part, holds, local_type, part_of
 from ..ir.pattern import Pattern
 from ..ir.program import Program, Var
@@ -80,7 +80,7 @@ class Locals:
         if ANY not in declared.shape or len(declared.shape) != len(have.shape):
             return declared
         cut = {e.axis for e in self.places[name] if isinstance(e, Shard)}
-        return declared.with_shape(h if d == ANY and k not in cut else d for k, (d, h) in enumerate(zip(declared.shape, have.shape)))  # noqa: B905
+        return declared.with_shape(h if d == ANY and k not in cut else d for k, (d, h) in enumerate(zip(declared.shape, have.shape)))
 
     def speaks_locally(self, op: Operator, definition: type[OpDef]) -> bool:
         """Is the operator's type rule about what lies on the rank? So for messages, and where a value has no meaning beyond the rank."""
@@ -103,7 +103,7 @@ class Locals:
             return None
         ins = definition.flat_slots(op.inputs, definition.in_slots)
         outs = definition.flat_slots(op.outputs, definition.out_slots)
-        p = _pattern(definition, self._declared(ins), self._declared(outs), tuple(op.attrs.items()))
+        p = _pattern(definition, self._declared(ins), self._declared(outs), op.attrs)
         in_types, out_types = _pick(types, ins), _pick(types, outs)
         ghosts = self._ghosts(p, ins, in_types, out_types) if p.shape_only else {}
         for k, t in ghosts.items():
@@ -177,13 +177,13 @@ def _pick(types: Mapping[str, TensorType], names: Sequence[str | None]) -> list[
 _PATTERNS: dict[Any, Pattern] = {}
 
 
-def _pattern(definition: type[OpDef], ins: tuple, outs: tuple, attrs: tuple) -> Pattern:
-    key = definition.name, ins, outs, attrs
+def _pattern(definition: type[OpDef], ins: tuple, outs: tuple, attrs: Mapping[str, Any]) -> Pattern:
+    key = definition.name, ins, outs, attrs_key(attrs)
     p = _PATTERNS.get(key)
     if p is None:
         if len(_PATTERNS) > 50_000:
             _PATTERNS.clear()
-        p = _PATTERNS[key] = definition.pattern_of(ins, outs, dict(attrs))
+        p = _PATTERNS[key] = definition.pattern_of(ins, outs, attrs)
     return p
 
 

@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import copysign
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
 
 from .errors import ProgramError, nearest
 from .operator import BlockRef, Frozen, Operator, normalize_attr
-from .pattern import Pattern, Types, parse_pattern
+from .pattern import Pattern, Types, check_exceptions, parse_pattern
 from .types import TensorType
 
 
@@ -28,9 +28,9 @@ class Effect(enum.Enum):
 
 
 class Required:
-    """Default of an attribute that has none: `attrs = {"shape": Required(tuple)}`."""
+    """Default of an attribute that has none: `attrs = {"shape": Required(tuple)}`. A tuple holds ints, a tuple[str, ...] strings."""
 
-    def __init__(self, type: type):
+    def __init__(self, type: Any):
         self.type = type
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ class OpDef:
     slot_of: ClassVar[Mapping[str, Slot]] = {}  # by name, inputs before outputs
     defaults: ClassVar[Frozen] = Frozen()  # of the attributes, in their order; None for a required one
     required: ClassVar[tuple[str, ...]] = ()
-    attr_types: ClassVar[Mapping[str, type]] = {}
+    attr_types: ClassVar[Mapping[str, Any]] = {}
     optional_ins: ClassVar[bool] = False  # may a slot be absent?
     optional_outs: ClassVar[bool] = False
     takes_out: ClassVar[bool] = False
@@ -153,6 +153,11 @@ class OpDef:
         for attr, default in cls.attrs.items():
             if isinstance(default, Required) and default.type is BlockRef and attr not in cls.bodies:
                 raise TypeError(f"op {cls.name!r}: attribute {attr!r} names a block, so `bodies` must say what that block hands out")
+        if isinstance(cls.pattern, str):
+            try:
+                check_exceptions(cls.pattern)
+            except ProgramError as e:
+                raise TypeError(f"op {cls.name!r}: {e}") from None
         cls.in_slots = tuple(Slot.of(s) for s in cls.inputs)
         cls.out_slots = tuple(Slot.of(s) for s in cls.outputs)
         cls.slot_of = {s.name: s for s in (*cls.out_slots, *cls.in_slots)}
@@ -256,7 +261,10 @@ class OpDef:
         if text is None:
             dots = [", ".join(" ".join("." * t.ndim) if t is not None else "." for t in types) for types in (ins, outs)]
             text = f"{dots[0]} -> {dots[1]}"
-        return parse_pattern(text, ins, outs, sizes)
+        try:
+            return parse_pattern(text, ins, outs, sizes)
+        except ProgramError as e:
+            raise ProgramError(f"op {cls.name}: {e}") from None
 
     @classmethod
     def flat_slots(cls, slots: Mapping[str, Sequence[str]], which: Sequence[Slot]) -> list[str | None]:
@@ -288,17 +296,31 @@ def _exact(value: Any) -> bool:
     return kind in _EXACT or kind is bool or kind is float and value == value and (value != 0.0 or copysign(1.0, value) > 0.0)
 
 
-def _coerce(op: str, name: str, value: Any, want: type) -> Any:
-    if want is type(None) or isinstance(value, want) and not (want is int and isinstance(value, bool)):
+def fits(value: Any, want: Any) -> bool:
+    """Does an attribute that is declared so keep the value as it is?"""
+    if want is Any or want is type(None):
+        return True
+    if (of := _element(want)) is not None:
+        return isinstance(value, tuple) and all(fits(v, of) for v in value)
+    return isinstance(value, want) and not (want is int and isinstance(value, bool))
+
+
+def _element(want: Any) -> Any:
+    """What a tuple that is declared so holds; None for anything but a tuple."""
+    return int if want is tuple else get_args(want)[0] if get_origin(want) is tuple else None
+
+
+def _coerce(op: str, name: str, value: Any, want: Any) -> Any:
+    if fits(value, want):
         return value
+    if (of := _element(want)) is not None and isinstance(value, (tuple, int, float, str)):
+        return tuple(_coerce(op, f"{name}[{k}]", v, of) for k, v in enumerate(value if isinstance(value, tuple) else (value,)))
     if want is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if want is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if want is bool and isinstance(value, (int, np.bool_)) and value in (0, 1):
         return bool(value)
-    if want is tuple and isinstance(value, (int, float, str)):
-        return (value,)
     if want is BlockRef and isinstance(value, int):
         return BlockRef(value)
     raise ProgramError(f"op {op}: attribute {name!r} must be {want.__name__}, got {type(value).__name__}: {value!r}")

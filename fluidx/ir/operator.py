@@ -37,18 +37,34 @@ class BlockRef:
 
 
 def normalize_attr(value: Any) -> Any:
-    """An attribute as it is stored: a bool, int, float, str, None, BlockRef, or a tuple of those."""
+    """An attribute as it is stored: a bool, int, float, str, None, BlockRef, or a tuple of those.
+
+    >>> normalize_attr([np.float64(0.5), np.int32(2)])
+    (0.5, 2)
+    """
+    if isinstance(value, (np.ndarray, np.generic)):  # before the builtins: NumPy's float64 is a float and writes itself otherwise
+        return normalize_attr(value.tolist())
+    if isinstance(value, enum.Enum):
+        return normalize_attr(value.value)
     if isinstance(value, float) and value != value:
         return math.nan  # the one object, so that equal attributes compare equal
-    if isinstance(value, (bool, int, float, str, BlockRef)) or value is None:
-        return value.value if isinstance(value, enum.Enum) else value
+    if value is None or isinstance(value, BlockRef):
+        return value
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, (list, tuple)):
         return tuple(normalize_attr(v) for v in value)
-    if isinstance(value, np.ndarray):
-        return normalize_attr(value.tolist())
-    if isinstance(value, np.generic):
-        return normalize_attr(value.item())
     raise ProgramError(f"an attribute must be a bool, int, float, str, block or a list of those, not {type(value).__name__}: {value!r}")
+
+
+def attrs_key(attrs: Mapping[str, Any]) -> str:
+    """Attributes as a key: what they write. As values, Python takes 1, 1.0 and True for one key, and 0.0 and -0.0 too.
+
+    >>> attrs_key({"axis": 1}) == attrs_key({"axis": True})
+    False
+    """
+    return repr(attrs)
 
 
 class Frozen(dict):
@@ -218,18 +234,16 @@ class Operator(_Fields):
             self.type,
             tuple(self.inputs.items()),
             tuple(self.outputs.items()),
-            tuple(sorted(self.attrs.items(), key=lambda kv: kv[0])),
+            attrs_key(dict(sorted(self.attrs.items()))),
             self.role,
             self.role_var,
             self.device,
         )
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Operator) and self.key() == other.key() and _written_alike(self.attrs, other.attrs)
+        return self is other or (isinstance(other, Operator) and self.key() == other.key())
 
-    def __ne__(self, other: object) -> bool:  # a tuple's own would compare fields
+    def __ne__(self, other: object) -> bool:  # a tuple has one of its own
         return not self == other
 
     def __hash__(self) -> int:
@@ -256,11 +270,6 @@ def unary(type: str, x: str, out: str, attrs: Frozen = _EMPTY, site: Site | None
     reads, writes = (x,), (out,)
     fields = (type, Frozen(X=reads), Frozen(Out=writes), attrs or _EMPTY, Role.DIST, (), site, "", reads, writes)
     return tuple.__new__(Operator, fields)
-
-
-def _written_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Do equal attributes say the same? 1, 1.0 and true are equal, and so are 0.0 and -0.0; written down they are not."""
-    return a is b or all(v is b[name] or repr(v) == repr(b[name]) for name, v in a.items())
 
 
 _TYPE = itemgetter(0)

@@ -1,4 +1,4 @@
-"""Read program text back into programs: a tokenizer that goes line by line and a recursive-descent parser, linear in the text.
+"""Read program text back into programs: a recursive-descent parser over tokens that come line by line, linear in the text.
 
 The text is taken to come from anywhere. What is not a program ends in a ParseError that shows the line, the place in it, what was
 expected and what was found; nesting and numbers are bounded.
@@ -6,21 +6,20 @@ expected and what was found; nesting and numbers are bounded.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from .bodies import check_body
-from .dtypes import FULL, SHORT
+from .dtypes import FULL
 from .errors import ParseError, ProgramError, nearest
 from .opdef import OPS, Slot
 from .operator import BlockRef, Operator, Role
 from .parts import REDUCE
 from .program import Block, Program, ProgramPair
 from .records import PARAM_DEFAULTS, Var, check_attrs
-from .text import FLAGS, IMPLIED, NAME, WORD, implied_inline, quote, startup_name, var_name
+from .text import FLAGS, IMPLIED, implied_inline, quote, startup_name, var_name
+from .tokens import Tokens
 from .types import At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType
 
 PLACES = ("shard", "partial", "at", "pieces", "local")
@@ -29,19 +28,6 @@ MAX_INT = 1 << 64  # magnitude of an integer attribute; a seed may use all 64 bi
 MAX_SIZE = (1 << 63) - 1  # of one axis
 MAX_INDEX = (1 << 31) - 1  # of a rank, an axis or a block
 
-_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_DTYPE = "|".join(sorted({*SHORT, *FULL}, key=len, reverse=True))
-_TOKEN = re.compile(
-    rf"""(?P<blank>[ \t\r\f\v]+|\#.*)
-    |(?P<name>%(?:{NAME}|{_STRING}))
-    |(?P<type>(?:{_DTYPE})\[[^\]%"=]*\])
-    |(?P<word>{WORD})
-    |(?P<number>[-+]?(?:inf\b|[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?))
-    |(?P<string>{_STRING})
-    |(?P<mark>[{{}}()\[\]=,:;])
-    |(?P<bad>.)""",
-    re.VERBOSE,
-)
 _Slots = dict[str, tuple[str, ...]]
 _ROLES = {r.value: r for r in Role}
 _CONSTANTS = {"true": True, "false": False, "none": None, "inf": float("inf")}
@@ -75,133 +61,12 @@ def _like(main: Program) -> Program:
     return startup
 
 
-class _Parser:
+class _Parser(Tokens):
     def __init__(self, text: str):
-        if not isinstance(text, str):
-            raise ParseError(f"program text must be a str, got {type(text).__name__}")
-        self.lines = text.removeprefix("\ufeff").split("\n")
-        self.row = -1
-        self.kinds: list[str] = []
-        self.texts: list[str] = []
-        self.cols: list[int] = []
-        self.k = 0
+        super().__init__(text)
         self.types: dict[str, TensorType] = {}
-        self.names: dict[str, str] = {}
         self.blocks: list[tuple[int, int, Program, int]] = []  # (row, column, program, index) of every sub-block named
         self.runs: list[tuple[int, int, Block, Operator]] = []  # (row, column, block, operator) of those that run sub-blocks
-        self._next_line()
-
-    # -- tokens: `kinds` ends in "line" at every line end and "end" at the end of the text -------------------------------------------
-
-    def _next_line(self) -> None:
-        self.row += 1
-        kinds: list[str] = []
-        texts: list[str] = []
-        cols: list[int] = []
-        last = self.row >= len(self.lines)
-        if not last:
-            for m in _TOKEN.finditer(self.lines[self.row]):
-                kind = m.lastgroup
-                if kind == "blank":
-                    continue
-                text = m.group()
-                kinds.append(text if kind == "mark" else kind or "bad")
-                texts.append(text)
-                cols.append(m.start())
-            cols.append(len(self.lines[self.row].rstrip()))
-        else:
-            cols.append(0)
-        kinds.append("end" if last else "line")
-        texts.append("")
-        self.kinds, self.texts, self.cols, self.k = kinds, texts, cols, 0
-
-    def _skip_lines(self) -> None:
-        while True:
-            kind = self.kinds[self.k]
-            if kind == "line":
-                self._next_line()
-            elif kind == ";":
-                self.k += 1
-            else:
-                return
-
-    def _fail(self, expected: str, k: int | None = None, found: str | None = None) -> NoReturn:
-        k = self.k if k is None else k
-        kind = self.kinds[k]
-        if found is None:
-            found = {"line": "the end of the line", "end": "the end of the text"}.get(kind) or quote(_clip(self.texts[k], 40))
-        row = self.row if self.row < len(self.lines) else len(self.lines) - 1
-        line = self.lines[row].rstrip()
-        col = self.cols[k] if self.row < len(self.lines) else len(line)
-        raise ParseError(f"line {row + 1}: expected {expected}, found {found}\n{_pointer(line, row, col)}")
-
-    def _wrong(self, message: str, k: int | None = None) -> NoReturn:
-        self._wrong_at(min(self.row, len(self.lines) - 1), self.cols[self.k if k is None else k], message)
-
-    def _wrong_at(self, row: int, col: int, message: str) -> NoReturn:
-        raise ParseError(f"line {row + 1}: {message}\n{_pointer(self.lines[row].rstrip(), row, col)}")
-
-    def _take(self, kind: str, expected: str = "") -> str:
-        if self.kinds[self.k] != kind:
-            self._fail(expected or repr(kind))
-        self.k += 1
-        return self.texts[self.k - 1]
-
-    def _took(self, kind: str) -> bool:
-        if self.kinds[self.k] == kind:
-            self.k += 1
-            return True
-        return False
-
-    def _at_word(self, text: str) -> bool:
-        return self.texts[self.k] == text and self.kinds[self.k] == "word"
-
-    def _took_word(self, text: str) -> bool:
-        if self._at_word(text):
-            self.k += 1
-            return True
-        return False
-
-    def _line_end(self, after: str) -> None:
-        if self.kinds[self.k] not in ("line", ";", "}", "end"):
-            self._fail(f"the end of the line after {after}")
-
-    def _word(self, expected: str) -> str:
-        if self.kinds[self.k] == "string":
-            return self._string()
-        return self._take("word", expected)
-
-    def _string(self) -> str:
-        text = self._take("string", "a quoted string")
-        try:
-            return json.loads(text)
-        except ValueError as e:
-            self._wrong(f"this is no string: {str(e).split(':')[0]}", self.k - 1)
-
-    def _int(self, expected: str, low: int, high: int) -> int:
-        text = self._take("number", expected)
-        if not text.lstrip("+-").isdigit():
-            self._fail(expected, self.k - 1)
-        value = int(text) if len(text) <= 21 else None
-        if value is None or not low <= value <= high:
-            self._fail(f"{expected} from {low} to {high}", self.k - 1)
-        return value
-
-    def _name(self) -> str:
-        text = self._take("name", "a variable such as %x")
-        name = self.names.get(text)
-        if name is None:
-            if text[1] == '"':
-                try:
-                    name = json.loads(text[1:])
-                except ValueError as e:
-                    self._wrong(f"this is no variable name: {str(e).split(':')[0]}", self.k - 1)
-                if not name:
-                    self._wrong("a variable needs a name", self.k - 1)
-            else:
-                name = text[1:]
-            self.names[text] = name
-        return name
 
     # -- the program --------------------------------------------------------------------------------------------------------------------
 
@@ -656,16 +521,3 @@ def _fill(op_type: str, given: list[Any] | _Slots, slots: tuple[Slot, ...] | Non
         elif value is not None:
             out[slot.name] = (value,)
     return out
-
-
-def _clip(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def _pointer(line: str, row: int, col: int) -> str:
-    """The line with its number and a caret under the column; of a long line the part around it."""
-    start = max(0, col - 80) if len(line) > 120 else 0
-    shown = line[start : start + 120]
-    shown = "".join(c if c.isprintable() else "?" for c in shown)  # a binary file must not reach the terminal
-    head = f"    {row + 1} | {'...' if start else ''}"
-    return f"{head}{shown}\n{' ' * (len(head) + col - start)}^"

@@ -29,7 +29,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from .errors import ProgramError
+from .errors import ProgramError, nearest
 from .types import ANY, At, Entry, Partial, Pieces, Shard, TensorType
 
 Types = Sequence[TensorType | None]
@@ -40,6 +40,7 @@ FLAT = Pieces((), "")
 MONOIDS = {"+": "sum", "max": "max", "min": "min"}
 
 _WORD = re.compile(r"\([^)]*\)|\S+")
+_NAME = re.compile(r"[^\s,()~]+")
 
 
 class Row(NamedTuple):
@@ -100,6 +101,7 @@ def parse_pattern(text: str, ins: Types, outs: Types, sizes: Mapping[str, int] |
     >>> p.sizes, p.reduced
     ({'i': -1, 'k': 4, 'j': 3}, {'k': 'sum'})
     """
+    check_exceptions(text, tuple(sizes or ()))
     body, _, after = text.partition("|")
     left, arrow, right = body.partition("->")
     if not arrow:
@@ -178,11 +180,45 @@ _GROUP = re.compile(r"([LUD])\((\d+(?:,\d+)*)(?:>(\w+(?:,\w+)*))?\)")
 _SWAPPED = {"max": "min", "min": "max"}
 
 
+def _about(word: str) -> tuple[str, str]:
+    """What an exception says of a factor, and of which one: ("#", "n"), ("!", "c"), ("@", "v") or ("+", "k")."""
+    if word.startswith("#"):
+        return "#", word[1:]
+    if word.endswith("!"):
+        return "!", word[:-1]
+    if "@" in word:
+        return "@", word.partition("@")[0]
+    name, _, role = word.rpartition(":")
+    return role, name
+
+
+@lru_cache(maxsize=4096)
+def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
+    """Raise ProgramError for an exception of no kind, or one that speaks of a factor which neither the line nor `sized` names.
+
+    >>> check_exceptions("i k, k j -> i j | n:+")
+    Traceback (most recent call last):
+    fluidx.ir.errors.ProgramError: pattern 'i k, k j -> i j | n:+': 'n:+' speaks of factor 'n'; the line names: i, j, k
+    """
+    body, _, after = text.partition("|")
+    known = {*_NAME.findall(body.replace("->", " ")), *sized}
+    for word in after.split():
+        if word == "K" or _GROUP.fullmatch(word):
+            continue
+        said, name = _about(word)
+        if not name or said not in ("#", "!", "@", "=", *MONOIDS):
+            raise ProgramError(f"pattern {text!r}: {word!r} says nothing about a factor or an operand")
+        if name not in known and not name.endswith("?"):  # of k0, k1, ... there may be none
+            raise ProgramError(f"pattern {text!r}: {word!r} speaks of factor {name!r}; {nearest(name, sorted(known), 'the line names')}")
+
+
 def _exception(p: Pattern, word: str, text: str) -> None:
     """Enter one word from behind the `|`."""
     if (m := _GROUP.fullmatch(word)) is not None:
         kind, operands, into = m.groups()
         members = tuple(map(int, operands.split(",")))
+        if max(members) >= len(p.ins):
+            raise ProgramError(f"pattern {text!r}: {word!r} speaks of operand {max(members)}; there are {len(p.ins)}, counted from 0")
         if kind == "L":
             p.linear.append((members, tuple(map(int, into.split(","))) if into else None))
             return
@@ -193,20 +229,13 @@ def _exception(p: Pattern, word: str, text: str) -> None:
         return
     if word == "K":
         p.keyed = True
-    elif word.startswith("#"):
-        p.counted.update(_named(p, word[1:]))
-    elif word.endswith("!"):
-        p.whole.update(_named(p, word[:-1]))
-    elif "@" in word:
-        p.located.update(_named(p, word.partition("@")[0]))
+        return
+    said, name = _about(word)
+    factors = _named(p, name)
+    if said in MONOIDS:
+        p.reduced.update(dict.fromkeys(factors, MONOIDS[said]))
     else:
-        name, _, role = word.rpartition(":")
-        if role == "=":
-            p.ignored.update(_named(p, name))
-        elif role in MONOIDS and name:
-            p.reduced.update(dict.fromkeys(_named(p, name), MONOIDS[role]))
-        else:
-            raise ProgramError(f"pattern {text!r}: {word!r} says nothing about a factor or an operand")
+        {"#": p.counted, "!": p.whole, "@": p.located, "=": p.ignored}[said].update(factors)
 
 
 def _named(p: Pattern, name: str) -> list[str]:
@@ -214,20 +243,28 @@ def _named(p: Pattern, name: str) -> list[str]:
         return [f for f in p.sizes if f[0] == "*"]
     if name.endswith("?"):
         return [f for f in p.sizes if f.startswith(name[:-1]) and f[len(name) - 1 :].isdigit()]
-    return [name] if name in p.sizes else []
+    return [name] if name in p.sizes else []  # an axis of size 1, or of an operand that is absent, has no factor
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------------
 
 
-def _where(axes: list[tuple[str, ...]] | None, f: str, sizes: Mapping[str, int], runs: str = "") -> Shard | None | bool:
-    """Where an operand lies when factor f, or the axis of its runs, is cut: None without f, False where that is no cut of the operand."""
-    found = [(k, factors) for k, factors in enumerate(axes or ()) if f in factors or runs in factors]
-    if not found:
-        return None
-    axis, factors = found[0]
-    unit = prod(sizes.get(inner, ANY) if sizes.get(inner, ANY) > 0 else 0 for inner in factors[1:])
-    return Shard(axis, "", unit) if len(found) == 1 and factors[0] in (f, runs) and unit > 0 else False
+def _cut(
+    operands: Sequence[list[tuple[str, ...]] | None], f: str, sizes: Mapping[str, int], runs: str
+) -> tuple[Shard | None, ...] | None:
+    """Where operands lie when factor f, or the axis of its runs, is cut; None for one without. None when that is no cut of one of them."""
+    out: list[Shard | None] = []
+    for axes in operands:
+        found = [(k, factors) for k, factors in enumerate(axes or ()) if f in factors or runs in factors]
+        if not found:
+            out.append(None)
+            continue
+        axis, factors = found[0]
+        unit = prod(max(sizes.get(inner, ANY), 0) for inner in factors[1:])
+        if len(found) > 1 or factors[0] not in (f, runs) or not unit:
+            return None
+        out.append(Shard(axis, "", unit))
+    return tuple(out)
 
 
 def rows(p: Pattern) -> list[Row]:
@@ -239,9 +276,8 @@ def rows(p: Pattern) -> list[Row]:
             continue
         count = p.runs.get(f, 0)
         runs = f"{f}/{count}" if count else ""
-        ins = tuple(_where(axes, f, p.sizes, runs) for axes in p.ins)
-        outs = tuple(_where(axes, f, p.sizes, runs) for axes in p.outs)
-        if False in ins or False in outs or not any((*ins, *outs)):
+        ins, outs = _cut(p.ins, f, p.sizes, runs), _cut(p.outs, f, p.sizes, runs)
+        if ins is None or outs is None or not any((*ins, *outs)):
             continue
         monoid = p.reduced.get(f)
         lacking = any(o is None and axes is not None for o, axes in zip(outs, p.outs, strict=True))
@@ -249,7 +285,7 @@ def rows(p: Pattern) -> list[Row]:
             continue
         rest = None if f in p.ignored or monoid is None else Partial(monoid, "")
         filled = tuple(o or (None if axes is None else rest) for o, axes in zip(outs, p.outs, strict=True))
-        cuts.append(Row("cut", f"cut {runs or f}", ins, filled, f, count))  # type: ignore[arg-type]
+        cuts.append(Row("cut", f"cut {runs or f}", ins, filled, f, count))
     whole = Row("whole", "whole", (None,) * len(p.ins), (None,) * len(p.outs))
     root = Row("root", "at a root", _all(ROOT, p.ins), _all(ROOT, p.outs))
     settled = [r for r in cuts if not r.owes]

@@ -24,7 +24,7 @@ from typing import Any
 
 from .dtypes import SHORT
 from .errors import ProgramError
-from .opdef import OPS, OpDef, Required, Slot
+from .opdef import OPS, OpDef, Required, Slot, fits
 from .operator import BlockRef, Operator, Role
 from .program import Block, Program
 from .records import PARAM_DEFAULTS, Var
@@ -87,9 +87,9 @@ def show_op(op: Operator, types: Mapping[str, Var | TensorType] | None = None, f
     >>> show_op(Operator("foreign", {"X": ("x",)}, {"Out": ("y",)}, {"scale": 0.5}), {"y": TensorType("float32", (-1, 3))})
     'Out=[%y: f32[-1,3]] = foreign(X=[%x]) {scale=0.5}'
     """
-    pending = {}
-    for n in op.output_arg_names if types else ():
-        if (record := types.get(n)) is not None:  # type: ignore[union-attr]
+    known, pending = types or {}, {}
+    for n in op.output_arg_names:
+        if (record := known.get(n)) is not None:
             pending[n] = record if isinstance(record, Var) else Var(n, record, stop_gradient=not record.is_float)
     return op_text(op, pending, fluid_names)
 
@@ -185,12 +185,8 @@ def _attr_list(items: Iterable[tuple[str, Any]]) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal in value and in type: 1, 1.0 and True are three attributes."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return a == b or (a != a and b != b)
+    """Do two attributes write the same? 1, 1.0 and True are three, and 0.0 and -0.0 two."""
+    return a is b or (a == b and repr(a) == repr(b))
 
 
 # -- types, placements and flags --------------------------------------------------------------------------------------------------
@@ -426,12 +422,12 @@ def _attrs_text(definition: type[OpDef] | None, attrs: Mapping[str, Any]) -> str
             if value is _MISSING:
                 break
             if isinstance(default, Required):
-                if not _fits(value, default.type):
+                if not fits(value, default.type):
                     break
             elif value is default or _same(value, default):
                 if name not in ALWAYS_SHOWN:
                     continue
-            elif default is not None and not _fits(value, type(default)):
+            elif default is not None and not fits(value, type(default)):
                 break
             shown.append(f"{word(name)}={show_value(value)}")
         else:
@@ -446,11 +442,6 @@ def _sorted_attrs(definition: type[OpDef]) -> list[tuple[str, Any]]:
     if definition not in _sorted:
         _sorted[definition] = sorted(definition.attrs.items())
     return _sorted[definition]
-
-
-def _fits(value: Any, want: type) -> bool:
-    """True when filling in defaults leaves the value as it is."""
-    return isinstance(value, want) and not (want is int and isinstance(value, bool))
 
 
 # -- fluid's historic names ------------------------------------------------------------------------------------------------------------

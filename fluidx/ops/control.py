@@ -73,7 +73,10 @@ class Cond(OpDef):
     name = "cond"
     inputs = ("Cond", "X*")
     outputs = ("Out*",)
-    attrs = {"true_block": Required(BlockRef), "false_block": Required(BlockRef), "true_out": Required(tuple), "false_out": Required(tuple)}
+    attrs = {
+        "true_block": Required(BlockRef), "false_block": Required(BlockRef),
+        "true_out": Required(tuple[str, ...]), "false_out": Required(tuple[str, ...]),
+    }  # fmt: skip
     bodies = {"true_block": "true_out", "false_block": "false_out"}
 
     @staticmethod

@@ -20,7 +20,7 @@ def check_op(op: str | type[OpDef]) -> None:
     `bind` gives the kernel's values, and so does a result in the memory of an input that `inplace` allows; the gradient that
     `fluidx.backward` writes agrees with central differences through every output but those for which the op says "op NAME has a gradient
     through ... only"; the program text reads back to an equal program; attributes that are not declared are refused. Every row of the
-    access pattern holds when it is executed (rows.py). Ops that need ranks, or run sub-blocks, are checked as far as one rank without
+    access pattern holds when it is executed (rows). Ops that need ranks, or run sub-blocks, are checked as far as one rank without
     blocks goes.
     """
     definition = opdef(op) if isinstance(op, str) else op

@@ -17,7 +17,6 @@ class Step(NamedTuple):
     after: Placement
 
 
-
 def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
     """(operator, attributes, entry behind it) for one group: one collective, or two where none does it alone."""
     g: dict[str, Any] = {"group": group}

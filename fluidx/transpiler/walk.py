@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..ir.errors import TranspileError
 from ..ir.flow import sub_writes
 from ..ir.opdef import OPS, OpDef, opdef
-from ..ir.operator import Operator, unary
+from ..ir.operator import Frozen, Operator, attrs_key, unary
 from ..ir.parts import entry_of
 from ..ir.pattern import Row
 from ..ir.program import Block, Program, Var
@@ -84,6 +84,7 @@ class Walk:
         self.kinds: dict[tuple, Kind] = {}
         self.choices: dict[tuple, Choice] = {}  # by type, attributes, how the operands lie and the results' types
         self.routes: dict[tuple[Held, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
+        self.reasons: dict[str, Frozen] = {}  # the attributes of redistributes
         self.numbers: dict[Any, int] = {}  # of types and attributes: small keys for large things
         self.by_id: dict[int, int] = {}  # id of an attribute mapping or a type -> its number
         self.helds: dict[tuple[int, tuple[Placement, ...]], Held] = {}
@@ -142,7 +143,7 @@ class Walk:
             outs: Names = definition.flat_slots(outputs, definition.out_slots) if definition.optional_outs else writes
             said = numbers.get(id(attrs)) if attrs else -1
             if said is None:
-                said = self._number(attrs, tuple(attrs.items()))
+                said = self._number(attrs, attrs_key(attrs))
             key = (type_, said, *map(self.at.get, ins), None, *map(type_of.get, outs))
             choice = choices.get(key)
             if choice is None:
@@ -196,7 +197,7 @@ class Walk:
     def _kind(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Kind:
         """What operators of this type, these attributes and types have in common."""
         found = [[None if n is None else self.types[n] for n in names] for names in (ins, outs)]
-        key = (op.type, tuple(op.attrs.items()), *map(tuple, found))
+        key = (op.type, attrs_key(op.attrs), *map(tuple, found))
         kind = self.kinds.get(key)
         if kind is None:
             kind = self.kinds[key] = Kind.of(definition, found[0], found[1], op.attrs)
@@ -282,7 +283,10 @@ class Walk:
         return target
 
     def _redistribute(self, source: str, target: str, near: Operator, reason: str) -> None:
-        self.out.append(unary("redistribute", source, target, complete("redistribute", (("reason", reason),)), near.site))
+        attrs = self.reasons.get(reason)
+        if attrs is None:
+            attrs = self.reasons[reason] = complete("redistribute", {"reason": reason})
+        self.out.append(unary("redistribute", source, target, attrs, near.site))
 
     def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Held, Placement]]) -> None:
         """Append the operator, reading `inputs` if given. State goes back to where it rests."""

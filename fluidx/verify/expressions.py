@@ -382,7 +382,7 @@ class Table:
         if key[0] == "op":
             return f"{key[1]}({', '.join(self.show(x, depth - 1) for x in key[3][:4] if x is not None)})"
         if key[0] == "lin":
-            said = " + ".join((f"{w:g} " if w != 1 else "") + self.show(a, depth - 1) for a, w in key[1][:4])
+            said = " + ".join(self._show_term(a, w, depth - 1) for a, w in key[1][:4])
             return (said + (" + ..." if len(key[1]) > 4 else "")) or "0"
         if key[0] == "slice":
             return f"{self.show(key[1], depth)}[{key[2]}:{key[2] + key[3]}]"
@@ -397,6 +397,11 @@ class Table:
         if key[0] == "one":
             return "1"
         return f"%{key[1]}" if key[0] in ("data", "state") else f"{key[0]} {key[1]}"
+
+    def _show_term(self, e: int, weight: float, depth: int) -> str:
+        if self.keys[e][0] == "one":
+            return f"{weight:g}"
+        return self.show(e, depth) if weight == 1 else f"{weight:g} {self.show(e, depth)}"
 
 
 _PLAIN = (int, str, bool, type(None))  # values of one of these types that are equal say the same

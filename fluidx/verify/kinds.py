@@ -15,6 +15,7 @@ from ..ir.operator import BlockRef, Operator
 from ..ir.parts import entry_of
 from ..ir.pattern import Row, cut_twice, find_row, rows, same_cut
 from ..ir.types import At, Local, Pieces, Placement, Shard, TensorType, show_placement
+from .advice import Advice
 from .expressions import Table
 from .mesh import Mesh, partial
 from .refuse import Refused
@@ -87,9 +88,9 @@ class Kinds:
                 made = ", ".join(str(t) for t in inferred if t is not None)
                 raise Refused(f"it makes {made}, and what it writes is declared {', '.join(str(t) for t in out_types if t is not None)}")
         if not kind.runs and kind.definition.effect not in COMMUNICATES and kind.definition.move is None:
-            kind.no_row = self._rows(kind, inferred)
+            kind.no_row = self._rows(kind, op)
 
-    def _rows(self, kind: Kind, inferred: Sequence[TensorType | None]) -> str:
+    def _rows(self, kind: Kind, op: Operator) -> str:
         """Why no lemma allows the placements; "" where one does."""
         ins, outs = [s and s[1] for s in kind.ins], [s and s[1] for s in kind.outs]
         groups = dict.fromkeys(e.group for p in (*ins, *outs) for e in p or ())
@@ -103,14 +104,16 @@ class Kinds:
         for group in groups:
             before = [entry_of(p or (), group) for p in ins]
             after = [entry_of(p or (), group) for p in outs]
-            row = find_row(table, pattern, before, after, types, group, self.mesh.size.get(group, 1))
+            n = self.mesh.size.get(group, 1)
+            row = find_row(table, pattern, before, after, types, group, n)
             if row is None:
                 lie = ", ".join("whole" if e is None else str(e) for e in before) or "nothing"
                 want = ", ".join("whole" if e is None else str(e) for e in after) or "nothing"
-                return f"from {lie} it does not make {want}"
+                step = Advice(table, pattern, before, types, group, n).next_step(op, kind.definition, after)
+                return f"from {lie} it does not make {want}; {step}"
             chosen.append(row)
         if twice := cut_twice(chosen):
-            return f"two groups cut {twice}, which is in runs"
+            return f"two groups cut {twice}, which is in runs; redistribute what one of them cuts first"
         return self._nesting([*ins, *outs], types, pattern.shape_only)
 
     @staticmethod

@@ -95,9 +95,12 @@ class Meetings:
             return
         if len(kind.ins) != 1 or len(kind.outs) != 1:
             raise Refused(f"op {ops[0].type} has not one input and one output")
-        names = [(ins[0], outs[0]) for _, ins, outs in known]
-        if any(i is None or o is None for i, o in names):
-            raise Refused(f"op {ops[0].type} is written without its input or output")
+        names: list[tuple[str, str]] = []
+        for _, ins, outs in known:
+            read, written = ins[0], outs[0]
+            if read is None or written is None:
+                raise Refused(f"op {ops[0].type} is written without its input or output")
+            names.append((read, written))
         if len({k.ins[0][0] for k, _, _ in known if k.ins[0] is not None and not k.local}) > 1:
             listed = ", ".join(dict.fromkeys(str(k.ins[0][0]) for k, _, _ in known if k.ins[0] is not None))
             raise Refused(f"op {ops[0].type}: its members bring values of different types: {listed}")
@@ -106,7 +109,7 @@ class Meetings:
             made = self._moved_at(kind, ops[0], members, names)
             if isinstance(made, int):
                 for (_, out), m in zip(names, members, strict=True):
-                    self.held.write(out, m, made)  # type: ignore[arg-type]
+                    self.held.write(out, m, made)
                 return
             why = made
         if not 0 <= kind.attrs.get("root", 0) < len(members):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
-from ..ir.types import ANY, At, Local, Partial, Pieces, Placement, Shard, TensorType, show_placement
+from ..ir.types import ANY, At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType, show_placement
 from .refuse import Refused
 
 Sets = Sequence[Sequence[int]]
@@ -111,7 +111,7 @@ class Mesh:
         if len({e.op for e in placement if isinstance(e, Partial)}) > 1:
             raise Refused(f"{show_placement(placement)}: terms of several reductions have no order")
         taken: dict[int, int] = {}
-        out: list[tuple[tuple, object]] = []
+        out: list[tuple[tuple, Entry]] = []
         for e in placement:
             if self.size[e.group] == 1 and not isinstance(e, Pieces):
                 continue
@@ -122,7 +122,7 @@ class Mesh:
                 out.append(((0, e.axis, before), self._with_one_unit(e, t.shape[e.axis]) if alone else e))
             else:
                 out.append(((1, 0, 0, e.group), e))
-        return tuple(e for _, e in sorted(out, key=lambda x: x[0]))  # type: ignore[misc]
+        return tuple(e for _, e in sorted(out, key=lambda x: x[0]))
 
     def _with_one_unit(self, e: Shard, size: int) -> Shard:
         n = self.size[e.group]

@@ -18,10 +18,14 @@ from .values import EMPTY, Values
 _DEEPEST = 8  # operators that expand to operators that expand ...
 
 
-class Scope(Protocol):
-    """Where an operator's names mean something: a block, for all ranks or for one."""
+class Declared(Protocol):
+    """Where names are declared."""
 
     def signature(self, name: str) -> Signature: ...
+
+
+class Scope(Declared, Protocol):
+    """Where an operator's names mean something: a block, for all ranks or for one."""
 
     def read(self, name: str) -> int: ...
 
@@ -41,7 +45,7 @@ class Operators:
 
     # -- names -------------------------------------------------------------------------------------------------------
 
-    def kind(self, op: Operator, scope: Scope) -> tuple[Kind, Sequence[str | None], Sequence[str | None]]:
+    def kind(self, op: Operator, scope: Declared) -> tuple[Kind, Sequence[str | None], Sequence[str | None]]:
         """The operator's kind, and the names that it reads and writes in slot order. Raises Refused for what may not stand there."""
         inputs, outputs = op.inputs, op.outputs
         form = op.type, len(inputs), *inputs, *map(len, inputs.values()), *outputs, *map(len, outputs.values())
@@ -49,12 +53,14 @@ class Operators:
         if known is None:
             known = self._forms[form] = _form(op)
         definition, in_order, counts = known
-        ins: Sequence[str | None] = op.input_arg_names if in_order else definition.flat_slots(inputs, definition.in_slots)
-        outs: Sequence[str | None] = op.output_arg_names if in_order else definition.flat_slots(outputs, definition.out_slots)
         signature = scope.signature
+        ins: Sequence[str | None]
+        outs: Sequence[str | None]
         if in_order:
-            kind = self.kinds.of(op, tuple(map(signature, ins)), tuple(map(signature, outs)), counts)  # type: ignore[arg-type]
+            ins, outs = reads, writes = op.input_arg_names, op.output_arg_names
+            kind = self.kinds.of(op, tuple(map(signature, reads)), tuple(map(signature, writes)), counts)
         else:
+            ins, outs = definition.flat_slots(inputs, definition.in_slots), definition.flat_slots(outputs, definition.out_slots)
             given, made = ([None if n is None else signature(n) for n in names] for names in (ins, outs))
             kind = self.kinds.of(op, tuple(given), tuple(made), counts)
         if kind.wrong:

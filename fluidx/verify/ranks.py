@@ -258,7 +258,7 @@ class _Checker:
             if not d.is_data and not d.persistable:
                 raise Refused(f"op {op.type} reads %{n} before any operator defines it")
             defined.add(n)
-        kind, _, _ = self.operators.kind(op, scope)  # type: ignore[arg-type]
+        kind, _, _ = self.operators.kind(op, scope)
         if kind.no_row:
             raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
         for b in op.sub_blocks():

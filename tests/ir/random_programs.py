@@ -81,7 +81,7 @@ def declared(draw: st.DrawFn) -> Operator:
     attrs = dict(draw(attributes)) if strange == 0 else {}
     for name, default in definition.attrs.items() if strange != 1 else ():
         kinds = {
-            tuple: st.lists(values, max_size=3).map(tuple),
+            tuple: st.lists(st.integers(-99, 99), max_size=3).map(tuple),
             int: st.integers(-99, 99),
             float: floats,
             str: st.text(max_size=4),

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import fluidx as fx
-from fluidx.ir import OPS, Program, ProgramPair
-
-try:  # the proof from the rank programs' texts alone
-    from fluidx.verify import verify_ranks
-except ImportError:
-    verify_ranks = None
-
-# Does the proof cover what is fetched, or state only?
-FETCHES_PROVED = verify_ranks is not None
-# Do rank programs declare the types that one device sees, and say beside them what part a rank holds?
-GLOBAL_TYPES = "part" in OPS
-_FROM_PAIRS = "programs" in inspect.signature(fx.ParallelExecutor.__init__).parameters
+from fluidx.ir import Program, ProgramPair
+from fluidx.verify import verify_ranks
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "data_parallel": fx.strategies.data_parallel,
     "reduce_broadcast": fx.strategies.reduce_broadcast,
     "ring": fx.strategies.ring_optimizer,
     "ring_chunks": lambda: fx.strategies.ring_optimizer(chunk_mb=48 / 2**20),
+    "zero1": fx.strategies.zero1,
+    "zero2": fx.strategies.zero2,
 }
-for _name in ("zero1", "zero2"):
-    if hasattr(fx.strategies, _name):
-        STRATEGIES[_name] = getattr(fx.strategies, _name)
-
 CLUSTERS: dict[str, Callable[[], Any]] = {"2": lambda: 2, "3": lambda: 3, "4": lambda: 4, "2x2": lambda: fx.Cluster(2, 2)}
-MESHES: dict[str, Callable[[], Any]] = {}
-if hasattr(fx, "Mesh"):
-    MESHES = {
-        "dp2tp2": lambda: fx.Mesh(dp=2, tp=2),
-        "tp2dp2": lambda: fx.Mesh(tp=2, dp=2),
-        "dp1tp2": lambda: fx.Mesh(dp=1, tp=2),
-        "dp1tp3": lambda: fx.Mesh(dp=1, tp=3),
-    }
+MESHES: dict[str, Callable[[], Any]] = {
+    "dp2tp2": lambda: fx.Mesh(dp=2, tp=2),
+    "tp2dp2": lambda: fx.Mesh(tp=2, dp=2),
+    "dp1tp2": lambda: fx.Mesh(dp=1, tp=2),
+    "dp1tp3": lambda: fx.Mesh(dp=1, tp=3),
+}
 
 
 @dataclass(frozen=True)
@@ -50,25 +34,16 @@ class Ranks:
     source: ProgramPair
     mains: tuple[Program, ...]
     startups: tuple[Program, ...]
-    transpiler: Any
 
     def with_programs(self, mains: Sequence[Program], startups: Sequence[Program]) -> Ranks:
         return replace(self, mains=tuple(mains), startups=tuple(startups))
 
-    def _handle(self) -> Any:
-        t = copy.copy(self.transpiler)
-        t._ranks = dict(enumerate(zip(self.mains, self.startups, strict=True)))
-        t._report = None
-        return t
-
     def verify(self) -> Any:
         """The report; VerifyError when the proof refuses."""
-        if verify_ranks is not None:
-            return verify_ranks(self.source, list(self.mains), list(self.startups))
-        return self._handle().verify()
+        return verify_ranks(self.source, self.mains, self.startups)
 
     def executor(self, timeout: float) -> Any:
-        programs = [ProgramPair(m, s) for m, s in zip(self.mains, self.startups, strict=True)] if _FROM_PAIRS else self._handle()
+        programs = [ProgramPair(m, s) for m, s in zip(self.mains, self.startups, strict=True)]
         return fx.ParallelExecutor(programs, places=fx.cpu_places(len(self.mains)), timeout=timeout, verify=False)
 
 
@@ -76,10 +51,8 @@ def transpile(main: Program, startup: Program, strategy: str, cluster: str) -> R
     """The rank programs that a strategy makes for a cluster."""
     trainers = {**CLUSTERS, **MESHES}[cluster]()
     t = fx.DistributeTranspiler(STRATEGIES[strategy]()).transpile(program=main, startup_program=startup, trainers=trainers)
-    n = t.world_size
-    return Ranks(
-        ProgramPair(main, startup), tuple(t.get_trainer_program(r) for r in range(n)), tuple(t.get_startup_program(r) for r in range(n)), t
-    )
+    ranks = range(t.world_size)
+    return Ranks(ProgramPair(main, startup), tuple(map(t.get_trainer_program, ranks)), tuple(map(t.get_startup_program, ranks)))
 
 
 def arrays_of(exe: Any, rank: int) -> dict[str, Any]:

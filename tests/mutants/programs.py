@@ -10,7 +10,7 @@ import numpy as np
 
 import fluidx as fx
 
-from .models import L, attr, fc, flag, integers, mask, real, whole
+from .models.base import L, attr, fc, feed, flag, integers, mask, real, whole
 
 ACTS = (None, "relu", "tanh", "sigmoid")
 
@@ -270,10 +270,8 @@ def exact(rng: Random) -> None:
             k *= d
         return L.fc(x, size, act=act, param_attr=small(k, size), bias_attr=small(size))
 
-    from .models import _inputs
-
-    x = fx.data("x", [-1, 4], "float64")
-    _inputs["x"] = lambda r, rows: r.integers(-2, 3, (rows, 4)).astype("float64")
+    block = fx.default_main_program().global_block()
+    x = feed("x", lambda r, rows: r.integers(-2, 3, (rows, 4)).astype("float64"), [-1, 4])
     h = dense(x, 4, rng.choice([None, "relu"]))
     for _ in range(rng.randrange(3)):
         kind = rng.choice(["dense", "residual", "conv", "embedding", "cond", "axes", "join", "turned", "max"])
@@ -285,11 +283,11 @@ def exact(rng: Random) -> None:
             image = L.reshape(dense(h, 12), [0, 2, 3, 2])
             h = L.reshape(L.conv2d(image, 2, [2, 2], padding=[0, 1], param_attr=small(2, 2, 2, 2), bias_attr=False), [0, 12])
         elif kind == "embedding":
-            ids = integers("ids", 5, 2) if "ids" not in _inputs else fx.default_main_program().global_block().var("ids")
+            ids = block.var("ids") if block.has_var("ids") else integers("ids", 5, 2)
             e = L.embedding(ids, [5, 2], param_attr=small(5, 2), dtype="float64")
             h = L.concat([h, L.reduce_sum(e, dim=1)], axis=1)
         elif kind == "cond":
-            p = flag("p") if "p" not in _inputs else fx.default_main_program().global_block().var("p")
+            p = block.var("p") if block.has_var("p") else flag("p")
             h = L.cond(p, lambda h=h: L.scale(h, 2.0), lambda h=h: L.relu(h) - h)
         elif kind == "axes":
             h = L.reduce_sum(L.reshape(dense(h, 12), [-1, 2, 3, 2]), dim=rng.choice([[1], [1, 2], [2]]))

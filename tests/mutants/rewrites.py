@@ -12,10 +12,8 @@ from random import Random
 from typing import Any
 
 from fluidx.ir import OPS, REPLICATE, Local, Operator, Placement, Program, Role, Shard, TensorType
-from fluidx.ir.parts import coords_of, local_type
 
-from . import api
-from .mutators import changed_copy
+from .mutators.edit import changed_copy
 
 Rewrite = Callable[[Random, Sequence[Program]], list[Program] | None]
 REWRITES: dict[str, Rewrite] = {}
@@ -35,17 +33,12 @@ class Pen:
 
     def declare(self, name: str, type: TensorType, placement: Placement = REPLICATE) -> str:
         like = next(iter(self.block.descs.values()))
-        if not api.GLOBAL_TYPES:
-            type, placement = local_type(type, placement, coords_of(self.program.groups, self.rank)), REPLICATE
         self.block.descs[name] = like._replace(
             name=name, type=type, placement=placement, persistable=False, is_data=False, is_parameter=False, stop_gradient=True, attrs={}
         )
         return name
 
     def emit(self, type: str, ins: dict[str, Any], outs: dict[str, Any], role: Role = Role.DIST, **attrs: Any) -> None:
-        known = OPS[type].attrs
-        if "nranks" in known:
-            attrs["nranks"] = self.n
 
         def slots(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
             return {k: tuple(v) if isinstance(v, (list, tuple)) else (v,) for k, v in given.items()}
@@ -64,7 +57,7 @@ def _reductions(program: Program) -> list[Operator]:
     found = [
         op
         for op in program.blocks[0].oplist
-        if op.type == "all_reduce" and op.attrs["group"] == "dp" and op.role is Role.DIST and op.attrs["op"] in ("sum", "avg")
+        if op.type == "all_reduce" and op.attrs["group"] == "dp" and op.role is Role.DIST and op.attrs["op"] == "sum"
     ]
     block = program.blocks[0]
     return [op for op in found if -1 not in block.desc(op.input("X")[0]).type.shape and block.desc(op.input("X")[0]).type.is_float]
@@ -107,14 +100,11 @@ def _ends(pen: Pen, op: Operator) -> tuple[str, str, TensorType, Placement, str]
 def split(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
     """reduce_scatter and all_gather."""
 
-    def change(pen: Pen, op: Operator) -> bool | None:
+    def change(pen: Pen, op: Operator) -> None:
         x, out, t, _, how = _ends(pen, op)
-        if not api.GLOBAL_TYPES and t.shape[0] % pen.n:
-            return False
         part = pen.declare(f"{out}.shard", t, (Shard(0, "dp"),))
         pen.emit("reduce_scatter", {"X": x}, {"Out": part}, group="dp", op=how)
         pen.emit("all_gather", {"X": part}, {"Out": out}, group="dp")
-        return None
 
     return _each(change)(rng, mains)
 
@@ -123,11 +113,9 @@ def split(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
 def split_flat(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
     """The same behind a reshape to one axis, and back."""
 
-    def change(pen: Pen, op: Operator) -> bool | None:
+    def change(pen: Pen, op: Operator) -> None:
         x, out, t, place, how = _ends(pen, op)
         flat = t.with_shape((prod(t.shape),))
-        if not api.GLOBAL_TYPES and flat.shape[0] % pen.n:
-            return False
         long = pen.declare(f"{out}.flat", flat, place)
         part = pen.declare(f"{out}.shard", flat, (Shard(0, "dp"),))
         whole = pen.declare(f"{out}.whole", flat)
@@ -135,7 +123,6 @@ def split_flat(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
         pen.emit("reduce_scatter", {"X": long}, {"Out": part}, group="dp", op=how)
         pen.emit("all_gather", {"X": part}, {"Out": whole}, group="dp")
         pen.emit("reshape", {"X": whole}, {"Out": out}, shape=t.shape)
-        return None
 
     return _each(change)(rng, mains)
 
@@ -170,19 +157,15 @@ def divided(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
 
 
 @rewrite
-def mean_by_scale(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
-    """A mean as a sum and a division by the ranks; where sums are added up, halves of a doubled value."""
+def half_of_the_double(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
+    """The sum added to itself and halved."""
 
     def change(pen: Pen, op: Operator) -> None:
         x, out, t, _, how = _ends(pen, op)
-        total = pen.declare(f"{out}.total", t)
-        pen.emit("all_reduce", {"X": x}, {"Out": total}, group="dp", op="sum")
-        if how == "avg":
-            pen.emit("scale", {"X": total}, {"Out": out}, scale=1 / pen.n)
-        else:
-            double = pen.declare(f"{out}.double", t)
-            pen.emit("sum", {"X": [total, total]}, {"Out": double})
-            pen.emit("scale", {"X": double}, {"Out": out}, scale=0.5)
+        total, double = pen.declare(f"{out}.total", t), pen.declare(f"{out}.double", t)
+        pen.emit("all_reduce", {"X": x}, {"Out": total}, group="dp", op=how)
+        pen.emit("sum", {"X": [total, total]}, {"Out": double})
+        pen.emit("scale", {"X": double}, {"Out": out}, scale=0.5)
 
     return _each(change)(rng, mains)
 
@@ -270,7 +253,7 @@ def recursive_doubling(rng: Random, mains: Sequence[Program]) -> list[Program] |
         return None
 
     def change(pen: Pen, op: Operator) -> None:
-        x, out, t, _, how = _ends(pen, op)
+        x, out, t, _, _ = _ends(pen, op)
         distance, held = 1, x
         while distance < pen.n:
             peer = pen.members[pen.index ^ distance]
@@ -281,7 +264,7 @@ def recursive_doubling(rng: Random, mains: Sequence[Program]) -> list[Program] |
             pen.emit("recv", {}, {"Out": come}, group="dp", peer=peer, batch=batch, shape=t.shape, dtype=t.dtype)
             pen.emit("sum", {"X": [held, come] if pen.index & distance else [come, held]}, {"Out": total})
             held, distance = total, 2 * distance
-        pen.emit("scale", {"X": held}, {"Out": out}, scale=1 / pen.n if how == "avg" else 1.0)
+        pen.emit("assign", {"X": held}, {"Out": out})
 
     return _each(change)(rng, mains)
 
@@ -291,7 +274,7 @@ def ring_by_hand(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
     """Round the ring from rank 1 on, a partial sum added at each hop, and the whole sum handed on."""
 
     def change(pen: Pen, op: Operator) -> None:
-        x, out, t, _, how = _ends(pen, op)
+        x, out, t, _, _ = _ends(pen, op)
         n, k = pen.n, (pen.index - 1) % pen.n  # hops from the first
         left, right = pen.members[(pen.index - 1) % n], pen.members[(pen.index + 1) % n]
         held = x
@@ -305,7 +288,7 @@ def ring_by_hand(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
             pen.emit("recv", {}, {"Out": held}, group="dp", peer=left, shape=t.shape, dtype=t.dtype)
         if k != n - 2:
             pen.emit("send", {"X": held}, {}, group="dp", peer=right)
-        pen.emit("scale", {"X": held}, {"Out": out}, scale=1 / n if how == "avg" else 1.0)
+        pen.emit("assign", {"X": held}, {"Out": out})
 
     return _each(change)(rng, mains)
 
@@ -418,8 +401,6 @@ def zero_by_hand(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
             for op in pen.old
             if op.type == "sgd" and op.input("Grad")[0] in sums and readers[op.input("Grad")[0]] == 1
         }
-        if not api.GLOBAL_TYPES:
-            cut = {g: op for g, op in cut.items() if pen.type(g).shape[0] % pen.n == 0}
         for op in pen.old:
             grad = op.output("Out")[0] if op.type == "all_reduce" else op.input("Grad")[0] if op.type == "sgd" else ""
             if grad not in cut or (op.type == "sgd" and cut[grad] is not op):
@@ -432,11 +413,7 @@ def zero_by_hand(rng: Random, mains: Sequence[Program]) -> list[Program] | None:
                 continue
             p, changed = op.input("Param")[0], True
             old, new = pen.declare(f"{p}.old", t, shard), pen.declare(f"{p}.new", t, shard)
-            if "part" in OPS:
-                pen.emit("part", {"X": p}, {"Out": old}, Role.OPTIMIZE, group="dp", axis=0)
-            else:
-                a, b = t.shape[0] * pen.index // pen.n, t.shape[0] * (pen.index + 1) // pen.n
-                pen.emit("slice", {"Input": p}, {"Out": old}, Role.OPTIMIZE, axes=(0,), starts=(a,), ends=(b,))
+            pen.emit("part", {"X": p}, {"Out": old}, Role.OPTIMIZE, group="dp", axis=0)
             rate = op.input("LearningRate")[0]
             pen.emit("sgd", {"Param": old, "Grad": f"{grad}.shard", "LearningRate": rate}, {"ParamOut": new}, Role.OPTIMIZE)
             pen.emit("all_gather", {"X": new}, {"Out": p}, group="dp")

@@ -54,6 +54,11 @@ class Recipe:
     no_grad: bool
 
 
+def _decided(r: Recipe) -> bool:
+    """batch_norm makes two rows opposite: behind it a bias may have a gradient that is 0 but for rounding, and L1 would take its sign."""
+    return "l1" not in (r.decay, r.own_decay) or all(kind != "batch_norm" for kind, _ in r.layers)
+
+
 recipes = st.builds(
     Recipe,
     st.lists(st.tuples(st.sampled_from(LAYERS), st.sampled_from(ACTS)), min_size=1, max_size=4).map(tuple),
@@ -66,7 +71,7 @@ recipes = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
-)
+).filter(_decided)
 
 
 def _layer(kind: str, act: str | None, h: Any, first: Any, attr: Any) -> Any:

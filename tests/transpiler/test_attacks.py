@@ -59,11 +59,11 @@ class Edit:
 
     def replace(self, i, type, **attrs):
         op = self.ops[i]
-        self.ops[i] = Operator(type, op.inputs, op.outputs, complete(type, tuple(attrs.items())), role=op.role)
+        self.ops[i] = Operator(type, op.inputs, op.outputs, complete(type, attrs), role=op.role)
 
 
 def made(type, x, out, role=Role.DIST, **attrs):
-    return Operator(type, {"X": (x,)}, {"Out": (out,)}, complete(type, tuple(attrs.items())), role=role)
+    return Operator(type, {"X": (x,)}, {"Out": (out,)}, complete(type, attrs), role=role)
 
 
 # -- gradients --------------------------------------------------------------------------------------------------------------------------

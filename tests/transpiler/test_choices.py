@@ -12,7 +12,7 @@ from fluidx.transpiler.choices import AtRoots, Everywhere, InPieces, Sharded
 from fluidx.transpiler.roots import balance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from _shapes import MODELS  # noqa: E402
+from _shapes import MODELS
 
 sys.path.pop(0)
 

@@ -58,7 +58,7 @@ def moved(old, new, mesh, algorithm):
     for k, s in enumerate(path):
         assert not check_placement(t, s.after, program.groups, mesh.world_size), (s, show_placement(s.after))
         block.declare(Var(f"y{k}", t, s.after))
-        block.oplist.append(Operator(s.type, {"X": (name,)}, {"Out": (f"y{k}",)}, complete(s.type, tuple(s.attrs.items()))))
+        block.oplist.append(Operator(s.type, {"X": (name,)}, {"Out": (f"y{k}",)}, complete(s.type, s.attrs)))
         name = f"y{k}"
     special, n = Specializer(program), mesh.world_size
     startup = Program("startup")

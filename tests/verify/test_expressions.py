@@ -81,3 +81,9 @@ def test_attributes_that_are_equal_in_python_only_are_not_the_same():
     assert len(numbers) == 10
     assert t.attrs_id({"a": 1, "b": 2}) == t.attrs_id({"b": 2, "a": 1})
     assert t.attrs_id({"a": math.nan}) == t.attrs_id({"a": math.nan})
+
+
+def test_a_constant_is_shown_as_its_number():
+    t, a, _, _ = make()
+    assert t.show(t.constant(0.1, F)) == "0.1" and t.show(t.constant(1.0, F)) == "1" and t.show(t.constant(0.0, F)) == "0"
+    assert t.show(t.lin([(a, 2.0), (t.constant(1.0, F), 0.5)], F)) in ("2 %a + 0.5", "0.5 + 2 %a")

@@ -132,7 +132,7 @@ class Unpack(OpDef):
     name = "unpack"
     inputs = ("X*",)
     outputs = ("Out*",)
-    attrs = {"shapes": Required(tuple)}
+    attrs = {"shapes": Required(tuple[tuple[int, ...], ...])}
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> {_whole(outs)} | L({','.join(map(str, range(len(ins))))})")
     meaning = staticmethod(lambda a, ins, outs, *, shapes: a.rows(a.join(ins[0]), shapes))
 

@@ -153,7 +153,7 @@ class AssignValue(OpDef):
     """The numbers `values`, in order, with `shape` and `dtype`. Raises ProgramError when their count does not fill the shape."""
 
     name = "assign_value"
-    attrs = {"shape": Required(tuple), "dtype": "float32", "values": Required(tuple)}
+    attrs = {"shape": Required(tuple), "dtype": "float32", "values": Required(tuple[Any, ...])}
     onnx = "Constant"
     pattern = "-> * | K"
 

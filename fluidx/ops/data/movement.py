@@ -396,34 +396,39 @@ class ExpandGrad(OpDef):
 # -- reversing, rolling, masking --------------------------------------------------------------------------------------------
 
 
-def _backwards(x: Any, axes: Sequence[int]) -> Any:
-    return x[tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(x.ndim))]
+class _Reversal(OpDef):
+    """Base of one op under two names; its one attribute lists the axes."""
 
-
-class Reverse(OpDef):
-    """X with the order of its elements reversed along every axis in `axis`."""
-
-    name = "reverse"
     inputs = ("X",)
-    attrs = {"axis": Required(tuple)}
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        x = but(attrs["axis"], ins[0].ndim)
+        (axes,) = attrs.values()
+        x = but(axes, ins[0].ndim)
         return f"{x} -> {x} | L(0) U(0)"
 
-    @staticmethod
-    def infer(x, *, axis):
-        norm_axes("reverse", axis, x.ndim)
+    @classmethod
+    def infer(cls, x, **attrs):
+        (axes,) = attrs.values()
+        norm_axes(cls.name, axes, x.ndim)
         return x
 
-    @staticmethod
-    def grad(b, op, g):
-        return b.reverse(g, axis=op.attrs["axis"])
+    @classmethod
+    def grad(cls, b, op, g):
+        return b.emit(cls.name, g, **op.attrs)
 
-    @staticmethod
-    def view(x, *, axis):
-        return _backwards(x, norm_axes("reverse", axis, x.ndim))
+    @classmethod
+    def view(cls, x, **attrs):
+        (axes,) = attrs.values()
+        axes = norm_axes(cls.name, axes, x.ndim)
+        return x[tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(x.ndim))]
+
+
+class Reverse(_Reversal):
+    """X with the order of its elements reversed along every axis in `axis`."""
+
+    name = "reverse"
+    attrs = {"axis": Required(tuple)}
 
     @staticmethod
     def samples():
@@ -431,30 +436,11 @@ class Reverse(OpDef):
         yield Sample.of(f32(5, 3, 2), axis=(-1, 1))
 
 
-class Flip(OpDef):
+class Flip(_Reversal):
     """X with the order of its elements reversed along every axis in `dims`; `reverse` under its other name."""
 
     name = "flip"
-    inputs = ("X",)
     attrs = {"dims": Required(tuple)}
-
-    @staticmethod
-    def pattern(ins, outs, attrs):
-        x = but(attrs["dims"], ins[0].ndim)
-        return f"{x} -> {x} | L(0) U(0)"
-
-    @staticmethod
-    def infer(x, *, dims):
-        norm_axes("flip", dims, x.ndim)
-        return x
-
-    @staticmethod
-    def grad(b, op, g):
-        return b.flip(g, dims=op.attrs["dims"])
-
-    @staticmethod
-    def view(x, *, dims):
-        return _backwards(x, norm_axes("flip", dims, x.ndim))
 
     @staticmethod
     def samples():

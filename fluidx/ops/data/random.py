@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import erf, prod, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -295,23 +295,30 @@ class UniformRandomBatchSizeLike(OpDef):
                         why="the values do not depend on Input")  # fmt: skip
 
 
-class GaussianRandom(OpDef):
-    """Numbers drawn from the normal distribution with `mean` and `std`; `offset` is the index of the first in the draw of `seed`."""
+class _Normal(OpDef):
+    """Base of the draws from a normal distribution."""
 
-    name = "gaussian_random"
     attrs = {**_SHAPED, "mean": 0.0, "std": 1.0, **_SEEDED, "offset": 0}
     effect = Effect.RANDOM
     pattern = "-> * | K"
+    draw: ClassVar[Any]
+
+    @classmethod
+    def infer(cls, *, shape, dtype, offset, **_):
+        need_size(cls.name, "offset", offset, 0)
+        return TensorType(float_dtype(cls.name, dtype), fixed_shape(cls.name, shape))
+
+    @classmethod
+    def kernel(cls, xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset, part=None):
+        _fill(xp, out, part, cls.draw, seed, run_step(per_run, ctx), offset, std, mean)
+
+
+class GaussianRandom(_Normal):
+    """Numbers drawn from the normal distribution with `mean` and `std`; `offset` is the index of the first in the draw of `seed`."""
+
+    name = "gaussian_random"
     onnx = "RandomNormal"
-
-    @staticmethod
-    def infer(*, shape, dtype, mean, std, seed, per_run, offset):
-        need_size("gaussian_random", "offset", offset, 0)
-        return TensorType(float_dtype("gaussian_random", dtype), fixed_shape("gaussian_random", shape))
-
-    @staticmethod
-    def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset, part=None):
-        _fill(xp, out, part, _normal, seed, run_step(per_run, ctx), offset, std, mean)
+    draw = staticmethod(_normal)
 
     @staticmethod
     def samples():
@@ -320,22 +327,11 @@ class GaussianRandom(OpDef):
         yield Sample.of(shape=(3, 5, 7), seed=1)
 
 
-class TruncatedGaussianRandom(OpDef):
+class TruncatedGaussianRandom(_Normal):
     """Numbers drawn from the normal distribution with `mean` and `std`, from within two standard deviations of the mean."""
 
     name = "truncated_gaussian_random"
-    attrs = GaussianRandom.attrs
-    effect = Effect.RANDOM
-    pattern = "-> * | K"
-
-    @staticmethod
-    def infer(*, shape, dtype, mean, std, seed, per_run, offset):
-        need_size("truncated_gaussian_random", "offset", offset, 0)
-        return TensorType(float_dtype("truncated_gaussian_random", dtype), fixed_shape("truncated_gaussian_random", shape))
-
-    @staticmethod
-    def kernel(xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset, part=None):
-        _fill(xp, out, part, _truncated_normal, seed, run_step(per_run, ctx), offset, std, mean)
+    draw = staticmethod(_truncated_normal)
 
     @staticmethod
     def samples():

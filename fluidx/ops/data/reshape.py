@@ -5,14 +5,14 @@ What NumPy can express as a view costs nothing at run time; `view` gives None wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.pattern import Types, but, fold, letters, match_axes
+from ...ir.pattern import but, fold, letters, match_axes
 from ...ir.types import ANY, TensorType
 from ..shared.samples import f32
 from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis
@@ -68,9 +68,9 @@ def _reshape_back(b: Any, x: Any, g: Any) -> Any:
     return b.reshape_grad(g, x)
 
 
-def _same_elements(ins: Types, outs: Types, attrs: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
+def _same_elements(ins, outs, attrs):
     """The access pattern of an op that keeps all elements in order, whatever their axes."""
-    x, y, sizes, whole = match_axes(ins[0].shape, outs[0].shape)  # type: ignore[union-attr]
+    x, y, sizes, whole = match_axes(ins[0].shape, outs[0].shape)
     return f"{x} -> {y} | {whole} L(0) U(0)", sizes
 
 

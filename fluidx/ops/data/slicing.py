@@ -223,9 +223,9 @@ class Pad(OpDef):
         yield Sample.of(f32(3, 2, 5), paddings=(0, 0, 2, 1, 0, 0))
 
 
-def _source_rows(n: int, before: int, after: int, mode: str) -> np.ndarray:
+def _source_rows(n: int, before: int, after: int, mode: Any) -> np.ndarray:
     """Which row of `n` each padded row repeats."""
-    return np.pad(np.arange(n), (before, after), mode=mode)  # type: ignore[call-overload]
+    return np.pad(np.arange(n), (before, after), mode=mode)
 
 
 def _image_axes(data_format: str) -> tuple[int, int]:

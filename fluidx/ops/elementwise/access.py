@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from ...ir.pattern import Types, letters
-from ..expr.nodes import Expr, is_const, nodes, number_of, substitute, symbols
+from ..expr.nodes import Expr, is_const, lift, nodes, number_of, substitute, symbols
 
 # Functions that never fall, for every argument including the infinities: the terms of a maximum may lie anywhere below it, so sqrt and
 # log, which are not defined everywhere, do not count.
@@ -25,7 +25,7 @@ def elementwise_pattern(expr: Expr, inputs: Sequence[str], names: Sequence[str],
     """The `pattern` of an op with operands `inputs` (symbols of `expr`, in slot order) and attributes `names`; `axis`: it has fluid's."""
 
     @lru_cache(maxsize=256)
-    def exceptions(values: tuple[Any, ...], is_float: tuple[bool, ...]) -> tuple[tuple[str, ...], str]:
+    def exceptions(values: tuple[Expr, ...], is_float: tuple[bool, ...]) -> tuple[tuple[str, ...], str]:
         e = substitute(expr, dict(zip(names, values, strict=True)))
         read = symbols(e)
         floats = [s for s, f in zip(inputs, is_float, strict=True) if f]
@@ -36,7 +36,7 @@ def elementwise_pattern(expr: Expr, inputs: Sequence[str], names: Sequence[str],
         return tuple("" if s in read else "~" for s in inputs), " ".join(said)
 
     def pattern(ins: Types, outs: Types, attrs: Any) -> str:
-        marks, said = exceptions(tuple(attrs[n] for n in names), tuple(t is not None and t.is_float for t in ins))
+        marks, said = exceptions(tuple([lift(attrs[n]) for n in names]), tuple(t is not None and t.is_float for t in ins))
         words, out = _words(inputs, ins, outs, attrs["axis"] if axis else -1)
         return f"{', '.join(m + w for m, w in zip(marks, words, strict=True))} -> {out} | {said}"
 
@@ -116,15 +116,16 @@ def direction(e: Expr, operand: str, is_float: bool = True) -> int:
     return ways[e] or 0
 
 
-def _direction(n: Expr, ways: list[int | None], is_float: bool) -> int | None:
-    if not any(w != 0 for w in ways):
-        return 0
-    if None in ways:
+def _direction(n: Expr, found: list[int | None], is_float: bool) -> int | None:
+    ways = [w for w in found if w is not None]
+    if len(ways) < len(found):
         return None
+    if not any(ways):
+        return 0
     if n.fn in _RISING:
         return ways[0]
     if n.fn == "not":
-        return -ways[0]  # type: ignore[operator]
+        return -ways[0]
     if n.fn in ("max", "min", "and", "or"):
         return _common(ways)
     if not is_float:
@@ -133,15 +134,15 @@ def _direction(n: Expr, ways: list[int | None], is_float: bool) -> int | None:
     if any(w == 0 and (c is None or not isfinite(c)) for w, c in zip(ways, fixed, strict=True)):
         return None
     if n.fn == "neg":
-        return -ways[0]  # type: ignore[operator]
+        return -ways[0]
     if n.fn in ("add", "sub"):
-        return _common([ways[0], ways[1] if n.fn == "add" else -ways[1]])  # type: ignore[operator]
+        return _common([ways[0], ways[1] if n.fn == "add" else -ways[1]])
     for k, c in enumerate(fixed):
         if c and (n.fn == "mul" or (n.fn == "div" and k == 1)):
-            return ways[1 - k] if c > 0 else -ways[1 - k]  # type: ignore[operator]
+            return ways[1 - k] if c > 0 else -ways[1 - k]
     return None
 
 
-def _common(ways: Sequence[int | None]) -> int | None:
+def _common(ways: Sequence[int]) -> int | None:
     both = {w for w in ways if w}
     return both.pop() if len(both) == 1 else None

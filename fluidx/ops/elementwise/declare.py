@@ -15,7 +15,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import TensorType
 from ..expr.derivative import derivative, in_terms_of
-from ..expr.nodes import BOOLEAN, Expr, is_const, nodes, substitute, sym, symbols, trace
+from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, substitute, sym, symbols, trace
 from ..expr.numpy import bind_ufuncs, evaluate
 from ..shared.broadcast import align, aligned, broadcast_sizes, reduced
 from ..shared.samples import points
@@ -83,11 +83,11 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
     """`kernel`, `bind` and `pattern` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
 
     @lru_cache(maxsize=256)
-    def specialized(values: tuple[Any, ...]) -> Expr:
+    def specialized(values: tuple[Expr, ...]) -> Expr:  # constants, which tell 0.0 from -0.0 where numbers as a key do not
         return substitute(expr, dict(zip(names, values, strict=True)))
 
     def prepare(arrays: Sequence[Any], out: Any, attrs: Mapping[str, Any]) -> tuple[Expr, dict[str, Any]]:
-        e = specialized(tuple(attrs[n] for n in names))
+        e = specialized(tuple([lift(attrs[n]) for n in names]))
         arrays = [align(a, out.ndim, attrs["axis"] if axis and s == "y" else -1) for s, a in zip(inputs, arrays, strict=True)]
         return e, dict(zip(inputs, arrays, strict=True))
 

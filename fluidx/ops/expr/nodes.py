@@ -386,13 +386,13 @@ softplus = _function("softplus", 1, "log(1 + exp(a)), without overflow.")
 erf = _function("erf", 1, "The error function.")
 sin = _function("sin", 1, "Sine of radians.")
 cos = _function("cos", 1, "Cosine of radians.")
-abs = _function("abs", 1, "Absolute value.")  # noqa: A001 - the bodies read better with it
+abs = _function("abs", 1, "Absolute value.")
 sign = _function("sign", 1, "-1, 0 or 1")
 floor = _function("floor", 1, "Largest whole number not above a.")
 ceil = _function("ceil", 1, "Smallest whole number not below a.")
-round = _function("round", 1, "Nearest whole number, ties to the even one.")  # noqa: A001
-min = _function("min", 2, "The smaller; a NaN wins.")  # noqa: A001
-max = _function("max", 2, "The larger; a NaN wins.")  # noqa: A001
+round = _function("round", 1, "Nearest whole number, ties to the even one.")
+min = _function("min", 2, "The smaller; a NaN wins.")
+max = _function("max", 2, "The larger; a NaN wins.")
 where = _function("where", 3, "where(condition, a, b)")
 eq = _function("eq", 2, "a == b")
 ne = _function("ne", 2, "a != b")

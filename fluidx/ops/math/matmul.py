@@ -301,7 +301,8 @@ class MatMul(OpDef):
     @staticmethod
     def pattern(ins, outs, attrs):
         x, y, out = _matmul_words(ins[0], ins[1], attrs["transpose_x"], attrs["transpose_y"])
-        return f"{x}, {y} -> {out} | {_summed(ins[0], 'k')} {_linear(ins[0], 0, 1)}"
+        summed = _summed(ins[0], "k") if "k" in x.split() else ""
+        return f"{x}, {y} -> {out} | {summed} {_linear(ins[0], 0, 1)}"
 
     @staticmethod
     def grad(b, op, g):
@@ -369,7 +370,8 @@ class MatMulVectorGrad(OpDef):
     @staticmethod
     def pattern(ins, outs, attrs):
         x, y, out = _matmul_words(ins[0], ins[1], attrs["transpose_x"], attrs["transpose_y"])
-        return f"{x}, {y}, {out} -> {x}, {y} | *:+ i:+ j:+ L(0>1) L(1>0) L(2)"
+        summed = _summed(ins[0], *(f for f in ("*", "i", "j") if f in out.split()))
+        return f"{x}, {y}, {out} -> {x}, {y} | {summed} L(0>1) L(1>0) L(2)"
 
     @staticmethod
     def kernel(xp, x, y, g, *, out, transpose_x, transpose_y, alpha):

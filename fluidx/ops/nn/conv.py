@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.pattern import fold
@@ -79,39 +79,50 @@ def _local_groups(in_groups_of: int) -> Any:
     return staticmethod(local_attrs)
 
 
-class Conv2d(OpDef):
+class _Conv(OpDef):
+    """Base of the convolutions of an input with a filter."""
+
+    inputs, outputs = ("Input", "Filter"), ("Output",)
+    onnx = "Conv"
+    product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups) -> the call that fills `out`; images are seen as NCHW
+    windows: ClassVar[Callable[..., Windows]]  # (op, x, w, attrs)
+    gradient: ClassVar[str]
+
+    @classmethod
+    def grad(cls, b, op, g):
+        x, w = op["Input"], op["Filter"]
+        skip = {slot: None for slot, v in (("Input@GRAD", x), ("Filter@GRAD", w)) if v.stop_gradient}
+        return b.emit(cls.gradient, x, w, g, out=skip, **op.attrs)
+
+    @classmethod
+    def kernel(cls, xp, x, w, *, out, **attrs):
+        run_bound(cls.bind, xp, (x, w), (out,), attrs)
+
+    @classmethod
+    def bind(cls, xp, ins, outs, attrs, ctx):
+        (x, w), out, fmt = ins, outs[0], attrs["data_format"]
+        if is_half(x.dtype):
+            return partial(cls.kernel, xp, x, w, out=out, **attrs)
+        win = cls.windows(cls.name, x, w, attrs)
+        return cls.product(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"])
+
+
+class Conv2d(_Conv):
     """Two-dimensional convolution (cross-correlation) of images with OIHW filters.
 
     Input is [N, C, H, W] (or NHWC by `data_format`), Filter [O, C / groups, kh, kw]; the result keeps Input's layout. `paddings` are
     (height, width) or (top, bottom, left, right); `padding_algorithm` SAME or VALID overrides them. Source: fluid 1.8 `conv2d`.
     """
 
-    name = "conv2d"
-    inputs, outputs = ("Input", "Filter"), ("Output",)
+    name, gradient = "conv2d", "conv2d_grad"
     attrs = _ATTRS
-    onnx = "Conv"
     pattern = _pattern(transposed=False)
     local_attrs = _local_groups(0)
+    product, windows = staticmethod(convolve), staticmethod(_conv_windows)
 
     @staticmethod
     def infer(x, w, **attrs):
         return _infer_conv("conv2d", x, w, attrs)
-
-    @staticmethod
-    def grad(b, op, g):
-        return _emit_grad(b, "conv2d_grad", op, g)
-
-    @staticmethod
-    def kernel(xp, x, w, *, out, **attrs):
-        run_bound(Conv2d.bind, xp, (x, w), (out,), attrs)
-
-    @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        (x, w), out, fmt = ins, outs[0], attrs["data_format"]
-        if is_half(x.dtype):
-            return partial(Conv2d.kernel, xp, x, w, out=out, **attrs)
-        win = _conv_windows("conv2d", x, w, attrs)
-        return convolve(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"])
 
     @staticmethod
     def samples():
@@ -129,12 +140,6 @@ class Conv2d(OpDef):
         yield Sample.of(f32(4, 3, 4, 6), f32(9, 2, 2, 2, seed=1), groups=3, data_format="NHWC")
         half = ints(1, 2, 4, 4, low=-3, high=4, seed=16).astype("float16")
         yield Sample.of(half, half[:, :, :3, :3], grad=(), why="central differences drown in float16")
-
-
-def _emit_grad(b: Any, name: str, op: Any, g: Any) -> Any:
-    x, w = op["Input"], op["Filter"]
-    skip = {slot: None for slot, v in (("Input@GRAD", x), ("Filter@GRAD", w)) if v.stop_gradient}
-    return b.emit(name, x, w, g, out=skip, **op.attrs)
 
 
 class _ConvGrad(OpDef):
@@ -192,17 +197,14 @@ class Conv2dGrad(_ConvGrad):
         yield Sample.of(x, w, g, groups=3, data_format="NHWC", grad=(), why="a gradient itself")
 
 
-class DepthwiseConv2d(OpDef):
+class DepthwiseConv2d(_Conv):
     """conv2d in which every channel has filters of its own: groups equals the number of channels. Source: fluid 1.8."""
 
-    name = "depthwise_conv2d"
-    inputs, outputs = ("Input", "Filter"), ("Output",)
+    name, gradient = "depthwise_conv2d", "conv2d_grad"
     attrs = _ATTRS
-    onnx = "Conv"
-    pattern = staticmethod(Conv2d.pattern)
-    local_attrs = staticmethod(Conv2d.local_attrs)
-    kernel = staticmethod(Conv2d.kernel)
-    bind = staticmethod(Conv2d.bind)
+    pattern = _pattern(transposed=False)
+    local_attrs = _local_groups(0)
+    product, windows = staticmethod(convolve), staticmethod(_conv_windows)
 
     @staticmethod
     def infer(x, w, **attrs):
@@ -210,10 +212,6 @@ class DepthwiseConv2d(OpDef):
         if w.shape[1] != 1:
             raise ProgramError(f"op depthwise_conv2d needs one input channel per filter and groups equal to the channels; Filter is {w}")
         return result
-
-    @staticmethod
-    def grad(b, op, g):
-        return _emit_grad(b, "conv2d_grad", op, g)
 
     @staticmethod
     def samples():
@@ -255,19 +253,19 @@ def _transposed_windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windo
     return Windows(tuple(result), tuple(w.shape[2:]), stride, dilation, tuple(pads), tuple(size))
 
 
-class Conv2dTranspose(OpDef):
+class Conv2dTranspose(_Conv):
     """Transposed convolution: each input pixel adds a filter, scaled by it, to the result.
 
     Input is [N, C, H, W], Filter [C, O / groups, kh, kw]; the result has (H - 1) * stride - padding + dilation * (kh - 1) + 1 rows, or
     `output_size`, which may be up to stride - 1 larger. It is the gradient of conv2d with respect to its input. Source: fluid 1.8.
     """
 
-    name = "conv2d_transpose"
-    inputs, outputs = ("Input", "Filter"), ("Output",)
+    name, gradient = "conv2d_transpose", "conv2d_transpose_grad"
     attrs = _TRANSPOSE_ATTRS
     onnx = "ConvTranspose"
     pattern = _pattern(transposed=True)
     local_attrs = _local_groups(2)
+    product, windows = staticmethod(convolve_back), staticmethod(_transposed_windows)
 
     @staticmethod
     def infer(x, w, **attrs):
@@ -284,22 +282,6 @@ class Conv2dTranspose(OpDef):
         win = _transposed_windows("conv2d_transpose", x, w, attrs)
         out = ANY if w.shape[1] == ANY else w.shape[1] * groups
         return TensorType(x.dtype, join_image(n, out, win.image, attrs["data_format"]))
-
-    @staticmethod
-    def grad(b, op, g):
-        return _emit_grad(b, "conv2d_transpose_grad", op, g)
-
-    @staticmethod
-    def kernel(xp, x, w, *, out, **attrs):
-        run_bound(Conv2dTranspose.bind, xp, (x, w), (out,), attrs)
-
-    @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        (x, w), out, fmt = ins, outs[0], attrs["data_format"]
-        if is_half(x.dtype):
-            return partial(Conv2dTranspose.kernel, xp, x, w, out=out, **attrs)
-        win = _transposed_windows("conv2d_transpose", x, w, attrs)
-        return convolve_back(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"])
 
     @staticmethod
     def samples():

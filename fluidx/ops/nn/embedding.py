@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
-from ...ir.parts import Part
 from ...ir.types import ANY, TensorType
 from ..data.indexing import add_local_rows, take_local_rows
 from ..shared.samples import f32
@@ -22,29 +19,33 @@ def _check(op: str, w: TensorType, ids: TensorType, padding_idx: int) -> None:
         raise ProgramError(f"op {op}: padding_idx must be -1 (none) or an id from 0 to {w.shape[0] - 1}, found {padding_idx}")
 
 
-def _lookup(xp: Any, op: str, w: Any, ids: Any, out: Any, padding_idx: int, part: Part | None) -> None:
-    """`out[k] = w[ids[k]]`, rows of zeros for the padding id; `ids` is contiguous, `out` [ids.size, width]."""
-    take_local_rows(xp, op, "table W", w, ids, out, part)
-    if padding_idx != -1:
-        out[ids == padding_idx] = 0
+class _Lookup(OpDef):
+    """Base of the two look-ups, which differ in the axes of Ids."""
+
+    inputs = ("W", "Ids")
+    attrs = {"padding_idx": -1}
+    onnx = "Gather"
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.lookup_table_grad(op["W"], op["Ids"], g, padding_idx=op.attrs["padding_idx"]), None
+
+    @classmethod
+    def kernel(cls, xp, w, ids, *, out, padding_idx, part=None):
+        flat, rows = xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1])
+        take_local_rows(xp, cls.name, "table W", w, flat, rows, part)
+        if padding_idx != -1:
+            rows[flat == padding_idx] = 0
 
 
-def _gradient(b: Any, op: Any, g: Any) -> Any:
-    return b.lookup_table_grad(op["W"], op["Ids"], g, padding_idx=op.attrs["padding_idx"]), None
-
-
-class LookupTable(OpDef):
+class LookupTable(_Lookup):
     """The rows of the table W [vocabulary, width] that Ids [..., 1] names, as [..., width]; zeros where an id is `padding_idx`.
 
     Raises ExecutionError naming the id and the size of the vocabulary when an id is out of range.
     """
 
     name = "lookup_table"
-    inputs = ("W", "Ids")
-    attrs = {"padding_idx": -1}
-    onnx = "Gather"
     pattern = "v d, * . -> * d | v@ v:+ L(0)"
-    grad = staticmethod(_gradient)
 
     @staticmethod
     def infer(w, ids, *, padding_idx):
@@ -55,37 +56,25 @@ class LookupTable(OpDef):
         return w.with_shape((*ids.shape[:-1], w.shape[1]))
 
     @staticmethod
-    def kernel(xp, w, ids, *, out, padding_idx, part=None):
-        _lookup(xp, "lookup_table", w, xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1]), padding_idx, part)
-
-    @staticmethod
     def samples():
         yield Sample.of(f32(5, 4), np.array([[1], [4], [1]], "int64"))
         yield Sample.of(f32(5, 4), np.array([[[0], [2]], [[2], [3]]], "int32"), padding_idx=2)
         yield Sample.of(f32(5, 4), np.array([[[0], [2]], [[2], [4]], [[1], [0]]]), padding_idx=2)
 
 
-class LookupTableV2(OpDef):
+class LookupTableV2(_Lookup):
     """The rows of the table W [vocabulary, width] that Ids names, along a new last axis; zeros where an id is `padding_idx`.
 
     Raises ExecutionError naming the id and the size of the vocabulary when an id is out of range.
     """
 
     name = "lookup_table_v2"
-    inputs = ("W", "Ids")
-    attrs = {"padding_idx": -1}
-    onnx = "Gather"
     pattern = "v d, * -> * d | v@ v:+ L(0)"
-    grad = staticmethod(_gradient)
 
     @staticmethod
     def infer(w, ids, *, padding_idx):
         _check("lookup_table_v2", w, ids, padding_idx)
         return w.with_shape((*ids.shape, w.shape[1]))
-
-    @staticmethod
-    def kernel(xp, w, ids, *, out, padding_idx, part=None):
-        _lookup(xp, "lookup_table_v2", w, xp.ascontiguousarray(ids).reshape(-1), out.reshape(-1, w.shape[1]), padding_idx, part)
 
     @staticmethod
     def samples():

@@ -30,10 +30,10 @@ class BroadcastStartup(Pass):
         last = {n: k for k, op in enumerate(writer.old) for n in op.output_arg_names}
         whole = [d for n, d in descs.items() if n in last and d.persistable and all(e.group != self.group for e in d.placement)]
         owner = {c.param: c.root for c in assign([Chunk(d.name, 0, d.type.numel, d.type.nbytes) for d in whole], ranks)}
+        attrs = [complete("broadcast", {"group": self.group, "root": root}) for root in range(ranks)]
         for k, op in enumerate(writer.old):
             writer.keep(op)
             for n in op.output_arg_names:
                 if n in owner and last[n] == k:
-                    attrs = complete("broadcast", (("group", self.group), ("root", owner[n])))
-                    writer.keep(unary("broadcast", n, n, attrs, op.site))
+                    writer.keep(unary("broadcast", n, n, attrs[owner[n]], op.site))
         return ProgramPair(pair.main, writer.program)

@@ -44,9 +44,7 @@ class Lower(Pass):
         key = (d.placement, block.desc(target).placement)
         path = known.get(key)
         if path is None:
-            path = known[key] = [
-                (s.type, complete(s.type, tuple(s.attrs.items())), s.after) for s in steps(*key, job.mesh.axes, ALGORITHMS[self.by])
-            ]
+            path = known[key] = [(s.type, complete(s.type, s.attrs), s.after) for s in steps(*key, job.mesh.axes, ALGORITHMS[self.by])]
         for k, (type_, attrs, after) in enumerate(path):
             out = target
             if k < len(path) - 1:

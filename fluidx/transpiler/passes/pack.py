@@ -44,7 +44,8 @@ class PackSmall(Pass):
                 and ANY not in t.shape
                 and t.nbytes < self.small_kb * 1024
             )
-            together.setdefault((op.attrs["root"], t.dtype, op.attrs.get("op")) if small else k, []).append(op)
+            alike = op.attrs["root"], t.dtype, op.attrs.get("op"), d.placement  # terms over another group stay apart from whole values
+            together.setdefault(alike if small else k, []).append(op)
         before: list[Operator] = []
         middle: list[Operator] = []
         behind: list[Operator] = []

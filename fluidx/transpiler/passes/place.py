@@ -194,7 +194,7 @@ def _whole(block: Any, name: str, op: Operator, job: Job) -> str:
 
 
 def _redistribute(source: str, target: str, near: Operator) -> Operator:
-    return unary("redistribute", source, target, complete("redistribute", (("reason", "startup"),)), near.site)
+    return unary("redistribute", source, target, complete("redistribute", {"reason": "startup"}), near.site)
 
 
 __all__ = ["Place", "check_loss", "place_startup", "where"]

@@ -8,7 +8,6 @@ from ...ir import flow
 from ...ir.operator import Operator
 from ...ir.program import Program, ProgramPair
 from ..pass_ import Job, Pass
-from ..writer import complete
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,7 @@ class GatherWaves(Pass):
         def flush(kind: str) -> None:
             nonlocal waves
             for op in held.pop(kind):
-                numbered = {**op.attrs, "wave": waves} if "wave" in op.attrs else op.attrs
-                out.append(op.replace(attrs=complete(op.type, tuple(numbered.items()))) if numbered is not op.attrs else op)
+                out.append(op.replace(attrs={**op.attrs, "wave": waves}) if "wave" in op.attrs else op)
             waves += 1
             del made[kind], read[kind], size[kind]
 

@@ -67,6 +67,12 @@ def test_large_messages_and_other_waves_are_left_alone():
     check_pass(PackSmall(small_kb=16 / 1024), given=GIVEN, before=lines(A, C), after=lines(A, C))
 
 
+def test_terms_over_another_group_are_not_packed_with_whole_values():
+    given = "  group tp = [0] [1]\n" + GIVEN.replace("var %c: f32[4]", "var %c: f32[4] partial(sum) over tp")
+    same = lines(A, C.replace("at(0) over dp =", "partial(sum) over tp at(0) over dp ="))
+    check_pass(PackSmall(), given=given, before=same, after=same)
+
+
 def test_pieces_are_not_packed():
     p = '%a.sum: f32[4] pieces(0, 1, 4) over dp = ring_reduce(%a) {bounds=[0, 1, 4], group="dp", op="sum"}'
     q = '%c.sum: f32[4] pieces(0, 1, 4) over dp = ring_reduce(%c) {bounds=[0, 1, 4], group="dp", op="sum"}'

@@ -1,0 +1,97 @@
+"""Programs as SVG drawings: operators as boxes in layers from top to bottom, communication in colour, one column for each rank.
+
+No drawing program is needed. Layers come from the longest path over the data dependences; within a layer boxes are ordered by the
+barycentre of their neighbours and placed by isotonic regression, so that lines stay short and boxes never overlap. Columns of
+several ranks share their layers: the boxes of one collective stand on one line and are joined across the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...ir.errors import ProgramError
+from ...ir.operator import Operator
+from ...ir.program import Program, ProgramPair
+from ..diff import ProgramDiff
+from .layout import assign_layers, place
+from .nodes import BOX, link, nodes_of
+from .svg import ROW, Column, Part, svg
+
+
+def draw(
+    program: Program | ProgramPair | Sequence[Program | ProgramPair],
+    highlight: Iterable[int | str | Operator] | ProgramDiff | None = None,
+    max_ops: int = 200,
+) -> str:
+    """An SVG drawing of a program or of a pair (startup above main); of a list of rank programs, one column for each rank.
+
+    `highlight` outlines operators: indices in the main program, operator types, names of outputs, operators, or what a diff added.
+    A program of more than `max_ops` operators is shortened: runs of computing operators become one box, such as
+    "12 forward operators".
+    """
+    programs = [program] if isinstance(program, (Program, ProgramPair)) else list(program)
+    return svg([_column_group(programs, _selector(highlight), max_ops)])
+
+
+def draw_before_after(
+    before: Program | ProgramPair, afters: Sequence[Program | ProgramPair], highlight: Any = None, max_ops: int = 200
+) -> str:
+    """An SVG drawing of the program for one device beside the programs that its ranks run."""
+    select = _selector(highlight)
+    return svg([_column_group([before], select, max_ops, "before: one device"), _column_group(list(afters), select, max_ops)])
+
+
+def _selector(highlight: Any) -> Callable[[Operator, int], bool]:
+    if highlight is None:
+        return lambda op, k: False
+    wanted = list(highlight.added if isinstance(highlight, ProgramDiff) else highlight)
+    plain = {w for w in wanted if isinstance(w, (int, str))}
+    operators: dict[tuple, list[Operator]] = {}
+    for w in wanted:
+        if isinstance(w, Operator):
+            operators.setdefault((w.type, w.output_arg_names), []).append(w)
+        elif not isinstance(w, (int, str)):
+            raise ProgramError(f"highlight takes operator indices, types, output names, operators or a diff, not {type(w).__name__}")
+
+    def selected(op: Operator, k: int) -> bool:
+        named = k in plain or op.type in plain or any(n in plain for n in op.output_arg_names)
+        return named or op in operators.get((op.type, op.output_arg_names), ())
+
+    return selected
+
+
+def _column_group(
+    programs: list[Program | ProgramPair], select: Callable[[Operator, int], bool], max_ops: int, title: str = ""
+) -> list[Column]:
+    """Columns that share their layers."""
+    if not programs:
+        raise ProgramError("there is nothing to draw: the list of programs is empty")
+    pairs = [isinstance(p, ProgramPair) for p in programs]
+    if any(pairs) and not all(pairs):
+        raise ProgramError("draw takes programs or pairs, not a mixture; give the main programs of the pairs")
+    mains = [p.main if isinstance(p, ProgramPair) else p for p in programs]
+    columns = [Column(title or _title(m), []) for m in mains]
+    if all(pairs):
+        _add_parts(columns, "startup", [p.startup for p in programs if isinstance(p, ProgramPair)], lambda op, k: select(op, -1), max_ops)
+        _add_parts(columns, "main", mains, select, max_ops)
+    else:
+        _add_parts(columns, "", mains, select, max_ops)
+    return columns
+
+
+def _title(program: Program) -> str:
+    return program.name if program.rank is None else f"rank {program.rank}"
+
+
+def _add_parts(columns: list[Column], title: str, programs: list[Program], select: Callable[[Operator, int], bool], max_ops: int) -> None:
+    ranks = [link(nodes_of(p, select, max_ops), p) for p in programs]
+    assign_layers(ranks)
+    depth = max((n.layer for nodes in ranks for n in nodes), default=-1) + 1
+    top = max((sum(p.height for p in c.parts) for c in columns), default=0.0)
+    for column, nodes in zip(columns, ranks):
+        width, lines = place(nodes)
+        part = Part(title, nodes, lines, width, top, (26 if title else 8) + depth * ROW)
+        for n in nodes:
+            n.y = (26 if title else 8) + n.layer * ROW + (BOX - n.height) / 2 + 6
+        column.parts.append(part)

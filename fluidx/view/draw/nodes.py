@@ -1,0 +1,214 @@
+"""The boxes of a drawing: operators, runs of them, and pills for values that come from outside; and who stands above whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...ir.flow import reads, writes
+from ...ir.operator import Operator
+from ...ir.parts import coords_of, holds
+from ...ir.program import Program
+from ...ir.records import Var
+from ...ir.text import type_text, var_name, word
+from ...ir.types import Pieces
+from ..diff import communicates, show_bytes
+
+COMM, DATA, PARAM, STATE = "communication", "data", "parameter", "state"
+BOX, PILL = 38, 24  # heights
+_WIDEST = 272
+
+
+@dataclass(eq=False)
+class Node:
+    title: str = ""
+    sub: str = ""
+    kind: str = ""
+    pill: bool = False
+    hint: str = ""  # shown when the pointer rests on the box
+    reads: dict[str, None] = field(default_factory=dict)
+    writes: dict[str, None] = field(default_factory=dict)
+    ops: list[Operator] = field(default_factory=list)
+    marked: bool = False
+    sync: Any = None  # equal for the boxes of one collective on all ranks
+    after: Any = None  # the `sync` of the send that this recv waits for
+    above: list[Node] = field(default_factory=list)  # drawn edges
+    held: list[Node] = field(default_factory=list)  # further nodes that must stand higher
+    layer: int = 0
+    width: float = 0.0
+    x: float = 0.0  # centre
+    y: float = 0.0  # top
+
+    @property
+    def height(self) -> float:
+        return PILL if self.pill else BOX
+
+    def measure(self) -> None:
+        self.title, self.sub = _clip(self.title, 32), _clip(self.sub, 38)
+        wide = len(self.title) * (6.6 if self.pill else 8.1)
+        self.width = min(_WIDEST, max(46.0, max(wide, len(self.sub) * 6.05) + 20))
+
+
+def _clip(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    return text[: limit // 2] + "…" + text[len(text) - (limit - limit // 2 - 1) :]
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def nodes_of(program: Program, select: Callable[[Operator, int], bool], max_ops: int) -> list[Node]:
+    """The boxes of a program in order, with what they read and write."""
+    block = program.blocks[0]
+    nodes: list[Node] = []
+    calls: Counter = Counter()
+    for k, op in enumerate(block.oplist):
+        ins, outs = dict.fromkeys(reads(program, op)), dict.fromkeys(writes(program, op))
+        moves = communicates(op)
+        node = Node(word(op.type), "", COMM if moves else op.role.value, ops=[op], marked=select(op, k))
+        node.reads, node.writes = ins, outs
+        if moves:
+            _synchronise(node, op, program, calls)
+        node.sub = _subtitle(op, block.find, moves)
+        node.hint = f"{op.type}: {', '.join(map(var_name, ins))} → {', '.join(map(var_name, outs))}"
+        nodes.append(node)
+    if len(nodes) > max_ops:
+        nodes = list(_shortened(nodes, lambda a, b: a.kind == b.kind != COMM and a.marked == b.marked))
+    if len(nodes) > max_ops:  # communication between every two operators: keep the order, give up the single boxes
+        per_box = -(-len(nodes) // max(1, max_ops))
+        nodes = [_merged(nodes[i : i + per_box]) for i in range(0, len(nodes), per_box)]
+    return nodes
+
+
+def _subtitle(op: Operator, find: Callable[[str], Var | None], moves: bool) -> str:
+    names = op.output_arg_names or (op.input_arg_names if moves else ())
+    if not names:
+        return str(op.attrs.get("group", "")) if moves else ""
+    text = var_name(names[0])
+    d = find(names[0])
+    if moves:
+        records = [r for n in names if (r := find(n)) is not None]
+        text += f" +{len(names) - 1}" if len(names) > 1 else ""
+        return " · ".join(
+            [text] + [show_bytes(sum(r.type.nbytes for r in records))] * bool(records) + [str(op.attrs["group"])] * ("group" in op.attrs)
+        )
+    if len(names) > 1:
+        return f"{text} +{len(names) - 1}"
+    return _typed(d, 38) if d is not None else text
+
+
+def _typed(d: Var, room: int) -> str:
+    """Name and type of a value, and its placement where there is room for it."""
+    text = f"{var_name(d.name)} {type_text(d.type.dtype, d.type.shape)}"
+    entries = ("pieces" if isinstance(e, Pieces) else str(e).partition(" over ")[0] for e in d.placement)
+    long = " ".join([text, *(f"{short} {e.group}".rstrip() for short, e in zip(entries, d.placement, strict=True))])
+    return long if len(long) <= room else text
+
+
+def _synchronise(node: Node, op: Operator, program: Program, calls: Counter) -> None:
+    rank, group = program.rank, str(op.attrs.get("group", ""))
+    peer = op.attrs.get("peer")
+    if op.type in ("send", "recv") and isinstance(peer, int):
+        if rank is None:
+            return
+        way = (rank, peer) if op.type == "send" else (peer, rank)
+        calls[op.type, way] += 1
+        end = ("send", way, calls[op.type, way])
+        node.sync, node.after = (end, None) if op.type == "send" else (("recv", *end[1:]), end)
+        return
+    members: tuple[int, ...] = ()
+    if rank is not None and group in program.groups:
+        members = next((s for s in program.groups[group] if rank in s), ())
+    calls[op.type, group] += 1
+    node.sync = (op.type, group, members, calls[op.type, group])
+
+
+def _shortened(nodes: Sequence[Node], alike: Callable[[Node, Node], bool]) -> Iterator[Node]:
+    run: list[Node] = []
+    for n in nodes:
+        if run and not alike(run[-1], n):
+            yield _merged(run)
+            run = []
+        run.append(n)
+    if run:
+        yield _merged(run)
+
+
+def _merged(run: Sequence[Node]) -> Node:
+    """One box for several in a row."""
+    if len(run) == 1:
+        return run[0]
+    node = Node(ops=[op for n in run for op in n.ops], marked=any(n.marked for n in run))
+    kinds = Counter(n.kind for n in run for _ in n.ops)
+    types = Counter(op.type for op in node.ops).most_common()
+    node.kind = kinds.most_common(1)[0][0]
+    node.title = _count(len(node.ops), f"{node.kind} operator" if len(kinds) == 1 else "operator")
+    listed = [f"{n} {word(t)}" for t, n in types]
+    fits = next((k for k in range(len(listed), 1, -1) if len(", ".join(listed[:k])) <= 36), 1)
+    node.sub = ", ".join(listed[:fits]) + (" …" if len(listed) > fits else "")
+    node.hint = ", ".join(f"{n} {t}" for t, n in types)
+    for n in run:
+        node.reads.update({r: None for r in n.reads if r not in node.writes})
+        node.writes.update(n.writes)
+    return node
+
+
+def link(nodes: list[Node], program: Program) -> list[Node]:
+    """Fill in who stands above whom, and add pills for values that come from outside. The result is in drawing order."""
+    find = program.blocks[0].find
+    here = {} if program.rank is None else coords_of(program.groups, program.rank)
+    writer: dict[str, Node] = {}
+    readers: dict[str, list[Node]] = {}
+    opened: dict[str, Node] = {}  # nccl_init by group
+    pills: dict[tuple[str, str], Node] = {}
+    out: list[Node] = []
+    for node in nodes:
+        outside: dict[str, list[str]] = {}
+        for n in node.reads:
+            if n in writer:
+                if writer[n] not in node.above:
+                    node.above.append(writer[n])
+            else:
+                d = find(n)
+                if d is not None and not holds(d.placement, here):
+                    continue  # another rank brings it
+                kind = STATE if d is None else DATA if d.is_data else PARAM if d.is_parameter else STATE
+                outside.setdefault(kind, []).append(n)
+            readers.setdefault(n, []).append(node)
+        for kind, names in outside.items():
+            bundles = [names] if len(names) > 3 else [[n] for n in names]
+            for bundle in bundles:
+                section = node.ops[0].role.value  # a pill near each section that reads: no line from end to end
+                key = (section, "\0".join(bundle))
+                if key not in pills:
+                    known = [d for n in bundle if (d := find(n)) is not None]
+                    title = f"{_count(len(bundle), {STATE: 'value', DATA: 'input'}.get(kind, kind))}" if len(bundle) > 1 else ""
+                    if not title:
+                        title = _typed(known[0], 32) if known else var_name(bundle[0])
+                    elif known:
+                        title += f", {show_bytes(sum(d.type.nbytes for d in known))}"
+                    pills[key] = Node(title, "", kind, pill=True, hint=", ".join(map(var_name, bundle)))
+                    out.append(pills[key])
+                node.above.append(pills[key])
+        for n in node.writes:
+            node.held += [r for r in readers.pop(n, ()) if r is not node]
+            if n in writer and writer[n] is not node:
+                node.held.append(writer[n])
+            writer[n] = node
+        op = node.ops[0]
+        if node.kind == COMM and len(node.ops) == 1:
+            group = str(op.attrs.get("group", ""))
+            if op.type == "nccl_init":
+                opened[group] = node
+            elif group in opened:
+                node.held.append(opened[group])
+                if not node.above or all(a.pill for a in node.above):
+                    node.above.append(opened[group])
+        out.append(node)
+    for node in out:
+        node.measure()
+    return out

@@ -1,0 +1,71 @@
+"""Annotated for tensor parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fluidx as fx
+from fluidx.ir import Shard
+
+from .base import L, attr, fc, integers, model, real
+
+
+@model
+def mesh_mlp() -> None:
+    """Columns of the first weight and rows of the second are cut over tp."""
+    x, label = real("x", 5), integers("label", 3, 1)
+    h = fc(x, 6, "relu", param_attr=attr("w1", placement=Shard(1, "tp")), bias_attr=attr("b1", placement=Shard(0, "tp")))
+    logits = fc(h, 3, param_attr=attr("w2", placement=Shard(0, "tp")))
+    fx.optimizer.Momentum(0.1, 0.9).minimize(L.mean(L.softmax_with_cross_entropy(logits, label)))
+
+
+@model
+def mesh_embedding() -> None:
+    ids, label = integers("ids", 6, 3), integers("label", 3, 1)
+    e = L.embedding(ids, [6, 4], param_attr=attr("table", placement=Shard(1, "tp")), dtype="float64")
+    logits = fc(L.reduce_sum(e, dim=1), 3, param_attr=attr("head", placement=Shard(0, "tp")))
+    fx.optimizer.Adam(0.02).minimize(L.mean(L.softmax_with_cross_entropy(logits, label)))
+
+
+@model
+def mesh_uneven() -> None:
+    """Cuts that do not divide, and a norm over all parameters, cut and whole."""
+    x, y = real("x", 5), real("y", 3)
+    h = fc(x, 7, "tanh", param_attr=attr("w1", placement=Shard(1, "tp")), bias_attr=attr("b1"))
+    out = fc(h, 3, param_attr=attr("w2"), bias_attr=attr("b2", placement=Shard(0, "tp")))
+    clip = fx.clip.GradientClipByGlobalNorm(0.1)
+    fx.optimizer.Adam(0.02, grad_clip=clip, regularization=fx.regularizer.L2Decay(0.1)).minimize(L.mean(L.square(out - y)))
+
+
+@model
+def mesh_attention() -> None:
+    """A head for each rank of tp."""
+    x, label = real("x", 3, 4), integers("label", 3, 1)
+    q, k, v = (fc(x, 4, num_flatten_dims=2, param_attr=attr(f"w_{n}", placement=Shard(1, "tp")), bias_attr=False) for n in "qkv")
+
+    def heads(t: Any) -> Any:
+        return L.transpose(L.reshape(t, [0, 3, 2, 2]), [0, 2, 1, 3])
+
+    weights = L.softmax(L.matmul(heads(q), heads(k), transpose_y=True, alpha=0.7))
+    mixed = L.reshape(L.transpose(L.matmul(weights, heads(v)), [0, 2, 1, 3]), [0, 3, 4])
+    h = L.layer_norm(x + fc(mixed, 4, num_flatten_dims=2, param_attr=attr("w_o", placement=Shard(0, "tp"))), begin_norm_axis=2)
+    logits = fc(L.reduce_mean(h, dim=1), 3)
+    fx.optimizer.Momentum(0.1, 0.9).minimize(L.mean(L.softmax_with_cross_entropy(logits, label)))
+
+
+@model
+def mesh_conv() -> None:
+    """Filters cut over tp, and a dropout of what they give."""
+    image, label = real("image", 2, 5, 4), integers("label", 3, 1)
+    h = L.conv2d(image, 4, 3, padding=1, param_attr=attr("f", placement=Shard(0, "tp")), bias_attr=False, act="relu")
+    h = L.dropout(L.pool2d(h, 2, "max", 2), 0.3, dropout_implementation="upscale_in_train")
+    fx.optimizer.SGD(0.2).minimize(L.mean(L.softmax_with_cross_entropy(fc(h, 3), label)))
+
+
+@model
+def mesh_same_shapes() -> None:
+    x, y = real("x", 4), real("y", 4)
+    h = fc(x, 4, "tanh", param_attr=attr("w1", placement=Shard(1, "tp")), bias_attr=attr("b1", placement=Shard(0, "tp")))
+    h = fc(h, 4, "tanh", param_attr=attr("w2", placement=Shard(0, "tp")))
+    h = fc(h, 4, param_attr=attr("w3", placement=Shard(1, "tp")))
+    fx.optimizer.Momentum(0.1, 0.9).minimize(L.mean(L.square(h - y)))
