@@ -70,6 +70,7 @@ class Sample:
 
 OPS: dict[str, type[OpDef]] = {}
 _EXACT = frozenset({int, str})  # among values of these kinds equal ones are the same
+_INTS = frozenset({int})
 _MOST = 1024  # sets of attributes that an op remembers
 
 
@@ -289,10 +290,11 @@ class OpDef:
 
 
 def _exact(value: Any) -> bool:
-    """Whether no other value of the same class is equal: (1,) equals (True,), 0.0 equals -0.0, a subclass may say anything."""
+    """Whether no other value of the same class is equal: (1,) equals (True,), 0.0 equals -0.0, a subclass may say anything. Of tuples
+    that is said of those of ints."""
     kind = value.__class__
     if kind is tuple:
-        return _EXACT.issuperset(map(type, value))
+        return _INTS.issuperset(map(type, value))
     return kind in _EXACT or kind is bool or kind is float and value == value and (value != 0.0 or copysign(1.0, value) > 0.0)
 
 

@@ -201,9 +201,9 @@ def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
     fluidx.ir.errors.ProgramError: pattern 'i k, k j -> i j | n:+': 'n:+' speaks of factor 'n'; the line names: i, j, k
     """
     body, _, after = text.partition("|")
-    known = {*_NAME.findall(body.replace("->", " ")), *sized}
+    known = {*_NAME.findall(body.replace("->", " ")), *sized, *(f"{f}/{k}" for f, k in _RUNS.findall(text))}
     for word in after.split():
-        if word == "K" or _GROUP.fullmatch(word):
+        if word == "K" or _GROUP.fullmatch(word) or _RUNS.fullmatch(word):
             continue
         said, name = _about(word)
         if not name or said not in ("#", "!", "@", "=", *MONOIDS):

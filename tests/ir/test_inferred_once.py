@@ -17,13 +17,13 @@ def exactly(value):
     return repr(value)
 
 
-@pytest.mark.parametrize("odd", [(True,), (1.0,), (True, 3)])
+@pytest.mark.parametrize("odd", [(True,), (1.5,), (3, True)])
 @pytest.mark.parametrize("same_program", [True, False])
 def test_a_size_that_is_no_integer_is_refused_after_an_equal_one_was_accepted(odd, same_program):
     program = Program()
     Builder(program.global_block()).fill_constant(shape=tuple(map(int, odd)), value=1.0)
     again = program if same_program else Program()
-    with pytest.raises(ProgramError, match="must hold sizes of 0 or more"):
+    with pytest.raises(ProgramError, match="must be int, got (bool|float)"):
         Builder(again.global_block()).fill_constant(shape=odd, value=1.0)
     assert Builder(again.global_block()).fill_constant(shape=tuple(map(int, odd)), value=1.0).shape == tuple(map(int, odd))
 
