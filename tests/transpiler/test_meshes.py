@@ -136,3 +136,21 @@ def test_groups_of_meshes_and_clusters():
     cluster = fx.Cluster(2, 3)
     assert all(len(set(n) & set(r)) == 1 for n in cluster.groups()["node"] for r in cluster.groups()["rail"])
     assert sorted(d["kind"] for _, _, d in cluster.topology().edges(data=True)) == ["device"] * 6 + ["network"] * 2
+
+
+def test_a_rank_without_channels_folds_and_unfolds_nothing():
+    """Two channels over three ranks: a reshape to [rows, channels, 1, 1] must keep the axis of size 0, which says "copy" elsewhere."""
+    main, startup = fx.Program("channels"), fx.Program("channels_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 3], "float32")
+        h = L.fc(x, 2, param_attr=integers(3, 2, placement=Shard(1, "tp")), bias_attr=integers(2, placement=Shard(0, "tp")))
+        y = L.reshape(L.reshape(h, [0, 1, 2, 1]), [-1, 2])
+        loss = L.reduce_sum(L.square(y))
+        _, pairs = fx.optimizer.SGD(0.5).minimize(loss)
+    model = TestModel(main, startup, loss, lambda rows, seed=0: {"x": np.ones((rows, 3), "float32")}, [(p.name, g.name) for p, g in pairs])
+    feeds = [model.feed(5)] * 2
+    one, _ = train_single(model, feeds, [loss, y])
+    many, _ = train_ranks(model, "data_parallel", fx.Mesh(dp=1, tp=3), feeds, [loss, y])
+    for got, want in zip(many, one, strict=True):
+        np.testing.assert_array_equal(np.ravel(got[0]), np.ravel(want[0]))
+        np.testing.assert_array_equal(got[1], want[1])

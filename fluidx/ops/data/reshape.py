@@ -90,8 +90,13 @@ class Reshape(OpDef):
     attrs = {"shape": Required(tuple)}
     onnx = "Reshape"
     pattern = staticmethod(_same_elements)
-    local_attrs = staticmethod(lambda attrs, ins, outs: {**attrs, "shape": outs[0]})
     meaning = staticmethod(_laid_out)
+
+    @staticmethod
+    def local_attrs(attrs, ins, outs):
+        # 0 would copy: an empty axis that X does not have at the same place is worked out
+        x, made = ins[0], outs[0]
+        return {**attrs, "shape": tuple([-1 if d == 0 and (k >= len(x) or x[k]) else d for k, d in enumerate(made)])}
 
     @staticmethod
     def infer(x, *, shape):
@@ -116,6 +121,7 @@ class Reshape(OpDef):
         yield Sample.of(f32(5, 3, 4), shape=(-1, 4))
         yield Sample.of(f32(15, 8), shape=(5, 3, 2, 4))
         yield Sample.of(f32(5, 1, 6), shape=(5, 2, 1, 3))
+        yield Sample.of(f32(4, 2), shape=(4, 1, 2, 1))
         yield Sample.of(f32(4, 3), shape=(6, 2))
         yield Sample.of(f32(3, 0, 2), shape=(0, 0, 2))
         yield Sample.of(f32(1), shape=())
