@@ -93,7 +93,7 @@ def _references(model: models.Model, n: int, exact: bool) -> list[judge.Referenc
 
 def _judged(references: list[judge.Reference], ranks: api.Ranks) -> tuple[str, str]:
     try:
-        with watchdog(_VERIFY):
+        with watchdog(_VERIFY, cpu=True):
             ranks.verify()
     except fx.VerifyError as e:
         return "refused", judge.shown(e)

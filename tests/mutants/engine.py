@@ -23,7 +23,7 @@ import fluidx as fx
 from . import api, judge, models, mutators
 
 HOLES = ("wrong", "deadlock", "loud", "fetch")
-_VERIFY = 5.0  # seconds that the proof of a tiny program may take
+_VERIFY = 5.0  # seconds of work that the proof of a tiny program may take
 _RUN = 25.0
 _SILENCE = 60.0  # a worker that says nothing for so long is stuck where no signal reaches it
 _BYTES = 6 << 30
@@ -54,17 +54,20 @@ class Hang(BaseException):
 
 
 @contextmanager
-def watchdog(seconds: float) -> Iterator[None]:
+def watchdog(seconds: float, cpu: bool = False) -> Iterator[None]:
+    """Raise Hang after so many seconds; with `cpu`, after so many that this process has worked: others on the machine do not count."""
+
     def bark(*_: Any) -> None:
         raise Hang
 
-    old = signal.signal(signal.SIGALRM, bark)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    number, timer = (signal.SIGPROF, signal.ITIMER_PROF) if cpu else (signal.SIGALRM, signal.ITIMER_REAL)
+    old = signal.signal(number, bark)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+        signal.setitimer(timer, 0)
+        signal.signal(number, old)
 
 
 def cases(only: str = "") -> list[Case]:
@@ -97,7 +100,7 @@ def prepare(case: Case) -> tuple[judge.Reference, api.Ranks] | Result:
     except (fx.ProgramError, fx.TranspileError, TypeError) as e:
         return Result(case, -1, "not made", seen=judge.shown(e))
     try:
-        with watchdog(_VERIFY):
+        with watchdog(_VERIFY, cpu=True):
             ranks.verify()
     except (fx.FluidxError, Hang) as e:
         return Result(case, -1, "unbroken refused", seen=judge.shown(e))
@@ -113,7 +116,7 @@ def try_one(case: Case, number: int, seed: int, ref: judge.Reference, ranks: api
     m = mutant(case, number, seed, ranks)
     broken = ranks.with_programs(m.mains, m.startups)
     try:
-        with watchdog(_VERIFY):
+        with watchdog(_VERIFY, cpu=True):
             broken.verify()
     except fx.VerifyError:
         return Result(case, number, "refused", m.kind)
@@ -138,7 +141,7 @@ def _by_text(broken: api.Ranks, ranks: api.Ranks) -> str:
     try:
         read = [p if p is old else fx.Program.parse_from_string(str(p)) for p, old in pairs]
         n = len(broken.mains)
-        with watchdog(_VERIFY):
+        with watchdog(_VERIFY, cpu=True):
             ranks.with_programs(read[:n], read[n:]).verify()
     except (Exception, Hang) as e:
         return judge.shown(e)
@@ -377,7 +380,7 @@ def show(name: str, seed: int) -> bool:
                 print("\n".join(_changes(str(a).splitlines(), _text(b))))
     result = try_one(case, int(number), seed, ref, ranks)
     try:
-        with watchdog(_VERIFY):
+        with watchdog(_VERIFY, cpu=True):
             print(ranks.with_programs(m.mains, m.startups).verify())
     except Exception as e:
         print(f"{type(e).__name__}: {e}")
