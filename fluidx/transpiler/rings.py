@@ -15,7 +15,7 @@ from ..ir.operator import Operator, Role
 from ..ir.parts import Coords, holds, local_type
 from ..ir.program import Block, Var
 from ..ir.types import Local, Placement, Shard, TensorType
-from .writer import complete
+from .writer import filled
 
 RINGS = ("ring_reduce", "ring_broadcast")
 _LARGEST = 4 * 2**20  # bytes of one message
@@ -119,11 +119,11 @@ class _Writing:
 
     def emit(self, type_: str, xs: tuple[str, ...], out: str, near: Operator, **attrs: Any) -> None:
         ins = {"X": xs} if xs else {}
-        full = complete(type_, attrs)
+        full = filled(type_, attrs)
         self.out.append(Operator(type_, ins, {"Out": (out,)}, full, role=Role.DIST, site=near.site))
 
     def send(self, x: str, to: int, batch: str, near: Operator) -> None:
-        attrs = complete("send", {"peer": self.members[to % self.n], "group": self.ring.group, "batch": batch})
+        attrs = filled("send", {"peer": self.members[to % self.n], "group": self.ring.group, "batch": batch})
         self.out.append(Operator("send", {"X": (x,)}, {}, attrs, role=Role.DIST, site=near.site))
 
     def recv(self, out: str, t: TensorType, source: int, batch: str, near: Operator) -> None:

@@ -68,12 +68,17 @@ class Specializer:
                 continue
             ops: list[Operator] = []
             block.oplist = ops
+            here: dict[int, bool] = {}  # by the roots, of which there are a few objects
             for s in segments:
                 if isinstance(s, tuple):
                     ops.extend(s)
                 elif isinstance(s, Ring):
                     s.write(rank, coords, block)
-                elif holds(s.roots, coords):
-                    ops.extend(s.ops)
+                else:
+                    mine = here.get(id(s.roots))
+                    if mine is None:
+                        mine = here[id(s.roots)] = holds(s.roots, coords)
+                    if mine:
+                        ops.extend(s.ops)
         new.frozen = True
         return new

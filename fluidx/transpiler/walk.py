@@ -20,7 +20,7 @@ from ..ir.pattern import Row
 from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Entry, Partial, Placement, TensorType, show_placement
 from .rules import Choice, Held, Kind, choose, move_cost, nominal_bytes
-from .writer import complete
+from .writer import filled
 
 Names = Sequence[str | None]
 Slots = Mapping[str, tuple[str, ...]]
@@ -285,7 +285,7 @@ class Walk:
     def _redistribute(self, source: str, target: str, near: Operator, reason: str) -> None:
         attrs = self.reasons.get(reason)
         if attrs is None:
-            attrs = self.reasons[reason] = complete("redistribute", {"reason": reason})
+            attrs = self.reasons[reason] = filled("redistribute", {"reason": reason})
         self.out.append(unary("redistribute", source, target, attrs, near.site))
 
     def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Held, Placement]]) -> None:

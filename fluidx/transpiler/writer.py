@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.builder import Builder
 from ..ir.errors import ProgramError, nearest
 from ..ir.opdef import OpDef, opdef
-from ..ir.operator import Frozen, Operator, Role, attrs_key
+from ..ir.operator import Frozen, Operator, Role
 from ..ir.parts import entry_of
 from ..ir.pattern import Row, cut_twice, fits, rows
 from ..ir.program import Program, Var
@@ -90,7 +90,7 @@ class PlacingBuilder(Builder):
                 given = [self._fresh(f"{op_type}.tmp", "") for _ in range(n_out)] if slot.many else self._fresh(f"{op_type}.tmp")
             if given is not None:
                 outs[slot.name] = tuple(map(_name, given)) if isinstance(given, (list, tuple)) else (_name(given),)
-        full = complete(op_type, attrs)
+        full = definition.complete_attrs(attrs)
         op = Operator(op_type, ins, outs, full, role=self.role or Role.DIST, site=self.site)
         made = [n for names in outs.values() for n in names]
         if any(n not in self.block.descs for n in made):
@@ -151,15 +151,6 @@ def _name(value: Any) -> str:
     return value if isinstance(value, str) else value.name
 
 
-_complete: dict[tuple[str, str], Frozen] = {}
-
-
-def complete(op_type: str, attrs: Mapping[str, Any]) -> Frozen:
-    """Complete attributes; operators of one kind share them."""
-    key = op_type, attrs_key(attrs)
-    full = _complete.get(key)
-    if full is None:
-        if len(_complete) > 4096:
-            _complete.clear()
-        full = _complete[key] = opdef(op_type).complete_attrs(attrs)
-    return full
+def filled(op_type: str, attrs: Mapping[str, Any]) -> Frozen:
+    """The attributes of an operator that a pass writes: the given ones, which are of the declared types, and the defaults of others."""
+    return Frozen({**opdef(op_type).defaults, **attrs})

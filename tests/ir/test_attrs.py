@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.ir import Operator, Program, ProgramError
+from fluidx.ir import Operator, Program, ProgramError, opdef
 from fluidx.ir.builder import Builder
 from fluidx.ir.operator import attrs_key, normalize_attr
 from fluidx.ir.site import call_site
-from fluidx.transpiler.writer import complete
 from fluidx.verify import check_program
 
 ZEROS = [(0.0, -0.0), (-0.0, 0.0)]
@@ -44,7 +43,7 @@ def test_a_bound_of_minus_zero_is_not_one_of_zero(first, then):
 @pytest.mark.parametrize("first, then", ZEROS)
 def test_an_attribute_of_minus_zero_is_completed_written_and_read_as_such(first, then):
     for bias in (first, then):
-        assert np.signbit(complete("scale", {"scale": 2.0, "bias": bias})["bias"]) == np.signbit(bias)
+        assert np.signbit(opdef("scale").complete_attrs({"scale": 2.0, "bias": bias})["bias"]) == np.signbit(bias)
         main, _ = program_of(lambda b, x, bias=bias: b.scale(x, scale=2.0, bias=bias))
         back = Program.parse_from_string(str(main))
         assert back == main and np.signbit(back.ops[0].attr("bias")) == np.signbit(bias)
@@ -74,9 +73,9 @@ def test_operators_are_equal_in_whatever_order_their_attributes_stand():
     ],
 )  # fmt: skip
 def test_an_equal_attribute_of_a_wrong_type_is_refused_after_a_right_one(op, right, wrong, message):
-    complete(op, right)
+    opdef(op).complete_attrs(right)
     with pytest.raises(ProgramError) as e:
-        complete(op, wrong)
+        opdef(op).complete_attrs(wrong)
     assert str(e.value) == message
 
 

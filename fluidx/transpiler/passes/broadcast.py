@@ -8,7 +8,7 @@ from ...ir.operator import unary
 from ...ir.program import ProgramPair
 from ..pass_ import Job, Pass
 from ..roots import Chunk, assign
-from ..writer import Writer, complete
+from ..writer import Writer, filled
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BroadcastStartup(Pass):
         last = {n: k for k, op in enumerate(writer.old) for n in op.output_arg_names}
         whole = [d for n, d in descs.items() if n in last and d.persistable and all(e.group != self.group for e in d.placement)]
         owner = {c.param: c.root for c in assign([Chunk(d.name, 0, d.type.numel, d.type.nbytes) for d in whole], ranks)}
-        attrs = [complete("broadcast", {"group": self.group, "root": root}) for root in range(ranks)]
+        attrs = [filled("broadcast", {"group": self.group, "root": root}) for root in range(ranks)]
         for k, op in enumerate(writer.old):
             writer.keep(op)
             for n in op.output_arg_names:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.errors import TranspileError, nearest
+from ...ir.opdef import opdef
 from ...ir.operator import Operator, unary
 from ...ir.program import Block, Program, ProgramPair, Var
 from ..lowerings import ALGORITHMS, steps
 from ..pass_ import Job, Pass
-from ..writer import complete
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Lower(Pass):
         key = (d.placement, block.desc(target).placement)
         path = known.get(key)
         if path is None:
-            path = known[key] = [(s.type, complete(s.type, s.attrs), s.after) for s in steps(*key, job.mesh.axes, ALGORITHMS[self.by])]
+            found = steps(*key, job.mesh.axes, ALGORITHMS[self.by])
+            path = known[key] = [(s.type, opdef(s.type).complete_attrs(s.attrs), s.after) for s in found]
         for k, (type_, attrs, after) in enumerate(path):
             out = target
             if k < len(path) - 1:

@@ -15,7 +15,7 @@ from ...ir.types import ANY, Local, Partial, Placement, Shard, show_placement
 from ..choices import Everywhere
 from ..pass_ import Job, Pass
 from ..walk import Move, Walk, where
-from ..writer import complete
+from ..writer import filled
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _whole(block: Any, name: str, op: Operator, job: Job) -> str:
 
 
 def _redistribute(source: str, target: str, near: Operator) -> Operator:
-    return unary("redistribute", source, target, complete("redistribute", {"reason": "startup"}), near.site)
+    return unary("redistribute", source, target, filled("redistribute", {"reason": "startup"}), near.site)
 
 
 __all__ = ["Place", "check_loss", "place_startup", "where"]
