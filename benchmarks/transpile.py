@@ -93,7 +93,7 @@ def main() -> None:
         held, different = sum(map(len, programs)), len({id(op) for ops in programs for op in ops})
         log(
             f"  {name:17} {show(got[4], 1e3, 'ms', 0)} -> {show(got[64], 1e3, 'ms', 0)}: {ratio(got[64], got[4])} times; "
-            f"{statistics.median(got[64]) / held * 1e6:.2f} us for each of the {held} operators of all programs ({different} different ones)"
+            f"{statistics.median(got[64]) / held * 1e6:.2f} us for each of {held} operators of all programs, {different} of them different"
         )
     log("\nverify(), 10,000 operators")
     base = 0.0

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import fluidx as fx
-from fluidx.ir import Operator, Pieces, Role, Shard
+from fluidx.ir import Operator, Pieces, Role, Shard, opdef
 from fluidx.testing.models import classifier, integer_mlp
-from fluidx.transpiler.writer import complete
 from fluidx.verify import verify_ranks
 
 DP, RB, RING, ZERO = "data_parallel", "reduce_broadcast", "ring_optimizer", "zero1"
@@ -59,11 +58,11 @@ class Edit:
 
     def replace(self, i, type, **attrs):
         op = self.ops[i]
-        self.ops[i] = Operator(type, op.inputs, op.outputs, complete(type, attrs), role=op.role)
+        self.ops[i] = Operator(type, op.inputs, op.outputs, opdef(type).complete_attrs(attrs), role=op.role)
 
 
 def made(type, x, out, role=Role.DIST, **attrs):
-    return Operator(type, {"X": (x,)}, {"Out": (out,)}, complete(type, attrs), role=role)
+    return Operator(type, {"X": (x,)}, {"Out": (out,)}, opdef(type).complete_attrs(attrs), role=role)
 
 
 # -- gradients --------------------------------------------------------------------------------------------------------------------------

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.ir import At, Operator, Partial, Pieces, Program, ProgramPair, Shard, TensorType, Var
+from fluidx.ir import At, Operator, Partial, Pieces, Program, ProgramPair, Shard, TensorType, Var, opdef
 from fluidx.ir.parts import check_placement, coords_of, cut, holds, join
 from fluidx.ir.types import show_placement
 from fluidx.transpiler.lowerings import ALGORITHMS, collective, steps
 from fluidx.transpiler.specialize import Specializer
-from fluidx.transpiler.writer import complete
 
 SHAPE = (7, 5)
 
@@ -58,7 +57,7 @@ def moved(old, new, mesh, algorithm):
     for k, s in enumerate(path):
         assert not check_placement(t, s.after, program.groups, mesh.world_size), (s, show_placement(s.after))
         block.declare(Var(f"y{k}", t, s.after))
-        block.oplist.append(Operator(s.type, {"X": (name,)}, {"Out": (f"y{k}",)}, complete(s.type, s.attrs)))
+        block.oplist.append(Operator(s.type, {"X": (name,)}, {"Out": (f"y{k}",)}, opdef(s.type).complete_attrs(s.attrs)))
         name = f"y{k}"
     special, n = Specializer(program), mesh.world_size
     startup = Program("startup")
