@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.opdef import OpDef
-from ..ir.pattern import FLAT, ROOT, Pattern, Row, rows, same_cut
+from ..ir.pattern import Pattern
+from ..ir.rows import FLAT, ROOT, Row, rows, same_cut
 from ..ir.types import At, Entry, Partial, Pieces, Placement, Shard, TensorType
 
 NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it

@@ -16,8 +16,8 @@ from ..ir.flow import sub_writes
 from ..ir.opdef import OPS, OpDef, opdef
 from ..ir.operator import Frozen, Operator, attrs_key, unary
 from ..ir.parts import entry_of
-from ..ir.pattern import Row
 from ..ir.program import Block, Program, Var
+from ..ir.rows import Row
 from ..ir.types import REPLICATE, At, Entry, Partial, Placement, TensorType, show_placement
 from .rules import Choice, Held, Kind, choose, move_cost, nominal_bytes
 from .writer import filled

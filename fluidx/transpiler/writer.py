@@ -10,8 +10,8 @@ from ..ir.errors import ProgramError, nearest
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Frozen, Operator, Role
 from ..ir.parts import entry_of
-from ..ir.pattern import Row, cut_twice, fits, rows
 from ..ir.program import Program, Var
+from ..ir.rows import Row, cut_twice, fits, rows
 from ..ir.types import Entry, Local, Placement, TensorType, show_placement
 
 

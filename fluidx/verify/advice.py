@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ..ir.opdef import OpDef
 from ..ir.operator import Operator
-from ..ir.pattern import Pattern, Row, Types, fits
+from ..ir.pattern import Pattern, Types
+from ..ir.rows import Row, fits
 from ..ir.types import At, Entry, Partial, Pieces, Shard
 
 Entries = Sequence[Entry | None]

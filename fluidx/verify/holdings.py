@@ -95,7 +95,7 @@ class Holdings:
     def made_by_all(self, name: str, signature: Signature) -> None:
         """Raise NotHere unless every rank made a value, with elements or without."""
         d = self.declared.vars[name]
-        owners = range(self.n) if d.is_data or d.persistable else self.owners(signature)
+        owners = range(self.n) if d.is_data or (d.persistable and self.has_state) else self.owners(signature)
         if len(owners) < self.n:
             for rank in range(self.n):
                 if rank not in owners:
@@ -103,9 +103,13 @@ class Holdings:
 
     def made_by(self, name: str, rank: int) -> None:
         """Raise NotHere unless a rank that has no elements of a value made it all the same: operators of plans read what is defined."""
-        d = self.declared.vars[name]
-        if not (d.is_data or d.persistable or name in self.by_all or (name, rank) in self.empty):
+        if not self.made(name, rank):
             raise NotHere(f"%{name} is read before any operator of rank {rank} defines it")
+
+    def made(self, name: str, rank: int) -> bool:
+        """Is there something under a name on a rank that has no elements of the value? State is there from startup on."""
+        d = self.declared.vars[name]
+        return d.is_data or (d.persistable and self.has_state) or name in self.by_all or (name, rank) in self.empty
 
     def current(self, name: str, rank: int) -> int:
         """What the ranks hold that hold elements of a value."""

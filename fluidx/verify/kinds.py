@@ -13,7 +13,7 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import BlockRef, Operator
 from ..ir.parts import entry_of
-from ..ir.pattern import Row, cut_twice, find_row, rows, same_cut
+from ..ir.rows import Row, cut_twice, find_row, rows, same_cut
 from ..ir.types import At, Local, Pieces, Placement, Shard, TensorType, show_placement
 from .advice import Advice
 from .expressions import Table

@@ -193,10 +193,23 @@ def _compare(one: World, ranks: World, is_main: bool) -> list[str]:
                 break
         if seen is None and ranks.held.owners(signature):
             raise _wrong(ranks, n, 0, f"%{n} has no value on any rank {when}; one device has {one.table.show(e)}")
+        if d.persistable and not is_main:
+            _check_empty(ranks, n, signature)
         if absent and (placement or d.persistable):
             raise fail(ranks.programs[absent[0]], -1, f"%{n} is not declared on this rank, which holds a part of it", rank=absent[0])
         proved.append(n)
     return proved
+
+
+def _check_empty(ranks: World, name: str, signature: Signature) -> None:
+    """A rank whose part has no elements makes it all the same: a step takes it for defined."""
+    owners = ranks.held.owners(signature)
+    if len(owners) == ranks.n:
+        return
+    placement = ranks.mesh.canonical(signature[1], signature[0])
+    for r in range(ranks.n):
+        if r not in owners and ranks.mesh.holds(placement, r) and not ranks.held.made(name, r):
+            raise _wrong(ranks, name, r, f"%{name} is not defined on this rank after startup; its empty part is read all the same")
 
 
 def _wrong(ranks: World, name: str, rank: int, message: str) -> VerifyError:

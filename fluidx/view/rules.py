@@ -8,8 +8,8 @@ from typing import Any
 from ..ir.dtypes import as_dtype
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
-from ..ir.pattern import FLAT, ROOT, Row
-from ..ir.pattern import rows as rows_of
+from ..ir.rows import FLAT, ROOT, Row
+from ..ir.rows import rows as rows_of
 from ..ir.types import Entry, TensorType
 
 

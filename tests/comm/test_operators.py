@@ -429,7 +429,7 @@ def test_values_that_are_views_are_packed_and_unpacked_anew_in_each_run():
 
 def test_packing_is_linear_and_keeps_its_place():
     from fluidx.ir import TensorType
-    from fluidx.ir.pattern import find_row, rows
+    from fluidx.ir.rows import find_row, rows
 
     a, b, flat = TensorType("float32", (4, 3)), TensorType("float32", (5,)), TensorType("float32", (17,))
     shapes, part = {"shapes": ((4, 3), (5,))}, {"start": 1, "stop": 6}

@@ -7,7 +7,7 @@ import pytest
 
 import fluidx.ops  # noqa: F401  (fills the registry)
 from fluidx.ir.opdef import opdef
-from fluidx.ir.pattern import fits, rows
+from fluidx.ir.rows import fits, rows
 from fluidx.ir.types import Partial, Shard, TensorType
 
 ROWS, COLUMNS, TERM = Shard(0, "dp"), Shard(1, "dp"), Partial("sum", "dp")

@@ -5,7 +5,7 @@ import pytest
 
 import fluidx.ops  # noqa: F401 - fills OPS
 from fluidx.ir import OPS, OpDef, ProgramError, Sample, TensorType
-from fluidx.ir.pattern import rows
+from fluidx.ir.rows import rows
 from fluidx.testing import check_rows, missing_rows
 from fluidx.testing.rows import judge, thin_factors
 

@@ -3,7 +3,9 @@
 
 import pytest
 
+import fluidx as fx
 from fluidx import VerifyError
+from fluidx.verify import verify_ranks
 from tests.verify.programs import (
     BRANCHES,
     BRANCHES_CUT,
@@ -168,3 +170,20 @@ def test_a_rank_that_is_far_away_takes_no_time():
     check_program(parse_pair(texts[0]).main)
     with pytest.raises(VerifyError, match="there are 2 ranks"):
         prove(MODEL, texts)
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
+def test_a_rank_whose_part_of_the_state_is_empty_makes_it_all_the_same(strategy):
+    """Two elements over four ranks: ranks 0 and 2 hold none. Their plans read the state, so startup has to define it there too."""
+    main, startup = fx.Program("narrow"), fx.Program("narrow_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        y = fx.layers.fc(fx.data("x", [-1, 8]), 2)
+        fx.optimizer.Momentum(0.1, 0.9).minimize(fx.layers.mean(y))
+    t = fx.DistributeTranspiler(strategy).transpile(program=main, startup_program=startup, trainers=4)
+    t.verify()
+    for rank in range(4):
+        mains, startups = [t.get_trainer_program(r) for r in range(4)], [t.get_startup_program(r).copy() for r in range(4)]
+        block = startups[rank].global_block()
+        block.oplist = [op for op in block.oplist if "fc_0.b_0_velocity_0" not in op.output_arg_names]
+        with pytest.raises(VerifyError, match="%fc_0.b_0_velocity_0"):
+            verify_ranks(fx.ir.ProgramPair(main, startup), mains, startups)

@@ -13,8 +13,9 @@ from ...ir.dtypes import as_dtype, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.parts import Part
-from ...ir.pattern import Types, along
+from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
+from ...ir.words import along
 from ..shared.types import check_range, need_ids, need_ndim, need_size, norm_axis
 
 

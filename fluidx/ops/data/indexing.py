@@ -15,8 +15,8 @@ import numpy as np
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.parts import Part
-from ...ir.pattern import along, letters
 from ...ir.types import TensorType
+from ...ir.words import along, letters
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import bits, f32, i64
 from ..shared.types import check_range, merge_size, need_dtype, need_ids, need_ndim, norm_axis

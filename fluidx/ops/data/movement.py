@@ -7,8 +7,8 @@ from typing import Any
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.pattern import along, but, letters
 from ...ir.types import ANY, TensorType
+from ...ir.words import along, but, letters
 from ..shared.samples import f32
 from ..shared.types import add_sizes, merge_size, need_ndim, need_size, norm_axes, norm_axis
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.pattern import but, fold, letters, match_axes
 from ...ir.types import ANY, TensorType
+from ...ir.words import but, fold, letters, match_axes
 from ..shared.samples import f32
 from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis
 

@@ -14,8 +14,9 @@ import numpy as np
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
-from ...ir.pattern import Types, along, but
+from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
+from ...ir.words import along, but
 from ..shared.samples import apart
 from ..shared.types import need_ids, need_ndim, need_size, norm_axis
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.pattern import but
 from ...ir.types import ANY, TensorType
+from ...ir.words import but
 from ..shared.samples import f32
 from ..shared.types import need_ndim, norm_axes
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...ir import ANY, ExecutionError, OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
-from ...ir.pattern import along
+from ...ir.words import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
 from ..shared.samples import f32, ints, probabilities
 from ..shared.types import is_half, meet, need_float, norm_axis, widen

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
-from ...ir.pattern import letters, match_axes
+from ...ir.words import letters, match_axes
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import bits, f32, ints
 from ..shared.types import is_half, meet, mul_sizes, same_dtype

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
-from ...ir.pattern import letters
+from ...ir.words import letters
 from ..shared.blocked import in_order
 from ..shared.samples import points
 from ..shared.types import HALVES, NUMBERS, norm_axes

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType, np_dtype
-from ...ir.pattern import letters
+from ...ir.words import letters
 from ..shared.blocked import in_order
 from ..shared.broadcast import aligned
 from ..shared.samples import points

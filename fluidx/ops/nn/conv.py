@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
-from ...ir.pattern import fold
+from ...ir.words import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
 from ..shared.types import is_half, meet, same_dtype

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
-from ...ir.pattern import fold
+from ...ir.words import fold
 from ..shared.samples import f32, positive
 from ..shared.types import is_half, mul_sizes
 from .layer_norm import rows_normalized

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
-from ...ir.pattern import fold, letters
+from ...ir.words import fold, letters
 from ..shared.blocked import column_sum, in_order, row_blocks, row_sum
 from ..shared.samples import f32, positive
 from ..shared.types import is_half, mul_sizes, need_float

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...ir import OpDef, Sample
-from ...ir.pattern import along
+from ...ir.words import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
 from ..shared.samples import f32
 from ..shared.types import is_half, need_float, norm_axis

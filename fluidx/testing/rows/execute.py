@@ -10,7 +10,8 @@ import numpy as np
 
 from ...ir import ANY, OpDef, np_dtype, opdef
 from ...ir.parts import Part
-from ...ir.pattern import Pattern, Row, rows
+from ...ir.pattern import Pattern
+from ...ir.rows import Row, rows
 from ...ir.types import Entry, Partial, Pieces, Shard
 from .case import Case, has_rows
 from .values import JOIN, Arrays, Wrong, cut_at, differs, identity, local_shape, show_entries, show_entry

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...ir import Effect, OpDef, opdef
 from ...ir.parts import Part
-from ...ir.pattern import Row, rows
+from ...ir.rows import Row, rows
 from ...ir.types import Entry, Partial, Shard
 from ..reference import type_of
 from .case import Case, has_rows

@@ -9,8 +9,8 @@ from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
-from ...ir.pattern import cut_twice, find_row, rows
 from ...ir.program import Program, ProgramPair, Var
+from ...ir.rows import cut_twice, find_row, rows
 from ...ir.types import ANY, Local, Partial, Placement, Shard, show_placement
 from ..choices import Everywhere
 from ..pass_ import Job, Pass

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fluidx.ir import TensorType, opdef
-from fluidx.ir.pattern import rows
+from fluidx.ir.rows import rows
 from fluidx.ops import expr as ex
 from fluidx.ops.elementwise.access import direction, linear_groups
 

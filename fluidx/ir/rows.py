@@ -1,0 +1,235 @@
+"""Rows: what a pattern lets operands do over one mesh axis, and where the results then lie.
+
+A row is one lemma: "if the operands lie so, the results lie so". Placing chooses among the rows of an operator, and the proof asks
+whether one of them allows what a program states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from .parts import bounds
+from .pattern import Pattern, Types
+from .types import ANY, At, Entry, Partial, Pieces, Shard
+
+# In a row: the same root, or the same flat ranges, for all operands that have the entry.
+ROOT = At(-1, "")
+FLAT = Pieces((), "")
+
+
+class Row(NamedTuple):
+    """One way in which the operands may lie over one mesh axis, and where the outputs then lie. Entries are of group ""."""
+
+    kind: str  # "cut", "flat", "root", "whole", "linear" or "monotone"
+    why: str
+    ins: tuple[Entry | None, ...]
+    outs: tuple[Entry | None, ...]
+    factor: str = ""  # what is cut
+    runs: int = 0  # it is cut between so many runs: only a number of ranks that divides this can cut it, and one group; 0: any
+
+    def among(self, n: int) -> bool:
+        """Can n ranks cut what the row cuts?"""
+        return not self.runs or self.runs % n == 0
+
+    @property
+    def owes(self) -> bool:
+        """Does an output become partial?"""
+        return any(isinstance(e, Partial) for e in self.outs)
+
+
+def _cut(
+    operands: Sequence[list[tuple[str, ...]] | None], f: str, sizes: Mapping[str, int], runs: str
+) -> tuple[Shard | None, ...] | None:
+    """Where operands lie when factor f, or the axis of its runs, is cut; None for one without. None when that is no cut of one of them."""
+    out: list[Shard | None] = []
+    for axes in operands:
+        found = [(k, factors) for k, factors in enumerate(axes or ()) if f in factors or runs in factors]
+        if not found:
+            out.append(None)
+            continue
+        axis, factors = found[0]
+        unit = prod(max(sizes.get(inner, ANY), 0) for inner in factors[1:])
+        if len(found) > 1 or factors[0] not in (f, runs) or not unit:
+            return None
+        out.append(Shard(axis, "", unit))
+    return tuple(out)
+
+
+def rows(p: Pattern) -> list[Row]:
+    """Every row that follows from a pattern, in the order of preference among equally cheap ones:
+    cut, flat ranges, at a root, whole, cuts that leave a sum to be finished, linear, monotone."""
+    cuts: list[Row] = []
+    for f in p.sizes:
+        if f in p.whole or "/" in f:
+            continue
+        count = p.runs.get(f, 0)
+        runs = f"{f}/{count}" if count else ""
+        ins, outs = _cut(p.ins, f, p.sizes, runs), _cut(p.outs, f, p.sizes, runs)
+        if ins is None or outs is None or not any((*ins, *outs)):
+            continue
+        monoid = p.reduced.get(f)
+        lacking = any(o is None and axes is not None for o, axes in zip(outs, p.outs, strict=True))
+        if lacking and monoid is None and f not in p.ignored:
+            continue
+        rest = None if f in p.ignored or monoid is None else Partial(monoid, "")
+        filled = tuple(o or (None if axes is None else rest) for o, axes in zip(outs, p.outs, strict=True))
+        cuts.append(Row("cut", f"cut {runs or f}", ins, filled, f, count))
+    whole = Row("whole", "whole", (None,) * len(p.ins), (None,) * len(p.outs))
+    root = Row("root", "at a root", _all(ROOT, p.ins), _all(ROOT, p.outs))
+    settled = [r for r in cuts if not r.owes]
+    owing = [r for r in cuts if r.owes]
+    flat = _flat_row(p)
+    last = [*_linear_rows(p), *_monotone_rows(p)]
+    if flat is not None:
+        (owing if flat.owes else settled).append(flat)
+    return [*settled, root, whole, *owing, *last]
+
+
+def _all(entry: Entry, operands: Sequence[object]) -> tuple[Entry | None, ...]:
+    return tuple(None if o is None else entry for o in operands)
+
+
+def _flat_row(p: Pattern) -> Row | None:
+    """Flat ranges, for a line that names no axis: every operand has all of the elements, or one for all of them."""
+    if not p.no_axes or p.keyed or p.whole - {f for f in p.whole if f[0] == "."} or not p.outs:
+        return None
+    flat = [None if axes is None else tuple(f for a in axes for f in a) for axes in (*p.ins, *p.outs)]
+    full = max((t for t in flat if t is not None), key=len, default=())
+    if not full or any(t not in (None, full, ()) for t in flat) or any(f[0] == "." for f in full):
+        return None
+    monoids = {p.reduced.get(f) for f in full}
+    monoid = monoids.pop() if len(monoids) == 1 else ""
+    place: list[Entry | None] = [FLAT if t else None for t in flat]
+    outs = place[len(p.ins) :]
+    if not all(e is not None or axes is None for e, axes in zip(outs, p.outs, strict=True)):
+        if not monoid:
+            return None
+        outs = [e if e is not None or axes is None else Partial(monoid, "") for e, axes in zip(outs, p.outs, strict=True)]
+    elif monoid:
+        return None
+    return Row("flat", "flat ranges", tuple(place[: len(p.ins)]), tuple(outs))
+
+
+def _linear_rows(p: Pattern) -> Iterator[Row]:
+    term = Partial("sum", "")
+    for group, into in p.linear:
+        ins = tuple(term if k in group else None for k in range(len(p.ins)))
+        outs = tuple(None if axes is None else term if into is None or k in into else None for k, axes in enumerate(p.outs))
+        yield Row("linear", f"linear in {', '.join(map(str, group))}", ins, outs)
+
+
+def _monotone_rows(p: Pattern) -> Iterator[Row]:
+    for k, kinds in p.monotone:
+        for before, after in kinds:
+            ins = tuple(Partial(before, "") if j == k else None for j in range(len(p.ins)))
+            yield Row("monotone", f"monotone in {k}", ins, _all(Partial(after, ""), p.outs))
+
+
+@lru_cache(maxsize=4096)
+def _rebound(size: int, n: int, unit: int) -> tuple[int, ...] | int:
+    return tuple(bounds(size, n, unit)) if size >= 0 else unit
+
+
+def same_cut(a: Entry | None, b: Entry | None, shape: Sequence[int], n: int) -> bool:
+    """Are two entries of one group, of n ranks, the same? Cuts are when their bounds are; those of an open axis when their units are."""
+    if a == b:
+        return True
+    if not (isinstance(a, Shard) and isinstance(b, Shard)) or a.axis != b.axis or a.group != b.group or a.axis >= len(shape):
+        return False
+    return _rebound(shape[a.axis], n, a.unit) == _rebound(shape[b.axis], n, b.unit)
+
+
+# -- a row for operands that lie somewhere ----------------------------------------------------------------------------------------
+
+
+def fits(
+    row: Row, p: Pattern, ins: Sequence[Entry | None], outs: Sequence[Entry | None] | None, types: Types, group: str, n: int
+) -> tuple[Entry | None, ...] | None:
+    """Where the outputs lie by `row` when the operands lie at `ins` over `group`, of n ranks; None when the row says nothing of that.
+
+    With `outs` given, they must be those. `types` are those of operands and outputs. Where only a shape is read, nothing is asked.
+    """
+    if not row.among(n):
+        return None
+    scale = 0
+    for k, (want, have) in enumerate(zip(row.ins, ins, strict=True)):
+        if k in p.shape_only or p.ins[k] is None:
+            continue
+        if isinstance(want, Shard):
+            if not isinstance(have, Shard) or have.axis != want.axis:
+                return None
+            if have.unit % want.unit == 0:
+                scale = scale or have.unit // want.unit
+        elif want is ROOT:
+            if not (have is None or isinstance(have, At)):
+                return None
+        elif want is FLAT:
+            if not isinstance(have, Pieces):
+                return None
+        elif isinstance(want, Partial):
+            # what is the same everywhere is its own maximum; a sum would count it once a rank
+            if not (isinstance(have, Partial) and have.op == want.op) and not (have is None and want.op != "sum"):
+                return None
+        elif have is not None:
+            return None
+    free = next((e for e in ins if isinstance(e, (At, Pieces))), None)
+    if row.kind == "flat" and free is None and not any(e is FLAT for e in row.ins):
+        free = next((e for e in outs or () if isinstance(e, Pieces)), None)
+    if row.kind == "root" and free is None:
+        free = next((e for e in outs or () if isinstance(e, At)), None)
+    if row.kind == "cut" and not scale:
+        cut_in = any(isinstance(e, Shard) for k, e in enumerate(row.ins) if k not in p.shape_only)
+        made = next((e for e, w in zip(outs or (), row.outs, strict=False) if isinstance(e, Shard) and isinstance(w, Shard)), None)
+        if not cut_in and outs is not None and made is None:
+            return None
+        wanted = next((w for w in row.outs if isinstance(w, Shard)), None)
+        scale = made.unit // wanted.unit if made is not None and wanted is not None and made.unit % wanted.unit == 0 else 1
+    if row.kind in ("root", "flat") and free is None:
+        return None
+    place = [_concrete(e, free, 1 if row.runs else scale, group) for e in (*row.ins, *row.outs)]
+    for k, have in enumerate(ins):
+        if k in p.shape_only or have is None or p.ins[k] is None:
+            continue
+        t = types[k]
+        if place[k] is not None and not same_cut(place[k], have, t.shape if t is not None else (), n):
+            return None
+    made_at = tuple(place[len(row.ins) :])
+    if outs is not None:
+        for k, (got, said) in enumerate(zip(made_at, outs, strict=True)):
+            t = types[len(row.ins) + k]
+            if t is not None and not same_cut(got, said, t.shape, n):
+                return None
+    return made_at
+
+
+def _concrete(e: Entry | None, free: Entry | None, scale: int, group: str) -> Entry | None:
+    if e is None:
+        return None
+    if e is ROOT or e is FLAT:
+        return free
+    if isinstance(e, Shard):
+        return Shard(e.axis, group, e.unit * max(scale, 1))
+    assert isinstance(e, Partial)
+    return Partial(e.op, group)
+
+
+def find_row(
+    table: Sequence[Row], p: Pattern, ins: Sequence[Entry | None], outs: Sequence[Entry | None], types: Types, group: str, n: int
+) -> Row | None:
+    """The first row that allows these entries over `group`; None when no lemma does."""
+    for row in table:
+        if fits(row, p, ins, outs, types, group, n) is not None:
+            return row
+    return None
+
+
+def cut_twice(found: Iterable[Row]) -> str:
+    """The factor in runs that more than one of these rows cuts, each over a group of its own; "" for none.
+
+    What the inner of two groups has begins where runs do only by luck, so no lemma speaks of it.
+    """
+    cuts = [row.factor for row in found if row.runs]
+    return next((f for f in cuts if cuts.count(f) > 1), "")
