@@ -178,6 +178,9 @@ class Operator(_Fields):
         )
         return tuple.__new__(Operator, fields)
 
+    def _replace(self, **changes: Any) -> Operator:  # a tuple's own would leave the names that are read and written as they were
+        return self.replace(**changes)
+
     def with_slots(self, inputs: Mapping[str, tuple[str, ...]], outputs: Mapping[str, tuple[str, ...]]) -> Operator:
         """A copy that reads and writes other variables."""
         type, _, _, attrs, role, role_var, site, device, _, _ = self

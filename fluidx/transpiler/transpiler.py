@@ -83,6 +83,8 @@ class DistributeTranspiler:
                 raise TranspileError(f"transpile takes Programs as program and startup_program, got {type(p).__name__}: {p!r}")
             if p.strategy:
                 raise TranspileError(f"{p.label()} is already the result of {p.strategy}; transpile the program that it was made from")
+        if program is startup:
+            raise TranspileError(f"{program.label()} is given as program and as startup_program; pass the one that initialises parameters")
         self.trainer_id = self._own_id(trainer_id, trainers, current_endpoint, cluster)
         self._check_startup(program, startup)
         source, job = ProgramPair(program, startup), Job(cluster)

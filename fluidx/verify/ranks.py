@@ -99,10 +99,20 @@ def _check_ranks(mains: Sequence[Program], startups: Sequence[Program]) -> None:
     first = mains[0]
     for programs in (mains, startups):
         for r, p in enumerate(programs):
+            if wrong := _not_plain(p):
+                raise fail(p, -1, wrong, rank=r)
             if p.rank is not None and p.rank != r:
                 raise fail(p, -1, f"the program is of rank {p.rank}, and stands as that of rank {r}")
             if p.groups != first.groups:
                 raise fail(p, -1, f"groups are declared as {_groups(p)}, and by rank 0 as {_groups(first)}", rank=r)
+
+
+def _not_plain(p: Program) -> str:
+    """What is no int among rank and groups, or no tuple; "" when nothing is. Plans and communicators take groups for keys."""
+    for g, sets in p.groups.items():
+        if not isinstance(sets, tuple) or any(not isinstance(s, tuple) or any(type(r) is not int for r in s) for s in sets):
+            return f"group {g} must be a tuple of tuples of ranks, found {sets!r}"
+    return "" if p.rank is None or type(p.rank) is int else f"the program's rank must be an int, found {p.rank!r}"
 
 
 def _groups(p: Program) -> str:

@@ -81,3 +81,10 @@ def test_one_ranks_communication_cannot_be_changed_through_anothers():
     with pytest.raises(TypeError, match="operators are immutable"):
         reduces[0].attrs["op"] = "max"
     assert "max" not in {o.attr("op") for o in reduces}
+
+
+def test_a_tuples_own_replace_keeps_what_is_read_and_written_in_step():
+    op = Operator("relu", {"X": ("x",)}, {"Out": ("y",)})
+    other = op._replace(inputs={"X": ("z",)})
+    assert other == op.replace(inputs={"X": ("z",)})
+    assert other.input_arg_names == ("z",) and op._replace(outputs={"Out": ("q",)}).output_arg_names == ("q",)

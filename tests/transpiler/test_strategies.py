@@ -156,3 +156,9 @@ def test_a_proof_behind_each_pass_names_the_one_that_broke_the_programs(monkeypa
     monkeypatch.setenv("FLUIDX_VERIFY", "1")
     with pytest.raises(fx.VerifyError, match=r"behind step 'Doubled', Doubled\(\), the programs do not compute what the source does: "):
         transpiled(broken)
+
+
+def test_one_program_is_not_its_own_startup():
+    m = integer_mlp()
+    with pytest.raises(fx.TranspileError, match="is given as program and as startup_program"):
+        fx.DistributeTranspiler().transpile(program=m.main, startup_program=m.main, trainers=2)

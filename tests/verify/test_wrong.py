@@ -187,3 +187,24 @@ def test_a_rank_whose_part_of_the_state_is_empty_makes_it_all_the_same(strategy)
         block.oplist = [op for op in block.oplist if "fc_0.b_0_velocity_0" not in op.output_arg_names]
         with pytest.raises(VerifyError, match="%fc_0.b_0_velocity_0"):
             verify_ranks(fx.ir.ProgramPair(main, startup), mains, startups)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda p: p.groups.update(dp=[[0, 1]]), "group dp must be a tuple of tuples of ranks"),
+        (lambda p: p.groups.update(dp=((0.0, True),)), "group dp must be a tuple of tuples of ranks"),
+        (lambda p: setattr(p, "rank", float(p.rank)), "rank must be an int"),
+    ],
+)
+def test_ranks_and_groups_are_integers(change, message):
+    main, startup = fx.Program("line"), fx.Program("line_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        fx.optimizer.SGD(0.1).minimize(fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 8]), 2)))
+    t = fx.DistributeTranspiler().transpile(program=main, startup_program=startup, trainers=2)
+    mains, startups = ([get(r).copy() for r in range(2)] for get in (t.get_trainer_program, t.get_startup_program))
+    verify_ranks(fx.ir.ProgramPair(main, startup), mains, startups)
+    for p in (*mains, *startups):
+        change(p)
+    with pytest.raises(VerifyError, match=message):
+        verify_ranks(fx.ir.ProgramPair(main, startup), mains, startups)

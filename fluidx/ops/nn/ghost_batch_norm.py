@@ -12,6 +12,8 @@ from ..shared.types import meet
 from .batch_norm import BatchNormGrad, _batch_statistics, _by_channel, _normalize_with, channel_words
 from .norm_shared import by_copy, channel_count, check_weight, weight_dtype
 
+_MOST = 1 << 16  # statistics are kept for each run, with rows or without
+
 
 def _runs(op: str, x: Any, mine: int, sub_batches: int, part: Part | None) -> tuple[list[slice], int]:
     """The rows of each of the `mine` runs that lie here, and how many runs of the whole batch have any."""
@@ -49,8 +51,8 @@ class GhostBatchNorm(OpDef):
     @staticmethod
     def infer(x, scale, bias, mean, variance, *, sub_batches, epsilon, is_test, data_layout):
         c = channel_count("ghost_batch_norm", x, data_layout)
-        if sub_batches < 1:
-            raise ProgramError(f"op ghost_batch_norm: sub_batches must be 1 or more, got {sub_batches}")
+        if not 1 <= sub_batches <= _MOST:
+            raise ProgramError(f"op ghost_batch_norm: sub_batches must be from 1 to {_MOST}, got {sub_batches}")
         if epsilon < 0:
             raise ProgramError(f"op ghost_batch_norm: epsilon must not be negative, got {epsilon}")
         weights = {"Scale": scale, "Bias": bias, "Mean": mean, "Variance": variance}

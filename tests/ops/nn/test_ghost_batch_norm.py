@@ -165,7 +165,7 @@ def f32(*shape):
 @pytest.mark.parametrize(
     "op, types, attrs, message",
     [
-        (GhostBatchNorm, [f32(2, 3), *[f32(3)] * 4], {"sub_batches": 0}, "sub_batches must be 1 or more, got 0"),
+        (GhostBatchNorm, [f32(2, 3), *[f32(3)] * 4], {"sub_batches": 0}, "sub_batches must be from 1 to 65536, got 0"),
         (GhostBatchNorm, [f32(2, 3), *[f32(3)] * 4], {"sub_batches": 2, "epsilon": -1.0}, "epsilon must not be negative"),
         (GhostBatchNorm, [f32(2, 3), f32(4), *[f32(3)] * 3], {"sub_batches": 2}, r"Scale must have shape \[3\]"),
         (GhostBatchNormGrad, [f32(2, 3), f32(3), f32(3, 3), f32(2, 3), f32(2, 3)], {"sub_batches": 2}, "needs statistics of 2 runs"),
@@ -258,6 +258,7 @@ def test_a_clone_for_test_can_be_differentiated():
         (-2, "layers.batch_norm: sub_batches must be 1 or more, got -2"),
         (True, "layers.batch_norm: sub_batches must be an integer, got bool: True"),
         (2.5, "layers.batch_norm: sub_batches must be an integer, got float: 2.5"),
+        (10**30, "sub_batches must be from 1 to 65536"),
         ("2", "layers.batch_norm: sub_batches must be an integer, got str: '2'"),
     ],
 )
