@@ -47,7 +47,6 @@ class Variables:
     """
 
     __slots__ = ("names", "records")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, descs: Mapping[str, Var]):
         self.names, self.records = [*descs], [*descs.values()]

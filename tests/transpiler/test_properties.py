@@ -32,6 +32,19 @@ def transpiled(model, strategy, trainers):
     return t.transpile(program=model.main, startup_program=model.startup, trainers=trainers)
 
 
+def same_as(one, scope, model, t, feeds):
+    """Train the ranks, and compare losses and state with one device's."""
+    with fx.ParallelExecutor(t, places=fx.cpu_places(t.world_size), timeout=20) as exe:
+        exe.run_startup()
+        many = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
+        # the order of additions differs; Adam and its kin divide by the root of a small moment, which magnifies that
+        np.testing.assert_allclose(many[0], one[0], rtol=1e-12)
+        np.testing.assert_allclose(many[1], one[1], rtol=1e-6)
+        for d in model.main.global_block().descs.values():
+            if d.persistable:
+                np.testing.assert_allclose(exe.state(d.name), scope.get(d.name), rtol=1e-5, atol=1e-7, err_msg=d.name)
+
+
 @several
 @given(recipes, strategies, clusters)
 def test_a_transpile_is_proved_and_leaves_its_input_alone(recipe, strategy, trainers):
@@ -65,15 +78,7 @@ def test_two_steps_give_one_devices_losses_and_state(recipe, strategy, trainers,
     t = transpiled(model, strategy, trainers)
     feeds = [model.feed(rows, k) for k in range(2)]
     one, scope = train_single(model, feeds, [model.loss])
-    with fx.ParallelExecutor(t, places=fx.cpu_places(t.world_size), timeout=20) as exe:
-        exe.run_startup()
-        many = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
-        # the order of additions differs; Adam and its kin divide by the root of a small moment, which magnifies that
-        np.testing.assert_allclose(many[0], one[0], rtol=1e-12)
-        np.testing.assert_allclose(many[1], one[1], rtol=1e-6)
-        for d in model.main.global_block().descs.values():
-            if d.persistable:
-                np.testing.assert_allclose(exe.state(d.name), scope.get(d.name), rtol=1e-5, atol=1e-7, err_msg=d.name)
+    same_as(one, scope, model, t, feeds)
 
 
 @several
@@ -148,11 +153,4 @@ def test_any_cut_of_any_parameters_gives_one_devices_losses_and_state(recipe, st
             descs[p.name] = descs[p.name].changed(placement=(Shard(axis, "tp"),))
     t = transpiled(model, strategy, mesh)
     t.verify()
-    with fx.ParallelExecutor(t, places=fx.cpu_places(t.world_size), timeout=20) as exe:
-        exe.run_startup()
-        many = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
-        np.testing.assert_allclose(many[0], one[0], rtol=1e-12)
-        np.testing.assert_allclose(many[1], one[1], rtol=1e-6)
-        for d in model.main.global_block().descs.values():
-            if d.persistable:
-                np.testing.assert_allclose(exe.state(d.name), scope.get(d.name), rtol=1e-5, atol=1e-7, err_msg=d.name)
+    same_as(one, scope, model, t, feeds)
