@@ -46,6 +46,7 @@ def by_step(name: str, program: fx.Program, startup: fx.Program, ranks: int) -> 
     """Microseconds per operator of each pass, and of making all rank programs."""
     spent: dict[str, list[float]] = {}
     for _ in range(5):
+        gc.collect()  # what the round before left is none of the first pass's
         last = time.perf_counter()
 
         def mark(step: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +172,12 @@ def check_placement(t: TensorType, placement: Placement, groups: Groups, world: 
             good = len(e.bounds) == n + 1 and e.bounds[0] == 0 and all(a <= b for a, b in pairwise(e.bounds))
             if ANY in t.shape or not good or e.bounds[-1] != prod(t.shape):
                 return f"{e} does not cut the elements of {t} among {n} ranks"
+    for e, f in combinations(placement, 2):
+        set_of = {rank: k for k, members in enumerate(groups[e.group]) for rank in members}
+        for members in groups[f.group]:
+            met = [set_of[rank] for rank in members if rank in set_of]
+            if len(set(met)) < len(met):
+                return f"{e} and {f} both part ranks of {list(members)}; the groups of a placement cross, as the axes of a mesh do"
     return ""
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from math import prod
 from typing import Any
 
+from .._collector import collections_paused
 from ..config import debug_level, dump_dir, verify_passes
 from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError, VerifyError
@@ -88,7 +86,7 @@ class DistributeTranspiler:
         self.trainer_id = self._own_id(trainer_id, trainers, current_endpoint, cluster)
         self._check_startup(program, startup)
         source, job = ProgramPair(program, startup), Job(cluster)
-        with _no_collections():
+        with collections_paused():
             pair = run_passes(self.strategy.steps, source, job, partial(self._after, source, job))
             self.source, self._cluster = source, cluster
             self._pair = ProgramPair(pair.main.copy(), pair.startup.copy())
@@ -187,7 +185,7 @@ class DistributeTranspiler:
             )
         if rank not in self._ranks:
             main, startup = self._special
-            with _no_collections():
+            with collections_paused():
                 self._ranks[rank] = main.rank_program(rank), startup.rank_program(rank)
         return self._ranks[rank]
 
@@ -253,15 +251,3 @@ class DistributeTranspiler:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (("source", str(self.source)), ("all_ranks", str(self.pair))):
             (folder / f"{self.main.name}.{name}.txt").write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Rewriting makes many small objects that all stay alive: the collector would walk them again and again and find nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

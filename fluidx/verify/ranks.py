@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 
+from .._collector import collections_paused
 from ..ir.errors import FluidxError, VerifyError
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair, Var
@@ -28,19 +28,15 @@ def verify_ranks(source: ProgramPair, mains: Sequence[Program], startups: Sequen
     that its operands lie as a rule of its op allows; that communication matches and cannot deadlock; that every persistable variable of the
     source is declared on every rank and ends as this rank's part of one device's value; and the same of every value that can be fetched.
     """
-    collects = gc.isenabled()
-    gc.disable()  # many small tuples are made and kept, and none in circles
     try:
-        return _verify(source, list(mains), list(startups), label)
+        with collections_paused():  # many small tuples are made and kept, and none in circles
+            return _verify(source, list(mains), list(startups), label)
     except VerifyError:
         raise
     except FluidxError as e:
         raise VerifyError(str(e)) from None
     except Exception as e:
         raise VerifyError(f"the programs cannot be looked through: {type(e).__name__}: {e}") from e
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], label: str) -> Report:

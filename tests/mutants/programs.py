@@ -49,7 +49,7 @@ class Writer:
         )
         out = L.pool2d(out, 2, self.rng.choice(["max", "avg"]), self.rng.choice([1, 2]))
         if self.rng.random() < 0.3:
-            out = L.batch_norm(out, param_attr=attr(), bias_attr=attr())
+            out = L.batch_norm(L.tanh(out), param_attr=attr(), bias_attr=attr())
         return fc(out, k, self.rng.choice(ACTS))
 
     def layer_norm(self, h: Any) -> Any:
@@ -59,6 +59,7 @@ class Writer:
         return L.reshape(L.group_norm(L.reshape(fc(h, 12), [0, 4, 3]), 2, param_attr=attr(), bias_attr=attr()), [0, 12])
 
     def batch_norm(self, h: Any) -> Any:
+        h = L.tanh(h)  # of a bias just before it the gradient is zero but for rounding, and an update by signs or ratios shows that alone
         return L.batch_norm(h, param_attr=attr(), bias_attr=attr(), act=self.rng.choice(ACTS))
 
     def l2_normalize(self, h: Any) -> Any:

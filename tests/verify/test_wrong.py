@@ -5,6 +5,8 @@ import pytest
 
 import fluidx as fx
 from fluidx import VerifyError
+from fluidx.ir import At, Shard, TensorType
+from fluidx.ir.parts import check_placement
 from fluidx.verify import verify_ranks
 from tests.verify.programs import (
     BRANCHES,
@@ -208,3 +210,35 @@ def test_ranks_and_groups_are_integers(change, message):
         change(p)
     with pytest.raises(VerifyError, match=message):
         verify_ranks(fx.ir.ProgramPair(main, startup), mains, startups)
+
+
+def test_the_groups_of_a_placement_cross():
+    """Over dp of four ranks each holds a term. At the root of every rail means two of them: that is no part of the first."""
+    main, startup = fx.Program("line"), fx.Program("line_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        loss = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 8]), 2))
+        fx.optimizer.SGD(0.1).minimize(loss)
+    t = fx.DistributeTranspiler().transpile(program=main, startup_program=startup, trainers=fx.Cluster(2, 2))
+    mains, startups = [t.get_trainer_program(r).copy() for r in range(4)], [t.get_startup_program(r) for r in range(4)]
+    verify_ranks(fx.ir.ProgramPair(main, startup), mains, startups)
+    for p in mains:
+        p.groups["rail"] = ((0, 2), (1, 3))
+        d = p.global_block().descs[loss.name]
+        p.global_block().declare(d.changed(placement=(*d.placement, At(0, "rail"))))
+    with pytest.raises(VerifyError, match="cross, as the axes of a mesh do"):
+        verify_ranks(fx.ir.ProgramPair(main, startup), mains, startups)
+
+
+@pytest.mark.parametrize(
+    "first, second, sensible",
+    [
+        (((0, 1), (2, 3)), ((0, 2), (1, 3)), True),
+        (((0, 1), (2, 3)), ((0, 1), (2, 3)), False),
+        (((0, 1, 2, 3),), ((0, 2), (1, 3)), False),
+        (((0, 1, 2, 3),), ((0,), (1,), (2,), (3,)), True),
+        (((0, 1),), ((2, 3),), True),
+    ],
+)
+def test_which_groups_cross(first, second, sensible):
+    place = (Shard(0, "a"), Shard(1, "b"))
+    assert (not check_placement(TensorType("float32", (8, 8)), place, {"a": first, "b": second}, 4)) is sensible
