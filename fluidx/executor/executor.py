@@ -15,10 +15,10 @@ from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError
 from ..ir.operator import Operator
 from ..ir.program import Program
+from .bind import Bound, prepare
 from .context import RunContext
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, Place, array_module, using
-from .plan import Plan, compile_plan
 from .scope import Scope, global_scope
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
@@ -40,7 +40,7 @@ class Executor:
     def __init__(self, place: Place | None = None):
         self.place = place or CPUPlace()
         self._xp = array_module(self.place)
-        self._plans: OrderedDict[tuple, tuple[Plan, int, tuple]] = OrderedDict()
+        self._ready: OrderedDict[tuple, tuple[Bound, int, tuple]] = OrderedDict()
         self._closed = False
         self._lock = threading.RLock()  # a plan's buffers serve one run at a time
 
@@ -81,32 +81,32 @@ class Executor:
         names = fetch_names(fetch_list)
         check_fetch(program, names)
         with self._lock, using(self.place):
-            plan = self._plan(program, arrays, names, scope)
-            plan.ctx.step = scope.steps.get(program, 0)
-            values = plan.run_watched(arrays, watcher(plan)) if watching() else plan.run(arrays)
-            scope.steps[program] = plan.ctx.step + 1
+            bound = self._bound(program, arrays, names, scope)
+            bound.ctx.step = scope.steps.get(program, 0)
+            values = bound.run_watched(arrays, watcher(bound)) if watching() else bound.run(arrays)
+            scope.steps[program] = bound.ctx.step + 1
             return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
 
-    def _plan(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope) -> Plan:
+    def _bound(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope) -> Bound:
         key = (id(program), program.version, id(scope), tuple(names), tuple(sorted((n, a.shape) for n, a in arrays.items())))
-        held = self._plans.get(key)
+        held = self._ready.get(key)
         if held is not None and held[1] == scope.version:
-            self._plans.move_to_end(key)
+            self._ready.move_to_end(key)
             return held[0]
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)))
         if program.groups:
             from ..comm.threads import ThreadWorld
 
             ctx.comm = ThreadWorld(1).communicator(0)
-        plan = compile_plan(program, feed_types(arrays), names, scope, ctx, self._xp)
-        self._plans[key] = (plan, scope.version, (program, scope))  # the references keep ids from being reused
-        if len(self._plans) > _MAX_PLANS:
-            self._plans.popitem(last=False)
-        return plan
+        bound = prepare(program, feed_types(arrays), names, scope, ctx, self._xp)
+        self._ready[key] = (bound, scope.version, (program, scope))  # the references keep ids from being reused
+        if len(self._ready) > _MAX_PLANS:
+            self._ready.popitem(last=False)
+        return bound
 
     def close(self) -> None:
         """Drop plans and their buffers; the executor cannot run afterwards."""
-        self._plans.clear()
+        self._ready.clear()
         self._closed = True
 
 
@@ -115,7 +115,7 @@ def watching() -> bool:
     return config.check_nan() or config.debug_level() >= 4
 
 
-def watcher(plan: Plan, rank: int | None = None) -> Callable[[int, Operator], None]:
+def watcher(bound: Bound, rank: int | None = None) -> Callable[[int, Operator], None]:
     """What to do behind each operator under FLUIDX_CHECK_NAN or FLUIDX_DEBUG=4."""
     check, trace = config.check_nan(), config.debug_level() >= 4
     last = time.perf_counter()
@@ -125,14 +125,14 @@ def watcher(plan: Plan, rank: int | None = None) -> Callable[[int, Operator], No
         nonlocal last
         now = time.perf_counter()
         if trace:
-            shapes = ", ".join(f"%{n}{list(plan.arrays[n].shape)}" for n in op.output_arg_names if n in plan.arrays)
+            shapes = ", ".join(f"%{n}{list(bound.arrays[n].shape)}" for n in op.output_arg_names if n in bound.arrays)
             print(f"{prefix}{i:5d} {1e6 * (now - last):9.1f} us  {op.type} -> {shapes}", flush=True)
         if check:
             for n in op.output_arg_names:
-                a = plan.arrays.get(n)
+                a = bound.arrays.get(n)
                 # what only another rank holds is undefined here
-                if a is not None and n not in plan.absent and a.dtype.kind not in "iub" and not plan.xp.isfinite(a).all():
-                    bad = "NaN" if plan.xp.isnan(a).any() else "infinity"
+                if a is not None and n not in bound.plan.absent and a.dtype.kind not in "iub" and not bound.xp.isfinite(a).all():
+                    bad = "NaN" if bound.xp.isnan(a).any() else "infinity"
                     raise ExecutionError(f"op {op.type} made {'a' if bad == 'NaN' else 'an'} {bad} in {n!r}")
         last = time.perf_counter()
 

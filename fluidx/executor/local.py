@@ -5,9 +5,7 @@ Variables are declared with the type of the whole value and a placement; what a 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -229,9 +227,3 @@ def identity(op: str, dtype: np.dtype) -> Any:
     if dtype.kind == "b":
         return op == "min"
     return -np.inf if op == "max" else np.inf
-
-
-@cache
-def takes(function: Any, name: str) -> bool:
-    """Does the function have a parameter of that name?"""
-    return name in inspect.signature(function).parameters

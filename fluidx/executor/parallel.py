@@ -17,12 +17,12 @@ from ..ir.parts import cut, holds, local_shape
 from ..ir.program import Program, ProgramPair, Var
 from ..ir.stamp import Stamp
 from ..ir.types import Placement, TensorType
+from .bind import Bound, prepare
 from .context import RunContext
 from .deal import UNEVEN, Dealer, is_local
 from .executor import watcher, watching
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
-from .plan import Plan, compile_plan
 from .scope import Scope
 from .workers import GRACE, Crew, Outcome, cause, diagnose, stop
 
@@ -93,9 +93,9 @@ class ParallelExecutor:
         self._modules = [array_module(p) for p in places]
         self.timeout = config.timeout() if timeout is None else float(timeout)
         self._make_world()
-        self._plans: OrderedDict[tuple, list[Plan]] = OrderedDict()
+        self._ready: OrderedDict[tuple, list[Bound]] = OrderedDict()
         self._wanted: dict[tuple, _Wanted] = {}
-        self._current: list[Plan | None] = [None] * n  # what each rank ran last
+        self._current: list[Bound | None] = [None] * n  # what each rank ran last
         self._failed: BaseException | None = None
         self._lock = threading.RLock()
         self._crew = Crew(places if n > 1 else [], self.timeout)
@@ -129,8 +129,8 @@ class ParallelExecutor:
                 s.steps.clear()
 
             def job(rank: int) -> None:
-                plan = self._current[rank] = self._compile(rank, self._startups[rank], {}, [])
-                plan.run({})
+                bound = self._current[rank] = self._compile(rank, self._startups[rank], {}, [])
+                bound.run({})
                 self._finish(rank)
 
             self._everywhere(job)
@@ -162,14 +162,14 @@ class ParallelExecutor:
             given = check_feed(main, feed if feed is not None else feed_dict, self._descs)
             whole, feeds = self.dealer.deal(self._descs, given, self.uneven)
             wanted = self._work_out(names, return_merged)
-            plans = self._plans_for(whole, names, wanted, return_merged)
+            ready = self._ready_for(whole, names, wanted, return_merged)
             step = self.scopes[0].steps.get(main, 0)
             watch = watching()
 
             def job(rank: int) -> dict[str, Any]:
-                plan = self._current[rank] = plans[rank]
-                plan.ctx.step = step
-                values = plan.run_watched(feeds[rank], watcher(plan, rank)) if watch else plan.run(feeds[rank])
+                bound = self._current[rank] = ready[rank]
+                bound.ctx.step = step
+                values = bound.run_watched(feeds[rank], watcher(bound, rank)) if watch else bound.run(feeds[rank])
                 self._finish(rank)
                 xp = self._modules[rank]
                 return dict(zip(wanted.ranks[rank], values if xp is np else [xp.asnumpy(v) for v in values], strict=True))
@@ -180,8 +180,8 @@ class ParallelExecutor:
             if not return_merged:
                 return [[r.get(n) for r in results] for n in names]
             types: dict[str, TensorType] = {}
-            for plan, asked in zip(plans, wanted.ranks, strict=True):
-                types.update(zip(asked, plan.fetch_types, strict=True))
+            for bound, asked in zip(ready, wanted.ranks, strict=True):
+                types.update(zip(asked, bound.plan.fetch_types, strict=True))
             return [
                 self.dealer.merge(n, [r.get(n) for r in results], place, types[n].shape)
                 for n, place in zip(names, wanted.places, strict=True)
@@ -229,17 +229,17 @@ class ParallelExecutor:
             self._defined[rank] = frozenset(n for op in block.oplist for n in op.output_arg_names)
         return name in self._defined[rank]
 
-    def _plans_for(self, feed: Mapping[str, np.ndarray], names: list[str], wanted: _Wanted, merged: bool) -> list[Plan]:
+    def _ready_for(self, feed: Mapping[str, np.ndarray], names: list[str], wanted: _Wanted, merged: bool) -> list[Bound]:
         given = (tuple(names), merged, tuple(sorted((n, a.shape) for n, a in feed.items())))
-        plans = self._plans.get((given, tuple(s.version for s in self.scopes)))
-        if plans is None:
-            plans = self._everywhere(lambda r: self._compile(r, self._mains[r], feed, wanted.ranks[r]))
-            self._plans[given, tuple(s.version for s in self.scopes)] = plans
-            if len(self._plans) > _MAX_PLANS:
-                self._plans.popitem(last=False)
-        return plans
+        ready = self._ready.get((given, tuple(s.version for s in self.scopes)))
+        if ready is None:
+            ready = self._everywhere(lambda r: self._compile(r, self._mains[r], feed, wanted.ranks[r]))
+            self._ready[given, tuple(s.version for s in self.scopes)] = ready
+            if len(self._ready) > _MAX_PLANS:
+                self._ready.popitem(last=False)
+        return ready
 
-    def _compile(self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str]) -> Plan:
+    def _compile(self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str]) -> Bound:
         if change := self._stamp.changed(program):
             raise ProgramError(
                 f"rank {rank}: {change}\n  it was changed after it was given to this executor and proved; "
@@ -247,7 +247,7 @@ class ParallelExecutor:
             )
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups)
-        return compile_plan(program, feed_types(feed), fetch, self.scopes[rank], ctx, self._modules[rank])
+        return prepare(program, feed_types(feed), fetch, self.scopes[rank], ctx, self._modules[rank])
 
     def _finish(self, rank: int) -> None:
         """Wait, with a deadline, for what the rank has queued on its GPU."""
@@ -315,7 +315,7 @@ class ParallelExecutor:
             self.world.reset()
             raise error  # wrong feed or program: found before anything ran
         self._failed = error
-        rank, text = diagnose(rank, error, outcomes, lambda r: plan.running() if (plan := self._current[r]) is not None else None)
+        rank, text = diagnose(rank, error, outcomes, lambda r: bound.running() if (bound := self._current[r]) is not None else None)
         self._replace(lost)
         raise RankError(text, rank) from error
 
@@ -328,7 +328,7 @@ class ParallelExecutor:
             with using(self.places[r]):
                 for name, a in list(self.scopes[r].arrays.items()):
                     self.scopes[r].bind(name, a.copy())
-        self._plans.clear()
+        self._ready.clear()
         self._make_world()
 
     def _check_open(self) -> None:
@@ -336,13 +336,13 @@ class ParallelExecutor:
             raise ExecutionError("this executor is closed; make a new one")
 
     def close(self) -> None:
-        """Stop the rank threads and drop plans."""
+        """Stop the rank threads and drop what is ready to run."""
         with self._lock:
             workers = list(self._crew.workers)
             self._stop()
             for w in workers:
                 w.thread.join(GRACE)
-            self._plans.clear()
+            self._ready.clear()
             self._current = [None] * self.world_size
             self._closed = True
             if hasattr(self.world, "close"):

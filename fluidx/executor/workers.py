@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..comm.base import CommAborted, CommError, CommTimeout
 from ..ir.operator import Operator
 from .place import CUDAPlace, Place, array_module
-from .plan import told_as, where
+from .told import told_as, where
 
 GRACE = 5.0  # seconds that the other ranks have to stop in when one has failed
 

@@ -86,7 +86,9 @@ class OpDef:
                                                       parameter `part` what its pattern asks for (ir/parts.py: Part; None: all is whole)
     view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input (None: cannot be)
     view_ctx(x, ctx, **attrs) -> array                a view that also depends on the rank; the op has a kernel besides
-    bind(xp, ins, outs, attrs, ctx) -> callable       optional: a call without arguments, everything bound beforehand
+    bind(xp, ins, outs, attrs, ctx) -> callable       optional: a call without arguments, everything bound beforehand; with a parameter
+                                                      `part` as of a kernel
+    scratch(ins, outs, attrs) -> types                from types, those of the arrays that `bind` is given as `scratch`, for the call alone
     """
 
     name: ClassVar[str] = ""
@@ -127,6 +129,7 @@ class OpDef:
     view: ClassVar[Callable[..., Any] | None] = None
     view_ctx: ClassVar[Callable[..., Any] | None] = None
     bind: ClassVar[Callable[..., Any] | None] = None
+    scratch: ClassVar[Callable[..., Any] | None] = None
 
     in_slots: ClassVar[tuple[Slot, ...]] = ()
     out_slots: ClassVar[tuple[Slot, ...]] = ()
@@ -138,7 +141,8 @@ class OpDef:
     optional_outs: ClassVar[bool] = False
     takes_out: ClassVar[bool] = False
     takes_ctx: ClassVar[bool] = False
-    takes_part: ClassVar[bool] = False  # the kernel has a parameter `part`, and `bind` one too
+    takes_part: ClassVar[bool] = False  # the kernel has a parameter `part`
+    bind_takes_part: ClassVar[bool] = False
     _completed: ClassVar[dict[tuple[Any, ...], Frozen]] = {}  # attributes with their defaults, by what was given
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -167,6 +171,7 @@ class OpDef:
         if cls.kernel is not None:
             params = inspect.signature(cls.kernel).parameters
             cls.takes_out, cls.takes_ctx, cls.takes_part = "out" in params, "ctx" in params, "part" in params
+        cls.bind_takes_part = cls.bind is not None and "part" in inspect.signature(cls.bind).parameters
         OPS[cls.name] = cls
 
     @staticmethod

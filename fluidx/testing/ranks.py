@@ -10,10 +10,10 @@ import numpy as np
 
 from ..comm.base import CommAborted
 from ..comm.threads import ThreadCommunicator, ThreadWorld
+from ..executor.bind import prepare
 from ..executor.context import RunContext
 from ..executor.deal import Dealer
 from ..executor.feeds import check_feed, check_fetch, feed_types, fetch_names
-from ..executor.plan import compile_plan
 from ..executor.scope import Scope
 from ..ir import Program
 
@@ -80,7 +80,7 @@ def run_ranks(
         check_fetch(program, names)
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, len(programs), comm, groups)
-        plan = compile_plan(program, feed_types(wholes[rank]), names, scopes[rank] if scopes else Scope(), ctx)
-        return plan.run(parts[rank])
+        bound = prepare(program, feed_types(wholes[rank]), names, scopes[rank] if scopes else Scope(), ctx)
+        return bound.run(parts[rank])
 
     return each_rank(len(programs), job, timeout)

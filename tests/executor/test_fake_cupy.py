@@ -5,8 +5,8 @@ import pytest
 
 import fluidx as fx
 from fluidx.executor.context import RunContext
-from fluidx.executor.plan import _call
-from fluidx.ir import Effect, Operator, all_ops, np_dtype
+from fluidx.ir import Effect, all_ops, np_dtype
+from fluidx.ops import kernels
 from fluidx.testing.models import classifier, train_single
 from fluidx.testing.reference import run_op, type_of
 from tests.executor.fake_cupy import DeviceArray, device, fake
@@ -38,8 +38,7 @@ def test_a_kernel_gives_numpys_values(definition):
         want = run_op(definition, args, attrs, RunContext())
         types = definition.infer(*map(type_of, args), **attrs)
         outs = [_empty(t) for t in ([types] if len(definition.out_slots) == 1 else types)]
-        op = Operator(definition.name, {}, {}, attrs)
-        step = _call(fake, definition, op, [_to_device(a) for a in args], outs, RunContext())
+        step = kernels.bind(definition, fake, [_to_device(a) for a in args], outs, attrs, RunContext())
         with np.errstate(all="ignore"):
             step()
         for a, b in zip(_flat(want), _flat(outs), strict=True):

@@ -16,8 +16,8 @@ from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import TensorType
 from ..expr.derivative import derivative, in_terms_of
 from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, substitute, sym, symbols, trace
-from ..expr.numpy import bind_ufuncs, evaluate
-from ..shared.broadcast import align, aligned, broadcast_sizes, reduced
+from ..expr.numpy import bind_ufuncs, evaluate, ufunc_scratch
+from ..shared.broadcast import align, aligned, aligned_shape, broadcast_sizes, reduced
 from ..shared.samples import points
 from ..shared.types import NUMBERS
 from .access import elementwise_pattern
@@ -80,7 +80,7 @@ def elementwise(
 
 
 def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any) -> dict[str, Any]:
-    """`kernel`, `bind` and `pattern` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
+    """`kernel`, `bind`, `scratch` and `pattern` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
 
     @lru_cache(maxsize=256)
     def specialized(values: tuple[Expr, ...]) -> Expr:  # constants, which tell 0.0 from -0.0 where numbers as a key do not
@@ -91,13 +91,23 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
         arrays = [align(a, out.ndim, attrs["axis"] if axis and s == "y" else -1) for s, a in zip(inputs, arrays, strict=True)]
         return e, dict(zip(inputs, arrays, strict=True))
 
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(xp, ins, outs, attrs, ctx, scratch=()):
         if xp is not np:
             return None
         e, values = prepare(ins, outs[0], attrs)
         if special is not None and (call := special(xp, list(values.values()), outs[0], attrs)) is not None:
             return call
-        return bind_ufuncs(e, values, outs[0])
+        return bind_ufuncs(e, values, outs[0], scratch)
+
+    def scratch(ins, outs, attrs):
+        e, out = specialized(tuple([lift(attrs[n]) for n in names])), outs[0]
+        if e.fn in ("const", "sym") or all(a.fn in ("const", "sym") for a in e.args):
+            return ()  # one ufunc
+        types = {
+            s: t.with_shape(aligned_shape(t.shape, out.ndim, attrs["axis"] if axis and s == "y" else -1))
+            for s, t in zip(inputs, ins, strict=True)
+        }
+        return ufunc_scratch(e, tuple([types[n] for n in symbols(e)]), out)
 
     def kernel(xp, *arrays, out, **attrs):
         e, values = prepare(arrays, out, attrs)
@@ -109,7 +119,7 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
             out[...] = evaluate(e, xp, values)
 
     pattern = elementwise_pattern(expr, inputs, names, axis)
-    return {"kernel": staticmethod(kernel), "bind": staticmethod(bind), "pattern": staticmethod(pattern)}
+    return {"kernel": staticmethod(kernel), "bind": staticmethod(bind), "scratch": staticmethod(scratch), "pattern": staticmethod(pattern)}
 
 
 def _infer(name: str, dtypes: str, is_bool: bool, axis: bool) -> Callable[..., TensorType]:

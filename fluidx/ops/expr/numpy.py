@@ -15,6 +15,7 @@ import numpy as np
 
 from ...ir.dtypes import np_dtype
 from ...ir.errors import ProgramError
+from ...ir.types import TensorType
 from ..shared.blocked import in_order
 from ..shared.types import HALVES
 from . import nodes as ex
@@ -174,53 +175,93 @@ def _copy_into(out: np.ndarray, value: Any) -> Callable[[], Any]:
     return partial(np.copyto, out, value, casting="unsafe")
 
 
-def bind_ufuncs(e: Expr, values: Mapping[str, np.ndarray], out: np.ndarray) -> Callable[[], Any]:
+def bind_ufuncs(e: Expr, values: Mapping[str, np.ndarray], out: np.ndarray, scratch: Sequence[np.ndarray] = ()) -> Callable[[], Any]:
     """A call without arguments that computes `e` from the arrays in `values` into `out`, everything bound and allocated now.
 
     `values` holds the arrays of all symbols in `e`; they broadcast to `out`. `out` may be one of them. The numeric arrays share
-    one dtype; float16 and bfloat16 are worked in float32 when there is more than one step.
+    one dtype; float16 and bfloat16 are worked in float32 when there is more than one step. `scratch` are arrays of the types that
+    `ufunc_scratch` names.
     """
-    names = symbols(e)
-    ins = {n: values[n] for n in names}
-    numeric = [a for a in ins.values() if a.dtype != bool]
-    dtype = numeric[0].dtype.name if numeric else out.dtype.name
-    steps, work = _steps(e, dtype)
-    if len(steps) == 1:
-        return _bind_block(steps, work, ins, out, {})[0]
+    ins = {n: values[n] for n in symbols(e)}
+    steps, work = _steps(e, _dtype_of([a.dtype.name for a in ins.values()], out.dtype.name))
+    pool: _Pool = {}
+    for a in scratch:
+        pool.setdefault((a.shape, a.dtype), []).append(a)
     flat = out.size > BLOCK and out.flags.c_contiguous
-    flat = flat and all(a.size == 1 or (a.shape == out.shape and a.flags.c_contiguous) for a in ins.values())
-    pool: dict[Any, list[np.ndarray]] = {}
-    calls: list[Callable[[], Any]] = []
+    flat = flat and len(steps) > 1 and all(a.size == 1 or (a.shape == out.shape and a.flags.c_contiguous) for a in ins.values())
     if not flat:
-        calls = _bind_block(steps, work, ins, out, pool)
-    else:
-        ins = {n: a.reshape(()) if a.size == 1 else a.reshape(-1) for n, a in ins.items()}
-        line = out.reshape(-1)
-        for start in range(0, line.size, BLOCK):
-            part = slice(start, start + BLOCK)
-            calls += _bind_block(steps, work, {n: a if a.ndim == 0 else a[part] for n, a in ins.items()}, line[part], pool)
+        return in_order(_bind_block(steps, work, ins, out, pool))
+    calls: list[Callable[[], Any]] = []
+    ins = {n: a.reshape(()) if a.size == 1 else a.reshape(-1) for n, a in ins.items()}
+    line = out.reshape(-1)
+    for start in range(0, line.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        if (rest := line.size - start) < BLOCK:
+            pool = {(shape and (rest,), dtype): [a[:rest] if shape else a for a in some] for (shape, dtype), some in pool.items()}
+        calls += _bind_block(steps, work, {n: a if a.ndim == 0 else a[part] for n, a in ins.items()}, line[part], pool)
     return in_order(calls)
 
 
-def _bind_block(steps: Any, work: str, ins: Mapping[str, np.ndarray], out: np.ndarray, pool: dict[Any, list[np.ndarray]]) -> list[Any]:
-    """One call per step. Scratch comes from `pool`, by shape and dtype, and goes back there; `out` serves as scratch once no
-    input that shares its memory is still to be read."""
+_Pool = dict[tuple[tuple[int, ...], np.dtype], list[np.ndarray]]
+
+
+def _dtype_of(ins: Sequence[str], out: str) -> str:
+    """The dtype that an expression is worked in: of its numbers, or of the result where it has none."""
+    return next((d for d in ins if d != "bool"), out)
+
+
+@lru_cache(maxsize=4096)
+def ufunc_scratch(e: Expr, types: tuple[TensorType, ...], out: TensorType) -> tuple[TensorType, ...]:
+    """Types of the arrays that `bind_ufuncs` needs for `e`, whose symbols have these types in their order, wherever `out` lies."""
+    steps, work = _steps(e, _dtype_of([t.dtype for t in types], out.dtype))
+    if out.numel > BLOCK and len(steps) > 1 and all(t.numel == 1 or t.shape == out.shape for t in types):
+        types = tuple([t.with_shape(() if t.numel == 1 else (BLOCK,)) for t in types])
+        out = out.with_shape((BLOCK,))
+    pool: _Pool = {}
+    _bind_block(steps, work, dict(zip(symbols(e), map(_shadow, types), strict=True)), _shadow(out), pool, dry=True)
+    return tuple([TensorType(dtype.name, shape) for (shape, dtype), arrays in pool.items() for _ in arrays])
+
+
+def _shadow(t: TensorType) -> np.ndarray:
+    return _shape_only(t.shape, np_dtype(t.dtype))
+
+
+def _shape_only(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array of one element that has a shape, and no memory of that size."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def _bind_block(
+    steps: Any, work: str, ins: Mapping[str, np.ndarray], out: np.ndarray, pool: _Pool, dry: bool = False
+) -> list[Callable[[], Any]]:
+    """One call per step. Scratch comes from `pool` and goes back there; `out` serves as scratch once no input that shares its memory is
+    still to be read. `dry`: only to see what `pool` holds in the end; any input may share the memory of `out` then.
+    """
+    empty = _shape_only if dry else np.empty
     calls: list[Callable[[], Any]] = []
     last: dict[Any, int] = {}
     for i, (_, operands, _) in enumerate(steps):
         for o in operands:
             last[o] = i
+    free = {k: list(v) for k, v in pool.items()}
+    taken: list[np.ndarray] = []
+
+    def take(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        ready = free.get((shape, dtype))
+        a = ready.pop() if ready else empty(shape, dtype)
+        if a is not out and not any(a is t for t in taken):
+            taken.append(a)
+        return a
+
     if work not in HALVES and any(a.dtype.name in HALVES for a in ins.values()):
-        wide = {n: np.empty(a.shape, work) if a.dtype.name in HALVES else a for n, a in ins.items()}
+        wide = {n: take(a.shape, np_dtype(work)) if a.dtype.name in HALVES else a for n, a in ins.items()}
         calls += [_copy_into(wide[n], a) for n, a in ins.items() if wide[n] is not a]
         ins = wide
-    free: dict[Any, list[np.ndarray]] = {k: list(v) for k, v in pool.items()}
     own = (out.shape, out.dtype)
-    aliases = [n for n, a in ins.items() if np.may_share_memory(a, out)]
+    aliases = [n for n, a in ins.items() if dry or np.may_share_memory(a, out)]
     out_free_after = max((last.get(("in", n), -1) for n in aliases), default=-1)
     spare_out = True
     values: list[np.ndarray] = []
-    taken: list[np.ndarray] = []
     for i, (fn, operands, dtype) in enumerate(steps):
         args = [ins[v] if kind == "in" else values[v] if kind == "tmp" else v for kind, v in operands]
         if i < len(steps) - 1 and all(kind == "const" for kind, _ in operands):
@@ -234,14 +275,7 @@ def _bind_block(steps: Any, work: str, ins: Mapping[str, np.ndarray], out: np.nd
             if o[0] == "tmp" and last[o] == i and any(values[o[1]] is t for t in (*taken, out)):
                 free.setdefault((values[o[1]].shape, values[o[1]].dtype), []).append(values[o[1]])
         final = i == len(steps) - 1 and out.dtype == np_dtype(dtype)
-        shape = out.shape if final else np.broadcast_shapes(*(np.shape(a) for a in args))
-        if final:
-            target = out
-        else:
-            ready = free.get((shape, np_dtype(dtype)))
-            target = ready.pop() if ready else np.empty(shape, np_dtype(dtype))
-            if target is not out and not any(target is t for t in taken):
-                taken.append(target)
+        target = out if final else take(np.broadcast_shapes(*(np.shape(a) for a in args)), np_dtype(dtype))
         values.append(target)
         calls.append(_bind_step(fn, args, target))
         if i == len(steps) - 1 and not final:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from ...ir.errors import ProgramError
@@ -54,14 +55,20 @@ def aligned(op: str, x: Sequence[int], y: Sequence[int], axis: int) -> tuple[int
     return (*y, *(1,) * trailing)
 
 
-def align(y: Any, ndim: int, axis: int) -> Any:
-    """The array `y` as a view that broadcasts against an array of `ndim` axes from its axis `axis` on.
+def aligned_shape(shape: Sequence[int], ndim: int, axis: int) -> tuple[int, ...]:
+    """The shape that makes an operand broadcast against `ndim` axes from axis `axis` on.
 
     Beside flat parts, which have one axis, a value of one element may have more axes than what it meets.
     """
-    if y.size == 1 and y.ndim != ndim:
-        return y.reshape((1,) * ndim)
-    return y if axis == -1 or y.ndim == ndim else y.reshape(aligned("align", (1,) * ndim, y.shape, axis))
+    if len(shape) == ndim or axis == -1 and prod(shape) != 1:
+        return tuple(shape)
+    return (1,) * ndim if prod(shape) == 1 else aligned("align", (1,) * ndim, shape, axis)
+
+
+def align(y: Any, ndim: int, axis: int) -> Any:
+    """The array `y` as a view of that shape."""
+    shape = aligned_shape(y.shape, ndim, axis)
+    return y if shape == y.shape else y.reshape(shape)
 
 
 def reduced(b: Any, g: Any, like: Any, out: Any, *others: Any, axis: int = -1, stop: int | None = None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.dtypes import FLOATS, INTS
+from ...ir.dtypes import FLOATS, INTS, np_dtype
 from ...ir.errors import ExecutionError, ProgramError
 from ...ir.types import ANY, TensorType
 
@@ -24,6 +24,16 @@ def is_half(dtype: Any) -> bool:
 def widen(*arrays: Any) -> list[Any]:
     """16-bit floats as float32; other arrays, and None, as they are."""
     return [a.astype("float32") if a is not None and is_half(a.dtype) else a for a in arrays]
+
+
+def type_of(a: Any) -> TensorType:
+    """The type of an array."""
+    return TensorType(a.dtype.name, tuple(a.shape))
+
+
+def empties(types: Sequence[TensorType]) -> list[Any]:
+    """NumPy arrays of these types, for a body that is bound without scratch that a plan has made room for."""
+    return [np.empty(t.shape, np_dtype(t.dtype)) for t in types]
 
 
 def norm_axis(op: str, axis: int, ndim: int, extra: int = 0) -> int:

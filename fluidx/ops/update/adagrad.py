@@ -69,7 +69,7 @@ class Adadelta(Update):
     outputs = ("ParamOut", "AvgSquaredGradOut", "AvgSquaredUpdateOut")
     attrs = {"rho": 0.95, "epsilon": 1e-6}
     inplace = (("Param", "ParamOut"), ("AvgSquaredGrad", "AvgSquaredGradOut"), ("AvgSquaredUpdate", "AvgSquaredUpdateOut"))
-    scratch = 2
+    temps = 2
 
     @staticmethod
     def formula(xp, ins, outs, lr, t, *, rho, epsilon):
@@ -104,7 +104,7 @@ class RmsProp(Update):
     outputs = ("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut?")
     attrs = {"epsilon": 1e-10, "decay": 0.9, "momentum": 0.0, "centered": False}
     inplace = (("Param", "ParamOut"), ("Moment", "MomentOut"), ("MeanSquare", "MeanSquareOut"), ("MeanGrad", "MeanGradOut"))
-    scratch = 2
+    temps = 2
 
     @classmethod
     def infer(cls, param, square, mean, grad, moment, lr, **attrs):
@@ -156,7 +156,7 @@ class Ftrl(Update):
     outputs = ("ParamOut", "SquaredAccumOut", "LinearAccumOut")
     attrs = {"l1": 0.0, "l2": 0.0, "lr_power": -0.5}
     inplace = (("Param", "ParamOut"), ("SquaredAccumulator", "SquaredAccumOut"), ("LinearAccumulator", "LinearAccumOut"))
-    scratch = 2
+    temps = 2
 
     @classmethod
     def infer(cls, param, square, linear, grad, lr, **attrs):

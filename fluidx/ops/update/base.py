@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, TensorType
+from ..shared.types import empties, type_of
 
 # Elements worked on at a time: the temporaries of a block stay in the L2 cache of one core.
 BLOCK = 1 << 15
@@ -23,7 +24,7 @@ SCALARS = ("LearningRate", "Beta1Pow", "Beta2Pow", "ParamNormSq", "GradNormSq", 
 class Update(OpDef):
     """What the update ops share. A subclass states its slots, `scalars` (what is computed once per step) and `formula`."""
 
-    scratch = 1  # temporaries of the parameter's shape that `formula` is handed
+    temps = 1  # temporaries of the parameter's shape that `formula` is handed
     groups = ""  # operands in which the update is linear together, as the access pattern writes them
 
     @classmethod
@@ -80,11 +81,17 @@ class Update(OpDef):
     def kernel(cls, xp, *arrays, out, **attrs):
         tensors, ones = cls._split(arrays)
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
-        temps = [xp.empty(tensors[0].shape, work_dtype(tensors[0].dtype.name)) for _ in range(cls.scratch)]
+        temps = [xp.empty(tensors[0].shape, work_dtype(tensors[0].dtype.name)) for _ in range(cls.temps)]
         cls.formula(xp, tensors, outs, cls.scalars(xp, *ones, **attrs), temps, **attrs)
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx):
+    def scratch(cls, ins, outs, attrs):
+        param = ins[0]
+        shape = (BLOCK,) if param.numel > BLOCK else param.shape
+        return [TensorType(work_dtype(param.dtype), shape)] * cls.temps
+
+    @classmethod
+    def bind(cls, xp, ins, outs, attrs, ctx, scratch=()):
         if xp is not np:
             return None  # the kernel serves: a GPU needs no blocks
         tensors, ones = cls._split(ins)
@@ -92,18 +99,20 @@ class Update(OpDef):
         scalars, formula = cls.scalars, cls.formula
         present = [a for a in (*tensors, *outs) if a is not None]
         size = tensors[0].size
+        work = scratch or empties(cls.scratch([type_of(tensors[0])], (), attrs))
         if size > BLOCK and all(a.flags.c_contiguous for a in present):
 
             def block(a, start):
                 return None if a is None else a.reshape(-1)[start : start + BLOCK]
 
-            work = [np.empty(BLOCK, work_dtype(tensors[0].dtype.name)) for _ in range(cls.scratch)]
             parts = [
                 ([block(a, i) for a in tensors], [block(a, i) for a in outs], [w[: min(BLOCK, size - i)] for w in work])
                 for i in range(0, size, BLOCK)
             ]
         else:
-            parts = [(tensors, outs, [np.empty(tensors[0].shape, work_dtype(tensors[0].dtype.name)) for _ in range(cls.scratch)])]
+            if work[0].shape != tensors[0].shape:
+                work = [np.empty(tensors[0].shape, w.dtype) for w in work]
+            parts = [(tensors, outs, work)]
 
         def run():
             s = scalars(np, *ones, **attrs)

@@ -1,0 +1,285 @@
+"""Turn a plan into calls over arrays, which a run walks: nothing is looked up by name, allocated or decided while it does."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..ir.dtypes import np_dtype
+from ..ir.opdef import Effect, OpDef, opdef
+from ..ir.operator import Operator
+from ..ir.program import Program
+from ..ir.types import TensorType
+from ..ops import kernels
+from .context import RunContext
+from .feeds import dtype_name
+from .local import Here
+from .memory import carve
+from .plan import Plan, Step
+from .planning import plan
+from .scope import Scope
+from .told import explain
+
+Call = Callable[[], Any]
+
+
+class Bound:
+    """A plan with its arrays: `run` is one run. `calls` have no arguments, `ops` are the operators they came from."""
+
+    def __init__(self, plan: Plan, ctx: RunContext, xp: Any):
+        self.plan, self.ctx, self.xp = plan, ctx, xp
+        self.calls: list[Call] = []
+        self.ops: list[Operator] = []
+        self.arrays: dict[str, Any] = {}
+        self.feeds: list[tuple[str, Any]] = []
+        self.fetches: list[Any] = []
+        self._rest: Iterator[Call] = iter(())
+
+    def run(self, feed: Mapping[str, Any]) -> list[Any]:
+        """Copy the feeds in, make every call, copy the fetches out."""
+        for name, buffer in self.feeds:
+            value = feed[name]
+            if type(buffer) is np.ndarray:
+                np.copyto(buffer, value)
+            else:
+                buffer.set(np.ascontiguousarray(value))
+        self._rest = rest = iter(self.calls)
+        try:
+            with np.errstate(all="ignore"):  # overflow and 0/0 are values; FLUIDX_CHECK_NAN finds where they come from
+                for call in rest:
+                    call()
+        except Exception as e:
+            explain(self.running(), e)
+        return [f.copy() for f in self.fetches]
+
+    def run_watched(self, feed: Mapping[str, Any], after: Callable[[int, Operator], None]) -> list[Any]:
+        """`run`, with `after(i, op)` called behind every call: for traces and NaN checks."""
+        calls = self.calls
+
+        def watched(i: int) -> None:
+            calls[i]()
+            after(i, self.ops[i])
+
+        self.calls = [partial(watched, i) for i in range(len(calls))]
+        try:
+            return self.run(feed)
+        finally:
+            self.calls = calls
+
+    def running(self) -> Operator | None:
+        """The operator that the latest run has come to; None before the first."""
+        at = len(self.calls) - operator.length_hint(self._rest) - 1
+        return self.ops[at] if 0 <= at < len(self.ops) else None
+
+
+def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> Bound:
+    """Allocate the arena and bind every step of the plan. Variables of the scope that the plan is the first to write are made there."""
+    return _Binder(planned, scope, ctx, xp).bind()
+
+
+def prepare(
+    program: Program, feed_types: Mapping[str, TensorType], fetch: Sequence[str], scope: Scope, ctx: RunContext, xp: Any = np
+) -> Bound:
+    """`plan` and `bind` in one: the program ready to run. Raises what `plan` raises."""
+    return bind(plan(program, feed_types, fetch, scope.arrays, ctx, "cpu" if xp is np else "cuda"), scope, ctx, xp)
+
+
+class _Binder:
+    def __init__(self, plan: Plan, scope: Scope, ctx: RunContext, xp: Any):
+        self.plan, self.scope, self.ctx, self.xp = plan, scope, ctx, xp
+        self.arrays: dict[str, Any] = {}
+        self.carved: dict[tuple[int, TensorType], Any] = {}
+        self.arena = _aligned(plan.arena_bytes, xp)
+        self.marks: dict[int, Any] = {}
+
+    def bind(self) -> Bound:
+        plan = self.plan
+        bound = Bound(plan, self.ctx, self.xp)
+        for name, v in plan.values.items():
+            if plan.buffers[v.buffer].kind == "feed" and not v.view_of:
+                self.arrays.setdefault(name, self.xp.empty(v.type.shape, np_dtype(v.type.dtype)))
+        bound.feeds = [(name, self.arrays[name]) for name in plan.feeds]
+        for k, step in enumerate(plan.steps):
+            if step.waits_for is not None:
+                _add(bound, step.op, partial(_wait, self.ctx.comm, self.marks, step.waits_for))
+            call = self.step(step)
+            if call is not None:
+                _add(bound, step.op, call)
+            if step.marked:
+                _add(bound, step.op, partial(_mark, self.ctx.comm, self.marks, k))
+        if plan.waits_at_end is not None:
+            _add(bound, plan.steps[-1].op, partial(_wait, self.ctx.comm, self.marks, plan.waits_at_end))
+        bound.fetches = [self.array(n) for n in plan.fetches]
+        bound.arrays = self.arrays
+        return bound
+
+    # -- arrays -------------------------------------------------------------------------------------------------------------
+
+    def array(self, name: str) -> Any:
+        """The array of a value; state comes from the scope, made there when this plan is the first to write it."""
+        a = self.arrays.get(name)
+        if a is None:
+            v = self.plan.values[name]
+            buffer = self.plan.buffers[v.buffer]
+            if buffer.kind == "arena":
+                a = self._carved(buffer.offset, v.type)
+            else:
+                a = self._state(name, v.type) if buffer.kind == "state" else self.arrays[buffer.name]
+            self.arrays[name] = a
+        return a
+
+    def _carved(self, offset: int, t: TensorType) -> Any:
+        """One array object for one place and type: a result in the place of an operand is the operand's own object, for which NumPy
+        does not look into whether the two overlap."""
+        a = self.carved.get((offset, t))
+        if a is None:
+            a = self.carved[offset, t] = carve(self.arena, offset, t.shape, np_dtype(t.dtype))
+        return a
+
+    def _state(self, name: str, t: TensorType) -> Any:
+        a = self.scope.arrays.get(name)
+        # a startup program may find the variable of another model under the same name
+        if a is None or (tuple(a.shape), dtype_name(a.dtype)) != (t.shape, t.dtype):
+            a = self.xp.zeros(t.shape, np_dtype(t.dtype))
+            self.scope.bind(name, a)
+        elif (type(a) is np.ndarray) is not (self.xp is np):  # set before the program ran here, or by a run elsewhere
+            a = a.get() if self.xp is np else self.xp.asarray(a)
+            self.scope.bind(name, a)
+        return a
+
+    # -- steps --------------------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> Call | None:
+        """The call of a step; None when there is nothing to do."""
+        op, definition = step.op, opdef(step.op.type)
+        match step.kernel:
+            case "view":
+                attrs = op.attrs if step.here is None else step.here.attrs
+                self.arrays[op.output_arg_names[0]] = definition.view_of(self.array(op.input_arg_names[0]), self.ctx, attrs)
+                return None
+            case "control":
+                return definition.bind_control(self, op)  # type: ignore[attr-defined]
+            case "exchange":
+                return self._exchange(step)
+            case "nothing":
+                for n in op.output_arg_names:  # state is made even where it is empty
+                    self.array(n)
+                return None
+            case "fill":
+                assert step.here is not None
+                flat = definition.flat_slots(op.outputs, definition.out_slots)
+                return partial(_fill, [(self.array(flat[k] or ""), value) for k, value in step.here.fills])
+        return self._call(step, op, definition)
+
+    def _call(self, step: Step, op: Operator, definition: type[OpDef]) -> Call:
+        """The call of an operator's body, between the copies of operands that it needs in one piece and of results made aside."""
+        here, talks = step.here, definition.effect in (Effect.COLLECTIVE, Effect.P2P)
+        aside, before, after = self._copies(step)
+        get = aside.get
+        if here is not None and here.ghosts:
+            ins = self._with_ghosts(op, definition, here)
+        else:
+            ins = _arranged(definition, op.inputs, definition.in_slots, lambda n: get((n, True)) if (n, True) in aside else self.array(n))
+        outs = _arranged(definition, op.outputs, definition.out_slots, lambda n: get((n, False)) if (n, False) in aside else self.array(n))
+        attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
+        scratch = [self._carved(s.offset, s.type) for s in step.scratch if not s.of]
+        call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, scratch)
+        if not before and not after:
+            return call
+        if after and talks and self.ctx.comm.asynchronous:
+            after.insert(0, partial(_finish, self.ctx.comm))
+        return partial(_sequence, [*before, call, *after])
+
+    def _copies(self, step: Step) -> tuple[dict[tuple[str, bool], Any], list[Call], list[Call]]:
+        """Arrays aside by name and whether they stand for an operand, and the calls that fill those and empty the others."""
+        aside: dict[tuple[str, bool], Any] = {}
+        before: list[Call] = []
+        after: list[Call] = []
+        for s in step.scratch:
+            if s.of:
+                a, home, reads = self._carved(s.offset, s.type), self.array(s.of), s.reads
+                aside[s.of, reads] = a
+                (before if reads else after).append(partial(kernels.copy, self.xp, *((a, home) if reads else (home, a))))
+        return aside, before, after
+
+    def _exchange(self, step: Step) -> Call:
+        aside, before, _ = self._copies(step)
+        sends, recvs = [], []
+        for op in step.ops:
+            peer = op.attrs["peer"]
+            if op.output_arg_names:
+                recvs.append((self.array(op.output_arg_names[0]), peer))
+            else:
+                name = op.input_arg_names[0]
+                sends.append((aside[name, True] if (name, True) in aside else self.array(name), peer))
+        exchange = partial(self.ctx.comm.exchange, sends, recvs)
+        return partial(_sequence, [*before, exchange]) if before else exchange
+
+    def _with_ghosts(self, op: Operator, definition: type[OpDef], here: Here) -> list[Any]:
+        """The inputs, with arrays that have nothing but a shape where only that is read and another one lies here."""
+        k, given = 0, {}
+        for slot in definition.in_slots:
+            names = op.inputs.get(slot.name, ())
+            given[slot.name] = [self._ghost(here.ghosts[j]) if j in here.ghosts else self.array(n) for j, n in enumerate(names, k)]
+            k += len(names) if slot.many else 1
+        return definition.arrange(given, definition.in_slots)
+
+    def _ghost(self, t: TensorType) -> Any:
+        return self.xp.broadcast_to(self.xp.zeros((), np_dtype(t.dtype)), t.shape)
+
+    def block_runner(self, idx: int) -> Call:
+        """A call that runs the operators of a sub-block in order."""
+        pairs = [(self.step(s), s.op) for s in self.plan.bodies[idx]]
+        return partial(_run_block, [(call, op) for call, op in pairs if call is not None])
+
+
+def _aligned(total: int, xp: Any) -> Any:
+    if xp is not np:
+        return xp.empty(total, np.uint8)
+    raw = np.empty(total + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + total]
+
+
+def _add(bound: Bound, op: Operator, call: Call) -> None:
+    bound.calls.append(call)
+    bound.ops.append(op)
+
+
+def _arranged(definition: type[OpDef], slots: Mapping[str, tuple[str, ...]], which: Sequence[Any], get: Callable[[str], Any]) -> list[Any]:
+    return definition.arrange({s: [get(n) for n in names] for s, names in slots.items()}, which)
+
+
+def _run_block(pairs: list[tuple[Call, Operator]]) -> None:
+    at = None
+    try:
+        for call, at in pairs:  # noqa: B007
+            call()
+    except Exception as e:
+        explain(at, e)
+
+
+def _mark(comm: Any, marks: dict[int, Any], k: int) -> None:
+    marks[k] = comm.mark()
+
+
+def _wait(comm: Any, marks: dict[int, Any], k: int) -> None:
+    comm.order_after(marks[k])
+
+
+def _finish(comm: Any) -> None:
+    comm.order_after(comm.mark())
+
+
+def _sequence(calls: list[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _fill(pairs: list[tuple[Any, Any]]) -> None:
+    for out, value in pairs:
+        out[...] = value

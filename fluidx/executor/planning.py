@@ -1,0 +1,126 @@
+"""Plan a program once, for one set of feed shapes and fetches: which operators run, sizes, storage, kernels, waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..ir import flow
+from ..ir.opdef import Effect
+from ..ir.program import Program
+from ..ir.types import TensorType
+from ..ops.kernels import choose
+from .context import RunContext
+from .live import check_feeds, live_ops, started_together
+from .plan import Plan, Step
+from .sizes import Sizes
+from .storage import FOREVER, Node, Root, Storage
+from .streams import Access, waits
+
+_TALKS = (Effect.COLLECTIVE, Effect.P2P)
+
+
+def plan(
+    program: Program,
+    feed_types: Mapping[str, TensorType],
+    fetch: Sequence[str],
+    held: Mapping[str, Any],
+    ctx: RunContext,
+    device: str = "cpu",
+) -> Plan:
+    """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
+    rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. Raises FeedError,
+    NotInitializedError or ProgramError.
+
+    >>> import fluidx as fx
+    >>> main = fx.Program("double")
+    >>> with fx.program_guard(main):
+    ...     y = fx.layers.scale(fx.data("x", [-1, 2], "float32"), scale=2.0)
+    >>> print(plan(main, {"x": TensorType("float32", (8, 2))}, [y.name], {}, RunContext()))
+    plan of program double: 1 steps, arena 64 bytes, feeds 64, state 0
+        0 numpy    scale: %x f32[8,2] feed -> %scale_0.tmp_0 f32[8,2] at 0
+    """
+    ops = live_ops(program, feed_types, fetch)
+    check_feeds(program, ops, feed_types, fetch)
+    spans = started_together(ops)
+    sizes = Sizes(program, held, ctx)
+    sizes.infer(ops, feed_types, fetch)
+    storage = Storage(sizes, ctx, ops, spans, fetch)
+    for name in feed_types:
+        if name in sizes.types:
+            storage.new_root(name, "feed", -1, FOREVER)
+    nodes = [storage.place(i, op) for i, op in enumerate(ops)]
+    for n in fetch:
+        storage.fetched(n)
+    kernels = {id(node): _choose(storage, node, device) for some in (nodes, *storage.inner.values()) for node in some}
+    order = list(_order(nodes, spans))
+    stops = _waits(storage, nodes, order) if ctx.comm is not None and ctx.comm.asynchronous else {}
+    marked = set(stops.values())
+    values, buffers, total = storage.finish()
+
+    def step(some: Sequence[Node], k: int | None = None) -> Step:
+        first = some[0]
+        kernel = "exchange" if k is not None and first.index in spans else kernels[id(first)]
+        scratch = tuple([s for node in some for s in storage.placed(node)])
+        return Step(tuple([n.op for n in some]), kernel, first.here, scratch, stops.get(k) if k is not None else None, k in marked)
+
+    absent = sizes.local.absent if sizes.local is not None else frozenset()
+    return Plan(
+        program,
+        tuple([step(nodes[k:stop], j) for j, (k, stop) in enumerate(order)]),
+        {b: tuple([step([node]) for node in some]) for b, some in storage.inner.items()},
+        values,
+        buffers,
+        total,
+        tuple([n for n in feed_types if n in values and n not in absent]),
+        tuple(fetch),
+        tuple([sizes.whole(n) for n in fetch]),
+        frozenset(absent),
+        stops.get(len(order)),
+    )
+
+
+def _choose(storage: Storage, node: Node, device: str) -> str:
+    """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
+    if node.view:
+        return "view"
+    if node.definition.bodies:
+        return "control"
+    if node.here is not None and (node.here.skip or node.here.fills):
+        return "nothing" if node.here.skip else "fill"
+    body = choose(node.definition, device)
+    storage.ask(node, body.scratch)
+    return body.name
+
+
+def _order(nodes: Sequence[Node], spans: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """(first, last + 1) of the nodes that become one step each: sends and recvs of one batch go together."""
+    k = 0
+    while k < len(nodes):
+        stop = spans[k][1] + 1 if k in spans else k + 1
+        yield k, stop
+        k = stop
+
+
+def _waits(storage: Storage, nodes: Sequence[Node], order: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Step before which to wait -> communication step to wait for, when communication has a stream of its own; the number of steps
+    stands for the end. Storage that is being sent or received stays taken until the wait.
+    """
+    roots: dict[Any, Root] = {}
+    accesses = []
+    for k, stop in order:
+        some = nodes[k:stop]
+        read = [storage.roots[n] for node in some for n in storage.reads(node.op) if n in storage.roots]
+        read += [a.root for node in some for a in node.scratch]
+        written = [storage.roots[n] for node in some if not node.view for n in flow.writes(storage.program, node.op) if n in storage.roots]
+        roots.update({id(r): r for r in (*read, *written)})
+        talks = some[0].definition.effect in _TALKS
+        accesses.append(Access(frozenset(map(id, read)), frozenset(map(id, written)), talks))
+    out = {}
+    for j, met in waits(accesses).items():
+        at = order[j][0] if j < len(order) else len(nodes)
+        out[j] = met[-1]
+        for i in met:
+            for r in accesses[i].reads | accesses[i].writes:
+                roots[r].stop = max(roots[r].stop, at)
+    return out

@@ -1,0 +1,168 @@
+"""The type of every value of a run with each size known, on one rank, from what is fed and what the scope holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..ir.bodies import bodies
+from ..ir.errors import FeedError, NotInitializedError, ProgramError
+from ..ir.opdef import OpDef, opdef
+from ..ir.operator import Operator
+from ..ir.program import Program
+from ..ir.types import TensorType, show_placement
+from .context import RunContext
+from .feeds import dtype_name
+from .local import Here, Locals
+from .told import site
+
+
+class Sizes:
+    """`types` of what lies on this rank, and for operators that do not do here what they say (`here`, by id), what they do.
+
+    `held` are the variables of the scope; only their shapes and dtypes are looked at.
+    """
+
+    def __init__(self, program: Program, held: Mapping[str, Any], ctx: RunContext):
+        self.program, self.held = program, held
+        self.block = program.global_block()
+        self.nested = len(program.blocks) > 1
+        self.local = Locals.of(program, ctx)
+        self.types: dict[str, TensorType] = {}
+        self.here: dict[int, Here] = {}
+        self.uninitialized: list[str] = []
+
+    def infer(self, ops: Sequence[Operator], feed_types: Mapping[str, TensorType], fetch: Sequence[str]) -> None:
+        """Fill `types` and `here`. Raises NotInitializedError for state that is read and not there."""
+        for n, t in feed_types.items():
+            self.define(n, t)
+        self._infer_ops(ops)
+        for n in fetch:
+            if n not in self.types:
+                self.known(n, None)
+        if self.uninitialized:
+            names = list(dict.fromkeys(self.uninitialized))
+            listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise NotInitializedError(
+                f"{listed} {'has' if len(names) == 1 else 'have'} no value in this scope; run the startup program first: "
+                "exe.run(startup), or run_startup() on many ranks"
+            )
+
+    def whole(self, name: str) -> TensorType:
+        """The type of the whole value, of which a rank may hold a part."""
+        t = self.local.wholes.get(name) if self.local is not None else None
+        return t or self.types[name]
+
+    def elsewhere(self, name: str) -> bool:
+        """Do only other ranks hold anything of the value?"""
+        return self.local is not None and name not in self.held and self.local.nothing_of(name)
+
+    def is_state(self, name: str) -> bool:
+        d = self.block.find(name)
+        return d is not None and d.persistable
+
+    def define(self, name: str, whole: TensorType) -> None:
+        """Give a value its type, from that of the whole value."""
+        if self.local is not None and name in self.local.places:
+            self.local.wholes[name] = whole
+            self.types[name] = self.local.type_of(name, whole)
+        else:
+            self.types[name] = whole
+
+    def known(self, name: str, op: Operator | None) -> TensorType:
+        """The type of what lies here of a value that is read."""
+        t = self.types.get(name)
+        if t is not None:
+            return t
+        d = self.block.find(name)
+        if d is not None and self.elsewhere(name) and d.type.numel >= 0:
+            self.define(name, d.type)  # what a broadcast from another rank is given here, say: it is not looked at
+            return self.types[name]
+        if d is not None and d.persistable:
+            whole, want = d.type, d.type
+            found = self.held.get(name)
+            have = None if found is None else TensorType(dtype_name(found.dtype), tuple(found.shape))
+            if self.local is not None and name in self.local.places:
+                whole = whole if have is None else self.local.state_type(name, whole, have)
+                want = self.local.type_of(name, whole)
+            if have is None:
+                self.uninitialized.append(name)
+            elif not want.accepts(have):
+                part = "" if want == whole else f" on this rank, its part of {d.type}"
+                raise FeedError(f"variable {name!r} is declared {want}{part}, this scope holds {have}; run the startup program again")
+            self.define(name, whole if have is None or want is not whole else have)
+            return self.types[name]
+        if op is None:
+            raise ProgramError(f"variable {name!r} has no value to fetch: no operator defines it")
+        raise ProgramError(f"op {op.type} reads {name!r} before any operator defines it{site(op)}")
+
+    def _infer_ops(self, ops: Sequence[Operator]) -> None:
+        for op in ops:
+            definition = opdef(op.type)
+            if definition.bodies:
+                self._infer_control(op)
+                continue
+            ins = {slot: [self.known(n, op) for n in names] for slot, names in op.inputs.items()}
+            if self.local is not None and self.local.touches(op):
+                self._infer_placed(self.local, op, definition, ins)
+                continue
+            for n, t in _results(op, definition, ins):
+                old = self.types.get(n)
+                if old is not None and old != t:
+                    raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {old}{site(op)}")
+                self.types[n] = t
+
+    def _infer_control(self, op: Operator) -> None:
+        """The bodies first; what they hand out has one type in all of them."""
+        for b in op.sub_blocks():
+            self._infer_ops(self.program.blocks[b].oplist)
+        handed = {body.attr: body.results(op) for body in bodies(op) if body.results_attr}
+        for k, n in enumerate(op.output_arg_names if handed else ()):
+            made = {attr: self.known(names[k], op) for attr, names in handed.items()}
+            if len(set(made.values())) > 1:
+                found = " and ".join(f"{t} in {attr}" for attr, t in made.items())
+                raise ProgramError(f"op {op.type}: {n!r} is {found}{site(op)}")
+            self.define(n, self.whole(next(iter(handed.values()))[k]))
+        for n in op.input_arg_names:
+            self.known(n, op)
+
+    def _infer_placed(self, local: Locals, op: Operator, definition: type[OpDef], ins: Mapping[str, list[TensorType]]) -> None:
+        """Types of results that lie somewhere. The rule is asked about whole values, or about what lies here where that is all there is."""
+        if local.speaks_locally(op, definition):
+            for n, t in _results(op, definition, ins):
+                self._define_part(local, op, n, t)
+        else:
+            wholes = {slot: [self.whole(n) for n in names] for slot, names in op.inputs.items()}
+            for n, t in _results(op, definition, wholes):
+                if n in self.types and self.whole(n) != t:
+                    raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {self.whole(n)}{site(op)}")
+                self.define(n, t)
+        here = local.look(op, definition, self.types)
+        if here is not None:
+            self.here[id(op)] = here
+
+    def _define_part(self, local: Locals, op: Operator, name: str, t: TensorType) -> None:
+        """Give a value its type from that of the part that lies here."""
+        if name in local.own or name not in local.places:
+            if self.types.get(name, t) != t:
+                raise ProgramError(f"op {op.type} writes {t} into {name!r}, which holds {self.types[name]}{site(op)}")
+            self.types[name] = t
+            return
+        if name not in self.types:
+            self.define(name, local.descs[name].type)
+        if self.types[name] != t:
+            raise ProgramError(
+                f"op {op.type} writes {t} into {name!r}, of which {self.types[name]} lies here: it is {self.whole(name)} "
+                f"{show_placement(local.places[name])}{site(op)}"
+            )
+
+
+def _results(op: Operator, definition: type[OpDef], ins: Mapping[str, list[TensorType]]) -> list[tuple[str, TensorType]]:
+    try:
+        results = definition.infer_outputs(ins, op.attrs)
+    except ProgramError as e:
+        raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{site(op)}") from None
+    out: list[tuple[str, TensorType]] = []
+    for slot, result in zip(definition.out_slots, results, strict=True):
+        out += zip(op.outputs.get(slot.name, ()), result if slot.many else [result], strict=False)
+    return out

@@ -1,0 +1,231 @@
+"""Where values lie: which share storage because one is a view of the other or takes its place, and for how long each is needed.
+
+Views are asked of the ops on shadow arrays, which have shapes and strides and share one dummy buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..ir import flow
+from ..ir.dtypes import np_dtype
+from ..ir.errors import ProgramError
+from ..ir.opdef import Effect, OpDef, opdef
+from ..ir.operator import Operator
+from ..ir.types import TensorType
+from .context import RunContext
+from .feeds import dtype_name
+from .local import Here
+from .memory import Interval, assign
+from .plan import Buffer, Scratch, Value
+from .sizes import Sizes
+
+FOREVER = 1 << 60
+_TALKS = (Effect.COLLECTIVE, Effect.P2P)
+
+
+@dataclass(eq=False)
+class Root:
+    """One piece of storage, shared by a value and its views."""
+
+    kind: str  # as of a Buffer
+    nbytes: int
+    start: int
+    stop: int
+    aliases: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Aside:
+    """Scratch of one operator, until it has a place."""
+
+    type: TensorType
+    root: Root
+    of: str  # as of Scratch
+    reads: bool
+
+
+@dataclass(eq=False)
+class Node:
+    """An operator that runs, with what was decided about it."""
+
+    op: Operator
+    definition: type[OpDef]
+    index: int
+    here: Here | None = None  # what it does on this rank, where that is not what it says
+    view: bool = False
+    scratch: list[Aside] = field(default_factory=list)
+
+
+class Storage:
+    """Decides storage for operators one after the other: `place(i, op)`, then `finish()`."""
+
+    def __init__(self, sizes: Sizes, ctx: RunContext, ops: Sequence[Operator], spans: Mapping[int, tuple[int, int]], fetch: Iterable[str]):
+        self.sizes, self.ctx, self.spans = sizes, ctx, spans
+        self.types, self.program = sizes.types, sizes.program
+        self.roots: dict[str, Root] = {}
+        self.shadow: dict[str, np.ndarray] = {}
+        self.view_of: dict[str, str] = {}
+        self.last: dict[str, int] = {}
+        self.writers: dict[str, list[int]] = {}
+        self.nodes: list[Node] = []
+        self.inner: dict[int, list[Node]] = {}
+        self.asides: list[Aside] = []
+        self.dummy = np.empty(max((t.nbytes for t in self.types.values()), default=1) or 1, np.uint8)
+        self._lifetimes(ops, fetch)
+
+    def _lifetimes(self, ops: Sequence[Operator], fetch: Iterable[str]) -> None:
+        last, writers, spans = self.last, self.writers, self.spans
+        for i, op in enumerate(ops):
+            until = spans[i][1] if i in spans else i  # what a batch sends is read until the whole batch is through
+            written = flow.writes(self.program, op)
+            for n in self.reads(op):
+                last[n] = until
+            for n in written:
+                last[n] = until
+                writers.setdefault(n, []).append(i)
+        for n in fetch:
+            last[n] = FOREVER
+
+    def reads(self, op: Operator) -> Iterable[str]:
+        """What an operator reads, its bodies included, without that of which it reads the shape only."""
+        here = self.sizes.here.get(id(op))
+        return flow.reads(self.program, op) if here is None or not here.ghosts else here.real_inputs(op, opdef(op.type))
+
+    # -- roots --------------------------------------------------------------------------------------------------------------
+
+    def new_root(self, name: str, kind: str, start: int, stop: int) -> Root:
+        """Storage of its own for a value."""
+        t = self.types[name]
+        start = self.spans[start][0] if start in self.spans else start
+        root = self.roots[name] = Root(kind, t.nbytes, start, stop, [name])
+        self.shadow[name] = self._fake(t)
+        return root
+
+    def _fake(self, t: TensorType) -> np.ndarray:
+        return np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy)
+
+    def _root(self, name: str, i: int) -> Root:
+        r = self.roots.get(name)
+        if r is not None:
+            return r
+        if self.sizes.elsewhere(name):
+            return self.new_root(name, "arena", i, self.last.get(name, i))
+        return self.new_root(name, "state", -1, FOREVER)  # first touched here: persistable state
+
+    def fetched(self, name: str) -> None:
+        """A value that is fetched lies somewhere, though no operator that runs may touch it. Raises ProgramError where there is none."""
+        if name not in self.roots:
+            if not self.sizes.is_state(name):
+                raise ProgramError(f"variable {name!r} has no value to fetch: no operator that runs defines it")
+            self.new_root(name, "state", -1, FOREVER)
+
+    # -- one operator -------------------------------------------------------------------------------------------------------
+
+    def place(self, i: int, op: Operator, inner: bool = False) -> Node:
+        """Decide where the outputs of operator `i` live. Values of a body live as long as the operator that runs it."""
+        definition = opdef(op.type)
+        here = self.sizes.here.get(id(op))
+        node = Node(op, definition, i, here)
+        read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
+        ins = {n: self._root(n, i) for n in read}
+        for b in op.sub_blocks() if definition.bodies else ():
+            self.inner[b] = [self.place(i, o, inner=True) for o in self.program.blocks[b].oplist]
+        outs = op.output_arg_names
+        views = definition.view is not None or definition.view_ctx is not None
+        if views and not inner and len(outs) == 1 and self._is_new(outs[0]) and self._try_view(node, outs[0]):
+            return node
+        pairs = {op.outputs[b][0]: op.inputs[a][0] for a, b in definition.inplace if op.inputs.get(a) and op.outputs.get(b)}
+        for name in outs:
+            source = pairs.get(name)
+            if not self._is_new(name):
+                root = self._root(name, i)
+                # written where an input is read: fine only if the op says so for exactly this pair
+                if not definition.bodies and any(r is root and not source == n == name for n, r in ins.items()):
+                    self._aside(node, self.types[name], name)
+                root.stop = max(root.stop, self.last.get(name, i))
+            elif source is not None and not inner and self._may_take(source, name, i, ins):
+                root = self.roots[name] = self.roots[source]
+                root.aliases.append(name)
+                root.stop = self.last.get(name, i)
+                self.shadow[name] = self._fake(self.types[name])
+            else:
+                self.new_root(name, "arena", i, max(self.last.get(name, i), i))
+        if definition.effect in _TALKS:  # what is sent lies in one piece
+            for n in read:
+                if not self.shadow[n].flags.c_contiguous:
+                    self._aside(node, self.types[n], n, reads=True)
+        return node
+
+    def _is_new(self, name: str) -> bool:
+        return name not in self.roots and not self.sizes.is_state(name)
+
+    def _aside(self, node: Node, t: TensorType, of: str = "", reads: bool = False) -> None:
+        start, stop = self.spans.get(node.index, (node.index, node.index))
+        node.scratch.append(Aside(t, Root("arena", t.nbytes, start, stop), of, reads))
+        self.asides.append(node.scratch[-1])
+
+    def ask(self, node: Node, scratch: Any) -> None:
+        """Make room for what a body of the operator's op asks for: `scratch(ins, outs, attrs)` gives types."""
+        if scratch is None:
+            return
+        op, definition = node.op, node.definition
+        ins, outs = (
+            definition.arrange({s: [self.types[n] for n in names] for s, names in slots.items()}, which)
+            for slots, which in ((op.inputs, definition.in_slots), (op.outputs, definition.out_slots))
+        )
+        for t in scratch(ins, outs, op.attrs if node.here is None else node.here.attrs):
+            self._aside(node, t)
+
+    def _may_take(self, source: str, name: str, i: int, ins: Mapping[str, Root]) -> bool:
+        """May a result lie where an operand lies that nothing reads any more?"""
+        root, a = self.roots[source], self.shadow[source]
+        return (
+            root.kind == "arena"
+            and root.stop <= i
+            and self.types[source] == self.types[name]
+            and a.nbytes == root.nbytes
+            and a.flags.c_contiguous
+            and all(r is not root or n == source for n, r in ins.items())
+        )
+
+    def _try_view(self, node: Node, out: str) -> bool:
+        op, i = node.op, node.index
+        source = op.input_arg_names[0]
+        root, stop = self.roots[source], self.last.get(out, node.index)
+        if self._later_writes(root, i, stop) or any(w > i for w in self.writers.get(out, ())):
+            return False  # one of the two names gets a value of its own while the other is in use
+        attrs = op.attrs if node.here is None else node.here.attrs
+        shadow = node.definition.view_of(self.shadow[source], self.ctx, attrs)
+        if shadow is None or (shadow.shape, dtype_name(shadow.dtype)) != (self.types[out].shape, self.types[out].dtype):
+            return False
+        root.aliases.append(out)
+        root.stop = max(root.stop, stop)
+        self.roots[out], self.shadow[out], self.view_of[out] = root, shadow, source
+        node.view = True
+        return True
+
+    def _later_writes(self, root: Root, i: int, stop: int) -> bool:
+        """Is the storage overwritten by name between operator `i` and `stop`? In-place results never are while a view is alive."""
+        return any(i < w <= stop for n in root.aliases for w in self.writers.get(n, ()))
+
+    # -- offsets ------------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> tuple[dict[str, Value], tuple[Buffer, ...], int]:
+        """Values, buffers, and the bytes of the arena; all scratch has its place then."""
+        roots = list({id(r): r for r in self.roots.values()}.values())
+        shared = [r for r in (*roots, *(a.root for a in self.asides)) if r.kind == "arena"]
+        offsets, total = assign([Interval(r.nbytes, r.start, r.stop) for r in shared])
+        self.offset = {id(r): offset for r, offset in zip(shared, offsets, strict=True)}
+        number = {id(r): k for k, r in enumerate(roots)}
+        values = {n: Value(self.types[n], number[id(r)], self.view_of.get(n, "")) for n, r in self.roots.items()}
+        buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, r.start, r.stop, self.offset.get(id(r), 0)) for r in roots])
+        return values, buffers, total
+
+    def placed(self, node: Node) -> tuple[Scratch, ...]:
+        """Where the scratch of an operator lies, after `finish`."""
+        return tuple([Scratch(a.type, self.offset[id(a.root)], a.of, a.reads) for a in node.scratch])

@@ -1,0 +1,37 @@
+"""Errors of a run in the user's words: which operator, and the line that wrote it."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from ..comm.base import CommError
+from ..ir.errors import ExecutionError, FluidxError
+from ..ir.operator import Operator
+
+
+def explain(op: Operator | None, error: Exception) -> NoReturn:
+    """Raise `error` as one that names the operator and the user's line."""
+    if op is None or (isinstance(error, ExecutionError) and error.operator is not None):
+        raise error
+    text = told_as(error)
+    what = text if isinstance(error, ExecutionError) and text.startswith(f"op {op.type}") else f"op {op.type} failed: {text}"
+    told = ExecutionError(f"{what}{where(op)}")
+    told.operator = op
+    raise told from error
+
+
+def told_as(error: BaseException) -> str:
+    """The error's text; with its type in front where the text was not written for fluidx's users."""
+    if isinstance(error, (FluidxError, CommError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def where(op: Operator | None) -> str:
+    """Lines that show an operator and the user's line; nothing for None."""
+    return "" if op is None else f"\n  in {op.to_string()}{site(op)}"
+
+
+def site(op: Operator) -> str:
+    """The user's line, on a line of its own."""
+    return f"\n  written at {op.site}" if op.site else ""
