@@ -20,7 +20,7 @@ static Product gemm_plan(const int64_t *a, int64_t *grain) {
     Product p = {a, m, n, 1, 1};
     double flops = 2.0 * (double)m * (double)n * (double)a[4];
     if (a[13] < 8) {
-        int halvings = flops < 6e5 ? 0 : flops < 1.6e7 ? 1 : flops < 2.5e8 ? 2 : flops < 2e9 ? 3 : flops < 1.6e10 ? 4 : 6;
+        int halvings = flops < 6e5 ? 0 : flops < 6.4e7 ? 1 : flops < 5e8 ? 2 : flops < 4e9 ? 3 : flops < 3.2e10 ? 4 : 6;
         while (halvings-- && (p.rows > 31 || p.columns > 31)) {
             if (p.rows >= p.columns)
                 p.rows = gemm_half(p.rows);
