@@ -187,6 +187,11 @@ def functions() -> dict[str, int]:
     return dict(_module().functions())
 
 
+def opcodes() -> list[str]:
+    """The instructions of the vector machine by number; `ops.expr.native` writes programs for it."""
+    return _module().opcodes()
+
+
 def compile(calls: Sequence[Call]) -> Callable[[], None]:
     """A function that executes the calls in order, all at once and without the GIL.
 
@@ -270,11 +275,12 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, b
     if lay_a is None or lay_b is None or lay_c is None or lay_c[0]:
         return None
     (ta, lda, sa), (tb, ldb, sb), (_, ldc, sc) = lay_a, lay_b, lay_c
-    words = (ta, tb, m, n, k, float(alpha), _address(a), lda, _address(b), ldb, float(beta), _address(out), ldc, batch, sa, sb, sc)
+    words = (ta, tb, m, n, k, float(alpha), address(a), lda, address(b), ldb, float(beta), address(out), ldc, batch, sa, sb, sc)
     return Call(fn, words, (a, b, out))
 
 
-def _address(a: np.ndarray) -> int:
+def address(a: np.ndarray) -> int:
+    """Where the first element of an array lies."""
     return a.__array_interface__["data"][0]
 
 

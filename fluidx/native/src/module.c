@@ -12,6 +12,7 @@ GemmF32 blas_f32;
 GemmF64 blas_f64;
 
 extern const Kernel kernels_base[];
+extern const char *const vm_names_base[];
 #if LEVELS_X86
 extern const Kernel kernels_v3[], kernels_v4[];
 #endif
@@ -136,6 +137,16 @@ static PyObject *functions(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     return all;
 }
 
+static PyObject *opcodes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+    PyObject *all = PyList_New(0);
+    for (const char *const *at = vm_names_base; all && *at; at++) {
+        PyObject *name = PyUnicode_FromString(*at);
+        if (!name || PyList_Append(all, name)) Py_CLEAR(all);
+        Py_XDECREF(name);
+    }
+    return all;
+}
+
 static PyObject *levels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     PyObject *all = PyList_New(0);
     for (int i = 0; all && i <= best; i++) {
@@ -186,6 +197,7 @@ static PyObject *num_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(no
 static PyMethodDef METHODS[] = {
     {"block", make_block, METH_VARARGS, "block(words: bytes, keeps) -> a function that executes the calls in the words."},
     {"functions", functions, METH_NOARGS, "(name, words it takes or -1) of every kernel, in the order of their numbers."},
+    {"opcodes", opcodes, METH_NOARGS, "Names of the vector machine's instructions, in the order of their numbers."},
     {"levels", levels, METH_NOARGS, "Names of the levels of instructions that this processor has, lowest first."},
     {"level", level, METH_NOARGS, "The level that blocks made from now on use."},
     {"set_level", set_level, METH_VARARGS, "Choose the level of the blocks made from now on."},
