@@ -289,6 +289,8 @@ def _layout(x: np.ndarray) -> tuple[int, int, int] | None:
     size = x.dtype.itemsize
     if any(s % size for s in x.strides):
         return None
+    if not x.size:
+        return 0, max(x.shape[-1], 1), 0
     (rows, columns), (down, right) = x.shape[-2:], (s // size for s in x.strides[-2:])
     batch = x.strides[0] // size if x.ndim == 3 and x.shape[0] > 1 else 0
     if (right == 1 or columns < 2) and (down >= max(columns, 1) or rows < 2):
