@@ -36,11 +36,11 @@ _CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops the run at the 
 _VERIFY = Setting("FLUIDX_VERIFY", "0 or 1", "0", "1 proves what each pass of a transpile made, and names the pass that broke it.")
 _PROGRESS = Setting("FLUIDX_PROGRESS", "auto, 0 or 1", "auto", "Progress bars in the commands; auto shows them on a terminal only.")
 _KERNELS = Setting(
-    "FLUIDX_KERNELS", "auto, numpy or native", "auto", "What computes on CPUs: native C kernels where they are built (auto), or one kind only."
+    "FLUIDX_KERNELS", "auto, numpy or native", "auto", "What computes on CPUs: C kernels where they are built (auto), or one kind only."
 )
-_THREADS = Setting("FLUIDX_THREADS", "an integer from 0 to 256", "0", "Threads of the native kernels; 0 takes all cores of the process.")
-_NATIVE_LEVEL = Setting("FLUIDX_NATIVE_LEVEL", "base, v3 or v4", "", "Instructions of the native kernels; unset takes the processor's best.")
-_NATIVE = Setting("FLUIDX_NATIVE", "0 or 1", "", "Read when fluidx is built: 0 leaves the native kernels out, 1 makes their failure an error.")
+_THREADS = Setting("FLUIDX_THREADS", "an integer from 0 to 256", "0", "Threads of the C kernels; 0 takes all cores of the process.")
+_NATIVE_LEVEL = Setting("FLUIDX_NATIVE_LEVEL", "base, v3 or v4", "", "Instructions of the C kernels; unset takes the processor's best.")
+_NATIVE = Setting("FLUIDX_NATIVE", "0 or 1", "", "Read by setup.py: 0 builds without the C kernels, 1 fails where they do not build.")
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
 

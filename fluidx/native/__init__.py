@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ def _load() -> _State:
 
 def _start() -> _State:
     try:
-        from .. import _native  # type: ignore[attr-defined]
+        _native = import_module("fluidx._native")
     except ImportError as e:
         return _State(None, f"the extension is not built ({e}); install fluidx with a C compiler at hand", "", "")
     if wanted := config.native_level():
@@ -125,9 +126,7 @@ _DECORATIONS = [(pre, post) for pre in ("scipy_", "") for post in ("64_", "", "_
 
 def _libraries() -> Iterator[ctypes.CDLL]:
     """NumPy's own extension module, through which the loader finds the libraries it needs; on Windows those libraries themselves."""
-    from numpy._core import _multiarray_umath
-
-    names = [_multiarray_umath.__file__]
+    names = [str(import_module("numpy._core._multiarray_umath").__file__)]
     if os.name == "nt":
         names += sorted(glob.glob(os.path.join(os.path.dirname(np.__file__), os.pardir, "numpy.libs", "*openblas*.dll")))
     for name in names:
@@ -160,11 +159,12 @@ def _products_are_right(module: Any) -> bool:
     """
     m, n, k = 5, 7, 3
     for fn, dtype in (("gemm_f32", np.float32), ("gemm_f64", np.float64)):
-        a, b = np.arange(m * k, dtype=dtype).reshape(m, k), np.arange(k * n, dtype=dtype).reshape(k, n)
+        sides: list[Any] = [np.arange(r * c).reshape(r, c).astype(dtype) for r, c in ((m, k), (k, n))]
+        a, b = sides
         c = np.full((m, n), np.nan, dtype)
         words = (0, 0, m, n, k, 1.0, a.ctypes.data, k, b.ctypes.data, n, 0.0, c.ctypes.data, n, 1, 0, 0, 0)
         _block(module, [Call(fn, words, (a, b, c))])()
-        if not (c == np.einsum("ik,kj->ij", a, b)).all():
+        if not (c == (a[:, :, None] * b).sum(1)).all():
             return False
     return True
 

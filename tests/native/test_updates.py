@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import fluidx  # noqa: F401  (fills the op registry)
+import fluidx
 from fluidx import native
 from fluidx.ir.opdef import OPS
 from fluidx.ops.update.base import SCALARS, Update

@@ -23,7 +23,10 @@ _TESTS, _MASKS = {"isnan", "isinf", "isfinite"}, {"and", "or", "xor"}
 _KNOWN = {*_UNARY, *_COMMUTING, *_ORDERED, *COMPARE, *_TESTS, *_MASKS, "not", "where", "const", "sym"}
 
 # Rough picoseconds an element in float32 with AVX-512, on which the size of a thread's share hangs; nothing else does.
-_COST = {"exp": 300, "log": 400, "log1p": 500, "tanh": 400, "sigmoid": 450, "softplus": 800, "erf": 450, "div": 150, "sqrt": 150, "rsqrt": 250}
+_COST = {
+    "exp": 300, "log": 400, "log1p": 500, "tanh": 400, "sigmoid": 450, "softplus": 800, "erf": 450,
+    "div": 150, "sqrt": 150, "rsqrt": 250,
+}  # fmt: skip
 
 
 def bind_native(outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_out: Sequence[np.ndarray]) -> native.Call | None:
@@ -88,7 +91,9 @@ def _aliases(ins: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> tuple[tup
     for k, o in enumerate(outs):
         for i, a in enumerate(ins):
             if np.may_share_memory(a, o):
-                if a.dtype != o.dtype or native.address(a) != native.address(o) or (o.size > 1 and (a.shape, a.strides) != (o.shape, o.strides)):
+                if a.dtype != o.dtype or native.address(a) != native.address(o):
+                    return None
+                if o.size > 1 and (a.shape, a.strides) != (o.shape, o.strides):
                     return None
                 pairs.append((i, k))
         if any(np.may_share_memory(o, other) for other in outs[:k]):
@@ -161,9 +166,12 @@ class _Assembler:
         for e in outs:
             self.uses[e] = self.uses.get(e, 0) + 1
         operand = {name: i for i, name in enumerate(names)}
-        self.same_along_row = {
-            n for n in order if all(kinds[operand[s]].endswith("scalar") for s in symbols(n))
-        }  # fmt: skip
+        self.same_along_row: set[Expr] = set()
+        for n in order:
+            if n.fn == "const" or (n.fn == "sym" and kinds[operand[n.args[0]]].endswith("scalar")):
+                self.same_along_row.add(n)
+            elif n.fn != "sym" and all(arg in self.same_along_row for arg in n.args):
+                self.same_along_row.add(n)
         folded = {p for n in order for p in self.products(n)}
         for n in order:
             if n.fn == "sym":
@@ -277,7 +285,9 @@ class _Assembler:
         return self.emit("copy_v", value, mask=value.mask) if value.where[0] == "in" else value
 
 
-def _allocate(a: _Assembler, targets: Sequence[_Value], kinds: Sequence[str], inputs: int, aliases: Sequence[tuple[int, int]]) -> _Code | None:
+def _allocate(
+    a: _Assembler, targets: Sequence[_Value], kinds: Sequence[str], inputs: int, aliases: Sequence[tuple[int, int]]
+) -> _Code | None:
     """Registers for all values. A result goes straight into its output where no input of that memory is read afterwards."""
     last: dict[tuple[str, int], int] = {}
     for i, ins in enumerate(a.second):

@@ -91,7 +91,8 @@ class Update(OpDef):
         from .trace import expressions
 
         present, wanted = tuple(a is not None for a in ins), tuple(a is not None for a in outs)
-        exprs = expressions(cls, present, wanted, tuple(attrs.items()))
+        update: Any = cls
+        exprs = expressions(update, present, wanted, tuple(attrs.items()))
         arrays = {s.name: a.reshape(()) if s.name in SCALARS else a for s, a in zip(cls.in_slots, ins, strict=True) if a is not None}
         call = bind_native(exprs, arrays, [a for a in outs if a is not None])
         return None if call is None else [call]
