@@ -52,14 +52,15 @@ docs: $(VENV)/.docs
 	@echo "build/site/index.html"
 
 clean:
-	rm -rf $(VENV) build dist fluidx.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) fluidx/_native*.so build dist fluidx.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find fluidx tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # One environment, one stamp per set of extras: the demo does not wait for the tools of the developers.
 $(VENV)/.demo: EXTRAS = demo
 $(VENV)/.dev: EXTRAS = dev,demo
 $(VENV)/.docs: EXTRAS = docs
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: setup.cfg pyproject.toml $(VENV)/.made
+# The C kernels are built on the way, where there is a compiler; a change in them installs again.
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: setup.cfg setup.py pyproject.toml $(wildcard fluidx/native/src/*) $(VENV)/.made
 	@echo "installing fluidx[$(EXTRAS)] into $(VENV)"
 	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@

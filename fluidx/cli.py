@@ -223,11 +223,13 @@ def ops(name: str | None) -> None:
 
 @main.command()
 def env() -> None:
-    """List the environment variables that fluidx reads."""
+    """List the environment variables that fluidx reads, and what computes on this machine."""
+    from . import native
     from .config import describe
 
     for row in describe():
         click.echo(f"{row.name} ({row.accepts}; default {row.default or 'unset'})\n    {row.doc}")
+    click.echo(f"\n{native.describe()}")
 
 
 if __name__ == "__main__":

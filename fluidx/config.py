@@ -35,16 +35,22 @@ _TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How l
 _CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops the run at the first operator whose result holds a NaN or an infinity.")
 _VERIFY = Setting("FLUIDX_VERIFY", "0 or 1", "0", "1 proves what each pass of a transpile made, and names the pass that broke it.")
 _PROGRESS = Setting("FLUIDX_PROGRESS", "auto, 0 or 1", "auto", "Progress bars in the commands; auto shows them on a terminal only.")
+_KERNELS = Setting(
+    "FLUIDX_KERNELS", "auto, numpy or native", "auto", "What computes on CPUs: C kernels where they are built (auto), or one kind only."
+)
+_THREADS = Setting("FLUIDX_THREADS", "an integer from 0 to 256", "0", "Threads of the C kernels; 0 takes all cores of the process.")
+_NATIVE_LEVEL = Setting("FLUIDX_NATIVE_LEVEL", "base, v3 or v4", "", "Instructions of the C kernels; unset takes the processor's best.")
+_NATIVE = Setting("FLUIDX_NATIVE", "0 or 1", "", "Read by setup.py: 0 builds without the C kernels, 1 fails where they do not build.")
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
 
 def describe() -> tuple[Setting, ...]:
     """Return the table of environment variables, for the documentation and the command line.
 
-    >>> [row.name for row in describe()]
-    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', 'FLUIDX_VERIFY', 'FLUIDX_TIMEOUT', 'FLUIDX_CHECK_NAN', 'FLUIDX_PROGRESS', 'CPU_NUM']
+    >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
+    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_NATIVE', 'CPU_NUM']
     """
-    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _CHECK_NAN, _PROGRESS, _CPU_NUM)
+    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _CHECK_NAN, _PROGRESS, _KERNELS, _THREADS, _NATIVE_LEVEL, _NATIVE, _CPU_NUM)
 
 
 def debug_level(environ: Mapping[str, str] = os.environ) -> int:
@@ -109,6 +115,33 @@ def show_progress(stream: TextIO | None = None, environ: Mapping[str, str] = os.
     if choice is None:
         return (stream or sys.stderr).isatty()
     return choice
+
+
+def kernels(environ: Mapping[str, str] = os.environ) -> str:
+    """Return FLUIDX_KERNELS, the kind of kernels that compute on CPUs.
+
+    >>> kernels({"FLUIDX_KERNELS": "numpy"})
+    'numpy'
+    """
+    return _read(_KERNELS, environ, lambda text: {"auto": "auto", "numpy": "numpy", "native": "native"}[text])
+
+
+def threads(environ: Mapping[str, str] = os.environ) -> int:
+    """Return FLUIDX_THREADS, the number of threads of the native kernels, or 0 for one per core.
+
+    >>> threads({})
+    0
+    """
+    return _read(_THREADS, environ, lambda text: _within(int(text), 0, 256))
+
+
+def native_level(environ: Mapping[str, str] = os.environ) -> str:
+    """Return FLUIDX_NATIVE_LEVEL, the instructions that the native kernels are held to, or nothing for the best.
+
+    >>> native_level({"FLUIDX_NATIVE_LEVEL": "v3"})
+    'v3'
+    """
+    return _read(_NATIVE_LEVEL, environ, lambda text: {"": "", "base": "base", "v3": "v3", "v4": "v4"}[text])
 
 
 def cpu_num(environ: Mapping[str, str] = os.environ) -> int:

@@ -210,8 +210,9 @@ def test_ops_lists_and_describes():
 
 def test_env_lists_every_variable():
     text = call("env")
-    for name in ("FLUIDX_DEBUG", "FLUIDX_DUMP", "FLUIDX_VERIFY", "FLUIDX_TIMEOUT", "FLUIDX_CHECK_NAN", "FLUIDX_PROGRESS", "CPU_NUM"):
+    for name in ("FLUIDX_DEBUG", "FLUIDX_DUMP", "FLUIDX_VERIFY", "FLUIDX_TIMEOUT", "FLUIDX_CHECK_NAN", "FLUIDX_KERNELS", "CPU_NUM"):
         assert f"{name} (" in text
+    assert text.splitlines()[-1].startswith(("native kernels on: level ", "native kernels off: "))
 
 
 SCRIPT = """

@@ -71,11 +71,32 @@ class Update(OpDef):
         raise NotImplementedError
 
     @classmethod
+    def separate(cls, values):
+        """(tensors, scalars) of the inputs, in slot order."""
+        pairs = list(zip(cls.in_slots, values, strict=True))
+        return [a for s, a in pairs if s.name not in SCALARS], [a for s, a in pairs if s.name in SCALARS]
+
+    @classmethod
     def _split(cls, arrays):
-        """(tensors, scalars) of the inputs, in slot order; a scalar has one axis, so that it meets flat parts too."""
-        pairs = list(zip(cls.in_slots, arrays, strict=True))
-        ones = [a if a is None else a.reshape(1) for s, a in pairs if s.name in SCALARS]
-        return [a for s, a in pairs if s.name not in SCALARS], ones
+        """(tensors, scalars) of the inputs; a scalar has one axis, so that it meets flat parts too."""
+        tensors, ones = cls.separate(arrays)
+        return tensors, [a if a is None else a.reshape(1) for a in ones]
+
+    @classmethod
+    def native(cls, ins, outs, attrs):
+        """The calls of `fluidx.native` that do the step, or None where its vector machine lacks a dtype or a function.
+
+        They have the bits of `formula` on NumPy arrays. An output may be the input that it updates.
+        """
+        from ..expr.native import bind_native
+        from .trace import expressions
+
+        present, wanted = tuple(a is not None for a in ins), tuple(a is not None for a in outs)
+        update: Any = cls
+        exprs = expressions(update, present, wanted, tuple(attrs.items()))
+        arrays = {s.name: a.reshape(()) if s.name in SCALARS else a for s, a in zip(cls.in_slots, ins, strict=True) if a is not None}
+        call = bind_native(exprs, arrays, [a for a in outs if a is not None])
+        return None if call is None else [call]
 
     @classmethod
     def kernel(cls, xp, *arrays, out, **attrs):

@@ -1,0 +1,300 @@
+"""The optional kernels in C: loading them, their threads, and blocks of calls that run without the GIL.
+
+A `Call` is one kernel with its arguments, 64-bit words: addresses, sizes, strides, numbers. `compile` packs any number of calls, in order,
+into one block and gives a function without arguments that executes them all at one crossing into C, some 100 ns.
+
+Nothing is loaded before it is asked for. `enabled()` says whether native kernels are to be used, `why_not()` what is in the way. The
+extension contains no BLAS: it calls the one that NumPy brought, at one thread, and splits products over its own pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import config
+
+
+class NativeError(RuntimeError):
+    """Native kernels were asked for and are not there, or a call does not fit its kernel."""
+
+
+class Call(NamedTuple):
+    """One kernel and its arguments. `keeps` holds the arrays whose addresses stand in `args`."""
+
+    fn: str
+    args: tuple[int | float, ...]
+    keeps: tuple[Any, ...] = ()
+
+
+# -- loading ------------------------------------------------------------------------------------------------------------------------
+
+
+class _State(NamedTuple):
+    module: ModuleType | None
+    reason: str  # why there is no module
+    blas: str  # the library's name for sgemm, or ""
+    no_blas: str  # why there is none
+
+
+_lock = threading.Lock()
+_state: _State | None = None
+
+
+def _load() -> _State:
+    global _state
+    if _state is None:
+        with _lock:
+            if _state is None:
+                _state = _start()
+    return _state
+
+
+def _start() -> _State:
+    try:
+        _native = import_module("fluidx._native")
+    except ImportError as e:
+        return _State(None, f"the extension is not built ({e}); install fluidx with a C compiler at hand", "", "")
+    if wanted := config.native_level():
+        if wanted not in _native.levels():
+            return _State(None, f"FLUIDX_NATIVE_LEVEL={wanted}, and this processor has {', '.join(_native.levels())}", "", "")
+        _native.set_level(wanted)
+    _native.set_num_threads(config.threads() or _cores())
+    blas, no_blas = _find_blas(_native)
+    return _State(_native, "", blas, no_blas)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def why_not() -> str:
+    """Why native kernels are not used, or an empty text when they are."""
+    if config.kernels() == "numpy":
+        return "FLUIDX_KERNELS=numpy"
+    return _load().reason
+
+
+def enabled() -> bool:
+    """Whether native kernels are to be used: they are built, and FLUIDX_KERNELS does not forbid it.
+
+    FLUIDX_KERNELS=native makes their absence an error.
+    """
+    reason = why_not()
+    if reason and config.kernels() == "native":
+        raise NativeError(f"FLUIDX_KERNELS=native, but {reason}")
+    return not reason
+
+
+def has_blas() -> bool:
+    """Whether the kernels `gemm_f32` and `gemm_f64` can be called."""
+    return bool(_load().blas)
+
+
+def describe() -> str:
+    """One line on what computes: the level, the BLAS and the threads, or why native kernels are off."""
+    if reason := why_not():
+        return f"native kernels off: {reason}"
+    state = _load()
+    blas = f"products by {state.blas}" if state.blas else f"products by NumPy ({state.no_blas})"
+    return f"native kernels on: level {level()}, {blas}, {num_threads()} threads"
+
+
+def _module() -> Any:
+    state = _load()
+    if state.module is None:
+        raise NativeError(f"there are no native kernels: {state.reason}")
+    return state.module
+
+
+# -- the BLAS of NumPy --------------------------------------------------------------------------------------------------------------
+
+# How builds of OpenBLAS, MKL and Accelerate decorate the names of their functions.
+_DECORATIONS = [(pre, post) for pre in ("scipy_", "") for post in ("64_", "", "_64", "$NEWLAPACK$ILP64", "$NEWLAPACK")]
+
+
+def _libraries() -> Iterator[ctypes.CDLL]:
+    """NumPy's own extension module, through which the loader finds the libraries it needs; on Windows those libraries themselves."""
+    names = [str(import_module("numpy._core._multiarray_umath").__file__)]
+    if os.name == "nt":
+        names += sorted(glob.glob(os.path.join(os.path.dirname(np.__file__), os.pardir, "numpy.libs", "*openblas*.dll")))
+    for name in names:
+        try:
+            yield ctypes.CDLL(name)
+        except OSError:
+            continue
+
+
+def _find_blas(module: Any) -> tuple[str, str]:
+    """Hand sgemm and dgemm to the extension. (Name, "") when they are right, ("", reason) when there is none."""
+    for library in _libraries():
+        for pre, post in _DECORATIONS:
+            f32, f64 = (getattr(library, f"{pre}cblas_{letter}gemm{post}", None) for letter in "sd")
+            if f32 is None or f64 is None:
+                continue
+            module.set_blas(*(ctypes.cast(f, ctypes.c_void_p).value for f in (f32, f64)))
+            if not _products_are_right(module):
+                module.set_blas(0, 0)
+                return "", f"{pre}cblas_sgemm{post} gives wrong products"
+            _one_thread(library)
+            return f"{pre}cblas_sgemm{post}", ""
+    return "", "NumPy's library exports no cblas_sgemm"
+
+
+def _products_are_right(module: Any) -> bool:
+    """One odd-shaped product of small whole numbers in each dtype, exact in any order of summation.
+
+    It also proves that integers of 64 bits suit a library built with 32: the calling conventions pass them in registers or slots of 64.
+    """
+    m, n, k = 5, 7, 3
+    for fn, dtype in (("gemm_f32", np.float32), ("gemm_f64", np.float64)):
+        sides: list[Any] = [np.arange(r * c).reshape(r, c).astype(dtype) for r, c in ((m, k), (k, n))]
+        a, b = sides
+        c = np.full((m, n), np.nan, dtype)
+        words = (0, 0, m, n, k, 1.0, a.ctypes.data, k, b.ctypes.data, n, 0.0, c.ctypes.data, n, 1, 0, 0, 0)
+        _block(module, [Call(fn, words, (a, b, c))])()
+        if not (c == (a[:, :, None] * b).sum(1)).all():
+            return False
+    return True
+
+
+def _one_thread(library: ctypes.CDLL) -> None:
+    """Keep the library from starting threads of its own: two pools that spin on the same cores slow each other tenfold and more."""
+    for pre, post in _DECORATIONS:
+        for name in ("openblas_set_num_threads", "MKL_Set_Num_Threads"):
+            if setter := getattr(library, f"{pre}{name}{post}", None):
+                setter(ctypes.c_int(1))
+                return
+
+
+# -- blocks of calls ----------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def functions() -> dict[str, int]:
+    """The kernels by name, and how many words each takes; -1 is any number."""
+    return dict(_module().functions())
+
+
+def opcodes() -> list[str]:
+    """The instructions of the vector machine by number; `ops.expr.native` writes programs for it."""
+    return _module().opcodes()
+
+
+def compile(calls: Sequence[Call]) -> Callable[[], None]:
+    """A function that executes the calls in order, all at once and without the GIL.
+
+    The arrays must stay where they are; the function keeps them alive. It may be called from several threads at a time if what the calls
+    write allows that.
+    """
+    return _block(_module(), calls)
+
+
+def _block(module: Any, calls: Sequence[Call]) -> Callable[[], None]:
+    names = {name: (number, words) for number, (name, words) in enumerate(module.functions())}
+    packed = []
+    for call in calls:
+        if call.fn not in names:
+            raise NativeError(f"there is no native kernel {call.fn!r}; there are {', '.join(names)}")
+        number, words = names[call.fn]
+        if words not in (-1, len(call.args)):
+            raise NativeError(f"native kernel {call.fn} takes {words} words, got {len(call.args)}")
+        kinds = "".join("d" if isinstance(a, float) else "q" for a in call.args)
+        packed.append(struct.pack(f"=qq{kinds}", number, len(call.args), *call.args))
+    return module.block(b"".join(packed), tuple(call.keeps for call in calls))
+
+
+# -- threads and levels -------------------------------------------------------------------------------------------------------------
+
+
+def num_threads() -> int:
+    """The number of threads of the pool that all native kernels share, the calling one included."""
+    return _module().num_threads()
+
+
+def set_num_threads(n: int) -> None:
+    """Set the size of the pool. Results do not depend on it."""
+    _module().set_num_threads(n)
+
+
+def use_threads(n: int) -> None:
+    """Let runs of the calling thread use at most `n` threads; 0 lifts the limit. Ranks that are threads take 1 each."""
+    _module().use_threads(n)
+
+
+def levels() -> list[str]:
+    """The levels of instructions of this processor, lowest first: base, v3 (AVX2), v4 (AVX-512)."""
+    return _module().levels()
+
+
+def level() -> str:
+    """The level that compiled calls use."""
+    return _module().level()
+
+
+@contextmanager
+def at_level(name: str) -> Iterator[None]:
+    """Compile calls for a lower level; for tests."""
+    before = level()
+    _module().set_level(name)
+    try:
+        yield
+    finally:
+        _module().set_level(before)
+
+
+# -- products -----------------------------------------------------------------------------------------------------------------------
+
+
+def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, beta: float = 0.0) -> Call | None:
+    """The call for out = alpha * a @ b + beta * out, or None where it does not fit.
+
+    The arrays have the same float32 or float64 dtype and two axes, or three, the first being a batch along which `a` or `b` may have
+    length 1. A matrix may be transposed or part of a larger one, so long as one of its last two axes is contiguous.
+    """
+    fn = {"float32": "gemm_f32", "float64": "gemm_f64"}.get(out.dtype.name)
+    if fn is None or a.dtype != out.dtype or b.dtype != out.dtype or not has_blas():
+        return None
+    if out.ndim not in (2, 3) or not all(x.ndim in (2, out.ndim) for x in (a, b)):
+        return None
+    m, n, k, batch = *out.shape[-2:], a.shape[-1], 1 if out.ndim == 2 else out.shape[0]
+    if a.shape[-2:] != (m, k) or b.shape[-2:] != (k, n) or any(x.ndim == 3 and x.shape[0] not in (1, batch) for x in (a, b)):
+        return None
+    lay_a, lay_b, lay_c = _layout(a), _layout(b), _layout(out)
+    if lay_a is None or lay_b is None or lay_c is None or lay_c[0]:
+        return None
+    (ta, lda, sa), (tb, ldb, sb), (_, ldc, sc) = lay_a, lay_b, lay_c
+    words = (ta, tb, m, n, k, float(alpha), address(a), lda, address(b), ldb, float(beta), address(out), ldc, batch, sa, sb, sc)
+    return Call(fn, words, (a, b, out))
+
+
+def address(a: np.ndarray) -> int:
+    """Where the first element of an array lies."""
+    return a.__array_interface__["data"][0]
+
+
+def _layout(x: np.ndarray) -> tuple[int, int, int] | None:
+    """(transposed, distance of rows, distance of matrices) in elements, or None when neither of the last axes is contiguous."""
+    size = x.dtype.itemsize
+    if any(s % size for s in x.strides):
+        return None
+    if not x.size:
+        return 0, max(x.shape[-1], 1), 0
+    (rows, columns), (down, right) = x.shape[-2:], (s // size for s in x.strides[-2:])
+    batch = x.strides[0] // size if x.ndim == 3 and x.shape[0] > 1 else 0
+    if (right == 1 or columns < 2) and (down >= max(columns, 1) or rows < 2):
+        return 0, max(columns, 1) if rows < 2 else down, batch
+    if (down == 1 or rows < 2) and (right >= max(rows, 1) or columns < 2):
+        return 1, max(rows, 1) if columns < 2 else right, batch
+    return None

@@ -1,0 +1,21 @@
+/* All kernels, compiled once per level of instructions: each level_*.c includes this file with LEVEL defined. */
+#include "native.h"
+
+#include "gemm.h"
+#include "vm.h"
+
+const Kernel LEVEL(kernels)[] = {
+    {"gemm_f32", GEMM_WORDS, gemm_f32},
+    {"gemm_f64", GEMM_WORDS, gemm_f64},
+    {"vm_f32", -1, vm_f32},
+    {"vm_f64", -1, vm_f64},
+    {NULL, 0, NULL},
+};
+
+#define OP1(name, e) #name "_v",
+#define OP2(name, e) #name "_vv", #name "_vs",
+#define OP3(name, e) #name "_vv", #name "_vs", #name "_sv",
+#define OPM(name, e) #name "_vv",
+#define OPF(name, e) #name "_vvv", #name "_vvs", #name "_vsv", #name "_vss",
+#define OPX(name) #name,
+const char *const LEVEL(vm_names)[] = {ALL_OPS(OP1, OP2, OP3, OPM, OPF, OPX) NULL};

@@ -1,0 +1,236 @@
+/* The Python module fluidx._native: blocks of calls, the pool's settings, the level of instructions.
+ *
+ * Python packs calls as [number of the function, number of words, words...] into bytes; `block` gives a function without arguments
+ * that executes them all with the GIL released. Blocks are immutable, so several threads may run one. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "levels.h"
+#include "native.h"
+
+GemmF32 blas_f32;
+GemmF64 blas_f64;
+
+extern const Kernel kernels_base[];
+extern const char *const vm_names_base[];
+#if LEVELS_X86
+extern const Kernel kernels_v3[], kernels_v4[];
+#endif
+
+static const struct Level {
+    const char *name;
+    const Kernel *kernels;
+} LEVELS[] = {
+    {"base", kernels_base},
+#if LEVELS_X86
+    {"v3", kernels_v3},
+    {"v4", kernels_v4},
+#endif
+};
+static int best, chosen; /* numbers in LEVELS; only Python code that holds no run changes them */
+
+static int best_level(void) {
+#if LEVELS_X86
+    __builtin_cpu_init();
+    int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+    return v4 ? 2 : v3 ? 1 : 0;
+#else
+    return 0;
+#endif
+}
+
+/* -- blocks ------------------------------------------------------------------------------------------------------------------ */
+
+static const char BLOCK[] = "fluidx._native.block";
+
+typedef struct {
+    KernelFn fn;
+    const int64_t *words;
+} Record;
+
+typedef struct {
+    PyObject *keeps; /* what the addresses in the words point into */
+    int64_t *words;
+    Py_ssize_t count;
+    Record records[];
+} Block;
+
+static void free_block(PyObject *capsule) {
+    Block *b = PyCapsule_GetPointer(capsule, BLOCK);
+    if (!b) return;
+    Py_DECREF(b->keeps);
+    PyMem_Free(b->words);
+    PyMem_Free(b);
+}
+
+static PyObject *run_block(PyObject *self, PyObject *Py_UNUSED(none)) {
+    const Block *b = PyCapsule_GetPointer(self, BLOCK);
+    if (!b) return NULL;
+    Team team = {pool_team(), NULL};
+    Py_BEGIN_ALLOW_THREADS;
+    for (const Record *r = b->records, *end = r + b->count; r < end && !team.error; r++) r->fn(r->words, &team);
+    Py_END_ALLOW_THREADS;
+    if (team.error) {
+        PyErr_SetString(PyExc_ValueError, team.error);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef RUN = {"run", run_block, METH_NOARGS, "Execute the calls of a block, in order, without the GIL."};
+
+static Py_ssize_t kernel_count(void) {
+    Py_ssize_t n = 0;
+    while (kernels_base[n].name) n++;
+    return n;
+}
+
+static PyObject *make_block(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *data;
+    Py_ssize_t size, count = 0, known = kernel_count();
+    PyObject *keeps;
+    if (!PyArg_ParseTuple(args, "y#O:block", &data, &size, &keeps)) return NULL;
+    Py_ssize_t n = size / 8;
+    int64_t *words = PyMem_Malloc(size ? (size_t)size : 8);
+    if (!words) return PyErr_NoMemory();
+    memcpy(words, data, (size_t)size);
+    for (Py_ssize_t i = 0; i < n; i += 2 + words[i + 1], count++) {
+        const Kernel *k = words[i] >= 0 && words[i] < known ? &kernels_base[words[i]] : NULL;
+        if (n - i < 2 || !k || words[i + 1] < 0 || words[i + 1] > n - i - 2 || (k->words >= 0 && k->words != words[i + 1])) {
+            PyMem_Free(words);
+            PyErr_SetString(PyExc_ValueError, "the words of a block do not describe calls");
+            return NULL;
+        }
+    }
+    Block *b = PyMem_Malloc(sizeof(Block) + (size_t)count * sizeof(Record));
+    if (!b) {
+        PyMem_Free(words);
+        return PyErr_NoMemory();
+    }
+    b->keeps = Py_NewRef(keeps), b->words = words, b->count = count;
+    Record *r = b->records;
+    for (Py_ssize_t i = 0; i < n; i += 2 + words[i + 1]) *r++ = (Record){LEVELS[chosen].kernels[words[i]].fn, words + i + 2};
+    PyObject *capsule = PyCapsule_New(b, BLOCK, NULL);
+    if (!capsule || PyCapsule_SetDestructor(capsule, free_block)) {
+        Py_XDECREF(capsule);
+        Py_DECREF(keeps);
+        PyMem_Free(words);
+        PyMem_Free(b);
+        return NULL;
+    }
+    PyObject *run = PyCFunction_NewEx(&RUN, capsule, NULL);
+    Py_DECREF(capsule);
+    return run;
+}
+
+/* -- settings and facts ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *functions(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+    PyObject *all = PyList_New(0);
+    for (const Kernel *k = kernels_base; all && k->name; k++) {
+        PyObject *pair = Py_BuildValue("(si)", k->name, k->words);
+        if (!pair || PyList_Append(all, pair)) Py_CLEAR(all);
+        Py_XDECREF(pair);
+    }
+    return all;
+}
+
+static PyObject *opcodes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+    PyObject *all = PyList_New(0);
+    for (const char *const *at = vm_names_base; all && *at; at++) {
+        PyObject *name = PyUnicode_FromString(*at);
+        if (!name || PyList_Append(all, name)) Py_CLEAR(all);
+        Py_XDECREF(name);
+    }
+    return all;
+}
+
+static PyObject *levels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+    PyObject *all = PyList_New(0);
+    for (int i = 0; all && i <= best; i++) {
+        PyObject *name = PyUnicode_FromString(LEVELS[i].name);
+        if (!name || PyList_Append(all, name)) Py_CLEAR(all);
+        Py_XDECREF(name);
+    }
+    return all;
+}
+
+static PyObject *level(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) { return PyUnicode_FromString(LEVELS[chosen].name); }
+
+static PyObject *set_level(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *name;
+    if (!PyArg_ParseTuple(args, "s:set_level", &name)) return NULL;
+    for (int i = 0; i <= best; i++) {
+        if (!strcmp(name, LEVELS[i].name)) {
+            chosen = i;
+            Py_RETURN_NONE;
+        }
+    }
+    return PyErr_Format(PyExc_ValueError, "this processor has no level %s", name);
+}
+
+static PyObject *set_blas(PyObject *Py_UNUSED(module), PyObject *args) {
+    long long f32, f64;
+    if (!PyArg_ParseTuple(args, "LL:set_blas", &f32, &f64)) return NULL;
+    blas_f32 = (GemmF32)(intptr_t)f32, blas_f64 = (GemmF64)(intptr_t)f64;
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_num_threads(PyObject *Py_UNUSED(module), PyObject *args) {
+    int n;
+    if (!PyArg_ParseTuple(args, "i:set_num_threads", &n)) return NULL;
+    pool_set_threads(n);
+    Py_RETURN_NONE;
+}
+
+static PyObject *use_threads(PyObject *Py_UNUSED(module), PyObject *args) {
+    int n;
+    if (!PyArg_ParseTuple(args, "i:use_threads", &n)) return NULL;
+    pool_limit(n);
+    Py_RETURN_NONE;
+}
+
+static PyObject *num_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) { return PyLong_FromLong(pool_threads()); }
+
+static PyMethodDef METHODS[] = {
+    {"block", make_block, METH_VARARGS, "block(words: bytes, keeps) -> a function that executes the calls in the words."},
+    {"functions", functions, METH_NOARGS, "(name, words it takes or -1) of every kernel, in the order of their numbers."},
+    {"opcodes", opcodes, METH_NOARGS, "Names of the vector machine's instructions, in the order of their numbers."},
+    {"levels", levels, METH_NOARGS, "Names of the levels of instructions that this processor has, lowest first."},
+    {"level", level, METH_NOARGS, "The level that blocks made from now on use."},
+    {"set_level", set_level, METH_VARARGS, "Choose the level of the blocks made from now on."},
+    {"set_blas", set_blas, METH_VARARGS, "set_blas(address of cblas_sgemm, of cblas_dgemm); 0 for none."},
+    {"set_num_threads", set_num_threads, METH_VARARGS, "The number of threads of the pool, the caller's included."},
+    {"num_threads", num_threads, METH_NOARGS, "The number of threads of the pool, the caller's included."},
+    {"use_threads", use_threads, METH_VARARGS, "At most so many threads for runs of the calling thread; 0 lifts the limit."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int exec(PyObject *Py_UNUSED(module)) {
+    static int done; /* another interpreter of the process keeps what was chosen */
+    if (done) return 0;
+    best = chosen = best_level();
+    if (pool_init()) {
+        PyErr_SetString(PyExc_ImportError, "the thread pool cannot be set up");
+        return -1;
+    }
+    done = 1;
+    return 0;
+}
+
+static PyModuleDef_Slot SLOTS[] = {
+    {Py_mod_exec, exec},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "fluidx._native", "Kernels in C.", 0, METHODS, SLOTS, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&MODULE); }

@@ -1,0 +1,74 @@
+/* What every part of fluidx._native shares: the shape of a kernel, the pool, the words of a call.
+ *
+ * To add a kernel: write `static void name(const int64_t *a, Team *team)` in a header of its own, include it in kernels.h and add
+ * its line there. It is compiled once per level of instructions, so plain loops are enough. */
+#ifndef FLUIDX_NATIVE_H
+#define FLUIDX_NATIVE_H
+
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#define INLINE static inline __attribute__((always_inline))
+#define UNUSED __attribute__((unused))
+#else
+#define INLINE static inline
+#define UNUSED
+#endif
+
+/* Before a loop whose iterations are independent: arrays in it are the same or apart, never shifted. */
+#if defined(__clang__)
+#define IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define IVDEP _Pragma("GCC ivdep")
+#else
+#define IVDEP
+#endif
+
+/* The threads that a run may use. A kernel that finds something wrong sets `error` from the calling thread and returns. */
+typedef struct Team {
+    int threads;
+    const char *error;
+} Team;
+
+/* A kernel reads its arguments from 64-bit words: addresses, sizes, and doubles by their bits. Words are never written. */
+typedef void (*KernelFn)(const int64_t *a, Team *team);
+typedef struct {
+    const char *name;
+    int words; /* how many it takes; -1 for any number */
+    KernelFn fn;
+} Kernel;
+
+INLINE double as_double(int64_t w) {
+    double d;
+    memcpy(&d, &w, sizeof d);
+    return d;
+}
+#define PTR(type, word) ((type *)(intptr_t)(word))
+
+/* pool.c. `body` is called with ranges that together are [0, items), each but the last `grain` long or a multiple of it, on several
+ * threads when there is more than one range. What an item is follows from shapes alone, so results do not depend on the threads. */
+typedef void (*Body)(void *ctx, int64_t begin, int64_t end);
+void parallel_for(Team *team, int64_t items, int64_t grain, Body body, void *ctx);
+void *scratch(size_t bytes); /* this thread's own, aligned to 64 bytes, valid until its next call of scratch; NULL without memory */
+int pool_init(void);
+void pool_set_threads(int n);
+int pool_threads(void);
+void pool_limit(int n); /* at most n threads for runs of the calling thread; 0 lifts the limit */
+int pool_team(void);
+
+/* blas.c: the product of the library that NumPy brought, found by Python */
+typedef void (*GemmF32)(int64_t order, int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+                        const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+typedef void (*GemmF64)(int64_t order, int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, double alpha, const double *a,
+                        int64_t lda, const double *b, int64_t ldb, double beta, double *c, int64_t ldc);
+extern GemmF32 blas_f32;
+extern GemmF64 blas_f64;
+
+/* An elapsed time below which waking another thread costs more than it saves. */
+#define PARALLEL_NS 5000.0
+
+#endif

@@ -1,0 +1,60 @@
+/* The vector machine: a chain of elementwise instructions over blocks that stay in the first-level cache.
+ *
+ * A call describes a box of (outer, rows, columns) elements, operands with a stride in bytes for each of the three, constants, and two
+ * lists of instructions over registers. The first list runs on one element per row and makes the values that are the same along it; the
+ * second runs on blocks of columns. A register is an operand, a constant, a scalar temporary or a block of scratch, in that order; an
+ * operand with unit stride is read and written in place.
+ *
+ * words: outer, rows, columns, picoseconds an element, operands, constants, scalar temporaries, vector temporaries, instructions in the
+ * first list, in the second, then 4 words an operand (address, strides), a constant each as a double, an instruction each:
+ * opcode | d << 8 | a << 16 | b << 24 | c << 32 | e << 40 (operator, destination, operands). */
+
+#include "functions.h"
+#include "vm_ops.h"
+
+enum { VM_BYTES = 4096, VM_REGISTERS = 256 };
+
+#define OP1(name, e) OP_##name##_v,
+#define OP2(name, e) OP_##name##_vv, OP_##name##_vs,
+#define OP3(name, e) OP_##name##_vv, OP_##name##_vs, OP_##name##_sv,
+#define OPM(name, e) OP_##name##_vv,
+#define OPF(name, e) OP_##name##_vvv, OP_##name##_vvs, OP_##name##_vsv, OP_##name##_vss,
+#define OPX(name) OP_##name,
+enum { ALL_OPS(OP1, OP2, OP3, OPM, OPF, OPX) VM_OPS };
+#undef OP1
+#undef OP2
+#undef OP3
+#undef OPM
+#undef OPF
+#undef OPX
+
+typedef struct {
+    const int64_t *operands, *constants, *first, *second;
+    int64_t outer, rows, columns, blocks; /* blocks of columns in a row */
+    int n_operands, n_constants, n_scalars, n_vectors, n_first, n_second;
+    const char *error;
+} Program;
+
+static Program vm_program(const int64_t *a, int64_t block) {
+    Program p = {.outer = a[0], .rows = a[1], .columns = a[2], .blocks = (a[2] + block - 1) / block, .n_operands = (int)a[4],
+                 .n_constants = (int)a[5], .n_scalars = (int)a[6], .n_vectors = (int)a[7], .n_first = (int)a[8], .n_second = (int)a[9]};
+    p.operands = a + 10, p.constants = p.operands + 4 * p.n_operands, p.first = p.constants + p.n_constants;
+    p.second = p.first + p.n_first;
+    return p;
+}
+
+#define T float
+#define I int32_t
+#define FN(name) name##_f32
+#include "vm_body.h"
+#undef T
+#undef I
+#undef FN
+
+#define T double
+#define I int64_t
+#define FN(name) name##_f64
+#include "vm_body.h"
+#undef T
+#undef I
+#undef FN

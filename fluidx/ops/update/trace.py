@@ -1,0 +1,92 @@
+"""Updates as scalar expressions: `formula` runs once over stand-ins that record what it would do to arrays.
+
+So an update keeps its one definition, and the vector machine computes its outputs in one pass over memory. Nothing is simplified or put
+in another order, and the results have the bits of the NumPy formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..expr.nodes import Expr, const, lift, make_node, sym
+
+_FUNCTIONS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "negative": "neg", "sqrt": "sqrt", "exp": "exp", "log": "log",
+    "absolute": "abs", "sign": "sign", "minimum": "min", "maximum": "max", "power": "pow", "where": "where",
+}  # fmt: skip
+
+
+def _binary(fn: str, swapped: bool = False) -> Any:
+    def method(self: Traced, other: Any) -> Traced:
+        a, b = self.e, _expr(other)
+        return Traced(make_node(fn, b, a) if swapped else make_node(fn, a, b))
+
+    return method
+
+
+class Traced:
+    """Stands for an array: it holds the expression of an element and takes part in arithmetic."""
+
+    dtype = None
+
+    def __init__(self, e: Expr | None = None) -> None:
+        self.value = e
+
+    @property
+    def e(self) -> Expr:
+        assert self.value is not None, "an update reads what it has not written"
+        return self.value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.value = _expr(value)
+
+    def __neg__(self) -> Traced:
+        return Traced(make_node("neg", self.e))
+
+    def astype(self, dtype: Any) -> Traced:
+        return self  # all arrays of a traced update share one dtype
+
+    __add__, __radd__ = _binary("add"), _binary("add", swapped=True)
+    __sub__, __rsub__ = _binary("sub"), _binary("sub", swapped=True)
+    __mul__, __rmul__ = _binary("mul"), _binary("mul", swapped=True)
+    __truediv__, __rtruediv__ = _binary("div"), _binary("div", swapped=True)
+    __gt__, __ge__, __lt__, __le__ = (_binary(fn) for fn in ("gt", "ge", "lt", "le"))
+    __and__, __or__ = _binary("and"), _binary("or")
+
+
+def _expr(value: Any) -> Expr:
+    return value.e if isinstance(value, Traced) else lift(value)
+
+
+class _Recorder:
+    """Stands for numpy: its functions write expressions into `out`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            fn = _FUNCTIONS[name]
+        except KeyError:
+            raise AttributeError(f"an update that uses xp.{name} is not traced; add it to ops/update/trace.py") from None
+
+        def call(*args: Any, out: Traced | None = None) -> Traced:
+            out = Traced() if out is None else out
+            out.value = make_node(fn, *(_expr(a) for a in args))
+            return out
+
+        return call
+
+    def clip(self, x: Any, low: Any, high: Any, out: Traced | None = None) -> Traced:
+        return self.minimum(self.maximum(x, low), high, out=out)
+
+
+@lru_cache(maxsize=256)
+def expressions(update: Any, present: tuple[bool, ...], wanted: tuple[bool, ...], attrs: tuple[tuple[str, Any], ...]) -> Sequence[Expr]:
+    """One expression for each wanted output, over symbols named like the input slots. `present` tells which inputs are given."""
+    ins = [Traced(sym(s.name)) if p else None for s, p in zip(update.in_slots, present, strict=True)]
+    tensors, ones = update.separate(ins)
+    outs = [Traced() if w else None for w in wanted]
+    xp = _Recorder()
+    scalars = update.scalars(xp, *ones, **dict(attrs))
+    update.formula(xp, tensors, outs, scalars, [Traced() for _ in range(update.temps)], **dict(attrs))
+    return tuple(const(0.0) if o.value is None else o.value for o in outs if o is not None)
