@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,17 @@ Call = Callable[[], Any]
 
 
 class Bound:
-    """A plan with its arrays: `run` is one run. `calls` have no arguments, `ops` are the operators they came from."""
+    """A plan with its arrays: `run` is one run.
+
+    `steps` are the operators that do anything with their calls, which have no arguments. A run makes fewer: neighbouring steps of C kernels
+    are one call, of which the first operator stands for all where something goes wrong.
+    """
 
     def __init__(self, plan: Plan, ctx: RunContext, xp: Any):
         self.plan, self.ctx, self.xp = plan, ctx, xp
-        self.calls: list[Call] = []
-        self.ops: list[Operator] = []
+        self.steps: list[tuple[Operator, Call]] = []
+        self._calls: list[Call] = []
+        self._ops: list[Operator] = []
         self.arrays: dict[str, Any] = {}
         self.feeds: list[tuple[str, Any]] = []
         self.fetches: list[Any] = []
@@ -47,7 +53,7 @@ class Bound:
                 np.copyto(buffer, value)
             else:
                 buffer.set(np.ascontiguousarray(value))
-        self._rest = rest = iter(self.calls)
+        self._rest = rest = iter(self._calls)
         try:
             with np.errstate(all="ignore"):  # overflow and 0/0 are values; FLUIDX_CHECK_NAN finds where they come from
                 for call in rest:
@@ -57,23 +63,31 @@ class Bound:
         return [f.copy() for f in self.fetches]
 
     def run_watched(self, feed: Mapping[str, Any], after: Callable[[int, Operator], None]) -> list[Any]:
-        """`run`, with `after(i, op)` called behind every call: for traces and NaN checks."""
-        calls = self.calls
+        """`run`, one step after the other, with `after(i, op)` called behind every one: for traces and NaN checks."""
+        joined = self._calls, self._ops
 
-        def watched(i: int) -> None:
-            calls[i]()
-            after(i, self.ops[i])
+        def watched(i: int, op: Operator, call: Call) -> None:
+            call()
+            after(i, op)
 
-        self.calls = [partial(watched, i) for i in range(len(calls))]
+        self._calls = [partial(watched, i, op, call) for i, (op, call) in enumerate(self.steps)]
+        self._ops = [op for op, _ in self.steps]
         try:
             return self.run(feed)
         finally:
-            self.calls = calls
+            self._calls, self._ops = joined
 
     def running(self) -> Operator | None:
         """The operator that the latest run has come to; None before the first."""
-        at = len(self.calls) - operator.length_hint(self._rest) - 1
-        return self.ops[at] if 0 <= at < len(self.ops) else None
+        at = len(self._calls) - operator.length_hint(self._rest) - 1
+        return self._ops[at] if 0 <= at < len(self._ops) else None
+
+    def join(self) -> None:
+        """Make the calls of a run of the steps."""
+        for native, some in groupby(self.steps, key=lambda step: isinstance(step[1], kernels.Native)):
+            ops, calls = zip(*some, strict=True)
+            self._calls += [kernels.joined(calls)] if native else calls
+            self._ops += ops[:1] if native else ops
 
 
 def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> Bound:
@@ -113,6 +127,7 @@ class _Binder:
                 _add(bound, step.op, partial(_mark, self.ctx.comm, self.marks, k))
         if plan.waits_at_end is not None:
             _add(bound, plan.steps[-1].op, partial(_wait, self.ctx.comm, self.marks, plan.waits_at_end))
+        bound.join()
         bound.fetches = [self.array(n) for n in plan.fetches]
         bound.arrays = self.arrays
         return bound
@@ -179,15 +194,16 @@ class _Binder:
         """The call of an operator's body, between the copies of operands that it needs in one piece and of results made aside."""
         here, talks = step.here, definition.effect in (Effect.COLLECTIVE, Effect.P2P)
         aside, before, after = self._copies(step)
-        get = aside.get
+        ins, outs = definition.operands(
+            op,
+            lambda n: aside[n, True] if (n, True) in aside else self.array(n),
+            lambda n: aside[n, False] if (n, False) in aside else self.array(n),
+        )
         if here is not None and here.ghosts:
             ins = self._with_ghosts(op, definition, here)
-        else:
-            ins = _arranged(definition, op.inputs, definition.in_slots, lambda n: get((n, True)) if (n, True) in aside else self.array(n))
-        outs = _arranged(definition, op.outputs, definition.out_slots, lambda n: get((n, False)) if (n, False) in aside else self.array(n))
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
         scratch = [self._carved(s.offset, s.type) for s in step.scratch if not s.of]
-        call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, scratch)
+        call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, step.kernel, scratch)
         if not before and not after:
             return call
         if after and talks and self.ctx.comm.asynchronous:
@@ -246,12 +262,7 @@ def _aligned(total: int, xp: Any) -> Any:
 
 
 def _add(bound: Bound, op: Operator, call: Call) -> None:
-    bound.calls.append(call)
-    bound.ops.append(op)
-
-
-def _arranged(definition: type[OpDef], slots: Mapping[str, tuple[str, ...]], which: Sequence[Any], get: Callable[[str], Any]) -> list[Any]:
-    return definition.arrange({s: [get(n) for n in names] for s, names in slots.items()}, which)
+    bound.steps.append((op, call))
 
 
 def _run_block(pairs: list[tuple[Call, Operator]]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .. import native
 from ..ir import flow
 from ..ir.opdef import Effect
 from ..ir.program import Program
 from ..ir.types import TensorType
-from ..ops.kernels import choose
+from ..ops.kernels import Body, bodies
 from .context import RunContext
 from .live import check_feeds, live_ops, started_together
 from .plan import Plan, Step
@@ -52,7 +53,8 @@ def plan(
     nodes = [storage.place(i, op) for i, op in enumerate(ops)]
     for n in fetch:
         storage.fetched(n)
-    kernels = {id(node): _choose(storage, node, device) for some in (nodes, *storage.inner.values()) for node in some}
+    natively = device == "cpu" and native.enabled()
+    kernels = {id(node): _choose(storage, node, device, natively) for some in (nodes, *storage.inner.values()) for node in some}
     order = list(_order(nodes, spans))
     stops = _waits(storage, nodes, order) if ctx.comm is not None and ctx.comm.asynchronous else {}
     marked = set(stops.values())
@@ -80,17 +82,31 @@ def plan(
     )
 
 
-def _choose(storage: Storage, node: Node, device: str) -> str:
+def _choose(storage: Storage, node: Node, device: str, natively: bool) -> str:
     """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
+    definition, here = node.definition, node.here
     if node.view:
         return "view"
-    if node.definition.bodies:
+    if definition.bodies:
         return "control"
-    if node.here is not None and (node.here.skip or node.here.fills):
-        return "nothing" if node.here.skip else "fill"
-    body = choose(node.definition, device)
+    if here is not None and (here.skip or here.fills):
+        return "nothing" if here.skip else "fill"
+    body = _body(storage, node, bodies(definition, device, natively))
     storage.ask(node, body.scratch)
     return body.name
+
+
+def _body(storage: Storage, node: Node, table: Sequence[Body]) -> Body:
+    """The first body that covers the operands as they lie."""
+    if len(table) == 1:
+        return table[0]
+    op, here = node.op, node.here
+    if here is not None and here.ghosts:  # operands that have nothing but a shape
+        table = [body for body in table if body.name != "native"]
+    shadow = storage.shadow
+    ins, outs = node.definition.operands(op, shadow.__getitem__, shadow.__getitem__)
+    attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
+    return next(body for body in table if body.covers(ins, outs, attrs, part))
 
 
 def _order(nodes: Sequence[Node], spans: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:

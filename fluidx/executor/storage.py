@@ -173,11 +173,8 @@ class Storage:
         """Make room for what a body of the operator's op asks for: `scratch(ins, outs, attrs)` gives types."""
         if scratch is None:
             return
-        op, definition = node.op, node.definition
-        ins, outs = (
-            definition.arrange({s: [self.types[n] for n in names] for s, names in slots.items()}, which)
-            for slots, which in ((op.inputs, definition.in_slots), (op.outputs, definition.out_slots))
-        )
+        op, types = node.op, self.types
+        ins, outs = node.definition.operands(op, types.__getitem__, types.__getitem__)
         for t in scratch(ins, outs, op.attrs if node.here is None else node.here.attrs):
             self._aside(node, t)
 

@@ -88,7 +88,11 @@ class OpDef:
     view_ctx(x, ctx, **attrs) -> array                a view that also depends on the rank; the op has a kernel besides
     bind(xp, ins, outs, attrs, ctx) -> callable       optional: a call without arguments, everything bound beforehand; with a parameter
                                                       `part` as of a kernel
-    scratch(ins, outs, attrs) -> types                from types, those of the arrays that `bind` is given as `scratch`, for the call alone
+    native(ins, outs, attrs, dry) -> calls            optional: calls of C kernels (fluidx.native) instead of `bind`, None where they
+                                                      do not cover these arrays, which share some memory if `dry`: only shapes and
+                                                      strides count then
+    scratch(ins, outs, attrs) -> types                from types, those of the arrays that `bind` is given as `scratch`, for the call alone;
+                                                      `native_scratch` of those that `native` is given so
     """
 
     name: ClassVar[str] = ""
@@ -130,6 +134,8 @@ class OpDef:
     view_ctx: ClassVar[Callable[..., Any] | None] = None
     bind: ClassVar[Callable[..., Any] | None] = None
     scratch: ClassVar[Callable[..., Any] | None] = None
+    native: ClassVar[Callable[..., Any] | None] = None
+    native_scratch: ClassVar[Callable[..., Any] | None] = None
 
     in_slots: ClassVar[tuple[Slot, ...]] = ()
     out_slots: ClassVar[tuple[Slot, ...]] = ()
@@ -195,6 +201,12 @@ class OpDef:
             else:
                 out.append(values[0] if values else None)
         return out
+
+    @classmethod
+    def operands(cls, op: Operator, read: Callable[[str], Any], written: Callable[[str], Any]) -> tuple[list[Any], list[Any]]:
+        """What `read` gives for the names that an operator reads, arranged as arguments, and what `written` gives for its results."""
+        ins = cls.arrange({s: [read(n) for n in names] for s, names in op.inputs.items()}, cls.in_slots)
+        return ins, cls.arrange({s: [written(n) for n in names] for s, names in op.outputs.items()}, cls.out_slots)
 
     @classmethod
     def check_slots(cls, op: Operator) -> None:

@@ -12,15 +12,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import native
 from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef
 
 Step = Callable[[], Any]
 
 
+class Native:
+    """A step of calls of C kernels. Neighbouring ones are compiled into one, which crosses into C once (`joined`)."""
+
+    def __init__(self, calls: Sequence[native.Call]):
+        self.calls = calls
+        self._run: Step | None = None
+
+    def __call__(self) -> None:
+        if self._run is None:
+            self._run = native.compile(self.calls)
+        self._run()
+
+
+def joined(steps: Sequence[Native]) -> Step:
+    """One call that does the steps in their order."""
+    return native.compile([call for step in steps for call in step.calls])
+
+
 class Body(NamedTuple):
     """One way to compute an op. `bind(xp, ins, outs, attrs, ctx, part, scratch)` gives a call without arguments, or None when it does
-    not cover these operands; then the next body of the table serves.
+    not cover these operands; then the next body of the table serves. `covers(ins, outs, attrs, part)` says so beforehand, of arrays that
+    have shapes and strides and share some memory.
 
     `scratch(ins, outs, attrs)` lists the types of the arrays that the call needs for itself, from the types of the operands.
     """
@@ -29,41 +49,55 @@ class Body(NamedTuple):
     device: str  # "cpu", or "" for every device
     bind: Callable[..., Step | None]
     scratch: Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Any]] | None = None
+    covers: Callable[..., bool] = lambda *operands: True
 
 
-def bodies(definition: type[OpDef]) -> tuple[Body, ...]:
-    """The bodies of an op, the preferred one first.
+def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None = None) -> list[Body]:
+    """The bodies of an op for a device, the preferred one first. `natively`: whether C kernels are to be used; None asks.
 
     >>> from fluidx.ir import opdef
-    >>> [(b.name, b.device) for b in bodies(opdef("relu"))], [b.name for b in bodies(opdef("shape"))]
-    ([('numpy', 'cpu'), ('any', '')], ['any'])
+    >>> [b.name for b in bodies(opdef("relu"), natively=True)], [b.name for b in bodies(opdef("relu"), "cuda")]
+    (['native', 'numpy', 'any'], ['any'])
     """
     found = []
-    if definition.bind is not None:
+    if definition.native is not None and device == "cpu" and (native.enabled() if natively is None else natively):
+        found.append(Body("native", "cpu", partial(_native, definition), definition.native_scratch, partial(_covers, definition)))
+    if definition.bind is not None and device == "cpu":
         found.append(Body("numpy", "cpu", partial(_bound, definition), definition.scratch))
     if definition.kernel is not None or definition.view is not None:
         found.append(Body("any", "", partial(_kernel, definition)))
-    return tuple(found)
-
-
-def choose(definition: type[OpDef], device: str = "cpu") -> Body:
-    """The body that computes an op on a device: "cpu" or "cuda"."""
-    for body in bodies(definition):
-        if body.device in ("", device):
-            return body
-    raise ProgramError(f"op {definition.name} has no kernel for {device}")
+    return found
 
 
 def bind(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any = None,
-    scratch: Sequence[Any] = (),
+    name: str = "", scratch: Sequence[Any] = (),
 ) -> Step:  # fmt: skip
-    """A call without arguments that computes the op from these arrays into these; the first body that covers them."""
+    """A call without arguments that computes the op from these arrays into these: by the body `name`, for which `scratch` is, or by the
+    first one behind it that covers them.
+    """
     device = "cpu" if xp is np else "cuda"
-    for body in bodies(definition):
-        if body.device in ("", device) and (step := body.bind(xp, ins, outs, attrs, ctx, part, scratch)) is not None:
+    table = bodies(definition, device, natively=None if not name else name == "native")
+    for body in table:
+        step = body.bind(xp, ins, outs, attrs, ctx, part, scratch if body.name == name else ())
+        if step is not None:
             return step
     raise ProgramError(f"op {definition.name} has no kernel for {device}")
+
+
+def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], part: Any) -> bool:
+    function: Any = definition.native
+    return part is None and function(ins, outs, attrs, dry=True) is not None
+
+
+def _native(
+    definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
+) -> Step | None:
+    if part is not None:
+        return None
+    function: Any = definition.native
+    calls = function(ins, outs, attrs, scratch=scratch) if scratch else function(ins, outs, attrs)
+    return None if calls is None else Native(calls)
 
 
 def _bound(

@@ -61,8 +61,9 @@ def test_a_plan_holds_no_arrays():
     assert len(seen) > 100
 
 
-def test_values_that_live_at_the_same_time_lie_apart():
+def test_values_that_live_at_the_same_time_lie_apart(monkeypatch):
     """Checked from the record alone, for every pair of buffers and scratch of the arena."""
+    monkeypatch.setenv("FLUIDX_KERNELS", "numpy")
     main, scope, feed, loss = trained()
     p = planned(main, feed, [loss], scope)
     held = [(b.offset, b.nbytes, b.start, b.stop) for b in p.buffers if b.kind == "arena"]
@@ -98,7 +99,8 @@ def test_a_result_in_the_place_of_its_operand_is_one_array_object():
     assert all(a is arrays[0] for a in arrays)
 
 
-def test_the_text_says_what_runs_and_where():
+def test_the_text_says_what_runs_and_where(monkeypatch):
+    monkeypatch.setenv("FLUIDX_KERNELS", "numpy")
     main, startup = fx.Program("small"), fx.Program("small_startup")
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, 4])

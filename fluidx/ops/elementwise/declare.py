@@ -15,6 +15,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import TensorType
 from ..expr.derivative import derivative, in_terms_of
+from ..expr.native import bind_native
 from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, substitute, sym, symbols, trace
 from ..expr.numpy import bind_ufuncs, evaluate, ufunc_scratch
 from ..shared.broadcast import align, aligned, aligned_shape, broadcast_sizes, reduced
@@ -99,6 +100,13 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
             return call
         return bind_ufuncs(e, values, outs[0], scratch)
 
+    def native(ins, outs, attrs, dry=False):
+        e, values = prepare(ins, outs[0], attrs)
+        if special is not None and special(np, list(values.values()), outs[0], attrs) is not None:
+            return None
+        call = bind_native([e], values, outs, dry)
+        return None if call is None else [call]
+
     def scratch(ins, outs, attrs):
         e, out = specialized(tuple([lift(attrs[n]) for n in names])), outs[0]
         if e.fn in ("const", "sym") or all(a.fn in ("const", "sym") for a in e.args):
@@ -119,7 +127,8 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
             out[...] = evaluate(e, xp, values)
 
     pattern = elementwise_pattern(expr, inputs, names, axis)
-    return {"kernel": staticmethod(kernel), "bind": staticmethod(bind), "scratch": staticmethod(scratch), "pattern": staticmethod(pattern)}
+    made: dict[str, Any] = {"kernel": kernel, "bind": bind, "native": native, "scratch": scratch, "pattern": pattern}
+    return {k: staticmethod(v) for k, v in made.items()}
 
 
 def _infer(name: str, dtypes: str, is_bool: bool, axis: bool) -> Callable[..., TensorType]:

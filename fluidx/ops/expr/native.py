@@ -29,11 +29,14 @@ _COST = {
 }  # fmt: skip
 
 
-def bind_native(outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_out: Sequence[np.ndarray]) -> native.Call | None:
+def bind_native(
+    outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_out: Sequence[np.ndarray], dry: bool = False
+) -> native.Call | None:
     """The call that computes `outs` from the arrays in `values` into `arrays_out`, or None where something is not covered.
 
     The outputs share one shape, to which the inputs broadcast. An output may be one of the inputs, at the same address and with the
-    same strides; any other overlap is not covered.
+    same strides; any other overlap is not covered. `dry`: the arrays have shapes and strides and share some memory; all that counts is
+    whether there is a call.
     """
     names = list(dict.fromkeys(n for e in outs for n in symbols(e)))
     ins = [values[n] for n in names]
@@ -43,7 +46,7 @@ def bind_native(outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_o
     if len(floats) != 1 or (dtype := floats.pop().name) not in ("float32", "float64") or any(o.shape != shape for o in arrays_out):
         return None
     loops = _loops(shape, arrays, arrays_out[0])
-    aliases = _aliases(ins, arrays_out)
+    aliases = () if dry else _aliases(ins, arrays_out)
     if loops is None or aliases is None:
         return None
     sizes, strides = loops

@@ -5,12 +5,14 @@ On NumPy `bind` hands 2-D products to np.dot with everything bound, transposed o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ... import native
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.words import letters, match_axes
 from ..shared.broadcast import broadcast_sizes, reduced
@@ -38,6 +40,21 @@ def bind_product(xp: Any, a: Any, b: Any, out: Any) -> Any:
     return partial(np.matmul, a, b, out)
 
 
+def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.Call] | None:
+    """Calls of the BLAS for out = alpha * (a @ b), batch axes broadcast: one for all matrices that lie evenly apart."""
+    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
+        a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
+    stack = out.shape[:-2]
+    a, b = (np.broadcast_to(x, (*stack, *x.shape[-2:])) if x.ndim != 2 else x for x in (a, b))
+    if out.ndim > 3:
+        if a.ndim == b.ndim == out.ndim and all(x.strides[0] == x.shape[1] * x.strides[1] for x in (a, b, out)):
+            return native_product(*(x.reshape(-1, *x.shape[2:]) for x in (a, b, out)), alpha)
+        parts = [native_product(a[k] if a.ndim > 2 else a, b[k] if b.ndim > 2 else b, out[k], alpha) for k in range(out.shape[0])]
+        return None if any(p is None for p in parts) else [call for p in parts if p is not None for call in p]
+    call = native.gemm(a, b, out, alpha=alpha)
+    return None if call is None else [call]
+
+
 def _then_scale(xp: Any, run: Any, out: Any, alpha: float) -> Any:
     if alpha == 1.0:
         return run
@@ -48,6 +65,25 @@ def _then_scale(xp: Any, run: Any, out: Any, alpha: float) -> Any:
         xp.multiply(out, factor, out=out)
 
     return scaled
+
+
+class Product(OpDef):
+    """What the ops that are one matrix product share: `matrices` says of which arrays."""
+
+    # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None where one would be copied
+    matrices: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def bind(cls, xp, ins, outs, attrs, ctx):
+        found = cls.matrices(ins, outs[0], **attrs)
+        if found is None:
+            return None
+        return _then_scale(xp, bind_product(xp, *found), outs[0], attrs.get("alpha", 1.0))
+
+    @classmethod
+    def native(cls, ins, outs, attrs, dry=False):
+        found = cls.matrices(ins, outs[0], **attrs)
+        return None if found is None else native_product(*found, attrs.get("alpha", 1.0))
 
 
 def _linear(x: TensorType, *operands: int) -> str:
@@ -77,7 +113,7 @@ def _check_col_dims(name: str, t: TensorType, n: int, slot: str) -> None:
         raise ProgramError(f"op mul: {name} must be between 1 and {t.ndim - 1} for {slot} {t}, got {n}")
 
 
-class Mul(OpDef):
+class Mul(Product):
     """Product of two arrays flattened to matrices, the core of a fully connected layer.
 
     X is read as [prod of the first `x_num_col_dims` sizes, rest], Y likewise with `y_num_col_dims`; the result has X's leading and Y's
@@ -123,12 +159,11 @@ class Mul(OpDef):
         product(xp, x2, y2, out.reshape(x2.shape[0], y2.shape[1]))
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        (x, y), out = ins, outs[0]
-        if not _flattens(x, y, out):
-            return partial(Mul.kernel, xp, x, y, out=out, **attrs)
-        x2, y2 = _flat(x, attrs["x_num_col_dims"]), _flat(y, attrs["y_num_col_dims"])
-        return bind_product(xp, x2, y2, out.reshape(x2.shape[0], y2.shape[1]))
+    def matrices(ins, out, *, x_num_col_dims, y_num_col_dims):
+        if not _flattens(*ins, out):
+            return None
+        x2, y2 = _flat(ins[0], x_num_col_dims), _flat(ins[1], y_num_col_dims)
+        return x2, y2, out.reshape(x2.shape[0], y2.shape[1])
 
     @staticmethod
     def samples():
@@ -140,7 +175,7 @@ class Mul(OpDef):
         yield Sample.of(f32(2, 6, 4, seed=6), f32(8, 3, 5, seed=7), y_num_col_dims=2)
 
 
-class MulGradX(OpDef):
+class MulGradX(Product):
     """Gradient of mul with respect to X, in X's shape: the flattened gradient times the transpose of the flattened Y."""
 
     name = "mul_grad_x"
@@ -165,11 +200,11 @@ class MulGradX(OpDef):
         product(xp, _flat(g, x_num_col_dims), _flat(y, y_num_col_dims).T, _flat(out, x_num_col_dims))
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        (g, y, x), out, nx = ins, outs[0], attrs["x_num_col_dims"]
+    def matrices(ins, out, *, x_num_col_dims, y_num_col_dims):
+        g, y, _ = ins
         if not _flattens(g, y, out):
-            return partial(MulGradX.kernel, xp, g, y, x, out=out, **attrs)
-        return bind_product(xp, _flat(g, nx), _flat(y, attrs["y_num_col_dims"]).T, _flat(out, nx))
+            return None
+        return _flat(g, x_num_col_dims), _flat(y, y_num_col_dims).T, _flat(out, x_num_col_dims)
 
     @staticmethod
     def samples():
@@ -179,7 +214,7 @@ class MulGradX(OpDef):
         yield Sample.of(f32(2, 5), f32(8, 3, 5, seed=1), f32(2, 6, 4, seed=2), y_num_col_dims=2, grad=(), why=why)
 
 
-class MulGradY(OpDef):
+class MulGradY(Product):
     """Gradient of mul with respect to Y, in Y's shape: the transpose of the flattened X times the flattened gradient.
 
     matmul uses it too where an X of several leading axes meets one weight matrix: the sum over all rows is one product.
@@ -213,12 +248,12 @@ class MulGradY(OpDef):
         product(xp, x2.T, g2, out.reshape(x2.shape[1], g2.shape[1]))
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        (x, g, y), out, n = ins, outs[0], attrs["x_num_col_dims"]
+    def matrices(ins, out, *, x_num_col_dims):
+        x, g, _ = ins
         if not _flattens(x, g, out):
-            return partial(MulGradY.kernel, xp, x, g, y, out=out, **attrs)
-        x2, g2 = _flat(x, n), _flat(g, n)
-        return bind_product(xp, x2.T, g2, out.reshape(x2.shape[1], g2.shape[1]))
+            return None
+        x2, g2 = _flat(x, x_num_col_dims), _flat(g, x_num_col_dims)
+        return x2.T, g2, out.reshape(x2.shape[1], g2.shape[1])
 
     @staticmethod
     def samples():
@@ -279,7 +314,7 @@ def _matmul_words(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: 
     return left, right, " ".join(batch + made) or "."
 
 
-class MatMul(OpDef):
+class MatMul(Product):
     """Matrix product over the last two axes, leading axes broadcast, times `alpha`.
 
     A 1-D X is one row and a 1-D Y one column, and the axis added for that is dropped again; two vectors give their dot product with
@@ -324,13 +359,11 @@ class MatMul(OpDef):
         MatMul.bind(xp, (x, y), (out,), {"transpose_x": transpose_x, "transpose_y": transpose_y, "alpha": alpha}, None)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        (x, y), out = ins, outs[0]
-        a, b = _as_matrices(x, y, attrs["transpose_x"], attrs["transpose_y"])
+    def matrices(ins, out, *, transpose_x, transpose_y, alpha):
+        a, b = _as_matrices(*ins, transpose_x, transpose_y)
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         # the axis of a vector comes back as a view: inserting a size-1 axis never copies
-        target = out if out.shape == shape else out.reshape(shape)
-        return _then_scale(xp, bind_product(xp, a, b, target), out, attrs["alpha"])
+        return a, b, out if out.shape == shape else out.reshape(shape)
 
     @staticmethod
     def samples():
@@ -402,7 +435,7 @@ class MatMulVectorGrad(OpDef):
             yield Sample.of(x, y, f32(*g, seed=18), transpose_x=turned, transpose_y=turned, grad=(), why="a gradient itself")
 
 
-class Bmm(OpDef):
+class Bmm(Product):
     """Product of two stacks of matrices: [B, M, K] and [B, K, N] give [B, M, N]. Source: fluid 1.8 `bmm`."""
 
     name = "bmm"
@@ -432,8 +465,8 @@ class Bmm(OpDef):
         product(xp, x, y, out)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        return bind_product(xp, ins[0], ins[1], outs[0])
+    def matrices(ins, out):
+        return *ins, out
 
     @staticmethod
     def samples():

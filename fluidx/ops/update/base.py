@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, TensorType
+from ..expr.native import bind_native
 from ..shared.types import empties, type_of
+from .trace import expressions
 
 # Elements worked on at a time: the temporaries of a block stay in the L2 cache of one core.
 BLOCK = 1 << 15
@@ -83,19 +85,13 @@ class Update(OpDef):
         return tensors, [a if a is None else a.reshape(1) for a in ones]
 
     @classmethod
-    def native(cls, ins, outs, attrs):
-        """The calls of `fluidx.native` that do the step, or None where its vector machine lacks a dtype or a function.
-
-        They have the bits of `formula` on NumPy arrays. An output may be the input that it updates.
-        """
-        from ..expr.native import bind_native
-        from .trace import expressions
-
+    def native(cls, ins, outs, attrs, dry=False):
+        """The bits of `formula` on NumPy arrays, in one pass over memory."""
         present, wanted = tuple(a is not None for a in ins), tuple(a is not None for a in outs)
         update: Any = cls
         exprs = expressions(update, present, wanted, tuple(attrs.items()))
         arrays = {s.name: a.reshape(()) if s.name in SCALARS else a for s, a in zip(cls.in_slots, ins, strict=True) if a is not None}
-        call = bind_native(exprs, arrays, [a for a in outs if a is not None])
+        call = bind_native(exprs, arrays, [a for a in outs if a is not None], dry)
         return None if call is None else [call]
 
     @classmethod
