@@ -48,7 +48,8 @@ def bind_native(outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_o
         return None
     sizes, strides = loops
     kinds = tuple(_kind(a, s[2]) for a, s in zip(arrays, strides, strict=True))
-    packed = _packed(sizes, arrays, strides, kinds, len(ins))
+    scalars = frozenset(n for n, kind in zip(names, kinds, strict=False) if kind.endswith("scalar"))
+    packed = _packed(sizes, arrays, strides, kinds, len(ins), _works_by_row(tuple(outs), scalars))
     kinds = packed or kinds
     code = _assemble(tuple(outs), tuple(names), kinds, aliases)
     if code is None:
@@ -109,14 +110,20 @@ def _kind(a: np.ndarray, stride: int) -> str:
     return "?" + bare if a.dtype == bool else bare
 
 
-def _packed(sizes: Any, arrays: Sequence[np.ndarray], strides: Any, kinds: Sequence[str], inputs: int) -> tuple[str, ...] | None:
+@lru_cache(maxsize=1024)
+def _works_by_row(outs: tuple[Expr, ...], scalars: frozenset[str]) -> bool:
+    """Whether some function has scalars alone as arguments."""
+    return any(n.fn not in ("const", "sym") and scalars.issuperset(symbols(n)) for e in outs for n in nodes(e))
+
+
+def _packed(sizes: Any, arrays: Sequence[np.ndarray], strides: Any, kinds: Sequence[str], inputs: int, work: bool) -> Any:
     """The kinds of a program that works on several rows at a time, or None where rows are long enough, or an array forbids it.
 
-    Then a scalar of each row is spread out like a vector, and what is computed of it is computed for every element.
+    Then a scalar of each row is spread out like a vector, and `work` on scalars alone is done for every element.
     """
     _, rows, columns = sizes
-    by_row = any(kind == "scalar" and s[1] for kind, s in zip(kinds, strides, strict=True))
-    if rows < 2 or not 0 < columns < (48 if by_row else 256):
+    by_row = work and any(kind == "scalar" and s[1] for kind, s in zip(kinds, strides, strict=True))
+    if rows < 2 or not 0 < columns < (32 if by_row else 256):
         return None
     made = []
     for i, (a, s, kind) in enumerate(zip(arrays, strides, kinds, strict=True)):
