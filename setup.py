@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 
 # Strict IEEE arithmetic with two exceptions that change no value: nobody reads errno or the exception flags after a loop. Contraction
 # would let a compiler fuse a * b + c where it likes, and results would differ between levels of instructions.
-GCC = ["-std=c11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
+GCC = ["-std=c11", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
 def extensions(environ: Mapping[str, str] = os.environ) -> list[Extension]:

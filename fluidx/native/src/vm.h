@@ -5,7 +5,10 @@
  * second runs on blocks of columns. A register is an operand, a constant, a scalar temporary or a block of scratch, in that order; an
  * operand with unit stride is read and written in place.
  *
- * words: outer, rows, columns, picoseconds an element, operands, constants, scalar temporaries, vector temporaries, instructions in the
+ * Short rows may be packed: then a block is several whole rows, and an operand that does not walk rows and columns evenly is spread out
+ * into scratch first. A row is then no longer where scalars change.
+ *
+ * words: outer, rows, columns, packed (0 or 1), picoseconds an element, operands, constants, scalar temporaries, vector temporaries, instructions in the
  * first list, in the second, then 4 words an operand (address, strides), a constant each as a double, an instruction each:
  * opcode | d << 8 | a << 16 | b << 24 | c << 32 | e << 40 (operator, destination, operands). */
 
@@ -30,15 +33,29 @@ enum { ALL_OPS(OP1, OP2, OP3, OPM, OPF, OPX) VM_OPS };
 
 typedef struct {
     const int64_t *operands, *constants, *first, *second;
-    int64_t outer, rows, columns, blocks; /* blocks of columns in a row */
-    int n_operands, n_constants, n_scalars, n_vectors, n_first, n_second;
+    int64_t outer, rows, columns;  /* as executed: a packed program has one long row */
+    int64_t inner;                 /* columns in a row that is packed, or 0 */
+    int64_t block, blocks;         /* elements of a block, and blocks of a row */
+    int n_operands, n_constants, n_scalars, n_vectors, n_first, n_second, n_spread;
     const char *error;
 } Program;
 
+/* Whether an operand of a packed program must be spread out: it is neither one element nor evenly spaced. */
+INLINE int vm_spread(const Program *p, const int64_t *operand) {
+    return p->inner && (operand[2] || operand[3]) && operand[2] != p->inner * operand[3];
+}
+
 static Program vm_program(const int64_t *a, int64_t block) {
-    Program p = {.outer = a[0], .rows = a[1], .columns = a[2], .blocks = (a[2] + block - 1) / block, .n_operands = (int)a[4],
-                 .n_constants = (int)a[5], .n_scalars = (int)a[6], .n_vectors = (int)a[7], .n_first = (int)a[8], .n_second = (int)a[9]};
-    p.operands = a + 10, p.constants = p.operands + 4 * p.n_operands, p.first = p.constants + p.n_constants;
+    Program p = {.outer = a[0], .rows = a[1], .columns = a[2], .block = block, .n_operands = (int)a[5], .n_constants = (int)a[6],
+                 .n_scalars = (int)a[7], .n_vectors = (int)a[8], .n_first = (int)a[9], .n_second = (int)a[10]};
+    if (a[3]) {
+        p.inner = a[2], p.block = block / p.inner * p.inner;
+        p.columns = p.rows * p.inner, p.rows = 1;
+    }
+    p.blocks = (p.columns + p.block - 1) / p.block;
+    p.operands = a + 11;
+    for (int i = 0; i < p.n_operands; i++) p.n_spread += vm_spread(&p, p.operands + 4 * i);
+    p.constants = p.operands + 4 * p.n_operands, p.first = p.constants + p.n_constants;
     p.second = p.first + p.n_first;
     return p;
 }

@@ -109,6 +109,18 @@ static void FN(vm_execute)(const int64_t *at, int count, T *const *R, const int6
 
 enum { FN(VM_BLOCK) = VM_BYTES / sizeof(T) };
 
+/* Whole rows of an operand, one behind the other. */
+static void FN(vm_gather_rows)(T *to, const char *from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; r++, to += columns, from += row_stride) {
+        if (column_stride == 0) {
+            T x = *(const T *)from;
+            for (int64_t k = 0; k < columns; k++) to[k] = x;
+        } else {
+            for (int64_t k = 0; k < columns; k++) to[k] = *(const T *)(from + k * column_stride);
+        }
+    }
+}
+
 static void FN(vm_range)(void *ctx, int64_t begin, int64_t end) {
     Program *p = ctx;
     T *R[VM_REGISTERS] = {0}, constants[VM_REGISTERS], scalars[VM_REGISTERS];
@@ -120,25 +132,39 @@ static void FN(vm_range)(void *ctx, int64_t begin, int64_t end) {
         R[r++] = constants + i;
     }
     for (int i = 0; i < p->n_scalars; i++) R[r++] = scalars + i;
-    char *block = p->n_vectors ? scratch((size_t)p->n_vectors * VM_BYTES) : NULL;
-    if (p->n_vectors && !block) {
+    int vectors = p->n_vectors + p->n_spread, spread[VM_REGISTERS], n_spread = 0;
+    char *block = vectors ? scratch((size_t)vectors * VM_BYTES) : NULL;
+    if (vectors && !block) {
         p->error = "no memory for temporaries";
         return;
     }
     for (int i = 0; i < p->n_vectors; i++) R[r++] = (T *)(block + (size_t)i * VM_BYTES);
+    for (int i = 0; i < p->n_operands; i++) {
+        if (vm_spread(p, p->operands + 4 * i)) spread[n_spread++] = i;
+    }
     int64_t line = begin / p->blocks, first = begin % p->blocks;
     for (; begin < end; line++, first = 0) {
         int64_t o = line / p->rows, row = line % p->rows, stop = first + (end - begin) < p->blocks ? first + (end - begin) : p->blocks;
-        int64_t from = first * FN(VM_BLOCK);
+        int64_t from = first * p->block;
         for (int i = 0; i < p->n_operands; i++) {
             const int64_t *w = p->operands + 4 * i;
             R[i] = (T *)(PTR(char, w[0]) + o * w[1] + row * w[2] + from * w[3]);
         }
+        for (int i = 0; i < n_spread; i++) {
+            column_stride[spread[i]] = 0;
+            R[spread[i]] = (T *)(block + (size_t)(p->n_vectors + i) * VM_BYTES);
+        }
         if (p->n_first) FN(vm_execute)(p->first, p->n_first, R, column_stride, 1);
         for (int64_t k = first; k < stop; k++) {
-            int64_t left = p->columns - k * FN(VM_BLOCK);
-            FN(vm_execute)(p->second, p->n_second, R, column_stride, left < FN(VM_BLOCK) ? left : FN(VM_BLOCK));
-            for (int i = 0; i < p->n_operands; i++) R[i] = (T *)((char *)R[i] + FN(VM_BLOCK) * column_stride[i]);
+            int64_t left = p->columns - k * p->block, n = left < p->block ? left : p->block;
+            for (int i = 0; i < n_spread; i++) {
+                const int64_t *w = p->operands + 4 * spread[i];
+                int64_t at = k * p->block / p->inner; /* a row vector is the same in every block */
+                if (k == first || w[2])
+                    FN(vm_gather_rows)(R[spread[i]], PTR(char, w[0]) + o * w[1] + at * w[2], w[2], w[3], n / p->inner, p->inner);
+            }
+            FN(vm_execute)(p->second, p->n_second, R, column_stride, n);
+            for (int i = 0; i < p->n_operands; i++) R[i] = (T *)((char *)R[i] + p->block * column_stride[i]);
         }
         begin += stop - first;
     }
@@ -148,7 +174,7 @@ static void FN(vm)(const int64_t *a, Team *team) {
     Program p = vm_program(a, FN(VM_BLOCK));
     if (p.outer < 1 || p.rows < 1 || p.columns < 1) return;
     int64_t items = p.outer * p.rows * p.blocks;
-    double size = (double)p.columns / (double)p.blocks, ns = (double)a[3] / 1000.0 * size + 2.0 * p.n_second;
+    double size = (double)p.columns / (double)p.blocks, ns = (double)a[4] / 1000.0 * size + 2.0 * p.n_second;
     parallel_for(team, items, (int64_t)(PARALLEL_NS / ns) + 1, FN(vm_range), &p);
     if (p.error) team->error = p.error;
 }

@@ -51,13 +51,16 @@ def bind_native(
         return None
     sizes, strides = loops
     kinds = tuple(_kind(a, s[2]) for a, s in zip(arrays, strides, strict=True))
+    scalars = frozenset(n for n, kind in zip(names, kinds, strict=False) if kind.endswith("scalar"))
+    packed = _packed(sizes, arrays, strides, kinds, len(ins), _works_by_row(tuple(outs), scalars))
+    kinds = packed or kinds
     code = _assemble(tuple(outs), tuple(names), kinds, aliases)
     if code is None:
         return None
     operands = [w for a, s in zip(arrays, strides, strict=True) for w in (native.address(a), *s)]
     cost = code.cost if dtype == "float32" else 2 * code.cost
     counts = (len(arrays), len(code.constants), code.scalars, code.vectors, len(code.first), len(code.second))
-    words = (*sizes, cost, *counts, *operands, *code.constants, *code.first, *code.second)
+    words = (*sizes, int(packed is not None), cost, *counts, *operands, *code.constants, *code.first, *code.second)
     return native.Call("vm_f32" if dtype == "float32" else "vm_f64", words, tuple(arrays))
 
 
@@ -108,6 +111,30 @@ def _kind(a: np.ndarray, stride: int) -> str:
     """How a register reaches an array: scalar (the same along a row), vector (in place) or strided; `?` in front for bool."""
     bare = "scalar" if stride == 0 else "vector" if stride == a.itemsize else "strided"
     return "?" + bare if a.dtype == bool else bare
+
+
+@lru_cache(maxsize=1024)
+def _works_by_row(outs: tuple[Expr, ...], scalars: frozenset[str]) -> bool:
+    """Whether some function has scalars alone as arguments."""
+    return any(n.fn not in ("const", "sym") and scalars.issuperset(symbols(n)) for e in outs for n in nodes(e))
+
+
+def _packed(sizes: Any, arrays: Sequence[np.ndarray], strides: Any, kinds: Sequence[str], inputs: int, work: bool) -> Any:
+    """The kinds of a program that works on several rows at a time, or None where rows are long enough, or an array forbids it.
+
+    Then a scalar of each row is spread out like a vector, and `work` on scalars alone is done for every element.
+    """
+    _, rows, columns = sizes
+    by_row = work and any(kind == "scalar" and s[1] for kind, s in zip(kinds, strides, strict=True))
+    if rows < 2 or not 0 < columns < (32 if by_row else 256):
+        return None
+    made = []
+    for i, (a, s, kind) in enumerate(zip(arrays, strides, kinds, strict=True)):
+        even = s[1] == columns * s[2]
+        if not even and (i >= inputs or a.dtype == bool):
+            return None
+        made.append(kind if even else "vector")
+    return tuple(made)
 
 
 # -- from expressions to instructions ------------------------------------------------------------------------------------------------
