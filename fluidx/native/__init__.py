@@ -224,13 +224,29 @@ def num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Set the size of the pool. Results do not depend on it."""
-    _module().set_num_threads(n)
+    """Let C kernels run on `n` threads, the calling one included; they begin with one for each core. Results do not depend on it.
+
+    Ranks that are threads of one process share them. Does nothing where there are no C kernels: everything but the products of NumPy's
+    BLAS is on one thread then. Raises ValueError for a number that is not from 1 to 256.
+
+    >>> import fluidx as fx
+    >>> fx.set_num_threads(2)
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 256:
+        raise ValueError(f"set_num_threads takes a number of threads from 1 to 256, got {n!r}")
+    if (module := _load().module) is not None:
+        module.set_num_threads(n)
 
 
 def use_threads(n: int) -> None:
     """Let runs of the calling thread use at most `n` threads; 0 lifts the limit. Ranks that are threads take 1 each."""
     _module().use_threads(n)
+
+
+def share_cores(ranks: int) -> None:
+    """Let the calling thread, one of `ranks` that run at once, use its share of the threads. Does nothing without native kernels."""
+    if not why_not():
+        use_threads(max(1, num_threads() // ranks))
 
 
 def levels() -> list[str]:
