@@ -18,6 +18,7 @@ from ..ir.types import TensorType
 from ..ops import kernels
 from .context import RunContext
 from .feeds import dtype_name
+from .fuse import fused
 from .local import Here
 from .memory import carve
 from .plan import Plan, Step
@@ -96,10 +97,17 @@ def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> Bound:
 
 
 def prepare(
-    program: Program, feed_types: Mapping[str, TensorType], fetch: Sequence[str], scope: Scope, ctx: RunContext, xp: Any = np
+    program: Program,
+    feed_types: Mapping[str, TensorType],
+    fetch: Sequence[str],
+    scope: Scope,
+    ctx: RunContext,
+    xp: Any = np,
+    fuse: bool = True,
 ) -> Bound:
     """`plan` and `bind` in one: the program ready to run. Raises what `plan` raises."""
-    return bind(plan(program, feed_types, fetch, scope.arrays, ctx, "cpu" if xp is np else "cuda"), scope, ctx, xp)
+    planned = plan(program, feed_types, fetch, scope.arrays, ctx, "cpu" if xp is np else "cuda", fuse=fuse)
+    return bind(planned, scope, ctx, xp)
 
 
 class _Binder:
@@ -180,6 +188,8 @@ class _Binder:
                 return definition.bind_control(self, op)  # type: ignore[attr-defined]
             case "exchange":
                 return self._exchange(step)
+            case "fused":
+                return kernels.Native(fused(step.ops, [n for n in step.writes if n in self.plan.values], self.array))
             case "nothing":
                 for n in op.output_arg_names:  # state is made even where it is empty
                     self.array(n)
@@ -194,12 +204,13 @@ class _Binder:
         """The call of an operator's body, between the copies of operands that it needs in one piece and of results made aside."""
         here, talks = step.here, definition.effect in (Effect.COLLECTIVE, Effect.P2P)
         aside, before, after = self._copies(step)
+        ghosts = here is not None and bool(here.ghosts)
         ins, outs = definition.operands(
             op,
-            lambda n: aside[n, True] if (n, True) in aside else self.array(n),
+            lambda n: None if ghosts else aside[n, True] if (n, True) in aside else self.array(n),
             lambda n: aside[n, False] if (n, False) in aside else self.array(n),
         )
-        if here is not None and here.ghosts:
+        if here is not None and ghosts:
             ins = self._with_ghosts(op, definition, here)
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
         scratch = [self._carved(s.offset, s.type) for s in step.scratch if not s.of]

@@ -81,14 +81,15 @@ class Executor:
         names = fetch_names(fetch_list)
         check_fetch(program, names)
         with self._lock, using(self.place):
-            bound = self._bound(program, arrays, names, scope)
+            watch = watching()
+            bound = self._bound(program, arrays, names, scope, fuse=not watch)
             bound.ctx.step = scope.steps.get(program, 0)
-            values = bound.run_watched(arrays, watcher(bound)) if watching() else bound.run(arrays)
+            values = bound.run_watched(arrays, watcher(bound)) if watch else bound.run(arrays)
             scope.steps[program] = bound.ctx.step + 1
             return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
 
-    def _bound(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope) -> Bound:
-        key = (id(program), program.version, id(scope), tuple(names), tuple(sorted((n, a.shape) for n, a in arrays.items())))
+    def _bound(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope, fuse: bool) -> Bound:
+        key = (id(program), program.version, id(scope), tuple(names), tuple(sorted((n, a.shape) for n, a in arrays.items())), fuse)
         held = self._ready.get(key)
         if held is not None and held[1] == scope.version:
             self._ready.move_to_end(key)
@@ -98,7 +99,7 @@ class Executor:
             from ..comm.threads import ThreadWorld
 
             ctx.comm = ThreadWorld(1).communicator(0)
-        bound = prepare(program, feed_types(arrays), names, scope, ctx, self._xp)
+        bound = prepare(program, feed_types(arrays), names, scope, ctx, self._xp, fuse)
         self._ready[key] = (bound, scope.version, (program, scope))  # the references keep ids from being reused
         if len(self._ready) > _MAX_PLANS:
             self._ready.popitem(last=False)

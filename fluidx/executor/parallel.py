@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import ChainMap, OrderedDict
@@ -101,6 +102,7 @@ class ParallelExecutor:
         self._crew = Crew(places if n > 1 else [], self.timeout)
         self._stop = weakref.finalize(self, stop, self._crew.workers)
         self._closed = False
+        self._process = os.getpid()
 
     def _make_world(self) -> None:
         if any(isinstance(p, CUDAPlace) for p in self.places):
@@ -121,6 +123,7 @@ class ParallelExecutor:
 
     def run_startup(self) -> None:
         """Run every rank's startup program: initialise, then broadcast what is the same everywhere from its owner."""
+        self._check_process()
         with self._lock:
             self._check_open()
             self._failed = None
@@ -149,6 +152,7 @@ class ParallelExecutor:
         A feed is cut as its variable is placed: along its batch where that is sharded, and given whole to every rank where nothing is
         said. Raises FeedError, NotInitializedError or RankError as `Executor.run` does for one device.
         """
+        self._check_process()
         with self._lock:
             self._check_open()
             if self._failed is not None:
@@ -162,9 +166,9 @@ class ParallelExecutor:
             given = check_feed(main, feed if feed is not None else feed_dict, self._descs)
             whole, feeds = self.dealer.deal(self._descs, given, self.uneven)
             wanted = self._work_out(names, return_merged)
-            ready = self._ready_for(whole, names, wanted, return_merged)
-            step = self.scopes[0].steps.get(main, 0)
             watch = watching()
+            ready = self._ready_for(whole, names, wanted, return_merged, fuse=not watch)
+            step = self.scopes[0].steps.get(main, 0)
 
             def job(rank: int) -> dict[str, Any]:
                 bound = self._current[rank] = ready[rank]
@@ -229,17 +233,17 @@ class ParallelExecutor:
             self._defined[rank] = frozenset(n for op in block.oplist for n in op.output_arg_names)
         return name in self._defined[rank]
 
-    def _ready_for(self, feed: Mapping[str, np.ndarray], names: list[str], wanted: _Wanted, merged: bool) -> list[Bound]:
-        given = (tuple(names), merged, tuple(sorted((n, a.shape) for n, a in feed.items())))
+    def _ready_for(self, feed: Mapping[str, np.ndarray], names: list[str], wanted: _Wanted, merged: bool, fuse: bool) -> list[Bound]:
+        given = (tuple(names), merged, fuse, tuple(sorted((n, a.shape) for n, a in feed.items())))
         ready = self._ready.get((given, tuple(s.version for s in self.scopes)))
         if ready is None:
-            ready = self._everywhere(lambda r: self._compile(r, self._mains[r], feed, wanted.ranks[r]))
+            ready = self._everywhere(lambda r: self._compile(r, self._mains[r], feed, wanted.ranks[r], fuse))
             self._ready[given, tuple(s.version for s in self.scopes)] = ready
             if len(self._ready) > _MAX_PLANS:
                 self._ready.popitem(last=False)
         return ready
 
-    def _compile(self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str]) -> Bound:
+    def _compile(self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str], fuse: bool = True) -> Bound:
         if change := self._stamp.changed(program):
             raise ProgramError(
                 f"rank {rank}: {change}\n  it was changed after it was given to this executor and proved; "
@@ -247,7 +251,7 @@ class ParallelExecutor:
             )
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups)
-        return prepare(program, feed_types(feed), fetch, self.scopes[rank], ctx, self._modules[rank])
+        return prepare(program, feed_types(feed), fetch, self.scopes[rank], ctx, self._modules[rank], fuse)
 
     def _finish(self, rank: int) -> None:
         """Wait, with a deadline, for what the rank has queued on its GPU."""
@@ -330,6 +334,15 @@ class ParallelExecutor:
                     self.scopes[r].bind(name, a.copy())
         self._ready.clear()
         self._make_world()
+
+    def _check_process(self) -> None:
+        """Raise ExecutionError in a forked process: it has the executor, and none of the ranks' threads. Before the lock is taken, which
+        another thread may have held when the process forked."""
+        if os.getpid() != self._process and self.world_size > 1:
+            raise ExecutionError(
+                f"the ranks of this executor are threads of process {self._process}, and this is a fork of it, process {os.getpid()}; "
+                "make a ParallelExecutor in each process, behind the fork"
+            )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -48,7 +48,8 @@ class Step(NamedTuple):
 
     view      nothing: the result is a view of the operand
     control   one of the sub-blocks runs, or one runs again and again
-    exchange  neighbouring sends and receives start together: the only steps of several operators
+    exchange  neighbouring sends and receives start together
+    fused     a chain of elementwise operators, which goes over memory once; what nothing else reads is not stored
     fill      the results are constants, because this rank has no terms to reduce
     nothing   no part of the results lies here
     """
@@ -63,6 +64,17 @@ class Step(NamedTuple):
     @property
     def op(self) -> Operator:
         return self.ops[0]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the operators read and none of them makes."""
+        names = dict.fromkeys(n for op in self.ops for n in op.input_arg_names)
+        made = set(self.writes) if self.kernel == "fused" else ()
+        return tuple(n for n in names if n not in made)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(n for op in self.ops for n in op.output_arg_names)
 
 
 class Plan(NamedTuple):
@@ -103,8 +115,8 @@ class Plan(NamedTuple):
         return "\n".join(lines)
 
     def _line(self, k: int, step: Step) -> str:
-        reads = ", ".join(self._where(n) for op in step.ops for n in op.input_arg_names)
-        writes = ", ".join(self._where(n) for op in step.ops for n in op.output_arg_names)
+        reads = ", ".join(self._where(n) for n in step.reads if n in self.values)
+        writes = ", ".join(self._where(n) for n in step.writes if n in self.values)
         notes = [f"scratch {s.of and s.of + ' '}{s.type} at {s.offset}" for s in step.scratch]
         if step.waits_for is not None:
             notes.append(f"waits for step {step.waits_for}")
@@ -112,8 +124,6 @@ class Plan(NamedTuple):
         return f"{k:5d} {step.kernel:8} {' + '.join(op.type for op in step.ops)}: {reads or '()'} -> {writes or '()'}{told}"
 
     def _where(self, name: str) -> str:
-        v = self.values.get(name)
-        if v is None:
-            return f"%{name}"
+        v = self.values[name]
         b = self.buffers[v.buffer]
         return f"%{name} {v.type} " + (f"at {b.offset}" if b.kind == "arena" else b.kind) + (f" as %{v.view_of}" if v.view_of else "")

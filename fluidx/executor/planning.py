@@ -12,6 +12,7 @@ from ..ir.program import Program
 from ..ir.types import TensorType
 from ..ops.kernels import Body, bodies
 from .context import RunContext
+from .fuse import chains
 from .live import check_feeds, live_ops, started_together
 from .plan import Plan, Step
 from .sizes import Sizes
@@ -29,10 +30,12 @@ def plan(
     ctx: RunContext,
     device: str = "cpu",
     natively: bool | None = None,
+    fuse: bool = True,
 ) -> Plan:
     """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
     rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. `natively`: whether C kernels may be
-    used; None: where they are built and FLUIDX_KERNELS allows it. Raises FeedError, NotInitializedError or ProgramError.
+    used; None: where they are built and FLUIDX_KERNELS allows it. `fuse`: whether a chain of operators may be one step. Raises FeedError,
+    NotInitializedError or ProgramError.
 
     >>> import fluidx as fx
     >>> main = fx.Program("double")
@@ -44,17 +47,18 @@ def plan(
     """
     ops = live_ops(program, feed_types, fetch)
     check_feeds(program, ops, feed_types, fetch)
-    spans = started_together(ops)
     sizes = Sizes(program, held, ctx)
     sizes.infer(ops, feed_types, fetch)
-    storage = Storage(sizes, ctx, ops, spans, fetch)
+    natively = device == "cpu" and (native.enabled() if natively is None else natively)
+    units = chains(sizes, ops, feed_types, fetch) if natively and fuse else [(op,) for op in ops]
+    spans = started_together([unit[0] for unit in units])
+    storage = Storage(sizes, ctx, units, spans, fetch)
     for name in feed_types:
         if name in sizes.types:
             storage.new_root(name, "feed", -1, FOREVER)
-    nodes = [storage.place(i, op) for i, op in enumerate(ops)]
+    nodes = [storage.place(i, unit) for i, unit in enumerate(units)]
     for n in fetch:
         storage.fetched(n)
-    natively = device == "cpu" and (native.enabled() if natively is None else natively)
     kernels = {id(node): _choose(storage, node, device, natively) for some in (nodes, *storage.inner.values()) for node in some}
     order = list(_order(nodes, spans))
     stops = _waits(storage, nodes, order) if ctx.comm is not None and ctx.comm.asynchronous else {}
@@ -65,7 +69,8 @@ def plan(
         first = some[0]
         kernel = "exchange" if k is not None and first.index in spans else kernels[id(first)]
         scratch = tuple([s for node in some for s in storage.placed(node)])
-        return Step(tuple([n.op for n in some]), kernel, first.here, scratch, stops.get(k) if k is not None else None, k in marked)
+        ops = tuple([op for node in some for op in node.ops])
+        return Step(ops, kernel, first.here, scratch, stops.get(k) if k is not None else None, k in marked)
 
     absent = sizes.local.absent if sizes.local is not None else frozenset()
     return Plan(
@@ -88,6 +93,8 @@ def _choose(storage: Storage, node: Node, device: str, natively: bool) -> str:
     definition, here = node.definition, node.here
     if node.view:
         return "view"
+    if len(node.ops) > 1:
+        return "fused"
     if definition.bodies:
         return "control"
     if here is not None and (here.skip or here.fills):
@@ -104,8 +111,7 @@ def _body(storage: Storage, node: Node, table: Sequence[Body]) -> Body:
     op, here = node.op, node.here
     if here is not None and here.ghosts:  # operands that have nothing but a shape
         table = [body for body in table if body.name != "native"]
-    shadow = storage.shadow
-    ins, outs = node.definition.operands(op, shadow.__getitem__, shadow.__getitem__)
+    ins, outs = node.definition.operands(op, storage.shadow.get, storage.shadow.get)
     attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
     return next(body for body in table if body.covers(ins, outs, attrs, part))
 
@@ -127,9 +133,10 @@ def _waits(storage: Storage, nodes: Sequence[Node], order: Sequence[tuple[int, i
     accesses = []
     for k, stop in order:
         some = nodes[k:stop]
-        read = [storage.roots[n] for node in some for n in storage.reads(node.op) if n in storage.roots]
+        read = [storage.roots[n] for node in some for op in node.ops for n in storage.sizes.reads(op) if n in storage.roots]
         read += [a.root for node in some for a in node.scratch]
-        written = [storage.roots[n] for node in some if not node.view for n in flow.writes(storage.program, node.op) if n in storage.roots]
+        writes = [n for node in some if not node.view for op in node.ops for n in flow.writes(storage.program, op)]
+        written = [storage.roots[n] for n in writes if n in storage.roots]
         roots.update({id(r): r for r in (*read, *written)})
         talks = some[0].definition.effect in _TALKS
         accesses.append(Access(frozenset(map(id, read)), frozenset(map(id, written)), talks))

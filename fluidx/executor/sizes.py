@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..ir import flow
 from ..ir.bodies import bodies
 from ..ir.errors import FeedError, NotInitializedError, ProgramError
 from ..ir.opdef import OpDef, opdef
@@ -60,6 +61,11 @@ class Sizes:
     def is_state(self, name: str) -> bool:
         d = self.block.find(name)
         return d is not None and d.persistable
+
+    def reads(self, op: Operator) -> Iterable[str]:
+        """What an operator reads, its bodies included, without that of which it reads the shape only."""
+        here = self.here.get(id(op))
+        return flow.reads(self.program, op) if here is None or not here.ghosts else here.real_inputs(op, opdef(op.type))
 
     def define(self, name: str, whole: TensorType) -> None:
         """Give a value its type, from that of the whole value."""

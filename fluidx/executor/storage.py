@@ -27,6 +27,8 @@ from .sizes import Sizes
 FOREVER = 1 << 60
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
+Unit = tuple[Operator, ...]  # one operator, or a chain
+
 
 @dataclass(eq=False)
 class Root:
@@ -51,20 +53,26 @@ class Aside:
 
 @dataclass(eq=False)
 class Node:
-    """An operator that runs, with what was decided about it."""
+    """A step before it is one: an operator that runs, or a chain of them, with what was decided about it."""
 
-    op: Operator
+    ops: tuple[Operator, ...]
     definition: type[OpDef]
     index: int
     here: Here | None = None  # what it does on this rank, where that is not what it says
     view: bool = False
     scratch: list[Aside] = field(default_factory=list)
 
+    @property
+    def op(self) -> Operator:
+        return self.ops[0]
+
 
 class Storage:
-    """Decides storage for operators one after the other: `place(i, op)`, then `finish()`."""
+    """Decides storage for units, operators or chains of them, one after the other: `place(i, unit)`, then `finish()`."""
 
-    def __init__(self, sizes: Sizes, ctx: RunContext, ops: Sequence[Operator], spans: Mapping[int, tuple[int, int]], fetch: Iterable[str]):
+    def __init__(
+        self, sizes: Sizes, ctx: RunContext, units: Sequence[Unit], spans: Mapping[int, tuple[int, int]], fetch: Sequence[str]
+    ):
         self.sizes, self.ctx, self.spans = sizes, ctx, spans
         self.types, self.program = sizes.types, sizes.program
         self.roots: dict[str, Root] = {}
@@ -76,25 +84,21 @@ class Storage:
         self.inner: dict[int, list[Node]] = {}
         self.asides: list[Aside] = []
         self.dummy = np.empty(max((t.nbytes for t in self.types.values()), default=1) or 1, np.uint8)
-        self._lifetimes(ops, fetch)
+        self._lifetimes(units, fetch)
 
-    def _lifetimes(self, ops: Sequence[Operator], fetch: Iterable[str]) -> None:
+    def _lifetimes(self, units: Sequence[Unit], fetch: Iterable[str]) -> None:
         last, writers, spans = self.last, self.writers, self.spans
-        for i, op in enumerate(ops):
+        for i, unit in enumerate(units):
             until = spans[i][1] if i in spans else i  # what a batch sends is read until the whole batch is through
-            written = flow.writes(self.program, op)
-            for n in self.reads(op):
-                last[n] = until
-            for n in written:
-                last[n] = until
-                writers.setdefault(n, []).append(i)
+            for op in unit:
+                written = flow.writes(self.program, op)
+                for n in self.sizes.reads(op):
+                    last[n] = until
+                for n in written:
+                    last[n] = until
+                    writers.setdefault(n, []).append(i)
         for n in fetch:
             last[n] = FOREVER
-
-    def reads(self, op: Operator) -> Iterable[str]:
-        """What an operator reads, its bodies included, without that of which it reads the shape only."""
-        here = self.sizes.here.get(id(op))
-        return flow.reads(self.program, op) if here is None or not here.ghosts else here.real_inputs(op, opdef(op.type))
 
     # -- roots --------------------------------------------------------------------------------------------------------------
 
@@ -126,15 +130,19 @@ class Storage:
 
     # -- one operator -------------------------------------------------------------------------------------------------------
 
-    def place(self, i: int, op: Operator, inner: bool = False) -> Node:
-        """Decide where the outputs of operator `i` live. Values of a body live as long as the operator that runs it."""
+    def place(self, i: int, unit: Unit, inner: bool = False) -> Node:
+        """Decide where the results of unit `i` live. Values of a body live as long as the operator that runs it."""
+        op = unit[0]
         definition = opdef(op.type)
         here = self.sizes.here.get(id(op))
-        node = Node(op, definition, i, here)
+        node = Node(unit, definition, i, here)
+        if len(unit) > 1:
+            self._place_chain(node)
+            return node
         read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
         ins = {n: self._root(n, i) for n in read}
         for b in op.sub_blocks() if definition.bodies else ():
-            self.inner[b] = [self.place(i, o, inner=True) for o in self.program.blocks[b].oplist]
+            self.inner[b] = [self.place(i, (o,), inner=True) for o in self.program.blocks[b].oplist]
         outs = op.output_arg_names
         views = definition.view is not None or definition.view_ctx is not None
         if views and not inner and len(outs) == 1 and self._is_new(outs[0]) and self._try_view(node, outs[0]):
@@ -148,18 +156,36 @@ class Storage:
                 if not definition.bodies and any(r is root and not source == n == name for n, r in ins.items()):
                     self._aside(node, self.types[name], name)
                 root.stop = max(root.stop, self.last.get(name, i))
-            elif source is not None and not inner and self._may_take(source, name, i, ins):
-                root = self.roots[name] = self.roots[source]
-                root.aliases.append(name)
-                root.stop = self.last.get(name, i)
-                self.shadow[name] = self._fake(self.types[name])
             else:
-                self.new_root(name, "arena", i, max(self.last.get(name, i), i))
+                self._new(name, i, [source] if source is not None and not inner else [], ins)
         if definition.effect in _TALKS:  # what is sent lies in one piece
             for n in read:
                 if not self.shadow[n].flags.c_contiguous:
                     self._aside(node, self.types[n], n, reads=True)
         return node
+
+    def _place_chain(self, node: Node) -> None:
+        """Results that are read behind the chain get storage, that of an operand where one is free; the others have none."""
+        i = node.index
+        made = {n for op in node.ops for n in op.output_arg_names}
+        ins = {n: self._root(n, i) for op in node.ops for n in op.input_arg_names if n not in made}
+        taken: set[str] = set()
+        for op in node.ops:
+            name = op.output_arg_names[0]
+            if self.last[name] > i:
+                self._new(name, i, [n for n in ins if n not in taken], ins)
+                taken.update(n for n, r in ins.items() if r is self.roots[name])
+
+    def _new(self, name: str, i: int, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
+        """Storage for a new result: that of the first of the operands `sources` that is free, or its own."""
+        for source in sources:
+            if self._may_take(source, name, i, ins):
+                root = self.roots[name] = self.roots[source]
+                root.aliases.append(name)
+                root.stop = self.last.get(name, i)
+                self.shadow[name] = self._fake(self.types[name])
+                return
+        self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
     def _is_new(self, name: str) -> bool:
         return name not in self.roots and not self.sizes.is_state(name)

@@ -136,6 +136,8 @@ class OpDef:
     scratch: ClassVar[Callable[..., Any] | None] = None
     native: ClassVar[Callable[..., Any] | None] = None
     native_scratch: ClassVar[Callable[..., Any] | None] = None
+    # of an elementwise op: (attrs, shapes of the operands, axes of the result) -> scalar expression, {symbol: shape that broadcasts}
+    element: ClassVar[Callable[..., Any] | None] = None
 
     in_slots: ClassVar[tuple[Slot, ...]] = ()
     out_slots: ClassVar[tuple[Slot, ...]] = ()

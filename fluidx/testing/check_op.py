@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .. import native
 from ..ir import ANY, Builder, Effect, OpDef, Program, ProgramError, Role, Sample, TensorType, Variable, opdef
+from ..ops import kernels
 from .numeric_grad import numeric_grad
 from .reference import interpret, run_op, type_of
 from .rows import check_rows
@@ -17,11 +19,11 @@ def check_op(op: str | type[OpDef]) -> None:
     """Check an op on each of its samples; AssertionError names the op, the sample, what was expected and what was found.
 
     For every sample: the inferred types are those of the result, also with the first axis open; the kernel leaves its inputs alone;
-    `bind` gives the kernel's values, and so does a result in the memory of an input that `inplace` allows; the gradient that
-    `fluidx.backward` writes agrees with central differences through every output but those for which the op says "op NAME has a gradient
-    through ... only"; the program text reads back to an equal program; attributes that are not declared are refused. Every row of the
-    access pattern holds when it is executed (rows). Ops that need ranks, or run sub-blocks, are checked as far as one rank without
-    blocks goes.
+    every body in the table of kernels gives the kernel's values, and so does a result in the memory of an input that `inplace` allows;
+    the gradient that `fluidx.backward` writes agrees with central differences through every output but those for which the op says "op
+    NAME has a gradient through ... only"; the program text reads back to an equal program; attributes that are not declared are refused.
+    Every row of the access pattern holds when it is executed (rows). Ops that need ranks, or run sub-blocks, are checked as far as one
+    rank without blocks goes.
     """
     definition = opdef(op) if isinstance(op, str) else op
     if not (definition.__doc__ or "").strip():
@@ -63,7 +65,7 @@ class _Check:
             if not _same(a, b):
                 self.fail(f"the kernel changes its inputs ({slot})", a, b)
         self.check_types(result)
-        self.check_bind(result)
+        self.check_bodies(result)
         self.check_inplace(result)
         if self.definition.grad is not None and self.sample.grad != ():
             self.check_grad(result)
@@ -97,32 +99,38 @@ class _Check:
 
     # -- the other ways to run ------------------------------------------------------------------------------------------------
 
-    def check_bind(self, result: list[Any]) -> None:
-        if self.definition.bind is None:
-            return
-        for slot, a, b in zip(self.definition.outputs, result, run_op(self.definition, self.args, self.attrs, bound=True), strict=True):
-            for x, y in zip(_flat([a]), _flat([b]), strict=True):
-                if not _close(x, y):
-                    self.fail(f"output {slot} of bind (against the kernel)", x, y)
+    def check_bodies(self, result: list[Any]) -> None:
+        for body in self.bodies():
+            if body == "any":
+                continue
+            found = run_op(self.definition, self.args, self.attrs, body=body)
+            for slot, a, b in zip(self.definition.outputs, result, found, strict=True):
+                for x, y in zip(_flat([a]), _flat([b]), strict=True):
+                    if not _close(x, y):
+                        self.fail(f"output {slot} of the body {body!r} (against the kernel)", x, y)
+
+    def bodies(self) -> list[str]:
+        """Every body of the op that can be had here."""
+        return [b.name for b in kernels.bodies(self.definition, natively=not native.why_not())]
 
     def check_inplace(self, result: list[Any]) -> None:
         d = self.definition
         slots = [s.name for s in d.in_slots]
         outs = [s.name for s in d.out_slots]
         for source, target in d.inplace:
-            for bound in (False, True):
+            for body in self.bodies():
                 args = _copy(self.args)
                 given, k = args[slots.index(source)], outs.index(target)
                 given = given[0] if isinstance(given, list) and given else given
                 if not isinstance(given, np.ndarray) or isinstance(result[k], list) or type_of(given) != type_of(result[k]):
                     continue
                 memory = [given if j == k else _like(r) for j, r in enumerate(result)]
-                if not d.takes_out and not bound:
+                if not d.takes_out and body == "any":
                     continue
-                got = run_op(d, args, self.attrs, bound=bound, outs=memory)
+                got = run_op(d, args, self.attrs, body=body, outs=memory)
                 for slot, a, b in zip(outs, _flat(result), _flat(got), strict=False):
                     if not _close(a, b):
-                        self.fail(f"output {slot} with {target} in the memory of {source}{' (bind)' if bound else ''}", a, b)
+                        self.fail(f"output {slot} with {target} in the memory of {source} (body {body!r})", a, b)
 
     # -- gradient -------------------------------------------------------------------------------------------------------------
 

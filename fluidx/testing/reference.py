@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from ..executor.context import RunContext
 from ..ir import ExecutionError, OpDef, Program, TensorType, np_dtype, opdef
 from ..ir.parts import Part
+from ..ops import kernels
 
 
 def type_of(value: Any) -> Any:
@@ -26,27 +26,27 @@ def run_op(
     attrs: Mapping[str, Any],
     ctx: RunContext | None = None,
     present: Sequence[bool] | None = None,
-    bound: bool = False,
+    body: str = "any",
     outs: Sequence[Any] | None = None,
     part: Part | None = None,
 ) -> list[Any]:
     """The outputs of one operator in slot order, in arrays made for them (None for an output that `present` leaves away).
 
-    `ins` are arrays in slot order and `attrs` complete. With `bound`, the op's `bind` runs instead of its kernel, where it has one;
-    `outs` gives the arrays to write into, `part` what the op is told of the whole that its operands are parts of. Raises ExecutionError
-    for an op that has neither kernel, view nor bind.
+    `ins` are arrays in slot order and `attrs` complete. `body` is the preferred row of the op's table of kernels (`ops/kernels.py`); `outs`
+    gives the arrays to write into, `part` what the op is told of the whole that its operands are parts of. Raises ExecutionError for an op
+    without a body.
     """
     ctx = ctx or RunContext()
     if outs is None:
         results = definition.infer(*map(type_of, ins), **attrs)
         results = [results] if len(definition.out_slots) == 1 else list(results)
         outs = [None if present is not None and not p else _empty(t) for t, p in zip(results, present or results, strict=True)]
-    if definition.bind is not None and (bound or definition.kernel is None and definition.view is None):
-        told = {"part": part} if "part" in inspect.signature(definition.bind).parameters else {}
-        step = definition.bind(np, list(ins), list(outs), attrs, ctx, **told)
-        if step is not None:
-            step()
-            return list(outs)
+    for one in kernels.bodies(definition, natively=body == "native"):
+        if one.name == body or one.name == "numpy" and definition.kernel is None and definition.view is None:
+            step = one.bind(np, list(ins), list(outs), attrs, ctx, part, ())
+            if step is not None and one.name != "any":
+                step()
+                return list(outs)
     if definition.kernel is None:
         if definition.view is None:
             raise ExecutionError(f"op {definition.name} has no kernel, view or bind")

@@ -1,6 +1,10 @@
 """What happens when a rank fails, stalls or disagrees: every rank ends in time, the message says which, and nothing is left behind."""
 
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -394,3 +398,38 @@ def test_the_trace_prints_each_operator_with_its_time(monkeypatch, capsys):
         exe.run(feed={"x": np.ones((4, 2), "float32")}, fetch_list=[y])
     out = capsys.readouterr().out
     assert out.count("rank 0: ") == 2 and out.count("rank 1: ") == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_is_told_that_it_has_no_ranks():
+    """In a process of its own, which has started no threads before."""
+    code = """
+        import os, sys, warnings
+        import numpy as np
+        import fluidx as fx
+        warnings.simplefilter("ignore")  # of newer Pythons, that a process with threads forks
+        main, startup = fx.Program(), fx.Program()
+        with fx.program_guard(main, startup):
+            y = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 2]), 2))
+            fx.optimizer.SGD(0.1).minimize(y)
+        t = fx.DistributeTranspiler().transpile(program=main, startup_program=startup, trainers=2)
+        exe = fx.ParallelExecutor(t, places=fx.cpu_places(2))
+        exe.run_startup()
+        alone = fx.Executor()
+        alone.run(startup)
+        feed = {"x": np.ones((4, 2), "float32")}
+        (before,) = alone.run(main, feed=feed, fetch_list=[y])
+        child = os.fork()
+        if child == 0:
+            try:
+                exe.run(feed=feed, fetch_list=[y])
+            except fx.ExecutionError as e:
+                assert "behind the fork" in str(e)
+                alone.run(main, feed=feed, fetch_list=[y])
+                os._exit(7)
+            os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        exe.run(feed=feed, fetch_list=[y])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["7"], done.stdout + done.stderr

@@ -16,9 +16,9 @@ from fluidx.testing.models import classifier
 L = fx.layers
 
 
-def planned(program, feed, fetch, scope):
+def planned(program, feed, fetch, scope, **options):
     types = {n: TensorType(a.dtype.name, a.shape) for n, a in feed.items()}
-    return plan(program, types, fetch, scope.arrays, RunContext())
+    return plan(program, types, fetch, scope.arrays, RunContext(), **options)
 
 
 def trained(width=256, rows=64, optimizer=None):
@@ -61,11 +61,10 @@ def test_a_plan_holds_no_arrays():
     assert len(seen) > 100
 
 
-def test_values_that_live_at_the_same_time_lie_apart(monkeypatch):
+def test_values_that_live_at_the_same_time_lie_apart():
     """Checked from the record alone, for every pair of buffers and scratch of the arena."""
-    monkeypatch.setenv("FLUIDX_KERNELS", "numpy")
     main, scope, feed, loss = trained()
-    p = planned(main, feed, [loss], scope)
+    p = planned(main, feed, [loss], scope, natively=False)
     held = [(b.offset, b.nbytes, b.start, b.stop) for b in p.buffers if b.kind == "arena"]
     held += [(s.offset, s.type.nbytes, k, k) for k, step in enumerate(p.steps) for s in step.scratch]
     assert any(step.scratch for step in p.steps)
@@ -94,18 +93,17 @@ def test_a_result_in_the_place_of_its_operand_is_one_array_object():
     with fx.program_guard(main):
         y = L.relu(L.tanh(L.scale(fx.data("x", [8]), 2.0)))
     feed = {"x": np.ones(8, "float32")}
-    bound = bind(planned(main, feed, [y.name], Scope()), Scope(), RunContext())
+    bound = bind(planned(main, feed, [y.name], Scope(), fuse=False), Scope(), RunContext())
     arrays = [bound.arrays[op.output_arg_names[0]] for op in main.ops]
     assert all(a is arrays[0] for a in arrays)
 
 
-def test_the_text_says_what_runs_and_where(monkeypatch):
-    monkeypatch.setenv("FLUIDX_KERNELS", "numpy")
+def test_the_text_says_what_runs_and_where():
     main, startup = fx.Program("small"), fx.Program("small_startup")
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, 4])
         y = L.reduce_sum(L.reshape(L.scale(x, 2.0), [-1, 2, 2]), dim=[1])
-    text = str(planned(main, {"x": np.ones((8, 4), "float32")}, [y.name], Scope()))
+    text = str(planned(main, {"x": np.ones((8, 4), "float32")}, [y.name], Scope(), natively=False))
     lines = text.splitlines()
     assert lines[0] == "plan of program small: 3 steps, arena 192 bytes, feeds 128, state 0"
     assert [line.split()[1:3] for line in lines[1:]] == [["numpy", "scale:"], ["view", "reshape:"], ["numpy", "reduce_sum:"]]

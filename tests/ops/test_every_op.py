@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 import fluidx.ops
+from fluidx import native
 from fluidx.ir import OPS, Effect, OpDef, ProgramError, Sample, all_ops
+from fluidx.ops.expr.native import bind_native
+from fluidx.ops.expr.nodes import trace
 from fluidx.testing import check_op
 from fluidx.testing.rows import thin_factors
 
@@ -85,6 +88,14 @@ def _clears_first(xp, x, *, out):
     xp.add(x, x, out)
 
 
+def _adds_one(ins, outs, attrs, dry=False):
+    call = bind_native([trace(lambda x: x + 1)], {"x": ins[0]}, outs, dry)
+    return [call]
+
+
+NATIVE = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [
@@ -95,7 +106,8 @@ def _clears_first(xp, x, *, out):
         ({"infer": staticmethod(lambda x: x.with_shape((5, 2) if -1 in x.shape else x.shape))}, "with an open first axis"),
         ({"kernel": staticmethod(lambda xp, x: (x * 2).astype("float64"))}, "the type of output Out"),
         ({"kernel": staticmethod(_adds_to_its_input)}, "the kernel changes its inputs"),
-        ({"bind": staticmethod(lambda xp, ins, outs, attrs, ctx: lambda: np.add(ins[0], 1, outs[0]))}, "output Out of bind"),
+        ({"bind": staticmethod(lambda xp, ins, outs, attrs, ctx: lambda: np.add(ins[0], 1, outs[0]))}, "output Out of the body 'numpy'"),
+        pytest.param({"native": staticmethod(_adds_one)}, "output Out of the body 'native'", marks=NATIVE),
         ({"inplace": (("X", "Out"),)}, None),
         (
             {"inplace": (("X", "Out"),), "kernel": staticmethod(_clears_first)},

@@ -18,7 +18,7 @@ from ..expr.derivative import derivative, in_terms_of
 from ..expr.native import bind_native
 from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, substitute, sym, symbols, trace
 from ..expr.numpy import bind_ufuncs, evaluate, ufunc_scratch
-from ..shared.broadcast import align, aligned, aligned_shape, broadcast_sizes, reduced
+from ..shared.broadcast import aligned, aligned_shape, broadcast_sizes, reduced
 from ..shared.samples import points
 from ..shared.types import NUMBERS
 from .access import elementwise_pattern
@@ -87,10 +87,13 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
     def specialized(values: tuple[Expr, ...]) -> Expr:  # constants, which tell 0.0 from -0.0 where numbers as a key do not
         return substitute(expr, dict(zip(names, values, strict=True)))
 
+    def element(attrs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], ndim: int) -> tuple[Expr, dict[str, tuple[int, ...]]]:
+        aligned = [aligned_shape(d, ndim, attrs["axis"] if axis and s == "y" else -1) for s, d in zip(inputs, shapes, strict=True)]
+        return specialized(tuple([lift(attrs[n]) for n in names])), dict(zip(inputs, aligned, strict=True))
+
     def prepare(arrays: Sequence[Any], out: Any, attrs: Mapping[str, Any]) -> tuple[Expr, dict[str, Any]]:
-        e = specialized(tuple([lift(attrs[n]) for n in names]))
-        arrays = [align(a, out.ndim, attrs["axis"] if axis and s == "y" else -1) for s, a in zip(inputs, arrays, strict=True)]
-        return e, dict(zip(inputs, arrays, strict=True))
+        e, shapes = element(attrs, [a.shape for a in arrays], out.ndim)
+        return e, {s: a if a.shape == d else a.reshape(d) for (s, d), a in zip(shapes.items(), arrays, strict=True)}
 
     def bind(xp, ins, outs, attrs, ctx, scratch=()):
         if xp is not np:
@@ -108,14 +111,11 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
         return None if call is None else [call]
 
     def scratch(ins, outs, attrs):
-        e, out = specialized(tuple([lift(attrs[n]) for n in names])), outs[0]
+        e, shapes = element(attrs, [t.shape for t in ins], outs[0].ndim)
         if e.fn in ("const", "sym") or all(a.fn in ("const", "sym") for a in e.args):
             return ()  # one ufunc
-        types = {
-            s: t.with_shape(aligned_shape(t.shape, out.ndim, attrs["axis"] if axis and s == "y" else -1))
-            for s, t in zip(inputs, ins, strict=True)
-        }
-        return ufunc_scratch(e, tuple([types[n] for n in symbols(e)]), out)
+        types = {s: t.with_shape(d) for (s, d), t in zip(shapes.items(), ins, strict=True)}
+        return ufunc_scratch(e, tuple([types[n] for n in symbols(e)]), outs[0])
 
     def kernel(xp, *arrays, out, **attrs):
         e, values = prepare(arrays, out, attrs)
@@ -127,7 +127,7 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
             out[...] = evaluate(e, xp, values)
 
     pattern = elementwise_pattern(expr, inputs, names, axis)
-    made: dict[str, Any] = {"kernel": kernel, "bind": bind, "native": native, "scratch": scratch, "pattern": pattern}
+    made: dict[str, Any] = {"kernel": kernel, "bind": bind, "native": native, "scratch": scratch, "pattern": pattern, "element": element}
     return {k: staticmethod(v) for k, v in made.items()}
 
 

@@ -65,12 +65,6 @@ def aligned_shape(shape: Sequence[int], ndim: int, axis: int) -> tuple[int, ...]
     return (1,) * ndim if prod(shape) == 1 else aligned("align", (1,) * ndim, shape, axis)
 
 
-def align(y: Any, ndim: int, axis: int) -> Any:
-    """The array `y` as a view of that shape."""
-    shape = aligned_shape(y.shape, ndim, axis)
-    return y if shape == y.shape else y.reshape(shape)
-
-
 def reduced(b: Any, g: Any, like: Any, out: Any, *others: Any, axis: int = -1, stop: int | None = None) -> Any:
     """The gradient `g` of a broadcast result `out`, summed down to the operand `like`; `g` itself where nothing was broadcast.
 

@@ -10,7 +10,7 @@ from fluidx.testing.reference import run_op
 
 
 def run(name, *args, **attrs):
-    return run_op(OPS[name], args, OPS[name].complete_attrs(attrs), bound=True)[0]
+    return run_op(OPS[name], args, OPS[name].complete_attrs(attrs), body="numpy")[0]
 
 
 def test_sums_of_small_whole_numbers_are_exact_in_every_layout():

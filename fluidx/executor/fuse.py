@@ -1,0 +1,130 @@
+"""Chains: neighbouring elementwise operators over values of one shape become one step, which goes over memory once.
+
+A chain is an operator and those behind it that read what it makes. What nothing else reads is not stored. The order of operations inside an
+element stays, so fused and separate steps of the vector machine have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from .. import native
+from ..ir import flow
+from ..ir.dtypes import np_dtype
+from ..ir.opdef import opdef
+from ..ir.operator import Operator
+from ..ir.types import TensorType
+from ..ops.expr.native import bind_native
+from ..ops.expr.nodes import Expr, make_node, rebuild, sym
+from .sizes import Sizes
+
+_MOST = 16  # operators of one chain: more would not fit the registers of the vector machine
+
+
+def chains(sizes: Sizes, ops: Sequence[Operator], given: Collection[str], fetch: Collection[str]) -> list[tuple[Operator, ...]]:
+    """All operators in their order, those of one chain together. `given` are the values that are fed."""
+    program, types = sizes.program, sizes.types
+    needed = _needed(sizes, ops, fetch)
+    once = {n for n, at in flow.definitions(program, ops).items() if len(at) == 1}.difference(given)
+    dummy = np.empty(max((t.nbytes for t in types.values()), default=1) or 1, np.uint8)  # nothing touches it
+    descs = program.global_block().descs
+    units: list[tuple[Operator, ...]] = []
+    chain: list[Operator] = []
+    made: set[str] = set()
+
+    def shadow(name: str) -> np.ndarray:
+        t = types[name]
+        return np.ndarray(t.shape, np_dtype(t.dtype), buffer=dummy)
+
+    def close() -> None:
+        stored = _outputs(chain, needed) if len(chain) > 1 else []
+        if stored and _call(chain, stored, shadow, dry=True) is not None:
+            units.append(tuple(chain))
+        else:
+            units.extend((op,) for op in chain)
+        chain.clear()
+        made.clear()
+
+    for op in ops:
+        out = op.output_arg_names
+        fits = id(op) not in sizes.here and opdef(op.type).element is not None and _is_float(op, types)
+        fits = fits and all(n in once and (d := descs.get(n)) is not None and not d.persistable for n in out)
+        goes_on = fits and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
+        if chain and not (goes_on and types[out[0]] == types[chain[0].output_arg_names[0]]):
+            close()
+        if fits:
+            chain.append(op)
+            made.update(out)
+        else:
+            units.append((op,))
+    close()
+    return units
+
+
+def fused(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]) -> list[native.Call]:
+    """The call that does a chain, over the arrays of what it reads and of what it stores."""
+    call = _call(chain, stored, array)
+    assert call is not None, "a chain was planned whose operands lie otherwise now"
+    return [call]
+
+
+def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
+    """The values of a chain that something else reads, of `needed` readers in all."""
+    inside: dict[str, int] = {}
+    for op in chain:
+        for n in op.input_arg_names:
+            inside[n] = inside.get(n, 0) + 1
+    return [n for op in chain for n in op.output_arg_names if needed.get(n, 0) > inside.get(n, 0)]
+
+
+def _call(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], dry: bool = False) -> native.Call | None:
+    """One expression for each stored value, over symbols for what the chain reads: one for each shape that an operand is read in."""
+    number: dict[str, int] = {}  # of the values that the chain makes
+    symbols: dict[tuple[str, tuple[int, ...]], str] = {}  # alike chains have the same ones, and are assembled once
+    shape = array(stored[0]).shape
+    parts: list[tuple[Expr, tuple[tuple[str, int | str], ...]]] = []
+    for op in chain:
+        element, reads = opdef(op.type).element, op.input_arg_names
+        assert element is not None
+        e, shapes = element(op.attrs, [shape if n in number else array(n).shape for n in reads], len(shape))
+        operands = tuple([
+            (name, number[n] if n in number else symbols.setdefault((n, aligned), f"v{len(symbols)}"))
+            for (name, aligned), n in zip(shapes.items(), reads, strict=True)
+        ])  # fmt: skip
+        number[op.output_arg_names[0]] = len(parts)
+        parts.append((e, operands))
+    exprs = _composed(tuple(parts), tuple([number[n] for n in stored]))
+    values = {symbol: a if (a := array(n)).shape == aligned else a.reshape(aligned) for (n, aligned), symbol in symbols.items()}
+    return bind_native(exprs, values, [array(n) for n in stored], dry)
+
+
+@lru_cache(maxsize=1024)
+def _composed(parts: tuple[tuple[Expr, tuple[tuple[str, int | str], ...]], ...], stored: tuple[int, ...]) -> list[Expr]:
+    """The expressions of the stored parts. Each part is an expression, and for each of its symbols a part before it or another symbol."""
+    made: list[Expr] = []
+    for e, operands in parts:
+        made.append(_grafted(e, {name: sym(o) if isinstance(o, str) else made[o] for name, o in operands}))
+    return [made[k] for k in stored]
+
+
+def _grafted(e: Expr, values: Mapping[str, Expr]) -> Expr:
+    """`e` over other expressions, as it stands: simplified, two products with constants would be one and round once."""
+    return rebuild(e, lambda n, args: values[n.args[0]] if n.fn == "sym" else make_node(n.fn, *args) if args else None)
+
+
+def _needed(sizes: Sizes, ops: Sequence[Operator], fetch: Collection[str]) -> dict[str, int]:
+    """How often each value is read, a fetch counted as once."""
+    found: dict[str, int] = dict.fromkeys(fetch, 1)
+    for op in ops:
+        for n in sizes.reads(op):
+            found[n] = found.get(n, 0) + 1
+    return found
+
+
+def _is_float(op: Operator, types: Mapping[str, TensorType]) -> bool:
+    """Are all operands of one dtype that the vector machine has?"""
+    dtypes = {types[n].dtype for n in (*op.input_arg_names, *op.output_arg_names)}
+    return len(dtypes) == 1 and dtypes <= {"float32", "float64"}
