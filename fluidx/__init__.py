@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .data_feeder import DataFeeder
     from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope, scope_guard
     from .io import load, save
+    from .native import set_num_threads
     from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
 
 # public name -> the module that has it; a module listed in _MODULES is itself the name
@@ -66,7 +67,7 @@ _LAZY = {
     "mpi_places": "executor",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
-    "DataFeeder": "data_feeder", "load": "io", "save": "io",
+    "DataFeeder": "data_feeder", "load": "io", "save": "io", "set_num_threads": "native",
 }  # fmt: skip
 _MODULES = (
     "backward", "clip", "comm", "config", "data_feeder", "executor", "initializer", "io", "lr_scheduler", "nets", "optimizer",
@@ -80,8 +81,8 @@ __all__ = [
     "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
-    "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "save", "scope_guard", "strategies",
-    "unique_name",
+    "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "save", "scope_guard", "set_num_threads",
+    "strategies", "unique_name",
 ]  # fmt: skip
 
 

@@ -28,16 +28,17 @@ def plan(
     held: Mapping[str, Any],
     ctx: RunContext,
     device: str = "cpu",
+    natively: bool | None = None,
 ) -> Plan:
     """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
-    rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. Raises FeedError,
-    NotInitializedError or ProgramError.
+    rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. `natively`: whether C kernels may be
+    used; None: where they are built and FLUIDX_KERNELS allows it. Raises FeedError, NotInitializedError or ProgramError.
 
     >>> import fluidx as fx
     >>> main = fx.Program("double")
     >>> with fx.program_guard(main):
     ...     y = fx.layers.scale(fx.data("x", [-1, 2], "float32"), scale=2.0)
-    >>> print(plan(main, {"x": TensorType("float32", (8, 2))}, [y.name], {}, RunContext()))
+    >>> print(plan(main, {"x": TensorType("float32", (8, 2))}, [y.name], {}, RunContext(), natively=False))
     plan of program double: 1 steps, arena 64 bytes, feeds 64, state 0
         0 numpy    scale: %x f32[8,2] feed -> %scale_0.tmp_0 f32[8,2] at 0
     """
@@ -53,7 +54,7 @@ def plan(
     nodes = [storage.place(i, op) for i, op in enumerate(ops)]
     for n in fetch:
         storage.fetched(n)
-    natively = device == "cpu" and native.enabled()
+    natively = device == "cpu" and (native.enabled() if natively is None else natively)
     kernels = {id(node): _choose(storage, node, device, natively) for some in (nodes, *storage.inner.values()) for node in some}
     order = list(_order(nodes, spans))
     stops = _waits(storage, nodes, order) if ctx.comm is not None and ctx.comm.asynchronous else {}

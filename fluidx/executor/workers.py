@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .. import native
 from ..comm.base import CommAborted, CommError, CommTimeout
 from ..ir.operator import Operator
 from .place import CUDAPlace, Place, array_module
@@ -28,8 +29,8 @@ class Outcome(NamedTuple):
 class _Order:
     """One job for all ranks. Outcomes are kept here before they are announced, so that an interrupted caller loses none."""
 
-    def __init__(self, job: Job, world: Any, outcomes: dict[int, Outcome]):
-        self.job, self.world, self.outcomes = job, world, outcomes
+    def __init__(self, job: Job, world: Any, outcomes: dict[int, Outcome], ranks: int):
+        self.job, self.world, self.outcomes, self.ranks = job, world, outcomes, ranks
         self.news: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.cancelled = False
 
@@ -39,6 +40,7 @@ class _Order:
         try:
             if self.cancelled:
                 raise CommAborted("the run was interrupted before this rank began")
+            native.share_cores(self.ranks)
             outcome = Outcome(self.job(rank), None)
         except BaseException as e:  # whatever it is, the other ranks must not wait for this one
             self.world.abort(e)
@@ -76,7 +78,7 @@ class Crew:
 
         An exception in the caller, such as Ctrl-C, stops the ranks before it goes on.
         """
-        order = _Order(job, world, outcomes)
+        order = _Order(job, world, outcomes, len(self.workers))
         try:
             for w in self.workers:
                 w.inbox.put(order)

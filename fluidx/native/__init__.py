@@ -143,11 +143,15 @@ def _find_blas(module: Any) -> tuple[str, str]:
             f32, f64 = (getattr(library, f"{pre}cblas_{letter}gemm{post}", None) for letter in "sd")
             if f32 is None or f64 is None:
                 continue
-            module.set_blas(*(ctypes.cast(f, ctypes.c_void_p).value for f in (f32, f64)))
+            found = [ctypes.cast(f, ctypes.c_void_p).value for f in (f32, f64)]
+            module.set_blas(*found, 0)
             if not _products_are_right(module):
-                module.set_blas(0, 0)
+                module.set_blas(0, 0, 0)
                 return "", f"{pre}cblas_sgemm{post} gives wrong products"
             _one_thread(library)
+            module.set_blas(*found, 1)
+            if not _pieces_are_even(module):
+                module.set_blas(*found, 0)
             return f"{pre}cblas_sgemm{post}", ""
     return "", "NumPy's library exports no cblas_sgemm"
 
@@ -158,15 +162,32 @@ def _products_are_right(module: Any) -> bool:
     It also proves that integers of 64 bits suit a library built with 32: the calling conventions pass them in registers or slots of 64.
     """
     m, n, k = 5, 7, 3
-    for fn, dtype in (("gemm_f32", np.float32), ("gemm_f64", np.float64)):
+    for dtype in (np.float32, np.float64):
         sides: list[Any] = [np.arange(r * c).reshape(r, c).astype(dtype) for r, c in ((m, k), (k, n))]
         a, b = sides
         c = np.full((m, n), np.nan, dtype)
-        words = (0, 0, m, n, k, 1.0, a.ctypes.data, k, b.ctypes.data, n, 0.0, c.ctypes.data, n, 1, 0, 0, 0)
-        _block(module, [Call(fn, words, (a, b, c))])()
+        _block(module, [_product(a, b, c)])()
         if not (c == (a[:, :, None] * b).sum(1)).all():
             return False
     return True
+
+
+def _pieces_are_even(module: Any) -> bool:
+    """Whether products cut into large pieces have the bits of whole ones, tried on a few shapes with odd edges."""
+    rng = np.random.default_rng(0)
+    module.use_threads(1)
+    for m, n, k in ((131, 270, 310), (301, 140, 260), (150, 700, 190)):
+        a, b = rng.random((m, k), "float32"), rng.random((k, n), "float32")
+        pieces, whole = np.empty((m, n), "float32"), np.empty((m, n), "float32")
+        half = (m // 2 + 15) // 16 * 16, (n // 2 + 15) // 16 * 16
+        for rows in (slice(0, half[0]), slice(half[0], m)):
+            for columns in (slice(0, half[1]), slice(half[1], n)):
+                _block(module, [_product(a[rows], b[:, columns], pieces[rows, columns])])()
+        _block(module, [_product(a, b, whole)])()
+        if not np.array_equal(pieces, whole):
+            break
+    module.use_threads(0)
+    return np.array_equal(pieces, whole)
 
 
 def _one_thread(library: ctypes.CDLL) -> None:
@@ -224,13 +245,29 @@ def num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Set the size of the pool. Results do not depend on it."""
-    _module().set_num_threads(n)
+    """Let C kernels run on `n` threads, the calling one included; they begin with one for each core. Results do not depend on it.
+
+    Ranks that are threads of one process share them. Does nothing where there are no C kernels: everything but the products of NumPy's
+    BLAS is on one thread then. Raises ValueError for a number that is not from 1 to 256.
+
+    >>> import fluidx as fx
+    >>> fx.set_num_threads(2)
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 256:
+        raise ValueError(f"set_num_threads takes a number of threads from 1 to 256, got {n!r}")
+    if (module := _load().module) is not None:
+        module.set_num_threads(n)
 
 
 def use_threads(n: int) -> None:
     """Let runs of the calling thread use at most `n` threads; 0 lifts the limit. Ranks that are threads take 1 each."""
     _module().use_threads(n)
+
+
+def share_cores(ranks: int) -> None:
+    """Let the calling thread, one of `ranks` that run at once, use its share of the threads. Does nothing without native kernels."""
+    if not why_not():
+        use_threads(max(1, num_threads() // ranks))
 
 
 def levels() -> list[str]:
@@ -263,8 +300,15 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, b
     The arrays have the same float32 or float64 dtype and two axes, or three, the first being a batch along which `a` or `b` may have
     length 1. A matrix may be transposed or part of a larger one, so long as one of its last two axes is contiguous.
     """
-    fn = {"float32": "gemm_f32", "float64": "gemm_f64"}.get(out.dtype.name)
-    if fn is None or a.dtype != out.dtype or b.dtype != out.dtype or not has_blas():
+    return _product(a, b, out, alpha, beta) if has_blas() else None
+
+
+_PRODUCTS = {"float32": "gemm_f32", "float64": "gemm_f64"}
+
+
+def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0, beta: float = 0.0) -> Any:
+    fn = _PRODUCTS.get(out.dtype.name)
+    if fn is None or a.dtype != out.dtype or b.dtype != out.dtype:
         return None
     if out.ndim not in (2, 3) or not all(x.ndim in (2, out.ndim) for x in (a, b)):
         return None

@@ -2,9 +2,12 @@
  *
  * The library runs at one thread: its own pool and ours would fight for the cores. A product is cut into
  * pieces of C, each time across its longer side, so that little is packed twice. How many follows from the shape alone: the library's
- * rounding can depend on the shape of a piece. */
+ * rounding can depend on the shape of a piece. Where it was seen not to (`blas_even`, of large pieces), one thread does the whole product at once. */
 
 enum { GEMM_WORDS = 17 };
+
+/* Products of at most 1e6 multiplications take another path through OpenBLAS, with sums in another order. */
+static const double GEMM_EVEN = 1.5e6;
 
 typedef struct {
     const int64_t *a;
@@ -15,12 +18,12 @@ typedef struct {
 /* Half of a side, in multiples of 16: no kernel of the library has an odd edge but at the end. */
 static int64_t gemm_half(int64_t side) { return (side / 2 + 15) / 16 * 16; }
 
-static Product gemm_plan(const int64_t *a, int64_t *grain) {
+static Product gemm_plan(const int64_t *a, int threads, int64_t *grain) {
     int64_t m = a[2], n = a[3];
     Product p = {a, m, n, 1, 1};
     double flops = 2.0 * (double)m * (double)n * (double)a[4];
     if (a[13] < 8) {
-        int halvings = flops < 6e5 ? 0 : flops < 6.4e7 ? 1 : flops < 5e8 ? 2 : flops < 4e9 ? 3 : flops < 3.2e10 ? 4 : 6;
+        int halvings = flops < 6e5 ? 0 : flops < 2e8 ? 1 : flops < 3e9 ? 2 : flops < 3e10 ? 3 : flops < 3e11 ? 4 : 6;
         while (halvings-- && (p.rows > 31 || p.columns > 31)) {
             if (p.rows >= p.columns)
                 p.rows = gemm_half(p.rows);
@@ -28,6 +31,8 @@ static Product gemm_plan(const int64_t *a, int64_t *grain) {
                 p.columns = gemm_half(p.columns);
         }
     }
+    double last = (double)(m - (m - 1) / p.rows * p.rows) * (double)(n - (n - 1) / p.columns * p.columns) * (double)a[4];
+    if (threads < 2 && blas_even && last > GEMM_EVEN) p.rows = m, p.columns = n;
     p.across = (n - 1) / p.columns + 1;
     p.pieces = p.across * ((m - 1) / p.rows + 1);
     *grain = p.pieces > 1 ? 1 : (int64_t)(6e5 / (flops + 1.0)) + 1;
@@ -55,7 +60,7 @@ static Product gemm_plan(const int64_t *a, int64_t *grain) {
         }                                                                                                                               \
         if (a[2] < 1 || a[3] < 1 || a[13] < 1) return;                                                                                   \
         int64_t grain;                                                                                                                  \
-        Product p = gemm_plan(a, &grain);                                                                                               \
+        Product p = gemm_plan(a, team->threads, &grain);                                                                                               \
         parallel_for(team, a[13] * p.pieces, grain, NAME##_pieces, &p);                                                                  \
     }
 

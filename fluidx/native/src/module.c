@@ -8,6 +8,7 @@
 #include "levels.h"
 #include "native.h"
 
+int blas_even;
 GemmF32 blas_f32;
 GemmF64 blas_f64;
 
@@ -173,7 +174,7 @@ static PyObject *set_level(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyObject *set_blas(PyObject *Py_UNUSED(module), PyObject *args) {
     long long f32, f64;
-    if (!PyArg_ParseTuple(args, "LL:set_blas", &f32, &f64)) return NULL;
+    if (!PyArg_ParseTuple(args, "LLi:set_blas", &f32, &f64, &blas_even)) return NULL;
     blas_f32 = (GemmF32)(intptr_t)f32, blas_f64 = (GemmF64)(intptr_t)f64;
     Py_RETURN_NONE;
 }
@@ -201,7 +202,7 @@ static PyMethodDef METHODS[] = {
     {"levels", levels, METH_NOARGS, "Names of the levels of instructions that this processor has, lowest first."},
     {"level", level, METH_NOARGS, "The level that blocks made from now on use."},
     {"set_level", set_level, METH_VARARGS, "Choose the level of the blocks made from now on."},
-    {"set_blas", set_blas, METH_VARARGS, "set_blas(address of cblas_sgemm, of cblas_dgemm); 0 for none."},
+    {"set_blas", set_blas, METH_VARARGS, "set_blas(address of cblas_sgemm, of cblas_dgemm, are pieces as the whole); 0 for none."},
     {"set_num_threads", set_num_threads, METH_VARARGS, "The number of threads of the pool, the caller's included."},
     {"num_threads", num_threads, METH_NOARGS, "The number of threads of the pool, the caller's included."},
     {"use_threads", use_threads, METH_VARARGS, "At most so many threads for runs of the calling thread; 0 lifts the limit."},

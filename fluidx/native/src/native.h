@@ -65,6 +65,7 @@ typedef void (*GemmF32)(int64_t order, int64_t ta, int64_t tb, int64_t m, int64_
                         const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 typedef void (*GemmF64)(int64_t order, int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, double alpha, const double *a,
                         int64_t lda, const double *b, int64_t ldb, double beta, double *c, int64_t ldc);
+extern int blas_even; /* pieces of a product have the bits of the whole one */
 extern GemmF32 blas_f32;
 extern GemmF64 blas_f64;
 

@@ -38,79 +38,126 @@ def bind_native(
     same strides; any other overlap is not covered. `dry`: the arrays have shapes and strides and share some memory; all that counts is
     whether there is a call.
     """
-    names = list(dict.fromkeys(n for e in outs for n in symbols(e)))
-    ins = [values[n] for n in names]
-    arrays = [*ins, *arrays_out]
-    shape = arrays_out[0].shape
-    floats = {a.dtype for a in arrays if a.dtype != bool}
-    if len(floats) != 1 or (dtype := floats.pop().name) not in ("float32", "float64") or any(o.shape != shape for o in arrays_out):
+    outs = tuple(outs)
+    arrays = [*[values[n] for n in _names(outs)], *arrays_out]
+    layout = tuple([(a.dtype.num, a.shape, a.strides) for a in arrays])
+    if dry:
+        return _DRY if _frame(outs, layout, ()) is not None else None
+    addresses = [native.address(a) for a in arrays]
+    aliases = _aliases(addresses, layout, len(arrays_out))
+    frame = None if aliases is None else _frame(outs, layout, aliases)
+    if frame is None:
         return None
-    loops = _loops(shape, arrays, arrays_out[0])
-    aliases = () if dry else _aliases(ins, arrays_out)
-    if loops is None or aliases is None:
+    operands = [w for address, s in zip(addresses, frame.strides, strict=True) for w in (address, *s)]
+    return native.Call(frame.fn, (*frame.head, *operands, *frame.tail), tuple(arrays))
+
+
+_DRY = native.Call("", ())
+_FUNCTIONS: dict[int, str] = {np.dtype("float32").num: "vm_f32", np.dtype("float64").num: "vm_f64"}
+_BOOL = np.dtype(bool).num
+_WIDTH: dict[int, int] = {np.dtype(d).num: np.dtype(d).itemsize for d in ("bool", "float32", "float64")}
+
+Layout = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # number of the dtype, shape and strides of every operand
+
+
+@lru_cache(maxsize=4096)
+def _names(outs: tuple[Expr, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(n for e in outs for n in symbols(e)))
+
+
+class _Frame(NamedTuple):
+    """A call without its addresses."""
+
+    fn: str
+    head: tuple[int, ...]
+    strides: list[tuple[int, ...]]
+    tail: tuple[int | float, ...]
+
+
+@lru_cache(maxsize=4096)
+def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int], ...]) -> _Frame | None:
+    """What is the same for all operands that lie alike, the results last; `aliases` are (input, output) pairs in the same memory."""
+    lead = layout[-len(outs)]
+    floats = {dtype for dtype, _, _ in layout} - {_BOOL}
+    if len(floats) != 1 or (fn := _FUNCTIONS.get(floats.pop())) is None or any(shape != lead[1] for _, shape, _ in layout[-len(outs) :]):
+        return None
+    loops = _loops(layout, lead)
+    if loops is None:
         return None
     sizes, strides = loops
-    kinds = tuple(_kind(a, s[2]) for a, s in zip(arrays, strides, strict=True))
+    names, inputs = _names(outs), len(layout) - len(outs)
+    bools = [dtype == _BOOL for dtype, _, _ in layout]
+    kinds = tuple([_kind(b, s[2], _WIDTH[dtype]) for b, s, (dtype, _, _) in zip(bools, strides, layout, strict=True)])
     scalars = frozenset(n for n, kind in zip(names, kinds, strict=False) if kind.endswith("scalar"))
-    packed = _packed(sizes, arrays, strides, kinds, len(ins), _works_by_row(tuple(outs), scalars))
-    kinds = packed or kinds
-    code = _assemble(tuple(outs), tuple(names), kinds, aliases)
+    packed = _packed(sizes, bools, strides, kinds, inputs, _works_by_row(outs, scalars))
+    code = _assemble(outs, names, packed or kinds, aliases)
     if code is None:
         return None
-    operands = [w for a, s in zip(arrays, strides, strict=True) for w in (native.address(a), *s)]
-    cost = code.cost if dtype == "float32" else 2 * code.cost
-    counts = (len(arrays), len(code.constants), code.scalars, code.vectors, len(code.first), len(code.second))
-    words = (*sizes, int(packed is not None), cost, *counts, *operands, *code.constants, *code.first, *code.second)
-    return native.Call("vm_f32" if dtype == "float32" else "vm_f64", words, tuple(arrays))
+    counts = (len(layout), len(code.constants), code.scalars, code.vectors, len(code.first), len(code.second))
+    cost = code.cost if fn == "vm_f32" else 2 * code.cost
+    return _Frame(fn, (*sizes, int(packed is not None), cost, *counts), strides, (*code.constants, *code.first, *code.second))
 
 
 # -- from arrays to three loops ------------------------------------------------------------------------------------------------------
 
 
-def _loops(shape: tuple[int, ...], arrays: Sequence[np.ndarray], lead: np.ndarray) -> tuple[Any, list[tuple[int, ...]]] | None:
-    """Sizes of three loops and each array's strides in them, in bytes; axes that every array walks evenly are joined."""
-    try:
-        full = [np.broadcast_to(a, shape).strides for a in arrays]
-    except ValueError:
-        return None
-    axes = sorted((i for i, n in enumerate(shape) if n != 1), key=lambda i: -abs(lead.strides[i]))
+def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -> tuple[Any, list[tuple[int, ...]]] | None:
+    """Sizes of three loops and each operand's strides in them, in bytes; axes that every operand walks evenly are joined."""
+    _, shape, order = lead
+    full = []
+    for _, own, strides in layout:
+        extra = len(shape) - len(own)
+        if extra < 0 or any(n not in (1, d) for n, d in zip(own, shape[extra:], strict=True)):
+            return None
+        full.append((*[0] * extra, *(0 if n == 1 else s for n, s in zip(own, strides, strict=True))))
+    axes = sorted((i for i, n in enumerate(shape) if n != 1), key=lambda i: -abs(order[i]))
     sizes: list[int] = []
-    strides: list[list[int]] = [[] for _ in arrays]
+    joined: list[list[int]] = [[] for _ in layout]
     for i in axes:
-        if sizes and all(s[-1] == f[i] * shape[i] for s, f in zip(strides, full, strict=True)):
+        if sizes and all(s[-1] == f[i] * shape[i] for s, f in zip(joined, full, strict=True)):
             sizes[-1] *= shape[i]
-            for s, f in zip(strides, full, strict=True):
+            for s, f in zip(joined, full, strict=True):
                 s[-1] = f[i]
         else:
             sizes.append(shape[i])
-            for s, f in zip(strides, full, strict=True):
+            for s, f in zip(joined, full, strict=True):
                 s.append(f[i])
     if len(sizes) > 3:
         return None
     missing = 3 - len(sizes)
-    return (*[1] * missing, *sizes), [(*[0] * missing, *s) for s in strides]
+    return (*[1] * missing, *sizes), [(*[0] * missing, *s) for s in joined]
 
 
-def _aliases(ins: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> tuple[tuple[int, int], ...] | None:
-    """(input, output) pairs that are the same memory, or None where two arrays overlap in another way."""
+@lru_cache(maxsize=4096)
+def _extent(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+    """First byte and the byte behind the last one, from the address of the first element; (0, 0) where there is no element."""
+    if 0 in shape:
+        return 0, 0
+    ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0) + _WIDTH.get(dtype, 16)
+
+
+def _aliases(addresses: Sequence[int], layout: Layout, outs: int) -> tuple[tuple[int, int], ...] | None:
+    """(input, output) pairs that are the same memory, or None where two operands overlap in another way."""
+    ins = len(layout) - outs
+    spans = [(address + low, address + high) for address, (low, high) in zip(addresses, [_extent(*one) for one in layout], strict=True)]
     pairs = []
-    for k, o in enumerate(outs):
-        for i, a in enumerate(ins):
-            if np.may_share_memory(a, o):
-                if a.dtype != o.dtype or native.address(a) != native.address(o):
+    for k in range(ins, len(layout)):
+        start, stop = spans[k]
+        for i in range(k):
+            if spans[i][0] < stop and start < spans[i][1]:
+                if i >= ins or addresses[i] != addresses[k] or layout[i][0] != layout[k][0]:
                     return None
-                if o.size > 1 and (a.shape, a.strides) != (o.shape, o.strides):
+                if layout[i] != layout[k] and layout[k][1].count(1) < len(layout[k][1]):
                     return None
-                pairs.append((i, k))
-        if any(np.may_share_memory(o, other) for other in outs[:k]):
-            return None
+                pairs.append((i, k - ins))
     return tuple(pairs)
 
 
-def _kind(a: np.ndarray, stride: int) -> str:
-    """How a register reaches an array: scalar (the same along a row), vector (in place) or strided; `?` in front for bool."""
-    bare = "scalar" if stride == 0 else "vector" if stride == a.itemsize else "strided"
-    return "?" + bare if a.dtype == bool else bare
+def _kind(is_bool: bool, stride: int, width: int) -> str:
+    """How a register reaches an operand: scalar (the same along a row), vector (in place) or strided; `?` in front for bool."""
+    bare = "scalar" if stride == 0 else "vector" if stride == width else "strided"
+    return "?" + bare if is_bool else bare
 
 
 @lru_cache(maxsize=1024)
@@ -119,8 +166,8 @@ def _works_by_row(outs: tuple[Expr, ...], scalars: frozenset[str]) -> bool:
     return any(n.fn not in ("const", "sym") and scalars.issuperset(symbols(n)) for e in outs for n in nodes(e))
 
 
-def _packed(sizes: Any, arrays: Sequence[np.ndarray], strides: Any, kinds: Sequence[str], inputs: int, work: bool) -> Any:
-    """The kinds of a program that works on several rows at a time, or None where rows are long enough, or an array forbids it.
+def _packed(sizes: Any, bools: Sequence[bool], strides: Any, kinds: Sequence[str], inputs: int, work: bool) -> Any:
+    """The kinds of a program that works on several rows at a time, or None where rows are long enough, or an operand forbids it.
 
     Then a scalar of each row is spread out like a vector, and `work` on scalars alone is done for every element.
     """
@@ -129,9 +176,9 @@ def _packed(sizes: Any, arrays: Sequence[np.ndarray], strides: Any, kinds: Seque
     if rows < 2 or not 0 < columns < (32 if by_row else 256):
         return None
     made = []
-    for i, (a, s, kind) in enumerate(zip(arrays, strides, kinds, strict=True)):
+    for i, (is_bool, s, kind) in enumerate(zip(bools, strides, kinds, strict=True)):
         even = s[1] == columns * s[2]
-        if not even and (i >= inputs or a.dtype == bool):
+        if not even and (i >= inputs or is_bool):
             return None
         made.append(kind if even else "vector")
     return tuple(made)

@@ -48,7 +48,8 @@ def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.
     a, b = (np.broadcast_to(x, (*stack, *x.shape[-2:])) if x.ndim != 2 else x for x in (a, b))
     if out.ndim > 3:
         if a.ndim == b.ndim == out.ndim and all(x.strides[0] == x.shape[1] * x.strides[1] for x in (a, b, out)):
-            return native_product(*(x.reshape(-1, *x.shape[2:]) for x in (a, b, out)), alpha)
+            a, b, out = (x.reshape(-1, *x.shape[2:]) for x in (a, b, out))
+            return native_product(a, b, out, alpha)
         parts = [native_product(a[k] if a.ndim > 2 else a, b[k] if b.ndim > 2 else b, out[k], alpha) for k in range(out.shape[0])]
         return None if any(p is None for p in parts) else [call for p in parts if p is not None for call in p]
     call = native.gemm(a, b, out, alpha=alpha)
@@ -78,12 +79,16 @@ class Product(OpDef):
         found = cls.matrices(ins, outs[0], **attrs)
         if found is None:
             return None
-        return _then_scale(xp, bind_product(xp, *found), outs[0], attrs.get("alpha", 1.0))
+        a, b, out = found
+        return _then_scale(xp, bind_product(xp, a, b, out), outs[0], attrs.get("alpha", 1.0))
 
     @classmethod
     def native(cls, ins, outs, attrs, dry=False):
         found = cls.matrices(ins, outs[0], **attrs)
-        return None if found is None else native_product(*found, attrs.get("alpha", 1.0))
+        if found is None:
+            return None
+        a, b, out = found
+        return native_product(a, b, out, attrs.get("alpha", 1.0))
 
 
 def _linear(x: TensorType, *operands: int) -> str:
@@ -360,7 +365,8 @@ class MatMul(Product):
 
     @staticmethod
     def matrices(ins, out, *, transpose_x, transpose_y, alpha):
-        a, b = _as_matrices(*ins, transpose_x, transpose_y)
+        x, y = ins
+        a, b = _as_matrices(x, y, transpose_x, transpose_y)
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         # the axis of a vector comes back as a view: inserting a size-1 axis never copies
         return a, b, out if out.shape == shape else out.reshape(shape)
