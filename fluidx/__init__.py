@@ -71,7 +71,7 @@ _LAZY = {
 }  # fmt: skip
 _MODULES = (
     "backward", "clip", "comm", "config", "data_feeder", "executor", "initializer", "io", "lr_scheduler", "nets", "optimizer",
-    "param_attr", "regularizer", "testing", "transpiler", "verify", "view",
+    "param_attr", "profiler", "regularizer", "testing", "transpiler", "verify", "view",
 )  # fmt: skip
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The `fluidx` command: demo, run, show, diff, verify, ops, env."""
+"""The `fluidx` command: demo, run, trace, show, diff, verify, ops, doctor, env."""
 
 from __future__ import annotations
 
@@ -35,6 +35,24 @@ class _Ranks(click.ParamType):
         return Mesh(**{name: int(size) for name, _, size in axes})
 
 
+class _Shapes(click.ParamType):
+    """Shapes of feeds: image=60x64,label=60x1."""
+
+    name = "shapes"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, dict):
+            return value
+        found = {}
+        for part in value.split(","):
+            name, _, shape = part.strip().rpartition("=")
+            sizes = shape.split("x") if shape else []
+            if not name or not all(s.isdigit() for s in sizes):
+                self.fail(f"{part!r} is no shape of a feed, such as image=60x64; several stand with commas between them", param, ctx)
+            found[name] = tuple(map(int, sizes))
+        return found
+
+
 class _Group(click.Group):
     """Errors that fluidx raises on purpose become one message and exit status 1."""
 
@@ -42,7 +60,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except FluidxError as e:
-            if ctx.invoked_subcommand == "run":
+            if ctx.invoked_subcommand in ("run", "trace"):
                 raise  # the script is the user's: its traceback says where it was
             raise click.ClickException(str(e)) from None
 
@@ -71,10 +89,56 @@ def demo(ranks: int, epochs: int, strategy: str, svg: Path | None) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(ranks: int, script: str, args: tuple[str, ...]) -> None:
     """Run SCRIPT with CPU_NUM set: its ParallelExecutor gets RANKS ranks, as threads."""
-    os.environ["CPU_NUM"] = str(ranks)
+    _run_script(script, args, ranks)
+
+
+def _run_script(script: str, args: tuple[str, ...], ranks: int | None) -> None:
+    if ranks is not None:
+        os.environ["CPU_NUM"] = str(ranks)
     sys.argv = [script, *args]
     sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name="__main__")
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="trace.json", help="The timeline [trace.json].")
+@click.option("--steps", type=click.IntRange(1), help="Watch only the first so many runs of each program.")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="What fx.cpu_places() gives without a count.")
+@click.option("--by", type=click.Choice(["op", "operator"]), default="op", show_default=True, help="What a line of the table is.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Lines of the table.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def trace(output: Path, steps: int | None, ranks: int | None, by: str, limit: int, script: str, args: tuple[str, ...]) -> None:
+    """Run SCRIPT with the profiler on: print its costliest operators, write a timeline for https://ui.perfetto.dev.
+
+    Options stand before SCRIPT; what stands behind it is the script's own.
+    """
+    from .executor import watch
+    from .profiler import Profile
+
+    if not output.resolve().parent.is_dir():
+        raise click.UsageError(f"{output} cannot be written: there is no folder {output.resolve().parent}")
+    profile, left = Profile(steps), None
+    watch.watchers.append(profile)
+    try:
+        _run_script(script, args, ranks)
+    except SystemExit as e:  # a script may end so when all went well
+        left = e
+    finally:
+        watch.watchers.remove(profile)
+    if profile.runs:
+        click.echo(profile.table(by, limit=limit))
+        try:
+            profile.save(output)
+        except OSError as e:
+            raise click.ClickException(f"{output} cannot be written: {e.strerror}") from None
+        click.echo(f"wrote {output}; open it at https://ui.perfetto.dev")
+    if left is not None:
+        raise left
+    if not profile.runs:
+        raise click.ClickException(
+            f"{script} ran no program, so there is nothing to show: what is watched are the calls of Executor.run and ParallelExecutor.run"
+        )
 
 
 def _read(path: str) -> Any:
@@ -119,8 +183,15 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile first (FILE must hold main and startup).")
 @click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or dp=2,tp=2.")
 @click.option("--rank", type=click.IntRange(0), help="With --strategy: show this rank's program.")
-def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy: str | None, ranks: Any, rank: int | None) -> None:
-    """Print the program in FILE, or what a strategy makes of it."""
+@click.option("--plan", "as_plan", is_flag=True, help="Print what a run would do: steps, kernels, storage, bytes, operations.")
+@click.option("--feed", type=_Shapes(), help="With --plan: shapes that are fed, image=60x64,label=60x1.")
+@click.option("--batch", type=click.IntRange(0), help="With --plan: the rows of what is fed with an open first axis.")
+@click.option("--fetch", help="With --plan: names of what is fetched, a,b; else what no operator reads.")
+def show(
+    file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy: str | None, ranks: Any, rank: int | None,
+    as_plan: bool, feed: Any, batch: int | None, fetch: str | None,
+) -> None:  # fmt: skip
+    """Print the program in FILE, or what a strategy makes of it, or the plan of either."""
     from .ir import ProgramPair
 
     program = _read(file)
@@ -129,7 +200,11 @@ def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy
         program = t.pair if rank is None else ProgramPair(t.get_trainer_program(rank), t.get_startup_program(rank))
     elif rank is not None:
         raise click.UsageError("--rank chooses among the programs that --strategy makes; give both")
-    if as_json:
+    if not as_plan and (feed is not None or batch is not None or fetch is not None):
+        raise click.UsageError("--feed, --batch and --fetch say what to plan for; give --plan too")
+    if as_plan:
+        click.echo(_plan(_main_of(program), feed, batch, fetch))
+    elif as_json:
         from .ir.jsonform import to_json
 
         click.echo(json.dumps(to_json(_main_of(program)), indent=1))
@@ -139,6 +214,23 @@ def show(file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy
         _write(svg, draw(program))
     else:
         click.echo((_main_of(program).to_string(fluid_names=True) if fluid_names else str(program)).rstrip("\n"))
+
+
+def _plan(program: Any, feed: Any, batch: int | None, fetch: str | None) -> str:
+    """The plan as text, with what it costs below."""
+    from .executor.cost import total
+    from .executor.dry import dry_plan
+    from .ir.errors import FeedError
+
+    if program.rank is None and program.world_size > 1:
+        raise click.ClickException("a plan is made for one rank of a program for all of them; give --rank")
+    try:
+        planned = dry_plan(program, feed, batch, fetch.split(",") if fetch else None)
+    except FeedError as e:
+        raise click.ClickException(f"{e}\n  --feed NAME=8x12,NAME=8x1 gives shapes, --batch 8 the rows of the rest") from None
+    cost = total([planned.cost(step) for step in planned.all_steps()])
+    more = "; each sub-block once" if planned.bodies else ""
+    return f"{planned}\ncost: {cost.flops} operations, {cost.read} bytes read, {cost.written} written{more}"
 
 
 def _transpiled(program: Any, file: str, strategy: str, ranks: Any) -> Any:
@@ -223,13 +315,21 @@ def ops(name: str | None) -> None:
 
 @main.command()
 def env() -> None:
-    """List the environment variables that fluidx reads, and what computes on this machine."""
-    from . import native
+    """List the environment variables that fluidx reads."""
     from .config import describe
 
     for row in describe():
         click.echo(f"{row.name} ({row.accepts}; default {row.default or 'unset'})\n    {row.doc}")
-    click.echo(f"\n{native.describe()}")
+
+
+@main.command()
+@click.option("--measure", is_flag=True, help="Also time a product and a copy: what this machine can do at best.")
+def doctor(measure: bool) -> None:
+    """Say what is found on this machine: Python, NumPy, C kernels, variables that are set, GPUs, MPI."""
+    from .doctor import report
+
+    for line in report(measure=measure):
+        click.echo(line)
 
 
 if __name__ == "__main__":

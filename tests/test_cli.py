@@ -1,10 +1,12 @@
 """The commands as a user types them, with good input and with bad."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -41,7 +43,7 @@ def single(tmp_path):
 
 def test_help_lists_the_commands():
     text = call("--help")
-    for command in ("demo", "diff", "env", "ops", "run", "show", "verify"):
+    for command in ("demo", "diff", "doctor", "env", "ops", "run", "show", "trace", "verify"):
         assert f"\n  {command} " in text
     assert call("--version").startswith("fluidx, version")
     assert list(cli._STRATEGIES) == list(fx.strategies.CATALOGUE)
@@ -212,7 +214,6 @@ def test_env_lists_every_variable():
     text = call("env")
     for name in ("FLUIDX_DEBUG", "FLUIDX_DUMP", "FLUIDX_VERIFY", "FLUIDX_TIMEOUT", "FLUIDX_CHECK_NAN", "FLUIDX_KERNELS", "CPU_NUM"):
         assert f"{name} (" in text
-    assert text.splitlines()[-1].startswith(("native kernels on: level ", "native kernels off: "))
 
 
 SCRIPT = """
@@ -250,6 +251,101 @@ def test_run_shows_the_scripts_own_traceback(tmp_path):
     assert f'File "{script}", line 2' in done.stderr
     known = ", ".join(fx.strategies.CATALOGUE)
     assert done.stderr.endswith(f"TranspileError: unknown strategy 'ring'; there are: {known}\n")
+
+
+# -- plans, traces, doctor ---------------------------------------------------------------------------------------------------------------
+
+
+def test_show_prints_a_plan_for_sizes_that_are_given(pair, single):
+    text = call("show", pair, "--plan", "--batch", 6)
+    assert re.match(r"plan of program classifier_mlp: \d+ steps, arena ", text)
+    assert "%x f32[6,12] feed, %fc_0.w_0 f32[12,4] state -> %fc_0.tmp_0 f32[6,4] at " in text
+    assert re.fullmatch(r"cost: \d+ operations, \d+ bytes read, \d+ written", text.splitlines()[-1])
+    assert call("show", single, "--plan", "--feed", "x=6x12,label=6x1") == text
+    assert call("show", single, "--plan", "--feed", "x=6x12", "--batch", 6) == text
+
+
+def test_show_prints_the_plan_of_a_rank(pair):
+    text = call("show", pair, "--strategy", "zero1", "-n", 2, "--rank", 1, "--plan", "--batch", 7)
+    assert "%x f32[4,12] feed" in text and " reduce_scatter: " in text
+    assert call("show", pair, "--strategy", "zero1", "-n", 2, "--plan", "--batch", 7, code=1) == (
+        "Error: a plan is made for one rank of a program for all of them; give --rank\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ([], "variable 'x' is declared f32[-1,12]: say its open sizes, with a batch size or a shape such as x=8x12"),
+        (["--feed", "x=6x12,lable=6x1"], "a shape is given for 'lable', which program classifier_mlp is not fed; did you mean 'label'?"),
+        (["--feed", "x=6x13", "--batch", 6], "variable 'x' is declared f32[-1,12], the shape given is [6, 13]"),
+    ],
+)
+def test_a_plan_without_its_sizes_says_how_to_give_them(single, options, message):
+    hint = "\n  --feed NAME=8x12,NAME=8x1 gives shapes, --batch 8 the rows of the rest\n"
+    assert call("show", single, "--plan", *options, code=1) == f"Error: {message}{hint}"
+
+
+def test_options_of_a_plan_that_make_no_sense(single):
+    assert "'x=6y12' is no shape of a feed, such as image=60x64" in call("show", single, "--plan", "--feed", "x=6y12", code=2)
+    assert "--feed, --batch and --fetch say what to plan for; give --plan too" in call("show", single, "--batch", 6, code=2)
+    wrong = call("show", single, "--plan", "--batch", 6, "--fetch", "nope", code=1)
+    assert wrong == "Error: variable 'nope' has no value to fetch: no operator defines it\n"
+
+
+def test_trace_runs_a_script_and_writes_a_timeline(tmp_path):
+    script, out = tmp_path / "script.py", tmp_path / "out.json"
+    script.write_text(SCRIPT)
+    done = command("trace", "-n", 2, "-o", out, "--limit", 3, script, "--fast")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "2 ranks ['--fast']" and done.returncode == 0, done.stderr
+    assert lines[1].startswith("1 run of main on 2 ranks: ") and lines[2].startswith("ceilings, ")
+    assert lines[4].split()[:3] == ["operator", "body", "calls"] and lines[-2].startswith("... and ")
+    assert lines[-1] == f"wrote {out}; open it at https://ui.perfetto.dev"
+    names = {e["args"]["name"] for e in json.loads(out.read_text())["traceEvents"] if e["name"] == "thread_name"}
+    assert names == {"rank 0", "rank 1", "rank 0: communication", "rank 1: communication"}
+
+
+def test_trace_watches_the_first_runs_only_and_passes_exits_on(tmp_path):
+    script, out = tmp_path / "script.py", tmp_path / "out.json"
+    script.write_text(
+        "import numpy as np, fluidx as fx\ny = fx.layers.scale(fx.data('x', [-1, 4]), scale=2.0)\nexe = fx.Executor()\n"
+        "for _ in range(5):\n    exe.run(feed={'x': np.ones((2, 4), 'float32')}, fetch_list=[y])\nraise SystemExit(3)\n"
+    )
+    done = command("trace", "--steps", 2, "-o", out, script)
+    assert done.returncode == 3 and done.stdout.startswith("2 runs of main on one device: ") and out.exists()
+
+
+def test_trace_of_a_script_that_runs_nothing(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('hello')\n")
+    done = command("trace", "-o", tmp_path / "out.json", script)
+    assert (done.returncode, done.stdout) == (1, "hello\n")
+    watched = "what is watched are the calls of Executor.run and ParallelExecutor.run"
+    assert done.stderr == f"Error: {script} ran no program, so there is nothing to show: {watched}\n"
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_trace_asks_for_a_folder_before_it_runs_the_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('hello')\n")
+    text = call("trace", "-o", "/nowhere/out.json", script, code=2)
+    assert "/nowhere/out.json cannot be written: there is no folder /nowhere" in text and "hello" not in text
+
+
+def test_doctor_says_what_is_found_a_line_each():
+    lines = dict(line.split(": ", 1) for line in call("doctor", FLUIDX_DEBUG="1", FLUIDX_DEBGU="1", OPENBLAS_NUM_THREADS="1").splitlines())
+    assert lines["fluidx"] == fx.__version__ and lines["numpy"].startswith(np.__version__)
+    assert lines["kernels"].startswith(("native kernels on: level ", "native kernels off: "))
+    assert lines["variables"].startswith("FLUIDX_DEBUG=1, ")
+    assert "FLUIDX_DEBGU=1 (fluidx reads no such variable; did you mean FLUIDX_DEBUG?)" in lines["variables"]
+    assert "OPENBLAS_NUM_THREADS=1" in lines["blas threads"] and {"python", "cupy", "mpi"} < set(lines)
+
+
+def test_doctor_says_why_kernels_are_off_and_what_is_wrong_with_a_variable():
+    assert "kernels: native kernels off: FLUIDX_KERNELS=numpy\n" in call("doctor", FLUIDX_KERNELS="numpy")
+    wrong = call("doctor", FLUIDX_KERNELS="fast")
+    assert "kernels: not known: environment variable FLUIDX_KERNELS: expected auto, numpy or native, found 'fast'\n" in wrong
 
 
 def test_the_shortened_texts_of_the_demo():

@@ -22,12 +22,13 @@ ARROWS = {
     "verify": ("_collector", "ir", "ops"),
     "transpiler": ("_collector", "config", "ir", "ops", "verify", "view"),
     "executor": ("config", "native", "ir", "ops", "comm"),
+    "profiler": ("config", "native", "ir", "ops", "executor"),
     "io": ("config", "ir", "ops", "executor", "_checks", "_safetensors"),
     "simulator": ("config", "ir", "ops"),
     "onnx": ("config", "ir", "ops"),
 }
 # They tie the parts together, so they see everything.
-UNBOUND = {"__init__", "__main__", "cli", "demo", "testing"}
+UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "testing"}
 # Everything else is what users write programs with (layers, backward, optimizer, ...): it stands on ir and ops.
 WRITING = ("config", "ir", "ops")
 

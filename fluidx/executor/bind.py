@@ -16,6 +16,7 @@ from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType
 from ..ops import kernels
+from . import watch
 from .context import RunContext
 from .feeds import dtype_name
 from .fuse import fused
@@ -32,13 +33,15 @@ Call = Callable[[], Any]
 class Bound:
     """A plan with its arrays: `run` is one run.
 
-    `steps` are the operators that do anything with their calls, which have no arguments. A run makes fewer: neighbouring steps of C kernels
+    `steps` are the operators that do anything with their calls, which have no arguments; `numbers` says for each which step of the plan it
+    is, or -1 for one that only waits for communication or notes where it is. A run makes fewer: neighbouring steps of C kernels
     are one call, of which the first operator stands for all where something goes wrong.
     """
 
     def __init__(self, plan: Plan, ctx: RunContext, xp: Any):
         self.plan, self.ctx, self.xp = plan, ctx, xp
         self.steps: list[tuple[Operator, Call]] = []
+        self.numbers: list[int] = []
         self._calls: list[Call] = []
         self._ops: list[Operator] = []
         self.arrays: dict[str, Any] = {}
@@ -63,13 +66,20 @@ class Bound:
             explain(self.running(), e)
         return [f.copy() for f in self.fetches]
 
-    def run_watched(self, feed: Mapping[str, Any], after: Callable[[int, Operator], None]) -> list[Any]:
-        """`run`, one step after the other, with `after(i, op)` called behind every one: for traces and NaN checks."""
+    def run_watched(self, feed: Mapping[str, Any], after: watch.After) -> list[Any]:
+        """`run`, one step after the other, with `after(i, op, start, stop)` called behind every one."""
         joined = self._calls, self._ops
+        clock, finish = watch.clock, self._finish if self.xp is not np else None
+        for _, step in self.steps:
+            if isinstance(step, kernels.Native):
+                step.ready()
 
         def watched(i: int, op: Operator, call: Call) -> None:
+            start = clock()
             call()
-            after(i, op)
+            if finish is not None:
+                finish()
+            after(i, op, start, clock())
 
         self._calls = [partial(watched, i, op, call) for i, (op, call) in enumerate(self.steps)]
         self._ops = [op for op, _ in self.steps]
@@ -77,6 +87,13 @@ class Bound:
             return self.run(feed)
         finally:
             self._calls, self._ops = joined
+
+    def _finish(self) -> None:
+        """Wait for what was queued on the GPU; with a deadline where other ranks take part."""
+        if self.ctx.comm is not None and self.ctx.comm.asynchronous:
+            self.ctx.comm.wait()
+        else:
+            self.xp.cuda.get_current_stream().synchronize()
 
     def running(self) -> Operator | None:
         """The operator that the latest run has come to; None before the first."""
@@ -130,7 +147,7 @@ class _Binder:
                 _add(bound, step.op, partial(_wait, self.ctx.comm, self.marks, step.waits_for))
             call = self.step(step)
             if call is not None:
-                _add(bound, step.op, call)
+                _add(bound, step.op, call, k)
             if step.marked:
                 _add(bound, step.op, partial(_mark, self.ctx.comm, self.marks, k))
         if plan.waits_at_end is not None:
@@ -272,8 +289,9 @@ def _aligned(total: int, xp: Any) -> Any:
     return raw[start : start + total]
 
 
-def _add(bound: Bound, op: Operator, call: Call) -> None:
+def _add(bound: Bound, op: Operator, call: Call, number: int = -1) -> None:
     bound.steps.append((op, call))
+    bound.numbers.append(number)
 
 
 def _run_block(pairs: list[tuple[Call, Operator]]) -> None:

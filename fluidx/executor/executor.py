@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from .. import config
 from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError
-from ..ir.operator import Operator
 from ..ir.program import Program
 from .bind import Bound, prepare
 from .context import RunContext
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, Place, array_module, using
 from .scope import Scope, global_scope
+from .watch import apart, look
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
 
@@ -81,10 +79,10 @@ class Executor:
         names = fetch_names(fetch_list)
         check_fetch(program, names)
         with self._lock, using(self.place):
-            watch = watching()
-            bound = self._bound(program, arrays, names, scope, fuse=not watch)
+            bound = self._bound(program, arrays, names, scope, fuse=not apart())
             bound.ctx.step = scope.steps.get(program, 0)
-            values = bound.run_watched(arrays, watcher(bound)) if watch else bound.run(arrays)
+            after = look(bound)
+            values = bound.run(arrays) if after is None else bound.run_watched(arrays, after)
             scope.steps[program] = bound.ctx.step + 1
             return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
 
@@ -109,32 +107,3 @@ class Executor:
         """Drop plans and their buffers; the executor cannot run afterwards."""
         self._ready.clear()
         self._closed = True
-
-
-def watching() -> bool:
-    """Is every operator to be looked at, as FLUIDX_CHECK_NAN or FLUIDX_DEBUG=4 asks?"""
-    return config.check_nan() or config.debug_level() >= 4
-
-
-def watcher(bound: Bound, rank: int | None = None) -> Callable[[int, Operator], None]:
-    """What to do behind each operator under FLUIDX_CHECK_NAN or FLUIDX_DEBUG=4."""
-    check, trace = config.check_nan(), config.debug_level() >= 4
-    last = time.perf_counter()
-    prefix = "" if rank is None else f"rank {rank}: "
-
-    def after(i: int, op: Operator) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if trace:
-            shapes = ", ".join(f"%{n}{list(bound.arrays[n].shape)}" for n in op.output_arg_names if n in bound.arrays)
-            print(f"{prefix}{i:5d} {1e6 * (now - last):9.1f} us  {op.type} -> {shapes}", flush=True)
-        if check:
-            for n in op.output_arg_names:
-                a = bound.arrays.get(n)
-                # what only another rank holds is undefined here
-                if a is not None and n not in bound.plan.absent and a.dtype.kind not in "iub" and not bound.xp.isfinite(a).all():
-                    bad = "NaN" if bound.xp.isnan(a).any() else "infinity"
-                    raise ExecutionError(f"op {op.type} made {'a' if bad == 'NaN' else 'an'} {bad} in {n!r}")
-        last = time.perf_counter()
-
-    return after

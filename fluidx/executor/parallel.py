@@ -21,10 +21,10 @@ from ..ir.types import Placement, TensorType
 from .bind import Bound, prepare
 from .context import RunContext
 from .deal import UNEVEN, Dealer, is_local
-from .executor import watcher, watching
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
 from .scope import Scope
+from .watch import apart, look
 from .workers import GRACE, Crew, Outcome, cause, diagnose, stop
 
 _MAX_PLANS = 16
@@ -166,14 +166,14 @@ class ParallelExecutor:
             given = check_feed(main, feed if feed is not None else feed_dict, self._descs)
             whole, feeds = self.dealer.deal(self._descs, given, self.uneven)
             wanted = self._work_out(names, return_merged)
-            watch = watching()
-            ready = self._ready_for(whole, names, wanted, return_merged, fuse=not watch)
+            ready = self._ready_for(whole, names, wanted, return_merged, fuse=not apart())
             step = self.scopes[0].steps.get(main, 0)
 
             def job(rank: int) -> dict[str, Any]:
                 bound = self._current[rank] = ready[rank]
                 bound.ctx.step = step
-                values = bound.run_watched(feeds[rank], watcher(bound, rank)) if watch else bound.run(feeds[rank])
+                after = look(bound, rank)
+                values = bound.run(feeds[rank]) if after is None else bound.run_watched(feeds[rank], after)
                 self._finish(rank)
                 xp = self._modules[rank]
                 return dict(zip(wanted.ranks[rank], values if xp is np else [xp.asnumpy(v) for v in values], strict=True))

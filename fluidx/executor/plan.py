@@ -6,12 +6,15 @@ Nothing is allocated for a plan, and none of it changes: `bind` turns one into c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType
 from .local import Here
+
+if TYPE_CHECKING:
+    from .cost import Cost
 
 
 class Buffer(NamedTuple):
@@ -101,6 +104,22 @@ class Plan(NamedTuple):
     def nbytes(self, kind: str) -> int:
         """Bytes of all buffers of a kind; of the arena, which they share, its size."""
         return self.arena_bytes if kind == "arena" else sum(b.nbytes for b in self.buffers if b.kind == kind)
+
+    def cost(self, step: Step) -> Cost:
+        """Bytes that a step reads and writes on this rank, and its arithmetic operations; worked out when asked.
+
+        >>> import fluidx as fx
+        >>> from fluidx.executor.dry import dry_plan
+        >>> main = fx.Program("rows")
+        >>> with fx.program_guard(main):
+        ...     _ = fx.layers.softmax(fx.data("x", [-1, 4], "float32"))
+        >>> planned = dry_plan(main, batch=10)
+        >>> planned.cost(planned.steps[0])
+        Cost(read=160, written=160, flops=200)
+        """
+        from .cost import step_cost
+
+        return step_cost(step, self.values)
 
     def __str__(self) -> str:
         lines = [

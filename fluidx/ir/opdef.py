@@ -115,6 +115,9 @@ class OpDef:
     pattern: ClassVar[Any] = None
     # of an operator that communicates: (entry of its group, **attrs) -> entry of the result; may raise ProgramError
     move: ClassVar[Callable[..., Any] | None] = None
+    # arithmetic operations: a number at each point of the pattern's loops (0 of what only moves), or (ins, outs, attrs) -> of the whole, as
+    # `pattern` is called; None: 1 at each point, 2 where a product is summed
+    flops: ClassVar[Any] = None
     # attributes that speak of global sizes: (attrs, local input shapes, local output shapes) -> attributes for the local part
     local_attrs: ClassVar[Callable[..., Any] | None] = None
     # for the proof: of an op that only adds up, multiplies or lays elements out anew, what it makes, in terms of `a.sum`, `a.cut`, `a.join`

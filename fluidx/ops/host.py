@@ -26,6 +26,7 @@ class Print(OpDef):
     """
 
     name = "print"
+    flops = 0
     inputs = ("In",)
     attrs = {
         "message": "", "first_n": -1, "summarize": 20, "tensor_name": "",

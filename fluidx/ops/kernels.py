@@ -26,10 +26,14 @@ class Native:
         self.calls = calls
         self._run: Step | None = None
 
-    def __call__(self) -> None:
+    def ready(self) -> Step:
+        """The step, compiled by itself."""
         if self._run is None:
             self._run = native.compile(self.calls)
-        self._run()
+        return self._run
+
+    def __call__(self) -> None:
+        self.ready()()
 
 
 def joined(steps: Sequence[Native]) -> Step:

@@ -105,6 +105,7 @@ class FakeCupy:
 
     __name__ = "cupy"
     ndarray = DeviceArray
+    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None))
     lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=_Function("as_strided", np.lib.stride_tricks.as_strided)))
 
     def __getattr__(self, name):

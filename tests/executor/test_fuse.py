@@ -62,6 +62,13 @@ def test_what_is_read_elsewhere_or_fetched_is_stored():
         np.testing.assert_allclose(found, want if np.ndim(want) else [want], 1e-6)  # NumPy's tanh and exp round otherwise
 
 
+def test_a_chain_costs_the_bytes_of_what_it_reads_and_stores():
+    x = fx.data("x", [-1, 8])
+    y = L.relu(L.scale(x, 2.0, bias=1.0))
+    p = planned(fx.default_main_program(), {"x": np.ones((4, 8), "float32")}, [y])
+    assert p.cost(p.steps[0]) == (4 * 8 * 4, 4 * 8 * 4, 3 * 32)  # a product, a sum and a maximum
+
+
 def test_a_result_lies_in_the_place_of_an_operand_that_is_free():
     x = fx.data("x", [64, 64])
     h = L.cumsum(x)  # of its own storage, which a feed is not

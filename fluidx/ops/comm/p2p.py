@@ -73,6 +73,7 @@ class Chunk(OpDef):
     """Elements [start, stop) of X laid out flat, as one axis."""
 
     name = "chunk"
+    flops = 0
     inputs = ("X",)
     attrs = {"start": Required(int), "stop": Required(int)}
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L(0) U(0)")
@@ -101,6 +102,7 @@ class Pack(OpDef):
     """The inputs laid out flat, one behind the other: small messages travel as one."""
 
     name = "pack"
+    flops = 0
     inputs = ("X*",)
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L({','.join(map(str, range(len(ins))))})")
     meaning = staticmethod(lambda a, ins, outs: [a.join(ins[0])])
@@ -130,6 +132,7 @@ class Unpack(OpDef):
     """Values in their `shapes`, read one behind the other from the inputs laid out flat: what pack puts together, apart again."""
 
     name = "unpack"
+    flops = 0
     inputs = ("X*",)
     outputs = ("Out*",)
     attrs = {"shapes": Required(tuple[tuple[int, ...], ...])}

@@ -38,6 +38,7 @@ class OwnPart(_Cut):
     """
 
     name = "part"
+    flops = 0
 
     @staticmethod
     def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
@@ -69,6 +70,7 @@ class PadPart(_Cut):
     """This rank's part of a value at its place among zeros: a term of the sum that is the value."""
 
     name = "pad_part"
+    flops = 0
 
     @staticmethod
     def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
@@ -94,6 +96,7 @@ class OwnTerm(OpDef):
     """X on the root, zeros on the other ranks of the group: terms of the sum that is X. X is read on the root only."""
 
     name = "own_term"
+    flops = 0
     inputs = ("X",)
     attrs = {"group": Required(str), "root": 0}
     inplace = (("X", "Out"),)
@@ -130,6 +133,7 @@ class Redistribute(OpDef):
     """
 
     name = "redistribute"
+    flops = 0
     inputs = ("X",)
     attrs = {"reason": ""}
     abstract = True

@@ -51,6 +51,7 @@ class FillConstant(OpDef):
     """A value of `shape` and `dtype` whose every element is `value`."""
 
     name = "fill_constant"
+    flops = 0
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0}
     pattern = "-> *"
     onnx = "ConstantOfShape"
@@ -79,6 +80,7 @@ class FillConstantBatchSizeLike(OpDef):
     """`fill_constant` whose size at `output_dim_idx` is Input's at `input_dim_idx`, read when the program runs."""
 
     name = "fill_constant_batch_size_like"
+    flops = 0
     inputs = ("Input",)
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0, "input_dim_idx": 0, "output_dim_idx": 0}
     constant = True
@@ -102,6 +104,7 @@ class FillZerosLike(OpDef):
     """Zeros with the shape and dtype of X."""
 
     name = "fill_zeros_like"
+    flops = 0
     inputs = ("X",)
     constant = True
     pattern = "~* -> *"
@@ -127,6 +130,7 @@ class FillAnyLike(OpDef):
     """A value with the shape of X whose every element is `value`; without `dtype`, with X's dtype."""
 
     name = "fill_any_like"
+    flops = 0
     inputs = ("X",)
     attrs = {"value": 0.0, "dtype": None}
     constant = True
@@ -154,6 +158,7 @@ class AssignValue(OpDef):
     """The numbers `values`, in order, with `shape` and `dtype`. Raises ProgramError when their count does not fill the shape."""
 
     name = "assign_value"
+    flops = 0
     attrs = {"shape": Required(tuple), "dtype": "float32", "values": Required(tuple[Any, ...])}
     onnx = "Constant"
     pattern = "-> * | K"
@@ -190,6 +195,7 @@ class Range(OpDef):
     """The numbers `start`, `start + step`, ... before `end`, as a vector of `dtype`."""
 
     name = "range"
+    flops = 0
     attrs = {"start": 0.0, "end": Required(float), "step": 1.0, "dtype": "float32"}
     onnx = "Range"
     pattern = "-> n | n@"
@@ -216,6 +222,7 @@ class Linspace(OpDef):
     """`num` numbers spaced evenly from `start` to `stop`, both included."""
 
     name = "linspace"
+    flops = 0
     attrs = {"start": Required(float), "stop": Required(float), "num": Required(int), "dtype": "float32"}
     pattern = "-> n | n@"
 
@@ -239,6 +246,7 @@ class Eye(OpDef):
     """The identity matrix with `num_rows` rows and `num_columns` columns (-1: as many)."""
 
     name = "eye"
+    flops = 0
     attrs = {"num_rows": Required(int), "num_columns": -1, "dtype": "float32"}
     onnx = "EyeLike"
     pattern = "-> r c | K"
@@ -264,6 +272,7 @@ class Diag(OpDef):
     """A square matrix with the vector Diagonal on its diagonal, zero elsewhere."""
 
     name = "diag"
+    flops = 0
     inputs = ("Diagonal",)
     pattern = ". -> . . | L(0)"
 
@@ -290,6 +299,7 @@ class DiagGrad(OpDef):
     """The diagonal of the gradient."""
 
     name = "diag_grad"
+    flops = 0
     inputs, outputs = ("Out@GRAD",), ("Diagonal@GRAD",)
     pattern = ". . -> . | L(0)"
 
@@ -335,6 +345,7 @@ class OneHot(OpDef):
     """
 
     name = "one_hot"
+    flops = 0
     inputs = ("X",)
     attrs = {"depth": Required(int), "dtype": "float32", "allow_out_of_range": False}
     onnx = "OneHot"
@@ -367,6 +378,7 @@ class OneHotV2(OpDef):
     """
 
     name = "one_hot_v2"
+    flops = 0
     inputs = ("X",)
     attrs = OneHot.attrs
     onnx = "OneHot"

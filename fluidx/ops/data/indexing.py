@@ -108,6 +108,7 @@ class Gather(OpDef):
     """
 
     name = "gather"
+    flops = 0
     inputs = ("X", "Index")
     onnx = "Gather"
 
@@ -169,6 +170,7 @@ class IndexSelect(OpDef):
     """
 
     name = "index_select"
+    flops = 0
     inputs = ("X", "Index")
     attrs = {"dim": 0}
     onnx = "Gather"
@@ -280,6 +282,7 @@ class GatherNd(OpDef):
     """
 
     name = "gather_nd"
+    flops = 0
     inputs = ("X", "Index")
     onnx = "GatherND"
 
@@ -348,6 +351,7 @@ class Scatter(OpDef):
     """
 
     name = "scatter"
+    flops = 0
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
     inplace = (("X", "Out"),)
@@ -480,6 +484,7 @@ class Where(OpDef):
     """X where Condition is true, Y elsewhere; the three broadcast as in NumPy."""
 
     name = "where"
+    flops = 0
     inputs = ("Condition", "X", "Y")
     onnx = "Where"
     pattern = "*, *, * -> * | L(1,2)"

@@ -46,6 +46,7 @@ class Concat(OpDef):
     """The inputs joined along `axis`; their other sizes are equal."""
 
     name = "concat"
+    flops = 0
     inputs = ("X*",)
     attrs = {"axis": 0}
     onnx = "Concat"
@@ -87,6 +88,7 @@ class ConcatGrad(OpDef):
     """The gradient of concat cut into pieces with the sizes of the inputs X; only their shapes are read."""
 
     name = "concat_grad"
+    flops = 0
     inputs, outputs = ("X*", "Out@GRAD"), ("X@GRAD*",)
     attrs = {"axis": 0}
 
@@ -139,6 +141,7 @@ class Split(OpDef):
     """X cut along `axis` into `num` equal parts, or into parts of the sizes `sections`, one of which may be -1."""
 
     name = "split"
+    flops = 0
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
     onnx = "Split"
@@ -187,6 +190,7 @@ class Stack(OpDef):
     """The inputs, all of one shape, as the slices of a new axis `axis`."""
 
     name = "stack"
+    flops = 0
     inputs = ("X*",)
     attrs = {"axis": 0}
 
@@ -232,6 +236,7 @@ class Unstack(OpDef):
     """The slices of X along `axis`, one output each; `num` is their count where X leaves it open."""
 
     name = "unstack"
+    flops = 0
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"axis": 0, "num": 0}
 
@@ -298,6 +303,7 @@ class Expand(OpDef):
     """X repeated `expand_times[i]` times along axis i."""
 
     name = "expand"
+    flops = 0
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
     onnx = "Tile"
@@ -333,6 +339,7 @@ class ExpandAs(OpDef):
     """X repeated along every axis until it has the shape of `target_tensor`, whose sizes are multiples of X's."""
 
     name = "expand_as"
+    flops = 0
     inputs = ("X", "target_tensor")
 
     @staticmethod
@@ -428,6 +435,7 @@ class Reverse(_Reversal):
     """X with the order of its elements reversed along every axis in `axis`."""
 
     name = "reverse"
+    flops = 0
     attrs = {"axis": Required(tuple)}
 
     @staticmethod
@@ -440,6 +448,7 @@ class Flip(_Reversal):
     """X with the order of its elements reversed along every axis in `dims`; `reverse` under its other name."""
 
     name = "flip"
+    flops = 0
     attrs = {"dims": Required(tuple)}
 
     @staticmethod
@@ -452,6 +461,7 @@ class Roll(OpDef):
     """X shifted by `shifts[k]` along axis `dims[k]`, what leaves at one end entering at the other; without `dims`, flattened."""
 
     name = "roll"
+    flops = 0
     inputs = ("X",)
     attrs = {"shifts": Required(tuple), "dims": ()}
 
@@ -486,6 +496,7 @@ class TrilTriu(OpDef):
     """The lower (or upper) triangle of X's last two axes, zero elsewhere; `diagonal` moves the border up."""
 
     name = "tril_triu"
+    flops = 0
     inputs = ("X",)
     attrs = {"diagonal": 0, "lower": True}
     onnx = "Trilu"

@@ -86,6 +86,7 @@ class Reshape(OpDef):
     """
 
     name = "reshape"
+    flops = 0
     inputs = ("X",)
     attrs = {"shape": Required(tuple)}
     onnx = "Reshape"
@@ -131,6 +132,7 @@ class ReshapeGrad(OpDef):
     """The gradient `Out@GRAD` in the shape of X; only X's shape is read."""
 
     name = "reshape_grad"
+    flops = 0
     inputs, outputs = ("Out@GRAD", "X"), ("X@GRAD",)
     meaning = staticmethod(_laid_out)
 
@@ -159,6 +161,7 @@ class Flatten(OpDef):
     """X as a matrix: the axes before `axis` become the rows, the others the columns."""
 
     name = "flatten"
+    flops = 0
     inputs = ("X",)
     attrs = {"axis": 1}
     onnx = "Flatten"
@@ -214,6 +217,7 @@ class Squeeze(OpDef):
     """
 
     name = "squeeze"
+    flops = 0
     inputs = ("X",)
     attrs = {"axes": ()}
     onnx = "Squeeze"
@@ -270,6 +274,7 @@ class Unsqueeze(OpDef):
     """X with axes of size 1 inserted at `axes`, one after another."""
 
     name = "unsqueeze"
+    flops = 0
     inputs = ("X",)
     attrs = {"axes": Required(tuple)}
     onnx = "Unsqueeze"
@@ -307,6 +312,7 @@ class Transpose(OpDef):
     """X with its axes in the order `axis`: axis i of the result is axis `axis[i]` of X."""
 
     name = "transpose"
+    flops = 0
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
     onnx = "Transpose"
@@ -342,6 +348,7 @@ class Shape(OpDef):
     """The sizes of Input as a vector of `dtype`, int32 or int64, read when the program runs."""
 
     name = "shape"
+    flops = 0
     inputs = ("Input",)
     attrs = {"dtype": "int32"}
     onnx = "Shape"

@@ -60,6 +60,7 @@ class Slice(OpDef):
     """
 
     name = "slice"
+    flops = 0
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
     onnx = "Slice"
@@ -114,6 +115,7 @@ class StridedSlice(OpDef):
     """The elements of Input from `starts[k]` before `ends[k]` in steps of `strides[k]` along axis `axes[k]`; a stride may be negative."""
 
     name = "strided_slice"
+    flops = 0
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
     onnx = "Slice"
@@ -148,6 +150,7 @@ class SliceGrad(OpDef):
     """Zeros in the shape of Input with the gradient where slice or strided_slice read; only Input's shape is read."""
 
     name = "slice_grad"
+    flops = 0
     inputs, outputs = ("Input", "Out@GRAD"), ("Input@GRAD",)
     attrs = StridedSlice.attrs
 
@@ -188,6 +191,7 @@ class Pad(OpDef):
     """X with `paddings` (before and after each axis, flat) elements of `pad_value` around it."""
 
     name = "pad"
+    flops = 0
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "pad_value": 0.0}
     onnx = "Pad"
@@ -239,6 +243,7 @@ class Pad2d(OpDef):
     """
 
     name = "pad2d"
+    flops = 0
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "mode": "constant", "pad_value": 0.0, "data_format": "NCHW"}
     onnx = "Pad"
@@ -294,6 +299,7 @@ class Pad2dGrad(OpDef):
     """The gradient of pad2d: every pixel gathers the gradient of all its copies; only X's shape is read."""
 
     name = "pad2d_grad"
+    flops = 0
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = Pad2d.attrs
 

@@ -153,6 +153,10 @@ class Sum(OpDef):
         return f"{words} -> *" + (f" | L({','.join(map(str, range(len(ins))))})" if outs[0].dtype != "bool" else "")
 
     @staticmethod
+    def flops(ins, outs, attrs):
+        return (len(ins) - 1) * outs[0].numel
+
+    @staticmethod
     def infer(xs):
         if not xs:
             raise ProgramError("op sum: expected at least one X, found none")
@@ -201,6 +205,7 @@ class Cast(OpDef):
     """X in another dtype. Floats are cut towards zero when they become integers, and are True where they are not 0."""
 
     name = "cast"
+    flops = 0
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
     onnx = "Cast"
@@ -245,6 +250,7 @@ class Assign(OpDef):
     """A copy of X under another name."""
 
     name = "assign"
+    flops = 0
     inputs = ("X",)
     inplace = (("X", "Out"),)
     onnx = "Identity"

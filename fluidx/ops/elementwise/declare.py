@@ -16,7 +16,7 @@ from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import TensorType
 from ..expr.derivative import derivative, in_terms_of
 from ..expr.native import bind_native
-from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, substitute, sym, symbols, trace
+from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, operations, substitute, sym, symbols, trace
 from ..expr.numpy import bind_ufuncs, evaluate, ufunc_scratch
 from ..shared.broadcast import aligned, aligned_shape, broadcast_sizes, reduced
 from ..shared.samples import points
@@ -81,7 +81,7 @@ def elementwise(
 
 
 def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any) -> dict[str, Any]:
-    """`kernel`, `bind`, `scratch` and `pattern` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
+    """`kernel`, `bind`, `scratch`, `pattern` and `flops` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
 
     @lru_cache(maxsize=256)
     def specialized(values: tuple[Expr, ...]) -> Expr:  # constants, which tell 0.0 from -0.0 where numbers as a key do not
@@ -126,8 +126,13 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
         else:
             out[...] = evaluate(e, xp, values)
 
+    def flops(ins, outs, attrs):
+        return outs[0].numel * operations([specialized(tuple([lift(attrs[n]) for n in names]))])
+
     pattern = elementwise_pattern(expr, inputs, names, axis)
-    made: dict[str, Any] = {"kernel": kernel, "bind": bind, "native": native, "scratch": scratch, "pattern": pattern, "element": element}
+    made: dict[str, Any] = {
+        "kernel": kernel, "bind": bind, "native": native, "scratch": scratch, "pattern": pattern, "element": element, "flops": flops,
+    }  # fmt: skip
     return {k: staticmethod(v) for k, v in made.items()}
 
 

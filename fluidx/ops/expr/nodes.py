@@ -19,7 +19,7 @@ import inspect
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,17 @@ def rebuild(e: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) ->
         r = change(n, args)
         new[n] = (n if not args else apply(n.fn, *args)) if r is None else r
     return new[e]
+
+
+def operations(exprs: Iterable[Expr], scalars: Container[str] = ()) -> int:
+    """The functions in some expressions, equal ones counted once; without those of the symbols `scalars` alone.
+
+    >>> x, lr = sym("x"), sym("lr")
+    >>> operations([x * x + 1, x * x]), operations([x * (1 - lr)], {"lr"})
+    (2, 1)
+    """
+    found = {n for e in exprs for n in nodes(e) if n.fn not in ("const", "sym")}
+    return len([n for n in found if not scalars or any(s not in scalars for s in symbols(n))])
 
 
 def substitute(e: Expr, values: Mapping[str, Any]) -> Expr:

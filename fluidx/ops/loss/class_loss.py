@@ -175,6 +175,7 @@ class SoftmaxWithCrossEntropy(OpDef):
     """
 
     name = "softmax_with_cross_entropy"
+    flops = 5
     inputs, outputs = ("Logits", "Label"), ("Softmax", "Loss")
     attrs = {**_SWCE_ATTRS, "numeric_stable_mode": True}
 
@@ -296,6 +297,7 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
     """Gradient of softmax_with_cross_entropy through Loss: (softmax - one-hot label) * g, 0 for ignored examples."""
 
     name = "softmax_with_cross_entropy_grad"
+    flops = 2
     inputs, outputs = ("Softmax", "Label", "Loss@GRAD"), ("Logits@GRAD",)
     attrs = _SWCE_ATTRS
 

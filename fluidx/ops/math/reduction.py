@@ -385,6 +385,7 @@ class SquaredL2Norm(OpDef):
     """The sum of the squares of all elements, of shape [1]; float32 for half precision, else of X's dtype."""
 
     name = "squared_l2_norm"
+    flops = 2
     inputs = ("X",)
     pattern = "* -> . | *:+"
 

@@ -57,6 +57,7 @@ class ReduceSumGrad(OpDef):
     """The gradient of reduce_sum: Out@GRAD spread over the shape of X; only X's shape is read."""
 
     name = "reduce_sum_grad"
+    flops = 0
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = {"dim": (), "keep_dim": False}
     infer = staticmethod(_grad_infer)

@@ -74,6 +74,7 @@ class BatchNorm(OpDef):
     """
 
     name = "batch_norm"
+    flops = 7
     inputs = ("X", "Scale", "Bias", "Mean", "Variance")
     outputs = ("Y", "MeanOut?", "VarianceOut?", "SavedMean?", "SavedVariance?")
     attrs = _BATCH_ATTRS
@@ -224,6 +225,7 @@ class BatchNormGrad(OpDef):
     """Gradients of batch_norm with respect to X, Scale and Bias from the statistics that the forward pass saved."""
 
     name = "batch_norm_grad"
+    flops = 11
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")
     attrs = {"data_layout": "NCHW", "use_global_stats": False}
     expand = staticmethod(_expand_grad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
@@ -67,6 +68,16 @@ def _grad_pattern(transposed: bool) -> Any:
     return staticmethod(pattern)
 
 
+def _flops(transposed: bool) -> Any:
+    """Every pixel of the result, or of the input of a transposed convolution, meets the filters of its group; a gradient as often."""
+
+    def flops(ins, outs, attrs):
+        pixels = ins[0] if transposed else (*ins, *outs)[2]
+        return 2 * pixels.numel * prod(ins[1].shape[1:]) * sum(t is not None for t in outs)
+
+    return staticmethod(flops)
+
+
 def _local_groups(in_groups_of: int) -> Any:
     """A cut that keeps groups whole leaves fewer of them; the filter's axis 1 lies within one group of the value at `in_groups_of`."""
 
@@ -117,6 +128,7 @@ class Conv2d(_Conv):
     name, gradient = "conv2d", "conv2d_grad"
     attrs = _ATTRS
     pattern = _pattern(transposed=False)
+    flops = _flops(transposed=False)
     local_attrs = _local_groups(0)
     product, windows = staticmethod(convolve), staticmethod(_conv_windows)
 
@@ -180,6 +192,7 @@ class Conv2dGrad(_ConvGrad):
     name = "conv2d_grad"
     attrs = _ATTRS
     pattern = _grad_pattern(transposed=False)
+    flops = _flops(transposed=False)
     local_attrs = _local_groups(0)
     windows = staticmethod(_conv_windows)
 
@@ -203,6 +216,7 @@ class DepthwiseConv2d(_Conv):
     name, gradient = "depthwise_conv2d", "conv2d_grad"
     attrs = _ATTRS
     pattern = _pattern(transposed=False)
+    flops = _flops(transposed=False)
     local_attrs = _local_groups(0)
     product, windows = staticmethod(convolve), staticmethod(_conv_windows)
 
@@ -264,6 +278,7 @@ class Conv2dTranspose(_Conv):
     attrs = _TRANSPOSE_ATTRS
     onnx = "ConvTranspose"
     pattern = _pattern(transposed=True)
+    flops = _flops(transposed=True)
     local_attrs = _local_groups(2)
     product, windows = staticmethod(convolve_back), staticmethod(_transposed_windows)
 
@@ -300,6 +315,7 @@ class Conv2dTransposeGrad(_ConvGrad):
     name = "conv2d_transpose_grad"
     attrs = _TRANSPOSE_ATTRS
     pattern = _grad_pattern(transposed=True)
+    flops = _flops(transposed=True)
     local_attrs = _local_groups(2)
     windows = staticmethod(_transposed_windows)
 

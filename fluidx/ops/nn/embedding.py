@@ -45,6 +45,7 @@ class LookupTable(_Lookup):
     """
 
     name = "lookup_table"
+    flops = 0
     pattern = "v d, * . -> * d | v@ v:+ L(0)"
 
     @staticmethod
@@ -69,6 +70,7 @@ class LookupTableV2(_Lookup):
     """
 
     name = "lookup_table_v2"
+    flops = 0
     pattern = "v d, * -> * d | v@ v:+ L(0)"
 
     @staticmethod

@@ -37,6 +37,7 @@ class GhostBatchNorm(OpDef):
     """
 
     name = "ghost_batch_norm"
+    flops = 7
     inputs = ("X", "Scale", "Bias", "Mean", "Variance")
     outputs = ("Y", "SavedMean", "SavedVariance", "BatchStats")
     attrs = {"sub_batches": Required(int), "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW"}
@@ -120,6 +121,7 @@ class GhostBatchNormGrad(OpDef):
     """Gradients of ghost_batch_norm with respect to X, Scale and Bias: X's run by run, the others' summed over all runs."""
 
     name = "ghost_batch_norm_grad"
+    flops = 11
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")
     attrs = {"sub_batches": Required(int), "data_layout": "NCHW"}
 

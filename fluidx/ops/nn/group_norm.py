@@ -98,6 +98,7 @@ class GroupNorm(OpDef):
     """
 
     name = "group_norm"
+    flops = 7
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
     onnx = "GroupNormalization"
@@ -147,6 +148,7 @@ class GroupNormGrad(OpDef):
     """Gradients of group_norm with respect to X, Scale and Bias; each may be left away."""
 
     name = "group_norm_grad"
+    flops = 11
     inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
 
@@ -188,6 +190,7 @@ class InstanceNorm(OpDef):
     """
 
     name = "instance_norm"
+    flops = 7
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "SavedMean?", "SavedVariance?")
     attrs = {"epsilon": 1e-5}
     onnx = "InstanceNormalization"
@@ -235,6 +238,7 @@ class InstanceNormGrad(OpDef):
     """Gradients of instance_norm with respect to X, Scale and Bias; each may be left away."""
 
     name = "instance_norm_grad"
+    flops = 11
     inputs, outputs = ("X", "Scale?", "Bias?", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"epsilon": 1e-5}
 

@@ -123,6 +123,7 @@ class LayerNorm(OpDef):
     """
 
     name = "layer_norm"
+    flops = 7
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
     onnx = "LayerNormalization"
@@ -181,6 +182,7 @@ class LayerNormGrad(OpDef):
     """Gradients of layer_norm with respect to X, Scale and Bias; each may be left away."""
 
     name = "layer_norm_grad"
+    flops = 11
     inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
 

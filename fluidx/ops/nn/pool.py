@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,12 @@ def _check_pool(op: str, x: TensorType, attrs: dict[str, Any]) -> None:
         raise ProgramError(f"op {op}: pooling_type must be max or avg, got {attrs['pooling_type']!r}")
 
 
+def _flops(image: Any, windows: Any, attrs: dict[str, Any]) -> int:
+    """One operation for each pixel of each window; where windows do not overlap, that is one for each pixel of the image."""
+    taps = 1 if attrs["global_pooling"] or attrs["adaptive"] else prod(pair("pool2d", "ksize", attrs["ksize"], 1))
+    return windows.numel * taps if taps > 1 else image.numel
+
+
 class Pool2d(OpDef):
     """The largest element, or the mean, of each window of an image.
 
@@ -204,6 +211,7 @@ class Pool2d(OpDef):
     """
 
     name = "pool2d"
+    flops = staticmethod(lambda ins, outs, attrs: _flops(ins[0], outs[0], attrs))
     inputs = ("X",)
     attrs = _ATTRS
     onnx = "MaxPool"
@@ -263,6 +271,7 @@ class Pool2dGrad(OpDef):
     """Gradient of pool2d: a mean hands out equal shares, a maximum gives all to the element it came from, the first of equal ones."""
 
     name = "pool2d_grad"
+    flops = staticmethod(lambda ins, outs, attrs: _flops(ins[0], ins[2], attrs))
     inputs, outputs = ("X", "Out", "Out@GRAD"), ("X@GRAD",)
     attrs = _ATTRS
 

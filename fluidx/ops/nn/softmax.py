@@ -86,6 +86,7 @@ class Softmax(_Forward):
     """exp(x - max) divided by its sum along `axis`: positive numbers that add up to 1. Source: fluid 1.8 `softmax`."""
 
     name = "softmax"
+    flops = 5
     onnx = "Softmax"
 
     @staticmethod
@@ -118,6 +119,7 @@ class SoftmaxGrad(_Gradient):
     """Gradient of softmax from its output: out * (g - sum(g * out)) along `axis`."""
 
     name = "softmax_grad"
+    flops = 4
     inplace = (("Out@GRAD", "X@GRAD"),)
 
     @staticmethod
@@ -138,6 +140,7 @@ class LogSoftmax(_Forward):
     """The logarithm of softmax along `axis`, x - max - log(sum(exp(x - max))), without the loss of precision of doing both in turn."""
 
     name = "log_softmax"
+    flops = 5
     onnx = "LogSoftmax"
 
     @staticmethod
@@ -169,6 +172,7 @@ class LogSoftmaxGrad(_Gradient):
     """Gradient of log_softmax from its output: g - exp(out) * sum(g) along `axis`."""
 
     name = "log_softmax_grad"
+    flops = 4
 
     @staticmethod
     def whole(xp, y, g, out, *, axis):

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, TensorType
 from ..expr.native import bind_native
+from ..expr.nodes import operations
 from ..shared.types import empties, type_of
 from .trace import expressions
 
@@ -93,6 +94,12 @@ class Update(OpDef):
         arrays = {s.name: a.reshape(()) if s.name in SCALARS else a for s, a in zip(cls.in_slots, ins, strict=True) if a is not None}
         call = bind_native(exprs, arrays, [a for a in outs if a is not None], dry)
         return None if call is None else [call]
+
+    @classmethod
+    def flops(cls, ins, outs, attrs):
+        update: Any = cls
+        exprs = expressions(update, tuple(t is not None for t in ins), tuple(t is not None for t in outs), tuple(attrs.items()))
+        return ins[0].numel * operations(exprs, SCALARS)
 
     @classmethod
     def kernel(cls, xp, *arrays, out, **attrs):

@@ -1,0 +1,92 @@
+"""What fluidx finds on this machine, one line each: the answer to "why is it slow" and "why is it not there"."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+
+from . import __version__, config, native
+from .executor.place import CUDAPlace, array_module
+from .ir.errors import FluidxError
+
+# what decides the threads of a BLAS
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def report(environ: Mapping[str, str] = os.environ, measure: bool = False) -> list[str]:
+    """The lines; with `measure`, also what the machine can do at best.
+
+    >>> [line.split(":")[0] for line in report({})]
+    ['fluidx', 'python', 'numpy', 'kernels', 'variables', 'blas threads', 'cupy', 'mpi']
+    """
+    lines = {
+        "fluidx": __version__,
+        "python": f"{platform.python_version()} {platform.python_implementation()}, {platform.system()} {platform.machine()}",
+        "numpy": f"{np.__version__}, {_blas()}",
+        "kernels": _kernels(),
+        "variables": _variables(environ),
+        "blas threads": _threads(environ),
+        "cupy": _cupy(),
+        "mpi": _mpi(),
+    }
+    if measure:
+        from .profiler.ceilings import ceilings, threads_of
+
+        best = ceilings(threads_of(1))
+        lines["ceilings"] = str(best).removeprefix("ceilings, ")
+    return [f"{name}: {said}" for name, said in lines.items()]
+
+
+def _kernels() -> str:
+    try:
+        return native.describe()
+    except config.ConfigError as e:
+        return f"not known: {e}"
+
+
+def _blas() -> str:
+    try:
+        blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        return f"BLAS {blas['name']} {blas.get('version', '')}".rstrip()
+    except (KeyError, TypeError):
+        return "BLAS not known"
+
+
+def _variables(environ: Mapping[str, str]) -> str:
+    known = [row.name for row in config.describe()]
+    found = [f"{n}={environ[n]}" for n in known if environ.get(n)]
+    for n in sorted(environ):
+        if n.startswith("FLUIDX_") and n not in (*known, "FLUIDX_RANK", "FLUIDX_WORLD_SIZE"):
+            near = get_close_matches(n, known, 1)
+            found.append(f"{n}={environ[n]} (fluidx reads no such variable{f'; did you mean {near[0]}?' if near else ''})")
+    return ", ".join(found) or "none is set; fluidx env lists them"
+
+
+def _threads(environ: Mapping[str, str]) -> str:
+    found = [f"{n}={environ[n]}" for n in _BLAS_THREADS if environ.get(n)]
+    return ", ".join(found) or "not limited: ranks in one process compete for all cores; set OPENBLAS_NUM_THREADS=1"
+
+
+def _cupy() -> str:
+    try:
+        cupy = array_module(CUDAPlace(0))
+    except FluidxError as e:
+        return str(e).removeprefix(f"{CUDAPlace(0)} needs ").removeprefix("CuPy, which is ")
+    except Exception as e:  # a driver that does not fit says so in its own way
+        return f"installed, and does not load: {type(e).__name__}: {e}"
+    count = cupy.cuda.runtime.getDeviceCount()
+    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    return f"{cupy.__version__}, {count} GPU{'s' if count > 1 else ''}: {name}"
+
+
+def _mpi() -> str:
+    try:
+        found = version("mpi4py")
+    except PackageNotFoundError:
+        return "mpi4py is not installed"
+    return f"mpi4py {found}; ranks as MPI processes are not available yet"

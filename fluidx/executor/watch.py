@@ -1,0 +1,71 @@
+"""Looking on while a program runs, one step after the other: profilers, FLUIDX_CHECK_NAN and the trace of FLUIDX_DEBUG=4."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from .. import config
+from ..ir.errors import ExecutionError
+from ..ir.operator import Operator
+
+if TYPE_CHECKING:
+    from .bind import Bound
+
+After = Callable[[int, Operator, int, int], None]  # (number of the call, operator, start and stop in ns), called behind every step
+
+clock: Callable[[], int] = time.perf_counter_ns  # monotonic, and the same for all threads of the process
+
+
+class Watcher(Protocol):
+    """Somebody who wants to see runs: `look(bound, rank)` gives what is called behind each step of one, or None to pass it over."""
+
+    def look(self, bound: Bound, rank: int | None) -> After | None: ...
+
+
+watchers: list[Watcher] = []
+
+
+def look(bound: Bound, rank: int | None = None) -> After | None:
+    """What to do behind each step of the run that begins; None when nobody looks. `rank` is None on one device."""
+    found: list[After] = [after for w in watchers if (after := w.look(bound, rank)) is not None] if watchers else []
+    check, trace = config.check_nan(), config.debug_level() >= 4
+    if trace:
+        found.append(_trace(bound, "" if rank is None else f"rank {rank}: "))
+    if check:
+        found.append(_check_nan(bound))
+    return found[0] if len(found) == 1 else _all(found) if found else None
+
+
+def apart() -> bool:
+    """Has every operator to be a step of its own, as a NaN is to be found in it and the trace has a line for it? A profiler sees chains."""
+    return config.check_nan() or config.debug_level() >= 4
+
+
+def _all(found: Sequence[After]) -> After:
+    def after(i: int, op: Operator, start: int, stop: int) -> None:
+        for one in found:
+            one(i, op, start, stop)
+
+    return after
+
+
+def _trace(bound: Bound, prefix: str) -> After:
+    def after(i: int, op: Operator, start: int, stop: int) -> None:
+        shapes = ", ".join(f"%{n}{list(bound.arrays[n].shape)}" for n in op.output_arg_names if n in bound.arrays)
+        print(f"{prefix}{i:5d} {(stop - start) / 1e3:9.1f} us  {op.type} -> {shapes}", flush=True)
+
+    return after
+
+
+def _check_nan(bound: Bound) -> After:
+    def after(i: int, op: Operator, start: int, stop: int) -> None:
+        for n in op.output_arg_names:
+            a = bound.arrays.get(n)
+            # what only another rank holds is undefined here
+            if a is not None and n not in bound.plan.absent and a.dtype.kind not in "iub" and not bound.xp.isfinite(a).all():
+                bad = "NaN" if bound.xp.isnan(a).any() else "infinity"
+                raise ExecutionError(f"op {op.type} made {'a' if bad == 'NaN' else 'an'} {bad} in {n!r}")
+
+    return after

@@ -1,0 +1,96 @@
+"""Where the time of runs goes: fluid's `profiler`, with a table of the costliest operators and a timeline that Perfetto opens.
+
+While a profiler is on, every run of every executor makes its steps one by one and each is timed, on each rank. What a step moves and
+computes is known from its plan (`executor/cost.py`), so that its time can be held against what the machine can do (`ceilings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..executor import watch
+from ..ir.errors import ExecutionError, nearest
+from .ceilings import Ceilings, ceilings
+from .profile import SORTED_BY, Profile, Row
+
+__all__ = ["Ceilings", "Profile", "Row", "ceilings", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
+
+_STATES = ("CPU", "GPU", "All")
+_OPTIONS = ("Default", "OpDetail", "AllOpDetail")
+_on: list[Profile] = []  # the one that `start_profiler` switched on
+
+
+@contextmanager
+def profiler(
+    state: str = "All", sorted_key: str | None = None, profile_path: str | Path | None = None, tracer_option: str = "Default"
+) -> Iterator[Profile]:
+    """Time every step of the runs inside, and give the `Profile`, whose `.table()` and `.save(path)` may be asked for behind the block too.
+
+    `sorted_key` prints the table at the end, sorted by "total", "calls", "ave", "max", "min" or "default", the order of the first run;
+    without it nothing is printed. `profile_path` writes the timeline. `state` and `tracer_option` are fluid's and have no effect.
+
+    >>> import numpy as np, fluidx as fx
+    >>> main = fx.Program("double")
+    >>> with fx.program_guard(main):
+    ...     y = fx.layers.scale(fx.data("x", [-1, 2], "float32"), scale=2.0)
+    >>> with fx.profiler.profiler() as profile:
+    ...     _ = fx.Executor().run(main, feed={"x": np.ones((8, 2), "float32")}, fetch_list=[y])
+    >>> [(row.name, row.calls, row.flops, row.nbytes) for row in profile.rows()]
+    [('scale', 1, 16, 128)]
+    """
+    _check(state, tracer_option, sorted_key)
+    profile = Profile()
+    watch.watchers.append(profile)
+    try:
+        yield profile
+    finally:
+        watch.watchers.remove(profile)
+    _report(profile, sorted_key, profile_path)
+
+
+def start_profiler(state: str = "All", tracer_option: str = "Default") -> None:
+    """Time every step of the runs from here to `stop_profiler`. One that is on stays on."""
+    _check(state, tracer_option)
+    if not _on:
+        _on.append(Profile())
+        watch.watchers.append(_on[0])
+
+
+def stop_profiler(sorted_key: str | None = None, profile_path: str | Path | None = None) -> Profile | None:
+    """End what `start_profiler` began, print and write as `profiler` does, and return the `Profile`; None when none was on."""
+    _check("All", "Default", sorted_key)
+    if not _on:
+        return None
+    profile = _on.pop()
+    watch.watchers.remove(profile)
+    _report(profile, sorted_key, profile_path)
+    return profile
+
+
+def reset_profiler() -> None:
+    """Forget the runs that were seen so far, after a warm-up, say. Profilers that are on stay on.
+
+    >>> start_profiler()
+    >>> reset_profiler()
+    >>> stop_profiler().runs
+    []
+    """
+    for w in watch.watchers:
+        if isinstance(w, Profile):
+            w.reset()
+
+
+def _check(state: str, tracer_option: str, sorted_key: str | None = None) -> None:
+    said = (("state", state, _STATES), ("tracer_option", tracer_option, _OPTIONS), ("sorted_key", sorted_key, SORTED_BY))
+    for name, value, known in said:
+        if value is not None and value not in known:
+            raise ExecutionError(f"profiler: unknown {name}={value!r}; {nearest(str(value), known, 'there are')}")
+
+
+def _report(profile: Profile, sorted_key: str | None, path: str | Path | None) -> None:
+    if path is not None:
+        profile.save(path)
+    if sorted_key is not None:
+        print(profile.table(sort=sorted_key))

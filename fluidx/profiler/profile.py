@@ -1,0 +1,238 @@
+"""What a profiler saw: runs with the times of their steps, gathered into rows by operator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..executor.cost import Cost, talks
+from ..executor.plan import Plan
+from ..executor.watch import After
+from ..ir.errors import ExecutionError, nearest
+from ..ir.operator import Operator
+from .ceilings import Ceilings, ceilings, threads_of
+
+if TYPE_CHECKING:
+    from ..executor.bind import Bound
+
+SORTED_BY = ("total", "calls", "ave", "max", "min", "default")
+_NEAR = 0.2  # of a ceiling: what stays below both is bound by neither
+_MOSTLY = 0.5  # of the time: a step that takes hardly longer than one of one element
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a run: a step of the plan, or a wait for communication."""
+
+    op: Operator
+    ops: str  # the types of the operators that it stands for
+    kernel: str
+    talks: bool
+    cost: Cost
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of a program on one rank. `times` are (number of the call, start and stop in ns)."""
+
+    plan: Plan
+    calls: list[Call]
+    rank: int | None  # None on one device
+    ranks: int
+    step: int
+    times: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class Row(NamedTuple):
+    """What the calls of one operator took together. Times are seconds; `share` is of all rows, `near` of the ceiling that is closer."""
+
+    name: str
+    kernel: str
+    calls: int
+    total: float
+    least: float
+    most: float
+    share: float
+    flops: int
+    nbytes: int
+    near: float
+    bound: str  # "compute", "memory", "overhead" or "communication"
+    site: str  # the user's line, where it is one
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.calls
+
+    @property
+    def gflops(self) -> float:
+        return rate(self.flops, self.total)
+
+    @property
+    def gbs(self) -> float:
+        return rate(self.nbytes, self.total)
+
+
+class Profile:
+    """The runs that a profiler saw; `limit` keeps that many of each program and rank.
+
+    `rows()` and `table()` gather them by operator, `save(path)` writes them as a timeline.
+    """
+
+    def __init__(self, limit: int | None = None):
+        self.runs: list[Run] = []
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._calls: dict[int, tuple[Plan, list[Call]]] = {}  # of plans, by id; they are held, so that ids stay theirs
+        self._seen: dict[tuple[int, int | None], int] = {}
+
+    def look(self, bound: Bound, rank: int | None) -> After | None:
+        """What notes the steps of a run; executors ask."""
+        key = id(bound.plan.program), rank
+        with self._lock:
+            if self.limit is not None and self._seen.get(key, 0) >= self.limit:
+                return None
+            self._seen[key] = self._seen.get(key, 0) + 1
+            if id(bound.plan) not in self._calls:
+                self._calls[id(bound.plan)] = bound.plan, list(_calls(bound))
+            run = Run(bound.plan, self._calls[id(bound.plan)][1], rank, bound.ctx.world_size, bound.ctx.step)
+            self.runs.append(run)
+        note = run.times.append
+        return lambda i, op, start, stop: note((i, start, stop))
+
+    def reset(self) -> None:
+        """Forget what was seen."""
+        with self._lock:
+            self.runs, self._seen = [], {}
+
+    # -- rows ---------------------------------------------------------------------------------------------------------------
+
+    def rows(self, by: str = "op", sort: str = "total", at_best: Callable[[int], Ceilings] = ceilings) -> list[Row]:
+        """One row for each op and kernel (`by="op"`), or for each operator of a program (`by="operator"`), sorted as `profiler` says.
+
+        `at_best(threads)` gives the ceilings; it is called only where time was spent.
+        """
+        if by not in ("op", "operator"):
+            raise ExecutionError(f"profiler: rows are by 'op' or by 'operator', got {by!r}")
+        if sort not in SORTED_BY:
+            raise ExecutionError(f"profiler: unknown sort={sort!r}; {nearest(sort, SORTED_BY, 'there are')}")
+        sums: dict[Any, _Sum] = {}
+        for run in self.runs:
+            best = at_best(threads_of(run.ranks))
+            for i, start, stop in run.times:
+                c = run.calls[i]
+                name = c.ops if by == "op" else _named(c, run.plan)
+                key = (name, c.kernel) if by == "op" else (name, c.kernel, c.op.site)
+                sums.setdefault(key, _Sum(name, c)).add(c, 1e-9 * (stop - start), best)
+        whole = sum(s.total for s in sums.values()) or 1.0
+        found = [s.row(whole, by) for s in sums.values()]
+        column: Mapping[str, Callable[[Row], float]] = {
+            "total": lambda r: r.total, "calls": lambda r: r.calls, "ave": lambda r: r.mean, "max": lambda r: r.most,
+            "min": lambda r: r.least,
+        }  # fmt: skip
+        return found if sort == "default" else sorted(found, key=column[sort], reverse=True)
+
+    def table(self, by: str = "op", sort: str = "total", limit: int = 20, at_best: Callable[[int], Ceilings] = ceilings) -> str:
+        """`rows` as text, the first `limit` of them, with what they add up to and the ceilings of this machine."""
+        if not any(run.times for run in self.runs):
+            return "nothing ran while the profiler was on"
+        rows = self.rows(by, sort, at_best)
+        lines = [self._heading(), *dict.fromkeys(str(at_best(threads_of(run.ranks))) for run in self.runs), ""]
+        cells = [("operator", "body", "calls", "total ms", "mean us", "best us", "share", "GFLOP/s", "GB/s", "of best", "bound by")]
+        for r in rows[:limit]:
+            near = ">100%" if r.near > 1 else f"{r.near:.0%}" if r.near else "-"
+            cells.append((
+                r.name, r.kernel, str(r.calls), f"{1e3 * r.total:.3f}", f"{1e6 * r.mean:.1f}", f"{1e6 * r.least:.1f}", f"{r.share:.1%}",
+                _short(r.gflops), _short(r.gbs), near, f"{r.bound:13}  {r.site}" if r.site else r.bound,
+            ))  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            parts = [c.ljust(w) if k in (0, 1, 10) else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
+            lines.append("  ".join(parts).rstrip())
+        if len(rows) > limit:
+            rest = sum(r.total for r in rows[limit:])
+            lines.append(f"... and {len(rows) - limit} more, {1e3 * rest:.3f} ms")
+        return "\n".join(lines)
+
+    def _heading(self) -> str:
+        ran: dict[tuple[str, int], int] = {}
+        for run in self.runs:
+            if run.rank in (None, 0):
+                key = run.plan.program.name or "a program", run.ranks if run.rank is not None else 0
+                ran[key] = ran.get(key, 0) + 1
+        some = [
+            f"{n} run{'s' if n > 1 else ''} of {name} on " + (f"{ranks} rank{'s' if ranks > 1 else ''}" if ranks else "one device")
+            for (name, ranks), n in ran.items()
+        ]
+        spent = sum(stop - start for run in self.runs for _, start, stop in run.times)
+        apart = sum(run.times[-1][2] - run.times[0][1] for run in self.runs if run.times) - spent
+        return f"{', '.join(some)}: {spent / 1e6:.3f} ms in steps, {apart / 1e6:.3f} ms between them"
+
+    def save(self, path: str | Path) -> None:
+        """Write the timeline as JSON that https://ui.perfetto.dev and chrome://tracing open: a row for each rank, one more for what it
+        communicates."""
+        from .timeline import write
+
+        write(self.runs, path)
+
+
+class _Sum:
+    def __init__(self, name: str, call: Call):
+        self.name, self.call = name, call
+        self.times: list[float] = []
+        self.cost = Cost()
+        self.least = [0.0, 0.0]  # seconds that operations and bytes take at best
+        self.overhead = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(self.times)
+
+    def add(self, call: Call, seconds: float, best: Ceilings) -> None:
+        self.times.append(seconds)
+        self.cost += call.cost
+        for k, s in enumerate(best.seconds(call.cost.flops, call.cost.nbytes)):
+            self.least[k] += s
+        self.overhead += 1e-6 * best.call
+
+    def row(self, whole: float, by: str) -> Row:
+        total = self.total
+        near = max(self.least) / total if total and not self.call.talks else 0.0
+        bound = "compute" if self.least[0] >= self.least[1] else "memory"
+        bound = "communication" if self.call.talks else bound if near >= _NEAR and self.overhead < _MOSTLY * total else "overhead"
+        op = self.call.op
+        site = f"{op.site.filename}:{op.site.lineno}" if op.site and by == "operator" else ""
+        return Row(self.name, self.call.kernel, len(self.times), total, min(self.times), max(self.times), total / whole,
+                   self.cost.flops, self.cost.nbytes, near, bound, site)  # fmt: skip
+
+
+def rate(amount: int, seconds: float) -> float:
+    """10^9 of something a second; 0 where no time passed."""
+    return amount / seconds / 1e9 if seconds > 0 else 0.0
+
+
+def _calls(bound: Bound) -> Iterator[Call]:
+    """The calls of a bound plan, described."""
+    plan = bound.plan
+    costs: dict[int, Cost] = {}
+    for (op, _), k in zip(bound.steps, bound.numbers, strict=True):
+        if k < 0:
+            yield Call(op, op.type, "wait", True, Cost())
+            continue
+        step = plan.steps[k]
+        if k not in costs:
+            costs[k] = plan.cost(step)
+        types = dict.fromkeys(o.type for o in step.ops)
+        yield Call(op, " + ".join(types), step.kernel, talks(step), costs[k])
+
+
+def _named(call: Call, plan: Plan) -> str:
+    made = call.op.output_arg_names or call.op.input_arg_names
+    shown = f" %{made[0]}" + (f" {plan.values[made[0]].type}" if made[0] in plan.values else "") if made else ""
+    return call.ops + shown
+
+
+def _short(value: float) -> str:
+    return "-" if not value else f"{value:.3f}" if value < 0.1 else f"{value:.1f}"
