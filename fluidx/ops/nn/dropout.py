@@ -9,6 +9,8 @@ import numpy as np
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ..data.random import draw_part, flat_start, float_dtype, lanes
+from ..expr.nodes import const, make_node, sym
+from ..shared.native import expression
 from ..shared.samples import bits, f32
 
 _CHUNK = 1 << 17  # elements worked on at a time: their words, mask and values stay in the cache
@@ -132,6 +134,14 @@ class DropoutGrad(OpDef):
         size = _CHUNK if xp is np else _GPU_CHUNK
         for k in range(0, g.size, size):
             _apply(xp, source[k : k + size], kept[k : k + size], target[k : k + size], scale)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        mask, g = ins
+        scale = float(g.dtype.type(_kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])))
+        e = make_node("mul", sym("g"), sym("kept"))
+        e = e if scale == 1.0 else make_node("mul", e, const(scale))
+        return expression(e, {"g": g, "kept": mask.view(bool)}, outs[0], dry)
 
     @staticmethod
     def samples():
