@@ -2,16 +2,16 @@
 
 INLINE ACC FN(join)(int op, ACC a, ACC b) {
     switch (op) {
-    case R_MAX: return b > a || IS_NAN(b) ? b : a;
-    case R_MIN: return b < a || IS_NAN(b) ? b : a;
+    case R_MAX: return (b > a) | IS_NAN(b) ? b : a;
+    case R_MIN: return (b < a) | IS_NAN(b) ? b : a;
     case R_PROD: return a * b;
     default: return a + b;
     }
 }
 INLINE T FN(join_T)(int op, T a, T b) {
     switch (op) {
-    case R_MAX: return b > a || IS_NAN(b) ? b : a;
-    case R_MIN: return b < a || IS_NAN(b) ? b : a;
+    case R_MAX: return (b > a) | IS_NAN(b) ? b : a;
+    case R_MIN: return (b < a) | IS_NAN(b) ? b : a;
     case R_PROD: return (T)(a * b);
     default: return (T)(a + b);
     }
@@ -51,6 +51,17 @@ INLINE ACC FN(reduce_row)(int op, const T *x, int64_t step, int64_t n, ACC start
 #if FLOAT
     if ((op == R_SUM || op == R_SQUARES) && step == 1) return start + (op == R_SUM ? FN(sum)(x, n) : FN(sum_of_squares)(x, n));
 #endif
+    if ((op == R_MAX || op == R_MIN) && step == 1 && n >= LANES) {
+        T t[LANES];
+        memcpy(t, x, sizeof t);
+        for (int64_t at = LANES; at < n; at += LANES) { /* the last time some elements again, which an extremum forgives */
+            const T *from = x + (n - at < LANES ? n - LANES : at);
+            IVDEP for (int64_t j = 0; j < LANES; j++) t[j] = FN(join_T)(op, t[j], from[j]);
+        }
+        for (int half = LANES / 2; half; half /= 2)
+            for (int j = 0; j < half; j++) t[j] = FN(join_T)(op, t[j], t[j + half]);
+        return FN(join)(op, start, t[0]);
+    }
     ACC lanes[LANES];
     int64_t whole = n / LANES * LANES;
     for (int j = 0; j < LANES; j++) lanes[j] = FN(none)(op);

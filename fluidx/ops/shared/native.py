@@ -83,7 +83,7 @@ def fill_calls(out: Any, value: Any, dry: bool = False) -> Calls | None:
         return None
     if dry:
         return []
-    one = np.empty(1, out.dtype)
+    one = np.empty((), out.dtype)
     one.fill(value)
     return copy_calls(out, one)
 
