@@ -90,19 +90,26 @@ def bind(
 
 
 def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any) -> bool:
+    told = _told(definition, ctx, part)
     function: Any = definition.native
-    if part is None:
-        return function(ins, outs, attrs, dry=True) is not None
-    return definition.native_takes_part and function(ins, outs, attrs, dry=True, part=part) is not None
+    return told is not None and function(ins, outs, attrs, dry=True, **told) is not None
+
+
+def _told(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, Any] | None:
+    """What `native` is told besides operands and attributes; None where it cannot be told of its part."""
+    if part is not None and not definition.native_takes_part:
+        return None
+    told = {} if part is None else {"part": part}
+    return {**told, "ctx": ctx} if definition.native_takes_ctx else told
 
 
 def _native(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
 ) -> Step | None:
-    if part is not None and not definition.native_takes_part:
-        return None
     function: Any = definition.native
-    told: dict[str, Any] = {} if part is None else {"part": part}
+    told = _told(definition, ctx, part)
+    if told is None:
+        return None
     if scratch:
         told["scratch"] = scratch
     calls = function(ins, outs, attrs, **told)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fluidx import native
+from fluidx.executor.context import RunContext
 from fluidx.ir import ExecutionError, opdef
 from fluidx.ir.parts import Part
 from fluidx.ops.shared.native import copy_calls, fill_calls
@@ -202,3 +203,32 @@ def test_dropout_grad():
     assert np.array_equal(one("dropout_grad", mask, g, dropout_prob=0.5), g * mask)
     got = one("dropout_grad", mask, g, dropout_prob=0.3, dropout_implementation="upscale_in_train")
     assert np.array_equal(got, g * mask * np.float32(1 / 0.7))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_dropout_draws_what_numpy_draws(dtype):
+    op, ctx, upscale = opdef("dropout"), RunContext(), "upscale_in_train"
+    cases = ((0, (7,), 3, 0.25, upscale), (5, (300, 77), -2, 0.3, "downgrade_in_infer"), (9, (40,), 1, 1.0, upscale))
+    for step, shape, seed, p, how in cases:
+        ctx.step = step
+        attrs = op.complete_attrs({"dropout_prob": p, "seed": seed, "dropout_implementation": how})
+        rest = [(0, n) for n in shape[1:]]
+        rows = Part(box=((2, 2 + shape[0]), *rest), shape=(900, *shape[1:]))
+        for part in (None, Part(box=((0, shape[0]), *rest), shape=shape), rows):
+            x = normal(shape, dtype)
+            x.reshape(-1)[:2] = np.inf, -1  # what is dropped is multiplied by 0, as by NumPy
+            expected = [np.empty_like(x), np.empty(shape, "uint8")]
+            with np.errstate(invalid="ignore"):
+                op.kernel(np, x, out=expected, ctx=ctx, part=part, **attrs)
+            got = run("dropout", x, outs=expected, told={"ctx": ctx, "part": part}, **attrs)
+            assert all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(got, expected, strict=True))
+
+
+def test_dropout_reads_the_step_when_it_runs():
+    op, ctx, x = opdef("dropout"), RunContext(), np.ones(64, "float32")
+    y, seen = np.empty_like(x), set()
+    step = native.compile(op.native([x], [y, None], op.complete_attrs({"dropout_prob": 0.5, "seed": 1}), ctx=ctx))
+    for ctx.step in range(4):
+        step()
+        seen.add(y.tobytes())
+    assert len(seen) == 4

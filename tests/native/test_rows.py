@@ -5,6 +5,7 @@ import pytest
 
 from fluidx import native
 from fluidx.ir import ExecutionError, opdef
+from fluidx.ir.parts import Part
 from tests.native.bodies import close, normal, one, run
 
 # (shape, axis): one element, odd lengths, longer than a block of sums, axes that do not lie in memory
@@ -143,3 +144,55 @@ def test_layer_norm_without_what_is_not_wanted():
     whole = run("layer_norm_grad", x, scale, None, *stats, g, outs=[x, scale, scale])
     no_dx = run("layer_norm_grad", x, scale, None, *stats, g, outs=[None, scale, None])
     assert no_dx[1].tobytes() == whole[1].tobytes()
+
+
+@pytest.mark.parametrize("ids", ["int32", "int64"])
+def test_cross_entropy(ids):
+    x, label = softmax(normal((90, 11), "float64"), 1).astype("float32"), np.random.default_rng(0).integers(0, 11, (90, 1)).astype(ids)
+    label[5], x[6] = -100, 0
+    picked = np.take_along_axis(x.astype("float64"), np.maximum(label, 0).astype("int64"), 1)
+    counts = label != -100
+    with np.errstate(divide="ignore"):
+        exact = np.where(counts, np.where(picked > 0, -np.log(picked), 1e20), 0)
+    close(one("cross_entropy", x, label), exact, ulps=1, floor=0)
+    x[6] = 0.5
+    picked = np.take_along_axis(x, np.maximum(label, 0).astype("int64"), 1)
+    g = normal((90, 1), seed=1)
+    exact = np.where(counts & (label == np.arange(11)), -g / picked, np.float32(0))
+    assert np.array_equal(one("cross_entropy_grad", x, label, g), exact)
+    label[9] = 11
+    with pytest.raises(ExecutionError, match="op cross_entropy: label 11 is out of range for 11 classes"):
+        run("cross_entropy", x, label)
+
+
+def test_squared_errors():
+    x, y, g = normal((5, 7)), normal((5, 7), seed=1), normal((5, 7), seed=2)
+    assert np.array_equal(one("square_error_cost", x, y), (x - y) * (x - y))
+    assert np.array_equal(one("square_error_cost_grad", x, y, g), (x - y) * g * 2)
+
+
+@pytest.mark.parametrize("layout, shape", [("NCHW", (5, 3, 4, 7)), ("NHWC", (5, 4, 7, 3)), ("NCHW", (40, 3))])
+def test_batch_norm_in_parts(layout, shape):
+    """Against its definition, given the sums of all ranks; `count` is twice what lies here."""
+    channel = 1 if layout == "NCHW" else len(shape) - 1
+    gone = tuple(k for k in range(len(shape)) if k != channel)
+    line = [1] * len(shape)
+    line[channel] = 3
+    x, g, told = normal(shape), normal(shape, seed=1), {"part": Part(count=2 * 5 * 28 if len(shape) > 2 else 80)}
+    a, d, n = x.astype("float64"), g.astype("float64"), told["part"].count
+    m, v, s, b, dm, dv = (np.abs(normal(3, seed=k)) + 0.5 for k in range(6))
+    wide = [w.astype("float64").reshape(line) for w in (m, v, s, b, dm, dv)]
+    mean, var, scale, bias, dbias, dscale = wide
+    kw = {"data_layout": layout}
+    close(one("bn_mean", x, told=told, **kw), a.sum(axis=gone) / n)
+    close(one("bn_variance", x, m, told=told, **kw), ((a - mean) ** 2).sum(axis=gone) / n)
+    outs = run("bn_apply", x, s, b, m, v, dm, dv, **kw)
+    inv = 1 / np.sqrt(dscale + 1e-5)
+    close(outs[0], (a - dbias) * scale * inv + bias, ulps=6)
+    for got, exact in zip(outs[1:], (0.9 * mean + 0.1 * dbias, 0.9 * var + 0.1 * dscale, dbias, inv), strict=True):
+        close(got, exact.reshape(-1))
+    db, ds = run("bn_grad_sums", x, s, m, v, g, **kw)
+    close(db, d.sum(axis=gone), ulps=20)  # terms of both signs
+    close(ds, (d * (a - mean) * var).sum(axis=gone), ulps=20)
+    exact = (d - (a - mean) * dscale * var / n - dbias / n) * scale * var
+    close(one("bn_grad_apply", x, s, m, v, g, dm, dv, told=told, **kw), exact, ulps=6)

@@ -6,6 +6,7 @@
 #include "rows.h"
 #include "move.h"
 #include "reduce.h"
+#include "random.h"
 
 #define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
 const Kernel LEVEL(kernels)[] = {
@@ -26,6 +27,9 @@ const Kernel LEVEL(kernels)[] = {
     {"reduce_i32", REDUCE_WORDS, reduce_i32},
     {"reduce_i64", REDUCE_WORDS, reduce_i64},
     {"reduce_u8", REDUCE_WORDS, reduce_u8},
+    BOTH(pick, ROWS_WORDS),
+    BOTH(pick_grad, ROWS_WORDS),
+    BOTH(dropout, DROPOUT_WORDS),
     {"copy", -1, copy},
     {"take_rows", IDS_WORDS, take_rows},
     {"put_rows", IDS_WORDS, put_rows},

@@ -99,8 +99,26 @@ INLINE int FN(xent_grad_row)(const Rows *p, int64_t r, T *const *v) {
     return 0;
 }
 
-/* Rows `begin` to `end` of a kernel whose first `ins` operands are read and whose operand `out` is written (-1: none is) */
-#define ROWS(NAME, ROW, INS, OUT, COUNT, NS)                                                                                            \
+/* cross_entropy of integer labels: X; Y is the single value of a row. log(0) counts as -1e20. */
+INLINE int FN(pick_row)(const Rows *p, int64_t r, T *const *v) {
+    int64_t label = label_of(p, r), kept = label != p->ignore;
+    if (kept && (label < 0 || label >= p->columns)) return 1;
+    T x = kept ? v[0][label] : 1, tiny = sizeof(T) == 4 ? (T)1e-30 : (T)1e-300;
+    PTR(T, p->single)[r] = x > 0 ? (T)-log(x < tiny ? tiny : x) : x != x ? x : (T)1e20;
+    if (!kept) PTR(T, p->single)[r] = 0;
+    return 0;
+}
+
+/* X, X@GRAD; Y@GRAD is the single value of a row. A label that does not name a column leaves zeros. */
+INLINE int FN(pick_grad_row)(const Rows *p, int64_t r, T *const *v) {
+    int64_t label = label_of(p, r);
+    memset(v[1], 0, (size_t)p->columns * sizeof(T));
+    if (label != p->ignore && label >= 0 && label < p->columns) v[1][label] = -PTR(T, p->single)[r] / v[0][label];
+    return 0;
+}
+
+/* Rows `begin` to `end` of a kernel of COUNT operands, of which OUT is written (-1: none is) and the others are read */
+#define ROWS(NAME, ROW, OUT, COUNT, NS)                                                                                                 \
     static void FN(NAME##_range)(void *ctx, int64_t begin, int64_t end) {                                                               \
         Rows *p = ctx;                                                                                                                  \
         int64_t n = p->columns, inner = p->inner;                                                                                       \
@@ -124,13 +142,15 @@ INLINE int FN(xent_grad_row)(const Rows *p, int64_t r, T *const *v) {
     }                                                                                                                                   \
     static void FN(NAME)(const int64_t *a, Team *team) { run_rows(a, team, FN(NAME##_range), NS * sizeof(T) / 4); }
 
-ROWS(softmax, softmax_row, 1, 1, 2, 1.2)
-ROWS(log_softmax, log_softmax_row, 1, 1, 2, 1.2)
-ROWS(softmax_grad, softmax_grad_row, 2, 2, 3, 0.3)
-ROWS(log_softmax_grad, log_softmax_grad_row, 2, 2, 3, 1.0)
-ROWS(logsumexp, logsumexp_row, 1, -1, 1, 1.0)
-ROWS(xent, xent_row, 1, 1, 3, 1.2)
-ROWS(xent_grad, xent_grad_row, 1, 1, 3, 0.3)
+ROWS(softmax, softmax_row, 1, 2, 1.2)
+ROWS(log_softmax, log_softmax_row, 1, 2, 1.2)
+ROWS(softmax_grad, softmax_grad_row, 2, 3, 0.3)
+ROWS(log_softmax_grad, log_softmax_grad_row, 2, 3, 1.0)
+ROWS(logsumexp, logsumexp_row, -1, 1, 1.0)
+ROWS(xent, xent_row, 1, 3, 1.2)
+ROWS(xent_grad, xent_grad_row, 1, 3, 0.3)
+ROWS(pick, pick_row, -1, 1, 0.01)
+ROWS(pick_grad, pick_grad_row, 1, 2, 0.1)
 #undef ROWS
 
 /* -- layer_norm ------------------------------------------------------------------------------------------------------------------------ */

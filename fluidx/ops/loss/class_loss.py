@@ -136,6 +136,13 @@ class CrossEntropy(OpDef):
         out[...] = _poison(xp, label, x.shape[-1], ignore_index, loss)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        """Of integer labels."""
+        (x, label), ignore = ins, attrs["ignore_index"]
+        text = "" if dry else _wrong_label_text("cross_entropy", "#", x.shape[-1], ignore)
+        return None if attrs["soft_label"] else row_calls("pick", [x], -1, outs[0], label, ignore, text, dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(probabilities(4, 5), ints(4, 1, high=5, seed=1), grad=("X",))
         yield Sample.of(probabilities(4, 5), probabilities(4, 5, seed=1), soft_label=True, grad=("X",), why="Label is a constant")
@@ -168,6 +175,12 @@ class CrossEntropyGrad(OpDef):
         if 0 <= ignore_index < x.shape[-1]:
             hot &= label != ignore_index
         out[...] = xp.where(hot, -g / xp.where(hot, wide, 1), 0)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        """Of integer labels."""
+        x, label, g = ins
+        return None if attrs["soft_label"] else row_calls("pick_grad", [x, outs[0]], -1, g, label, attrs["ignore_index"], dry=dry)
 
     @staticmethod
     def samples():
