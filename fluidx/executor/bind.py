@@ -20,7 +20,6 @@ from . import watch
 from .context import RunContext
 from .feeds import dtype_name
 from .fuse import fused
-from .local import Here
 from .memory import carve
 from .plan import Plan, Step
 from .planning import plan
@@ -63,7 +62,7 @@ class Bound:
                 for call in rest:
                     call()
         except Exception as e:
-            explain(self.running(), e)
+            explain(self._failed(e), e)
         return [f.copy() for f in self.fetches]
 
     def run_watched(self, feed: Mapping[str, Any], after: watch.After) -> list[Any]:
@@ -99,6 +98,17 @@ class Bound:
         """The operator that the latest run has come to; None before the first."""
         at = len(self._calls) - operator.length_hint(self._rest) - 1
         return self._ops[at] if 0 <= at < len(self._ops) else None
+
+    def _failed(self, error: Exception) -> Operator | None:
+        """The operator that raised: of several in one call, the one whose C kernel it was."""
+        op, number = self.running(), getattr(error, "call", None)
+        if op is None or number is None:
+            return op
+        for op, step in self.steps[next(k for k, (o, _) in enumerate(self.steps) if o is op) :]:  # noqa: B007
+            number -= len(step.calls) if isinstance(step, kernels.Native) else 0
+            if number < 0:
+                break
+        return op
 
     def join(self) -> None:
         """Make the calls of a run of the steps."""
@@ -228,7 +238,7 @@ class _Binder:
             lambda n: aside[n, False] if (n, False) in aside else self.array(n),
         )
         if here is not None and ghosts:
-            ins = self._with_ghosts(op, definition, here)
+            ins = here.inputs(op, definition, self.array, self._ghost)
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
         scratch = [self._carved(s.offset, s.type) for s in step.scratch if not s.of]
         call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, step.kernel, scratch)
@@ -262,15 +272,6 @@ class _Binder:
                 sends.append((aside[name, True] if (name, True) in aside else self.array(name), peer))
         exchange = partial(self.ctx.comm.exchange, sends, recvs)
         return partial(_sequence, [*before, exchange]) if before else exchange
-
-    def _with_ghosts(self, op: Operator, definition: type[OpDef], here: Here) -> list[Any]:
-        """The inputs, with arrays that have nothing but a shape where only that is read and another one lies here."""
-        k, given = 0, {}
-        for slot in definition.in_slots:
-            names = op.inputs.get(slot.name, ())
-            given[slot.name] = [self._ghost(here.ghosts[j]) if j in here.ghosts else self.array(n) for j, n in enumerate(names, k)]
-            k += len(names) if slot.many else 1
-        return definition.arrange(given, definition.in_slots)
 
     def _ghost(self, t: TensorType) -> Any:
         return self.xp.broadcast_to(self.xp.zeros((), np_dtype(t.dtype)), t.shape)

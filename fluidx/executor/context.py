@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..comm.base import Communicator, Ranks
 
 
 class RunContext:
-    """One rank's context. The executor sets `step` before each run."""
+    """One rank's context. The executor sets `step` before each run; it lies in `cell`, an array of one uint64, where C kernels read it."""
 
-    __slots__ = ("rank", "world_size", "comm", "groups", "step")
+    __slots__ = ("rank", "world_size", "comm", "groups", "cell")
 
     def __init__(self, rank: int = 0, world_size: int = 1, comm: Communicator | None = None, groups: Mapping[str, Ranks] | None = None):
         self.rank = rank
         self.world_size = world_size
         self.comm: Any = comm
         self.groups = dict(groups or {})
-        self.step = 0
+        self.cell = np.zeros(1, np.uint64)
+
+    @property
+    def step(self) -> int:
+        return int(self.cell[0])
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.cell[0] = step & 0xFFFFFFFFFFFFFFFF
 
     def group(self, name: str) -> Ranks:
         """The ranks of the group that this rank belongs to, in order."""

@@ -5,7 +5,7 @@ Variables are declared with the type of the whole value and a placement; what a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -36,6 +36,16 @@ class Here(NamedTuple):
     def real_inputs(self, op: Operator, definition: type[OpDef]) -> list[str]:
         """The inputs whose values are read."""
         return [n for k, n in enumerate(definition.flat_slots(op.inputs, definition.in_slots)) if n is not None and k not in self.ghosts]
+
+
+    def inputs(self, op: Operator, definition: type[OpDef], read: Callable[[str], Any], ghost: Callable[[TensorType], Any]) -> list[Any]:
+        """The inputs arranged as arguments: what `read` gives, and where only a shape is read and another one lies here, `ghost`."""
+        k, given = 0, {}
+        for slot in definition.in_slots:
+            names = op.inputs.get(slot.name, ())
+            given[slot.name] = [ghost(self.ghosts[j]) if j in self.ghosts else read(n) for j, n in enumerate(names, k)]
+            k += len(names) if slot.many else 1
+        return definition.arrange(given, definition.in_slots)
 
 
 class Locals:

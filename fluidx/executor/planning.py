@@ -108,12 +108,9 @@ def _body(storage: Storage, node: Node, table: Sequence[Body]) -> Body:
     """The first body that covers the operands as they lie."""
     if len(table) == 1:
         return table[0]
-    op, here = node.op, node.here
-    if here is not None and here.ghosts:  # operands that have nothing but a shape
-        table = [body for body in table if body.name != "native"]
-    ins, outs = node.definition.operands(op, storage.shadow.get, storage.shadow.get)
-    attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
-    return next(body for body in table if body.covers(ins, outs, attrs, part))
+    ins, outs = storage.operands(node)
+    attrs, part = (node.op.attrs, None) if node.here is None else (node.here.attrs, node.here.part)
+    return next(body for body in table if body.covers(ins, outs, attrs, storage.ctx, part))
 
 
 def _order(nodes: Sequence[Node], spans: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -195,6 +195,14 @@ class Storage:
         node.scratch.append(Aside(t, Root("arena", t.nbytes, start, stop), of, reads))
         self.asides.append(node.scratch[-1])
 
+    def operands(self, node: Node) -> tuple[list[Any], list[Any]]:
+        """The inputs and outputs of an operator as shadow arrays."""
+        op, shadow = node.op, self.shadow.__getitem__
+        if node.here is None or not node.here.ghosts:
+            return node.definition.operands(op, shadow, shadow)
+        outs = node.definition.arrange({s: [shadow(n) for n in names] for s, names in op.outputs.items()}, node.definition.out_slots)
+        return node.here.inputs(op, node.definition, shadow, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
+
     def ask(self, node: Node, scratch: Any) -> None:
         """Make room for what a body of the operator's op asks for: `scratch(ins, outs, attrs)` gives types."""
         if scratch is None:

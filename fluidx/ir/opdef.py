@@ -90,7 +90,7 @@ class OpDef:
                                                       `part` as of a kernel
     native(ins, outs, attrs, dry) -> calls            optional: calls of C kernels (fluidx.native) instead of `bind`, None where they
                                                       do not cover these arrays, which share some memory if `dry`: only shapes and
-                                                      strides count then
+                                                      strides count then; with parameters `part` and `ctx` as of a kernel
     scratch(ins, outs, attrs) -> types                from types, those of the arrays that `bind` is given as `scratch`, for the call alone;
                                                       `native_scratch` of those that `native` is given so
     """
@@ -154,6 +154,8 @@ class OpDef:
     takes_ctx: ClassVar[bool] = False
     takes_part: ClassVar[bool] = False  # the kernel has a parameter `part`
     bind_takes_part: ClassVar[bool] = False
+    native_takes_part: ClassVar[bool] = False
+    native_takes_ctx: ClassVar[bool] = False
     _completed: ClassVar[dict[tuple[Any, ...], Frozen]] = {}  # attributes with their defaults, by what was given
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -183,6 +185,8 @@ class OpDef:
             params = inspect.signature(cls.kernel).parameters
             cls.takes_out, cls.takes_ctx, cls.takes_part = "out" in params, "ctx" in params, "part" in params
         cls.bind_takes_part = cls.bind is not None and "part" in inspect.signature(cls.bind).parameters
+        told = inspect.signature(cls.native).parameters if cls.native is not None else ()
+        cls.native_takes_part, cls.native_takes_ctx = "part" in told, "ctx" in told
         OPS[cls.name] = cls
 
     @staticmethod

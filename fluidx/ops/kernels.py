@@ -15,6 +15,7 @@ import numpy as np
 from .. import native
 from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef
+from .shared.native import copy_calls
 
 Step = Callable[[], Any]
 
@@ -43,8 +44,8 @@ def joined(steps: Sequence[Native]) -> Step:
 
 class Body(NamedTuple):
     """One way to compute an op. `bind(xp, ins, outs, attrs, ctx, part, scratch)` gives a call without arguments, or None when it does
-    not cover these operands; then the next body of the table serves. `covers(ins, outs, attrs, part)` says so beforehand, of arrays that
-    have shapes and strides and share some memory.
+    not cover these operands; then the next body of the table serves. `covers(ins, outs, attrs, ctx, part)` says so beforehand, of arrays
+    that have shapes and strides and share some memory.
 
     `scratch(ins, outs, attrs)` lists the types of the arrays that the call needs for itself, from the types of the operands.
     """
@@ -64,8 +65,11 @@ def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None =
     (['native', 'numpy', 'any'], ['any'])
     """
     found = []
-    if definition.native is not None and device == "cpu" and (native.enabled() if natively is None else natively):
-        found.append(Body("native", "cpu", partial(_native, definition), definition.native_scratch, partial(_covers, definition)))
+    if device == "cpu" and (native.enabled() if natively is None else natively):
+        if definition.native is not None:
+            found.append(Body("native", "cpu", partial(_native, definition), definition.native_scratch, partial(_covers, definition)))
+        elif definition.view is not None or definition.view_ctx is not None:
+            found.append(Body("native", "cpu", partial(_copied, definition), covers=partial(_copies, definition)))
     if definition.bind is not None and device == "cpu":
         found.append(Body("numpy", "cpu", partial(_bound, definition), definition.scratch))
     if definition.kernel is not None or definition.view is not None:
@@ -89,18 +93,43 @@ def bind(
     raise ProgramError(f"op {definition.name} has no kernel for {device}")
 
 
-def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], part: Any) -> bool:
+def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any) -> bool:
+    told = _told(definition, ctx, part)
     function: Any = definition.native
-    return part is None and function(ins, outs, attrs, dry=True) is not None
+    return told is not None and function(ins, outs, attrs, dry=True, **told) is not None
+
+
+def _told(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, Any] | None:
+    """What `native` is told besides operands and attributes; None where it cannot be told of its part."""
+    if part is not None and not definition.native_takes_part:
+        return None
+    told = {} if part is None else {"part": part}
+    return {**told, "ctx": ctx} if definition.native_takes_ctx else told
 
 
 def _native(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
 ) -> Step | None:
-    if part is not None:
-        return None
     function: Any = definition.native
-    calls = function(ins, outs, attrs, scratch=scratch) if scratch else function(ins, outs, attrs)
+    told = _told(definition, ctx, part)
+    if told is None:
+        return None
+    if scratch:
+        told["scratch"] = scratch
+    calls = function(ins, outs, attrs, **told)
+    return None if calls is None else Native(calls)
+
+
+def _copies(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any) -> bool:
+    view = definition.view_of(ins[0], ctx, attrs)
+    return view is not None and copy_calls(outs[0], view, dry=True) is not None
+
+
+def _copied(
+    definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
+) -> Step | None:
+    view = definition.view_of(ins[0], ctx, attrs)
+    calls = None if view is None else copy_calls(outs[0], view)
     return None if calls is None else Native(calls)
 
 

@@ -3,12 +3,40 @@
 
 #include "gemm.h"
 #include "vm.h"
+#include "rows.h"
+#include "move.h"
+#include "reduce.h"
+#include "random.h"
 
+#define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
 const Kernel LEVEL(kernels)[] = {
     {"gemm_f32", GEMM_WORDS, gemm_f32},
     {"gemm_f64", GEMM_WORDS, gemm_f64},
     {"vm_f32", -1, vm_f32},
     {"vm_f64", -1, vm_f64},
+    BOTH(softmax, ROWS_WORDS),
+    BOTH(log_softmax, ROWS_WORDS),
+    BOTH(softmax_grad, ROWS_WORDS),
+    BOTH(log_softmax_grad, ROWS_WORDS),
+    BOTH(logsumexp, ROWS_WORDS),
+    BOTH(xent, ROWS_WORDS),
+    BOTH(xent_grad, ROWS_WORDS),
+    BOTH(layer_norm, 9),
+    BOTH(layer_norm_grad, 11),
+    BOTH(reduce, REDUCE_WORDS),
+    {"reduce_i32", REDUCE_WORDS, reduce_i32},
+    {"reduce_i64", REDUCE_WORDS, reduce_i64},
+    {"reduce_u8", REDUCE_WORDS, reduce_u8},
+    BOTH(pick, ROWS_WORDS),
+    BOTH(pick_grad, ROWS_WORDS),
+    BOTH(dropout, DROPOUT_WORDS),
+    {"copy", -1, copy},
+    {"take_rows", IDS_WORDS, take_rows},
+    {"put_rows", IDS_WORDS, put_rows},
+    BOTH(add_rows, ADD_WORDS),
+    {"add_rows_i32", ADD_WORDS, add_rows_i32},
+    {"add_rows_i64", ADD_WORDS, add_rows_i64},
+    {"one_hot", IDS_WORDS, one_hot},
     {NULL, 0, NULL},
 };
 

@@ -66,17 +66,27 @@ static void free_block(PyObject *capsule) {
     PyMem_Free(b);
 }
 
+/* Raise ExecutionError(text), which knows as `call` the number of the call in its block. */
+static PyObject *failed(const char *text, Py_ssize_t call) {
+    PyObject *errors = PyImport_ImportModule("fluidx.ir.errors"), *kind = errors ? PyObject_GetAttrString(errors, "ExecutionError") : NULL;
+    PyObject *error = kind ? PyObject_CallFunction(kind, "s", text) : NULL, *number = error ? PyLong_FromSsize_t(call) : NULL;
+    if (number && !PyObject_SetAttrString(error, "call", number)) PyErr_SetObject(kind, error);
+    Py_XDECREF(number);
+    Py_XDECREF(error);
+    Py_XDECREF(kind);
+    Py_XDECREF(errors);
+    return NULL;
+}
+
 static PyObject *run_block(PyObject *self, PyObject *Py_UNUSED(none)) {
     const Block *b = PyCapsule_GetPointer(self, BLOCK);
     if (!b) return NULL;
-    Team team = {pool_team(), NULL};
+    Team team = {.threads = pool_team()};
+    const Record *r = b->records, *end = r + b->count;
     Py_BEGIN_ALLOW_THREADS;
-    for (const Record *r = b->records, *end = r + b->count; r < end && !team.error; r++) r->fn(r->words, &team);
+    for (; r < end && !team.error; r++) r->fn(r->words, &team);
     Py_END_ALLOW_THREADS;
-    if (team.error) {
-        PyErr_SetString(PyExc_ValueError, team.error);
-        return NULL;
-    }
+    if (team.error) return failed(team.error, r - b->records - 1);
     Py_RETURN_NONE;
 }
 

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #if defined(__GNUC__) || defined(__clang__)
@@ -32,7 +33,19 @@
 typedef struct Team {
     int threads;
     const char *error;
+    char text[400]; /* room for an error that names a number */
 } Team;
+
+/* An error whose text has `number` in the place of its first '#' */
+static inline void report(Team *team, const char *text, int64_t number) {
+    const char *at = strchr(text, '#');
+    int before = at ? (int)(at - text) : (int)strlen(text);
+    if (at)
+        snprintf(team->text, sizeof team->text, "%.*s%lld%s", before, text, (long long)number, at + 1);
+    else
+        snprintf(team->text, sizeof team->text, "%s", text);
+    team->error = team->text;
+}
 
 /* A kernel reads its arguments from 64-bit words: addresses, sizes, and doubles by their bits. Words are never written. */
 typedef void (*KernelFn)(const int64_t *a, Team *team);

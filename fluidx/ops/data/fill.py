@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import native
 from ...ir.dtypes import as_dtype, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
@@ -16,6 +17,7 @@ from ...ir.parts import Part
 from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
 from ...ir.words import along
+from ..shared.native import copy_calls, fill_calls, text_of
 from ..shared.types import check_range, need_ids, need_ndim, need_size, norm_axis
 
 
@@ -70,6 +72,10 @@ class FillConstant(OpDef):
         return _filler(outs[0], attrs["value"])
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return fill_calls(outs[0], attrs["value"], dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(shape=(5, 3, 4), value=1.5)
         yield Sample.of(shape=(1,), dtype="int64", value=-3)
@@ -93,6 +99,10 @@ class FillConstantBatchSizeLike(OpDef):
     @staticmethod
     def kernel(xp, x, *, out, shape, dtype, value, input_dim_idx, output_dim_idx):
         out.fill(value)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return fill_calls(outs[0], attrs["value"], dry)
 
     @staticmethod
     def samples():
@@ -122,6 +132,10 @@ class FillZerosLike(OpDef):
         return _filler(outs[0], 0)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return fill_calls(outs[0], 0, dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(np.ones((5, 3), "float32"), grad=(), why="the values do not depend on X")
 
@@ -147,6 +161,10 @@ class FillAnyLike(OpDef):
     @staticmethod
     def bind(xp, ins, outs, attrs, ctx):
         return _filler(outs[0], attrs["value"])
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return fill_calls(outs[0], attrs["value"], dry)
 
     @staticmethod
     def samples():
@@ -176,10 +194,16 @@ class AssignValue(OpDef):
 
     @staticmethod
     def bind(xp, ins, outs, attrs, ctx, part=None):
+        return partial(outs[0].__setitem__, ..., xp.asarray(AssignValue._array(attrs, part)))
+
+    @staticmethod
+    def _array(attrs, part):
         array = np.array(attrs["values"]).astype(np_dtype(as_dtype(attrs["dtype"]))).reshape(attrs["shape"])
-        if part is not None:
-            array = array[tuple(slice(a, b) for a, b in part.box)]
-        return partial(outs[0].__setitem__, ..., xp.asarray(array))
+        return array if part is None else array[tuple(slice(a, b) for a, b in part.box)]
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        return copy_calls(outs[0], outs[0] if dry else AssignValue._array(attrs, part), dry)
 
     @staticmethod
     def samples():
@@ -338,6 +362,19 @@ def _one_hot(xp: Any, op: str, ids: Any, out: Any, depth: int, allow: bool, part
         out.reshape(-1, out.shape[-1])[rows, ids] = 1
 
 
+def _one_hot_calls(op: str, ids: Any, out: Any, depth: int, allow: bool, part: Part | None, dry: bool) -> Any:
+    """`_one_hot` in C: each id puts the bytes of a 1 into its row."""
+    if ids.dtype.name not in ("int32", "int64") or not (ids.flags.c_contiguous and out.flags.c_contiguous):
+        return None
+    if dry:
+        return []
+    one, start = np.ones(1, out.dtype), 0 if part is None else part.start
+    message = text_of(f"op {op}: id # is out of range; the one-hot depth has {depth} rows, ids go from 0 to {depth - 1}")
+    words = [native.address(ids), ids.itemsize, ids.size, start, out.shape[-1], depth, native.address(message)]
+    words += [native.address(one), native.address(out), 0, out.itemsize, 0, int(allow)]
+    return [native.Call("one_hot", tuple(words), (ids, one, out, message))]
+
+
 class OneHot(OpDef):
     """For ids X [..., 1], rows [..., depth] that are 1 at the id and 0 elsewhere.
 
@@ -363,6 +400,10 @@ class OneHot(OpDef):
     @staticmethod
     def kernel(xp, x, *, out, depth, dtype, allow_out_of_range, part=None):
         _one_hot(xp, "one_hot", x, out, depth, allow_out_of_range, part)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        return _one_hot_calls("one_hot", ins[0], outs[0], attrs["depth"], attrs["allow_out_of_range"], part, dry)
 
     @staticmethod
     def samples():
@@ -393,6 +434,10 @@ class OneHotV2(OpDef):
     @staticmethod
     def kernel(xp, x, *, out, depth, dtype, allow_out_of_range, part=None):
         _one_hot(xp, "one_hot_v2", x, out, depth, allow_out_of_range, part)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        return _one_hot_calls("one_hot_v2", ins[0], outs[0], attrs["depth"], attrs["allow_out_of_range"], part, dry)
 
     @staticmethod
     def samples():

@@ -17,7 +17,9 @@ from ...ir.opdef import OpDef, Sample
 from ...ir.parts import Part
 from ...ir.types import TensorType
 from ...ir.words import along, letters
+from ..expr.nodes import make_node, sym
 from ..shared.broadcast import broadcast_sizes, reduced
+from ..shared.native import add_row_calls, copy_calls, expression, id_calls
 from ..shared.samples import bits, f32, i64
 from ..shared.types import check_range, merge_size, need_dtype, need_ids, need_ndim, norm_axis
 
@@ -130,6 +132,11 @@ class Gather(OpDef):
         take_local_rows(xp, "gather", "X", x, xp.ascontiguousarray(index).reshape(-1), out, part)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        x, index = ins
+        return id_calls("take_rows", "gather", "X", x, index, outs[0], part, dry=dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), i64(3, 0, 3))
         yield Sample.of(f32(3, 2, 2), np.array([[1], [2]], "int32"))
@@ -156,6 +163,11 @@ class GatherGrad(OpDef):
         out.fill(0)
         if g.size:
             add_local_rows(xp, _matrix(out), index.reshape(-1), _matrix(g), part)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        _, index, g = ins
+        return add_row_calls("gather_grad", "X", outs[0], index, g, part, dry=dry)
 
     @staticmethod
     def samples():
@@ -204,6 +216,14 @@ class IndexSelect(OpDef):
             xp.moveaxis(out, dim, 0)[~here] = 0
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        """Along the first axis; along others NumPy does it."""
+        x, index = ins
+        if attrs["dim"] % x.ndim:
+            return None
+        return id_calls("take_rows", "index_select", "axis 0 of X", x, index, outs[0], part, dry=dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), i64(3, 0, 3))
         yield Sample.of(f32(2, 3, 2), np.array([2, 2], "int32"), dim=-2)
@@ -235,6 +255,13 @@ class IndexSelectGrad(OpDef):
         table = xp.zeros(front.shape, out.dtype)
         add_local_rows(xp, _matrix(table), index, _matrix(xp.ascontiguousarray(xp.moveaxis(g, dim, 0))), part)
         front[...] = table
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        x, index, g = ins
+        if attrs["dim"] % x.ndim:
+            return None
+        return add_row_calls("index_select_grad", "axis 0 of X", outs[0], index, g, part, dry=dry)
 
     @staticmethod
     def samples():
@@ -391,6 +418,16 @@ class Scatter(OpDef):
             add_rows(xp, _matrix(out), ids, _matrix(updates))
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        (x, ids, updates), out = ins, outs[0]
+        copied = copy_calls(out, x, dry)
+        if attrs["overwrite"]:
+            put = id_calls("put_rows", "scatter", "X", out, ids, updates, part, dry=dry)
+        else:
+            put = add_row_calls("scatter", "X", out, ids, updates, part, clear=2, dry=dry)
+        return None if copied is None or put is None else [*copied, *put]
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), i64(2, 0), f32(2, 3, seed=1))
         yield Sample.of(f32(4, 3), np.array([[2], [0], [2]], "int32"), f32(3, 3, seed=1))
@@ -506,6 +543,13 @@ class Where(OpDef):
     @staticmethod
     def kernel(xp, condition, x, y, *, out):
         out[...] = xp.where(condition, x, y)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        values = dict(zip("cxy", ins, strict=True))
+        if outs[0].dtype == bool:
+            return None
+        return expression(make_node("where", *map(sym, values)), values, outs[0], dry)
 
     @staticmethod
     def samples():

@@ -9,6 +9,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ...ir.words import along, but, letters
+from ..shared.native import all_of, copy_calls, reduce_calls
 from ..shared.samples import f32
 from ..shared.types import add_sizes, merge_size, need_ndim, need_size, norm_axes, norm_axis
 
@@ -36,6 +37,11 @@ def _pieces(x: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
         out.append(x[(*before, slice(start, start + n))])
         start += n
     return out
+
+
+def _copy_pieces(outs: Sequence[Any], xs: Sequence[Any], dry: bool) -> Any:
+    """Copies of each of `xs` into its place; an output may be absent."""
+    return all_of([copy_calls(o, x, dry) for o, x in zip(outs, xs, strict=True) if o is not None])
 
 
 def _lists(words: str, count: int) -> str:
@@ -77,6 +83,12 @@ class Concat(OpDef):
         xp.concatenate(xs, axis=axis, out=out)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        (xs,), out = ins, outs[0]
+        axis = attrs["axis"] % out.ndim
+        return _copy_pieces(_pieces(out, axis, [x.shape[axis] for x in xs]), xs, dry)
+
+    @staticmethod
     def samples():
         yield Sample.of([f32(2, 3), f32(1, 3, seed=1)])
         yield Sample.of([f32(2, 1, 2), f32(2, 3, 2, seed=1), f32(2, 2, 2, seed=2)], axis=-2)
@@ -106,6 +118,11 @@ class ConcatGrad(OpDef):
         axis %= g.ndim
         for o, piece in zip(out, _pieces(g, axis, [x.shape[axis] for x in xs]), strict=True):
             o[...] = piece
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        (xs, g), axis = ins, attrs["axis"] % ins[1].ndim
+        return _copy_pieces(outs[0], _pieces(g, axis, [x.shape[axis] for x in xs]), dry)
 
     @staticmethod
     def samples():
@@ -172,6 +189,11 @@ class Split(OpDef):
             o[...] = piece
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        x, axis = ins[0], attrs["axis"] % ins[0].ndim
+        return _copy_pieces(outs[0], _pieces(x, axis, [o.shape[axis] for o in outs[0]]), dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), num=2)
         yield Sample.of(f32(2, 6), sections=(1, 2, 3), axis=-1)
@@ -214,6 +236,11 @@ class Stack(OpDef):
         before = (slice(None),) * (axis % out.ndim)
         for k, x in enumerate(xs):
             out[(*before, k)] = x
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        before = (slice(None),) * (attrs["axis"] % outs[0].ndim)
+        return _copy_pieces([outs[0][(*before, k, ...)] for k in range(len(ins[0]))], ins[0], dry)
 
     @staticmethod
     def samples():
@@ -263,6 +290,11 @@ class Unstack(OpDef):
             o[...] = x[(*before, k)]
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        before = (slice(None),) * (attrs["axis"] % ins[0].ndim)
+        return _copy_pieces(outs[0], [ins[0][(*before, k, ...)] for k in range(len(outs[0]))], dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(2, 3))
         yield Sample.of(f32(2, 3), axis=-1, num=3)
@@ -280,6 +312,14 @@ def _paired(times: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 def _repeat_into(out: Any, x: Any) -> None:
     times = [o // d if d else 1 for o, d in zip(out.shape, x.shape, strict=True)]
     out.reshape(_paired(times, x.shape))[...] = x.reshape(_paired([1] * x.ndim, x.shape))
+
+
+def _repeat_calls(out: Any, x: Any, dry: bool) -> Any:
+    """`_repeat_into` in C: a copy in which the repeats are loops that stand still in X."""
+    if not (out.flags.c_contiguous and x.flags.c_contiguous):
+        return None
+    times = [o // d if d else 1 for o, d in zip(out.shape, x.shape, strict=True)]
+    return copy_calls(out.reshape(_paired(times, x.shape)), x.reshape(_paired([1] * x.ndim, x.shape)), dry)
 
 
 def _repeated(x: TensorType, times: Sequence[int]) -> tuple[str, str, str, dict[str, int]]:
@@ -328,6 +368,10 @@ class Expand(OpDef):
         _repeat_into(out, x)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return _repeat_calls(outs[0], ins[0], dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(2, 3), expand_times=(2, 1))
         yield Sample.of(f32(2, 1, 3), expand_times=(1, 4, 2))
@@ -364,6 +408,10 @@ class ExpandAs(OpDef):
         _repeat_into(out, x)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return _repeat_calls(outs[0], ins[0], dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(1, 3), f32(4, 3), grad=("X",))
         yield Sample.of(f32(2, 2), f32(4, 6), grad=("X",))
@@ -393,6 +441,12 @@ class ExpandGrad(OpDef):
     def kernel(xp, x, g, *, out, expand_times):
         times = [o // d if d else 1 for o, d in zip(g.shape, x.shape, strict=True)]
         g.reshape(_paired(times, x.shape)).sum(axis=tuple(range(0, 2 * x.ndim, 2)), out=out)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        x, g = ins
+        times = [o // d if d else 1 for o, d in zip(g.shape, x.shape, strict=True)]
+        return reduce_calls("sum", g.reshape(_paired(times, x.shape)), range(0, 2 * x.ndim, 2), outs[0], dry=dry) if x.size else None
 
     @staticmethod
     def samples():

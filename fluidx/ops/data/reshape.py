@@ -14,6 +14,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ...ir.words import but, fold, letters, match_axes
+from ..shared.native import copy_calls
 from ..shared.samples import f32
 from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis
 
@@ -29,6 +30,12 @@ def _reshaped(x: Any, shape: Sequence[int]) -> Any:
 def _fill_reshaped(xp: Any, out: Any, x: Any) -> None:
     """Copy the elements of `x` in order into `out`, which is contiguous."""
     out.reshape(x.shape)[...] = x
+
+
+def _native_fill(ins: Any, outs: Any, attrs: Any, dry: bool = False) -> Any:
+    """The elements of the first input in order into the output, by C kernels."""
+    x, out = ins[0], outs[0]
+    return copy_calls(out.reshape(x.shape), x, dry) if out.flags.c_contiguous else None
 
 
 def _resolve(op: str, x: TensorType, shape: Sequence[int]) -> tuple[int, ...]:
@@ -115,6 +122,8 @@ class Reshape(OpDef):
     def kernel(xp, x, *, out, shape):
         _fill_reshaped(xp, out, x)
 
+    native = staticmethod(_native_fill)
+
     @staticmethod
     def samples():
         yield Sample.of(f32(2, 6), shape=(2, 3, 2))
@@ -150,6 +159,8 @@ class ReshapeGrad(OpDef):
     @staticmethod
     def kernel(xp, g, x, *, out):
         _fill_reshaped(xp, out, g)
+
+    native = staticmethod(_native_fill)
 
     @staticmethod
     def samples():
@@ -190,6 +201,8 @@ class Flatten(OpDef):
     @staticmethod
     def kernel(xp, x, *, out, axis):
         _fill_reshaped(xp, out, x)
+
+    native = staticmethod(_native_fill)
 
     @staticmethod
     def samples():

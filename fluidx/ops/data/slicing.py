@@ -12,6 +12,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ...ir.words import but
+from ..shared.native import copy_calls, fill_calls
 from ..shared.samples import f32
 from ..shared.types import need_ndim, norm_axes
 
@@ -167,6 +168,13 @@ class SliceGrad(OpDef):
     def kernel(xp, x, g, *, out, axes, starts, ends, strides):
         out.fill(0)
         out[_window("slice_grad", x.shape, axes, starts, ends, strides)] = g
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        (x, g), out = ins, outs[0]
+        clear = fill_calls(out, 0, dry)
+        put = copy_calls(out[_window("slice_grad", x.shape, *(attrs[k] for k in ("axes", "starts", "ends", "strides")))], g, dry)
+        return None if clear is None or put is None else [*clear, *put]
 
     @staticmethod
     def samples():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
 from .. import expr as ex
+from ..expr.nodes import make_node, sym
 from ..shared.broadcast import broadcast_sizes, reduced
+from ..shared.native import copy_calls, expression
 from ..shared.samples import points
 from .declare import elementwise
 
@@ -194,6 +196,14 @@ class Sum(OpDef):
         return partial(Sum.kernel, xp, xs, out=out)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        xs, out = ins[0], outs[0]
+        if len(xs) == 1:
+            return copy_calls(out, xs[0], dry)
+        terms = {f"x{k}": x for k, x in enumerate(xs)}
+        return expression(reduce(partial(make_node, "add"), map(sym, terms)), terms, out, dry)
+
+    @staticmethod
     def samples():
         yield Sample.of([points((2, 3), seed=k) for k in range(3)])
         yield Sample.of([points((2, 3)), points((2, 3), seed=1)])
@@ -235,6 +245,10 @@ class Cast(OpDef):
         return partial(xp.copyto, outs[0], ins[0], casting="unsafe")
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return copy_calls(outs[0], ins[0], dry)
+
+    @staticmethod
     def samples():
         x = points((3, 4))
         yield Sample.of(x, dtype="float64", tolerance=1e-2)
@@ -274,6 +288,10 @@ class Assign(OpDef):
         x, out = ins[0], outs[0]
         same = x is out or (x.size and x.__array_interface__ == out.__array_interface__ if xp is np else False)
         return _nothing if same else partial(xp.copyto, out, x)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return copy_calls(outs[0], ins[0], dry)
 
     @staticmethod
     def samples():

@@ -16,6 +16,7 @@ from ...ir import ANY, ExecutionError, OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
 from ...ir.words import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
+from ..shared.native import row_calls
 from ..shared.samples import f32, ints, probabilities
 from ..shared.types import is_half, meet, need_float, norm_axis, widen
 from .loss_shared import alike
@@ -49,8 +50,21 @@ def _folded(a: Any, axis: int) -> Any:
 
 def _wrong_label(op: str, label: Any, classes: int, ignore_index: int) -> ExecutionError:
     bad = label[((label < 0) | (label >= classes)) & (label != ignore_index)]
+    return ExecutionError(_wrong_label_text(op, int(bad[0]), classes, ignore_index))
+
+
+def _wrong_label_text(op: str, label: Any, classes: int, ignore_index: int) -> str:
     ignored = f", or {ignore_index} to ignore an example" if not 0 <= ignore_index < classes else ""
-    return ExecutionError(f"op {op}: label {int(bad[0])} is out of range for {classes} classes; a label is 0 to {classes - 1}{ignored}")
+    return f"op {op}: label {label} is out of range for {classes} classes; a label is 0 to {classes - 1}{ignored}"
+
+
+def _native_xent(op: str, kernel: str, x: Any, made: Any, label: Any, single: Any, attrs: Any, dry: bool) -> Any:
+    """Calls of softmax_with_cross_entropy or its gradient: `made` is what lies like `x`, `single` what has one element for each label."""
+    if attrs["soft_label"]:
+        return row_calls(kernel, [x, made, label], attrs["axis"], single, dry=dry)
+    ignore = attrs["ignore_index"]
+    text = "" if dry else _wrong_label_text(op, "#", x.shape[attrs["axis"]], ignore)
+    return row_calls(kernel, [x, made], attrs["axis"], single, label, ignore, text, dry)
 
 
 def _usable(xp: Any, op: str, label: Any, classes: int, ignore_index: int) -> tuple[Any, Any]:
@@ -122,6 +136,13 @@ class CrossEntropy(OpDef):
         out[...] = _poison(xp, label, x.shape[-1], ignore_index, loss)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        """Of integer labels."""
+        (x, label), ignore = ins, attrs["ignore_index"]
+        text = "" if dry else _wrong_label_text("cross_entropy", "#", x.shape[-1], ignore)
+        return None if attrs["soft_label"] else row_calls("pick", [x], -1, outs[0], label, ignore, text, dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(probabilities(4, 5), ints(4, 1, high=5, seed=1), grad=("X",))
         yield Sample.of(probabilities(4, 5), probabilities(4, 5, seed=1), soft_label=True, grad=("X",), why="Label is a constant")
@@ -154,6 +175,12 @@ class CrossEntropyGrad(OpDef):
         if 0 <= ignore_index < x.shape[-1]:
             hot &= label != ignore_index
         out[...] = xp.where(hot, -g / xp.where(hot, wide, 1), 0)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        """Of integer labels."""
+        x, label, g = ins
+        return None if attrs["soft_label"] else row_calls("pick_grad", [x, outs[0]], -1, g, label, attrs["ignore_index"], dry=dry)
 
     @staticmethod
     def samples():
@@ -260,6 +287,11 @@ class SoftmaxWithCrossEntropy(OpDef):
         return step
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        (x, label), (soft, loss) = ins, outs
+        return _native_xent("softmax_with_cross_entropy", "xent", x, soft, label, loss, attrs, dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(4, 5), ints(4, 1, high=5, seed=1), grad=("Logits",))
         yield Sample.of(f32(6, 19) * 10, ints(6, 1, high=19, seed=1), grad=("Logits",))
@@ -352,6 +384,11 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
                 d2[ignored[0]] = 0
 
         return step
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        soft, label, g = ins
+        return _native_xent("softmax_with_cross_entropy_grad", "xent_grad", soft, outs[0], label, g, attrs, dry)
 
     @staticmethod
     def samples():

@@ -6,9 +6,13 @@ from math import prod
 from typing import Any
 
 from ...ir import OpDef, ProgramError, Sample
+from ..expr.nodes import sym
+from ..shared.native import expression
 from ..shared.samples import between, f32
 from ..shared.types import widen
 from .loss_shared import EachGrad, alike
+
+_DISTANCE = sym("x") - sym("y")
 
 
 class SquareErrorCost(OpDef):
@@ -34,6 +38,10 @@ class SquareErrorCost(OpDef):
         xp.multiply(out, out, out=out)
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return expression(_DISTANCE * _DISTANCE, dict(zip("xy", ins, strict=True)), outs[0], dry)
+
+    @staticmethod
     def samples():
         yield Sample.of(f32(4, 1), f32(4, 1, seed=1))
         yield Sample.of(f32(2, 3, 4), f32(2, 3, 4, seed=1))
@@ -51,6 +59,11 @@ class SquareErrorCostGrad(EachGrad):
         xp.subtract(x, y, out=out)
         xp.multiply(out, g, out=out)
         xp.add(out, out, out=out)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        e = _DISTANCE * sym("g")
+        return expression(e + e, dict(zip("xyg", ins, strict=True)), outs[0], dry)
 
     @staticmethod
     def samples():

@@ -16,6 +16,7 @@ from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
 from ...ir.words import letters
 from ..shared.blocked import in_order
+from ..shared.native import reduce_calls, row_calls
 from ..shared.samples import points
 from ..shared.types import HALVES, NUMBERS, norm_axes
 
@@ -98,6 +99,7 @@ class _Reduction(OpDef):
     method = ""  # of xp, for other array modules than NumPy
     said: tuple[str, ...] = ("{}!",)  # of each factor that is reduced, in the access pattern
     groups = ""  # linear and monotone ones
+    how = ""  # of shared.native.reduce_calls
 
     @classmethod
     def pattern(cls, ins, outs, attrs):
@@ -111,6 +113,8 @@ class _Reduction(OpDef):
             if cls.kernel is None:
                 cls.kernel = staticmethod(_kernel_of(cls))
                 cls.bind = staticmethod(_bind_of(cls))
+            if cls.how:
+                cls.native = staticmethod(_native_of(cls))
         super().__init_subclass__(**kwargs)
 
     @staticmethod
@@ -151,6 +155,13 @@ def _bind_of(cls):
     return bind
 
 
+def _native_of(cls):
+    def native(ins, outs, attrs, dry=False):
+        return reduce_calls(cls.how, ins[0], reduced_axes(cls.name, attrs.get("dim", ()), ins[0].ndim), outs[0], dry=dry)
+
+    return native
+
+
 def _ufunc_calls(ufunc):
     return staticmethod(lambda x, axes, out: [partial(ufunc.reduce, x, axes, None, _as_numpy_result(out, x, axes))])
 
@@ -182,7 +193,7 @@ class ReduceSum(_Reduction):
     """The sum over the axes `dim` (all of them when it is empty), which vanish unless `keep_dim`."""
 
     name = "reduce_sum"
-    method = "sum"
+    method = how = "sum"
     onnx = "ReduceSum"
     said, groups = ("{}:+",), "L(0)"
     calls = staticmethod(bind_sum)
@@ -227,6 +238,13 @@ class _Mean(_Reduction):
         return in_order([partial(np.copyto, wide, x), *bind_sum(wide, axes, total), *divide])
 
 
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        x = ins[0]
+        axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
+        return reduce_calls("sum", x, axes, outs[0], count_of(x, axes, part), dry) if x.dtype.kind == "f" else None
+
+
 class ReduceMean(_Mean):
     """The mean over the axes `dim` (all of them when it is empty), which vanish unless `keep_dim`."""
 
@@ -263,7 +281,7 @@ class ReduceMax(_Reduction):
     """The largest element over the axes `dim` (all when it is empty), which vanish unless `keep_dim`. Equal ones all take the gradient."""
 
     name = "reduce_max"
-    method = "max"
+    method = how = "max"
     onnx = "ReduceMax"
     said, groups = ("{}:max",), "U(0>max)"
     calls = _ufunc_calls(np.maximum)
@@ -278,7 +296,7 @@ class ReduceMin(_Reduction):
     """The smallest element over the axes `dim` (all when it is empty), which vanish unless `keep_dim`. Equal ones all take the gradient."""
 
     name = "reduce_min"
-    method = "min"
+    method = how = "min"
     onnx = "ReduceMin"
     said, groups = ("{}:min",), "U(0>min)"
     calls = _ufunc_calls(np.minimum)
@@ -293,7 +311,7 @@ class ReduceProd(_Reduction):
     """The product over the axes `dim` (all of them when it is empty), which vanish unless `keep_dim`."""
 
     name = "reduce_prod"
-    method = "prod"
+    method = how = "prod"
     onnx = "ReduceProd"
     calls = staticmethod(lambda x, axes, out: [partial(np.multiply.reduce, x, axes, x.dtype, _as_numpy_result(out, x, axes))])
 
@@ -311,7 +329,7 @@ class ReduceAll(_Reduction):
     """True where all elements over the axes `dim` (all axes when it is empty) are."""
 
     name = "reduce_all"
-    method = "all"
+    method, how = "all", "min"
     said, groups = ("{}:min",), "U(0>min)"
     dtypes = ("bool",)
     calls = _ufunc_calls(np.logical_and)
@@ -322,7 +340,7 @@ class ReduceAny(_Reduction):
     """True where at least one element over the axes `dim` (all axes when it is empty) is."""
 
     name = "reduce_any"
-    method = "any"
+    method, how = "any", "max"
     said, groups = ("{}:max",), "U(0>max)"
     dtypes = ("bool",)
     calls = _ufunc_calls(np.logical_or)
@@ -366,6 +384,15 @@ class LogSumExp(_Reduction):
         top = x.max(axis=axes, keepdims=True)
         top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
         return xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        """Over the last axes, which are the rows of a matrix."""
+        x, out = ins[0], outs[0]
+        axes = reduced_axes("logsumexp", attrs["dim"], x.ndim)
+        if axes != tuple(range(x.ndim - len(axes), x.ndim)) or not x.flags.c_contiguous or not x.size:
+            return None
+        return row_calls("logsumexp", [x.reshape(-1, prod(x.shape[k] for k in axes))], 1, out, dry=dry)
 
     @staticmethod
     def samples():
@@ -413,6 +440,10 @@ class SquaredL2Norm(OpDef):
             return None
         line = x.reshape(1, -1)
         return partial(np.dot, line, line.T, out.reshape(1, 1))
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return reduce_calls("squares", ins[0], range(ins[0].ndim), outs[0], dry=dry)
 
     @staticmethod
     def samples():

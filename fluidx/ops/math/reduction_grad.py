@@ -8,8 +8,10 @@ import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType, np_dtype
 from ...ir.words import letters
+from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import in_order
 from ..shared.broadcast import aligned
+from ..shared.native import copy_calls, expression, reduce_calls
 from ..shared.samples import points
 from ..shared.types import is_half, widen
 from .reduction import (
@@ -73,6 +75,11 @@ class ReduceSumGrad(OpDef):
         x, g = ins
         return partial(xp.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
 
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        x, g = ins
+        return copy_calls(outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))), dry)
+
 
 class ReduceMeanGrad(OpDef):
     """The gradient of reduce_mean and mean: Out@GRAD over the number of elements, in the shape of X; only X's shape is read."""
@@ -103,6 +110,14 @@ class ReduceMeanGrad(OpDef):
         small = np.empty_like(g)  # one division per result, then copies
         return in_order([partial(np.divide, g, n, small, casting="unsafe"), partial(np.copyto, outs[0], small)])
 
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        x, g = ins
+        axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
+        count = count_of(x, axes, part)
+        e = make_node("div", sym("g"), const(float(count)))
+        return expression(e, {"g": g.reshape(kept_shape(x.shape, axes))}, outs[0], dry) if count else None
+
 
 class ReduceMaxGrad(OpDef):
     """The gradient of reduce_max and reduce_min: Out@GRAD where X equals Out, 0 elsewhere."""
@@ -125,6 +140,13 @@ class ReduceMaxGrad(OpDef):
         kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
         mask = xp.empty(x.shape, bool)
         return in_order([partial(xp.equal, x, y.reshape(kept), mask), partial(xp.multiply, g.reshape(kept), mask, outs[0])])
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        x, y, g = ins
+        kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
+        e = make_node("mul", sym("g"), make_node("eq", sym("x"), sym("y")))
+        return expression(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
 
 
 class ReduceProdGrad(OpDef):
@@ -165,6 +187,13 @@ class LogSumExpGrad(OpDef):
         xp.subtract(x, y.reshape(kept), out)
         xp.exp(out, out)
         xp.multiply(out, g.reshape(kept), out)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        x, y, g = ins
+        kept = kept_shape(x.shape, reduced_axes("logsumexp_grad", attrs["dim"], x.ndim))
+        e = make_node("mul", make_node("exp", make_node("sub", sym("x"), sym("y"))), sym("g"))
+        return expression(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
 
 
 # -- down to an operand -----------------------------------------------------------------------------------------------------------
@@ -229,6 +258,10 @@ class ReduceTo(OpDef):
         if xp is not np:
             return None
         return in_order(bind_sum(ins[0], _down(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return reduce_calls("sum", ins[0], _down(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0], dry=dry)
 
     @staticmethod
     def samples():

@@ -7,13 +7,16 @@ deviations from the finished mean, which keeps the digits that a difference of E
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
+from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import column_sum, row_blocks
+from ..shared.native import all_of, expression, reduce_calls
 from ..shared.samples import f32, positive
 from ..shared.types import is_half
 from .batch_norm import _as_rows, _by_channel, _channel_blocks, _is_rows, channel_words
@@ -73,6 +76,27 @@ def _by_rows(a: Any) -> Any:
     return a[None, :, None]
 
 
+def _rest(x: Any, layout: str) -> tuple[int, ...]:
+    """The axes that are not the channels."""
+    return tuple(k for k in range(x.ndim) if k != (1 if layout == "NCHW" else x.ndim - 1))
+
+
+def _along_channels(values: dict[str, Any], x: Any, layout: str) -> dict[str, Any]:
+    """What has one element a channel, so that it broadcasts against X."""
+    shape = [1] * x.ndim
+    shape[1 if layout == "NCHW" else -1] = -1
+    return {name: a.reshape(shape) for name, a in values.items()}
+
+
+# The expressions of the C kernels: a is X, d the gradient of Y; m and v are the mean and the variance of the batch, i is 1 / deviation.
+_A, _D, _M, _V, _I, _SCALE = (sym(n) for n in "admvis")
+_SHIFTED = _A - _M
+
+
+def _inverse(epsilon: float) -> Any:
+    return const(1.0) / make_node("sqrt", _V + epsilon)
+
+
 def _samples(seed: int = 0) -> Iterator[tuple[np.ndarray, str]]:
     for shape, layout in (((5, 3, 2, 4), "NCHW"), ((5, 2, 4, 3), "NHWC"), ((7, 3), "NCHW")):
         yield f32(*shape, seed=seed), layout
@@ -99,6 +123,12 @@ class BnMean(OpDef):
         count = _count(x3, part)
         _sum(xp, x3, out)
         xp.divide(out, count, out=out)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        x, axes = ins[0], _rest(ins[0], attrs["data_layout"])
+        count = prod(x.shape[k] for k in axes) if part is None else part.count
+        return reduce_calls("sum", x, axes, outs[0], count, dry) if count else None
 
     @staticmethod
     def samples():
@@ -131,6 +161,19 @@ class BnVariance(OpDef):
             t = a - _by_rows(mean[c])
             _add_products(xp, t, t, out[c])
         xp.divide(out, count, out=out)
+
+    @staticmethod
+    def native_scratch(ins, outs, attrs):
+        return [ins[0]]
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None, scratch=()):
+        (x, mean), axes, layout = ins, _rest(ins[0], attrs["data_layout"]), attrs["data_layout"]
+        count = prod(x.shape[k] for k in axes) if part is None else part.count
+        squares = x if dry else scratch[0] if scratch else np.empty_like(x, order="C")
+        values = {"a": x, **_along_channels({"m": mean}, x, layout)}
+        made = expression(_SHIFTED * _SHIFTED, values, squares, dry) if count and x.dtype == mean.dtype else None
+        return all_of([made, reduce_calls("sum", squares, axes, outs[0], count, dry)])
 
     @staticmethod
     def samples():
@@ -176,6 +219,20 @@ class BnApply(OpDef):
         put(saved_inv, 1 / xp.sqrt(batch_variance + epsilon))
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        (x, scale, bias, mean, variance, batch_mean, batch_variance), epsilon, momentum = ins, attrs["epsilon"], attrs["momentum"]
+        if any(a.dtype != x.dtype for a in ins):
+            return None
+        y = _SHIFTED * (_SCALE / make_node("sqrt", _V + epsilon)) + sym("b")
+        channels = {"m": batch_mean, "v": batch_variance, "s": scale, "b": bias}
+        moving = sym("x") * momentum + sym("y") * (1 - momentum)
+        made = [
+            (y, {"a": x, **_along_channels(channels, x, attrs["data_layout"])}), (moving, {"x": mean, "y": batch_mean}),
+            (moving, {"x": variance, "y": batch_variance}), (_M, {"m": batch_mean}), (_inverse(epsilon), {"v": batch_variance}),
+        ]  # fmt: skip
+        return all_of([expression(e, values, out, dry) for (e, values), out in zip(made, outs, strict=True) if out is not None])
+
+    @staticmethod
     def samples():
         for x, layout in _samples():
             rest = [positive(3, seed=1), f32(3, seed=2), f32(3, seed=3), positive(3, seed=4), f32(3, seed=5), positive(3, seed=6)]
@@ -209,6 +266,22 @@ class BnGradSums(OpDef):
             _add_products(xp, d, a - _by_rows(mean[c]), dscale[c])
         _sum(xp, g3, dbias)
         out[0][...], out[1][...] = dbias, dscale * inv
+
+    @staticmethod
+    def native_scratch(ins, outs, attrs):
+        return [ins[0]]
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, scratch=()):
+        (x, _, mean, inv, g), layout = ins, attrs["data_layout"]
+        if any(a.dtype != x.dtype for a in (mean, inv, g)):
+            return None
+        products = x if dry else scratch[0] if scratch else np.empty_like(x, order="C")
+        return all_of([
+            expression(_D * (_SHIFTED * _I), {"a": x, "d": g, **_along_channels({"m": mean, "i": inv}, x, layout)}, products, dry),
+            reduce_calls("sum", products, _rest(x, layout), outs[1], dry=dry),
+            reduce_calls("sum", g, _rest(x, layout), outs[0], dry=dry),
+        ])  # fmt: skip
 
     @staticmethod
     def samples():
@@ -245,6 +318,17 @@ class BnGradApply(OpDef):
             t *= _by_rows((scale[c] * inv[c]).astype(t.dtype))
             dx3[rows, c] = t
         _put_channels(out, dx3, data_layout)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        (x, scale, mean, inv, g, dbias, dscale), layout = ins, attrs["data_layout"]
+        count = prod(x.shape[k] for k in _rest(x, layout)) if part is None else part.count
+        if not count or any(a.dtype != x.dtype for a in ins):
+            return None
+        n = const(float(count))
+        e = (_D - _SHIFTED * (sym("ds") * _I / n) - sym("db") / n) * (_SCALE * _I)
+        channels = _along_channels({"s": scale, "m": mean, "i": inv, "db": dbias, "ds": dscale}, x, layout)
+        return expression(e, {"a": x, "d": g, **channels}, outs[0], dry)
 
     @staticmethod
     def samples():

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ... import native
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ..data.random import draw_part, flat_start, float_dtype, lanes
+from ..expr.nodes import const, make_node, sym
+from ..shared.native import FLOATS, expression
 from ..shared.samples import bits, f32
 
 _CHUNK = 1 << 17  # elements worked on at a time: their words, mask and values stay in the cache
@@ -32,6 +35,11 @@ def _apply(xp: Any, x: Any, mask: Any, out: Any, scale: float) -> None:
     xp.multiply(x, mask if out.dtype.kind == "f" else mask.astype(out.dtype), out=out)
     if scale != 1.0:
         out *= out.dtype.type(scale)
+
+
+def _signed(seed: int) -> int:
+    """The low 64 bits as a signed number."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class Dropout(OpDef):
@@ -101,6 +109,20 @@ class Dropout(OpDef):
             _apply(xp, source[k : k + size], chunk, target[k : k + size], scale)
 
     @staticmethod
+    def native(ins, outs, attrs, ctx, dry=False, part=None):
+        """The same draws; where the part of a value is no run of elements, NumPy draws."""
+        (x,), (y, mask), p = ins, outs, attrs["dropout_prob"]
+        kind, start = FLOATS.get(x.dtype.name), flat_start(part) if part is not None else 0
+        dense = all(a is None or a.flags.c_contiguous for a in (x, y, mask))
+        if kind is None or start is None or not dense or attrs["is_test"]:
+            return None
+        if dry:
+            return []
+        words = [native.address(x), native.address(y), 0 if mask is None else native.address(mask), x.size, start]
+        words += [_signed(attrs["seed"]), native.address(ctx.cell), round(p * 65536), _kept_scale(p, attrs["dropout_implementation"])]
+        return [native.Call(f"dropout_{kind}", tuple(words), (x, y, mask, ctx.cell))]
+
+    @staticmethod
     def samples():
         why = "drawn anew in every run; the gradient is tested with a fixed mask"
         yield Sample.of(f32(3, 5), dropout_prob=0.5, seed=3, grad=(), why=why)
@@ -132,6 +154,14 @@ class DropoutGrad(OpDef):
         size = _CHUNK if xp is np else _GPU_CHUNK
         for k in range(0, g.size, size):
             _apply(xp, source[k : k + size], kept[k : k + size], target[k : k + size], scale)
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        mask, g = ins
+        scale = float(g.dtype.type(_kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])))
+        e = make_node("mul", sym("g"), sym("kept"))
+        e = e if scale == 1.0 else make_node("mul", e, const(scale))
+        return expression(e, {"g": g, "kept": mask.view(bool)}, outs[0], dry)
 
     @staticmethod
     def samples():

@@ -8,6 +8,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..data.indexing import add_local_rows, take_local_rows
+from ..shared.native import add_row_calls, id_calls
 from ..shared.samples import f32
 from ..shared.types import need_ids, need_ndim
 
@@ -36,6 +37,11 @@ class _Lookup(OpDef):
         take_local_rows(xp, cls.name, "table W", w, flat, rows, part)
         if padding_idx != -1:
             rows[flat == padding_idx] = 0
+
+    @classmethod
+    def native(cls, ins, outs, attrs, dry=False, part=None):
+        (w, ids), out = ins, outs[0]
+        return id_calls("take_rows", cls.name, "table W", w, ids, out, part, attrs["padding_idx"], dry=dry)
 
 
 class LookupTable(_Lookup):
@@ -110,6 +116,11 @@ class LookupTableGrad(OpDef):
         row = padding_idx - (part.start if part is not None else 0)
         if padding_idx != -1 and 0 <= row < len(out):
             out[row] = 0
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        _, ids, g = ins
+        return add_row_calls("lookup_table_grad", "table W", outs[0], ids, g, part, attrs["padding_idx"], dry=dry)
 
     @staticmethod
     def samples():

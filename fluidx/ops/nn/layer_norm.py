@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ... import native
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.words import fold, letters
 from ..shared.blocked import column_sum, in_order, row_blocks, row_sum
+from ..shared.native import FLOATS
 from ..shared.samples import f32, positive
 from ..shared.types import is_half, mul_sizes, need_float
 from .norm_shared import (
@@ -109,6 +111,14 @@ def _dense(*arrays: Any) -> bool:
     return all(a is None or a.flags.c_contiguous for a in arrays)
 
 
+def _native_words(x: Any, *arrays: Any) -> tuple[str, list[int]] | None:
+    """The kernel's suffix and the addresses of arrays, 0 for an absent one; None unless all are contiguous and of one float type."""
+    kind = FLOATS.get(x.dtype.name)
+    if kind is None or any(a is not None and (a.dtype != x.dtype or not a.flags.c_contiguous) for a in (x, *arrays)):
+        return None
+    return kind, [0 if a is None else native.address(a) for a in (x, *arrays)]
+
+
 def _words(x: TensorType, axis: int) -> tuple[str, str, str]:
     """The access pattern's words for X, for a value per row and for a value per column."""
     rows, columns = letters(axis, "b"), letters(x.ndim - axis, "c")
@@ -167,6 +177,16 @@ class LayerNorm(OpDef):
         return rows_normalized(xp, x2, _layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        (x, scale, bias), axis = ins, attrs["begin_norm_axis"]
+        found = _native_words(x, scale, bias, *outs) if x.size else None
+        if found is None or dry:
+            return None if found is None else []
+        kind, words = found
+        words += [prod(x.shape[:axis]), prod(x.shape[axis:]), attrs["epsilon"]]
+        return [native.Call(f"layer_norm_{kind}", tuple(words), (*ins, *outs))]
+
+    @staticmethod
     def samples():
         y_only = "statistics are not differentiable"
         yield Sample.of(f32(4, 6), positive(6, seed=1), f32(6, seed=2), tolerance=1e-2, why=y_only)
@@ -206,6 +226,16 @@ class LayerNormGrad(OpDef):
             return partial(by_copy, xp, LayerNormGrad, ins, outs, attrs, (0, 5), (0,))
         dx2 = None if dx is None else _layer_rows(dx, axis)
         return rows_normalized_grad(xp, _layer_rows(x, axis), scale, mean, var, _layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"])
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        (x, scale, _, mean, var, g), axis = ins, attrs["begin_norm_axis"]
+        found = _native_words(x, scale, mean, var, g, *outs) if x.size else None
+        if found is None or dry:
+            return None if found is None else []
+        kind, words = found
+        words += [prod(x.shape[:axis]), prod(x.shape[axis:]), attrs["epsilon"]]
+        return [native.Call(f"layer_norm_grad_{kind}", tuple(words), (*ins, *outs))]
 
     @staticmethod
     def samples():

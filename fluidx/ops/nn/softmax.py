@@ -11,6 +11,7 @@ import numpy as np
 from ...ir import OpDef, Sample
 from ...ir.words import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
+from ..shared.native import row_calls
 from ..shared.samples import f32
 from ..shared.types import is_half, need_float, norm_axis
 from .windows import run_bound
@@ -50,6 +51,10 @@ class _AlongAxis(OpDef):
         matrices = [a.reshape(-1, a.shape[-1]) for a in arrays]
         rows = row_blocks(len(matrices[0]), x.shape[-1] * x.itemsize)
         return in_order([*cls.calls([[m[r] for m in matrices] for r in rows])])
+
+    @classmethod
+    def native(cls, ins, outs, attrs, dry=False):
+        return row_calls(cls.name, [*ins, outs[0]], attrs["axis"], dry=dry)
 
 
 class _Forward(_AlongAxis):

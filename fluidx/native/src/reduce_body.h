@@ -1,0 +1,132 @@
+/* Reductions of one type T, which are added up in ACC: included with T, ACC, FN(name) and whether T is a FLOAT. */
+
+INLINE ACC FN(join)(int op, ACC a, ACC b) {
+    switch (op) {
+    case R_MAX: return (b > a) | IS_NAN(b) ? b : a;
+    case R_MIN: return (b < a) | IS_NAN(b) ? b : a;
+    case R_PROD: return a * b;
+    default: return a + b;
+    }
+}
+INLINE T FN(join_T)(int op, T a, T b) {
+    switch (op) {
+    case R_MAX: return (b > a) | IS_NAN(b) ? b : a;
+    case R_MIN: return (b < a) | IS_NAN(b) ? b : a;
+    case R_PROD: return (T)(a * b);
+    default: return (T)(a + b);
+    }
+}
+INLINE T FN(term)(int op, T x) { return op == R_SQUARES ? (T)(x * x) : x; }
+
+/* Rows `r` to `stop` of the columns [0, n), each `down` and `right` elements apart, joined into `to`. Eight rows at a time in T. */
+INLINE void FN(reduce_columns)(int op, const T *x, int64_t down, int64_t right, int64_t rows, int64_t n, ACC *to) {
+    T own[8][REDUCE_COLUMNS];
+    int64_t r = 0;
+    for (; r < rows; r += 8) {
+        const T *v[8];
+        int64_t some = rows - r < 8 ? rows - r : 8;
+        for (int64_t k = 0; k < some; k++) {
+            v[k] = x + (r + k) * down;
+            if (right != 1) {
+                for (int64_t j = 0; j < n; j++) own[k][j] = v[k][j * right];
+                v[k] = own[k];
+            }
+        }
+        if (some == 8 && SAFE_IN_T) {
+            const T *a = v[0], *b = v[1], *c = v[2], *d = v[3], *e = v[4], *f = v[5], *g = v[6], *h = v[7];
+            IVDEP for (int64_t j = 0; j < n; j++) {
+                T ab = FN(join_T)(op, FN(term)(op, a[j]), FN(term)(op, b[j])), cd = FN(join_T)(op, FN(term)(op, c[j]), FN(term)(op, d[j]));
+                T ef = FN(join_T)(op, FN(term)(op, e[j]), FN(term)(op, f[j])), gh = FN(join_T)(op, FN(term)(op, g[j]), FN(term)(op, h[j]));
+                to[j] = FN(join)(op, to[j], FN(join_T)(op, FN(join_T)(op, ab, cd), FN(join_T)(op, ef, gh)));
+            }
+        } else {
+            for (int64_t k = 0; k < some; k++)
+                IVDEP for (int64_t j = 0; j < n; j++) to[j] = FN(join)(op, to[j], op == R_SQUARES ? (ACC)v[k][j] * v[k][j] : (ACC)v[k][j]);
+        }
+    }
+}
+
+/* A row of n elements, `step` apart: its elements in lanes, as columns of a matrix of LANES columns, and the lanes by halves */
+INLINE ACC FN(reduce_row)(int op, const T *x, int64_t step, int64_t n, ACC start) {
+#if FLOAT
+    if ((op == R_SUM || op == R_SQUARES) && step == 1) return start + (op == R_SUM ? FN(sum)(x, n) : FN(sum_of_squares)(x, n));
+#endif
+    if ((op == R_MAX || op == R_MIN) && step == 1 && n >= LANES) {
+        T t[LANES];
+        memcpy(t, x, sizeof t);
+        for (int64_t at = LANES; at < n; at += LANES) { /* the last time some elements again, which an extremum forgives */
+            const T *from = x + (n - at < LANES ? n - LANES : at);
+            IVDEP for (int64_t j = 0; j < LANES; j++) t[j] = FN(join_T)(op, t[j], from[j]);
+        }
+        for (int half = LANES / 2; half; half /= 2)
+            for (int j = 0; j < half; j++) t[j] = FN(join_T)(op, t[j], t[j + half]);
+        return FN(join)(op, start, t[0]);
+    }
+    ACC lanes[LANES];
+    int64_t whole = n / LANES * LANES;
+    for (int j = 0; j < LANES; j++) lanes[j] = FN(none)(op);
+    if (whole) FN(reduce_columns)(op, x, LANES * step, step, n / LANES, LANES, lanes);
+    if (n > whole) FN(reduce_columns)(op, x + whole * step, 0, step, 1, n - whole, lanes);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) lanes[j] = FN(join)(op, lanes[j], lanes[j + half]);
+    return FN(join)(op, start, lanes[0]);
+}
+
+INLINE void FN(reduce_items)(int op, const Reduce *p, int64_t begin, int64_t end) {
+    const T *x0 = PTR(const T, p->x);
+    T *out = PTR(T, p->out);
+    ACC *partial = p->partial, acc[REDUCE_COLUMNS];
+    for (int64_t item = begin; item < end; item++) {
+        int64_t panel = item % p->panels, rest = item / p->panels, at, n = 1;
+        int64_t first = panel * p->panel, last = first + p->panel < p->units ? first + p->panel : p->units;
+        if (p->by_columns) {
+            int64_t chunk = rest % p->chunks, k0 = rest / p->chunks;
+            at = k0 * p->k1 + chunk * REDUCE_COLUMNS;
+            n = p->k1 - chunk * REDUCE_COLUMNS < REDUCE_COLUMNS ? p->k1 - chunk * REDUCE_COLUMNS : REDUCE_COLUMNS;
+            for (int64_t j = 0; j < n; j++) acc[j] = FN(none)(op);
+            const T *x = x0 + k0 * p->sk0 + chunk * REDUCE_COLUMNS * p->sk1 + first * p->sr0;
+            FN(reduce_columns)(op, x, p->sr0, p->sk1, last - first, n, acc);
+        } else {
+            at = rest;
+            const T *x = x0 + rest / p->k1 * p->sk0 + rest % p->k1 * p->sk1;
+            acc[0] = FN(none)(op);
+            for (int64_t u = first; u < last; u++) { /* a unit is a piece of one of the r0 rows */
+                int64_t r = u / p->pieces, from = u % p->pieces * REDUCE_PIECE, left = p->r1 - from;
+                acc[0] = FN(reduce_row)(op, x + r * p->sr0 + from * p->sr1, p->sr1, left < REDUCE_PIECE ? left : REDUCE_PIECE, acc[0]);
+            }
+        }
+        if (partial) {
+            memcpy(partial + panel * p->k0 * p->k1 + at, acc, (size_t)n * sizeof *acc);
+        } else {
+            for (int64_t j = 0; j < n; j++) out[at + j] = (T)DIVIDED(acc[j], p->divisor);
+        }
+    }
+}
+
+static void FN(reduce_range)(void *ctx, int64_t begin, int64_t end) {
+    const Reduce *p = ctx;
+    switch (p->op) {
+    case R_SUM: FN(reduce_items)(R_SUM, p, begin, end); break;
+    case R_MAX: FN(reduce_items)(R_MAX, p, begin, end); break;
+    case R_MIN: FN(reduce_items)(R_MIN, p, begin, end); break;
+    case R_PROD: FN(reduce_items)(R_PROD, p, begin, end); break;
+    case R_SQUARES: FN(reduce_items)(R_SQUARES, p, begin, end); break;
+    }
+}
+
+static void FN(reduce)(const int64_t *a, Team *team) {
+    Reduce p = reduce_plan(a, sizeof(T));
+    int64_t outs = p.k0 * p.k1;
+    if (outs < 1) return;
+    if (p.panels > 1 && !(p.partial = scratch((size_t)(p.panels * outs) * sizeof(ACC)))) {
+        team->error = "no memory for partial results";
+        return;
+    }
+    ACC *partial = p.partial;
+    parallel_for(team, p.items, p.grain, FN(reduce_range), &p);
+    for (int64_t k = 0; partial && k < outs; k++) {
+        ACC total = partial[k];
+        for (int64_t panel = 1; panel < p.panels; panel++) total = FN(join)(p.op, total, partial[panel * outs + k]);
+        PTR(T, p.out)[k] = (T)DIVIDED(total, p.divisor);
+    }
+}

@@ -1,0 +1,254 @@
+/* Row kernels of one type T: included with T, FN(name). */
+
+/* -- softmax and losses of it ------------------------------------------------------------------------------------------------------- */
+
+/* out = exp(x - m), and the sum of it; `out` may be `x` */
+INLINE double FN(exp_row)(const T *x, T m, T *out, int64_t n) {
+    IVDEP for (int64_t i = 0; i < n; i++) out[i] = FN(exp)(x[i] - m);
+    return FN(sum)(out, n);
+}
+
+/* The same without keeping the values */
+INLINE double FN(exp_sum)(const T *x, T m, int64_t n) {
+    T e[SUM_BLOCK];
+    double total = 0;
+    for (int64_t at = 0; at < n; at += SUM_BLOCK) total += FN(exp_row)(x + at, m, e, n - at < SUM_BLOCK ? n - at : SUM_BLOCK);
+    return total;
+}
+
+INLINE int FN(softmax_row)(const Rows *p, int64_t r, T *const *v) {
+    (void)r;
+    const T *x = v[0];
+    T *out = v[1];
+    int64_t n = p->columns;
+    T inv = (T)(1 / FN(exp_row)(x, FN(largest)(x, n), out, n));
+    for (int64_t i = 0; i < n; i++) out[i] *= inv;
+    return 0;
+}
+
+INLINE int FN(log_softmax_row)(const Rows *p, int64_t r, T *const *v) {
+    (void)r;
+    const T *x = v[0];
+    T *out = v[1], m = FN(largest)(x, p->columns), less = (T)log(FN(exp_sum)(x, m, p->columns));
+    IVDEP for (int64_t i = 0; i < p->columns; i++) out[i] = x[i] - m - less;
+    return 0;
+}
+
+INLINE int FN(softmax_grad_row)(const Rows *p, int64_t r, T *const *v) {
+    (void)r;
+    const T *y = v[0], *g = v[1];
+    T *out = v[2], mean = (T)FN(dot)(y, g, p->columns);
+    IVDEP for (int64_t i = 0; i < p->columns; i++) out[i] = (g[i] - mean) * y[i];
+    return 0;
+}
+
+INLINE int FN(log_softmax_grad_row)(const Rows *p, int64_t r, T *const *v) {
+    (void)r;
+    const T *y = v[0], *g = v[1];
+    T *out = v[2], total = (T)FN(sum)(g, p->columns);
+    IVDEP for (int64_t i = 0; i < p->columns; i++) out[i] = g[i] - FN(exp)(y[i]) * total;
+    return 0;
+}
+
+/* The log of the sum of exponentials; a row without a finite largest element is that element */
+INLINE int FN(logsumexp_row)(const Rows *p, int64_t r, T *const *v) {
+    const T *x = v[0];
+    T m = FN(largest)(x, p->columns), shift = m - m == 0 ? m : 0;
+    PTR(T, p->single)[r] = (T)(log(FN(exp_sum)(x, shift, p->columns)) + shift);
+    return 0;
+}
+
+/* X, Softmax, and Label where it is soft; Loss is the single value of a row */
+INLINE int FN(xent_row)(const Rows *p, int64_t r, T *const *v) {
+    const T *x = v[0];
+    T *out = v[1];
+    int64_t n = p->columns, label = p->labels ? label_of(p, r) : 0;
+    if (p->labels && label != p->ignore && (label < 0 || label >= n)) return 1;
+    T m = FN(largest)(x, n);
+    int kept = p->labels && label != p->ignore;
+    double of_label = kept ? (double)x[label] - m : 0; /* `out` may not be `x`, but a row gathered from elsewhere is read here */
+    double total = FN(exp_row)(x, m, out, n), logs = log(total);
+    T inv = (T)(1 / total), loss = 0;
+    if (kept) loss = (T)(logs - of_label);
+    if (!p->labels) loss = (T)FN(expected_loss)(x, v[2], m, (T)logs, n);
+    for (int64_t i = 0; i < n; i++) out[i] *= inv;
+    PTR(T, p->single)[r] = loss;
+    return 0;
+}
+
+/* Softmax, X@GRAD, and Label where it is soft; Loss@GRAD is the single value of a row */
+INLINE int FN(xent_grad_row)(const Rows *p, int64_t r, T *const *v) {
+    const T *s = v[0];
+    T *out = v[1], g = PTR(T, p->single)[r];
+    int64_t n = p->columns;
+    if (!p->labels) {
+        const T *d = v[2];
+        T total = (T)FN(sum)(d, n);
+        IVDEP for (int64_t i = 0; i < n; i++) out[i] = (s[i] * total - d[i]) * g;
+        return 0;
+    }
+    int64_t label = label_of(p, r);
+    if (label == p->ignore) {
+        for (int64_t i = 0; i < n; i++) out[i] = 0;
+        return 0;
+    }
+    if (label < 0 || label >= n) return 1;
+    T at_label = (s[label] - 1) * g;
+    IVDEP for (int64_t i = 0; i < n; i++) out[i] = s[i] * g;
+    out[label] = at_label;
+    return 0;
+}
+
+/* cross_entropy of integer labels: X; Y is the single value of a row. log(0) counts as -1e20. */
+INLINE int FN(pick_row)(const Rows *p, int64_t r, T *const *v) {
+    int64_t label = label_of(p, r), kept = label != p->ignore;
+    if (kept && (label < 0 || label >= p->columns)) return 1;
+    T x = kept ? v[0][label] : 1, tiny = sizeof(T) == 4 ? (T)1e-30 : (T)1e-300;
+    PTR(T, p->single)[r] = x > 0 ? (T)-log(x < tiny ? tiny : x) : x != x ? x : (T)1e20;
+    if (!kept) PTR(T, p->single)[r] = 0;
+    return 0;
+}
+
+/* X, X@GRAD; Y@GRAD is the single value of a row. A label that does not name a column leaves zeros. */
+INLINE int FN(pick_grad_row)(const Rows *p, int64_t r, T *const *v) {
+    int64_t label = label_of(p, r);
+    memset(v[1], 0, (size_t)p->columns * sizeof(T));
+    if (label != p->ignore && label >= 0 && label < p->columns) v[1][label] = -PTR(T, p->single)[r] / v[0][label];
+    return 0;
+}
+
+/* Rows `begin` to `end` of a kernel of COUNT operands, of which OUT is written (-1: none is) and the others are read */
+#define ROWS(NAME, ROW, OUT, COUNT, NS)                                                                                                 \
+    static void FN(NAME##_range)(void *ctx, int64_t begin, int64_t end) {                                                               \
+        Rows *p = ctx;                                                                                                                  \
+        int64_t n = p->columns, inner = p->inner;                                                                                       \
+        T *own = inner > 1 ? scratch((size_t)(COUNT * n) * sizeof(T)) : NULL, *v[3] = {0};                                              \
+        if (inner > 1 && !own) {                                                                                                        \
+            p->failed = -2;                                                                                                             \
+            return;                                                                                                                     \
+        }                                                                                                                               \
+        for (int64_t r = begin; r < end; r++) {                                                                                         \
+            int64_t start = r / inner * n * inner + r % inner;                                                                          \
+            for (int k = 0; k < COUNT; k++) {                                                                                           \
+                const T *from = PTR(T, p->at[k]);                                                                                       \
+                v[k] = from && inner == 1 ? PTR(T, p->at[k]) + start : own + k * n;                                                     \
+                if (from && inner > 1 && k != OUT)                                                                                      \
+                    for (int64_t i = 0; i < n; i++) v[k][i] = from[start + i * inner];                                                  \
+            }                                                                                                                           \
+            if (FN(ROW)(p, r, v)) p->failed = r;                                                                                        \
+            if (OUT >= 0 && inner > 1)                                                                                                  \
+                for (int64_t i = 0; i < n; i++) PTR(T, p->at[OUT < 0 ? 0 : OUT])[start + i * inner] = v[OUT < 0 ? 0 : OUT][i];          \
+        }                                                                                                                               \
+    }                                                                                                                                   \
+    static void FN(NAME)(const int64_t *a, Team *team) { run_rows(a, team, FN(NAME##_range), NS * sizeof(T) / 4); }
+
+ROWS(softmax, softmax_row, 1, 2, 1.2)
+ROWS(log_softmax, log_softmax_row, 1, 2, 1.2)
+ROWS(softmax_grad, softmax_grad_row, 2, 3, 0.3)
+ROWS(log_softmax_grad, log_softmax_grad_row, 2, 3, 1.0)
+ROWS(logsumexp, logsumexp_row, -1, 1, 1.0)
+ROWS(xent, xent_row, 1, 3, 1.2)
+ROWS(xent_grad, xent_grad_row, 1, 3, 0.3)
+ROWS(pick, pick_row, -1, 1, 0.01)
+ROWS(pick_grad, pick_grad_row, 1, 2, 0.1)
+#undef ROWS
+
+/* -- layer_norm ------------------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const T *x, *g, *scale, *bias;
+    T *y, *mean, *var;
+    double *partial; /* sums of a panel of rows, [panels][2][columns], and as many T behind them */
+    T *sums;
+    int64_t columns, panel, rows;
+    double epsilon;
+} FN(Norm);
+
+/* x, scale, bias, y, mean, variance (addresses, 0 for none), rows, columns, epsilon */
+static void FN(layer_norm_range)(void *ctx, int64_t begin, int64_t end) {
+    FN(Norm) *p = ctx;
+    int64_t n = p->columns;
+    const T *scale = p->scale, *bias = p->bias;
+    for (int64_t r = begin; r < end; r++) {
+        const T *x = p->x + r * n;
+        T *y = p->y + r * n, m = (T)(FN(sum)(x, n) / (double)n);
+        double var = FN(sum_of_deviations)(x, m, n) / (double)n;
+        T inv = (T)(1 / sqrt(var + p->epsilon));
+        if (p->mean) p->mean[r] = m;
+        if (p->var) p->var[r] = (T)var;
+        if (scale && bias) {
+            IVDEP for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * inv * scale[i] + bias[i];
+        } else {
+            IVDEP for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * inv;
+            if (scale) IVDEP for (int64_t i = 0; i < n; i++) y[i] *= scale[i];
+            if (bias) IVDEP for (int64_t i = 0; i < n; i++) y[i] += bias[i];
+        }
+    }
+}
+
+static void FN(layer_norm)(const int64_t *a, Team *team) {
+    FN(Norm) p = {.x = PTR(T, a[0]), .scale = PTR(T, a[1]), .bias = PTR(T, a[2]), .y = PTR(T, a[3]), .mean = PTR(T, a[4]),
+                  .var = PTR(T, a[5]), .columns = a[7], .epsilon = as_double(a[8])};
+    parallel_for(team, a[6], grain_of((double)a[7] * 0.3 * sizeof(T) / 4 + 30), FN(layer_norm_range), &p);
+}
+
+static void FN(layer_norm_grad_range)(void *ctx, int64_t begin, int64_t end) {
+    FN(Norm) *p = ctx;
+    int64_t n = p->columns;
+    const T *scale = p->scale;
+    for (int64_t panel = begin; panel < end; panel++) {
+        int64_t last = (panel + 1) * p->panel < p->rows ? (panel + 1) * p->panel : p->rows;
+        double *db = p->partial + panel * 2 * n, *ds = db + n;
+        T *b = p->sums + panel * 2 * n, *s = b + n;
+        memset(db, 0, (size_t)n * 2 * sizeof *db);
+        memset(b, 0, (size_t)n * 2 * sizeof *b);
+        for (int64_t r = panel * p->panel, k = 1; r < last; r++, k++) {
+            const T *x = p->x + r * n, *g = p->g + r * n;
+            T m = p->mean[r], inv = (T)(1 / sqrt((double)p->var[r] + p->epsilon));
+            IVDEP for (int64_t i = 0; i < n; i++) {
+                b[i] += g[i];
+                s[i] += g[i] * ((x[i] - m) * inv);
+            }
+            if (k % 16 == 0 || r + 1 == last) { /* sums of 16 in T, beyond that in float64 */
+                IVDEP for (int64_t i = 0; i < n; i++) {
+                    db[i] += b[i], ds[i] += s[i];
+                    b[i] = s[i] = 0;
+                }
+            }
+            if (!p->y) continue;
+            T *dx = p->y + r * n;
+            T mean_g = (T)((scale ? FN(sum_of_scaled)(g, scale, n) : FN(sum)(g, n)) / (double)n);
+            T mean_h = (T)((scale ? FN(dot_scaled)(g, scale, x, m, inv, n) : FN(dot_normal)(g, x, m, inv, n)) / (double)n);
+            if (scale) {
+                IVDEP for (int64_t i = 0; i < n; i++) dx[i] = (g[i] * scale[i] - mean_g - (x[i] - m) * inv * mean_h) * inv;
+            } else {
+                IVDEP for (int64_t i = 0; i < n; i++) dx[i] = (g[i] - mean_g - (x[i] - m) * inv * mean_h) * inv;
+            }
+        }
+    }
+}
+
+/* x, scale, mean, variance, gradient, dx, dscale, dbias (addresses, 0 for none), rows, columns, epsilon */
+static void FN(layer_norm_grad)(const int64_t *a, Team *team) {
+    FN(Norm) p = {.x = PTR(T, a[0]), .scale = PTR(T, a[1]), .mean = PTR(T, a[2]), .var = PTR(T, a[3]), .g = PTR(T, a[4]),
+                  .y = PTR(T, a[5]), .rows = a[8], .columns = a[9], .epsilon = as_double(a[10])};
+    T *sums[2] = {PTR(T, a[7]), PTR(T, a[6])};
+    int64_t n = p.columns;
+    p.panel = (p.rows + 31) / 32 > 16 ? (p.rows + 31) / 32 : 16;
+    int64_t panels = (p.rows + p.panel - 1) / p.panel;
+    p.partial = scratch((size_t)(panels * 2 * n + 1) * (sizeof(double) + sizeof(T)));
+    if (!p.partial) {
+        team->error = "no memory for partial sums";
+        return;
+    }
+    p.sums = (T *)(p.partial + panels * 2 * n);
+    parallel_for(team, panels, grain_of((double)p.panel * ((double)n * 0.6 * sizeof(T) / 4 + 60)), FN(layer_norm_grad_range), &p);
+    for (int k = 0; k < 2; k++) {
+        if (!sums[k]) continue;
+        for (int64_t i = 0; i < n; i++) {
+            double total = 0;
+            for (int64_t panel = 0; panel < panels; panel++) total += p.partial[(panel * 2 + k) * n + i];
+            sums[k][i] = (T)total;
+        }
+    }
+}

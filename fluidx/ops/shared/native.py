@@ -1,0 +1,188 @@
+"""Calls of C kernels that several families of ops make: copies, reductions, work on rows, rows by id.
+
+Each function gives the calls, or None for what the kernel does not cover. With `dry` the arrays have shapes and strides only: then an empty
+list says that there would be calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ... import native
+from ...ir.parts import Part
+from ..expr.native import bind_native
+from ..expr.nodes import Expr
+
+Calls = list[native.Call]
+
+FLOATS = {"float32": "f32", "float64": "f64"}
+_REDUCED = {**FLOATS, "int32": "i32", "int64": "i64", "bool": "u8"}
+_CASTS = {"float32": 0, "float64": 1, "int32": 2, "int64": 3, "bool": 4}  # as move.h numbers them
+_HOW = {"sum": 0, "max": 1, "min": 2, "prod": 3, "squares": 4}  # as reduce.h does
+
+
+def expression(e: Expr, values: dict[str, Any], out: Any, dry: bool) -> Calls | None:
+    """One expression on the vector machine."""
+    call = bind_native([e], values, [out], dry)
+    return None if call is None else [call]
+
+
+# -- copies -------------------------------------------------------------------------------------------------------------------------
+
+
+def copy_calls(out: Any, x: Any, dry: bool = False) -> Calls | None:
+    """`out` filled with `x`, which broadcasts to it and is converted to its dtype."""
+    if x.dtype == out.dtype:
+        how = out.itemsize if out.itemsize in (1, 2, 4, 8) else None
+    elif x.dtype.name in _CASTS and out.dtype.name in _CASTS:
+        how = 16 + 5 * _CASTS[x.dtype.name] + _CASTS[out.dtype.name]
+    else:
+        how = None
+    if how is None:
+        return None
+    if dry or not out.size:
+        return []
+    if x.shape != out.shape:
+        x = np.broadcast_to(x, out.shape)
+    to, source = native.address(out), native.address(x)
+    if np.may_share_memory(out, x):
+        return [] if to == source and how < 16 and (out.size == 1 or out.strides == x.strides) else None
+    axes: list[list[int]] = []
+    for n, t, f in sorted(zip(out.shape, out.strides, x.strides, strict=True), key=lambda axis: -abs(axis[1])):
+        if n == 1:
+            continue
+        if axes and axes[-1][1] == n * t and axes[-1][2] == n * f:
+            axes[-1] = [axes[-1][0] * n, t, f]
+        else:
+            axes.append([n, t, f])
+    while len(axes) < 2:
+        axes.insert(0, [1, 0, 0])
+    if axes[-1][2] != x.itemsize:  # where columns are not neighbours in x, rows should be
+        k = next((k for k, axis in enumerate(axes) if axis[2] == x.itemsize), -2)
+        axes.insert(len(axes) - 2, axes.pop(k))
+    return [native.Call("copy", (how, to, source, len(axes) - 2, *(w for axis in axes for w in axis)), (out, x))]
+
+
+def all_of(parts: Sequence[Calls | None]) -> Calls | None:
+    """The calls of all parts one after the other, None if one of them is."""
+    calls: Calls = []
+    for part in parts:
+        if part is None:
+            return None
+        calls += part
+    return calls
+
+
+def fill_calls(out: Any, value: Any, dry: bool = False) -> Calls | None:
+    """`out` filled with one number."""
+    if out.itemsize not in (1, 2, 4, 8):
+        return None
+    if dry:
+        return []
+    one = np.empty((), out.dtype)
+    one.fill(value)
+    return copy_calls(out, one)
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------------------------
+
+
+def reduce_calls(how: str, x: Any, axes: Sequence[int], out: Any, divisor: float = 1.0, dry: bool = False) -> Calls | None:
+    """`x` reduced over `axes` by "sum", "max", "min", "prod" or, a sum too, "squares" into the contiguous `out`; sums are divided."""
+    kind = _REDUCED.get(x.dtype.name)
+    if kind is None or x.dtype != out.dtype or not out.flags.c_contiguous or how in ("max", "min") and not x.size:
+        return None
+    kept, gone = _loops(x, axes)
+    if len(kept) > 2 or len(gone) > 2:
+        return None
+    if dry:
+        return []
+    if len(gone) == 1:
+        n, stride = gone[0]
+        down = kept and abs(kept[-1][1]) < abs(stride) or kept and n < 16 and kept[-1][0] >= 64
+        gone = [(n, stride), (1, 0)] if down else [(1, 0), (n, stride)]
+    gone = [(1, 0)] * (2 - len(gone)) + gone
+    kept = [(1, 0)] * (2 - len(kept)) + kept
+    loops = (kept[0], gone[0], kept[1], gone[1])
+    words = (_HOW[how], native.address(x), native.address(out), *(n for n, _ in loops), *(s for _, s in loops), float(divisor))
+    return [native.Call(f"reduce_{kind}", words, (x, out))]
+
+
+def _loops(x: Any, axes: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Sizes and strides, in elements, of the axes that are kept and of those that are reduced, neighbours joined."""
+    made: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+    for k, (n, s) in enumerate(zip(x.shape, x.strides, strict=True)):
+        if n == 1:
+            continue
+        loops, s = made[k in axes], s // x.itemsize
+        if loops and loops[-1][1] == n * s:
+            loops[-1] = (loops[-1][0] * n, s)
+        else:
+            loops.append((n, s))
+    made[1].sort(key=lambda loop: -abs(loop[1]))
+    return made
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------------------------
+
+
+def row_calls(
+    name: str, arrays: Sequence[Any], axis: int, single: Any = None, labels: Any = None, ignore: int = 0, text: str = "", dry: bool = False
+) -> Calls | None:
+    """A kernel of rows.h: `arrays` are alike, `single` and integer `labels` have one element for each row along `axis`."""
+    x = arrays[0]
+    kind, present = FLOATS.get(x.dtype.name), [*arrays, *([] if single is None else [single])]
+    if kind is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in present):
+        return None
+    if labels is not None and (labels.dtype.name not in ("int32", "int64") or not labels.flags.c_contiguous):
+        return None
+    if dry or not x.size:
+        return []
+    axis %= x.ndim
+    message = text_of(text)
+    words = [native.address(a) for a in arrays] + [0] * (3 - len(arrays))
+    words += [0 if single is None else native.address(single), *((0, 8) if labels is None else (native.address(labels), labels.itemsize))]
+    words += [ignore, prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]), native.address(message)]
+    return [native.Call(f"{name}_{kind}", tuple(words), (*present, labels, message))]
+
+
+def text_of(text: str) -> np.ndarray:
+    """A text for C, which ends with a zero byte."""
+    return np.frombuffer(text.encode() + b"\0", np.uint8)
+
+
+# -- rows by id ---------------------------------------------------------------------------------------------------------------------
+
+
+def id_calls(
+    name: str, op: str, what: str, table: Any, ids: Any, rows: Any, part: Part | None = None, padding: int = -1, more: Sequence[int] = (),
+    dry: bool = False,
+) -> Calls | None:  # fmt: skip
+    """A kernel of move.h between the rows of `table` [n, ...] and those of `rows` [number of ids, ...], a part of the table.
+
+    An id outside of the whole table is an error that names `what`.
+    """
+    if ids.dtype.name not in ("int32", "int64") or not ids.flags.c_contiguous or table.dtype != rows.dtype:
+        return None
+    if not table.flags.c_contiguous or not rows.flags.c_contiguous:
+        return None
+    if dry:
+        return []
+    start, size = (0, table.shape[0]) if part is None else (part.start, part.size)
+    message = text_of(f"op {op}: id # is out of range; {what} has {size} rows, ids go from 0 to {size - 1}")
+    width = prod(table.shape[1:]) * (1 if name.startswith("add") else table.itemsize)
+    words = [native.address(ids), ids.itemsize, ids.size, start, table.shape[0], size, native.address(message)]
+    words += [native.address(table), native.address(rows), width, width, width, padding, *more]
+    return [native.Call(name, tuple(words), (ids, table, rows, message))]
+
+
+def add_row_calls(
+    op: str, what: str, table: Any, ids: Any, rows: Any, part: Part | None = None, padding: int = -1, clear: int = 1, dry: bool = False
+) -> Calls | None:
+    """Rows added to the rows of a table that ids name; `clear`: the table starts as zeros (1), the named rows do (2), or none (0)."""
+    kind = {**FLOATS, "int32": "i32", "int64": "i64"}.get(table.dtype.name)
+    return None if kind is None else id_calls(f"add_rows_{kind}", op, what, table, ids, rows, part, padding, (clear,), dry)
