@@ -1,10 +1,17 @@
 /* All kernels, compiled once per level of instructions: each level_*.c includes this file with LEVEL defined. */
 #include "native.h"
 
+#include "conv.h"
 #include "gemm.h"
 #include "vm.h"
 
 const Kernel LEVEL(kernels)[] = {
+    {"conv_f32", CONV_WORDS, conv_f32},
+    {"conv_f64", CONV_WORDS, conv_f64},
+    {"conv_back_f32", CONV_WORDS, conv_back_f32},
+    {"conv_back_f64", CONV_WORDS, conv_back_f64},
+    {"conv_filter_f32", CONV_WORDS, conv_filter_f32},
+    {"conv_filter_f64", CONV_WORDS, conv_filter_f64},
     {"gemm_f32", GEMM_WORDS, gemm_f32},
     {"gemm_f64", GEMM_WORDS, gemm_f64},
     {"vm_f32", -1, vm_f32},

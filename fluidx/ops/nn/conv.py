@@ -11,6 +11,7 @@ from ...ir.words import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
 from ..shared.types import is_half, meet, same_dtype
+from .conv_native import BACK, FILTER, FORWARD, calls, scratch_types
 from .im2col import convolve, convolve_back, convolve_filter
 from .windows import Windows, channels_first, four_pads, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
 
@@ -87,6 +88,7 @@ class _Conv(OpDef):
     product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups) -> the call that fills `out`; images are seen as NCHW
     windows: ClassVar[Callable[..., Windows]]  # (op, x, w, attrs)
     gradient: ClassVar[str]
+    transposed: ClassVar[bool] = False  # what the windows lie over is the result
 
     @classmethod
     def grad(cls, b, op, g):
@@ -105,6 +107,18 @@ class _Conv(OpDef):
             return partial(cls.kernel, xp, x, w, out=out, **attrs)
         win = cls.windows(cls.name, x, w, attrs)
         return cls.product(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"])
+
+    @classmethod
+    def native(cls, ins, outs, attrs, dry=False, scratch=()):
+        (x, w), out = ins, outs[0]
+        product = (BACK, out, w, x) if cls.transposed else (FORWARD, x, w, out)
+        return calls([product], cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
+
+    @classmethod
+    def native_scratch(cls, ins, outs, attrs):
+        (x, w), out, fmt = ins, outs[0], attrs["data_format"]
+        n, c, _ = split_image(out if cls.transposed else x, fmt)
+        return scratch_types([BACK if cls.transposed else FORWARD], n, c, w, cls.windows(cls.name, x, w, attrs), attrs["groups"], fmt)
 
 
 class Conv2d(_Conv):
@@ -146,6 +160,7 @@ class _ConvGrad(OpDef):
     """Base of the gradients with respect to the input and the filter, either of which may be left away."""
 
     inputs, outputs = ("Input", "Filter", "Output@GRAD"), ("Input@GRAD?", "Filter@GRAD?")
+    transposed: ClassVar[bool] = False
 
     @staticmethod
     def windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windows:
@@ -172,6 +187,22 @@ class _ConvGrad(OpDef):
         win = cls.windows(cls.name, x, w, attrs)
         x, g, dx = (None if a is None else channels_first(a, fmt) for a in (x, g, dx))
         return in_order(cls.products(xp, x, w, g, dx, dw, win, attrs["groups"]))
+
+    @classmethod
+    def native(cls, ins, outs, attrs, dry=False, scratch=()):
+        (x, w, g), (dx, dw) = ins, outs
+        image, y = (g, x) if cls.transposed else (x, g)
+        products = [] if dw is None else [(FILTER, image, dw, y)]
+        if dx is not None:
+            products.append((FORWARD, g, w, dx) if cls.transposed else (BACK, dx, w, g))
+        return calls(products, cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
+
+    @classmethod
+    def native_scratch(cls, ins, outs, attrs):
+        (x, w, g), (dx, dw), fmt = ins, outs, attrs["data_format"]
+        n, c, _ = split_image(g if cls.transposed else x, fmt)
+        products = [FILTER] * (dw is not None) + [FORWARD if cls.transposed else BACK] * (dx is not None)
+        return scratch_types(products, n, c, w, cls.windows(cls.name, x, w, attrs), attrs["groups"], fmt)
 
 
 class Conv2dGrad(_ConvGrad):
@@ -260,7 +291,7 @@ class Conv2dTranspose(_Conv):
     `output_size`, which may be up to stride - 1 larger. It is the gradient of conv2d with respect to its input. Source: fluid 1.8.
     """
 
-    name, gradient = "conv2d_transpose", "conv2d_transpose_grad"
+    name, gradient, transposed = "conv2d_transpose", "conv2d_transpose_grad", True
     attrs = _TRANSPOSE_ATTRS
     onnx = "ConvTranspose"
     pattern = _pattern(transposed=True)
@@ -297,7 +328,7 @@ class Conv2dTranspose(_Conv):
 class Conv2dTransposeGrad(_ConvGrad):
     """Gradients of conv2d_transpose with respect to its input and its filter; either may be left away."""
 
-    name = "conv2d_transpose_grad"
+    name, transposed = "conv2d_transpose_grad", True
     attrs = _TRANSPOSE_ATTRS
     pattern = _grad_pattern(transposed=True)
     local_attrs = _local_groups(2)
