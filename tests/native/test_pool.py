@@ -52,14 +52,14 @@ def run(name, ins, attrs):
 
 
 CASES = [
-    dict(ksize=(2, 2), strides=(2, 2)),
-    dict(ksize=(3, 3), strides=(2, 2), paddings=(1, 1)),
-    dict(ksize=(3, 2), strides=(1, 3), paddings=(1, 0, 0, 1)),
-    dict(ksize=(2, 2), strides=(3, 3), ceil_mode=True),
-    dict(ksize=(3, 3), strides=(2, 2), paddings=(1, 2), exclusive=False),
-    dict(ksize=(3, 4), strides=(1, 1), padding_algorithm="SAME"),
-    dict(global_pooling=True),
-    dict(ksize=(2, 2), adaptive=True),
+    {"ksize": (2, 2), "strides": (2, 2)},
+    {"ksize": (3, 3), "strides": (2, 2), "paddings": (1, 1)},
+    {"ksize": (3, 2), "strides": (1, 3), "paddings": (1, 0, 0, 1)},
+    {"ksize": (2, 2), "strides": (3, 3), "ceil_mode": True},
+    {"ksize": (3, 3), "strides": (2, 2), "paddings": (1, 2), "exclusive": False},
+    {"ksize": (3, 4), "strides": (1, 1), "padding_algorithm": "SAME"},
+    {"global_pooling": True},
+    {"ksize": (2, 2), "adaptive": True},
 ]
 
 

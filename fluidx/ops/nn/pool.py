@@ -300,7 +300,7 @@ class Pool2dGrad(OpDef):
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         win = _pool_windows("pool2d_grad", ins[0], attrs)
-        return None if _uneven(win, attrs) else pool_native.call(*ins, outs[0], win, attrs)
+        return None if _uneven(win, attrs) else pool_native.call(ins[0], ins[1], ins[2], outs[0], win, attrs)
 
     @staticmethod
     def samples():
