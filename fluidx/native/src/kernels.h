@@ -1,6 +1,9 @@
 /* All kernels, compiled once per level of instructions: each level_*.c includes this file with LEVEL defined. */
 #include "native.h"
 
+#include "conv.h"
+#include "batch_norm.h"
+#include "pool2d.h"
 #include "gemm.h"
 #include "vm.h"
 #include "rows.h"
@@ -10,8 +13,22 @@
 
 #define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
 const Kernel LEVEL(kernels)[] = {
+    {"batch_norm_f32", BN_WORDS, batch_norm_f32},
+    {"batch_norm_f64", BN_WORDS, batch_norm_f64},
+    {"batch_norm_grad_f32", BN_GRAD_WORDS, batch_norm_grad_f32},
+    {"batch_norm_grad_f64", BN_GRAD_WORDS, batch_norm_grad_f64},
+    {"conv_f32", CONV_WORDS, conv_f32},
+    {"conv_f64", CONV_WORDS, conv_f64},
+    {"conv_back_f32", CONV_WORDS, conv_back_f32},
+    {"conv_back_f64", CONV_WORDS, conv_back_f64},
+    {"conv_filter_f32", CONV_WORDS, conv_filter_f32},
+    {"conv_filter_f64", CONV_WORDS, conv_filter_f64},
     {"gemm_f32", GEMM_WORDS, gemm_f32},
     {"gemm_f64", GEMM_WORDS, gemm_f64},
+    {"pool_f32", POOL_WORDS, pool_f32},
+    {"pool_f64", POOL_WORDS, pool_f64},
+    {"pool_grad_f32", POOL_WORDS, pool_grad_f32},
+    {"pool_grad_f64", POOL_WORDS, pool_grad_f64},
     {"vm_f32", -1, vm_f32},
     {"vm_f64", -1, vm_f64},
     BOTH(softmax, ROWS_WORDS),

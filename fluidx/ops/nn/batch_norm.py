@@ -13,6 +13,7 @@ from ...ir import OpDef, Operator, ProgramError, Sample, TensorType
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.samples import f32, positive
 from ..shared.types import is_half
+from . import batch_norm_native
 from .norm_shared import by_copy, channel_count, check_weight, put, weight_dtype
 
 _BATCH_ATTRS = {"momentum": 0.9, "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW", "use_global_stats": False}
@@ -136,6 +137,9 @@ class BatchNorm(OpDef):
             put(saved_inv, 1 / xp.sqrt(batch_var + eps))
 
         return step
+
+    native = staticmethod(batch_norm_native.forward)
+    native_scratch = staticmethod(batch_norm_native.scratch_types)
 
     @staticmethod
     def samples():
@@ -281,6 +285,9 @@ class BatchNormGrad(OpDef):
                     dx3[:, c] = o
 
         return step
+
+    native = staticmethod(batch_norm_native.backward)
+    native_scratch = staticmethod(batch_norm_native.scratch_types)
 
     @staticmethod
     def samples():

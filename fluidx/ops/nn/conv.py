@@ -7,12 +7,15 @@ from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.words import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
-from ..shared.types import is_half, meet, same_dtype
-from .im2col import convolve, convolve_back, convolve_filter
+from ..shared.types import empties, is_half, meet, same_dtype
+from .conv_native import BACK, FILTER, FORWARD, calls, scratch_types
+from .im2col import Room, convolve, convolve_back, convolve_filter, turned
 from .windows import Windows, channels_first, four_pads, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
 
 _ATTRS = {"strides": (1, 1), "paddings": (0, 0), "dilations": (1, 1), "groups": 1, "data_format": "NCHW", "padding_algorithm": "EXPLICIT"}
@@ -90,14 +93,25 @@ def _local_groups(in_groups_of: int) -> Any:
     return staticmethod(local_attrs)
 
 
+def _asked(run: Any, ins: list[TensorType], outs: list[TensorType | None], attrs: Any) -> list[TensorType]:
+    """The scratch that a NumPy body asks for: binding it, to arrays that nothing is written to, tells."""
+    dtype = ins[0].dtype
+    if is_half(dtype):
+        return []
+    room = Room(np, dtype)
+    run(np, empties(ins), [None if t is None else empties([t])[0] for t in outs], attrs, room)
+    return [TensorType(dtype, (room.used,))] if room.used else []
+
+
 class _Conv(OpDef):
     """Base of the convolutions of an input with a filter."""
 
     inputs, outputs = ("Input", "Filter"), ("Output",)
     onnx = "Conv"
-    product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups) -> the call that fills `out`; images are seen as NCHW
+    product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups, room) -> the call that fills `out`; images are seen as NCHW
     windows: ClassVar[Callable[..., Windows]]  # (op, x, w, attrs)
     gradient: ClassVar[str]
+    transposed: ClassVar[bool] = False  # what the windows lie over is the result
 
     @classmethod
     def grad(cls, b, op, g):
@@ -110,12 +124,32 @@ class _Conv(OpDef):
         run_bound(cls.bind, xp, (x, w), (out,), attrs)
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx):
+    def bind(cls, xp, ins, outs, attrs, ctx, scratch=()):
+        if is_half(ins[0].dtype):
+            return partial(cls.kernel, xp, *ins, out=outs[0], **attrs)
+        return cls._run(xp, ins, outs, attrs, Room(xp, ins[0].dtype, scratch))
+
+    @classmethod
+    def _run(cls, xp, ins, outs, attrs, room):
         (x, w), out, fmt = ins, outs[0], attrs["data_format"]
-        if is_half(x.dtype):
-            return partial(cls.kernel, xp, x, w, out=out, **attrs)
         win = cls.windows(cls.name, x, w, attrs)
-        return cls.product(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"])
+        return cls.product(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"], room)
+
+    @classmethod
+    def scratch(cls, ins, outs, attrs):
+        return _asked(cls._run, ins, outs, attrs)
+
+    @classmethod
+    def native(cls, ins, outs, attrs, dry=False, scratch=()):
+        (x, w), out = ins, outs[0]
+        product = (BACK, out, w, x) if cls.transposed else (FORWARD, x, w, out)
+        return calls([product], cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
+
+    @classmethod
+    def native_scratch(cls, ins, outs, attrs):
+        (x, w), out, fmt = ins, outs[0], attrs["data_format"]
+        n, c, _ = split_image(out if cls.transposed else x, fmt)
+        return scratch_types([BACK if cls.transposed else FORWARD], n, c, w, cls.windows(cls.name, x, w, attrs), attrs["groups"], fmt)
 
 
 class Conv2d(_Conv):
@@ -158,13 +192,14 @@ class _ConvGrad(OpDef):
     """Base of the gradients with respect to the input and the filter, either of which may be left away."""
 
     inputs, outputs = ("Input", "Filter", "Output@GRAD"), ("Input@GRAD?", "Filter@GRAD?")
+    transposed: ClassVar[bool] = False
 
     @staticmethod
     def windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windows:
         raise NotImplementedError
 
     @staticmethod
-    def products(xp: Any, x: Any, w: Any, g: Any, dx: Any, dw: Any, win: Windows, groups: int) -> list[Callable[[], None]]:
+    def products(xp: Any, x: Any, w: Any, g: Any, dx: Any, dw: Any, win: Windows, groups: int, room: Room) -> list[Callable[[], None]]:
         """The calls that fill `dw` and `dx`, where they are not None, from images seen as NCHW."""
         raise NotImplementedError
 
@@ -177,13 +212,37 @@ class _ConvGrad(OpDef):
         run_bound(cls.bind, xp, (x, w, g), out, attrs)
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx):
+    def bind(cls, xp, ins, outs, attrs, ctx, scratch=()):
+        if is_half(ins[0].dtype):
+            return partial(cls.kernel, xp, *ins, out=outs, **attrs)
+        return cls._run(xp, ins, outs, attrs, Room(xp, ins[0].dtype, scratch))
+
+    @classmethod
+    def _run(cls, xp, ins, outs, attrs, room):
         (x, w, g), (dx, dw), fmt = ins, outs, attrs["data_format"]
-        if is_half(x.dtype):
-            return partial(cls.kernel, xp, x, w, g, out=outs, **attrs)
         win = cls.windows(cls.name, x, w, attrs)
         x, g, dx = (None if a is None else channels_first(a, fmt) for a in (x, g, dx))
-        return in_order(cls.products(xp, x, w, g, dx, dw, win, attrs["groups"]))
+        return in_order(cls.products(xp, x, w, g, dx, dw, win, attrs["groups"], room))
+
+    @classmethod
+    def scratch(cls, ins, outs, attrs):
+        return _asked(cls._run, ins, outs, attrs)
+
+    @classmethod
+    def native(cls, ins, outs, attrs, dry=False, scratch=()):
+        (x, w, g), (dx, dw) = ins, outs
+        image, y = (g, x) if cls.transposed else (x, g)
+        products = [] if dw is None else [(FILTER, image, dw, y)]
+        if dx is not None:
+            products.append((FORWARD, g, w, dx) if cls.transposed else (BACK, dx, w, g))
+        return calls(products, cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
+
+    @classmethod
+    def native_scratch(cls, ins, outs, attrs):
+        (x, w, g), (dx, dw), fmt = ins, outs, attrs["data_format"]
+        n, c, _ = split_image(g if cls.transposed else x, fmt)
+        products = [FILTER] * (dw is not None) + [FORWARD if cls.transposed else BACK] * (dx is not None)
+        return scratch_types(products, n, c, w, cls.windows(cls.name, x, w, attrs), attrs["groups"], fmt)
 
 
 class Conv2dGrad(_ConvGrad):
@@ -197,9 +256,15 @@ class Conv2dGrad(_ConvGrad):
     windows = staticmethod(_conv_windows)
 
     @staticmethod
-    def products(xp, x, w, g, dx, dw, win, groups):
-        calls = [] if dw is None else [convolve_filter(xp, x, g, dw, win, groups)]
-        return calls if dx is None else [*calls, convolve_back(xp, g, w, dx, win, groups)]
+    def products(xp, x, w, g, dx, dw, win, groups, room):
+        calls: list[Callable[[], None]] = []
+        if dx is not None and dw is not None:
+            g = turned(xp, x, g, win, groups, room, calls)
+        mark = room.at
+        if dw is not None:
+            calls.append(convolve_filter(xp, x, g, dw, win, groups, room))
+        room.at = mark
+        return calls if dx is None else [*calls, convolve_back(xp, g, w, dx, win, groups, room)]
 
     @staticmethod
     def samples():
@@ -274,7 +339,7 @@ class Conv2dTranspose(_Conv):
     `output_size`, which may be up to stride - 1 larger. It is the gradient of conv2d with respect to its input. Source: fluid 1.8.
     """
 
-    name, gradient = "conv2d_transpose", "conv2d_transpose_grad"
+    name, gradient, transposed = "conv2d_transpose", "conv2d_transpose_grad", True
     attrs = _TRANSPOSE_ATTRS
     onnx = "ConvTranspose"
     pattern = _pattern(transposed=True)
@@ -312,7 +377,7 @@ class Conv2dTranspose(_Conv):
 class Conv2dTransposeGrad(_ConvGrad):
     """Gradients of conv2d_transpose with respect to its input and its filter; either may be left away."""
 
-    name = "conv2d_transpose_grad"
+    name, transposed = "conv2d_transpose_grad", True
     attrs = _TRANSPOSE_ATTRS
     pattern = _grad_pattern(transposed=True)
     flops = _flops(transposed=True)
@@ -320,9 +385,10 @@ class Conv2dTransposeGrad(_ConvGrad):
     windows = staticmethod(_transposed_windows)
 
     @staticmethod
-    def products(xp, x, w, g, dx, dw, win, groups):
-        calls = [] if dw is None else [convolve_filter(xp, g, x, dw, win, groups)]
-        return calls if dx is None else [*calls, convolve(xp, g, w, dx, win, groups)]
+    def products(xp, x, w, g, dx, dw, win, groups, room):
+        calls = [] if dw is None else [convolve_filter(xp, g, x, dw, win, groups, room)]
+        room.at = 0
+        return calls if dx is None else [*calls, convolve(xp, g, w, dx, win, groups, room)]
 
     @staticmethod
     def samples():

@@ -1,6 +1,6 @@
 """The three products of a convolution: forward, back to its input, back to its filter.
 
-All of them are products with the columns of an image (im2col), made for a block of images at a time in scratch that `bind` allocates once.
+All of them are products with the columns of an image (im2col), made for a block of images at a time in scratch (`Room`).
 Two layouts of a block are in use, chosen by what copies and multiplies fastest on NumPy:
 
 - by channel, [n, C, kh, kw, OH, OW]: one product per image and group writes an NCHW result in place. Few channels, any groups.
@@ -11,8 +11,9 @@ The gradient with respect to the input is, at stride 1, a convolution with the f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,38 @@ from ..shared.blocked import in_order
 from .windows import Windows
 
 BY_CHANNEL_BYTES, BY_PIXEL_BYTES, GPU_BYTES = 1 << 20, 2 << 20, 256 << 20
+
+
+class Room:
+    """Scratch of the products of one operator: pieces of one array that a plan made room for, else arrays of their own.
+
+    `used` is how much the pieces have taken, in elements of `dtype`. Products that run one after the other begin at the same `mark`.
+    """
+
+    def __init__(self, xp: Any, dtype: Any, scratch: Sequence[Any] = ()):
+        self.xp, self.dtype = xp, dtype
+        self._whole = scratch[0] if scratch else None
+        self.at = self.used = 0
+
+    def empty(self, shape: tuple[int, ...]) -> Any:
+        start, size = self.at, prod(shape)
+        self.at += -(-size // 16) * 16
+        self.used = max(self.used, self.at)
+        if self._whole is None or start + size > self._whole.size:
+            return self.xp.empty(shape, self.dtype)
+        return self._whole[start : start + size].reshape(shape)
+
+
+def copies(xp: Any, to: Any, source: Any) -> list[Callable[[], Any]]:
+    """Calls that copy between images whose channels are last and ones that lie in NCHW, both seen with their channels last.
+
+    NumPy walks such a copy along one side, at strides that hit the same few cache lines; a few channels at a time keep them there.
+    """
+    n, h, w, c = to.shape
+    tile = max(8, 8192 // max(1, h * w))
+    if xp is not np or tile >= c or to.strides[3] == source.strides[3]:
+        return [partial(xp.copyto, to, source)]
+    return [partial(np.copyto, to[..., k : k + tile], source[..., k : k + tile]) for k in range(0, c, tile)]
 
 
 def _as_strided(xp: Any) -> Any:
@@ -38,7 +71,7 @@ class _Columns:
     [n * pixels, taps * C] by pixel.
     """
 
-    def __init__(self, xp: Any, x: Any, win: Windows, groups: int, by_pixel: bool):
+    def __init__(self, xp: Any, x: Any, win: Windows, groups: int, by_pixel: bool, room: Room):
         n, c = x.shape[:2]
         taps, pixels = win.kernel[0] * win.kernel[1], win.out[0] * win.out[1]
         self.by_pixel = by_pixel
@@ -51,19 +84,21 @@ class _Columns:
         limit = GPU_BYTES if xp is not np else BY_PIXEL_BYTES if by_pixel else BY_CHANNEL_BYTES
         step = max(1, min(n, limit // max(1, c * taps * pixels * x.itemsize)))
         shape = (step, *win.out, *win.kernel, c) if by_pixel else (step, c, *win.kernel, *win.out)
-        scratch = xp.empty(shape, x.dtype)
+        scratch = room.empty(shape)
         (t, _, left, _), (h, w) = win.pad, win.image
         padded = None
         if any(win.pad):
             hp, wp = win.padded
-            padded = xp.zeros((step, hp, wp, c) if by_pixel else (step, c, hp, wp), x.dtype)
+            padded = room.empty((step, hp, wp, c) if by_pixel else (step, c, hp, wp))
         for start in range(0, n, step):
             stop = min(n, start + step)
             m, source = stop - start, whole[start:stop]
             calls: list[Callable[[], Any]] = []
             if padded is not None:
                 inner = padded[:m, t : t + h, left : left + w] if by_pixel else padded[:m, :, t : t + h, left : left + w]
-                calls.append(partial(xp.copyto, inner, source))
+                if not start:
+                    calls += [partial(edge.fill, 0) for edge in _edges(padded, win, by_pixel)]
+                calls += copies(xp, inner, source) if by_pixel else [partial(xp.copyto, inner, source)]
                 source = padded[:m]
             calls.append(partial(xp.copyto, scratch[:m], self._windows(xp, source, win)))
             block = scratch[:m]
@@ -79,6 +114,12 @@ class _Columns:
         return _as_strided(xp)(image, (len(image), image.shape[1], *win.kernel, *win.out), (n, c, y * dh, x * dw, y * sh, x * sw))
 
 
+def _edges(padded: Any, win: Windows, by_pixel: bool) -> list[Any]:
+    """The parts of padded images that are padding."""
+    (t, _, left, _), (h, w), rows = win.pad, win.image, padded if by_pixel else padded.transpose(0, 2, 3, 1)
+    return [a for a in (rows[:, :t], rows[:, t + h :], rows[:, :, :left], rows[:, :, left + w :]) if a.size]
+
+
 def _by_pixel(xp: Any, x: Any, win: Windows, groups: int) -> bool:
     """Whether the by-pixel layout is the faster one for columns of this NCHW-seen array."""
     if groups > 1 or xp is not np:
@@ -88,24 +129,34 @@ def _by_pixel(xp: Any, x: Any, win: Windows, groups: int) -> bool:
     return x.shape[1] >= 16 and win.kernel != (1, 1) or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous
 
 
-def _still(xp: Any, a: Any, calls: list[Callable[[], Any]]) -> Any:
+def _still(xp: Any, a: Any, calls: list[Callable[[], Any]], room: Room) -> Any:
     """The array itself when contiguous, else scratch that `calls` refresh from it."""
     if a.flags.c_contiguous:
         return a
-    copy = xp.empty(a.shape, a.dtype)
+    copy = room.empty(a.shape)
     calls.append(partial(xp.copyto, copy, a))
     return copy
 
 
-def _pixel_filter(xp: Any, w: Any, calls: list[Callable[[], Any]]) -> Any:
+def _pixel_filter(xp: Any, w: Any, calls: list[Callable[[], Any]], room: Room) -> Any:
     """The filter as [O, taps * C], in the order of by-pixel columns."""
     o, c, kh, kw = w.shape
-    turned = xp.empty((o, kh, kw, c), w.dtype)
+    turned = room.empty((o, kh, kw, c))
     calls.append(partial(xp.copyto, turned, w.transpose(0, 2, 3, 1)))
     return turned.reshape(o, kh * kw * c)
 
 
-def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int) -> Callable[[], None]:
+def turned(xp: Any, x: Any, g: Any, win: Windows, groups: int, room: Room, calls: list[Callable[[], Any]]) -> Any:
+    """The output gradient for both gradients, seen as NCHW: where both go pixel by pixel, `calls` lay it out so once."""
+    (n, o), out = g.shape[:2], win.out
+    if xp is not np or groups > 1 or min(o, x.shape[1]) < 16 or win.kernel == (1, 1) or not g.flags.c_contiguous:
+        return g
+    rows = room.empty((n, *out, o))
+    calls += copies(xp, rows, _nhwc(g))
+    return rows.transpose(0, 3, 1, 2)
+
+
+def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int, room: Room) -> Callable[[], None]:
     """A call that puts the convolution of `x` with the OIHW filter `w` into `out`; `x` and `out` are seen as NCHW.
 
     Source: Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006.
@@ -114,22 +165,22 @@ def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int) -> Ca
         return in_order([])
     calls: list[Callable[[], Any]] = []
     o, pixels = w.shape[0], win.out[0] * win.out[1]
-    columns = _Columns(xp, x, win, groups, _by_pixel(xp, x, win, groups))
+    columns = _Columns(xp, x, win, groups, _by_pixel(xp, x, win, groups), room)
     if columns.by_pixel:
-        flat_w = _pixel_filter(xp, w, calls).T
+        flat_w = _pixel_filter(xp, w, calls, room).T
         direct = _nhwc(out).flags.c_contiguous
         longest = max(stop - start for start, stop, _, _ in columns.blocks)
-        scratch: Any = None if direct else xp.empty((longest * pixels, o), out.dtype)
+        scratch: Any = None if direct else room.empty((longest * pixels, o))
         for start, stop, fill, block in columns.blocks:
             rows = _nhwc(out).reshape(-1, o)[start * pixels : stop * pixels] if direct else scratch[: (stop - start) * pixels]
             calls += [*fill, partial(xp.dot, block, flat_w, rows)]
             if not direct:
-                calls.append(partial(xp.copyto, _nhwc(out[start:stop]), rows.reshape(stop - start, *win.out, o)))
+                calls += copies(xp, _nhwc(out[start:stop]), rows.reshape(stop - start, *win.out, o))
         return in_order(calls)
-    flat_w = _still(xp, w, calls).reshape(groups, o // groups, -1)
+    flat_w = _still(xp, w, calls, room).reshape(groups, o // groups, -1)
     direct = out.flags.c_contiguous
     longest = max(stop - start for start, stop, _, _ in columns.blocks)
-    scratch = None if direct else xp.empty((longest, *out.shape[1:]), out.dtype)
+    scratch = None if direct else room.empty((longest, *out.shape[1:]))
     for start, stop, fill, block in columns.blocks:
         target = out[start:stop] if direct else scratch[: stop - start]
         calls += [*fill, partial(xp.matmul, flat_w, block, out=target.reshape(stop - start, groups, o // groups, pixels))]
@@ -138,7 +189,7 @@ def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int) -> Ca
     return in_order(calls)
 
 
-def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int) -> Callable[[], None]:
+def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int, room: Room) -> Callable[[], None]:
     """A call that puts into `dx` what `convolve`'s output gradient `g` gives for its input; all seen as NCHW."""
     if not dx.size or not g.size:
         return partial(dx.fill, 0)
@@ -147,12 +198,12 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int) -
     pads = tuple(reach[a // 2] - win.pad[a] for a in range(4))
     grown = win.image[0] * win.image[1] / (win.out[0] * win.out[1])
     if win.is_pixel or (win.stride == (1, 1) and min(pads) >= 0 and grown <= 1.35):
-        turned = xp.empty((groups, cg, o // groups, kh, kw), w.dtype)
+        turned = room.empty((groups, cg, o // groups, kh, kw))
         flip: list[Callable[[], Any]] = []
-        grouped_w = _still(xp, w, flip).reshape(groups, o // groups, cg, kh, kw)
+        grouped_w = _still(xp, w, flip, room).reshape(groups, o // groups, cg, kh, kw)
         flip.append(partial(xp.copyto, turned, grouped_w[..., ::-1, ::-1].transpose(0, 2, 1, 3, 4)))
         back = Windows(win.out, win.kernel, (1, 1), win.dilation, pads, win.image)
-        run = convolve(xp, g, turned.reshape(groups * cg, o // groups, kh, kw), dx, back, groups)
+        run = convolve(xp, g, turned.reshape(groups * cg, o // groups, kh, kw), dx, back, groups, room)
         return in_order([*flip, run])
     n, c = dx.shape[:2]
     taps, pixels = kh * kw, win.out[0] * win.out[1]
@@ -162,16 +213,16 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int) -
     calls: list[Callable[[], Any]] = []
     hp, wp = win.padded
     (t, _, left, _), (h, wd) = win.pad, win.image
-    flat_w = _pixel_filter(xp, w, calls) if by_pixel else _still(xp, w, calls).reshape(groups, o // groups, cg * taps)
-    columns = xp.empty((step, *win.out, kh, kw, c) if by_pixel else (step, c, kh, kw, *win.out), g.dtype)
-    summed = xp.empty((step, hp, wp, c) if by_pixel else (step, c, hp, wp), g.dtype)
-    rows_g = xp.empty((step, *win.out, o) if by_pixel else (step, o, *win.out), g.dtype)
+    flat_w = _pixel_filter(xp, w, calls, room) if by_pixel else _still(xp, w, calls, room).reshape(groups, o // groups, cg * taps)
+    columns = room.empty((step, *win.out, kh, kw, c) if by_pixel else (step, c, kh, kw, *win.out))
+    summed = room.empty((step, hp, wp, c) if by_pixel else (step, c, hp, wp))
+    rows_g = room.empty((step, *win.out, o) if by_pixel else (step, o, *win.out))
     for start in range(0, n, step):
         stop = min(n, start + step)
         m, source = stop - start, g[start:stop]
         source = _nhwc(source) if by_pixel else source
         if not source.flags.c_contiguous:
-            calls.append(partial(xp.copyto, rows_g[:m], source))
+            calls += copies(xp, rows_g[:m], source) if by_pixel else [partial(xp.copyto, rows_g[:m], source)]
             source = rows_g[:m]
         cols, total = columns[:m], summed[:m]
         if by_pixel:
@@ -185,32 +236,32 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int) -
             seen, part = (total[:, r, s], cols[:, :, :, i, j]) if by_pixel else (total[:, :, r, s], cols[:, :, i, j])
             calls.append(partial(xp.add, seen, part, seen))
         if by_pixel:
-            calls.append(partial(xp.copyto, _nhwc(dx[start:stop]), total[:, t : t + h, left : left + wd]))
+            calls += copies(xp, _nhwc(dx[start:stop]), total[:, t : t + h, left : left + wd])
         else:
             calls.append(partial(xp.copyto, dx[start:stop], total[:, :, t : t + h, left : left + wd]))
     return in_order(calls)
 
 
-def convolve_filter(xp: Any, x: Any, g: Any, dw: Any, win: Windows, groups: int) -> Callable[[], None]:
+def convolve_filter(xp: Any, x: Any, g: Any, dw: Any, win: Windows, groups: int, room: Room) -> Callable[[], None]:
     """A call that puts into `dw` (OIHW) what `convolve`'s output gradient `g` gives for its filter; `x` and `g` are seen as NCHW."""
     if not g.size or not x.size:
         return partial(dw.fill, 0)
     o, cg, kh, kw = dw.shape
     pixels = win.out[0] * win.out[1]
     by_pixel = groups == 1 and xp is np and (x.shape[1] >= 16 or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous)
-    columns = _Columns(xp, x, win, groups, by_pixel)
+    columns = _Columns(xp, x, win, groups, by_pixel, room)
     longest = max(stop - start for start, stop, _, _ in columns.blocks)
     calls: list[Callable[[], Any]] = []
-    rows_g = xp.empty((longest, *win.out, o) if by_pixel else (longest, o, *win.out), g.dtype)
+    rows_g = room.empty((longest, *win.out, o) if by_pixel else (longest, o, *win.out))
     shape = (o, kh * kw * cg) if by_pixel else (groups, o // groups, cg * kh * kw)
-    total, part = xp.empty(shape, dw.dtype), xp.empty(shape, dw.dtype)
-    terms: Any = None if by_pixel else xp.empty((longest, *shape), dw.dtype)
+    total, part = room.empty(shape), room.empty(shape)
+    terms: Any = None if by_pixel else room.empty((longest, *shape))
     for start, stop, fill, block in columns.blocks:
         calls += fill
         m, source, into = stop - start, g[start:stop], part if start else total
         source = _nhwc(source) if by_pixel else source
         if not source.flags.c_contiguous:
-            calls.append(partial(xp.copyto, rows_g[:m], source))
+            calls += copies(xp, rows_g[:m], source) if by_pixel else [partial(xp.copyto, rows_g[:m], source)]
             source = rows_g[:m]
         if by_pixel:
             calls.append(partial(xp.dot, source.reshape(m * pixels, o).T, block, into))

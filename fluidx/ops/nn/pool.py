@@ -13,6 +13,7 @@ from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ..shared.blocked import BLOCK_BYTES, in_order
 from ..shared.samples import apart, f32
 from ..shared.types import is_half
+from . import pool_native
 from .windows import Windows, channels_first, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
 
 _ATTRS = {
@@ -254,6 +255,11 @@ class Pool2d(OpDef):
         return pool_into(xp, x, out, win, kind, attrs["exclusive"])
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        win = _pool_windows("pool2d", ins[0], attrs)
+        return None if _uneven(win, attrs) else pool_native.call(ins[0], outs[0], None, None, win, attrs)
+
+    @staticmethod
     def samples():
         for kind in ("max", "avg"):
             yield Sample.of(apart(2, 2, 4, 6), pooling_type=kind, ksize=(2, 2), strides=(2, 2))
@@ -299,6 +305,11 @@ class Pool2dGrad(OpDef):
         if _uneven(win, attrs):
             return _cells_back(xp, x, g, dx, kind)
         return pool_back(xp, x, y, g, dx, win, kind, attrs["exclusive"])
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        win = _pool_windows("pool2d_grad", ins[0], attrs)
+        return None if _uneven(win, attrs) else pool_native.call(ins[0], ins[1], ins[2], outs[0], win, attrs)
 
     @staticmethod
     def samples():

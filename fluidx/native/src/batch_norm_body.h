@@ -1,0 +1,267 @@
+/* batch_norm.h for one type: T, FN(name). */
+
+typedef struct {
+    const T *x, *g, *scale, *bias, *mean, *var;
+    T *y, *mean_out, *var_out, *saved_mean, *saved_inv, *dscale, *dbias;
+    int64_t n, c, k, given, block, parts;
+    T keep, eps;
+    double *sums;
+} FN(Norm);
+
+/* -- one channel --------------------------------------------------------------------------------------------------------------------- */
+
+/* The outputs for a channel of these statistics. Variances go through T once, as the values that are handed out do. */
+static void FN(bn_put)(const FN(Norm) *j, int64_t c, T mean, T var) {
+    T one = 1, inv = one / (T)sqrt((double)(T)(var + j->eps));
+    if (j->given) {
+        if (j->mean_out && j->mean_out != j->mean) j->mean_out[c] = mean;
+        if (j->var_out && j->var_out != j->var) j->var_out[c] = var;
+    } else {
+        if (j->mean_out) j->mean_out[c] = j->mean[c] * j->keep + mean * (one - j->keep);
+        if (j->var_out) j->var_out[c] = j->var[c] * j->keep + var * (one - j->keep);
+    }
+    if (j->saved_mean) j->saved_mean[c] = mean;
+    if (j->saved_inv) j->saved_inv[c] = inv;
+}
+
+INLINE T FN(bn_factor)(const FN(Norm) *j, int64_t c, T var) { return j->scale[c] / (T)sqrt((double)(T)(var + j->eps)); }
+
+/* Sums along a run: of x; of (x - mean)^2; of g and g (x - mean). Lanes keep each chain of roundings short, doubles join the runs. */
+INLINE double FN(bn_sum)(const T *x, int64_t n) {
+    T s[BN_LANES] = {0};
+    double total = 0;
+    int64_t i = 0;
+    for (; i + BN_LANES <= n; i += BN_LANES)
+        for (int l = 0; l < BN_LANES; l++) s[l] += x[i + l];
+    for (int l = 0; i < n; i++, l++) s[l] += x[i];
+    for (int l = 0; l < BN_LANES; l++) total += (double)s[l];
+    return total;
+}
+INLINE double FN(bn_squares)(const T *x, int64_t n, T mean) {
+    T s[BN_LANES] = {0};
+    double total = 0;
+    int64_t i = 0;
+    for (; i + BN_LANES <= n; i += BN_LANES)
+        for (int l = 0; l < BN_LANES; l++) s[l] += (x[i + l] - mean) * (x[i + l] - mean);
+    for (int l = 0; i < n; i++, l++) s[l] += (x[i] - mean) * (x[i] - mean);
+    for (int l = 0; l < BN_LANES; l++) total += (double)s[l];
+    return total;
+}
+INLINE void FN(bn_products)(const T *x, const T *g, int64_t n, T mean, double *sum, double *dot) {
+    T s[BN_LANES] = {0}, d[BN_LANES] = {0};
+    int64_t i = 0;
+    for (; i + BN_LANES <= n; i += BN_LANES)
+        for (int l = 0; l < BN_LANES; l++) s[l] += g[i + l], d[l] += g[i + l] * (x[i + l] - mean);
+    for (int l = 0; i < n; i++, l++) s[l] += g[i], d[l] += g[i] * (x[i] - mean);
+    for (int l = 0; l < BN_LANES; l++) *sum += (double)s[l], *dot += (double)d[l];
+}
+
+/* -- NCHW: blocks of channels -------------------------------------------------------------------------------------------------------- */
+
+static void FN(bn_channels)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Norm) *j = ctx;
+    int64_t apart = j->c * j->k;
+    for (int64_t b = begin; b < end; b++)
+        for (int64_t c = b * j->block; c < at_most((b + 1) * j->block, j->c); c++) {
+            const T *x = j->x + c * j->k;
+            T *y = j->y + c * j->k, mean, var, shift;
+            if (j->given) {
+                mean = j->mean[c], var = j->var[c];
+            } else {
+                double sum = 0, count = (double)j->n * (double)j->k;
+                for (int64_t n = 0; n < j->n; n++) sum += FN(bn_sum)(x + n * apart, j->k);
+                mean = (T)(sum / count), sum = 0;
+                for (int64_t n = 0; n < j->n; n++) sum += FN(bn_squares)(x + n * apart, j->k, mean);
+                var = (T)(sum / count);
+            }
+            T factor = FN(bn_factor)(j, c, var), bias = j->bias[c];
+            FN(bn_put)(j, c, mean, var);
+            shift = bias - mean * factor;
+            for (int64_t n = 0; n < j->n; n++) {
+                const T *from = x + n * apart;
+                T *to = y + n * apart;
+                if (j->given) {
+                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = from[i] * factor + shift;
+                } else {
+                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = (from[i] - mean) * factor + bias;
+                }
+            }
+        }
+}
+
+static void FN(bn_grad_channels)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Norm) *j = ctx;
+    int64_t apart = j->c * j->k;
+    for (int64_t b = begin; b < end; b++)
+        for (int64_t c = b * j->block; c < at_most((b + 1) * j->block, j->c); c++) {
+            const T *x = j->x + c * j->k, *g = j->g + c * j->k;
+            T *y = j->y + c * j->k, mean = j->mean[c], inv = j->var[c];
+            double sum = 0, dot = 0, count = (double)j->n * (double)j->k;
+            for (int64_t n = 0; n < j->n; n++) FN(bn_products)(x + n * apart, g + n * apart, j->k, mean, &sum, &dot);
+            T factor = j->scale[c] * inv, slope = (T)(dot * (double)inv * (double)inv / count), shift = (T)(sum / count);
+            j->dbias[c] = (T)sum, j->dscale[c] = (T)(dot * (double)inv);
+            for (int64_t n = 0; n < j->n; n++) {
+                const T *from = x + n * apart, *d = g + n * apart;
+                T *to = y + n * apart;
+                if (j->given) {
+                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = d[i] * factor;
+                } else {
+                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = (d[i] - (from[i] - mean) * slope - shift) * factor;
+                }
+            }
+        }
+}
+
+/* -- NHWC: parts of the rows ----------------------------------------------------------------------------------------------------------- */
+
+/* Mean and squared deviations of the channels over parts [begin, end) of the rows: [part][3][channels], first how many. */
+static void FN(bn_part_moments)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Norm) *j = ctx;
+    int64_t c = j->c;
+    T *sum = scratch(sizeof(T) * (size_t)(3 * c)), *square = sum + c, *rest = square + c;
+    for (int64_t p = begin; p < end; p++) {
+        double *mean = j->sums + p * 3 * c + c, *squares = mean + c;
+        int64_t first = j->n * p / j->parts, last = j->n * (p + 1) / j->parts;
+        memset(mean, 0, sizeof(double) * (size_t)(2 * c));
+        for (int64_t r = first; r < last; r += BN_ROWS) {
+            int64_t rows = at_most(BN_ROWS, last - r);
+            const T *x = j->x + r * c;
+            for (int64_t i = 0; i < c; i++) sum[i] = 0, square[i] = 0, rest[i] = 0;
+            for (int64_t q = 0; q < rows; q++)
+                IVDEP for (int64_t i = 0; i < c; i++) sum[i] += x[q * c + i];
+            for (int64_t i = 0; i < c; i++) sum[i] /= (T)rows;
+            for (int64_t q = 0; q < rows; q++)
+                IVDEP for (int64_t i = 0; i < c; i++) {
+                    T d = x[q * c + i] - sum[i];
+                    rest[i] += d, square[i] += d * d;
+                }
+            /* sum[i] is the block's mean rounded to T, and rest[i] what that lost */
+            double before = (double)(r - first), share = (double)rows / (before + (double)rows);
+            IVDEP for (int64_t i = 0; i < c; i++) {
+                double lost = (double)rest[i] / (double)rows, delta = (double)sum[i] + lost - mean[i];
+                mean[i] += delta * share;
+                squares[i] += (double)square[i] - (double)rest[i] * lost + delta * delta * before * share;
+            }
+        }
+        for (int64_t i = 0; i < c; i++) mean[i - c] = (double)(last - first);
+    }
+}
+
+static void FN(bn_rows)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Norm) *j = ctx;
+    const T *mean = j->mean_out, *factor = j->saved_mean, *shift = j->saved_inv;
+    int64_t c = j->c;
+    for (int64_t r = begin; r < end; r++) {
+        const T *x = j->x + r * c;
+        T *y = j->y + r * c;
+        if (j->given) {
+            IVDEP for (int64_t i = 0; i < c; i++) y[i] = x[i] * factor[i] + shift[i];
+        } else {
+            IVDEP for (int64_t i = 0; i < c; i++) y[i] = (x[i] - mean[i]) * factor[i] + shift[i];
+        }
+    }
+}
+
+/* Sums of g and of g (x - mean) over parts of the rows: [part][3][channels], the last unused. */
+static void FN(bn_part_products)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Norm) *j = ctx;
+    int64_t c = j->c;
+    T *sum = scratch(sizeof(T) * (size_t)(2 * c)), *dot = sum + c;
+    for (int64_t p = begin; p < end; p++) {
+        double *sums = j->sums + p * 3 * c, *dots = sums + c;
+        int64_t last = j->n * (p + 1) / j->parts;
+        memset(sums, 0, sizeof(double) * (size_t)(2 * c));
+        for (int64_t r = j->n * p / j->parts; r < last; r += 2 * BN_ROWS) {
+            for (int64_t i = 0; i < c; i++) sum[i] = 0, dot[i] = 0;
+            for (int64_t q = r; q < at_most(r + 2 * BN_ROWS, last); q++) {
+                const T *x = j->x + q * c, *g = j->g + q * c;
+                IVDEP for (int64_t i = 0; i < c; i++) sum[i] += g[i], dot[i] += g[i] * (x[i] - j->mean[i]);
+            }
+            IVDEP for (int64_t i = 0; i < c; i++) sums[i] += (double)sum[i], dots[i] += (double)dot[i];
+        }
+    }
+}
+
+static void FN(bn_grad_rows)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Norm) *j = ctx;
+    const T *factor = j->mean_out, *slope = j->saved_mean, *shift = j->saved_inv, *mean = j->mean;
+    int64_t c = j->c;
+    for (int64_t r = begin; r < end; r++) {
+        const T *x = j->x + r * c, *g = j->g + r * c;
+        T *y = j->y + r * c;
+        if (j->given) {
+            IVDEP for (int64_t i = 0; i < c; i++) y[i] = g[i] * factor[i];
+        } else {
+            IVDEP for (int64_t i = 0; i < c; i++) y[i] = (g[i] - (x[i] - mean[i]) * slope[i] - shift[i]) * factor[i];
+        }
+    }
+}
+
+/* -- the kernels --------------------------------------------------------------------------------------------------------------------- */
+
+static int64_t FN(bn_grain)(int64_t elements) { return (1 << 15) / at_least(elements, 1) + 1; }
+
+static void FN(batch_norm)(const int64_t *a, Team *team) {
+    FN(Norm) j = {.x = PTR(T, a[0]), .y = PTR(T, a[1]), .scale = PTR(T, a[2]), .bias = PTR(T, a[3]), .mean = PTR(T, a[4]),
+                  .var = PTR(T, a[5]), .mean_out = PTR(T, a[6]), .var_out = PTR(T, a[7]), .saved_mean = PTR(T, a[8]),
+                  .saved_inv = PTR(T, a[9]), .n = a[10], .c = a[11], .k = a[12], .given = a[13], .keep = (T)as_double(a[14]),
+                  .eps = (T)as_double(a[15]), .sums = PTR(double, a[16]), .block = 1};
+    if (j.k) {
+        j.block = at_least(1, 64 / j.k);
+        parallel_for(team, up_div(j.c, j.block), FN(bn_grain)(j.n * j.k * j.block), FN(bn_channels), &j);
+        return;
+    }
+    j.parts = bn_parts(j.n);
+    if (!j.given) parallel_for(team, j.parts, 1, FN(bn_part_moments), &j);
+    /* the first part's place is then that of what the second pass needs */
+    FN(Norm) next = j;
+    T *first = (T *)j.sums, *mean = first, *factor = first + j.c, *shift = first + 2 * j.c;
+    double *total = j.sums + j.parts * 3 * j.c;
+    for (int64_t c = 0; c < j.c; c++) {
+        double middle = 0, squares = 0, count = 0;
+        for (int64_t p = 0; p < j.parts && !j.given; p++) {
+            const double *s = j.sums + p * 3 * j.c + c;
+            double delta = s[j.c] - middle, share = s[0] / (count + s[0]);
+            middle += delta * share;
+            squares += s[2 * j.c] + delta * delta * count * share;
+            count += s[0];
+        }
+        total[c] = j.given ? (double)j.mean[c] : middle;
+        total[j.c + c] = j.given ? (double)j.var[c] : squares / count;
+    }
+    for (int64_t c = 0; c < j.c; c++) {
+        T var = (T)total[j.c + c];
+        mean[c] = (T)total[c], factor[c] = FN(bn_factor)(&j, c, var);
+        shift[c] = j.given ? j.bias[c] - mean[c] * factor[c] : j.bias[c];
+        FN(bn_put)(&j, c, mean[c], var);
+    }
+    next.mean_out = mean, next.saved_mean = factor, next.saved_inv = shift;
+    parallel_for(team, j.n, FN(bn_grain)(j.c), FN(bn_rows), &next);
+}
+
+static void FN(batch_norm_grad)(const int64_t *a, Team *team) {
+    FN(Norm) j = {.x = PTR(T, a[0]), .g = PTR(T, a[1]), .y = PTR(T, a[2]), .scale = PTR(T, a[3]), .mean = PTR(T, a[4]),
+                  .var = PTR(T, a[5]), .dscale = PTR(T, a[6]), .dbias = PTR(T, a[7]), .n = a[8], .c = a[9], .k = a[10], .given = a[11],
+                  .sums = PTR(double, a[12]), .block = 1};
+    if (j.k) {
+        j.block = at_least(1, 64 / j.k);
+        parallel_for(team, up_div(j.c, j.block), FN(bn_grain)(j.n * j.k * j.block), FN(bn_grad_channels), &j);
+        return;
+    }
+    j.parts = bn_parts(j.n);
+    parallel_for(team, j.parts, 1, FN(bn_part_products), &j);
+    FN(Norm) next = j;
+    double *total = j.sums + j.parts * 3 * j.c;
+    for (int64_t c = 0; c < 2 * j.c; c++) {
+        total[c] = 0;
+        for (int64_t p = 0; p < j.parts; p++) total[c] += j.sums[p * 3 * j.c + c];
+    }
+    T *factor = (T *)j.sums, *slope = factor + j.c, *shift = factor + 2 * j.c;
+    for (int64_t c = 0; c < j.c; c++) {
+        double inv = (double)j.var[c], count = (double)j.n;
+        factor[c] = j.scale[c] * j.var[c], slope[c] = (T)(total[j.c + c] * inv * inv / count), shift[c] = (T)(total[c] / count);
+        j.dbias[c] = (T)total[c], j.dscale[c] = (T)(total[j.c + c] * inv);
+    }
+    next.mean_out = factor, next.saved_mean = slope, next.saved_inv = shift;
+    parallel_for(team, j.n, FN(bn_grain)(j.c), FN(bn_grad_rows), &next);
+}

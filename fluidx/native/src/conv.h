@@ -1,0 +1,58 @@
+/* Convolutions of images with filters, and their gradients, in two dimensions.
+ *
+ * Three products: forward gives the outputs, back the gradient of the image, filter that of the filter. Each is computed in one of four
+ * ways, which Python chooses by the shape (ops/nn/conv_native.py):
+ *
+ * - Winograd F(2x2, 3x3): 3x3 filters at stride 1. Tiles of 4x4 pixels become 16 matrices of tiles by channels, whose products with 16
+ *   transformed filters give tiles of 2x2 outputs: 2.25 times fewer multiplications. As accurate as sums taken directly: all factors are
+ *   0, 1, 1/2 and 1/4. Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016. The gradient of the filter
+ *   comes from the same transforms, transposed.
+ * - Shifted products: an image is laid out pixel by pixel with its padding, and every tap of the filter is a product with the same
+ *   pixels moved, read in place. At stride s the pixels are dealt out to s x s planes first, so that each tap finds its pixels next to
+ *   each other. The gradient of the image at stride s is s x s such convolutions of the gradient, each with the taps that reach it.
+ * - Columns (im2col) in rows of pixels, for few channels and for groups.
+ * - Directly, for depthwise convolutions.
+ *
+ * Products go to the BLAS in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first. What a piece of work is
+ * follows from shapes alone. Images in NCHW are turned one at a time, in cache.
+ *
+ * words: image, filter (O, C / groups, height, width), outputs, N, C, O, groups, height and width of the image, of the filter, strides,
+ * dilations, padding above and to the left, height and width of the outputs, NHWC (0 or 1), the way, address of scratch */
+
+enum { CONV_WORDS = 22 };
+enum { WINOGRAD = 0, SHIFTED = 1, COLUMNS = 2, DIRECT = 3 };
+enum { PANEL = 64, ROWS = 120, DEPTH = 128, TILES = 64, LANES = 16, MOST_TAPS = 128, MOST_GRIDS = 16 };
+
+typedef struct {
+    int64_t n, c, o, groups, h, w, kh, kw, sh, sw, dh, dw, top, left, oh, ow, nhwc, way;
+} Conv;
+
+INLINE Conv conv_of(const int64_t *a) {
+    return (Conv){a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20]};
+}
+
+INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Into how many parts the batch is cut where each part sums a gradient of the filter of its own; as in conv_native.py. */
+INLINE int64_t conv_parts(int64_t n, int64_t bytes) {
+    int64_t parts = bytes > (8 << 20) ? 2 : bytes > (2 << 20) ? 4 : 8;
+    return at_most(parts, at_least(n, 1));
+}
+
+#define T float
+#define FN(name) name##_f32
+#define BLAS blas_f32
+#include "conv_body.h"
+#undef T
+#undef FN
+#undef BLAS
+
+#define T double
+#define FN(name) name##_f64
+#define BLAS blas_f64
+#include "conv_body.h"
+#undef T
+#undef FN
+#undef BLAS

@@ -1,0 +1,759 @@
+/* conv.h for one type: T, FN(name), BLAS. */
+
+/* -- pieces ------------------------------------------------------------------------------------------------------------------------- */
+
+/* C = op(A) B + beta C, in blocks that the BLAS need not copy. */
+static void FN(multiply)(int ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T beta, T *c,
+                         int64_t ldc) {
+    for (int64_t j = 0; j < n; j += PANEL)
+        for (int64_t l = 0; l < k; l += DEPTH)
+            for (int64_t i = 0; i < m; i += ROWS) {
+                const T *from = a + (ta ? l * lda + i : i * lda + l);
+                BLAS(101, ta ? 112 : 111, 111, at_most(m - i, ROWS), at_most(n - j, PANEL), at_most(k - l, DEPTH), 1, from, lda,
+                     b + l * ldb + j, ldb, l ? 1 : beta, c + i * ldc + j, ldc);
+            }
+}
+
+/* y [columns][rows] = x [rows][columns], in tiles that fill cache lines on both sides. */
+static void FN(turn)(const T *x, int64_t rows, int64_t columns, T *y) {
+    for (int64_t c = 0; c < columns; c += 16)
+        for (int64_t r = 0; r < rows; r += 16) {
+            if (r + 16 <= rows && c + 16 <= columns) {
+                T t[16][16];
+                for (int i = 0; i < 16; i++)
+                    for (int j = 0; j < 16; j++) t[i][j] = x[(r + i) * columns + c + j];
+                for (int j = 0; j < 16; j++)
+                    for (int i = 0; i < 16; i++) y[(c + j) * rows + r + i] = t[i][j];
+            } else {
+                for (int64_t j = c; j < columns && j < c + 16; j++)
+                    for (int64_t i = r; i < rows && i < r + 16; i++) y[j * rows + i] = x[i * columns + j];
+            }
+        }
+}
+
+INLINE void FN(clear)(T *x, int64_t n) { memset(x, 0, (size_t)n * sizeof(T)); }
+INLINE void FN(move)(T *y, const T *x, int64_t n) { memcpy(y, x, (size_t)n * sizeof(T)); }
+
+/* An image with its channels last: itself, or turned into `room`. */
+INLINE const T *FN(pixels)(const T *x, int64_t nhwc, int64_t c, int64_t size, T *room) {
+    if (nhwc || c == 1 || size == 1) return x;
+    FN(turn)(x, c, size, room);
+    return room;
+}
+
+typedef struct {
+    Conv k;
+    const T *in, *filter;
+    T *out, *scratch;
+    int64_t ci, co, ih, iw, oh, ow, top, left; /* of the convolution that is done, which for `back` is that of the gradient */
+    int64_t back, parts, group;
+    int failed;
+    struct FN(Grid) *grids;
+    int64_t n_grids, pitch, plane, planes, height, above, before;
+} FN(Job);
+
+/* -- Winograd ------------------------------------------------------------------------------------------------------------------------ */
+
+/* 16 lanes or fewer of B^t d B: pixels s [4][4], `row` and `pixel` apart, to v [16], `apart` apart. */
+INLINE void FN(tile_in)(const T *s, int64_t row, int64_t pixel, T *v, int64_t apart, int lanes) {
+    T t[16][LANES];
+    for (int j = 0; j < 4; j++)
+        for (int l = 0; l < lanes; l++) {
+            T a = s[j * pixel + l], b = s[row + j * pixel + l], c = s[2 * row + j * pixel + l], d = s[3 * row + j * pixel + l];
+            t[j][l] = a - c, t[4 + j][l] = b + c, t[8 + j][l] = c - b, t[12 + j][l] = b - d;
+        }
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < lanes; l++) {
+            T a = t[4 * i][l], b = t[4 * i + 1][l], c = t[4 * i + 2][l], d = t[4 * i + 3][l];
+            T *to = v + 4 * i * apart + l;
+            to[0] = a - c, to[apart] = b + c, to[2 * apart] = c - b, to[3 * apart] = b - d;
+        }
+}
+
+/* A^t m A: m [16] to 2x2 outputs y [4][LANES]. */
+INLINE void FN(tile_out)(const T *m, int64_t apart, T (*y)[LANES], int lanes) {
+    T t[8][LANES];
+    for (int j = 0; j < 4; j++)
+        for (int l = 0; l < lanes; l++) {
+            const T *s = m + j * apart + l;
+            T a = s[0], b = s[4 * apart], c = s[8 * apart], d = s[12 * apart];
+            t[j][l] = a + b + c, t[4 + j][l] = b - c - d;
+        }
+    for (int i = 0; i < 2; i++)
+        for (int l = 0; l < lanes; l++) {
+            T a = t[4 * i][l], b = t[4 * i + 1][l], c = t[4 * i + 2][l], d = t[4 * i + 3][l];
+            y[2 * i][l] = a + b + c, y[2 * i + 1][l] = b - c - d;
+        }
+}
+
+/* A g A^t: the gradient of 2x2 outputs g [2][2] to that of m [16]. */
+INLINE void FN(tile_grad)(const T *g, int64_t row, int64_t pixel, T *m, int64_t apart, int lanes) {
+    T t[8][LANES];
+    for (int j = 0; j < 2; j++)
+        for (int l = 0; l < lanes; l++) {
+            T a = g[j * pixel + l], b = g[row + j * pixel + l];
+            t[j][l] = a, t[2 + j][l] = a + b, t[4 + j][l] = a - b, t[6 + j][l] = -b;
+        }
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < lanes; l++) {
+            T a = t[2 * i][l], b = t[2 * i + 1][l], *to = m + 4 * i * apart + l;
+            to[0] = a, to[apart] = a + b, to[2 * apart] = a - b, to[3 * apart] = -b;
+        }
+}
+
+/* G w G^t for lanes of filters w [9][LANES]. */
+INLINE void FN(filter_in)(T (*w)[LANES], T (*u)[LANES]) {
+    T t[12][LANES];
+    for (int j = 0; j < 3; j++)
+        for (int l = 0; l < LANES; l++) {
+            T a = w[j][l], b = w[3 + j][l], c = w[6 + j][l], half = (T)0.5 * (a + c), mid = (T)0.5 * b;
+            t[j][l] = a, t[3 + j][l] = half + mid, t[6 + j][l] = half - mid, t[9 + j][l] = c;
+        }
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < LANES; l++) {
+            T a = t[3 * i][l], b = t[3 * i + 1][l], c = t[3 * i + 2][l], half = (T)0.5 * (a + c), mid = (T)0.5 * b;
+            u[4 * i][l] = a, u[4 * i + 1][l] = half + mid, u[4 * i + 2][l] = half - mid, u[4 * i + 3][l] = c;
+        }
+}
+
+/* G^t u G: the gradient of the transformed filter to that of the filter. */
+INLINE void FN(filter_grad)(T (*u)[LANES], T (*w)[LANES]) {
+    T t[12][LANES];
+    for (int j = 0; j < 4; j++)
+        for (int l = 0; l < LANES; l++) {
+            T sum = (T)0.5 * (u[4 + j][l] + u[8 + j][l]), diff = (T)0.5 * (u[4 + j][l] - u[8 + j][l]);
+            t[j][l] = u[j][l] + sum, t[4 + j][l] = diff, t[8 + j][l] = sum + u[12 + j][l];
+        }
+    for (int i = 0; i < 3; i++)
+        for (int l = 0; l < LANES; l++) {
+            T sum = (T)0.5 * (t[4 * i + 1][l] + t[4 * i + 2][l]), diff = (T)0.5 * (t[4 * i + 1][l] - t[4 * i + 2][l]);
+            w[3 * i][l] = t[4 * i][l] + sum, w[3 * i + 1][l] = diff, w[3 * i + 2][l] = sum + t[4 * i + 3][l];
+        }
+}
+
+/* The 16 matrices of transformed filters, each in panels of 64 outputs: [16][co / 64][ci][64]. Backwards the filters are turned over,
+ * which swaps rows 0 and 3 of the transformed ones, and columns. Items are blocks of LANES outputs. */
+static void FN(winograd_filters)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Job) *j = ctx;
+    int64_t lane = j->back ? 9 : j->ci * 9, step = j->back ? j->co * 9 : 9;
+    for (int64_t block = begin; block < end; block++) {
+        int64_t o = block * LANES, lanes = at_most(LANES, j->co - o), first = o / PANEL * PANEL, width = at_most(PANEL, j->co - first);
+        T w[9][LANES] = {{0}}, u[16][LANES];
+        for (int64_t c = 0; c < j->ci; c++) {
+            const T *from = j->filter + o * lane + c * step;
+            for (int64_t l = 0; l < lanes; l++)
+                for (int t = 0; t < 9; t++) w[t][l] = from[l * lane + t];
+            FN(filter_in)(w, u);
+            T *to = j->scratch + first * j->ci + c * width + (o - first);
+            for (int e = 0; e < 16; e++) {
+                static const int over[4] = {3, 1, 2, 0};
+                T *row = to + (j->back ? over[e / 4] * 4 + over[e % 4] : e) * j->ci * j->co;
+                if (lanes == LANES)
+                    for (int l = 0; l < LANES; l++) row[l] = u[e][l];
+                else
+                    for (int64_t l = 0; l < lanes; l++) row[l] = u[e][l];
+            }
+        }
+    }
+}
+
+/* The part [side][side] of an image at (y, x) with zeros around it: in place where it lies inside, else copied to `room`. */
+INLINE const T *FN(patch)(const T *image, int64_t h, int64_t w, int64_t c, int64_t y, int64_t x, int side, T *room, int64_t *row) {
+    if (y >= 0 && x >= 0 && y + side <= h && x + side <= w) {
+        *row = w * c;
+        return image + (y * w + x) * c;
+    }
+    for (int i = 0; i < side; i++)
+        for (int k = 0; k < side; k++) {
+            int inside = y + i >= 0 && y + i < h && x + k >= 0 && x + k < w;
+            if (inside)
+                FN(move)(room + (i * side + k) * c, image + ((y + i) * w + x + k) * c, c);
+            else
+                FN(clear)(room + (i * side + k) * c, c);
+        }
+    *row = side * c;
+    return room;
+}
+
+/* Images [begin, end): transform, multiply, transform back, a block of tiles at a time. */
+static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
+    FN(Job) *j = ctx;
+    int64_t ci = j->ci, co = j->co, th = up_div(j->oh, 2), tw = up_div(j->ow, 2), tiles = th * tw, nhwc = j->k.nhwc;
+    int64_t in_size = j->ih * j->iw * ci, out_size = j->oh * j->ow * co, group = j->group, block = TILES;
+    T *v = scratch(sizeof(T) * (size_t)(16 * block * (ci + co) + 16 * ci + (nhwc ? 0 : group * (in_size + out_size))));
+    if (!v) {
+        j->failed = 1;
+        return;
+    }
+    T *m = v + 16 * block * ci, *room = m + 16 * block * co, *turned = room + 16 * ci, *made = turned + group * in_size;
+    for (int64_t first = begin * group; first < at_most(end * group, j->k.n); first += group) {
+        int64_t count = at_most(group, j->k.n - first);
+        for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(j->in + (first + i) * in_size, ci, j->ih * j->iw, turned + i * in_size);
+        const T *in = nhwc ? j->in + first * in_size : turned;
+        T *out = nhwc ? j->out + first * out_size : made;
+        for (int64_t t0 = 0; t0 < count * tiles; t0 += block) {
+            int64_t some = at_most(block, count * tiles - t0), apart = some * ci;
+            for (int64_t t = 0; t < some; t++) {
+                int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
+                const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
+                for (; c + LANES <= ci; c += LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, LANES);
+                if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
+            }
+            for (int64_t e = 0; e < 16; e++)
+                for (int64_t o = 0; o < co; o += PANEL) {
+                    int64_t width = at_most(PANEL, co - o);
+                    FN(multiply)(0, some, width, ci, v + e * apart, ci, j->scratch + e * ci * co + o * ci, width, 0, m + e * some * co + o, co);
+                }
+            apart = some * co;
+            for (int64_t t = 0; t < some; t++) {
+                int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2;
+                T *to = out + image * out_size + (y * j->ow + x) * co;
+                int down = y + 1 < j->oh, right = x + 1 < j->ow;
+                for (int64_t c = 0; c < co; c += LANES) {
+                    T r[4][LANES];
+                    int lanes = (int)at_most(LANES, co - c);
+                    if (lanes == LANES)
+                        FN(tile_out)(m + t * co + c, apart, r, LANES);
+                    else
+                        FN(tile_out)(m + t * co + c, apart, r, lanes);
+                    for (int i = 0; i < 1 + down; i++)
+                        for (int k = 0; k < 1 + right; k++) {
+                            T *p = to + (i * j->ow + k) * co + c;
+                            if (lanes == LANES)
+                                for (int l = 0; l < LANES; l++) p[l] = r[2 * i + k][l];
+                            else
+                                for (int l = 0; l < lanes; l++) p[l] = r[2 * i + k][l];
+                        }
+                }
+            }
+        }
+        for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(made + i * out_size, j->oh * j->ow, co, j->out + (first + i) * out_size);
+    }
+}
+
+static void FN(winograd)(FN(Job) *j, Team *team) {
+    j->group = at_most(j->k.n, at_least(1, TILES / (up_div(j->oh, 2) * up_div(j->ow, 2))));
+    parallel_for(team, up_div(j->co, LANES), 1, FN(winograd_filters), j);
+    parallel_for(team, up_div(j->k.n, j->group), 1, FN(winograd_images), j);
+}
+
+/* Parts [begin, end) of the batch: the gradient of the transformed filter, [16][co][ci] for each part. */
+static void FN(winograd_sums)(void *ctx, int64_t begin, int64_t end) {
+    FN(Job) *j = ctx;
+    int64_t ci = j->ci, co = j->co, th = up_div(j->oh, 2), tw = up_div(j->ow, 2), tiles = th * tw, nhwc = j->k.nhwc;
+    int64_t in_size = j->ih * j->iw * ci, out_size = j->oh * j->ow * co, group = j->group, block = 2 * TILES;
+    T *v = scratch(sizeof(T) * (size_t)(16 * block * (ci + co) + 16 * (ci + co) + (nhwc ? 0 : group * (in_size + out_size))));
+    if (!v) {
+        j->failed = 1;
+        return;
+    }
+    T *m = v + 16 * block * ci, *room = m + 16 * block * co, *turned = room + 16 * (ci + co), *turned_g = turned + group * in_size;
+    for (int64_t part = begin; part < end; part++) {
+        T *sums = j->scratch + part * 16 * ci * co;
+        int64_t last = j->k.n * (part + 1) / j->parts, fresh = 1;
+        for (int64_t first = j->k.n * part / j->parts; first < last; first += group) {
+            int64_t count = at_most(group, last - first);
+            for (int64_t i = 0; i < count && !nhwc; i++) {
+                FN(turn)(j->in + (first + i) * in_size, ci, j->ih * j->iw, turned + i * in_size);
+                FN(turn)(j->out + (first + i) * out_size, co, j->oh * j->ow, turned_g + i * out_size);
+            }
+            const T *in = nhwc ? j->in + first * in_size : turned, *g = nhwc ? j->out + first * out_size : turned_g;
+            for (int64_t t0 = 0; t0 < count * tiles; t0 += block, fresh = 0) {
+                int64_t some = at_most(block, count * tiles - t0);
+                for (int64_t t = 0; t < some; t++) {
+                    int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
+                    const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
+                    for (; c + LANES <= ci; c += LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, some * ci, LANES);
+                    if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, some * ci, (int)(ci - c));
+                    s = FN(patch)(g + image * out_size, j->oh, j->ow, co, y, x, 2, room, &row);
+                    for (c = 0; c + LANES <= co; c += LANES) FN(tile_grad)(s + c, row, co, m + t * co + c, some * co, LANES);
+                    if (c < co) FN(tile_grad)(s + c, row, co, m + t * co + c, some * co, (int)(co - c));
+                }
+                for (int64_t e = 0; e < 16; e++)
+                    for (int64_t o = 0; o < co; o += PANEL)
+                        FN(multiply)(1, at_most(PANEL, co - o), ci, some, m + e * some * co + o, co, v + e * some * ci, ci, fresh ? 0 : 1,
+                                     sums + (e * co + o) * ci, ci);
+            }
+        }
+    }
+}
+
+/* Rows [begin, end) of the filter: the sums of all parts, transformed back. */
+static void FN(winograd_result)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Job) *j = ctx;
+    int64_t size = j->ci * j->co;
+    for (int64_t o = begin; o < end; o++)
+        for (int64_t c = 0; c < j->ci; c += LANES) {
+            T u[16][LANES], w[9][LANES];
+            int64_t lanes = at_most(LANES, j->ci - c);
+            for (int e = 0; e < 16; e++) {
+                const T *s = j->scratch + e * size + o * j->ci + c;
+                for (int l = 0; l < LANES; l++) u[e][l] = 0;
+                for (int64_t p = 0; p < j->parts; p++, s += 16 * size) {
+                    if (lanes == LANES)
+                        for (int l = 0; l < LANES; l++) u[e][l] += s[l];
+                    else
+                        for (int64_t l = 0; l < lanes; l++) u[e][l] += s[l];
+                }
+            }
+            FN(filter_grad)(u, w);
+            T *to = (T *)j->filter + (o * j->ci + c) * 9;
+            for (int64_t l = 0; l < lanes; l++)
+                for (int t = 0; t < 9; t++) to[l * 9 + t] = w[t][l];
+        }
+}
+
+static void FN(winograd_filter)(FN(Job) *j, Team *team) {
+    j->parts = conv_parts(j->k.n, 16 * j->ci * j->co * (int64_t)sizeof(T));
+    j->group = at_most(j->k.n, at_least(1, 2 * TILES / (up_div(j->oh, 2) * up_div(j->ow, 2))));
+    parallel_for(team, j->parts, 1, FN(winograd_sums), j);
+    parallel_for(team, j->co, at_least(1, 4096 / j->ci), FN(winograd_result), j);
+}
+
+/* -- shifted products ---------------------------------------------------------------------------------------------------------------- */
+
+/* A convolution at stride 1 over staged pixels: `rows` x `columns` results at every `step_y`, `step_x` from (y, x) on, and its taps. */
+typedef struct FN(Grid) {
+    int64_t rows, columns, y, x, step_y, step_x, taps;
+    int64_t from[MOST_TAPS], tap[MOST_TAPS]; /* where in the staged pixels, and which of the filter */
+} FN(Grid);
+
+/* The filter as [taps][co / 64][ci][64]. Items are outputs. */
+static void FN(shifted_filters)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Job) *j = ctx;
+    int64_t taps = j->k.kh * j->k.kw, lane = j->back ? taps : j->ci * taps, step = j->back ? j->co * taps : taps;
+    for (int64_t o = begin; o < end; o++) {
+        int64_t first = o / PANEL * PANEL, width = at_most(PANEL, j->co - first);
+        const T *from = j->filter + o * lane;
+        T *to = j->scratch + first * j->ci + (o - first);
+        for (int64_t c = 0; c < j->ci; c++)
+            for (int64_t t = 0; t < taps; t++) to[t * j->ci * j->co + c * width] = from[c * step + t];
+    }
+}
+
+/* Lay an image out, pixel by pixel, dealt out to planes; `planes` of them, `apart` elements apart, are zero around it already. */
+static void FN(stage)(const FN(Job) *j, const T *image, T *to, int64_t apart) {
+    int64_t sh = j->back ? 1 : j->k.sh, sw = j->back ? 1 : j->k.sw, c = j->ci, pitch = j->pitch;
+    for (int64_t y = 0; y < j->ih; y++) {
+        int64_t row = y + j->above;
+        if (row / sh >= j->height) break;
+        T *at = to + row % sh * sw * apart + row / sh * pitch * c;
+        const T *from = image + y * j->iw * c;
+        if (sw == 1) {
+            FN(move)(at + j->before * c, from, at_most(j->iw, pitch - j->before) * c);
+            continue;
+        }
+        for (int64_t x = 0; x < j->iw; x++) {
+            int64_t column = x + j->before;
+            if (column / sw < pitch) FN(move)(at + column % sw * apart + column / sw * c, from + x * c, c);
+        }
+    }
+}
+
+static void FN(shifted_images)(void *ctx, int64_t begin, int64_t end) {
+    FN(Job) *j = ctx;
+    int64_t ci = j->ci, co = j->co, nhwc = j->k.nhwc, group = j->group, plane = j->plane * ci, longest = 0;
+    int64_t in_size = j->ih * j->iw * ci, out_size = j->oh * j->ow * co, staged_size = j->planes * group * plane;
+    for (int64_t g = 0; g < j->n_grids; g++)
+        longest = at_least(longest, (j->grids[g].rows - 1) * j->pitch + j->grids[g].columns);
+    T *staged = scratch(sizeof(T) * (size_t)(staged_size + group * longest * co + (nhwc ? 0 : in_size + group * out_size)));
+    if (!staged) {
+        j->failed = 1;
+        return;
+    }
+    T *made = staged + staged_size, *turned = made + group * longest * co, *out_images = turned + in_size;
+    FN(clear)(staged, staged_size);
+    for (int64_t first = begin * group; first < at_most(end * group, j->k.n); first += group) {
+        int64_t count = at_most(group, j->k.n - first);
+        for (int64_t i = 0; i < count; i++)
+            FN(stage)(j, FN(pixels)(j->in + (first + i) * in_size, nhwc, ci, j->ih * j->iw, turned), staged + i * plane, group * plane);
+        for (int64_t n = 0; n < j->n_grids; n++) {
+            const FN(Grid) *g = j->grids + n;
+            int64_t run = (g->rows - 1) * j->pitch + g->columns;
+            for (int64_t o = 0; o < co && g->taps; o += PANEL) {
+                int64_t width = at_most(PANEL, co - o);
+                for (int64_t r = 0; r < run; r += ROWS)
+                    for (int64_t t = 0; t < g->taps; t++)
+                        for (int64_t l = 0; l < ci; l += DEPTH)
+                            for (int64_t i = 0; i < count; i++)
+                                BLAS(101, 111, 111, at_most(run - r, ROWS), width, at_most(ci - l, DEPTH), 1,
+                                     staged + g->from[t] + i * plane + r * ci + l, ci,
+                                     j->scratch + g->tap[t] * ci * co + o * ci + l * width, width, t || l ? 1 : 0,
+                                     made + (i * run + r) * co + o, co);
+            }
+            for (int64_t i = 0; i < count; i++) {
+                T *image = (nhwc ? j->out + first * out_size : out_images) + i * out_size;
+                for (int64_t y = 0; y < g->rows; y++) {
+                    const T *from = made + (i * run + y * j->pitch) * co;
+                    T *to = image + ((g->y + y * g->step_y) * j->ow + g->x) * co;
+                    if (g->taps && g->step_x == 1) {
+                        FN(move)(to, from, g->columns * co);
+                        continue;
+                    }
+                    for (int64_t x = 0; x < g->columns; x++, to += g->step_x * co) {
+                        if (g->taps)
+                            FN(move)(to, from + x * co, co);
+                        else
+                            FN(clear)(to, co);
+                    }
+                }
+            }
+        }
+        for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(out_images + i * out_size, j->oh * j->ow, co, j->out + (first + i) * out_size);
+    }
+}
+
+/* The planes of staged pixels of a convolution, and its one grid. */
+static void FN(planes)(FN(Job) *j, FN(Grid) *g) {
+    const Conv *k = &j->k;
+    j->planes = k->sh * k->sw, j->above = k->top, j->before = k->left;
+    j->height = up_div((k->oh - 1) * k->sh + (k->kh - 1) * k->dh + 1, k->sh);
+    j->pitch = up_div((k->ow - 1) * k->sw + (k->kw - 1) * k->dw + 1, k->sw);
+    j->plane = j->height * j->pitch;
+    *g = (FN(Grid)){.rows = k->oh, .columns = k->ow, .step_y = 1, .step_x = 1};
+}
+
+static void FN(place_taps)(FN(Job) *j, FN(Grid) *g) {
+    const Conv *k = &j->k;
+    for (int64_t t = 0; t < k->kh * k->kw; t++, g->taps++) {
+        int64_t y = t / k->kw * k->dh, x = t % k->kw * k->dw, plane = y % k->sh * k->sw + x % k->sw;
+        g->tap[t] = t, g->from[t] = (plane * j->group * j->plane + y / k->sh * j->pitch + x / k->sw) * j->ci;
+    }
+}
+
+static void FN(shifted)(FN(Job) *j, Team *team) {
+    const Conv *k = &j->k;
+    FN(Grid) grids[MOST_GRIDS];
+    j->grids = grids, j->n_grids = 1;
+    if (!j->back) {
+        FN(planes)(j, grids);
+        j->group = at_most(k->n, at_least(1, ROWS / j->plane));
+        FN(place_taps)(j, grids);
+    } else {
+        /* row y = q s + a of the image is reached by tap i from row q + (a + top - i d) / s of the gradient, where that is whole */
+        int64_t low_y = 0, low_x = 0, high_y = 0, high_x = 0;
+        j->n_grids = 0;
+        for (int64_t a = 0; a < k->sh && a < j->oh; a++)
+            for (int64_t b = 0; b < k->sw && b < j->ow; b++) {
+                FN(Grid) *g = &grids[j->n_grids++];
+                *g = (FN(Grid)){.rows = up_div(j->oh - a, k->sh), .columns = up_div(j->ow - b, k->sw), .y = a, .x = b,
+                                .step_y = k->sh, .step_x = k->sw};
+                for (int64_t t = 0; t < k->kh * k->kw; t++) {
+                    int64_t y = a + k->top - t / k->kw * k->dh, x = b + k->left - t % k->kw * k->dw;
+                    if (y % k->sh || x % k->sw) continue;
+                    y /= k->sh, x /= k->sw;
+                    low_y = at_most(low_y, y), low_x = at_most(low_x, x);
+                    high_y = at_least(high_y, y + g->rows), high_x = at_least(high_x, x + g->columns);
+                    g->tap[g->taps++] = t;
+                }
+            }
+        j->planes = 1, j->above = -low_y, j->before = -low_x;
+        j->height = high_y - low_y, j->pitch = high_x - low_x;
+        /* what lies further out is never read */
+        j->plane = j->height * j->pitch;
+        j->group = at_most(k->n, at_least(1, ROWS / at_least(1, j->plane)));
+        for (int64_t n = 0; n < j->n_grids; n++)
+            for (int64_t i = 0; i < grids[n].taps; i++) {
+                int64_t t = grids[n].tap[i], y = grids[n].y + k->top - t / k->kw * k->dh, x = grids[n].x + k->left - t % k->kw * k->dw;
+                grids[n].from[i] = ((y / k->sh - low_y) * j->pitch + x / k->sw - low_x) * j->ci;
+            }
+    }
+    parallel_for(team, j->co, at_least(1, 4096 / j->ci), FN(shifted_filters), j);
+    parallel_for(team, up_div(k->n, j->group), 1, FN(shifted_images), j);
+}
+
+static void FN(shifted_sums)(void *ctx, int64_t begin, int64_t end) {
+    FN(Job) *j = ctx;
+    const FN(Grid) *g = j->grids;
+    int64_t ci = j->ci, co = j->co, nhwc = j->k.nhwc, group = j->group, taps = j->k.kh * j->k.kw;
+    int64_t in_size = j->ih * j->iw * ci, out_size = j->oh * j->ow * co, staged_size = j->planes * group * j->plane * ci;
+    T *staged = scratch(sizeof(T) * (size_t)(staged_size + group * j->plane * co + (nhwc ? 0 : at_least(in_size, out_size))));
+    if (!staged) {
+        j->failed = 1;
+        return;
+    }
+    T *spread = staged + staged_size, *turned = spread + group * j->plane * co;
+    FN(clear)(staged, staged_size + group * j->plane * co);
+    for (int64_t part = begin; part < end; part++) {
+        T *sums = j->scratch + part * taps * ci * co;
+        int64_t start = j->k.n * part / j->parts, last = j->k.n * (part + 1) / j->parts;
+        for (int64_t first = start; first < last; first += group) {
+            int64_t count = at_most(group, last - first), run = (count - 1) * j->plane + (g->rows - 1) * j->pitch + g->columns;
+            for (int64_t i = 0; i < count; i++) {
+                const T *image = FN(pixels)(j->in + (first + i) * in_size, nhwc, ci, j->ih * j->iw, turned);
+                FN(stage)(j, image, staged + i * j->plane * ci, group * j->plane * ci);
+                image = FN(pixels)(j->out + (first + i) * out_size, nhwc, co, j->oh * j->ow, turned);
+                for (int64_t y = 0; y < j->oh; y++)
+                    FN(move)(spread + (i * j->plane + y * j->pitch) * co, image + y * j->ow * co, j->ow * co);
+            }
+            for (int64_t t = 0; t < taps; t++)
+                for (int64_t o = 0; o < co; o += PANEL)
+                    FN(multiply)(1, at_most(PANEL, co - o), ci, run, spread + o, co, staged + g->from[t], ci, first > start ? 1 : 0,
+                                 sums + (t * co + o) * ci, ci);
+        }
+    }
+}
+
+/* Rows [begin, end) of the filter from the sums of all parts, [taps][co][ci]. */
+static void FN(shifted_result)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Job) *j = ctx;
+    int64_t size = j->ci * j->co, taps = j->k.kh * j->k.kw;
+    for (int64_t o = begin; o < end; o++) {
+        T *to = (T *)j->filter + o * j->ci * taps;
+        for (int64_t t = 0; t < taps; t++)
+            for (int64_t c = 0; c < j->ci; c++) {
+                const T *s = j->scratch + t * size + o * j->ci + c;
+                T sum = s[0];
+                for (int64_t p = 1; p < j->parts; p++) sum += s[p * taps * size];
+                to[c * taps + t] = sum;
+            }
+    }
+}
+
+static void FN(shifted_filter)(FN(Job) *j, Team *team) {
+    FN(Grid) grid;
+    j->grids = &grid, j->n_grids = 1;
+    FN(planes)(j, &grid);
+    j->parts = conv_parts(j->k.n, j->k.kh * j->k.kw * j->ci * j->co * (int64_t)sizeof(T));
+    j->group = at_most(j->k.n, 2 * DEPTH / j->plane + 1);
+    FN(place_taps)(j, &grid);
+    parallel_for(team, j->parts, 1, FN(shifted_sums), j);
+    parallel_for(team, j->co, at_least(1, 4096 / j->ci), FN(shifted_result), j);
+}
+
+/* -- columns ------------------------------------------------------------------------------------------------------------------------- */
+
+/* The windows that find tap `t` of an axis inside the image: [lo, hi). */
+INLINE void FN(seen)(int64_t size, int64_t out, int64_t offset, int64_t stride, int64_t *lo, int64_t *hi) {
+    *lo = at_most(out, offset < 0 ? up_div(-offset, stride) : 0);
+    *hi = at_least(*lo, at_most(out, size > offset ? (size - 1 - offset) / stride + 1 : 0));
+}
+
+/* Output rows [y0, y1) of one group's columns [c][taps][pixels], from an image [c][h][w]; or, `back`, those added to the image. */
+static void FN(columns)(const Conv *k, T *image, int64_t c, int64_t y0, int64_t y1, T *columns, int back) {
+    int64_t pixels = (y1 - y0) * k->ow;
+    for (int64_t i = 0; i < k->kh; i++)
+        for (int64_t j = 0; j < k->kw; j++) {
+            int64_t left, right, low, high, offset = j * k->dw - k->left;
+            FN(seen)(k->w, k->ow, offset, k->sw, &left, &right);
+            FN(seen)(k->h, k->oh, i * k->dh - k->top, k->sh, &low, &high);
+            for (int64_t ch = 0; ch < c; ch++) {
+                T *at = columns + ((ch * k->kh + i) * k->kw + j) * pixels;
+                for (int64_t y = y0; y < y1; y++, at += k->ow) {
+                    if (y < low || y >= high) {
+                        if (!back) FN(clear)(at, k->ow);
+                        continue;
+                    }
+                    T *s = image + (ch * k->h + y * k->sh + i * k->dh - k->top) * k->w + offset;
+                    if (back) {
+                        if (k->sw == 1) {
+                            IVDEP for (int64_t x = left; x < right; x++) s[x] += at[x];
+                        } else {
+                            for (int64_t x = left; x < right; x++) s[x * k->sw] += at[x];
+                        }
+                        continue;
+                    }
+                    for (int64_t x = 0; x < left; x++) at[x] = 0;
+                    if (k->sw == 1) {
+                        FN(move)(at + left, s + left, right - left);
+                    } else {
+                        for (int64_t x = left; x < right; x++) at[x] = s[x * k->sw];
+                    }
+                    for (int64_t x = right; x < k->ow; x++) at[x] = 0;
+                }
+            }
+        }
+}
+
+/* Rows of outputs whose columns are made at a time: 256 KB of them. */
+static int64_t FN(some_rows)(const Conv *k, int64_t depth) {
+    int64_t rows = (256 << 10) / ((int64_t)sizeof(T) * depth * k->ow);
+    return at_most(k->oh, at_least(rows, 1));
+}
+
+/* An image as [c][h][w]: itself, or turned into `room`. */
+INLINE const T *FN(channels)(const T *x, int64_t nhwc, int64_t c, int64_t size, T *room) {
+    if (!nhwc || c == 1 || size == 1) return x;
+    FN(turn)(x, size, c, room);
+    return room;
+}
+
+/* One of the three products on images [first, last): out is that of `forward`, the sum over the images goes to `sums` for the filter. */
+static void FN(columns_images)(FN(Job) *j, int64_t first, int64_t last, T *sums) {
+    const Conv *k = &j->k;
+    int64_t cg = k->c / k->groups, og = k->o / k->groups, taps = k->kh * k->kw, depth = cg * taps, pixels = k->oh * k->ow;
+    int64_t image_size = k->c * k->h * k->w, out_size = k->o * pixels, step = FN(some_rows)(k, depth);
+    int64_t plain = taps == 1 && k->sh == 1 && k->sw == 1 && !k->top && !k->left && k->h == k->oh && k->w == k->ow;
+    T *columns = scratch(sizeof(T) * (size_t)(depth * step * k->ow + (k->nhwc ? image_size + out_size : 0)));
+    if (!columns) {
+        j->failed = 1;
+        return;
+    }
+    T *room_x = columns + depth * step * k->ow, *room_y = room_x + image_size;
+    if (plain) step = k->oh;
+    for (int64_t n = first; n < last; n++) {
+        /* `in` is read except by `back`, which writes it; likewise `out` and `forward` */
+        T *in = (T *)j->in + n * image_size, *out = j->out + n * out_size, *x = in, *y = out;
+        if (j->back == 1)
+            x = k->nhwc ? room_x : in;
+        else
+            x = (T *)FN(channels)(in, k->nhwc, k->c, k->h * k->w, room_x);
+        if (j->back || sums)
+            y = (T *)FN(channels)(out, k->nhwc, k->o, pixels, room_y);
+        else
+            y = k->nhwc ? room_y : out;
+        if (j->back && !plain) FN(clear)(x, image_size);
+        for (int64_t g = 0; g < k->groups; g++) {
+            T *xg = x + g * cg * k->h * k->w, *yg = y + g * og * pixels;
+            for (int64_t y0 = 0; y0 < k->oh; y0 += step) {
+                int64_t y1 = at_most(k->oh, y0 + step), some = (y1 - y0) * k->ow;
+                T *seen = plain ? xg : columns, *rows = yg + y0 * k->ow;
+                if (!j->back && !plain) FN(columns)(k, xg, cg, y0, y1, columns, 0);
+                if (sums)
+                    BLAS(101, 111, 112, og, depth, some, 1, rows, pixels, seen, some, n > first || y0 ? 1 : 0, sums + g * og * depth, depth);
+                else if (j->back)
+                    BLAS(101, 112, 111, depth, some, og, 1, j->filter + g * og * depth, depth, rows, pixels, 0, seen, some);
+                else
+                    BLAS(101, 111, 111, og, some, depth, 1, j->filter + g * og * depth, depth, seen, some, 0, rows, pixels);
+                if (j->back && !plain) FN(columns)(k, xg, cg, y0, y1, columns, 1);
+            }
+        }
+        if (j->back && k->nhwc) FN(turn)(x, k->c, k->h * k->w, in);
+        if (!j->back && !sums && k->nhwc) FN(turn)(y, k->o, pixels, out);
+    }
+}
+
+static void FN(columns_run)(void *ctx, int64_t begin, int64_t end) { FN(columns_images)(ctx, begin, end, NULL); }
+
+static void FN(columns_sums)(void *ctx, int64_t begin, int64_t end) {
+    FN(Job) *j = ctx;
+    int64_t size = j->k.o * (j->k.c / j->k.groups) * j->k.kh * j->k.kw;
+    for (int64_t p = begin; p < end; p++)
+        FN(columns_images)(j, j->k.n * p / j->parts, j->k.n * (p + 1) / j->parts, j->scratch + p * size);
+}
+
+/* -- directly, for depthwise convolutions -------------------------------------------------------------------------------------------- */
+
+/* Planes [begin, end) of the results, one channel of one image each, which has o / c outputs. For the filter items are channels. */
+static void FN(direct_run)(void *ctx, int64_t begin, int64_t end) {
+    FN(Job) *j = ctx;
+    const Conv *k = &j->k;
+    int64_t og = k->o / k->groups, area = k->h * k->w, pixels = k->oh * k->ow, taps = k->kh * k->kw;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t n = item / k->c, c = item % k->c;
+        T *x = (T *)j->in + (n * k->c + c) * area;
+        if (j->back) FN(clear)(x, area);
+        for (int64_t o = c * og; o < (c + 1) * og; o++) {
+            T *y = j->out + (n * k->o + o) * pixels;
+            if (!j->back) FN(clear)(y, pixels);
+            for (int64_t t = 0; t < taps; t++) {
+                T w = j->filter[o * taps + t];
+                int64_t left, right, low, high, down = t / k->kw * k->dh - k->top, offset = t % k->kw * k->dw - k->left;
+                FN(seen)(k->w, k->ow, offset, k->sw, &left, &right);
+                FN(seen)(k->h, k->oh, down, k->sh, &low, &high);
+                for (int64_t r = low; r < high; r++) {
+                    T *s = x + (r * k->sh + down) * k->w + offset, *d = y + r * k->ow;
+                    if (j->back && k->sw == 1) {
+                        IVDEP for (int64_t i = left; i < right; i++) s[i] += w * d[i];
+                    } else if (j->back) {
+                        for (int64_t i = left; i < right; i++) s[i * k->sw] += w * d[i];
+                    } else if (k->sw == 1) {
+                        IVDEP for (int64_t i = left; i < right; i++) d[i] += w * s[i];
+                    } else {
+                        for (int64_t i = left; i < right; i++) d[i] += w * s[i * k->sw];
+                    }
+                }
+            }
+        }
+    }
+}
+
+static void FN(direct_sums)(void *ctx, int64_t begin, int64_t end) {
+    FN(Job) *j = ctx;
+    const Conv *k = &j->k;
+    int64_t og = k->o / k->groups, area = k->h * k->w, pixels = k->oh * k->ow, taps = k->kh * k->kw;
+    for (int64_t o = begin; o < end; o++)
+        for (int64_t t = 0; t < taps; t++) {
+            int64_t left, right, low, high, down = t / k->kw * k->dh - k->top, offset = t % k->kw * k->dw - k->left;
+            T sums[LANES] = {0}, total = 0;
+            FN(seen)(k->w, k->ow, offset, k->sw, &left, &right);
+            FN(seen)(k->h, k->oh, down, k->sh, &low, &high);
+            for (int64_t n = 0; n < k->n; n++)
+                for (int64_t r = low; r < high; r++) {
+                    const T *s = j->in + (n * k->c + o / og) * area + (r * k->sh + down) * k->w + offset;
+                    const T *d = j->out + (n * k->o + o) * pixels + r * k->ow;
+                    int64_t i = left;
+                    for (; k->sw == 1 && i + LANES <= right; i += LANES)
+                        for (int l = 0; l < LANES; l++) sums[l] += s[i + l] * d[i + l];
+                    for (int l = 0; i < right; i++, l++) sums[l % LANES] += s[i * k->sw] * d[i];
+                }
+            for (int l = 0; l < LANES; l++) total += sums[l];
+            ((T *)j->filter)[o * taps + t] = total;
+        }
+}
+
+/* -- the kernels --------------------------------------------------------------------------------------------------------------------- */
+
+static FN(Job) FN(job)(const int64_t *a, int64_t back) {
+    Conv k = conv_of(a);
+    FN(Job) j = {.k = k, .in = PTR(T, a[0]), .filter = PTR(T, a[1]), .out = PTR(T, a[2]), .scratch = PTR(T, a[21]), .ci = k.c, .co = k.o,
+                 .ih = k.h, .iw = k.w, .oh = k.oh, .ow = k.ow, .top = k.top, .left = k.left, .back = back};
+    if (back && k.way <= SHIFTED) { /* a convolution of the gradient with the filter turned over */
+        j.in = PTR(T, a[2]), j.out = PTR(T, a[0]), j.ci = k.o, j.co = k.c, j.ih = k.oh, j.iw = k.ow, j.oh = k.h, j.ow = k.w;
+        j.top = (k.kh - 1) * k.dh - k.top, j.left = (k.kw - 1) * k.dw - k.left;
+    }
+    return j;
+}
+
+static void FN(conv_images)(const int64_t *a, Team *team, int64_t back) {
+    FN(Job) j = FN(job)(a, back);
+    if (!BLAS && j.k.way != DIRECT) {
+        team->error = "no BLAS was found";
+        return;
+    }
+    int64_t flops = 2 * j.k.o * j.k.c / j.k.groups * j.k.kh * j.k.kw * j.k.oh * j.k.ow;
+    if (j.k.way == WINOGRAD)
+        FN(winograd)(&j, team);
+    else if (j.k.way == SHIFTED)
+        FN(shifted)(&j, team);
+    else if (j.k.way == COLUMNS)
+        parallel_for(team, j.k.n, 500000 / at_least(flops, 1) + 1, FN(columns_run), &j);
+    else
+        parallel_for(team, j.k.n * j.k.c, 50000 * j.k.c / at_least(flops, 1) + 1, FN(direct_run), &j);
+    if (j.failed) team->error = "out of memory";
+}
+
+static void FN(conv)(const int64_t *a, Team *team) { FN(conv_images)(a, team, 0); }
+static void FN(conv_back)(const int64_t *a, Team *team) { FN(conv_images)(a, team, 1); }
+
+static void FN(add_parts)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Job) *j = ctx;
+    int64_t size = j->k.o * (j->k.c / j->k.groups) * j->k.kh * j->k.kw;
+    T *to = (T *)j->filter;
+    for (int64_t i = begin; i < end; i++) {
+        T sum = 0;
+        for (int64_t p = 0; p < j->parts; p++) sum += j->scratch[p * size + i];
+        to[i] = sum;
+    }
+}
+
+static void FN(conv_filter)(const int64_t *a, Team *team) {
+    FN(Job) j = FN(job)(a, 0);
+    if (!BLAS && j.k.way != DIRECT) {
+        team->error = "no BLAS was found";
+        return;
+    }
+    int64_t size = j.k.o * (j.k.c / j.k.groups) * j.k.kh * j.k.kw;
+    if (j.k.way == WINOGRAD) {
+        FN(winograd_filter)(&j, team);
+    } else if (j.k.way == SHIFTED) {
+        FN(shifted_filter)(&j, team);
+    } else if (j.k.way == COLUMNS) {
+        j.parts = conv_parts(j.k.n, size * (int64_t)sizeof(T));
+        parallel_for(team, j.parts, 1, FN(columns_sums), &j);
+        parallel_for(team, size, 8192, FN(add_parts), &j);
+    } else {
+        parallel_for(team, j.k.o, 1, FN(direct_sums), &j);
+    }
+    if (j.failed) team->error = "out of memory";
+}

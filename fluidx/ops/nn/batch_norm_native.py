@@ -1,0 +1,69 @@
+"""batch_norm and its gradient by C kernels (native/src/batch_norm.h): how an array is read, the scratch, and the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from ... import native
+from ...ir.types import TensorType
+from ..shared.types import empties
+
+_SUFFIX = {"float32": "f32", "float64": "f64"}
+
+
+def _sizes(x: Any, layout: str) -> tuple[int, int, int]:
+    """(images, channels, pixels), or (rows, channels, 0) where the channels are last."""
+    if x.ndim == 2 or layout == "NHWC":
+        return prod(x.shape[:-1]), x.shape[-1], 0
+    n, c, *rest = x.shape
+    return n, c, 0 if prod(rest) == 1 else prod(rest)
+
+
+def scratch_types(ins: Sequence[Any], outs: Sequence[Any], attrs: Mapping[str, Any]) -> list[TensorType]:
+    """Three doubles a channel for each of 16 parts of the rows, as in the header, and two for the whole."""
+    rows, c, pixels = _sizes(ins[0], attrs["data_layout"])
+    return [] if pixels or ins[0].dtype not in _SUFFIX else [TensorType("float64", ((3 * 16 + 2) * c,))]
+
+
+def _covers(whole: Sequence[Any], vectors: Sequence[Any]) -> bool:
+    dtype = whole[0].dtype
+    return (
+        dtype.name in _SUFFIX
+        and all(a.dtype == dtype and a.flags.c_contiguous for a in (*whole, *(v for v in vectors if v is not None)))
+        and all(a.size for a in whole)
+    )
+
+
+def _end(x: Any, attrs: Mapping[str, Any], scratch: Sequence[Any], dry: bool) -> tuple[tuple[int, int, int], Any]:
+    """The sizes, and the scratch where there is any."""
+    sizes = _sizes(x, attrs["data_layout"])
+    if dry or sizes[2]:
+        return sizes, None
+    return sizes, scratch[0] if scratch else empties([TensorType("float64", ((3 * 16 + 2) * sizes[1],))])[0]
+
+
+def forward(
+    ins: Sequence[Any], outs: Sequence[Any], attrs: Mapping[str, Any], dry: bool = False, scratch: Sequence[Any] = ()
+) -> list[native.Call] | None:
+    (x, *weights), (y, *stats) = ins, outs
+    if not _covers((x, y), (*weights, *stats)):
+        return None
+    sizes, room = _end(x, attrs, scratch, dry)
+    given = int(attrs["is_test"] or attrs["use_global_stats"])
+    places = [0 if a is None else native.address(a) for a in (x, y, *weights, *stats)]
+    numbers = (float(attrs["momentum"]), float(attrs["epsilon"]), 0 if room is None else native.address(room))
+    return [native.Call(f"batch_norm_{_SUFFIX[x.dtype.name]}", (*places, *sizes, given, *numbers), (*ins, *outs, room))]
+
+
+def backward(
+    ins: Sequence[Any], outs: Sequence[Any], attrs: Mapping[str, Any], dry: bool = False, scratch: Sequence[Any] = ()
+) -> list[native.Call] | None:
+    (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
+    if any(o is None for o in outs) or not _covers((x, g, dx), (scale, mean, inv, dscale, dbias)):
+        return None
+    sizes, room = _end(x, attrs, scratch, dry)
+    places = [native.address(a) for a in (x, g, dx, scale, mean, inv, dscale, dbias)]
+    words = (*places, *sizes, int(attrs["use_global_stats"]), 0 if room is None else native.address(room))
+    return [native.Call(f"batch_norm_grad_{_SUFFIX[x.dtype.name]}", words, (*ins, *outs, room))]

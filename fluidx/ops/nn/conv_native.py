@@ -1,0 +1,79 @@
+"""Convolutions by C kernels: which of the ways of native/src/conv.h computes a product, its scratch, and the call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ... import native
+from ...ir.dtypes import np_dtype
+from ...ir.types import TensorType
+from ..shared.types import empties
+from .windows import Windows
+
+WINOGRAD, SHIFTED, COLUMNS, DIRECT = range(4)
+MOST_TAPS, MOST_GRIDS, LEAST_CHANNELS = 128, 16, 16
+FORWARD, BACK, FILTER = "conv", "conv_back", "conv_filter"
+
+
+def way(win: Windows, channels: int, outputs: int, groups: int, fmt: str) -> int:
+    """How the products of a convolution are computed, by its shape alone."""
+    if groups > 1 and groups == channels:
+        return DIRECT if fmt == "NCHW" else COLUMNS
+    if groups > 1 or min(channels, outputs) < LEAST_CHANNELS or win.is_pixel and fmt == "NCHW":
+        return COLUMNS
+    if win.kernel == (3, 3) and win.stride == win.dilation == (1, 1):
+        return WINOGRAD
+    taps, grids = win.kernel[0] * win.kernel[1], win.stride[0] * win.stride[1]
+    return SHIFTED if taps <= MOST_TAPS and grids <= MOST_GRIDS else COLUMNS
+
+
+def _parts(batch: int, nbytes: int) -> int:
+    """As conv_parts in native/src/conv.h: into how many parts the batch is cut, each with a gradient of the filter of its own."""
+    return min(2 if nbytes > 8 << 20 else 4 if nbytes > 2 << 20 else 8, max(batch, 1))
+
+
+def scratch_size(product: str, batch: int, w: Any, itemsize: int, how: int) -> int:
+    """Elements of scratch that one product of a convolution with the filter `w` needs beside what its threads have of their own."""
+    o, c, kh, kw = w.shape
+    size = o * c * (16 if how == WINOGRAD else kh * kw)
+    if product == FILTER:
+        return 0 if how == DIRECT else size * _parts(batch, size * itemsize)
+    return size if how in (WINOGRAD, SHIFTED) else 0
+
+
+def scratch_types(
+    products: Sequence[str], batch: int, channels: int, w: TensorType, win: Windows, groups: int, fmt: str
+) -> list[TensorType]:
+    """The scratch of products that are computed one after the other: one array, which they share."""
+    if w.dtype not in ("float32", "float64"):
+        return []
+    how = way(win, channels, w.shape[0], groups, fmt)
+    size = max((scratch_size(p, batch, w, np_dtype(w.dtype).itemsize, how) for p in products), default=0)
+    return [TensorType(w.dtype, (size,))] if size else []
+
+
+def calls(
+    products: Sequence[tuple[str, Any, Any, Any]], win: Windows, groups: int, fmt: str, scratch: Sequence[Any], dry: bool
+) -> list[native.Call] | None:
+    """The calls of products (which, image, filter, outputs) of one convolution, or None where they are not covered. Images and outputs
+    are in the layout `fmt`."""
+    found = []
+    for product, x, w, y in products:
+        arrays, dtype = (x, w, y), x.dtype.name
+        suffix = {"float32": "f32", "float64": "f64"}.get(dtype)
+        if suffix is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
+            return None
+        (n, c), o = (x.shape[0], x.shape[1 if fmt == "NCHW" else 3]), w.shape[0]
+        how = way(win, c, o, groups, fmt)
+        if not all(a.size for a in arrays) or not native.has_blas() and how != DIRECT:
+            return None
+        size = scratch_size(product, n, w, x.itemsize, how)
+        if dry:
+            scratch = [w]
+        elif size and not scratch:
+            scratch = empties([TensorType(dtype, (size,))])
+        sizes = (*win.image, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, int(fmt == "NHWC"), how)
+        words = (*map(native.address, arrays), n, c, o, groups, *sizes, native.address(scratch[0]) if size else 0)
+        found.append(native.Call(f"{product}_{suffix}", words, (*arrays, *scratch)))
+    return found

@@ -1,0 +1,219 @@
+"""Convolutions in C against loops in float64, in every way of computing them, and the same bits for any number of threads."""
+
+import numpy as np
+import pytest
+
+from fluidx import native
+from fluidx.ir import TensorType, opdef
+from fluidx.ops.nn import conv_native as cn
+
+
+@pytest.fixture(autouse=True)
+def blas(two_threads):
+    if not native.has_blas():
+        pytest.skip(native.describe())
+
+
+# -- the definition, NCHW -----------------------------------------------------------------------------------------------------------
+
+
+def taps(x, w, attrs, out):
+    """(tap, padded pixels that it reads) for an image whose windows give `out`."""
+    (sh, sw), (dh, dw), (top, bottom, left, right) = attrs["strides"], attrs["dilations"], attrs["paddings"]
+    padded = np.zeros((*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right))
+    padded[:, :, top : top + x.shape[2], left : left + x.shape[3]] = x
+    for i in range(w.shape[2]):
+        for j in range(w.shape[3]):
+            yield i, j, padded[:, :, i * dh : i * dh + (out[0] - 1) * sh + 1 : sh, j * dw : j * dw + (out[1] - 1) * sw + 1 : sw], padded
+
+
+def forward(x, w, attrs, out):
+    n, groups = len(x), attrs["groups"]
+    y = np.zeros((n, groups, w.shape[0] // groups, *out))
+    grouped = w.astype(float).reshape(groups, -1, *w.shape[1:])
+    for i, j, seen, _ in taps(x, w, attrs, out):
+        y += np.einsum("ngchw,goc->ngohw", seen.reshape(n, groups, -1, *out), grouped[..., i, j])
+    return y.reshape(n, -1, *out)
+
+
+def backward(x, w, g, attrs):
+    n, groups, out = len(x), attrs["groups"], g.shape[2:]
+    grouped, gg = w.astype(float).reshape(groups, -1, *w.shape[1:]), g.astype(float).reshape(n, groups, -1, *g.shape[2:])
+    dw, dp = np.zeros_like(grouped), None
+    for i, j, seen, padded in taps(x, w, attrs, out):
+        dp = np.zeros_like(padded) if dp is None else dp
+        dw[..., i, j] = np.einsum("ngchw,ngohw->goc", seen.reshape(n, groups, -1, *out), gg)
+        (sh, sw), (dh, dwid) = attrs["strides"], attrs["dilations"]
+        rows, columns = slice(i * dh, i * dh + (out[0] - 1) * sh + 1, sh), slice(j * dwid, j * dwid + (out[1] - 1) * sw + 1, sw)
+        dp[:, :, rows, columns] += np.einsum("ngohw,goc->ngchw", gg, grouped[..., i, j]).reshape(seen.shape)
+    (top, _, left, _), (h, wd) = attrs["paddings"], x.shape[2:]
+    return dp[:, :, top : top + h, left : left + wd], dw.reshape(w.shape)
+
+
+# -- running ------------------------------------------------------------------------------------------------------------------------
+
+
+def to(fmt, x):
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if fmt == "NHWC" else x
+
+
+def back_to_nchw(fmt, x):
+    return x.transpose(0, 3, 1, 2) if fmt == "NHWC" else x
+
+
+def run(name, ins, attrs, keep=(True, True)):
+    """The outputs of an op by its C kernels, into arrays full of NaN, in scratch full of NaN."""
+    op = opdef(name)
+    attrs = op.complete_attrs(attrs)
+    types = op.infer(*(TensorType(a.dtype.name, a.shape) for a in ins), **attrs)
+    types = [t if k else None for t, k in zip(types if isinstance(types, tuple) else (types,), keep, strict=False)]
+    outs = [None if t is None else np.full(t.shape, np.nan, t.dtype) for t in types]
+    scratch = [np.full(t.shape, np.nan, t.dtype) for t in op.native_scratch([TensorType(a.dtype.name, a.shape) for a in ins], types, attrs)]
+    assert op.native(ins, outs, attrs, dry=True) is not None
+    step = native.compile(op.native(ins, outs, attrs, scratch=scratch))
+    step(), step()
+    return outs
+
+
+# n, channels, outputs, groups, image, kernel, strides, dilations, paddings (top, bottom, left, right), the way in NCHW
+CASES = [
+    (3, 16, 16, 1, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD),
+    (2, 17, 70, 1, (7, 5), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD),
+    (5, 35, 18, 1, (4, 3), (3, 3), (1, 1), (1, 1), (0, 2, 1, 0), cn.WINOGRAD),
+    (1, 130, 20, 1, (20, 19), (3, 3), (1, 1), (1, 1), (2, 2, 2, 2), cn.WINOGRAD),
+    (40, 16, 16, 1, (3, 3), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0), cn.WINOGRAD),
+    (3, 16, 17, 1, (8, 8), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), cn.SHIFTED),
+    (9, 140, 80, 1, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), cn.SHIFTED),
+    (2, 20, 16, 1, (9, 8), (1, 1), (2, 2), (1, 1), (0, 0, 0, 0), cn.SHIFTED),
+    (2, 16, 16, 1, (9, 11), (2, 3), (3, 2), (2, 1), (1, 0, 2, 1), cn.SHIFTED),
+    (2, 16, 19, 1, (14, 13), (5, 4), (1, 1), (1, 1), (2, 2, 0, 3), cn.SHIFTED),
+    (2, 18, 16, 1, (7, 9), (3, 3), (1, 1), (2, 3), (2, 2, 3, 3), cn.SHIFTED),
+    (2, 16, 16, 1, (6, 7), (2, 2), (4, 4), (1, 1), (0, 0, 0, 0), cn.SHIFTED),
+    (2, 16, 16, 1, (30, 31), (3, 3), (1, 2), (1, 1), (1, 1, 1, 1), cn.SHIFTED),
+    (4, 1, 6, 1, (28, 28), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2), cn.COLUMNS),
+    (4, 6, 16, 1, (14, 14), (5, 5), (1, 1), (1, 1), (0, 0, 0, 0), cn.COLUMNS),
+    (2, 3, 32, 1, (33, 34), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.COLUMNS),
+    (2, 40, 33, 1, (5, 6), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), cn.COLUMNS),
+    (2, 8, 6, 2, (9, 8), (3, 2), (2, 3), (1, 2), (1, 0, 2, 1), cn.COLUMNS),
+    (1, 1, 2, 1, (2, 2), (4, 4), (1, 1), (1, 1), (3, 3, 3, 3), cn.COLUMNS),
+    (2, 3, 8, 1, (150, 140), (7, 7), (2, 2), (1, 1), (3, 3, 3, 3), cn.COLUMNS),
+    (2, 5, 5, 5, (20, 19), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.DIRECT),
+    (2, 3, 6, 3, (9, 40), (3, 2), (2, 3), (1, 2), (1, 0, 2, 1), cn.DIRECT),
+]
+
+
+def example(case, dtype="float32", seed=0):
+    n, c, o, groups, image, kernel, strides, dilations, paddings, _ = case
+    attrs = {"strides": strides, "dilations": dilations, "paddings": paddings, "groups": groups}
+    out = [(image[a] + paddings[2 * a] + paddings[2 * a + 1] - (kernel[a] - 1) * dilations[a] - 1) // strides[a] + 1 for a in (0, 1)]
+    rng = np.random.default_rng(seed)
+    x, w, g = (rng.standard_normal(s).astype(dtype) for s in ((n, c, *image), (o, c // groups, *kernel), (n, o, *out)))
+    return x, w, g, attrs
+
+
+def close(got, want, terms, dtype):
+    """Sums of `terms` products of standard normals: errors grow like the root of the number of terms, and 16 roundings of each sum cover
+    what transforms of Winograd add."""
+    error = np.abs(got - want).max()
+    assert error <= 16 * np.finfo(dtype).eps * (terms**0.5 + 4), error
+
+
+@pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_three_products_equal_their_definitions(case, fmt, dtype="float32"):
+    x, w, g, attrs = example(case, dtype)
+    told = {**attrs, "data_format": fmt}
+    want, (want_x, want_w) = forward(x, w, attrs, g.shape[2:]), backward(x, w, g, attrs)
+    win = opdef("conv2d").windows("conv2d", to(fmt, x), w, opdef("conv2d").complete_attrs(told))
+    if fmt == "NCHW":
+        assert cn.way(win, x.shape[1], len(w), attrs["groups"], fmt) == case[-1]
+    (y,) = run("conv2d", [to(fmt, x), w], told)
+    close(back_to_nchw(fmt, y), want, w[0].size, dtype)
+    dx, dw = run("conv2d_grad", [to(fmt, x), w, to(fmt, g)], told)
+    close(back_to_nchw(fmt, dx), want_x, len(w) * w[0, 0].size, dtype)
+    close(dw, want_w, g.size // g.shape[1], dtype)
+
+
+@pytest.mark.parametrize("case", [c for k, c in enumerate(CASES) if k % 3 == 0], ids=str)
+def test_in_float64(case):
+    x, w, g, attrs = example(case, "float64")
+    want, (want_x, want_w) = forward(x, w, attrs, g.shape[2:]), backward(x, w, g, attrs)
+    close(run("conv2d", [x, w], attrs)[0], want, w[0].size, "float64")
+    dx, dw = run("conv2d_grad", [x, w, g], attrs)
+    close(dx, want_x, len(w) * w[0, 0].size, "float64")
+    close(dw, want_w, g.size // g.shape[1], "float64")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_threads_do_not_change_bits(case):
+    x, w, g, attrs = example((9, *case[1:]))
+    results = []
+    for threads in (1, 2, 3):
+        native.set_num_threads(threads)
+        results.append([a.tobytes() for a in (*run("conv2d", [x, w], attrs), *run("conv2d_grad", [x, w, g], attrs))])
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("keep", [(True, False), (False, True)])
+def test_a_gradient_may_be_left_away(keep):
+    x, w, g, attrs = example(CASES[0])
+    both, one = run("conv2d_grad", [x, w, g], attrs), run("conv2d_grad", [x, w, g], attrs, keep)
+    for a, b, kept in zip(both, one, keep, strict=True):
+        assert (b is None) if not kept else (a.tobytes() == b.tobytes())
+
+
+SAMPLES = [
+    (name, k)
+    for name in ("conv2d", "conv2d_grad", "depthwise_conv2d", "conv2d_transpose", "conv2d_transpose_grad")
+    for k, s in enumerate(opdef(name).samples())
+    if s.args[0].dtype == np.float32
+]
+
+
+@pytest.mark.parametrize("name, k", SAMPLES)
+def test_every_sample_gives_what_numpy_gives(name, k):
+    """NumPy's bodies have tests of their own against loops; sums of at most 100 products of numbers around 1."""
+    op, sample = opdef(name), list(opdef(name).samples())[k]
+    attrs = op.complete_attrs(sample.attrs)
+    outs = run(name, [np.ascontiguousarray(a) for a in sample.args], attrs)
+    want = [np.empty_like(o) for o in outs]
+    op.bind(np, sample.args, want, attrs, None)()
+    for a, b in zip(outs, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[5], CASES[13], CASES[17]], ids=str)
+def test_transposed_convolution_is_the_gradient(case):
+    x, w, g, attrs = example(case)
+    reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], attrs["dilations"], strict=True)]
+    told = {**attrs, "output_size": x.shape[2:]} if any(r > 1 for r in reach) else attrs
+    want_x, _ = backward(x, w, g, attrs)
+    close(run("conv2d_transpose", [g, w], told)[0], want_x, len(w) * w[0, 0].size, "float32")
+    dg, dw = run("conv2d_transpose_grad", [g, w, x], told)
+    close(dg, forward(x, w, attrs, g.shape[2:]), w[0].size, "float32")
+    close(dw, backward(x, w, g, attrs)[1], g.size // g.shape[1], "float32")
+
+
+def test_every_level_of_instructions(level):
+    for case in (CASES[1], CASES[6], CASES[14], CASES[20]):
+        x, w, g, attrs = example(case)
+        close(run("conv2d", [x, w], attrs)[0], forward(x, w, attrs, g.shape[2:]), w[0].size, "float32")
+        close(run("conv2d_grad", [x, w, g], attrs)[1], backward(x, w, g, attrs)[1], g.size // g.shape[1], "float32")
+
+
+def test_small_whole_numbers_are_exact():
+    """All factors of Winograd's transforms are 0, 1, 1/2 and 1/4: small whole numbers lose nothing."""
+    x, w, g, attrs = (np.round(a) if isinstance(a, np.ndarray) else a for a in example(CASES[1]))
+    assert (run("conv2d", [x, w], attrs)[0] == forward(x, w, attrs, g.shape[2:])).all()
+    dx, dw = run("conv2d_grad", [x, w, g], attrs)
+    want_x, want_w = backward(x, w, g, attrs)
+    assert (dx == want_x).all() and (dw == want_w).all()
+
+
+def test_what_is_not_covered_is_left_to_numpy():
+    op, attrs = opdef("conv2d"), opdef("conv2d").complete_attrs({})
+    x, w, y = np.ones((2, 3, 4, 4), "float32"), np.ones((2, 3, 3, 3), "float32"), np.ones((2, 2, 2, 2), "float32")
+    assert op.native([x, w], [y], attrs) is not None
+    assert op.native([a.astype("float16") for a in (x, w)], [y.astype("float16")], attrs) is None
+    assert op.native([x[:, :, ::-1], w], [y], attrs) is None
+    assert op.native([x[:0], w], [y[:0]], attrs) is None
