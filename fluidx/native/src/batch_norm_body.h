@@ -6,12 +6,12 @@ typedef struct {
     int64_t n, c, k, given, block, parts;
     T keep, eps;
     double *sums;
-} FN(Norm);
+} FN(BatchNorm);
 
 /* -- one channel --------------------------------------------------------------------------------------------------------------------- */
 
 /* The outputs for a channel of these statistics. Variances go through T once, as the values that are handed out do. */
-static void FN(bn_put)(const FN(Norm) *j, int64_t c, T mean, T var) {
+static void FN(bn_put)(const FN(BatchNorm) *j, int64_t c, T mean, T var) {
     T one = 1, inv = one / (T)sqrt((double)(T)(var + j->eps));
     if (j->given) {
         if (j->mean_out && j->mean_out != j->mean) j->mean_out[c] = mean;
@@ -24,7 +24,7 @@ static void FN(bn_put)(const FN(Norm) *j, int64_t c, T mean, T var) {
     if (j->saved_inv) j->saved_inv[c] = inv;
 }
 
-INLINE T FN(bn_factor)(const FN(Norm) *j, int64_t c, T var) { return j->scale[c] / (T)sqrt((double)(T)(var + j->eps)); }
+INLINE T FN(bn_factor)(const FN(BatchNorm) *j, int64_t c, T var) { return j->scale[c] / (T)sqrt((double)(T)(var + j->eps)); }
 
 /* Sums along a run: of x; of (x - mean)^2; of g and g (x - mean). Lanes keep each chain of roundings short, doubles join the runs. */
 INLINE double FN(bn_sum)(const T *x, int64_t n) {
@@ -59,7 +59,7 @@ INLINE void FN(bn_products)(const T *x, const T *g, int64_t n, T mean, double *s
 /* -- NCHW: blocks of channels -------------------------------------------------------------------------------------------------------- */
 
 static void FN(bn_channels)(void *ctx, int64_t begin, int64_t end) {
-    const FN(Norm) *j = ctx;
+    const FN(BatchNorm) *j = ctx;
     int64_t apart = j->c * j->k;
     for (int64_t b = begin; b < end; b++)
         for (int64_t c = b * j->block; c < at_most((b + 1) * j->block, j->c); c++) {
@@ -90,7 +90,7 @@ static void FN(bn_channels)(void *ctx, int64_t begin, int64_t end) {
 }
 
 static void FN(bn_grad_channels)(void *ctx, int64_t begin, int64_t end) {
-    const FN(Norm) *j = ctx;
+    const FN(BatchNorm) *j = ctx;
     int64_t apart = j->c * j->k;
     for (int64_t b = begin; b < end; b++)
         for (int64_t c = b * j->block; c < at_most((b + 1) * j->block, j->c); c++) {
@@ -116,7 +116,7 @@ static void FN(bn_grad_channels)(void *ctx, int64_t begin, int64_t end) {
 
 /* Mean and squared deviations of the channels over parts [begin, end) of the rows: [part][3][channels], first how many. */
 static void FN(bn_part_moments)(void *ctx, int64_t begin, int64_t end) {
-    const FN(Norm) *j = ctx;
+    const FN(BatchNorm) *j = ctx;
     int64_t c = j->c;
     T *sum = scratch(sizeof(T) * (size_t)(3 * c)), *square = sum + c, *rest = square + c;
     for (int64_t p = begin; p < end; p++) {
@@ -148,7 +148,7 @@ static void FN(bn_part_moments)(void *ctx, int64_t begin, int64_t end) {
 }
 
 static void FN(bn_rows)(void *ctx, int64_t begin, int64_t end) {
-    const FN(Norm) *j = ctx;
+    const FN(BatchNorm) *j = ctx;
     const T *mean = j->mean_out, *factor = j->saved_mean, *shift = j->saved_inv;
     int64_t c = j->c;
     for (int64_t r = begin; r < end; r++) {
@@ -164,7 +164,7 @@ static void FN(bn_rows)(void *ctx, int64_t begin, int64_t end) {
 
 /* Sums of g and of g (x - mean) over parts of the rows: [part][3][channels], the last unused. */
 static void FN(bn_part_products)(void *ctx, int64_t begin, int64_t end) {
-    const FN(Norm) *j = ctx;
+    const FN(BatchNorm) *j = ctx;
     int64_t c = j->c;
     T *sum = scratch(sizeof(T) * (size_t)(2 * c)), *dot = sum + c;
     for (int64_t p = begin; p < end; p++) {
@@ -183,7 +183,7 @@ static void FN(bn_part_products)(void *ctx, int64_t begin, int64_t end) {
 }
 
 static void FN(bn_grad_rows)(void *ctx, int64_t begin, int64_t end) {
-    const FN(Norm) *j = ctx;
+    const FN(BatchNorm) *j = ctx;
     const T *factor = j->mean_out, *slope = j->saved_mean, *shift = j->saved_inv, *mean = j->mean;
     int64_t c = j->c;
     for (int64_t r = begin; r < end; r++) {
@@ -202,7 +202,7 @@ static void FN(bn_grad_rows)(void *ctx, int64_t begin, int64_t end) {
 static int64_t FN(bn_grain)(int64_t elements) { return (1 << 15) / at_least(elements, 1) + 1; }
 
 static void FN(batch_norm)(const int64_t *a, Team *team) {
-    FN(Norm) j = {.x = PTR(T, a[0]), .y = PTR(T, a[1]), .scale = PTR(T, a[2]), .bias = PTR(T, a[3]), .mean = PTR(T, a[4]),
+    FN(BatchNorm) j = {.x = PTR(T, a[0]), .y = PTR(T, a[1]), .scale = PTR(T, a[2]), .bias = PTR(T, a[3]), .mean = PTR(T, a[4]),
                   .var = PTR(T, a[5]), .mean_out = PTR(T, a[6]), .var_out = PTR(T, a[7]), .saved_mean = PTR(T, a[8]),
                   .saved_inv = PTR(T, a[9]), .n = a[10], .c = a[11], .k = a[12], .given = a[13], .keep = (T)as_double(a[14]),
                   .eps = (T)as_double(a[15]), .sums = PTR(double, a[16]), .block = 1};
@@ -214,7 +214,7 @@ static void FN(batch_norm)(const int64_t *a, Team *team) {
     j.parts = bn_parts(j.n);
     if (!j.given) parallel_for(team, j.parts, 1, FN(bn_part_moments), &j);
     /* the first part's place is then that of what the second pass needs */
-    FN(Norm) next = j;
+    FN(BatchNorm) next = j;
     T *first = (T *)j.sums, *mean = first, *factor = first + j.c, *shift = first + 2 * j.c;
     double *total = j.sums + j.parts * 3 * j.c;
     for (int64_t c = 0; c < j.c; c++) {
@@ -240,7 +240,7 @@ static void FN(batch_norm)(const int64_t *a, Team *team) {
 }
 
 static void FN(batch_norm_grad)(const int64_t *a, Team *team) {
-    FN(Norm) j = {.x = PTR(T, a[0]), .g = PTR(T, a[1]), .y = PTR(T, a[2]), .scale = PTR(T, a[3]), .mean = PTR(T, a[4]),
+    FN(BatchNorm) j = {.x = PTR(T, a[0]), .g = PTR(T, a[1]), .y = PTR(T, a[2]), .scale = PTR(T, a[3]), .mean = PTR(T, a[4]),
                   .var = PTR(T, a[5]), .dscale = PTR(T, a[6]), .dbias = PTR(T, a[7]), .n = a[8], .c = a[9], .k = a[10], .given = a[11],
                   .sums = PTR(double, a[12]), .block = 1};
     if (j.k) {
@@ -250,7 +250,7 @@ static void FN(batch_norm_grad)(const int64_t *a, Team *team) {
     }
     j.parts = bn_parts(j.n);
     parallel_for(team, j.parts, 1, FN(bn_part_products), &j);
-    FN(Norm) next = j;
+    FN(BatchNorm) next = j;
     double *total = j.sums + j.parts * 3 * j.c;
     for (int64_t c = 0; c < 2 * j.c; c++) {
         total[c] = 0;

@@ -56,7 +56,7 @@ typedef struct {
 
 /* 16 lanes or fewer of B^t d B: pixels s [4][4], `row` and `pixel` apart, to v [16], `apart` apart. */
 INLINE void FN(tile_in)(const T *s, int64_t row, int64_t pixel, T *v, int64_t apart, int lanes) {
-    T t[16][LANES];
+    T t[16][TILE_LANES];
     for (int j = 0; j < 4; j++)
         for (int l = 0; l < lanes; l++) {
             T a = s[j * pixel + l], b = s[row + j * pixel + l], c = s[2 * row + j * pixel + l], d = s[3 * row + j * pixel + l];
@@ -70,9 +70,9 @@ INLINE void FN(tile_in)(const T *s, int64_t row, int64_t pixel, T *v, int64_t ap
         }
 }
 
-/* A^t m A: m [16] to 2x2 outputs y [4][LANES]. */
-INLINE void FN(tile_out)(const T *m, int64_t apart, T (*y)[LANES], int lanes) {
-    T t[8][LANES];
+/* A^t m A: m [16] to 2x2 outputs y [4][TILE_LANES]. */
+INLINE void FN(tile_out)(const T *m, int64_t apart, T (*y)[TILE_LANES], int lanes) {
+    T t[8][TILE_LANES];
     for (int j = 0; j < 4; j++)
         for (int l = 0; l < lanes; l++) {
             const T *s = m + j * apart + l;
@@ -88,7 +88,7 @@ INLINE void FN(tile_out)(const T *m, int64_t apart, T (*y)[LANES], int lanes) {
 
 /* A g A^t: the gradient of 2x2 outputs g [2][2] to that of m [16]. */
 INLINE void FN(tile_grad)(const T *g, int64_t row, int64_t pixel, T *m, int64_t apart, int lanes) {
-    T t[8][LANES];
+    T t[8][TILE_LANES];
     for (int j = 0; j < 2; j++)
         for (int l = 0; l < lanes; l++) {
             T a = g[j * pixel + l], b = g[row + j * pixel + l];
@@ -101,44 +101,44 @@ INLINE void FN(tile_grad)(const T *g, int64_t row, int64_t pixel, T *m, int64_t 
         }
 }
 
-/* G w G^t for lanes of filters w [9][LANES]. */
-INLINE void FN(filter_in)(T (*w)[LANES], T (*u)[LANES]) {
-    T t[12][LANES];
+/* G w G^t for lanes of filters w [9][TILE_LANES]. */
+INLINE void FN(filter_in)(T (*w)[TILE_LANES], T (*u)[TILE_LANES]) {
+    T t[12][TILE_LANES];
     for (int j = 0; j < 3; j++)
-        for (int l = 0; l < LANES; l++) {
+        for (int l = 0; l < TILE_LANES; l++) {
             T a = w[j][l], b = w[3 + j][l], c = w[6 + j][l], half = (T)0.5 * (a + c), mid = (T)0.5 * b;
             t[j][l] = a, t[3 + j][l] = half + mid, t[6 + j][l] = half - mid, t[9 + j][l] = c;
         }
     for (int i = 0; i < 4; i++)
-        for (int l = 0; l < LANES; l++) {
+        for (int l = 0; l < TILE_LANES; l++) {
             T a = t[3 * i][l], b = t[3 * i + 1][l], c = t[3 * i + 2][l], half = (T)0.5 * (a + c), mid = (T)0.5 * b;
             u[4 * i][l] = a, u[4 * i + 1][l] = half + mid, u[4 * i + 2][l] = half - mid, u[4 * i + 3][l] = c;
         }
 }
 
 /* G^t u G: the gradient of the transformed filter to that of the filter. */
-INLINE void FN(filter_grad)(T (*u)[LANES], T (*w)[LANES]) {
-    T t[12][LANES];
+INLINE void FN(filter_grad)(T (*u)[TILE_LANES], T (*w)[TILE_LANES]) {
+    T t[12][TILE_LANES];
     for (int j = 0; j < 4; j++)
-        for (int l = 0; l < LANES; l++) {
+        for (int l = 0; l < TILE_LANES; l++) {
             T sum = (T)0.5 * (u[4 + j][l] + u[8 + j][l]), diff = (T)0.5 * (u[4 + j][l] - u[8 + j][l]);
             t[j][l] = u[j][l] + sum, t[4 + j][l] = diff, t[8 + j][l] = sum + u[12 + j][l];
         }
     for (int i = 0; i < 3; i++)
-        for (int l = 0; l < LANES; l++) {
+        for (int l = 0; l < TILE_LANES; l++) {
             T sum = (T)0.5 * (t[4 * i + 1][l] + t[4 * i + 2][l]), diff = (T)0.5 * (t[4 * i + 1][l] - t[4 * i + 2][l]);
             w[3 * i][l] = t[4 * i][l] + sum, w[3 * i + 1][l] = diff, w[3 * i + 2][l] = sum + t[4 * i + 3][l];
         }
 }
 
 /* The 16 matrices of transformed filters, each in panels of 64 outputs: [16][co / 64][ci][64]. Backwards the filters are turned over,
- * which swaps rows 0 and 3 of the transformed ones, and columns. Items are blocks of LANES outputs. */
+ * which swaps rows 0 and 3 of the transformed ones, and columns. Items are blocks of TILE_LANES outputs. */
 static void FN(winograd_filters)(void *ctx, int64_t begin, int64_t end) {
     const FN(Job) *j = ctx;
     int64_t lane = j->back ? 9 : j->ci * 9, step = j->back ? j->co * 9 : 9;
     for (int64_t block = begin; block < end; block++) {
-        int64_t o = block * LANES, lanes = at_most(LANES, j->co - o), first = o / PANEL * PANEL, width = at_most(PANEL, j->co - first);
-        T w[9][LANES] = {{0}}, u[16][LANES];
+        int64_t o = block * TILE_LANES, lanes = at_most(TILE_LANES, j->co - o), first = o / PANEL * PANEL, width = at_most(PANEL, j->co - first);
+        T w[9][TILE_LANES] = {{0}}, u[16][TILE_LANES];
         for (int64_t c = 0; c < j->ci; c++) {
             const T *from = j->filter + o * lane + c * step;
             for (int64_t l = 0; l < lanes; l++)
@@ -148,8 +148,8 @@ static void FN(winograd_filters)(void *ctx, int64_t begin, int64_t end) {
             for (int e = 0; e < 16; e++) {
                 static const int over[4] = {3, 1, 2, 0};
                 T *row = to + (j->back ? over[e / 4] * 4 + over[e % 4] : e) * j->ci * j->co;
-                if (lanes == LANES)
-                    for (int l = 0; l < LANES; l++) row[l] = u[e][l];
+                if (lanes == TILE_LANES)
+                    for (int l = 0; l < TILE_LANES; l++) row[l] = u[e][l];
                 else
                     for (int64_t l = 0; l < lanes; l++) row[l] = u[e][l];
             }
@@ -196,7 +196,7 @@ static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
             for (int64_t t = 0; t < some; t++) {
                 int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
                 const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
-                for (; c + LANES <= ci; c += LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, LANES);
+                for (; c + TILE_LANES <= ci; c += TILE_LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, TILE_LANES);
                 if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
             }
             for (int64_t e = 0; e < 16; e++)
@@ -209,18 +209,18 @@ static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
                 int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2;
                 T *to = out + image * out_size + (y * j->ow + x) * co;
                 int down = y + 1 < j->oh, right = x + 1 < j->ow;
-                for (int64_t c = 0; c < co; c += LANES) {
-                    T r[4][LANES];
-                    int lanes = (int)at_most(LANES, co - c);
-                    if (lanes == LANES)
-                        FN(tile_out)(m + t * co + c, apart, r, LANES);
+                for (int64_t c = 0; c < co; c += TILE_LANES) {
+                    T r[4][TILE_LANES];
+                    int lanes = (int)at_most(TILE_LANES, co - c);
+                    if (lanes == TILE_LANES)
+                        FN(tile_out)(m + t * co + c, apart, r, TILE_LANES);
                     else
                         FN(tile_out)(m + t * co + c, apart, r, lanes);
                     for (int i = 0; i < 1 + down; i++)
                         for (int k = 0; k < 1 + right; k++) {
                             T *p = to + (i * j->ow + k) * co + c;
-                            if (lanes == LANES)
-                                for (int l = 0; l < LANES; l++) p[l] = r[2 * i + k][l];
+                            if (lanes == TILE_LANES)
+                                for (int l = 0; l < TILE_LANES; l++) p[l] = r[2 * i + k][l];
                             else
                                 for (int l = 0; l < lanes; l++) p[l] = r[2 * i + k][l];
                         }
@@ -233,7 +233,7 @@ static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
 
 static void FN(winograd)(FN(Job) *j, Team *team) {
     j->group = at_most(j->k.n, at_least(1, TILES / (up_div(j->oh, 2) * up_div(j->ow, 2))));
-    parallel_for(team, up_div(j->co, LANES), 1, FN(winograd_filters), j);
+    parallel_for(team, up_div(j->co, TILE_LANES), 1, FN(winograd_filters), j);
     parallel_for(team, up_div(j->k.n, j->group), 1, FN(winograd_images), j);
 }
 
@@ -263,10 +263,10 @@ static void FN(winograd_sums)(void *ctx, int64_t begin, int64_t end) {
                 for (int64_t t = 0; t < some; t++) {
                     int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
                     const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
-                    for (; c + LANES <= ci; c += LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, some * ci, LANES);
+                    for (; c + TILE_LANES <= ci; c += TILE_LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, some * ci, TILE_LANES);
                     if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, some * ci, (int)(ci - c));
                     s = FN(patch)(g + image * out_size, j->oh, j->ow, co, y, x, 2, room, &row);
-                    for (c = 0; c + LANES <= co; c += LANES) FN(tile_grad)(s + c, row, co, m + t * co + c, some * co, LANES);
+                    for (c = 0; c + TILE_LANES <= co; c += TILE_LANES) FN(tile_grad)(s + c, row, co, m + t * co + c, some * co, TILE_LANES);
                     if (c < co) FN(tile_grad)(s + c, row, co, m + t * co + c, some * co, (int)(co - c));
                 }
                 for (int64_t e = 0; e < 16; e++)
@@ -283,15 +283,15 @@ static void FN(winograd_result)(void *ctx, int64_t begin, int64_t end) {
     const FN(Job) *j = ctx;
     int64_t size = j->ci * j->co;
     for (int64_t o = begin; o < end; o++)
-        for (int64_t c = 0; c < j->ci; c += LANES) {
-            T u[16][LANES], w[9][LANES];
-            int64_t lanes = at_most(LANES, j->ci - c);
+        for (int64_t c = 0; c < j->ci; c += TILE_LANES) {
+            T u[16][TILE_LANES], w[9][TILE_LANES];
+            int64_t lanes = at_most(TILE_LANES, j->ci - c);
             for (int e = 0; e < 16; e++) {
                 const T *s = j->scratch + e * size + o * j->ci + c;
-                for (int l = 0; l < LANES; l++) u[e][l] = 0;
+                for (int l = 0; l < TILE_LANES; l++) u[e][l] = 0;
                 for (int64_t p = 0; p < j->parts; p++, s += 16 * size) {
-                    if (lanes == LANES)
-                        for (int l = 0; l < LANES; l++) u[e][l] += s[l];
+                    if (lanes == TILE_LANES)
+                        for (int l = 0; l < TILE_LANES; l++) u[e][l] += s[l];
                     else
                         for (int64_t l = 0; l < lanes; l++) u[e][l] += s[l];
                 }
@@ -675,7 +675,7 @@ static void FN(direct_sums)(void *ctx, int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; o++)
         for (int64_t t = 0; t < taps; t++) {
             int64_t left, right, low, high, down = t / k->kw * k->dh - k->top, offset = t % k->kw * k->dw - k->left;
-            T sums[LANES] = {0}, total = 0;
+            T sums[TILE_LANES] = {0}, total = 0;
             FN(seen)(k->w, k->ow, offset, k->sw, &left, &right);
             FN(seen)(k->h, k->oh, down, k->sh, &low, &high);
             for (int64_t n = 0; n < k->n; n++)
@@ -683,11 +683,11 @@ static void FN(direct_sums)(void *ctx, int64_t begin, int64_t end) {
                     const T *s = j->in + (n * k->c + o / og) * area + (r * k->sh + down) * k->w + offset;
                     const T *d = j->out + (n * k->o + o) * pixels + r * k->ow;
                     int64_t i = left;
-                    for (; k->sw == 1 && i + LANES <= right; i += LANES)
-                        for (int l = 0; l < LANES; l++) sums[l] += s[i + l] * d[i + l];
-                    for (int l = 0; i < right; i++, l++) sums[l % LANES] += s[i * k->sw] * d[i];
+                    for (; k->sw == 1 && i + TILE_LANES <= right; i += TILE_LANES)
+                        for (int l = 0; l < TILE_LANES; l++) sums[l] += s[i + l] * d[i + l];
+                    for (int l = 0; i < right; i++, l++) sums[l % TILE_LANES] += s[i * k->sw] * d[i];
                 }
-            for (int l = 0; l < LANES; l++) total += sums[l];
+            for (int l = 0; l < TILE_LANES; l++) total += sums[l];
             ((T *)j->filter)[o * taps + t] = total;
         }
 }
