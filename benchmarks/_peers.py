@@ -271,7 +271,11 @@ def mkl_line() -> str:
 
 
 def versions() -> str:
-    found = []
+    import fluidx
+    from fluidx import native
+
+    kernels = f"on, level {native.level()}" if native.enabled() else f"off: {native.why_not()}"
+    found = [f"fluidx {fluidx.__version__} (native kernels {kernels})"]
     for name in ("torch", "jax", "onnxruntime"):
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
