@@ -113,10 +113,13 @@ class Watch:
         limit = self.SLOWER * min(self.loops)
         return [k for k, cores in enumerate(self.others) if cores <= self.OTHERS and self.loops[k + 1] <= limit]
 
+    def is_quiet(self) -> bool:
+        return len(self.quiet()) >= 0.8 * len(self.others)
+
     def __str__(self) -> str:
         rounds, quiet = len(self.others), len(self.quiet())
         slow = sum(seconds > self.SLOWER * min(self.loops) for seconds in self.loops[1:])
-        busy = "BUSY MACHINE: " if quiet < 0.8 * rounds else ""
+        busy = "" if self.is_quiet() else "BUSY MACHINE: "
         return (
             f"{busy}{quiet} of {rounds} rounds undisturbed; others used {statistics.median(self.others):.2f} cores (median; most "
             f"{max(self.others):.2f}), calibration loop > 20 % over its best in {slow}"

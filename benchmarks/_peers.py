@@ -454,6 +454,7 @@ def table(log: Any, running: list[Entrant], watch: Any, threads: int) -> None:
         wrong = f" - MORE THAN THE {threads} IT WAS GIVEN" if cores > threads + 0.15 else ""
         log(f"  {e.name:14} {show(e.times(), 1e3, 'ms')}, {cores:.1f} cores{wrong}{extra}")
     quiet = watch.quiet()
+    doubt = "" if watch.is_quiet() else " (busy machine, not to be quoted)"
     for e in ours if rated else []:
         line = best_line(e.times(), {n: r.times() for n, r in rated.items()})
         if 3 <= len(quiet) < len(watch.others):
@@ -461,7 +462,7 @@ def table(log: Any, running: list[Entrant], watch: Any, threads: int) -> None:
         if threads == 1:
             best = min(rated.values(), key=lambda r: statistics.median(r.cpu))
             line += f"; processor time {ratio(e.cpu, best.cpu)} of {best.name}"
-        log(f"  -> {e.name}: {line}")
+        log(f"  -> {e.name}{doubt}: {line}")
     log(f"  {watch}")
 
 
