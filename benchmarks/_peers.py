@@ -1,0 +1,488 @@
+"""Peers in processes of their own, and races between them.
+
+Two pools of threads that spin in one process slow each other tenfold and more, so every peer is a worker process, which takes a turn when
+it is told over a pipe and sleeps otherwise. A turn is one step that is not counted, then a number of steps, each timed. Thread counts are
+set on every side; the table shows how many cores each peer really used.
+
+On AMD processors MKL, and with it PyTorch, takes a slow path unless a preloaded library answers for it. One is compiled at run time; where
+that fails, no ratio to PyTorch is printed.
+
+`python _peers.py PEER MODEL MODE THREADS` is the worker.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, redirect_stdout, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 900  # seconds that a peer has for its first answer (torch.compile is slow) and for a turn
+REST = 0.05  # seconds between turns, for the pool of the last peer to go to sleep: OpenBLAS and OpenMP spin for up to 25 ms
+
+TRAIN = ("fluidx", "fluidx_nhwc", "torch_eager", "torch_best", "jax")
+INFER = (*TRAIN, "onnxruntime")
+LEGEND = {
+    "fluidx_nhwc": "fluidx with data_format='NHWC'",
+    "fluidx_numpy": "fluidx with FLUIDX_KERNELS=numpy",
+    "torch_eager": "PyTorch as it comes",
+    "torch_best": "PyTorch with channels_last for ResNet, the fused optimizer; in inference batch normalization folded into the filters",
+    "torch_compile": "torch_best under torch.compile",
+    "jax": "JAX, the step as one jitted function, images NHWC",
+    "onnxruntime": "ONNX Runtime on what PyTorch exports",
+}
+
+
+def has(peer: str, model: str) -> bool:
+    """Whether there is such a case: only images have a layout, and LeNet's few channels make NHWC pointless."""
+    return peer != "fluidx_nhwc" or model == "resnet"
+
+
+# -- the worker ---------------------------------------------------------------------------------------------------------------------
+
+
+def _import_only(peer: str) -> None:
+    if peer.startswith(("fluidx", "reduce_threads")):
+        import fluidx
+        import fluidx.native  # noqa: F401
+    elif peer.startswith(("torch", "reduce_gloo")):
+        import torch  # noqa: F401
+    elif peer == "jax":
+        import jax  # noqa: F401
+
+
+def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]:
+    """The step of a peer."""
+    import _models
+
+    if peer.startswith("reduce_"):
+        return _reduce_threads(int(model)) if peer == "reduce_threads" else _reduce_gloo(peer, int(model))
+    c = _models.case(model)
+    if peer.startswith("fluidx_ranks:"):
+        return _models.fluidx_ranks_step(c, peer.split(":")[1], 2)
+    if peer.startswith("fluidx"):
+        return _models.fluidx_step(c, train, "NHWC" if peer == "fluidx_nhwc" else "NCHW")
+    if peer.startswith("torch") or peer == "onnxruntime":
+        import torch
+
+        torch.set_num_threads(threads)
+        if peer == "onnxruntime":
+            if train:
+                raise ImportError("ONNX Runtime does not train")
+            return _models.onnx_step(c, threads)
+        ranks = 1
+        if peer.startswith("torch_ddp:"):
+            ranks = _join_gloo(peer)
+        return _models.torch_step(c, train, peer != "torch_eager", peer == "torch_compile", ranks)
+    if peer == "jax":
+        return _models.jax_step(c, train)
+    raise SystemExit(f"there is no peer {peer!r}; there are {', '.join(['fluidx', *LEGEND])}")
+
+
+def _join_gloo(peer: str) -> int:
+    """Join the group of `name:rank:file`; the number of its ranks."""
+    import torch
+
+    _, rank, store = peer.split(":")
+    torch.distributed.init_process_group("gloo", f"file://{store}", rank=int(rank), world_size=2)
+    return 2
+
+
+def _reduce_gloo(peer: str, nbytes: int) -> Callable[[], Any]:
+    """all_reduce of float32 in place, the other rank being another process."""
+    import torch
+
+    torch.set_num_threads(1)
+    _join_gloo(peer)
+    x = torch.zeros(nbytes // 4)
+
+    def step() -> float:
+        torch.distributed.all_reduce(x)
+        return 0.0
+
+    return step
+
+
+def _reduce_threads(nbytes: int) -> Callable[[], Any]:
+    """The same between two ranks of fluidx that are threads. `step.many(n)` gives the seconds of n calls on rank 0."""
+    import threading
+
+    import numpy as np
+
+    from fluidx.comm.threads import ThreadWorld
+
+    world = ThreadWorld(2)
+    xs = [np.zeros(nbytes // 4, "float32") for _ in range(2)]
+
+    def rank(r: int, n: int) -> list[float]:
+        comm, x, seconds = world.communicator(r), xs[r], []
+        for _ in range(n):
+            start = time.perf_counter()
+            comm.all_reduce(x, x, "sum", (0, 1))
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def many(n: int) -> list[float]:
+        other = threading.Thread(target=rank, args=(1, n))
+        other.start()
+        seconds = rank(0, n)
+        other.join()
+        return seconds
+
+    def step() -> float:
+        many(1)
+        return 0.0
+
+    step.many = many  # type: ignore[attr-defined]
+    return step
+
+
+def memory() -> dict[str, float]:
+    """Resident bytes of this process, now and at most since the last `forget_peak`, in MB. ru_maxrss would also count what forked it."""
+    with open("/proc/self/status") as f:
+        kb = {line.split(":")[0]: int(line.split()[1]) for line in f if line.startswith(("VmRSS", "VmHWM"))}
+    return {"now": kb["VmRSS"] * 1024 / 1e6, "peak": kb["VmHWM"] * 1024 / 1e6}
+
+
+def forget_peak() -> None:
+    with suppress(OSError), open("/proc/self/clear_refs", "w") as f:
+        f.write("5")
+
+
+def planned(model: str, train: bool, layout: str) -> dict[str, float]:
+    """MB that the plan of a fluidx program says it takes, by kind."""
+    import _models
+
+    import fluidx as fx
+    from fluidx.executor.context import RunContext
+    from fluidx.executor.feeds import check_feed, feed_types
+    from fluidx.executor.planning import plan
+
+    m = _models.fluidx_model(_models.case(model), train, layout)
+    scope = fx.executor.Scope()
+    fx.Executor(fx.CPUPlace()).run(m.startup, scope=scope)
+    p = plan(m.main, feed_types(check_feed(m.main, m.feed)), [m.result.name], scope.arrays, RunContext())
+    return {kind: p.nbytes(kind) / 1e6 for kind in ("arena", "feed", "state")}
+
+
+def _serve(peer: str, model: str, mode: str, threads: int, answer: Callable[[Any], None]) -> None:
+    """Answer one line on the pipe with one line, until the pipe is closed."""
+    import gc
+
+    begin = memory()["now"]
+    try:
+        _import_only(peer)
+        imported = memory()["now"]
+        step = _make(peer, model, mode != "infer", threads)
+    except ImportError as e:
+        return answer({"missing": str(e)})
+    gc.collect()
+    ready = memory()["now"]
+    if mode == "first":
+        step()
+    answer({"ready": True, "mb": {"begin": begin, "imported": imported, "ready": ready}})
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["do"] == "values":
+            answer([_values(step()) for _ in range(order["steps"])])
+        elif order["do"] == "memory":
+            forget_peak()
+            for _ in range(order["steps"]):
+                step()
+            answer(memory()["peak"])
+        elif order["do"] == "planned":
+            answer(planned(model, mode != "infer", "NHWC" if peer == "fluidx_nhwc" else "NCHW"))
+        elif order["do"] == "turn":
+            step()
+            cpu, whole = time.process_time(), time.perf_counter()
+            seconds = step.many(order["steps"]) if hasattr(step, "many") else _timed(step, order["steps"])
+            took, now = time.perf_counter() - whole, time.process_time()
+            answer({"seconds": seconds, "cores": (now - cpu) / took, "cpu": (now - cpu) / order["steps"], "until": now})
+
+
+def _timed(step: Callable[[], Any], steps: int) -> list[float]:
+    seconds = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _values(result: Any) -> list[float]:
+    """A loss, or 16 of the results."""
+    if isinstance(result, float):
+        return [result]
+    flat = result.ravel()
+    return [float(v) for v in flat[:: max(1, len(flat) // 16)][:16]]
+
+
+def main() -> None:
+    peer, model, mode, threads = sys.argv[1:]
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not get into the pipe
+
+    def answer(what: Any) -> None:
+        out.write(json.dumps(what) + "\n")
+        out.flush()
+
+    with redirect_stdout(sys.stderr):
+        _serve(peer, model, mode, int(threads), answer)
+    out.close()
+    os._exit(0)  # pools and process groups have nothing to say at the end
+
+
+# -- starting workers ---------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def mkl_fast_path() -> tuple[str, str]:
+    """(A library to preload for PyTorch, "") where it is needed, ("", "") where it is not, ("", why not) where it cannot be had."""
+    try:
+        with open("/proc/cpuinfo") as f:
+            if "AuthenticAMD" not in f.read():
+                return "", ""
+        folder = tempfile.mkdtemp(prefix="mkl_fast_path")
+        source, library = Path(folder, "mkl.c"), Path(folder, "mkl.so")
+        source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\nint mkl_serv_intel_cpu(void) { return 1; }\n")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, capture_output=True)
+        return str(library), ""
+    except (OSError, subprocess.CalledProcessError) as e:
+        return "", f"the library for MKL's fast path could not be built ({e})"
+
+
+def mkl_line() -> str:
+    library, problem = mkl_fast_path()
+    if problem:
+        return f"PyTorch's MKL takes its slow path on this AMD processor, {problem}: no ratios to PyTorch"
+    if library:
+        return "PyTorch's MKL takes its fast path: a preloaded library tells it that this AMD processor is an Intel one"
+    return "PyTorch's MKL needs no help on this processor"
+
+
+def versions() -> str:
+    import fluidx
+    from fluidx import native
+
+    kernels = f"on, level {native.level()}" if native.enabled() else f"off: {native.why_not()}"
+    found = [f"fluidx {fluidx.__version__} (native kernels {kernels})"]
+    for name in ("torch", "jax", "onnxruntime"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name} not installed")
+    return ", ".join(found)
+
+
+def environment(peer: str, threads: int) -> dict[str, str]:
+    n = str(threads)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("FLUIDX_", "OMP_", "KMP_", "GOMP_", "XLA_"))}
+    env |= {"OPENBLAS_NUM_THREADS": n, "OMP_NUM_THREADS": n, "MKL_NUM_THREADS": n, "FLUIDX_THREADS": n, "PYTHONWARNINGS": "ignore"}
+    # The size of XLA's pool; the flag alone does not hold it to one thread.
+    env |= {"NPROC": n, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'}"}
+    if "FLUIDX_NATIVE_LEVEL" in os.environ:
+        env["FLUIDX_NATIVE_LEVEL"] = os.environ["FLUIDX_NATIVE_LEVEL"]
+    if peer == "fluidx_numpy":
+        env["FLUIDX_KERNELS"] = "numpy"
+    if peer.startswith("torch") and (library := mkl_fast_path()[0]):
+        env["LD_PRELOAD"] = library
+    if peer.startswith(("torch_ddp", "reduce_gloo")):
+        env["GLOO_SOCKET_IFNAME"] = "lo"
+    return env
+
+
+class Peer:
+    """A worker process."""
+
+    def __init__(self, name: str, model: str, mode: str, threads: int, env: dict[str, str] | None = None, script: str = __file__):
+        self.name, self.cpu = name, 0.0
+        self._errors = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, script, name, model, mode, str(threads)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment(name, threads) | (env or {}),
+        )  # fmt: skip
+
+    def send(self, do: str, **what: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **what}).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def receive(self) -> Any:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], DEADLINE)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            self.close()
+            self._errors.seek(0)
+            told = self._errors.read().decode(errors="replace").strip().splitlines()[-12:]
+            raise RuntimeError(f"{self.name} {'ended' if ready else f'gave no answer for {DEADLINE} s'}:\n  " + "\n  ".join(told))
+        return json.loads(line)
+
+    def ask(self, do: str, **what: Any) -> Any:
+        self.send(do, **what)
+        return self.receive()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class Entrant:
+    """One or more workers that take their turns at the same time."""
+
+    def __init__(self, name: str, peers: list[Peer]):
+        self.name, self.peers = name, peers
+        self.seconds: list[list[float]] = []  # of each step, by round
+        self.cores: list[float] = []
+        self.cpu: list[float] = []  # seconds of processor time of a step, one figure a round
+        self.steps = 1
+
+    def first_answers(self) -> str:
+        """Why this one does not take part, or nothing."""
+        try:
+            return next((told["missing"] for told in [p.receive() for p in self.peers] if "missing" in told), "")
+        except RuntimeError as e:
+            return str(e)
+
+    def values(self, steps: int) -> list[list[float]]:
+        for p in self.peers:
+            p.send("values", steps=steps)
+        return [p.receive() for p in self.peers][0]
+
+    def turn(self) -> float:
+        """A turn; the CPU seconds it took, warming up included."""
+        for p in self.peers:
+            p.send("turn", steps=self.steps)
+        told = [p.receive() for p in self.peers]
+        self.seconds.append([s for t in told for s in t["seconds"]])
+        self.cores.append(sum(t["cores"] for t in told))
+        self.cpu.append(sum(t["cpu"] for t in told))
+        used = sum(t["until"] - p.cpu for t, p in zip(told, self.peers, strict=True))
+        for t, p in zip(told, self.peers, strict=True):
+            p.cpu = t["until"]
+        return used
+
+    def times(self, rounds: Iterable[int] | None = None) -> list[float]:
+        chosen = self.seconds if rounds is None else [self.seconds[k] for k in rounds]
+        return [s for some in chosen for s in some]
+
+
+# -- races --------------------------------------------------------------------------------------------------------------------------
+
+
+def differs(values: list[list[float]], expected: list[list[float]], tolerance: float) -> bool:
+    """Whether results differ by more than the tolerance, relative to the largest of a step."""
+    return any(
+        max(abs(a - b) for a, b in zip(some, others, strict=True)) > tolerance * max(map(abs, others))
+        for some, others in zip(values, expected, strict=True)
+    )
+
+
+def race(log: Any, entrants: list[Entrant], rounds: int, seconds: float, tolerance: float) -> tuple[list[Entrant], Any]:
+    """Interleaved turns of about `seconds` of all entrants that answer and compute what the first one does. Names the others.
+
+    Returns those that ran, the first one in front (an empty list if it could not), and the watch.
+    """
+    from _common import Watch
+
+    running = []
+    expected: list[list[float]] = []
+    for e in entrants:
+        if why := e.first_answers():
+            log(f"  {e.name}: not measured: {why}")
+            if e is entrants[0]:
+                return [], None
+            continue
+        values = e.values(3)
+        expected = expected or values
+        if differs(values, expected, tolerance):
+            log(f"  {e.name}: not compared: it computes something else: {values}, {entrants[0].name} {expected}, tolerance {tolerance:g}")
+            continue
+        running.append(e)
+    for e in running:  # how many steps make a turn
+        e.steps = 2
+        e.turn()
+        e.steps = max(1, min(100, round(seconds / min(e.times()))))
+        for figures in (e.seconds, e.cores, e.cpu):
+            figures.clear()
+    watch = Watch()
+    for _ in range(rounds):
+        own = 0.0
+        for e in running:
+            time.sleep(REST)
+            own += e.turn()
+        time.sleep(REST)
+        watch.look(own)
+    return running, watch
+
+
+def best_line(ours: list[float], peers: dict[str, list[float]]) -> str:
+    """Our time over the best peer's, on medians and on minima; each may have another best."""
+    parts = []
+    for what, of in (("medians", statistics.median), ("minima", min)):
+        best = min(peers, key=lambda p: of(peers[p]))
+        parts.append(f"{of(ours) / of(peers[best]):.2f} of {best} on {what}")
+    return ", ".join(parts)
+
+
+def table(log: Any, running: list[Entrant], watch: Any, threads: int) -> None:
+    """Every entrant with its spread; then those of fluidx against the best peer: on all rounds, on the undisturbed ones, and at 1 thread on
+    processor time, which waiting for a core that others use does not lengthen (at more threads it counts spinning)."""
+    from _common import ratio, show
+
+    rated = {e.name: e for e in running if not e.name.startswith("fluidx") and not (e.name.startswith("torch") and mkl_fast_path()[1])}
+    ours = [e for e in running if e.name.startswith("fluidx")]
+    for e in running:
+        extra = f"; fluidx takes {ratio(ours[0].times(), e.times())} of it" if e.name in rated else ""
+        cores = statistics.median(e.cores)
+        wrong = f" - MORE THAN THE {threads} IT WAS GIVEN" if cores > threads + 0.15 else ""
+        log(f"  {e.name:14} {show(e.times(), 1e3, 'ms')}, {cores:.1f} cores{wrong}{extra}")
+    quiet = watch.quiet()
+    doubt = "" if watch.is_quiet() else " (busy machine, not to be quoted)"
+    for e in ours if rated else []:
+        line = best_line(e.times(), {n: r.times() for n, r in rated.items()})
+        if 3 <= len(quiet) < len(watch.others):
+            line += f"; undisturbed rounds: {best_line(e.times(quiet), {n: r.times(quiet) for n, r in rated.items()})}"
+        if threads == 1:
+            best = min(rated.values(), key=lambda r: statistics.median(r.cpu))
+            line += f"; processor time {ratio(e.cpu, best.cpu)} of {best.name}"
+        log(f"  -> {e.name}{doubt}: {line}")
+    log(f"  {watch}")
+
+
+def compare(log: Any, mode: str, models: list[str], threads: list[int], peers: Iterable[str], rounds: int, seconds: float) -> None:
+    """Race the peers on every model at every thread count, and print the tables."""
+    from _common import option
+    from _models import TOLERANCE
+
+    for model in models:
+        for n in threads:
+            log(f"\n{model}, {'one training step' if mode == 'train' else 'inference of one batch'}, {n} thread{'s' if n > 1 else ''}")
+            with ExitStack() as stack:
+                entrants = []
+                for name in peers:
+                    if has(name, model):
+                        entrants.append(Entrant(name, [stack.enter_context(Peer(name, model, mode, n))]))
+                running, watch = race(log, entrants, rounds, seconds, float(option("tolerance", str(TOLERANCE[model]))))
+                if running:
+                    table(log, running, watch, n)
+
+
+if __name__ == "__main__":
+    main()

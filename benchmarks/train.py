@@ -1,0 +1,36 @@
+"""One training step of four models: fluidx against PyTorch and JAX, on 1 and on 2 threads.
+
+All peers of a case are alive in one interleaved run, each in a process of its own (`_peers.py`), on the same model, the same starting
+values and the same batch (`_models.py`); one whose losses of the first three steps differ is named and not compared. A figure is one step:
+the median over the steps of all rounds, with minimum and upper quartile. fluidx and JAX copy the batch in on every step, PyTorch works on
+it in place; all give back the loss as a number.
+
+    --models mlp,lenet,resnet,gpt   --threads 1,2   --rounds 20   --seconds 0.3 (a turn)   --save
+    --peers fluidx,torch_best,...   also fluidx_numpy, and torch_compile, which compiles for up to a minute a case
+"""
+
+from __future__ import annotations
+
+from _common import Log, option, options
+from _models import NETS, TOLERANCE
+from _peers import LEGEND, TRAIN, compare, mkl_line, versions
+
+
+def main() -> None:
+    log = Log("train")
+    peers = options("peers", ",".join(TRAIN))
+    log(versions())
+    log(mkl_line())
+    for name in peers:
+        if name in LEGEND:
+            log(f"{name}: {LEGEND[name]}")
+    log(f"losses of 3 steps agree within {TOLERANCE['mlp']:g}, relative: other orders of summation; ResNet within {TOLERANCE['resnet']:g}:")
+    log("a value next to 0 changes sign under relu, and batch normalization spreads it")
+    threads = [int(n) for n in options("threads", "1,2")]
+    models, rounds, seconds = options("models", ",".join(NETS)), int(option("rounds", "20")), float(option("seconds", "0.3"))
+    compare(log, "train", models, threads, peers, rounds, seconds)
+    log.close()
+
+
+if __name__ == "__main__":
+    main()
