@@ -196,3 +196,31 @@ def test_batch_norm_in_parts(layout, shape):
     close(ds, (d * (a - mean) * var).sum(axis=gone), ulps=20)
     exact = (d - (a - mean) * dscale * var / n - dbias / n) * scale * var
     close(one("bn_grad_apply", x, s, m, v, g, dm, dv, told=told, **kw), exact, ulps=6)
+
+
+@pytest.mark.parametrize("shape, groups", [((2, 4, 2, 3), 2), ((4, 6, 1, 3), 3), ((3, 64, 9, 9), 8), ((5, 6), 2), ((2, 3, 50), 1)])
+def test_group_norm(shape, groups):
+    n, c = shape[:2]
+    x, g, scale, bias = normal(shape) + 1, normal(shape, seed=1), normal(c, seed=2), normal(c, seed=3)
+    rows, per = x.astype("float64").reshape(n, groups, -1), (c, *[1] * (len(shape) - 2))
+    mean, var = rows.mean(axis=2), rows.var(axis=2)
+    hat = ((rows - mean[:, :, None]) / np.sqrt(var[:, :, None] + 1e-5)).reshape(shape)
+    for s, b in ((scale, bias), (scale, None), (None, bias), (None, None)):
+        y, m, v = run("group_norm", x, s, b, groups=groups)
+        exact = hat * (1 if s is None else s.astype("float64").reshape(per)) + (0 if b is None else b.reshape(per))
+        close(y, exact, ulps=40)  # as layer_norm
+        close(m, mean)
+        close(v, var)
+        stats = [mean.astype("float32"), var.astype("float32")]
+        m64, i64 = stats[0].astype("float64")[:, :, None], 1 / np.sqrt(stats[1].astype("float64")[:, :, None] + 1e-5)
+        h = (rows - m64) * i64
+        d = g.astype("float64")
+        t = (d if s is None else d * s.reshape(per)).reshape(n, groups, -1)
+        dx = ((t - t.mean(axis=2, keepdims=True) - h * (t * h).mean(axis=2, keepdims=True)) * i64).reshape(shape)
+        outs = [x, None if s is None else scale, None if b is None else bias]
+        got = run("group_norm_grad", x, s, b, *stats, g, groups=groups, outs=outs)
+        close(got[0], dx, ulps=40)
+        gone = (0, *range(2, len(shape)))
+        for a, terms in zip(got[1:], (d * h.reshape(shape), d), strict=True):
+            if a is not None:  # sums of terms that are larger than the result
+                assert np.abs(a - terms.sum(axis=gone)).max() <= 4 * np.finfo("float32").eps * np.abs(terms).sum(axis=gone).max()

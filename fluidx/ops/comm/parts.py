@@ -7,6 +7,7 @@ from typing import Any
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import At, Entry, Partial, TensorType
+from ..shared.native import copy_calls, fill_calls
 from ..shared.samples import counting
 from .collective import check_cut, cut_entry, cut_views, expect
 
@@ -120,6 +121,11 @@ class OwnTerm(OpDef):
             xp.copyto(out, x)
         else:
             out.fill(0)
+
+    @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        here = _seat(ctx, attrs["group"])[0] == attrs["root"]
+        return copy_calls(outs[0], ins[0], dry) if here else fill_calls(outs[0], 0, dry)
 
     @staticmethod
     def samples():

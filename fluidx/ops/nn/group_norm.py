@@ -5,12 +5,16 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
 from ...ir.words import fold
+from ..expr.nodes import const, make_node, sym
+from ..shared.native import all_of, expression, reduce_calls
 from ..shared.samples import f32, positive
 from ..shared.types import is_half, mul_sizes
-from .layer_norm import rows_normalized
+from .layer_norm import norm_calls, rows_normalized
 from .norm_shared import (
     channel_count,
     check_weight,
@@ -69,6 +73,17 @@ def _channels_view(xp: Any, a: Any, layout: str) -> Any:
     if layout == "NHWC" and a.ndim > 2:
         a = a.transpose(0, a.ndim - 1, *range(1, a.ndim - 1))
     return xp.ascontiguousarray(a).reshape(a.shape[0], a.shape[1], prod(a.shape[2:]))
+
+
+def _lie_in_rows(x: Any, layout: str, *arrays: Any) -> bool:
+    """Whether a group's channels are neighbours in memory, and all arrays contiguous and of one type."""
+    here = x.size and (layout == "NCHW" or x.ndim == 2)
+    return bool(here) and all(a is None or a.dtype == x.dtype and a.flags.c_contiguous for a in arrays)
+
+
+def _by_pixel(a: Any) -> Any:
+    """The view [N, C, pixels] of a contiguous NCHW array."""
+    return a.reshape(a.shape[0], a.shape[1], prod(a.shape[2:]))
 
 
 def _local_groups(x: Any, groups: int, part: Part | None) -> int:
@@ -135,6 +150,19 @@ class GroupNorm(OpDef):
         put(var, v.reshape(-1, groups))
 
     @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        """Where the rows, channels of a group, lie in memory: the rows normalized, then the weights of the channels."""
+        (x, scale, bias), y = ins, outs[0]
+        if not _lie_in_rows(x, attrs["data_layout"], *ins, *outs):
+            return None
+        rows = x.shape[0] * _local_groups(x, attrs["groups"], part)
+        calls, e = norm_calls("layer_norm", (x, None, None, *outs), rows, attrs["epsilon"], dry), sym("y")
+        values = {"y": _by_pixel(y), **{k: w[:, None] for k, w in (("s", scale), ("b", bias)) if w is not None}}
+        e = e if scale is None else e * sym("s")
+        e = e if bias is None else e + sym("b")
+        return calls if len(values) == 1 else all_of([calls, expression(e, values, values["y"], dry)])
+
+    @staticmethod
     def samples():
         why = "statistics are not differentiable"
         yield Sample.of(f32(2, 4, 2, 3), positive(4, seed=1), f32(4, seed=2), groups=2, tolerance=1e-2, why=why)
@@ -170,6 +198,32 @@ class GroupNormGrad(OpDef):
         _Grouped.backward(xp, a, scale, mean.reshape(-1), var.reshape(-1), d, result, dscale, dbias, groups, epsilon)
         if dx is not None:
             _put_channels(dx, result, data_layout)
+
+    @staticmethod
+    def native_scratch(ins, outs, attrs):
+        return [ins[0]]
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None, scratch=()):
+        (x, scale, _, mean, var, g), (dx, dscale, dbias) = ins, outs
+        if not _lie_in_rows(x, attrs["data_layout"], *ins, *outs):
+            return None
+        n, groups, epsilon = x.shape[0], _local_groups(x, attrs["groups"], part), attrs["epsilon"]
+        work = _by_pixel(x if dry else scratch[0] if scratch else np.empty_like(x))
+        calls: list[Any] = []
+        if dbias is not None:
+            calls.append(reduce_calls("sum", _by_pixel(g), (0, 2), dbias, dry=dry))
+        if dscale is not None:
+            rows = {"x": x.reshape(n, groups, -1), "g": g.reshape(n, groups, -1), "m": mean[:, :, None], "v": var[:, :, None]}
+            e = sym("g") * ((sym("x") - sym("m")) * (const(1.0) / make_node("sqrt", sym("v") + epsilon)))
+            calls.append(expression(e, rows, work.reshape(n, groups, -1), dry))
+            calls.append(reduce_calls("sum", work, (0, 2), dscale, dry=dry))
+        if dx is not None:
+            if scale is not None:
+                calls.append(expression(sym("g") * sym("s"), {"g": _by_pixel(g), "s": scale[:, None]}, work, dry))
+            g = g if scale is None else work
+            calls.append(norm_calls("layer_norm_grad", (x, None, mean, var, g, dx, None, None), n * groups, epsilon, dry))
+        return all_of(calls)
 
     @staticmethod
     def samples():

@@ -111,12 +111,16 @@ def _dense(*arrays: Any) -> bool:
     return all(a is None or a.flags.c_contiguous for a in arrays)
 
 
-def _native_words(x: Any, *arrays: Any) -> tuple[str, list[int]] | None:
-    """The kernel's suffix and the addresses of arrays, 0 for an absent one; None unless all are contiguous and of one float type."""
+def norm_calls(kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, dry: bool) -> list[native.Call] | None:
+    """The call of a kernel of rows of X, the first of `arrays` (None for an absent one); all are contiguous and of X's float type."""
+    x = arrays[0]
     kind = FLOATS.get(x.dtype.name)
-    if kind is None or any(a is not None and (a.dtype != x.dtype or not a.flags.c_contiguous) for a in (x, *arrays)):
+    if kind is None or not x.size or any(a is not None and (a.dtype != x.dtype or not a.flags.c_contiguous) for a in arrays):
         return None
-    return kind, [0 if a is None else native.address(a) for a in (x, *arrays)]
+    if dry:
+        return []
+    words = [0 if a is None else native.address(a) for a in arrays]
+    return [native.Call(f"{kernel}_{kind}", (*words, rows, x.size // rows, float(epsilon)), arrays)]
 
 
 def _words(x: TensorType, axis: int) -> tuple[str, str, str]:
@@ -179,12 +183,7 @@ class LayerNorm(OpDef):
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         (x, scale, bias), axis = ins, attrs["begin_norm_axis"]
-        found = _native_words(x, scale, bias, *outs) if x.size else None
-        if found is None or dry:
-            return None if found is None else []
-        kind, words = found
-        words += [prod(x.shape[:axis]), prod(x.shape[axis:]), attrs["epsilon"]]
-        return [native.Call(f"layer_norm_{kind}", tuple(words), (*ins, *outs))]
+        return norm_calls("layer_norm", (x, scale, bias, *outs), prod(x.shape[:axis]), attrs["epsilon"], dry)
 
     @staticmethod
     def samples():
@@ -230,12 +229,7 @@ class LayerNormGrad(OpDef):
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         (x, scale, _, mean, var, g), axis = ins, attrs["begin_norm_axis"]
-        found = _native_words(x, scale, mean, var, g, *outs) if x.size else None
-        if found is None or dry:
-            return None if found is None else []
-        kind, words = found
-        words += [prod(x.shape[:axis]), prod(x.shape[axis:]), attrs["epsilon"]]
-        return [native.Call(f"layer_norm_grad_{kind}", tuple(words), (*ins, *outs))]
+        return norm_calls("layer_norm_grad", (x, scale, mean, var, g, *outs), prod(x.shape[:axis]), attrs["epsilon"], dry)
 
     @staticmethod
     def samples():
