@@ -39,12 +39,13 @@ INLINE float exp_parts(float x, int32_t *n) {
 }
 
 INLINE float exp_f32(float x0) {
-    float x = x0 < -104.0f ? -104.0f : x0;
+    float x = x0 < -104.0f ? 0.0f : x0; /* not -104: making a denormal number takes some processors a hundred cycles */
     x = x > 89.0f ? 89.0f : x;
     int32_t n;
     float p = exp_parts(x, &n);
     int32_t half = n >> 1; /* two factors reach the denormal numbers and infinity */
-    return x0 != x0 ? x0 : p * power_of_2(half) * power_of_2(n - half);
+    float y = p * power_of_2(half) * power_of_2(n - half);
+    return x0 != x0 ? x0 : x0 < -104.0f ? 0.0f : y;
 }
 
 INLINE float tanh_f32(float x) {

@@ -131,8 +131,8 @@ static int ids_wrong(const Ids *p, Team *team, int64_t text) {
 #define IDS(a) {a[0], a[1], a[2], a[3], a[4], a[5], a[7], a[8], a[9], a[10], a[11], a[12], 0}
 enum { IDS_WORDS = 13 };
 
-/* Row k of `rows` becomes row ids[k] of the table, or zeros: ids, bytes of one, their number, start, here, size, address of an error's text,
- * table, rows, bytes of a row, bytes from row to row of the table and of `rows`, an id whose row is zeros or -1 */
+/* Row k of `rows` becomes row ids[k] of the table, or zeros: ids, bytes of one, their number, start, here, size, address of an error's
+ * text, table, rows, bytes of a row, bytes from row to row of the table and of `rows`, an id whose row is zeros or -1 */
 static void take_range(void *ctx, int64_t begin, int64_t end) {
     const Ids *p = ctx;
     for (int64_t k = begin; k < end; k++) {

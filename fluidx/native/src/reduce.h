@@ -1,19 +1,20 @@
 /* Sums, products, extrema and sums of squares over some axes of an array.
  *
  * The axes are four loops, k0 r0 k1 r1, of which the k are kept and the r reduced. What is added up in which order follows from sizes and
- * strides: columns are cut into pieces of REDUCE_COLUMNS, rows into pieces of REDUCE_PIECE, and where that gives few items, each result is
- * made from panels. Floats are added up in float64 beyond the smallest pieces, integers in int64.
+ * strides: columns are cut into pieces of REDUCE_COLUMNS, or REDUCE_GATHERED where they are not neighbours, rows into pieces of
+ * REDUCE_PIECE, and where that gives few items, each result is made from panels. Floats are added up in float64 beyond the smallest
+ * pieces, integers in int64.
  *
  * words: what to do, addresses of x and of the contiguous result, sizes k0 r0 k1 r1, strides in elements, a divisor */
 
 enum { R_SUM, R_MAX, R_MIN, R_PROD, R_SQUARES };
-enum { REDUCE_WORDS = 12, REDUCE_COLUMNS = 256, REDUCE_PIECE = 4096, REDUCE_ITEMS = 32, REDUCE_LEAST = 16384 };
+enum { REDUCE_WORDS = 12, REDUCE_COLUMNS = 1024, REDUCE_GATHERED = 256, REDUCE_PIECE = 4096, REDUCE_ITEMS = 16, REDUCE_LEAST = 16384 };
 
 typedef struct {
     int op, by_columns;
     int64_t x, out, k0, r0, k1, r1, sk0, sr0, sk1, sr1;
     double divisor;
-    int64_t chunks, pieces, units, panel, panels, items, grain;
+    int64_t width, chunks, pieces, units, panel, panels, items, grain;
     void *partial;
 } Reduce;
 
@@ -21,7 +22,8 @@ static Reduce reduce_plan(const int64_t *a, size_t bytes) {
     Reduce p = {.op = (int)a[0], .x = a[1], .out = a[2], .k0 = a[3], .r0 = a[4], .k1 = a[5], .r1 = a[6], .sk0 = a[7], .sr0 = a[8],
                 .sk1 = a[9], .sr1 = a[10], .divisor = as_double(a[11]), .pieces = 1};
     p.by_columns = p.r1 == 1 && p.k1 > 1;
-    p.chunks = p.by_columns ? (p.k1 + REDUCE_COLUMNS - 1) / REDUCE_COLUMNS : p.k1;
+    p.width = p.sk1 == 1 ? REDUCE_COLUMNS : REDUCE_GATHERED;
+    p.chunks = p.by_columns ? (p.k1 + p.width - 1) / p.width : p.k1;
     if (!p.by_columns) p.pieces = (p.r1 + REDUCE_PIECE - 1) / REDUCE_PIECE;
     p.units = p.r0 * p.pieces;
     double each = (double)p.r0 * (double)p.r1 * (p.by_columns ? (double)p.k1 / (double)p.chunks : 1);

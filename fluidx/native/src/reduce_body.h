@@ -20,7 +20,7 @@ INLINE T FN(term)(int op, T x) { return op == R_SQUARES ? (T)(x * x) : x; }
 
 /* Rows `r` to `stop` of the columns [0, n), each `down` and `right` elements apart, joined into `to`. Eight rows at a time in T. */
 INLINE void FN(reduce_columns)(int op, const T *x, int64_t down, int64_t right, int64_t rows, int64_t n, ACC *to) {
-    T own[8][REDUCE_COLUMNS];
+    T own[8][REDUCE_GATHERED];
     int64_t r = 0;
     for (; r < rows; r += 8) {
         const T *v[8];
@@ -81,10 +81,10 @@ INLINE void FN(reduce_items)(int op, const Reduce *p, int64_t begin, int64_t end
         int64_t first = panel * p->panel, last = first + p->panel < p->units ? first + p->panel : p->units;
         if (p->by_columns) {
             int64_t chunk = rest % p->chunks, k0 = rest / p->chunks;
-            at = k0 * p->k1 + chunk * REDUCE_COLUMNS;
-            n = p->k1 - chunk * REDUCE_COLUMNS < REDUCE_COLUMNS ? p->k1 - chunk * REDUCE_COLUMNS : REDUCE_COLUMNS;
+            at = k0 * p->k1 + chunk * p->width;
+            n = p->k1 - chunk * p->width < p->width ? p->k1 - chunk * p->width : p->width;
             for (int64_t j = 0; j < n; j++) acc[j] = FN(none)(op);
-            const T *x = x0 + k0 * p->sk0 + chunk * REDUCE_COLUMNS * p->sk1 + first * p->sr0;
+            const T *x = x0 + k0 * p->sk0 + chunk * p->width * p->sk1 + first * p->sr0;
             FN(reduce_columns)(op, x, p->sr0, p->sk1, last - first, n, acc);
         } else {
             at = rest;
