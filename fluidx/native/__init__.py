@@ -297,7 +297,7 @@ def at_level(name: str) -> Iterator[None]:
 def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, beta: float = 0.0) -> Call | None:
     """The call for out = alpha * a @ b + beta * out, or None where it does not fit.
 
-    The arrays have the same float32 or float64 dtype and two axes, or three, the first being a batch along which `a` or `b` may have
+    The arrays have the same float32 or float64 dtype and two axes, behind up to two of a batch, which `a` or `b` may lack, or have with
     length 1. A matrix may be transposed or part of a larger one, so long as one of its last two axes is contiguous.
     """
     return _product(a, b, out, alpha, beta) if has_blas() else None
@@ -307,20 +307,19 @@ _PRODUCTS = {"float32": "gemm_f32", "float64": "gemm_f64"}
 
 
 def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0, beta: float = 0.0) -> Any:
-    fn = _PRODUCTS.get(out.dtype.name)
-    if fn is None or a.dtype != out.dtype or b.dtype != out.dtype:
+    fn, ndim = _PRODUCTS.get(out.dtype.name), out.ndim
+    if fn is None or a.dtype != out.dtype or b.dtype != out.dtype or not 2 <= ndim <= 4:
         return None
-    if out.ndim not in (2, 3) or not all(x.ndim in (2, out.ndim) for x in (a, b)):
+    batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
+    if a.shape[-2:] != (m, k) or b.shape[-2:] != (k, n):
         return None
-    m, n, k, batch = *out.shape[-2:], a.shape[-1], 1 if out.ndim == 2 else out.shape[0]
-    if a.shape[-2:] != (m, k) or b.shape[-2:] != (k, n) or any(x.ndim == 3 and x.shape[0] not in (1, batch) for x in (a, b)):
-        return None
-    lay_a, lay_b, lay_c = _layout(a), _layout(b), _layout(out)
+    lay_a, lay_b, lay_c = _layout(a, batch), _layout(b, batch), _layout(out, batch)
     if lay_a is None or lay_b is None or lay_c is None or lay_c[0]:
         return None
-    (ta, lda, sa), (tb, ldb, sb), (_, ldc, sc) = lay_a, lay_b, lay_c
-    words = (ta, tb, m, n, k, float(alpha), address(a), lda, address(b), ldb, float(beta), address(out), ldc, batch, sa, sb, sc)
-    return Call(fn, words, (a, b, out))
+    (ta, lda, oa, ia), (tb, ldb, ob, ib), (_, ldc, oc, ic) = lay_a, lay_b, lay_c
+    outer, inner = (batch[0] if ndim == 4 else 1), (batch[-1] if ndim > 2 else 1)
+    words = (ta, tb, m, n, k, float(alpha), address(a), lda, address(b), ldb, float(beta), address(out), ldc)
+    return Call(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic), (a, b, out))
 
 
 def address(a: np.ndarray) -> int:
@@ -328,17 +327,24 @@ def address(a: np.ndarray) -> int:
     return a.__array_interface__["data"][0]
 
 
-def _layout(x: np.ndarray) -> tuple[int, int, int] | None:
-    """(transposed, distance of rows, distance of matrices) in elements, or None when neither of the last axes is contiguous."""
-    size = x.dtype.itemsize
-    if any(s % size for s in x.strides):
+def _layout(x: np.ndarray, batch: tuple[int, ...]) -> tuple[int, int, int, int] | None:
+    """(transposed, distance of rows, distances of matrices in an outer and an inner batch), in elements; None when neither of the last
+    axes is contiguous, or the axes before them are not those of the batch, whole, of size 1 or left away."""
+    size, shape = x.itemsize, x.shape
+    strides = [s // size for s in x.strides]
+    if any(s % size for s in x.strides) or x.ndim - 2 > len(batch):
         return None
-    if not x.size:
-        return 0, max(x.shape[-1], 1), 0
-    (rows, columns), (down, right) = x.shape[-2:], (s // size for s in x.strides[-2:])
-    batch = x.strides[0] // size if x.ndim == 3 and x.shape[0] > 1 else 0
+    (rows, columns), (down, right) = shape[-2:], strides[-2:]
+    steps = [0] * (4 - x.ndim)
+    for d, full, s in zip(shape[:-2], batch[len(batch) - x.ndim + 2 :], strides, strict=False):
+        if d not in (1, full):
+            return None
+        steps.append(s if d == full > 1 else 0)
+    outer, inner = steps
+    if not x.size:  # strides of nothing say nothing
+        return 0, max(columns, 1), outer, inner
     if (right == 1 or columns < 2) and (down >= max(columns, 1) or rows < 2):
-        return 0, max(columns, 1) if rows < 2 else down, batch
+        return 0, max(columns, 1) if rows < 2 else down, outer, inner
     if (down == 1 or rows < 2) and (right >= max(rows, 1) or columns < 2):
-        return 1, max(rows, 1) if columns < 2 else right, batch
+        return 1, max(rows, 1) if columns < 2 else right, outer, inner
     return None

@@ -4,7 +4,7 @@
  * pieces of C, each time across its longer side, so that little is packed twice. How many follows from the shape alone: the library's
  * rounding can depend on the shape of a piece. Where it was seen not to (`blas_even`, of large pieces), one thread does the whole product at once. */
 
-enum { GEMM_WORDS = 17 };
+enum { GEMM_WORDS = 21 };
 
 /* Products of at most 1e6 multiplications take another path through OpenBLAS, with sums in another order. */
 static const double GEMM_EVEN = 1.5e6;
@@ -22,7 +22,7 @@ static Product gemm_plan(const int64_t *a, int threads, int64_t *grain) {
     int64_t m = a[2], n = a[3];
     Product p = {a, m, n, 1, 1};
     double flops = 2.0 * (double)m * (double)n * (double)a[4];
-    if (a[13] < 8) {
+    if (a[13] * a[17] < 8) {
         int halvings = flops < 6e5 ? 0 : flops < 2e8 ? 1 : flops < 3e9 ? 2 : flops < 3e10 ? 3 : flops < 3e11 ? 4 : 6;
         while (halvings-- && (p.rows > 31 || p.columns > 31)) {
             if (p.rows >= p.columns)
@@ -44,24 +44,24 @@ static Product gemm_plan(const int64_t *a, int threads, int64_t *grain) {
         const Product *p = ctx;                                                                                                         \
         const int64_t *a = p->a, m = a[2], n = a[3], k = a[4], lda = a[7], ldb = a[9], ldc = a[12];                                      \
         for (int64_t i = begin; i < end; i++) {                                                                                         \
-            int64_t item = i / p->pieces, piece = i % p->pieces, r = piece / p->across * p->rows, c = piece % p->across * p->columns;     \
-            const T *A = PTR(const T, a[6]) + item * a[14] + (a[0] ? r : r * lda);                                                       \
-            const T *B = PTR(const T, a[8]) + item * a[15] + (a[1] ? c * ldb : c);                                                       \
-            T *C = PTR(T, a[11]) + item * a[16] + r * ldc + c;                                                                          \
+            int64_t item = i / p->pieces, o = item / a[17], in = item % a[17], piece = i % p->pieces, r = piece / p->across * p->rows, c = piece % p->across * p->columns;     \
+            const T *A = PTR(const T, a[6]) + o * a[14] + in * a[18] + (a[0] ? r : r * lda);                                                       \
+            const T *B = PTR(const T, a[8]) + o * a[15] + in * a[19] + (a[1] ? c * ldb : c);                                                       \
+            T *C = PTR(T, a[11]) + o * a[16] + in * a[20] + r * ldc + c;                                                                          \
             CALL(101, a[0] ? 112 : 111, a[1] ? 112 : 111, m - r < p->rows ? m - r : p->rows,                                      \
                  n - c < p->columns ? n - c : p->columns, k, (T)as_double(a[5]), A, lda, B, ldb, (T)as_double(a[10]), C, ldc);                                                                                   \
         }                                                                                                                               \
     }                                                                                                                                   \
-    /* transA, transB, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc, batch, and the strides of the batch, all in elements */             \
+    /* transA, transB, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc; batch, the strides of A, B and C in it; inner batch, its strides */              \
     static void NAME(const int64_t *a, Team *team) {                                                                                    \
         if (!CALL) {                                                                                                                    \
             team->error = "no BLAS was found";                                                                                          \
             return;                                                                                                                     \
         }                                                                                                                               \
-        if (a[2] < 1 || a[3] < 1 || a[13] < 1) return;                                                                                   \
+        if (a[2] < 1 || a[3] < 1 || a[13] < 1 || a[17] < 1) return;                                                                                   \
         int64_t grain;                                                                                                                  \
         Product p = gemm_plan(a, team->threads, &grain);                                                                                               \
-        parallel_for(team, a[13] * p.pieces, grain, NAME##_pieces, &p);                                                                  \
+        parallel_for(team, a[13] * a[17] * p.pieces, grain, NAME##_pieces, &p);                                                                  \
     }
 
 GEMM(gemm_f32, float, blas_f32)

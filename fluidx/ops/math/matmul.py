@@ -41,19 +41,19 @@ def bind_product(xp: Any, a: Any, b: Any, out: Any) -> Any:
 
 
 def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.Call] | None:
-    """Calls of the BLAS for out = alpha * (a @ b), batch axes broadcast: one for all matrices that lie evenly apart."""
+    """Calls of the BLAS for out = alpha * (a @ b), batch axes broadcast: one for all matrices of two batch axes."""
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
-    stack = out.shape[:-2]
-    a, b = (np.broadcast_to(x, (*stack, *x.shape[-2:])) if x.ndim != 2 else x for x in (a, b))
-    if out.ndim > 3:
-        if a.ndim == b.ndim == out.ndim and all(x.strides[0] == x.shape[1] * x.strides[1] for x in (a, b, out)):
-            a, b, out = (x.reshape(-1, *x.shape[2:]) for x in (a, b, out))
-            return native_product(a, b, out, alpha)
-        parts = [native_product(a[k] if a.ndim > 2 else a, b[k] if b.ndim > 2 else b, out[k], alpha) for k in range(out.shape[0])]
+    if out.ndim > 4:
+        parts = [native_product(_item(a, k, out.ndim), _item(b, k, out.ndim), out[k], alpha) for k in range(out.shape[0])]
         return None if any(p is None for p in parts) else [call for p in parts if p is not None for call in p]
     call = native.gemm(a, b, out, alpha=alpha)
     return None if call is None else [call]
+
+
+def _item(x: Any, k: int, ndim: int) -> Any:
+    """Item k of the first of `ndim` axes, of an array that may lack that axis or have one item for all."""
+    return x if x.ndim < ndim else x[k if x.shape[0] > 1 else 0]
 
 
 def _then_scale(xp: Any, run: Any, out: Any, alpha: float) -> Any:
