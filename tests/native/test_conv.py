@@ -68,10 +68,14 @@ def run(name, ins, attrs, keep=(True, True)):
     types = op.infer(*(TensorType(a.dtype.name, a.shape) for a in ins), **attrs)
     types = [t if k else None for t, k in zip(types if isinstance(types, tuple) else (types,), keep, strict=False)]
     outs = [None if t is None else np.full(t.shape, np.nan, t.dtype) for t in types]
-    scratch = [np.full(t.shape, np.nan, t.dtype) for t in op.native_scratch([TensorType(a.dtype.name, a.shape) for a in ins], types, attrs)]
+    asked = op.native_scratch([TensorType(a.dtype.name, a.shape) for a in ins], types, attrs)
+    rooms = [np.full(t.shape[0] + 64, np.nan, t.dtype) for t in asked]
+    for room in rooms:
+        room[-64:] = 7
     assert op.native(ins, outs, attrs, dry=True) is not None
-    step = native.compile(op.native(ins, outs, attrs, scratch=scratch))
+    step = native.compile(op.native(ins, outs, attrs, scratch=[room[:-64] for room in rooms]))
     step(), step()
+    assert all((room[-64:] == 7).all() for room in rooms)
     return outs
 
 

@@ -131,27 +131,39 @@ INLINE void FN(filter_grad)(T (*u)[TILE_LANES], T (*w)[TILE_LANES]) {
         }
 }
 
-/* The 16 matrices of transformed filters, each in panels of 64 outputs: [16][co / 64][ci][64]. Backwards the filters are turned over,
+/* The 16 matrices of transformed filters, each in panels of 64 outputs: [16][co / 64][ci][64], SPREAD elements between them: at distances
+ * of a power of two they would all meet in the same few lines of the cache. Backwards the filters are turned over,
  * which swaps rows 0 and 3 of the transformed ones, and columns. Items are blocks of TILE_LANES outputs. */
 static void FN(winograd_filters)(void *ctx, int64_t begin, int64_t end) {
     const FN(Job) *j = ctx;
-    int64_t lane = j->back ? 9 : j->ci * 9, step = j->back ? j->co * 9 : 9;
+    int64_t lane = j->back ? 9 : j->ci * 9, step = j->back ? j->co * 9 : 9, size = j->ci * j->co + SPREAD;
     for (int64_t block = begin; block < end; block++) {
         int64_t o = block * TILE_LANES, lanes = at_most(TILE_LANES, j->co - o), first = o / PANEL * PANEL, width = at_most(PANEL, j->co - first);
-        T w[9][TILE_LANES] = {{0}}, u[16][TILE_LANES];
-        for (int64_t c = 0; c < j->ci; c++) {
-            const T *from = j->filter + o * lane + c * step;
-            for (int64_t l = 0; l < lanes; l++)
-                for (int t = 0; t < 9; t++) w[t][l] = from[l * lane + t];
-            FN(filter_in)(w, u);
-            T *to = j->scratch + first * j->ci + c * width + (o - first);
-            for (int e = 0; e < 16; e++) {
-                static const int over[4] = {3, 1, 2, 0};
-                T *row = to + (j->back ? over[e / 4] * 4 + over[e % 4] : e) * j->ci * j->co;
-                if (lanes == TILE_LANES)
-                    for (int l = 0; l < TILE_LANES; l++) row[l] = u[e][l];
-                else
-                    for (int64_t l = 0; l < lanes; l++) row[l] = u[e][l];
+        T w[TILE_LANES][9][TILE_LANES], u[16][TILE_LANES];
+        memset(w, 0, sizeof w);
+        for (int64_t c0 = 0; c0 < j->ci; c0 += TILE_LANES) {
+            int64_t some = at_most(TILE_LANES, j->ci - c0);
+            const T *from = j->filter + o * lane + c0 * step;
+            if (j->back) {
+                for (int64_t c = 0; c < some; c++)
+                    for (int64_t l = 0; l < lanes; l++)
+                        for (int t = 0; t < 9; t++) w[c][t][l] = from[c * step + l * 9 + t];
+            } else {
+                for (int64_t l = 0; l < lanes; l++)
+                    for (int64_t c = 0; c < some; c++)
+                        for (int t = 0; t < 9; t++) w[c][t][l] = from[l * lane + c * 9 + t];
+            }
+            for (int64_t c = 0; c < some; c++) {
+                FN(filter_in)(w[c], u);
+                T *to = j->scratch + first * j->ci + (c0 + c) * width + (o - first);
+                for (int e = 0; e < 16; e++) {
+                    static const int over[4] = {3, 1, 2, 0};
+                    T *row = to + (j->back ? over[e / 4] * 4 + over[e % 4] : e) * size;
+                    if (lanes == TILE_LANES)
+                        for (int l = 0; l < TILE_LANES; l++) row[l] = u[e][l];
+                    else
+                        for (int64_t l = 0; l < lanes; l++) row[l] = u[e][l];
+                }
             }
         }
     }
@@ -180,19 +192,20 @@ static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
     FN(Job) *j = ctx;
     int64_t ci = j->ci, co = j->co, th = up_div(j->oh, 2), tw = up_div(j->ow, 2), tiles = th * tw, nhwc = j->k.nhwc;
     int64_t in_size = j->ih * j->iw * ci, out_size = j->oh * j->ow * co, group = j->group, block = TILES;
-    T *v = scratch(sizeof(T) * (size_t)(16 * block * (ci + co) + 16 * ci + (nhwc ? 0 : group * (in_size + out_size))));
+    T *v = scratch(sizeof(T) * (size_t)(16 * (block * (ci + co) + 2 * SPREAD) + 16 * ci + (nhwc ? 0 : group * (in_size + out_size))));
     if (!v) {
         j->failed = 1;
         return;
     }
-    T *m = v + 16 * block * ci, *room = m + 16 * block * co, *turned = room + 16 * ci, *made = turned + group * in_size;
+    T *m = v + 16 * (block * ci + SPREAD), *room = m + 16 * (block * co + SPREAD);
+    T *turned = room + 16 * ci, *made = turned + group * in_size;
     for (int64_t first = begin * group; first < at_most(end * group, j->k.n); first += group) {
         int64_t count = at_most(group, j->k.n - first);
         for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(j->in + (first + i) * in_size, ci, j->ih * j->iw, turned + i * in_size);
         const T *in = nhwc ? j->in + first * in_size : turned;
         T *out = nhwc ? j->out + first * out_size : made;
         for (int64_t t0 = 0; t0 < count * tiles; t0 += block) {
-            int64_t some = at_most(block, count * tiles - t0), apart = some * ci;
+            int64_t some = at_most(block, count * tiles - t0), apart = some * ci + SPREAD, apart_m = some * co + SPREAD;
             for (int64_t t = 0; t < some; t++) {
                 int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
                 const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
@@ -202,9 +215,9 @@ static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
             for (int64_t e = 0; e < 16; e++)
                 for (int64_t o = 0; o < co; o += PANEL) {
                     int64_t width = at_most(PANEL, co - o);
-                    FN(multiply)(0, some, width, ci, v + e * apart, ci, j->scratch + e * ci * co + o * ci, width, 0, m + e * some * co + o, co);
+                    FN(multiply)(0, some, width, ci, v + e * apart, ci, j->scratch + e * (ci * co + SPREAD) + o * ci, width, 0,
+                                 m + e * apart_m + o, co);
                 }
-            apart = some * co;
             for (int64_t t = 0; t < some; t++) {
                 int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2;
                 T *to = out + image * out_size + (y * j->ow + x) * co;
@@ -213,9 +226,9 @@ static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
                     T r[4][TILE_LANES];
                     int lanes = (int)at_most(TILE_LANES, co - c);
                     if (lanes == TILE_LANES)
-                        FN(tile_out)(m + t * co + c, apart, r, TILE_LANES);
+                        FN(tile_out)(m + t * co + c, apart_m, r, TILE_LANES);
                     else
-                        FN(tile_out)(m + t * co + c, apart, r, lanes);
+                        FN(tile_out)(m + t * co + c, apart_m, r, lanes);
                     for (int i = 0; i < 1 + down; i++)
                         for (int k = 0; k < 1 + right; k++) {
                             T *p = to + (i * j->ow + k) * co + c;
@@ -242,14 +255,15 @@ static void FN(winograd_sums)(void *ctx, int64_t begin, int64_t end) {
     FN(Job) *j = ctx;
     int64_t ci = j->ci, co = j->co, th = up_div(j->oh, 2), tw = up_div(j->ow, 2), tiles = th * tw, nhwc = j->k.nhwc;
     int64_t in_size = j->ih * j->iw * ci, out_size = j->oh * j->ow * co, group = j->group, block = 2 * TILES;
-    T *v = scratch(sizeof(T) * (size_t)(16 * block * (ci + co) + 16 * (ci + co) + (nhwc ? 0 : group * (in_size + out_size))));
+    T *v = scratch(sizeof(T) * (size_t)(16 * ((block + 1) * (ci + co) + 2 * SPREAD) + (nhwc ? 0 : group * (in_size + out_size))));
     if (!v) {
         j->failed = 1;
         return;
     }
-    T *m = v + 16 * block * ci, *room = m + 16 * block * co, *turned = room + 16 * (ci + co), *turned_g = turned + group * in_size;
+    T *m = v + 16 * (block * ci + SPREAD), *room = m + 16 * (block * co + SPREAD);
+    T *turned = room + 16 * (ci + co), *turned_g = turned + group * in_size;
     for (int64_t part = begin; part < end; part++) {
-        T *sums = j->scratch + part * 16 * ci * co;
+        T *sums = j->scratch + part * 16 * (ci * co + SPREAD);
         int64_t last = j->k.n * (part + 1) / j->parts, fresh = 1;
         for (int64_t first = j->k.n * part / j->parts; first < last; first += group) {
             int64_t count = at_most(group, last - first);
@@ -259,20 +273,20 @@ static void FN(winograd_sums)(void *ctx, int64_t begin, int64_t end) {
             }
             const T *in = nhwc ? j->in + first * in_size : turned, *g = nhwc ? j->out + first * out_size : turned_g;
             for (int64_t t0 = 0; t0 < count * tiles; t0 += block, fresh = 0) {
-                int64_t some = at_most(block, count * tiles - t0);
+                int64_t some = at_most(block, count * tiles - t0), apart = some * ci + SPREAD, apart_m = some * co + SPREAD;
                 for (int64_t t = 0; t < some; t++) {
                     int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
                     const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
-                    for (; c + TILE_LANES <= ci; c += TILE_LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, some * ci, TILE_LANES);
-                    if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, some * ci, (int)(ci - c));
+                    for (; c + TILE_LANES <= ci; c += TILE_LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, TILE_LANES);
+                    if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
                     s = FN(patch)(g + image * out_size, j->oh, j->ow, co, y, x, 2, room, &row);
-                    for (c = 0; c + TILE_LANES <= co; c += TILE_LANES) FN(tile_grad)(s + c, row, co, m + t * co + c, some * co, TILE_LANES);
-                    if (c < co) FN(tile_grad)(s + c, row, co, m + t * co + c, some * co, (int)(co - c));
+                    for (c = 0; c + TILE_LANES <= co; c += TILE_LANES) FN(tile_grad)(s + c, row, co, m + t * co + c, apart_m, TILE_LANES);
+                    if (c < co) FN(tile_grad)(s + c, row, co, m + t * co + c, apart_m, (int)(co - c));
                 }
                 for (int64_t e = 0; e < 16; e++)
                     for (int64_t o = 0; o < co; o += PANEL)
-                        FN(multiply)(1, at_most(PANEL, co - o), ci, some, m + e * some * co + o, co, v + e * some * ci, ci, fresh ? 0 : 1,
-                                     sums + (e * co + o) * ci, ci);
+                        FN(multiply)(1, at_most(PANEL, co - o), ci, some, m + e * apart_m + o, co, v + e * apart, ci, fresh ? 0 : 1,
+                                     sums + e * (ci * co + SPREAD) + o * ci, ci);
             }
         }
     }
@@ -281,7 +295,7 @@ static void FN(winograd_sums)(void *ctx, int64_t begin, int64_t end) {
 /* Rows [begin, end) of the filter: the sums of all parts, transformed back. */
 static void FN(winograd_result)(void *ctx, int64_t begin, int64_t end) {
     const FN(Job) *j = ctx;
-    int64_t size = j->ci * j->co;
+    int64_t size = j->ci * j->co + SPREAD;
     for (int64_t o = begin; o < end; o++)
         for (int64_t c = 0; c < j->ci; c += TILE_LANES) {
             T u[16][TILE_LANES], w[9][TILE_LANES];
@@ -304,7 +318,7 @@ static void FN(winograd_result)(void *ctx, int64_t begin, int64_t end) {
 }
 
 static void FN(winograd_filter)(FN(Job) *j, Team *team) {
-    j->parts = conv_parts(j->k.n, 16 * j->ci * j->co * (int64_t)sizeof(T));
+    j->parts = conv_parts(j->k.n, 16 * (j->ci * j->co + SPREAD) * (int64_t)sizeof(T));
     j->group = at_most(j->k.n, at_least(1, 2 * TILES / (up_div(j->oh, 2) * up_div(j->ow, 2))));
     parallel_for(team, j->parts, 1, FN(winograd_sums), j);
     parallel_for(team, j->co, at_least(1, 4096 / j->ci), FN(winograd_result), j);
@@ -399,7 +413,8 @@ static void FN(shifted_images)(void *ctx, int64_t begin, int64_t end) {
                 }
             }
         }
-        for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(out_images + i * out_size, j->oh * j->ow, co, j->out + (first + i) * out_size);
+        for (int64_t i = 0; i < count && !nhwc; i++)
+            FN(turn)(out_images + i * out_size, j->oh * j->ow, co, j->out + (first + i) * out_size);
     }
 }
 
@@ -529,39 +544,61 @@ INLINE void FN(seen)(int64_t size, int64_t out, int64_t offset, int64_t stride, 
     *hi = at_least(*lo, at_most(out, size > offset ? (size - 1 - offset) / stride + 1 : 0));
 }
 
-/* Output rows [y0, y1) of one group's columns [c][taps][pixels], from an image [c][h][w]; or, `back`, those added to the image. */
-static void FN(columns)(const Conv *k, T *image, int64_t c, int64_t y0, int64_t y1, T *columns, int back) {
+/* Sizes of an image with the padding that its windows read. */
+INLINE int64_t FN(tall)(const Conv *k) { return (k->oh - 1) * k->sh + (k->kh - 1) * k->dh + 1; }
+INLINE int64_t FN(wide)(const Conv *k) { return (k->ow - 1) * k->sw + (k->kw - 1) * k->dw + 1; }
+
+/* Planes with zeros around them: then no window needs to be looked at. */
+static void FN(pad)(const Conv *k, const T *x, T *to) {
+    int64_t tall = FN(tall)(k), wide = FN(wide)(k), some = at_least(0, at_most(k->w, wide - k->left));
+    for (int64_t c = 0; c < k->c; c++)
+        for (int64_t y = -k->top; y < tall - k->top; y++, to += wide) {
+            if (y < 0 || y >= k->h) {
+                FN(clear)(to, wide);
+                continue;
+            }
+            for (int64_t i = 0; i < at_most(k->left, wide); i++) to[i] = 0;
+            FN(move)(to + k->left, x + (c * k->h + y) * k->w, some);
+            for (int64_t i = k->left + some; i < wide; i++) to[i] = 0;
+        }
+}
+
+/* Output rows [y0, y1) of one group's columns [c][taps][pixels], from padded planes. Runs are copied TILE_LANES at a time, beyond their end,
+ * where the next run is written then. */
+static void FN(gather)(const Conv *k, const T *padded, int64_t c, int64_t y0, int64_t y1, T *to) {
+    int64_t tall = FN(tall)(k), wide = FN(wide)(k);
+    for (int64_t ch = 0; ch < c; ch++)
+        for (int64_t i = 0; i < k->kh; i++)
+            for (int64_t j = 0; j < k->kw; j++)
+                for (int64_t y = y0; y < y1; y++, to += k->ow) {
+                    const T *s = padded + (ch * tall + y * k->sh + i * k->dh) * wide + j * k->dw;
+                    if (k->sw == 1) {
+                        for (int64_t x = 0; x < k->ow; x += TILE_LANES)
+                            IVDEP for (int l = 0; l < TILE_LANES; l++) to[x + l] = s[x + l];
+                    } else {
+                        for (int64_t x = 0; x < k->ow; x++) to[x] = s[x * k->sw];
+                    }
+                }
+}
+
+/* Output rows [y0, y1) of one group's columns [c][taps][pixels] added to the planes of the image that they were taken from. */
+static void FN(scatter)(const Conv *k, T *image, int64_t c, int64_t y0, int64_t y1, const T *columns) {
     int64_t pixels = (y1 - y0) * k->ow;
     for (int64_t i = 0; i < k->kh; i++)
         for (int64_t j = 0; j < k->kw; j++) {
             int64_t left, right, low, high, offset = j * k->dw - k->left;
             FN(seen)(k->w, k->ow, offset, k->sw, &left, &right);
             FN(seen)(k->h, k->oh, i * k->dh - k->top, k->sh, &low, &high);
-            for (int64_t ch = 0; ch < c; ch++) {
-                T *at = columns + ((ch * k->kh + i) * k->kw + j) * pixels;
-                for (int64_t y = y0; y < y1; y++, at += k->ow) {
-                    if (y < low || y >= high) {
-                        if (!back) FN(clear)(at, k->ow);
-                        continue;
-                    }
+            for (int64_t ch = 0; ch < c; ch++)
+                for (int64_t y = at_least(y0, low); y < at_most(y1, high); y++) {
+                    const T *at = columns + ((ch * k->kh + i) * k->kw + j) * pixels + (y - y0) * k->ow;
                     T *s = image + (ch * k->h + y * k->sh + i * k->dh - k->top) * k->w + offset;
-                    if (back) {
-                        if (k->sw == 1) {
-                            IVDEP for (int64_t x = left; x < right; x++) s[x] += at[x];
-                        } else {
-                            for (int64_t x = left; x < right; x++) s[x * k->sw] += at[x];
-                        }
-                        continue;
-                    }
-                    for (int64_t x = 0; x < left; x++) at[x] = 0;
                     if (k->sw == 1) {
-                        FN(move)(at + left, s + left, right - left);
+                        IVDEP for (int64_t x = left; x < right; x++) s[x] += at[x];
                     } else {
-                        for (int64_t x = left; x < right; x++) at[x] = s[x * k->sw];
+                        for (int64_t x = left; x < right; x++) s[x * k->sw] += at[x];
                     }
-                    for (int64_t x = right; x < k->ow; x++) at[x] = 0;
                 }
-            }
         }
 }
 
@@ -583,13 +620,16 @@ static void FN(columns_images)(FN(Job) *j, int64_t first, int64_t last, T *sums)
     const Conv *k = &j->k;
     int64_t cg = k->c / k->groups, og = k->o / k->groups, taps = k->kh * k->kw, depth = cg * taps, pixels = k->oh * k->ow;
     int64_t image_size = k->c * k->h * k->w, out_size = k->o * pixels, step = FN(some_rows)(k, depth);
+    /* OpenBLAS multiplies a transposed second operand without copying it if the result has at most 1200 elements */
+    int64_t piece = og <= 75 ? 1200 / og : depth;
     int64_t plain = taps == 1 && k->sh == 1 && k->sw == 1 && !k->top && !k->left && k->h == k->oh && k->w == k->ow;
-    T *columns = scratch(sizeof(T) * (size_t)(depth * step * k->ow + (k->nhwc ? image_size + out_size : 0)));
+    int64_t padded_size = j->back || plain ? 0 : k->c * FN(tall)(k) * FN(wide)(k) + TILE_LANES;
+    T *columns = scratch(sizeof(T) * (size_t)(depth * step * k->ow + TILE_LANES + padded_size + (k->nhwc ? image_size + out_size : 0)));
     if (!columns) {
         j->failed = 1;
         return;
     }
-    T *room_x = columns + depth * step * k->ow, *room_y = room_x + image_size;
+    T *padded = columns + depth * step * k->ow + TILE_LANES, *room_x = padded + padded_size, *room_y = room_x + image_size;
     if (plain) step = k->oh;
     for (int64_t n = first; n < last; n++) {
         /* `in` is read except by `back`, which writes it; likewise `out` and `forward` */
@@ -603,19 +643,22 @@ static void FN(columns_images)(FN(Job) *j, int64_t first, int64_t last, T *sums)
         else
             y = k->nhwc ? room_y : out;
         if (j->back && !plain) FN(clear)(x, image_size);
+        if (!j->back && !plain) FN(pad)(k, x, padded);
         for (int64_t g = 0; g < k->groups; g++) {
             T *xg = x + g * cg * k->h * k->w, *yg = y + g * og * pixels;
             for (int64_t y0 = 0; y0 < k->oh; y0 += step) {
                 int64_t y1 = at_most(k->oh, y0 + step), some = (y1 - y0) * k->ow;
                 T *seen = plain ? xg : columns, *rows = yg + y0 * k->ow;
-                if (!j->back && !plain) FN(columns)(k, xg, cg, y0, y1, columns, 0);
+                if (!j->back && !plain) FN(gather)(k, padded + g * cg * FN(tall)(k) * FN(wide)(k), cg, y0, y1, columns);
                 if (sums)
-                    BLAS(101, 111, 112, og, depth, some, 1, rows, pixels, seen, some, n > first || y0 ? 1 : 0, sums + g * og * depth, depth);
+                    for (int64_t d = 0; d < depth; d += piece)
+                        BLAS(101, 111, 112, og, at_most(piece, depth - d), some, 1, rows, pixels, seen + d * some, some,
+                             n > first || y0 ? 1 : 0, sums + g * og * depth + d, depth);
                 else if (j->back)
                     BLAS(101, 112, 111, depth, some, og, 1, j->filter + g * og * depth, depth, rows, pixels, 0, seen, some);
                 else
                     BLAS(101, 111, 111, og, some, depth, 1, j->filter + g * og * depth, depth, seen, some, 0, rows, pixels);
-                if (j->back && !plain) FN(columns)(k, xg, cg, y0, y1, columns, 1);
+                if (j->back && !plain) FN(scatter)(k, xg, cg, y0, y1, columns);
             }
         }
         if (j->back && k->nhwc) FN(turn)(x, k->c, k->h * k->w, in);
@@ -634,62 +677,116 @@ static void FN(columns_sums)(void *ctx, int64_t begin, int64_t end) {
 
 /* -- directly, for depthwise convolutions -------------------------------------------------------------------------------------------- */
 
-/* Planes [begin, end) of the results, one channel of one image each, which has o / c outputs. For the filter items are channels. */
-static void FN(direct_run)(void *ctx, int64_t begin, int64_t end) {
-    FN(Job) *j = ctx;
-    const Conv *k = &j->k;
-    int64_t og = k->o / k->groups, area = k->h * k->w, pixels = k->oh * k->ow, taps = k->kh * k->kw;
-    for (int64_t item = begin; item < end; item++) {
-        int64_t n = item / k->c, c = item % k->c;
-        T *x = (T *)j->in + (n * k->c + c) * area;
-        if (j->back) FN(clear)(x, area);
-        for (int64_t o = c * og; o < (c + 1) * og; o++) {
-            T *y = j->out + (n * k->o + o) * pixels;
-            if (!j->back) FN(clear)(y, pixels);
-            for (int64_t t = 0; t < taps; t++) {
-                T w = j->filter[o * taps + t];
-                int64_t left, right, low, high, down = t / k->kw * k->dh - k->top, offset = t % k->kw * k->dw - k->left;
-                FN(seen)(k->w, k->ow, offset, k->sw, &left, &right);
-                FN(seen)(k->h, k->oh, down, k->sh, &low, &high);
-                for (int64_t r = low; r < high; r++) {
-                    T *s = x + (r * k->sh + down) * k->w + offset, *d = y + r * k->ow;
-                    if (j->back && k->sw == 1) {
-                        IVDEP for (int64_t i = left; i < right; i++) s[i] += w * d[i];
-                    } else if (j->back) {
-                        for (int64_t i = left; i < right; i++) s[i * k->sw] += w * d[i];
-                    } else if (k->sw == 1) {
-                        IVDEP for (int64_t i = left; i < right; i++) d[i] += w * s[i];
-                    } else {
-                        for (int64_t i = left; i < right; i++) d[i] += w * s[i * k->sw];
-                    }
-                }
-            }
+/* The windows' gradients y, times the filter, added where the windows lie in a plane. */
+static void FN(spread)(const Conv *k, T *plane, const T *w, const T *y) {
+    for (int64_t t = 0; t < k->kh * k->kw; t++) {
+        int64_t left, right, low, high, down = t / k->kw * k->dh - k->top, offset = t % k->kw * k->dw - k->left;
+        FN(seen)(k->w, k->ow, offset, k->sw, &left, &right);
+        FN(seen)(k->h, k->oh, down, k->sh, &low, &high);
+        for (int64_t r = low; r < high; r++) {
+            T *s = plane + (r * k->sh + down) * k->w + offset, f = w[t];
+            IVDEP for (int64_t i = left; i < right; i++) s[i * k->sw] += f * y[r * k->ow + i];
         }
     }
 }
 
+/* y += the windows of a padded plane times the filter w [taps], which is turned over if `back`. Sums stay in registers. */
+static void FN(direct_plane)(const Conv *k, const T *padded, const T *w, int64_t back, T *y) {
+    int64_t taps = k->kh * k->kw, wide = FN(wide)(k);
+    for (int64_t r = 0; r < k->oh; r++)
+        for (int64_t x = 0; x < k->ow; x += TILE_LANES) {
+            T sums[TILE_LANES] = {0};
+            const T *s = padded + r * k->sh * wide + x * k->sw;
+            for (int64_t i = 0, t = 0; i < k->kh; i++)
+                for (int64_t j = 0; j < k->kw; j++, t++) {
+                    const T *from = s + i * k->dh * wide + j * k->dw, f = w[back ? taps - 1 - t : t];
+                    if (k->sw == 1)
+                        for (int l = 0; l < TILE_LANES; l++) sums[l] += f * from[l];
+                    else
+                        for (int64_t l = 0; l < at_most(TILE_LANES, k->ow - x); l++) sums[l] += f * from[l * k->sw];
+                }
+            T *to = y + r * k->ow + x;
+            if (x + TILE_LANES <= k->ow)
+                for (int l = 0; l < TILE_LANES; l++) to[l] += sums[l];
+            else
+                for (int64_t l = 0; l < k->ow - x; l++) to[l] += sums[l];
+        }
+}
+
+/* Planes [begin, end) of the results, one channel of one image each, of which o / c outputs are made. */
+static void FN(direct_run)(void *ctx, int64_t begin, int64_t end) {
+    FN(Job) *j = ctx;
+    const Conv *k = &j->k;
+    Conv q = *k;
+    q.c = 1;
+    /* at stride 1 the gradient is a convolution, too, unless what lies in the padding alone would have to be left away */
+    int64_t gathers = !j->back || (k->sh == 1 && k->sw == 1 && k->top <= (k->kh - 1) * k->dh && k->left <= (k->kw - 1) * k->dw);
+    if (j->back && gathers) {
+        q.h = k->oh, q.w = k->ow, q.oh = k->h, q.ow = k->w;
+        q.top = (k->kh - 1) * k->dh - k->top, q.left = (k->kw - 1) * k->dw - k->left;
+    }
+    int64_t og = k->o / k->groups, area = k->h * k->w, pixels = k->oh * k->ow, taps = k->kh * k->kw;
+    T *padded = scratch(sizeof(T) * (size_t)(FN(tall)(&q) * FN(wide)(&q) + TILE_LANES));
+    if (!padded) {
+        j->failed = 1;
+        return;
+    }
+    for (int64_t item = begin; item < end; item++) {
+        T *x = (T *)j->in + item * area, *y = j->out + item * og * pixels;
+        const T *w = j->filter + item % k->c * og * taps;
+        if (j->back) {
+            FN(clear)(x, area);
+        } else {
+            FN(clear)(y, og * pixels);
+            FN(pad)(&q, x, padded);
+        }
+        for (int64_t o = 0; o < og; o++, y += pixels, w += taps) {
+            if (!gathers) {
+                FN(spread)(k, x, w, y);
+                continue;
+            }
+            if (j->back) FN(pad)(&q, y, padded);
+            FN(direct_plane)(&q, padded, w, j->back, j->back ? x : y);
+        }
+    }
+}
+
+/* The filters of outputs [begin, end): for every tap a sum over all windows. Rows of the gradient end in zeros, to whole lanes. */
 static void FN(direct_sums)(void *ctx, int64_t begin, int64_t end) {
     FN(Job) *j = ctx;
     const Conv *k = &j->k;
-    int64_t og = k->o / k->groups, area = k->h * k->w, pixels = k->oh * k->ow, taps = k->kh * k->kw;
-    for (int64_t o = begin; o < end; o++)
-        for (int64_t t = 0; t < taps; t++) {
-            int64_t left, right, low, high, down = t / k->kw * k->dh - k->top, offset = t % k->kw * k->dw - k->left;
-            T sums[TILE_LANES] = {0}, total = 0;
-            FN(seen)(k->w, k->ow, offset, k->sw, &left, &right);
-            FN(seen)(k->h, k->oh, down, k->sh, &low, &high);
-            for (int64_t n = 0; n < k->n; n++)
-                for (int64_t r = low; r < high; r++) {
-                    const T *s = j->in + (n * k->c + o / og) * area + (r * k->sh + down) * k->w + offset;
-                    const T *d = j->out + (n * k->o + o) * pixels + r * k->ow;
-                    int64_t i = left;
-                    for (; k->sw == 1 && i + TILE_LANES <= right; i += TILE_LANES)
-                        for (int l = 0; l < TILE_LANES; l++) sums[l] += s[i + l] * d[i + l];
-                    for (int l = 0; i < right; i++, l++) sums[l % TILE_LANES] += s[i * k->sw] * d[i];
-                }
-            for (int l = 0; l < TILE_LANES; l++) total += sums[l];
-            ((T *)j->filter)[o * taps + t] = total;
+    Conv q = *k;
+    q.c = 1;
+    int64_t og = k->o / k->groups, area = k->h * k->w, pixels = k->oh * k->ow, taps = k->kh * k->kw, wide = FN(wide)(&q);
+    int64_t pitch = up_div(k->ow, TILE_LANES) * TILE_LANES, room = FN(tall)(&q) * wide + TILE_LANES * k->sw; /* read beyond the last row */
+    T *padded = scratch(sizeof(T) * (size_t)(room + k->oh * pitch));
+    if (!padded) {
+        j->failed = 1;
+        return;
+    }
+    T *rows = padded + room;
+    FN(clear)(padded, room + k->oh * pitch);
+    for (int64_t o = begin; o < end; o++) {
+        T *to = (T *)j->filter + o * taps;
+        FN(clear)(to, taps);
+        for (int64_t n = 0; n < k->n; n++) {
+            FN(pad)(&q, j->in + (n * k->c + o / og) * area, padded);
+            for (int64_t r = 0; r < k->oh; r++) FN(move)(rows + r * pitch, j->out + (n * k->o + o) * pixels + r * k->ow, k->ow);
+            for (int64_t t = 0; t < taps; t++) {
+                const T *s = padded + t / k->kw * k->dh * wide + t % k->kw * k->dw, *g = rows;
+                T sums[TILE_LANES] = {0}, total = 0;
+                for (int64_t r = 0; r < k->oh; r++, s += k->sh * wide)
+                    for (int64_t x = 0; x < pitch; x += TILE_LANES, g += TILE_LANES) {
+                        if (k->sw == 1)
+                            for (int l = 0; l < TILE_LANES; l++) sums[l] += s[x + l] * g[l];
+                        else
+                            for (int l = 0; l < TILE_LANES; l++) sums[l] += s[(x + l) * k->sw] * g[l];
+                    }
+                for (int l = 0; l < TILE_LANES; l++) total += sums[l];
+                to[t] += total;
+            }
         }
+    }
 }
 
 /* -- the kernels --------------------------------------------------------------------------------------------------------------------- */

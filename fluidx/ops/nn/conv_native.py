@@ -12,7 +12,7 @@ from ..shared.types import empties
 from .windows import Windows
 
 WINOGRAD, SHIFTED, COLUMNS, DIRECT = range(4)
-MOST_TAPS, MOST_GRIDS, LEAST_CHANNELS = 128, 16, 16
+MOST_TAPS, MOST_GRIDS, SPREAD, LEAST_CHANNELS = 128, 16, 80, 16
 FORWARD, BACK, FILTER = "conv", "conv_back", "conv_filter"
 
 
@@ -36,7 +36,7 @@ def _parts(batch: int, nbytes: int) -> int:
 def scratch_size(product: str, batch: int, w: Any, itemsize: int, how: int) -> int:
     """Elements of scratch that one product of a convolution with the filter `w` needs beside what its threads have of their own."""
     o, c, kh, kw = w.shape
-    size = o * c * (16 if how == WINOGRAD else kh * kw)
+    size = 16 * (o * c + SPREAD) if how == WINOGRAD else o * c * kh * kw
     if product == FILTER:
         return 0 if how == DIRECT else size * _parts(batch, size * itemsize)
     return size if how in (WINOGRAD, SHIFTED) else 0
