@@ -115,6 +115,7 @@ def torch_step(optimizer: str):
 
 def main() -> None:
     log = Log("step")
+    fx.set_num_threads(int(os.environ["OPENBLAS_NUM_THREADS"]))  # as many as the others have
     for optimizer in ("sgd", "adam"):
         cases = {"fluidx": fluidx_step(optimizer), "NumPy by hand": numpy_step(optimizer)}
         try:

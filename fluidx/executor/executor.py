@@ -17,7 +17,7 @@ from .context import RunContext
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, Place, array_module, using
 from .scope import Scope, global_scope
-from .watch import apart, look
+from .watch import asked, look
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
 
@@ -79,9 +79,10 @@ class Executor:
         names = fetch_names(fetch_list)
         check_fetch(program, names)
         with self._lock, using(self.place):
-            bound = self._bound(program, arrays, names, scope, fuse=not apart())
+            watched = asked()
+            bound = self._bound(program, arrays, names, scope, fuse=not watched.apart)
             bound.ctx.step = scope.steps.get(program, 0)
-            after = look(bound)
+            after = look(bound, watched)
             values = bound.run(arrays) if after is None else bound.run_watched(arrays, after)
             scope.steps[program] = bound.ctx.step + 1
             return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]

@@ -18,13 +18,13 @@ from ..ir.parts import cut, holds, local_shape
 from ..ir.program import Program, ProgramPair, Var
 from ..ir.stamp import Stamp
 from ..ir.types import Placement, TensorType
+from . import watch
 from .bind import Bound, prepare
 from .context import RunContext
 from .deal import UNEVEN, Dealer, is_local
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
 from .scope import Scope
-from .watch import apart, look
 from .workers import GRACE, Crew, Outcome, cause, diagnose, stop
 
 _MAX_PLANS = 16
@@ -166,13 +166,14 @@ class ParallelExecutor:
             given = check_feed(main, feed if feed is not None else feed_dict, self._descs)
             whole, feeds = self.dealer.deal(self._descs, given, self.uneven)
             wanted = self._work_out(names, return_merged)
-            ready = self._ready_for(whole, names, wanted, return_merged, fuse=not apart())
+            watched = watch.asked()
+            ready = self._ready_for(whole, names, wanted, return_merged, fuse=not watched.apart)
             step = self.scopes[0].steps.get(main, 0)
 
             def job(rank: int) -> dict[str, Any]:
                 bound = self._current[rank] = ready[rank]
                 bound.ctx.step = step
-                after = look(bound, rank)
+                after = watch.look(bound, watched, rank)
                 values = bound.run(feeds[rank]) if after is None else bound.run_watched(feeds[rank], after)
                 self._finish(rank)
                 xp = self._modules[rank]

@@ -59,7 +59,8 @@ def plan(
     nodes = [storage.place(i, unit) for i, unit in enumerate(units)]
     for n in fetch:
         storage.fetched(n)
-    kernels = {id(node): _choose(storage, node, device, natively) for some in (nodes, *storage.inner.values()) for node in some}
+    chooser = _Chooser(storage, device, natively)
+    kernels = {id(node): chooser.kernel(node) for some in (nodes, *storage.inner.values()) for node in some}
     order = list(_order(nodes, spans))
     stops = _waits(storage, nodes, order) if ctx.comm is not None and ctx.comm.asynchronous else {}
     marked = set(stops.values())
@@ -88,29 +89,52 @@ def plan(
     )
 
 
-def _choose(storage: Storage, node: Node, device: str, natively: bool) -> str:
-    """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
-    definition, here = node.definition, node.here
-    if node.view:
-        return "view"
-    if len(node.ops) > 1:
-        return "fused"
-    if definition.bodies:
-        return "control"
-    if here is not None and (here.skip or here.fills):
-        return "nothing" if here.skip else "fill"
-    body = _body(storage, node, bodies(definition, device, natively))
-    storage.ask(node, body.scratch)
-    return body.name
+class _Chooser:
+    """Chooses a body for every operator. What one body answered of operands that lie so is not asked again."""
+
+    def __init__(self, storage: Storage, device: str, natively: bool):
+        self.storage, self.device, self.natively = storage, device, natively
+        self.tables: dict[str, list[Body]] = {}
+        self.chosen: dict[tuple, Body] = {}
+
+    def kernel(self, node: Node) -> str:
+        """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
+        definition, here = node.definition, node.here
+        if node.view:
+            return "view"
+        if len(node.ops) > 1:
+            return "fused"
+        if definition.bodies:
+            return "control"
+        if here is not None and (here.skip or here.fills):
+            return "nothing" if here.skip else "fill"
+        body = self.body(node)
+        self.storage.ask(node, body.scratch)
+        return body.name
+
+    def body(self, node: Node) -> Body:
+        """The first body that covers the operands as they lie."""
+        definition, here = node.definition, node.here
+        table = self.tables.get(definition.name)
+        if table is None:
+            table = self.tables[definition.name] = bodies(definition, self.device, self.natively)
+        if len(table) == 1:
+            return table[0]
+        ins, outs = self.storage.operands(node)
+        if here is not None:
+            return next(body for body in table if body.covers(ins, outs, here.attrs, self.storage.ctx, here.part))
+        # the attributes live as long as the program, and equal ones are one object
+        key = definition.name, id(node.op.attrs), *map(_layout, ins), None, *map(_layout, outs)
+        body = self.chosen.get(key)
+        if body is None:
+            body = next(body for body in table if body.covers(ins, outs, node.op.attrs, self.storage.ctx, None))
+            self.chosen[key] = body
+        return body
 
 
-def _body(storage: Storage, node: Node, table: Sequence[Body]) -> Body:
-    """The first body that covers the operands as they lie."""
-    if len(table) == 1:
-        return table[0]
-    ins, outs = storage.operands(node)
-    attrs, part = (node.op.attrs, None) if node.here is None else (node.here.attrs, node.here.part)
-    return next(body for body in table if body.covers(ins, outs, attrs, storage.ctx, part))
+def _layout(a: Any) -> Any:
+    """How an operand, or a list of them, lies."""
+    return tuple(map(_layout, a)) if isinstance(a, list) else a if a is None else (a.dtype.num, a.shape, a.strides)
 
 
 def _order(nodes: Sequence[Node], spans: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:

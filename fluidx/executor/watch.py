@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .. import config
 from ..ir.errors import ExecutionError
@@ -27,20 +27,30 @@ class Watcher(Protocol):
 watchers: list[Watcher] = []
 
 
-def look(bound: Bound, rank: int | None = None) -> After | None:
+class Asked(NamedTuple):
+    """What the environment asks for, looked up once a run: a look into it costs a microsecond."""
+
+    check_nan: bool
+    trace: bool
+
+    @property
+    def apart(self) -> bool:
+        """Has every operator to be a step of its own? A NaN is to be found in it, the trace has a line for it. A profiler sees chains."""
+        return self.check_nan or self.trace
+
+
+def asked() -> Asked:
+    return Asked(config.check_nan(), config.debug_level() >= 4)
+
+
+def look(bound: Bound, asked: Asked, rank: int | None = None) -> After | None:
     """What to do behind each step of the run that begins; None when nobody looks. `rank` is None on one device."""
     found: list[After] = [after for w in watchers if (after := w.look(bound, rank)) is not None] if watchers else []
-    check, trace = config.check_nan(), config.debug_level() >= 4
-    if trace:
+    if asked.trace:
         found.append(_trace(bound, "" if rank is None else f"rank {rank}: "))
-    if check:
+    if asked.check_nan:
         found.append(_check_nan(bound))
     return found[0] if len(found) == 1 else _all(found) if found else None
-
-
-def apart() -> bool:
-    """Has every operator to be a step of its own, as a NaN is to be found in it and the trace has a line for it? A profiler sees chains."""
-    return config.check_nan() or config.debug_level() >= 4
 
 
 def _all(found: Sequence[After]) -> After:

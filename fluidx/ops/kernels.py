@@ -51,7 +51,6 @@ class Body(NamedTuple):
     """
 
     name: str
-    device: str  # "cpu", or "" for every device
     bind: Callable[..., Step | None]
     scratch: Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Any]] | None = None
     covers: Callable[..., bool] = lambda *operands: True
@@ -67,13 +66,13 @@ def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None =
     found = []
     if device == "cpu" and (native.enabled() if natively is None else natively):
         if definition.native is not None:
-            found.append(Body("native", "cpu", partial(_native, definition), definition.native_scratch, partial(_covers, definition)))
+            found.append(Body("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition)))
         elif definition.view is not None or definition.view_ctx is not None:
-            found.append(Body("native", "cpu", partial(_copied, definition), covers=partial(_copies, definition)))
+            found.append(Body("native", partial(_copied, definition), covers=partial(_copies, definition)))
     if definition.bind is not None and device == "cpu":
-        found.append(Body("numpy", "cpu", partial(_bound, definition), definition.scratch))
+        found.append(Body("numpy", partial(_bound, definition), definition.scratch))
     if definition.kernel is not None or definition.view is not None:
-        found.append(Body("any", "", partial(_kernel, definition)))
+        found.append(Body("any", partial(_kernel, definition)))
     return found
 
 
