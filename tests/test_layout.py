@@ -16,7 +16,7 @@ ARROWS = {
     "config": (),
     "native": ("config",),
     "ir": (),
-    "comm": ("config", "ir.errors"),
+    "comm": ("config", "native", "ir.errors"),
     "ops": ("config", "native", "ir", "comm.base"),
     "view": ("ir", "ops"),
     "verify": ("_collector", "ir", "ops"),

@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import native
 from .base import UFUNCS, CommAborted, CommError, CommTimeout, Ranks
 
 _BLOCK = 32 * 1024  # elements reduced at a time: the block stays in the second-level cache
 _EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer has read
+_LARGE = 64 * 1024  # elements above which one call into C pays, which is packed first
 _SMALL = 4 * 1024  # elements up to which the last rank to arrive does all the work: one meeting instead of two
 
 
@@ -293,6 +295,9 @@ class ThreadCommunicator:
 
     def _reduce(self, m: _Meeting, ins: list, outs: list, op: str) -> None:
         """The reduction of `ins`, in rank order, into each of `outs`; 16-bit floats are added in float32."""
+        if ins[0].size > _LARGE and not native.why_not() and (call := native.combine(ins, outs, op)) is not None:
+            native.compile([call])()
+            return
         ufunc, n = UFUNCS[op], len(ins)
         dtype = ins[0].dtype
         wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype

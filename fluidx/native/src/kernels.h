@@ -10,6 +10,7 @@
 #include "move.h"
 #include "reduce.h"
 #include "random.h"
+#include "combine.h"
 
 #define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
 const Kernel LEVEL(kernels)[] = {
@@ -31,6 +32,7 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(xent_grad, ROWS_WORDS),
     BOTH(layer_norm, 9),
     BOTH(layer_norm_grad, 11),
+    BOTH(combine, -1),
     BOTH(reduce, REDUCE_WORDS),
     {"reduce_i32", REDUCE_WORDS, reduce_i32},
     {"reduce_i64", REDUCE_WORDS, reduce_i64},
