@@ -466,6 +466,20 @@ def table(log: Any, running: list[Entrant], watch: Any, threads: int) -> None:
     log(f"  {watch}")
 
 
+def report(log: Any, what: str, models: str, peers: str) -> None:
+    """Compare on the models, by the peers, with the threads and rounds that the command line says; these are the defaults."""
+    from _common import option, options
+
+    wanted = options("peers", peers)
+    log(versions())
+    log(mkl_line())
+    for name in wanted:
+        if name in LEGEND:
+            log(f"{name}: {LEGEND[name]}")
+    threads = [int(n) for n in options("threads", "1,2")]
+    compare(log, what, options("models", models), threads, wanted, int(option("rounds", "20")), float(option("seconds", "0.3")))
+
+
 def compare(log: Any, mode: str, models: list[str], threads: list[int], peers: Iterable[str], rounds: int, seconds: float) -> None:
     """Race the peers on every model at every thread count, and print the tables."""
     from _common import option

@@ -8,21 +8,13 @@ Runtime runs what PyTorch exports, which needs the package onnx.
 
 from __future__ import annotations
 
-from _common import Log, option, options
-from _peers import INFER, LEGEND, compare, mkl_line, versions
+from _common import Log
+from _peers import INFER, report
 
 
 def main() -> None:
     log = Log("infer")
-    peers = options("peers", ",".join(INFER))
-    log(versions())
-    log(mkl_line())
-    for name in peers:
-        if name in LEGEND:
-            log(f"{name}: {LEGEND[name]}")
-    threads = [int(n) for n in options("threads", "1,2")]
-    models, rounds, seconds = options("models", "lenet,resnet,gpt"), int(option("rounds", "20")), float(option("seconds", "0.3"))
-    compare(log, "infer", models, threads, peers, rounds, seconds)
+    report(log, "infer", "lenet,resnet,gpt", ",".join(INFER))
     log.close()
 
 

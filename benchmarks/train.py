@@ -11,24 +11,16 @@ it in place; all give back the loss as a number.
 
 from __future__ import annotations
 
-from _common import Log, option, options
+from _common import Log
 from _models import NETS, TOLERANCE
-from _peers import LEGEND, TRAIN, compare, mkl_line, versions
+from _peers import TRAIN, report
 
 
 def main() -> None:
     log = Log("train")
-    peers = options("peers", ",".join(TRAIN))
-    log(versions())
-    log(mkl_line())
-    for name in peers:
-        if name in LEGEND:
-            log(f"{name}: {LEGEND[name]}")
     log(f"losses of 3 steps agree within {TOLERANCE['mlp']:g}, relative: other orders of summation; ResNet within {TOLERANCE['resnet']:g}:")
     log("a value next to 0 changes sign under relu, and batch normalization spreads it")
-    threads = [int(n) for n in options("threads", "1,2")]
-    models, rounds, seconds = options("models", ",".join(NETS)), int(option("rounds", "20")), float(option("seconds", "0.3"))
-    compare(log, "train", models, threads, peers, rounds, seconds)
+    report(log, "train", ",".join(NETS), ",".join(TRAIN))
     log.close()
 
 

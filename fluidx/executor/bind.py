@@ -101,14 +101,17 @@ class Bound:
 
     def _failed(self, error: Exception) -> Operator | None:
         """The operator that raised: of several in one call, the one whose C kernel it was."""
-        op, number = self.running(), getattr(error, "call", None)
-        if op is None or number is None:
-            return op
-        for op, step in self.steps[next(k for k, (o, _) in enumerate(self.steps) if o is op) :]:  # noqa: B007
-            number -= len(step.calls) if isinstance(step, kernels.Native) else 0
-            if number < 0:
+        first, number = self.running(), getattr(error, "call", None)
+        if number is None:
+            return first
+        at = next((k for k, (op, _) in enumerate(self.steps) if op is first), len(self.steps))
+        for op, step in self.steps[at:]:
+            if not isinstance(step, kernels.Native):  # kernels between copies are a step by themselves
                 break
-        return op
+            number -= len(step.calls)
+            if number < 0:
+                return op
+        return first
 
     def join(self) -> None:
         """Make the calls of a run of the steps."""

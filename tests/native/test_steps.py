@@ -5,11 +5,12 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.bind import bind
+from fluidx.executor.bind import Bound, bind
 from fluidx.executor.context import RunContext
 from fluidx.executor.planning import plan
 from fluidx.executor.scope import Scope
-from fluidx.ir import ExecutionError, TensorType
+from fluidx.ir import ExecutionError, Operator, TensorType
+from fluidx.ops.kernels import Native
 from fluidx.testing.models import TestModel, classifier, train_ranks
 
 L = fx.layers
@@ -96,6 +97,23 @@ def test_an_error_names_the_operator_among_those_of_one_call():
     feed["label"][7], feed["ids"][1, 2] = 0, -3
     with pytest.raises(ExecutionError, match="^op lookup_table_v2: id -3 is out of range; table W has 50 rows, ids go from 0 to 49"):
         exe.run(main, feed=feed, fetch_list=[loss], scope=scope)
+
+
+def test_a_kernel_between_copies_is_its_own_operators():
+    """Its step is no part of a joined call, so the kernel's number counts from itself."""
+    first, second = Operator("lookup_table", {}, {}), Operator("relu", {}, {})
+    error = ValueError("id 7 is out of range")
+    error.call = 0
+
+    def between_copies():
+        raise error
+
+    bound = Bound(None, RunContext(), np)
+    bound.steps = [(first, between_copies), (second, Native([native.gemm(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))]))]
+    bound.join()
+    with pytest.raises(ExecutionError) as caught:
+        bound.run({})
+    assert caught.value.operator is first
 
 
 @pytest.mark.parametrize("strategy", ["data_parallel", "zero1"])
