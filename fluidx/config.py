@@ -33,7 +33,9 @@ _DEBUG = Setting(
 _DUMP = Setting("FLUIDX_DUMP", "a directory, made when needed", "", "Where every program is written as text; unset writes none.")
 _TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How long a rank waits in a collective before the run fails.")
 _CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops the run at the first operator whose result holds a NaN or an infinity.")
-_VERIFY = Setting("FLUIDX_VERIFY", "0 or 1", "0", "1 proves what each pass of a transpile made, and names the pass that broke it.")
+_VERIFY = Setting(
+    "FLUIDX_VERIFY", "0 or 1", "0", "1 proves what each pass of a transpile made, and that no plan overwrites what is still to be read."
+)
 _PROGRESS = Setting("FLUIDX_PROGRESS", "auto, 0 or 1", "auto", "Progress bars in the commands; auto shows them on a terminal only.")
 _KERNELS = Setting(
     "FLUIDX_KERNELS", "auto, numpy or native", "auto", "What computes on CPUs: C kernels where they are built (auto), or one kind only."
@@ -75,10 +77,10 @@ def dump_dir(environ: Mapping[str, str] = os.environ) -> Path | None:
     return _read(_DUMP, environ, _directory)
 
 
-def verify_passes(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return FLUIDX_VERIFY, whether what each pass made is proved.
+def verify_all(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return FLUIDX_VERIFY, whether what each pass made, and the storage of every plan, is proved.
 
-    >>> verify_passes({"FLUIDX_VERIFY": "1"})
+    >>> verify_all({"FLUIDX_VERIFY": "1"})
     True
     """
     return _read(_VERIFY, environ, _switch)

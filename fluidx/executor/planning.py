@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .. import native
+from .. import config, native
 from ..ir import flow
 from ..ir.opdef import Effect
 from ..ir.program import Program
@@ -14,6 +14,7 @@ from ..ops.kernels import Body, bodies
 from .context import RunContext
 from .fuse import chains
 from .live import check_feeds, live_ops, started_together
+from .overwrites import check_storage
 from .plan import Plan, Step
 from .sizes import Sizes
 from .storage import FOREVER, Node, Root, Storage
@@ -74,7 +75,7 @@ def plan(
         return Step(ops, kernel, first.here, scratch, stops.get(k) if k is not None else None, k in marked)
 
     absent = sizes.local.absent if sizes.local is not None else frozenset()
-    return Plan(
+    planned = Plan(
         program,
         tuple([step(nodes[k:stop], j) for j, (k, stop) in enumerate(order)]),
         {b: tuple([step([node]) for node in some]) for b, some in storage.inner.items()},
@@ -87,6 +88,9 @@ def plan(
         frozenset(absent),
         stops.get(len(order)),
     )
+    if config.verify_all():
+        check_storage(planned)
+    return planned
 
 
 class _Chooser:

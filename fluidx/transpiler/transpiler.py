@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from .._collector import collections_paused
-from ..config import debug_level, dump_dir, verify_passes
+from ..config import debug_level, dump_dir, verify_all
 from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError, VerifyError
 from ..ir.operator import Role
@@ -114,7 +114,7 @@ class DistributeTranspiler:
             print(diff(before, result), file=sys.stderr)
         if level >= 3:
             print(result, file=sys.stderr)
-        if verify_passes() and "placed" in job.facts:
+        if verify_all() and "placed" in job.facts:
             self._prove(source, job, step, one, result)
 
     def _prove(self, source: ProgramPair, job: Job, step: str, one: Pass, pair: ProgramPair) -> None:

@@ -1,0 +1,234 @@
+"""Proof that the storage of a plan is right: what a step reads is what the program wrote there last.
+
+It is read off the record alone, without the stages that made it: a walk over the steps notes which content lies in which range of
+memory. A write ends every other content that it touches; a step that reads content which has ended is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ir import flow
+from ..ir.bodies import bodies
+from ..ir.dtypes import np_dtype
+from ..ir.errors import ExecutionError
+from ..ir.opdef import Effect, opdef
+from ..ir.operator import Operator
+from .plan import Plan, Step
+from .told import where
+
+_TALKS = (Effect.COLLECTIVE, Effect.P2P)
+
+
+class Span(NamedTuple):
+    """Bytes of one piece of memory: the arena (-1), or the buffer of a feed or a variable by its number."""
+
+    space: int
+    start: int
+    stop: int
+
+    def meets(self, other: Span) -> bool:
+        return self.space == other.space and max(self.start, other.start) < min(self.stop, other.stop)
+
+
+class _Content(NamedTuple):
+    """What one write left behind. Two are the same only if they are the same object."""
+
+    name: str
+    span: Span
+    step: str
+
+
+def check_storage(plan: Plan) -> None:
+    """Raise ExecutionError unless every step of the plan reads values that are still where they were written, and unless what a step
+    writes leaves its own operands and scratch alone.
+
+    >>> import fluidx as fx
+    >>> from fluidx.executor.dry import dry_plan
+    >>> main = fx.Program("two")
+    >>> with fx.program_guard(main):
+    ...     x = fx.data("x", [-1, 4], "float32")
+    ...     y = fx.layers.softmax(fx.layers.softmax(x)) + fx.layers.reduce_sum(x)
+    >>> planned = dry_plan(main, batch=10)
+    >>> check_storage(planned)
+    >>> everything_at_0 = tuple([b._replace(offset=0) for b in planned.buffers])
+    >>> check_storage(planned._replace(buffers=everything_at_0))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fluidx.ir.errors.ExecutionError: plan of program two: step 2 (elementwise_add) reads %softmax_1.tmp_0, ...
+    """
+    walk = _Walk(plan)
+    walk.steps(plan.steps, "step ")
+    for name in plan.fetches:
+        walk.read(name, "the fetch", None)
+
+
+class _Walk:
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.lying: dict[int, list[_Content]] = {}  # by space, what has not been overwritten
+        self.content: dict[str, _Content] = {}  # of each name, what was written last
+        self.ended: dict[int, tuple[_Content, str]] = {}  # content, by id, and what wrote over it
+        self.strides: dict[str, np.ndarray] = {}  # views, as views of arrays that nothing touches
+        self.running: list[tuple[int, str, list[Span], list[Span]]] = []  # communication: step, its label, what it reads and writes
+        self.dummy = np.empty(max((v.type.nbytes for v in plan.values.values()), default=1) or 1, np.uint8)
+        self.asynchronous = plan.waits_at_end is not None or any(step.marked for step in plan.steps)
+        for name, v in plan.values.items():
+            if plan.buffers[v.buffer].kind != "arena" and not v.view_of:
+                self.write(name, "the start of the run")
+
+    def refuse(self, text: str, op: Operator | None) -> None:
+        raise ExecutionError(f"plan of {self.plan.program.label()}: {text}; this is a fault of fluidx, not of the program{where(op)}")
+
+    def span(self, name: str) -> Span:
+        buffer = self.plan.values[name].buffer
+        b = self.plan.buffers[buffer]
+        return Span(-1, b.offset, b.offset + b.nbytes) if b.kind == "arena" else Span(buffer, 0, b.nbytes)
+
+    # -- contents -----------------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, label: str) -> None:
+        """A new content of a value."""
+        made = self.content[name] = _Content(name, self.span(name), label)
+        self.end(made.span, f"{label} wrote %{name}")
+        self.lying.setdefault(made.span.space, []).append(made)
+
+    def end(self, span: Span, why: str) -> None:
+        """Whatever lies in these bytes is gone."""
+        there = self.lying.get(span.space, [])
+        gone = [c for c in there if c.span.meets(span)]
+        if gone:
+            self.lying[span.space] = [c for c in there if not c.span.meets(span)]
+            self.ended.update({id(c): (c, why) for c in gone})
+
+    def read(self, name: str, label: str, op: Operator | None) -> None:
+        """The last content of a value has to be there still."""
+        t = self.plan.values[name].type
+        if not t.nbytes or name in self.plan.absent:
+            return
+        content = self.content.get(name)
+        if content is None:
+            self.refuse(f"{label} reads %{name}, which nothing has written yet", op)
+        elif id(content) in self.ended:
+            self.refuse(f"{label} reads %{name}, written by {content.step}, where {self.ended[id(content)][1]} meanwhile", op)
+
+    # -- steps --------------------------------------------------------------------------------------------------------------
+
+    def steps(self, steps: Iterable[Step], label: str) -> None:
+        for k, step in enumerate(steps):
+            said = f"{label}{k} ({' + '.join(op.type for op in step.ops)})"
+            if step.waits_for is not None:
+                self.running = [r for r in self.running if r[0] > step.waits_for]
+            if step.kernel == "view":
+                self.view(step, said)
+                continue
+            self.step(step, said)
+            if self.asynchronous and opdef(step.op.type).effect in _TALKS:
+                self.running.append((k, said, [self.span(n) for n in self.reads(step)], [self.span(n) for n in self.writes(step)]))
+
+    def reads(self, step: Step) -> list[str]:
+        """The values that a step looks at. One of which it needs the shape only may be gone."""
+        if step.kernel in ("nothing", "fill"):
+            return []
+        here = step.here
+        names = step.reads if here is None or not here.ghosts else here.real_inputs(step.op, opdef(step.op.type))
+        return list(dict.fromkeys(n for n in names if n in self.plan.values))
+
+    def writes(self, step: Step) -> list[str]:
+        return [n for n in step.writes if n in self.plan.values]
+
+    def view(self, step: Step, label: str) -> None:
+        """A view is the content of what it is a view of, under another name."""
+        op = step.op
+        source, name = op.input_arg_names[0], op.output_arg_names[0]
+        self.read(source, label, op)
+        if self.plan.values[name].buffer != self.plan.values[source].buffer:
+            self.refuse(f"{label} makes %{name} a view of %{source}, which lies in another buffer", op)
+        if source in self.content:
+            self.content[name] = self.content[source]
+        definition = opdef(op.type)
+        if definition.view is not None:
+            self.strides[name] = definition.view(self.laid(source), **(op.attrs if step.here is None else step.here.attrs))
+
+    def laid(self, name: str) -> np.ndarray:
+        """An array of a value's strides."""
+        t = self.plan.values[name].type
+        return self.strides[name] if name in self.strides else np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy)
+
+    def fills_its_buffer(self, name: str) -> bool:
+        """Do a value's elements lie one behind the other from the start of its buffer to its end?"""
+        v = self.plan.values[name]
+        return v.type.nbytes == self.plan.buffers[v.buffer].nbytes and self.laid(name).flags.c_contiguous
+
+    def step(self, step: Step, label: str) -> None:
+        op, reads, writes = step.op, self.reads(step), self.writes(step)
+        for n in reads:
+            self.read(n, label, op)
+        if step.kernel == "control":
+            self.control(step, label)
+            reads += [n for body in bodies(op) for n in body.results(op)]
+        scratch = [Span(-1, s.offset, s.offset + s.type.nbytes) for s in step.scratch]
+        taken = [self.span(n) for n in (*reads, *writes)]
+        for k, span in enumerate(scratch):
+            if any(span.meets(other) for other in (*taken, *scratch[:k])):
+                self.refuse(f"{label} has scratch at {span.start} where its operands, results or other scratch lie", op)
+        for span in (*taken, *scratch):
+            if span.space == -1 and not 0 <= span.start <= span.stop <= self.plan.arena_bytes:
+                self.refuse(f"{label} uses bytes {span.start} to {span.stop} of an arena of {self.plan.arena_bytes}", op)
+        self.beside(label, op, [self.span(n) for n in reads], [*(self.span(n) for n in writes), *scratch])
+        for n in writes:
+            self.meeting(step, n, reads, writes, label)
+        for span in scratch:
+            self.end(span, f"{label} used scratch")
+        for n in writes:
+            self.write(n, label)
+
+    def meeting(self, step: Step, name: str, reads: list[str], writes: list[str], label: str) -> None:
+        """A result may lie where an operand lies only if the kernel reads each element before it writes it."""
+        span, values = self.span(name), self.plan.values
+        for other in writes:
+            if other != name and span.meets(self.span(other)):
+                self.refuse(f"{label} writes %{name} and %{other} into the same bytes", step.op)
+        for other in reads:
+            if not span.meets(self.span(other)) or any(s.of == name and not s.reads for s in step.scratch):
+                continue
+            same = span == self.span(other) and values[name].type == values[other].type and self.fills_its_buffer(other)
+            if not (same and (other, name) in self.inplace(step)):
+                self.refuse(f"{label} writes %{name} over its operand %{other}", step.op)
+
+    def inplace(self, step: Step) -> Iterator[tuple[str, str]]:
+        """The (operand, result) pairs of a step that may lie in the same place."""
+        if step.kernel in ("fused", "control"):
+            yield from ((n, out) for n in step.reads for out in step.writes if step.kernel == "fused" or n == out)
+        for op in step.ops:
+            for a, b in opdef(op.type).inplace:
+                yield from ((n, out) for n in op.inputs.get(a, ())[:1] for out in op.outputs.get(b, ())[:1])
+
+    def beside(self, label: str, op: Operator, reads: list[Span], writes: list[Span]) -> None:
+        """Nothing may touch what communication is still sending or receiving; communication itself follows in order."""
+        if opdef(op.type).effect in _TALKS:
+            return
+        for _, other, sent, received in self.running:
+            for span in (*reads, *writes):
+                if any(span.meets(s) for s in received) or span in writes and any(span.meets(s) for s in sent):
+                    self.refuse(f"{label} uses bytes {span.start} to {span.stop} before {other} is waited for", op)
+
+    def control(self, step: Step, label: str) -> None:
+        """Every body may have run, or none; one that repeats finds what its last round left behind."""
+        lying, content, ended = self.lying, self.content, self.ended
+        over: dict[int, tuple[_Content, str]] = {}
+        for body in bodies(step.op):
+            self.lying = {space: list(found) for space, found in lying.items()}
+            self.content, self.ended = dict(content), dict(ended)
+            for _ in range(2 if opdef(step.op.type).repeats else 1):
+                self.steps(self.plan.bodies.get(body.idx, ()), f"{label}, block {body.idx}, step ")
+            for n in body.results(step.op):
+                self.read(n, label, step.op)
+            over.update(self.ended)
+        self.lying = {space: [c for c in found if id(c) not in over] for space, found in lying.items()}
+        self.content, self.ended = content, {**ended, **over}
+        for n in flow.writes(self.plan.program, step.op):
+            if n in self.plan.values and n not in step.writes:
+                self.write(n, label)
