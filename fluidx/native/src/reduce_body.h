@@ -2,16 +2,16 @@
 
 INLINE ACC FN(join)(int op, ACC a, ACC b) {
     switch (op) {
-    case R_MAX: return (b > a) | IS_NAN(b) ? b : a;
-    case R_MIN: return (b < a) | IS_NAN(b) ? b : a;
+    case R_MAX: return ((b > a) | IS_NAN(b)) ? b : a;
+    case R_MIN: return ((b < a) | IS_NAN(b)) ? b : a;
     case R_PROD: return a * b;
     default: return a + b;
     }
 }
 INLINE T FN(join_T)(int op, T a, T b) {
     switch (op) {
-    case R_MAX: return (b > a) | IS_NAN(b) ? b : a;
-    case R_MIN: return (b < a) | IS_NAN(b) ? b : a;
+    case R_MAX: return ((b > a) | IS_NAN(b)) ? b : a;
+    case R_MIN: return ((b < a) | IS_NAN(b)) ? b : a;
     case R_PROD: return (T)(a * b);
     default: return (T)(a + b);
     }

@@ -82,10 +82,10 @@ static T FN(largest)(const T *x, int64_t n) {
         for (at = LANES; at + LANES <= n; at += LANES)
             IVDEP for (int64_t j = 0; j < LANES; j++) {
                 T v = x[at + j];
-                t[j] = (v > t[j]) | (v != v) ? v : t[j];
+                t[j] = ((v > t[j]) | (v != v)) ? v : t[j];
             }
         for (int half = LANES / 2; half > 8; half /= 2)
-            IVDEP for (int j = 0; j < half; j++) t[j] = (t[j + half] > t[j]) | (t[j + half] != t[j + half]) ? t[j + half] : t[j];
+            IVDEP for (int j = 0; j < half; j++) t[j] = ((t[j + half] > t[j]) | (t[j + half] != t[j + half])) ? t[j + half] : t[j];
         for (int j = 0; j < 16; j++) top = t[j] > top || t[j] != t[j] ? t[j] : top;
     }
     for (; at < n; at++) top = x[at] > top || x[at] != x[at] ? x[at] : top;
