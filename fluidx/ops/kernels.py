@@ -7,7 +7,7 @@ over an array module, is "any".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,15 +56,20 @@ class Body(NamedTuple):
     covers: Callable[..., bool] = lambda *operands: True
 
 
-def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None = None) -> list[Body]:
+def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None = None) -> Sequence[Body]:
     """The bodies of an op for a device, the preferred one first. `natively`: whether C kernels are to be used; None asks.
 
     >>> from fluidx.ir import opdef
     >>> [b.name for b in bodies(opdef("relu"), natively=True)], [b.name for b in bodies(opdef("relu"), "cuda")]
     (['native', 'numpy', 'any'], ['any'])
     """
+    return _table(definition, device, device == "cpu" and (native.enabled() if natively is None else natively))
+
+
+@lru_cache(maxsize=4096)
+def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Body]:
     found = []
-    if device == "cpu" and (native.enabled() if natively is None else natively):
+    if natively:
         if definition.native is not None:
             found.append(Body("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition)))
         elif definition.view is not None or definition.view_ctx is not None:
@@ -73,7 +78,7 @@ def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None =
         found.append(Body("numpy", partial(_bound, definition), definition.scratch))
     if definition.kernel is not None or definition.view is not None:
         found.append(Body("any", partial(_kernel, definition)))
-    return found
+    return tuple(found)
 
 
 def bind(

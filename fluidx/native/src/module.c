@@ -205,7 +205,16 @@ static PyObject *use_threads(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyObject *num_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) { return PyLong_FromLong(pool_threads()); }
 
+static PyObject *address(PyObject *Py_UNUSED(module), PyObject *array) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_STRIDES)) return NULL;
+    void *at = view.buf;
+    PyBuffer_Release(&view);
+    return PyLong_FromVoidPtr(at);
+}
+
 static PyMethodDef METHODS[] = {
+    {"address", address, METH_O, "Where the first element of an array lies; eight times faster than asking the array."},
     {"block", make_block, METH_VARARGS, "block(words: bytes, keeps) -> a function that executes the calls in the words."},
     {"functions", functions, METH_NOARGS, "(name, words it takes or -1) of every kernel, in the order of their numbers."},
     {"opcodes", opcodes, METH_NOARGS, "Names of the vector machine's instructions, in the order of their numbers."},

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
@@ -116,7 +117,7 @@ class Reshape(OpDef):
 
     @staticmethod
     def view(x, *, shape):
-        return _reshaped(x, _resolve("reshape", TensorType(x.dtype.name, x.shape), shape))
+        return _reshaped(x, _resolve("reshape", TensorType(dtype_name(x.dtype), x.shape), shape))
 
     @staticmethod
     def kernel(xp, x, *, out, shape):
@@ -264,7 +265,7 @@ class Squeeze(OpDef):
 
     @staticmethod
     def view(x, *, axes):
-        drop = _squeezed(TensorType(x.dtype.name, x.shape), axes)
+        drop = _squeezed(TensorType(dtype_name(x.dtype), x.shape), axes)
         return x[tuple(0 if i in drop else slice(None) for i in range(x.ndim)) + (...,)]
 
     @staticmethod
