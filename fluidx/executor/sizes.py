@@ -89,7 +89,7 @@ class Sizes:
         if d is not None and d.persistable:
             whole, want = d.type, d.type
             found = self.held.get(name)
-            have = None if found is None else TensorType(dtype_name(found.dtype), tuple(found.shape))
+            have = None if found is None else _type(found, d.type)
             if self.local is not None and name in self.local.places:
                 whole = whole if have is None else self.local.state_type(name, whole, have)
                 want = self.local.type_of(name, whole)
@@ -173,3 +173,8 @@ class Sizes:
                 f"{show_placement(local.places[name])}{site(op)}"
             )
 
+
+def _type(a: Any, declared: TensorType) -> TensorType:
+    """The type of an array, which mostly is the declared one."""
+    dtype, shape = dtype_name(a.dtype), tuple(a.shape)
+    return declared if dtype == declared.dtype and shape == declared.shape else TensorType(dtype, shape)

@@ -220,8 +220,9 @@ class Storage:
 
     def lying(self, op: Operator) -> tuple:
         """How the operands of an operator lie, which is the same for two that lie alike."""
-        shadow = self.shadow
-        return tuple([(s, *[id(shadow[n]) for n in names]) for slots in (op.inputs, op.outputs) for s, names in slots.items()])
+        ins, outs = op.inputs, op.outputs
+        shadows = map(self.shadow.__getitem__, op.input_arg_names + op.output_arg_names)
+        return (*ins, *outs, *map(len, ins.values()), *map(len, outs.values()), *map(id, shadows))
 
     def asked(self, node: Node, body: Body) -> Sequence[TensorType]:
         """The scratch that a body of the operator's op asks for."""
