@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from ..ir import flow
@@ -110,7 +109,10 @@ class Sizes:
             if definition.bodies:
                 self._infer_control(op)
                 continue
-            ins = definition.arrange(op.inputs, value=partial(self.known, op=op))
+            for n in op.input_arg_names:
+                if n not in self.types:
+                    self.known(n, op)
+            ins = definition.arrange(op.inputs, value=self.types.__getitem__)
             if self.local is not None and self.local.touches(op):
                 self._infer_placed(self.local, op, definition, ins)
                 continue

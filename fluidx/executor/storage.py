@@ -156,7 +156,7 @@ class Storage:
             self._place_chain(node)
             return node
         read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
-        ins, outs = {n: self._root(n, i) for n in read}, op.output_arg_names
+        ins, outs = {n: self.roots.get(n) or self._root(n, i) for n in read}, op.output_arg_names
         for b in op.sub_blocks() if definition.bodies else ():
             self.inner[b] = [self.place(i, (o,), inner=True) for o in self.program.blocks[b].oplist]
         views = definition.view is not None or definition.view_ctx is not None
