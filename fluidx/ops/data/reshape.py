@@ -22,9 +22,12 @@ from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis
 
 def _reshaped(x: Any, shape: Sequence[int]) -> Any:
     """`x.reshape(shape)` when that is a view, else None."""
-    y = x.reshape(shape)
     if isinstance(x, np.ndarray):
-        return y if np.may_share_memory(x, y) else None
+        try:
+            return x.reshape(shape, copy=False)
+        except ValueError:
+            return None
+    y = x.reshape(shape)
     return y if y.base is not None else None  # cupy: a copy has no base
 
 
