@@ -89,6 +89,7 @@ def plan(
         tuple([sizes.whole(n) for n in fetch]),
         frozenset(absent),
         stops.get(len(order)),
+        chooser.thread_bytes,
     )
     if config.verify_all():
         check_storage(planned)
@@ -101,6 +102,7 @@ class _Chooser:
     def __init__(self, storage: Storage, device: str, natively: bool):
         self.storage, self.device, self.natively = storage, device, natively
         self.chosen: dict[tuple, tuple[Body, Sequence[TensorType]]] = {}
+        self.thread_bytes = 0  # that each thread keeps for the bodies chosen
 
     def kernel(self, node: Node) -> str:
         """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
@@ -134,6 +136,8 @@ class _Chooser:
         if len(table) > 1:
             ins, outs = self.storage.operands(node)
             body = next(body for body in table if body.covers(ins, outs, attrs, self.storage.ctx, part))
+            if body.own is not None:
+                self.thread_bytes = max(self.thread_bytes, body.own(ins, outs, attrs))
         return body, self.storage.asked(node, body)
 
 

@@ -93,6 +93,7 @@ class OpDef:
                                                       strides count then; with parameters `part` and `ctx` as of a kernel
     scratch(ins, outs, attrs) -> types                from types, those of the arrays that `bind` is given as `scratch`, for the call alone;
                                                       `native_scratch` of those that `native` is given so
+    native_own                                        whether the kernels of `native` take much memory for each thread; a plan asks them
     """
 
     name: ClassVar[str] = ""
@@ -139,6 +140,7 @@ class OpDef:
     scratch: ClassVar[Callable[..., Any] | None] = None
     native: ClassVar[Callable[..., Any] | None] = None
     native_scratch: ClassVar[Callable[..., Any] | None] = None
+    native_own: ClassVar[bool] = False
     # of an elementwise op: (attrs, shapes of the operands, axes of the result) -> scalar expression, {symbol: shape that broadcasts}
     element: ClassVar[Callable[..., Any] | None] = None
 

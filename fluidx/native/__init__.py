@@ -223,16 +223,26 @@ def compile(calls: Sequence[Call]) -> Callable[[], None]:
     return _block(_module(), calls)
 
 
+def taken_by_threads(calls: Sequence[Call]) -> int:
+    """The bytes that each thread that takes part in these calls keeps for itself; the arrays of the calls need not exist.
+
+    Only for kernels that say so, which touch their operands in the loops that threads share alone.
+    """
+    return max((_module().ask(_packed(_module(), call)) for call in calls), default=0)
+
+
 def _block(module: Any, calls: Sequence[Call]) -> Callable[[], None]:
-    names, packed = _numbers(module), []
-    for call in calls:
-        if call.fn not in names:
-            raise NativeError(f"there is no native kernel {call.fn!r}; there are {', '.join(names)}")
-        number, words = names[call.fn]
-        if words not in (-1, len(call.args)):
-            raise NativeError(f"native kernel {call.fn} takes {words} words, got {len(call.args)}")
-        packed.append(_record(tuple(map(type, call.args)))(number, len(call.args), *call.args))
-    return module.block(b"".join(packed), tuple(call.keeps for call in calls))
+    return module.block(b"".join([_packed(module, call) for call in calls]), tuple([call.keeps for call in calls]))
+
+
+def _packed(module: Any, call: Call) -> bytes:
+    names = _numbers(module)
+    if call.fn not in names:
+        raise NativeError(f"there is no native kernel {call.fn!r}; there are {', '.join(names)}")
+    number, words = names[call.fn]
+    if words not in (-1, len(call.args)):
+        raise NativeError(f"native kernel {call.fn} takes {words} words, got {len(call.args)}")
+    return _record(tuple(map(type, call.args)))(number, len(call.args), *call.args)
 
 
 @lru_cache(maxsize=1)
