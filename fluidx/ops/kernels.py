@@ -65,11 +65,12 @@ def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None =
     >>> [b.name for b in bodies(opdef("relu"), natively=True)], [b.name for b in bodies(opdef("relu"), "cuda")]
     (['native', 'numpy', 'any'], ['any'])
     """
-    return _table(definition, device, device == "cpu" and (native.enabled() if natively is None else natively))
+    hashable: Any = definition
+    return _table(hashable, device, device == "cpu" and (native.enabled() if natively is None else natively))
 
 
 @lru_cache(maxsize=4096)
-def _table(definition: Any, device: str, natively: bool) -> Sequence[Body]:
+def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Body]:
     found = []
     if natively:
         if definition.native is not None:
