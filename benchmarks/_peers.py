@@ -159,20 +159,32 @@ def forget_peak() -> None:
         f.write("5")
 
 
-def planned(model: str, train: bool, layout: str) -> dict[str, float]:
-    """MB that the plan of a fluidx program says it takes, by kind."""
+def beside_plan(model: str, layout: str) -> dict[str, Any]:
+    """MB that the plan of a training program announces, by kind, and by how much the process grew when it was started and ran three steps.
+
+    Both begin with the programs and the plan made, and the libraries loaded, which are the interpreter's objects.
+    """
+    import gc
+
     import _models
 
     import fluidx as fx
-    from fluidx.executor.context import RunContext
-    from fluidx.executor.feeds import check_feed, feed_types
-    from fluidx.executor.planning import plan
+    from fluidx import native
+    from fluidx.executor.dry import dry_plan
 
-    m = _models.fluidx_model(_models.case(model), train, layout)
-    scope = fx.executor.Scope()
-    fx.Executor(fx.CPUPlace()).run(m.startup, scope=scope)
-    p = plan(m.main, feed_types(check_feed(m.main, m.feed)), [m.result.name], scope.arrays, RunContext())
-    return {kind: p.nbytes(kind) / 1e6 for kind in ("arena", "feed", "state")}
+    m = _models.fluidx_model(_models.case(model), True, layout)
+    plan = dry_plan(m.main, {name: a.shape for name, a in m.feed.items()}, fetch=[m.result.name])
+    announced = {kind: plan.nbytes(kind) / 1e6 for kind in ("arena", "feed", "state")}
+    if native.enabled():
+        announced["threads"] = plan.thread_bytes * native.num_threads() / 1e6
+    gc.collect()
+    forget_peak()
+    before = memory()["now"]
+    scope, exe = fx.Scope(), fx.Executor(fx.CPUPlace())
+    exe.run(m.startup, scope=scope)
+    for _ in range(3):
+        exe.run(m.main, feed=m.feed, fetch_list=[m.result], scope=scope)
+    return {"announced": announced, "taken": memory()["peak"] - before}
 
 
 def _serve(peer: str, model: str, mode: str, threads: int, answer: Callable[[Any], None]) -> None:
@@ -183,6 +195,8 @@ def _serve(peer: str, model: str, mode: str, threads: int, answer: Callable[[Any
     try:
         _import_only(peer)
         imported = memory()["now"]
+        if mode == "plan":
+            return answer(beside_plan(model, "NHWC" if peer == "fluidx_nhwc" else "NCHW"))
         step = _make(peer, model, mode != "infer", threads)
     except ImportError as e:
         return answer({"missing": str(e)})
@@ -200,8 +214,6 @@ def _serve(peer: str, model: str, mode: str, threads: int, answer: Callable[[Any
             for _ in range(order["steps"]):
                 step()
             answer(memory()["peak"])
-        elif order["do"] == "planned":
-            answer(planned(model, mode != "infer", "NHWC" if peer == "fluidx_nhwc" else "NCHW"))
         elif order["do"] == "turn":
             step()
             cpu, whole = time.process_time(), time.perf_counter()

@@ -2,8 +2,12 @@
 
 Each case is a process of its own, at 1 thread. "library" is what importing adds to Python and NumPy; "model and steps" is the peak of
 three steps less what was there behind the import: programs or modules, parameters, optimizer state, activations, scratch. (The starting
-values as NumPy arrays are there too until the first step, and freed before it; the peak counts from there.) The plan's bytes are arena,
-scratch included, feeds and state; what is measured beyond them is the programs, the plan, the calls, and what kernels allocate.
+values as NumPy arrays are there too until the first step, and freed before it; the peak counts from there.)
+
+What the plan announces is compared in a process of its own, which has the programs, the plan and the libraries before it begins to count:
+then it starts the program and runs it three times. The plan's bytes are arena, scratch included, feeds, state, and what each thread keeps
+for C kernels. The rest of "model and steps" is what the interpreter keeps: modules, programs, the plan, and room that its heap does not
+give back.
 
     --models resnet,gpt   --peers fluidx,fluidx_nhwc,torch_eager,torch_best   --repeats 3 (the median counts)   --save
 """
@@ -53,12 +57,12 @@ def main() -> None:
             parts = f"library {m['library']:.0f}, model and steps {m['steps']:.0f}"
             log(f"  {peer:12} peak {m['peak']:.0f} MB (spread {m['spread']:.0f}); {parts}")
             if peer.startswith("fluidx"):
-                with Peer(peer, model, "train", 1) as p:
-                    p.receive()
-                    plan = p.ask("planned")
-                total = sum(plan.values())
-                kinds = ", ".join(f"{kind} {mb:.1f}" for kind, mb in plan.items())
-                log(f"  {'':12} the plan announces {total:.0f} MB ({kinds}); measured beyond it {m['steps'] - total:.0f} MB")
+                with Peer(peer, model, "plan", 1) as p:
+                    told = p.receive()
+                total, kinds = sum(told["announced"].values()), ", ".join(f"{kind} {mb:.1f}" for kind, mb in told["announced"].items())
+                beyond = f"{told['taken']:.1f} MB taken, {(told['taken'] / total - 1) * 100:+.1f} % (reach: within 5 %)"
+                rest = f"{m['steps'] - told['taken']:.0f} MB are the interpreter's"
+                log(f"  {'':12} the plan announces {total:.1f} MB ({kinds}); {beyond}; {rest}")
         if "torch_eager" in got:
             for peer in (p for p in got if p.startswith("fluidx")):
                 a, b = got[peer], got["torch_eager"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.dtypes import np_dtype
+from ..ir.dtypes import dtype_name, np_dtype
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
@@ -18,7 +18,6 @@ from ..ir.types import TensorType
 from ..ops import kernels
 from . import watch
 from .context import RunContext
-from .feeds import dtype_name
 from .fuse import fused
 from .memory import carve
 from .plan import Plan, Step

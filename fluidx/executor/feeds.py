@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ..ir.dtypes import np_dtype
+from ..ir.dtypes import dtype_name, np_dtype
 from ..ir.errors import FeedError, nearest
 from ..ir.program import Program, Var
 from ..ir.types import TensorType
@@ -85,9 +84,3 @@ def _converted(name: str, value: Any, want: np.dtype, declared: TensorType) -> n
 
 def feed_types(feed: Mapping[str, np.ndarray]) -> dict[str, TensorType]:
     return {n: TensorType(dtype_name(a.dtype), a.shape) for n, a in feed.items()}
-
-
-@cache
-def dtype_name(dtype: np.dtype) -> str:
-    """`dtype.name`, which NumPy makes anew each time."""
-    return dtype.name

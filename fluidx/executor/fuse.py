@@ -13,31 +13,31 @@ import numpy as np
 
 from .. import native
 from ..ir import flow
-from ..ir.dtypes import np_dtype
 from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.types import TensorType
 from ..ops.expr.native import bind_native
 from ..ops.expr.nodes import Expr, make_node, rebuild, sym
 from .sizes import Sizes
+from .storage import Shadows
 
 _MOST = 16  # operators of one chain: more would not fit the registers of the vector machine
 
 
-def chains(sizes: Sizes, ops: Sequence[Operator], given: Collection[str], fetch: Collection[str]) -> list[tuple[Operator, ...]]:
+def chains(
+    sizes: Sizes, shadows: Shadows, ops: Sequence[Operator], given: Collection[str], fetch: Collection[str]
+) -> list[tuple[Operator, ...]]:
     """All operators in their order, those of one chain together. `given` are the values that are fed."""
     program, types = sizes.program, sizes.types
     needed = _needed(sizes, ops, fetch)
     once = {n for n, at in flow.definitions(program, ops).items() if len(at) == 1}.difference(given)
-    dummy = np.empty(max((t.nbytes for t in types.values()), default=1) or 1, np.uint8)  # nothing touches it
     descs = program.global_block().descs
     units: list[tuple[Operator, ...]] = []
     chain: list[Operator] = []
     made: set[str] = set()
 
     def shadow(name: str) -> np.ndarray:
-        t = types[name]
-        return np.ndarray(t.shape, np_dtype(t.dtype), buffer=dummy)
+        return shadows.of(types[name])
 
     def close() -> None:
         stored = _outputs(chain, needed) if len(chain) > 1 else []

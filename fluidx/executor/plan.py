@@ -94,6 +94,7 @@ class Plan(NamedTuple):
     fetch_types: tuple[TensorType, ...]  # of the whole values, wherever their parts lie
     absent: frozenset[str] = frozenset()  # values that other ranks hold and this one does not
     waits_at_end: int | None = None
+    thread_bytes: int = 0  # that each thread at work keeps for C kernels, once for all plans
 
     def all_steps(self) -> Iterator[Step]:
         """The steps, and those of sub-blocks behind them."""
@@ -122,9 +123,10 @@ class Plan(NamedTuple):
         return step_cost(step, self.values)
 
     def __str__(self) -> str:
+        threads = f", each thread {self.thread_bytes}" if self.thread_bytes else ""
         lines = [
             f"plan of {self.program.label()}: {len(self.steps)} steps, arena {self.arena_bytes} bytes, "
-            f"feeds {self.nbytes('feed')}, state {self.nbytes('state')}"
+            f"feeds {self.nbytes('feed')}, state {self.nbytes('state')}{threads}"
         ]
         lines += [self._line(k, step) for k, step in enumerate(self.steps)]
         for idx, steps in self.bodies.items():

@@ -17,7 +17,7 @@ from .live import check_feeds, live_ops, started_together
 from .overwrites import check_storage
 from .plan import Plan, Step
 from .sizes import Sizes
-from .storage import FOREVER, Node, Root, Storage
+from .storage import FOREVER, Node, Root, Shadows, Storage
 from .streams import Access, waits
 
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
@@ -51,9 +51,10 @@ def plan(
     sizes = Sizes(program, held, ctx)
     sizes.infer(ops, feed_types, fetch)
     natively = device == "cpu" and (native.enabled() if natively is None else natively)
-    units = chains(sizes, ops, feed_types, fetch) if natively and fuse else [(op,) for op in ops]
+    shadows = Shadows(sizes.types.values())
+    units = chains(sizes, shadows, ops, feed_types, fetch) if natively and fuse else [(op,) for op in ops]
     spans = started_together([unit[0] for unit in units])
-    storage = Storage(sizes, ctx, units, spans, fetch)
+    storage = Storage(sizes, shadows, ctx, units, spans, fetch)
     for name in feed_types:
         if name in sizes.types:
             storage.new_root(name, "feed", -1, FOREVER)
@@ -70,8 +71,9 @@ def plan(
     def step(some: Sequence[Node], k: int | None = None) -> Step:
         first = some[0]
         kernel = "exchange" if k is not None and first.index in spans else kernels[id(first)]
-        scratch = tuple([s for node in some for s in storage.placed(node)])
-        ops = tuple([op for node in some for op in node.ops])
+        ops, scratch = first.ops, storage.placed(first)
+        for node in some[1:]:
+            ops, scratch = ops + node.ops, scratch + storage.placed(node)
         return Step(ops, kernel, first.here, scratch, stops.get(k) if k is not None else None, k in marked)
 
     absent = sizes.local.absent if sizes.local is not None else frozenset()
@@ -87,6 +89,7 @@ def plan(
         tuple([sizes.whole(n) for n in fetch]),
         frozenset(absent),
         stops.get(len(order)),
+        chooser.thread_bytes,
     )
     if config.verify_all():
         check_storage(planned)
@@ -98,8 +101,8 @@ class _Chooser:
 
     def __init__(self, storage: Storage, device: str, natively: bool):
         self.storage, self.device, self.natively = storage, device, natively
-        self.tables: dict[str, list[Body]] = {}
-        self.chosen: dict[tuple, Body] = {}
+        self.chosen: dict[tuple, tuple[Body, Sequence[TensorType]]] = {}
+        self.thread_bytes = 0  # that each thread keeps for the bodies chosen
 
     def kernel(self, node: Node) -> str:
         """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
@@ -112,33 +115,30 @@ class _Chooser:
             return "control"
         if here is not None and (here.skip or here.fills):
             return "nothing" if here.skip else "fill"
-        body = self.body(node)
-        self.storage.ask(node, body.scratch)
+        body, scratch = self._choose(node) if here is not None else self._known(node)
+        for t in scratch:
+            self.storage.aside(node, t)
         return body.name
 
-    def body(self, node: Node) -> Body:
-        """The first body that covers the operands as they lie."""
-        definition, here = node.definition, node.here
-        table = self.tables.get(definition.name)
-        if table is None:
-            table = self.tables[definition.name] = bodies(definition, self.device, self.natively)
-        if len(table) == 1:
-            return table[0]
-        ins, outs = self.storage.operands(node)
-        if here is not None:
-            return next(body for body in table if body.covers(ins, outs, here.attrs, self.storage.ctx, here.part))
+    def _known(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
         # the attributes live as long as the program, and equal ones are one object
-        key = definition.name, id(node.op.attrs), *map(_layout, ins), None, *map(_layout, outs)
-        body = self.chosen.get(key)
-        if body is None:
-            body = next(body for body in table if body.covers(ins, outs, node.op.attrs, self.storage.ctx, None))
-            self.chosen[key] = body
-        return body
+        key = node.definition, id(node.op.attrs), self.storage.lying(node.op)
+        found = self.chosen.get(key)
+        if found is None:
+            found = self.chosen[key] = self._choose(node)
+        return found
 
-
-def _layout(a: Any) -> Any:
-    """How an operand, or a list of them, lies."""
-    return tuple(map(_layout, a)) if isinstance(a, list) else a if a is None else (a.dtype.num, a.shape, a.strides)
+    def _choose(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
+        """The first body that covers the operands as they lie, and the scratch that it asks for."""
+        attrs, part = (node.op.attrs, None) if node.here is None else (node.here.attrs, node.here.part)
+        table = bodies(node.definition, self.device, self.natively)
+        body = table[0]
+        if len(table) > 1:
+            ins, outs = self.storage.operands(node)
+            body = next(body for body in table if body.covers(ins, outs, attrs, self.storage.ctx, part))
+            if body.own is not None:
+                self.thread_bytes = max(self.thread_bytes, body.own(ins, outs, attrs))
+        return body, self.storage.asked(node, body)
 
 
 def _order(nodes: Sequence[Node], spans: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:

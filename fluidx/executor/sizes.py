@@ -7,13 +7,13 @@ from typing import Any
 
 from ..ir import flow
 from ..ir.bodies import bodies
+from ..ir.dtypes import dtype_name
 from ..ir.errors import FeedError, NotInitializedError, ProgramError
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType, show_placement
 from .context import RunContext
-from .feeds import dtype_name
 from .local import Here, Locals
 from .told import site
 
@@ -69,9 +69,10 @@ class Sizes:
 
     def define(self, name: str, whole: TensorType) -> None:
         """Give a value its type, from that of the whole value."""
+        whole = self.program.shared(whole)
         if self.local is not None and name in self.local.places:
             self.local.wholes[name] = whole
-            self.types[name] = self.local.type_of(name, whole)
+            self.types[name] = self.program.shared(self.local.type_of(name, whole))
         else:
             self.types[name] = whole
 
@@ -87,7 +88,7 @@ class Sizes:
         if d is not None and d.persistable:
             whole, want = d.type, d.type
             found = self.held.get(name)
-            have = None if found is None else TensorType(dtype_name(found.dtype), tuple(found.shape))
+            have = None if found is None else _type(found, d.type)
             if self.local is not None and name in self.local.places:
                 whole = whole if have is None else self.local.state_type(name, whole, have)
                 want = self.local.type_of(name, whole)
@@ -108,13 +109,16 @@ class Sizes:
             if definition.bodies:
                 self._infer_control(op)
                 continue
-            ins = {slot: [self.known(n, op) for n in names] for slot, names in op.inputs.items()}
+            for n in op.input_arg_names:
+                if n not in self.types:
+                    self.known(n, op)
+            ins = definition.arrange(op.inputs, value=self.types.__getitem__)
             if self.local is not None and self.local.touches(op):
                 self._infer_placed(self.local, op, definition, ins)
                 continue
-            for n, t in _results(op, definition, ins):
-                old = self.types.get(n)
-                if old is not None and old != t:
+            for n, t in self._results(op, definition, ins):
+                old = self.types.get(n, t)
+                if old is not t and old != t:
                     raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {old}{site(op)}")
                 self.types[n] = t
 
@@ -132,20 +136,29 @@ class Sizes:
         for n in op.input_arg_names:
             self.known(n, op)
 
-    def _infer_placed(self, local: Locals, op: Operator, definition: type[OpDef], ins: Mapping[str, list[TensorType]]) -> None:
+    def _infer_placed(self, local: Locals, op: Operator, definition: type[OpDef], ins: list[Any]) -> None:
         """Types of results that lie somewhere. The rule is asked about whole values, or about what lies here where that is all there is."""
         if local.speaks_locally(op, definition):
-            for n, t in _results(op, definition, ins):
+            for n, t in self._results(op, definition, ins):
                 self._define_part(local, op, n, t)
         else:
-            wholes = {slot: [self.whole(n) for n in names] for slot, names in op.inputs.items()}
-            for n, t in _results(op, definition, wholes):
+            for n, t in self._results(op, definition, definition.arrange(op.inputs, value=self.whole)):
                 if n in self.types and self.whole(n) != t:
                     raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {self.whole(n)}{site(op)}")
                 self.define(n, t)
         here = local.look(op, definition, self.types)
         if here is not None:
             self.here[id(op)] = here
+
+    def _results(self, op: Operator, definition: type[OpDef], ins: list[Any]) -> list[tuple[str, TensorType]]:
+        try:
+            results = self.program.infer(definition, ins, op.attrs)
+        except ProgramError as e:
+            raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{site(op)}") from None
+        out: list[tuple[str, TensorType]] = []
+        for (slot, _, many), result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
+            out += zip(op.outputs.get(slot, ()), result if many else (result,), strict=False)
+        return out
 
     def _define_part(self, local: Locals, op: Operator, name: str, t: TensorType) -> None:
         """Give a value its type from that of the part that lies here."""
@@ -163,12 +176,7 @@ class Sizes:
             )
 
 
-def _results(op: Operator, definition: type[OpDef], ins: Mapping[str, list[TensorType]]) -> list[tuple[str, TensorType]]:
-    try:
-        results = definition.infer_outputs(ins, op.attrs)
-    except ProgramError as e:
-        raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{site(op)}") from None
-    out: list[tuple[str, TensorType]] = []
-    for slot, result in zip(definition.out_slots, results, strict=True):
-        out += zip(op.outputs.get(slot.name, ()), result if slot.many else [result], strict=False)
-    return out
+def _type(a: Any, declared: TensorType) -> TensorType:
+    """The type of an array, which mostly is the declared one."""
+    dtype, shape = dtype_name(a.dtype), tuple(a.shape)
+    return declared if dtype == declared.dtype and shape == declared.shape else TensorType(dtype, shape)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..ir import flow
-from ..ir.dtypes import np_dtype
+from ..ir.dtypes import dtype_name, np_dtype
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.types import TensorType
+from ..ops.kernels import Body
 from .context import RunContext
-from .feeds import dtype_name
 from .local import Here
 from .memory import Interval, assign
 from .plan import Buffer, Scratch, Value
@@ -30,7 +30,27 @@ _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 Unit = tuple[Operator, ...]  # one operator, or a chain
 
 
-@dataclass(eq=False)
+class Shadows:
+    """Arrays that stand for values of these types and their views. Those that lie alike are one object."""
+
+    def __init__(self, types: Iterable[TensorType]):
+        distinct = {id(t): t for t in types}.values()
+        self.dummy = np.empty(max((t.nbytes for t in distinct), default=1) or 1, np.uint8)  # nothing touches it
+        self.known: dict[tuple, np.ndarray] = {}
+
+    def of(self, t: TensorType) -> np.ndarray:
+        """The shadow of a value in storage of its own."""
+        a = self.known.get((t.dtype, t.shape))
+        if a is None:
+            a = self.known[t.dtype, t.shape] = self.like(np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy))
+        return a
+
+    def like(self, a: np.ndarray) -> np.ndarray:
+        """The one that lies as this one does."""
+        return self.known.setdefault((a.dtype, a.shape, a.strides), a)
+
+
+@dataclass(eq=False, slots=True)
 class Root:
     """One piece of storage, shared by a value and its views."""
 
@@ -41,7 +61,7 @@ class Root:
     aliases: list[str] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Aside:
     """Scratch of one operator, until it has a place."""
 
@@ -51,7 +71,7 @@ class Aside:
     reads: bool
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Node:
     """A step before it is one: an operator that runs, or a chain of them, with what was decided about it."""
 
@@ -71,9 +91,10 @@ class Storage:
     """Decides storage for units, operators or chains of them, one after the other: `place(i, unit)`, then `finish()`."""
 
     def __init__(
-        self, sizes: Sizes, ctx: RunContext, units: Sequence[Unit], spans: Mapping[int, tuple[int, int]], fetch: Sequence[str]
-    ):
-        self.sizes, self.ctx, self.spans = sizes, ctx, spans
+        self, sizes: Sizes, shadows: Shadows, ctx: RunContext, units: Sequence[Unit], spans: Mapping[int, tuple[int, int]],
+        fetch: Sequence[str],
+    ):  # fmt: skip
+        self.sizes, self.shadows, self.ctx, self.spans = sizes, shadows, ctx, spans
         self.types, self.program = sizes.types, sizes.program
         self.roots: dict[str, Root] = {}
         self.shadow: dict[str, np.ndarray] = {}
@@ -83,7 +104,6 @@ class Storage:
         self.nodes: list[Node] = []
         self.inner: dict[int, list[Node]] = {}
         self.asides: list[Aside] = []
-        self.dummy = np.empty(max((t.nbytes for t in self.types.values()), default=1) or 1, np.uint8)
         self._lifetimes(units, fetch)
 
     def _lifetimes(self, units: Sequence[Unit], fetch: Iterable[str]) -> None:
@@ -91,10 +111,9 @@ class Storage:
         for i, unit in enumerate(units):
             until = spans[i][1] if i in spans else i  # what a batch sends is read until the whole batch is through
             for op in unit:
-                written = flow.writes(self.program, op)
                 for n in self.sizes.reads(op):
                     last[n] = until
-                for n in written:
+                for n in flow.writes(self.program, op):
                     last[n] = until
                     writers.setdefault(n, []).append(i)
         for n in fetch:
@@ -107,11 +126,8 @@ class Storage:
         t = self.types[name]
         start = self.spans[start][0] if start in self.spans else start
         root = self.roots[name] = Root(kind, t.nbytes, start, stop, [name])
-        self.shadow[name] = self._fake(t)
+        self.shadow[name] = self.shadows.of(t)
         return root
-
-    def _fake(self, t: TensorType) -> np.ndarray:
-        return np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy)
 
     def _root(self, name: str, i: int) -> Root:
         r = self.roots.get(name)
@@ -140,10 +156,9 @@ class Storage:
             self._place_chain(node)
             return node
         read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
-        ins = {n: self._root(n, i) for n in read}
+        ins, outs = {n: self.roots.get(n) or self._root(n, i) for n in read}, op.output_arg_names
         for b in op.sub_blocks() if definition.bodies else ():
             self.inner[b] = [self.place(i, (o,), inner=True) for o in self.program.blocks[b].oplist]
-        outs = op.output_arg_names
         views = definition.view is not None or definition.view_ctx is not None
         if views and not inner and len(outs) == 1 and self._is_new(outs[0]) and self._try_view(node, outs[0]):
             return node
@@ -154,14 +169,14 @@ class Storage:
                 root = self._root(name, i)
                 # written where an input is read: fine only if the op says so for exactly this pair
                 if not definition.bodies and any(r is root and not source == n == name for n, r in ins.items()):
-                    self._aside(node, self.types[name], name)
+                    self.aside(node, self.types[name], name)
                 root.stop = max(root.stop, self.last.get(name, i))
             else:
                 self._new(name, i, [source] if source is not None and not inner else [], ins)
         if definition.effect in _TALKS:  # what is sent lies in one piece
             for n in read:
                 if not self.shadow[n].flags.c_contiguous:
-                    self._aside(node, self.types[n], n, reads=True)
+                    self.aside(node, self.types[n], n, reads=True)
         return node
 
     def _place_chain(self, node: Node) -> None:
@@ -183,14 +198,14 @@ class Storage:
                 root = self.roots[name] = self.roots[source]
                 root.aliases.append(name)
                 root.stop = self.last.get(name, i)
-                self.shadow[name] = self._fake(self.types[name])
+                self.shadow[name] = self.shadows.of(self.types[name])
                 return
         self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
     def _is_new(self, name: str) -> bool:
         return name not in self.roots and not self.sizes.is_state(name)
 
-    def _aside(self, node: Node, t: TensorType, of: str = "", reads: bool = False) -> None:
+    def aside(self, node: Node, t: TensorType, of: str = "", reads: bool = False) -> None:
         start, stop = self.spans.get(node.index, (node.index, node.index))
         node.scratch.append(Aside(t, Root("arena", t.nbytes, start, stop), of, reads))
         self.asides.append(node.scratch[-1])
@@ -200,17 +215,21 @@ class Storage:
         op, shadow = node.op, self.shadow.__getitem__
         if node.here is None or not node.here.ghosts:
             return node.definition.operands(op, shadow, shadow)
-        outs = node.definition.arrange({s: [shadow(n) for n in names] for s, names in op.outputs.items()}, node.definition.out_slots)
+        outs = node.definition.arrange(op.outputs, node.definition.out_slots, shadow)
         return node.here.inputs(op, node.definition, shadow, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
 
-    def ask(self, node: Node, scratch: Any) -> None:
-        """Make room for what a body of the operator's op asks for: `scratch(ins, outs, attrs)` gives types."""
-        if scratch is None:
-            return
-        op, types = node.op, self.types
-        ins, outs = node.definition.operands(op, types.__getitem__, types.__getitem__)
-        for t in scratch(ins, outs, op.attrs if node.here is None else node.here.attrs):
-            self._aside(node, t)
+    def lying(self, op: Operator) -> tuple:
+        """How the operands of an operator lie, which is the same for two that lie alike."""
+        ins, outs = op.inputs, op.outputs
+        shadows = map(self.shadow.__getitem__, op.input_arg_names + op.output_arg_names)
+        return (*ins, *outs, *map(len, ins.values()), *map(len, outs.values()), *map(id, shadows))
+
+    def asked(self, node: Node, body: Body) -> Sequence[TensorType]:
+        """The scratch that a body of the operator's op asks for."""
+        if body.scratch is None:
+            return ()
+        types = self.types.__getitem__
+        return body.scratch(*node.definition.operands(node.op, types, types), node.op.attrs if node.here is None else node.here.attrs)
 
     def _may_take(self, source: str, name: str, i: int, ins: Mapping[str, Root]) -> bool:
         """May a result lie where an operand lies that nothing reads any more?"""
@@ -236,7 +255,7 @@ class Storage:
             return False
         root.aliases.append(out)
         root.stop = max(root.stop, stop)
-        self.roots[out], self.shadow[out], self.view_of[out] = root, shadow, source
+        self.roots[out], self.shadow[out], self.view_of[out] = root, self.shadows.like(shadow), source
         node.view = True
         return True
 
@@ -259,4 +278,4 @@ class Storage:
 
     def placed(self, node: Node) -> tuple[Scratch, ...]:
         """Where the scratch of an operator lies, after `finish`."""
-        return tuple([Scratch(a.type, self.offset[id(a.root)], a.of, a.reads) for a in node.scratch])
+        return tuple([Scratch(a.type, self.offset[id(a.root)], a.of, a.reads) for a in node.scratch]) if node.scratch else ()

@@ -28,7 +28,7 @@ class Body(NamedTuple):
 def runs_bodies(op: Operator) -> bool:
     """Whether an operator runs sub-blocks."""
     definition = OPS.get(op.type)
-    return bool(definition.bodies) if definition is not None else bool(op.sub_blocks())
+    return bool(op.sub_blocks() if definition is None else definition.bodies)
 
 
 def bodies(op: Operator) -> Iterator[Body]:

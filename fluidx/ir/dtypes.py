@@ -53,5 +53,11 @@ def np_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
+@cache
+def dtype_name(dtype: np.dtype) -> str:
+    """`dtype.name`, which NumPy makes anew each time: more than a microsecond."""
+    return dtype.name
+
+
 def is_float(name: str) -> bool:
     return name in FLOATS

@@ -89,7 +89,7 @@ def acts(program: Program, op: Operator) -> bool:
     """Whether an operator, or one in its sub-blocks, does more than compute its outputs: prints, or communicates."""
     if opdef(op.type).effect not in (Effect.PURE, Effect.RANDOM):
         return True
-    return any(acts(program, o) for body in bodies(op) for o in _block(program, op, body.idx).oplist)
+    return runs_bodies(op) and any(acts(program, o) for body in bodies(op) for o in _block(program, op, body.idx).oplist)
 
 
 # -- over a list of operators, block 0's if none is given ---------------------------------------------------------------------------
@@ -151,12 +151,12 @@ def live_ops(
     """
     wanted, live = set(needed), []
     for op in reversed(program.blocks[0].oplist if ops is None else ops):
-        outs = writes(program, op)
-        if outs and all(n in given and n not in op.input_arg_names for n in outs):
+        ins, outs = touches(program, op)
+        if given and outs and all(n in given and n not in op.input_arg_names for n in outs):
             continue
         if not wanted.isdisjoint(outs) or (keep is not None and keep(op)):
             wanted.difference_update(_surely(op))
-            wanted.update(reads(program, op))
+            wanted.update(ins)
             live.append(op)
     live.reverse()
     return live

@@ -93,6 +93,7 @@ class OpDef:
                                                       strides count then; with parameters `part` and `ctx` as of a kernel
     scratch(ins, outs, attrs) -> types                from types, those of the arrays that `bind` is given as `scratch`, for the call alone;
                                                       `native_scratch` of those that `native` is given so
+    native_own                                        whether the kernels of `native` take much memory for each thread; a plan asks them
     """
 
     name: ClassVar[str] = ""
@@ -139,6 +140,7 @@ class OpDef:
     scratch: ClassVar[Callable[..., Any] | None] = None
     native: ClassVar[Callable[..., Any] | None] = None
     native_scratch: ClassVar[Callable[..., Any] | None] = None
+    native_own: ClassVar[bool] = False
     # of an elementwise op: (attrs, shapes of the operands, axes of the result) -> scalar expression, {symbol: shape that broadcasts}
     element: ClassVar[Callable[..., Any] | None] = None
 
@@ -200,22 +202,23 @@ class OpDef:
     # -- helpers over the declaration ------------------------------------------------------------------------------------
 
     @classmethod
-    def arrange(cls, slots: Mapping[str, Sequence[Any]], which: Sequence[Slot] | None = None) -> list[Any]:
-        """The values of a slot mapping as positional arguments: one value, None, or a list per slot."""
+    def arrange(
+        cls, slots: Mapping[str, Sequence[Any]], which: Sequence[Slot] | None = None, value: Callable[[Any], Any] = lambda found: found
+    ) -> list[Any]:
+        """What `value` makes of the entries of a slot mapping, as positional arguments: one value, None, or a list per slot."""
         out: list[Any] = []
-        for slot in cls.in_slots if which is None else which:
-            values = slots.get(slot.name, ())
-            if slot.many:
-                out.append(list(values))
+        for name, _, many in cls.in_slots if which is None else which:
+            found = slots.get(name, ())
+            if many:
+                out.append([value(one) for one in found])
             else:
-                out.append(values[0] if values else None)
+                out.append(value(found[0]) if found else None)
         return out
 
     @classmethod
     def operands(cls, op: Operator, read: Callable[[str], Any], written: Callable[[str], Any]) -> tuple[list[Any], list[Any]]:
         """What `read` gives for the names that an operator reads, arranged as arguments, and what `written` gives for its results."""
-        ins = cls.arrange({s: [read(n) for n in names] for s, names in op.inputs.items()}, cls.in_slots)
-        return ins, cls.arrange({s: [written(n) for n in names] for s, names in op.outputs.items()}, cls.out_slots)
+        return cls.arrange(op.inputs, cls.in_slots, read), cls.arrange(op.outputs, cls.out_slots, written)
 
     @classmethod
     def check_slots(cls, op: Operator) -> None:

@@ -98,7 +98,7 @@ class Sizes:
         if definition is None or any(n not in self._known for n in op.input_arg_names):
             return {}
         try:
-            args = definition.arrange({slot: [self._known[n] for n in names] for slot, names in op.inputs.items()})
+            args = definition.arrange(op.inputs, value=self._known.__getitem__)
             results = self.block.program.infer(definition, args, op.attrs)
         except ProgramError:
             return {}

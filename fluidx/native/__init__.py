@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import config
+from ..ir.dtypes import dtype_name
 
 
 class NativeError(RuntimeError):
@@ -166,7 +167,7 @@ def _products_are_right(module: Any) -> bool:
         sides: list[Any] = [np.arange(r * c).reshape(r, c).astype(dtype) for r, c in ((m, k), (k, n))]
         a, b = sides
         c = np.full((m, n), np.nan, dtype)
-        _block(module, [_product(a, b, c)])()
+        _block(module, [_product(module, a, b, c)])()
         if not (c == (a[:, :, None] * b).sum(1)).all():
             return False
     return True
@@ -182,8 +183,8 @@ def _pieces_are_even(module: Any) -> bool:
         half = (m // 2 + 15) // 16 * 16, (n // 2 + 15) // 16 * 16
         for rows in (slice(0, half[0]), slice(half[0], m)):
             for columns in (slice(0, half[1]), slice(half[1], n)):
-                _block(module, [_product(a[rows], b[:, columns], pieces[rows, columns])])()
-        _block(module, [_product(a, b, whole)])()
+                _block(module, [_product(module, a[rows], b[:, columns], pieces[rows, columns])])()
+        _block(module, [_product(module, a, b, whole)])()
         if not np.array_equal(pieces, whole):
             break
     module.use_threads(0)
@@ -222,18 +223,38 @@ def compile(calls: Sequence[Call]) -> Callable[[], None]:
     return _block(_module(), calls)
 
 
+def taken_by_threads(calls: Sequence[Call]) -> int:
+    """The bytes that each thread that takes part in these calls keeps for itself; the arrays of the calls need not exist.
+
+    Only for kernels that say so, which touch their operands in the loops that threads share alone.
+    """
+    return max((_module().ask(_packed(_module(), call)) for call in calls), default=0)
+
+
 def _block(module: Any, calls: Sequence[Call]) -> Callable[[], None]:
-    names = {name: (number, words) for number, (name, words) in enumerate(module.functions())}
-    packed = []
-    for call in calls:
-        if call.fn not in names:
-            raise NativeError(f"there is no native kernel {call.fn!r}; there are {', '.join(names)}")
-        number, words = names[call.fn]
-        if words not in (-1, len(call.args)):
-            raise NativeError(f"native kernel {call.fn} takes {words} words, got {len(call.args)}")
-        kinds = "".join("d" if isinstance(a, float) else "q" for a in call.args)
-        packed.append(struct.pack(f"=qq{kinds}", number, len(call.args), *call.args))
-    return module.block(b"".join(packed), tuple(call.keeps for call in calls))
+    return module.block(b"".join([_packed(module, call) for call in calls]), tuple([call.keeps for call in calls]))
+
+
+def _packed(module: Any, call: Call) -> bytes:
+    names = _numbers(module)
+    if call.fn not in names:
+        raise NativeError(f"there is no native kernel {call.fn!r}; there are {', '.join(names)}")
+    number, words = names[call.fn]
+    if words not in (-1, len(call.args)):
+        raise NativeError(f"native kernel {call.fn} takes {words} words, got {len(call.args)}")
+    return _record(tuple(map(type, call.args)))(number, len(call.args), *call.args)
+
+
+@lru_cache(maxsize=1)
+def _numbers(module: Any) -> dict[str, tuple[int, int]]:
+    """The number of each kernel, and how many words it takes."""
+    return {name: (number, words) for number, (name, words) in enumerate(module.functions())}
+
+
+@lru_cache(maxsize=1024)
+def _record(kinds: tuple[type, ...]) -> Callable[..., bytes]:
+    """What packs the number of a kernel, that of its words, and words of these types."""
+    return struct.Struct(f"=qq{''.join('d' if issubclass(kind, float) else 'q' for kind in kinds)}").pack
 
 
 # -- threads and levels -------------------------------------------------------------------------------------------------------------
@@ -300,14 +321,14 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, b
     The arrays have the same float32 or float64 dtype and two axes, behind up to two of a batch, which `a` or `b` may lack, or have with
     length 1. A matrix may be transposed or part of a larger one, so long as one of its last two axes is contiguous.
     """
-    return _product(a, b, out, alpha, beta) if has_blas() else None
+    return _product(_module(), a, b, out, alpha, beta) if has_blas() else None
 
 
 _PRODUCTS = {"float32": "gemm_f32", "float64": "gemm_f64"}
 
 
-def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0, beta: float = 0.0) -> Any:
-    fn, ndim = _PRODUCTS.get(out.dtype.name), out.ndim
+def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0, beta: float = 0.0) -> Any:
+    fn, ndim = _PRODUCTS.get(dtype_name(out.dtype)), out.ndim
     if fn is None or a.dtype != out.dtype or b.dtype != out.dtype or not 2 <= ndim <= 4:
         return None
     batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
@@ -318,7 +339,8 @@ def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0, 
         return None
     (ta, lda, oa, ia), (tb, ldb, ob, ib), (_, ldc, oc, ic) = lay_a, lay_b, lay_c
     outer, inner = (batch[0] if ndim == 4 else 1), (batch[-1] if ndim > 2 else 1)
-    words = (ta, tb, m, n, k, float(alpha), address(a), lda, address(b), ldb, float(beta), address(out), ldc)
+    at_a, at_b, at_out = map(module.address, (a, b, out))
+    words = (ta, tb, m, n, k, float(alpha), at_a, lda, at_b, ldb, float(beta), at_out, ldc)
     return Call(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic), (a, b, out))
 
 
@@ -340,24 +362,28 @@ def combine(ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], op: str) -> C
 
 def address(a: np.ndarray) -> int:
     """Where the first element of an array lies."""
-    return a.__array_interface__["data"][0]
+    return _module().address(a)
 
 
 def _layout(x: np.ndarray, batch: tuple[int, ...]) -> tuple[int, int, int, int] | None:
     """(transposed, distance of rows, distances of matrices in an outer and an inner batch), in elements; None when neither of the last
     axes is contiguous, or the axes before them are not those of the batch, whole, of size 1 or left away."""
-    size, shape = x.itemsize, x.shape
-    strides = [s // size for s in x.strides]
-    if any(s % size for s in x.strides) or x.ndim - 2 > len(batch):
+    return _lies(x.itemsize, x.shape, x.strides, batch)
+
+
+@lru_cache(maxsize=4096)
+def _lies(size: int, shape: tuple[int, ...], steps_in_bytes: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, int, int, int] | None:
+    ndim, strides = len(shape), [s // size for s in steps_in_bytes]
+    if any(s % size for s in steps_in_bytes) or ndim - 2 > len(batch):
         return None
     (rows, columns), (down, right) = shape[-2:], strides[-2:]
-    steps = [0] * (4 - x.ndim)
-    for d, full, s in zip(shape[:-2], batch[len(batch) - x.ndim + 2 :], strides, strict=False):
+    steps = [0] * (4 - ndim)
+    for d, full, s in zip(shape[:-2], batch[len(batch) - ndim + 2 :], strides, strict=False):
         if d not in (1, full):
             return None
         steps.append(s if d == full > 1 else 0)
     outer, inner = steps
-    if not x.size:  # strides of nothing say nothing
+    if 0 in shape:  # strides of nothing say nothing
         return 0, max(columns, 1), outer, inner
     if (right == 1 or columns < 2) and (down >= max(columns, 1) or rows < 2):
         return 0, max(columns, 1) if rows < 2 else down, outer, inner

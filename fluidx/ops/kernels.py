@@ -7,7 +7,7 @@ over an array module, is "any".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,32 +48,41 @@ class Body(NamedTuple):
     that have shapes and strides and share some memory.
 
     `scratch(ins, outs, attrs)` lists the types of the arrays that the call needs for itself, from the types of the operands.
+    `own(ins, outs, attrs)` are the bytes that each thread keeps for it, from such arrays as of `covers`.
     """
 
     name: str
     bind: Callable[..., Step | None]
     scratch: Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Any]] | None = None
     covers: Callable[..., bool] = lambda *operands: True
+    own: Callable[..., int] | None = None
 
 
-def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None = None) -> list[Body]:
+def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None = None) -> Sequence[Body]:
     """The bodies of an op for a device, the preferred one first. `natively`: whether C kernels are to be used; None asks.
 
     >>> from fluidx.ir import opdef
     >>> [b.name for b in bodies(opdef("relu"), natively=True)], [b.name for b in bodies(opdef("relu"), "cuda")]
     (['native', 'numpy', 'any'], ['any'])
     """
+    hashable: Any = definition
+    return _table(hashable, device, device == "cpu" and (native.enabled() if natively is None else natively))
+
+
+@lru_cache(maxsize=4096)
+def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Body]:
     found = []
-    if device == "cpu" and (native.enabled() if natively is None else natively):
+    if natively:
         if definition.native is not None:
-            found.append(Body("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition)))
+            own = partial(_own, definition) if definition.native_own else None
+            found.append(Body("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition), own))
         elif definition.view is not None or definition.view_ctx is not None:
             found.append(Body("native", partial(_copied, definition), covers=partial(_copies, definition)))
     if definition.bind is not None and device == "cpu":
         found.append(Body("numpy", partial(_bound, definition), definition.scratch))
     if definition.kernel is not None or definition.view is not None:
         found.append(Body("any", partial(_kernel, definition)))
-    return found
+    return tuple(found)
 
 
 def bind(
@@ -96,6 +105,11 @@ def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Map
     told = _told(definition, ctx, part)
     function: Any = definition.native
     return told is not None and function(ins, outs, attrs, dry=True, **told) is not None
+
+
+def _own(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any]) -> int:
+    function: Any = definition.native
+    return native.taken_by_threads(function(ins, outs, attrs, dry=True))
 
 
 def _told(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, Any] | None:

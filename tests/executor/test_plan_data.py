@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx import native
 from fluidx.executor import Scope
 from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
@@ -85,6 +86,21 @@ def test_binding_allocates_what_the_plan_says():
     tracemalloc.stop()
     held = sum(s.size for s in arrays.statistics("filename"))
     assert said > 1_000_000 and abs(held - said) < 0.05 * said
+
+
+def test_what_threads_keep_for_kernels_is_said():
+    if not native.enabled():
+        pytest.skip(native.why_not())
+    main = fx.Program("image")
+    with fx.program_guard(main):
+        y = L.conv2d(fx.data("x", [-1, 32, 16, 16]), 32, 3, padding=1, bias_attr=False)
+    scope, feed = Scope(), {"x": np.ones((4, 32, 16, 16), "float32")}
+    scope.set(main.all_parameters()[0].name, np.ones((32, 32, 3, 3), "float32"))
+    p = planned(main, feed, [y.name], scope)
+    # 16 matrices of 64 tiles by 32 channels, in and out, and an image either way at the least; not twice as much
+    least = 4 * (16 * 64 * (32 + 32) + 2 * 32 * 16 * 16)
+    assert least <= p.thread_bytes < 2 * least and str(p).splitlines()[0].endswith(f", each thread {p.thread_bytes}")
+    assert planned(main, feed, [y.name], scope, natively=False).thread_bytes == 0
 
 
 def test_a_result_in_the_place_of_its_operand_is_one_array_object():

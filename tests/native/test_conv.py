@@ -1,5 +1,8 @@
 """Convolutions in C against loops in float64, in every way of computing them, and the same bits for any number of threads."""
 
+from importlib import import_module
+from threading import Thread
+
 import numpy as np
 import pytest
 
@@ -156,6 +159,37 @@ def test_threads_do_not_change_bits(case):
         native.set_num_threads(threads)
         results.append([a.tobytes() for a in (*run("conv2d", [x, w], attrs), *run("conv2d_grad", [x, w, g], attrs))])
     assert results[0] == results[1] == results[2]
+
+
+def taken(call):
+    """What a new thread that does a call alone keeps of its own afterwards."""
+
+    def alone():
+        native.use_threads(1)
+        native.compile([call])()
+        found.append(import_module("fluidx._native").taken())
+
+    found = []
+    thread = Thread(target=alone)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_say_what_each_thread_will_take(case, fmt):
+    """Of arrays that do not exist, to the page."""
+    x, w, g, attrs = example(case)
+    for name, ins in (("conv2d", (x, w)), ("conv2d_grad", (x, w, g))):
+        op = opdef(name)
+        full = op.complete_attrs({**attrs, "data_format": fmt})
+        ins = [to(fmt, a) if a is not w else a for a in ins]
+        results = op.infer(*(TensorType(a.dtype.name, a.shape) for a in ins), **full)
+        outs = [np.empty(t.shape, t.dtype) for t in (results if isinstance(results, tuple) else (results,))]
+        for call, same in zip(op.native(ins, outs, full), op.native(ins, outs, full, dry=True), strict=True):
+            nowhere = same._replace(args=tuple(0 if a > 1 << 32 else a for a in same.args))  # without an address
+            assert taken(call) == -(-native.taken_by_threads([nowhere]) // 4096) * 4096
 
 
 @pytest.mark.parametrize("keep", [(True, False), (False, True)])

@@ -671,6 +671,7 @@ static void FN(columns_run)(void *ctx, int64_t begin, int64_t end) { FN(columns_
 static void FN(columns_sums)(void *ctx, int64_t begin, int64_t end) {
     FN(Job) *j = ctx;
     int64_t size = j->k.o * (j->k.c / j->k.groups) * j->k.kh * j->k.kw;
+    if (begin == end) FN(columns_images)(j, 0, 0, j->scratch); /* which asks for scratch alone */
     for (int64_t p = begin; p < end; p++)
         FN(columns_images)(j, j->k.n * p / j->parts, j->k.n * (p + 1) / j->parts, j->scratch + p * size);
 }

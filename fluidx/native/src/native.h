@@ -67,6 +67,10 @@ INLINE double as_double(int64_t w) {
 typedef void (*Body)(void *ctx, int64_t begin, int64_t end);
 void parallel_for(Team *team, int64_t items, int64_t grain, Body body, void *ctx);
 void *scratch(size_t bytes); /* this thread's own, aligned to 64 bytes, valid until its next call of scratch; NULL without memory */
+/* The scratch that each thread takes for a call of which no memory exists: bodies are called with the range [0, 0), and get none. For kernels
+ * that touch their operands in bodies alone. */
+size_t pool_ask(KernelFn fn, const int64_t *words);
+size_t pool_taken(void); /* bytes of scratch that the calling thread keeps */
 int pool_init(void);
 void pool_set_threads(int n);
 int pool_threads(void);

@@ -11,6 +11,26 @@
 #include <stdlib.h>
 
 #if defined(_MSC_VER)
+static __declspec(thread) size_t *asked;
+#else
+static _Thread_local size_t *asked; /* where a call that is only asked for its scratch puts it */
+#endif
+
+size_t pool_ask(KernelFn fn, const int64_t *words) {
+    size_t most = 0;
+    Team team = {.threads = 1};
+    asked = &most;
+    fn(words, &team);
+    asked = NULL;
+    return most;
+}
+
+static void *answer(size_t bytes) {
+    if (bytes > *asked) *asked = bytes;
+    return NULL;
+}
+
+#if defined(_MSC_VER)
 
 static __declspec(thread) struct { void *at; size_t size; } own;
 int pool_init(void) { return 0; }
@@ -20,9 +40,10 @@ void pool_limit(int n) { (void)n; }
 int pool_team(void) { return 1; }
 void parallel_for(Team *team, int64_t items, int64_t grain, Body body, void *ctx) {
     (void)team, (void)grain;
-    if (items > 0) body(ctx, 0, items);
+    if (items > 0) body(ctx, 0, asked ? 0 : items);
 }
 void *scratch(size_t bytes) {
+    if (asked) return answer(bytes);
     if (bytes > own.size) {
         _aligned_free(own.at);
         own.at = _aligned_malloc(bytes, 64);
@@ -30,6 +51,7 @@ void *scratch(size_t bytes) {
     }
     return own.at;
 }
+size_t pool_taken(void) { return own.size; }
 
 #else
 
@@ -146,6 +168,10 @@ static void make_threads(int n) {
 
 void parallel_for(Team *team, int64_t items, int64_t grain, Body body, void *ctx) {
     if (items <= 0) return;
+    if (asked) {
+        body(ctx, 0, 0);
+        return;
+    }
     if (grain < 1) grain = 1;
     int64_t chunks = (items - 1) / grain + 1;
     /* A pool that serves another caller is not waited for: two callers at once are two threads at work already. */
@@ -190,6 +216,7 @@ static _Thread_local struct {
 } own;
 
 void *scratch(size_t bytes) {
+    if (asked) return answer(bytes);
     if (bytes > own.size) {
         size_t size = (bytes + 4095) & ~(size_t)4095;
         free(own.at);
@@ -200,6 +227,8 @@ void *scratch(size_t bytes) {
     }
     return own.at;
 }
+
+size_t pool_taken(void) { return own.size; }
 
 int pool_init(void) {
     static int done;

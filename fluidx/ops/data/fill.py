@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
-from ...ir.dtypes import as_dtype, np_dtype
+from ...ir.dtypes import as_dtype, dtype_name, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.parts import Part
@@ -364,7 +364,7 @@ def _one_hot(xp: Any, op: str, ids: Any, out: Any, depth: int, allow: bool, part
 
 def _one_hot_calls(op: str, ids: Any, out: Any, depth: int, allow: bool, part: Part | None, dry: bool) -> Any:
     """`_one_hot` in C: each id puts the bytes of a 1 into its row."""
-    if ids.dtype.name not in ("int32", "int64") or not (ids.flags.c_contiguous and out.flags.c_contiguous):
+    if dtype_name(ids.dtype) not in ("int32", "int64") or not (ids.flags.c_contiguous and out.flags.c_contiguous):
         return None
     if dry:
         return []

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
@@ -21,9 +22,12 @@ from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis
 
 def _reshaped(x: Any, shape: Sequence[int]) -> Any:
     """`x.reshape(shape)` when that is a view, else None."""
-    y = x.reshape(shape)
     if isinstance(x, np.ndarray):
-        return y if np.may_share_memory(x, y) else None
+        try:
+            return x.reshape(shape, copy=False)
+        except ValueError:
+            return None
+    y = x.reshape(shape)
     return y if y.base is not None else None  # cupy: a copy has no base
 
 
@@ -116,7 +120,7 @@ class Reshape(OpDef):
 
     @staticmethod
     def view(x, *, shape):
-        return _reshaped(x, _resolve("reshape", TensorType(x.dtype.name, x.shape), shape))
+        return _reshaped(x, _resolve("reshape", TensorType(dtype_name(x.dtype), x.shape), shape))
 
     @staticmethod
     def kernel(xp, x, *, out, shape):
@@ -264,7 +268,7 @@ class Squeeze(OpDef):
 
     @staticmethod
     def view(x, *, axes):
-        drop = _squeezed(TensorType(x.dtype.name, x.shape), axes)
+        drop = _squeezed(TensorType(dtype_name(x.dtype), x.shape), axes)
         return x[tuple(0 if i in drop else slice(None) for i in range(x.ndim)) + (...,)]
 
     @staticmethod

@@ -77,6 +77,21 @@ class _Frame(NamedTuple):
 @lru_cache(maxsize=4096)
 def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int], ...]) -> _Frame | None:
     """What is the same for all operands that lie alike, the results last; `aliases` are (input, output) pairs in the same memory."""
+    around = _around(outs, layout)
+    if around is None:
+        return None
+    fn, sizes, strides, kinds, packed = around
+    code = _assemble(outs, _names(outs), kinds, aliases)
+    if code is None:
+        return None
+    counts = (len(layout), len(code.constants), code.scalars, code.vectors, len(code.first), len(code.second))
+    cost = code.cost if fn == "vm_f32" else 2 * code.cost
+    return _Frame(fn, (*sizes, packed, cost, *counts), strides, (*code.constants, *code.first, *code.second))
+
+
+@lru_cache(maxsize=4096)
+def _around(outs: tuple[Expr, ...], layout: Layout) -> tuple[str, Any, list[tuple[int, ...]], tuple[str, ...], int] | None:
+    """The kernel, the sizes of its loops and each operand's strides in them, how a register reaches each, and whether rows are packed."""
     lead = layout[-len(outs)]
     floats = {dtype for dtype, _, _ in layout} - {_BOOL}
     if len(floats) != 1 or (fn := _FUNCTIONS.get(floats.pop())) is None or any(shape != lead[1] for _, shape, _ in layout[-len(outs) :]):
@@ -90,12 +105,7 @@ def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int
     kinds = tuple([_kind(b, s[2], _WIDTH[dtype]) for b, s, (dtype, _, _) in zip(bools, strides, layout, strict=True)])
     scalars = frozenset(n for n, kind in zip(names, kinds, strict=False) if kind.endswith("scalar"))
     packed = _packed(sizes, bools, strides, kinds, inputs, _works_by_row(outs, scalars))
-    code = _assemble(outs, names, packed or kinds, aliases)
-    if code is None:
-        return None
-    counts = (len(layout), len(code.constants), code.scalars, code.vectors, len(code.first), len(code.second))
-    cost = code.cost if fn == "vm_f32" else 2 * code.cost
-    return _Frame(fn, (*sizes, int(packed is not None), cost, *counts), strides, (*code.constants, *code.first, *code.second))
+    return fn, sizes, strides, packed or kinds, int(packed is not None)
 
 
 # -- from arrays to three loops ------------------------------------------------------------------------------------------------------

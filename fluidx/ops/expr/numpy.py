@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.dtypes import np_dtype
+from ...ir.dtypes import dtype_name, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.types import TensorType
 from ..shared.blocked import in_order
@@ -41,7 +41,7 @@ def evaluate(e: Expr, xp: Any, values: Mapping[str, Any]) -> Any:
     array([2., 5.])
     """
     arrays = [v for v in values.values() if hasattr(v, "dtype") and v.dtype != bool]
-    e = _lower(e, arrays[0].dtype.name if arrays else "float64", select=False)
+    e = _lower(e, dtype_name(arrays[0].dtype) if arrays else "float64", select=False)
     got: dict[Expr, Any] = {}
     for n in nodes(e):
         if n.fn == "const":
@@ -183,7 +183,7 @@ def bind_ufuncs(e: Expr, values: Mapping[str, np.ndarray], out: np.ndarray, scra
     `ufunc_scratch` names.
     """
     ins = {n: values[n] for n in symbols(e)}
-    steps, work = _steps(e, _dtype_of([a.dtype.name for a in ins.values()], out.dtype.name))
+    steps, work = _steps(e, _dtype_of([dtype_name(a.dtype) for a in ins.values()], dtype_name(out.dtype)))
     pool: _Pool = {}
     for a in scratch:
         pool.setdefault((a.shape, a.dtype), []).append(a)
@@ -253,8 +253,8 @@ def _bind_block(
             taken.append(a)
         return a
 
-    if work not in HALVES and any(a.dtype.name in HALVES for a in ins.values()):
-        wide = {n: take(a.shape, np_dtype(work)) if a.dtype.name in HALVES else a for n, a in ins.items()}
+    if work not in HALVES and any(dtype_name(a.dtype) in HALVES for a in ins.values()):
+        wide = {n: take(a.shape, np_dtype(work)) if dtype_name(a.dtype) in HALVES else a for n, a in ins.items()}
         calls += [_copy_into(wide[n], a) for n, a in ins.items() if wide[n] is not a]
         ins = wide
     own = (out.shape, out.dtype)

@@ -367,7 +367,8 @@ class MatMul(Product):
     def matrices(ins, out, *, transpose_x, transpose_y, alpha):
         x, y = ins
         a, b = _as_matrices(x, y, transpose_x, transpose_y)
-        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        batch = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        shape = (*batch, a.shape[-2], b.shape[-1])
         # the axis of a vector comes back as a view: inserting a size-1 axis never copies
         return a, b, out if out.shape == shape else out.reshape(shape)
 

@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.dtypes import dtype_name
 from ...ir.parts import Part
 from ...ir.words import letters
 from ..shared.blocked import in_order
@@ -59,10 +60,10 @@ def bind_sum(x: np.ndarray, axes: tuple[int, ...], out: np.ndarray) -> list[Call
     """Calls that put the sum of `x` over `axes` into `out`, whose shape is that of the sum with or without the reduced axes."""
     if not axes:
         return [partial(np.copyto, out, x.reshape(out.shape))]
-    if x.dtype.name in HALVES:  # added up in float32
+    if dtype_name(x.dtype) in HALVES:  # added up in float32
         wide, total = np.empty(x.shape, np.float32), np.empty(out.shape, np.float32)
         return [partial(np.copyto, wide, x), *bind_sum(wide, axes, total), partial(np.copyto, out, total, casting="unsafe")]
-    whole = x.dtype.name not in ("float32", "float64") or not (x.flags.c_contiguous and out.flags.c_contiguous)
+    whole = dtype_name(x.dtype) not in ("float32", "float64") or not (x.flags.c_contiguous and out.flags.c_contiguous)
     if whole or x.size == 0 or len(axes) == x.ndim:
         # over everything NumPy adds pairwise, which is the more accurate order
         line = x.reshape(-1) if len(axes) == x.ndim and x.flags.c_contiguous else x
@@ -221,7 +222,7 @@ class _Mean(_Reduction):
             _Mean.bind(xp, (x,), (out,), {"dim": dim}, None, part)()
             return
         axes = reduced_axes("mean", dim, x.ndim)
-        wide = "float32" if x.dtype.name in HALVES else x.dtype
+        wide = "float32" if dtype_name(x.dtype) in HALVES else x.dtype
         out[...] = (x.sum(axis=axes, dtype=wide) / count_of(x, axes, part)).reshape(out.shape)
 
     @staticmethod
@@ -230,7 +231,7 @@ class _Mean(_Reduction):
             return None
         x, out = ins[0], outs[0]
         axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
-        if x.dtype.name not in HALVES:
+        if dtype_name(x.dtype) not in HALVES:
             return in_order([*bind_sum(x, axes, out), partial(np.divide, out, np.array(count_of(x, axes, part), out.dtype), out)])
         wide, total = np.empty(x.shape, np.float32), np.empty(out.shape, np.float32)
         n = np.float32(count_of(x, axes, part))

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from ... import native
+from ...ir.dtypes import dtype_name
 from ...ir.types import TensorType
 from ..shared.types import empties
 
@@ -30,7 +31,7 @@ def scratch_types(ins: Sequence[Any], outs: Sequence[Any], attrs: Mapping[str, A
 def _covers(whole: Sequence[Any], vectors: Sequence[Any]) -> bool:
     dtype = whole[0].dtype
     return (
-        dtype.name in _SUFFIX
+        dtype_name(dtype) in _SUFFIX
         and all(a.dtype == dtype and a.flags.c_contiguous for a in (*whole, *(v for v in vectors if v is not None)))
         and all(a.size for a in whole)
     )
@@ -54,7 +55,7 @@ def forward(
     given = int(attrs["is_test"] or attrs["use_global_stats"])
     places = [0 if a is None else native.address(a) for a in (x, y, *weights, *stats)]
     numbers = (float(attrs["momentum"]), float(attrs["epsilon"]), 0 if room is None else native.address(room))
-    return [native.Call(f"batch_norm_{_SUFFIX[x.dtype.name]}", (*places, *sizes, given, *numbers), (*ins, *outs, room))]
+    return [native.Call(f"batch_norm_{_SUFFIX[dtype_name(x.dtype)]}", (*places, *sizes, given, *numbers), (*ins, *outs, room))]
 
 
 def backward(
@@ -66,4 +67,4 @@ def backward(
     sizes, room = _end(x, attrs, scratch, dry)
     places = [native.address(a) for a in (x, g, dx, scale, mean, inv, dscale, dbias)]
     words = (*places, *sizes, int(attrs["use_global_stats"]), 0 if room is None else native.address(room))
-    return [native.Call(f"batch_norm_grad_{_SUFFIX[x.dtype.name]}", words, (*ins, *outs, room))]
+    return [native.Call(f"batch_norm_grad_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room))]

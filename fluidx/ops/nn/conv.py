@@ -145,6 +145,8 @@ class _Conv(OpDef):
         product = (BACK, out, w, x) if cls.transposed else (FORWARD, x, w, out)
         return calls([product], cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
+    native_own = True
+
     @classmethod
     def native_scratch(cls, ins, outs, attrs):
         (x, w), out, fmt = ins, outs[0], attrs["data_format"]
@@ -236,6 +238,8 @@ class _ConvGrad(OpDef):
         if dx is not None:
             products.append((FORWARD, g, w, dx) if cls.transposed else (BACK, dx, w, g))
         return calls(products, cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
+
+    native_own = True
 
     @classmethod
     def native_scratch(cls, ins, outs, attrs):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import native
-from ...ir.dtypes import np_dtype
+from ...ir.dtypes import dtype_name, np_dtype
 from ...ir.types import TensorType
 from ..shared.types import empties
 from .windows import Windows
@@ -60,7 +60,7 @@ def calls(
     are in the layout `fmt`."""
     found = []
     for product, x, w, y in products:
-        arrays, dtype = (x, w, y), x.dtype.name
+        arrays, dtype = (x, w, y), dtype_name(x.dtype)
         suffix = {"float32": "f32", "float64": "f64"}.get(dtype)
         if suffix is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
             return None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
+from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ..data.random import draw_part, flat_start, float_dtype, lanes
@@ -112,7 +113,7 @@ class Dropout(OpDef):
     def native(ins, outs, attrs, ctx, dry=False, part=None):
         """The same draws; where the part of a value is no run of elements, NumPy draws."""
         (x,), (y, mask), p = ins, outs, attrs["dropout_prob"]
-        kind, start = FLOATS.get(x.dtype.name), flat_start(part) if part is not None else 0
+        kind, start = FLOATS.get(dtype_name(x.dtype)), flat_start(part) if part is not None else 0
         dense = all(a is None or a.flags.c_contiguous for a in (x, y, mask))
         if kind is None or start is None or not dense or attrs["is_test"]:
             return None

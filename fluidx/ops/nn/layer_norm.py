@@ -11,6 +11,7 @@ import numpy as np
 
 from ... import native
 from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.dtypes import dtype_name
 from ...ir.words import fold, letters
 from ..shared.blocked import column_sum, in_order, row_blocks, row_sum
 from ..shared.native import FLOATS
@@ -114,7 +115,7 @@ def _dense(*arrays: Any) -> bool:
 def norm_calls(kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, dry: bool) -> list[native.Call] | None:
     """The call of a kernel of rows of X, the first of `arrays` (None for an absent one); all are contiguous and of X's float type."""
     x = arrays[0]
-    kind = FLOATS.get(x.dtype.name)
+    kind = FLOATS.get(dtype_name(x.dtype))
     if kind is None or not x.size or any(a is not None and (a.dtype != x.dtype or not a.flags.c_contiguous) for a in arrays):
         return None
     if dry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ...ir import ANY, ProgramError, TensorType
@@ -58,6 +59,7 @@ def four_pads(op: str, paddings: Sequence[int]) -> tuple[int, ...]:
     return paddings[0], paddings[0], paddings[-1], paddings[-1]
 
 
+@lru_cache(maxsize=4096)
 def place_windows(op: str, image: Sequence[int], kernel: Sequence[int], strides: Sequence[int], paddings: Sequence[int],
                   dilations: Sequence[int] = (1, 1), algorithm: str = "EXPLICIT", ceil_mode: bool = False) -> Windows:  # fmt: skip
     """The windows of a convolution or a pooling; an open image size gives an open result size.

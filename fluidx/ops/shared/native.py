@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
+from ...ir.dtypes import dtype_name
 from ...ir.parts import Part
 from ..expr.native import bind_native
 from ..expr.nodes import Expr
@@ -38,8 +39,8 @@ def copy_calls(out: Any, x: Any, dry: bool = False) -> Calls | None:
     """`out` filled with `x`, which broadcasts to it and is converted to its dtype."""
     if x.dtype == out.dtype:
         how = out.itemsize if out.itemsize in (1, 2, 4, 8) else None
-    elif x.dtype.name in _CASTS and out.dtype.name in _CASTS:
-        how = 16 + 5 * _CASTS[x.dtype.name] + _CASTS[out.dtype.name]
+    elif dtype_name(x.dtype) in _CASTS and dtype_name(out.dtype) in _CASTS:
+        how = 16 + 5 * _CASTS[dtype_name(x.dtype)] + _CASTS[dtype_name(out.dtype)]
     else:
         how = None
     if how is None:
@@ -93,7 +94,7 @@ def fill_calls(out: Any, value: Any, dry: bool = False) -> Calls | None:
 
 def reduce_calls(how: str, x: Any, axes: Sequence[int], out: Any, divisor: float = 1.0, dry: bool = False) -> Calls | None:
     """`x` reduced over `axes` by "sum", "max", "min", "prod" or, a sum too, "squares" into the contiguous `out`; sums are divided."""
-    kind = _REDUCED.get(x.dtype.name)
+    kind = _REDUCED.get(dtype_name(x.dtype))
     if kind is None or x.dtype != out.dtype or not out.flags.c_contiguous or how in ("max", "min") and not x.size:
         return None
     kept, gone = _loops(x, axes)
@@ -135,10 +136,10 @@ def row_calls(
 ) -> Calls | None:
     """A kernel of rows.h: `arrays` are alike, `single` and integer `labels` have one element for each row along `axis`."""
     x = arrays[0]
-    kind, present = FLOATS.get(x.dtype.name), [*arrays, *([] if single is None else [single])]
+    kind, present = FLOATS.get(dtype_name(x.dtype)), [*arrays, *([] if single is None else [single])]
     if kind is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in present):
         return None
-    if labels is not None and (labels.dtype.name not in ("int32", "int64") or not labels.flags.c_contiguous):
+    if labels is not None and (dtype_name(labels.dtype) not in ("int32", "int64") or not labels.flags.c_contiguous):
         return None
     if dry or not x.size:
         return []
@@ -166,7 +167,7 @@ def id_calls(
 
     An id outside of the whole table is an error that names `what`.
     """
-    if ids.dtype.name not in ("int32", "int64") or not ids.flags.c_contiguous or table.dtype != rows.dtype:
+    if dtype_name(ids.dtype) not in ("int32", "int64") or not ids.flags.c_contiguous or table.dtype != rows.dtype:
         return None
     if not table.flags.c_contiguous or not rows.flags.c_contiguous:
         return None
@@ -184,5 +185,5 @@ def add_row_calls(
     op: str, what: str, table: Any, ids: Any, rows: Any, part: Part | None = None, padding: int = -1, clear: int = 1, dry: bool = False
 ) -> Calls | None:
     """Rows added to the rows of a table that ids name; `clear`: the table starts as zeros (1), the named rows do (2), or none (0)."""
-    kind = {**FLOATS, "int32": "i32", "int64": "i64"}.get(table.dtype.name)
+    kind = {**FLOATS, "int32": "i32", "int64": "i64"}.get(dtype_name(table.dtype))
     return None if kind is None else id_calls(f"add_rows_{kind}", op, what, table, ids, rows, part, padding, (clear,), dry)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.dtypes import FLOATS, INTS, np_dtype
+from ...ir.dtypes import FLOATS, INTS, dtype_name, np_dtype
 from ...ir.errors import ExecutionError, ProgramError
 from ...ir.types import ANY, TensorType
 
@@ -18,7 +18,7 @@ HALVES = ("float16", "bfloat16")
 
 def is_half(dtype: Any) -> bool:
     """True for the 16-bit floats, whose sums are kept in float32."""
-    return np.dtype(dtype).name in HALVES
+    return dtype_name(np.dtype(dtype)) in HALVES
 
 
 def widen(*arrays: Any) -> list[Any]:
@@ -28,7 +28,7 @@ def widen(*arrays: Any) -> list[Any]:
 
 def type_of(a: Any) -> TensorType:
     """The type of an array."""
-    return TensorType(a.dtype.name, tuple(a.shape))
+    return TensorType(dtype_name(a.dtype), tuple(a.shape))
 
 
 def empties(types: Sequence[TensorType]) -> list[Any]:
