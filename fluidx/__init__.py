@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .backward import append_backward, gradients
     from .data_feeder import DataFeeder
     from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope, scope_guard
+    from .inference import InferenceTranspiler
     from .io import load, save
     from .native import set_num_threads
     from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
@@ -67,6 +68,7 @@ _LAZY = {
     "mpi_places": "executor",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
+    "InferenceTranspiler": "inference",
     "DataFeeder": "data_feeder", "load": "io", "save": "io", "set_num_threads": "native",
 }  # fmt: skip
 _MODULES = (
@@ -76,8 +78,8 @@ _MODULES = (
 
 __all__ = [
     "Block", "CPUPlace", "CUDAPlace", "Cluster", "DataFeeder", "DistributeTranspiler", "DistributeTranspilerConfig", "ExecutionError",
-    "Executor", "FeedError", "FluidxError", "Mesh", "NotInitializedError", "Operator", "ParallelExecutor", "ParamAttr",
-    "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable", "VerifyError",
+    "Executor", "FeedError", "FluidxError", "InferenceTranspiler", "Mesh", "NotInitializedError", "Operator", "ParallelExecutor",
+    "ParamAttr", "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable", "VerifyError",
     "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",

@@ -77,7 +77,7 @@ class DropDead(Rewrite):
     """Keep what a fetch, a persistable variable or an effect needs."""
 
     def run(self, program: Program, request: Request) -> Program:
-        return _with_ops(program, live_ops(program, request.fed, request.fetch))
+        return with_ops(program, live_ops(program, request.fed, request.fetch))
 
 
 EXACT: tuple[Rewrite, ...] = (FoldConstants(), DropIdentities(), MergeEqual(), DropDead())
@@ -115,7 +115,7 @@ def simplified(program: Program, fetch: Iterable[str], fed: Collection[str] = ()
     """`rewritten` by the passes that leave every bit as it is, in one walk: what the executor makes of a program before it plans."""
     ops = live_ops(program, fed, fetch)
     found = simplify(program, ops, _types(program), list(fetch), fed, natively=False)
-    return _with_ops(program, found.ops)
+    return with_ops(program, found.ops)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def simplify(
 def _walked(program: Program, request: Request, rules: Any) -> Program:
     ops = program.global_block().oplist
     walk = Walk(program, ops, _types(program), request.fetch, request.fed)
-    return _with_ops(program, walk.run(ops, rules(walk)))
+    return with_ops(program, walk.run(ops, rules(walk)))
 
 
 def _types(program: Program) -> dict[str, TensorType]:
@@ -155,15 +155,17 @@ def _types(program: Program) -> dict[str, TensorType]:
     return {n: d.type for n, d in program.global_block().descs.items()}
 
 
-def _with_ops(program: Program, ops: Sequence[Operator]) -> Program:
-    """A copy of the program with these operators in block 0, and without the variables that nothing names any more."""
+def with_ops(program: Program, ops: Sequence[Operator], drop_state: Collection[str] = ()) -> Program:
+    """A copy of the program with these operators in block 0, and without the variables that nothing names any more; state stays, but for
+    that in `drop_state`."""
     new = program.copy()
     block = new.global_block()
     block.oplist = list(ops)
     named = {n for b in new.blocks for op in b.oplist for n in (*op.input_arg_names, *op.output_arg_names)}
     was = {n for b in program.blocks for op in b.oplist for n in (*op.input_arg_names, *op.output_arg_names)}
     handed = {n for b in new.blocks for op in b.oplist for v in op.attrs.values() if isinstance(v, tuple) for n in v if isinstance(n, str)}
-    block.descs = {n: d for n, d in block.descs.items() if n in named or n in handed or n not in was or d.persistable or d.is_data}
+    named |= handed.union(n for n in block.descs if n not in was)
+    block.descs = {n: d for n, d in block.descs.items() if n in named or d.is_data or (d.persistable and n not in drop_state)}
     return new
 
 
