@@ -79,8 +79,8 @@ _MODULES = (
 __all__ = [
     "Block", "CPUPlace", "CUDAPlace", "Cluster", "DataFeeder", "DistributeTranspiler", "DistributeTranspilerConfig", "ExecutionError",
     "Executor", "FeedError", "FluidxError", "InferenceTranspiler", "Mesh", "NotInitializedError", "Operator", "ParallelExecutor",
-    "ParamAttr", "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable", "VerifyError",
-    "__version__",
+    "ParamAttr", "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable",
+    "VerifyError", "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
     "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "rewrite", "save", "scope_guard",

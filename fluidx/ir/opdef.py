@@ -133,6 +133,8 @@ class OpDef:
     keeps: ClassVar[Callable[..., bool] | None] = None
     # two of them, one behind the other, as one: (attrs of the first, of the second) -> attrs, or None
     twice: ClassVar[Callable[..., Any] | None] = None
+    # of an op over images: the attribute that says NCHW or NHWC, and the slots that hold images
+    layout: ClassVar[tuple[str, tuple[str, ...]] | None] = None
     # operators that stand for one that has to be placed in parts: (operator, fresh name for a new variable) -> list, or None: it stays
     expand: ClassVar[Callable[..., Any] | None] = None
 

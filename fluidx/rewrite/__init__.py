@@ -2,8 +2,9 @@
 
 from .base import EXACT, DropDead, DropIdentities, FoldConstants, MergeEqual, Request, Rewrite, rewritten, simplified
 from .cross_entropy import JoinCrossEntropy
+from .layout import ChannelsLast
 
 __all__ = [
-    "EXACT", "DropDead", "DropIdentities", "FoldConstants", "JoinCrossEntropy", "MergeEqual", "Request", "Rewrite", "rewritten",
-    "simplified",
+    "EXACT", "ChannelsLast", "DropDead", "DropIdentities", "FoldConstants", "JoinCrossEntropy", "MergeEqual", "Request", "Rewrite",
+    "rewritten", "simplified",
 ]  # fmt: skip
