@@ -51,10 +51,11 @@ from .layers.tensor import fluid_data as data
 from .param_attr import ParamAttr
 
 if TYPE_CHECKING:
-    from . import backward, clip, initializer, io, lr_scheduler, nets, optimizer, regularizer
+    from . import backward, clip, initializer, io, lr_scheduler, nets, optimizer, regularizer, rewrite
     from .backward import append_backward, gradients
     from .data_feeder import DataFeeder
     from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope, scope_guard
+    from .inference import InferenceTranspiler
     from .io import load, save
     from .native import set_num_threads
     from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
@@ -67,22 +68,23 @@ _LAZY = {
     "mpi_places": "executor",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
+    "InferenceTranspiler": "inference",
     "DataFeeder": "data_feeder", "load": "io", "save": "io", "set_num_threads": "native",
 }  # fmt: skip
 _MODULES = (
     "backward", "clip", "comm", "config", "data_feeder", "executor", "initializer", "io", "lr_scheduler", "nets", "optimizer",
-    "param_attr", "profiler", "regularizer", "testing", "transpiler", "verify", "view",
+    "param_attr", "profiler", "regularizer", "rewrite", "testing", "transpiler", "verify", "view",
 )  # fmt: skip
 
 __all__ = [
     "Block", "CPUPlace", "CUDAPlace", "Cluster", "DataFeeder", "DistributeTranspiler", "DistributeTranspilerConfig", "ExecutionError",
-    "Executor", "FeedError", "FluidxError", "Mesh", "NotInitializedError", "Operator", "ParallelExecutor", "ParamAttr",
-    "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable", "VerifyError",
-    "__version__",
+    "Executor", "FeedError", "FluidxError", "InferenceTranspiler", "Mesh", "NotInitializedError", "Operator", "ParallelExecutor",
+    "ParamAttr", "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable",
+    "VerifyError", "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
-    "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "save", "scope_guard", "set_num_threads",
-    "strategies", "unique_name",
+    "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "rewrite", "save", "scope_guard",
+    "set_num_threads", "strategies", "unique_name",
 ]  # fmt: skip
 
 

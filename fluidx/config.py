@@ -43,6 +43,7 @@ _KERNELS = Setting(
 _THREADS = Setting("FLUIDX_THREADS", "an integer from 0 to 256", "0", "Threads of the C kernels; 0 takes all cores of the process.")
 _NATIVE_LEVEL = Setting("FLUIDX_NATIVE_LEVEL", "base, v3 or v4", "", "Instructions of the C kernels; unset takes the processor's best.")
 _NATIVE = Setting("FLUIDX_NATIVE", "0 or 1", "", "Read by setup.py: 0 builds without the C kernels, 1 fails where they do not build.")
+_REWRITE = Setting("FLUIDX_REWRITE", "0 or 1", "1", "0 runs every operator of a program as it was written; answers have the same bits.")
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
 
@@ -52,7 +53,7 @@ def describe() -> tuple[Setting, ...]:
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_NATIVE', 'CPU_NUM']
     """
-    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _CHECK_NAN, _PROGRESS, _KERNELS, _THREADS, _NATIVE_LEVEL, _NATIVE, _CPU_NUM)
+    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _CHECK_NAN, _PROGRESS, _REWRITE, _KERNELS, _THREADS, _NATIVE_LEVEL, _NATIVE, _CPU_NUM)
 
 
 def debug_level(environ: Mapping[str, str] = os.environ) -> int:
@@ -84,6 +85,15 @@ def verify_all(environ: Mapping[str, str] = os.environ) -> bool:
     True
     """
     return _read(_VERIFY, environ, _switch)
+
+
+def rewrites(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return FLUIDX_REWRITE, whether an executor leaves out what a program computes needlessly.
+
+    >>> rewrites({"FLUIDX_REWRITE": "0"})
+    False
+    """
+    return _read(_REWRITE, environ, _switch)
 
 
 def timeout(environ: Mapping[str, str] = os.environ) -> float:

@@ -12,6 +12,7 @@ from ..ir.errors import FeedError, nearest
 from ..ir.parts import holds, local_type
 from ..ir.program import Program
 from ..ir.types import ANY, TensorType
+from ..rewrite.live import leaves
 from .context import RunContext
 from .plan import Plan
 from .planning import plan
@@ -49,7 +50,7 @@ def dry_plan(
     if program.rank is None:  # as an Executor runs it: annotations for a transpile, on one device
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)))
     feeds = {n: _shaped(n, t, shapes.get(n), batch) for n, t in data.items() if n in shapes or _is_read(program, n)}
-    return plan(program, feeds, _leaves(program) if fetch is None else fetch, _state(program, ctx), ctx, fuse=fuse)
+    return plan(program, feeds, leaves(program) if fetch is None else fetch, _state(program, ctx), ctx, fuse=fuse)
 
 
 def _shaped(name: str, declared: TensorType, shape: Sequence[int] | None, batch: int | None) -> TensorType:
@@ -67,14 +68,6 @@ def _shaped(name: str, declared: TensorType, shape: Sequence[int] | None, batch:
 
 def _is_read(program: Program, name: str) -> bool:
     return any(name in flow.reads(program, op) for op in program.global_block().oplist)
-
-
-def _leaves(program: Program) -> list[str]:
-    """What the operators make and none reads, state aside."""
-    block = program.global_block()
-    read = {n for op in block.oplist for n in flow.reads(program, op)}
-    made = dict.fromkeys(n for op in block.oplist for n in op.output_arg_names if n not in read)
-    return [n for n in made if (d := block.descs.get(n)) is None or not d.persistable]
 
 
 def _state(program: Program, ctx: RunContext) -> dict[str, np.ndarray]:

@@ -1,8 +1,8 @@
-"""Which operators of a program run for a fetch, whether their feeds are there, and which of them start together."""
+"""Whether the feeds of a program are there, and which of its operators start together."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..ir import flow
 from ..ir.batches import forwarded, spans
@@ -11,19 +11,6 @@ from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType
 from .told import site, where
-
-
-def live_ops(program: Program, fed: Collection[str], fetch: Sequence[str]) -> list[Operator]:
-    """Operators that a fetch, a persistable variable or an effect needs. A value that is fed is not computed."""
-    descs = program.global_block().descs
-
-    def keep(op: Operator) -> bool:
-        if flow.acts(program, op):
-            return True
-        return any((d := descs.get(n)) is not None and d.persistable for n in flow.writes(program, op))
-
-    given = {n for n in fed if (d := descs.get(n)) is not None and not d.is_data}
-    return flow.live_ops(program, fetch, keep, given)
 
 
 def check_feeds(program: Program, ops: Sequence[Operator], feed_types: Mapping[str, TensorType], fetch: Sequence[str]) -> None:

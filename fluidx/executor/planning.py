@@ -8,12 +8,15 @@ from typing import Any
 from .. import config, native
 from ..ir import flow
 from ..ir.opdef import Effect
+from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType
 from ..ops.kernels import Body, bodies
+from ..rewrite.base import simplify
+from ..rewrite.live import live_ops
 from .context import RunContext
 from .fuse import chains
-from .live import check_feeds, live_ops, started_together
+from .live import check_feeds, started_together
 from .overwrites import check_storage
 from .plan import Plan, Step
 from .sizes import Sizes
@@ -32,10 +35,12 @@ def plan(
     device: str = "cpu",
     natively: bool | None = None,
     fuse: bool = True,
+    rewrite: bool | None = None,
 ) -> Plan:
     """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
     rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. `natively`: whether C kernels may be
-    used; None: where they are built and FLUIDX_KERNELS allows it. `fuse`: whether a chain of operators may be one step. Raises FeedError,
+    used; None: where they are built and FLUIDX_KERNELS allows it. `fuse`: whether a chain of operators may be one step. `rewrite`: whether
+    what needs no operator goes (fluidx.rewrite), by which no bit changes; None: if `fuse`, and FLUIDX_REWRITE allows it. Raises FeedError,
     NotInitializedError or ProgramError.
 
     >>> import fluidx as fx
@@ -46,11 +51,13 @@ def plan(
     plan of program double: 1 steps, arena 64 bytes, feeds 64, state 0
         0 numpy    scale: %x f32[8,2] feed -> %scale_0.tmp_0 f32[8,2] at 0
     """
-    ops = live_ops(program, feed_types, fetch)
+    ops: Sequence[Operator] = live_ops(program, feed_types, fetch)
     check_feeds(program, ops, feed_types, fetch)
     sizes = Sizes(program, held, ctx)
     sizes.infer(ops, feed_types, fetch)
     natively = device == "cpu" and (native.enabled() if natively is None else natively)
+    if (fuse and config.rewrites()) if rewrite is None else rewrite:
+        ops = _simplified(sizes, ops, feed_types, fetch, natively if device == "cpu" else None)
     shadows = Shadows(sizes.types.values())
     units = chains(sizes, shadows, ops, feed_types, fetch) if natively and fuse else [(op,) for op in ops]
     spans = started_together([unit[0] for unit in units])
@@ -94,6 +101,19 @@ def plan(
     if config.verify_all():
         check_storage(planned)
     return planned
+
+
+def _simplified(
+    sizes: Sizes, ops: Sequence[Operator], feed_types: Mapping[str, TensorType], fetch: Sequence[str], natively: bool | None
+) -> Sequence[Operator]:
+    """The operators that are left of `ops`. One that reads other names does on this rank what it did before."""
+    found = simplify(sizes.program, ops, sizes.types, fetch, feed_types, natively)
+    if sizes.here and found.renamed:
+        before = {id(new): id(op) for op, new in found.renamed}
+        for op in found.ops:
+            if (here := sizes.here.get(before.get(id(op), -1))) is not None:
+                sizes.here[id(op)] = here
+    return found.ops
 
 
 class _Chooser:

@@ -129,6 +129,13 @@ class OpDef:
     repeats: ClassVar[bool] = False
     # it stands for operators that are written out before a program runs
     abstract: ClassVar[bool] = False
+    # of an op that may leave its first input as it is, bit by bit: (its type, attrs, count of inputs) -> whether it does where the result
+    # has the same type
+    keeps: ClassVar[Callable[..., bool] | None] = None
+    # two of them, one behind the other, as one: (attrs of the first, of the second) -> attrs, or None
+    twice: ClassVar[Callable[..., Any] | None] = None
+    # of an op over images: the attribute that says NCHW or NHWC, and the slots that hold images
+    layout: ClassVar[tuple[str, tuple[str, ...]] | None] = None
     # operators that stand for one that has to be placed in parts: (operator, fresh name for a new variable) -> list, or None: it stays
     expand: ClassVar[Callable[..., Any] | None] = None
 

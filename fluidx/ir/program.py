@@ -448,6 +448,14 @@ class Program:
             b.descs = {n: d for n, d in b.descs.items() if n in used or d.is_data or d.is_parameter}
         return new
 
+    def become(self, other: Program) -> None:
+        """Hold what `other`, which a rewrite made of this program, holds: variables and operators of every block."""
+        self._touch()
+        self.blocks = [Block(self, b.idx, b.parent_idx) for b in other.blocks]
+        for mine, theirs in zip(self.blocks, other.blocks, strict=True):
+            mine.descs, mine.oplist = dict(theirs.descs), list(theirs.oplist)
+        self._runners = None
+
     # -- equality -----------------------------------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:

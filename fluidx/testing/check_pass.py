@@ -22,14 +22,14 @@ def check_pass(one: Pass, *, given: str, before: str, after: str) -> Job:
     those of the groups. What the pass requires is taken as ensured. Raises AssertionError that shows both texts, and TranspileError for a
     pass that changed what it was given. Returns the job, whose `log` has the reasons of what was left alone.
     """
-    source, wanted = _program(given, before), _program(given, after)
+    source, wanted = program_of(given, before), program_of(given, after)
     # as text: records that both programs share would change in both
     text = str(source)
     job = Job(_mesh(source), facts=set(one.requires))
     result = run_passes([("checked", one)], ProgramPair(source, Program("startup")), job, lambda *_: None)
     if str(source) != text:
         raise AssertionError(f"{one!r} changed the program that it was given")
-    found, expected = _lines(result.main, wanted), _lines(wanted, wanted)
+    found, expected = lines_of(result.main, wanted), lines_of(wanted, wanted)
     if found != expected:
         raise AssertionError(f"{one!r} made\n" + "\n".join(found) + "\n\nexpected\n" + "\n".join(expected))
     return job
@@ -47,7 +47,7 @@ def _mesh(program: Program) -> Cluster | Mesh:
     return Cluster(1, program.world_size)
 
 
-def _program(head: str, ops: str) -> Program:
+def program_of(head: str, ops: str) -> Program:
     lines = [line.strip() for line in head.replace(";", "\n").splitlines() if line.strip()]
     body: list[str] = []
     for line in ops.strip("\n").splitlines():
@@ -61,7 +61,7 @@ def _program(head: str, ops: str) -> Program:
     return parse_program("program given {\n" + "\n".join(f"  {line}" for line in lines) + "\n" + "\n".join(body) + "\n}\n")
 
 
-def _lines(program: Program, wanted: Program) -> list[str]:
+def lines_of(program: Program, wanted: Program) -> list[str]:
     """The operators of a program, and each variable that they or the expected program name."""
     ops = [f"{op.role.value}: {op}" for op in program.ops]
     block = program.global_block()

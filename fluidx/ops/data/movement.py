@@ -11,7 +11,7 @@ from ...ir.types import ANY, TensorType
 from ...ir.words import along, but, letters
 from ..shared.native import all_of, copy_calls, reduce_calls
 from ..shared.samples import f32
-from ..shared.types import add_sizes, merge_size, need_ndim, need_size, norm_axes, norm_axis
+from ..shared.types import add_sizes, merge_size, need_ndim, need_size, norm_axes, norm_axis, one_whole
 
 # -- joining and cutting ----------------------------------------------------------------------------------------------------
 
@@ -53,6 +53,7 @@ class Concat(OpDef):
 
     name = "concat"
     flops = 0
+    keeps = staticmethod(one_whole)
     inputs = ("X*",)
     attrs = {"axis": 0}
     onnx = "Concat"
@@ -159,6 +160,7 @@ class Split(OpDef):
 
     name = "split"
     flops = 0
+    keeps = staticmethod(one_whole)
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
     onnx = "Split"
@@ -344,6 +346,7 @@ class Expand(OpDef):
 
     name = "expand"
     flops = 0
+    keeps = staticmethod(one_whole)
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
     onnx = "Tile"

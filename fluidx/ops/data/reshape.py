@@ -17,7 +17,7 @@ from ...ir.types import ANY, TensorType
 from ...ir.words import but, fold, letters, match_axes
 from ..shared.native import copy_calls
 from ..shared.samples import f32
-from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis
+from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis, same_elements
 
 
 def _reshaped(x: Any, shape: Sequence[int]) -> Any:
@@ -98,6 +98,8 @@ class Reshape(OpDef):
 
     name = "reshape"
     flops = 0
+    keeps = staticmethod(same_elements)
+    twice = staticmethod(lambda first, second: second if 0 not in second["shape"] else None)
     inputs = ("X",)
     attrs = {"shape": Required(tuple)}
     onnx = "Reshape"
@@ -146,6 +148,7 @@ class ReshapeGrad(OpDef):
 
     name = "reshape_grad"
     flops = 0
+    keeps = staticmethod(same_elements)
     inputs, outputs = ("Out@GRAD", "X"), ("X@GRAD",)
     meaning = staticmethod(_laid_out)
 
@@ -177,6 +180,7 @@ class Flatten(OpDef):
 
     name = "flatten"
     flops = 0
+    keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axis": 1}
     onnx = "Flatten"
@@ -235,6 +239,7 @@ class Squeeze(OpDef):
 
     name = "squeeze"
     flops = 0
+    keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": ()}
     onnx = "Squeeze"
@@ -292,6 +297,7 @@ class Unsqueeze(OpDef):
 
     name = "unsqueeze"
     flops = 0
+    keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": Required(tuple)}
     onnx = "Unsqueeze"
@@ -335,6 +341,15 @@ class Transpose(OpDef):
     onnx = "Transpose"
 
     @staticmethod
+    def keeps(x, attrs, count):
+        return norm_axes("transpose", attrs["axis"], x.ndim) == tuple(range(x.ndim))
+
+    @staticmethod
+    def twice(first, second):
+        inner = norm_axes("transpose", first["axis"], len(first["axis"]))
+        return {"axis": tuple([inner[a] for a in norm_axes("transpose", second["axis"], len(inner))])}
+
+    @staticmethod
     def pattern(ins, outs, attrs):
         words = letters(ins[0].ndim, "e").split()
         return f"{' '.join(words)} -> {' '.join(words[a] for a in attrs['axis'])} | L(0) U(0)"
@@ -366,6 +381,7 @@ class Shape(OpDef):
 
     name = "shape"
     flops = 0
+    constant = True
     inputs = ("Input",)
     attrs = {"dtype": "int32"}
     onnx = "Shape"

@@ -144,6 +144,7 @@ class Sum(OpDef):
     """
 
     name = "sum"
+    keeps = staticmethod(lambda x, attrs, count: count == 1)
     inputs = ("X*",)
     inplace = (("X", "Out"),)
     onnx = "Sum"
@@ -216,6 +217,7 @@ class Cast(OpDef):
 
     name = "cast"
     flops = 0
+    keeps = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
     onnx = "Cast"
@@ -265,6 +267,7 @@ class Assign(OpDef):
 
     name = "assign"
     flops = 0
+    keeps = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     inplace = (("X", "Out"),)
     onnx = "Identity"

@@ -75,6 +75,7 @@ class BatchNorm(OpDef):
     """
 
     name = "batch_norm"
+    layout = ("data_layout", ("X", "Y"))
     flops = 7
     inputs = ("X", "Scale", "Bias", "Mean", "Variance")
     outputs = ("Y", "MeanOut?", "VarianceOut?", "SavedMean?", "SavedVariance?")
@@ -229,6 +230,7 @@ class BatchNormGrad(OpDef):
     """Gradients of batch_norm with respect to X, Scale and Bias from the statistics that the forward pass saved."""
 
     name = "batch_norm_grad"
+    layout = ("data_layout", ("X", "Y@GRAD", "X@GRAD"))
     flops = 11
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")
     attrs = {"data_layout": "NCHW", "use_global_stats": False}

@@ -107,6 +107,7 @@ class _Conv(OpDef):
     """Base of the convolutions of an input with a filter."""
 
     inputs, outputs = ("Input", "Filter"), ("Output",)
+    layout = ("data_format", ("Input", "Output"))
     onnx = "Conv"
     product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups, room) -> the call that fills `out`; images are seen as NCHW
     windows: ClassVar[Callable[..., Windows]]  # (op, x, w, attrs)
@@ -194,6 +195,7 @@ class _ConvGrad(OpDef):
     """Base of the gradients with respect to the input and the filter, either of which may be left away."""
 
     inputs, outputs = ("Input", "Filter", "Output@GRAD"), ("Input@GRAD?", "Filter@GRAD?")
+    layout = ("data_format", ("Input", "Output@GRAD", "Input@GRAD"))
     transposed: ClassVar[bool] = False
 
     @staticmethod

@@ -57,6 +57,7 @@ class Dropout(OpDef):
     effect = Effect.RANDOM
     inplace = (("X", "Out"),)
     onnx = "Dropout"
+    keeps = staticmethod(lambda x, attrs, count: attrs["is_test"] and attrs["dropout_implementation"] == "upscale_in_train")
 
     @staticmethod
     def pattern(ins, outs, attrs):

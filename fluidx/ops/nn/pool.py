@@ -213,6 +213,7 @@ class Pool2d(OpDef):
 
     name = "pool2d"
     flops = staticmethod(lambda ins, outs, attrs: _flops(ins[0], outs[0], attrs))
+    layout = ("data_format", ("X", "Out"))
     inputs = ("X",)
     attrs = _ATTRS
     onnx = "MaxPool"
@@ -278,6 +279,7 @@ class Pool2dGrad(OpDef):
 
     name = "pool2d_grad"
     flops = staticmethod(lambda ins, outs, attrs: _flops(ins[0], ins[2], attrs))
+    layout = ("data_format", ("X", "Out", "Out@GRAD", "X@GRAD"))
     inputs, outputs = ("X", "Out", "Out@GRAD"), ("X@GRAD",)
     attrs = _ATTRS
 

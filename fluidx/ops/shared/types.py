@@ -31,6 +31,16 @@ def type_of(a: Any) -> TensorType:
     return TensorType(dtype_name(a.dtype), tuple(a.shape))
 
 
+def same_elements(x: TensorType, attrs: Any, count: int) -> bool:
+    """`OpDef.keeps` of an op that keeps all elements in order: with one open axis at most, equal types are equal shapes."""
+    return x.shape.count(ANY) <= 1
+
+
+def one_whole(x: TensorType, attrs: Any, count: int) -> bool:
+    """`OpDef.keeps` of an op that joins or repeats: of one operand, whose sizes are known, it makes that where it makes no more."""
+    return count == 1 and ANY not in x.shape
+
+
 def empties(types: Sequence[TensorType]) -> list[Any]:
     """NumPy arrays of these types, for a body that is bound without scratch that a plan has made room for."""
     return [np.empty(t.shape, np_dtype(t.dtype)) for t in types]

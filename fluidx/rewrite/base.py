@@ -1,0 +1,179 @@
+"""Rewrites: programs in, programs out, and `simplified`, those that leave every bit as it is, in one walk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..ir.errors import ProgramError, nearest
+from ..ir.operator import Operator
+from ..ir.program import Program
+from ..ir.types import TensorType
+from .constants import MOST_BYTES, Constants
+from .equal import Equal
+from .identities import Identities
+from .live import leaves, live_ops
+from .walk import Rule, Walk
+
+
+@dataclass
+class Request:
+    """What rewrites know beside the program: what is fetched, which names are fed, and the log of what was left alone and why."""
+
+    fetch: tuple[str, ...]
+    fed: frozenset[str] = frozenset()
+    log: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A rewrite of one program, for one device or one rank. Options are dataclass fields; `repr` is the recipe.
+
+    `run(program, request)` returns a new program and leaves the given one as it is. What is fetched and what is persistable keeps its name;
+    operators keep the line that wrote them.
+    """
+
+    def run(self, program: Program, request: Request) -> Program:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr and getattr(self, f.name) != f.default)
+        return f"{type(self).__name__}({shown})"
+
+
+@dataclass(frozen=True, repr=False)
+class FoldConstants(Rewrite):
+    """Compute what follows from attributes, and from sizes where they are known, once. Values above `kb` kilobytes are left."""
+
+    kb: int = MOST_BYTES // 1024
+
+    def run(self, program: Program, request: Request) -> Program:
+        return _walked(program, request, lambda walk: [Constants(walk, most_bytes=1024 * self.kb)])
+
+
+@dataclass(frozen=True, repr=False)
+class DropIdentities(Rewrite):
+    """Read a value where operators only hand it on: copies, casts to the same dtype, `x * 1`; one transpose or reshape in place of two."""
+
+    def run(self, program: Program, request: Request) -> Program:
+        def rules(walk: Walk) -> list[Rule]:
+            constants = Constants(walk)
+            return [constants.note, Identities(walk, constants)]
+
+        return _walked(program, request, rules)
+
+
+@dataclass(frozen=True, repr=False)
+class MergeEqual(Rewrite):
+    """Compute once what operators of one section compute of the same values with the same attributes. Never random numbers."""
+
+    def run(self, program: Program, request: Request) -> Program:
+        return _walked(program, request, lambda walk: [Equal(walk)])
+
+
+@dataclass(frozen=True, repr=False)
+class DropDead(Rewrite):
+    """Keep what a fetch, a persistable variable or an effect needs."""
+
+    def run(self, program: Program, request: Request) -> Program:
+        return with_ops(program, live_ops(program, request.fed, request.fetch))
+
+
+EXACT: tuple[Rewrite, ...] = (FoldConstants(), DropIdentities(), MergeEqual(), DropDead())
+
+
+def rewritten(
+    program: Program,
+    passes: Iterable[Rewrite] = EXACT,
+    fetch: Iterable[Any] | None = None,
+    fed: Iterable[Any] = (),
+    log: list[str] | None = None,
+) -> Program:
+    """The program after the passes, in their order; by default those that leave every bit as it is.
+
+    `fetch` are the variables, or names, that will be fetched; without them what no operator reads is kept. `fed` are fed ones that are not
+    declared as data. Reasons for what was left alone go to `log`.
+
+    >>> import fluidx as fx
+    >>> p = fx.Program.parse_from_string('''program p {
+    ...   data %x: f32[-1,2]
+    ...   %y: f32[-1,2] = scale(%x) {bias=0.0, bias_after_scale=true, scale=1.0}
+    ...   %z: f32[-1,2] = tanh(%y)
+    ... }''')
+    >>> print(fx.rewrite.rewritten(p, [fx.rewrite.DropIdentities()]).ops[0])
+    %z = tanh(%x)
+    """
+    names = leaves(program) if fetch is None else [_declared(program, v) for v in fetch]
+    request = Request(tuple(names), frozenset(_declared(program, v) for v in fed), [] if log is None else log)
+    for one in passes:
+        program = one.run(program, request)
+    return program
+
+
+def simplified(program: Program, fetch: Iterable[str], fed: Collection[str] = ()) -> Program:
+    """`rewritten` by the passes that leave every bit as it is, in one walk: what the executor makes of a program before it plans."""
+    ops = live_ops(program, fed, fetch)
+    found = simplify(program, ops, _types(program), list(fetch), fed, natively=False)
+    return with_ops(program, found.ops)
+
+
+@dataclass(frozen=True)
+class Simplified:
+    """The operators that run, and those of them that read other names than before, with what they were."""
+
+    ops: Sequence[Operator]
+    renamed: Sequence[tuple[Operator, Operator]] = ()
+
+
+def simplify(
+    program: Program,
+    ops: Sequence[Operator],
+    types: Mapping[str, TensorType],
+    fetch: Sequence[str],
+    fed: Collection[str],
+    natively: bool | None,
+) -> Simplified:
+    """The operators that do what `ops` of block 0 do, bit by bit. `natively`: whether C kernels compute constants; None: nothing does."""
+    walk = Walk(program, ops, types, fetch, fed)
+    constants = Constants(walk, bool(natively))
+    fold: Rule = constants.note if natively is None else constants
+    found = walk.run(ops, [fold, Identities(walk, constants), Equal(walk)])
+    if not walk.changed:
+        return Simplified(ops)
+    return Simplified(live_ops(program, fed, fetch, found), walk.renamed)
+
+
+def _walked(program: Program, request: Request, rules: Any) -> Program:
+    ops = program.global_block().oplist
+    walk = Walk(program, ops, _types(program), request.fetch, request.fed)
+    return with_ops(program, walk.run(ops, rules(walk)))
+
+
+def _types(program: Program) -> dict[str, TensorType]:
+    """What is declared; an open axis stays one."""
+    return {n: d.type for n, d in program.global_block().descs.items()}
+
+
+def with_ops(program: Program, ops: Sequence[Operator], drop_state: Collection[str] = ()) -> Program:
+    """A copy of the program with these operators in block 0, and without the variables that nothing names any more; state stays, but for
+    that in `drop_state`."""
+    new = program.copy()
+    block = new.global_block()
+    block.oplist = list(ops)
+    named = {n for b in new.blocks for op in b.oplist for n in (*op.input_arg_names, *op.output_arg_names)}
+    was = {n for b in program.blocks for op in b.oplist for n in (*op.input_arg_names, *op.output_arg_names)}
+    handed = {n for b in new.blocks for op in b.oplist for v in op.attrs.values() if isinstance(v, tuple) for n in v if isinstance(n, str)}
+    named |= handed.union(n for n in block.descs if n not in was)
+    block.descs = {n: d for n, d in block.descs.items() if n in named or d.is_data or (d.persistable and n not in drop_state)}
+    return new
+
+
+def _declared(program: Program, variable: Any) -> str:
+    name = variable if isinstance(variable, str) else getattr(variable, "name", None)
+    if name is None:
+        raise ProgramError(f"expected a variable of {program.label()} or its name, got {type(variable).__name__}")
+    descs = program.global_block().descs
+    if name not in descs:
+        raise ProgramError(f"{program.label()} declares no variable {name!r}; {nearest(name, descs, 'it declares')}")
+    return name

@@ -1,0 +1,165 @@
+"""For inference: batch normalization by fixed statistics, a product and a sum by channel, computed into the filters before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..ir import flow
+from ..ir.dtypes import np_dtype
+from ..ir.errors import ProgramError
+from ..ir.opdef import Effect, opdef
+from ..ir.operator import Operator, Role
+from ..ir.program import Program
+from .base import with_ops
+
+_TRAINS = (Role.BACKWARD, Role.OPTIMIZE)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A program without the normalizations that could be folded, the new values of its parameters, and why others were left."""
+
+    program: Program
+    values: dict[str, np.ndarray]
+    log: tuple[str, ...]
+
+
+def fold_batch_norms(program: Program, value: Callable[[str], np.ndarray]) -> Folded:
+    """Fold every batch_norm behind an operator that is linear in a parameter (a convolution, a product), and perhaps a bias.
+
+    `value` gives what a parameter holds. Where there is no bias, that of the normalization becomes one. Raises ProgramError for a
+    program that trains.
+    """
+    _check_inference(program)
+    folder = _Folder(program, value)
+    for op in program.global_block().oplist:
+        if op.type == "batch_norm":
+            reason = folder.fold(op)
+            if reason:
+                folder.log.append(f"kept {op.to_string()}: {reason}")
+    ops = [new for op in program.global_block().oplist for new in folder.instead.get(id(op), (op,))]
+    new = with_ops(program, ops, drop_state=folder.freed)
+    return Folded(new, folder.values, tuple(folder.log))
+
+
+def _check_inference(program: Program) -> None:
+    for block in program.blocks:
+        for op in block.oplist:
+            if op.role in _TRAINS:
+                what = "computes gradients" if op.role is Role.BACKWARD else "updates parameters"
+            elif op.type == "batch_norm" and not (op.attrs["is_test"] or op.attrs["use_global_stats"]):
+                what = "takes statistics over the batch"
+            else:
+                continue
+            where = f"\n  written at {op.site}" if op.site else ""
+            raise ProgramError(
+                f"{program.label()} trains: op {op.type} {what}; filters can be rescaled for inference only, in "
+                f"program.clone(for_test=True)\n  in {op.to_string()}{where}"
+            )
+
+
+class _Folder:
+    def __init__(self, program: Program, value: Callable[[str], np.ndarray]):
+        self.program, self.value = program, value
+        self.descs = program.global_block().descs
+        ops = program.global_block().oplist
+        self.uses, self.makers = flow.uses(program), flow.definitions(program)
+        self.ops = ops
+        self.values: dict[str, np.ndarray] = {}
+        self.instead: dict[int, tuple[Operator, ...]] = {}  # by id of an operator
+        self.freed: set[str] = set()  # parameters that nothing reads any more
+        self.log: list[str] = []
+
+    def fold(self, norm: Operator) -> str:
+        """Fold one normalization; returns why not."""
+        scale, shift, mean, variance = (norm.inputs[slot][0] for slot in ("Scale", "Bias", "Mean", "Variance"))
+        if read := [n for n in norm.output_arg_names[1:] if n not in (mean, variance) and self.uses.get(n)]:
+            return f"its statistics %{read[0]} are read"
+        (x,) = norm.inputs["X"]
+        before, reason = self._only_maker(x, norm)
+        if before is None:
+            return reason
+        axis, add = self._channel_axis(norm), None
+        if before.type == "elementwise_add":
+            add = before
+            if not self._is_bias(add, axis):
+                return f"%{add.inputs['Y'][0]} is no bias by channel that this operator alone reads"
+            before, reason = self._only_maker(add.inputs["X"][0], add)
+            if before is None:
+                return reason
+        found = self._weight(before, axis)
+        if isinstance(found, str):
+            return found
+        weight, along = found
+        bias = add.inputs["Y"][0] if add is not None else shift
+        if add is None and not self._read_once(shift):
+            return f"%{shift} is read elsewhere"
+        if self.descs[bias].type.dtype != self.descs[x].type.dtype:
+            return f"%{bias} is {self.descs[bias].type}, which cannot be added to %{x}, {self.descs[x].type}"
+        if any(self.descs[n].placement for n in (weight, bias, scale, shift, mean, variance)):
+            return "parts of its parameters lie on several ranks"
+        rate = self.value(scale).astype("float64") / np.sqrt(self.value(variance).astype("float64") + norm.attrs["epsilon"])
+        old = self._now(bias) if add is not None else 0.0
+        w = self._now(weight)
+        self._put(weight, w * rate.reshape([-1 if k == along else 1 for k in range(w.ndim)]))
+        self._put(bias, (old - self.value(mean)) * rate + self.value(shift))
+        if add is None:
+            attrs = opdef("elementwise_add").complete_attrs({"axis": axis})
+            ins, outs = {"X": (x,), "Y": (shift,)}, {"Out": norm.outputs["Y"]}
+            self.instead[id(norm)] = (norm.replace(type="elementwise_add", inputs=ins, outputs=outs, attrs=attrs),)
+        else:
+            self.instead[id(add)] = ()
+            self.instead[id(norm)] = (add.replace(outputs={"Out": norm.outputs["Y"]}),)
+        self.freed.update({scale, shift, mean, variance} - {bias})
+        return ""
+
+    def _now(self, name: str) -> Any:
+        return self.values[name] if name in self.values else self.value(name).astype("float64")
+
+    def _put(self, name: str, value: np.ndarray) -> None:
+        self.values[name] = value.astype(np_dtype(self.descs[name].type.dtype))
+
+    def _only_maker(self, name: str, reader: Operator) -> tuple[Operator | None, str]:
+        """The operator that makes a value which `reader` alone reads; None, and why."""
+        d, made = self.descs.get(name), self.makers.get(name, [])
+        if len(made) != 1 or d is None or d.persistable:
+            return None, f"%{name} is made by {'several operators' if made else 'no operator'}"
+        if len(self.uses[name]) > 1 or reader.input_arg_names.count(name) > 1:
+            return None, f"%{name} is read elsewhere"
+        return self.ops[made[0]], ""
+
+    def _channel_axis(self, norm: Operator) -> int:
+        ndim = self.descs[norm.inputs["X"][0]].type.ndim
+        return ndim - 1 if norm.attrs["data_layout"] == "NHWC" or ndim == 2 else 1
+
+    def _is_bias(self, add: Operator, axis: int) -> bool:
+        (x,), (b,) = add.inputs["X"], add.inputs["Y"]
+        vector = self._is_parameter(b) and self.descs[b].type.ndim == 1 and self._read_once(b)
+        at = add.attrs["axis"] if add.attrs["axis"] >= 0 else self.descs[x].type.ndim - 1
+        return vector and at == axis
+
+    def _is_parameter(self, name: str) -> bool:
+        return (d := self.descs.get(name)) is not None and d.persistable and name not in self.makers
+
+    def _read_once(self, name: str) -> bool:
+        return len(self.uses.get(name, ())) == 1
+
+    def _weight(self, op: Operator, axis: int) -> tuple[str, int] | str:
+        """The parameter that the results of `op` are linear in, and its axis that makes axis `axis` of them: the access pattern says."""
+        definition = opdef(op.type)
+        ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
+        if definition.effect is not Effect.PURE or len(outs) != 1:
+            return f"op {op.type} makes more than a product"
+        types = [[None if n is None else self.descs[n].type for n in names] for names in (ins, outs)]
+        p = definition.pattern_of(types[0], types[1], op.attrs)
+        channels = p.outs[0][axis] if p.outs[0] is not None else ()
+        for (k, *rest), _ in p.linear:
+            name, axes = ins[k], p.ins[k]
+            if rest or name is None or axes is None or not self._is_parameter(name) or not channels or axes.count(channels) != 1:
+                continue
+            return (name, axes.index(channels)) if self._read_once(name) else f"%{name} is read elsewhere"
+        return f"op {op.type} has no parameter whose axis makes the channels"

@@ -1,0 +1,56 @@
+"""Common subexpressions: of operators that do the same with the same values, the first is enough."""
+
+from __future__ import annotations
+
+from ..ir.opdef import Effect, OpDef
+from ..ir.operator import Frozen, Operator, attrs_key
+from .walk import Answer, Walk
+
+_MOST_BYTES = 64 * 1024  # of a value made out of nothing: a larger one is made again as fast as it is read, and needs no memory meanwhile
+
+
+class Equal:
+    """The rule: an operator like an earlier one of its section is dropped; where its result has to exist, it is a copy."""
+
+    def __init__(self, walk: Walk):
+        self.walk = walk
+        self.seen: dict[tuple, Operator] = {}
+
+    def __call__(self, op: Operator, definition: type[OpDef]) -> Answer:
+        walk, reads, outs = self.walk, op.input_arg_names, op.output_arg_names
+        if definition.effect is not Effect.PURE or not walk.changing.isdisjoint(outs):
+            return None
+        values: tuple = reads
+        if not walk.changing.isdisjoint(reads):
+            if definition.view is not None:
+                return None  # whether it is a view or a copy hangs on how long it lives
+            values = tuple([(n, walk.version.get(n, 0)) if n in walk.changing else n for n in reads])
+        if not reads and self._is_large(outs):
+            return None
+        # not across sections: a backward pass that computes a value again does so in order not to keep it. By id, as an enum hashes slowly
+        key = (op.type, id(op.role), values, *op.attrs.values())
+        first = self.seen.setdefault(key, op)
+        if first is not op and not self._same(first, op):
+            first = self.seen.setdefault((key, repr(op.inputs), attrs_key(op.attrs), op.device), op)
+        if first is op or not self._same(first, op):
+            return None
+        if walk.free(op):
+            for name, other in zip(first.output_arg_names, outs, strict=True):
+                walk.stands_for(name, other)
+            return ()
+        if len(outs) > 1 or not reads or definition.element is not None or definition.view is not None:
+            return None  # a copy would cost as much
+        return (op.replace(type="assign", inputs=Frozen(X=first.output_arg_names), outputs=Frozen(Out=outs), attrs=Frozen()),)
+
+    def _same(self, first: Operator, op: Operator) -> bool:
+        """Equal keys are not enough: 0 and -0 are one key, 1 and True are, and names in other slots."""
+        if first.inputs != op.inputs or first.device != op.device or first.outputs.keys() != op.outputs.keys():
+            return False
+        if [len(n) for n in first.outputs.values()] != [len(n) for n in op.outputs.values()]:
+            return False
+        if first.attrs is not op.attrs and attrs_key(first.attrs) != attrs_key(op.attrs):
+            return False
+        return all(self.walk.alike(a, b) for a, b in zip(first.output_arg_names, op.output_arg_names, strict=True))
+
+    def _is_large(self, names: tuple[str, ...]) -> bool:
+        return any((t := self.walk.types.get(n)) is None or t.nbytes > _MOST_BYTES for n in names)

@@ -1,0 +1,93 @@
+"""Operators that leave a value as it is, bit by bit, and pairs of which one does what both do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..ir.dtypes import np_dtype
+from ..ir.opdef import OpDef
+from ..ir.operator import Operator
+from ..ops.expr.nodes import const, substitute
+from ..ops.expr.numpy import evaluate
+from .constants import Constants
+from .walk import Answer, Walk
+
+# 0 and -0 differ in bits alone; the others are what a product or a quotient may lose
+_PROBES = (0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 5e-324, 1e-45, 1.7e308, 3e38)
+
+
+class Identities:
+    """The rule. `constants`, where it runs too, knows what an operand is multiplied with."""
+
+    def __init__(self, walk: Walk, constants: Constants | None = None):
+        self.walk, self.constants = walk, constants
+
+    def __call__(self, op: Operator, definition: type[OpDef]) -> Answer:
+        if definition.keeps is not None:
+            return self._kept(op, definition)
+        if self.constants is not None and definition.element is not None and len(op.input_arg_names) == 2:
+            return self._with_constant(op, definition)
+        return None
+
+    def _kept(self, op: Operator, definition: type[OpDef]) -> Answer:
+        """Of an op that may leave its first operand as it is."""
+        walk, outs = self.walk, op.output_arg_names
+        if not op.input_arg_names:
+            return None
+        x, out = op.input_arg_names[0], outs[0]
+        types = walk.types.get(x), walk.types.get(out)
+        if x in walk.changing or None in types:
+            return None
+        keeps, laid_out = definition.keeps, definition.view is not None or walk.in_one_piece(x)
+        assert keeps is not None
+        same = types[0] == types[1] and laid_out and keeps(types[0], op.attrs, len(op.input_arg_names))
+        if same and walk.free(op) and walk.alike(x, out):
+            walk.stands_for(x, out)
+            return () if len(outs) == 1 else (op,)  # a mask, say: it goes where nothing reads it
+        return self._with_the_one_before(op, definition, x) if definition.twice is not None else None
+
+    def _with_the_one_before(self, op: Operator, definition: type[OpDef], x: str) -> Answer:
+        walk, before = self.walk, self.walk.maker.get(x)
+        if before is None or before.type != op.type or before.device != op.device or not walk.whole((x, *op.output_arg_names)):
+            return None
+        source = before.input_arg_names[0]
+        if source in walk.changing or not walk.in_one_piece(source) or not walk.whole((source,)):
+            return None
+        assert definition.twice is not None
+        attrs = definition.twice(before.attrs, op.attrs)
+        if attrs is None:
+            return None
+        joined = op.replace(inputs=before.inputs, attrs=definition.complete_attrs(attrs))
+        return found if (found := self._kept(joined, definition)) is not None else (joined,)
+
+    def _with_constant(self, op: Operator, definition: type[OpDef]) -> Answer:
+        """Of an elementwise op, one operand of which is one known number: x * 1 and x + (-0), which are x; x + 0 makes 0 of -0."""
+        walk, (out,) = self.walk, op.output_arg_names
+        assert self.constants is not None and definition.element is not None
+        for k, number in enumerate(op.input_arg_names):
+            x = op.input_arg_names[1 - k]
+            if number not in self.constants.known or x in walk.changing or not walk.alike(x, out) or not walk.free(op):
+                continue
+            if not walk.in_one_piece(x) or walk.types[number].numel != 1:
+                continue
+            value = self.constants.value(number)
+            if value is not None and self._leaves(op, definition, 1 - k, value.item()):
+                walk.stands_for(x, out)
+                return ()
+        return None
+
+    def _leaves(self, op: Operator, definition: type[OpDef], at: int, number: float) -> bool:
+        """Is the scalar formula its operand `at` where the other one is `number`, to the bit?"""
+        assert definition.element is not None
+        t = self.walk.types[op.output_arg_names[0]]
+        e, shapes = definition.element(op.attrs, [t.shape, t.shape], t.ndim)
+        x, other = list(shapes)[at], list(shapes)[1 - at]
+        if (left := substitute(e, {other: const(number)})).fn != "sym" or left.args[0] != x:
+            return False
+        dtype = np_dtype(t.dtype)
+        if dtype.kind in "iub":
+            return True  # in whole numbers what simplifies is equal
+        with np.errstate(all="ignore"):
+            probes = np.array(_PROBES).astype(dtype)
+            made = np.asarray(evaluate(e, np, {x: probes, other: np.full_like(probes, number)}))
+        return made.dtype == dtype and made.tobytes() == probes.tobytes()

@@ -1,0 +1,117 @@
+"""One walk over the operators of a program, which keep, replace or drop themselves by rules that agree on what names mean.
+
+A rule is asked about an operator that only computes. It answers None (no opinion), or the operators that stand in its place: one is
+handed to the next rule, none means that others read another name from then on (`Walk.stands_for`).
+
+Three kinds of names limit what a rule may do. A *changing* one has more than one value in a run: it is written twice, by a body, or
+is state, data or a feed that is written. A *kept* one has to exist: changing ones, what is fetched, what a body reads (bodies are left
+as they are), what is sent, and gradients that operators say they finish. Any other name has one value and can be replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from ..ir import flow
+from ..ir.opdef import OPS, Effect, OpDef, opdef
+from ..ir.operator import Operator
+from ..ir.program import Program
+from ..ir.types import TensorType
+
+Answer = tuple[Operator, ...] | None
+Rule = Callable[[Operator, type[OpDef]], Answer]
+_COMPUTES = (Effect.PURE, Effect.RANDOM)
+
+
+class Walk:
+    """What is known of names at one operator: types, who made them, which other name stands for one. `ops` is what came out."""
+
+    def __init__(
+        self, program: Program, ops: Sequence[Operator], types: Mapping[str, TensorType], fetch: Iterable[str], given: Collection[str]
+    ):
+        self.program, self.types = program, types
+        self.descs = program.global_block().descs
+        self.alias: dict[str, str] = {}
+        self.maker: dict[str, Operator] = {}  # of names that do not change
+        self.changing: set[str] = set()
+        self.kept = set(fetch).union(given)
+        self.version: dict[str, int] = {}  # of changing names: how often they were written up to here
+        self.changed = False
+        self.renamed: list[tuple[Operator, Operator]] = []  # operators that read other names, before and after
+        self.ops: list[Operator] = []
+        self._look_ahead(ops, given)
+
+    def _look_ahead(self, ops: Sequence[Operator], given: Collection[str]) -> None:
+        descs, changing, seen = self.descs, self.changing, set()
+        for op in ops:
+            definition, outs = opdef(op.type), op.output_arg_names
+            if definition.bodies:
+                outs = flow.writes(self.program, op)
+                self.kept.update(flow.reads(self.program, op))
+            elif definition.effect is Effect.P2P:
+                self.kept.update(op.input_arg_names)
+            if op.role_var:
+                self.kept.update(op.role_var)  # who transpiles the program looks for parameters and gradients by name
+            for n in outs:
+                if n in seen or n in given or ((d := descs.get(n)) is not None and (d.persistable or d.is_data)):
+                    changing.add(n)
+                seen.add(n)
+        self.kept.update(changing)
+
+    def run(self, ops: Sequence[Operator], rules: Sequence[Rule]) -> list[Operator]:
+        """Walk over `ops`, which were given, and return what stands in their place."""
+        out, alias, maker, changing = self.ops, self.alias, self.maker, self.changing
+        for op in ops:
+            new = op
+            if alias and not alias.keys().isdisjoint(op.input_arg_names):
+                new = op.renamed(alias)
+                self.renamed.append((op, new))
+            definition = OPS[op.type]
+            made: Sequence[Operator] = (new,)
+            if definition.effect in _COMPUTES and not definition.bodies:
+                made = self._asked(new, definition, rules)
+            out += made
+            for one in made:
+                for n in one.output_arg_names if not definition.bodies else flow.writes(self.program, one):
+                    if n in changing:
+                        self.version[n] = self.version.get(n, 0) + 1
+                    else:
+                        maker[n] = one
+        self.changed = self.changed or bool(self.renamed)
+        return out
+
+    def _asked(self, op: Operator, definition: type[OpDef], rules: Sequence[Rule]) -> tuple[Operator, ...]:
+        for rule in rules:
+            found = rule(op, definition)
+            if found is not None:
+                self.changed = True
+                if len(found) != 1:
+                    return found
+                op, definition = found[0], OPS[found[0].type]
+        return (op,)
+
+    # -- what rules ask ------------------------------------------------------------------------------------------------------
+
+    def free(self, op: Operator) -> bool:
+        """May the operator go, once other names stand for its results?"""
+        return self.kept.isdisjoint(op.output_arg_names)
+
+    def alike(self, name: str, other: str) -> bool:
+        """Have two values one type, and do their parts lie alike?"""
+        a, b, t = self.descs.get(name), self.descs.get(other), self.types.get(name)
+        if a is not None and b is not None and (a.placement or b.placement) and (a.placement != b.placement or a.type != b.type):
+            return False
+        return t is not None and t == self.types.get(other)
+
+    def whole(self, names: Iterable[str]) -> bool:
+        """Does every rank have all of these values?"""
+        return not any((d := self.descs.get(n)) is not None and d.placement for n in names)
+
+    def in_one_piece(self, name: str) -> bool:
+        """Does a value surely lie in one piece? A view may not, and some kernels add up in another order then."""
+        made = self.maker.get(name)
+        return made is None or ((d := OPS[made.type]).view is None and d.view_ctx is None)
+
+    def stands_for(self, name: str, other: str) -> None:
+        """From here on, read `name` where `other` is written."""
+        self.alias[other] = name
