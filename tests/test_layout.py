@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ARROWS = {
     "_version": (),
     "config": (),
-    "native": ("config",),
+    "native": ("config", "ir.dtypes"),
     "ir": (),
     "comm": ("config", "native", "ir.errors"),
     "ops": ("config", "native", "ir", "comm.base"),

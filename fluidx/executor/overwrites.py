@@ -57,7 +57,7 @@ def check_storage(plan: Plan) -> None:
     >>> everything_at_0 = tuple([b._replace(offset=0) for b in planned.buffers])
     >>> check_storage(planned._replace(buffers=everything_at_0))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fluidx.ir.errors.ExecutionError: plan of program two: step 2 (elementwise_add) reads %softmax_1.tmp_0, ...
+    fluidx.ir.errors.ExecutionError: plan of program two: step 3 (elementwise_add) reads %softmax_1.tmp_0, ...
     """
     walk = _Walk(plan)
     walk.steps(plan.steps, "step ")
