@@ -32,7 +32,6 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(xent_grad, ROWS_WORDS),
     BOTH(layer_norm, 9),
     BOTH(layer_norm_grad, 11),
-    BOTH(combine, -1),
     BOTH(reduce, REDUCE_WORDS),
     {"reduce_i32", REDUCE_WORDS, reduce_i32},
     {"reduce_i64", REDUCE_WORDS, reduce_i64},
@@ -47,6 +46,8 @@ const Kernel LEVEL(kernels)[] = {
     {"add_rows_i32", ADD_WORDS, add_rows_i32},
     {"add_rows_i64", ADD_WORDS, add_rows_i64},
     {"one_hot", IDS_WORDS, one_hot},
+    {"meet", -1, meet},
+    {"exchange", -1, exchange},
     {NULL, 0, NULL},
 };
 

@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include "levels.h"
+#include "meet.h"
 #include "native.h"
 
 int blas_even;
@@ -66,10 +67,12 @@ static void free_block(PyObject *capsule) {
     PyMem_Free(b);
 }
 
-/* Raise ExecutionError(text), which knows as `call` the number of the call in its block. */
-static PyObject *failed(const char *text, Py_ssize_t call) {
-    PyObject *errors = PyImport_ImportModule("fluidx.ir.errors"), *kind = errors ? PyObject_GetAttrString(errors, "ExecutionError") : NULL;
-    PyObject *error = kind ? PyObject_CallFunction(kind, "s", text) : NULL, *number = error ? PyLong_FromSsize_t(call) : NULL;
+/* Raise what the team says went wrong, an error which knows as `call` the number of the call in its block. */
+static PyObject *failed(const Team *team, Py_ssize_t call) {
+    PyObject *errors = PyImport_ImportModule(team->kind ? "fluidx.comm.base" : "fluidx.ir.errors");
+    PyObject *kind = errors ? PyObject_GetAttrString(errors, team->kind ? team->kind : "ExecutionError") : NULL;
+    PyObject *error = kind ? PyObject_CallFunction(kind, team->kind && team->rank >= 0 ? "si" : "s", team->error, team->rank) : NULL;
+    PyObject *number = error ? PyLong_FromSsize_t(call) : NULL;
     if (number && !PyObject_SetAttrString(error, "call", number)) PyErr_SetObject(kind, error);
     Py_XDECREF(number);
     Py_XDECREF(error);
@@ -86,7 +89,7 @@ static PyObject *run_block(PyObject *self, PyObject *Py_UNUSED(none)) {
     Py_BEGIN_ALLOW_THREADS;
     for (; r < end && !team.error; r++) r->fn(r->words, &team);
     Py_END_ALLOW_THREADS;
-    if (team.error) return failed(team.error, r - b->records - 1);
+    if (team.error) return failed(&team, r - b->records - 1);
     Py_RETURN_NONE;
 }
 
@@ -134,6 +137,79 @@ static PyObject *make_block(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *run = PyCFunction_NewEx(&RUN, capsule, NULL);
     Py_DECREF(capsule);
     return run;
+}
+
+/* -- worlds -------------------------------------------------------------------------------------------------------------------- */
+
+static const char WORLD[] = "fluidx._native.world";
+
+static void free_world(PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (w) world_free(w);
+}
+
+static PyObject *make_world(PyObject *Py_UNUSED(module), PyObject *args) {
+    int ranks;
+    double timeout;
+    long long spin;
+    if (!PyArg_ParseTuple(args, "idL:world", &ranks, &timeout, &spin)) return NULL;
+    World *w = world_make(ranks, timeout, spin);
+    if (!w) Py_RETURN_NONE;
+    PyObject *capsule = PyCapsule_New(w, WORLD, free_world);
+    if (!capsule) world_free(w);
+    return capsule;
+}
+
+static PyObject *place_of(const void *p) { return p ? PyLong_FromVoidPtr((void *)(intptr_t)p) : PyErr_NoMemory(); }
+
+static PyObject *world_place(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    return w ? place_of(w) : NULL;
+}
+
+static PyObject *meeting(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule, *members;
+    int ranks[MOST_RANKS];
+    if (!PyArg_ParseTuple(args, "OO!:meeting", &capsule, &PyTuple_Type, &members)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    Py_ssize_t n = PyTuple_Size(members);
+    if (!w || n < 0) return NULL;
+    if (!n || n > MOST_RANKS) return PyErr_Format(PyExc_ValueError, "a meeting of %zd ranks", n);
+    for (Py_ssize_t k = 0; k < n; k++) {
+        long rank = PyLong_AsLong(PyTuple_GetItem(members, k));
+        if (PyErr_Occurred()) return NULL;
+        if (rank < 0 || rank >= world_ranks(w)) return PyErr_Format(PyExc_ValueError, "there is no rank %ld", rank);
+        ranks[k] = (int)rank;
+    }
+    return place_of(world_meeting(w, (int)n, ranks));
+}
+
+static PyObject *mailbox(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int from, to;
+    if (!PyArg_ParseTuple(args, "Oii:mailbox", &capsule, &from, &to)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    int ranks = world_ranks(w);
+    if (from < 0 || to < 0 || from >= ranks || to >= ranks) return PyErr_Format(PyExc_ValueError, "ranks are 0 to %d", ranks - 1);
+    return place_of(world_mailbox(w, from, to));
+}
+
+static PyObject *abort_world(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    const char *why;
+    if (!PyArg_ParseTuple(args, "Os:abort", &capsule, &why)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    world_abort(w, why);
+    Py_RETURN_NONE;
+}
+
+static PyObject *reset_world(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    world_reset(w);
+    Py_RETURN_NONE;
 }
 
 /* -- settings and facts ------------------------------------------------------------------------------------------------------- */
@@ -243,6 +319,12 @@ static PyMethodDef METHODS[] = {
     {"set_num_threads", set_num_threads, METH_VARARGS, "The number of threads of the pool, the caller's included."},
     {"num_threads", num_threads, METH_NOARGS, "The number of threads of the pool, the caller's included."},
     {"use_threads", use_threads, METH_VARARGS, "At most so many threads for runs of the calling thread; 0 lifts the limit."},
+    {"world", make_world, METH_VARARGS, "world(ranks, seconds to wait, ns to wait awake): where they meet in C, or None where they cannot."},
+    {"place", world_place, METH_O, "Where a world lies."},
+    {"meeting", meeting, METH_VARARGS, "meeting(world, ranks): where a meeting of a group lies, which lasts as long as the world."},
+    {"mailbox", mailbox, METH_VARARGS, "mailbox(world, from, to): where messages between two ranks lie, as long as the world."},
+    {"abort", abort_world, METH_VARARGS, "abort(world, why): stop all ranks that wait."},
+    {"reset", reset_world, METH_O, "Forget the failures and messages of a world, while no rank is in it."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -33,6 +33,8 @@
 typedef struct Team {
     int threads;
     const char *error;
+    const char *kind; /* the error's class in fluidx.comm.base; NULL for an ExecutionError */
+    int rank;         /* to blame for an error of communication, or -1 */
     char text[400]; /* room for an error that names a number */
 } Team;
 
@@ -61,6 +63,16 @@ INLINE double as_double(int64_t w) {
     return d;
 }
 #define PTR(type, word) ((type *)(intptr_t)(word))
+
+/* Let the core's other thread go on for a moment, in a loop that waits. */
+INLINE void pause_briefly(void) {
+#if defined(_MSC_VER)
+#elif defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory"); /* `yield` ends at once on most cores */
+#endif
+}
 
 /* pool.c. `body` is called with ranges that together are [0, items), each but the last `grain` long or a multiple of it, on several
  * threads when there is more than one range. What an item is follows from shapes alone, so results do not depend on the threads. */

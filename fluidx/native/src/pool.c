@@ -109,14 +109,6 @@ static void wake_all(void) {
 }
 #endif
 
-INLINE void pause_briefly(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory"); /* `yield` ends at once on most cores */
-#endif
-}
-
 static void take_chunks(int me) {
     for (int k = 0; k < pool.threads; k++) {
         Part *p = &pool.part[(me + k) % pool.threads];

@@ -1,0 +1,42 @@
+/* Where ranks that are threads of one process meet: meetings of the members of a group, and mailboxes between two ranks.
+ *
+ * A rank comes as a call in its block of calls, without the interpreter's lock; its words say what it brings. See meet.c. */
+#ifndef FLUIDX_MEET_H
+#define FLUIDX_MEET_H
+
+#include "native.h"
+
+typedef struct World World; /* what the ranks of one world share */
+typedef struct Meeting Meeting;
+typedef struct Mailbox Mailbox;
+
+enum { MOST_RANKS = 256 };
+
+/* A rank waits `spin` ns awake before it sleeps, and `timeout` seconds in all. NULL without memory, or where ranks cannot meet in C. */
+World *world_make(int ranks, double timeout, int64_t spin);
+void world_free(World *w);
+int world_ranks(const World *w);
+void world_abort(World *w, const char *why); /* stop who waits and who comes; the first reason stays */
+void world_reset(World *w);                  /* forget failures and messages, while no rank is there */
+Meeting *world_meeting(World *w, int n, const int *ranks);
+Mailbox *world_mailbox(World *w, int from, int to);
+
+/* Words of the kernel `meet`: what one member brings. After MEET_TAKES follow the places, in the words, of the arrays: given ones by reader,
+ * then those that take what the others give; of a call without parts (MEET_GIVES is -1) there is one of each. An array is its address, a
+ * text of its type, its number of axes, their sizes and their strides in bytes. */
+enum { MEET_AT, MEET_ME, MEET_WORK, MEET_HOW, MEET_ROOT, MEET_ITEM, MEET_SIZE, MEET_TEXT, MEET_ALIKE, MEET_GIVES, MEET_TAKES, MEET_ARRAYS };
+enum { ARRAY_AT, ARRAY_TEXT, ARRAY_AXES, ARRAY_SIZES };
+
+/* Do the work of the members from `first` to `end` for all n of them, whose words are given. */
+typedef void (*MeetWork)(const int64_t *const *words, int64_t n, int64_t first, int64_t end);
+
+/* Meet the others; when all have come and brought what fits together, do this member's share of the work. `work` may be NULL. */
+void meet_others(const int64_t *a, MeetWork work, Team *team);
+
+/* Words of the kernel `exchange`: the world, my rank, how many messages are sent and received, and for each its mailbox, the peer, address,
+ * bytes, and a text of the type. All are posted before the first is waited for. */
+enum { MAIL_WORLD, MAIL_ME, MAIL_SENDS, MAIL_RECVS, MAIL_FIRST };
+enum { MAIL_BOX, MAIL_PEER, MAIL_AT, MAIL_BYTES, MAIL_TEXT, MAIL_WORDS };
+void exchange_mail(const int64_t *a, Team *team);
+
+#endif

@@ -1,0 +1,110 @@
+"""Worlds: where ranks that are threads of this process meet in C, and the calls by which they do, which may stand in any block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import Call, _cores, _module, address
+
+SPIN_US = 200  # that a rank waits awake, where each has a core
+SPIN_CROWDED_US = 20  # and where they share cores
+
+Ranks = tuple[int, ...]
+Sending = tuple[np.ndarray, int]  # an array and the peer
+
+_WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "reduce_scatter": 4}  # as combine.h numbers it
+_HOW = {"": 0, "sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4}
+
+
+class Brought(NamedTuple):
+    """What one rank brings to a meeting: `text` shows it, and `call` is the part of the text that is alike on all ranks.
+
+    `gives` and `takes` are single arrays, contiguous ones, or (`parts`) one for each rank.
+    """
+
+    what: str
+    op: str
+    root: int
+    text: str
+    call: str
+    size: int
+    gives: Sequence[np.ndarray]
+    takes: Sequence[np.ndarray]
+    parts: bool
+
+
+class World:
+    """Where the ranks of one world meet. Calls that it makes keep it alive."""
+
+    def __init__(self, capsule: Any):
+        self._capsule, self._module = capsule, _module()
+        self._place = self._module.place(capsule)
+        self._guard = threading.Lock()
+        self._meetings: dict[Ranks, int] = {}
+        self._mailboxes: dict[tuple[int, int], int] = {}
+
+    def meet(self, ranks: Ranks, rank: int, brought: Brought, working: bool = True) -> Call:
+        """The call that meets the others and, if `working`, does this rank's share of the work."""
+        b = brought
+        texts = [_text(b.text)]
+        places: dict[int, int] = {}
+        records: list[int] = []
+        first = 11 + len(b.gives) + len(b.takes)  # as meet.h lays out the words
+        for a in (*b.gives, *b.takes):
+            if id(a) not in places:
+                places[id(a)] = first + len(records)
+                texts.append(_text(f"{a.dtype}{list(a.shape)}"))
+                records += [address(a), address(texts[-1]), a.ndim, *a.shape, *a.strides]
+        item = b.gives[0].itemsize if b.gives else 1
+        words = [
+            self._meeting(ranks), ranks.index(rank), _WORK.get(b.what, 0) if working else 0, _HOW[b.op], b.root, item, b.size,
+            address(texts[0]), len(b.call), *((len(b.gives), len(b.takes)) if b.parts else (-1, -1)),
+            *(places[id(a)] for a in (*b.gives, *b.takes)), *records,
+        ]  # fmt: skip
+        return Call("meet", tuple(words), (self._capsule, texts, b.gives, b.takes))
+
+    def exchange(self, rank: int, sends: Sequence[Sending], recvs: Sequence[Sending]) -> Call:
+        """The call that sends and receives contiguous arrays, all at once."""
+        words, keeps = [self._place, rank, len(sends), len(recvs)], [self._capsule]
+        for k, (a, peer) in enumerate((*sends, *recvs)):
+            text = _text(f"{a.dtype}{list(a.shape)}")
+            words += [self._mailbox(*((rank, peer) if k < len(sends) else (peer, rank))), peer, address(a), a.nbytes, address(text)]
+            keeps += [a, text]
+        return Call("exchange", tuple(words), tuple(keeps))
+
+    def abort(self, why: str) -> None:
+        """Make every waiting rank stop."""
+        self._module.abort(self._capsule, why.replace("\0", " ").encode("utf-8", "replace").decode())
+
+    def reset(self) -> None:
+        self._module.reset(self._capsule)
+
+    def _meeting(self, ranks: Ranks) -> int:
+        with self._guard:
+            if ranks not in self._meetings:
+                self._meetings[ranks] = self._module.meeting(self._capsule, ranks)
+            return self._meetings[ranks]
+
+    def _mailbox(self, source: int, to: int) -> int:
+        with self._guard:
+            if (source, to) not in self._mailboxes:
+                self._mailboxes[source, to] = self._module.mailbox(self._capsule, source, to)
+            return self._mailboxes[source, to]
+
+
+def make_world(ranks: int, timeout: float) -> World | None:
+    """A world for `ranks` threads; None where the extension cannot offer one: MSVC has no C11 atomics."""
+    spin = SPIN_US if ranks <= _cores() else SPIN_CROWDED_US
+    capsule = _module().world(ranks, timeout, spin * 1000)
+    return None if capsule is None else World(capsule)
+
+
+@lru_cache(maxsize=1024)
+def _text(text: str) -> np.ndarray:
+    """A text for C, which ends with a zero byte."""
+    return np.frombuffer(text.encode() + b"\0", np.uint8)
