@@ -44,6 +44,9 @@ class Communicator(Protocol):
     # True: calls only start the work, on a stream of its own. `mark()` gives a token, `order_after(token)` makes compute wait for what
     # was started before it.
     asynchronous: bool
+    # The same methods, which do nothing and give the C calls that would: a list of `native.Call`, or None where there are none for these
+    # arrays. None where there never are. They may stand in a block with other calls.
+    calls: Any
 
     def init_group(self, ranks: Ranks) -> None: ...
 

@@ -104,6 +104,7 @@ class NcclCommunicator:
     """
 
     asynchronous = True
+    calls: Any = None
 
     def __init__(self, world: NcclWorld, rank: int):
         import cupy

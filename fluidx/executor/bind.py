@@ -16,6 +16,7 @@ from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType
 from ..ops import kernels
+from ..ops.comm.collective import native_calls
 from . import watch
 from .context import RunContext
 from .fuse import fused
@@ -105,7 +106,7 @@ class Bound:
             return first
         at = next((k for k, (op, _) in enumerate(self.steps) if op is first), len(self.steps))
         for op, step in self.steps[at:]:
-            if not isinstance(step, kernels.Native):  # kernels between copies are a step by themselves
+            if not isinstance(step, kernels.Native):  # kernels between copies by NumPy are a step by themselves
                 break
             number -= len(step.calls)
             if number < 0:
@@ -244,11 +245,9 @@ class _Binder:
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
         scratch = [self._carved(s.offset, s.type) for s in step.scratch if not s.of]
         call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, step.kernel, scratch)
-        if not before and not after:
-            return call
         if after and talks and self.ctx.comm.asynchronous:
             after.insert(0, partial(_finish, self.ctx.comm))
-        return partial(_sequence, [*before, call, *after])
+        return _sequence([*before, call, *after])
 
     def _copies(self, step: Step) -> tuple[dict[tuple[str, bool], Any], list[Call], list[Call]]:
         """Arrays aside by name and whether they stand for an operand, and the calls that fill those and empty the others."""
@@ -259,7 +258,7 @@ class _Binder:
             if s.of:
                 a, home, reads = self._carved(s.offset, s.type), self.array(s.of), s.reads
                 aside[s.of, reads] = a
-                (before if reads else after).append(partial(kernels.copy, self.xp, *((a, home) if reads else (home, a))))
+                (before if reads else after).append(kernels.copying(self.xp, *((a, home) if reads else (home, a))))
         return aside, before, after
 
     def _exchange(self, step: Step) -> Call:
@@ -272,8 +271,9 @@ class _Binder:
             else:
                 name = op.input_arg_names[0]
                 sends.append((aside[name, True] if (name, True) in aside else self.array(name), peer))
-        exchange = partial(self.ctx.comm.exchange, sends, recvs)
-        return partial(_sequence, [*before, exchange]) if before else exchange
+        calls = native_calls(self.ctx, "exchange", sends, recvs)
+        exchange = partial(self.ctx.comm.exchange, sends, recvs) if calls is None else kernels.Native(calls)
+        return _sequence([*before, exchange])
 
     def _ghost(self, t: TensorType) -> Any:
         return self.xp.broadcast_to(self.xp.zeros((), np_dtype(t.dtype)), t.shape)
@@ -318,9 +318,18 @@ def _finish(comm: Any) -> None:
     comm.order_after(comm.mark())
 
 
-def _sequence(calls: list[Call]) -> None:
-    for call in calls:
-        call()
+def _sequence(steps: list[Call]) -> Call:
+    """The steps as one, of C kernels if all of them are."""
+    if len(steps) == 1:
+        return steps[0]
+    if all(isinstance(s, kernels.Native) for s in steps):
+        return kernels.Native([call for s in steps for call in s.calls])
+    return partial(_run_all, steps)
+
+
+def _run_all(steps: list[Call]) -> None:
+    for step in steps:
+        step()
 
 
 def _fill(pairs: list[tuple[Any, Any]]) -> None:

@@ -211,10 +211,14 @@ class Storage:
         self.asides.append(node.scratch[-1])
 
     def operands(self, node: Node) -> tuple[list[Any], list[Any]]:
-        """The inputs and outputs of an operator as shadow arrays."""
+        """The inputs and outputs of an operator as shadow arrays, as its body gets them: copies aside lie in one piece."""
         op, shadow = node.op, self.shadow.__getitem__
         if node.here is None or not node.here.ghosts:
-            return node.definition.operands(op, shadow, shadow)
+            aside = {(a.of, a.reads): self._fake(a.type) for a in node.scratch if a.of}
+            if not aside:
+                return node.definition.operands(op, shadow, shadow)
+            ins = lambda n: aside.get((n, True), self.shadow[n])  # noqa: E731
+            return node.definition.operands(op, ins, lambda n: aside.get((n, False), self.shadow[n]))
         outs = node.definition.arrange(op.outputs, node.definition.out_slots, shadow)
         return node.here.inputs(op, node.definition, shadow, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
 

@@ -171,6 +171,12 @@ def _kernel(
     return partial(_copy_results, xp, partial(definition.kernel, xp, *ins, **kwargs), outs)
 
 
+def copying(xp: Any, out: Any, x: Any) -> Step:
+    """A call that fills `out` with `x`; one of C kernels where they are used and cover it."""
+    calls = copy_calls(out, x) if xp is np and native.enabled() else None
+    return partial(copy, xp, out, x) if calls is None else Native(calls)
+
+
 def copy(xp: Any, out: Any, x: Any) -> None:
     """Fill `out` with `x`, converted to its dtype."""
     if xp is np:

@@ -8,6 +8,7 @@ The gradient of a sum over the ranks' losses by what each rank holds: a value th
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -75,6 +76,12 @@ def check_linear(name: str, op: str) -> None:
         raise ProgramError(f"{name} of op={op!r} has no gradient; 'sum' and 'avg' have")
 
 
+def native_calls(ctx: Any, name: str, *args: Any) -> Any:
+    """The C calls that communicate as the communicator's method `name` would; None where it has none."""
+    calls = None if ctx.comm is None else ctx.comm.calls
+    return None if calls is None else getattr(calls, name)(*args)
+
+
 class NcclInit(OpDef):
     """Create the communicator of a group; every rank of the group runs it once, in the startup program.
 
@@ -97,6 +104,10 @@ class NcclInit(OpDef):
         return lambda: ctx.comm.init_group(ranks)
 
     @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "init_group", ctx.group(attrs["group"]))
+
+    @staticmethod
     def samples():
         yield Sample.of(group="dp")
 
@@ -115,6 +126,10 @@ class Barrier(OpDef):
     def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         ranks = ctx.group(attrs["group"])
         return lambda: ctx.comm.barrier(ranks)
+
+    @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "barrier", ctx.group(attrs["group"]))
 
     @staticmethod
     def samples():
@@ -157,6 +172,10 @@ class AllReduce(OpDef):
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str) -> None:
         ctx.comm.all_reduce(x, out, op, ctx.group(group))
+
+    @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "all_reduce", ins[0], outs[0], attrs["op"], ctx.group(attrs["group"]))
 
     @staticmethod
     def samples():
@@ -204,6 +223,10 @@ class Reduce(OpDef):
         ctx.comm.reduce(x, out, op, root, ctx.group(group))
 
     @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "reduce", ins[0], outs[0], attrs["op"], attrs["root"], ctx.group(attrs["group"]))
+
+    @staticmethod
     def samples():
         yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
 
@@ -244,6 +267,10 @@ class Broadcast(OpDef):
         ctx.comm.broadcast(x, out, root, ctx.group(group))
 
     @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "broadcast", ins[0], outs[0], attrs["root"], ctx.group(attrs["group"]))
+
+    @staticmethod
     def samples():
         yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
 
@@ -281,10 +308,17 @@ class AllGather(OpDef):
         return b.reduce_scatter(g, op="sum", **_cut_of(op))
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        x, ranks = ins[0], ctx.group(attrs["group"])
-        parts = cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"])
-        return lambda: ctx.comm.all_gather(x, parts, ranks)
+    def _args(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
+        ranks = ctx.group(attrs["group"])
+        return ins[0], cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"]), ranks
+
+    @classmethod
+    def bind(cls, xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        return partial(ctx.comm.all_gather, *cls._args(ins, outs, attrs, ctx))
+
+    @classmethod
+    def native(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "all_gather", *cls._args(ins, outs, attrs, ctx))
 
     @staticmethod
     def samples():
@@ -331,10 +365,17 @@ class ReduceScatter(OpDef):
         return b.all_gather(g, **cut)
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        out, op, ranks = outs[0], attrs["op"], ctx.group(attrs["group"])
-        parts = cut_views(ins[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"])
-        return lambda: ctx.comm.reduce_scatter(parts, out, op, ranks)
+    def _args(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
+        ranks = ctx.group(attrs["group"])
+        return cut_views(ins[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"]), outs[0], attrs["op"], ranks
+
+    @classmethod
+    def bind(cls, xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        return partial(ctx.comm.reduce_scatter, *cls._args(ins, outs, attrs, ctx))
+
+    @classmethod
+    def native(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "reduce_scatter", *cls._args(ins, outs, attrs, ctx))
 
     @staticmethod
     def samples():
@@ -372,11 +413,18 @@ class AllToAll(OpDef):
         return b.all_to_all(g, group=a["group"], axis=a["to_axis"], unit=a["to_unit"], to_axis=a["axis"], to_unit=a["unit"])
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _args(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
         ranks = ctx.group(attrs["group"])
         sends = cut_views(ins[0], len(ranks), attrs["to_axis"], attrs["to_unit"])
-        recvs = cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"])
-        return lambda: ctx.comm.all_to_all(sends, recvs, ranks)
+        return sends, cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"]), ranks
+
+    @classmethod
+    def bind(cls, xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        return partial(ctx.comm.all_to_all, *cls._args(ins, outs, attrs, ctx))
+
+    @classmethod
+    def native(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "all_to_all", *cls._args(ins, outs, attrs, ctx))
 
     @staticmethod
     def samples():

@@ -10,8 +10,9 @@ from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import ANY, At, Entry, Partial, Pieces, TensorType
+from ..shared.native import all_of, copy_calls
 from ..shared.samples import counting
-from .collective import check_cut, check_move, expect
+from .collective import check_cut, check_move, expect, native_calls
 
 
 class Send(OpDef):
@@ -38,6 +39,10 @@ class Send(OpDef):
         return lambda: ctx.comm.exchange([(x, peer)], [])
 
     @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "exchange", [(ins[0], attrs["peer"])], [])
+
+    @staticmethod
     def samples():
         yield Sample.of(counting(4, 3), peer=0, group="dp", grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
 
@@ -58,6 +63,10 @@ class Recv(OpDef):
     def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         out, peer = outs[0], attrs["peer"]
         return lambda: ctx.comm.exchange([], [(out, peer)])
+
+    @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, "exchange", [], [(outs[0], attrs["peer"])])
 
     @staticmethod
     def samples():
@@ -115,11 +124,11 @@ class Pack(OpDef):
 
     @staticmethod
     def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        pairs, at = [], 0
-        for x in ins[0]:
-            pairs.append((outs[0][at : at + x.size].reshape(x.shape), x))
-            at += x.size
-        return partial(_copy_all, pairs)
+        return partial(_copy_all, _packed(ins[0], outs[0]))
+
+    @staticmethod
+    def native(ins: list, outs: list, attrs: Any, dry: bool = False) -> Any:
+        return all_of([copy_calls(place, x, dry) for place, x in _packed(ins[0], outs[0])])
 
     kernel = staticmethod(lambda xp, xs: xp.concatenate([x.reshape(-1) for x in xs]))
 
@@ -149,10 +158,13 @@ class Unpack(OpDef):
 
     @staticmethod
     def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        if not all(x.flags.c_contiguous for x in (*ins[0], *outs[0])):
-            return None  # laid out flat, a strided array is a copy of what it holds now
-        targets = _flats(outs[0])
-        return partial(_copy_all, [pair for x in _flats(ins[0]) for pair in _meeting(x, targets)])
+        pairs = _unpacked(ins[0], outs[0])
+        return None if pairs is None else partial(_copy_all, pairs)
+
+    @staticmethod
+    def native(ins: list, outs: list, attrs: Any, dry: bool = False) -> Any:
+        pairs = _unpacked(ins[0], outs[0])
+        return None if pairs is None else all_of([copy_calls(place, x, dry) for place, x in pairs])
 
     @staticmethod
     def kernel(xp: Any, xs: list, *, shapes: tuple) -> list:
@@ -167,6 +179,23 @@ class Unpack(OpDef):
     def samples():
         yield Sample.of([counting(10)], shapes=((2, 3), (4,)), grad=(), why="stands beside communication only")
         yield Sample.of([counting(4), counting(2, 3)], shapes=((2, 5),), grad=(), why="stands beside communication only")
+
+
+def _packed(xs: list, out: Any) -> list[tuple[Any, Any]]:
+    """(target, source) for each input."""
+    pairs, at = [], 0
+    for x in xs:
+        pairs.append((out[at : at + x.size].reshape(x.shape), x))
+        at += x.size
+    return pairs
+
+
+def _unpacked(xs: list, outs: list) -> list[tuple[Any, Any]] | None:
+    """(target, source) for all pieces; None for strided arrays, which laid out flat are copies of what they hold now."""
+    if not all(x.flags.c_contiguous for x in (*xs, *outs)):
+        return None
+    targets = _flats(outs)
+    return [pair for x in _flats(xs) for pair in _meeting(x, targets)]
 
 
 def _flats(arrays: list) -> list[tuple[int, Any]]:

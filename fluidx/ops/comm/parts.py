@@ -7,7 +7,7 @@ from typing import Any
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import At, Entry, Partial, TensorType
-from ..shared.native import copy_calls, fill_calls
+from ..shared.native import all_of, copy_calls, fill_calls
 from ..shared.samples import counting
 from .collective import check_cut, cut_entry, cut_views, expect
 
@@ -87,6 +87,12 @@ class PadPart(_Cut):
         k, n = _seat(ctx, group)
         out.fill(0)
         cut_views(out, n, axis, unit, bounds)[k][...] = x
+
+    @staticmethod
+    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        k, n = _seat(ctx, attrs["group"])
+        part = cut_views(outs[0], n, attrs["axis"], attrs["unit"], attrs["bounds"])[k]
+        return all_of([fill_calls(outs[0], 0, dry), copy_calls(part, ins[0], dry)])
 
     @staticmethod
     def samples():
