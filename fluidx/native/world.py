@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import Call, _cores, _module, address
+from . import Call, _module, address
 
-SPIN_US = 200  # that a rank waits awake, where each has a core
-SPIN_CROWDED_US = 20  # and where they share cores
+SPIN_US = 100  # that a rank waits awake at most
 
 Ranks = tuple[int, ...]
 Sending = tuple[np.ndarray, int]  # an array and the peer
@@ -99,8 +98,7 @@ class World:
 
 def make_world(ranks: int, timeout: float) -> World | None:
     """A world for `ranks` threads; None where the extension cannot offer one: MSVC has no C11 atomics."""
-    spin = SPIN_US if ranks <= _cores() else SPIN_CROWDED_US
-    capsule = _module().world(ranks, timeout, spin * 1000)
+    capsule = _module().world(ranks, timeout, SPIN_US * 1000)
     return None if capsule is None else World(capsule)
 
 

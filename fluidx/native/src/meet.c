@@ -44,7 +44,7 @@ void exchange_mail(const int64_t *a, Team *team) { (void)a, (void)team; }
 
 enum {
     LOOKS = 64,         /* at a counter between two looks at the clock */
-    YIELD_NS = 5000,    /* of waiting awake, after which the core is offered to others */
+    TRY_AGAIN = 32,     /* waits after which a rank has its full patience again */
     SMALL = 4096,       /* elements up to which the last to arrive does all the work, and nobody waits a second time */
     EAGER = 64 * 1024,  /* bytes up to which a message is copied; above, its sender waits until the receiver has read */
     ARRIVALS = 1 << 16, /* a meeting's counter: ARRIVALS for each time that all had come, and the number of those who have come since */
@@ -56,6 +56,8 @@ typedef struct {
     pthread_mutex_t mutex;
     pthread_cond_t call;
     _Alignas(64) atomic_int asleep;
+    int64_t patience; /* ns to wait awake */
+    unsigned waits;
 } Seat;
 
 struct World {
@@ -131,6 +133,7 @@ World *world_make(int ranks, double timeout, int64_t spin) {
     w->ranks = ranks, w->seconds = timeout, w->spin = spin;
     w->timeout = timeout < 1e9 ? (int64_t)(timeout * 1e9) : (int64_t)1e18;
     for (int r = 0; r < ranks; r++) {
+        w->seats[r].patience = spin;
         if (seat_init(&w->seats[r])) {
             free(w);
             return NULL;
@@ -219,21 +222,25 @@ static int has_failed(World *w) { return atomic_load(&w->failed) == 2; }
 
 enum { REACHED, FAILED, LATE };
 
-/* Wait until a counter has reached `goal`. A wait for `work` of another rank has no deadline and does not end when the world fails. */
+/* Wait until a counter has reached `goal`. A wait for `work` of another rank has no deadline and does not end when the world fails.
+ *
+ * Being called from sleep takes some 30 us, so a rank first stays awake. Where others share its core that only keeps them from coming: a
+ * rank that stayed awake in vain does so half as long the next time, and now and then tries again. */
 static int wait_for(World *w, int rank, Counter *counter, uint64_t goal, int work) {
-    int64_t start = 0, waited = 0;
-    do {
-        for (int i = waited > YIELD_NS ? 1 : LOOKS; i; i--) {
-            if (atomic_load_explicit(counter, memory_order_acquire) >= goal) return REACHED;
+    Seat *s = &w->seats[rank];
+    int64_t start = 0, waited = 0, most = ++s->waits % TRY_AGAIN ? s->patience : w->spin;
+    for (; waited <= most; waited = now() - start) {
+        for (int i = 0; i < LOOKS; i++) {
+            if (atomic_load_explicit(counter, memory_order_acquire) >= goal) {
+                if (start) s->patience = now() - start <= most ? w->spin : s->patience / 2; /* later: the other one took this core */
+                return REACHED;
+            }
             if (!work && has_failed(w)) return FAILED;
             pause_briefly();
         }
-        if (waited > YIELD_NS) sched_yield();
-        int64_t t = now();
-        if (!start) start = t;
-        waited = t - start;
-    } while (waited < w->spin);
-    Seat *s = &w->seats[rank];
+        if (!start) start = now();
+    }
+    s->patience /= 2;
     int64_t deadline = work ? INT64_MAX : start + w->timeout;
     pthread_mutex_lock(&s->mutex);
     atomic_store(&s->asleep, 1); /* before the look at the counter: whoever moves it looks here afterwards */
