@@ -322,8 +322,9 @@ def _sequence(steps: list[Call]) -> Call:
     """The steps as one, of C kernels if all of them are."""
     if len(steps) == 1:
         return steps[0]
-    if all(isinstance(s, kernels.Native) for s in steps):
-        return kernels.Native([call for s in steps for call in s.calls])
+    natives = [s for s in steps if isinstance(s, kernels.Native)]
+    if len(natives) == len(steps):
+        return kernels.Native([call for s in natives for call in s.calls])
     return partial(_run_all, steps)
 
 

@@ -344,22 +344,6 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
     return Call(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic), (a, b, out))
 
 
-_COMBINE = {"sum": 0, "avg": 1, "max": 2, "min": 3}  # as combine.h numbers them
-
-
-def combine(ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], op: str) -> Call | None:
-    """The call that fills each of `outs` with the reduction of `ins` in their order; None where it does not fit.
-
-    All arrays are contiguous, of one dtype, float32 or float64, and of one size. A result may be one of the terms. One thread does it:
-    ranks that are threads do a share each.
-    """
-    arrays, size, dtype = (*ins, *outs), ins[0].size, ins[0].dtype
-    fn = {"float32": "combine_f32", "float64": "combine_f64"}.get(dtype.name)
-    if fn is None or op not in _COMBINE or not all(a.dtype == dtype and a.size == size and a.flags.c_contiguous for a in arrays):
-        return None
-    return Call(fn, (_COMBINE[op], size, len(ins), len(outs), *map(address, arrays)), arrays)
-
-
 def address(a: np.ndarray) -> int:
     """Where the first element of an array lies."""
     return _module().address(a)

@@ -1,63 +1,67 @@
-"""Reductions of ranks' arrays in C: right for every number of terms, in place, and with NaN as NumPy has it."""
-
-import threading
+"""Reductions of ranks' arrays in C: in rank order for every number of ranks, at every level, in place, and with NaN as NumPy has it."""
 
 import numpy as np
 import pytest
 
 from fluidx import native
-from fluidx.comm.threads import ThreadWorld
+from fluidx.testing import each_rank
 
-UFUNC = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+UFUNC = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 def terms(n, size, dtype):
     rng = np.random.default_rng(n)
-    return [rng.integers(-8, 9, size).astype(dtype) for _ in range(n)]
+    return [rng.standard_normal(size).astype(dtype) for _ in range(n)]
+
+
+def in_order(arrays, op):
+    """The reduction in the order of the ranks, rounded after each step."""
+    total = arrays[0].copy()
+    for x in arrays[1:]:
+        total = UFUNC[op](total, x)
+    return total / total.dtype.type(len(arrays)) if op == "avg" else total
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("op", ["sum", "max", "min", "avg"])
-@pytest.mark.parametrize("n, size", [(1, 5), (2, 0), (2, 1), (2, 2047), (3, 2048), (4, 5001)])
-def test_each_result_is_the_reduction(n, size, op, dtype):
-    ins = terms(n, size, dtype)
-    want = ins[0].copy()
-    for x in ins[1:]:
-        want = UFUNC.get(op, np.add)(want, x)
-    want = want / want.dtype.type(n) if op == "avg" else want
-    outs = [ins[0], np.full(size, np.nan, dtype)]  # one in the place of a term
-    native.compile([native.combine([x.copy() if k else x for k, x in enumerate(ins)], outs, op)])()
-    assert all(np.array_equal(o, want) for o in outs)
+@pytest.mark.parametrize("op", UFUNC)
+@pytest.mark.parametrize("n, size", [(1, 5), (2, 0), (2, 1), (2, 2047), (3, 4096), (3, 4097), (4, 5001), (2, 70_001)])
+def test_each_rank_gets_the_reduction_in_rank_order(n, size, op, dtype, level):
+    xs = terms(n, size, dtype)
+    want = in_order(xs, op)
+
+    def job(comm):
+        apart, there = np.full(size, np.nan, dtype), xs[comm.rank].copy()
+        native.compile(comm.calls.all_reduce(xs[comm.rank], apart, op, tuple(range(n))))()
+        native.compile(comm.calls.all_reduce(there, there, op, tuple(range(n))))()
+        return apart, there
+
+    assert all(np.array_equal(a, want) and np.array_equal(b, want) for a, b in each_rank(n, job))
 
 
 @pytest.mark.parametrize("op", ["max", "min"])
-def test_a_nan_wins(op):
-    a, b = np.float32([1, np.nan, 3, np.nan]), np.float32([np.nan, 2, 1, np.nan])
-    out = np.empty(4, "float32")
-    native.compile([native.combine([a, b], [out], op)])()
-    assert np.array_equal(out, UFUNC[op](a, b), equal_nan=True)
+def test_a_nan_wins(op, level):
+    xs = [np.float32([1, np.nan, 3, np.nan]), np.float32([np.nan, 2, 1, np.nan])]
+
+    def job(comm):
+        out = np.empty(4, "float32")
+        comm.all_reduce(xs[comm.rank], out, op, (0, 1))
+        return out
+
+    assert all(np.array_equal(out, UFUNC[op](*xs), equal_nan=True) for out in each_rank(2, job))
 
 
-def test_what_does_not_fit_gives_none():
-    a = np.ones(8, "float32")
-    assert native.combine([a, a.astype("float64")], [a], "sum") is None
-    assert native.combine([a, a[:4]], [a], "sum") is None
-    assert native.combine([a[::2], a[::2]], [a[:4]], "sum") is None
-    assert native.combine([a], [a], "prod") is None
-    assert native.combine([a.astype("int64")], [a.astype("int64")], "sum") is None
+def test_strided_parts_are_reduced_where_they_lie(level):
+    """Columns, of which rows of one part are no neighbours, turned and reversed arrays."""
+    xs = [np.arange(5 * 7 * 3, dtype="float64").reshape(5, 7, 3) * (r + 1) for r in range(3)]
+    total = sum(xs)
 
+    def job(comm):
+        x, cut = xs[comm.rank].copy(), [slice(0, 2), slice(2, 2), slice(2, 7)]
+        out = np.full((7, 5, 3), np.nan)[cut[comm.rank]].transpose(1, 0, 2)
+        comm.reduce_scatter([x[:, c] for c in cut], out, "sum", (0, 1, 2))
+        back = np.full((5, 7, 3), np.nan)[:, :, ::-1]
+        comm.all_gather(out, [back[:, c] for c in cut], (0, 1, 2))
+        return out.copy(), back.copy(), cut[comm.rank]
 
-def test_large_arrays_of_threads_are_added_in_place():
-    world, size = ThreadWorld(3), 300_001
-    arrays = terms(3, size, "float32")
-    want = arrays[0] + arrays[1] + arrays[2]
-
-    def rank(r):
-        world.communicator(r).all_reduce(arrays[r], arrays[r], "sum", (0, 1, 2))
-
-    threads = [threading.Thread(target=rank, args=(r,)) for r in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert all(np.array_equal(a, want) for a in arrays)
+    for part, whole, cut in each_rank(3, job):
+        assert np.array_equal(part, total[:, cut]) and np.array_equal(whole, total)
