@@ -214,7 +214,7 @@ class Storage:
         """The inputs and outputs of an operator as shadow arrays, as its body gets them: copies aside lie in one piece."""
         op, shadow = node.op, self.shadow.__getitem__
         if node.here is None or not node.here.ghosts:
-            aside = {(a.of, a.reads): self._fake(a.type) for a in node.scratch if a.of}
+            aside = {(a.of, a.reads): self.shadows.of(a.type) for a in node.scratch if a.of}
             if not aside:
                 return node.definition.operands(op, shadow, shadow)
             ins = lambda n: aside.get((n, True), self.shadow[n])  # noqa: E731
