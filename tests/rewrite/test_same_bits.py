@@ -91,9 +91,9 @@ def padded(main, rng):
         if kind == "zero":  # + 0 makes 0 of -0, + -0 does not
             zero = put("fill_constant", [], one, shape=(1,), dtype=t.dtype, value=rng.choice([0.0, -0.0]))
             return put("elementwise_add", [[x], [zero]], t)
-        if kind == "folded":
+        if kind == "folded":  # below 1: a value that is an id stays one
             half = put("fill_constant", [], one, shape=(1,), dtype=t.dtype, value=0.3)
-            return put("elementwise_mul", [[x], [put("exp", [[put("scale", [[half]], one, scale=1.7)]], one)]], t)
+            return put("elementwise_mul", [[x], [put("exp", [[put("scale", [[half]], one, scale=-1.7)]], one)]], t)
         return put("assign", [[x]], t)
 
     for op in main.ops:
