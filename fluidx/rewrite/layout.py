@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..ir import flow
+from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
@@ -115,7 +116,25 @@ class _Segments:
             attrs = self._elementwise(op, images)
         if attrs is None or not images or not all(self._is_image(n) for n in images):
             return None
-        return _Turn(tuple(dict.fromkeys(images)), {**op.attrs, **attrs})
+        turn = _Turn(tuple(dict.fromkeys(images)), {**op.attrs, **attrs})
+        return turn if self._agrees(op, turn) else None
+
+    def _agrees(self, op: Operator, turn: _Turn) -> bool:
+        """Are the results images of the turned shapes? Those of a reshape, whose attributes name sizes, are not."""
+        definition = opdef(op.type)
+
+        def type_of(name: str) -> TensorType:
+            t = self.descs[name].type
+            return t.with_shape(t.shape[k] for k in _LAST) if name in turn.images else t
+
+        try:
+            made = definition.infer_outputs({s: [type_of(n) for n in names] for s, names in op.inputs.items()}, turn.attrs)
+        except ProgramError:
+            return False
+        for (slot, _, many), types in zip(definition.out_slots, made, strict=True):
+            if not all(type_of(n).accepts(t) for n, t in zip(op.outputs.get(slot, ()), types if many else [types], strict=False)):
+                return False
+        return True
 
     def _is_image(self, name: str) -> bool:
         """Is it an image with one value in a run, or one that comes from outside?"""

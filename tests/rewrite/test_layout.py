@@ -80,6 +80,7 @@ def test_a_convolution_that_gains_less_than_its_borders_cost_stays():
     [
         "softmax(%y) {axis=1}", "dropout(%y) {dropout_prob=0.5, seed=3}", "transpose(%y) {axis=[0, 1, 3, 2]}", "cumsum(%y) {axis=1}",
         "concat([%y, %y]) {axis=1}", "reverse(%y) {axis=[1]}", "elementwise_add(%y, %row)", "assign(%y)",
+        "reshape(%y) {shape=[0, 128, 8, 8]}",
     ],
 )  # fmt: skip
 def test_what_is_not_element_by_element_reads_its_own_layout(op):

@@ -12,6 +12,7 @@ from fluidx.executor import Scope
 from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
 from fluidx.executor.feeds import check_feed, feed_types
+from fluidx.executor.overwrites import check_storage
 from fluidx.executor.planning import plan
 from fluidx.ir import Operator, TensorType, Var, flow, opdef
 from fluidx.rewrite import rewritten, simplified
@@ -31,6 +32,7 @@ def run(main, startup, feeds, fetch, rewrite, natively):
             arrays, ctx = check_feed(program, feed), RunContext()
             ctx.step = step
             planned = plan(program, feed_types(arrays), names, scope.arrays, ctx, natively=natively, rewrite=rewrite)
+            check_storage(planned)
             values = bind(planned, scope, ctx).run(arrays)
             if program is main:
                 yield values
@@ -89,9 +91,9 @@ def padded(main, rng):
         if kind == "zero":  # + 0 makes 0 of -0, + -0 does not
             zero = put("fill_constant", [], one, shape=(1,), dtype=t.dtype, value=rng.choice([0.0, -0.0]))
             return put("elementwise_add", [[x], [zero]], t)
-        if kind == "folded":
+        if kind == "folded":  # below 1: a value that is an id stays one
             half = put("fill_constant", [], one, shape=(1,), dtype=t.dtype, value=0.3)
-            return put("elementwise_mul", [[x], [put("exp", [[put("scale", [[half]], one, scale=1.7)]], one)]], t)
+            return put("elementwise_mul", [[x], [put("exp", [[put("scale", [[half]], one, scale=-1.7)]], one)]], t)
         return put("assign", [[x]], t)
 
     for op in main.ops:
