@@ -1,9 +1,12 @@
-"""Four models, each written once over the operations of a framework, for fluidx, PyTorch and JAX: the same mathematics by construction.
+"""Five models, each written once over the operations of a framework, for fluidx, PyTorch and JAX: the same mathematics by construction.
 
     mlp      784-512-512-10, batch 128, Adam
     lenet    LeNet-5 on 28x28, batch 64, SGD with momentum
     resnet   ResNet-18 for 32x32 images, batch 32, batch normalization, SGD with momentum
     gpt      4 layers, width 256, 4 heads, 128 tokens, batch 8, vocabulary 1,000, Adam
+    heads    causal attention alone: 8 heads of 64 over 1,024 tokens, each with a place that is trained, batch 1, SGD with momentum
+
+Attention is each framework's best: one operator in fluidx and PyTorch, written out in JAX, whose own function is no faster on CPUs.
 
 `case(name)` gives the starting values and a batch as NumPy arrays. `fluidx_step`, `torch_step` and `jax_step` give a call without
 arguments that does one step from there: it returns the loss of a training step, or the results of the network in inference. Every step
@@ -22,11 +25,12 @@ import numpy as np
 
 STAGES = (64, 128, 256, 512)  # of ResNet-18, two blocks each
 LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 4, 256, 4, 128, 1000
+LONG, LONG_WIDTH, LONG_HEADS = 1024, 512, 8  # of heads
 
 # Relative difference of losses up to which two versions count as the same model. float32 sums in another order differ by 1e-6 or so. In
 # ResNet batch normalization and 17 layers of relu amplify that from step to step: an activation next to 0 changes sign, and its gradient
 # comes or goes.
-TOLERANCE = {"mlp": 1e-4, "lenet": 1e-4, "resnet": 1e-3, "gpt": 1e-4}
+TOLERANCE = {"mlp": 1e-4, "lenet": 1e-4, "resnet": 1e-3, "gpt": 1e-4, "heads": 1e-4}
 
 
 class Case(NamedTuple):
@@ -70,14 +74,18 @@ def resnet(f: Any, x: Any) -> Any:
 def gpt(f: Any, tokens: Any) -> Any:
     x = f.embed("words", "places", tokens)
     for k in range(LAYERS):
-        h = f.attention(f.dense(f"l{k}qkv", f.layer_norm(f"l{k}n1", x)))
+        h = f.attention(f.dense(f"l{k}qkv", f.layer_norm(f"l{k}n1", x)), HEADS)
         x = f.add(x, f.dense(f"l{k}proj", h))
         h = f.dense(f"l{k}up", f.layer_norm(f"l{k}n2", x), "gelu")
         x = f.add(x, f.dense(f"l{k}down", h))
     return f.dense("head", f.layer_norm("last", x))
 
 
-NETS: dict[str, Callable[[Any, Any], Any]] = {"mlp": mlp, "lenet": lenet, "resnet": resnet, "gpt": gpt}
+def heads(f: Any, x: Any) -> Any:
+    return f.attention(f.shift("places", x), LONG_HEADS)
+
+
+NETS: dict[str, Callable[[Any, Any], Any]] = {"mlp": mlp, "lenet": lenet, "resnet": resnet, "gpt": gpt, "heads": heads}
 
 
 # -- starting values ----------------------------------------------------------------------------------------------------------------
@@ -136,6 +144,9 @@ def case(name: str, seed: int = 0) -> Case:
         dense("head", WIDTH, VOCABULARY, 0.5)
         ids = rng.integers(0, VOCABULARY, (8, TOKENS + 1))
         return Case(name, p, moving, np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:]), "adam", 3e-4)
+    if name == "heads":
+        p["places"] = normal(0.1, LONG, 3 * LONG_WIDTH)
+        return Case(name, p, moving, normal(1, 1, LONG, 3 * LONG_WIDTH), rng.integers(0, LONG_WIDTH, (1, LONG)), "momentum", 0.01)
     raise SystemExit(f"there is no model {name!r}; there are {', '.join(NETS)}")
 
 
@@ -183,19 +194,18 @@ class _Fluidx:
         return self.fx.layers.elementwise_add(x, y)
 
     def embed(self, words: str, places: str, ids: Any) -> Any:
-        x = self.fx.embedding(ids, [VOCABULARY, WIDTH], param_attr=words)
-        return self.add(x, self.fx.layers.create_parameter([TOKENS, WIDTH], "float32", name=places))
+        return self.shift(places, self.fx.embedding(ids, [VOCABULARY, WIDTH], param_attr=words))
+
+    def shift(self, name: str, x: Any) -> Any:
+        return self.add(x, self.fx.layers.create_parameter(self.c.parameters[name].shape, "float32", name=name))
 
     def layer_norm(self, name: str, x: Any) -> Any:
         return self.fx.layers.layer_norm(x, begin_norm_axis=2, param_attr=f"{name}_scale", bias_attr=f"{name}_shift")
 
-    def attention(self, qkv: Any) -> Any:
-        ly, each = self.fx.layers, WIDTH // HEADS
-        q, k, v = (ly.transpose(ly.reshape(part, [0, TOKENS, HEADS, each]), [0, 2, 1, 3]) for part in ly.split(qkv, 3, dim=2))
-        if not hasattr(self, "mask"):
-            self.mask = ly.assign(np.triu(np.full((TOKENS, TOKENS), -1e9, "float32"), 1))
-        scores = ly.elementwise_add(ly.matmul(q, k, transpose_y=True, alpha=each**-0.5), self.mask)
-        return ly.reshape(ly.transpose(ly.matmul(ly.softmax(scores), v), [0, 2, 1, 3]), [0, TOKENS, WIDTH])
+    def attention(self, qkv: Any, heads: int) -> Any:
+        ly, width = self.fx.layers, qkv.shape[2] // 3
+        q, k, v = (ly.transpose(ly.reshape(part, [0, 0, heads, width // heads]), [0, 2, 1, 3]) for part in ly.split(qkv, 3, dim=2))
+        return ly.reshape(ly.transpose(ly.scaled_dot_product_attention(q, k, v, causal=True), [0, 2, 1, 3]), [0, 0, width])
 
 
 class FluidxModel(NamedTuple):
@@ -303,13 +313,16 @@ class _Torch:
         return x + y
 
     def embed(self, words: str, places: str, ids: Any) -> Any:
-        return self.F.embedding(ids, self.get(words)) + self.get(places)
+        return self.shift(places, self.F.embedding(ids, self.get(words)))
+
+    def shift(self, name: str, x: Any) -> Any:
+        return x + self.get(name)
 
     def layer_norm(self, name: str, x: Any) -> Any:
         return self.F.layer_norm(x, (WIDTH,), self.get(f"{name}_scale"), self.get(f"{name}_shift"))
 
-    def attention(self, qkv: Any) -> Any:
-        q, k, v = (part.unflatten(2, (HEADS, WIDTH // HEADS)).transpose(1, 2) for part in qkv.split(WIDTH, 2))
+    def attention(self, qkv: Any, heads: int) -> Any:
+        q, k, v = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, 2))
         return self.F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
@@ -450,18 +463,21 @@ class _Jax:
         return x + y
 
     def embed(self, words: str, places: str, ids: Any) -> Any:
-        return self.p[words][ids] + self.p[places]
+        return self.shift(places, self.p[words][ids])
+
+    def shift(self, name: str, x: Any) -> Any:
+        return x + self.p[name]
 
     def layer_norm(self, name: str, x: Any) -> Any:
         mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
         return (x - mean) * self.jax.lax.rsqrt(var + 1e-5) * self.p[f"{name}_scale"] + self.p[f"{name}_shift"]
 
-    def attention(self, qkv: Any) -> Any:
-        n = qkv.shape[0]
-        q, k, v = (part.reshape(n, TOKENS, HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3) for part in self.np.split(qkv, 3, 2))
-        scores = q @ k.transpose(0, 1, 3, 2) * (WIDTH // HEADS) ** -0.5
-        scores = self.np.where(self.np.tril(self.np.ones((TOKENS, TOKENS), bool)), scores, -1e9)
-        return (self.jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(n, TOKENS, WIDTH)
+    def attention(self, qkv: Any, heads: int) -> Any:
+        n, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        q, k, v = (part.reshape(n, tokens, heads, width // heads).transpose(0, 2, 1, 3) for part in self.np.split(qkv, 3, 2))
+        scores = q @ k.transpose(0, 1, 3, 2) * (width // heads) ** -0.5
+        scores = self.np.where(self.np.tril(self.np.ones((tokens, tokens), bool)), scores, -1e9)
+        return (self.jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(n, tokens, width)
 
 
 def jax_step(c: Case, train: bool = True) -> Callable[[], Any]:

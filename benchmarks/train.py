@@ -5,7 +5,7 @@ values and the same batch (`_models.py`); one whose losses of the first three st
 the median over the steps of all rounds, with minimum and upper quartile. fluidx and JAX copy the batch in on every step, PyTorch works on
 it in place; all give back the loss as a number.
 
-    --models mlp,lenet,resnet,gpt   --threads 1,2   --rounds 20   --seconds 0.3 (a turn)   --save
+    --models mlp,lenet,resnet,gpt (and heads: attention alone)   --threads 1,2   --rounds 20   --seconds 0.3 (a turn)   --save
     --peers fluidx,torch_best,...   also fluidx_numpy, and torch_compile, which compiles for up to a minute a case
 """
 

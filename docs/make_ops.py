@@ -30,6 +30,7 @@ KINDS = {
     "Normalization": "nn.*norm*",
     "Dropout": "nn.dropout",
     "Softmax": "nn.softmax",
+    "Attention": "nn.attention",
     "Losses": "loss.*_loss",
     "Metrics": "loss.metric",
     "Embedding": "nn.embedding",

@@ -18,16 +18,15 @@ def text() -> tuple[np.ndarray, int]:
     return np.array([index[c] for c in raw if c in index], dtype="int64"), len(alphabet)
 
 
-def attention(x, mask):
+def attention(x):
     """Causal self-attention: every position looks at itself and those before it."""
     qkv = fx.layers.fc(x, 3 * WIDTH, num_flatten_dims=2)
     q, k, v = (
         fx.layers.transpose(fx.layers.reshape(part, [0, CONTEXT, HEADS, WIDTH // HEADS]), [0, 2, 1, 3])
         for part in fx.layers.split(qkv, 3, dim=2)
     )
-    scores = fx.layers.matmul(q, k, transpose_y=True, alpha=(WIDTH // HEADS) ** -0.5)
-    weights = fx.layers.softmax(fx.layers.elementwise_add(scores, mask))
-    joined = fx.layers.reshape(fx.layers.transpose(fx.layers.matmul(weights, v), [0, 2, 1, 3]), [0, CONTEXT, WIDTH])
+    mixed = fx.layers.scaled_dot_product_attention(q, k, v, causal=True)
+    joined = fx.layers.reshape(fx.layers.transpose(mixed, [0, 2, 1, 3]), [0, CONTEXT, WIDTH])
     return fx.layers.fc(joined, WIDTH, num_flatten_dims=2)
 
 
@@ -38,13 +37,12 @@ def build() -> Model:
     with fx.program_guard(main, startup):
         tokens = fx.data("tokens", [-1, CONTEXT], "int64")
         targets = fx.data("targets", [-1, CONTEXT, 1], "int64")
-        mask = fx.layers.assign(np.triu(np.full((CONTEXT, CONTEXT), -1e9, "float32"), 1))
         small = fx.initializer.Normal(0.0, 0.02)
         places = fx.layers.create_parameter([CONTEXT, WIDTH], "float32", name="places", default_initializer=small)
         x = fx.layers.embedding(fx.layers.unsqueeze(tokens, [2]), [characters, WIDTH], param_attr=small)
         x = fx.layers.elementwise_add(x, places)
         for _ in range(LAYERS):
-            x = x + attention(fx.layers.layer_norm(x, begin_norm_axis=2), mask)
+            x = x + attention(fx.layers.layer_norm(x, begin_norm_axis=2))
             h = fx.layers.fc(fx.layers.layer_norm(x, begin_norm_axis=2), 4 * WIDTH, num_flatten_dims=2, act="gelu")
             x = x + fx.layers.fc(h, WIDTH, num_flatten_dims=2)
         logits = fx.layers.fc(fx.layers.layer_norm(x, begin_norm_axis=2), characters, num_flatten_dims=2)

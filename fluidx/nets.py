@@ -98,7 +98,8 @@ def scaled_dot_product_attention(
     """softmax(q @ k' / sqrt(d)) @ v for each head (Vaswani et al., 2017), without projections of a single head.
 
     queries are [n, lq, d], keys [n, lk, d], values [n, lk, dv]; the result is [n, lq, dv]. With more than one head each of the three is
-    projected by an fc without bias first, as in fluid, and d and dv divide by the number of heads.
+    projected by an fc without bias first, as in fluid, and d and dv divide by the number of heads. With a `dropout_rate` the weights are
+    kept, to be dropped at random; without, `layers.scaled_dot_product_attention` does the work.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()):
@@ -127,10 +128,11 @@ def scaled_dot_product_attention(
         return layers.transpose(layers.reshape(x, [0, 0, heads, x.shape[2] // heads]), [0, 2, 1, 3])
 
     q, k, v = split(queries), split(keys), split(values)
-    weights = layers.softmax(layers.matmul(q, k, transpose_y=True, alpha=float((width // heads) ** -0.5)))
     if rate:
-        weights = layers.dropout(weights, dropout_prob=rate)
-    context = layers.matmul(weights, v)
+        weights = layers.softmax(layers.matmul(q, k, transpose_y=True, alpha=float((width // heads) ** -0.5)))
+        context = layers.matmul(layers.dropout(weights, dropout_prob=rate), v)
+    else:
+        context = layers.scaled_dot_product_attention(q, k, v)
     if heads == 1:
         return context
     return layers.reshape(layers.transpose(context, [0, 2, 1, 3]), [0, 0, v_width])

@@ -1,4 +1,4 @@
-"""The layers of neural networks: fc, convolutions, pooling, normalization, dropout, embedding, softmax, matrix products."""
+"""The layers of neural networks: fc, convolutions, pooling, normalization, dropout, embedding, softmax, attention, matrix products."""
 
 from __future__ import annotations
 
@@ -572,6 +572,38 @@ def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None, a
     return helper.op("softmax", x, axis=axis)
 
 
+def scaled_dot_product_attention(
+    q: Variable,
+    k: Variable,
+    v: Variable,
+    mask: Variable | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    name: str | None = None,
+) -> Variable:
+    """softmax(q @ k' * scale + mask) @ v for each head, without keeping the scores; `scale` is 1 / sqrt(width of q) if left out.
+
+    q is [..., heads, s, d], k [..., heads, t, d] and v [..., heads, t, e]; the result is [..., heads, s, e]. k and v may have fewer heads,
+    each for as many neighbours of q (grouped queries). `mask` broadcasts to [..., heads, s, t]: numbers are added to the scores, and where
+    a bool is False a row does not look. With `causal` row i looks at the first i + 1 rows of k, whatever s and t are, besides what the mask
+    says. A row that may look nowhere gives zeros. Weights cannot be dropped at random here; `nets.scaled_dot_product_attention` can.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     q, k = fx.data("q", [-1, 8, 10, 64], "float32"), fx.data("k", [-1, 2, 20, 64], "float32")
+    ...     fx.layers.scaled_dot_product_attention(q, k, k)
+    <Variable scaled_dot_product_attention_0.tmp_0: f32[-1,8,10,64]>
+    """
+    helper = LayerHelper("scaled_dot_product_attention", name)
+    operands = [helper.variable(x, what) for what, x in (("q", q), ("k", k), ("v", v))]
+    if operands[0].ndim < 2:
+        raise wrong(f"{helper.label}: q must have 2 axes or more; variable {operands[0].name!r} has shape {list(operands[0].shape)}")
+    by = helper.known(operands[0], "q", -1) ** -0.5 if scale is None else number(helper.label, "scale", scale)
+    masked = None if mask is None else helper.variable(mask, "mask")
+    out, _ = helper.op("scaled_dot_product_attention", *operands, masked, scale=by, causal=bool(causal))
+    return out
+
+
 def log_softmax(input: Variable, axis: int = -1, dtype: Any = None, name: str | None = None) -> Variable:
     """log(softmax(x)) along an axis, computed without overflow; x is cast to `dtype` first when that is given."""
     helper = LayerHelper("log_softmax", name)
@@ -653,5 +685,6 @@ def pad2d(
 
 __all__ = [
     "adaptive_pool2d", "batch_norm", "bmm", "conv2d", "conv2d_transpose", "dropout", "embedding", "fc", "group_norm", "instance_norm",
-    "l2_normalize", "label_smooth", "layer_norm", "log_softmax", "lrn", "matmul", "mul", "one_hot", "pad", "pad2d", "pool2d", "softmax",
+    "l2_normalize", "label_smooth", "layer_norm", "log_softmax", "lrn", "matmul", "mul", "one_hot", "pad", "pad2d", "pool2d",
+    "scaled_dot_product_attention", "softmax",
 ]  # fmt: skip

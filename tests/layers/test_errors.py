@@ -65,6 +65,10 @@ CASES = [
     (lambda: fx.initializer.Constant("1"), "Constant: value must be a number, got str: '1'"),
     (lambda: L.While(x()), "layers.While: cond must be a bool variable of one element; variable 'x' is f32[-1,8]"),
     (lambda: L.Print(x(), print_phase="front"), "layers.print: unknown print_phase 'front'"),
+    (lambda: L.scaled_dot_product_attention(x(), x(), x(), [[0]]), "mask must be a Variable, got list: [[0]]; layers.assign makes one"),
+    (lambda: L.scaled_dot_product_attention(*[x(-1, 2, -1)] * 3), "axis -1 of q must be known; variable 'x' has shape [-1, 2, -1]"),
+    (lambda: L.scaled_dot_product_attention(*[x(8)] * 3), "q must have 2 axes or more; variable 'x' has shape [8]"),
+    (lambda: L.scaled_dot_product_attention(*[x(-1, 2, 6)] * 3, scale="1"), "scale must be a number, got str: '1'"),
     (lambda: fx.nets.scaled_dot_product_attention(x(-1, 2, 6), x(-1, 2, 6), x(-1, 2, 6), 4), "do not both divide into 4 heads"),
 ]  # fmt: skip
 

@@ -128,6 +128,10 @@ def d(*shape, dtype="float32"):
                                         conv_batchnorm_drop_rate=[0.3, 0.0]), (-1, 4, 4, 4)),
         (lambda: fx.nets.glu(d(-1, 8)), (-1, 4)),
         (lambda: fx.nets.scaled_dot_product_attention(d(-1, 5, 8), d(-1, 6, 8), d(-1, 6, 4), 2, 0.1), (-1, 5, 4)),
+        (lambda: fx.nets.scaled_dot_product_attention(d(-1, 5, 8), d(-1, 6, 8), d(-1, 6, 4), 2), (-1, 5, 4)),
+        (lambda: fx.nets.scaled_dot_product_attention(d(-1, 5, 8), d(-1, 6, 8), d(-1, 6, 4)), (-1, 5, 4)),
+        (lambda: L.scaled_dot_product_attention(d(-1, 6, 5, 8), d(-1, 2, 7, 8), d(-1, 2, 7, 3)), (-1, 6, 5, 3)),
+        (lambda: L.scaled_dot_product_attention(d(-1, -1, 8), d(-1, 7, 8), d(-1, 7, 3), d(-1, 1, 7, dtype="bool"), True), (-1, -1, 3)),
     ],
 )  # fmt: skip
 def test_a_layer_gives_the_shape_it_says(layer, shape):

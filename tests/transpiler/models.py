@@ -125,7 +125,19 @@ def folded() -> Written:
     return loss, fx.optimizer.Momentum(0.1, 0.9, grad_clip=fx.clip.GradientClipByGlobalNorm(0.1)), feed
 
 
-MODELS = {f.__name__: f for f in (mlp, conv, gpt, lamb, masked, branch, folded)}
+def attention() -> Written:
+    """Attention as one operator: grouped queries, causal, with a trained bias on the scores."""
+    x, label, feed = _rows((6, 8))
+    h = L.layer_norm(x, begin_norm_axis=2)
+    q, k, v = (L.transpose(L.reshape(L.fc(h, 2 * n, 2), [0, 0, n, 2]), [0, 2, 1, 3]) for n in (4, 2, 2))
+    bias = L.create_parameter([4, 1, 6], D, default_initializer=fx.initializer.Normal(0.0, 0.3))
+    mixed = L.scaled_dot_product_attention(q, k, v, bias, causal=True)
+    mixed = L.reshape(L.transpose(mixed, [0, 2, 1, 3]), [0, 0, 8])
+    loss = L.mean(L.softmax_with_cross_entropy(L.fc(L.tanh(mixed + h), 5), label))
+    return loss, fx.optimizer.Adam(0.01), feed
+
+
+MODELS = {f.__name__: f for f in (mlp, conv, gpt, lamb, masked, branch, folded, attention)}
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "data_parallel": fx.strategies.data_parallel,
     "reduce_broadcast": fx.strategies.reduce_broadcast,

@@ -52,8 +52,8 @@ def test_gradients_and_parameters_are_bit_equal_where_sums_are_exact(strategy, m
         assert np.array_equal(scope.get(p), state[p]), p
 
 
-def transformer(optimizer):
-    """Attention whose heads are cut over tp, and a cut layer behind it."""
+def transformer(optimizer, attend=None):
+    """Attention whose heads are cut over tp, and a cut layer behind it; `attend` makes one value of queries, keys and values."""
     main, startup = fx.Program("heads"), fx.Program("heads_startup")
     length, width, heads, words = 5, 8, 4, 9
 
@@ -70,7 +70,8 @@ def transformer(optimizer):
             L.transpose(L.reshape(L.fc(n, width, num_flatten_dims=2, **columns(name)), [0, 0, heads, width // heads]), [0, 2, 1, 3])
             for name in "qkv"
         )
-        mixed = L.reshape(L.transpose(L.matmul(L.softmax(L.matmul(q, k, transpose_y=True, alpha=0.7)), v), [0, 2, 1, 3]), [0, 0, width])
+        mixed = attend(q, k, v) if attend else L.matmul(L.softmax(L.matmul(q, k, transpose_y=True, alpha=0.7)), v)
+        mixed = L.reshape(L.transpose(mixed, [0, 2, 1, 3]), [0, 0, width])
         h = x + L.fc(mixed, width, num_flatten_dims=2, param_attr=fx.ParamAttr(placement=Shard(0, "tp")))
         h = L.dropout(L.fc(h, 12, num_flatten_dims=2, act="gelu", **columns("up")), 0.2, dropout_implementation="upscale_in_train")
         h = L.fc(h, width, num_flatten_dims=2, param_attr=fx.ParamAttr(placement=Shard(0, "tp")))
@@ -89,6 +90,28 @@ def transformer(optimizer):
 def test_heads_cut_over_the_ranks_and_an_uneven_batch(strategy, mesh):
     clip = fx.clip.GradientClipByGlobalNorm(0.1)
     same_answers(transformer(fx.optimizer.Adam(0.01, grad_clip=clip)), STRATEGIES[strategy](), mesh, rows=(7, 2))
+
+
+def causal(q, k, v):
+    return L.scaled_dot_product_attention(q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("mesh", [fx.Mesh(dp=2, tp=2), fx.Mesh(dp=1, tp=3)], ids=repr)
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero1", "ring_optimizer"])
+def test_heads_of_the_attention_operator_are_cut_too(strategy, mesh):
+    same_answers(transformer(fx.optimizer.Adam(0.01), causal), STRATEGIES[strategy](), mesh, rows=(7, 2))
+
+
+def test_attention_as_an_operator_communicates_as_it_does_written_out():
+    sent = []
+    for attend in (None, causal):
+        model, mesh = transformer(fx.optimizer.Adam(0.01), attend), fx.Mesh(dp=2, tp=2)
+        t = fx.DistributeTranspiler("data_parallel").transpile(program=model.main, startup_program=model.startup, trainers=mesh)
+        sent.append([(op.type, op.attrs["group"]) for op in t.main.ops if OPS[op.type].effect is Effect.COLLECTIVE])
+    assert sorted(sent[0]) == sorted(sent[1])
+    descs = t.main.global_block().descs
+    made = [n for op in t.main.ops if op.type.startswith("scaled_dot_product_attention") for n in op.output_arg_names]
+    assert len(made) == 5 and all(set(descs[n].placement) == {Shard(0, "dp"), Shard(1, "tp")} for n in made)
 
 
 @pytest.mark.parametrize("strategy", ["ring_optimizer", "reduce_broadcast"])

@@ -30,6 +30,7 @@ BESIDE = {
     "masked": ({"all_reduce": 1}, {"all_reduce": 1}, {"all_reduce": 4}),  # the number of tokens; the norms of cut gradients
     "branch": ({}, {}, {}),
     "folded": ({}, {"all_reduce": 1}, {"all_reduce": 1}),
+    "attention": ({}, {}, {}),
 }
 EACH = {
     "data_parallel": (0, ["all_reduce"]),

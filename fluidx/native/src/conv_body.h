@@ -14,22 +14,23 @@ static void FN(multiply)(int ta, int64_t m, int64_t n, int64_t k, const T *a, in
             }
 }
 
-/* y [columns][rows] = x [rows][columns], in tiles that fill cache lines on both sides. */
-static void FN(turn)(const T *x, int64_t rows, int64_t columns, T *y) {
+/* y [columns][rows] = x [rows][columns], rows `from` and `to` apart, in tiles that fill cache lines on both sides. */
+static void FN(turn_part)(const T *x, int64_t from, int64_t rows, int64_t columns, T *y, int64_t to) {
     for (int64_t c = 0; c < columns; c += 16)
         for (int64_t r = 0; r < rows; r += 16) {
             if (r + 16 <= rows && c + 16 <= columns) {
                 T t[16][16];
                 for (int i = 0; i < 16; i++)
-                    for (int j = 0; j < 16; j++) t[i][j] = x[(r + i) * columns + c + j];
+                    for (int j = 0; j < 16; j++) t[i][j] = x[(r + i) * from + c + j];
                 for (int j = 0; j < 16; j++)
-                    for (int i = 0; i < 16; i++) y[(c + j) * rows + r + i] = t[i][j];
+                    for (int i = 0; i < 16; i++) y[(c + j) * to + r + i] = t[i][j];
             } else {
                 for (int64_t j = c; j < columns && j < c + 16; j++)
-                    for (int64_t i = r; i < rows && i < r + 16; i++) y[j * rows + i] = x[i * columns + j];
+                    for (int64_t i = r; i < rows && i < r + 16; i++) y[j * to + i] = x[i * from + j];
             }
         }
 }
+static void FN(turn)(const T *x, int64_t rows, int64_t columns, T *y) { FN(turn_part)(x, columns, rows, columns, y, rows); }
 
 INLINE void FN(clear)(T *x, int64_t n) { memset(x, 0, (size_t)n * sizeof(T)); }
 INLINE void FN(move)(T *y, const T *x, int64_t n) { memcpy(y, x, (size_t)n * sizeof(T)); }

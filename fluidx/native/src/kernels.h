@@ -7,6 +7,7 @@
 #include "gemm.h"
 #include "vm.h"
 #include "rows.h"
+#include "attention.h"
 #include "move.h"
 #include "reduce.h"
 #include "random.h"
@@ -32,6 +33,9 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(xent_grad, ROWS_WORDS),
     BOTH(layer_norm, 9),
     BOTH(layer_norm_grad, 11),
+    BOTH(attention, ATTENTION_WORDS),
+    BOTH(attention_grad, ATTENTION_WORDS),
+    BOTH(combine, -1),
     BOTH(reduce, REDUCE_WORDS),
     {"reduce_i32", REDUCE_WORDS, reduce_i32},
     {"reduce_i64", REDUCE_WORDS, reduce_i64},

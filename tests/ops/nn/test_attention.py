@@ -1,0 +1,203 @@
+"""Attention against the formula in float64, and what it does where no row may look, where scores are huge and where there is nothing."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.executor.cost import op_flops
+from fluidx.ir import Builder, ProgramError, TensorType
+from fluidx.ops.nn.attention import ScaledDotProductAttention as Op
+from fluidx.ops.nn.attention import ScaledDotProductAttentionGrad as Grad
+from fluidx.testing.models import TestModel, train_single
+
+L = fx.layers
+
+
+def formula(q, k, v, mask=None, causal=False, scale=1.0):
+    """The weights and the result, in float64, with each head of k and v repeated for its group."""
+    q, k, v = (x.astype("float64") for x in (q, k, v))
+    if q.ndim > 2:
+        k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
+    scores = np.einsum("...sd,...td->...st", q, k) * scale
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    e = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = e.sum(axis=-1, keepdims=True)
+    weights = e / np.where(total == 0, 1, total)
+    return weights, weights @ v
+
+
+def forward(q, k, v, mask=None, **attrs):
+    out, lse = (np.full(t.shape, 77, t.dtype) for t in Op.infer(*map(typed, (q, k, v)), None, **rest(attrs)))
+    Op.kernel(np, q, k, v, mask, out=(out, lse), **rest(attrs))
+    return out, lse
+
+
+def backward(q, k, v, mask, out, lse, g, **attrs):
+    made = [np.full_like(x, 77) for x in (q, k, v)]
+    Grad.kernel(np, q, k, v, mask, out, lse, g, out=(*made, None), **rest(attrs))
+    return made
+
+
+def typed(x):
+    return TensorType(x.dtype.name, x.shape)
+
+
+def rest(attrs):
+    return dict(Op.complete_attrs({"scale": 1.0, **attrs}))
+
+
+def normal(*shape, seed=0, dtype="float32"):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+# roundings of sums of a few products, of exponentials, and of the result
+CLOSE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3}
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", ["", "bool", "numbers"])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
+def test_it_is_the_formula(heads, masked, causal, dtype):
+    q = normal(3, heads[0], 5, 8, dtype=dtype)
+    k, v = normal(3, heads[1], 7, 8, seed=1, dtype=dtype), normal(3, heads[1], 7, 6, seed=2, dtype=dtype)
+    mask = {"": None, "bool": normal(5, 7, seed=3) > -0.5, "numbers": normal(3, 1, 1, 7, seed=4, dtype=dtype)}[masked]
+    weights, want = formula(q, k, v, mask, causal, 0.3)
+    out, lse = forward(q, k, v, mask, causal=causal, scale=0.3)
+    assert (out.dtype, lse.dtype) == (np.dtype(dtype), np.dtype("float32" if dtype == "float16" else dtype))
+    np.testing.assert_allclose(out.astype("float64"), want, rtol=0, atol=CLOSE[dtype] * 4)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3), (2, 2, 3)])
+def test_any_number_of_axes_lies_before_the_rows(shape):
+    q, k, v = normal(*shape, 5, 4), normal(*shape, 6, 4, seed=1), normal(*shape, 6, 3, seed=2)
+    np.testing.assert_allclose(forward(q, k, v)[0], formula(q, k, v)[1], atol=1e-5)  # roundings of float32
+
+
+def test_equal_scores_give_means_and_a_causal_row_looks_no_further_than_itself():
+    v = np.arange(12, dtype="float32").reshape(4, 3)
+    q, k = np.zeros((6, 2), "float32"), normal(4, 2)
+    assert (forward(q, k, v)[0] == v.mean(axis=0)).all()
+    seen = np.stack([v[: min(i + 1, 4)].mean(axis=0) for i in range(6)])  # aligned at the top left: row 0 sees key 0, row 4 all keys
+    np.testing.assert_allclose(forward(q, k, v, causal=True)[0], seen, rtol=1e-6)  # a division by 3 is rounded
+
+
+def test_a_row_that_may_look_nowhere_gives_zeros_and_no_gradient():
+    q, k, v = normal(3, 4), normal(5, 4, seed=1), normal(5, 2, seed=2)
+    mask = np.ones((3, 5), bool)
+    mask[1] = False
+    for m in (mask, np.where(mask, 0, -np.inf).astype("float32")):
+        out, lse = forward(q, k, v, m)
+        assert (out[1] == 0).all() and lse[1] == -np.inf and np.isfinite(out).all()
+        dq, dk, dv = backward(q, k, v, m, out, lse, normal(3, 2, seed=3))
+        assert (dq[1] == 0).all() and all(np.isfinite(d).all() for d in (dq, dk, dv))
+        others = [0, 2]
+        again = backward(q[others], k, v, m[others], out[others], lse[others], normal(3, 2, seed=3)[others])
+        for a, b in zip((dq[others], dk, dv), again, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # sums over three rows, of which one is 0, and over two
+
+
+def test_huge_scores_do_not_overflow():
+    """Each row sees one key alone; with small whole numbers in v and its gradient all else is exactly 0."""
+    k, v, g = 1e18 * np.eye(4, dtype="float32"), *np.random.default_rng(0).integers(-4, 5, (2, 4, 3)).astype("float32")
+    out, lse = forward(k, k, v)
+    assert (out == v).all() and (lse == np.float32(1e18) ** 2).all()
+    dq, dk, dv = backward(k, k, v, None, out, lse, g)
+    assert (dv == g).all() and (dq == 0).all() and (dk == 0).all()
+
+
+def test_nan_shows_in_its_row_alone():
+    q, k, v = normal(3, 4), normal(5, 4, seed=1), normal(5, 2, seed=2)
+    q[1, 2] = np.nan
+    out, lse = forward(q, k, v)
+    assert np.isnan(out[1]).all() and np.isnan(lse[1]) and np.isfinite(out[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("shapes", [((0, 2, 3, 4), (0, 2, 5, 4)), ((2, 0, 4), (2, 5, 4)), ((2, 3, 4), (2, 0, 4)), ((0, 3, 4), (0, 5, 4))])
+def test_nothing_of_something(shapes):
+    q, k = normal(*shapes[0]), normal(*shapes[1])
+    for causal in (False, True):
+        out, lse = forward(q, k, k, causal=causal)
+        assert out.shape == q.shape and (out == 0).all() and (lse == -np.inf).all()
+        assert all((d == 0).all() for d in backward(q, k, k, None, out, lse, q, causal=causal))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_are_those_of_the_formula_written_out(masked):
+    """In float64, where another order of the same sums shows in the last digits only."""
+
+    def model(fused):
+        main, startup = fx.Program("attention"), fx.Program("attention_startup")
+        with fx.unique_name.guard(), fx.program_guard(main, startup):
+            x = fx.data("x", [-1, 5, 8], "float64")
+            q, k, v = (L.transpose(L.reshape(L.fc(x, 8, 2, param_attr=n), [0, 0, 2, 4]), [0, 2, 1, 3]) for n in "qkv")
+            bias = L.create_parameter([2, 1, 5], "float64", name="bias") if masked else None
+            if fused:
+                mixed = L.scaled_dot_product_attention(q, k, v, bias, causal=True)
+            else:
+                scores = L.matmul(q, k, transpose_y=True, alpha=0.5)
+                scores = scores if bias is None else L.elementwise_add(scores, bias)
+                scores = L.elementwise_add(scores, L.assign(np.triu(np.full((5, 5), -1e30), 1)))
+                mixed = L.matmul(L.softmax(scores), v)
+            loss = L.mean(L.square(mixed))
+            _, pairs = fx.optimizer.SGD(0.5).minimize(loss)
+        return TestModel(main, startup, loss, None, [(p.name, g.name) for p, g in pairs])
+
+    feeds = [{"x": normal(3, 5, 8, seed=s, dtype="float64")} for s in range(2)]
+    found = []
+    for fused in (True, False):
+        m = model(fused)
+        found.append(train_single(m, feeds, [m.loss, *(g for _, g in m.gradients)])[0])
+        assert len(m.gradients) == 6 + masked  # three weights and biases, and what is added to the scores
+    for a, b in zip(*found, strict=True):
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-14)
+
+
+def test_what_does_not_fit_is_named():
+    def t(*shape, dtype="float32"):
+        return TensorType(dtype, shape)
+
+    cases = [
+        ((t(2, 3, 4), t(2, 5, 6), t(2, 5, 6), None), "Q f32[2,3,4] and K f32[2,5,6] must have one width, found 4 and 6"),
+        ((t(2, 3, 4), t(2, 5, 4), t(2, 6, 4), None), "K f32[2,5,4] and V f32[2,6,4] must agree in every axis but the last"),
+        ((t(6, 3, 4), t(4, 5, 4), t(4, 5, 4), None), "the 6 heads of Q f32[6,3,4] must be a multiple of the 4 heads of K f32[4,5,4]"),
+        ((t(2, 3, 4), t(5, 4), t(5, 4), None), "needs Q, K and V of one number of axes, 2 or more, got f32[2,3,4], f32[5,4] and f32[5,4]"),
+        ((t(3, 4), t(5, 4), t(5, 4), t(4, 5)), "Mask f32[4,5] does not broadcast to the scores, of shape [3, 5]"),
+        ((t(3, 4), t(5, 4), t(5, 4), t(3, 5, dtype="int64")), "Mask must be bool or have the dtype of Q, float32, found int64"),
+        ((t(3, 4, dtype="int64"),) * 3 + (None,), "needs a float Q, got i64[3,4]"),
+    ]  # fmt: skip
+    for types, said in cases:
+        with pytest.raises(ProgramError) as error:
+            Op.infer(*types, scale=1.0, causal=False)
+        assert said in str(error.value)
+
+
+def test_the_gradient_needs_lse_and_is_not_through_it():
+    def written(drop):
+        program = fx.Program()
+        b = Builder(program.global_block())
+        q = program.global_block().create_var("q", [3, 4], "float32", is_data=True)
+        return q, b.emit(Op.name, q, q, q, None, scale=0.5, out={"Lse": None} if drop else None)
+
+    q, (out, _) = written(True)
+    with pytest.raises(ProgramError, match="its gradient needs output 'Lse', which was left away"):
+        fx.gradients([out], [q])
+    q, (_, lse) = written(False)
+    with pytest.raises(ProgramError, match="has a gradient through its first output only; Lse cannot be differentiated"):
+        fx.gradients([lse], [q])
+
+
+def test_causal_counts_half_of_the_operations():
+    types = [TensorType("float32", (2, 8, 64, 16))] * 3
+    outs = Op.infer(*types, None, scale=1.0, causal=False)
+
+    def flops(causal):
+        attrs = rest({"causal": causal})
+        return op_flops(Op, Op.pattern_of([*types, None], outs, attrs), [*types, None], outs, attrs)
+
+    assert flops(False) == 2 * flops(True) == 2 * 8 * 64 * 64 * (2 * 16 + 2 * 16 + 5)
