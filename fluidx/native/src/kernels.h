@@ -35,7 +35,6 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(layer_norm_grad, 11),
     BOTH(attention, ATTENTION_WORDS),
     BOTH(attention_grad, ATTENTION_WORDS),
-    BOTH(combine, -1),
     BOTH(reduce, REDUCE_WORDS),
     {"reduce_i32", REDUCE_WORDS, reduce_i32},
     {"reduce_i64", REDUCE_WORDS, reduce_i64},
