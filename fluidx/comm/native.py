@@ -14,6 +14,7 @@ from .slots import Slot, work
 from .threads import ThreadCommunicator, ThreadWorld
 
 _MOST_BLOCKS = 128
+_ADDED = np.dtype(np.float32), np.dtype(np.float64)  # what C reduces
 
 
 class NativeCommunicator(ThreadCommunicator):
@@ -88,7 +89,7 @@ class _Calls(ThreadCommunicator):
 
 def _in_c(slot: Slot) -> bool:
     """Is the work done in C? All ranks answer the same, or disagree about the call."""
-    return not slot.op or slot.dtype.name in ("float32", "float64")
+    return not slot.op or slot.dtype in _ADDED
 
 
 def _in_one_piece(*arrays: np.ndarray) -> bool:

@@ -1,5 +1,6 @@
 """Ranks that meet in C, from blocks of calls: what goes wrong there, who is told what, and that nothing is lost when all come at once."""
 
+import re
 import threading
 
 import ml_dtypes
@@ -310,3 +311,17 @@ def test_a_training_step_of_a_rank_is_one_call_into_c(strategy):
         exe.run(feed=m.feed(12), fetch_list=[m.loss])
         for bound in next(iter(exe._ready.values())):
             assert len(bound._calls) == 1, bound.plan
+
+
+def test_the_trace_of_such_a_step_has_a_line_for_each_collective(monkeypatch, capsys):
+    m = classifier(width=8)
+    t = fx.DistributeTranspiler("data_parallel")
+    t.transpile(program=m.main, startup_program=m.startup, trainers=2)
+    with fx.ParallelExecutor(t, timeout=20) as exe:
+        exe.run_startup()
+        monkeypatch.setenv("FLUIDX_DEBUG", "4")
+        exe.run(feed=m.feed(4), fetch_list=[m.loss])
+    out = capsys.readouterr().out
+    wanted = sum(op.type == "all_reduce" for op in t.get_trainer_program(0).global_block().oplist)
+    for r in range(2):  # two ranks print at once, so a line may not begin where it should
+        assert len(re.findall(rf"rank {r}: +\d+ +[\d.]+ us  all_reduce -> ", out)) == wanted > 0

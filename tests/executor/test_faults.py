@@ -235,6 +235,31 @@ def test_a_rank_that_came_to_its_end_early_is_named():
     exe.close()
 
 
+def test_of_many_collectives_in_one_call_the_one_that_waits_is_named():
+    """Rank 1 leaves the last all_reduce out, of a model whose whole step may be one call into C."""
+
+    def build():
+        loss = L.mean(L.fc(L.fc(fx.data("x", [-1, 4], "float32"), 3, act="relu"), 2))
+        fx.optimizer.SGD(0.1).minimize(loss)
+        return loss
+
+    made = []
+
+    def change(r, block):
+        last = max(i for i, op in enumerate(block.oplist) if op.type == "all_reduce")
+        made.append(block.oplist[last].output_arg_names[0])
+        if r == 1:
+            op = block.oplist.pop(last)
+            block.oplist[:] = [o.renamed({op.output_arg_names[0]: op.input_arg_names[0]}) for o in block.oplist]
+
+    exe, loss = ranks(build, change=change, timeout=0.15)
+    e = fails(exe, loss)
+    assert e.rank == 1 and "op all_reduce failed: rank " in str(e)
+    assert "waited 0.15 s in all_reduce; rank 1 did not arrive" in str(e) and f"in %{made[0]} = all_reduce(" in str(e)
+    assert str(e).endswith("rank 1 came to the end of its program")
+    exe.close()
+
+
 @pytest.mark.parametrize("timeout", [0.15, 20])
 def test_shapes_that_differ_when_they_meet(timeout):
     def change(r, block):
