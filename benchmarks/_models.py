@@ -183,8 +183,9 @@ class _Fluidx:
         return self.fx.layers.elementwise_add(x, y)
 
     def embed(self, words: str, places: str, ids: Any) -> Any:
-        x = self.fx.embedding(ids, [VOCABULARY, WIDTH], param_attr=words)
-        return self.add(x, self.fx.layers.create_parameter([TOKENS, WIDTH], "float32", name=places))
+        dtype = self.c.parameters[words].dtype.name
+        x = self.fx.embedding(ids, [VOCABULARY, WIDTH], param_attr=words, dtype=dtype)
+        return self.add(x, self.fx.layers.create_parameter([TOKENS, WIDTH], dtype, name=places))
 
     def layer_norm(self, name: str, x: Any) -> Any:
         return self.fx.layers.layer_norm(x, begin_norm_axis=2, param_attr=f"{name}_scale", bias_attr=f"{name}_shift")
@@ -193,7 +194,7 @@ class _Fluidx:
         ly, each = self.fx.layers, WIDTH // HEADS
         q, k, v = (ly.transpose(ly.reshape(part, [0, TOKENS, HEADS, each]), [0, 2, 1, 3]) for part in ly.split(qkv, 3, dim=2))
         if not hasattr(self, "mask"):
-            self.mask = ly.assign(np.triu(np.full((TOKENS, TOKENS), -1e9, "float32"), 1))
+            self.mask = ly.assign(np.triu(np.full((TOKENS, TOKENS), -1e9, qkv.dtype), 1))
         scores = ly.elementwise_add(ly.matmul(q, k, transpose_y=True, alpha=each**-0.5), self.mask)
         return ly.reshape(ly.transpose(ly.matmul(ly.softmax(scores), v), [0, 2, 1, 3]), [0, TOKENS, WIDTH])
 
