@@ -18,6 +18,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,9 @@ def spread(e: Mapping[str, float]) -> str:
 def main() -> None:
     log = Log("accuracy")
     log(versions())
+    if find_spec("torch") is None:
+        log("PyTorch is not installed: there is nothing to compare with")
+        return log.close()
     if option("winograd", "1") == "0":
         conv_native.way = partial(_plainly, conv_native.way)
         log("without Winograd's transforms: by shifted products instead")
