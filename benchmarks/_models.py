@@ -3,6 +3,7 @@
     mlp      784-512-512-10, batch 128, Adam
     lenet    LeNet-5 on 28x28, batch 64, SGD with momentum
     resnet   ResNet-18 for 32x32 images, batch 32, batch normalization, SGD with momentum
+    resnet50 ResNet-50 for 224x224 images, batch 8, for inference: a step of it takes seconds
     gpt      4 layers, width 256, 4 heads, 128 tokens, batch 8, vocabulary 1,000, Adam
     heads    causal attention alone: 8 heads of 64 over 1,024 tokens, each with a place that is trained, batch 1, SGD with momentum
 
@@ -23,14 +24,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+TRAINED = ("mlp", "lenet", "resnet", "gpt")
 STAGES = (64, 128, 256, 512)  # of ResNet-18, two blocks each
+BOTTLENECKS = ((64, 3), (128, 4), (256, 6), (512, 3))  # of ResNet-50: width, which the results have four times, and number of blocks
 LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 4, 256, 4, 128, 1000
 LONG, LONG_WIDTH, LONG_HEADS = 1024, 512, 8  # of heads
 
 # Relative difference of losses up to which two versions count as the same model. float32 sums in another order differ by 1e-6 or so. In
 # ResNet batch normalization and 17 layers of relu amplify that from step to step: an activation next to 0 changes sign, and its gradient
 # comes or goes.
-TOLERANCE = {"mlp": 1e-4, "lenet": 1e-4, "resnet": 1e-3, "gpt": 1e-4, "heads": 1e-4}
+TOLERANCE = {"mlp": 1e-4, "lenet": 1e-4, "resnet": 1e-3, "resnet50": 1e-3, "gpt": 1e-4, "heads": 1e-4}
 
 
 class Case(NamedTuple):
@@ -71,6 +74,20 @@ def resnet(f: Any, x: Any) -> Any:
     return f.dense("out", f.mean_of_image(x))
 
 
+def resnet50(f: Any, x: Any) -> Any:
+    x = f.pool(f.relu(f.norm("stem", f.conv("stem", x, 2, 3))), 3, 2, 1)
+    for s, (_, blocks) in enumerate(BOTTLENECKS):
+        for k in range(blocks):
+            name, stride = f"s{s}b{k}", 2 if s and not k else 1
+            y = f.relu(f.norm(f"{name}c1", f.conv(f"{name}c1", x)))
+            y = f.relu(f.norm(f"{name}c2", f.conv(f"{name}c2", y, stride, 1)))
+            y = f.norm(f"{name}c3", f.conv(f"{name}c3", y))
+            if not k:
+                x = f.norm(f"{name}short", f.conv(f"{name}short", x, stride))
+            x = f.relu(f.add(x, y))
+    return f.dense("out", f.mean_of_image(x))
+
+
 def gpt(f: Any, tokens: Any) -> Any:
     x = f.embed("words", "places", tokens)
     for k in range(LAYERS):
@@ -85,7 +102,9 @@ def heads(f: Any, x: Any) -> Any:
     return f.attention(f.shift("places", x), LONG_HEADS)
 
 
-NETS: dict[str, Callable[[Any, Any], Any]] = {"mlp": mlp, "lenet": lenet, "resnet": resnet, "gpt": gpt, "heads": heads}
+NETS: dict[str, Callable[[Any, Any], Any]] = {
+    "mlp": mlp, "lenet": lenet, "resnet": resnet, "resnet50": resnet50, "gpt": gpt, "heads": heads,
+}  # fmt: skip
 
 
 # -- starting values ----------------------------------------------------------------------------------------------------------------
@@ -133,6 +152,19 @@ def case(name: str, seed: int = 0) -> Case:
                 c = n
         dense("out", 512, 10)
         return Case(name, p, moving, normal(1, 32, 3, 32, 32), rng.integers(0, 10, 32), "momentum", 0.01)
+    if name == "resnet50":
+        conv("stem", 3, 64, 7, False)
+        c = 64
+        for s, (width, blocks) in enumerate(BOTTLENECKS):
+            for k in range(blocks):
+                conv(f"s{s}b{k}c1", c, width, 1, False)
+                conv(f"s{s}b{k}c2", width, width, 3, False)
+                conv(f"s{s}b{k}c3", width, 4 * width, 1, False)
+                if not k:
+                    conv(f"s{s}b{k}short", c, 4 * width, 1, False)
+                c = 4 * width
+        dense("out", c, 1000)
+        return Case(name, p, moving, normal(1, 8, 3, 224, 224), rng.integers(0, 1000, 8), "momentum", 0.01)
     if name == "gpt":
         p["words"], p["places"] = normal(0.02, VOCABULARY, WIDTH), normal(0.02, TOKENS, WIDTH)
         norms = [f"l{k}n{i}" for k in range(LAYERS) for i in (1, 2)] + ["last"]
@@ -180,8 +212,8 @@ class _Fluidx:
     def relu(self, x: Any) -> Any:
         return self.fx.layers.relu(x)
 
-    def pool(self, x: Any) -> Any:
-        return self.fx.layers.pool2d(x, 2, "max", 2, data_format=self.layout)
+    def pool(self, x: Any, size: int = 2, stride: int = 2, padding: int = 0) -> Any:
+        return self.fx.layers.pool2d(x, size, "max", stride, padding, data_format=self.layout)
 
     def mean_of_image(self, x: Any) -> Any:
         x = self.fx.layers.pool2d(x, pool_type="avg", global_pooling=True, data_format=self.layout)
@@ -194,10 +226,12 @@ class _Fluidx:
         return self.fx.layers.elementwise_add(x, y)
 
     def embed(self, words: str, places: str, ids: Any) -> Any:
-        return self.shift(places, self.fx.embedding(ids, [VOCABULARY, WIDTH], param_attr=words))
+        dtype = self.c.parameters[words].dtype.name
+        return self.shift(places, self.fx.embedding(ids, [VOCABULARY, WIDTH], param_attr=words, dtype=dtype))
 
     def shift(self, name: str, x: Any) -> Any:
-        return self.add(x, self.fx.layers.create_parameter(self.c.parameters[name].shape, "float32", name=name))
+        start = self.c.parameters[name]
+        return self.add(x, self.fx.layers.create_parameter(start.shape, start.dtype.name, name=name))
 
     def layer_norm(self, name: str, x: Any) -> Any:
         return self.fx.layers.layer_norm(x, begin_norm_axis=2, param_attr=f"{name}_scale", bias_attr=f"{name}_shift")
@@ -300,8 +334,8 @@ class _Torch:
     def relu(self, x: Any) -> Any:
         return self.F.relu(x)
 
-    def pool(self, x: Any) -> Any:
-        return self.F.max_pool2d(x, 2)
+    def pool(self, x: Any, size: int = 2, stride: int = 2, padding: int = 0) -> Any:
+        return self.F.max_pool2d(x, size, stride, padding)
 
     def mean_of_image(self, x: Any) -> Any:
         return x.mean((2, 3))
@@ -359,12 +393,12 @@ def torch_net(c: Case, train: bool, channels_last: bool = False, fold: bool = Fa
 
 
 def torch_step(c: Case, train: bool = True, best: bool = False, compiled: bool = False, ranks: int = 1) -> Callable[[], Any]:
-    """`best`: channels_last for ResNet (it slows LeNet down), the fused optimizer, and in inference folded batch normalization.
+    """`best`: channels_last for ResNets (it slows LeNet down), the fused optimizer, and in inference folded batch normalization.
     `compiled`: the same under torch.compile. With `ranks` the caller has initialized torch.distributed."""
     import torch
 
     best = best or compiled
-    last = best and c.name == "resnet"
+    last = best and c.name.startswith("resnet")
     net = torch_net(c, train, last, best and not train)
     x, label = torch.from_numpy(c.x), torch.from_numpy(c.label)
     if last:
@@ -448,7 +482,10 @@ class _Jax:
     def relu(self, x: Any) -> Any:
         return self.jax.nn.relu(x)
 
-    def pool(self, x: Any) -> Any:
+    def pool(self, x: Any, size: int = 2, stride: int = 2, padding: int = 0) -> Any:
+        if size != stride or padding:
+            window, steps, pads = (1, size, size, 1), (1, stride, stride, 1), ((0, 0), (padding, padding), (padding, padding), (0, 0))
+            return self.jax.lax.reduce_window(x, -self.np.inf, self.jax.lax.max, window, steps, pads)
         # Not lax.reduce_window, whose gradient XLA computes several times slower; both agree but for ties, and relu has none above 0.
         n, h, w, c = x.shape
         return x.reshape(n, h // 2, 2, w // 2, 2, c).max((2, 4))

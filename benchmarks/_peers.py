@@ -30,13 +30,13 @@ from typing import Any
 DEADLINE = 900  # seconds that a peer has for its first answer (torch.compile is slow) and for a turn
 REST = 0.05  # seconds between turns, for the pool of the last peer to go to sleep: OpenBLAS and OpenMP spin for up to 25 ms
 
-TRAIN = ("fluidx", "fluidx_nhwc", "torch_eager", "torch_best", "jax")
+TRAIN = ("fluidx", "fluidx_nhwc", "torch_eager", "torch_best", "torch_compile", "jax")
 INFER = (*TRAIN, "onnxruntime")
 LEGEND = {
     "fluidx_nhwc": "fluidx with data_format='NHWC'",
     "fluidx_numpy": "fluidx with FLUIDX_KERNELS=numpy",
     "torch_eager": "PyTorch as it comes",
-    "torch_best": "PyTorch with channels_last for ResNet, the fused optimizer; in inference batch normalization folded into the filters",
+    "torch_best": "PyTorch with channels_last for ResNets, the fused optimizer; in inference batch normalization folded into the filters",
     "torch_compile": "torch_best under torch.compile",
     "jax": "JAX, the step as one jitted function, images NHWC",
     "onnxruntime": "ONNX Runtime on what PyTorch exports",
@@ -45,7 +45,7 @@ LEGEND = {
 
 def has(peer: str, model: str) -> bool:
     """Whether there is such a case: only images have a layout, and LeNet's few channels make NHWC pointless."""
-    return peer != "fluidx_nhwc" or model == "resnet"
+    return peer != "fluidx_nhwc" or model.startswith("resnet")
 
 
 # -- the worker ---------------------------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ Operators run one by one under the profiler; GFLOP/s and GB/s stand beside the c
 from __future__ import annotations
 
 from _common import Log, option, options
-from _models import NETS, case, fluidx_model
+from _models import TRAINED, case, fluidx_model
 
 import fluidx as fx
 
 
 def main() -> None:
     log, steps = Log("bounds"), int(option("steps", "10"))
-    for name in options("models", ",".join(NETS)):
+    for name in options("models", ",".join(TRAINED)):
         m, exe, scope = fluidx_model(case(name)), fx.Executor(), fx.Scope()
         exe.run(m.startup, scope=scope)
         for threads in options("threads", "1,2"):

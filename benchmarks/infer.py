@@ -3,7 +3,7 @@
 As `train.py`, with the forward part alone (`clone(for_test=True)`; PyTorch in inference_mode) and its results given back as an array. ONNX
 Runtime runs what PyTorch exports, which needs the package onnx.
 
-    --models lenet,resnet,gpt   --threads 1,2   --rounds 20   --seconds 0.3 (a turn)   --peers fluidx,torch_best,...   --save
+    --models lenet,resnet,resnet50,gpt   --threads 1,2   --rounds 20   --seconds 0.3 (a turn)   --peers fluidx,torch_best,...   --save
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from _peers import INFER, report
 
 def main() -> None:
     log = Log("infer")
-    report(log, "infer", "lenet,resnet,gpt", ",".join(INFER))
+    report(log, "infer", "lenet,resnet,resnet50,gpt", ",".join(INFER))
     log.close()
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from _common import Log, option, options, show
-from _models import NETS, case, fluidx_model
+from _models import TRAINED, case, fluidx_model
 
 import fluidx as fx
 from build import LENGTH, WIDTH, deep_mlp, transformer
@@ -29,7 +29,7 @@ DEEP = {"deep_mlp": (deep_mlp, 200, (WIDTH,)), "transformer": (transformer, 20, 
 
 def program(name: str) -> tuple[fx.Program, fx.Program, list[str], Mapping[str, np.ndarray]]:
     """A training program, its startup program, what is fetched and a feed."""
-    if name in NETS:
+    if name in TRAINED:
         m = fluidx_model(case(name))
         return m.main, m.startup, [m.result.name], m.feed
     build, depth, shape = DEEP[name]
@@ -39,7 +39,7 @@ def program(name: str) -> tuple[fx.Program, fx.Program, list[str], Mapping[str, 
 
 def main() -> None:
     log, rounds = Log("plan"), int(option("rounds", "20"))
-    for name in options("models", ",".join([*NETS, *DEEP])):
+    for name in options("models", ",".join([*TRAINED, *DEEP])):
         main, startup, fetch, feed = program(name)
         scope, ctx = fx.Scope(), RunContext()
         fx.Executor(fx.CPUPlace()).run(startup, scope=scope)

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from _common import Log, option, options, ratio, show
-from _models import NETS, TOLERANCE
+from _models import TOLERANCE, TRAINED
 from _peers import Entrant, Peer, mkl_line, race, versions
 
 SIZES = "4096,65536,1048576,26214400,104857600"
@@ -90,7 +90,7 @@ def main() -> None:
     log(mkl_line())
     log("fluidx ranks are threads of one process; torch is torch_best, the fused optimizer and channels_last for ResNet")
     rounds, seconds = int(option("rounds", "20")), float(option("seconds", "0.3"))
-    for model in options("models", ",".join(NETS)):
+    for model in options("models", ",".join(TRAINED)):
         steps(log, model, rounds, seconds)
     reductions(log, rounds, seconds)
     log.close()

@@ -6,13 +6,13 @@ the median over the steps of all rounds, with minimum and upper quartile. fluidx
 it in place; all give back the loss as a number.
 
     --models mlp,lenet,resnet,gpt (and heads: attention alone)   --threads 1,2   --rounds 20   --seconds 0.3 (a turn)   --save
-    --peers fluidx,torch_best,...   also fluidx_numpy, and torch_compile, which compiles for up to a minute a case
+    --peers fluidx,torch_best,...   also fluidx_numpy; torch_compile, one of them, needs a C++ compiler and a minute a case
 """
 
 from __future__ import annotations
 
 from _common import Log
-from _models import NETS, TOLERANCE
+from _models import TOLERANCE, TRAINED
 from _peers import TRAIN, report
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     log = Log("train")
     log(f"losses of 3 steps agree within {TOLERANCE['mlp']:g}, relative: other orders of summation; ResNet within {TOLERANCE['resnet']:g}:")
     log("a value next to 0 changes sign under relu, and batch normalization spreads it")
-    report(log, "train", ",".join(NETS), ",".join(TRAIN))
+    report(log, "train", ",".join(TRAINED), ",".join(TRAIN))
     log.close()
 
 

@@ -15,12 +15,13 @@
  *
  * Products go to the BLAS in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first. What a piece of work is
  * follows from shapes alone. Images in NCHW are turned one at a time, in cache.
+ * Outputs of few channels, or few outputs, need neither products nor columns (conv_few_body.h).
  *
  * words: image, filter (O, C / groups, height, width), outputs, N, C, O, groups, height and width of the image, of the filter, strides,
  * dilations, padding above and to the left, height and width of the outputs, NHWC (0 or 1), the way, address of scratch */
 
 enum { CONV_WORDS = 22 };
-enum { WINOGRAD = 0, SHIFTED = 1, COLUMNS = 2, DIRECT = 3 };
+enum { WINOGRAD = 0, SHIFTED = 1, COLUMNS = 2, DIRECT = 3, FEW = 4 };
 enum { PANEL = 64, ROWS = 120, DEPTH = 128, TILES = 64, TILE_LANES = 16, SPREAD = 80, MOST_TAPS = 128, MOST_GRIDS = 16 };
 
 typedef struct {
@@ -41,18 +42,39 @@ INLINE int64_t conv_parts(int64_t n, int64_t bytes) {
     return at_most(parts, at_least(n, 1));
 }
 
+/* Sums that registers hold: of pixels with outputs as lanes, or of outputs with pixels as lanes */
+#define FEW_EACH_OUTPUT(X, v) X(1, v) X(2, v) X(3, v) X(4, v) X(5, v) X(6, v)
+#if HAVE_512
+enum { FEW_PIXELS = 10, FEW_OUTPUTS = 6, FEW_VECTORS = 2 };
+#define FEW_EACH_PIXEL(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10)
+#else
+enum { FEW_PIXELS = 6, FEW_OUTPUTS = 6, FEW_VECTORS = 1 };
+#define FEW_EACH_PIXEL(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#endif
+#if HAVE_FMA
+#define MULADD_F32(a, b, c) __builtin_fmaf(a, b, c)
+#define MULADD_F64(a, b, c) __builtin_fma(a, b, c)
+#else
+#define MULADD_F32(a, b, c) ((a) * (b) + (c))
+#define MULADD_F64(a, b, c) ((a) * (b) + (c))
+#endif
+
 #define T float
 #define FN(name) name##_f32
+#define MULADD MULADD_F32
 #define BLAS blas_f32
 #include "conv_body.h"
 #undef T
 #undef FN
 #undef BLAS
+#undef MULADD
 
 #define T double
 #define FN(name) name##_f64
+#define MULADD MULADD_F64
 #define BLAS blas_f64
 #include "conv_body.h"
 #undef T
 #undef FN
 #undef BLAS
+#undef MULADD

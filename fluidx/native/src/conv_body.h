@@ -549,17 +549,24 @@ INLINE void FN(seen)(int64_t size, int64_t out, int64_t offset, int64_t stride, 
 INLINE int64_t FN(tall)(const Conv *k) { return (k->oh - 1) * k->sh + (k->kh - 1) * k->dh + 1; }
 INLINE int64_t FN(wide)(const Conv *k) { return (k->ow - 1) * k->sw + (k->kw - 1) * k->dw + 1; }
 
-/* Planes with zeros around them: then no window needs to be looked at. */
+/* Planes with zeros around them: then no window needs to be looked at. Rows are copied TILE_LANES at a time, beyond their end, where zeros
+ * and the next row are written then; not the last ones of the image, behind which nothing may be read. */
 static void FN(pad)(const Conv *k, const T *x, T *to) {
     int64_t tall = FN(tall)(k), wide = FN(wide)(k), some = at_least(0, at_most(k->w, wide - k->left));
+    const T *end = x + k->c * k->h * k->w;
     for (int64_t c = 0; c < k->c; c++)
         for (int64_t y = -k->top; y < tall - k->top; y++, to += wide) {
             if (y < 0 || y >= k->h) {
                 FN(clear)(to, wide);
                 continue;
             }
+            const T *from = x + (c * k->h + y) * k->w;
             for (int64_t i = 0; i < at_most(k->left, wide); i++) to[i] = 0;
-            FN(move)(to + k->left, x + (c * k->h + y) * k->w, some);
+            if (end - from >= some + TILE_LANES)
+                for (int64_t i = 0; i < some; i += TILE_LANES)
+                    LANEWISE for (int l = 0; l < TILE_LANES; l++) to[k->left + i + l] = from[i + l];
+            else
+                FN(move)(to + k->left, from, some);
             for (int64_t i = k->left + some; i < wide; i++) to[i] = 0;
         }
 }
@@ -791,6 +798,10 @@ static void FN(direct_sums)(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
+/* -- few channels -------------------------------------------------------------------------------------------------------------------- */
+
+#include "conv_few_body.h"
+
 /* -- the kernels --------------------------------------------------------------------------------------------------------------------- */
 
 static FN(Job) FN(job)(const int64_t *a, int64_t back) {
@@ -806,7 +817,7 @@ static FN(Job) FN(job)(const int64_t *a, int64_t back) {
 
 static void FN(conv_images)(const int64_t *a, Team *team, int64_t back) {
     FN(Job) j = FN(job)(a, back);
-    if (!BLAS && j.k.way != DIRECT) {
+    if (!BLAS && j.k.way < DIRECT) {
         team->error = "no BLAS was found";
         return;
     }
@@ -815,7 +826,10 @@ static void FN(conv_images)(const int64_t *a, Team *team, int64_t back) {
         FN(winograd)(&j, team);
     else if (j.k.way == SHIFTED)
         FN(shifted)(&j, team);
-    else if (j.k.way == COLUMNS)
+    else if (j.k.way == FEW) {
+        parallel_for(team, up_div(j.k.o, TILE_LANES), at_least(1, 4096 / (j.k.c * j.k.kh * j.k.kw)), FN(few_filters), &j);
+        parallel_for(team, j.k.n, 500000 / at_least(flops, 1) + 1, FN(few_images), &j);
+    } else if (j.k.way == COLUMNS)
         parallel_for(team, j.k.n, 500000 / at_least(flops, 1) + 1, FN(columns_run), &j);
     else
         parallel_for(team, j.k.n * j.k.c, 50000 * j.k.c / at_least(flops, 1) + 1, FN(direct_run), &j);

@@ -29,6 +29,24 @@
 #define IVDEP
 #endif
 
+/* Before a loop of at most 16 iterations whose number the compiler knows: it shall be unrolled, so that arrays become registers. */
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define UNROLL _Pragma("GCC unroll 16")
+#else
+#define UNROLL
+#endif
+
+/* Before a loop over the lanes of one vector instruction, which is not to become as many instructions for one element. */
+#if defined(__clang__)
+#define LANEWISE _Pragma("clang loop unroll(disable)")
+#elif defined(__GNUC__)
+#define LANEWISE _Pragma("GCC unroll 1")
+#else
+#define LANEWISE
+#endif
+
 /* The threads that a run may use. A kernel that finds something wrong sets `error` from the calling thread and returns. */
 typedef struct Team {
     int threads;

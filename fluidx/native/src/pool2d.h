@@ -6,7 +6,7 @@
  * words: x, y, gradients of y and of x or 0, N, C, height and width of the image, of the window, strides, padding above and to the left,
  * height and width of the outputs, NHWC (0 or 1), mean (0 or 1), whether a mean counts pixels of the image alone */
 
-enum { POOL_WORDS = 19 };
+enum { POOL_WORDS = 19, POOL_ROOM = 2048, POOL_LANES = 16 };
 
 typedef struct {
     int64_t n, c, h, w, kh, kw, sh, sw, top, left, oh, ow, nhwc, mean, exclusive;

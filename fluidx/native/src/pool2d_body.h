@@ -44,9 +44,34 @@ INLINE void FN(pool_row)(T *y, const T *s, int64_t stride, int64_t mean, int64_t
 
 /* -- NCHW ---------------------------------------------------------------------------------------------------------------------------- */
 
+/* The largest of 2 x 2 in planes that have nothing else: `rows` of results, each from two rows that follow each other. Along the rows first,
+ * in one go over many of them; then whole vectors, beyond the end of a row, where the next one comes to lie. */
+static void FN(pool_pairs)(const T *x, int64_t rows, int64_t width, T *y) {
+    T room[POOL_ROOM + POOL_LANES];
+    int64_t some = at_least(1, POOL_ROOM / (2 * width)), all = rows * width;
+    memset(room + POOL_ROOM, 0, sizeof(T) * POOL_LANES);
+    for (int64_t r = 0; r < rows; r += some) {
+        int64_t count = at_most(some, rows - r), size = 2 * width * count;
+        const T *from = x + 4 * width * r;
+        IVDEP for (int64_t k = 0; k < size; k++) room[k] = FN(larger)(from[2 * k], from[2 * k + 1]);
+        for (int64_t i = 0; i < count; i++) {
+            const T *a = room + 2 * width * i, *b = a + width;
+            int64_t at = (r + i) * width, k = 0;
+            for (; k < width && at + k + POOL_LANES <= all; k += POOL_LANES)
+                LANEWISE for (int l = 0; l < POOL_LANES; l++) y[at + k + l] = FN(larger)(a[k + l], b[k + l]);
+            for (; k < width; k++) y[at + k] = FN(larger)(a[k], b[k]);
+        }
+    }
+}
+
 static void FN(pool_planes)(void *ctx, int64_t begin, int64_t end) {
     const Pool *p = ctx;
     int quarters = p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && !p->top && !p->left && 2 * p->oh <= p->h && 2 * p->ow <= p->w;
+    if (quarters && !p->mean && 2 * p->oh == p->h && 2 * p->ow == p->w && p->w <= POOL_ROOM) {
+        int64_t size = p->oh * p->ow;
+        FN(pool_pairs)((const T *)p->x + 4 * begin * size, (end - begin) * p->oh, p->ow, (T *)p->y + begin * size);
+        return;
+    }
     for (int64_t i = begin; i < end; i++) {
         const T *x = (const T *)p->x + i * p->h * p->w;
         T *y = (T *)p->y + i * p->oh * p->ow;

@@ -11,8 +11,8 @@ from ...ir.types import TensorType
 from ..shared.types import empties
 from .windows import Windows
 
-WINOGRAD, SHIFTED, COLUMNS, DIRECT = range(4)
-MOST_TAPS, MOST_GRIDS, SPREAD, LEAST_CHANNELS = 128, 16, 80, 16
+WINOGRAD, SHIFTED, COLUMNS, DIRECT, FEW = range(5)
+MOST_TAPS, MOST_GRIDS, SPREAD, LEAST_CHANNELS, LANES = 128, 16, 80, 16, 16
 FORWARD, BACK, FILTER = "conv", "conv_back", "conv_filter"
 
 
@@ -33,9 +33,16 @@ def _parts(batch: int, nbytes: int) -> int:
     return min(2 if nbytes > 8 << 20 else 4 if nbytes > 2 << 20 else 8, max(batch, 1))
 
 
+def _way(product: str, how: int, win: Windows, groups: int) -> int:
+    """How one of the products is computed where convolutions of this shape are computed so."""
+    return FEW if product == FORWARD and how == COLUMNS and groups == 1 and not win.is_pixel else how
+
+
 def scratch_size(product: str, batch: int, w: Any, itemsize: int, how: int) -> int:
     """Elements of scratch that one product of a convolution with the filter `w` needs beside what its threads have of their own."""
     o, c, kh, kw = w.shape
+    if how == FEW:
+        return -(-o // LANES) * LANES * c * kh * kw
     size = 16 * (o * c + SPREAD) if how == WINOGRAD else o * c * kh * kw
     if product == FILTER:
         return 0 if how == DIRECT else size * _parts(batch, size * itemsize)
@@ -49,7 +56,8 @@ def scratch_types(
     if w.dtype not in ("float32", "float64"):
         return []
     how = way(win, channels, w.shape[0], groups, fmt)
-    size = max((scratch_size(p, batch, w, np_dtype(w.dtype).itemsize, how) for p in products), default=0)
+    itemsize = np_dtype(w.dtype).itemsize
+    size = max((scratch_size(p, batch, w, itemsize, _way(p, how, win, groups)) for p in products), default=0)
     return [TensorType(w.dtype, (size,))] if size else []
 
 
@@ -65,15 +73,12 @@ def calls(
         if suffix is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
             return None
         (n, c), o = (x.shape[0], x.shape[1 if fmt == "NCHW" else 3]), w.shape[0]
-        how = way(win, c, o, groups, fmt)
-        if not all(a.size for a in arrays) or not native.has_blas() and how != DIRECT:
+        how = _way(product, way(win, c, o, groups, fmt), win, groups)
+        if not all(a.size for a in arrays) or not native.has_blas() and how not in (DIRECT, FEW):
             return None
         size = scratch_size(product, n, w, x.itemsize, how)
-        if dry:
-            scratch = [w]
-        elif size and not scratch:
-            scratch = empties([TensorType(dtype, (size,))])
+        room = [w] if dry else scratch or empties([TensorType(dtype, (size,))] if size else [])
         sizes = (*win.image, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, int(fmt == "NHWC"), how)
-        words = (*map(native.address, arrays), n, c, o, groups, *sizes, native.address(scratch[0]) if size else 0)
-        found.append(native.Call(f"{product}_{suffix}", words, (*arrays, *scratch)))
+        words = (*map(native.address, arrays), n, c, o, groups, *sizes, native.address(room[0]) if size else 0)
+        found.append(native.Call(f"{product}_{suffix}", words, (*arrays, *room)))
     return found
