@@ -86,8 +86,8 @@ class OpDef:
                                                       parameter `part` what its pattern asks for (ir/parts.py: Part; None: all is whole)
     view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input (None: cannot be)
     view_ctx(x, ctx, **attrs) -> array                a view that also depends on the rank; the op has a kernel besides
-    bind(xp, ins, outs, attrs, ctx) -> callable       optional: a call without arguments, everything bound beforehand; with a parameter
-                                                      `part` as of a kernel
+    bind(ins, outs, attrs, ctx) -> callable           optional, for NumPy arrays: a call without arguments, everything bound beforehand;
+                                                      with a parameter `part` as of a kernel
     native(ins, outs, attrs, dry) -> calls            optional: calls of C kernels (fluidx.native) instead of `bind`, None where they
                                                       do not cover these arrays, which share some memory if `dry`: only shapes and
                                                       strides count then; with parameters `part` and `ctx` as of a kernel

@@ -15,6 +15,7 @@ import numpy as np
 from .. import native
 from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef
+from .shared.arrays import copy
 from .shared.native import copy_calls
 
 Step = Callable[[], Any]
@@ -153,7 +154,7 @@ def _bound(
     told: dict[str, Any] = {"part": part} if part is not None and definition.bind_takes_part else {}
     if scratch:
         told["scratch"] = scratch
-    return bind(xp, ins, outs, attrs, ctx, **told)
+    return bind(ins, outs, attrs, ctx, **told)
 
 
 def _kernel(
@@ -175,14 +176,6 @@ def copying(xp: Any, out: Any, x: Any) -> Step:
     """A call that fills `out` with `x`; one of C kernels where they are used and cover it."""
     calls = copy_calls(out, x) if xp is np and native.enabled() else None
     return partial(copy, xp, out, x) if calls is None else Native(calls)
-
-
-def copy(xp: Any, out: Any, x: Any) -> None:
-    """Fill `out` with `x`, converted to its dtype."""
-    if xp is np:
-        np.copyto(out, x, casting="unsafe")
-    else:
-        out[...] = x
 
 
 def _copy_view(xp: Any, out: Any, view: Step) -> None:

@@ -36,7 +36,14 @@ def run_op(
     gives the arrays to write into, `part` what the op is told of the whole that its operands are parts of. Raises ExecutionError for an op
     without a body.
     """
-    ctx = ctx or RunContext()
+    with np.errstate(all="ignore"):  # as in a run of the executor
+        return _run(definition, ins, attrs, ctx or RunContext(), present, body, outs, part)
+
+
+def _run(
+    definition: type[OpDef], ins: Sequence[Any], attrs: Mapping[str, Any], ctx: RunContext, present: Sequence[bool] | None, body: str,
+    outs: Sequence[Any] | None, part: Part | None,
+) -> list[Any]:  # fmt: skip
     if outs is None:
         results = definition.infer(*map(type_of, ins), **attrs)
         results = [results] if len(definition.out_slots) == 1 else list(results)

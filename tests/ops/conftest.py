@@ -10,7 +10,8 @@ from fluidx.ir import TensorType, np_dtype, opdef
 
 @pytest.fixture(scope="session")
 def run_bound():
-    """`run_bound(op, *arrays, **attrs)` gives the outputs of an op by its kernel, which must be those of its bind, run twice."""
+    """`run_bound(op, *arrays, **attrs)` gives the outputs of an op by its kernel; those of its bind, run twice, differ by no more than
+    another order of sums does."""
 
     def run(op, *arrays, **attrs):
         attrs = op.complete_attrs(attrs)
@@ -19,10 +20,11 @@ def run_bound():
         outs = [tuple(None if t is None else np.full(t.shape, 7, t.dtype) for t in (types if many else (types,))) for _ in range(2)]
         op.kernel(np, *arrays, out=outs[0] if many else outs[0][0], **attrs)
         if op.bind:
-            call = op.bind(np, arrays, outs[1], attrs, None)
+            call = op.bind(arrays, outs[1], attrs, None)
             call(), call()
             for a, b in zip(*outs, strict=True):
-                np.testing.assert_array_equal(a, b)
+                if a is not None:
+                    np.testing.assert_allclose(a, b, 1e-5, 1e-6)
         return outs[0] if many else outs[0][0]
 
     return run

@@ -67,31 +67,17 @@ def _native_xent(op: str, kernel: str, x: Any, made: Any, label: Any, single: An
     return row_calls(kernel, [x, made], attrs["axis"], single, label, ignore, text, dry)
 
 
-def _usable(xp: Any, op: str, label: Any, classes: int, ignore_index: int) -> tuple[Any, Any]:
-    """(labels made safe to index with, mask of the examples that count or None for all).
-
-    On NumPy a label out of range raises ExecutionError. A GPU does not wait for the answer: see `_poison`.
-    """
-    counts = label != ignore_index
-    valid = (label >= 0) & (label < classes)
-    if xp is np:
-        if not (valid | ~counts).all():
-            raise _wrong_label(op, label, classes, ignore_index)
-        if counts.all():
-            return label, None
-        return np.where(counts, label, 0), counts
-    return xp.where(valid & counts, label, 0), counts
+def _check_range(op: str, label: np.ndarray, classes: int, ignore_index: int) -> None:
+    """Raise ExecutionError for a label out of range. A GPU does not wait for the answer: there `_losses` shows it."""
+    if (((label < 0) | (label >= classes)) & (label != ignore_index)).any():
+        raise _wrong_label(op, label, classes, ignore_index)
 
 
-def _poison(xp: Any, label: Any, classes: int, ignore_index: int, loss: Any) -> Any:
-    """On a GPU an example whose label is out of range has loss NaN, so that it is seen without waiting for the device."""
-    if xp is np:
-        return loss
-    return xp.where(((label < 0) | (label >= classes)) & (label != ignore_index), xp.nan, loss)
-
-
-def _pick(xp: Any, x3: Any, label3: Any) -> Any:
-    return xp.take_along_axis(x3, label3.astype("int64"), axis=1)
+def _losses(xp: Any, label: Any, classes: int, ignore_index: int, loss_of: Callable[[Any], Any]) -> Any:
+    """`loss_of` the labels, made safe to index with: 0 for an ignored example, NaN for a label out of range."""
+    ignored = label == ignore_index
+    valid = (label >= 0) & (label < classes) & ~ignored
+    return xp.where(valid, loss_of(xp.where(valid, label, 0)), xp.where(ignored, 0.0, xp.nan))
 
 
 # -- cross entropy ------------------------------------------------------------------------------------------------------------------
@@ -129,11 +115,20 @@ class CrossEntropy(OpDef):
             logs = xp.where(wide > 0, xp.log(xp.maximum(wide, tiny)), -1e20)
             out[...] = -xp.where(soft != 0, soft * logs, 0).sum(axis=-1, keepdims=True)
             return
-        safe, counts = _usable(xp, "cross_entropy", label, x.shape[-1], ignore_index)
-        picked = xp.take_along_axis(wide, safe.astype("int64"), axis=-1)
-        loss = xp.where(picked > 0, -xp.log(xp.maximum(picked, tiny)), 1e20)
-        loss = loss if counts is None else xp.where(counts, loss, 0)
-        out[...] = _poison(xp, label, x.shape[-1], ignore_index, loss)
+
+        def loss_of(safe: Any) -> Any:
+            picked = xp.take_along_axis(wide, safe.astype("int64"), axis=-1)
+            return xp.where(picked > 0, -xp.log(xp.maximum(picked, tiny)), 1e20)
+
+        out[...] = _losses(xp, label, x.shape[-1], ignore_index, loss_of)
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx):
+        x, label = ins
+        run = partial(CrossEntropy.kernel, np, x, label, out=outs[0], **attrs)
+        if attrs["soft_label"]:
+            return run
+        return in_order([partial(_check_range, "cross_entropy", label, x.shape[-1], attrs["ignore_index"]), run])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -232,11 +227,7 @@ class SoftmaxWithCrossEntropy(OpDef):
         return dx, None
 
     @staticmethod
-    def kernel(xp, x, label, *, out, **attrs):
-        SoftmaxWithCrossEntropy.bind(xp, (x, label), out, attrs, None)()
-
-    @staticmethod
-    def plain(xp, x, label, out, *, soft_label, ignore_index, axis, numeric_stable_mode):
+    def kernel(xp, x, label, *, out, soft_label, ignore_index, axis, numeric_stable_mode):
         soft, loss = out
         axis %= x.ndim
         wide, distribution = widen(x, label)
@@ -252,19 +243,22 @@ class SoftmaxWithCrossEntropy(OpDef):
             d = _folded(distribution, axis)
             loss[...] = xp.where(d != 0, d * (logs - shifted), 0).sum(axis=1, keepdims=True).reshape(loss.shape)
             return
-        label3 = _folded(label, axis)
-        safe, counts = _usable(xp, "softmax_with_cross_entropy", label3, x.shape[axis], ignore_index)
-        value = logs - _pick(xp, shifted, safe)
-        value = value if counts is None else xp.where(counts, value, 0)
-        loss[...] = _poison(xp, label3, x.shape[axis], ignore_index, value).reshape(loss.shape)
+
+        def loss_of(safe: Any) -> Any:
+            return logs - xp.take_along_axis(shifted, safe.astype("int64"), axis=1)
+
+        loss[...] = _losses(xp, _folded(label, axis), x.shape[axis], ignore_index, loss_of).reshape(loss.shape)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         (x, label), (soft, loss) = ins, outs
         dense = x.size and all(a.flags.c_contiguous for a in (x, label, soft, loss))
-        if xp is not np or attrs["soft_label"] or not dense or attrs["axis"] % x.ndim != x.ndim - 1 or is_half(x.dtype):
-            return partial(SoftmaxWithCrossEntropy.plain, xp, x, label, outs, **attrs)
-        classes, ignore = x.shape[-1], attrs["ignore_index"]
+        classes, ignore = x.shape[attrs["axis"]], attrs["ignore_index"]
+        plain = partial(SoftmaxWithCrossEntropy.kernel, np, x, label, out=outs, **attrs)
+        if attrs["soft_label"]:
+            return plain
+        if not dense or attrs["axis"] % x.ndim != x.ndim - 1 or is_half(x.dtype):
+            return in_order([partial(_check_range, "softmax_with_cross_entropy", label, classes, ignore), plain])
         x2, s2, l1 = x.reshape(-1, classes), soft.reshape(-1, classes), label.reshape(-1)
         rows_loss, flat = loss.reshape(-1), soft.reshape(-1)
         index = np.empty(len(l1), np.int64)
@@ -344,11 +338,7 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         return x
 
     @staticmethod
-    def kernel(xp, soft, label, g, *, out, **attrs):
-        SoftmaxWithCrossEntropyGrad.bind(xp, (soft, label, g), (out,), attrs, None)()
-
-    @staticmethod
-    def plain(xp, soft, label, g, out, *, soft_label, ignore_index, axis):
+    def kernel(xp, soft, label, g, *, out, soft_label, ignore_index, axis):
         axis %= soft.ndim
         s, distribution, g = widen(soft, label, g)
         if not soft.size:
@@ -363,11 +353,11 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         out[...] = xp.where(label3 == ignore_index, 0, (s - hot) * g3).reshape(out.shape)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         (soft, label, g), dx = ins, outs[0]
         dense = soft.size and all(a.flags.c_contiguous for a in (soft, label, g, dx))
-        if xp is not np or attrs["soft_label"] or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1 or is_half(soft.dtype):
-            return partial(SoftmaxWithCrossEntropyGrad.plain, xp, soft, label, g, dx, **attrs)
+        if attrs["soft_label"] or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1 or is_half(soft.dtype):
+            return partial(SoftmaxWithCrossEntropyGrad.kernel, np, soft, label, g, out=dx, **attrs)
         classes = soft.shape[-1]
         s2, d2, flat, g2, l1 = soft.reshape(-1, classes), dx.reshape(-1, classes), dx.reshape(-1), g.reshape(-1, 1), label.reshape(-1)
         index, picked = np.empty(len(l1), np.int64), np.empty(len(l1), soft.dtype)

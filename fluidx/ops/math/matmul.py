@@ -22,17 +22,16 @@ from ..shared.types import is_half, meet, mul_sizes, same_dtype
 
 def product(xp: Any, a: Any, b: Any, out: Any) -> None:
     """out = a @ b over the last two axes, batch axes broadcast. 16-bit floats are summed in float32."""
-    if is_half(out.dtype) and (xp is np or out.ndim != 2):
-        # NumPy has no BLAS for them, and CuPy none beyond two axes
+    if is_half(out.dtype):
         out[...] = xp.matmul(a.astype("float32"), b.astype("float32"))
     else:
         xp.matmul(a, b, out=out)
 
 
-def bind_product(xp: Any, a: Any, b: Any, out: Any) -> Any:
-    """A call without arguments that does `product` on these very arrays: one GEMM with nothing left to look up where that is possible."""
-    if xp is not np or is_half(out.dtype):
-        return partial(product, xp, a, b, out)
+def bind_product(a: Any, b: Any, out: Any) -> Any:
+    """A call without arguments that does `product` on these NumPy arrays: one GEMM with nothing left to look up where that is possible."""
+    if is_half(out.dtype):
+        return partial(product, np, a, b, out)
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
     if a.ndim == b.ndim == out.ndim == 2 and out.flags.c_contiguous:
@@ -56,14 +55,14 @@ def _item(x: Any, k: int, ndim: int) -> Any:
     return x if x.ndim < ndim else x[k if x.shape[0] > 1 else 0]
 
 
-def _then_scale(xp: Any, run: Any, out: Any, alpha: float) -> Any:
+def _then_scale(run: Any, out: Any, alpha: float) -> Any:
     if alpha == 1.0:
         return run
     factor = out.dtype.type(alpha)
 
     def scaled():
         run()
-        xp.multiply(out, factor, out=out)
+        np.multiply(out, factor, out=out)
 
     return scaled
 
@@ -75,12 +74,12 @@ class Product(OpDef):
     matrices: ClassVar[Callable[..., Any]]
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx):
+    def bind(cls, ins, outs, attrs, ctx):
         found = cls.matrices(ins, outs[0], **attrs)
         if found is None:
             return None
         a, b, out = found
-        return _then_scale(xp, bind_product(xp, a, b, out), outs[0], attrs.get("alpha", 1.0))
+        return _then_scale(bind_product(a, b, out), outs[0], attrs.get("alpha", 1.0))
 
     @classmethod
     def native(cls, ins, outs, attrs, dry=False):
@@ -361,7 +360,9 @@ class MatMul(Product):
 
     @staticmethod
     def kernel(xp, x, y, *, out, transpose_x, transpose_y, alpha):
-        MatMul.bind(xp, (x, y), (out,), {"transpose_x": transpose_x, "transpose_y": transpose_y, "alpha": alpha}, None)()
+        product(xp, *MatMul.matrices((x, y), out, transpose_x=transpose_x, transpose_y=transpose_y, alpha=alpha))
+        if alpha != 1.0:
+            xp.multiply(out, out.dtype.type(alpha), out=out)
 
     @staticmethod
     def matrices(ins, out, *, transpose_x, transpose_y, alpha):

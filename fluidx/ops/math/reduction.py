@@ -97,7 +97,7 @@ class _Reduction(OpDef):
     inputs = ("X",)
     attrs = {"dim": (), "keep_dim": False}
     dtypes: tuple[str, ...] = NUMBERS
-    method = ""  # of xp, for other array modules than NumPy
+    method = ""  # of the array module
     said: tuple[str, ...] = ("{}!",)  # of each factor that is reduced, in the access pattern
     groups = ""  # linear and monotone ones
     how = ""  # of shared.native.reduce_calls
@@ -120,11 +120,12 @@ class _Reduction(OpDef):
 
     @staticmethod
     def calls(x, axes, out):
+        """Calls that put the result of a NumPy array into `out`."""
         raise NotImplementedError
 
     @classmethod
-    def elsewhere(cls, xp, x, axes):
-        """The result with other array modules than NumPy."""
+    def over(cls, xp, x, axes):
+        """The result by any array module."""
         return getattr(xp, cls.method)(x, axis=axes)
 
 
@@ -137,20 +138,13 @@ def _infer(name, dtypes, x, *, dim=(), keep_dim=False):
 
 def _kernel_of(cls):
     def kernel(xp, x, *, out, dim=(), keep_dim=False):
-        axes = reduced_axes(cls.name, dim, x.ndim)
-        if xp is np:
-            for call in cls.calls(x, axes, out):
-                call()
-        else:
-            out[...] = cls.elsewhere(xp, x, axes).reshape(out.shape)
+        out[...] = cls.over(xp, x, reduced_axes(cls.name, dim, x.ndim)).reshape(out.shape)
 
     return kernel
 
 
 def _bind_of(cls):
-    def bind(xp, ins, outs, attrs, ctx):
-        if xp is not np:
-            return None
+    def bind(ins, outs, attrs, ctx):
         return in_order(cls.calls(ins[0], reduced_axes(cls.name, attrs.get("dim", ()), ins[0].ndim), outs[0]))
 
     return bind
@@ -218,17 +212,12 @@ class _Mean(_Reduction):
 
     @staticmethod
     def kernel(xp, x, *, out, dim=(), keep_dim=False, part=None):
-        if xp is np:
-            _Mean.bind(xp, (x,), (out,), {"dim": dim}, None, part)()
-            return
         axes = reduced_axes("mean", dim, x.ndim)
         wide = "float32" if dtype_name(x.dtype) in HALVES else x.dtype
         out[...] = (x.sum(axis=axes, dtype=wide) / count_of(x, axes, part)).reshape(out.shape)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx, part=None):
-        if xp is not np:
-            return None
+    def bind(ins, outs, attrs, ctx, part=None):
         x, out = ins[0], outs[0]
         axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
         if dtype_name(x.dtype) not in HALVES:
@@ -237,7 +226,6 @@ class _Mean(_Reduction):
         n = np.float32(count_of(x, axes, part))
         divide = [partial(np.divide, total, n, total), partial(np.copyto, out, total, casting="unsafe")]
         return in_order([partial(np.copyto, wide, x), *bind_sum(wide, axes, total), *divide])
-
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
@@ -381,7 +369,7 @@ class LogSumExp(_Reduction):
     calls = staticmethod(_logsumexp_calls)
 
     @classmethod
-    def elsewhere(cls, xp, x, axes):
+    def over(cls, xp, x, axes):
         top = x.max(axis=axes, keepdims=True)
         top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
         return xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
@@ -435,9 +423,9 @@ class SquaredL2Norm(OpDef):
         out[0] = xp.dot(line, line)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         x, out = ins[0], outs[0]
-        if xp is not np or x.dtype != out.dtype or not x.flags.c_contiguous or not x.size:
+        if x.dtype != out.dtype or not x.flags.c_contiguous or not x.size:
             return None
         line = x.reshape(1, -1)
         return partial(np.dot, line, line.T, out.reshape(1, 1))

@@ -71,9 +71,9 @@ class ReduceSumGrad(OpDef):
         xp.copyto(out, g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", dim, x.ndim))))
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         x, g = ins
-        return partial(xp.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
+        return partial(np.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -98,10 +98,8 @@ class ReduceMeanGrad(OpDef):
         out[...] = wide.reshape(kept_shape(x.shape, axes)) / count_of(x, axes, part)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx, part=None):
+    def bind(ins, outs, attrs, ctx, part=None):
         x, g = ins
-        if xp is not np:
-            return None
         axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
         g = g.reshape(kept_shape(x.shape, axes))
         n = np.array(count_of(x, axes, part), "float32" if is_half(g.dtype) else g.dtype)
@@ -135,11 +133,11 @@ class ReduceMaxGrad(OpDef):
         xp.multiply(g.reshape(kept), x == y.reshape(kept), out)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         x, y, g = ins
         kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
-        mask = xp.empty(x.shape, bool)
-        return in_order([partial(xp.equal, x, y.reshape(kept), mask), partial(xp.multiply, g.reshape(kept), mask, outs[0])])
+        mask = np.empty(x.shape, bool)
+        return in_order([partial(np.equal, x, y.reshape(kept), mask), partial(np.multiply, g.reshape(kept), mask, outs[0])])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -246,17 +244,11 @@ class ReduceTo(OpDef):
 
     @staticmethod
     def kernel(xp, x, like, *, out, axis):
-        axes, meets = _down(x.shape, like.shape, axis)
-        if xp is np:
-            for call in bind_sum(x, axes, out):
-                call()
-        else:
-            out[...] = x.sum(axis=axes).reshape(out.shape)
+        axes, _ = _down(x.shape, like.shape, axis)
+        out[...] = x.sum(axis=axes).reshape(out.shape)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        if xp is not np:
-            return None
+    def bind(ins, outs, attrs, ctx):
         return in_order(bind_sum(ins[0], _down(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
 
     @staticmethod

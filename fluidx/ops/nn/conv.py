@@ -15,7 +15,7 @@ from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
 from ..shared.types import empties, is_half, meet, same_dtype
 from .conv_native import BACK, FILTER, FORWARD, calls, scratch_types
-from .im2col import Room, convolve, convolve_back, convolve_filter, turned
+from .im2col import AT_LARGE, IN_CACHE, Room, convolve, convolve_back, convolve_filter, turned
 from .windows import Windows, channels_first, four_pads, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
 
 _ATTRS = {"strides": (1, 1), "paddings": (0, 0), "dilations": (1, 1), "groups": 1, "data_format": "NCHW", "padding_algorithm": "EXPLICIT"}
@@ -98,7 +98,7 @@ def _asked(run: Any, ins: list[TensorType], outs: list[TensorType | None], attrs
     dtype = ins[0].dtype
     if is_half(dtype):
         return []
-    room = Room(np, dtype)
+    room = Room(np, dtype, IN_CACHE)
     run(np, empties(ins), [None if t is None else empties([t])[0] for t in outs], attrs, room)
     return [TensorType(dtype, (room.used,))] if room.used else []
 
@@ -122,13 +122,17 @@ class _Conv(OpDef):
 
     @classmethod
     def kernel(cls, xp, x, w, *, out, **attrs):
-        run_bound(cls.bind, xp, (x, w), (out,), attrs)
+        run_bound(cls._at_large, xp, (x, w), (out,), attrs)
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx, scratch=()):
+    def _at_large(cls, xp, ins, outs, attrs):
+        return cls._run(xp, ins, outs, attrs, Room(xp, ins[0].dtype, AT_LARGE))
+
+    @classmethod
+    def bind(cls, ins, outs, attrs, ctx, scratch=()):
         if is_half(ins[0].dtype):
-            return partial(cls.kernel, xp, *ins, out=outs[0], **attrs)
-        return cls._run(xp, ins, outs, attrs, Room(xp, ins[0].dtype, scratch))
+            return partial(cls.kernel, np, *ins, out=outs[0], **attrs)
+        return cls._run(np, ins, outs, attrs, Room(np, ins[0].dtype, IN_CACHE, scratch))
 
     @classmethod
     def _run(cls, xp, ins, outs, attrs, room):
@@ -213,13 +217,17 @@ class _ConvGrad(OpDef):
 
     @classmethod
     def kernel(cls, xp, x, w, g, *, out, **attrs):
-        run_bound(cls.bind, xp, (x, w, g), out, attrs)
+        run_bound(cls._at_large, xp, (x, w, g), out, attrs)
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx, scratch=()):
+    def _at_large(cls, xp, ins, outs, attrs):
+        return cls._run(xp, ins, outs, attrs, Room(xp, ins[0].dtype, AT_LARGE))
+
+    @classmethod
+    def bind(cls, ins, outs, attrs, ctx, scratch=()):
         if is_half(ins[0].dtype):
-            return partial(cls.kernel, xp, *ins, out=outs, **attrs)
-        return cls._run(xp, ins, outs, attrs, Room(xp, ins[0].dtype, scratch))
+            return partial(cls.kernel, np, *ins, out=outs, **attrs)
+        return cls._run(np, ins, outs, attrs, Room(np, ins[0].dtype, IN_CACHE, scratch))
 
     @classmethod
     def _run(cls, xp, ins, outs, attrs, room):

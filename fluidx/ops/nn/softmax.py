@@ -36,18 +36,18 @@ class _AlongAxis(OpDef):
 
     @classmethod
     def kernel(cls, xp, *ins, out, axis):
-        run_bound(cls.bind, xp, ins, (out,), {"axis": axis})
+        run_bound(cls._at_once, xp, ins, (out,), {"axis": axis})
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx):
+    def _at_once(cls, xp, ins, outs, attrs):
+        return partial(cls.whole, xp, *ins, outs[0], **attrs) if outs[0].size else in_order([])
+
+    @classmethod
+    def bind(cls, ins, outs, attrs, ctx):
         arrays = (*ins, outs[0])
         x, axis = arrays[0], attrs["axis"]
-        if not x.size:
-            return lambda: None
-        if is_half(x.dtype):
-            return partial(cls.kernel, xp, *ins, out=outs[0], axis=axis)
-        if xp is not np or axis % x.ndim != x.ndim - 1 or not all(a.flags.c_contiguous for a in arrays):
-            return partial(cls.whole, xp, *arrays, axis=axis)
+        if is_half(x.dtype) or not x.size or axis % x.ndim != x.ndim - 1 or not all(a.flags.c_contiguous for a in arrays):
+            return partial(cls.kernel, np, *ins, out=outs[0], axis=axis)
         matrices = [a.reshape(-1, a.shape[-1]) for a in arrays]
         rows = row_blocks(len(matrices[0]), x.shape[-1] * x.itemsize)
         return in_order([*cls.calls([[m[r] for m in matrices] for r in rows])])

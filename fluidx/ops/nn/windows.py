@@ -122,10 +122,10 @@ def channels_first(x: Any, data_format: str) -> Any:
 def run_bound(bind: Any, xp: Any, ins: Sequence[Any], outs: Sequence[Any], attrs: dict[str, Any]) -> None:
     """A kernel by way of `bind`; 16-bit floats are worked on in float32."""
     if not is_half(ins[0].dtype):
-        bind(xp, ins, outs, attrs, None)()
+        bind(xp, ins, outs, attrs)()
         return
     wide = [None if o is None else xp.empty(o.shape, "float32") for o in outs]
-    bind(xp, widen(*ins), wide, attrs, None)()
+    bind(xp, widen(*ins), wide, attrs)()
     for narrow, o in zip(outs, wide):
         if narrow is not None:
             narrow[...] = o

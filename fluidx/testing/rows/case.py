@@ -130,7 +130,7 @@ class Case:
         ]
         args, outs = self.arrange(ins), self.arrange(made, True)
         if d.bind is not None and (bound or (d.kernel is None and d.view is None)):
-            step = d.bind(np, args, outs, attrs, ctx, **({"part": part} if self.bind_told else {}))
+            step = d.bind(args, outs, attrs, ctx, **({"part": part} if self.bind_told else {}))
             if step is not None:
                 step()
                 return made
