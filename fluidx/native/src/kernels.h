@@ -7,6 +7,7 @@
 #include "gemm.h"
 #include "vm.h"
 #include "rows.h"
+#include "halves.h"
 #include "move.h"
 #include "reduce.h"
 #include "random.h"

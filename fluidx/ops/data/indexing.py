@@ -341,6 +341,7 @@ class Scatter(OpDef):
 
     name = "scatter"
     flops = 0
+    halves = False  # updates of one row are added up
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
     inplace = (("X", "Out"),)

@@ -218,7 +218,7 @@ def draw_part(source: Source, out: Any, part: Part | None, first: int, draw: Cal
 
 
 def _fill(source: Source, out: Any, part: Part | None, draw: Draw, seed: int, step: int, offset: int, scale: float, shift: float) -> None:
-    """`out = draw * scale + shift`, chunk by chunk, for a contiguous `out` of any float dtype."""
+    """`out = draw * scale + shift`, chunk by chunk, for a contiguous `out`."""
     wide = out.dtype == np.float64
     f = np.float64 if wide else np.float32
 
@@ -228,7 +228,7 @@ def _fill(source: Source, out: Any, part: Part | None, draw: Draw, seed: int, st
             z = draw(source, seed, step, first + k, chunk.size, wide)
             z *= f(scale)
             z += f(shift)
-            chunk[...] = z.astype(chunk.dtype, copy=False)
+            chunk[...] = z
 
     draw_part(source, out, part, offset, fill)
 

@@ -12,7 +12,6 @@ import numpy as np
 from ...ir import OpDef, Operator, ProgramError, Sample, TensorType
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.samples import f32, positive
-from ..shared.types import is_half
 from . import batch_norm_native
 from .norm_shared import by_copy, channel_count, check_weight, put, weight_dtype
 
@@ -162,11 +161,8 @@ def normalize_with(xp, x3, scale, bias, mean, variance, y3, stat_outs, eps):
     inv = 1 / xp.sqrt(variance + eps)
     factor = (scale * inv).astype(mean.dtype)
     shift = bias - mean * factor
-    if is_half(x3.dtype):
-        y3[...] = x3.astype("float32") * factor[None, :, None] + shift[None, :, None]
-    else:
-        xp.multiply(x3, factor[None, :, None], out=y3)
-        xp.add(y3, shift[None, :, None], out=y3)
+    xp.multiply(x3, factor[None, :, None], out=y3)
+    xp.add(y3, shift[None, :, None], out=y3)
     for target, source, value in zip(stat_outs, (mean, variance, None, None), (mean, variance, mean, inv)):
         if target is not None and target is not source:
             target[...] = value
@@ -178,7 +174,7 @@ def channel_blocks(x3: Any) -> list[slice]:
 
 def is_rows(*arrays: Any) -> bool:
     """True for contiguous [N, C, 1] and NHWC arrays: matrices whose columns are the channels."""
-    return all(not is_half(a.dtype) and a.transpose(0, 2, 1).flags.c_contiguous for a in arrays)
+    return all(a.transpose(0, 2, 1).flags.c_contiguous for a in arrays)
 
 
 def as_rows(a: Any) -> Any:
@@ -215,22 +211,18 @@ def statistics_in_cache(x3, scale, bias, y3, used, eps) -> Callable[[], None]:
 
 def batch_statistics(xp, x3, scale, bias, y3, used, eps, blocks=(EVERY,)) -> Callable[[], None]:
     """`statistics_in_cache` for any array module, for each of `blocks` of channels."""
-    (mean, var), count, wide = used, x3.shape[0] * x3.shape[2], is_half(x3.dtype)
+    (mean, var), count = used, x3.shape[0] * x3.shape[2]
 
     def step():
         for c in blocks:
             a, y = x3[:, c], y3[:, c]
             m, v = mean[c], var[c]
-            if wide:
-                a, y = a.astype("float32"), xp.empty(a.shape, "float32")
             m[...] = a.sum(axis=(0, 2)) / count
             xp.subtract(a, m[None, :, None], out=y)
             v[...] = xp.einsum("nck,nck->c", y, y) / count
             factor = (scale[c] / xp.sqrt(v + eps)).astype(m.dtype)
             xp.multiply(y, factor[None, :, None], out=y)
             xp.add(y, bias[c][None, :, None], out=y)
-            if wide:
-                y3[:, c] = y
 
     return step
 
@@ -284,17 +276,14 @@ class BatchNormGrad(OpDef):
 
 def batch_gradient(xp, x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed, blocks=(EVERY,)) -> Callable[[], None]:
     """`gradient_in_cache` for any array module, for each of `blocks` of channels."""
-    count, wide = x3.shape[0] * x3.shape[2], is_half(x3.dtype)
+    count = x3.shape[0] * x3.shape[2]
     longest = max((len(range(*b.indices(x3.shape[1]))) for b in blocks), default=0)
-    scratch = xp.empty((x3.shape[0], longest, x3.shape[2]), "float32" if wide else x3.dtype)
+    scratch = xp.empty((x3.shape[0], longest, x3.shape[2]), x3.dtype)
 
     def step():
         for c in blocks:
-            a, d = x3[:, c], g3[:, c]
+            a, d, o = x3[:, c], g3[:, c], dx3[:, c]
             t = scratch[:, : a.shape[1]]
-            o = t if wide else dx3[:, c]
-            if wide:
-                a, d = a.astype("float32"), d.astype("float32")
             s, r = scale[c], inv[c]
             xp.subtract(a, mean[c][None, :, None], out=t)
             bias_sum = d.sum(axis=(0, 2))
@@ -308,8 +297,6 @@ def batch_gradient(xp, x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed, bloc
                 xp.subtract(d, t, out=o)
                 xp.subtract(o, (bias_sum / count).astype(t.dtype)[None, :, None], out=o)
                 xp.multiply(o, factor[None, :, None], out=o)
-            if wide:
-                dx3[:, c] = o
 
     return step
 

@@ -19,7 +19,6 @@ from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.native import all_of, expression, reduce_calls
 from ..shared.samples import f32, positive
-from ..shared.types import is_half
 from .batch_norm import EVERY, as_rows, by_channel, channel_blocks, channel_words, is_rows
 from .norm_shared import channel_count, check_weight, put, stat_dtype
 
@@ -55,9 +54,9 @@ class _AtLarge:
         return ((EVERY, EVERY),)
 
     def blocks(self, *arrays: Any) -> Iterator[tuple[slice, slice, list[Any]]]:
-        """(rows, channels, the arrays there) for every block; 16-bit floats as float32."""
+        """(rows, channels, the arrays there) for every block."""
         for rows, c in self.cuts(*arrays):
-            yield rows, c, [a[rows, c].astype("float32") if is_half(a.dtype) else a[rows, c] for a in arrays]
+            yield rows, c, [a[rows, c] for a in arrays]
 
     def add_products(self, a: Any, b: Any, total: Any) -> None:
         """`total` [channels] += the sum over all but the channels of a * b."""
@@ -86,7 +85,7 @@ class _InCache(_AtLarge):
             super().add_products(a, b, total)
 
     def sum(self, x3: Any, out: Any) -> None:
-        if is_rows(x3) and out.dtype == x3.dtype:
+        if is_rows(x3):
             column_sum(as_rows(x3), out)()
         else:
             super().sum(x3, out)

@@ -34,7 +34,7 @@ def _kept_scale(p: float, implementation: str) -> float:
 
 def _apply(xp: Any, x: Any, mask: Any, out: Any, scale: float) -> None:
     """`out = x * mask * scale`; `mask` is bool."""
-    xp.multiply(x, mask if out.dtype.kind == "f" else mask.astype(out.dtype), out=out)
+    xp.multiply(x, mask, out=out)
     if scale != 1.0:
         out *= out.dtype.type(scale)
 

@@ -12,9 +12,10 @@ from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
 from ...ir.words import fold
 from ..expr.nodes import const, make_node, sym
+from ..shared.blocked import later
 from ..shared.native import all_of, expression, reduce_calls
 from ..shared.samples import f32, positive
-from ..shared.types import is_half, mul_sizes
+from ..shared.types import mul_sizes
 from .layer_norm import norm_calls, normalize_rows, rows_normalized
 from .norm_shared import (
     channel_count,
@@ -44,17 +45,15 @@ class _Grouped:
         n = len(x)
         rows(x.reshape(n * groups, -1), y.reshape(n * groups, -1), None, None, mean, var, eps)()
         if scale is not None:
-            xp.multiply(y, scale[None, :, None].astype(y.dtype), out=y)
+            xp.multiply(y, scale[None, :, None], out=y)
         if bias is not None:
-            xp.add(y, bias[None, :, None].astype(y.dtype), out=y)
+            xp.add(y, bias[None, :, None], out=y)
 
     @staticmethod
     def backward(xp, x, scale, mean, var, g, dx, dscale, dbias, groups, eps):
         n, c, pixels = x.shape
-        dtype = "float32" if is_half(x.dtype) else x.dtype
-        inv = (1 / xp.sqrt(var + eps)).astype(dtype)
-        hat = (x.reshape(n * groups, -1).astype(dtype) - mean[:, None]) * inv[:, None]
-        g = g.astype(dtype)
+        inv = 1 / xp.sqrt(var + eps)
+        hat = (x.reshape(n * groups, -1) - mean[:, None]) * inv[:, None]
         put(dbias, g.sum(axis=(0, 2)))
         put(dscale, (g * hat.reshape(x.shape)).sum(axis=(0, 2)) if dscale is not None else None)
         if dx is None:
@@ -135,7 +134,7 @@ class GroupNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, part=None, **attrs):
-        GroupNorm._run(xp, partial(partial, normalize_rows, xp), (x, scale, bias), out, part=part, **attrs)
+        GroupNorm._run(xp, later(normalize_rows, xp), (x, scale, bias), out, part=part, **attrs)
 
     @staticmethod
     def bind(ins, outs, attrs, ctx, part=None):
@@ -146,8 +145,7 @@ class GroupNorm(OpDef):
         (x, scale, bias), (y, mean, var) = ins, outs
         a = _channels_view(xp, x, data_layout)
         groups = _local_groups(a, groups, part)
-        stat, result = "float32" if is_half(x.dtype) else x.dtype, xp.empty(a.shape, a.dtype)
-        m, v = xp.empty(len(a) * groups, stat), xp.empty(len(a) * groups, stat)
+        result, m, v = (xp.empty(shape, a.dtype) for shape in (a.shape, len(a) * groups, len(a) * groups))
         _Grouped.forward(xp, rows, a, scale, bias, result, m, v, groups, epsilon)
         _put_channels(y, result, data_layout)
         put(mean, m.reshape(-1, groups))
@@ -274,7 +272,7 @@ class InstanceNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, epsilon):
-        InstanceNorm._run(xp, partial(partial, normalize_rows, xp), (x, scale, bias), out, epsilon=epsilon)
+        InstanceNorm._run(xp, later(normalize_rows, xp), (x, scale, bias), out, epsilon=epsilon)
 
     @staticmethod
     def bind(ins, outs, attrs, ctx):
@@ -283,10 +281,8 @@ class InstanceNorm(OpDef):
     @staticmethod
     def _run(xp, rows, ins, outs, *, epsilon):
         (x, scale, bias), (y, mean, inv) = ins, outs
-        stat, count = "float32" if is_half(x.dtype) else x.dtype, x.shape[0] * x.shape[1]
-        m, v = xp.empty(count, stat), xp.empty(count, stat)
-        a = _channels_view(xp, x, "NCHW")
-        result = xp.empty(a.shape, a.dtype)
+        a, count = _channels_view(xp, x, "NCHW"), x.shape[0] * x.shape[1]
+        result, m, v = (xp.empty(shape, a.dtype) for shape in (a.shape, count, count))
         _Grouped.forward(xp, rows, a, scale, bias, result, m, v, x.shape[1], epsilon)
         _put_channels(y, result, "NCHW")
         put(mean, m)

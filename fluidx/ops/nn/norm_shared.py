@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...ir import ProgramError, TensorType
-from ..shared.types import HALVES, meet, need_float
+from ...ir.dtypes import HALVES
+from ..shared.types import meet, need_float
 
 
 def check_weight(op: str, slot: str, w: TensorType | None, size: int, x: TensorType) -> None:

@@ -12,9 +12,8 @@ import numpy as np
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ..shared.blocked import BLOCK_BYTES, in_order, row_blocks
 from ..shared.samples import apart, f32
-from ..shared.types import is_half
 from . import pool_native
-from .windows import Windows, channels_first, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
+from .windows import Windows, channels_first, image_words, join_image, need_image, pair, place_windows, split_image
 
 _ATTRS = {
     "pooling_type": "max", "ksize": (1, 1), "strides": (1, 1), "paddings": (0, 0), "global_pooling": False, "ceil_mode": False,
@@ -241,16 +240,14 @@ class Pool2d(OpDef):
 
     @staticmethod
     def kernel(xp, x, *, out, **attrs):
-        run_bound(partial(Pool2d._run, _whole), xp, (x,), (out,), attrs)
+        Pool2d._run(xp, _whole, (x,), (out,), attrs)()
 
     @staticmethod
     def bind(ins, outs, attrs, ctx):
-        if is_half(ins[0].dtype):
-            return partial(Pool2d.kernel, np, ins[0], out=outs[0], **attrs)
-        return Pool2d._run(_in_cache, np, ins, outs, attrs)
+        return Pool2d._run(np, _in_cache, ins, outs, attrs)
 
     @staticmethod
-    def _run(cut, xp, ins, outs, attrs):
+    def _run(xp, cut, ins, outs, attrs):
         x, out, fmt, kind = ins[0], outs[0], attrs["data_format"], attrs["pooling_type"]
         win = _pool_windows("pool2d", x, attrs)
         x, out = channels_first(x, fmt), channels_first(out, fmt)
@@ -298,16 +295,14 @@ class Pool2dGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, y, g, *, out, **attrs):
-        run_bound(partial(Pool2dGrad._run, _whole), xp, (x, y, g), (out,), attrs)
+        Pool2dGrad._run(xp, _whole, (x, y, g), (out,), attrs)()
 
     @staticmethod
     def bind(ins, outs, attrs, ctx):
-        if is_half(ins[0].dtype):
-            return partial(Pool2dGrad.kernel, np, *ins, out=outs[0], **attrs)
-        return Pool2dGrad._run(_in_cache, np, ins, outs, attrs)
+        return Pool2dGrad._run(np, _in_cache, ins, outs, attrs)
 
     @staticmethod
-    def _run(cut, xp, ins, outs, attrs):
+    def _run(xp, cut, ins, outs, attrs):
         fmt, kind = attrs["data_format"], attrs["pooling_type"]
         win = _pool_windows("pool2d_grad", ins[0], attrs)
         x, y, g, dx = (channels_first(a, fmt) for a in (*ins, outs[0]))
