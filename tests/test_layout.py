@@ -77,6 +77,28 @@ def test_an_arrow_that_points_down_is_let_through(tmp_path, importer, line):
     assert broken_arrows(small_tree(tmp_path, importer, line)) == []
 
 
+# Where it is looked up which array module is at work: the table of kernels, and what the modules spell differently.
+ASKED_IN = {"ops/kernels.py", "ops/shared/arrays.py"}
+
+
+def test_no_body_of_an_op_asks_which_array_module_it_was_given():
+    assert [found for found in module_forks(ROOT) if found.partition(":")[0] not in ASKED_IN] == []
+    assert {found.partition(":")[0] for found in module_forks(ROOT)} == ASKED_IN
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def kernel(xp, x):\n    return x if xp is np else x + 1",
+        "def run(self, x):\n    if self.xp is not np:\n        return None",
+        "def kernel(xp, x):\n    return x if xp == numpy else x + 1",
+        "def kernel(xp, x):\n    return x if xp.__name__ == 'cupy' else x + 1",
+    ],
+)
+def test_a_question_for_the_array_module_is_found(tmp_path, source):
+    assert len(module_forks(small_tree(tmp_path, "ops/collective.py", source))) == 1
+
+
 def test_importing_fluidx_loads_little_more_than_numpy():
     with_numpy = modules_after("import numpy")
     with_fluidx = modules_after("import fluidx")
@@ -102,6 +124,22 @@ def broken_arrows(root):
             may = ", ".join(allowed) or "nothing of fluidx"
             found.append(f"{path.relative_to(root)}:{line} imports {module}; {part} may import: {may}")
     return found
+
+
+def module_forks(root):
+    """Return file:line of each comparison under fluidx/ops that has an array module on one side."""
+    found = []
+    for path in sorted((root / "fluidx" / "ops").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            if isinstance(node, ast.Compare) and any(map(is_array_module, (node.left, *node.comparators))):
+                found.append(f"{path.relative_to(root / 'fluidx').as_posix()}:{node.lineno}")
+    return found
+
+
+def is_array_module(node):
+    if isinstance(node, ast.Attribute):
+        return node.attr == "xp" or node.attr == "__name__" and is_array_module(node.value)
+    return isinstance(node, ast.Name) and node.id in ("xp", "np", "numpy", "cupy")
 
 
 def fluidx_imports(path, root):

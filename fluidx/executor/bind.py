@@ -241,7 +241,7 @@ class _Binder:
             lambda n: aside[n, False] if (n, False) in aside else self.array(n),
         )
         if here is not None and ghosts:
-            ins = here.inputs(op, definition, self.array, self._ghost)
+            ins = here.inputs(op, definition, lambda n: aside[n, True] if (n, True) in aside else self.array(n), self._ghost)
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
         scratch = [self._carved(s.offset, s.type) for s in step.scratch if not s.of]
         call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, step.kernel, scratch)

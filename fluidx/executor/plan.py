@@ -38,7 +38,7 @@ class Value(NamedTuple):
 
 class Scratch(NamedTuple):
     """Bytes of the arena that one step alone uses. `of` names the operand that is copied there (`reads`), or the result that is made
-    there first; without it the kernel asked for them."""
+    there first, converted where the type differs; without it the kernel asked for them."""
 
     type: TensorType
     offset: int

@@ -135,7 +135,8 @@ class _Chooser:
             return "control"
         if here is not None and (here.skip or here.fills):
             return "nothing" if here.skip else "fill"
-        body, scratch = self._choose(node) if here is not None else self._known(node)
+        self.storage.widen(node, self.device)
+        body, scratch = self._choose(node) if node.here is not None else self._known(node)
         for t in scratch:
             self.storage.aside(node, t)
         return body.name

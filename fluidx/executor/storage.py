@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..ir import flow
-from ..ir.dtypes import dtype_name, np_dtype
+from ..ir.dtypes import HALVES, dtype_name, np_dtype
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.types import TensorType
-from ..ops.kernels import Body
+from ..ops.kernels import Body, wide_type
 from .context import RunContext
 from .local import Here
 from .memory import Interval, assign
@@ -35,7 +35,8 @@ class Shadows:
 
     def __init__(self, types: Iterable[TensorType]):
         distinct = {id(t): t for t in types}.values()
-        self.dummy = np.empty(max((t.nbytes for t in distinct), default=1) or 1, np.uint8)  # nothing touches it
+        # nothing touches it; float32 may stand for 16-bit floats
+        self.dummy = np.empty(max((wide_type(t).nbytes for t in distinct), default=1) or 1, np.uint8)
         self.known: dict[tuple, np.ndarray] = {}
 
     def of(self, t: TensorType) -> np.ndarray:
@@ -104,6 +105,7 @@ class Storage:
         self.nodes: list[Node] = []
         self.inner: dict[int, list[Node]] = {}
         self.asides: list[Aside] = []
+        self.halves = any(t.dtype in HALVES for t in self.types.values())
         self._lifetimes(units, fetch)
 
     def _lifetimes(self, units: Sequence[Unit], fetch: Iterable[str]) -> None:
@@ -210,17 +212,46 @@ class Storage:
         node.scratch.append(Aside(t, Root("arena", t.nbytes, start, stop), of, reads))
         self.asides.append(node.scratch[-1])
 
+    def widen(self, node: Node, device: str) -> None:
+        """Where the bodies of the operator's op do not take 16-bit floats, put float32 aside in the place of each."""
+        op, definition, types = node.op, node.definition, self.types
+        if not self.halves or not definition.widens(device, [types[n] for n in op.output_arg_names]):
+            return
+        here = node.here or self._of_shapes(op, definition)
+        if here.ghosts:
+            node.here = here = here._replace(ghosts={k: wide_type(t) for k, t in here.ghosts.items()})
+        read = here.real_inputs(op, definition)
+        have = {(a.of, a.reads): a for a in node.scratch}
+        for n, reads in dict.fromkeys([*[(n, True) for n in read], *[(n, False) for n in op.output_arg_names]]):
+            t = types[n]
+            if t.dtype not in HALVES:
+                continue
+            if (aside := have.get((n, reads))) is None:
+                self.aside(node, wide_type(t), n, reads)
+            else:
+                aside.type = wide_type(t)
+                aside.root.nbytes = aside.type.nbytes
+
+    def _of_shapes(self, op: Operator, definition: type[OpDef]) -> Here:
+        """16-bit operands of which an operator reads no more than the shape, so that nothing is converted for them."""
+        ins, outs = (
+            [None if n is None else self.types[n] for n in definition.flat_slots(slots, which)]
+            for slots, which in ((op.inputs, definition.in_slots), (op.outputs, definition.out_slots))
+        )
+        told = definition.pattern_of(ins, outs, op.attrs).shape_only
+        return Here(op.attrs, ghosts={k: t for k in told if (t := ins[k]) is not None and t.dtype in HALVES})
+
     def operands(self, node: Node) -> tuple[list[Any], list[Any]]:
         """The inputs and outputs of an operator as shadow arrays, as its body gets them: copies aside lie in one piece."""
-        op, shadow = node.op, self.shadow.__getitem__
-        if node.here is None or not node.here.ghosts:
+        op = node.op
+        read = written = self.shadow.__getitem__
+        if node.scratch:
             aside = {(a.of, a.reads): self.shadows.of(a.type) for a in node.scratch if a.of}
-            if not aside:
-                return node.definition.operands(op, shadow, shadow)
-            ins = lambda n: aside.get((n, True), self.shadow[n])  # noqa: E731
-            return node.definition.operands(op, ins, lambda n: aside.get((n, False), self.shadow[n]))
-        outs = node.definition.arrange(op.outputs, node.definition.out_slots, shadow)
-        return node.here.inputs(op, node.definition, shadow, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
+            read, written = (lambda n, reads=reads: aside.get((n, reads), self.shadow[n]) for reads in (True, False))
+        if node.here is None or not node.here.ghosts:
+            return node.definition.operands(op, read, written)
+        outs = node.definition.arrange(op.outputs, node.definition.out_slots, written)
+        return node.here.inputs(op, node.definition, read, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
 
     def lying(self, op: Operator) -> tuple:
         """How the operands of an operator lie, which is the same for two that lie alike."""
@@ -232,8 +263,9 @@ class Storage:
         """The scratch that a body of the operator's op asks for."""
         if body.scratch is None:
             return ()
-        types = self.types.__getitem__
-        return body.scratch(*node.definition.operands(node.op, types, types), node.op.attrs if node.here is None else node.here.attrs)
+        types, aside = self.types, {(a.of, a.reads): a.type for a in node.scratch}
+        ins, outs = node.definition.operands(node.op, lambda n: aside.get((n, True), types[n]), lambda n: aside.get((n, False), types[n]))
+        return body.scratch(ins, outs, node.op.attrs if node.here is None else node.here.attrs)
 
     def _may_take(self, source: str, name: str, i: int, ins: Mapping[str, Root]) -> bool:
         """May a result lie where an operand lies that nothing reads any more?"""

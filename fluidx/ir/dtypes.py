@@ -17,6 +17,7 @@ SHORT = {
 }  # fmt: skip
 FULL = {short: full for full, short in SHORT.items()}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+HALVES = ("float16", "bfloat16")
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 

@@ -86,8 +86,8 @@ class OpDef:
                                                       parameter `part` what its pattern asks for (ir/parts.py: Part; None: all is whole)
     view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input (None: cannot be)
     view_ctx(x, ctx, **attrs) -> array                a view that also depends on the rank; the op has a kernel besides
-    bind(xp, ins, outs, attrs, ctx) -> callable       optional: a call without arguments, everything bound beforehand; with a parameter
-                                                      `part` as of a kernel
+    bind(ins, outs, attrs, ctx) -> callable           optional, for NumPy arrays: a call without arguments, everything bound beforehand;
+                                                      with a parameter `part` as of a kernel
     native(ins, outs, attrs, dry) -> calls            optional: calls of C kernels (fluidx.native) instead of `bind`, None where they
                                                       do not cover these arrays, which share some memory if `dry`: only shapes and
                                                       strides count then; with parameters `part` and `ctx` as of a kernel
@@ -119,6 +119,9 @@ class OpDef:
     # arithmetic operations: a number at each point of the pattern's loops (0 of what only moves), or (ins, outs, attrs) -> of the whole, as
     # `pattern` is called; None: 1 at each point, 2 where a product is summed
     flops: ClassVar[Any] = None
+    # do the bodies take 16-bit floats as they stand? Or (device, outs) -> that, over a flat list of types. None: where an op only moves
+    # elements (`flops` is 0, views), talks or prints. All other bodies see float32 instead, converted before and rounded after the call
+    halves: ClassVar[Any] = None
     # attributes that speak of global sizes: (attrs, local input shapes, local output shapes) -> attributes for the local part
     local_attrs: ClassVar[Callable[..., Any] | None] = None
     # for the proof: of an op that only adds up, multiplies or lays elements out anew, what it makes, in terms of `a.sum`, `a.cut`, `a.join`
@@ -311,6 +314,15 @@ class OpDef:
             names = slots.get(slot.name, ())
             out += names if slot.many or names else (None,)
         return out
+
+    @classmethod
+    def widens(cls, device: str, outs: Sequence[TensorType | None]) -> bool:
+        """Do the bodies for a device see float32 in the place of 16-bit floats?"""
+        said = cls.halves
+        if said is None:
+            moves = cls.flops == 0 or cls.view is not None or bool(cls.bodies)
+            return not moves and cls.effect in (Effect.PURE, Effect.RANDOM)
+        return not (said(device, outs) if callable(said) else said)
 
     @classmethod
     def view_of(cls, x: Any, ctx: Any, attrs: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..ir.opdef import Effect, OpDef, Sample
 from ..ir.types import TensorType
+from .shared.arrays import to_host
 
 
 def _text(values: Any, summarize: int) -> str:
@@ -61,9 +62,8 @@ class Print(OpDef):
         elif print_tensor_type or print_tensor_shape:
             short, _, shape = type_.partition("[")
             parts.append(short if print_tensor_type else f"[{shape}")
-        values = x if xp is np else xp.asnumpy(x)
         # one call, so that the lines of ranks that print at once do not mix
-        print(" ".join([*parts, _text(values, summarize)]) + "\n", end="", flush=True)
+        print(" ".join([*parts, _text(to_host(xp, x), summarize)]) + "\n", end="", flush=True)
 
     @staticmethod
     def samples():

@@ -13,9 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import native
+from ..ir.dtypes import HALVES, dtype_name
 from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef
+from ..ir.types import TensorType
+from .shared.arrays import copy
 from .shared.native import copy_calls
+from .shared.types import type_of
 
 Step = Callable[[], Any]
 
@@ -101,6 +105,47 @@ def bind(
     raise ProgramError(f"op {definition.name} has no kernel for {device}")
 
 
+# -- 16-bit floats ----------------------------------------------------------------------------------------------------------------------
+
+
+def wide_type(t: TensorType) -> TensorType:
+    """The type in which bodies that compute see an operand: float32 for 16-bit floats."""
+    return t.with_dtype("float32") if t.dtype in HALVES else t
+
+
+def wide(definition: type[OpDef], xp: Any, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """What an op's bodies are given instead of these arrays, outside of a plan: float32 for 16-bit floats, unless they take them."""
+    types = [None if o is None else type_of(o) for some in outs for o in (some if isinstance(some, list) else [some])]
+    if not definition.widens("cpu" if xp is np else "cuda", types):
+        return list(ins), list(outs)
+
+    def stand_in(a: Any, fill: bool) -> Any:
+        if isinstance(a, list):
+            return [stand_in(v, fill) for v in a]
+        if a is None or dtype_name(a.dtype) not in HALVES:
+            return a
+        return a.astype("float32") if fill else xp.empty(a.shape, "float32")
+
+    return [stand_in(a, True) for a in ins], [stand_in(o, False) for o in outs]
+
+
+def narrow(xp: Any, outs: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+    """The results `made`, rounded into `outs` where those are 16-bit floats that float32 stood for."""
+
+    def put(out: Any, got: Any) -> Any:
+        if isinstance(out, list):
+            return [put(o, g) for o, g in zip(out, got, strict=True)]
+        if out is None or dtype_name(out.dtype) not in HALVES or got.dtype != np.float32:
+            return got
+        copy(xp, out, got)
+        return out
+
+    return [put(o, g) for o, g in zip(outs, made, strict=True)]
+
+
+# -- rows of the table ---------------------------------------------------------------------------------------------------------------
+
+
 def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any) -> bool:
     told = _told(definition, ctx, part)
     function: Any = definition.native
@@ -153,7 +198,7 @@ def _bound(
     told: dict[str, Any] = {"part": part} if part is not None and definition.bind_takes_part else {}
     if scratch:
         told["scratch"] = scratch
-    return bind(xp, ins, outs, attrs, ctx, **told)
+    return bind(ins, outs, attrs, ctx, **told)
 
 
 def _kernel(
@@ -175,14 +220,6 @@ def copying(xp: Any, out: Any, x: Any) -> Step:
     """A call that fills `out` with `x`; one of C kernels where they are used and cover it."""
     calls = copy_calls(out, x) if xp is np and native.enabled() else None
     return partial(copy, xp, out, x) if calls is None else Native(calls)
-
-
-def copy(xp: Any, out: Any, x: Any) -> None:
-    """Fill `out` with `x`, converted to its dtype."""
-    if xp is np:
-        np.copyto(out, x, casting="unsafe")
-    else:
-        out[...] = x
 
 
 def _copy_view(xp: Any, out: Any, view: Step) -> None:

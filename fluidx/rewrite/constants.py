@@ -11,7 +11,7 @@ from ..ir.dtypes import np_dtype
 from ..ir.opdef import OPS, Effect, OpDef
 from ..ir.operator import Operator
 from ..ir.types import ANY, TensorType
-from ..ops.kernels import bodies
+from ..ops.kernels import bodies, narrow, wide, wide_type
 from .walk import Answer, Walk
 
 MOST_BYTES = 64 * 1024  # of a folded value and of what it is made of: attributes hold it, and every run copies it
@@ -98,15 +98,20 @@ class Constants:
         return [outs[n] for n in op.output_arg_names]
 
     def _call(self, op: Operator, definition: type[OpDef], ins: dict[str, Any], outs: dict[str, Any]) -> None:
-        args, results = definition.operands(op, ins.__getitem__, outs.__getitem__)
+        inputs, outputs = definition.operands(op, ins.__getitem__, outs.__getitem__)
+        args, results = wide(definition, np, inputs, outputs)
+        widens = definition.widens("cpu", [self.walk.types[n] for n in op.output_arg_names])
+
+        def seen(name: str) -> TensorType:
+            return wide_type(self.walk.types[name]) if widens else self.walk.types[name]
+
         for body in bodies(definition, "cpu", self.natively):
             if body.covers(args, results, op.attrs, None, None):
-                asked: Any = ()
-                if body.scratch is not None:
-                    asked = body.scratch(*definition.operands(op, self.walk.types.__getitem__, self.walk.types.__getitem__), op.attrs)
+                asked = () if body.scratch is None else body.scratch(*definition.operands(op, seen, seen), op.attrs)
                 scratch = [np.empty(t.shape, np_dtype(t.dtype)) for t in asked]
                 if (step := body.bind(np, args, results, op.attrs, None, None, scratch)) is not None:
                     step()
+                    narrow(np, outputs, results)
                     return
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import native
 from ..ir import ANY, Builder, Effect, OpDef, Program, ProgramError, Role, Sample, TensorType, Variable, opdef
+from ..ir.dtypes import HALVES, np_dtype
 from ..ops import kernels
 from .numeric_grad import numeric_grad
 from .reference import interpret, run_op, type_of
@@ -20,6 +21,7 @@ def check_op(op: str | type[OpDef]) -> None:
 
     For every sample: the inferred types are those of the result, also with the first axis open; the kernel leaves its inputs alone;
     every body in the table of kernels gives the kernel's values, and so does a result in the memory of an input that `inplace` allows;
+    of 16-bit floats each body makes what it makes of them as float32, rounded;
     the gradient that `fluidx.backward` writes agrees with central differences through every output but those for which the op says "op
     NAME has a gradient through ... only"; the program text reads back to an equal program; attributes that are not declared are refused.
     Every row of the access pattern holds when it is executed (rows). Ops that need ranks, or run sub-blocks, are checked as far as one
@@ -67,6 +69,7 @@ class _Check:
         self.check_types(result)
         self.check_bodies(result)
         self.check_inplace(result)
+        self.check_halves()
         if self.definition.grad is not None and self.sample.grad != ():
             self.check_grad(result)
 
@@ -131,6 +134,21 @@ class _Check:
                 for slot, a, b in zip(outs, _flat(result), _flat(got), strict=False):
                     if not _close(a, b):
                         self.fail(f"output {slot} with {target} in the memory of {source} (body {body!r})", a, b)
+
+    def check_halves(self) -> None:
+        for dtype in HALVES:
+            narrow = _cast(self.args, "float32", dtype)
+            try:
+                self.infer([type_of(a) for a in narrow])
+            except ProgramError:  # the op does not take them
+                continue
+            for body in self.bodies() if any(a is not b for a, b in zip(_flat(narrow), _flat(self.args), strict=True)) else ():
+                found, wide = (run_op(self.definition, args, self.attrs, body=body) for args in (narrow, _cast(narrow, dtype, "float32")))
+                for slot, a, b in zip(self.definition.outputs, found, wide, strict=True):
+                    for x, y in zip(_flat([a]), _flat([b]), strict=True):
+                        want = y.astype(x.dtype) if x.dtype == np_dtype(dtype) else y
+                        if not np.array_equal(x, want, equal_nan=type_of(want).is_float):
+                            self.fail(f"output {slot} of {dtype} (body {body!r})", want, x)
 
     # -- gradient -------------------------------------------------------------------------------------------------------------
 
@@ -233,6 +251,14 @@ def _flat(items: list[Any]) -> list[Any]:
 
 def _copy(args: list[Any]) -> list[Any]:
     return [[v.copy() for v in a] if isinstance(a, list) else None if a is None else a.copy() for a in args]
+
+
+def _cast(args: list[Any], source: str, to: str) -> list[Any]:
+    """The arguments with those of one dtype in another."""
+    return [
+        _cast(a, source, to) if isinstance(a, list) else a if a is None or a.dtype != np_dtype(source) else a.astype(np_dtype(to))
+        for a in args
+    ]
 
 
 def _like(value: Any) -> Any:

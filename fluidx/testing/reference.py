@@ -36,17 +36,25 @@ def run_op(
     gives the arrays to write into, `part` what the op is told of the whole that its operands are parts of. Raises ExecutionError for an op
     without a body.
     """
-    ctx = ctx or RunContext()
-    if outs is None:
-        results = definition.infer(*map(type_of, ins), **attrs)
-        results = [results] if len(definition.out_slots) == 1 else list(results)
-        outs = [None if present is not None and not p else _empty(t) for t, p in zip(results, present or results, strict=True)]
+    with np.errstate(all="ignore"):  # as in a run of the executor
+        if outs is None:
+            results = definition.infer(*map(type_of, ins), **attrs)
+            results = [results] if len(definition.out_slots) == 1 else list(results)
+            outs = [None if present is not None and not p else _empty(t) for t, p in zip(results, present or results, strict=True)]
+        given, memory = kernels.wide(definition, np, ins, outs)
+        return kernels.narrow(np, outs, _run(definition, given, attrs, ctx or RunContext(), body, memory, part))
+
+
+def _run(
+    definition: type[OpDef], ins: list[Any], attrs: Mapping[str, Any], ctx: RunContext, body: str, outs: list[Any], part: Part | None
+) -> list[Any]:
+    """The outputs, in `outs` but for a kernel that makes arrays of its own."""
     for one in kernels.bodies(definition, natively=body == "native"):
         if one.name == body or one.name == "numpy" and definition.kernel is None and definition.view is None:
-            step = one.bind(np, list(ins), list(outs), attrs, ctx, part, ())
+            step = one.bind(np, ins, outs, attrs, ctx, part, ())
             if step is not None and one.name != "any":
                 step()
-                return list(outs)
+                return outs
     if definition.kernel is None:
         if definition.view is None:
             raise ExecutionError(f"op {definition.name} has no kernel, view or bind")
@@ -56,7 +64,7 @@ def run_op(
         extra["part"] = part
     if definition.takes_out:
         definition.kernel(np, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs, **extra)
-        return list(outs)
+        return outs
     got = definition.kernel(np, *ins, **attrs, **extra)
     got = [got] if len(definition.out_slots) == 1 and not isinstance(got, tuple) else list(got)
     return [None if o is None else g for o, g in zip(outs, got, strict=True)]

@@ -7,7 +7,7 @@ import pytest
 
 from fluidx import native
 from fluidx.executor.context import RunContext
-from fluidx.ir import ExecutionError, opdef
+from fluidx.ir import ExecutionError, np_dtype, opdef
 from fluidx.ir.parts import Part
 from fluidx.ops.shared.native import copy_calls, fill_calls
 from tests.native.bodies import normal, one, run, whole_numbers
@@ -232,3 +232,46 @@ def test_dropout_reads_the_step_when_it_runs():
         step()
         seen.add(y.tobytes())
     assert len(seen) == 4
+
+
+HALVES = ["float16", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_half_is_the_float_that_it_is_for_numpy(dtype, level):
+    x = np.arange(1 << 16, dtype="uint16").view(np_dtype(dtype))
+    with np.errstate(invalid="ignore"):
+        want = x.astype("float32")
+    for view, wanted in ((x, want), (x[::-1], want[::-1]), (x[5:], want[5:])):
+        found = copied(np.empty(wanted.shape, "float32"), view)
+        nan = np.isnan(wanted)
+        assert np.array_equal(found.view("uint32")[~nan], wanted.view("uint32")[~nan])
+        assert np.isnan(found[nan]).all() and np.array_equal(np.signbit(found), np.signbit(wanted))
+    assert np.array_equal(copied(np.empty_like(x), want).view("uint16")[~np.isnan(want)], x.view("uint16")[~np.isnan(want)])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_floats_are_rounded_to_halves_as_numpy_rounds_them(dtype, level):
+    """Around every half and every tie between two, infinities, what overflows, what underflows; and floats of random bits."""
+    half = np.arange(1 << 16, dtype="uint16").view(np_dtype(dtype))
+    with np.errstate(all="ignore"):
+        exact = half.astype("float32").view("uint32")
+        near = [exact + np.uint32(k % (1 << 32)) for j in range(11, 17) for e in (-1, 0, 1) for k in ((1 << j) + e, e)]
+        bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, "uint64").astype("uint32")
+        x = np.concatenate([*near, bits]).view("float32")
+        want = x.astype(half.dtype)
+    found, nan = copied(np.empty(x.shape, half.dtype), x), np.isnan(x)
+    assert np.array_equal(found.view("uint16")[~nan], want.view("uint16")[~nan])
+    assert np.isnan(found[nan].astype("float32")).all()
+    # of a NaN the sign and what fits of its payload; it is made quiet, where NumPy sets the last bit if no other one is
+    assert np.isin(found.view("uint16")[nan] ^ want.view("uint16")[nan], (0, 0x200, 0x201)).all()
+    assert np.array_equal(copied(np.empty(x.shape, half.dtype), x[::-1]).view("uint16"), found.view("uint16")[::-1])
+
+
+def test_halves_of_one_kind_become_the_other_with_one_rounding(level):
+    for a, b in (HALVES, HALVES[::-1]):
+        x = np.arange(1 << 16, dtype="uint16").view(np_dtype(a))
+        with np.errstate(all="ignore"):
+            want = x.astype("float32").astype(np_dtype(b))
+        found, nan = copied(np.empty(x.shape, np_dtype(b)), x), np.isnan(x.astype("float32"))
+        assert np.array_equal(found.view("uint16")[~nan], want.view("uint16")[~nan]) and np.isnan(found[nan].astype("float32")).all()

@@ -95,7 +95,7 @@ def test_a_label_out_of_range_is_named_as_by_numpy(op, more):
     with pytest.raises(ExecutionError) as by_numpy:
         definition = opdef(op)
         outs = [np.empty((500, 4), "float32"), np.empty((500, 1), "float32")][: len(definition.out_slots)]
-        definition.bind(np, [x, label, *more], outs, definition.complete_attrs({}), None)()
+        definition.bind([x, label, *more], outs, definition.complete_attrs({}), None)()
     with pytest.raises(ExecutionError, match="label 4 is out of range for 4 classes; a label is 0 to 3, or -100 to ignore") as by_native:
         run(op, x, label, *more)
     assert str(by_native.value) == str(by_numpy.value)

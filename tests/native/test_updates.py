@@ -36,7 +36,7 @@ def results(op, ins, attrs, how, inplace):
 
 
 def by_numpy(op, ins, outs, attrs):
-    op.bind(np, ins, outs, attrs, None)()
+    op.bind(ins, outs, attrs, None)()
 
 
 def by_native(op, ins, outs, attrs):

@@ -106,7 +106,7 @@ NATIVE = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
         ({"infer": staticmethod(lambda x: x.with_shape((5, 2) if -1 in x.shape else x.shape))}, "with an open first axis"),
         ({"kernel": staticmethod(lambda xp, x: (x * 2).astype("float64"))}, "the type of output Out"),
         ({"kernel": staticmethod(_adds_to_its_input)}, "the kernel changes its inputs"),
-        ({"bind": staticmethod(lambda xp, ins, outs, attrs, ctx: lambda: np.add(ins[0], 1, outs[0]))}, "output Out of the body 'numpy'"),
+        ({"bind": staticmethod(lambda ins, outs, attrs, ctx: lambda: np.add(ins[0], 1, outs[0]))}, "output Out of the body 'numpy'"),
         pytest.param({"native": staticmethod(_adds_one)}, "output Out of the body 'native'", marks=NATIVE),
         ({"inplace": (("X", "Out"),)}, None),
         (

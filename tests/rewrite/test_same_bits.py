@@ -14,7 +14,7 @@ from fluidx.executor.context import RunContext
 from fluidx.executor.feeds import check_feed, feed_types
 from fluidx.executor.overwrites import check_storage
 from fluidx.executor.planning import plan
-from fluidx.ir import Operator, TensorType, Var, flow, opdef
+from fluidx.ir import Operator, TensorType, Var, flow, np_dtype, opdef
 from fluidx.rewrite import rewritten, simplified
 from fluidx.testing.models import classifier
 from tests.mutants import programs
@@ -163,3 +163,16 @@ def test_rank_programs_give_the_same_bits_with_and_without(kind, strategy, monke
             state = [exe.state(n) for n, d in model.main.global_block().descs.items() if d.persistable]
         found.append([a.tobytes() for a in (*(v for step in values for v in step), *state)])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("natively", [None, False])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_constants_of_16_bits_are_rounded_where_a_run_rounds_them(dtype, natively):
+    main = fx.Program("halves")
+    with fx.program_guard(main, fx.Program("startup")):
+        a = fx.layers.fill_constant([3], dtype, 0.1)
+        b = fx.layers.exp(a) * 0.3 + fx.layers.reduce_sum(a)
+        y = fx.layers.elementwise_add(fx.data("x", [3], dtype), b)
+    x = np.array([1.0, -0.3, 5.0]).astype(np_dtype(dtype))
+    before, after = assert_same_bits(main, fx.Program("nothing"), [{"x": x}], [b.name, y.name], natively)
+    assert after < before

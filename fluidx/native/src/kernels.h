@@ -8,6 +8,7 @@
 #include "vm.h"
 #include "rows.h"
 #include "attention.h"
+#include "halves.h"
 #include "move.h"
 #include "reduce.h"
 #include "random.h"

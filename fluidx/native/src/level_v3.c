@@ -4,6 +4,7 @@
 #include "native.h"
 #define LEVEL(name) name##_v3
 #define HAVE_FMA 1
+#define HAVE_F16C 1
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,bmi,bmi2,f16c"))), apply_to = function)
 #include "kernels.h"

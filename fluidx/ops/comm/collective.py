@@ -99,7 +99,7 @@ class NcclInit(OpDef):
         return ()
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         ranks = ctx.group(attrs["group"])
         return lambda: ctx.comm.init_group(ranks)
 
@@ -123,7 +123,7 @@ class Barrier(OpDef):
     infer = NcclInit.infer
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         ranks = ctx.group(attrs["group"])
         return lambda: ctx.comm.barrier(ranks)
 
@@ -313,7 +313,7 @@ class AllGather(OpDef):
         return ins[0], cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"]), ranks
 
     @classmethod
-    def bind(cls, xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         return partial(ctx.comm.all_gather, *cls._args(ins, outs, attrs, ctx))
 
     @classmethod
@@ -370,7 +370,7 @@ class ReduceScatter(OpDef):
         return cut_views(ins[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"]), outs[0], attrs["op"], ranks
 
     @classmethod
-    def bind(cls, xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         return partial(ctx.comm.reduce_scatter, *cls._args(ins, outs, attrs, ctx))
 
     @classmethod
@@ -419,7 +419,7 @@ class AllToAll(OpDef):
         return sends, cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"]), ranks
 
     @classmethod
-    def bind(cls, xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         return partial(ctx.comm.all_to_all, *cls._args(ins, outs, attrs, ctx))
 
     @classmethod

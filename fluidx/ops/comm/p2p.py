@@ -34,7 +34,7 @@ class Send(OpDef):
         return ()
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         x, peer = ins[0], attrs["peer"]
         return lambda: ctx.comm.exchange([(x, peer)], [])
 
@@ -60,7 +60,7 @@ class Recv(OpDef):
         return TensorType(as_dtype(dtype), tuple(shape))
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         out, peer = outs[0], attrs["peer"]
         return lambda: ctx.comm.exchange([], [(out, peer)])
 
@@ -123,7 +123,7 @@ class Pack(OpDef):
         return TensorType(xs[0].dtype, (ANY if any(x.numel == ANY for x in xs) else sum(x.numel for x in xs),))
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         return partial(_copy_all, _packed(ins[0], outs[0]))
 
     @staticmethod
@@ -157,7 +157,7 @@ class Unpack(OpDef):
         return [xs[0].with_shape(s) for s in shapes]
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         pairs = _unpacked(ins[0], outs[0])
         return None if pairs is None else partial(_copy_all, pairs)
 
@@ -234,7 +234,7 @@ class _Ring(OpDef):
     abstract = True
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         raise ProgramError("a ring operator stands for all ranks; take one rank's program with get_trainer_program(rank)")
 
 

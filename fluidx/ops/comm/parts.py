@@ -159,7 +159,7 @@ class Redistribute(OpDef):
         return g
 
     @staticmethod
-    def bind(xp: Any, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         raise ProgramError("a redistribute stands for communication that is not written out yet; lower the program before it runs")
 
     @staticmethod

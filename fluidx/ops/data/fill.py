@@ -68,7 +68,7 @@ class FillConstant(OpDef):
         out.fill(value)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         return _filler(outs[0], attrs["value"])
 
     @staticmethod
@@ -128,7 +128,7 @@ class FillZerosLike(OpDef):
         out.fill(0)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         return _filler(outs[0], 0)
 
     @staticmethod
@@ -159,7 +159,7 @@ class FillAnyLike(OpDef):
         out.fill(value)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         return _filler(outs[0], attrs["value"])
 
     @staticmethod
@@ -190,11 +190,11 @@ class AssignValue(OpDef):
 
     @staticmethod
     def kernel(xp, *, out, part=None, **attrs):
-        AssignValue.bind(xp, (), (out,), attrs, None, part=part)()
+        out[...] = xp.asarray(AssignValue._array(attrs, part))
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx, part=None):
-        return partial(outs[0].__setitem__, ..., xp.asarray(AssignValue._array(attrs, part)))
+    def bind(ins, outs, attrs, ctx, part=None):
+        return partial(outs[0].__setitem__, ..., AssignValue._array(attrs, part))
 
     @staticmethod
     def _array(attrs, part):

@@ -18,46 +18,11 @@ from ...ir.parts import Part
 from ...ir.types import TensorType
 from ...ir.words import along, letters
 from ..expr.nodes import make_node, sym
+from ..shared.arrays import add_rows, take
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.native import add_row_calls, copy_calls, expression, id_calls
 from ..shared.samples import bits, f32, i64
 from ..shared.types import check_range, merge_size, need_dtype, need_ids, need_ndim, norm_axis
-
-_BLOCK = 65536  # elements whose flat indices add_rows holds at a time: they stay in the cache
-
-
-def add_rows(xp: Any, table: Any, ids: Any, rows: Any) -> None:
-    """`table[ids[k]] += rows[k]` for every k in turn; ids may repeat. `table` is contiguous, [n, width]; `rows` is [len(ids), width]."""
-    width = table.shape[1]
-    if rows.size == 0:
-        return
-    if xp is not np:
-        xp.add.at(table, ids, rows)
-        return
-    # np.add.at has a quick loop for one-dimensional tables only; adding pairs of floats as one complex number halves its work
-    pair = {"f": np.complex64, "d": np.complex128}.get(table.dtype.char) if width % 2 == 0 else None
-    flat = table.reshape(-1)
-    if pair is not None:
-        width //= 2
-        flat = flat.view(pair)
-    step = max(1, _BLOCK // width)
-    columns = np.arange(width)
-    index = np.empty((min(step, len(ids)), width), np.int64)
-    for k in range(0, len(ids), step):
-        part = ids[k : k + step]
-        block = np.ascontiguousarray(rows[k : k + step])
-        at = index[: len(part)]
-        np.add((part * np.int64(width))[:, None], columns, out=at)
-        np.add.at(flat, at.reshape(-1), (block.view(pair) if pair is not None else block).reshape(-1))
-
-
-def take_rows(xp: Any, table: Any, ids: Any, out: Any) -> None:
-    """`out[k] = table[ids[k]]`; ids were checked before."""
-    # the mode matters: with "raise" numpy gathers into a buffer of its own first
-    if xp is np:
-        table.take(ids, axis=0, out=out, mode="clip")
-    else:
-        xp.take(table, ids, axis=0, out=out)
 
 
 def local_ids(ids: Any, rows: int, part: Part | None) -> tuple[Any, Any]:
@@ -72,7 +37,7 @@ def take_local_rows(xp: Any, op: str, what: str, table: Any, ids: Any, out: Any,
     """`out[k] = table[ids[k]]`, zeros for a row that lies in another part. Raises ExecutionError for an id that is in none."""
     check_range(xp, op, ids, part.size if part is not None else table.shape[0], what)
     ids, here = local_ids(ids, table.shape[0], part)
-    take_rows(xp, table, ids, out)
+    take(xp, table, ids, 0, out)
     if here is not None:
         out[~here] = 0
 
@@ -208,10 +173,7 @@ class IndexSelect(OpDef):
         index = xp.ascontiguousarray(index)
         check_range(xp, "index_select", index, part.size if part is not None else x.shape[dim], f"axis {dim} of X")
         index, here = local_ids(index, x.shape[dim], part)
-        if xp is np:
-            x.take(index, axis=dim, out=out, mode="clip")
-        else:
-            xp.take(x, index, axis=dim, out=out)
+        take(xp, x, index, dim, out)
         if here is not None:
             xp.moveaxis(out, dim, 0)[~here] = 0
 
@@ -332,7 +294,7 @@ class GatherNd(OpDef):
         k = index.shape[-1]
         flat = _flat_ids(xp, "gather_nd", index, x.shape)
         if flat.size and x.size:
-            take_rows(xp, _nd_matrix(x, k), flat, out.reshape(flat.size, prod(x.shape[k:])))
+            take(xp, _nd_matrix(x, k), flat, 0, out.reshape(flat.size, prod(x.shape[k:])))
 
     @staticmethod
     def samples():
@@ -379,6 +341,7 @@ class Scatter(OpDef):
 
     name = "scatter"
     flops = 0
+    halves = False  # updates of one row are added up
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
     inplace = (("X", "Out"),)

@@ -3,15 +3,16 @@
 Element i of a draw depends on (seed, step, i) alone: a rank that holds a slice of a value draws exactly the slice of what one device would
 draw, whatever the number of ranks. The generator is Philox4x64-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
 1, 2, 3", SC 2011) with the key (seed, step); word w of its stream comes from block w // 4 + 1, as NumPy's `Philox` counts.
-NumPy's generator makes the words on the CPU; the same rounds, written over array arithmetic, make them elsewhere.
+NumPy's generator makes the words for NumPy arrays (`PHILOX`); the same rounds over array arithmetic make them anywhere (`rounds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import erf, prod, sqrt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -25,22 +26,20 @@ from ..shared.types import need_ndim, need_size
 from .fill import batch_shape, batch_words, fixed_shape
 
 _MASK = (1 << 64) - 1
-_CHUNK = 1 << 18  # elements drawn at a time, even: the words and temporaries of a chunk stay in the cache
-_GPU_CHUNK = 1 << 24
 
 
 # -- the stream -------------------------------------------------------------------------------------------------------------
 
 
-def words(xp: Any, seed: int, step: int, first: int, count: int) -> Any:
-    """Words `first` to `first + count` of the stream of (seed, step), as uint64 [count].
+class Source(NamedTuple):
+    """Where numbers are drawn: an array module, and how its words are made."""
 
-    >>> whole = words(np, 7, 0, 0, 12)
-    >>> (words(np, 7, 0, 5, 7) == whole[5:]).all(), (philox_words(np, 7, 0, 5, 7) == whole[5:]).all()
-    (np.True_, np.True_)
-    """
-    if xp is not np:
-        return philox_words(xp, seed, step, first, count)
+    xp: Any
+    words: Callable[[int, int, int, int], Any]  # (seed, step, first, count) -> words of the stream of (seed, step), as uint64 [count]
+    chunk: int  # elements drawn at a time, even
+
+
+def _numpy_words(seed: int, step: int, first: int, count: int) -> Any:
     block, skip = divmod(first, 4)
     # a counter given as one integer would be read through Python's big integers, which is slower
     bits = np.random.Philox(key=np.array([seed & _MASK, step & _MASK], np.uint64), counter=np.array([block, 0, 0, 0], np.uint64))
@@ -61,7 +60,7 @@ def _mul(xp: Any, a: int, b: Any) -> tuple[Any, Any]:
 
 
 def philox_words(xp: Any, seed: int, step: int, first: int, count: int) -> Any:
-    """`words`, by ten rounds of Philox4x64 over uint64 arrays: for array libraries that have no Philox of their own."""
+    """Words of a stream by ten rounds of Philox4x64 over uint64 arrays: for array modules that have no Philox of their own."""
     start = first // 4
     blocks = (first + count + 3) // 4 - start
     c0 = xp.arange(start + 1, start + 1 + blocks, dtype=xp.uint64)
@@ -75,35 +74,50 @@ def philox_words(xp: Any, seed: int, step: int, first: int, count: int) -> Any:
     return xp.stack([c0, c1, c2, c3], axis=1).reshape(-1)[first % 4 : first % 4 + count]
 
 
-def lanes(xp: Any, seed: int, step: int, offset: int, count: int, bits: int) -> Any:
+# the words and temporaries of a chunk stay in the cache
+PHILOX = Source(np, _numpy_words, 1 << 18)
+
+
+def rounds(xp: Any) -> Source:
+    """The stream of `PHILOX` for any array module.
+
+    >>> whole = PHILOX.words(7, 0, 0, 12)
+    >>> (PHILOX.words(7, 0, 5, 7) == whole[5:]).all(), (rounds(np).words(7, 0, 5, 7) == whole[5:]).all()
+    (np.True_, np.True_)
+    """
+    return Source(xp, partial(philox_words, xp), 1 << 24)
+
+
+def lanes(source: Source, seed: int, step: int, offset: int, count: int, bits: int) -> Any:
     """Numbers `offset` to `offset + count` of the stream cut into `bits` (16, 32 or 64) bits each, the low ones of a word first."""
     per = 64 // bits
     first = offset // per
-    drawn = words(xp, seed, step, first, (offset + count + per - 1) // per - first)
-    dtype = {16: xp.uint16, 32: xp.uint32, 64: xp.uint64}[bits]
+    drawn = source.words(seed, step, first, (offset + count + per - 1) // per - first)
+    dtype = {16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]
     return drawn.view(dtype)[offset - first * per : offset - first * per + count]
 
 
-# -- distributions: draw(xp, seed, step, offset, count, wide) -> float32 [count], float64 when wide ------------------------------
+# -- distributions: draw(source, seed, step, offset, count, wide) -> float32 [count], float64 when wide ------------------------------
 
 Draw = Callable[[Any, int, int, int, int, bool], Any]
 
 
-def _uniform(xp: Any, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
+def _uniform(source: Source, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
     """In [0, 1): the top 24 bits of a 32-bit lane, or the top 53 of a word."""
+    xp = source.xp
     if wide:
-        return (lanes(xp, seed, step, offset, count, 64) >> xp.uint64(11)).astype(xp.float64) * 2.0**-53
-    u = (lanes(xp, seed, step, offset, count, 32) >> xp.uint32(8)).astype(xp.float32)
+        return (lanes(source, seed, step, offset, count, 64) >> xp.uint64(11)).astype(xp.float64) * 2.0**-53
+    u = (lanes(source, seed, step, offset, count, 32) >> xp.uint32(8)).astype(xp.float32)
     u *= xp.float32(2.0**-24)
     return u
 
 
-def _normal(xp: Any, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
+def _normal(source: Source, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
     """Standard normal by Box and Muller (1958): lanes 2j and 2j + 1 give elements 2j and 2j + 1."""
-    first = offset // 2 * 2
+    xp, first = source.xp, offset // 2 * 2
     n = (offset + count + 1) // 2 * 2 - first
     f, bits = (xp.float64, 64) if wide else (xp.float32, 32)
-    lane = lanes(xp, seed, step, first, n, bits)
+    lane = lanes(source, seed, step, first, n, bits)
     radius, angle = lane[0::2].astype(f), lane[1::2].astype(f)
     radius += f(1)  # (0, 1]: the logarithm stays finite
     radius *= f(2.0**-bits)
@@ -122,10 +136,11 @@ _ERFINV = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00
            -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
 
 
-def _truncated_normal(xp: Any, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
+def _truncated_normal(source: Source, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
     """Standard normal within two standard deviations, by the inverse of its distribution function: one uniform an element."""
+    xp = source.xp
     f = xp.float64 if wide else xp.float32
-    x = _uniform(xp, seed, step, offset, count, wide)
+    x = _uniform(source, seed, step, offset, count, wide)
     x *= f(2)
     x -= f(1)
     x *= f(erf(sqrt(2.0)))
@@ -139,28 +154,27 @@ def _truncated_normal(xp: Any, seed: int, step: int, offset: int, count: int, wi
     return xp.clip(x, f(-2), f(2), out=x)
 
 
-def _draw(draw: Draw, xp: Any, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any) -> Any:
-    count = prod(shape)
-    return draw(xp, seed, step, offset, count, xp.dtype(dtype) == xp.float64).reshape(shape).astype(dtype, copy=False)
+def _draw(draw: Draw, source: Source, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any) -> Any:
+    return draw(source, seed, step, offset, prod(shape), np.dtype(dtype) == np.float64).reshape(shape).astype(dtype, copy=False)
 
 
-def uniform(xp: Any, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
+def uniform(source: Source, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
     """Uniform numbers in [0, 1): elements `offset` onwards of the draw of (seed, step). `dtype` is float32 or float64.
 
-    >>> uniform(np, 1, 0, 2, (3,)).tolist() == uniform(np, 1, 0, 0, (5,)).tolist()[2:]
+    >>> uniform(PHILOX, 1, 0, 2, (3,)).tolist() == uniform(rounds(np), 1, 0, 0, (5,)).tolist()[2:]
     True
     """
-    return _draw(_uniform, xp, seed, step, offset, shape, dtype)
+    return _draw(_uniform, source, seed, step, offset, shape, dtype)
 
 
-def normal(xp: Any, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
+def normal(source: Source, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
     """Standard normal numbers: elements `offset` onwards of the draw of (seed, step). `dtype` is float32 or float64."""
-    return _draw(_normal, xp, seed, step, offset, shape, dtype)
+    return _draw(_normal, source, seed, step, offset, shape, dtype)
 
 
-def truncated_normal(xp: Any, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
+def truncated_normal(source: Source, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
     """Standard normal numbers from within [-2, 2]: elements `offset` onwards of the draw of (seed, step)."""
-    return _draw(_truncated_normal, xp, seed, step, offset, shape, dtype)
+    return _draw(_truncated_normal, source, seed, step, offset, shape, dtype)
 
 
 # -- a part of a draw -------------------------------------------------------------------------------------------------------
@@ -179,7 +193,7 @@ def flat_start(part: Part) -> int | None:
     return start
 
 
-def draw_part(xp: Any, out: Any, part: Part | None, first: int, draw: Callable[[int, Any], None]) -> None:
+def draw_part(source: Source, out: Any, part: Part | None, first: int, draw: Callable[[int, Any], None]) -> None:
     """Fill a contiguous `out` with the part of a draw that it is: `draw(i, flat)` fills a vector with elements i, i + 1, ...
 
     `first` is the index of the whole's first element. Without `part`, `out` is the whole.
@@ -193,31 +207,30 @@ def draw_part(xp: Any, out: Any, part: Part | None, first: int, draw: Callable[[
     if inner > _WHOLE_ROWS:
         below = replace(part, box=part.box[1:], shape=part.shape[1:])
         for k in range(top, bottom):
-            draw_part(xp, out[k - top], below, first + k * inner, draw)
+            draw_part(source, out[k - top], below, first + k * inner, draw)
         return
-    rows = max(1, (_CHUNK if xp is np else _GPU_CHUNK) // inner)
+    rows = max(1, source.chunk // inner)
     window = tuple(slice(a, b) for a, b in part.box[1:])
     for k in range(top, bottom, rows):
-        whole = xp.empty((min(rows, bottom - k), *part.shape[1:]), out.dtype)
+        whole = source.xp.empty((min(rows, bottom - k), *part.shape[1:]), out.dtype)
         draw(first + k * inner, whole.reshape(-1))
         out[k - top : k - top + len(whole)] = whole[(slice(None), *window)]
 
 
-def _fill(xp: Any, out: Any, part: Part | None, draw: Draw, seed: int, step: int, offset: int, scale: float, shift: float) -> None:
-    """`out = draw * scale + shift`, chunk by chunk, for a contiguous `out` of any float dtype."""
+def _fill(source: Source, out: Any, part: Part | None, draw: Draw, seed: int, step: int, offset: int, scale: float, shift: float) -> None:
+    """`out = draw * scale + shift`, chunk by chunk, for a contiguous `out`."""
     wide = out.dtype == np.float64
-    f = xp.float64 if wide else xp.float32
-    size = _CHUNK if xp is np else _GPU_CHUNK
+    f = np.float64 if wide else np.float32
 
     def fill(first: int, flat: Any) -> None:
-        for k in range(0, flat.size, size):
-            chunk = flat[k : k + size]
-            z = draw(xp, seed, step, first + k, chunk.size, wide)
+        for k in range(0, flat.size, source.chunk):
+            chunk = flat[k : k + source.chunk]
+            z = draw(source, seed, step, first + k, chunk.size, wide)
             z *= f(scale)
             z += f(shift)
-            chunk[...] = z.astype(chunk.dtype, copy=False)
+            chunk[...] = z
 
-    draw_part(xp, out, part, offset, fill)
+    draw_part(source, out, part, offset, fill)
 
 
 # -- what the ops share -----------------------------------------------------------------------------------------------------
@@ -235,16 +248,30 @@ def float_dtype(op: str, dtype: str) -> str:
     return as_dtype(dtype)
 
 
+class Drawing(OpDef):
+    """Base of the ops that draw: `fill(source, *ins, out=, ctx=, part=, **attrs)` is the body for every array module."""
+
+    effect = Effect.RANDOM
+    fill: ClassVar[Callable[..., None]]
+
+    @classmethod
+    def kernel(cls, xp, *ins, out, ctx, part=None, **attrs):
+        cls.fill(rounds(xp), *ins, out=out, ctx=ctx, part=part, **attrs)
+
+    @classmethod
+    def bind(cls, ins, outs, attrs, ctx, part=None):
+        return partial(cls.fill, PHILOX, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), ctx=ctx, part=part, **attrs)
+
+
 _SHAPED = {"shape": Required(tuple), "dtype": "float32"}
 _SEEDED = {"seed": 0, "per_run": False}  # per_run: a fresh draw in every run, as in a main program; else the same one
 
 
-class UniformRandom(OpDef):
+class UniformRandom(Drawing):
     """Numbers drawn uniformly from [min, max), with `shape` and `dtype`; `offset` is the index of the first in the draw of `seed`."""
 
     name = "uniform_random"
     attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "offset": 0}
-    effect = Effect.RANDOM
     pattern = "-> * | K"
     onnx = "RandomUniform"
 
@@ -256,8 +283,8 @@ class UniformRandom(OpDef):
         return TensorType(float_dtype("uniform_random", dtype), fixed_shape("uniform_random", shape))
 
     @staticmethod
-    def kernel(xp, *, out, ctx, shape, dtype, min, max, seed, per_run, offset, part=None):
-        _fill(xp, out, part, _uniform, seed, run_step(per_run, ctx), offset, max - min, min)
+    def fill(source, *, out, ctx, shape, dtype, min, max, seed, per_run, offset, part):
+        _fill(source, out, part, _uniform, seed, run_step(per_run, ctx), offset, max - min, min)
 
     @staticmethod
     def samples():
@@ -266,14 +293,13 @@ class UniformRandom(OpDef):
         yield Sample.of(shape=(3, 4, 5), seed=1, offset=1)
 
 
-class UniformRandomBatchSizeLike(OpDef):
+class UniformRandomBatchSizeLike(Drawing):
     """`uniform_random` whose size at `output_dim_idx` is Input's at `input_dim_idx`."""
 
     name = "uniform_random_batch_size_like"
     inputs = ("Input",)
     attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "input_dim_idx": 0, "output_dim_idx": 0}
     constant = True
-    effect = Effect.RANDOM
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -285,8 +311,8 @@ class UniformRandomBatchSizeLike(OpDef):
         return TensorType(float_dtype(op, dtype), batch_shape(op, x, shape, input_dim_idx, output_dim_idx))
 
     @staticmethod
-    def kernel(xp, x, *, out, ctx, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, part=None):
-        _fill(xp, out, part, _uniform, seed, run_step(per_run, ctx), 0, max - min, min)
+    def fill(source, x, *, out, ctx, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, part):
+        _fill(source, out, part, _uniform, seed, run_step(per_run, ctx), 0, max - min, min)
 
     @staticmethod
     def samples():
@@ -295,11 +321,10 @@ class UniformRandomBatchSizeLike(OpDef):
                         why="the values do not depend on Input")  # fmt: skip
 
 
-class _Normal(OpDef):
+class _Normal(Drawing):
     """Base of the draws from a normal distribution."""
 
     attrs = {**_SHAPED, "mean": 0.0, "std": 1.0, **_SEEDED, "offset": 0}
-    effect = Effect.RANDOM
     pattern = "-> * | K"
     draw: ClassVar[Any]
 
@@ -309,8 +334,8 @@ class _Normal(OpDef):
         return TensorType(float_dtype(cls.name, dtype), fixed_shape(cls.name, shape))
 
     @classmethod
-    def kernel(cls, xp, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset, part=None):
-        _fill(xp, out, part, cls.draw, seed, run_step(per_run, ctx), offset, std, mean)
+    def fill(cls, source, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset, part):
+        _fill(source, out, part, cls.draw, seed, run_step(per_run, ctx), offset, std, mean)
 
 
 class GaussianRandom(_Normal):
@@ -340,22 +365,21 @@ class TruncatedGaussianRandom(_Normal):
         yield Sample.of(shape=(4, 3, 5), seed=1)
 
 
-def integers(xp: Any, seed: int, step: int, offset: int, count: int, low: int, high: int) -> Any:
+def integers(source: Source, seed: int, step: int, offset: int, count: int, low: int, high: int) -> Any:
     """int64 numbers from [low, high). A range of n values favours none by more than n / 2**32 (n / 2**64 beyond 2**32)."""
-    span = high - low
+    xp, span = source.xp, high - low
     if span <= 1 << 32:
-        scaled = lanes(xp, seed, step, offset, count, 32).astype(xp.uint64) * xp.uint64(span) >> xp.uint64(32)
+        scaled = lanes(source, seed, step, offset, count, 32).astype(xp.uint64) * xp.uint64(span) >> xp.uint64(32)
     else:
-        scaled = lanes(xp, seed, step, offset, count, 64) % xp.uint64(span)
+        scaled = lanes(source, seed, step, offset, count, 64) % xp.uint64(span)
     return scaled.astype(xp.int64) + xp.int64(low)
 
 
-class Randint(OpDef):
+class Randint(Drawing):
     """Integers drawn from [low, high), with `shape` and `dtype` (int32 or int64)."""
 
     name = "randint"
     attrs = {"shape": Required(tuple), "dtype": "int64", "low": Required(int), "high": Required(int), **_SEEDED, "offset": 0}
-    effect = Effect.RANDOM
     pattern = "-> * | K"
 
     @staticmethod
@@ -369,11 +393,11 @@ class Randint(OpDef):
         return TensorType(as_dtype(dtype), fixed_shape("randint", shape))
 
     @staticmethod
-    def kernel(xp, *, out, ctx, shape, dtype, low, high, seed, per_run, offset, part=None):
+    def fill(source, *, out, ctx, shape, dtype, low, high, seed, per_run, offset, part):
         def fill(first: int, flat: Any) -> None:
-            flat[...] = integers(xp, seed, run_step(per_run, ctx), first, flat.size, low, high)
+            flat[...] = integers(source, seed, run_step(per_run, ctx), first, flat.size, low, high)
 
-        draw_part(xp, out, part, offset, fill)
+        draw_part(source, out, part, offset, fill)
 
     @staticmethod
     def samples():
@@ -382,12 +406,11 @@ class Randint(OpDef):
         yield Sample.of(shape=(5,), low=-1, high=0, dtype="int32")
 
 
-class Randperm(OpDef):
+class Randperm(Drawing):
     """The numbers 0 to n - 1 in random order."""
 
     name = "randperm"
     attrs = {"n": Required(int), "dtype": "int64", **_SEEDED}
-    effect = Effect.RANDOM
     pattern = "-> n | n@"
 
     @staticmethod
@@ -396,9 +419,9 @@ class Randperm(OpDef):
         return TensorType(as_dtype(dtype), (n,))
 
     @staticmethod
-    def kernel(xp, *, out, ctx, n, dtype, seed, per_run, part=None):
+    def fill(source, *, out, ctx, n, dtype, seed, per_run, part):
         start = part.start if part is not None else 0
-        out[...] = xp.argsort(lanes(xp, seed, run_step(per_run, ctx), 0, n, 64))[start : start + out.size]
+        out[...] = source.xp.argsort(lanes(source, seed, run_step(per_run, ctx), 0, n, 64))[start : start + out.size]
 
     @staticmethod
     def samples():
@@ -406,13 +429,12 @@ class Randperm(OpDef):
         yield Sample.of(n=1, dtype="int32")
 
 
-class Bernoulli(OpDef):
+class Bernoulli(Drawing):
     """1 with the probability that X holds, else 0, element by element."""
 
     name = "bernoulli"
     inputs = ("X",)
     attrs = _SEEDED
-    effect = Effect.RANDOM
     onnx = "Bernoulli"
     pattern = "* -> * | K"
 
@@ -422,9 +444,9 @@ class Bernoulli(OpDef):
         return x
 
     @staticmethod
-    def kernel(xp, x, *, out, ctx, seed, per_run, part=None):
-        u = xp.empty(x.shape, "float32")
-        _fill(xp, u, part, _uniform, seed, run_step(per_run, ctx), 0, 1.0, 0.0)
+    def fill(source, x, *, out, ctx, seed, per_run, part):
+        u = source.xp.empty(x.shape, "float32")
+        _fill(source, u, part, _uniform, seed, run_step(per_run, ctx), 0, 1.0, 0.0)
         out[...] = u < x
 
     @staticmethod
@@ -433,13 +455,12 @@ class Bernoulli(OpDef):
         yield Sample.of(np.linspace(0, 1, 60, dtype="float32").reshape(3, 5, 4), seed=6, grad=(), why="a step function")
 
 
-class SamplingId(OpDef):
+class SamplingId(Drawing):
     """For each row of probabilities X [n, classes] one class, drawn with them."""
 
     name = "sampling_id"
     inputs = ("X",)
     attrs = {"seed": 0, "per_run": True}
-    effect = Effect.RANDOM
     pattern = "n c -> n | c! K"
 
     @staticmethod
@@ -449,9 +470,10 @@ class SamplingId(OpDef):
         return TensorType("int64", x.shape[:1])
 
     @staticmethod
-    def kernel(xp, x, *, out, ctx, seed, per_run, part=None):
+    def fill(source, x, *, out, ctx, seed, per_run, part):
+        xp = source.xp
         u = xp.empty((x.shape[0], 1), "float64")
-        _fill(xp, u[:, 0], part, _uniform, seed, run_step(per_run, ctx), 0, 1.0, 0.0)
+        _fill(source, u[:, 0], part, _uniform, seed, run_step(per_run, ctx), 0, 1.0, 0.0)
         upper = xp.cumsum(x, axis=1, dtype=xp.float64)
         # the last class takes what rounding leaves; a class of probability 0 is never the first above u * total
         out[...] = xp.minimum((upper <= u * upper[:, -1:]).sum(axis=1), x.shape[1] - 1)

@@ -26,7 +26,7 @@ def _order(xp: Any, x: Any, axis: int, descending: bool) -> Any:
     if descending:
         # ~i is -i - 1: it reverses the order of integers without overflow, signed or not
         x = ~x if x.dtype.kind in "biu" else -x
-    return xp.argsort(x, axis=axis, kind="stable") if xp is np else xp.argsort(x, axis=axis)
+    return xp.argsort(x, axis=axis, kind="stable")
 
 
 def _put_along(xp: Any, out: Any, ids: Any, values: Any, axis: int) -> None:

@@ -308,6 +308,7 @@ class Pad2dGrad(OpDef):
 
     name = "pad2d_grad"
     flops = 0
+    halves = False  # an element that padding repeats gets a sum
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = Pad2d.attrs
 

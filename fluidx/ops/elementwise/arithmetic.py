@@ -9,6 +9,7 @@ import numpy as np
 from ...ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
 from .. import expr as ex
 from ..expr.nodes import make_node, sym
+from ..shared.blocked import in_order
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.native import copy_calls, expression
 from ..shared.samples import points
@@ -69,7 +70,7 @@ def _int_div(xp, ins, out, attrs):
         q += (xp.remainder(x, y) != 0) & ((x < 0) != (y < 0))
         out[...] = q
 
-    return divide_safely if any(xp.may_share_memory(a, out) for a in ins) else divide
+    return divide_safely if any(np.may_share_memory(a, out) for a in ins) else divide
 
 
 elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", onnx="Add", samples=_pairs(),
@@ -187,14 +188,14 @@ class Sum(OpDef):
             xp.add(out, x, out)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         xs, out = ins[0], outs[0]
         if len(xs) == 2:
-            return partial(xp.add, xs[0], xs[1], out)
-        if any(xp.may_share_memory(a, out) for a in xs[2:]):
-            own = xp.empty_like(out)
-            return lambda: (Sum.kernel(xp, xs, out=own), xp.copyto(out, own))
-        return partial(Sum.kernel, xp, xs, out=out)
+            return partial(np.add, xs[0], xs[1], out)
+        if any(np.may_share_memory(a, out) for a in xs[2:]):
+            own = np.empty_like(out)
+            return in_order([partial(Sum.kernel, np, xs, out=own), partial(np.copyto, out, own)])
+        return partial(Sum.kernel, np, xs, out=out)
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -243,8 +244,8 @@ class Cast(OpDef):
         xp.copyto(out, x, casting="unsafe")
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        return partial(xp.copyto, outs[0], ins[0], casting="unsafe")
+    def bind(ins, outs, attrs, ctx):
+        return partial(np.copyto, outs[0], ins[0], casting="unsafe")
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -287,10 +288,10 @@ class Assign(OpDef):
         xp.copyto(out, x)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         x, out = ins[0], outs[0]
-        same = x is out or (x.size and x.__array_interface__ == out.__array_interface__ if xp is np else False)
-        return _nothing if same else partial(xp.copyto, out, x)
+        same = x is out or (x.size and x.__array_interface__ == out.__array_interface__)
+        return _nothing if same else partial(np.copyto, out, x)
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

@@ -95,11 +95,9 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
         e, shapes = element(attrs, [a.shape for a in arrays], out.ndim)
         return e, {s: a if a.shape == d else a.reshape(d) for (s, d), a in zip(shapes.items(), arrays, strict=True)}
 
-    def bind(xp, ins, outs, attrs, ctx, scratch=()):
-        if xp is not np:
-            return None
+    def bind(ins, outs, attrs, ctx, scratch=()):
         e, values = prepare(ins, outs[0], attrs)
-        if special is not None and (call := special(xp, list(values.values()), outs[0], attrs)) is not None:
+        if special is not None and (call := special(np, list(values.values()), outs[0], attrs)) is not None:
             return call
         return bind_ufuncs(e, values, outs[0], scratch)
 
@@ -121,8 +119,6 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
         e, values = prepare(arrays, out, attrs)
         if special is not None and (call := special(xp, list(values.values()), out, attrs)) is not None:
             call()
-        elif xp is np:
-            bind_ufuncs(e, values, out)()
         else:
             out[...] = evaluate(e, xp, values)
 

@@ -17,7 +17,6 @@ from ...ir.dtypes import dtype_name, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.types import TensorType
 from ..shared.blocked import in_order
-from ..shared.types import HALVES
 from . import nodes as ex
 from .nodes import BOOLEAN, Expr, const, exp, is_const, log1p, make_node, nodes, number_of, sqrt, symbols, where
 
@@ -148,27 +147,23 @@ BLOCK = 32768  # elements of one block: its operands and scratch stay in the sec
 
 
 @lru_cache(maxsize=1024)
-def _steps(e: Expr, dtype: str) -> tuple[list[tuple[str, tuple[Any, ...], str]], str]:
-    """The lowered expression as (function, operands, dtype of the result), and the dtype it is computed in.
+def _steps(e: Expr, dtype: str) -> list[tuple[str, tuple[Any, ...], str]]:
+    """The lowered expression as (function, operands, dtype of the result).
 
     An operand is ("in", name), ("const", value) or ("tmp", step number).
     """
     lowered = _lower(e, dtype, select=True)
     inner = [n for n in nodes(lowered) if n.fn not in ("const", "sym")]
-    work = "float32" if dtype in HALVES and len(inner) > 1 else dtype
-    if work != dtype:
-        lowered = _lower(e, work, select=True)
-        inner = [n for n in nodes(lowered) if n.fn not in ("const", "sym")]
     number = {n: i for i, n in enumerate(inner)}
     steps = []
     for n in inner:
         operands = tuple(
             ("tmp", number[a]) if a in number else ("in", a.args[0]) if a.fn == "sym" else ("const", a.args[0]) for a in n.args
         )
-        steps.append((n.fn, operands, "bool" if n.fn in BOOLEAN else "int8" if n.fn == "_bits" else work))
+        steps.append((n.fn, operands, "bool" if n.fn in BOOLEAN else "int8" if n.fn == "_bits" else dtype))
     if not steps:
-        steps.append(("_copy", (("in", lowered.args[0]) if lowered.fn == "sym" else ("const", lowered.args[0]),), work))
-    return steps, work
+        steps.append(("_copy", (("in", lowered.args[0]) if lowered.fn == "sym" else ("const", lowered.args[0]),), dtype))
+    return steps
 
 
 def _copy_into(out: np.ndarray, value: Any) -> Callable[[], Any]:
@@ -179,18 +174,17 @@ def bind_ufuncs(e: Expr, values: Mapping[str, np.ndarray], out: np.ndarray, scra
     """A call without arguments that computes `e` from the arrays in `values` into `out`, everything bound and allocated now.
 
     `values` holds the arrays of all symbols in `e`; they broadcast to `out`. `out` may be one of them. The numeric arrays share
-    one dtype; float16 and bfloat16 are worked in float32 when there is more than one step. `scratch` are arrays of the types that
-    `ufunc_scratch` names.
+    one dtype. `scratch` are arrays of the types that `ufunc_scratch` names.
     """
     ins = {n: values[n] for n in symbols(e)}
-    steps, work = _steps(e, _dtype_of([dtype_name(a.dtype) for a in ins.values()], dtype_name(out.dtype)))
+    steps = _steps(e, _dtype_of([dtype_name(a.dtype) for a in ins.values()], dtype_name(out.dtype)))
     pool: _Pool = {}
     for a in scratch:
         pool.setdefault((a.shape, a.dtype), []).append(a)
     flat = out.size > BLOCK and out.flags.c_contiguous
     flat = flat and len(steps) > 1 and all(a.size == 1 or (a.shape == out.shape and a.flags.c_contiguous) for a in ins.values())
     if not flat:
-        return in_order(_bind_block(steps, work, ins, out, pool))
+        return in_order(_bind_block(steps, ins, out, pool))
     calls: list[Callable[[], Any]] = []
     ins = {n: a.reshape(()) if a.size == 1 else a.reshape(-1) for n, a in ins.items()}
     line = out.reshape(-1)
@@ -198,7 +192,7 @@ def bind_ufuncs(e: Expr, values: Mapping[str, np.ndarray], out: np.ndarray, scra
         part = slice(start, start + BLOCK)
         if (rest := line.size - start) < BLOCK:
             pool = {(shape and (rest,), dtype): [a[:rest] if shape else a for a in some] for (shape, dtype), some in pool.items()}
-        calls += _bind_block(steps, work, {n: a if a.ndim == 0 else a[part] for n, a in ins.items()}, line[part], pool)
+        calls += _bind_block(steps, {n: a if a.ndim == 0 else a[part] for n, a in ins.items()}, line[part], pool)
     return in_order(calls)
 
 
@@ -213,12 +207,12 @@ def _dtype_of(ins: Sequence[str], out: str) -> str:
 @lru_cache(maxsize=4096)
 def ufunc_scratch(e: Expr, types: tuple[TensorType, ...], out: TensorType) -> tuple[TensorType, ...]:
     """Types of the arrays that `bind_ufuncs` needs for `e`, whose symbols have these types in their order, wherever `out` lies."""
-    steps, work = _steps(e, _dtype_of([t.dtype for t in types], out.dtype))
+    steps = _steps(e, _dtype_of([t.dtype for t in types], out.dtype))
     if out.numel > BLOCK and len(steps) > 1 and all(t.numel == 1 or t.shape == out.shape for t in types):
         types = tuple([t.with_shape(() if t.numel == 1 else (BLOCK,)) for t in types])
         out = out.with_shape((BLOCK,))
     pool: _Pool = {}
-    _bind_block(steps, work, dict(zip(symbols(e), map(_shadow, types), strict=True)), _shadow(out), pool, dry=True)
+    _bind_block(steps, dict(zip(symbols(e), map(_shadow, types), strict=True)), _shadow(out), pool, dry=True)
     return tuple([TensorType(dtype.name, shape) for (shape, dtype), arrays in pool.items() for _ in arrays])
 
 
@@ -231,9 +225,7 @@ def _shape_only(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _bind_block(
-    steps: Any, work: str, ins: Mapping[str, np.ndarray], out: np.ndarray, pool: _Pool, dry: bool = False
-) -> list[Callable[[], Any]]:
+def _bind_block(steps: Any, ins: Mapping[str, np.ndarray], out: np.ndarray, pool: _Pool, dry: bool = False) -> list[Callable[[], Any]]:
     """One call per step. Scratch comes from `pool` and goes back there; `out` serves as scratch once no input that shares its memory is
     still to be read. `dry`: only to see what `pool` holds in the end; any input may share the memory of `out` then.
     """
@@ -253,10 +245,6 @@ def _bind_block(
             taken.append(a)
         return a
 
-    if work not in HALVES and any(dtype_name(a.dtype) in HALVES for a in ins.values()):
-        wide = {n: take(a.shape, np_dtype(work)) if dtype_name(a.dtype) in HALVES else a for n, a in ins.items()}
-        calls += [_copy_into(wide[n], a) for n, a in ins.items() if wide[n] is not a]
-        ins = wide
     own = (out.shape, out.dtype)
     aliases = [n for n, a in ins.items() if dry or np.may_share_memory(a, out)]
     out_free_after = max((last.get(("in", n), -1) for n in aliases), default=-1)

@@ -8,7 +8,6 @@ import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample
 from ..shared.samples import between, bits, f32
-from ..shared.types import widen
 from .loss_shared import EachGrad, alike
 
 
@@ -38,9 +37,8 @@ class SigmoidCrossEntropyWithLogits(OpDef):
 
     @staticmethod
     def kernel(xp, x, label, *, out, ignore_index, normalize):
-        a, z = widen(x, label)
-        loss = xp.maximum(a, 0) - a * z + xp.log1p(xp.exp(-xp.abs(a)))
-        counts = z != ignore_index
+        loss = xp.maximum(x, 0) - x * label + xp.log1p(xp.exp(-xp.abs(x)))
+        counts = label != ignore_index
         loss = xp.where(counts, loss, 0)
         out[...] = loss / xp.maximum(counts.sum(), 1).astype(loss.dtype) if normalize else loss
 
@@ -65,9 +63,8 @@ class SigmoidCrossEntropyWithLogitsGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, label, g, *, out, ignore_index, normalize):
-        a, z, g = widen(x, label, g)
-        counts = z != ignore_index
-        dx = xp.where(counts, (_sigmoid(xp, a) - z) * g, 0)
+        counts = label != ignore_index
+        dx = xp.where(counts, (_sigmoid(xp, x) - label) * g, 0)
         out[...] = dx / xp.maximum(counts.sum(), 1).astype(dx.dtype) if normalize else dx
 
     @staticmethod
@@ -95,7 +92,6 @@ class LogLoss(OpDef):
 
     @staticmethod
     def kernel(xp, p, label, *, out, epsilon):
-        p, label = widen(p, label)
         out[...] = -label * xp.log(p + epsilon) - (1 - label) * xp.log(1 - p + epsilon)
 
     @staticmethod
@@ -113,7 +109,6 @@ class LogLossGrad(EachGrad):
 
     @staticmethod
     def kernel(xp, p, label, g, *, out, epsilon):
-        p, label, g = widen(p, label, g)
         out[...] = ((1 - label) / (1 - p + epsilon) - label / (p + epsilon)) * g
 
     @staticmethod
@@ -139,7 +134,6 @@ class BceLoss(OpDef):
 
     @staticmethod
     def kernel(xp, x, label, *, out):
-        x, label = widen(x, label)
         yes, no = (xp.where(p > 0, xp.maximum(xp.log(xp.maximum(p, 1e-38)), -100), -100) for p in (x, 1 - x))
         out[...] = -label * yes - (1 - label) * no
 
@@ -158,7 +152,6 @@ class BceLossGrad(EachGrad):
 
     @staticmethod
     def kernel(xp, x, label, g, *, out):
-        x, label, g = widen(x, label, g)
         out[...] = (x - label) / xp.maximum(x * (1 - x), 1e-12) * g
 
     @staticmethod

@@ -18,7 +18,7 @@ from ...ir.words import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
 from ..shared.native import row_calls
 from ..shared.samples import f32, ints, probabilities
-from ..shared.types import is_half, meet, need_float, norm_axis, widen
+from ..shared.types import meet, need_float, norm_axis
 from .loss_shared import alike
 
 LABELS = ("int32", "int64", "int8", "int16", "uint8")
@@ -67,34 +67,38 @@ def _native_xent(op: str, kernel: str, x: Any, made: Any, label: Any, single: An
     return row_calls(kernel, [x, made], attrs["axis"], single, label, ignore, text, dry)
 
 
-def _usable(xp: Any, op: str, label: Any, classes: int, ignore_index: int) -> tuple[Any, Any]:
-    """(labels made safe to index with, mask of the examples that count or None for all).
-
-    On NumPy a label out of range raises ExecutionError. A GPU does not wait for the answer: see `_poison`.
-    """
-    counts = label != ignore_index
-    valid = (label >= 0) & (label < classes)
-    if xp is np:
-        if not (valid | ~counts).all():
-            raise _wrong_label(op, label, classes, ignore_index)
-        if counts.all():
-            return label, None
-        return np.where(counts, label, 0), counts
-    return xp.where(valid & counts, label, 0), counts
+def _ignored(op: str, label: np.ndarray, classes: int, ignore_index: int) -> Any:
+    """The mask of the ignored examples, None where there are none. Raises ExecutionError for a label out of range; a GPU does not wait
+    for the answer: there `_losses` shows it."""
+    if not label.size:
+        return None
+    may_hide = 0 <= ignore_index < classes  # then the range of the labels does not tell whether some are ignored
+    if not may_hide and np.minimum.reduce(label, None) >= 0 and np.maximum.reduce(label, None) < classes:
+        return None
+    mask = label == ignore_index
+    if (((label < 0) | (label >= classes)) & ~mask).any():
+        raise _wrong_label(op, label, classes, ignore_index)
+    return mask if mask.any() else None
 
 
-def _poison(xp: Any, label: Any, classes: int, ignore_index: int, loss: Any) -> Any:
-    """On a GPU an example whose label is out of range has loss NaN, so that it is seen without waiting for the device."""
-    if xp is np:
-        return loss
-    return xp.where(((label < 0) | (label >= classes)) & (label != ignore_index), xp.nan, loss)
-
-
-def _pick(xp: Any, x3: Any, label3: Any) -> Any:
-    return xp.take_along_axis(x3, label3.astype("int64"), axis=1)
+def _losses(xp: Any, label: Any, classes: int, ignore_index: int, loss_of: Callable[[Any], Any]) -> Any:
+    """`loss_of` the labels, made safe to index with: 0 for an ignored example, NaN for a label out of range."""
+    ignored = label == ignore_index
+    valid = (label >= 0) & (label < classes) & ~ignored
+    return xp.where(valid, loss_of(xp.where(valid, label, 0)), xp.where(ignored, 0.0, xp.nan))
 
 
 # -- cross entropy ------------------------------------------------------------------------------------------------------------------
+
+
+def _tiny(x: Any) -> float:
+    return 1e-30 if x.dtype == np.float32 else 1e-300
+
+
+def _surprise(xp: Any, x: Any, label: Any) -> Any:
+    """-log of the probability that each row, along the last axis, gives its label."""
+    picked = xp.take_along_axis(x, label.astype("int64", copy=False), axis=-1)
+    return xp.where(picked > 0, -xp.log(xp.maximum(picked, _tiny(x))), 1e20)
 
 
 class CrossEntropy(OpDef):
@@ -123,17 +127,25 @@ class CrossEntropy(OpDef):
 
     @staticmethod
     def kernel(xp, x, label, *, out, soft_label, ignore_index):
-        wide, soft = widen(x, label)
-        tiny = 1e-30 if wide.dtype == np.float32 else 1e-300
         if soft_label:
-            logs = xp.where(wide > 0, xp.log(xp.maximum(wide, tiny)), -1e20)
-            out[...] = -xp.where(soft != 0, soft * logs, 0).sum(axis=-1, keepdims=True)
-            return
-        safe, counts = _usable(xp, "cross_entropy", label, x.shape[-1], ignore_index)
-        picked = xp.take_along_axis(wide, safe.astype("int64"), axis=-1)
-        loss = xp.where(picked > 0, -xp.log(xp.maximum(picked, tiny)), 1e20)
-        loss = loss if counts is None else xp.where(counts, loss, 0)
-        out[...] = _poison(xp, label, x.shape[-1], ignore_index, loss)
+            logs = xp.where(x > 0, xp.log(xp.maximum(x, _tiny(x))), -1e20)
+            out[...] = -xp.where(label != 0, label * logs, 0).sum(axis=-1, keepdims=True)
+        else:
+            out[...] = _losses(xp, label, x.shape[-1], ignore_index, partial(_surprise, xp, x))
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx):
+        (x, label), out, ignore = ins, outs[0], attrs["ignore_index"]
+        if attrs["soft_label"]:
+            return partial(CrossEntropy.kernel, np, x, label, out=out, **attrs)
+
+        def step():
+            ignored = _ignored("cross_entropy", label, x.shape[-1], ignore)
+            out[...] = _surprise(np, x, label if ignored is None else np.where(ignored, 0, label))
+            if ignored is not None:
+                out[ignored] = 0
+
+        return step
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -167,14 +179,13 @@ class CrossEntropyGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, label, g, *, out, soft_label, ignore_index):
-        wide, soft, g = widen(x, label, g)
         if soft_label:
-            out[...] = -g * soft / wide
+            out[...] = -g * label / x
             return
         hot = label == xp.arange(x.shape[-1], dtype=label.dtype)
         if 0 <= ignore_index < x.shape[-1]:
             hot &= label != ignore_index
-        out[...] = xp.where(hot, -g / xp.where(hot, wide, 1), 0)
+        out[...] = xp.where(hot, -g / xp.where(hot, x, 1), 0)
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -232,39 +243,37 @@ class SoftmaxWithCrossEntropy(OpDef):
         return dx, None
 
     @staticmethod
-    def kernel(xp, x, label, *, out, **attrs):
-        SoftmaxWithCrossEntropy.bind(xp, (x, label), out, attrs, None)()
-
-    @staticmethod
-    def plain(xp, x, label, out, *, soft_label, ignore_index, axis, numeric_stable_mode):
+    def kernel(xp, x, label, *, out, soft_label, ignore_index, axis, numeric_stable_mode):
         soft, loss = out
         axis %= x.ndim
-        wide, distribution = widen(x, label)
         if not x.size:
             return
-        a = _folded(wide, axis)
+        a = _folded(x, axis)
         shifted = a - a.max(axis=1, keepdims=True)
         e = xp.exp(shifted)
         total = e.sum(axis=1, keepdims=True)
         soft[...] = (e / total).reshape(x.shape)
         logs = xp.log(total)
         if soft_label:
-            d = _folded(distribution, axis)
+            d = _folded(label, axis)
             loss[...] = xp.where(d != 0, d * (logs - shifted), 0).sum(axis=1, keepdims=True).reshape(loss.shape)
             return
-        label3 = _folded(label, axis)
-        safe, counts = _usable(xp, "softmax_with_cross_entropy", label3, x.shape[axis], ignore_index)
-        value = logs - _pick(xp, shifted, safe)
-        value = value if counts is None else xp.where(counts, value, 0)
-        loss[...] = _poison(xp, label3, x.shape[axis], ignore_index, value).reshape(loss.shape)
+
+        def loss_of(safe: Any) -> Any:
+            return logs - xp.take_along_axis(shifted, safe.astype("int64"), axis=1)
+
+        loss[...] = _losses(xp, _folded(label, axis), x.shape[axis], ignore_index, loss_of).reshape(loss.shape)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         (x, label), (soft, loss) = ins, outs
         dense = x.size and all(a.flags.c_contiguous for a in (x, label, soft, loss))
-        if xp is not np or attrs["soft_label"] or not dense or attrs["axis"] % x.ndim != x.ndim - 1 or is_half(x.dtype):
-            return partial(SoftmaxWithCrossEntropy.plain, xp, x, label, outs, **attrs)
-        classes, ignore = x.shape[-1], attrs["ignore_index"]
+        classes, ignore = x.shape[attrs["axis"]], attrs["ignore_index"]
+        plain = partial(SoftmaxWithCrossEntropy.kernel, np, x, label, out=outs, **attrs)
+        if attrs["soft_label"]:
+            return plain
+        if not dense or attrs["axis"] % x.ndim != x.ndim - 1:
+            return in_order([partial(_ignored, "softmax_with_cross_entropy", label, classes, ignore), plain])
         x2, s2, l1 = x.reshape(-1, classes), soft.reshape(-1, classes), label.reshape(-1)
         rows_loss, flat = loss.reshape(-1), soft.reshape(-1)
         index = np.empty(len(l1), np.int64)
@@ -307,19 +316,12 @@ def _label_index(op: str, label: np.ndarray, classes: int, ignore: int, index: n
     """A call that checks the labels and puts their logits' flat positions into `index`; the list then holds the mask of ignored ones."""
     starts = np.arange(0, len(label) * classes, classes, dtype=np.int64)
     ignored: list[np.ndarray] = []
-    may_hide = 0 <= ignore < classes  # then the range of the labels does not tell whether some are ignored
 
     def check():
         ignored.clear()
-        low, high = np.minimum.reduce(label), np.maximum.reduce(label)
-        if low >= 0 and high < classes and not may_hide:
-            np.add(starts, label, out=index)
-            return
-        mask = label == ignore
-        if (((label < 0) | (label >= classes)) & ~mask).any():
-            raise _wrong_label(op, label, classes, ignore)
-        np.add(starts, np.where(mask, 0, label), out=index)
-        if mask.any():
+        mask = _ignored(op, label, classes, ignore)
+        np.add(starts, label if mask is None else np.where(mask, 0, label), out=index)
+        if mask is not None:
             ignored.append(mask)
 
     return check, ignored
@@ -344,18 +346,13 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         return x
 
     @staticmethod
-    def kernel(xp, soft, label, g, *, out, **attrs):
-        SoftmaxWithCrossEntropyGrad.bind(xp, (soft, label, g), (out,), attrs, None)()
-
-    @staticmethod
-    def plain(xp, soft, label, g, out, *, soft_label, ignore_index, axis):
+    def kernel(xp, soft, label, g, *, out, soft_label, ignore_index, axis):
         axis %= soft.ndim
-        s, distribution, g = widen(soft, label, g)
         if not soft.size:
             return
-        s, g3 = _folded(s, axis), _folded(g, axis)
+        s, g3 = _folded(soft, axis), _folded(g, axis)
         if soft_label:
-            d = _folded(distribution, axis)
+            d = _folded(label, axis)
             out[...] = ((s * d.sum(axis=1, keepdims=True) - d) * g3).reshape(out.shape)
             return
         label3 = _folded(label, axis)
@@ -363,11 +360,11 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         out[...] = xp.where(label3 == ignore_index, 0, (s - hot) * g3).reshape(out.shape)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         (soft, label, g), dx = ins, outs[0]
         dense = soft.size and all(a.flags.c_contiguous for a in (soft, label, g, dx))
-        if xp is not np or attrs["soft_label"] or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1 or is_half(soft.dtype):
-            return partial(SoftmaxWithCrossEntropyGrad.plain, xp, soft, label, g, dx, **attrs)
+        if attrs["soft_label"] or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1:
+            return partial(SoftmaxWithCrossEntropyGrad.kernel, np, soft, label, g, out=dx, **attrs)
         classes = soft.shape[-1]
         s2, d2, flat, g2, l1 = soft.reshape(-1, classes), dx.reshape(-1, classes), dx.reshape(-1), g.reshape(-1, 1), label.reshape(-1)
         index, picked = np.empty(len(l1), np.int64), np.empty(len(l1), soft.dtype)
@@ -447,8 +444,7 @@ class KldivLoss(OpDef):
 
     @staticmethod
     def kernel(xp, x, target, *, out, reduction, part=None):
-        x, t = widen(x, target)
-        loss = xp.where(t > 0, t * (xp.log(xp.where(t > 0, t, 1)) - x), 0)
+        loss = xp.where(target > 0, target * (xp.log(xp.where(target > 0, target, 1)) - x), 0)
         out[...] = loss if reduction == "none" else loss.sum() * _reduction_share(reduction, x.shape, part)
 
     @staticmethod
@@ -478,8 +474,7 @@ class KldivLossGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, target, g, *, out, reduction, part=None):
-        t, g = widen(target, g)
-        out[...] = xp.where(t > 0, -t * _reduction_share(reduction, x.shape, part), 0) * g
+        out[...] = xp.where(target > 0, -target * _reduction_share(reduction, x.shape, part), 0) * g
 
     @staticmethod
     def samples():
@@ -512,9 +507,8 @@ class LabelSmooth(OpDef):
 
     @staticmethod
     def kernel(xp, x, prior, *, out, epsilon, part=None):
-        a, prior = widen(x, prior)
         classes = x.shape[-1] if part is None else part.count
-        out[...] = (1 - epsilon) * a + epsilon * (1 / classes if prior is None else prior.reshape(-1))
+        out[...] = (1 - epsilon) * x + epsilon * (1 / classes if prior is None else prior.reshape(-1))
 
     @staticmethod
     def samples():

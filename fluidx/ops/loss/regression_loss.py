@@ -9,7 +9,6 @@ from ...ir import OpDef, ProgramError, Sample
 from ..expr.nodes import sym
 from ..shared.native import expression
 from ..shared.samples import between, f32
-from ..shared.types import widen
 from .loss_shared import EachGrad, alike
 
 _DISTANCE = sym("x") - sym("y")
@@ -97,7 +96,6 @@ class HuberLoss(OpDef):
     @staticmethod
     def kernel(xp, x, y, *, out, delta):
         residual, loss = out
-        x, y = widen(x, y)
         r = y - x
         size = xp.abs(r)
         residual[...] = r
@@ -164,7 +162,6 @@ class SmoothL1Loss(OpDef):
     @staticmethod
     def kernel(xp, x, y, inside, outside, *, out, sigma):
         diff, loss = out
-        x, y, inside, outside = widen(x, y, inside, outside)
         d, s = x - y, sigma * sigma
         if inside is not None:
             d = d * inside
@@ -199,7 +196,6 @@ class SmoothL1LossGrad(OpDef):
 
     @staticmethod
     def kernel(xp, d, inside, outside, g, *, out, sigma):
-        d, inside, outside, g = widen(d, inside, outside, g)
         slope = xp.clip(d * (sigma * sigma), -1, 1) * g.reshape(len(d), *[1] * (d.ndim - 1))
         for weight in (inside, outside):
             slope = slope if weight is None else slope * weight

@@ -17,22 +17,12 @@ from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.words import letters, match_axes
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import bits, f32, ints
-from ..shared.types import is_half, meet, mul_sizes, same_dtype
+from ..shared.types import meet, mul_sizes, same_dtype
 
 
-def product(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """out = a @ b over the last two axes, batch axes broadcast. 16-bit floats are summed in float32."""
-    if is_half(out.dtype) and (xp is np or out.ndim != 2):
-        # NumPy has no BLAS for them, and CuPy none beyond two axes
-        out[...] = xp.matmul(a.astype("float32"), b.astype("float32"))
-    else:
-        xp.matmul(a, b, out=out)
-
-
-def bind_product(xp: Any, a: Any, b: Any, out: Any) -> Any:
-    """A call without arguments that does `product` on these very arrays: one GEMM with nothing left to look up where that is possible."""
-    if xp is not np or is_half(out.dtype):
-        return partial(product, xp, a, b, out)
+def bind_product(a: Any, b: Any, out: Any) -> Any:
+    """A call without arguments for out = a @ b over the last two axes, batch axes broadcast, on these NumPy arrays: one GEMM with
+    nothing left to look up where that is possible."""
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
     if a.ndim == b.ndim == out.ndim == 2 and out.flags.c_contiguous:
@@ -56,14 +46,14 @@ def _item(x: Any, k: int, ndim: int) -> Any:
     return x if x.ndim < ndim else x[k if x.shape[0] > 1 else 0]
 
 
-def _then_scale(xp: Any, run: Any, out: Any, alpha: float) -> Any:
+def _then_scale(run: Any, out: Any, alpha: float) -> Any:
     if alpha == 1.0:
         return run
     factor = out.dtype.type(alpha)
 
     def scaled():
         run()
-        xp.multiply(out, factor, out=out)
+        np.multiply(out, factor, out=out)
 
     return scaled
 
@@ -73,14 +63,16 @@ class Product(OpDef):
 
     # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None where one would be copied
     matrices: ClassVar[Callable[..., Any]]
+    # on a GPU the BLAS takes two matrices of 16-bit floats, and adds up in float32
+    halves: ClassVar[Any] = staticmethod(lambda device, outs: device == "cuda" and outs[0].ndim == 2)
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx):
+    def bind(cls, ins, outs, attrs, ctx):
         found = cls.matrices(ins, outs[0], **attrs)
         if found is None:
             return None
         a, b, out = found
-        return _then_scale(xp, bind_product(xp, a, b, out), outs[0], attrs.get("alpha", 1.0))
+        return _then_scale(bind_product(a, b, out), outs[0], attrs.get("alpha", 1.0))
 
     @classmethod
     def native(cls, ins, outs, attrs, dry=False):
@@ -161,7 +153,7 @@ class Mul(Product):
     @staticmethod
     def kernel(xp, x, y, *, out, x_num_col_dims, y_num_col_dims):
         x2, y2 = _flat(x, x_num_col_dims), _flat(y, y_num_col_dims)
-        product(xp, x2, y2, out.reshape(x2.shape[0], y2.shape[1]))
+        xp.matmul(x2, y2, out=out.reshape(x2.shape[0], y2.shape[1]))
 
     @staticmethod
     def matrices(ins, out, *, x_num_col_dims, y_num_col_dims):
@@ -202,7 +194,7 @@ class MulGradX(Product):
 
     @staticmethod
     def kernel(xp, g, y, x, *, out, x_num_col_dims, y_num_col_dims):
-        product(xp, _flat(g, x_num_col_dims), _flat(y, y_num_col_dims).T, _flat(out, x_num_col_dims))
+        xp.matmul(_flat(g, x_num_col_dims), _flat(y, y_num_col_dims).T, out=_flat(out, x_num_col_dims))
 
     @staticmethod
     def matrices(ins, out, *, x_num_col_dims, y_num_col_dims):
@@ -250,7 +242,7 @@ class MulGradY(Product):
     @staticmethod
     def kernel(xp, x, g, y, *, out, x_num_col_dims):
         x2, g2 = _flat(x, x_num_col_dims), _flat(g, x_num_col_dims)
-        product(xp, x2.T, g2, out.reshape(x2.shape[1], g2.shape[1]))
+        xp.matmul(x2.T, g2, out=out.reshape(x2.shape[1], g2.shape[1]))
 
     @staticmethod
     def matrices(ins, out, *, x_num_col_dims):
@@ -361,7 +353,10 @@ class MatMul(Product):
 
     @staticmethod
     def kernel(xp, x, y, *, out, transpose_x, transpose_y, alpha):
-        MatMul.bind(xp, (x, y), (out,), {"transpose_x": transpose_x, "transpose_y": transpose_y, "alpha": alpha}, None)()
+        a, b, product = MatMul.matrices((x, y), out, transpose_x=transpose_x, transpose_y=transpose_y, alpha=alpha)
+        xp.matmul(a, b, out=product)
+        if alpha != 1.0:
+            xp.multiply(out, out.dtype.type(alpha), out=out)
 
     @staticmethod
     def matrices(ins, out, *, transpose_x, transpose_y, alpha):
@@ -416,9 +411,8 @@ class MatMulVectorGrad(OpDef):
     @staticmethod
     def kernel(xp, x, y, g, *, out, transpose_x, transpose_y, alpha):
         dx, dy = out
-        wide = "float32" if is_half(x.dtype) else x.dtype
-        a, b = _as_matrices(x.astype(wide), y.astype(wide), transpose_x, transpose_y)
-        g = g.reshape(*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]).astype(wide) * alpha
+        a, b = _as_matrices(x, y, transpose_x, transpose_y)
+        g = g.reshape(*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]) * alpha
         da, db = xp.matmul(g, b.swapaxes(-1, -2)), xp.matmul(a.swapaxes(-1, -2), g)
         if x.ndim > 1 and transpose_x:
             da = da.swapaxes(-1, -2)
@@ -469,7 +463,7 @@ class Bmm(Product):
 
     @staticmethod
     def kernel(xp, x, y, *, out):
-        product(xp, x, y, out)
+        xp.matmul(x, y, out=out)
 
     @staticmethod
     def matrices(ins, out):

@@ -13,13 +13,13 @@ from math import prod
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
-from ...ir.dtypes import dtype_name
+from ...ir.dtypes import FLOATS, HALVES, dtype_name
 from ...ir.parts import Part
 from ...ir.words import letters
 from ..shared.blocked import in_order
 from ..shared.native import reduce_calls, row_calls
 from ..shared.samples import points
-from ..shared.types import HALVES, NUMBERS, norm_axes
+from ..shared.types import NUMBERS, norm_axes
 
 
 def reduced_axes(op, dim, ndim):
@@ -60,9 +60,6 @@ def bind_sum(x: np.ndarray, axes: tuple[int, ...], out: np.ndarray) -> list[Call
     """Calls that put the sum of `x` over `axes` into `out`, whose shape is that of the sum with or without the reduced axes."""
     if not axes:
         return [partial(np.copyto, out, x.reshape(out.shape))]
-    if dtype_name(x.dtype) in HALVES:  # added up in float32
-        wide, total = np.empty(x.shape, np.float32), np.empty(out.shape, np.float32)
-        return [partial(np.copyto, wide, x), *bind_sum(wide, axes, total), partial(np.copyto, out, total, casting="unsafe")]
     whole = dtype_name(x.dtype) not in ("float32", "float64") or not (x.flags.c_contiguous and out.flags.c_contiguous)
     if whole or x.size == 0 or len(axes) == x.ndim:
         # over everything NumPy adds pairwise, which is the more accurate order
@@ -97,7 +94,7 @@ class _Reduction(OpDef):
     inputs = ("X",)
     attrs = {"dim": (), "keep_dim": False}
     dtypes: tuple[str, ...] = NUMBERS
-    method = ""  # of xp, for other array modules than NumPy
+    method = ""  # of the array module
     said: tuple[str, ...] = ("{}!",)  # of each factor that is reduced, in the access pattern
     groups = ""  # linear and monotone ones
     how = ""  # of shared.native.reduce_calls
@@ -120,11 +117,12 @@ class _Reduction(OpDef):
 
     @staticmethod
     def calls(x, axes, out):
+        """Calls that put the result of a NumPy array into `out`."""
         raise NotImplementedError
 
     @classmethod
-    def elsewhere(cls, xp, x, axes):
-        """The result with other array modules than NumPy."""
+    def over(cls, xp, x, axes):
+        """The result by any array module."""
         return getattr(xp, cls.method)(x, axis=axes)
 
 
@@ -137,20 +135,13 @@ def _infer(name, dtypes, x, *, dim=(), keep_dim=False):
 
 def _kernel_of(cls):
     def kernel(xp, x, *, out, dim=(), keep_dim=False):
-        axes = reduced_axes(cls.name, dim, x.ndim)
-        if xp is np:
-            for call in cls.calls(x, axes, out):
-                call()
-        else:
-            out[...] = cls.elsewhere(xp, x, axes).reshape(out.shape)
+        out[...] = cls.over(xp, x, reduced_axes(cls.name, dim, x.ndim)).reshape(out.shape)
 
     return kernel
 
 
 def _bind_of(cls):
-    def bind(xp, ins, outs, attrs, ctx):
-        if xp is not np:
-            return None
+    def bind(ins, outs, attrs, ctx):
         return in_order(cls.calls(ins[0], reduced_axes(cls.name, attrs.get("dim", ()), ins[0].ndim), outs[0]))
 
     return bind
@@ -213,37 +204,25 @@ def count_of(x, axes, part: Part | None):
 class _Mean(_Reduction):
     """Base of the means: a sum, divided by the number of elements of the whole."""
 
-    dtypes = ("float16", "bfloat16", "float32", "float64")
+    dtypes = FLOATS
     said, groups = ("{}:+", "#{}"), "L(0)"
 
     @staticmethod
     def kernel(xp, x, *, out, dim=(), keep_dim=False, part=None):
-        if xp is np:
-            _Mean.bind(xp, (x,), (out,), {"dim": dim}, None, part)()
-            return
         axes = reduced_axes("mean", dim, x.ndim)
-        wide = "float32" if dtype_name(x.dtype) in HALVES else x.dtype
-        out[...] = (x.sum(axis=axes, dtype=wide) / count_of(x, axes, part)).reshape(out.shape)
+        out[...] = (x.sum(axis=axes) / count_of(x, axes, part)).reshape(out.shape)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx, part=None):
-        if xp is not np:
-            return None
+    def bind(ins, outs, attrs, ctx, part=None):
         x, out = ins[0], outs[0]
         axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
-        if dtype_name(x.dtype) not in HALVES:
-            return in_order([*bind_sum(x, axes, out), partial(np.divide, out, np.array(count_of(x, axes, part), out.dtype), out)])
-        wide, total = np.empty(x.shape, np.float32), np.empty(out.shape, np.float32)
-        n = np.float32(count_of(x, axes, part))
-        divide = [partial(np.divide, total, n, total), partial(np.copyto, out, total, casting="unsafe")]
-        return in_order([partial(np.copyto, wide, x), *bind_sum(wide, axes, total), *divide])
-
+        return in_order([*bind_sum(x, axes, out), partial(np.divide, out, np.array(count_of(x, axes, part), out.dtype), out)])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
         x = ins[0]
         axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
-        return reduce_calls("sum", x, axes, outs[0], count_of(x, axes, part), dry) if x.dtype.kind == "f" else None
+        return reduce_calls("sum", x, axes, outs[0], count_of(x, axes, part), dry)
 
 
 class ReduceMean(_Mean):
@@ -381,7 +360,7 @@ class LogSumExp(_Reduction):
     calls = staticmethod(_logsumexp_calls)
 
     @classmethod
-    def elsewhere(cls, xp, x, axes):
+    def over(cls, xp, x, axes):
         top = x.max(axis=axes, keepdims=True)
         top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
         return xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
@@ -431,13 +410,13 @@ class SquaredL2Norm(OpDef):
 
     @staticmethod
     def kernel(xp, x, *, out):
-        line = x.astype(out.dtype).reshape(-1)
+        line = x.reshape(-1)
         out[0] = xp.dot(line, line)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         x, out = ins[0], outs[0]
-        if xp is not np or x.dtype != out.dtype or not x.flags.c_contiguous or not x.size:
+        if not x.flags.c_contiguous or not x.size:
             return None
         line = x.reshape(1, -1)
         return partial(np.dot, line, line.T, out.reshape(1, 1))

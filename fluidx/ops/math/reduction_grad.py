@@ -13,7 +13,6 @@ from ..shared.blocked import in_order
 from ..shared.broadcast import aligned
 from ..shared.native import copy_calls, expression, reduce_calls
 from ..shared.samples import points
-from ..shared.types import is_half, widen
 from .reduction import (
     LogSumExp,
     ReduceMax,
@@ -35,7 +34,8 @@ def _like_samples(op, with_out):
         if not t.is_float:
             continue
         out = np.empty(t.shape, np_dtype(t.dtype))
-        op.kernel(np, s.args[0], out=out, **s.attrs)
+        with np.errstate(divide="ignore"):
+            op.kernel(np, s.args[0], out=out, **s.attrs)
         g = points(t.shape, seed=9).astype(out.dtype)
         args = (s.args[0], out, g) if with_out else (s.args[0], g)
         yield Sample(args, s.attrs, grad=(), why="a gradient op has no gradient of its own")
@@ -71,9 +71,9 @@ class ReduceSumGrad(OpDef):
         xp.copyto(out, g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", dim, x.ndim))))
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         x, g = ins
-        return partial(xp.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
+        return partial(np.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -94,21 +94,18 @@ class ReduceMeanGrad(OpDef):
     @staticmethod
     def kernel(xp, x, g, *, out, dim, keep_dim, part=None):
         axes = reduced_axes("reduce_mean_grad", dim, x.ndim)
-        (wide,) = widen(g)  # the count of a large whole does not fit float16
-        out[...] = wide.reshape(kept_shape(x.shape, axes)) / count_of(x, axes, part)
+        out[...] = g.reshape(kept_shape(x.shape, axes)) / count_of(x, axes, part)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx, part=None):
+    def bind(ins, outs, attrs, ctx, part=None):
         x, g = ins
-        if xp is not np:
-            return None
         axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
         g = g.reshape(kept_shape(x.shape, axes))
-        n = np.array(count_of(x, axes, part), "float32" if is_half(g.dtype) else g.dtype)
+        n = np.array(count_of(x, axes, part), g.dtype)
         if g.size * 8 > x.size:
-            return partial(np.divide, g, n, outs[0], casting="unsafe")
+            return partial(np.divide, g, n, outs[0])
         small = np.empty_like(g)  # one division per result, then copies
-        return in_order([partial(np.divide, g, n, small, casting="unsafe"), partial(np.copyto, outs[0], small)])
+        return in_order([partial(np.divide, g, n, small), partial(np.copyto, outs[0], small)])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
@@ -135,11 +132,11 @@ class ReduceMaxGrad(OpDef):
         xp.multiply(g.reshape(kept), x == y.reshape(kept), out)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
         x, y, g = ins
         kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
-        mask = xp.empty(x.shape, bool)
-        return in_order([partial(xp.equal, x, y.reshape(kept), mask), partial(xp.multiply, g.reshape(kept), mask, outs[0])])
+        mask = np.empty(x.shape, bool)
+        return in_order([partial(np.equal, x, y.reshape(kept), mask), partial(np.multiply, g.reshape(kept), mask, outs[0])])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -246,17 +243,11 @@ class ReduceTo(OpDef):
 
     @staticmethod
     def kernel(xp, x, like, *, out, axis):
-        axes, meets = _down(x.shape, like.shape, axis)
-        if xp is np:
-            for call in bind_sum(x, axes, out):
-                call()
-        else:
-            out[...] = x.sum(axis=axes).reshape(out.shape)
+        axes, _ = _down(x.shape, like.shape, axis)
+        out[...] = x.sum(axis=axes).reshape(out.shape)
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
-        if xp is not np:
-            return None
+    def bind(ins, outs, attrs, ctx):
         return in_order(bind_sum(ins[0], _down(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
 
     @staticmethod

@@ -12,14 +12,14 @@ import numpy as np
 from ...ir import OpDef, Operator, ProgramError, Sample, TensorType
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.samples import f32, positive
-from ..shared.types import is_half
 from . import batch_norm_native
 from .norm_shared import by_copy, channel_count, check_weight, put, weight_dtype
 
+EVERY = slice(None)
 _BATCH_ATTRS = {"momentum": 0.9, "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW", "use_global_stats": False}
 
 
-def _by_channel(x: Any, layout: str) -> Any:
+def by_channel(x: Any, layout: str) -> Any:
     """The array seen as [N, C, everything else], or None where that would take a copy."""
     if x.ndim == 2:
         return x[:, :, None]
@@ -112,21 +112,25 @@ class BatchNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, mean, variance, *, out, **attrs):
-        BatchNorm.bind(xp, (x, scale, bias, mean, variance), out, attrs, None)()
+        BatchNorm.run(xp, partial(batch_statistics, xp), attrs, (x, scale, bias, mean, variance), out)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
+        return BatchNorm.run(np, statistics_in_cache, attrs, ins, outs)
+
+    @staticmethod
+    def run(xp, statistics, attrs, ins, outs):
         (x, scale, bias, mean, variance), (y, *stat_outs) = ins, outs
-        x3, y3 = _by_channel(x, attrs["data_layout"]), _by_channel(y, attrs["data_layout"])
+        x3, y3 = by_channel(x, attrs["data_layout"]), by_channel(y, attrs["data_layout"])
         if x3 is None or y3 is None:  # a view of some other array whose axes cannot be joined
-            return partial(by_copy, xp, BatchNorm, ins, outs, attrs, (0,), (0,))
+            return partial(by_copy, xp, partial(BatchNorm.run, xp, statistics, attrs), ins, outs, (0,), (0,))
         eps, keep = attrs["epsilon"], attrs["momentum"]
         if attrs["is_test"] or attrs["use_global_stats"]:
-            return partial(_normalize_with, xp, x3, scale, bias, mean, variance, y3, stat_outs, eps)
+            return partial(normalize_with, xp, x3, scale, bias, mean, variance, y3, stat_outs, eps)
         if not x.size:
             raise ProgramError(f"op batch_norm cannot take statistics over an empty batch: X has shape {list(x.shape)}")
         used = (xp.empty(mean.shape, mean.dtype), xp.empty(mean.shape, mean.dtype))
-        run = _batch_statistics(xp, x3, scale, bias, y3, used, eps)
+        run = statistics(x3, scale, bias, y3, used, eps)
 
         def step():
             run()
@@ -153,75 +157,72 @@ class BatchNorm(OpDef):
         yield Sample.of(f32(3, 3, 2, 2, seed=7), *rest, use_global_stats=True, momentum=0.5, grad=("X", "Scale", "Bias"), why=why)
 
 
-def _normalize_with(xp, x3, scale, bias, mean, variance, y3, stat_outs, eps):
+def normalize_with(xp, x3, scale, bias, mean, variance, y3, stat_outs, eps):
     inv = 1 / xp.sqrt(variance + eps)
     factor = (scale * inv).astype(mean.dtype)
     shift = bias - mean * factor
-    if is_half(x3.dtype):
-        y3[...] = x3.astype("float32") * factor[None, :, None] + shift[None, :, None]
-    else:
-        xp.multiply(x3, factor[None, :, None], out=y3)
-        xp.add(y3, shift[None, :, None], out=y3)
+    xp.multiply(x3, factor[None, :, None], out=y3)
+    xp.add(y3, shift[None, :, None], out=y3)
     for target, source, value in zip(stat_outs, (mean, variance, None, None), (mean, variance, mean, inv)):
         if target is not None and target is not source:
             target[...] = value
 
 
-def _channel_blocks(x3: Any) -> list[slice]:
+def channel_blocks(x3: Any) -> list[slice]:
     return list(row_blocks(x3.shape[1], x3.shape[0] * x3.shape[2] * x3.itemsize, 128 << 10))
 
 
-def _is_rows(xp: Any, *arrays: Any) -> bool:
-    """True for contiguous [N, C, 1] and NHWC arrays on NumPy: matrices whose columns are the channels."""
-    return xp is np and all(not is_half(a.dtype) and a.transpose(0, 2, 1).flags.c_contiguous for a in arrays)
+def is_rows(*arrays: Any) -> bool:
+    """True for contiguous [N, C, 1] and NHWC arrays: matrices whose columns are the channels."""
+    return all(a.transpose(0, 2, 1).flags.c_contiguous for a in arrays)
 
 
-def _as_rows(a: Any) -> Any:
+def as_rows(a: Any) -> Any:
     return a.transpose(0, 2, 1).reshape(a.shape[0] * a.shape[2], a.shape[1])
 
 
-def _batch_statistics(xp, x3, scale, bias, y3, used, eps) -> Callable[[], None]:
-    """A call that normalizes `x3` with its own statistics into `y3` and leaves them in `used`."""
+def statistics_in_cache(x3, scale, bias, y3, used, eps) -> Callable[[], None]:
+    """A call that normalizes `x3` with its own statistics into `y3` and leaves them in `used`, rows or channels at a time."""
     (mean, var), count = used, x3.shape[0] * x3.shape[2]
-    if _is_rows(xp, x3, y3):
-        x2, y2 = _as_rows(x3), _as_rows(y3)
-        total, square = column_sum(x2, mean), np.empty_like(mean)
-        blocks = list(row_blocks(len(x2), x2.shape[1] * x2.itemsize))
+    if not is_rows(x3, y3):
+        return batch_statistics(np, x3, scale, bias, y3, used, eps, channel_blocks(x3))
+    x2, y2 = as_rows(x3), as_rows(y3)
+    total, square = column_sum(x2, mean), np.empty_like(mean)
+    blocks = list(row_blocks(len(x2), x2.shape[1] * x2.itemsize))
 
-        def rows_step():
-            total()
-            np.divide(mean, count, out=mean)
-            var.fill(0)
-            for rows in blocks:
-                part = y2[rows]
-                np.subtract(x2[rows], mean, out=part)
-                np.einsum("ij,ij->j", part, part, out=square)
-                np.add(var, square, out=var)
-            np.divide(var, count, out=var)
-            factor = scale / np.sqrt(var + x2.dtype.type(eps))
-            for rows in blocks:
-                part = y2[rows]
-                np.multiply(part, factor, out=part)
-                np.add(part, bias, out=part)
+    def step():
+        total()
+        np.divide(mean, count, out=mean)
+        var.fill(0)
+        for rows in blocks:
+            part = y2[rows]
+            np.subtract(x2[rows], mean, out=part)
+            np.einsum("ij,ij->j", part, part, out=square)
+            np.add(var, square, out=var)
+        np.divide(var, count, out=var)
+        factor = scale / np.sqrt(var + x2.dtype.type(eps))
+        for rows in blocks:
+            part = y2[rows]
+            np.multiply(part, factor, out=part)
+            np.add(part, bias, out=part)
 
-        return rows_step
-    blocks = _channel_blocks(x3) if xp is np else [slice(0, x3.shape[1])]
-    wide = is_half(x3.dtype)
+    return step
+
+
+def batch_statistics(xp, x3, scale, bias, y3, used, eps, blocks=(EVERY,)) -> Callable[[], None]:
+    """`statistics_in_cache` for any array module, for each of `blocks` of channels."""
+    (mean, var), count = used, x3.shape[0] * x3.shape[2]
 
     def step():
         for c in blocks:
             a, y = x3[:, c], y3[:, c]
             m, v = mean[c], var[c]
-            if wide:
-                a, y = a.astype("float32"), xp.empty(a.shape, "float32")
             m[...] = a.sum(axis=(0, 2)) / count
             xp.subtract(a, m[None, :, None], out=y)
             v[...] = xp.einsum("nck,nck->c", y, y) / count
             factor = (scale[c] / xp.sqrt(v + eps)).astype(m.dtype)
             xp.multiply(y, factor[None, :, None], out=y)
             xp.add(y, bias[c][None, :, None], out=y)
-            if wide:
-                y3[:, c] = y
 
     return step
 
@@ -247,46 +248,20 @@ class BatchNormGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, mean, inv, g, *, out, **attrs):
-        BatchNormGrad.bind(xp, (x, scale, mean, inv, g), out, attrs, None)()
+        BatchNormGrad.run(xp, partial(batch_gradient, xp), attrs, (x, scale, mean, inv, g), out)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
+        return BatchNormGrad.run(np, gradient_in_cache, attrs, ins, outs)
+
+    @staticmethod
+    def run(xp, gradient, attrs, ins, outs):
         (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
         layout, fixed = attrs["data_layout"], attrs["use_global_stats"]
-        x3, g3, dx3 = (_by_channel(a, layout) for a in (x, g, dx))
+        x3, g3, dx3 = (by_channel(a, layout) for a in (x, g, dx))
         if x3 is None or g3 is None or dx3 is None:
-            return partial(by_copy, xp, BatchNormGrad, ins, outs, attrs, (0, 4), (0,))
-        count = x3.shape[0] * x3.shape[2]
-        if _is_rows(xp, x3, g3, dx3):
-            return _batch_norm_rows_grad(_as_rows(x3), scale, mean, inv, _as_rows(g3), _as_rows(dx3), dscale, dbias, fixed)
-        blocks = _channel_blocks(x3) if xp is np else [slice(0, x3.shape[1])]
-        wide = is_half(x.dtype)
-        longest = max((b.stop - b.start for b in blocks), default=0)
-        scratch = xp.empty((x3.shape[0], longest, x3.shape[2]), "float32" if wide else x.dtype)
-
-        def step():
-            for c in blocks:
-                a, d, t = x3[:, c], g3[:, c], scratch[:, : c.stop - c.start]
-                o = t if wide else dx3[:, c]
-                if wide:
-                    a, d = a.astype("float32"), d.astype("float32")
-                s, r = scale[c], inv[c]
-                xp.subtract(a, mean[c][None, :, None], out=t)
-                bias_sum = d.sum(axis=(0, 2))
-                dot = xp.einsum("nck,nck->c", d, t) * r  # sum of g * normalized x
-                dbias[c], dscale[c] = bias_sum, dot
-                factor = (s * r).astype(t.dtype)
-                if fixed:
-                    xp.multiply(d, factor[None, :, None], out=o)
-                else:
-                    xp.multiply(t, (dot * r / count).astype(t.dtype)[None, :, None], out=t)
-                    xp.subtract(d, t, out=o)
-                    xp.subtract(o, (bias_sum / count).astype(t.dtype)[None, :, None], out=o)
-                    xp.multiply(o, factor[None, :, None], out=o)
-                if wide:
-                    dx3[:, c] = o
-
-        return step
+            return partial(by_copy, xp, partial(BatchNormGrad.run, xp, gradient, attrs), ins, outs, (0, 4), (0,))
+        return gradient(x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed)
 
     native = staticmethod(batch_norm_native.backward)
     native_scratch = staticmethod(batch_norm_native.scratch_types)
@@ -299,7 +274,38 @@ class BatchNormGrad(OpDef):
         yield Sample.of(x, *stats, g, use_global_stats=True, grad=(), why="a gradient itself")
 
 
-def _batch_norm_rows_grad(x2, scale, mean, inv, g2, dx2, dscale, dbias, fixed) -> Callable[[], None]:
+def batch_gradient(xp, x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed, blocks=(EVERY,)) -> Callable[[], None]:
+    """`gradient_in_cache` for any array module, for each of `blocks` of channels."""
+    count = x3.shape[0] * x3.shape[2]
+    longest = max((len(range(*b.indices(x3.shape[1]))) for b in blocks), default=0)
+    scratch = xp.empty((x3.shape[0], longest, x3.shape[2]), x3.dtype)
+
+    def step():
+        for c in blocks:
+            a, d, o = x3[:, c], g3[:, c], dx3[:, c]
+            t = scratch[:, : a.shape[1]]
+            s, r = scale[c], inv[c]
+            xp.subtract(a, mean[c][None, :, None], out=t)
+            bias_sum = d.sum(axis=(0, 2))
+            dot = xp.einsum("nck,nck->c", d, t) * r  # sum of g * normalized x
+            dbias[c], dscale[c] = bias_sum, dot
+            factor = (s * r).astype(t.dtype)
+            if fixed:
+                xp.multiply(d, factor[None, :, None], out=o)
+            else:
+                xp.multiply(t, (dot * r / count).astype(t.dtype)[None, :, None], out=t)
+                xp.subtract(d, t, out=o)
+                xp.subtract(o, (bias_sum / count).astype(t.dtype)[None, :, None], out=o)
+                xp.multiply(o, factor[None, :, None], out=o)
+
+    return step
+
+
+def gradient_in_cache(x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed) -> Callable[[], None]:
+    """A call for the gradients of batch_norm in terms of arrays seen by channel, rows or channels at a time."""
+    if not is_rows(x3, g3, dx3):
+        return batch_gradient(np, x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed, channel_blocks(x3))
+    x2, g2, dx2 = as_rows(x3), as_rows(g3), as_rows(dx3)
     count, columns = x2.shape
     blocks = list(row_blocks(count, columns * x2.itemsize))
     scratch = np.empty((max((b.stop - b.start for b in blocks), default=0), columns), x2.dtype)

@@ -6,9 +6,10 @@ deviations from the finished mean, which keeps the digits that a difference of E
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,20 +19,19 @@ from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.native import all_of, expression, reduce_calls
 from ..shared.samples import f32, positive
-from ..shared.types import is_half
-from .batch_norm import _as_rows, _by_channel, _channel_blocks, _is_rows, channel_words
+from .batch_norm import EVERY, as_rows, by_channel, channel_blocks, channel_words, is_rows
 from .norm_shared import channel_count, check_weight, put, stat_dtype
 
 
 def _channels(xp: Any, x: Any, layout: str) -> Any:
     """[N, C, everything else]: a view where that takes no copy."""
-    seen = _by_channel(x, layout)
-    return _by_channel(xp.ascontiguousarray(x), layout) if seen is None else seen
+    seen = by_channel(x, layout)
+    return by_channel(xp.ascontiguousarray(x), layout) if seen is None else seen
 
 
 def _put_channels(y: Any, y3: Any, layout: str) -> None:
     """Where `_channels` took a copy of an output, put back what was written there."""
-    if _by_channel(y, layout) is None:
+    if by_channel(y, layout) is None:
         turned = y.transpose(0, y.ndim - 1, *range(1, y.ndim - 1)) if layout == "NHWC" else y
         turned[...] = y3.reshape(turned.shape)
 
@@ -44,32 +44,77 @@ def _count(x3: Any, part: Part | None) -> int:
     return count
 
 
-def _blocks(xp: Any, *arrays: Any) -> Iterator[tuple[slice, slice, list[Any]]]:
-    """(rows, channels, the arrays there) for blocks that stay in the cache; 16-bit floats as float32."""
-    x3, every = arrays[0], slice(None)
-    if xp is not np:
-        cuts = [(every, every)]
-    elif _is_rows(xp, *arrays):
-        cuts = [(rows, every) for rows in row_blocks(len(x3), x3.shape[1] * x3.shape[2] * x3.itemsize)]
-    else:
-        cuts = [(every, c) for c in _channel_blocks(x3)]
-    for rows, c in cuts:
-        yield rows, c, [a[rows, c].astype("float32") if is_half(a.dtype) else a[rows, c] for a in arrays]
+class _AtLarge:
+    """How the bodies go over arrays seen by channel: all at once."""
+
+    def __init__(self, xp: Any):
+        self.xp = xp
+
+    def cuts(self, *arrays: Any) -> Iterable[tuple[slice, slice]]:
+        return ((EVERY, EVERY),)
+
+    def blocks(self, *arrays: Any) -> Iterator[tuple[slice, slice, list[Any]]]:
+        """(rows, channels, the arrays there) for every block."""
+        for rows, c in self.cuts(*arrays):
+            yield rows, c, [a[rows, c] for a in arrays]
+
+    def add_products(self, a: Any, b: Any, total: Any) -> None:
+        """`total` [channels] += the sum over all but the channels of a * b."""
+        total += self.xp.einsum("nck,nck->c", a, b)
+
+    def sum(self, x3: Any, out: Any) -> None:
+        """`out` [channels] = the sum over all but the channels."""
+        out.fill(0)
+        for _, c, (a,) in self.blocks(x3):
+            out[c] += a.sum(axis=(0, 2))
 
 
-def _add_products(xp: Any, a: Any, b: Any, total: Any) -> None:
-    """`total` [channels] += the sum over all but the channels of a * b."""
-    total += xp.einsum("ij,ij->j", _as_rows(a), _as_rows(b)) if _is_rows(xp, a, b) else xp.einsum("nck,nck->c", a, b)
+class _InCache(_AtLarge):
+    """On NumPy: in blocks that stay in the cache."""
+
+    def cuts(self, *arrays: Any) -> Iterable[tuple[slice, slice]]:
+        x3 = arrays[0]
+        if is_rows(*arrays):
+            return [(rows, EVERY) for rows in row_blocks(len(x3), x3.shape[1] * x3.shape[2] * x3.itemsize)]
+        return [(EVERY, c) for c in channel_blocks(x3)]
+
+    def add_products(self, a: Any, b: Any, total: Any) -> None:
+        if is_rows(a, b):
+            total += np.einsum("ij,ij->j", as_rows(a), as_rows(b))
+        else:
+            super().add_products(a, b, total)
+
+    def sum(self, x3: Any, out: Any) -> None:
+        if is_rows(x3):
+            column_sum(as_rows(x3), out)()
+        else:
+            super().sum(x3, out)
 
 
-def _sum(xp: Any, x3: Any, out: Any) -> None:
-    """`out` [channels] = the sum over all but the channels."""
-    if _is_rows(xp, x3) and out.dtype == x3.dtype:
-        column_sum(_as_rows(x3), out)()
-        return
-    out.fill(0)
-    for _, c, (a,) in _blocks(xp, x3):
-        out[c] += a.sum(axis=(0, 2))
+class _Part(OpDef):
+    """Base of the parts: `run(way, *ins, out, **attrs)` goes over memory in a way that suits the array module, `way.xp`."""
+
+    run: ClassVar[Callable[..., None]]
+
+    @classmethod
+    def kernel(cls, xp, *ins, out, **attrs):
+        cls.run(_AtLarge(xp), *ins, out=out, **attrs)
+
+    @classmethod
+    def bind(cls, ins, outs, attrs, ctx):
+        return partial(cls.run, _InCache(np), *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs)
+
+
+class _OfBatch(_Part):
+    """A part that is told of the size of the whole batch."""
+
+    @classmethod
+    def kernel(cls, xp, *ins, out, part=None, **attrs):
+        super().kernel(xp, *ins, out=out, part=part, **attrs)
+
+    @classmethod
+    def bind(cls, ins, outs, attrs, ctx, part=None):
+        return super().bind(ins, outs, {**attrs, "part": part}, ctx)
 
 
 def _by_rows(a: Any) -> Any:
@@ -102,7 +147,7 @@ def _samples(seed: int = 0) -> Iterator[tuple[np.ndarray, str]]:
         yield f32(*shape, seed=seed), layout
 
 
-class BnMean(OpDef):
+class BnMean(_OfBatch):
     """The mean of each channel over the whole batch."""
 
     name = "bn_mean"
@@ -118,11 +163,11 @@ class BnMean(OpDef):
         return TensorType(stat_dtype(x), (channel_count("bn_mean", x, data_layout),))
 
     @staticmethod
-    def kernel(xp, x, *, out, data_layout, part=None):
-        x3 = _channels(xp, x, data_layout)
+    def run(way, x, *, out, data_layout, part):
+        x3 = _channels(way.xp, x, data_layout)
         count = _count(x3, part)
-        _sum(xp, x3, out)
-        xp.divide(out, count, out=out)
+        way.sum(x3, out)
+        way.xp.divide(out, count, out=out)
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
@@ -136,7 +181,7 @@ class BnMean(OpDef):
             yield Sample.of(x, data_layout=layout)
 
 
-class BnVariance(OpDef):
+class BnVariance(_OfBatch):
     """The mean of the squared distance from Mean of each channel over the whole batch."""
 
     name = "bn_variance"
@@ -153,14 +198,14 @@ class BnVariance(OpDef):
         return mean
 
     @staticmethod
-    def kernel(xp, x, mean, *, out, data_layout, part=None):
-        x3 = _channels(xp, x, data_layout)
+    def run(way, x, mean, *, out, data_layout, part):
+        x3 = _channels(way.xp, x, data_layout)
         count = _count(x3, part)
         out.fill(0)
-        for _, c, (a,) in _blocks(xp, x3):
+        for _, c, (a,) in way.blocks(x3):
             t = a - _by_rows(mean[c])
-            _add_products(xp, t, t, out[c])
-        xp.divide(out, count, out=out)
+            way.add_products(t, t, out[c])
+        way.xp.divide(out, count, out=out)
 
     @staticmethod
     def native_scratch(ins, outs, attrs):
@@ -181,7 +226,7 @@ class BnVariance(OpDef):
             yield Sample.of(x, f32(3, seed=1), data_layout=layout)
 
 
-class BnApply(OpDef):
+class BnApply(_Part):
     """batch_norm in training, given the mean and the variance of the whole batch: the same outputs with the same values."""
 
     name = "bn_apply"
@@ -204,10 +249,11 @@ class BnApply(OpDef):
         return x, mean, variance, mean, variance
 
     @staticmethod
-    def kernel(xp, x, scale, bias, mean, variance, batch_mean, batch_variance, *, out, momentum, epsilon, data_layout):
+    def run(way, x, scale, bias, mean, variance, batch_mean, batch_variance, *, out, momentum, epsilon, data_layout):
+        xp = way.xp
         y, mean_out, variance_out, saved_mean, saved_inv = out
         y3 = _channels(xp, y, data_layout)
-        for rows, c, (a,) in _blocks(xp, _channels(xp, x, data_layout)):
+        for rows, c, (a,) in way.blocks(_channels(xp, x, data_layout)):
             t = a - _by_rows(batch_mean[c])
             t *= _by_rows((scale[c] / xp.sqrt(batch_variance[c] + epsilon)).astype(t.dtype))
             t += _by_rows(bias[c])
@@ -239,7 +285,7 @@ class BnApply(OpDef):
             yield Sample.of(x, *rest, data_layout=layout)
 
 
-class BnGradSums(OpDef):
+class BnGradSums(_Part):
     """The gradients of batch_norm's Bias and Scale, sums over the batch; the gradient of X needs them too.
 
     Of Scale only the type is read.
@@ -259,12 +305,13 @@ class BnGradSums(OpDef):
         return scale, scale
 
     @staticmethod
-    def kernel(xp, x, scale, mean, inv, g, *, out, data_layout):
+    def run(way, x, scale, mean, inv, g, *, out, data_layout):
+        xp = way.xp
         dbias, dscale = (xp.zeros(mean.shape, mean.dtype) for _ in out)
         x3, g3 = _channels(xp, x, data_layout), _channels(xp, g, data_layout)
-        for _, c, (a, d) in _blocks(xp, x3, g3):
-            _add_products(xp, d, a - _by_rows(mean[c]), dscale[c])
-        _sum(xp, g3, dbias)
+        for _, c, (a, d) in way.blocks(x3, g3):
+            way.add_products(d, a - _by_rows(mean[c]), dscale[c])
+        way.sum(g3, dbias)
         out[0][...], out[1][...] = dbias, dscale * inv
 
     @staticmethod
@@ -290,7 +337,7 @@ class BnGradSums(OpDef):
                             grad=(), why="a gradient itself")  # fmt: skip
 
 
-class BnGradApply(OpDef):
+class BnGradApply(_OfBatch):
     """The gradient of batch_norm's X in training, given those of Bias and Scale over the whole batch."""
 
     name = "bn_grad_apply"
@@ -307,10 +354,11 @@ class BnGradApply(OpDef):
         return x
 
     @staticmethod
-    def kernel(xp, x, scale, mean, inv, g, dbias, dscale, *, out, data_layout, part=None):
+    def run(way, x, scale, mean, inv, g, dbias, dscale, *, out, data_layout, part):
+        xp = way.xp
         x3, g3, dx3 = (_channels(xp, a, data_layout) for a in (x, g, out))
         count = _count(x3, part)
-        for rows, c, (a, d) in _blocks(xp, x3, g3):
+        for rows, c, (a, d) in way.blocks(x3, g3):
             t = a - _by_rows(mean[c])
             t *= _by_rows((dscale[c] * inv[c] / count).astype(t.dtype))
             xp.subtract(d, t, out=t)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -13,10 +12,10 @@ from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.words import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
-from ..shared.types import empties, is_half, meet, same_dtype
+from ..shared.types import empties, meet, same_dtype
 from .conv_native import BACK, FILTER, FORWARD, calls, scratch_types
-from .im2col import Room, convolve, convolve_back, convolve_filter, turned
-from .windows import Windows, channels_first, four_pads, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
+from .im2col import AT_LARGE, IN_CACHE, Room, convolve, convolve_back, convolve_filter, turned
+from .windows import Windows, channels_first, four_pads, image_words, join_image, need_image, pair, place_windows, split_image
 
 _ATTRS = {"strides": (1, 1), "paddings": (0, 0), "dilations": (1, 1), "groups": 1, "data_format": "NCHW", "padding_algorithm": "EXPLICIT"}
 
@@ -96,9 +95,7 @@ def _local_groups(in_groups_of: int) -> Any:
 def _asked(run: Any, ins: list[TensorType], outs: list[TensorType | None], attrs: Any) -> list[TensorType]:
     """The scratch that a NumPy body asks for: binding it, to arrays that nothing is written to, tells."""
     dtype = ins[0].dtype
-    if is_half(dtype):
-        return []
-    room = Room(np, dtype)
+    room = Room(np, dtype, IN_CACHE)
     run(np, empties(ins), [None if t is None else empties([t])[0] for t in outs], attrs, room)
     return [TensorType(dtype, (room.used,))] if room.used else []
 
@@ -122,13 +119,11 @@ class _Conv(OpDef):
 
     @classmethod
     def kernel(cls, xp, x, w, *, out, **attrs):
-        run_bound(cls.bind, xp, (x, w), (out,), attrs)
+        cls._run(xp, (x, w), (out,), attrs, Room(xp, x.dtype, AT_LARGE))()
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx, scratch=()):
-        if is_half(ins[0].dtype):
-            return partial(cls.kernel, xp, *ins, out=outs[0], **attrs)
-        return cls._run(xp, ins, outs, attrs, Room(xp, ins[0].dtype, scratch))
+    def bind(cls, ins, outs, attrs, ctx, scratch=()):
+        return cls._run(np, ins, outs, attrs, Room(np, ins[0].dtype, IN_CACHE, scratch))
 
     @classmethod
     def _run(cls, xp, ins, outs, attrs, room):
@@ -213,13 +208,11 @@ class _ConvGrad(OpDef):
 
     @classmethod
     def kernel(cls, xp, x, w, g, *, out, **attrs):
-        run_bound(cls.bind, xp, (x, w, g), out, attrs)
+        cls._run(xp, (x, w, g), out, attrs, Room(xp, x.dtype, AT_LARGE))()
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx, scratch=()):
-        if is_half(ins[0].dtype):
-            return partial(cls.kernel, xp, *ins, out=outs, **attrs)
-        return cls._run(xp, ins, outs, attrs, Room(xp, ins[0].dtype, scratch))
+    def bind(cls, ins, outs, attrs, ctx, scratch=()):
+        return cls._run(np, ins, outs, attrs, Room(np, ins[0].dtype, IN_CACHE, scratch))
 
     @classmethod
     def _run(cls, xp, ins, outs, attrs, room):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,14 @@ import numpy as np
 from ... import native
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
-from ...ir.opdef import Effect, OpDef, Required, Sample
-from ..data.random import draw_part, flat_start, float_dtype, lanes
+from ...ir.opdef import OpDef, Required, Sample
+from ..data.random import Drawing, Source, draw_part, flat_start, float_dtype, lanes
 from ..expr.nodes import const, make_node, sym
+from ..shared.blocked import in_order
 from ..shared.native import FLOATS, expression
 from ..shared.samples import bits, f32
 
-_CHUNK = 1 << 17  # elements worked on at a time: their words, mask and values stay in the cache
-_GPU_CHUNK = 1 << 26
+_CHUNK = 1 << 17  # elements of a gradient that NumPy works on at a time: mask and values stay in the cache
 
 
 def _check(p: float, implementation: str) -> None:
@@ -32,8 +33,8 @@ def _kept_scale(p: float, implementation: str) -> float:
 
 
 def _apply(xp: Any, x: Any, mask: Any, out: Any, scale: float) -> None:
-    """`out = x * mask * scale` over vectors; `mask` is bool."""
-    xp.multiply(x, mask if out.dtype.kind == "f" else mask.astype(out.dtype), out=out)
+    """`out = x * mask * scale`; `mask` is bool."""
+    xp.multiply(x, mask, out=out)
     if scale != 1.0:
         out *= out.dtype.type(scale)
 
@@ -43,7 +44,7 @@ def _signed(seed: int) -> int:
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-class Dropout(OpDef):
+class Dropout(Drawing):
     """X with each element set to 0 with probability `dropout_prob`, anew in every run, and the Mask (uint8) of the elements kept.
 
     Kept elements stay as they are and inference multiplies by 1 - dropout_prob (`downgrade_in_infer`), or they are divided by
@@ -54,7 +55,6 @@ class Dropout(OpDef):
     name = "dropout"
     inputs, outputs = ("X",), ("Out", "Mask?")
     attrs = {"dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer"}
-    effect = Effect.RANDOM
     inplace = (("X", "Out"),)
     onnx = "Dropout"
     keeps = staticmethod(lambda x, attrs, count: attrs["is_test"] and attrs["dropout_implementation"] == "upscale_in_train")
@@ -80,8 +80,8 @@ class Dropout(OpDef):
         return b.dropout_grad(op["Mask"], g, dropout_prob=a["dropout_prob"], dropout_implementation=a["dropout_implementation"])
 
     @staticmethod
-    def kernel(xp, x, *, out, ctx, dropout_prob, is_test, seed, dropout_implementation, part=None):
-        y, mask = out
+    def fill(source: Source, x, *, out, ctx, part, dropout_prob, is_test, seed, dropout_implementation):
+        xp, (y, mask) = source.xp, out
         if is_test:
             factor = 1.0 - dropout_prob if dropout_implementation == "downgrade_in_infer" else 1.0
             xp.multiply(x, y.dtype.type(factor), out=y)
@@ -97,18 +97,18 @@ class Dropout(OpDef):
             if limit > 65535:
                 kept.fill(False)
             else:
-                xp.greater_equal(lanes(xp, seed, ctx.step, first, kept.size, 16), xp.uint16(limit), out=kept)
+                xp.greater_equal(lanes(source, seed, ctx.step, first, kept.size, 16), xp.uint16(limit), out=kept)
 
         start = flat_start(part) if part is not None else 0
         if start is None:
-            draw_part(xp, mask.view(bool), part, 0, draw)
-        source, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1).view(bool)
-        size = _CHUNK if xp is np else _GPU_CHUNK
+            draw_part(source, mask.view(bool), part, 0, draw)
+        line, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1).view(bool)
+        size = source.chunk // 2  # the values come on top of words and mask
         for k in range(0, x.size, size):
             chunk = kept[k : k + size]
             if start is not None:
                 draw(start + k, chunk)
-            _apply(xp, source[k : k + size], chunk, target[k : k + size], scale)
+            _apply(xp, line[k : k + size], chunk, target[k : k + size], scale)
 
     @staticmethod
     def native(ins, outs, attrs, ctx, dry=False, part=None):
@@ -151,11 +151,17 @@ class DropoutGrad(OpDef):
 
     @staticmethod
     def kernel(xp, mask, g, *, out, dropout_prob, dropout_implementation):
-        scale = _kept_scale(dropout_prob, dropout_implementation)
-        kept, source, target = mask.reshape(-1).view(bool), g.reshape(-1), out.reshape(-1)
-        size = _CHUNK if xp is np else _GPU_CHUNK
-        for k in range(0, g.size, size):
-            _apply(xp, source[k : k + size], kept[k : k + size], target[k : k + size], scale)
+        _apply(xp, g, mask.view(bool), out, _kept_scale(dropout_prob, dropout_implementation))
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx):
+        scale = _kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])
+        (mask, g), out = ins, outs[0]
+        if not all(a.flags.c_contiguous for a in (mask, g, out)):
+            return partial(DropoutGrad.kernel, np, mask, g, out=out, **attrs)
+        lines = mask.reshape(-1).view(bool), g.reshape(-1), out.reshape(-1)
+        parts = [[a[k : k + _CHUNK] for a in lines] for k in range(0, g.size, _CHUNK)]
+        return in_order([partial(_apply, np, line, kept, target, scale) for kept, line, target in parts])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

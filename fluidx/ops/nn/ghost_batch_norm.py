@@ -5,11 +5,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ...ir import OpDef, ProgramError, Required, Sample
 from ...ir.parts import Part
 from ..shared.samples import f32, positive
 from ..shared.types import meet
-from .batch_norm import BatchNormGrad, _batch_statistics, _by_channel, _normalize_with, channel_words
+from .batch_norm import (
+    BatchNormGrad,
+    batch_gradient,
+    batch_statistics,
+    by_channel,
+    channel_words,
+    gradient_in_cache,
+    normalize_with,
+    statistics_in_cache,
+)
 from .norm_shared import by_copy, channel_count, check_weight, weight_dtype
 
 _MOST = 1 << 16  # statistics are kept for each run, with rows or without
@@ -79,21 +90,25 @@ class GhostBatchNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, mean, variance, *, out, part=None, **attrs):
-        GhostBatchNorm.bind(xp, (x, scale, bias, mean, variance), out, attrs, None, part)()
+        GhostBatchNorm._run(xp, partial(batch_statistics, xp), attrs, part, (x, scale, bias, mean, variance), out)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx, part=None):
+    def bind(ins, outs, attrs, ctx, part=None):
+        return GhostBatchNorm._run(np, statistics_in_cache, attrs, part, ins, outs)
+
+    @staticmethod
+    def _run(xp, statistics, attrs, part, ins, outs):
         (x, scale, bias, mean, variance), (y, saved_mean, saved_inv, stats) = ins, outs
-        x3, y3 = _by_channel(x, attrs["data_layout"]), _by_channel(y, attrs["data_layout"])
+        x3, y3 = by_channel(x, attrs["data_layout"]), by_channel(y, attrs["data_layout"])
         if x3 is None or y3 is None:  # a view of some other array whose axes cannot be joined
-            return partial(by_copy, xp, GhostBatchNorm, ins, outs, attrs, (0,), (0,), part=part)
+            return partial(by_copy, xp, partial(GhostBatchNorm._run, xp, statistics, attrs, part), ins, outs, (0,), (0,))
         eps = attrs["epsilon"]
         if attrs["is_test"]:
-            return partial(_normalize_with, xp, x3, scale, bias, mean, variance, y3, (*stats, saved_mean, saved_inv), eps)
+            return partial(normalize_with, xp, x3, scale, bias, mean, variance, y3, (*stats, saved_mean, saved_inv), eps)
         runs, count = _runs("ghost_batch_norm", x, len(saved_mean), attrs["sub_batches"], part)
         means, variances = xp.zeros(saved_mean.shape, saved_mean.dtype), xp.zeros(saved_mean.shape, saved_mean.dtype)
         filled = [k for k, r in enumerate(runs) if r.stop > r.start]
-        each = [_batch_statistics(xp, x3[runs[k]], scale, bias, y3[runs[k]], (means[k], variances[k]), eps) for k in filled]
+        each = [statistics(x3[runs[k]], scale, bias, y3[runs[k]], (means[k], variances[k]), eps) for k in filled]
 
         def step():
             for run in each:
@@ -138,16 +153,20 @@ class GhostBatchNormGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, mean, inv, g, *, out, part=None, **attrs):
-        GhostBatchNormGrad.bind(xp, (x, scale, mean, inv, g), out, attrs, None, part)()
+        GhostBatchNormGrad._run(xp, partial(batch_gradient, xp), attrs, part, (x, scale, mean, inv, g), out)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx, part=None):
+    def bind(ins, outs, attrs, ctx, part=None):
+        return GhostBatchNormGrad._run(np, gradient_in_cache, attrs, part, ins, outs)
+
+    @staticmethod
+    def _run(xp, gradient, attrs, part, ins, outs):
         (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
         runs, _ = _runs("ghost_batch_norm_grad", x, len(mean), attrs["sub_batches"], part)
         scales, biases = (xp.zeros(mean.shape, mean.dtype) for _ in range(2))
         alone = {"data_layout": attrs["data_layout"], "use_global_stats": False}
         each = [
-            BatchNormGrad.bind(xp, (x[r], scale, mean[k], inv[k], g[r]), (dx[r], scales[k], biases[k]), alone, None)
+            BatchNormGrad.run(xp, gradient, alone, (x[r], scale, mean[k], inv[k], g[r]), (dx[r], scales[k], biases[k]))
             for k, r in enumerate(runs)
             if r.stop > r.start
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,10 +12,11 @@ from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
 from ...ir.words import fold
 from ..expr.nodes import const, make_node, sym
+from ..shared.blocked import later
 from ..shared.native import all_of, expression, reduce_calls
 from ..shared.samples import f32, positive
-from ..shared.types import is_half, mul_sizes
-from .layer_norm import norm_calls, rows_normalized
+from ..shared.types import mul_sizes
+from .layer_norm import norm_calls, normalize_rows, rows_normalized
 from .norm_shared import (
     channel_count,
     check_weight,
@@ -38,27 +40,20 @@ class _Grouped:
     """group_norm and instance_norm as row normalization: rows are (image, group), the channel weights come on afterwards."""
 
     @staticmethod
-    def forward(xp, x, scale, bias, y, mean, var, groups, eps):
+    def forward(xp, rows, x, scale, bias, y, mean, var, groups, eps):
         """x and y seen as [N, C, pixels] and contiguous; mean and var are [N * groups] (var the biased variance)."""
-        n, c, pixels = x.shape
-        rows = rows_normalized(xp, x.reshape(n * groups, -1), y.reshape(n * groups, -1), None, None, mean, var, eps)
-
-        def run():
-            rows()
-            if scale is not None:
-                xp.multiply(y, scale[None, :, None].astype(y.dtype), out=y)
-            if bias is not None:
-                xp.add(y, bias[None, :, None].astype(y.dtype), out=y)
-
-        return run
+        n = len(x)
+        rows(x.reshape(n * groups, -1), y.reshape(n * groups, -1), None, None, mean, var, eps)()
+        if scale is not None:
+            xp.multiply(y, scale[None, :, None], out=y)
+        if bias is not None:
+            xp.add(y, bias[None, :, None], out=y)
 
     @staticmethod
     def backward(xp, x, scale, mean, var, g, dx, dscale, dbias, groups, eps):
         n, c, pixels = x.shape
-        dtype = "float32" if is_half(x.dtype) else x.dtype
-        inv = (1 / xp.sqrt(var + eps)).astype(dtype)
-        hat = (x.reshape(n * groups, -1).astype(dtype) - mean[:, None]) * inv[:, None]
-        g = g.astype(dtype)
+        inv = 1 / xp.sqrt(var + eps)
+        hat = (x.reshape(n * groups, -1) - mean[:, None]) * inv[:, None]
         put(dbias, g.sum(axis=(0, 2)))
         put(dscale, (g * hat.reshape(x.shape)).sum(axis=(0, 2)) if dscale is not None else None)
         if dx is None:
@@ -138,13 +133,20 @@ class GroupNorm(OpDef):
         return emit_norm_grad(b, "group_norm_grad", op, g[0], ("Mean", "Variance"))
 
     @staticmethod
-    def kernel(xp, x, scale, bias, *, out, groups, epsilon, data_layout, part=None):
-        y, mean, var = out
+    def kernel(xp, x, scale, bias, *, out, part=None, **attrs):
+        GroupNorm._run(xp, later(normalize_rows, xp), (x, scale, bias), out, part=part, **attrs)
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx, part=None):
+        return partial(GroupNorm._run, np, rows_normalized, ins, outs, part=part, **attrs)
+
+    @staticmethod
+    def _run(xp, rows, ins, outs, *, groups, epsilon, data_layout, part):
+        (x, scale, bias), (y, mean, var) = ins, outs
         a = _channels_view(xp, x, data_layout)
         groups = _local_groups(a, groups, part)
-        stat, result = "float32" if is_half(x.dtype) else x.dtype, xp.empty(a.shape, a.dtype)
-        m, v = xp.empty(len(a) * groups, stat), xp.empty(len(a) * groups, stat)
-        _Grouped.forward(xp, a, scale, bias, result, m, v, groups, epsilon)()
+        result, m, v = (xp.empty(shape, a.dtype) for shape in (a.shape, len(a) * groups, len(a) * groups))
+        _Grouped.forward(xp, rows, a, scale, bias, result, m, v, groups, epsilon)
         _put_channels(y, result, data_layout)
         put(mean, m.reshape(-1, groups))
         put(var, v.reshape(-1, groups))
@@ -270,12 +272,18 @@ class InstanceNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, epsilon):
-        y, mean, inv = out
-        stat, count = "float32" if is_half(x.dtype) else x.dtype, x.shape[0] * x.shape[1]
-        m, v = xp.empty(count, stat), xp.empty(count, stat)
-        a = _channels_view(xp, x, "NCHW")
-        result = xp.empty(a.shape, a.dtype)
-        _Grouped.forward(xp, a, scale, bias, result, m, v, x.shape[1], epsilon)()
+        InstanceNorm._run(xp, later(normalize_rows, xp), (x, scale, bias), out, epsilon=epsilon)
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx):
+        return partial(InstanceNorm._run, np, rows_normalized, ins, outs, **attrs)
+
+    @staticmethod
+    def _run(xp, rows, ins, outs, *, epsilon):
+        (x, scale, bias), (y, mean, inv) = ins, outs
+        a, count = _channels_view(xp, x, "NCHW"), x.shape[0] * x.shape[1]
+        result, m, v = (xp.empty(shape, a.dtype) for shape in (a.shape, count, count))
+        _Grouped.forward(xp, rows, a, scale, bias, result, m, v, x.shape[1], epsilon)
         _put_channels(y, result, "NCHW")
         put(mean, m)
         put(inv, 1 / xp.sqrt(v + epsilon))

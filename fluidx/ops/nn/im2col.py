@@ -1,7 +1,7 @@
 """The three products of a convolution: forward, back to its input, back to its filter.
 
 All of them are products with the columns of an image (im2col), made for a block of images at a time in scratch (`Room`).
-Two layouts of a block are in use, chosen by what copies and multiplies fastest on NumPy:
+Two layouts of a block are in use, chosen by what copies and multiplies fastest on a CPU (elsewhere it is by channel):
 
 - by channel, [n, C, kh, kw, OH, OW]: one product per image and group writes an NCHW result in place. Few channels, any groups.
 - by pixel, [n, OH, OW, kh, kw, C]: the copied runs are kw * C long and one product serves the whole block. Many channels, no groups.
@@ -14,14 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from ..shared.blocked import in_order
 from .windows import Windows
 
-BY_CHANNEL_BYTES, BY_PIXEL_BYTES, GPU_BYTES = 1 << 20, 2 << 20, 256 << 20
+
+class Blocks(NamedTuple):
+    """How many bytes of columns are made at a time in either layout; 0: the layout is not in use."""
+
+    by_channel: int
+    by_pixel: int
+
+
+IN_CACHE, AT_LARGE = Blocks(1 << 20, 2 << 20), Blocks(256 << 20, 0)
 
 
 class Room:
@@ -30,8 +36,8 @@ class Room:
     `used` is how much the pieces have taken, in elements of `dtype`. Products that run one after the other begin at the same `mark`.
     """
 
-    def __init__(self, xp: Any, dtype: Any, scratch: Sequence[Any] = ()):
-        self.xp, self.dtype = xp, dtype
+    def __init__(self, xp: Any, dtype: Any, blocks: Blocks, scratch: Sequence[Any] = ()):
+        self.xp, self.dtype, self.blocks = xp, dtype, blocks
         self._whole = scratch[0] if scratch else None
         self.at = self.used = 0
 
@@ -51,13 +57,9 @@ def copies(xp: Any, to: Any, source: Any) -> list[Callable[[], Any]]:
     """
     n, h, w, c = to.shape
     tile = max(8, 8192 // max(1, h * w))
-    if xp is not np or tile >= c or to.strides[3] == source.strides[3]:
+    if tile >= c or to.strides[3] == source.strides[3]:
         return [partial(xp.copyto, to, source)]
-    return [partial(np.copyto, to[..., k : k + tile], source[..., k : k + tile]) for k in range(0, c, tile)]
-
-
-def _as_strided(xp: Any) -> Any:
-    return np.lib.stride_tricks.as_strided if xp is np else xp.lib.stride_tricks.as_strided
+    return [partial(xp.copyto, to[..., k : k + tile], source[..., k : k + tile]) for k in range(0, c, tile)]
 
 
 def _nhwc(x: Any) -> Any:
@@ -81,7 +83,7 @@ class _Columns:
             columns = whole.reshape(n * pixels, c) if by_pixel else whole.reshape(n, groups, c // groups, pixels)
             self.blocks.append((0, n, [], columns))
             return
-        limit = GPU_BYTES if xp is not np else BY_PIXEL_BYTES if by_pixel else BY_CHANNEL_BYTES
+        limit = room.blocks.by_pixel if by_pixel else room.blocks.by_channel
         step = max(1, min(n, limit // max(1, c * taps * pixels * x.itemsize)))
         shape = (step, *win.out, *win.kernel, c) if by_pixel else (step, c, *win.kernel, *win.out)
         scratch = room.empty(shape)
@@ -109,9 +111,11 @@ class _Columns:
         (sh, sw), (dh, dw) = win.stride, win.dilation
         if self.by_pixel:
             n, y, x, c = image.strides
-            return _as_strided(xp)(image, (len(image), *win.out, *win.kernel, image.shape[3]), (n, y * sh, x * sw, y * dh, x * dw, c))
+            shape, strides = (len(image), *win.out, *win.kernel, image.shape[3]), (n, y * sh, x * sw, y * dh, x * dw, c)
+            return xp.lib.stride_tricks.as_strided(image, shape, strides)
         n, c, y, x = image.strides
-        return _as_strided(xp)(image, (len(image), image.shape[1], *win.kernel, *win.out), (n, c, y * dh, x * dw, y * sh, x * sw))
+        shape, strides = (len(image), image.shape[1], *win.kernel, *win.out), (n, c, y * dh, x * dw, y * sh, x * sw)
+        return xp.lib.stride_tricks.as_strided(image, shape, strides)
 
 
 def _edges(padded: Any, win: Windows, by_pixel: bool) -> list[Any]:
@@ -120,9 +124,9 @@ def _edges(padded: Any, win: Windows, by_pixel: bool) -> list[Any]:
     return [a for a in (rows[:, :t], rows[:, t + h :], rows[:, :, :left], rows[:, :, left + w :]) if a.size]
 
 
-def _by_pixel(xp: Any, x: Any, win: Windows, groups: int) -> bool:
+def _by_pixel(room: Room, x: Any, win: Windows, groups: int) -> bool:
     """Whether the by-pixel layout is the faster one for columns of this NCHW-seen array."""
-    if groups > 1 or xp is not np:
+    if groups > 1 or not room.blocks.by_pixel:
         return False
     if win.is_pixel:
         return not x.flags.c_contiguous
@@ -149,7 +153,8 @@ def _pixel_filter(xp: Any, w: Any, calls: list[Callable[[], Any]], room: Room) -
 def turned(xp: Any, x: Any, g: Any, win: Windows, groups: int, room: Room, calls: list[Callable[[], Any]]) -> Any:
     """The output gradient for both gradients, seen as NCHW: where both go pixel by pixel, `calls` lay it out so once."""
     (n, o), out = g.shape[:2], win.out
-    if xp is not np or groups > 1 or min(o, x.shape[1]) < 16 or win.kernel == (1, 1) or not g.flags.c_contiguous:
+    small = min(o, x.shape[1]) < 16 or win.kernel == (1, 1)
+    if small or groups > 1 or not room.blocks.by_pixel or not g.flags.c_contiguous:
         return g
     rows = room.empty((n, *out, o))
     calls += copies(xp, rows, _nhwc(g))
@@ -165,7 +170,7 @@ def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int, room:
         return in_order([])
     calls: list[Callable[[], Any]] = []
     o, pixels = w.shape[0], win.out[0] * win.out[1]
-    columns = _Columns(xp, x, win, groups, _by_pixel(xp, x, win, groups), room)
+    columns = _Columns(xp, x, win, groups, _by_pixel(room, x, win, groups), room)
     if columns.by_pixel:
         flat_w = _pixel_filter(xp, w, calls, room).T
         direct = _nhwc(out).flags.c_contiguous
@@ -207,8 +212,8 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int, r
         return in_order([*flip, run])
     n, c = dx.shape[:2]
     taps, pixels = kh * kw, win.out[0] * win.out[1]
-    by_pixel = groups == 1 and c >= 16 and taps > 1 and xp is np
-    limit = GPU_BYTES if xp is not np else BY_PIXEL_BYTES if by_pixel else BY_CHANNEL_BYTES
+    by_pixel = groups == 1 and c >= 16 and taps > 1 and room.blocks.by_pixel > 0
+    limit = room.blocks.by_pixel if by_pixel else room.blocks.by_channel
     step = max(1, min(n, limit // max(1, c * taps * pixels * g.itemsize)))
     calls: list[Callable[[], Any]] = []
     hp, wp = win.padded
@@ -248,7 +253,8 @@ def convolve_filter(xp: Any, x: Any, g: Any, dw: Any, win: Windows, groups: int,
         return partial(dw.fill, 0)
     o, cg, kh, kw = dw.shape
     pixels = win.out[0] * win.out[1]
-    by_pixel = groups == 1 and xp is np and (x.shape[1] >= 16 or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous)
+    by_pixel = groups == 1 and (x.shape[1] >= 16 or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous)
+    by_pixel = by_pixel and room.blocks.by_pixel > 0
     columns = _Columns(xp, x, win, groups, by_pixel, room)
     longest = max(stop - start for start, stop, _, _ in columns.blocks)
     calls: list[Callable[[], Any]] = []

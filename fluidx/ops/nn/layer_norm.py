@@ -13,10 +13,10 @@ from ... import native
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.dtypes import dtype_name
 from ...ir.words import fold, letters
-from ..shared.blocked import column_sum, in_order, row_blocks, row_sum
+from ..shared.blocked import column_sum, in_order, later, row_blocks, row_sum
 from ..shared.native import FLOATS
 from ..shared.samples import f32, positive
-from ..shared.types import is_half, mul_sizes, need_float
+from ..shared.types import mul_sizes, need_float
 from .norm_shared import (
     by_copy,
     check_weight,
@@ -28,24 +28,26 @@ from .norm_shared import (
 )
 
 
-def rows_normalized(xp: Any, x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float) -> Callable[[], None]:
-    """A call that normalizes each row of `x2` into `y2`, times `scale` plus `bias` (each [columns] or None); `mean`, `var` are [rows]."""
+def normalize_rows(xp: Any, x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float) -> None:
+    """Normalize each row of `x2` into `y2`, times `scale` plus `bias` (each [columns] or None); `mean`, `var` are [rows]."""
+    if not x2.size:
+        return
+    mean[...] = x2.mean(axis=1)
+    t = x2 - mean[:, None]
+    var[...] = (t * t).mean(axis=1)
+    t *= (1 / xp.sqrt(var + eps))[:, None]
+    if scale is not None:
+        t *= scale
+    if bias is not None:
+        t += bias
+    y2[...] = t
+
+
+def rows_normalized(x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float) -> Callable[[], None]:
+    """A call that does `normalize_rows` of NumPy arrays, rows at a time."""
     rows, columns = x2.shape
-    if xp is not np or is_half(x2.dtype) or not x2.size:
-
-        def plain():
-            a = x2.astype(mean.dtype)
-            mean[...] = a.mean(axis=1)
-            t = a - mean[:, None]
-            var[...] = (t * t).mean(axis=1)
-            t *= (1 / xp.sqrt(var + eps)).astype(t.dtype)[:, None]
-            if scale is not None:
-                t *= scale
-            if bias is not None:
-                t += bias
-            y2[...] = t
-
-        return plain if x2.size else in_order([])
+    if not x2.size:
+        return partial(normalize_rows, np, x2, y2, scale, bias, mean, var, eps)
     calls: list[Callable[[], Any]] = []
     many, small = x2.dtype.type(columns), x2.dtype.type(eps)
     for block in row_blocks(rows, columns * x2.itemsize):
@@ -61,22 +63,24 @@ def rows_normalized(xp: Any, x2: Any, y2: Any, scale: Any, bias: Any, mean: Any,
     return in_order(calls)
 
 
-def rows_normalized_grad(xp: Any, x2: Any, scale: Any, mean: Any, var: Any, g2: Any, dx2: Any, dscale: Any, dbias: Any, eps: float):
-    """A call for the gradients of `rows_normalized`; `dx2`, `dscale` and `dbias` may be None."""
+def normalize_rows_grad(xp: Any, x2: Any, scale: Any, mean: Any, var: Any, g2: Any, dx2: Any, dscale: Any, dbias: Any, eps: float) -> None:
+    """The gradients of `normalize_rows`; `dx2`, `dscale` and `dbias` may be None."""
+    inv = (1 / xp.sqrt(var + eps))[:, None]
+    hat = (x2 - mean[:, None]) * inv
+    put(dbias, g2.sum(axis=0))
+    put(dscale, (g2 * hat).sum(axis=0))
+    if dx2 is not None and x2.size:
+        t = g2 if scale is None else g2 * scale
+        dx2[...] = (t - t.mean(axis=1, keepdims=True) - hat * (t * hat).mean(axis=1, keepdims=True)) * inv
+
+
+def rows_normalized_grad(
+    x2: Any, scale: Any, mean: Any, var: Any, g2: Any, dx2: Any, dscale: Any, dbias: Any, eps: float
+) -> Callable[[], None]:
+    """A call that does `normalize_rows_grad` of NumPy arrays, rows at a time."""
     rows, columns = x2.shape
-    if xp is not np or is_half(x2.dtype) or not x2.size:
-
-        def plain():
-            inv = (1 / xp.sqrt(var + eps)).astype(mean.dtype)[:, None]
-            g = g2.astype(mean.dtype)
-            hat = (x2.astype(mean.dtype) - mean[:, None]) * inv
-            put(dbias, g.sum(axis=0))
-            put(dscale, (g * hat).sum(axis=0))
-            if dx2 is not None and x2.size:
-                t = g if scale is None else g * scale
-                dx2[...] = (t - t.mean(axis=1, keepdims=True) - hat * (t * hat).mean(axis=1, keepdims=True)) * inv
-
-        return plain
+    if not x2.size:
+        return partial(normalize_rows_grad, np, x2, scale, mean, var, g2, dx2, dscale, dbias, eps)
     blocks = list(row_blocks(rows, columns * x2.itemsize, 128 << 10))
     longest = blocks[0].stop
     hat_all, part_all = np.empty((longest, columns), x2.dtype), np.empty((longest, columns), x2.dtype)
@@ -169,17 +173,21 @@ class LayerNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, **attrs):
-        LayerNorm.bind(xp, (x, scale, bias), out, attrs, None)()
+        LayerNorm._run(xp, later(normalize_rows, xp), attrs, (x, scale, bias), out)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
+        return LayerNorm._run(np, rows_normalized, attrs, ins, outs)
+
+    @staticmethod
+    def _run(xp, rows, attrs, ins, outs):
         (x, scale, bias), (y, mean, var), axis = ins, outs, attrs["begin_norm_axis"]
         if not _dense(x, y):
-            return partial(by_copy, xp, LayerNorm, ins, outs, attrs, (0,), (0,))
-        x2, dtype = _layer_rows(x, axis), "float32" if is_half(x.dtype) else x.dtype
-        mean = xp.empty(len(x2), dtype) if mean is None else mean
-        var = xp.empty(len(x2), dtype) if var is None else var
-        return rows_normalized(xp, x2, _layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
+            return partial(by_copy, xp, partial(LayerNorm._run, xp, rows, attrs), ins, outs, (0,), (0,))
+        x2 = _layer_rows(x, axis)
+        mean = xp.empty(len(x2), x.dtype) if mean is None else mean
+        var = xp.empty(len(x2), x.dtype) if var is None else var
+        return rows(x2, _layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -217,15 +225,19 @@ class LayerNormGrad(OpDef):
 
     @staticmethod
     def kernel(xp, *arrays, out, **attrs):
-        LayerNormGrad.bind(xp, arrays, out, attrs, None)()
+        LayerNormGrad._run(xp, later(normalize_rows_grad, xp), attrs, arrays, out)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
+        return LayerNormGrad._run(np, rows_normalized_grad, attrs, ins, outs)
+
+    @staticmethod
+    def _run(xp, rows, attrs, ins, outs):
         (x, scale, _, mean, var, g), (dx, dscale, dbias), axis = ins, outs, attrs["begin_norm_axis"]
         if not _dense(x, g, dx):
-            return partial(by_copy, xp, LayerNormGrad, ins, outs, attrs, (0, 5), (0,))
+            return partial(by_copy, xp, partial(LayerNormGrad._run, xp, rows, attrs), ins, outs, (0, 5), (0,))
         dx2 = None if dx is None else _layer_rows(dx, axis)
-        return rows_normalized_grad(xp, _layer_rows(x, axis), scale, mean, var, _layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"])
+        return rows(_layer_rows(x, axis), scale, mean, var, _layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

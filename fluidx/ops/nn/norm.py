@@ -9,7 +9,7 @@ import numpy as np
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.words import along
 from ..shared.samples import f32, positive
-from ..shared.types import is_half, need_float, norm_axis
+from ..shared.types import need_float, norm_axis
 
 
 class Norm(OpDef):
@@ -42,10 +42,8 @@ class Norm(OpDef):
     @staticmethod
     def kernel(xp, x, *, out, axis, epsilon):
         y, length = out
-        a = x.astype("float32") if is_half(x.dtype) else x
-        wide = xp.sqrt((a * a).sum(axis=axis, keepdims=True) + epsilon)
-        length[...] = wide
-        y[...] = a / wide
+        length[...] = xp.sqrt((x * x).sum(axis=axis, keepdims=True) + epsilon)
+        y[...] = x / length
 
     @staticmethod
     def samples():
@@ -72,8 +70,6 @@ class NormGrad(OpDef):
 
     @staticmethod
     def kernel(xp, y, length, g, *, out, axis):
-        if is_half(y.dtype):
-            y, length, g = (a.astype("float32") for a in (y, length, g))
         out[...] = (g - y * (g * y).sum(axis=axis, keepdims=True)) / length
 
     @staticmethod
@@ -125,10 +121,8 @@ class Lrn(OpDef):
     @staticmethod
     def kernel(xp, x, *, out, n, k, alpha, beta):
         y, mid = out
-        a = x.astype("float32") if is_half(x.dtype) else x
-        wide = k + alpha * _neighbours(xp, a * a, n)
-        mid[...] = wide
-        y[...] = a * wide**-beta
+        mid[...] = k + alpha * _neighbours(xp, x * x, n)
+        y[...] = x * mid**-beta
 
     @staticmethod
     def samples():
@@ -152,8 +146,6 @@ class LrnGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, mid, g, *, out, n, k, alpha, beta):
-        if is_half(x.dtype):
-            x, mid, g = (a.astype("float32") for a in (x, mid, g))
         seen = _neighbours(xp, g * x * mid ** (-beta - 1), n, back=True)
         out[...] = g * mid**-beta - 2 * alpha * beta * x * seen
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...ir import ProgramError, TensorType
-from ..shared.types import HALVES, meet, need_float
+from ...ir.dtypes import HALVES
+from ..shared.types import meet, need_float
 
 
 def check_weight(op: str, slot: str, w: TensorType | None, size: int, x: TensorType) -> None:
@@ -39,16 +40,14 @@ def put(target: Any, value: Any) -> None:
         target[...] = value
 
 
-def by_copy(
-    xp: Any, op: Any, ins: Sequence[Any], outs: Sequence[Any], attrs: Any, in_at: Sequence[int], out_at: Sequence[int], **told: Any
-) -> None:
-    """Run an op on contiguous copies of the inputs and outputs named by position."""
+def by_copy(xp: Any, body: Any, ins: Sequence[Any], outs: Sequence[Any], in_at: Sequence[int], out_at: Sequence[int]) -> None:
+    """Run `body(ins, outs)`, which gives a call, on contiguous copies of the inputs and outputs named by position."""
     ins, dense = list(ins), list(outs)
     for k in in_at:
         ins[k] = xp.ascontiguousarray(ins[k])
     for k in out_at:
         dense[k] = None if outs[k] is None else xp.empty(outs[k].shape, outs[k].dtype)
-    op.bind(xp, ins, dense, attrs, None, **told)()
+    body(ins, dense)()
     for k in out_at:
         put(outs[k], dense[k]) if outs[k] is not None else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import prod
 from typing import Any
@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
-from ..shared.blocked import BLOCK_BYTES, in_order
+from ..shared.blocked import BLOCK_BYTES, in_order, row_blocks
 from ..shared.samples import apart, f32
-from ..shared.types import is_half
 from . import pool_native
-from .windows import Windows, channels_first, image_words, join_image, need_image, pair, place_windows, run_bound, split_image
+from .windows import Windows, channels_first, image_words, join_image, need_image, pair, place_windows, split_image
 
 _ATTRS = {
     "pooling_type": "max", "ksize": (1, 1), "strides": (1, 1), "paddings": (0, 0), "global_pooling": False, "ceil_mode": False,
@@ -80,13 +79,18 @@ def _area(win: Windows, exclusive: bool, dtype: Any) -> np.ndarray | None:
     return None if (area == win.kernel[0] * win.kernel[1]).all() else area.astype(dtype)
 
 
-def _blocks(xp: Any, x: Any) -> list[slice]:
-    n = len(x)
-    step = n if xp is not np else max(1, BLOCK_BYTES * 2 // max(1, x.nbytes // max(1, n)))
-    return [slice(k, min(n, k + step)) for k in range(0, n, max(1, step))]
+Cut = Callable[[Any], Iterable[slice]]  # images into those that are worked on at a time
 
 
-def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: bool) -> Callable[[], None]:
+def _whole(x: Any) -> Iterable[slice]:
+    return (slice(0, len(x)),) if len(x) else ()
+
+
+def _in_cache(x: Any) -> Iterable[slice]:
+    return row_blocks(len(x), x.nbytes // max(1, len(x)), BLOCK_BYTES * 2)
+
+
+def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: bool, cut: Cut) -> Callable[[], None]:
     """A call that pools `x` into `out`, both seen as NCHW."""
     if not out.size:
         return in_order([])
@@ -95,12 +99,10 @@ def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: boo
     divide_by = x.dtype.type(win.kernel[0] * win.kernel[1]) if area is None else xp.asarray(area)
     calls: list[Callable[[], Any]] = []
     if win.out == (1, 1) and win.kernel == win.image and not any(win.pad):
-        calls.append(partial(join.reduce, x, (2, 3), None, out, True) if xp is np else partial(_reduce_gpu, xp, x, out, kind))
-        if kind == "avg":
-            calls.append(partial(xp.divide, out, divide_by, out))
-        return in_order(calls)
+        reduce = partial(x.max, (2, 3), out, True) if kind == "max" else partial(x.sum, (2, 3), None, out, True)
+        return reduce if kind == "max" else in_order([reduce, partial(xp.divide, out, divide_by, out)])
     empty = -np.inf if kind == "max" else 0
-    for block in _blocks(xp, x):
+    for block in cut(x):
         a, o = x[block], out[block]
         fresh = True
         for i, j in win.taps:
@@ -120,11 +122,7 @@ def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: boo
     return in_order(calls)
 
 
-def _reduce_gpu(xp: Any, x: Any, out: Any, kind: str) -> None:
-    out[...] = (x.max if kind == "max" else x.sum)(axis=(2, 3), keepdims=True)
-
-
-def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: str, exclusive: bool) -> Callable[[], None]:
+def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: str, exclusive: bool, cut: Cut) -> Callable[[], None]:
     """A call that puts the gradient of `pool_into` into `dx`; of equal largest elements in a window the first in row order gets it."""
     if not g.size or not dx.size:
         return partial(dx.fill, 0)
@@ -132,7 +130,7 @@ def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: st
     tiles = _tiles(win)
     area = _area(win, exclusive, g.dtype)
     divide_by = g.dtype.type(win.kernel[0] * win.kernel[1]) if area is None else xp.asarray(area)
-    blocks = _blocks(xp, x)
+    blocks = list(cut(x))
     shape = (blocks[0].stop, *g.shape[1:])
     share, mask, taken = xp.empty(shape, g.dtype), xp.empty(shape, bool), xp.empty(shape, bool)
     for block in blocks:
@@ -242,18 +240,20 @@ class Pool2d(OpDef):
 
     @staticmethod
     def kernel(xp, x, *, out, **attrs):
-        run_bound(Pool2d.bind, xp, (x,), (out,), attrs)
+        Pool2d._run(xp, _whole, (x,), (out,), attrs)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
+        return Pool2d._run(np, _in_cache, ins, outs, attrs)
+
+    @staticmethod
+    def _run(xp, cut, ins, outs, attrs):
         x, out, fmt, kind = ins[0], outs[0], attrs["data_format"], attrs["pooling_type"]
-        if is_half(x.dtype):
-            return partial(Pool2d.kernel, xp, x, out=out, **attrs)
         win = _pool_windows("pool2d", x, attrs)
         x, out = channels_first(x, fmt), channels_first(out, fmt)
         if _uneven(win, attrs):
             return _cells(xp, x, out, kind)
-        return pool_into(xp, x, out, win, kind, attrs["exclusive"])
+        return pool_into(xp, x, out, win, kind, attrs["exclusive"], cut)
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -295,18 +295,20 @@ class Pool2dGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, y, g, *, out, **attrs):
-        run_bound(Pool2dGrad.bind, xp, (x, y, g), (out,), attrs)
+        Pool2dGrad._run(xp, _whole, (x, y, g), (out,), attrs)()
 
     @staticmethod
-    def bind(xp, ins, outs, attrs, ctx):
+    def bind(ins, outs, attrs, ctx):
+        return Pool2dGrad._run(np, _in_cache, ins, outs, attrs)
+
+    @staticmethod
+    def _run(xp, cut, ins, outs, attrs):
         fmt, kind = attrs["data_format"], attrs["pooling_type"]
-        if is_half(ins[0].dtype):
-            return partial(Pool2dGrad.kernel, xp, *ins, out=outs[0], **attrs)
         win = _pool_windows("pool2d_grad", ins[0], attrs)
         x, y, g, dx = (channels_first(a, fmt) for a in (*ins, outs[0]))
         if _uneven(win, attrs):
             return _cells_back(xp, x, g, dx, kind)
-        return pool_back(xp, x, y, g, dx, win, kind, attrs["exclusive"])
+        return pool_back(xp, x, y, g, dx, win, kind, attrs["exclusive"], cut)
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

@@ -13,8 +13,7 @@ from ...ir.words import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
 from ..shared.native import row_calls
 from ..shared.samples import f32
-from ..shared.types import is_half, need_float, norm_axis
-from .windows import run_bound
+from ..shared.types import need_float, norm_axis
 
 
 def _along(words: str, roles: str) -> Any:
@@ -36,18 +35,15 @@ class _AlongAxis(OpDef):
 
     @classmethod
     def kernel(cls, xp, *ins, out, axis):
-        run_bound(cls.bind, xp, ins, (out,), {"axis": axis})
+        if out.size:
+            cls.whole(xp, *ins, out, axis=axis)
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx):
+    def bind(cls, ins, outs, attrs, ctx):
         arrays = (*ins, outs[0])
         x, axis = arrays[0], attrs["axis"]
-        if not x.size:
-            return lambda: None
-        if is_half(x.dtype):
-            return partial(cls.kernel, xp, *ins, out=outs[0], axis=axis)
-        if xp is not np or axis % x.ndim != x.ndim - 1 or not all(a.flags.c_contiguous for a in arrays):
-            return partial(cls.whole, xp, *arrays, axis=axis)
+        if not x.size or axis % x.ndim != x.ndim - 1 or not all(a.flags.c_contiguous for a in arrays):
+            return partial(cls.kernel, np, *ins, out=outs[0], axis=axis)
         matrices = [a.reshape(-1, a.shape[-1]) for a in arrays]
         rows = row_blocks(len(matrices[0]), x.shape[-1] * x.itemsize)
         return in_order([*cls.calls([[m[r] for m in matrices] for r in rows])])

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...ir import ANY, ProgramError, TensorType
-from ..shared.types import is_half, need_float, widen
+from ..shared.types import need_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +117,3 @@ def image_words(channels: str, data_format: str) -> str:
 def channels_first(x: Any, data_format: str) -> Any:
     """The array seen as NCHW."""
     return x if data_format == "NCHW" else x.transpose(0, 3, 1, 2)
-
-
-def run_bound(bind: Any, xp: Any, ins: Sequence[Any], outs: Sequence[Any], attrs: dict[str, Any]) -> None:
-    """A kernel by way of `bind`; 16-bit floats are worked on in float32."""
-    if not is_half(ins[0].dtype):
-        bind(xp, ins, outs, attrs, None)()
-        return
-    wide = [None if o is None else xp.empty(o.shape, "float32") for o in outs]
-    bind(xp, widen(*ins), wide, attrs, None)()
-    for narrow, o in zip(outs, wide):
-        if narrow is not None:
-            narrow[...] = o

@@ -22,6 +22,11 @@ def row_blocks(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Ite
         yield slice(start, min(rows, start + step))
 
 
+def later(body: Callable[..., Any], *first: Any) -> Callable[..., Callable[[], Any]]:
+    """`body` with its first arguments as a function that gives a call of it, as bodies for NumPy do."""
+    return partial(partial, body, *first)
+
+
 def in_order(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
     """One call that makes all of `calls`, which are bound beforehand; a single one is that call itself."""
     return calls[0] if len(calls) == 1 else partial(_run, tuple(calls))

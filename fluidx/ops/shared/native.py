@@ -23,6 +23,9 @@ Calls = list[native.Call]
 FLOATS = {"float32": "f32", "float64": "f64"}
 _REDUCED = {**FLOATS, "int32": "i32", "int64": "i64", "bool": "u8"}
 _CASTS = {"float32": 0, "float64": 1, "int32": 2, "int64": 3, "bool": 4}  # as move.h numbers them
+# as move.h numbers these
+_HALVES = {("float16", "float32"): 41, ("float32", "float16"): 42, ("bfloat16", "float32"): 43, ("float32", "bfloat16"): 44,
+           ("float16", "bfloat16"): 45, ("bfloat16", "float16"): 46}  # fmt: skip
 _HOW = {"sum": 0, "max": 1, "min": 2, "prod": 3, "squares": 4}  # as reduce.h does
 
 
@@ -42,7 +45,7 @@ def copy_calls(out: Any, x: Any, dry: bool = False) -> Calls | None:
     elif dtype_name(x.dtype) in _CASTS and dtype_name(out.dtype) in _CASTS:
         how = 16 + 5 * _CASTS[dtype_name(x.dtype)] + _CASTS[dtype_name(out.dtype)]
     else:
-        how = None
+        how = _HALVES.get((x.dtype.name, out.dtype.name))
     if how is None:
         return None
     if dry or not out.size:

@@ -13,17 +13,6 @@ from ...ir.errors import ExecutionError, ProgramError
 from ...ir.types import ANY, TensorType
 
 NUMBERS = (*FLOATS, *INTS)
-HALVES = ("float16", "bfloat16")
-
-
-def is_half(dtype: Any) -> bool:
-    """True for the 16-bit floats, whose sums are kept in float32."""
-    return dtype_name(np.dtype(dtype)) in HALVES
-
-
-def widen(*arrays: Any) -> list[Any]:
-    """16-bit floats as float32; other arrays, and None, as they are."""
-    return [a.astype("float32") if a is not None and is_half(a.dtype) else a for a in arrays]
 
 
 def type_of(a: Any) -> TensorType:

@@ -105,19 +105,17 @@ class Update(OpDef):
     def kernel(cls, xp, *arrays, out, **attrs):
         tensors, ones = cls._split(arrays)
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
-        temps = [xp.empty(tensors[0].shape, work_dtype(tensors[0].dtype.name)) for _ in range(cls.temps)]
+        temps = [xp.empty(tensors[0].shape, tensors[0].dtype) for _ in range(cls.temps)]
         cls.formula(xp, tensors, outs, cls.scalars(xp, *ones, **attrs), temps, **attrs)
 
     @classmethod
     def scratch(cls, ins, outs, attrs):
         param = ins[0]
         shape = (BLOCK,) if param.numel > BLOCK else param.shape
-        return [TensorType(work_dtype(param.dtype), shape)] * cls.temps
+        return [param.with_shape(shape)] * cls.temps
 
     @classmethod
-    def bind(cls, xp, ins, outs, attrs, ctx, scratch=()):
-        if xp is not np:
-            return None  # the kernel serves: a GPU needs no blocks
+    def bind(cls, ins, outs, attrs, ctx, scratch=()):
         tensors, ones = cls._split(ins)
         outs = list(outs)
         scalars, formula = cls.scalars, cls.formula

@@ -17,6 +17,7 @@ from ...ir import ANY, Effect, OpDef, Sample, TensorType, np_dtype
 from ...ir.parts import Part
 from ...ir.pattern import Pattern
 from ...ir.types import Entry, Partial, Pieces, Shard
+from ...ops import kernels
 from ..reference import type_of
 from .values import Arrays, Wrong, are_whole, garbage, local_shape, slab, terms_of
 
@@ -123,31 +124,38 @@ class Case:
     def run(self, ins: Arrays, shapes: Sequence[Any], attrs: dict[str, Any], part: Part | None, bound: bool) -> Arrays:
         """The kernel, or what `bind` gives, on arrays of these output shapes."""
         d = self.definition
-        ctx = RunContext()
-        ctx.step = _STEP
         made: Arrays = [
             None if t is None else np.full(shape, 77, np_dtype(t.dtype)) for t, shape in zip(self.out_types, shapes, strict=True)
         ]
-        args, outs = self.arrange(ins), self.arrange(made, True)
+        results = self.arrange(made, True)
+        with np.errstate(all="ignore"):
+            args, outs = kernels.wide(d, np, self.arrange(ins), results)
+            flat = self._flat(kernels.narrow(np, results, self._run(args, outs, attrs, part, bound)))
+        return [None if t is None or v is None else np.asarray(v) for v, t in zip(flat, self.out_types, strict=True)]
+
+    def _run(self, args: list[Any], outs: list[Any], attrs: dict[str, Any], part: Part | None, bound: bool) -> list[Any]:
+        d, ctx = self.definition, RunContext()
+        ctx.step = _STEP
         if d.bind is not None and (bound or (d.kernel is None and d.view is None)):
-            step = d.bind(np, args, outs, attrs, ctx, **({"part": part} if self.bind_told else {}))
+            step = d.bind(args, outs, attrs, ctx, **({"part": part} if self.bind_told else {}))
             if step is not None:
                 step()
-                return made
+                return outs
         if d.kernel is None:
             if d.view is None:
-                return made
+                return outs
             return [np.array(d.view(args[0], **attrs))]
         extra: dict[str, Any] = {"ctx": ctx} if d.takes_ctx else {}
         if d.takes_part:
             extra["part"] = part
         if d.takes_out:
             d.kernel(np, *args, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs, **extra)
-            return made
+            return outs
         got = d.kernel(np, *args, **attrs, **extra)
-        got = [got] if len(d.out_slots) == 1 and not isinstance(got, tuple) else list(got)
-        flat = [v for s, g in zip(d.out_slots, got, strict=True) for v in (g if s.many else [g])]
-        return [None if t is None or v is None else np.asarray(v) for v, t in zip(flat, self.out_types, strict=True)]
+        return [got] if len(d.out_slots) == 1 and not isinstance(got, tuple) else list(got)
+
+    def _flat(self, results: list[Any]) -> list[Any]:
+        return [v for s, r in zip(self.definition.out_slots, results, strict=True) for v in (r if s.many else [r])]
 
     def local_attrs(self, ins: Arrays, outs: list[Any]) -> dict[str, Any]:
         d = self.definition

@@ -210,6 +210,8 @@ class _Judged(Case):
 
     def execute(self, row: Row, p: Pattern, n: int, bounds: tuple[int, ...], style: str) -> None:
         """Run the ranks by a row; Wrong says what does not hold."""
+        self.turn += 1
+        bound = self.turn % 2 == 0  # on all ranks alike: what is the same everywhere has the same bits
         cuts = [self.between(row, p, axes, e, bounds) for axes, e in zip((*p.ins, *p.outs), (*row.ins, *row.outs), strict=True)]
         parts = [self.parts(k, e, n, cuts[k], style, p) for k, e in enumerate(row.ins)]
         made = zip(self.out_types, row.outs, cuts[len(row.ins) :], strict=True)
@@ -223,11 +225,10 @@ class _Judged(Case):
             if row.owes and bounds and bounds[r] == bounds[r + 1]:
                 got.append(self.identities(row, local))
                 continue
-            self.turn += 1
             part = self.part(row, p, bounds, r) if style != "whole" else None
             mine = [None if q is None else q[r] for q in parts]
             attrs = self.local_attrs(mine, local) if bounds else self.attrs
-            got.append(self.run(mine, local, attrs, part, self.turn % 2 == 0))
+            got.append(self.run(mine, local, attrs, part, bound))
         for j, (entry, want) in enumerate(zip(row.outs, self.want, strict=True)):
             if want is not None and self.out_types[j] is not None:
                 self.compare(j, entry, want, [g[j] for g in got], shapes[j], style)

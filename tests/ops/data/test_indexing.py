@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fluidx.ir import ExecutionError, ProgramError, TensorType, opdef
 from fluidx.ops.data import indexing, slicing  # noqa: F401
+from fluidx.ops.shared import arrays
 
 
 def f32(*shape):
@@ -56,7 +57,7 @@ def test_add_rows_adds_as_a_loop_does(n, rows, width, dtype, seed):
     table, want = np.ones((rows, width), dtype), np.ones((rows, width), dtype)
     for i, v in zip(ids, values):
         want[i] += v
-    indexing.add_rows(np, table, ids.astype("int32"), values)
+    arrays.add_rows(np, table, ids.astype("int32"), values)
     assert table.tolist() == want.tolist()  # the same bits: the order of the sum is the order of the ids
 
 
@@ -65,9 +66,9 @@ def test_add_rows_in_blocks_is_add_rows(monkeypatch):
     want = np.zeros((3, 4), "float32")
     np.add.at(want, ids, values)
     for block in (1, 4, 7, 8):
-        monkeypatch.setattr(indexing, "_BLOCK", block)
+        monkeypatch.setattr(arrays, "_BLOCK", block)
         table = np.zeros((3, 4), "float32")
-        indexing.add_rows(np, table, ids, np.asfortranarray(values))
+        arrays.add_rows(np, table, ids, np.asfortranarray(values))
         assert table.tolist() == want.tolist()
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fluidx.ir import ProgramError, opdef
 from fluidx.ir.parts import Part
 from fluidx.ops.data import random
+from fluidx.ops.data.random import PHILOX
 
 DRAWS = [random.uniform, random.normal, random.truncated_normal]
 seeds = st.integers(-(2**63), 2**64 - 1)
@@ -23,12 +24,12 @@ def context(step=0):
 @settings(max_examples=50)
 @given(seeds, st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 40))
 def test_the_rounds_over_arrays_give_the_bits_of_numpy(seed, step, first, count):
-    assert random.philox_words(np, seed, step, first, count).tolist() == random.words(np, seed, step, first, count).tolist()
+    assert random.philox_words(np, seed, step, first, count).tolist() == random.PHILOX.words(seed, step, first, count).tolist()
 
 
 def test_the_stream_is_that_of_numpys_philox():
     raw = np.random.Philox(key=np.array([7, 3], np.uint64)).random_raw(9)
-    assert random.words(np, 7, 3, 0, 9).tolist() == raw.tolist()
+    assert random.PHILOX.words(7, 3, 0, 9).tolist() == raw.tolist()
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -36,19 +37,19 @@ def test_the_stream_is_that_of_numpys_philox():
 @settings(max_examples=40)
 @given(seed=seeds, step=st.integers(0, 9), k=st.integers(0, 70), n=st.integers(0, 70))
 def test_a_draw_from_an_offset_is_a_slice_of_the_whole_draw(draw, dtype, seed, step, k, n):
-    whole = draw(np, seed, step, 0, (k + n,), dtype)
-    assert draw(np, seed, step, k, (n,), dtype).tolist() == whole[k:].tolist()
+    whole = draw(PHILOX, seed, step, 0, (k + n,), dtype)
+    assert draw(PHILOX, seed, step, k, (n,), dtype).tolist() == whole[k:].tolist()
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.sampled_from([16, 32, 64]))
 def test_lanes_are_cut_from_one_stream(k, n, bits):
-    assert random.lanes(np, 5, 1, k, n, bits).tolist() == random.lanes(np, 5, 1, 0, k + n, bits)[k:].tolist()
+    assert random.lanes(PHILOX, 5, 1, k, n, bits).tolist() == random.lanes(PHILOX, 5, 1, 0, k + n, bits)[k:].tolist()
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([(0, 10), (-5, 2**32 - 5), (-(2**50), 2**60)]))
 def test_integers_from_an_offset_are_a_slice(k, n, bounds):
-    whole = random.integers(np, 5, 1, 0, k + n, *bounds)
-    assert random.integers(np, 5, 1, k, n, *bounds).tolist() == whole[k:].tolist()
+    whole = random.integers(PHILOX, 5, 1, 0, k + n, *bounds)
+    assert random.integers(PHILOX, 5, 1, k, n, *bounds).tolist() == whole[k:].tolist()
     assert all(bounds[0] <= i < bounds[1] for i in whole.tolist())
 
 
@@ -56,13 +57,13 @@ def test_chunks_leave_no_seam(monkeypatch, run_op):
     for name in ("uniform_random", "gaussian_random", "truncated_gaussian_random"):
         whole = run_op(name, shape=(50,), seed=3)
         with monkeypatch.context() as patch:
-            patch.setattr(random, "_CHUNK", 8)
+            patch.setattr(random, "rounds", lambda xp: PHILOX._replace(chunk=8))
             assert run_op(name, shape=(50,), seed=3).tolist() == whole.tolist()
             assert run_op(name, shape=(13,), seed=3, offset=7).tolist() == whole[7:20].tolist()
 
 
 def test_uniform_fills_its_interval_evenly():
-    u = random.uniform(np, 1, 0, 0, (100_000,))
+    u = random.uniform(PHILOX, 1, 0, 0, (100_000,))
     assert u.dtype == np.float32 and 0 <= u.min() < 1e-4 and 1 - 1e-4 < u.max() < 1
     counts = np.bincount((u * 20).astype(int), minlength=20)
     assert abs(counts - 5000).max() < 350  # five standard deviations
@@ -71,7 +72,7 @@ def test_uniform_fills_its_interval_evenly():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("draw, edge", [(random.normal, None), (random.truncated_normal, 2.0)])
 def test_normal_numbers_follow_their_distribution(draw, edge, dtype):
-    z = np.sort(draw(np, 2, 0, 0, (100_000,), dtype).astype("float64"))
+    z = np.sort(draw(PHILOX, 2, 0, 0, (100_000,), dtype).astype("float64"))
     cdf = np.vectorize(NormalDist().cdf)
     want = cdf(z) if edge is None else (cdf(z) - cdf(-edge)) / (cdf(edge) - cdf(-edge))
     assert abs(want - np.arange(1, z.size + 1) / z.size).max() < 0.006  # Kolmogorov-Smirnov at 1e-3
@@ -79,18 +80,18 @@ def test_normal_numbers_follow_their_distribution(draw, edge, dtype):
 
 
 def test_neighbours_and_steps_do_not_correlate():
-    z = random.normal(np, 2, 0, 0, (100_000,))
-    for other in (z[::2], random.normal(np, 2, 1, 0, (100_000,)), random.normal(np, 3, 0, 0, (100_000,))):
+    z = random.normal(PHILOX, 2, 0, 0, (100_000,))
+    for other in (z[::2], random.normal(PHILOX, 2, 1, 0, (100_000,)), random.normal(PHILOX, 3, 0, 0, (100_000,))):
         n = other.size
         pair = z[1::2] if n < z.size else z
         assert abs(np.corrcoef(pair, other)[0, 1]) < 5 / np.sqrt(n)
 
 
 def test_the_truncated_normal_is_the_inverse_of_its_distribution():
-    u = random.uniform(np, 4, 0, 0, (200,), "float64")
+    u = random.uniform(PHILOX, 4, 0, 0, (200,), "float64")
     low, high = NormalDist().cdf(-2), NormalDist().cdf(2)
     want = [NormalDist().inv_cdf(low + v * (high - low)) for v in u.tolist()]
-    assert random.truncated_normal(np, 4, 0, 0, (200,), "float64") == pytest.approx(want, abs=2e-6)  # the fit is single precision
+    assert random.truncated_normal(PHILOX, 4, 0, 0, (200,), "float64") == pytest.approx(want, abs=2e-6)  # the fit is single precision
 
 
 def test_only_per_run_draws_change_with_the_step(run_op):

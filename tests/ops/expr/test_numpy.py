@@ -15,15 +15,15 @@ from fluidx.ops.expr.numpy import bind_ufuncs
 
 def test_one_ufunc_is_bound_bare():
     a = np.ones(3, "float32")
-    call = OPS["elementwise_add"].bind(np, [a, a], [np.empty_like(a)], {"axis": -1}, None)
+    call = OPS["elementwise_add"].bind([a, a], [np.empty_like(a)], {"axis": -1}, None)
     assert isinstance(call, partial) and call.func is np.add and call.args[0] is a
-    relu = OPS["relu"].bind(np, [a], [np.empty_like(a)], {}, None)
+    relu = OPS["relu"].bind([a], [np.empty_like(a)], {}, None)
     assert isinstance(relu, partial) and relu.func is np.maximum
 
 
 def test_leaky_relu_is_a_product_and_a_maximum():
     a = np.float32([-2, 4])
-    call = OPS["leaky_relu"].bind(np, [a], [np.empty_like(a)], {"alpha": 0.5}, None)
+    call = OPS["leaky_relu"].bind([a], [np.empty_like(a)], {"alpha": 0.5}, None)
     assert [step.func for step in call.args[0]] == [np.multiply, np.maximum]
 
 
@@ -53,15 +53,6 @@ def test_whole_numbers_stay_whole(dtype):
     target = np.empty_like(a)
     bind_ufuncs(trace(lambda x: ex.where(x > 2, 2 * x + 1, ex.max(x, 1))), {"x": a}, target)()
     assert target.tolist() == [1, 1, 2, 7, 9]
-
-
-def test_half_precision_is_worked_in_float32():
-    a = np.float16([0.1, 1.7, -2.3])
-    target = np.empty_like(a)
-    bind_ufuncs(trace(lambda x: x * ex.tanh(ex.softplus(x))), {"x": a}, target)()
-    wide = a.astype("float64")
-    want = (wide * np.tanh(np.log1p(np.exp(wide)))).astype("float16")
-    assert target.tolist() == want.tolist()
 
 
 @pytest.mark.parametrize("dtype, bound", [("float32", 5e-7), ("float64", 4e-16)])

@@ -53,18 +53,27 @@ def test_a_soft_label_of_one_class_is_a_hard_label(run_bound):
         np.testing.assert_allclose(soft[1], sharp[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["kernel", "bind"])
-@pytest.mark.parametrize("bad", [-1, 3, 7])
-def test_a_label_out_of_range_names_itself_and_the_classes(how, bad):
-    op = class_loss.SoftmaxWithCrossEntropy
-    x, label = np.zeros((2, 3), "float32"), np.array([[1], [bad]])
-    outs = (np.empty_like(x), np.empty((2, 1), "float32"))
+OUT_OF_RANGE = pytest.mark.parametrize("bad", [-1, 3, 7])
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@OUT_OF_RANGE
+def test_a_label_out_of_range_names_itself_and_the_classes(dense, bad):
+    x, label = np.zeros((2, 3), "float32", "C" if dense else "F"), np.array([[1], [bad]])
     message = f"label {bad} is out of range for 3 classes; a label is 0 to 2, or -100 to ignore an example"
-    with pytest.raises(ExecutionError, match=message):
-        if how == "kernel":
-            op.kernel(np, x, label, out=outs, **op.attrs)
-        else:
-            op.bind(np, (x, label), outs, op.attrs, None)()
+    loss = np.empty((2, 1), "float32")
+    for op, outs in ((class_loss.SoftmaxWithCrossEntropy, (np.empty_like(x), loss)), (class_loss.CrossEntropy, (loss,))):
+        with pytest.raises(ExecutionError, match=message):
+            op.bind((x, label), outs, op.complete_attrs({}), None)()
+
+
+@OUT_OF_RANGE
+def test_where_nothing_is_raised_the_loss_of_a_label_out_of_range_is_nan(bad):
+    p, label, loss = np.full((3, 3), 1 / 3, "float32"), np.array([[1], [bad], [-100]]), np.empty((3, 1), "float32")
+    class_loss.CrossEntropy.kernel(np, p, label, out=loss, **class_loss.CrossEntropy.attrs)
+    np.testing.assert_allclose(loss, [[np.log(3)], [np.nan], [0]], rtol=1e-6)
+    class_loss.SoftmaxWithCrossEntropy.kernel(np, p, label, out=(p.copy(), loss), **class_loss.SoftmaxWithCrossEntropy.attrs)
+    np.testing.assert_allclose(loss, [[np.log(3)], [np.nan], [0]], rtol=1e-6)
 
 
 def test_cross_entropy_takes_probabilities(run_bound):

@@ -7,7 +7,7 @@ import pytest
 
 from fluidx.ir import ProgramError, TensorType, opdef
 from fluidx.ir.parts import Part
-from fluidx.ops.nn import dropout
+from fluidx.ops.data import random
 
 
 def context(step=0):
@@ -52,7 +52,7 @@ def test_each_run_drops_others(run_op):
 
 @pytest.mark.parametrize("cuts", [(0, 6), (0, 1, 6), (0, 2, 3, 6)])
 def test_ranks_drop_what_one_device_drops(cuts, run_op, monkeypatch):
-    monkeypatch.setattr(dropout, "_CHUNK", 8)
+    monkeypatch.setattr(random, "rounds", lambda xp: random.PHILOX._replace(chunk=16))
     x = np.ones((6, 5, 3), "float32")
     whole = run_op("dropout", x, dropout_prob=0.5, seed=7, ctx=context(3))[1]
     for a, b in zip(cuts, cuts[1:]):

@@ -1,0 +1,52 @@
+/* float16 and bfloat16 as float and back, rounded to the nearest, ties to even: by bits and without branches, so that loops over them
+ * become vector instructions. A NaN stays one, made quiet; that of bfloat16 keeps its sign alone, as in ml_dtypes. */
+
+INLINE uint32_t word_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+INLINE float float_of_word(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+INLINE float float_of_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, a = h & 0x7FFF;
+    uint32_t normal = (a << 13) + (112u << 23); /* the exponents count from 15 and from 127 */
+    uint32_t special = (a << 13) | 0x7F800000u | (a > 0x7C00 ? 0x400000u : 0);
+    uint32_t small = word_of((float)(int32_t)a * 0x1p-24f);
+    return float_of_word(sign | (a < 0x400 ? small : a < 0x7C00 ? normal : special));
+}
+
+INLINE uint16_t f16_of_float(float x) {
+    uint32_t u = word_of(x), a = u & 0x7FFFFFFFu;
+    uint32_t normal = (a - (112u << 23) + 0xFFF + (a >> 13 & 1)) >> 13; /* what is rounded up beyond the largest becomes infinity */
+    uint32_t small = word_of(float_of_word(a) + 0.5f) - 0x3F000000u;    /* the last bit of 0.5 is the smallest half */
+    uint32_t special = a > 0x7F800000u ? 0x7E00 | (a >> 13 & 0x1FF) : 0x7C00;
+    return (uint16_t)((u >> 16 & 0x8000) | (a < 0x38800000u ? small : a < 0x47800000u ? normal : special));
+}
+
+INLINE float float_of_bf16(uint16_t h) { return float_of_word((uint32_t)h << 16); }
+
+INLINE uint16_t bf16_of_float(float x) {
+    uint32_t u = word_of(x), rounded = (u + 0x7FFF + (u >> 16 & 1)) >> 16;
+    return (uint16_t)((u & 0x7FFFFFFFu) > 0x7F800000u ? (u >> 16 & 0x8000) | 0x7FC0 : rounded);
+}
+
+/* Lines of them. The processor's own conversions give the same bits. */
+static void line_of_f16(float *to, const uint16_t *from, int64_t n) {
+    int64_t c = 0;
+#ifdef HAVE_F16C
+    for (; c + 8 <= n; c += 8) _mm256_storeu_ps(to + c, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + c))));
+#endif
+    IVDEP for (int64_t k = c; k < n; k++) to[k] = float_of_f16(from[k]);
+}
+static void f16_of_line(uint16_t *to, const float *from, int64_t n) {
+    int64_t c = 0;
+#ifdef HAVE_F16C
+    for (; c + 8 <= n; c += 8) _mm_storeu_si128((__m128i *)(to + c), _mm256_cvtps_ph(_mm256_loadu_ps(from + c), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    IVDEP for (int64_t k = c; k < n; k++) to[k] = f16_of_float(from[k]);
+}
