@@ -2,8 +2,10 @@
 #include "levels.h"
 #if LEVELS_X86
 #include "native.h"
+#include <immintrin.h>
 #define LEVEL(name) name##_v4
 #define HAVE_FMA 1
+#define HAVE_512 1
 #define V4 "avx2,fma,bmi,bmi2,f16c,avx512f,avx512dq,avx512bw,avx512vl,avx512cd"
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target(V4))), apply_to = function)

@@ -66,7 +66,7 @@ def calls(
             return None
         (n, c), o = (x.shape[0], x.shape[1 if fmt == "NCHW" else 3]), w.shape[0]
         how = way(win, c, o, groups, fmt)
-        if not all(a.size for a in arrays) or not native.has_blas() and how != DIRECT:
+        if not all(a.size for a in arrays) or not native.has_products() and how != DIRECT:
             return None
         size = scratch_size(product, n, w, x.itemsize, how)
         if dry:
