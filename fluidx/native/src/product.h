@@ -11,8 +11,9 @@
  * At other levels it is the product of the BLAS of NumPy. */
 
 enum { PRODUCT_DEPTH = 256, PRODUCT_WIDTH = 512 }; /* of a block of B that is copied */
-enum { PRODUCT_CLOSE = 64 << 10 };                 /* bytes that a matrix spans to be read in place */
-enum { PRODUCT_AHEAD = 6 };                        /* steps along k that B is fetched ahead */
+/* Read in place: a matrix that spans so many bytes, and a B of rows so long, in bytes, for so few rows of A that their product is at most this */
+enum { PRODUCT_CLOSE = 64 << 10, PRODUCT_PASSES = 1 << 20 };
+enum { PRODUCT_AHEAD = 12, PRODUCT_LONG = 96 };     /* steps along k that B is fetched ahead; from how many on C is */
 enum { TURNED_COLUMNS = 16, TURNED_ROWS = 256 };   /* of a strip of C that is made as its transpose */
 
 #if HAVE_FMA
@@ -23,15 +24,17 @@ typedef struct {
     int64_t lanes; /* that are */
 } Finish;
 
+/* Rows of a tile, and between columns of a copied part of A; up to how many rows a tile may be wider, and vectors in one of 1 to 3 rows */
+#define QUARTER(f, at) _mm_loadu_ps((const float *)((f) + (at)))
 #if HAVE_512
-enum { TILE_ROWS = 14, TILE_PITCH = 16, TILE_MANY = 8 }; /* of a tile; between columns of a copied part of A; vectors in a tile of few rows */
-/* 16 bytes from each of four places */
-INLINE __m512 product_quarters(const char *f, int64_t step) {
-    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps((const float *)f));
-    v = _mm512_mask_broadcast_f32x4(v, 0x00f0, _mm_loadu_ps((const float *)(f + step)));
-    v = _mm512_mask_broadcast_f32x4(v, 0x0f00, _mm_loadu_ps((const float *)(f + 2 * step)));
-    return _mm512_mask_broadcast_f32x4(v, 0xf000, _mm_loadu_ps((const float *)(f + 3 * step)));
-}
+enum { TILE_ROWS = 14, TILE_PITCH = 16, TILE_FEW = 6, TILE_MANY = 8 };
+/* 16 bytes from each of the rows i, i + step, ... */
+#define QUARTERS(f, row, i, step)                                                                                                       \
+    _mm512_mask_broadcast_f32x4(                                                                                                        \
+        _mm512_mask_broadcast_f32x4(_mm512_mask_broadcast_f32x4(_mm512_castps128_ps512(QUARTER(f, row[i])), 0x00f0,                     \
+                                                                QUARTER(f, row[i + step])),                                             \
+                                    0x0f00, QUARTER(f, row[i + 2 * step])),                                                             \
+        0xf000, QUARTER(f, row[i + 3 * step]))
 #define PS __m512
 #define PD __m512d
 #define PS_(name) _mm512_##name##_ps
@@ -48,10 +51,8 @@ INLINE __m512 product_quarters(const char *f, int64_t step) {
 #define STORE_PS(p, mask, v) _mm512_mask_storeu_ps(p, mask, v)
 #define STORE_PD(p, mask, v) _mm512_mask_storeu_pd(p, mask, v)
 #else
-enum { TILE_ROWS = 6, TILE_PITCH = 8, TILE_MANY = 4 };
-INLINE __m256 product_quarters(const char *f, int64_t step) {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps((const float *)f)), _mm_loadu_ps((const float *)(f + step)), 1);
-}
+enum { TILE_ROWS = 6, TILE_PITCH = 8, TILE_FEW = 3, TILE_MANY = 4 };
+#define QUARTERS(f, row, i, step) _mm256_insertf128_ps(_mm256_castps128_ps256(QUARTER(f, row[i])), QUARTER(f, row[i + step]), 1)
 static const int32_t PRODUCT_MASK[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 #define PS __m256
 #define PD __m256d
@@ -71,10 +72,8 @@ static const int32_t PRODUCT_MASK[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 #endif
 
 /* Columns of 16 bytes of as many rows as a vector has lanes, turned: each becomes a vector at `to`, `pitch` apart. */
-INLINE void product_turn_f32(const float *f, int64_t ld, float *to, int64_t pitch) {
-    int64_t step = 4 * ld * (int64_t)sizeof(float);
-    PS a = product_quarters((const char *)f, step), b = product_quarters((const char *)(f + ld), step);
-    PS c = product_quarters((const char *)(f + 2 * ld), step), d = product_quarters((const char *)(f + 3 * ld), step);
+INLINE void product_turn_f32(const float *f, const int64_t *row, float *to, int64_t pitch) {
+    PS a = QUARTERS(f, row, 0, 4), b = QUARTERS(f, row, 1, 4), c = QUARTERS(f, row, 2, 4), d = QUARTERS(f, row, 3, 4);
     PD ab = TO_PD(PS_(unpacklo)(a, b)), cd = TO_PD(PS_(unpacklo)(c, d));
     PS_(storeu)(to, TO_PS(PD_(unpacklo)(ab, cd)));
     PS_(storeu)(to + pitch, TO_PS(PD_(unpackhi)(ab, cd)));
@@ -83,9 +82,8 @@ INLINE void product_turn_f32(const float *f, int64_t ld, float *to, int64_t pitc
     PS_(storeu)(to + 3 * pitch, TO_PS(PD_(unpackhi)(ab, cd)));
 }
 
-INLINE void product_turn_f64(const double *f, int64_t ld, double *to, int64_t pitch) {
-    int64_t step = 2 * ld * (int64_t)sizeof(double);
-    PD a = TO_PD(product_quarters((const char *)f, step)), b = TO_PD(product_quarters((const char *)(f + ld), step));
+INLINE void product_turn_f64(const double *f, const int64_t *row, double *to, int64_t pitch) {
+    PD a = TO_PD(QUARTERS(f, row, 0, 2)), b = TO_PD(QUARTERS(f, row, 1, 2));
     PD_(storeu)(to, PD_(unpacklo)(a, b));
     PD_(storeu)(to + pitch, PD_(unpackhi)(a, b));
 }

@@ -30,10 +30,13 @@ INLINE void FN(tile)(const int rows, const int vectors, const int across, int64_
     V s[TILE_ROWS][8];
     MASK mask = FIRST(end->lanes);
     UNROLL for (int i = 0; i < (rows + 2) / 3; i++) at[i] = a + 3 * i * lda;
-    UNROLL for (int i = 0; i < rows; i++) {
-        __builtin_prefetch(c + i * ldc, 1);
-        __builtin_prefetch(c + i * ldc + vectors * lanes - 1, 1);
-        UNROLL for (int j = 0; j < vectors; j++) s[i][j] = OP(setzero)();
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < vectors; j++) s[i][j] = OP(setzero)();
+    if (k >= PRODUCT_LONG) {
+        T *to = c;
+        UNROLL for (int i = 0; i < rows; i++, to += ldc) {
+            __builtin_prefetch(to, 1);
+            __builtin_prefetch(to + vectors * lanes - 1, 1);
+        }
     }
 #if HAVE_512
 #define PART(p) LOAD_FIRST(p, mask)
@@ -48,7 +51,12 @@ INLINE void FN(tile)(const int rows, const int vectors, const int across, int64_
 #endif
 #undef PART
     V alpha = OP(set1)((T)end->alpha), beta = OP(set1)((T)end->beta);
-    if (end->beta == 0) {
+    if (end->alpha == 1 && end->beta == 0) {
+        UNROLL for (int i = 0; i < rows; i++, c += ldc) {
+            UNROLL for (int j = 0; j < vectors - 1; j++) OP(storeu)(c + j * lanes, s[i][j]);
+            STORE_FIRST(c + (vectors - 1) * lanes, mask, s[i][vectors - 1]);
+        }
+    } else if (end->beta == 0) {
         UNROLL for (int i = 0; i < rows; i++, c += ldc) {
             UNROLL for (int j = 0; j < vectors - 1; j++) OP(storeu)(c + j * lanes, OP(mul)(alpha, s[i][j]));
             STORE_FIRST(c + (vectors - 1) * lanes, mask, OP(mul)(alpha, s[i][vectors - 1]));
@@ -76,14 +84,14 @@ INLINE void FN(tile)(const int rows, const int vectors, const int across, int64_
     FEW(X, vectors, across)                                                                                                             \
     X(4, vectors, across) X(5, vectors, across) X(6, vectors, across) X(7, vectors, across) X(8, vectors, across) X(9, vectors, across)  \
     X(10, vectors, across) X(11, vectors, across) X(12, vectors, across) X(13, vectors, across) X(14, vectors, across)
-#define WIDE(X, across) FEW(X, 8, across)
+#define WIDE(X, across) FEW(X, 8, across) X(4, 4, across) X(5, 4, across) X(6, 4, across)
 #else
 #define ALL(X, vectors, across) FEW(X, vectors, across) X(4, vectors, across) X(5, vectors, across) X(6, vectors, across)
 #define WIDE(X, across) FEW(X, 4, across)
 #endif
 ALL(ONE, 1, 0) ALL(ONE, 2, 0) ALL(ONE, 1, 1) ALL(ONE, 2, 1) WIDE(ONE, 0) WIDE(ONE, 1)
 static const FN(Tile) FN(tiles)[2][2][TILE_ROWS] = {{{ALL(NAME, 1, 0)}, {ALL(NAME, 2, 0)}}, {{ALL(NAME, 1, 1)}, {ALL(NAME, 2, 1)}}};
-static const FN(Tile) FN(wide_tiles)[2][3] = {{WIDE(NAME, 0)}, {WIDE(NAME, 1)}};
+static const FN(Tile) FN(wide_tiles)[2][TILE_FEW] = {{WIDE(NAME, 0)}, {WIDE(NAME, 1)}};
 #undef ONE
 #undef NAME
 #undef FEW
@@ -108,17 +116,19 @@ static void FN(pack_rows)(const T *b, int64_t ldb, int64_t k, int64_t n, T *to) 
     }
 }
 
-/* Likewise B [n][k]. */
+/* Likewise B [n][k]. A last vector is filled up with its last column. */
 static void FN(pack_columns)(const T *b, int64_t ldb, int64_t k, int64_t n, T *to) {
     enum { lanes = FN(LANES), width = FN(PANEL_WIDTH), few = 16 / sizeof(T) };
+    int64_t row[FN(LANES)];
+    for (int i = 0; i < lanes; i++) row[i] = i * ldb;
     for (int64_t j = 0; j < n; j += lanes) {
         int64_t panel = j / width * width, p = 0;
         const T *from = b + j * ldb;
         T *at = to + panel * k + j - panel;
-        if (j + lanes <= n)
-            for (; p + few <= k; p += few) FN(product_turn)(from + p, ldb, at + p * width, width);
+        for (int i = 0; i < lanes && j + lanes > n; i++) row[i] = (j + i < n ? i : n - 1 - j) * ldb;
+        for (; p + few <= k; p += few) FN(product_turn)(from + p, row, at + p * width, width);
         for (; p < k; p++)
-            for (int64_t i = 0; i < lanes; i++) at[p * width + i] = j + i < n ? from[i * ldb + p] : 0;
+            for (int i = 0; i < lanes; i++) at[p * width + i] = from[row[i] + p];
     }
 }
 
@@ -134,15 +144,17 @@ static const T *FN(pack_part)(const T *a, int64_t lda, int64_t k, int64_t rows, 
 /* All rows of C in the columns of a block of B, which are `width` wide panels `apart` apart */
 static void FN(block)(int64_t ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, int64_t apart, T *c,
                       int64_t ldc, Finish end, T *room) {
-    enum { lanes = FN(LANES), many = TILE_MANY * FN(LANES), width = FN(PANEL_WIDTH) };
-    int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t i = 0; i < tiles; i++) {
-        int64_t first = m * i / tiles, rows = m * (i + 1) / tiles - first, ld = lda, some;
+    enum { lanes = FN(LANES), width = FN(PANEL_WIDTH) };
+    int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS, many = m <= 3 ? TILE_MANY * lanes : 4 * lanes;
+    int64_t least = tiles ? m / tiles : 0, larger = m - least * tiles;
+    for (int64_t i = 0, first = 0, rows; i < tiles; i++, first += rows) {
+        int64_t ld = lda, some;
+        rows = least + (i < larger);
         const T *part = a + (ta ? first : first * lda);
         if (room) part = FN(pack_part)(part, lda, k, rows, room), ld = TILE_PITCH;
         for (int64_t j = 0; j < n; j += some) {
             FN(Tile) tile;
-            if (rows <= 3 && apart == width && n - j >= many)
+            if (rows <= TILE_FEW && apart == width && n - j >= many)
                 tile = FN(wide_tiles)[ta][rows - 1], some = many;
             else
                 some = n - j < width ? n - j : width, tile = FN(tiles)[ta][some > lanes][rows - 1];
@@ -178,7 +190,8 @@ static int FN(product)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, 
         return FN(product_turned)(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     int64_t parts = (k + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH, depth = parts ? ((k + parts - 1) / parts + 3) / 4 * 4 : 1;
     int64_t most = depth < k ? depth : k;
-    int copy_b = tb || (m > 2 * TILE_ROWS && most * ldb * (int64_t)sizeof(T) > PRODUCT_CLOSE);
+    int64_t row = ldb * (int64_t)sizeof(T), passes = row % 64 ? 4 * m * row : m * row; /* rows that begin anywhere lie in more lines */
+    int copy_b = tb || (m > 2 * TILE_ROWS && most * row > PRODUCT_CLOSE && passes > PRODUCT_PASSES);
     int copy_a = ta && n > 2 * width && most * lda * (int64_t)sizeof(T) > PRODUCT_CLOSE;
     T *room = NULL;
     if (copy_a || copy_b) {
