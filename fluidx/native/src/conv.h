@@ -13,7 +13,8 @@
  * - Columns (im2col) in rows of pixels, for few channels and for groups.
  * - Directly, for depthwise convolutions.
  *
- * Products go to the BLAS in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first. What a piece of work is
+ * Products of the first two go to the BLAS in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first; without
+ * one, and for columns, `product` does them. What a piece of work is
  * follows from shapes alone. Images in NCHW are turned one at a time, in cache.
  *
  * words: image, filter (O, C / groups, height, width), outputs, N, C, O, groups, height and width of the image, of the filter, strides,

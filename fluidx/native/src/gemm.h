@@ -4,7 +4,7 @@
  * then pieces follow from the shape of the product alone, each time across its longer side, so that little is packed twice. Where pieces
  * were seen to have the bits of the whole (`blas_even`, of large pieces), one thread does the whole product at once. */
 
-enum { GEMM_WORDS = 21, GEMM_PER_THREAD = 4 };
+enum { GEMM_WORDS = 21 };
 
 typedef struct {
     const int64_t *a;
@@ -15,14 +15,15 @@ typedef struct {
 
 #if HAVE_FMA
 
-/* Pieces of 2.5 us or more, several for each thread; columns are shared out first, because a piece packs those of B for itself. */
+/* Pieces of 2.5 us or more, several for each thread. Columns are shared out first, because a piece packs those of B for itself, but not too
+ * narrow: it packs a transposed A as well. */
 static void gemm_cut(Product *p, int threads) {
     int64_t m = p->rows, n = p->columns, batch = p->a[13] * p->a[17];
     double flops = 2.0 * (double)m * (double)n * (double)p->a[4], most = flops / 5e5;
-    int64_t wanted = (GEMM_PER_THREAD * threads - 1) / batch + 1;
     if (threads < 2 || most < 2) return;
+    int64_t wanted = ((flops * (double)batch < 2e8 ? 2 : 4) * (int64_t)threads - 1) / batch + 1, narrow = p->a[0] ? 256 : 128;
     wanted = (double)wanted < most ? wanted : (int64_t)most;
-    int64_t across = n / 128 < wanted ? n / 128 : wanted;
+    int64_t across = n / narrow < wanted ? n / narrow : wanted;
     across = across < 1 ? 1 : across;
     int64_t down = (wanted - 1) / across + 1;
     p->columns = ((n - 1) / across / 32 + 1) * 32;

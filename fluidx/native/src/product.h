@@ -11,17 +11,17 @@
  * At other levels it is the product of the BLAS of NumPy. */
 
 enum { PRODUCT_DEPTH = 256, PRODUCT_WIDTH = 512 }; /* of a block of B that is copied */
-/* Read in place: a matrix that spans so many bytes, and a B of rows so long, in bytes, for so few rows of A that their product is at most this */
+/* What is read in place, in bytes: a matrix that spans so many; a B whose rows are so long that, times the rows of A, it is at most this */
 enum { PRODUCT_CLOSE = 64 << 10, PRODUCT_PASSES = 1 << 20 };
-enum { PRODUCT_AHEAD = 12, PRODUCT_LONG = 96 };     /* steps along k that B is fetched ahead; from how many on C is */
-enum { TURNED_COLUMNS = 16, TURNED_ROWS = 256 };   /* of a strip of C that is made as its transpose */
+enum { PRODUCT_AHEAD = 12, PRODUCT_LONG = 96 }; /* steps along k that B is fetched ahead; from how many on C is */
+enum { TURNED_COLUMNS = 16, TURNED_ROWS = 256 }; /* of a strip of C that is made as its transpose */
 
 #if HAVE_FMA
 
 typedef struct {
     double alpha, beta;
-    int whole;      /* lanes of the last vector are all in C */
-    int64_t lanes; /* that are */
+    int whole; /* all lanes of the last vector are in C */
+    int64_t lanes; /* so many are */
 } Finish;
 
 /* Rows of a tile, and between columns of a copied part of A; up to how many rows a tile may be wider, and vectors in one of 1 to 3 rows */
