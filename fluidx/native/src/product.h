@@ -11,8 +11,8 @@
  * At other levels it is the product of the BLAS of NumPy. */
 
 enum { PRODUCT_DEPTH = 256, PRODUCT_WIDTH = 512 }; /* of a block of B that is copied */
-/* What is read in place, in bytes: a matrix that spans so many; a B whose rows are so long that, times the rows of A, it is at most this */
-enum { PRODUCT_CLOSE = 64 << 10, PRODUCT_PASSES = 1 << 20 };
+/* What is read in place, in bytes: a matrix that spans so many; a B whose rows are so long that, times the tiles along A, it is at most this */
+enum { PRODUCT_CLOSE = 64 << 10, PRODUCT_PASSES = 64 << 10 };
 enum { PRODUCT_AHEAD = 12, PRODUCT_LONG = 96 }; /* steps along k that B is fetched ahead; from how many on C is */
 enum { TURNED_COLUMNS = 16, TURNED_ROWS = 256 }; /* of a strip of C that is made as its transpose */
 
