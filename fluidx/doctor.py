@@ -70,7 +70,7 @@ def _variables(environ: Mapping[str, str]) -> str:
 def _threads(environ: Mapping[str, str]) -> str:
     found = [f"{n}={environ[n]}" for n in _BLAS_THREADS if environ.get(n)]
     try:
-        if not native.why_not() and native.has_blas():
+        if not native.why_not() and native.holds_blas():
             found.append("held at 1 by the C kernels, which split products themselves")
     except config.ConfigError:  # the line on kernels says it
         pass

@@ -3,8 +3,9 @@
 A `Call` is one kernel with its arguments, 64-bit words: addresses, sizes, strides, numbers. `compile` packs any number of calls, in order,
 into one block and gives a function without arguments that executes them all at one crossing into C, some 100 ns.
 
-Nothing is loaded before it is asked for. `enabled()` says whether native kernels are to be used, `why_not()` what is in the way. The
-extension contains no BLAS: it calls the one that NumPy brought, at one thread, and splits products over its own pool.
+Nothing is loaded before it is asked for. `enabled()` says whether native kernels are to be used, `why_not()` what is in the way. Where the
+processor has fused multiply-add (levels v3 and v4), products are the extension's own. At level base they are those of the BLAS that NumPy
+brought, at one thread, in pieces that are split over the pool.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class _State(NamedTuple):
     no_blas: str  # why there is none
 
 
+_BASE = "base"  # the level whose products are those of a BLAS
 _lock = threading.Lock()
 _state: _State | None = None
 
@@ -98,8 +100,13 @@ def enabled() -> bool:
     return not reason
 
 
-def has_blas() -> bool:
-    """Whether the kernels `gemm_f32` and `gemm_f64` can be called."""
+def has_products() -> bool:
+    """Whether the kernels that multiply matrices can be called: they need a BLAS at level base alone."""
+    return level() != _BASE or bool(_load().blas)
+
+
+def holds_blas() -> bool:
+    """Whether NumPy's BLAS was found, and is held at one thread."""
     return bool(_load().blas)
 
 
@@ -108,8 +115,8 @@ def describe() -> str:
     if reason := why_not():
         return f"native kernels off: {reason}"
     state = _load()
-    blas = f"products by {state.blas}" if state.blas else f"products by NumPy ({state.no_blas})"
-    return f"native kernels on: level {level()}, {blas}, {num_threads()} threads"
+    by = "own products" if level() != _BASE else f"products by {state.blas}" if state.blas else f"products by NumPy ({state.no_blas})"
+    return f"native kernels on: level {level()}, {by}, {num_threads()} threads"
 
 
 def _module() -> Any:
@@ -139,6 +146,15 @@ def _libraries() -> Iterator[ctypes.CDLL]:
 
 def _find_blas(module: Any) -> tuple[str, str]:
     """Hand sgemm and dgemm to the extension. (Name, "") when they are right, ("", reason) when there is none."""
+    before = module.level()
+    module.set_level(_BASE)
+    try:
+        return _try_blas(module)
+    finally:
+        module.set_level(before)
+
+
+def _try_blas(module: Any) -> tuple[str, str]:
     for library in _libraries():
         for pre, post in _DECORATIONS:
             f32, f64 = (getattr(library, f"{pre}cblas_{letter}gemm{post}", None) for letter in "sd")
@@ -321,7 +337,7 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, b
     The arrays have the same float32 or float64 dtype and two axes, behind up to two of a batch, which `a` or `b` may lack, or have with
     length 1. A matrix may be transposed or part of a larger one, so long as one of its last two axes is contiguous.
     """
-    return _product(_module(), a, b, out, alpha, beta) if has_blas() else None
+    return _product(_module(), a, b, out, alpha, beta) if has_products() else None
 
 
 _PRODUCTS = {"float32": "gemm_f32", "float64": "gemm_f64"}

@@ -13,7 +13,7 @@ from fluidx.ops.nn import conv_native as cn
 
 @pytest.fixture(autouse=True)
 def blas(two_threads):
-    if not native.has_blas():
+    if not native.has_products():
         pytest.skip(native.describe())
 
 
@@ -120,9 +120,9 @@ def example(case, dtype="float32", seed=0):
 
 def close(got, want, terms, dtype):
     """Sums of `terms` products of standard normals: errors grow like the root of the number of terms, and 16 roundings of each sum cover
-    what transforms of Winograd add."""
-    error = np.abs(got - want).max()
-    assert error <= 16 * np.finfo(dtype).eps * (terms**0.5 + 4), error
+    what transforms of Winograd add. What is wanted is computed in float64, so in float64 it is as wrong itself."""
+    error, roundings = np.abs(got - want).max(), 32 if dtype == "float64" else 16
+    assert error <= roundings * np.finfo(dtype).eps * (terms**0.5 + 4), error
 
 
 @pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])

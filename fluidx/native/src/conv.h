@@ -13,8 +13,8 @@
  * - Columns (im2col) in rows of pixels, for few channels and for groups.
  * - Directly, for depthwise convolutions.
  *
- * Products go to the BLAS in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first. What a piece of work is
- * follows from shapes alone. Images in NCHW are turned one at a time, in cache.
+ * Products go to the BLAS in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first; larger ones of columns, and
+ * all where there is no BLAS, to `product`. What a piece of work is follows from shapes alone. Images in NCHW are turned one at a time, in cache.
  * Outputs of few channels, or few outputs, need neither products nor columns (conv_few_body.h).
  *
  * words: image, filter (O, C / groups, height, width), outputs, N, C, O, groups, height and width of the image, of the filter, strides,

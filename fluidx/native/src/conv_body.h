@@ -2,9 +2,19 @@
 
 /* -- pieces ------------------------------------------------------------------------------------------------------------------------- */
 
-/* C = op(A) B + beta C, in blocks that the BLAS need not copy. */
-static void FN(multiply)(int ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T beta, T *c,
-                         int64_t ldc) {
+/* What `product` does; small ones by the BLAS where there is one: up to 1e6 multiplications OpenBLAS copies nothing and is a little faster. */
+static int FN(small_product)(int ta, int tb, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T beta, T *c,
+                             int64_t ldc) {
+    if (!BLAS || m * n * k > 1000000) return FN(product)(ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
+    BLAS(101, ta ? 112 : 111, tb ? 112 : 111, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
+    return 0;
+}
+
+/* C = op(A) B + beta C: 0, or -1 without memory. A BLAS multiplies blocks that it need not copy, and is a little faster at them than
+ * `product`. */
+static int FN(multiply)(int ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T beta, T *c,
+                        int64_t ldc) {
+    if (!BLAS) return FN(product)(ta, 0, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
     for (int64_t j = 0; j < n; j += PANEL)
         for (int64_t l = 0; l < k; l += DEPTH)
             for (int64_t i = 0; i < m; i += ROWS) {
@@ -12,6 +22,7 @@ static void FN(multiply)(int ta, int64_t m, int64_t n, int64_t k, const T *a, in
                 BLAS(101, ta ? 112 : 111, 111, at_most(m - i, ROWS), at_most(n - j, PANEL), at_most(k - l, DEPTH), 1, from, lda,
                      b + l * ldb + j, ldb, l ? 1 : beta, c + i * ldc + j, ldc);
             }
+    return 0;
 }
 
 /* y [columns][rows] = x [rows][columns], rows `from` and `to` apart, in tiles that fill cache lines on both sides. */
@@ -216,8 +227,9 @@ static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
             for (int64_t e = 0; e < 16; e++)
                 for (int64_t o = 0; o < co; o += PANEL) {
                     int64_t width = at_most(PANEL, co - o);
-                    FN(multiply)(0, some, width, ci, v + e * apart, ci, j->scratch + e * (ci * co + SPREAD) + o * ci, width, 0,
-                                 m + e * apart_m + o, co);
+                    if (FN(multiply)(0, some, width, ci, v + e * apart, ci, j->scratch + e * (ci * co + SPREAD) + o * ci, width, 0,
+                                     m + e * apart_m + o, co))
+                        j->failed = 1;
                 }
             for (int64_t t = 0; t < some; t++) {
                 int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2;
@@ -286,8 +298,9 @@ static void FN(winograd_sums)(void *ctx, int64_t begin, int64_t end) {
                 }
                 for (int64_t e = 0; e < 16; e++)
                     for (int64_t o = 0; o < co; o += PANEL)
-                        FN(multiply)(1, at_most(PANEL, co - o), ci, some, m + e * apart_m + o, co, v + e * apart, ci, fresh ? 0 : 1,
-                                     sums + e * (ci * co + SPREAD) + o * ci, ci);
+                        if (FN(multiply)(1, at_most(PANEL, co - o), ci, some, m + e * apart_m + o, co, v + e * apart, ci, fresh ? 0 : 1,
+                                         sums + e * (ci * co + SPREAD) + o * ci, ci))
+                            j->failed = 1;
             }
         }
     }
@@ -391,10 +404,11 @@ static void FN(shifted_images)(void *ctx, int64_t begin, int64_t end) {
                     for (int64_t t = 0; t < g->taps; t++)
                         for (int64_t l = 0; l < ci; l += DEPTH)
                             for (int64_t i = 0; i < count; i++)
-                                BLAS(101, 111, 111, at_most(run - r, ROWS), width, at_most(ci - l, DEPTH), 1,
-                                     staged + g->from[t] + i * plane + r * ci + l, ci,
-                                     j->scratch + g->tap[t] * ci * co + o * ci + l * width, width, t || l ? 1 : 0,
-                                     made + (i * run + r) * co + o, co);
+                                if (FN(multiply)(0, at_most(run - r, ROWS), width, at_most(ci - l, DEPTH),
+                                                 staged + g->from[t] + i * plane + r * ci + l, ci,
+                                                 j->scratch + g->tap[t] * ci * co + o * ci + l * width, width, t || l ? 1 : 0,
+                                                 made + (i * run + r) * co + o, co))
+                                    j->failed = 1;
             }
             for (int64_t i = 0; i < count; i++) {
                 T *image = (nhwc ? j->out + first * out_size : out_images) + i * out_size;
@@ -504,8 +518,9 @@ static void FN(shifted_sums)(void *ctx, int64_t begin, int64_t end) {
             }
             for (int64_t t = 0; t < taps; t++)
                 for (int64_t o = 0; o < co; o += PANEL)
-                    FN(multiply)(1, at_most(PANEL, co - o), ci, run, spread + o, co, staged + g->from[t], ci, first > start ? 1 : 0,
-                                 sums + (t * co + o) * ci, ci);
+                    if (FN(multiply)(1, at_most(PANEL, co - o), ci, run, spread + o, co, staged + g->from[t], ci, first > start ? 1 : 0,
+                                     sums + (t * co + o) * ci, ci))
+                        j->failed = 1;
         }
     }
 }
@@ -629,7 +644,7 @@ static void FN(columns_images)(FN(Job) *j, int64_t first, int64_t last, T *sums)
     int64_t cg = k->c / k->groups, og = k->o / k->groups, taps = k->kh * k->kw, depth = cg * taps, pixels = k->oh * k->ow;
     int64_t image_size = k->c * k->h * k->w, out_size = k->o * pixels, step = FN(some_rows)(k, depth);
     /* OpenBLAS multiplies a transposed second operand without copying it if the result has at most 1200 elements */
-    int64_t piece = og <= 75 ? 1200 / og : depth;
+    int64_t piece = og <= 75 && og * depth * step * k->ow <= 1000000 ? 1200 / og : depth;
     int64_t plain = taps == 1 && k->sh == 1 && k->sw == 1 && !k->top && !k->left && k->h == k->oh && k->w == k->ow;
     int64_t padded_size = j->back || plain ? 0 : k->c * FN(tall)(k) * FN(wide)(k) + TILE_LANES;
     T *columns = scratch(sizeof(T) * (size_t)(depth * step * k->ow + TILE_LANES + padded_size + (k->nhwc ? image_size + out_size : 0)));
@@ -658,14 +673,17 @@ static void FN(columns_images)(FN(Job) *j, int64_t first, int64_t last, T *sums)
                 int64_t y1 = at_most(k->oh, y0 + step), some = (y1 - y0) * k->ow;
                 T *seen = plain ? xg : columns, *rows = yg + y0 * k->ow;
                 if (!j->back && !plain) FN(gather)(k, padded + g * cg * FN(tall)(k) * FN(wide)(k), cg, y0, y1, columns);
+                const T *w = j->filter + g * og * depth;
+                int bad = 0;
                 if (sums)
                     for (int64_t d = 0; d < depth; d += piece)
-                        BLAS(101, 111, 112, og, at_most(piece, depth - d), some, 1, rows, pixels, seen + d * some, some,
-                             n > first || y0 ? 1 : 0, sums + g * og * depth + d, depth);
+                        bad |= FN(small_product)(0, 1, og, at_most(piece, depth - d), some, rows, pixels, seen + d * some, some,
+                                                 n > first || y0 ? 1 : 0, sums + g * og * depth + d, depth);
                 else if (j->back)
-                    BLAS(101, 112, 111, depth, some, og, 1, j->filter + g * og * depth, depth, rows, pixels, 0, seen, some);
+                    bad = FN(small_product)(1, 0, depth, some, og, w, depth, rows, pixels, 0, seen, some);
                 else
-                    BLAS(101, 111, 111, og, some, depth, 1, j->filter + g * og * depth, depth, seen, some, 0, rows, pixels);
+                    bad = FN(small_product)(0, 0, og, some, depth, w, depth, seen, some, 0, rows, pixels);
+                if (bad) j->failed = 1;
                 if (j->back && !plain) FN(scatter)(k, xg, cg, y0, y1, columns);
             }
         }
@@ -817,10 +835,7 @@ static FN(Job) FN(job)(const int64_t *a, int64_t back) {
 
 static void FN(conv_images)(const int64_t *a, Team *team, int64_t back) {
     FN(Job) j = FN(job)(a, back);
-    if (!BLAS && j.k.way < DIRECT) {
-        team->error = "no BLAS was found";
-        return;
-    }
+    if (j.k.way < DIRECT && (team->error = NO_PRODUCT(BLAS))) return;
     int64_t flops = 2 * j.k.o * j.k.c / j.k.groups * j.k.kh * j.k.kw * j.k.oh * j.k.ow;
     if (j.k.way == WINOGRAD)
         FN(winograd)(&j, team);
@@ -852,10 +867,7 @@ static void FN(add_parts)(void *ctx, int64_t begin, int64_t end) {
 
 static void FN(conv_filter)(const int64_t *a, Team *team) {
     FN(Job) j = FN(job)(a, 0);
-    if (!BLAS && j.k.way != DIRECT) {
-        team->error = "no BLAS was found";
-        return;
-    }
+    if (j.k.way < DIRECT && (team->error = NO_PRODUCT(BLAS))) return;
     int64_t size = j.k.o * (j.k.c / j.k.groups) * j.k.kh * j.k.kw;
     if (j.k.way == WINOGRAD) {
         FN(winograd_filter)(&j, team);

@@ -1,6 +1,7 @@
 /* All kernels, compiled once per level of instructions: each level_*.c includes this file with LEVEL defined. */
 #include "native.h"
 
+#include "product.h"
 #include "conv.h"
 #include "batch_norm.h"
 #include "pool2d.h"

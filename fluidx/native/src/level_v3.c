@@ -2,6 +2,7 @@
 #include "levels.h"
 #if LEVELS_X86
 #include "native.h"
+#include <immintrin.h>
 #define LEVEL(name) name##_v3
 #define HAVE_FMA 1
 #define HAVE_F16C 1

@@ -96,11 +96,14 @@ INLINE void pause_briefly(void) {
  * threads when there is more than one range. What an item is follows from shapes alone, so results do not depend on the threads. */
 typedef void (*Body)(void *ctx, int64_t begin, int64_t end);
 void parallel_for(Team *team, int64_t items, int64_t grain, Body body, void *ctx);
-void *scratch(size_t bytes); /* this thread's own, aligned to 64 bytes, valid until its next call of scratch; NULL without memory */
+enum { SCRATCH, PANELS, MEMORIES }; /* of kernels, and of `product` within them */
+/* This thread's own, aligned to 64 bytes, valid until its next call for the same use; NULL without memory */
+void *own_memory(int use, size_t bytes);
+static inline void *scratch(size_t bytes) { return own_memory(SCRATCH, bytes); }
 /* The scratch that each thread takes for a call of which no memory exists: bodies are called with the range [0, 0), and get none. For kernels
  * that touch their operands in bodies alone. */
 size_t pool_ask(KernelFn fn, const int64_t *words);
-size_t pool_taken(void); /* bytes of scratch that the calling thread keeps */
+size_t pool_taken(void); /* bytes of scratch that the calling thread keeps, without the panels */
 int pool_init(void);
 void pool_set_threads(int n);
 int pool_threads(void);

@@ -32,7 +32,7 @@ static void *answer(size_t bytes) {
 
 #if defined(_MSC_VER)
 
-static __declspec(thread) struct { void *at; size_t size; } own;
+static __declspec(thread) struct { void *at; size_t size; } memories[MEMORIES];
 int pool_init(void) { return 0; }
 void pool_set_threads(int n) { (void)n; }
 int pool_threads(void) { return 1; }
@@ -42,16 +42,16 @@ void parallel_for(Team *team, int64_t items, int64_t grain, Body body, void *ctx
     (void)team, (void)grain;
     if (items > 0) body(ctx, 0, asked ? 0 : items);
 }
-void *scratch(size_t bytes) {
+void *own_memory(int use, size_t bytes) {
     if (asked) return answer(bytes);
-    if (bytes > own.size) {
-        _aligned_free(own.at);
-        own.at = _aligned_malloc(bytes, 64);
-        own.size = own.at ? bytes : 0;
+    if (bytes > memories[use].size) {
+        _aligned_free(memories[use].at);
+        memories[use].at = _aligned_malloc(bytes, 64);
+        memories[use].size = memories[use].at ? bytes : 0;
     }
-    return own.at;
+    return memories[use].at;
 }
-size_t pool_taken(void) { return own.size; }
+size_t pool_taken(void) { return memories[SCRATCH].size; }
 
 #else
 
@@ -201,31 +201,34 @@ static void after_fork(void) {
     atomic_store(&pool.taken, 0);
 }
 
-static pthread_key_t key;
+static pthread_key_t keys[MEMORIES];
 static _Thread_local struct {
     void *at;
     size_t size;
-} own;
+} memories[MEMORIES];
 
-void *scratch(size_t bytes) {
+void *own_memory(int use, size_t bytes) {
     if (asked) return answer(bytes);
-    if (bytes > own.size) {
+    if (bytes > memories[use].size) {
         size_t size = (bytes + 4095) & ~(size_t)4095;
-        free(own.at);
-        own.at = NULL, own.size = 0;
-        if (posix_memalign(&own.at, 4096, size)) return own.at = NULL;
-        own.size = size;
-        pthread_setspecific(key, own.at); /* freed when the thread ends */
+        free(memories[use].at);
+        memories[use].at = NULL, memories[use].size = 0;
+        pthread_setspecific(keys[use], NULL);
+        if (posix_memalign(&memories[use].at, 4096, size)) return memories[use].at = NULL;
+        memories[use].size = size;
+        pthread_setspecific(keys[use], memories[use].at); /* freed when the thread ends */
     }
-    return own.at;
+    return memories[use].at;
 }
 
-size_t pool_taken(void) { return own.size; }
+size_t pool_taken(void) { return memories[SCRATCH].size; }
 
 int pool_init(void) {
     static int done;
     if (done) return 0;
-    if (pthread_key_create(&key, free) || pthread_atfork(NULL, NULL, after_fork)) return -1;
+    for (int use = 0; use < MEMORIES; use++)
+        if (pthread_key_create(&keys[use], free)) return -1;
+    if (pthread_atfork(NULL, NULL, after_fork)) return -1;
     struct timespec a, b;
     clock_gettime(CLOCK_MONOTONIC, &a);
     for (int i = 0; i < 1000; i++) pause_briefly();

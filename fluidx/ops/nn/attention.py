@@ -161,7 +161,7 @@ def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[An
     """A call of attention.h on Q, K, V, Mask; `more` matrices with rows that lie in memory, and `flat` arrays, which are contiguous."""
     (q, k, v, mask), kind = ins, FLOATS.get(ins[0].dtype.name)
     arrays = [a for a in (*ins, *more, *flat) if a is not None]
-    if kind is None or not native.has_blas() or any(a.dtype not in (q.dtype, bool) or not a.size for a in arrays):
+    if kind is None or not native.has_products() or any(a.dtype not in (q.dtype, bool) or not a.size for a in arrays):
         return None
     lies = [_matrices(x) for x in (q, k, v, *more)]
     masked = _mask_words(mask, (*q.shape[:-1], k.shape[-2]))
@@ -197,7 +197,7 @@ class ScaledDotProductAttention(OpDef):
     onnx = "Attention"
 
     @staticmethod
-    def infer(q, k, v, mask, *, scale, causal):
+    def infer(q, k, v, mask=None, *, scale, causal):
         scores = _scores(q, k, v, mask)
         return scores.with_shape((*scores.shape[:-1], v.shape[-1])), TensorType(stat_dtype(q), scores.shape[:-1])
 

@@ -74,7 +74,7 @@ def calls(
             return None
         (n, c), o = (x.shape[0], x.shape[1 if fmt == "NCHW" else 3]), w.shape[0]
         how = _way(product, way(win, c, o, groups, fmt), win, groups)
-        if not all(a.size for a in arrays) or not native.has_blas() and how not in (DIRECT, FEW):
+        if not all(a.size for a in arrays) or not native.has_products() and how not in (DIRECT, FEW):
             return None
         size = scratch_size(product, n, w, x.itemsize, how)
         room = [w] if dry else scratch or empties([TensorType(dtype, (size,))] if size else [])
