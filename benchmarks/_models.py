@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-TRAINED = ("mlp", "lenet", "resnet", "gpt")
+TRAINED = ("mlp", "lenet", "resnet", "gpt", "heads")
 STAGES = (64, 128, 256, 512)  # of ResNet-18, two blocks each
 BOTTLENECKS = ((64, 3), (128, 4), (256, 6), (512, 3))  # of ResNet-50: width, which the results have four times, and number of blocks
 LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 4, 256, 4, 128, 1000
@@ -226,12 +226,10 @@ class _Fluidx:
         return self.fx.layers.elementwise_add(x, y)
 
     def embed(self, words: str, places: str, ids: Any) -> Any:
-        dtype = self.c.parameters[words].dtype.name
-        return self.shift(places, self.fx.embedding(ids, [VOCABULARY, WIDTH], param_attr=words, dtype=dtype))
+        return self.shift(places, self.fx.embedding(ids, [VOCABULARY, WIDTH], param_attr=words, dtype=self.c.parameters[words].dtype.name))
 
     def shift(self, name: str, x: Any) -> Any:
-        start = self.c.parameters[name]
-        return self.add(x, self.fx.layers.create_parameter(start.shape, start.dtype.name, name=name))
+        return self.add(x, self.fx.layers.create_parameter(self.c.parameters[name].shape, x.dtype, name=name))
 
     def layer_norm(self, name: str, x: Any) -> Any:
         return self.fx.layers.layer_norm(x, begin_norm_axis=2, param_attr=f"{name}_scale", bias_attr=f"{name}_shift")

@@ -4,7 +4,7 @@
 not seen before, one after the other; "again" is the plan of a batch that was planned before. Times are CPU seconds of the process, with
 the collector of garbage off, as medians with minimum and upper quartile.
 
-    --models mlp,lenet,resnet,gpt,deep_mlp,transformer   --rounds 20   --save
+    --models mlp,lenet,resnet,gpt,heads,deep_mlp,transformer   --rounds 20   --save
 """
 
 from __future__ import annotations

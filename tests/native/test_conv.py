@@ -151,6 +151,14 @@ def test_in_float64(case):
     close(dw, want_w, g.size // g.shape[1], "float64")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", [c for c in CASES if c[-1] == cn.COLUMNS], ids=str)
+def test_few_channels_at_every_level(level, case, dtype):
+    """Registers hold other numbers of pixels and outputs at each."""
+    x, w, g, attrs = example(case, dtype)
+    close(run("conv2d", [x, w], attrs)[0], forward(x, w, attrs, g.shape[2:]), w[0].size, dtype)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_threads_do_not_change_bits(case):
     x, w, g, attrs = example((9, *case[1:]))

@@ -197,7 +197,7 @@ class ScaledDotProductAttention(OpDef):
     onnx = "Attention"
 
     @staticmethod
-    def infer(q, k, v, mask=None, *, scale, causal):
+    def infer(q, k, v, mask, *, scale, causal):
         scores = _scores(q, k, v, mask)
         return scores.with_shape((*scores.shape[:-1], v.shape[-1])), TensorType(stat_dtype(q), scores.shape[:-1])
 
@@ -241,7 +241,7 @@ class ScaledDotProductAttention(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(2, 3, 5, 4), f32(2, 3, 6, 4, seed=1), f32(2, 3, 6, 7, seed=2), scale=0.5)
+        yield Sample.of(f32(2, 3, 5, 4), f32(2, 3, 6, 4, seed=1), f32(2, 3, 6, 7, seed=2), None, scale=0.5)
         yield Sample.of(f32(5, 4), f32(6, 4, seed=1), f32(6, 3, seed=2), f32(5, 6, seed=3), scale=0.7)
         yield Sample.of(f32(2, 5, 4), f32(2, 6, 4, seed=1), f32(2, 6, 3, seed=2), bits(6, seed=2) > 0, scale=-0.7)
         q, k, v = f32(4, 6, 5, 2), f32(4, 2, 7, 2, seed=1), f32(4, 2, 7, 3, seed=2)
@@ -249,7 +249,7 @@ class ScaledDotProductAttention(OpDef):
         yield Sample.of(q, k, v, None, scale=0.6, causal=True)
         yield Sample.of(f32(3, 7, 2), f32(1, 5, 2, seed=1), f32(1, 5, 3, seed=2), f32(3, 1, 5, seed=3), scale=0.6, causal=True)
         yield Sample.of(f32(2, 3, 2, 5, 4), f32(2, 3, 2, 6, 4, seed=1), f32(2, 3, 2, 6, 3, seed=2), f32(3, 1, 5, 1, seed=3), scale=0.5)
-        yield Sample.of(f32(2, 1, 3), f32(2, 1, 3, seed=1), f32(2, 1, 2, seed=2), scale=0.5)
+        yield Sample.of(f32(2, 1, 3), f32(2, 1, 3, seed=1), f32(2, 1, 2, seed=2), None, scale=0.5)
         # the first row looks nowhere
         yield Sample.of(f32(3, 4), f32(5, 4, seed=1), f32(5, 2, seed=2), np.arange(15).reshape(3, 5) % 5 < [[0], [3], [4]], scale=0.5)
 
@@ -302,8 +302,8 @@ class ScaledDotProductAttentionGrad(OpDef):
     def samples():
         why = "a gradient itself"
         for s in ScaledDotProductAttention.samples():
-            q, k, v, *mask = s.args
+            q, k, v, mask = s.args
             out, lse = np.empty((*q.shape[:-1], v.shape[-1]), "float32"), np.empty(q.shape[:-1], "float32")
             attrs = ScaledDotProductAttention.complete_attrs(s.attrs)
-            ScaledDotProductAttention.kernel(np, q, k, v, mask[0] if mask else None, out=(out, lse), **attrs)
-            yield Sample.of(q, k, v, mask[0] if mask else None, out, lse, f32(*out.shape, seed=4), grad=(), why=why, **s.attrs)
+            ScaledDotProductAttention.kernel(np, q, k, v, mask, out=(out, lse), **attrs)
+            yield Sample.of(q, k, v, mask, out, lse, f32(*out.shape, seed=4), grad=(), why=why, **s.attrs)
