@@ -275,6 +275,8 @@ def fluidx_step(c: Case, train: bool = True, layout: str = "NCHW") -> Callable[[
     exe, scope = fx.Executor(fx.CPUPlace()), fx.executor.Scope()
     exe.run(m.startup, scope=scope)
     start(scope, c)
+    if not train:  # batch normalization into the filters before it, as torch_best and ONNX Runtime do
+        fx.InferenceTranspiler().transpile(m.main, scope=scope)
 
     def step() -> Any:
         (value,) = exe.run(m.main, feed=m.feed, fetch_list=[m.result], scope=scope)

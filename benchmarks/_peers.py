@@ -33,7 +33,8 @@ REST = 0.05  # seconds between turns, for the pool of the last peer to go to sle
 TRAIN = ("fluidx", "fluidx_nhwc", "torch_eager", "torch_best", "torch_compile", "jax")
 INFER = (*TRAIN, "onnxruntime")
 LEGEND = {
-    "fluidx_nhwc": "fluidx with data_format='NHWC'",
+    "fluidx": "fluidx as it comes; in inference InferenceTranspiler folded batch normalization into the filters",
+    "fluidx_nhwc": "the same with data_format='NHWC'",
     "fluidx_numpy": "fluidx with FLUIDX_KERNELS=numpy",
     "torch_eager": "PyTorch as it comes",
     "torch_best": "PyTorch with channels_last for ResNets, the fused optimizer; in inference batch normalization folded into the filters",
@@ -86,7 +87,7 @@ def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]
         return _models.torch_step(c, train, peer != "torch_eager", peer == "torch_compile", ranks)
     if peer == "jax":
         return _models.jax_step(c, train)
-    raise SystemExit(f"there is no peer {peer!r}; there are {', '.join(['fluidx', *LEGEND])}")
+    raise SystemExit(f"there is no peer {peer!r}; there are {', '.join(LEGEND)}")
 
 
 def _join_gloo(peer: str) -> int:
