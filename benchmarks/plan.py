@@ -16,9 +16,9 @@ from collections.abc import Mapping
 import numpy as np
 from _common import Log, option, options, show
 from _models import TRAINED, case, fluidx_model
+from build import LENGTH, WIDTH, deep_mlp, transformer
 
 import fluidx as fx
-from build import LENGTH, WIDTH, deep_mlp, transformer
 from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
 from fluidx.executor.feeds import check_feed, feed_types
