@@ -172,6 +172,7 @@ def test_what_is_on_its_way_is_left_alone_until_it_is_waited_for():
 def test_the_proof_runs_when_it_is_asked_for(monkeypatch):
     seen = []
     monkeypatch.setattr("fluidx.executor.planning.check_storage", seen.append)
+    monkeypatch.delenv("FLUIDX_VERIFY", raising=False)
     chain()
     assert seen == []
     monkeypatch.setenv("FLUIDX_VERIFY", "1")

@@ -152,6 +152,7 @@ def test_a_proof_behind_each_pass_accepts_what_is_right(strategy_name, monkeypat
 
 def test_a_proof_behind_each_pass_names_the_one_that_broke_the_programs(monkeypatch):
     broken = fx.strategies.data_parallel().after("lower", Doubled())
+    monkeypatch.delenv("FLUIDX_VERIFY", raising=False)
     transpiled(broken)  # nobody asked
     monkeypatch.setenv("FLUIDX_VERIFY", "1")
     with pytest.raises(fx.VerifyError, match=r"behind step 'Doubled', Doubled\(\), the programs do not compute what the source does: "):
