@@ -104,9 +104,13 @@ def rewritten(
     >>> print(fx.rewrite.rewritten(p, [fx.rewrite.DropIdentities()]).ops[0])
     %z = tanh(%x)
     """
+    if not isinstance(program, Program):
+        raise ProgramError(f"rewritten takes a Program, got {type(program).__name__}")
     names = leaves(program) if fetch is None else [_declared(program, v) for v in fetch]
     request = Request(tuple(names), frozenset(_declared(program, v) for v in fed), [] if log is None else log)
     for one in passes:
+        if not isinstance(one, Rewrite):
+            raise ProgramError(f"rewritten: {one!r} is not a rewrite; give objects such as fluidx.rewrite.DropDead()")
         program = one.run(program, request)
     return program
 

@@ -349,3 +349,13 @@ def test_errors_of_what_is_asked_for():
     main, _ = doubled()
     with pytest.raises(fx.ProgramError, match="declares no variable 'softmax_0'; did you mean"):
         rewritten(main, fetch=["softmax_0"])
+
+
+def test_what_is_no_program_no_rewrite_or_no_variable_is_refused():
+    program = fx.Program("empty")
+    with pytest.raises(fx.ProgramError, match="rewritten takes a Program, got str"):
+        fx.rewrite.rewritten("program")
+    with pytest.raises(fx.ProgramError, match=r"'DropDead' is not a rewrite; give objects such as fluidx\.rewrite\.DropDead\(\)"):
+        fx.rewrite.rewritten(program, ["DropDead"])
+    with pytest.raises(fx.ProgramError, match="declares no variable 'y'"):
+        fx.rewrite.rewritten(program, fetch=["y"])
