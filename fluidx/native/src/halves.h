@@ -1,16 +1,8 @@
 /* float16 and bfloat16 as float and back, rounded to the nearest, ties to even: by bits and without branches, so that loops over them
  * become vector instructions. A NaN stays one, made quiet; that of bfloat16 keeps its sign alone, as in ml_dtypes. */
 
-INLINE uint32_t word_of(float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-INLINE float float_of_word(uint32_t u) {
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
+INLINE uint32_t word_of(float x) { return (uint32_t)bits_of(x); }
+INLINE float float_of_word(uint32_t u) { return float_of((int32_t)u); }
 
 INLINE float float_of_f16(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, a = h & 0x7FFF;

@@ -8,9 +8,10 @@ The gradient of a sum over the ranks' losses by what each rank holds: a value th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from ...comm.base import REDUCE_OPS
 from ...ir.errors import ProgramError, nearest
@@ -275,7 +276,22 @@ class Broadcast(OpDef):
         yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
 
 
-class AllGather(OpDef):
+class Parted(OpDef):
+    """Base of the collectives in which every rank has a part for each other: `arguments` are those of the communicator's method."""
+
+    effect = Effect.COLLECTIVE
+    arguments: ClassVar[Callable[..., tuple]]
+
+    @classmethod
+    def bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        return partial(getattr(ctx.comm, cls.name), *cls.arguments(ins, outs, attrs, ctx))
+
+    @classmethod
+    def native(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+        return native_calls(ctx, cls.name, *cls.arguments(ins, outs, attrs, ctx))
+
+
+class AllGather(Parted):
     """The whole of a value that is cut among the ranks of a group, on every rank.
 
     The cut is along `axis`, between blocks of `unit` neighbours, or into the flat ranges between `bounds`. The gradient is the dual
@@ -286,7 +302,6 @@ class AllGather(OpDef):
     fluid_names = ("c_allgather", "c_allgather")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": ()}
-    effect = Effect.COLLECTIVE
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple) -> TensorType:
@@ -308,24 +323,16 @@ class AllGather(OpDef):
         return b.reduce_scatter(g, op="sum", **_cut_of(op))
 
     @staticmethod
-    def _args(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
+    def arguments(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
         ranks = ctx.group(attrs["group"])
         return ins[0], cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"]), ranks
-
-    @classmethod
-    def bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        return partial(ctx.comm.all_gather, *cls._args(ins, outs, attrs, ctx))
-
-    @classmethod
-    def native(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
-        return native_calls(ctx, "all_gather", *cls._args(ins, outs, attrs, ctx))
 
     @staticmethod
     def samples():
         yield Sample.of(counting(4, 3), group="dp", axis=1, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
 
 
-class ReduceScatter(OpDef):
+class ReduceScatter(Parted):
     """This rank's part of the reduction of what the ranks of a group hold.
 
     The parts are cut along `axis`, between blocks of `unit` neighbours, or into the flat ranges between `bounds`. The gradient is the
@@ -336,7 +343,6 @@ class ReduceScatter(OpDef):
     fluid_names = ("c_reducescatter", "c_reducescatter")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": ()}
-    effect = Effect.COLLECTIVE
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: tuple) -> TensorType:
@@ -365,24 +371,16 @@ class ReduceScatter(OpDef):
         return b.all_gather(g, **cut)
 
     @staticmethod
-    def _args(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
+    def arguments(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
         ranks = ctx.group(attrs["group"])
         return cut_views(ins[0], len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"]), outs[0], attrs["op"], ranks
-
-    @classmethod
-    def bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        return partial(ctx.comm.reduce_scatter, *cls._args(ins, outs, attrs, ctx))
-
-    @classmethod
-    def native(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
-        return native_calls(ctx, "reduce_scatter", *cls._args(ins, outs, attrs, ctx))
 
     @staticmethod
     def samples():
         yield Sample.of(counting(4, 3), group="dp", axis=1, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
 
 
-class AllToAll(OpDef):
+class AllToAll(Parted):
     """A value that is cut along `axis`, cut along `to_axis` instead.
 
     The cuts are between blocks of `unit` and of `to_unit` neighbours. The gradient is an all_to_all back.
@@ -392,7 +390,6 @@ class AllToAll(OpDef):
     fluid_names = ("alltoall", "alltoall")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1}
-    effect = Effect.COLLECTIVE
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int) -> TensorType:
@@ -413,18 +410,10 @@ class AllToAll(OpDef):
         return b.all_to_all(g, group=a["group"], axis=a["to_axis"], unit=a["to_unit"], to_axis=a["axis"], to_unit=a["unit"])
 
     @staticmethod
-    def _args(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
+    def arguments(ins: list, outs: list, attrs: Any, ctx: Any) -> tuple:
         ranks = ctx.group(attrs["group"])
         sends = cut_views(ins[0], len(ranks), attrs["to_axis"], attrs["to_unit"])
         return sends, cut_views(outs[0], len(ranks), attrs["axis"], attrs["unit"]), ranks
-
-    @classmethod
-    def bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        return partial(ctx.comm.all_to_all, *cls._args(ins, outs, attrs, ctx))
-
-    @classmethod
-    def native(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
-        return native_calls(ctx, "all_to_all", *cls._args(ins, outs, attrs, ctx))
 
     @staticmethod
     def samples():
