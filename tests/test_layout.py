@@ -21,7 +21,7 @@ ARROWS = {
     "view": ("ir", "ops"),
     "verify": ("_collector", "ir", "ops"),
     "transpiler": ("_collector", "config", "ir", "ops", "verify", "view"),
-    "rewrite": ("ir", "ops"),
+    "rewrite": ("ir", "ops", "backward"),
     "executor": ("config", "native", "ir", "ops", "comm", "rewrite"),
     "profiler": ("config", "native", "ir", "ops", "executor"),
     "inference": ("ir", "executor", "rewrite", "_checks"),

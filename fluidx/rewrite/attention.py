@@ -1,0 +1,189 @@
+"""Attention that is written out as products and a softmax becomes one operator, which does not keep the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ir.builder import Builder
+from ..ir.opdef import opdef
+from ..ir.operator import Operator
+from ..ir.program import Program
+from .base import Request, Rewrite
+from .formula import Form, name, number, of
+from .join import Joiner
+from .region import Region, Use
+from .values import Chain, Values
+
+_PRODUCT, _SOFTMAX, _TURN = "matmul", "softmax", "transpose"
+_SCORES = Form(lambda scores, mask, *, factor: factor * scores + mask, given=("scores",), neutral={"mask": 0.0})
+_SCALED = Form(lambda x, *, factor: factor * x)
+_NEVER = -1e9  # what is added to scores that are not to count; exp of it is 0 beside any score that is not as large
+
+
+@dataclass(frozen=True, repr=False)
+class JoinAttention(Rewrite):
+    """A product of queries and keys, softmax along its last axis, and the product with values, as scaled_dot_product_attention.
+
+    Numbers that multiply queries, keys or scores become its scale, what is added to the scores its mask. A mask that is a known constant, 0 up to the
+    diagonal and -1e9 or less above it, becomes `causal`. Gradients that are those of the chain become those of the one operator. Results
+    differ by rounding; a row that may look nowhere, its mask all -infinity, gives zeros where softmax gives NaN.
+
+    Left alone are chains of which another value is read, fetched or fed, or of which ranks hold parts, a softmax along another axis, weights
+    that are dropped at random, operands that broadcast against each other other than by heads, and gradients that also come from elsewhere.
+    """
+
+    def run(self, program: Program, request: Request) -> Program:
+        joiner = Joiner(program, request)
+        for k, op in enumerate(joiner.ops):
+            if op.type == _SOFTMAX and not joiner.taken(k) and (reason := _joined(joiner, k, op)):
+                request.log.append(f"{type(self).__name__} kept {op.to_string()}: {reason}")
+        return joiner.program()
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A value without the numbers that it was multiplied with, and the operators that did; `axis` is how it has to be turned."""
+
+    name: str
+    factor: float = 1.0
+    ops: tuple[int, ...] = ()
+    axis: tuple[int, ...] = ()
+
+
+def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
+    """Join the products around one softmax; returns why not. Empty where its result is multiplied with nothing."""
+    (x,), (w,), values = softmax.inputs["X"], softmax.outputs["Out"], joiner.values
+    after = [j for j in values.uses.get(w, ()) if values.ops[j].type == _PRODUCT and values.ops[j].role is softmax.role]
+    after = [j for j in after if values.ops[j].inputs["X"] == (w,)]
+    if not after:
+        return ""
+    weighted = values.ops[after[0]]
+    if softmax.attrs["axis"] not in (-1, len(values.shape(x)) - 1):
+        return f"the softmax is along axis {softmax.attrs['axis']}, not along the last one"
+    if weighted.attrs != opdef(_PRODUCT).defaults:
+        return f"%{weighted.output_arg_names[0]} is not the product of weights and values as they are"
+    reason = f"%{x} is not a product of queries and keys, scaled and masked"
+    for j in _products_behind(values, x):
+        (s,) = values.ops[j].output_arg_names
+        chain = Chain(values, s, {s: values.shape(s)})
+        found = _SCORES.match(chain.known[x].formula, {"scores": s}) if x in chain.known else None
+        if found is not None and chain.known[x].shape == chain.like:
+            ops = {*chain.operators(x), k, after[0]}
+            return _join(joiner, chain, s, j, weighted, ops, found["factor"], found.get("mask"))  # type: ignore[arg-type]
+    return reason
+
+
+def _products_behind(values: Values, x: str) -> Iterator[int]:
+    """The products that elementwise operators lead from to a value, the nearest first."""
+    waiting, seen = [x], set[int]()
+    for n in waiting:
+        j = values.maker(n)
+        if j is None or j in seen:
+            continue
+        seen.add(j)
+        if values.ops[j].type == _PRODUCT:
+            yield j
+        elif opdef(values.ops[j].type).element is not None:
+            waiting += values.ops[j].input_arg_names
+
+
+def _join(joiner: Joiner, chain: Chain, scores: str, j: int, weighted: Operator, ops: set[int], factor: float, mask: str | None) -> str:
+    values, product = joiner.values, joiner.ops[j]
+    if product.attrs["transpose_x"]:
+        return f"%{product.inputs['X'][0]} is transposed by the product"
+    q, k, v = _unscaled(values, product.inputs["X"][0], j), _keys(values, product, j), weighted.inputs["Y"][0]
+    if k is None:
+        return f"%{product.inputs['Y'][0]} is not transposed, neither by the product nor right before it"
+    if reason := _why_not(values, chain, scores, q, k, v, mask):
+        return reason
+    causal = mask is not None and _is_causal(values, mask, chain.like)
+    seen = None if causal else mask
+    (out,), scale = weighted.output_arg_names, product.attrs["alpha"] * factor * q.factor * k.factor
+    lse = joiner.fresh(f"{out}.lse")
+
+    def write(b: Builder, use: Use) -> None:
+        queries, keys, rows = (b.block.var(use(n)) for n in (q.name, k.name, v))
+        if k.axis:
+            keys = b.transpose(keys, axis=k.axis, name=joiner.fresh(f"{k.name}.turned"))
+        masked = None if seen is None else b.block.var(use(seen))
+        b.scaled_dot_product_attention(queries, keys, rows, masked, out={"Out": out, "Lse": lse}, scale=scale, causal=causal)
+
+    inputs = tuple(dict.fromkeys(n for n in (q.name, k.name, v, seen) if n is not None))
+    return joiner.join(Region(tuple(sorted({*ops, *q.ops, *k.ops})), out, inputs), write)
+
+
+def _unscaled(values: Values, x: str, reader: int) -> _Operand:
+    """A value as it was before it was multiplied with numbers, for `reader` alone."""
+    found = _Operand(x)
+    while (at := _own_maker(values, found.name, reader)) is not None and (before := _multiplied(values, values.ops[at])) is not None:
+        found, reader = _Operand(before[0], found.factor * before[1], (at, *found.ops)), at
+    return found
+
+
+def _multiplied(values: Values, op: Operator) -> tuple[str, float] | None:
+    """The operand and the number whose product an operator makes; None for any other."""
+    element, rest = opdef(op.type).element, [n for n in op.input_arg_names if values.number(n) is None]
+    (out,) = op.output_arg_names
+    if element is None or len(rest) != 1 or values.shape(rest[0]) != values.shape(out):
+        return None
+    expr, symbols = element(op.attrs, [values.shape(n) for n in op.input_arg_names], len(values.shape(out)))
+    known = {s: name(n) if (c := values.number(n)) is None else number(c) for s, n in zip(symbols, op.input_arg_names, strict=True)}
+    formula = of(expr, known)
+    found = None if formula is None else _SCALED.match(formula, {"x": rest[0]})
+    return None if found is None else (rest[0], float(found["factor"]))
+
+
+def _keys(values: Values, product: Operator, j: int) -> _Operand | None:
+    """The keys, with the rows before the columns; None where they are not at hand so."""
+    (y,) = product.inputs["Y"]
+    if product.attrs["transpose_y"]:
+        return _unscaled(values, y, j)
+    at = _own_maker(values, y, j)
+    if at is None or values.ops[at].type != _TURN:
+        return None
+    (x,), order = values.ops[at].inputs["X"], [a % len(values.shape(y)) for a in values.ops[at].attrs["axis"]]
+    axis = (*order[:-2], order[-1], order[-2])
+    if axis != tuple(range(len(axis))):
+        return _Operand(x, 1.0, (at,), axis)
+    found = _unscaled(values, x, at)
+    return _Operand(found.name, found.factor, (*found.ops, at))
+
+
+def _own_maker(values: Values, x: str, reader: int) -> int | None:
+    """The operator that makes a value for `reader`, and for gradients, alone."""
+    at, role = values.maker(x), values.ops[reader].role
+    if at is None or values.why_needed(x) or values.ops[at].role is not role or len(values.ops[at].output_arg_names) != 1:
+        return None
+    return at if [k for k in values.uses[x] if values.ops[k].role is role] == [reader] else None
+
+
+def _why_not(values: Values, chain: Chain, s: str, q: _Operand, k: _Operand, v: str, mask: str | None) -> str:
+    """Why the operator would broadcast otherwise than the product does."""
+    sizes = values.sizes
+    queries, keys, rows = sizes.shape(q.name), sizes.shape(k.name), sizes.shape(v)
+    keys = tuple(keys[a] for a in k.axis) or keys
+    if not 2 <= len(queries) == len(keys) == len(rows):
+        return f"%{q.name}, %{k.name} and %{v} do not have one number of axes, 2 or more"
+    heads = slice(-3, -2)
+    if keys[:-2] != rows[:-2] or keys[:-3] != queries[:-3] or (keys[heads] != queries[heads] and keys[heads] != (1,)):
+        return f"%{q.name}, %{k.name} and %{v} broadcast, or may do so, other than by heads"
+    if mask is None:
+        return ""
+    at, shape, scores = chain.others[mask], sizes.shape(mask), sizes.shape(s)
+    shape = (1,) * (len(scores) - len(shape)) + shape
+    if len(shape) != len(at) or any((a == 1) != (b == 1) for a, b in zip(at, shape, strict=True)):
+        return f"%{mask} does not meet the last axes of the scores"
+    return "" if all(a in (1, b) for a, b in zip(shape, scores, strict=True)) else f"%{mask} may be larger than the scores"
+
+
+def _is_causal(values: Values, mask: str, scores: tuple[int, ...]) -> bool:
+    """Is a mask a known constant that has row i look at the first i + 1 columns?"""
+    array = values.constant(mask)
+    if array is None or array.ndim < 2 or array.shape[-2:] != scores[-2:] or array.size != array.shape[-2] * array.shape[-1]:
+        return False
+    table = array.reshape(array.shape[-2:])
+    seen = np.tril(np.ones(table.shape, bool))
+    return bool((table[seen] == 0).all() and (table[~seen] <= _NEVER).all())

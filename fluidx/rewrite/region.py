@@ -1,0 +1,164 @@
+"""Regions of a program that become one operator, and the gradients of either: written down by `gradients`, found in the program by search.
+
+No pass has to know how a chain is differentiated. What backward would write for it is written once more, and the program is searched for
+just these operators, under whatever names. If they are all that reads the values of the chain, what `gradients` says of the one operator
+may stand in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..backward import gradients
+from ..ir import unique_name
+from ..ir.builder import Builder
+from ..ir.errors import ProgramError
+from ..ir.operator import Operator
+from ..ir.program import Block
+from ..ir.records import Var
+from .values import Values
+
+Use = Callable[[str], str]  # of an input of a region, the name to read it by
+Write = Callable[[Builder, Use], object]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Operators, by index in their order, the last of which makes `out` of `inputs` and constants."""
+
+    ops: tuple[int, ...]
+    out: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Operators that make `out` of the inputs, and their gradients; `terms` are (input, what flows back to it), one for each time it is read."""
+
+    forward: list[Operator]
+    backward: list[Operator]
+    terms: list[tuple[str, str]]
+    seed: str
+    descs: Mapping[str, Var]
+
+    def without_copies(self) -> Written:
+        """Without the copies that give a gradient of its own to an input to which another value's flows back as it is: as one term of
+        several it has none."""
+        ends = {t for _, t in self.terms}
+        copied = {op.output_arg_names[0]: op.input_arg_names[0] for op in self.backward if op.type == "assign"}
+        copied = {t: x for t, x in copied.items() if t in ends}
+        ops = [op for op in self.backward if copied.keys().isdisjoint(op.output_arg_names)]
+        return replace(self, backward=ops, terms=[(n, copied.get(t, t)) for n, t in self.terms])
+
+    @property
+    def made(self) -> list[str]:
+        """The names that the gradient operators write."""
+        return [n for op in self.backward for n in op.output_arg_names]
+
+
+def as_it_is(values: Values, region: Region) -> Write:
+    """Writes the operators of the region."""
+
+    def write(b: Builder, use: Use) -> None:
+        for k in region.ops:
+            op = values.ops[k]
+            ins = {slot: tuple([use(n) if n in region.inputs else n for n in names]) for slot, names in op.inputs.items()}
+            b.block.oplist.append(op.replace(inputs=ins))
+
+    return write
+
+
+def written(values: Values, region: Region, write: Write, wanted: Sequence[str] = (), seed: str = "") -> Written:
+    """What `write` writes behind all that is before the region's end, and the gradients of the inputs `wanted`.
+
+    `seed` is the gradient of `out`; a new variable without. Raises ProgramError where there is no gradient, or types do not fit.
+    """
+    draft = values.program.copy()
+    block, inside, last = draft.global_block(), set(region.ops), values.ops[region.ops[-1]]
+    block.oplist = [op for k, op in enumerate(values.ops[: region.ops[-1]]) if k not in inside]
+    b = Builder(block, role=last.role)
+    b.site, b.device = last.site, last.device
+    reads: list[tuple[str, str]] = []  # (input, the copy of it that one operator reads): each has a gradient of its own
+
+    def use(name: str) -> str:
+        if name not in wanted:
+            return name
+        copy = fresh(block, f"{name}@USE")
+        block.descs[copy] = values.descs[name].changed(name=copy, persistable=False, is_data=False, is_parameter=False, attrs={})
+        b.assign(block.var(name), name=copy)
+        reads.append((name, copy))
+        return copy
+
+    with unique_name.guard():
+        start = len(block.oplist)
+        write(b, use)
+        back = {copy: name for name, copy in reads}
+        forward = [op.renamed(back) for op in block.oplist[start:] if back.keys().isdisjoint(op.output_arg_names)]
+        if not reads:
+            return Written(forward, [], [], "", block.descs)
+        if not seed:
+            seed = fresh(block, f"{region.out}@GRAD@SEED")
+            block.descs[seed] = Var(seed, values.descs[region.out].type)
+        stop = len(block.oplist)
+        terms = _terms(block, region.out, reads, seed)
+    return Written(forward, [op.renamed(back) for op in block.oplist[stop:]], terms, seed, block.descs)
+
+
+def _terms(block: Block, out: str, reads: Sequence[tuple[str, str]], seed: str) -> list[tuple[str, str]]:
+    found = gradients([block.var(out)], [block.var(copy) for _, copy in reads], [block.var(seed)])
+    terms = []
+    for (name, _), g in zip(reads, found, strict=True):
+        if g is None:
+            raise ProgramError(f"no gradient flows to %{name}")
+        terms.append((name, g.name))
+    return terms
+
+
+def fresh(block: Block, name: str) -> str:
+    while name in block.descs:
+        name += "_"
+    return name
+
+
+def found_in(values: Values, own: Written) -> Iterator[tuple[dict[str, str], set[int]]]:
+    """Where the gradient operators stand in the program: their names there, and their indices."""
+    new = {own.seed, *own.made}
+    ops, makers, uses = values.ops, values.makers, values.uses
+
+    def anchors(op: Operator, names: Mapping[str, str]) -> Sequence[int] | None:
+        """The operators that this one can be, as far as names are known: the maker of its result, or a reader of an operand."""
+        for n in op.output_arg_names:
+            if n in names:
+                return makers.get(names[n], ())
+        at = [uses.get(names.get(n, n), ()) for n in op.input_arg_names if n in names or n not in new]
+        return min(at, key=len) if at else None
+
+    def search(left: list[Operator], names: dict[str, str], at: dict[int, int]) -> Iterator[tuple[dict[str, str], set[int]]]:
+        if not left:
+            yield names, set(at)
+            return
+        choices = [(len(ks), j, ks) for j, op in enumerate(left) if (ks := anchors(op, names)) is not None]
+        if not choices:
+            return
+        _, j, ks = min(choices)
+        for k in ks:
+            if k not in at and (more := _same(left[j], ops[k], names, new)) is not None:
+                yield from search(left[:j] + left[j + 1 :], more, {**at, k: j})
+
+    return search(list(own.backward), {}, {})
+
+
+def _same(wanted: Operator, op: Operator, names: Mapping[str, str], new: set[str]) -> dict[str, str] | None:
+    """The names with those by which `op` is `wanted`; None where it is not."""
+    if (op.type, op.role, op.device) != (wanted.type, wanted.role, wanted.device) or op.attrs != wanted.attrs:
+        return None
+    found = dict(names)
+    for mine, theirs in ((wanted.inputs, op.inputs), (wanted.outputs, op.outputs)):
+        if mine.keys() != theirs.keys() or any(len(mine[slot]) != len(theirs[slot]) for slot in mine):
+            return None
+        for slot in mine:
+            for a, b in zip(mine[slot], theirs[slot], strict=True):
+                if (found.setdefault(a, b) if a in new else a) != b:
+                    return None
+    return found

@@ -1,0 +1,178 @@
+"""Values of a program as rewrites see them: who makes and reads each, which are constants, and what formulas chains of operators compute."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ir import flow
+from ..ir.opdef import OPS, Effect, OpDef, opdef
+from ..ir.operator import Operator
+from ..ir.program import Program
+from ..ir.sizes import Sizes
+from ..ir.types import ANY
+from .base import Request
+from .constants import Constants
+from .formula import Formula, name, number, of
+from .walk import Answer, Walk
+
+OPEN = (1 << 31) - 1  # stands for an open size where shapes are aligned: no size that a program has
+
+
+class Values:
+    """What is known of the values of block 0; operators are meant by their index."""
+
+    def __init__(self, program: Program, request: Request):
+        self.program, self.ops = program, program.global_block().oplist
+        self.descs = program.global_block().descs
+        self.fetched, self.fed = frozenset(request.fetch), request.fed
+        self.walk = Walk(program, self.ops, {n: d.type for n, d in self.descs.items()}, request.fetch, request.fed)
+        constants = self.constants = Constants(self.walk)
+
+        def learn(op: Operator, definition: type[OpDef]) -> Answer:
+            constants(op, definition)
+            return None
+
+        self.walk.run(self.ops, [learn])
+        self.makers, self.uses = flow.definitions(program), flow.uses(program)
+        self.sizes = Sizes(program.global_block())
+
+    def constant(self, value: str) -> np.ndarray | None:
+        """The array that a value surely is; None for one that is not known."""
+        return self.constants.value(value) if value in self.constants.known else None
+
+    def number(self, value: str) -> float | None:
+        """The one number that a value is known to be."""
+        array = self.constant(value)
+        if array is None or array.size != 1 or array.dtype.kind not in "iuf":
+            return None
+        return float(str(array.reshape(-1)[0]))  # 0.1, not the double that is nearest to float32's 0.1: for float32 they are the same
+
+    def maker(self, value: str) -> int | None:
+        """The operator that makes a value, where there is one, and it only computes."""
+        at = self.makers.get(value, ())
+        if len(at) != 1 or (d := self.descs.get(value)) is None or d.persistable or d.is_data:
+            return None
+        definition = OPS[self.ops[at[0]].type]
+        return at[0] if definition.effect is Effect.PURE and not definition.bodies else None
+
+    def shape(self, value: str) -> tuple[int, ...]:
+        """Its shape, with a number for open sizes that no size equals."""
+        return shown(self.descs[value].type.shape)
+
+    def why_needed(self, value: str) -> str:
+        """Why a value has to exist, beside its readers; empty where it need not."""
+        if value in self.fed:
+            return "is fed"
+        if value in self.fetched:
+            return "is fetched"
+        if value in self.walk.changing:
+            return "is written more than once, or kept from run to run"
+        return "is needed by its name" if value in self.walk.kept else ""
+
+    def unchanged(self, value: str, first: int, last: int) -> bool:
+        """Has a value that is read at `first` the same content up to `last`?"""
+        return not any(first <= k <= last for k in self.makers.get(value, ()))
+
+
+class Known(NamedTuple):
+    """A value of a chain: its formula, and its shape among the axes of the chain, some of which it may lack as sizes of 1."""
+
+    formula: Formula
+    shape: tuple[int, ...]
+
+
+class Chain:
+    """What elementwise operators make of some values, in terms of these and of values from elsewhere.
+
+    All have the axes of `like`. A value without some of them, such as a mean, may be written with fewer axes, as long as it comes back to where it
+    belongs. `starts` are names in formulas, with their shapes among those axes; `others` the values from elsewhere, with theirs.
+    """
+
+    def __init__(self, values: Values, like: str, starts: Mapping[str, tuple[int, ...]]):
+        self.values, self.like = values, values.shape(like)
+        self.known = {n: Known(name(n), shape) for n, shape in starts.items()}  # in the order in which it is computed
+        self.others: dict[str, tuple[int, ...]] = {}
+        role = {values.ops[values.makers[n][0]].role for n in starts}
+        waiting = sorted(k for n in starts for k in values.uses.get(n, ()))
+        done = -1
+        while waiting:
+            k = heapq.heappop(waiting)
+            op = values.ops[k]
+            if k == done or op.role not in role or len(op.output_arg_names) != 1 or op.output_arg_names[0] in self.known:
+                continue
+            done = k
+            if (made := self._made(op, opdef(op.type))) is not None:
+                (out,) = op.output_arg_names
+                self.known[out] = made
+                for n in values.uses.get(out, ()):
+                    heapq.heappush(waiting, n)
+
+    def _made(self, op: Operator, definition: type[OpDef]) -> Known | None:
+        if definition.effect is not Effect.PURE or any(n not in self.values.descs for n in op.input_arg_names):
+            return None
+        if definition.view is not None and len(op.input_arg_names) == 1:
+            return self._laid_out(op, definition)
+        return self._computed(op, definition) if definition.element is not None else None
+
+    def _laid_out(self, op: Operator, definition: type[OpDef]) -> Known | None:
+        """Of a view of the same elements in the same order, with the axes of the chain again or without those of size 1."""
+        (x,), (out,) = op.input_arg_names, op.output_arg_names
+        known, types = self.known[x], [self.values.descs[n].type for n in (x, out)]
+        p = definition.pattern_of(types[:1], types[1:], op.attrs)
+        a, b = ([f for axis in side[0] or () for f in axis] for side in (p.ins, p.outs))
+        shape = self.values.shape(out)
+        fits = shape == known.shape or _without_ones(shape) == shape == _without_ones(known.shape)
+        return known if a == b and fits else None
+
+    def _computed(self, op: Operator, definition: type[OpDef]) -> Known | None:
+        """Of an elementwise operator."""
+        (out,), names, values = op.output_arg_names, op.input_arg_names, self.values
+        shape = values.shape(out)
+        assert definition.element is not None
+        expr, aligned = definition.element(op.attrs, [values.shape(n) for n in names], len(shape))
+        mine = {self.known[n].shape for n in names if n in self.known}
+        fewer = len(shape) < len(self.like)
+        if fewer and (len(mine) > 1 or any(values.shape(n) != shape for n in names if n in self.known)):
+            return None
+        formulas: dict[str, Formula] = {}
+        others: dict[str, tuple[int, ...]] = {}
+        for (symbol, meets), n in zip(aligned.items(), names, strict=True):
+            at = (1,) * (len(shape) - len(meets)) + meets
+            if (k := values.number(n)) is not None:
+                formulas[symbol] = number(k)
+            elif n in self.known:
+                if not fewer and at != self.known[n].shape:
+                    return None
+                formulas[symbol] = self.known[n].formula
+            elif fewer or self.others.get(n, at) != at:
+                return None
+            else:
+                formulas[symbol], others[n] = name(n), at
+        formula = of(expr, formulas)
+        if formula is None or len(shape) > len(self.like):
+            return None
+        self.others.update(others)
+        return Known(formula, mine.pop() if fewer else shape)
+
+    def operators(self, last: str) -> list[int]:
+        """The operators that lead to a value of the chain, by index, but for those that make values from elsewhere."""
+        found: set[int] = set()
+        waiting = [last]
+        while waiting:
+            for k in self.values.makers.get(waiting.pop(), ()):
+                if k not in found:
+                    found.add(k)
+                    waiting += [n for n in self.values.ops[k].input_arg_names if n in self.known]
+        return sorted(found)
+
+
+def shown(shape: Iterable[int]) -> tuple[int, ...]:
+    return tuple(OPEN if d == ANY else d for d in shape)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(d for d in shape if d != 1)
