@@ -7,6 +7,6 @@ from .layer_norm import JoinLayerNorm
 from .layout import ChannelsLast
 
 __all__ = [
-    "EXACT", "ChannelsLast", "DropDead", "DropIdentities", "FoldConstants", "JoinAttention", "JoinCrossEntropy", "JoinLayerNorm", "MergeEqual",
-    "Request", "Rewrite", "rewritten", "simplified",
+    "EXACT", "ChannelsLast", "DropDead", "DropIdentities", "FoldConstants", "JoinAttention", "JoinCrossEntropy", "JoinLayerNorm",
+    "MergeEqual", "Request", "Rewrite", "rewritten", "simplified",
 ]  # fmt: skip

@@ -27,12 +27,13 @@ _NEVER = -1e9  # what is added to scores that are not to count; exp of it is 0 b
 class JoinAttention(Rewrite):
     """A product of queries and keys, softmax along its last axis, and the product with values, as scaled_dot_product_attention.
 
-    Numbers that multiply queries, keys or scores become its scale, what is added to the scores its mask. A mask that is a known constant, 0 up to the
-    diagonal and -1e9 or less above it, becomes `causal`. Gradients that are those of the chain become those of the one operator. Results
-    differ by rounding; a row that may look nowhere, its mask all -infinity, gives zeros where softmax gives NaN.
+    Numbers that multiply queries, keys or scores become its scale, what is added to the scores its mask. A mask that is a known constant, 0
+    up to the diagonal and -1e9 or less above it, becomes `causal`. Gradients that are those of the chain become those of the one operator.
+    Results differ by rounding; a row that may look nowhere, its mask all -infinity, gives zeros where softmax gives NaN.
 
-    Left alone are chains of which another value is read, fetched or fed, or of which ranks hold parts, a softmax along another axis, weights
-    that are dropped at random, operands that broadcast against each other other than by heads, and gradients that also come from elsewhere.
+    Left alone are chains of which another value is read, fetched or fed, or of which ranks hold parts, a softmax along another axis,
+    weights that are dropped at random, operands that broadcast against each other other than by heads, and gradients that come from
+    elsewhere too.
     """
 
     def run(self, program: Program, request: Request) -> Program:

@@ -114,7 +114,7 @@ def of(expr: Expr, values: Mapping[str, Formula]) -> Formula | None:
             made = None if (k := number_of(n)) is None else number(k)
         else:
             args = [done[a] for a in n.args]
-            made = None if n.fn not in _FUNCTIONS or None in args else _FUNCTIONS[n.fn](*args)  # type: ignore[arg-type]
+            made = None if n.fn not in _FUNCTIONS or None in args else _FUNCTIONS[n.fn](*args)
         if made is not None and (len(made.terms) > _MOST or any(len(f) > _MOST for f, _ in made.terms)):
             made = None
         done[n] = made

@@ -33,6 +33,7 @@ class Joiner:
         self.before, self.values = program, Values(program, request)
         self.ops, self.descs = self.values.ops, self.values.descs
         self.edit = _Edit()
+        self.names = set(self.descs)
 
     def program(self) -> Program:
         """The program with all that was joined. Constants that nothing else reads are gone with their readers."""
@@ -51,25 +52,33 @@ class Joiner:
         return k in self.edit.instead
 
     def fresh(self, name: str) -> str:
-        """A name that is not in use."""
-        while name in self.descs or name in self.edit.declared:
+        """A name that nothing else has."""
+        while name in self.names:
             name += "_"
+        self.names.add(name)
         return name
 
     def join(self, region: Region, write: Write) -> str:
-        """Put what `write` writes in the place of a region, and the gradient of that in the place of its gradients; returns why not."""
-        values = self.values
-        inner = [n for k in region.ops for n in self.ops[k].output_arg_names if n != region.out]
+        """Put what `write` writes in the place of a region, and its gradients in the place of those of the region; returns why not.
+
+        What `write` makes beside the region's results has names from `fresh`.
+        """
+        values, results = self.values, (region.out, *region.kept)
+        inner = [n for k in region.ops for n in self.ops[k].output_arg_names if n not in results]
         if reason := self._why_not(region, inner):
             return reason
-        differentiated = False
-        for n in inner:
+        differentiated = ""
+        for n in (*inner, *region.kept):
             for k in set(values.uses.get(n, ())).difference(region.ops):
-                if not self._differentiates(self.ops[k]):
+                if self._differentiates(self.ops[k]):
+                    differentiated = differentiated or n
+                elif n in inner:
                     return f"%{n} is read elsewhere"
-                differentiated = True
         try:
-            edit = self._both(region, inner, write) if differentiated else self._edited(region, written(values, region, write), {})
+            if differentiated:
+                edit = self._both(region, inner, write) or f"%{differentiated} has gradients from elsewhere too"
+            else:
+                edit = self._edited(region, written(values, region, write))
         except ProgramError as e:
             return str(e).partition("\n")[0]
         if isinstance(edit, str):
@@ -85,127 +94,149 @@ class Joiner:
         values, ops = self.values, [self.ops[k] for k in region.ops]
         if any(map(self.taken, region.ops)):
             return "some of its operators were joined with others"
-        if region.out in values.walk.changing or region.out in values.fed:
-            return f"%{region.out} {values.why_needed(region.out)}"
+        for n in (region.out, *region.kept):
+            if n in values.walk.changing or n in values.fed:
+                return f"%{n} {values.why_needed(n)}"
         for n in inner:
             if why := values.why_needed(n):
                 return f"%{n} {why}"
-            if "error_clip" in self.descs[n].attrs:
-                return f"the gradient of %{n} is clipped"
         for op in ops:
-            stops = [n for n in op.output_arg_names if n != region.out and self.descs[n].stop_gradient]
-            if stops and not all(self.descs[n].stop_gradient for n in op.input_arg_names):
-                return f"%{stops[0]} stops gradients"
+            for n in set(op.output_arg_names) - {region.out}:
+                if "error_clip" in self.descs[n].attrs:
+                    return f"the gradient of %{n} is clipped"
+                if self.descs[n].stop_gradient and not all(self.descs[i].stop_gradient for i in op.input_arg_names):
+                    return f"%{n} stops gradients"
         if not values.walk.whole(n for op in ops for n in (*op.input_arg_names, *op.output_arg_names)):
             return "ranks hold parts of the values"
-        if len({(op.device, op.role) for op in ops}) > 1:
+        if len({op.device for op in ops}) > 1 or len({op.role for op in ops} - {Role.LOSS}) > 1:
             return "its operators stand on several devices or in several sections"
-        return self._changed((*region.inputs,), region.ops[0], region.ops[-1])
+        return self._changed(region.inputs, region.ops[0], region.ops[-1])
 
     def _changed(self, names: Collection[str], first: int, last: int) -> str:
         changed = [n for n in names if not self.values.unchanged(n, first, last)]
         return f"%{changed[0]} is written in between" if changed else ""
 
-    def _edited(self, region: Region, joined: Written, names: Mapping[str, str]) -> _Edit:
-        """The edit with the joined operators at the place of the last one. `names` are those of what is not new."""
-        new = {n: names.get(n) or self.fresh(n) for op in joined.forward for n in op.output_arg_names if n not in self.descs}
-        edit = _Edit({k: [] for k in region.ops}, {m: joined.descs[n].changed(name=m) for n, m in new.items()})
-        edit.instead[region.ops[-1]] = [op.renamed(new, outputs=True) for op in joined.forward]
+    def _edited(self, region: Region, joined: Written) -> _Edit:
+        """The edit for the forward operators."""
+        new = [n for op in joined.forward for n in op.output_arg_names if n not in self.descs]
+        edit = _Edit({k: [] for k in region.ops}, {n: joined.descs[n] for n in new})
+        edit.instead[region.at] = joined.forward
         return edit
 
     # -- with gradients -------------------------------------------------------------------------------------------------------------
 
     def _both(self, region: Region, inner: Collection[str], write: Write) -> _Edit | str:
-        """The edit for a region and its gradients."""
-        reason = "what reads its values are not its gradients alone"
+        """The edit for a region and its gradients; or why not, empty where these are not found."""
+        reason = ""
         for wanted in self._wanted(region):
             try:
                 own = written(self.values, region, as_it_is(self.values, region), wanted).without_copies()
             except ProgramError:
                 continue
             for names, at in found_in(self.values, own):
-                if why := self._why_not_backward(region, inner, own, names, at):
-                    reason = why
-                    continue
-                joined = written(self.values, region, write, wanted, names[own.seed])
-                return self._replaced(region, own, names, at, joined)
+                found = _Found(own, names, at)
+                reason = self._why_not_backward(region, inner, found)
+                if not reason:
+                    return self._replaced(region, found, written(self.values, region, write, wanted, names[own.seed]))
         return reason
 
     def _wanted(self, region: Region) -> Iterator[tuple[str, ...]]:
         """Inputs that gradients can have been asked for: first those that are trained or follow from such, then any others."""
         floats = [n for n in region.inputs if self.descs[n].type.is_float]
         likely = tuple(n for n in floats if not self.descs[n].stop_gradient)
-        yield likely
+        if likely:
+            yield likely
         for count in range(len(floats), 0, -1):
             yield from (some for some in combinations(floats, count) if some != likely)
 
-    def _why_not_backward(self, region: Region, inner: Collection[str], own: Written, names: Mapping[str, str], at: set[int]) -> str:
-        values, terms = self.values, [names[t] for _, t in own.terms]
-        if own.seed in (t for _, t in own.terms):
-            return f"the gradient of %{region.out} is one of its inputs', too"
-        for n in (*inner, *(names[n] for n in own.made)):
-            if n not in terms and not at.issuperset(set(values.uses.get(n, ())).difference(region.ops)):
+    def _why_not_backward(self, region: Region, inner: Collection[str], found: _Found) -> str:
+        values, terms, at = self.values, found.terms(), found.at
+        for n in (*inner, *(found.names[n] for n in found.own.made)):
+            if n in terms:
+                continue
+            if not at.issuperset(set(values.uses.get(n, ())).difference(region.ops)):
                 return f"%{n} is read elsewhere"
-            if n not in terms and (why := values.why_needed(n)):
+            if why := values.why_needed(n):
                 return f"%{n} {why}"
         if any(map(self.taken, at)):
             return "some of its gradients were joined with others"
-        if len(set(terms)) < len(terms) or any(t in values.walk.changing for t in terms):
-            return "a gradient has one name with another"
-        if not values.walk.whole(names.values()):
+        if found.seed in terms or len(set(terms)) < len(terms) or any(t in values.walk.changing for t in terms):
+            return f"the gradient of %{region.out} or of an input is that of another value, too"
+        if not values.walk.whole(found.names.values()):
             return "ranks hold parts of the gradients"
-        return self._changed((*region.inputs, region.out), region.ops[-1] + 1, max(at)) or self._changed([names[own.seed]], min(at), max(at))
+        read = (*region.inputs, region.out, *region.kept)
+        return self._changed(read, region.ops[-1] + 1, max(at)) or self._changed([found.seed], min(at), max(at))
 
-    def _replaced(self, region: Region, own: Written, names: Mapping[str, str], at: set[int], joined: Written) -> _Edit | str:
+    def _replaced(self, region: Region, found: _Found, joined: Written) -> _Edit | str:
         """The edit with the gradients of the joined operators at the place of the first that has the gradient of `out`."""
-        after = max(region.ops[-1], *self.values.makers.get(names[own.seed], [-1]))
-        role_var = {g: p for k in at for p, g in _pairs(self.ops[k])}
-        called: dict[str, str] = {}
-        sums: dict[int, list[Operator]] = {}
-        for name in dict.fromkeys(n for n, _ in own.terms):
-            old = [names[t] for n, t in own.terms if n == name]
-            new = [t for n, t in joined.terms if n == name]
-            if reason := self._added_up(old, new, at, called, sums, role_var):
-                return reason
-        edit = self._edited(region, joined, called)
-        forward = {n: m for a, b in zip(joined.forward, edit.instead[region.ops[-1]]) for n, m in zip(a.output_arg_names, b.output_arg_names)}
+        edit, called = self._edited(region, joined), dict[str, str]()
+        finishes = {g: p for k in found.at for p, g in _pairs(self.ops[k])}
+        edit.instead |= {k: [] for k in found.at}
+        for name in dict.fromkeys(n for n, _ in joined.terms):
+            add = self._sum_of(found, found.terms(name))
+            if isinstance(add, str):
+                return add
+            made = [t for n, t in joined.terms if n == name]
+            assert len(made) <= len(found.terms(name)), "one operator reads an input no more often than several did"
+            if add < 0:
+                called.update(zip(made, found.terms(name), strict=True))
+            else:
+                called |= self._added_up(add, found.terms(name), made, edit, finishes)
         for n in (n for op in joined.backward for n in op.output_arg_names):
-            called.setdefault(n, self.fresh(n))
-            edit.declared[called[n]] = joined.descs[n].changed(name=called[n])
-        ops = [op.renamed({**forward, **called}, outputs=True) for op in joined.backward]
-        edit.instead |= {**{k: [] for k in at}, **sums}
-        edit.instead[min(k for k in at if k > after)] = [
-            op.replace(role_var=tuple(w for n in op.output_arg_names if n in role_var for w in (role_var[n], n))) for op in ops
-        ]
+            new = called.get(n) or called.setdefault(n, self.fresh(n))
+            edit.declared[new] = joined.descs[n].changed(name=new)
+        after = max(region.ops[-1], *self.values.makers.get(found.seed, [-1]))
+        ops = [op.renamed(called, outputs=True) for op in joined.backward]
+        edit.instead[min(k for k in found.at if k > after)] = [op.replace(role_var=_finished(op, finishes)) for op in ops]
         return edit
 
-    def _added_up(
-        self, old: list[str], new: list[str], at: set[int], called: dict[str, str], sums: dict[int, list[Operator]], role_var: dict[str, str]
-    ) -> str:
-        """Have what flows back to one input stand where it did: under its name, or among the terms of a sum. Returns why not."""
-        if len(old) == len(new) == 1:
-            called[new[0]] = old[0]
-            return ""
-        readers = {k for n in old for k in self.values.uses.get(n, ())} - at
-        (k, *more) = readers or {-1}
-        if k < 0 or more or self.ops[k].type != _SUM or any(map(self.values.why_needed, old)) or len(new) > len(old):
-            return f"%{old[0]} is read elsewhere"
-        add = sums[k][0] if k in sums else self.edit.instead.get(k, [self.ops[k]])[0]
-        called.update(zip(new, old))
-        (slot,) = add.inputs
-        left = tuple(n for n in add.inputs[slot] if n not in old[len(new) :])
-        if len(left) > 1:
-            sums[k] = [add.replace(inputs={slot: left})]
-            return ""
+    def _sum_of(self, found: _Found, terms: list[str]) -> int | str:
+        """The operator that adds up what flows back to one input; -1 where that is one value; or why there is none."""
+        if len(terms) == 1:
+            return -1
+        readers = {k for n in terms for k in self.values.uses.get(n, ())} - found.at
+        needed = next((n for n in terms if self.values.why_needed(n)), None)
+        if needed is not None:
+            return f"%{needed} {self.values.why_needed(needed)}"
+        if len(readers) != 1 or self.ops[min(readers)].type != _SUM:
+            return f"%{terms[0]} is read elsewhere"
+        return min(readers)
+
+    def _added_up(self, k: int, terms: list[str], made: list[str], edit: _Edit, finishes: dict[str, str]) -> dict[str, str]:
+        """Have the sum `k` add up what is made in the place of `terms`, or go where nothing else is added; names for what is made."""
+        (add,) = edit.instead.get(k) or self.edit.instead.get(k) or (self.ops[k],)
+        ((slot, names),) = add.inputs.items()
+        left = tuple(n for n in names if n not in terms[len(made) :])
         (total,) = add.output_arg_names
-        if total in self.values.walk.changing:
-            return f"%{total} {self.values.why_needed(total)}"
-        called[new[0]] = total
-        role_var.update({g: p for p, g in _pairs(add)})
-        sums[k] = []
-        return ""
+        if len(left) > 1 or total in self.values.walk.changing:
+            edit.instead[k] = [add.replace(inputs={slot: left})]
+            return dict(zip(made, terms, strict=False))
+        edit.instead[k] = []
+        finishes.update({g: p for p, g in _pairs(add)})
+        return {made[0]: total}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The gradients of a region: as they would be written, their names in the program, and where they stand."""
+
+    own: Written
+    names: Mapping[str, str]
+    at: set[int]
+
+    @property
+    def seed(self) -> str:
+        return self.names[self.own.seed]
+
+    def terms(self, name: str = "") -> list[str]:
+        """What flows back to an input, or to all."""
+        return [self.names[t] for n, t in self.own.terms if name in ("", n)]
 
 
 def _pairs(op: Operator) -> Iterator[tuple[str, str]]:
     """(parameter, gradient) that an operator finishes."""
     return zip(op.role_var[::2], op.role_var[1::2])
+
+
+def _finished(op: Operator, finishes: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(word for g in op.output_arg_names if g in finishes for word in (finishes[g], g))

@@ -29,12 +29,12 @@ _NORMALIZED = Form(
 class JoinLayerNorm(Rewrite):
     """The mean over the last axes, what differs from it, the mean of its squares, and the quotient with a root of that, as layer_norm.
 
-    However it is written: squares, products and powers, roots and quotients by them or products with reciprocal ones, factors in any order,
-    means with their axes or without. What is multiplied and added afterwards and has the size of the normalized axes becomes Scale and Bias.
-    Gradients that are those of the chain become those of layer_norm. Results differ by rounding.
+    However it is written: squares, products and powers, roots and quotients by them or products with reciprocal ones, factors in any
+    order, means with their axes or without. What is multiplied and added afterwards and has the size of the normalized axes becomes Scale
+    and Bias. Gradients that are those of the chain become those of layer_norm. Results differ by rounding.
 
-    Left alone are chains of which another value is read, fetched or fed, or of which ranks hold parts, other axes, and
-    gradients that also come from elsewhere.
+    Left alone are chains of which another value is read, fetched or fed, or of which ranks hold parts, other axes, and gradients that come
+    from elsewhere too.
     """
 
     def run(self, program: Program, request: Request) -> Program:

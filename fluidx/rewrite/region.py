@@ -25,16 +25,27 @@ Write = Callable[[Builder, Use], object]
 
 @dataclass(frozen=True)
 class Region:
-    """Operators, by index in their order, the last of which makes `out` of `inputs` and constants."""
+    """Operators, by index in their order, the last of which makes `out` of `inputs` and constants.
+
+    What comes in their place makes `kept` as well; then it stands where the first of them does, else where the last one does.
+    """
 
     ops: tuple[int, ...]
     out: str
     inputs: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+
+    @property
+    def at(self) -> int:
+        return self.ops[0] if self.kept else self.ops[-1]
 
 
 @dataclass(frozen=True)
 class Written:
-    """Operators that make `out` of the inputs, and their gradients; `terms` are (input, what flows back to it), one for each time it is read."""
+    """Operators that make `out` of the inputs, and their gradients.
+
+    `terms` are (input, what flows back to it), one for each time that it is read; `seed` is the gradient of `out`.
+    """
 
     forward: list[Operator]
     backward: list[Operator]

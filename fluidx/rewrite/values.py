@@ -1,4 +1,4 @@
-"""Values of a program as rewrites see them: who makes and reads each, which are constants, and what formulas chains of operators compute."""
+"""Values of a program as rewrites see them: who makes and reads each, which are constants, and what chains of operators compute."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Values:
         return "is needed by its name" if value in self.walk.kept else ""
 
     def unchanged(self, value: str, first: int, last: int) -> bool:
-        """Has a value that is read at `first` the same content up to `last`?"""
-        return not any(first <= k <= last for k in self.makers.get(value, ()))
+        """Has a value that is read at `first` or later the same content up to `last`?"""
+        return value not in self.walk.changing or not any(first <= k <= last for k in self.makers.get(value, ()))
 
 
 class Known(NamedTuple):
@@ -88,8 +88,8 @@ class Known(NamedTuple):
 class Chain:
     """What elementwise operators make of some values, in terms of these and of values from elsewhere.
 
-    All have the axes of `like`. A value without some of them, such as a mean, may be written with fewer axes, as long as it comes back to where it
-    belongs. `starts` are names in formulas, with their shapes among those axes; `others` the values from elsewhere, with theirs.
+    All have the axes of `like`. A value without some of them, such as a mean, may be written with fewer axes, as long as it comes back to
+    where it belongs. `starts` are names in formulas, with their shapes among those axes; `others` the values from elsewhere, with theirs.
     """
 
     def __init__(self, values: Values, like: str, starts: Mapping[str, tuple[int, ...]]):
