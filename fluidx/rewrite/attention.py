@@ -19,7 +19,7 @@ from .values import Chain, Values
 
 _PRODUCT, _SOFTMAX, _TURN = "matmul", "softmax", "transpose"
 _SCORES = Form(lambda scores, mask, *, factor: factor * scores + mask, given=("scores",), neutral={"mask": 0.0})
-_SCALED = Form(lambda x, *, factor: factor * x)
+_SCALED = Form(lambda x, *, factor: factor * x, given=("x",))
 _NEVER = -1e9  # what is added to scores that are not to count; exp of it is 0 beside any score that is not as large
 
 
@@ -62,6 +62,8 @@ def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
     if not after:
         return ""
     weighted = values.ops[after[0]]
+    if changing := [n for n in (x, w) if n in values.walk.changing]:
+        return f"%{changing[0]} {values.why_needed(changing[0])}"
     if softmax.attrs["axis"] not in (-1, len(values.shape(x)) - 1):
         return f"the softmax is along axis {softmax.attrs['axis']}, not along the last one"
     if weighted.attrs != opdef(_PRODUCT).defaults:

@@ -42,10 +42,22 @@ class Joiner:
         made = self.before.copy()
         made.global_block().descs.update(self.edit.declared)
         ops = [new for k, op in enumerate(self.ops) for new in self.edit.instead.get(k, (op,))]
-        read = {n for op in (*ops, *(op for b in self.before.blocks[1:] for op in b.oplist)) for n in op.input_arg_names}
-        was = {n for k in self.edit.instead for n in self.ops[k].input_arg_names}
-        gone = {n for n in was - read if n in self.values.constants.known and not self.values.why_needed(n)}
-        return with_ops(made, [op for op in ops if not op.output_arg_names or not gone.issuperset(op.output_arg_names)])
+        return with_ops(made, self._without_lost_constants(ops))
+
+    def _without_lost_constants(self, ops: list[Operator]) -> list[Operator]:
+        lost = {n for k in self.edit.instead for n in self.ops[k].input_arg_names}
+        read = {n for b in self.before.blocks[1:] for op in b.oplist for n in op.input_arg_names}
+        left = []
+        for op in reversed(ops):
+            outs = op.output_arg_names
+            free = all(n in lost and n in self.values.constants.known and not self.values.why_needed(n) for n in outs)
+            if outs and free and read.isdisjoint(outs):
+                lost.update(op.input_arg_names)
+                continue
+            left.append(op)
+            read.update(op.input_arg_names)
+        left.reverse()
+        return left
 
     def taken(self, k: int) -> bool:
         """Is an operator part of what was joined?"""
