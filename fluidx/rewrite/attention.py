@@ -57,8 +57,8 @@ class _Operand:
 def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
     """Join the products around one softmax; returns why not. Empty where its result is multiplied with nothing."""
     (x,), (w,), values = softmax.inputs["X"], softmax.outputs["Out"], joiner.values
-    after = [j for j in values.uses.get(w, ()) if values.ops[j].type == _PRODUCT and values.ops[j].role is softmax.role]
-    after = [j for j in after if values.ops[j].inputs["X"] == (w,)]
+    after = [j for j in values.uses.get(w, ()) if values.ops[j].type == _PRODUCT and values.ops[j].inputs["X"] == (w,)]
+    after = [j for j in after if values.ops[j].role is softmax.role and not values.ops[j].attrs["transpose_x"]]
     if not after:
         return ""
     weighted = values.ops[after[0]]

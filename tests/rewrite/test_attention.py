@@ -57,7 +57,8 @@ def test_scaled_queries_that_others_read_stay_scaled():
 def test_keys_that_are_transposed_before_the_product(order, shape):
     """Rows and columns exchanged, which the operator does itself; or the heads brought forward too, which stays to be done."""
     head = GIVEN.replace("%k: f32[-1,2,6,4]", f"%k: f32{shape}")
-    before = f"  %t: f32[-1,2,4,6] = transpose(%k) {{axis={order}}}\n" + CHAIN.replace("%k) {alpha=0.5, transpose_y=true}", "%t) {alpha=0.5}")
+    chain = CHAIN.replace("%k) {alpha=0.5, transpose_y=true}", "%t) {alpha=0.5}")
+    before = f"  %t: f32[-1,2,4,6] = transpose(%k) {{axis={order}}}\n{chain}"
     same = order == [0, 1, 3, 2]
     turned = "" if same else "  %k.turned: f32[-1,2,6,4] = transpose(%k) {axis=[0, 2, 1, 3]}\n  "
     after = turned + (JOINED if same else JOINED.replace("%k", "%k.turned"))
@@ -114,8 +115,10 @@ def by_hand(q, k, v, mask):
     return e / e.sum(-1, keepdims=True) @ v
 
 
-SHAPES = st.sampled_from([((-1, 5, 4), (-1, 6, 4), (-1, 6, 3)), ((-1, 2, 5, 4), (-1, 2, 6, 4), (-1, 2, 6, 3)), ((5, 4), (6, 4), (6, 3)),
-                          ((-1, 4, 5, 4), (-1, 1, 6, 4), (-1, 1, 6, 3)), ((-1, 3, 2, 5, 4), (-1, 3, 2, 6, 4), (-1, 3, 2, 6, 3))])  # fmt: skip
+SHAPES = st.sampled_from([
+    ((-1, 5, 4), (-1, 6, 4), (-1, 6, 3)), ((-1, 2, 5, 4), (-1, 2, 6, 4), (-1, 2, 6, 3)), ((5, 4), (6, 4), (6, 3)),
+    ((-1, 4, 5, 4), (-1, 1, 6, 4), (-1, 1, 6, 3)), ((-1, 3, 2, 5, 4), (-1, 3, 2, 6, 4), (-1, 3, 2, 6, 3)),
+])  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -222,7 +225,8 @@ def test_weights_that_are_dropped_are_kept_unless_the_dropout_is_switched_off():
         q = fx.data("q", [-1, 2, 4, 4])
         out = fx.nets.scaled_dot_product_attention(L.reshape(q, [0, 8, 4]), L.reshape(q, [0, 8, 4]), L.reshape(q, [0, 8, 4]), 1, 0.5)
     assert "scaled_dot_product_attention" not in [op.type for op in rewritten(main, [JoinAttention()], fetch=[out]).ops]
-    dropped = '%u: f32[-1,2,5,6], %keep: u8[-1,2,5,6] = dropout(%w) {dropout_implementation="upscale_in_train", is_test=true}'
+    off = 'dropout_implementation="upscale_in_train", dropout_prob=0.5, is_test=true'
+    dropped = f"%u: f32[-1,2,5,6], %keep: u8[-1,2,5,6] = dropout(%w) {{{off}}}"
     chain = CHAIN.replace("  %out", f"  {dropped}\n  %out").replace("(%w, %v)", "(%u, %v)")
     p = fx.Program.parse_from_string(f"program p {{ {GIVEN}\n{chain} }}")
     both = rewritten(p, [DropIdentities(), fx.rewrite.DropDead(), JoinAttention()], fetch=["out"])

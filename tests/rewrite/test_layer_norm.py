@@ -137,6 +137,9 @@ def wrong(text, old, new):
 ALL = CHAIN + WEIGHTS
 
 
+NO_ROOT = "%v does not become the root that %x - %m is divided by"
+
+
 @pytest.mark.parametrize(
     "text, fetch, reason",
     [
@@ -145,13 +148,14 @@ ALL = CHAIN + WEIGHTS
         (ALL + "  %r = exp(%u)\n", ["y"], "%r is written more than once, or kept from run to run"),
         (wrong(ALL, "  %h:", "  %x = exp(%x)\n  %h:"), ["y"], "%x is written in between"),
         (wrong(ALL, "%y: f32[-1,4] =", "%y: f32[-1,4] = exp(%x)\n  %y ="), ["y"], None),
-        (wrong(ALL, "dim=[1]", "dim=[0]").replace("f32[-1,1]", "f32[1,4]"), ["y"], "the axes [0] of %x are not its last ones, behind one or more"),
-        (wrong(ALL, "bias=1e-05", "bias=0.0"), ["y"], "%v does not become the root that %x - %m is divided by"),
+        (wrong(ALL, "dim=[1]", "dim=[0]").replace("f32[-1,1]", "f32[1,4]"), ["y"],
+         "the axes [0] of %x are not its last ones, behind one or more"),
+        (wrong(ALL, "bias=1e-05", "bias=0.0"), ["y"], NO_ROOT),
         (wrong(ALL, "bias=1e-05", "bias=-1.0"), ["y"], "epsilon is -1.0"),
         (wrong(ALL, "%u: f32[-1,1] = scale(%v) {bias=1e-05}\n  %r: f32[-1,1] = sqrt(%u)",
                "%u: f32[-1,1] = sqrt(%v)\n  %r: f32[-1,1] = scale(%u) {bias=1e-05}"), ["y"],
-         "%v does not become the root that %x - %m is divided by"),
-        (wrong(ALL, "= elementwise_div(%d, %r)", "= elementwise_div(%x, %r)"), ["y"], "%v does not become the root that %x - %m is divided by"),
+         NO_ROOT),
+        (wrong(ALL, "= elementwise_div(%d, %r)", "= elementwise_div(%x, %r)"), ["y"], NO_ROOT),
     ],
 )  # fmt: skip
 def test_others_are_left_with_a_reason(text, fetch, reason):
