@@ -212,7 +212,8 @@ class Joiner:
             return f"%{needed} {self.values.why_needed(needed)}"
         if len(readers) != 1 or self.ops[min(readers)].type != _SUM:
             return f"%{terms[0]} is read elsewhere"
-        return min(readers)
+        added = self.ops[min(readers)].input_arg_names
+        return min(readers) if all(added.count(n) == 1 for n in terms) else f"%{terms[0]} is not added to the others, once each"
 
     def _added_up(self, k: int, terms: list[str], made: list[str], edit: _Edit, finishes: dict[str, str]) -> dict[str, str]:
         """Have the sum `k` add up what is made in the place of `terms`, or go where nothing else is added; names for what is made."""

@@ -4,6 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import fluidx as fx
 from fluidx.rewrite import JoinAttention, JoinLayerNorm, rewritten
@@ -105,3 +107,49 @@ def test_two_ranks_train_the_joined_program(strategy, monkeypatch):
     model.loss = loss
     after, _ = train_ranks(model, strategy, 2, feeds, [loss])
     np.testing.assert_allclose(np.ravel(after), np.ravel(before), **CLOSE)
+
+
+def _mutated(main, rng):
+    """The program with up to three changes: an operand that is another value of the same type, another number, another value written."""
+    new = main.copy()
+    block = new.global_block()
+    for _ in range(rng.integers(1, 4)):
+        k = int(rng.integers(len(block.oplist)))
+        op = block.oplist[k]
+        made = [n for o in block.oplist[:k] for n in o.output_arg_names]
+        known = [*made, *(d.name for d in block.descs.values() if d.persistable or d.is_data)]
+        numbers = [a for a, v in op.attrs.items() if isinstance(v, float)]
+        if numbers and rng.random() < 0.4:
+            a = numbers[int(rng.integers(len(numbers)))]
+            block.oplist[k] = op.replace(attrs={**op.attrs, a: op.attrs[a] * 0.5 + 0.1})
+        elif op.role.value != "optimize" and op.inputs:
+            slots = [(s, i) for s, names in op.inputs.items() for i in range(len(names))]
+            slot, i = slots[int(rng.integers(len(slots)))]
+            was = op.inputs[slot][i]
+            like = [n for n in known if block.descs[n].type == block.descs[was].type and n != was]
+            if like:
+                names = list(op.inputs[slot])
+                names[i] = like[int(rng.integers(len(like)))]
+                block.oplist[k] = op.replace(inputs={**op.inputs, slot: tuple(names)})
+    return new
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32 - 1))
+def test_whatever_the_program_says_it_goes_on_saying(seed):
+    """Programs that are wrong in some place: what is not the chain, or not its gradient, has to stay."""
+    rng = np.random.default_rng(seed)
+    model = transformer(blocks=1, optimizer=fx.optimizer.SGD(0.05))
+    gradients = [f"{p.name}@GRAD" for p in model.main.all_parameters()]
+    main = _mutated(model.main, rng)
+    values = [n for op in main.ops for n in op.output_arg_names if op.role.value in ("forward", "backward")]
+    fetch = [model.loss.name, *gradients, *(values[int(k)] for k in rng.integers(len(values), size=rng.integers(0, 3)))]
+    joined = rewritten(main, BOTH, fetch=fetch)
+    found = []
+    for model.main in (main, joined):
+        (answers,), _ = train_single(model, [model.feed(2)], fetch)
+        found.append(answers)
+    # some are 0 but for rounding, which small divisors magnify, so that all are compared with the largest
+    largest = max(np.nanmax(np.abs(a), initial=1.0) for a in found[0])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-9 * largest)

@@ -221,6 +221,20 @@ def test_a_gradient_that_comes_from_elsewhere_too_keeps_the_chain():
     assert log[0].endswith(f"%{v.name} is read elsewhere")
 
 
+@pytest.mark.parametrize("added", [(0, 0), (0,), (1, 1), (0, 1, 1)])
+def test_a_sum_that_lacks_a_term_or_has_it_twice_is_another_gradient(added):
+    main = fx.Program("terms")
+    with fx.unique_name.guard(), fx.program_guard(main, fx.Program()):
+        x = L.fc(fx.data("x", [-1, 4]), 4)
+        loss = L.mean(L.sin(layer_norm(x)))
+        fx.optimizer.SGD(0.1).minimize(loss)
+    (k,) = (k for k, op in enumerate(main.ops) if op.output_arg_names == (f"{x.name}@GRAD",))
+    block = main.global_block()
+    terms = block.oplist[k].inputs["X"]
+    block.oplist[k] = block.oplist[k].replace(inputs={"X": tuple(terms[j] for j in added)})
+    assert rewritten(main, [JoinLayerNorm()], fetch=[loss]) == main
+
+
 def test_two_norms_of_one_value_share_its_gradient():
     main, startup = fx.Program("two"), fx.Program("two_startup")
     with fx.unique_name.guard(), fx.program_guard(main, startup):
