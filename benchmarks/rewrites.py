@@ -1,11 +1,13 @@
-"""What rewrites take and give: the walk before a plan, batch normalization folded for inference, channels last.
+"""What rewrites take and give: the walk before a plan, batch normalization folded for inference, channels last, chains joined.
 
     walk      microseconds an operator of the rewrites that executors do by themselves, on the models of the other benchmarks, where nothing
               applies
     shapes    one convolution, forward and backward, with channels first and last, and one transpose of its input
     models    steps of ResNet-18 and LeNet as written, after ChannelsLast, and (inference) after InferenceTranspiler
+    joined    steps of one normalization, one attention and a block of both, written out of small layers, as written and after JoinLayerNorm
+              and JoinAttention; and what the two passes take for a stack of twelve such blocks
 
-CPU seconds of one thread, minima and medians over the rounds.   --rounds 10   --save
+CPU seconds of one thread, minima and medians over the rounds.   --rounds 10   --only walk,shapes,models,joined   --save
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from _common import Log, option, ratio, show
+from _common import Log, option, options, ratio, show
 from _models import NETS, case, fluidx_model, start
 
 import fluidx as fx
@@ -25,7 +27,7 @@ from fluidx.executor.planning import plan
 from fluidx.ir import TensorType, opdef
 from fluidx.ops import kernels
 from fluidx.ops.shared.types import empties
-from fluidx.rewrite import ChannelsLast, rewritten
+from fluidx.rewrite import ChannelsLast, JoinAttention, JoinLayerNorm, rewritten
 
 # rows, channels in, size of the image, channels out, size of the filter, stride, padding
 SHAPES = (
@@ -115,12 +117,77 @@ def models(log: Log, rounds: int) -> None:
                 log(f"  {way:14} {show(times, 1e3, 'ms')}; {ratio(times, found['as written'])}")
 
 
+JOINS = (JoinLayerNorm(), JoinAttention())
+ROWS, LENGTH, WIDTH, HEADS = 8, 128, 256, 8
+
+
+def written_norm(x: Any) -> Any:
+    L = fx.layers
+    d = x - L.reduce_mean(x, -1, keep_dim=True)
+    y = L.elementwise_div(d, L.sqrt(L.scale(L.reduce_mean(L.square(d), -1, keep_dim=True), bias=1e-5)))
+    scale = L.create_parameter([WIDTH], "float32", default_initializer=fx.initializer.Constant(1.0))
+    return L.elementwise_add(L.elementwise_mul(y, scale), L.create_parameter([WIDTH], "float32", is_bias=True))
+
+
+def written_attention(x: Any, project: bool = True) -> Any:
+    L, d = fx.layers, WIDTH // HEADS
+
+    def heads() -> Any:
+        h = L.fc(x, WIDTH, num_flatten_dims=2) if project else x
+        return L.transpose(L.reshape(h, [0, 0, HEADS, d]), [0, 2, 1, 3])
+
+    q, k, v = heads(), heads(), heads()
+    mask = L.assign(np.triu(np.full((LENGTH, LENGTH), -1e9, "float32"), 1))
+    weights = L.softmax(L.elementwise_add(L.matmul(q, k, transpose_y=True, alpha=d**-0.5), mask))
+    return L.reshape(L.transpose(L.matmul(weights, v), [0, 2, 1, 3]), [0, 0, WIDTH])
+
+
+def written_block(x: Any) -> Any:
+    L = fx.layers
+    x = x + L.fc(written_attention(written_norm(x)), WIDTH, num_flatten_dims=2)
+    return x + L.fc(L.fc(written_norm(x), 4 * WIDTH, num_flatten_dims=2, act="relu"), WIDTH, num_flatten_dims=2)
+
+
+def chain(write: Callable[[Any], Any], train: bool, times: int = 1) -> tuple[Any, Any, Any]:
+    """(main, startup, loss) of what `write` writes of [ROWS, LENGTH, WIDTH]."""
+    main, startup = fx.Program("chain"), fx.Program("chain_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        h = fx.data("x", [ROWS, LENGTH, WIDTH])
+        h = h + fx.layers.create_parameter([WIDTH], "float32", is_bias=True)  # so that gradients go all the way
+        for _ in range(times):
+            h = write(h)
+        loss = fx.layers.mean(fx.layers.square(h))
+        if train:
+            fx.optimizer.SGD(0.01).minimize(loss)
+    return main, startup, loss
+
+
+def joined(log: Log, rounds: int) -> None:
+    feed = {"x": np.random.default_rng(0).standard_normal((ROWS, LENGTH, WIDTH), "float32")}
+    writes = {"normalization": written_norm, "attention": partial(written_attention, project=False), "block": written_block}
+    for name, write in writes.items():
+        for train in (True, False):
+            main, startup, loss = chain(write, train)
+            steps = {}
+            for way, program in (("as written", main), ("joined", rewritten(main, JOINS, fetch=[loss]))):
+                exe, scope = fx.Executor(), fx.Scope()
+                exe.run(startup, scope=scope)
+                steps[way] = partial(exe.run, program, feed, [loss.name], scope=scope)
+            found = timed(steps, rounds)
+            log(f"\n{name} of {ROWS}x{LENGTH}x{WIDTH}, {'training' if train else 'inference'}")
+            for way, times in found.items():
+                log(f"  {way:14} {show(times, 1e3, 'ms')}; {ratio(times, found['as written'])}")
+    main, _, loss = chain(written_block, True, 12)
+    (times,) = timed({"passes": partial(rewritten, main, JOINS, [loss])}, min(rounds, 5)).values()
+    log(f"\nthe two passes over {len(main.ops)} operators of twelve blocks: {show(times, 1e3, 'ms')}")
+
+
 def main() -> None:
     fx.set_num_threads(1)
     log, rounds = Log("rewrites"), int(option("rounds", "10"))
-    walk(log, rounds)
-    shapes(log, rounds)
-    models(log, rounds)
+    parts = {"walk": walk, "shapes": shapes, "models": models, "joined": joined}
+    for name in options("only", ",".join(parts)):
+        parts[name](log, rounds)
     log.close()
 
 
