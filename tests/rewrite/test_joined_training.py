@@ -1,6 +1,7 @@
 """Transformers of small layers, trained as written and with norms and attention joined: before minimize, after it, on two ranks."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import fluidx as fx
 from fluidx.rewrite import JoinAttention, JoinLayerNorm, rewritten
 from fluidx.testing.models import train_ranks, train_single
 
-from .written_out import attention, transformer, weight
+from .written_out import attention, layer_norm, transformer, weight
 
 L = fx.layers
 BOTH = [JoinLayerNorm(), JoinAttention()]
@@ -139,7 +140,11 @@ def _mutated(main, rng):
 def test_whatever_the_program_says_it_goes_on_saying(seed):
     """Programs that are wrong in some place: what is not the chain, or not its gradient, has to stay."""
     rng = np.random.default_rng(seed)
-    model = transformer(blocks=1, optimizer=fx.optimizer.SGD(0.05))
+    ways = ["sqrt", "rsqrt", "power"], ["square", "product"], ["alpha", "queries", "scores"]
+    root, square, scaled = (str(rng.choice(some)) for some in ways)
+    norm = partial(layer_norm, root=root, square=square, scale=bool(rng.integers(2)))
+    mask = (lambda: weight((5, 5), "float64", 3)) if rng.integers(2) else (lambda: None)
+    model = transformer(norm, lambda q, k, v: attention(q, k, v, mask(), scaled), blocks=1, optimizer=fx.optimizer.SGD(0.05))
     gradients = [f"{p.name}@GRAD" for p in model.main.all_parameters()]
     main = _mutated(model.main, rng)
     values = [n for op in main.ops for n in op.output_arg_names if op.role.value in ("forward", "backward")]
