@@ -11,8 +11,7 @@ import fluidx as fx
 from fluidx.executor import Scope
 from fluidx.rewrite import DropIdentities, JoinAttention, rewritten
 from fluidx.testing import check_rewrite
-
-from .written_out import attention
+from tests.rewrite.written_out import attention
 
 L = fx.layers
 GIVEN = "data %q: f32[-1,2,5,4]; data %k: f32[-1,2,6,4]; data %v: f32[-1,2,6,3]; data %mask: f32[5,6]"

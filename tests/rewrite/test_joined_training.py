@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import fluidx as fx
 from fluidx.rewrite import JoinAttention, JoinLayerNorm, rewritten
 from fluidx.testing.models import train_ranks, train_single
-
-from .written_out import attention, layer_norm, transformer, weight
+from tests.rewrite.written_out import attention, layer_norm, transformer, weight
 
 L = fx.layers
 BOTH = [JoinLayerNorm(), JoinAttention()]

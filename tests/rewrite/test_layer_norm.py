@@ -11,8 +11,7 @@ import fluidx as fx
 from fluidx.executor import Scope
 from fluidx.rewrite import JoinLayerNorm, rewritten
 from fluidx.testing import check_rewrite
-
-from .written_out import divided, layer_norm, squared, weight, with_epsilon
+from tests.rewrite.written_out import divided, layer_norm, squared, weight, with_epsilon
 
 L = fx.layers
 CHAIN = """
