@@ -22,7 +22,7 @@
 
 enum { CONV_WORDS = 22 };
 enum { WINOGRAD = 0, SHIFTED = 1, COLUMNS = 2, DIRECT = 3, FEW = 4 };
-enum { PANEL = 64, ROWS = 120, DEPTH = 128, TILES = 64, TILE_LANES = 16, SPREAD = 80, MOST_TAPS = 128, MOST_GRIDS = 16 };
+enum { PANEL = 64, ROWS = 120, DEPTH = 128, CHAIN = 32, TILES = 64, TILE_LANES = 16, SPREAD = 80, MOST_TAPS = 128, MOST_GRIDS = 16 };
 
 typedef struct {
     int64_t n, c, o, groups, h, w, kh, kw, sh, sw, dh, dw, top, left, oh, ow, nhwc, way;

@@ -133,6 +133,21 @@ INLINE const T *FN(patch)(const T *image, int64_t h, int64_t w, int64_t c, int64
     return room;
 }
 
+/* m [rows][width] = v [rows][k] u [k][width]. An output sums 9 of these with signs, so that their errors weigh 5/3 as much as in a sum of the
+ * same length taken directly; chains of CHAIN products and of few sums of them make up for it. */
+static int FN(channel_sums)(int64_t rows, int64_t width, int64_t k, const T *v, const T *u, T *m, int64_t ldm) {
+    T more[TILES * PANEL];
+    for (int64_t first = 0; first < k; first += DEPTH) {
+        T *to = first ? more : m;
+        int64_t ld = first ? PANEL : ldm, end = at_most(k, first + DEPTH);
+        for (int64_t l = first; l < end; l += CHAIN)
+            if (FN(product)(0, 0, rows, width, at_most(CHAIN, end - l), 1, v + l, k, u + l * width, width, l > first, to, ld)) return -1;
+        for (int64_t r = 0; r < rows && first; r++)
+            for (int64_t c = 0; c < width; c++) m[r * ldm + c] += more[r * PANEL + c];
+    }
+    return 0;
+}
+
 /* Images [begin, end): transform, multiply, transform back, a block of tiles at a time. */
 static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
     FN(Job) *j = ctx;
@@ -159,12 +174,10 @@ static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
                 if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
             }
             for (int64_t e = 0; e < 16; e++)
-                for (int64_t o = 0; o < co; o += PANEL) {
-                    int64_t width = at_most(PANEL, co - o);
-                    if (FN(multiply)(0, some, width, ci, v + e * apart, ci, j->scratch + e * (ci * co + SPREAD) + o * ci, width, 0,
-                                     m + e * apart_m + o, co))
+                for (int64_t o = 0; o < co; o += PANEL)
+                    if (FN(channel_sums)(some, at_most(PANEL, co - o), ci, v + e * apart, j->scratch + e * (ci * co + SPREAD) + o * ci,
+                                         m + e * apart_m + o, co))
                         j->failed = 1;
-                }
             for (int64_t t = 0; t < some; t++) {
                 int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2;
                 T *to = out + image * out_size + (y * j->ow + x) * co;
