@@ -33,8 +33,14 @@ static void FN(turn_part)(const T *x, int64_t from, int64_t rows, int64_t column
                 T t[16][16];
                 for (int i = 0; i < 16; i++)
                     for (int j = 0; j < 16; j++) t[i][j] = x[(r + i) * from + c + j];
+#if HAVE_FMA
+                static const int64_t row[16] = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
+                for (int j = 0; j < 16; j += 16 / sizeof(T))
+                    for (int i = 0; i < 16; i += FN(LANES)) FN(product_turn)(t[i] + j, row, y + (c + j) * to + r + i, to);
+#else
                 for (int j = 0; j < 16; j++)
                     for (int i = 0; i < 16; i++) y[(c + j) * to + r + i] = t[i][j];
+#endif
             } else {
                 for (int64_t j = c; j < columns && j < c + 16; j++)
                     for (int64_t i = r; i < rows && i < r + 16; i++) y[j * to + i] = x[i * from + j];
