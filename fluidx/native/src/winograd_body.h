@@ -16,19 +16,19 @@ INLINE void FN(tile_in)(const T *s, int64_t row, int64_t pixel, T *v, int64_t ap
         }
 }
 
-/* A^t m A: m [16] to 2x2 outputs y [4][TILE_LANES]. */
+/* A^t m A: m [16] to 2x2 outputs y [4][TILE_LANES], each of which is rounded once. */
 INLINE void FN(tile_out)(const T *m, int64_t apart, T (*y)[TILE_LANES], int lanes) {
-    T t[8][TILE_LANES];
+    double t[8][TILE_LANES];
     for (int j = 0; j < 4; j++)
         for (int l = 0; l < lanes; l++) {
             const T *s = m + j * apart + l;
-            T a = s[0], b = s[4 * apart], c = s[8 * apart], d = s[12 * apart];
+            double a = s[0], b = s[4 * apart], c = s[8 * apart], d = s[12 * apart];
             t[j][l] = a + b + c, t[4 + j][l] = b - c - d;
         }
     for (int i = 0; i < 2; i++)
         for (int l = 0; l < lanes; l++) {
-            T a = t[4 * i][l], b = t[4 * i + 1][l], c = t[4 * i + 2][l], d = t[4 * i + 3][l];
-            y[2 * i][l] = a + b + c, y[2 * i + 1][l] = b - c - d;
+            double a = t[4 * i][l], b = t[4 * i + 1][l], c = t[4 * i + 2][l], d = t[4 * i + 3][l];
+            y[2 * i][l] = (T)(a + b + c), y[2 * i + 1][l] = (T)(b - c - d);
         }
 }
 
