@@ -8,16 +8,16 @@ in a parameter by more than the factor of `--report`, that parameter is named.
 A value next to 0 that changes sign under relu adds or removes a gradient: one such value among thousands is an error of 1e-3, and which run
 has one is chance. `resnet_tanh` is ResNet-18 with tanh for relu, whose errors are those of the arithmetic.
 
-`--winograd 0` computes convolutions without Winograd's transforms.
+`--winograd` is FLUIDX_WINOGRAD: 0 computes convolutions without Winograd's transforms, 4 with larger tiles.
 
-    --models mlp,lenet,resnet,resnet_tanh,gpt   --report 1.5   --seeds 3   --winograd 1   --save
+    --models mlp,lenet,resnet,resnet_tanh,gpt   --report 1.5   --seeds 3   --winograd 2   --save
 """
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,7 +27,6 @@ from _models import NETS, Case, case, fluidx_model, resnet, start, torch_net
 from _peers import versions
 
 import fluidx as fx
-from fluidx.ops.nn import conv_native
 
 Gradients = dict[str, np.ndarray]
 
@@ -77,11 +76,6 @@ def errors(got: Gradients, want: Gradients) -> dict[str, float]:
     return {n: float(np.linalg.norm(got[n].astype("float64") - want[n]) / np.linalg.norm(want[n])) for n in want}
 
 
-def _plainly(way: Callable[..., int], *shape: Any) -> int:
-    how = way(*shape)
-    return conv_native.SHIFTED if how == conv_native.WINOGRAD else how
-
-
 def spread(e: Mapping[str, float]) -> str:
     return f"median {statistics.median(e.values()):.2e}, max {max(e.values()):.2e} ({max(e, key=lambda n: e[n])})"
 
@@ -92,9 +86,8 @@ def main() -> None:
     if find_spec("torch") is None:
         log("PyTorch is not installed: there is nothing to compare with")
         return log.close()
-    if option("winograd", "1") == "0":
-        conv_native.way = partial(_plainly, conv_native.way)
-        log("without Winograd's transforms: by shifted products instead")
+    os.environ["FLUIDX_WINOGRAD"] = option("winograd", "2")
+    log(fx.native.describe())
     for name in options("models", "mlp,lenet,resnet,resnet_tanh,gpt"):
         for seed in range(int(option("seeds", "3"))):
             compare(log, name, seed)

@@ -44,6 +44,9 @@ _THREADS = Setting("FLUIDX_THREADS", "an integer from 0 to 256", "0", "Threads o
 _NATIVE_LEVEL = Setting("FLUIDX_NATIVE_LEVEL", "base, v3 or v4", "", "Instructions of the C kernels; unset takes the processor's best.")
 _NATIVE = Setting("FLUIDX_NATIVE", "0 or 1", "", "Read by setup.py: 0 builds without the C kernels, 1 fails where they do not build.")
 _REWRITE = Setting("FLUIDX_REWRITE", "0 or 1", "1", "0 runs every operator of a program as it was written; answers have the same bits.")
+_WINOGRAD = Setting(
+    "FLUIDX_WINOGRAD", "0, 2 or 4", "2", "Outputs along a side of Winograd's tiles: 4 is faster and less accurate, 0 takes sums directly."
+)
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
 
@@ -53,7 +56,8 @@ def describe() -> tuple[Setting, ...]:
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_NATIVE', 'CPU_NUM']
     """
-    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _CHECK_NAN, _PROGRESS, _REWRITE, _KERNELS, _THREADS, _NATIVE_LEVEL, _NATIVE, _CPU_NUM)
+    natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
+    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _CPU_NUM)
 
 
 def debug_level(environ: Mapping[str, str] = os.environ) -> int:
@@ -154,6 +158,15 @@ def native_level(environ: Mapping[str, str] = os.environ) -> str:
     'v3'
     """
     return _read(_NATIVE_LEVEL, environ, lambda text: {"": "", "base": "base", "v3": "v3", "v4": "v4"}[text])
+
+
+def winograd(environ: Mapping[str, str] = os.environ) -> int:
+    """Return FLUIDX_WINOGRAD, the outputs along a side of the tiles of Winograd's convolutions, or 0 for convolutions without them.
+
+    >>> winograd({}), winograd({"FLUIDX_WINOGRAD": "4"})
+    (2, 4)
+    """
+    return _read(_WINOGRAD, environ, lambda text: {"0": 0, "2": 2, "4": 4}[text])
 
 
 def cpu_num(environ: Mapping[str, str] = os.environ) -> int:

@@ -116,7 +116,8 @@ def describe() -> str:
         return f"native kernels off: {reason}"
     state = _load()
     by = "own products" if level() != _BASE else f"products by {state.blas}" if state.blas else f"products by NumPy ({state.no_blas})"
-    return f"native kernels on: level {level()}, {by}, {num_threads()} threads"
+    tiles = {0: ", no Winograd", 2: "", 4: ", Winograd in tiles of 4x4"}[config.winograd()]
+    return f"native kernels on: level {level()}, {by}, {num_threads()} threads{tiles}"
 
 
 def _module() -> Any:

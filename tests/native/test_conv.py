@@ -159,8 +159,18 @@ def test_few_channels_at_every_level(level, case, dtype):
     close(run("conv2d", [x, w], attrs)[0], forward(x, w, attrs, g.shape[2:]), w[0].size, dtype)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_threads_do_not_change_bits(case):
+def tiles(monkeypatch, size):
+    """Winograd's tiles of `size` x `size` outputs, however few they are."""
+    monkeypatch.setenv("FLUIDX_WINOGRAD", str(size))
+    monkeypatch.setattr(cn, "LEAST_TILES", 1)
+
+
+WITH_TILES = [(c, 2) for c in CASES] + [(c, 4) for c in CASES if c[-1] == cn.WINOGRAD]
+
+
+@pytest.mark.parametrize("case, size", WITH_TILES, ids=str)
+def test_threads_do_not_change_bits(monkeypatch, case, size):
+    tiles(monkeypatch, size)
     x, w, g, attrs = example((9, *case[1:]))
     results = []
     for threads in (1, 2, 3):
@@ -185,9 +195,10 @@ def taken(call):
 
 
 @pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_say_what_each_thread_will_take(case, fmt):
+@pytest.mark.parametrize("case, size", WITH_TILES, ids=str)
+def test_kernels_say_what_each_thread_will_take(monkeypatch, case, size, fmt):
     """Of arrays that do not exist, to the page."""
+    tiles(monkeypatch, size)
     x, w, g, attrs = example(case)
     for name, ins in (("conv2d", (x, w)), ("conv2d_grad", (x, w, g))):
         op = opdef(name)
@@ -245,6 +256,62 @@ def test_every_level_of_instructions(level):
         x, w, g, attrs = example(case)
         close(run("conv2d", [x, w], attrs)[0], forward(x, w, attrs, g.shape[2:]), w[0].size, "float32")
         close(run("conv2d_grad", [x, w, g], attrs)[1], backward(x, w, g, attrs)[1], g.size // g.shape[1], "float32")
+
+
+@pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", [c for c in CASES if c[-1] == cn.WINOGRAD], ids=str)
+def test_large_tiles(monkeypatch, level, case, fmt, dtype):
+    """Three times the error of small tiles, with which `close` reckons, as if nine times as many terms were added."""
+    tiles(monkeypatch, 4)
+    x, w, g, attrs = example(case, dtype)
+    told = {**attrs, "data_format": fmt}
+    win = opdef("conv2d").windows("conv2d", to(fmt, x), w, opdef("conv2d").complete_attrs(told))
+    (call,) = cn.calls([(cn.FORWARD, to(fmt, x), w, to(fmt, g))], win, 1, fmt, (), False)
+    assert call.args[-2] == cn.WINOGRAD_4
+    close(back_to_nchw(fmt, run("conv2d", [to(fmt, x), w], told)[0]), forward(x, w, attrs, g.shape[2:]), 9 * w[0].size, dtype)
+    dx, dw = run("conv2d_grad", [to(fmt, x), w, to(fmt, g)], told)
+    want_x, want_w = backward(x, w, g, attrs)
+    close(back_to_nchw(fmt, dx), want_x, 9 * len(w) * 9, dtype)
+    close(dw, want_w, g.size // g.shape[1], dtype)
+
+
+def rms(a):
+    return float(np.sqrt(np.mean(np.square(a))))
+
+
+@pytest.mark.parametrize("size, part", [(2, 3), (4, 1)])
+def test_winograd_is_closer_than_sums_in_one_chain(monkeypatch, level, size, part):
+    """Chains of 32 products err by an eighth as much as one of 9 x 256. Transforms make it 5/3 as much with small tiles, 4.8 with large
+    ones, and add roundings of their own: about a quarter and three quarters are left."""
+    tiles(monkeypatch, size)
+    x, w, g, attrs = example((32, 256, 16, 1, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD))
+    want = forward(x, w, attrs, g.shape[2:])
+    seen = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), (2, 3))
+    chain = np.zeros_like(g)
+    for c, i, j in np.ndindex(256, 3, 3):
+        chain += seen[:, None, c, :, :, i, j] * w[:, c, i, j, None, None]
+    assert part * rms(run("conv2d", [x, w], attrs)[0] - want) < rms(chain - want)
+
+
+def test_winograd_can_be_turned_off(monkeypatch):
+    case = CASES[0]
+    x, w, g, attrs = example(case)
+    win = opdef("conv2d").windows("conv2d", x, w, opdef("conv2d").complete_attrs(attrs))
+    assert cn.way(win, 16, 16, 1, "NCHW") == cn.WINOGRAD
+    monkeypatch.setenv("FLUIDX_WINOGRAD", "0")
+    assert cn.way(win, 16, 16, 1, "NCHW") == cn.SHIFTED
+    close(run("conv2d", [x, w], attrs)[0], forward(x, w, attrs, g.shape[2:]), w[0].size, "float32")
+
+
+def test_few_large_tiles_are_left_to_small_ones(monkeypatch):
+    """Their filters are 36 numbers instead of 16."""
+    monkeypatch.setenv("FLUIDX_WINOGRAD", "4")
+    for batch, how in ((31, cn.WINOGRAD), (32, cn.WINOGRAD_4)):
+        x, w, g, attrs = example((batch, 16, 16, 1, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD))
+        win = opdef("conv2d").windows("conv2d", x, w, opdef("conv2d").complete_attrs(attrs))
+        found = cn.calls([(cn.FORWARD, x, w, g), (cn.BACK, x, w, g), (cn.FILTER, x, w, g)], win, 1, "NCHW", (), False)
+        assert [c.args[-2] for c in found] == [how, how, cn.WINOGRAD]
 
 
 def test_small_whole_numbers_are_exact():

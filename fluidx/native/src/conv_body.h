@@ -573,7 +573,7 @@ static void FN(conv_images)(const int64_t *a, Team *team, int64_t back) {
     FN(Job) j = FN(job)(a, back);
     if (j.k.way < DIRECT && (team->error = NO_PRODUCT(BLAS))) return;
     int64_t flops = 2 * j.k.o * j.k.c / j.k.groups * j.k.kh * j.k.kw * j.k.oh * j.k.ow;
-    if (j.k.way == WINOGRAD)
+    if (j.k.way <= WINOGRAD_4)
         FN(winograd)(&j, team);
     else if (j.k.way == SHIFTED)
         FN(shifted)(&j, team);

@@ -1,119 +1,4 @@
-/* conv.h for one type: convolutions of 3x3 filters at stride 1 by Winograd's transforms, and their gradients; T, FN(name). */
-
-/* 16 lanes or fewer of B^t d B: pixels s [4][4], `row` and `pixel` apart, to v [16], `apart` apart. */
-INLINE void FN(tile_in)(const T *s, int64_t row, int64_t pixel, T *v, int64_t apart, int lanes) {
-    T t[16][TILE_LANES];
-    for (int j = 0; j < 4; j++)
-        for (int l = 0; l < lanes; l++) {
-            T a = s[j * pixel + l], b = s[row + j * pixel + l], c = s[2 * row + j * pixel + l], d = s[3 * row + j * pixel + l];
-            t[j][l] = a - c, t[4 + j][l] = b + c, t[8 + j][l] = c - b, t[12 + j][l] = b - d;
-        }
-    for (int i = 0; i < 4; i++)
-        for (int l = 0; l < lanes; l++) {
-            T a = t[4 * i][l], b = t[4 * i + 1][l], c = t[4 * i + 2][l], d = t[4 * i + 3][l];
-            T *to = v + 4 * i * apart + l;
-            to[0] = a - c, to[apart] = b + c, to[2 * apart] = c - b, to[3 * apart] = b - d;
-        }
-}
-
-/* A^t m A: m [16] to 2x2 outputs y [4][TILE_LANES], each of which is rounded once. */
-INLINE void FN(tile_out)(const T *m, int64_t apart, T (*y)[TILE_LANES], int lanes) {
-    double t[8][TILE_LANES];
-    for (int j = 0; j < 4; j++)
-        for (int l = 0; l < lanes; l++) {
-            const T *s = m + j * apart + l;
-            double a = s[0], b = s[4 * apart], c = s[8 * apart], d = s[12 * apart];
-            t[j][l] = a + b + c, t[4 + j][l] = b - c - d;
-        }
-    for (int i = 0; i < 2; i++)
-        for (int l = 0; l < lanes; l++) {
-            double a = t[4 * i][l], b = t[4 * i + 1][l], c = t[4 * i + 2][l], d = t[4 * i + 3][l];
-            y[2 * i][l] = (T)(a + b + c), y[2 * i + 1][l] = (T)(b - c - d);
-        }
-}
-
-/* A g A^t: the gradient of 2x2 outputs g [2][2] to that of m [16]. */
-INLINE void FN(tile_grad)(const T *g, int64_t row, int64_t pixel, T *m, int64_t apart, int lanes) {
-    T t[8][TILE_LANES];
-    for (int j = 0; j < 2; j++)
-        for (int l = 0; l < lanes; l++) {
-            T a = g[j * pixel + l], b = g[row + j * pixel + l];
-            t[j][l] = a, t[2 + j][l] = a + b, t[4 + j][l] = a - b, t[6 + j][l] = -b;
-        }
-    for (int i = 0; i < 4; i++)
-        for (int l = 0; l < lanes; l++) {
-            T a = t[2 * i][l], b = t[2 * i + 1][l], *to = m + 4 * i * apart + l;
-            to[0] = a, to[apart] = a + b, to[2 * apart] = a - b, to[3 * apart] = -b;
-        }
-}
-
-/* G w G^t for lanes of filters w [9][TILE_LANES]. */
-INLINE void FN(filter_in)(T (*w)[TILE_LANES], T (*u)[TILE_LANES]) {
-    T t[12][TILE_LANES];
-    for (int j = 0; j < 3; j++)
-        for (int l = 0; l < TILE_LANES; l++) {
-            T a = w[j][l], b = w[3 + j][l], c = w[6 + j][l], half = (T)0.5 * (a + c), mid = (T)0.5 * b;
-            t[j][l] = a, t[3 + j][l] = half + mid, t[6 + j][l] = half - mid, t[9 + j][l] = c;
-        }
-    for (int i = 0; i < 4; i++)
-        for (int l = 0; l < TILE_LANES; l++) {
-            T a = t[3 * i][l], b = t[3 * i + 1][l], c = t[3 * i + 2][l], half = (T)0.5 * (a + c), mid = (T)0.5 * b;
-            u[4 * i][l] = a, u[4 * i + 1][l] = half + mid, u[4 * i + 2][l] = half - mid, u[4 * i + 3][l] = c;
-        }
-}
-
-/* G^t u G: the gradient of the transformed filter to that of the filter. */
-INLINE void FN(filter_grad)(T (*u)[TILE_LANES], T (*w)[TILE_LANES]) {
-    T t[12][TILE_LANES];
-    for (int j = 0; j < 4; j++)
-        for (int l = 0; l < TILE_LANES; l++) {
-            T sum = (T)0.5 * (u[4 + j][l] + u[8 + j][l]), diff = (T)0.5 * (u[4 + j][l] - u[8 + j][l]);
-            t[j][l] = u[j][l] + sum, t[4 + j][l] = diff, t[8 + j][l] = sum + u[12 + j][l];
-        }
-    for (int i = 0; i < 3; i++)
-        for (int l = 0; l < TILE_LANES; l++) {
-            T sum = (T)0.5 * (t[4 * i + 1][l] + t[4 * i + 2][l]), diff = (T)0.5 * (t[4 * i + 1][l] - t[4 * i + 2][l]);
-            w[3 * i][l] = t[4 * i][l] + sum, w[3 * i + 1][l] = diff, w[3 * i + 2][l] = sum + t[4 * i + 3][l];
-        }
-}
-
-/* The 16 matrices of transformed filters, each in panels of 64 outputs: [16][co / 64][ci][64], SPREAD elements between them: at distances
- * of a power of two they would all meet in the same few lines of the cache. Backwards the filters are turned over,
- * which swaps rows 0 and 3 of the transformed ones, and columns. Items are blocks of TILE_LANES outputs. */
-static void FN(winograd_filters)(void *ctx, int64_t begin, int64_t end) {
-    const FN(Job) *j = ctx;
-    int64_t lane = j->back ? 9 : j->ci * 9, step = j->back ? j->co * 9 : 9, size = j->ci * j->co + SPREAD;
-    for (int64_t block = begin; block < end; block++) {
-        int64_t o = block * TILE_LANES, lanes = at_most(TILE_LANES, j->co - o), first = o / PANEL * PANEL, width = at_most(PANEL, j->co - first);
-        T w[TILE_LANES][9][TILE_LANES], u[16][TILE_LANES];
-        memset(w, 0, sizeof w);
-        for (int64_t c0 = 0; c0 < j->ci; c0 += TILE_LANES) {
-            int64_t some = at_most(TILE_LANES, j->ci - c0);
-            const T *from = j->filter + o * lane + c0 * step;
-            if (j->back) {
-                for (int64_t c = 0; c < some; c++)
-                    for (int64_t l = 0; l < lanes; l++)
-                        for (int t = 0; t < 9; t++) w[c][t][l] = from[c * step + l * 9 + t];
-            } else {
-                for (int64_t l = 0; l < lanes; l++)
-                    for (int64_t c = 0; c < some; c++)
-                        for (int t = 0; t < 9; t++) w[c][t][l] = from[l * lane + c * 9 + t];
-            }
-            for (int64_t c = 0; c < some; c++) {
-                FN(filter_in)(w[c], u);
-                T *to = j->scratch + first * j->ci + (c0 + c) * width + (o - first);
-                for (int e = 0; e < 16; e++) {
-                    static const int over[4] = {3, 1, 2, 0};
-                    T *row = to + (j->back ? over[e / 4] * 4 + over[e % 4] : e) * size;
-                    if (lanes == TILE_LANES)
-                        for (int l = 0; l < TILE_LANES; l++) row[l] = u[e][l];
-                    else
-                        for (int64_t l = 0; l < lanes; l++) row[l] = u[e][l];
-                }
-            }
-        }
-    }
-}
+/* conv.h for one type: convolutions of 3x3 filters at stride 1 by Winograd's transforms, and their gradients; T, FN(name), MULADD. */
 
 /* The part [side][side] of an image at (y, x) with zeros around it: in place where it lies inside, else copied to `room`. */
 INLINE const T *FN(patch)(const T *image, int64_t h, int64_t w, int64_t c, int64_t y, int64_t x, int side, T *room, int64_t *row) {
@@ -148,66 +33,53 @@ static int FN(channel_sums)(int64_t rows, int64_t width, int64_t k, const T *v, 
     return 0;
 }
 
-/* Images [begin, end): transform, multiply, transform back, a block of tiles at a time. */
-static void FN(winograd_images)(void *ctx, int64_t begin, int64_t end) {
-    FN(Job) *j = ctx;
-    int64_t ci = j->ci, co = j->co, th = up_div(j->oh, 2), tw = up_div(j->ow, 2), tiles = th * tw, nhwc = j->k.nhwc;
-    int64_t in_size = j->ih * j->iw * ci, out_size = j->oh * j->ow * co, group = j->group, block = TILES;
-    T *v = scratch(sizeof(T) * (size_t)(16 * (block * (ci + co) + 2 * SPREAD) + 16 * ci + (nhwc ? 0 : group * (in_size + out_size))));
-    if (!v) {
-        j->failed = 1;
-        return;
-    }
-    T *m = v + 16 * (block * ci + SPREAD), *room = m + 16 * (block * co + SPREAD);
-    T *turned = room + 16 * ci, *made = turned + group * in_size;
-    for (int64_t first = begin * group; first < at_most(end * group, j->k.n); first += group) {
-        int64_t count = at_most(group, j->k.n - first);
-        for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(j->in + (first + i) * in_size, ci, j->ih * j->iw, turned + i * in_size);
-        const T *in = nhwc ? j->in + first * in_size : turned;
-        T *out = nhwc ? j->out + first * out_size : made;
-        for (int64_t t0 = 0; t0 < count * tiles; t0 += block) {
-            int64_t some = at_most(block, count * tiles - t0), apart = some * ci + SPREAD, apart_m = some * co + SPREAD;
-            for (int64_t t = 0; t < some; t++) {
-                int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
-                const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
-                for (; c + TILE_LANES <= ci; c += TILE_LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, TILE_LANES);
-                if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
-            }
-            for (int64_t e = 0; e < 16; e++)
-                for (int64_t o = 0; o < co; o += PANEL)
-                    if (FN(channel_sums)(some, at_most(PANEL, co - o), ci, v + e * apart, j->scratch + e * (ci * co + SPREAD) + o * ci,
-                                         m + e * apart_m + o, co))
-                        j->failed = 1;
-            for (int64_t t = 0; t < some; t++) {
-                int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2;
-                T *to = out + image * out_size + (y * j->ow + x) * co;
-                int down = y + 1 < j->oh, right = x + 1 < j->ow;
-                for (int64_t c = 0; c < co; c += TILE_LANES) {
-                    T r[4][TILE_LANES];
-                    int lanes = (int)at_most(TILE_LANES, co - c);
-                    if (lanes == TILE_LANES)
-                        FN(tile_out)(m + t * co + c, apart_m, r, TILE_LANES);
-                    else
-                        FN(tile_out)(m + t * co + c, apart_m, r, lanes);
-                    for (int i = 0; i < 1 + down; i++)
-                        for (int k = 0; k < 1 + right; k++) {
-                            T *p = to + (i * j->ow + k) * co + c;
-                            if (lanes == TILE_LANES)
-                                for (int l = 0; l < TILE_LANES; l++) p[l] = r[2 * i + k][l];
-                            else
-                                for (int l = 0; l < lanes; l++) p[l] = r[2 * i + k][l];
-                        }
-                }
-            }
-        }
-        for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(made + i * out_size, j->oh * j->ow, co, j->out + (first + i) * out_size);
-    }
-}
+#define W(name) FN(name##_2)
+#define OUT 2
+#include "winograd_tiles_body.h"
+#undef W
+#undef OUT
+
+#define W(name) FN(name##_4)
+#define OUT 4
+#include "winograd_tiles_body.h"
+#undef W
+#undef OUT
 
 static void FN(winograd)(FN(Job) *j, Team *team) {
-    j->group = at_most(j->k.n, at_least(1, TILES / (up_div(j->oh, 2) * up_div(j->ow, 2))));
-    parallel_for(team, up_div(j->co, TILE_LANES), 1, FN(winograd_filters), j);
-    parallel_for(team, up_div(j->k.n, j->group), 1, FN(winograd_images), j);
+    if (j->k.way == WINOGRAD)
+        FN(convolve_2)(j, team);
+    else
+        FN(convolve_4)(j, team);
+}
+
+/* A g A^t: the gradient of 2x2 outputs g [2][2] to that of m [16]. */
+INLINE void FN(tile_grad)(const T *g, int64_t row, int64_t pixel, T *m, int64_t apart, int lanes) {
+    T t[8][TILE_LANES];
+    for (int j = 0; j < 2; j++)
+        for (int l = 0; l < lanes; l++) {
+            T a = g[j * pixel + l], b = g[row + j * pixel + l];
+            t[j][l] = a, t[2 + j][l] = a + b, t[4 + j][l] = a - b, t[6 + j][l] = -b;
+        }
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < lanes; l++) {
+            T a = t[2 * i][l], b = t[2 * i + 1][l], *to = m + 4 * i * apart + l;
+            to[0] = a, to[apart] = a + b, to[2 * apart] = a - b, to[3 * apart] = -b;
+        }
+}
+
+/* G^t u G: the gradient of the transformed filter to that of the filter. */
+INLINE void FN(filter_grad)(T (*u)[TILE_LANES], T (*w)[TILE_LANES]) {
+    T t[12][TILE_LANES];
+    for (int j = 0; j < 4; j++)
+        for (int l = 0; l < TILE_LANES; l++) {
+            T sum = (T)0.5 * (u[4 + j][l] + u[8 + j][l]), diff = (T)0.5 * (u[4 + j][l] - u[8 + j][l]);
+            t[j][l] = u[j][l] + sum, t[4 + j][l] = diff, t[8 + j][l] = sum + u[12 + j][l];
+        }
+    for (int i = 0; i < 3; i++)
+        for (int l = 0; l < TILE_LANES; l++) {
+            T sum = (T)0.5 * (t[4 * i + 1][l] + t[4 * i + 2][l]), diff = (T)0.5 * (t[4 * i + 1][l] - t[4 * i + 2][l]);
+            w[3 * i][l] = t[4 * i][l] + sum, w[3 * i + 1][l] = diff, w[3 * i + 2][l] = sum + t[4 * i + 3][l];
+        }
 }
 
 /* Parts [begin, end) of the batch: the gradient of the transformed filter, [16][co][ci] for each part. */
@@ -237,8 +109,8 @@ static void FN(winograd_sums)(void *ctx, int64_t begin, int64_t end) {
                 for (int64_t t = 0; t < some; t++) {
                     int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
                     const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
-                    for (; c + TILE_LANES <= ci; c += TILE_LANES) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, TILE_LANES);
-                    if (c < ci) FN(tile_in)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
+                    for (; c + TILE_LANES <= ci; c += TILE_LANES) FN(tile_in_2)(s + c, row, ci, v + t * ci + c, apart, TILE_LANES);
+                    if (c < ci) FN(tile_in_2)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
                     s = FN(patch)(g + image * out_size, j->oh, j->ow, co, y, x, 2, room, &row);
                     for (c = 0; c + TILE_LANES <= co; c += TILE_LANES) FN(tile_grad)(s + c, row, co, m + t * co + c, apart_m, TILE_LANES);
                     if (c < co) FN(tile_grad)(s + c, row, co, m + t * co + c, apart_m, (int)(co - c));

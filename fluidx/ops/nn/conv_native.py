@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ... import native
+from ... import config, native
 from ...ir.dtypes import dtype_name, np_dtype
 from ...ir.types import TensorType
 from ..shared.types import empties
 from .windows import Windows
 
-WINOGRAD, SHIFTED, COLUMNS, DIRECT, FEW = range(5)
+WINOGRAD, WINOGRAD_4, SHIFTED, COLUMNS, DIRECT, FEW = range(6)
 MOST_TAPS, MOST_GRIDS, SPREAD, LEAST_CHANNELS, LANES = 128, 16, 80, 16, 16
+LEAST_TILES = 128  # of 4x4 outputs in a batch: with fewer, transforming the filters takes longer than smaller tiles lose
 FORWARD, BACK, FILTER = "conv", "conv_back", "conv_filter"
 
 
 def way(win: Windows, channels: int, outputs: int, groups: int, fmt: str) -> int:
-    """How the products of a convolution are computed, by its shape alone."""
+    """How the products of a convolution are computed, by its shape, and by FLUIDX_WINOGRAD."""
     if groups > 1 and groups == channels:
         return DIRECT if fmt == "NCHW" else COLUMNS
     if groups > 1 or min(channels, outputs) < LEAST_CHANNELS or win.is_pixel and fmt == "NCHW":
         return COLUMNS
-    if win.kernel == (3, 3) and win.stride == win.dilation == (1, 1):
+    if win.kernel == (3, 3) and win.stride == win.dilation == (1, 1) and config.winograd():
         return WINOGRAD
     taps, grids = win.kernel[0] * win.kernel[1], win.stride[0] * win.stride[1]
     return SHIFTED if taps <= MOST_TAPS and grids <= MOST_GRIDS else COLUMNS
@@ -33,9 +34,14 @@ def _parts(batch: int, nbytes: int) -> int:
     return min(2 if nbytes > 8 << 20 else 4 if nbytes > 2 << 20 else 8, max(batch, 1))
 
 
-def _way(product: str, how: int, win: Windows, groups: int) -> int:
+def _way(product: str, how: int, win: Windows, groups: int, batch: int) -> int:
     """How one of the products is computed where convolutions of this shape are computed so."""
-    return FEW if product == FORWARD and how == COLUMNS and groups == 1 and not win.is_pixel else how
+    if product == FORWARD and how == COLUMNS and groups == 1 and not win.is_pixel:
+        return FEW
+    if product != FILTER and how == WINOGRAD and config.winograd() == 4:
+        height, width = win.out if product == FORWARD else win.image
+        return WINOGRAD_4 if batch * -(-height // 4) * -(-width // 4) >= LEAST_TILES else WINOGRAD
+    return how
 
 
 def scratch_size(product: str, batch: int, w: Any, itemsize: int, how: int) -> int:
@@ -43,10 +49,11 @@ def scratch_size(product: str, batch: int, w: Any, itemsize: int, how: int) -> i
     o, c, kh, kw = w.shape
     if how == FEW:
         return -(-o // LANES) * LANES * c * kh * kw
-    size = 16 * (o * c + SPREAD) if how == WINOGRAD else o * c * kh * kw
+    elements = {WINOGRAD: 16, WINOGRAD_4: 36}.get(how)
+    size = elements * (o * c + SPREAD) if elements else o * c * kh * kw
     if product == FILTER:
         return 0 if how == DIRECT else size * _parts(batch, size * itemsize)
-    return size if how in (WINOGRAD, SHIFTED) else 0
+    return size if how in (WINOGRAD, WINOGRAD_4, SHIFTED) else 0
 
 
 def scratch_types(
@@ -57,7 +64,7 @@ def scratch_types(
         return []
     how = way(win, channels, w.shape[0], groups, fmt)
     itemsize = np_dtype(w.dtype).itemsize
-    size = max((scratch_size(p, batch, w, itemsize, _way(p, how, win, groups)) for p in products), default=0)
+    size = max((scratch_size(p, batch, w, itemsize, _way(p, how, win, groups, batch)) for p in products), default=0)
     return [TensorType(w.dtype, (size,))] if size else []
 
 
@@ -73,7 +80,7 @@ def calls(
         if suffix is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
             return None
         (n, c), o = (x.shape[0], x.shape[1 if fmt == "NCHW" else 3]), w.shape[0]
-        how = _way(product, way(win, c, o, groups, fmt), win, groups)
+        how = _way(product, way(win, c, o, groups, fmt), win, groups, n)
         if not all(a.size for a in arrays) or not native.has_products() and how not in (DIRECT, FEW):
             return None
         size = scratch_size(product, n, w, x.itemsize, how)
