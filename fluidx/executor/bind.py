@@ -219,7 +219,10 @@ class _Binder:
             case "exchange":
                 return self._exchange(step)
             case "fused":
-                return kernels.Native(fused(step.ops, [n for n in step.writes if n in self.plan.values], self.array))
+                aside, before, _ = self._copies(step)
+                stored = [n for n in step.writes if n in self.plan.values]
+                calls = fused(step.ops, stored, lambda n: aside[n, True] if (n, True) in aside else self.array(n), self._scratch(step))
+                return _sequence([*before, kernels.Native(calls)])
             case "nothing":
                 for n in op.output_arg_names:  # state is made even where it is empty
                     self.array(n)
@@ -243,11 +246,14 @@ class _Binder:
         if here is not None and ghosts:
             ins = here.inputs(op, definition, lambda n: aside[n, True] if (n, True) in aside else self.array(n), self._ghost)
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
-        scratch = [self._carved(s.offset, s.type) for s in step.scratch if not s.of]
-        call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, step.kernel, scratch)
+        call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, step.kernel, self._scratch(step))
         if after and talks and self.ctx.comm.asynchronous:
             after.insert(0, partial(_finish, self.ctx.comm))
         return _sequence([*before, call, *after])
+
+    def _scratch(self, step: Step) -> list[Any]:
+        """What the body of a step asked for."""
+        return [self._carved(s.offset, s.type) for s in step.scratch if not s.of]
 
     def _copies(self, step: Step) -> tuple[dict[tuple[str, bool], Any], list[Call], list[Call]]:
         """Arrays aside by name and whether they stand for an operand, and the calls that fill those and empty the others."""

@@ -58,7 +58,11 @@ def step_cost(step: Step, values: Mapping[str, Value]) -> Cost:
 def _chain_cost(step: Step, values: Mapping[str, Value]) -> Cost:
     """Of what lies nowhere, nothing is read and written."""
     read, stored = ([values[n].type for n in names if n in values] for names in (step.reads, step.writes))
-    flops = sum(definition.flops([], stored, op.attrs) for op in step.ops if callable((definition := opdef(op.type)).flops))
+    first, flops = opdef(step.op.type), 0
+    if first.native_tail:
+        ins, outs = _types(first.flat_slots(step.op.inputs, first.in_slots), values), stored[:1]
+        flops = op_flops(first, first.pattern_of(ins, outs, step.op.attrs), ins, outs, step.op.attrs)
+    flops += sum(definition.flops([], stored, op.attrs) for op in step.ops if callable((definition := opdef(op.type)).flops))
     return Cost(sum(t.nbytes for t in read), sum(t.nbytes for t in stored), flops)
 
 

@@ -2,12 +2,16 @@
 
 A chain is an operator and those behind it that read what it makes. What nothing else reads is not stored. The order of operations inside an
 element stays, so fused and separate steps of the vector machine have the same bits.
+
+The first may be an operator whose kernel takes a tail, such as a matrix product: the others then run over each part of its result as soon as
+it is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -40,19 +44,23 @@ def chains(
         return shadows.of(types[name])
 
     def close() -> None:
-        stored = _outputs(chain, needed) if len(chain) > 1 else []
-        if stored and _call(chain, stored, shadow, dry=True) is not None:
-            units.append(tuple(chain))
-        else:
-            units.extend((op,) for op in chain)
-        chain.clear()
+        while chain:
+            stored = _outputs(chain, needed) if len(chain) > 1 else []
+            if len(chain) == 1 or stored and _calls(chain, stored, shadow, dry=True) is not None:
+                units.append(tuple(chain))
+                chain.clear()
+            else:  # where the first has a tail, those behind it may be a chain by themselves
+                first = 1 if opdef(chain[0].type).native_tail else len(chain)
+                units.extend((op,) for op in chain[:first])
+                del chain[:first]
         made.clear()
 
     for op in ops:
-        out = op.output_arg_names
-        fits = id(op) not in sizes.here and opdef(op.type).element is not None and _is_float(op, types)
+        out, definition = op.output_arg_names, opdef(op.type)
+        begins = definition.native_tail
+        fits = id(op) not in sizes.here and (begins or definition.element is not None) and _is_float(op, types)
         fits = fits and all(n in once and (d := descs.get(n)) is not None and not d.persistable for n in out)
-        goes_on = fits and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
+        goes_on = fits and not begins and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
         if chain and not (goes_on and types[out[0]] == types[chain[0].output_arg_names[0]]):
             close()
         if fits:
@@ -64,11 +72,18 @@ def chains(
     return units
 
 
-def fused(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]) -> list[native.Call]:
-    """The call that does a chain, over the arrays of what it reads and of what it stores."""
-    call = _call(chain, stored, array)
-    assert call is not None, "a chain was planned whose operands lie otherwise now"
-    return [call]
+def fused(
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = ()
+) -> list[native.Call]:
+    """The calls that do a chain, over the arrays of what it reads and of what it stores. `scratch` is what its first operator asks for."""
+    calls = _calls(chain, stored, array, scratch)
+    assert calls is not None, "a chain was planned whose operands lie otherwise now"
+    return calls
+
+
+def covers(chain: Sequence[Operator], stored: Sequence[str], shadow: Callable[[str], np.ndarray]) -> bool:
+    """Whether there are calls for a chain whose operands lie like these arrays, which nothing touches."""
+    return _calls(chain, stored, shadow, dry=True) is not None
 
 
 def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
@@ -80,7 +95,32 @@ def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
     return [n for op in chain for n in op.output_arg_names if needed.get(n, 0) > inside.get(n, 0)]
 
 
-def _call(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], dry: bool = False) -> native.Call | None:
+def _calls(
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = (), dry: bool = False
+) -> list[native.Call] | None:
+    first, definition = chain[0], opdef(chain[0].type)
+    if not definition.native_tail:
+        call = _elementwise(chain, stored, array, dry)
+        return None if call is None else [call]
+    (out,) = first.output_arg_names
+    place = array(out if out in stored else stored[0])  # what the first makes lies there until the tail has read it
+
+    def lies(name: str) -> np.ndarray:
+        return place if name == out else array(name)
+
+    ins, outs = definition.operands(first, lies, lies)
+    made: Any = definition.native
+    calls = made(ins, outs, first.attrs, dry=dry, **({"scratch": scratch} if scratch else {}))
+    rest = [n for n in stored if n != out]
+    tail = _elementwise(chain[1:], rest, lies, dry, tail=True) if rest else None
+    if calls is None or tail is None or len(calls) > 1:
+        return None
+    return calls if dry else [native.then(calls[0], tail)]
+
+
+def _elementwise(
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], dry: bool, tail: bool = False
+) -> native.Call | None:
     """One expression for each stored value, over symbols for what the chain reads: one for each shape that an operand is read in."""
     number: dict[str, int] = {}  # of the values that the chain makes
     symbols: dict[tuple[str, tuple[int, ...]], str] = {}  # alike chains have the same ones, and are assembled once
@@ -98,7 +138,7 @@ def _call(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str
         parts.append((e, operands))
     exprs = _composed(tuple(parts), tuple([number[n] for n in stored]))
     values = {symbol: a if (a := array(n)).shape == aligned else a.reshape(aligned) for (n, aligned), symbol in symbols.items()}
-    return bind_native(exprs, values, [array(n) for n in stored], dry)
+    return bind_native(exprs, values, [array(n) for n in stored], dry, tail)
 
 
 @lru_cache(maxsize=1024)

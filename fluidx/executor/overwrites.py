@@ -200,6 +200,8 @@ class _Walk:
 
     def inplace(self, step: Step) -> Iterator[tuple[str, str]]:
         """The (operand, result) pairs of a step that may lie in the same place."""
+        if step.kernel == "fused" and opdef(step.op.type).native_tail:
+            return
         if step.kernel in ("fused", "control"):
             yield from ((n, out) for n in step.reads for out in step.writes if step.kernel == "fused" or n == out)
         for op in step.ops:

@@ -15,7 +15,7 @@ from ..ops.kernels import Body, bodies
 from ..rewrite.base import simplify
 from ..rewrite.live import live_ops
 from .context import RunContext
-from .fuse import chains
+from .fuse import chains, covers
 from .live import check_feeds, started_together
 from .overwrites import check_storage
 from .plan import Plan, Step
@@ -130,7 +130,9 @@ class _Chooser:
         if node.view:
             return "view"
         if len(node.ops) > 1:
-            return "fused"
+            self._straighten(node)
+            if not definition.native_tail:
+                return "fused"
         if definition.bodies:
             return "control"
         if here is not None and (here.skip or here.fills):
@@ -139,7 +141,16 @@ class _Chooser:
         body, scratch = self._choose(node) if node.here is not None else self._known(node)
         for t in scratch:
             self.storage.aside(node, t)
-        return body.name
+        return body.name if len(node.ops) == 1 else "fused"
+
+    def _straighten(self, node: Node) -> None:
+        """Where views make the operands of a chain lie as no call takes them, they are copied to one piece first."""
+        storage = self.storage
+        made = {n for op in node.ops for n in op.output_arg_names}
+        lying = [n for op in node.ops for n in op.input_arg_names if n not in made and not storage.shadow[n].flags.c_contiguous]
+        if lying and not covers(node.ops, [n for n in made if n in storage.roots], storage.shadow.__getitem__):
+            for n in dict.fromkeys(lying):
+                storage.aside(node, storage.types[n], n, reads=True)
 
     def _known(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
         # the attributes live as long as the program, and equal ones are one object

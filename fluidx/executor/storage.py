@@ -190,8 +190,11 @@ class Storage:
         for op in node.ops:
             name = op.output_arg_names[0]
             if self.last[name] > i:
-                self._new(name, i, [n for n in ins if n not in taken], ins)
+                # an operator with a tail reads its operands again and again while it writes
+                self._new(name, i, [n for n in ins if n not in taken and not node.definition.native_tail], ins)
                 taken.update(n for n, r in ins.items() if r is self.roots[name])
+            else:
+                self.shadow[name] = self.shadows.of(self.types[name])
 
     def _new(self, name: str, i: int, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
         """Storage for a new result: that of the first of the operands `sources` that is free, or its own."""

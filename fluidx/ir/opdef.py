@@ -151,6 +151,8 @@ class OpDef:
     native: ClassVar[Callable[..., Any] | None] = None
     native_scratch: ClassVar[Callable[..., Any] | None] = None
     native_own: ClassVar[bool] = False
+    # the calls of `native` end with one that may have a tail (fluidx.native.then), over the op's one result
+    native_tail: ClassVar[bool] = False
     # of an elementwise op: (attrs, shapes of the operands, axes of the result) -> scalar expression, {symbol: shape that broadcasts}
     element: ClassVar[Callable[..., Any] | None] = None
 

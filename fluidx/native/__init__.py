@@ -40,6 +40,9 @@ class Call(NamedTuple):
     keeps: tuple[Any, ...] = ()
 
 
+NO_TAIL = 0  # the last word of a kernel that may have a tail
+
+
 # -- loading ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -240,6 +243,13 @@ def compile(calls: Sequence[Call]) -> Callable[[], None]:
     return _block(_module(), calls)
 
 
+def then(call: Call, tail: Call) -> Call:
+    """`call` with a tail, a call of the vector machine without packed rows, over the contiguous result of `call` in its order: the kernel
+    runs it over each part of the result that it has made, while that is in cache. The last word of `call` is NO_TAIL."""
+    words = np.frombuffer(_words(tail.args), np.int64)
+    return Call(call.fn, (*call.args[:-1], address(words)), (*call.keeps, words, *tail.keeps))
+
+
 def taken_by_threads(calls: Sequence[Call]) -> int:
     """The bytes that each thread that takes part in these calls keeps for itself; the arrays of the calls need not exist.
 
@@ -259,7 +269,7 @@ def _packed(module: Any, call: Call) -> bytes:
     number, words = names[call.fn]
     if words not in (-1, len(call.args)):
         raise NativeError(f"native kernel {call.fn} takes {words} words, got {len(call.args)}")
-    return _record(tuple(map(type, call.args)))(number, len(call.args), *call.args)
+    return _words((number, len(call.args), *call.args))
 
 
 @lru_cache(maxsize=1)
@@ -268,10 +278,14 @@ def _numbers(module: Any) -> dict[str, tuple[int, int]]:
     return {name: (number, words) for number, (name, words) in enumerate(module.functions())}
 
 
+def _words(args: Sequence[int | float]) -> bytes:
+    return _packer(tuple(map(type, args)))(*args)
+
+
 @lru_cache(maxsize=1024)
-def _record(kinds: tuple[type, ...]) -> Callable[..., bytes]:
-    """What packs the number of a kernel, that of its words, and words of these types."""
-    return struct.Struct(f"=qq{''.join('d' if issubclass(kind, float) else 'q' for kind in kinds)}").pack
+def _packer(kinds: tuple[type, ...]) -> Callable[..., bytes]:
+    """What packs words of these types."""
+    return struct.Struct(f"={''.join('d' if issubclass(kind, float) else 'q' for kind in kinds)}").pack
 
 
 # -- threads and levels -------------------------------------------------------------------------------------------------------------
@@ -358,7 +372,7 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
     outer, inner = (batch[0] if ndim == 4 else 1), (batch[-1] if ndim > 2 else 1)
     at_a, at_b, at_out = map(module.address, (a, b, out))
     words = (ta, tb, m, n, k, float(alpha), at_a, lda, at_b, ldb, float(beta), at_out, ldc)
-    return Call(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic), (a, b, out))
+    return Call(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic, NO_TAIL), (a, b, out))
 
 
 def address(a: np.ndarray) -> int:

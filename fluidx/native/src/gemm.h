@@ -4,12 +4,13 @@
  * then pieces follow from the shape of the product alone, each time across its longer side, so that little is packed twice. Where pieces
  * were seen to have the bits of the whole (`blas_even`, of large pieces), one thread does the whole product at once. */
 
-enum { GEMM_WORDS = 21 };
+enum { GEMM_WORDS = 22 };
 
 typedef struct {
     const int64_t *a;
     int64_t rows, columns; /* of one piece */
     int64_t across, pieces; /* pieces in one row of them, and of one product */
+    const Tail *tail;
     int failed;
 } Product;
 
@@ -66,15 +67,17 @@ static void gemm_cut(Product *p, int threads) {
             const T *B = PTR(const T, a[8]) + o * a[15] + in * a[19] + (a[1] ? c * ldb : c);                                            \
             T *C = PTR(T, a[11]) + o * a[16] + in * a[20] + r * ldc + c;                                                                \
             if (CALL(a[0], a[1], m - r < p->rows ? m - r : p->rows, n - c < p->columns ? n - c : p->columns, k, (T)as_double(a[5]), A,  \
-                     lda, B, ldb, (T)as_double(a[10]), C, ldc))                                                                         \
+                     lda, B, ldb, (T)as_double(a[10]), C, ldc, p->tail))                                                                         \
                 p->failed = 1;                                                                                                          \
         }                                                                                                                               \
     }                                                                                                                                   \
-    /* transA, transB, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc; batch, the strides of A, B and C in it; inner batch, its strides */ \
+    /* transA, transB, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc; batch, the strides of A, B and C in it; inner batch, its strides;    \
+     * a tail for C or 0 */                                                                                                             \
     static void NAME(const int64_t *a, Team *team) {                                                                                    \
         if ((team->error = NO_PRODUCT(BLAS))) return;                                                                                   \
         if (a[2] < 1 || a[3] < 1 || a[13] < 1 || a[17] < 1) return;                                                                     \
-        Product p = {.a = a, .rows = a[2], .columns = a[3]};                                                                            \
+        Tail tail;                                                                                                                      \
+        Product p = {.a = a, .rows = a[2], .columns = a[3], .tail = tail_of(a[21], a[11], VM_BYTES / sizeof(T), &tail)};                 \
         gemm_cut(&p, team->threads);                                                                                                    \
         p.across = (a[3] - 1) / p.columns + 1;                                                                                          \
         p.pieces = p.across * ((a[2] - 1) / p.rows + 1);                                                                                \
@@ -84,5 +87,5 @@ static void gemm_cut(Product *p, int threads) {
         if (p.failed) team->error = "out of memory";                                                                                    \
     }
 
-GEMM(gemm_f32, float, product_f32, blas_f32)
-GEMM(gemm_f64, double, product_f64, blas_f64)
+GEMM(gemm_f32, float, product_then_f32, blas_f32)
+GEMM(gemm_f64, double, product_then_f64, blas_f64)

@@ -1,12 +1,12 @@
 /* All kernels, compiled once per level of instructions: each level_*.c includes this file with LEVEL defined. */
 #include "native.h"
 
+#include "vm.h"
 #include "product.h"
 #include "conv.h"
 #include "batch_norm.h"
 #include "pool2d.h"
 #include "gemm.h"
-#include "vm.h"
 #include "rows.h"
 #include "attention.h"
 #include "halves.h"

@@ -96,7 +96,7 @@ INLINE void pause_briefly(void) {
  * threads when there is more than one range. What an item is follows from shapes alone, so results do not depend on the threads. */
 typedef void (*Body)(void *ctx, int64_t begin, int64_t end);
 void parallel_for(Team *team, int64_t items, int64_t grain, Body body, void *ctx);
-enum { SCRATCH, PANELS, MEMORIES }; /* of kernels, and of `product` within them */
+enum { SCRATCH, PANELS, REGISTERS, MEMORIES }; /* of kernels, of `product` within them, and of the vector machine within both */
 /* This thread's own, aligned to 64 bytes, valid until its next call for the same use; NULL without memory */
 void *own_memory(int use, size_t bytes);
 static inline void *scratch(size_t bytes) { return own_memory(SCRATCH, bytes); }

@@ -14,6 +14,7 @@ enum { PRODUCT_DEPTH = 256, PRODUCT_WIDTH = 512 }; /* of a block of B that is co
 /* What is read in place, in bytes: a matrix that spans so many; a B whose rows are so long that, times the tiles along A, it is at most this */
 enum { PRODUCT_CLOSE = 64 << 10, PRODUCT_PASSES = 64 << 10 };
 enum { PRODUCT_AHEAD = 12, PRODUCT_LONG = 96 }; /* steps along k that B is fetched ahead; from how many on C is */
+enum { PRODUCT_STRIDE = 32, PRODUCT_LINES = 12 }; /* every so many steps, so many lines of what is read next */
 enum { TURNED_COLUMNS = 16, TURNED_ROWS = 256 }; /* of a strip of C that is made as its transpose */
 
 #if HAVE_FMA
@@ -22,12 +23,15 @@ typedef struct {
     double alpha, beta;
     int whole; /* all lanes of the last vector are in C */
     int64_t lanes; /* so many are */
+    const Tail *tail; /* for parts of C that are complete now */
+    const char *next, *next_stop; /* to be fetched into the second-level cache meanwhile, not all at once: that would hold the tile up */
 } Finish;
 
-/* Rows of a tile, and between columns of a copied part of A; up to how many rows a tile may be wider, and vectors in one of 1 to 3 rows */
+/* Rows of a tile, between columns of a copied part of A, tiles that A is copied for at once; up to how many rows a tile may be wider, and the
+ * vectors in one of 1 to 3 rows */
 #define QUARTER(f, at) _mm_loadu_ps((const float *)((f) + (at)))
 #if HAVE_512
-enum { TILE_ROWS = 14, TILE_PITCH = 16, TILE_FEW = 6, TILE_MANY = 8 };
+enum { TILE_ROWS = 14, TILE_PITCH = 16, TILE_GROUP = 4, TILE_FEW = 6, TILE_MANY = 8 };
 /* 16 bytes from each of the rows i, i + step, ... */
 #define QUARTERS(f, row, i, step)                                                                                                       \
     _mm512_mask_broadcast_f32x4(                                                                                                        \
@@ -51,7 +55,7 @@ enum { TILE_ROWS = 14, TILE_PITCH = 16, TILE_FEW = 6, TILE_MANY = 8 };
 #define STORE_PS(p, mask, v) _mm512_mask_storeu_ps(p, mask, v)
 #define STORE_PD(p, mask, v) _mm512_mask_storeu_pd(p, mask, v)
 #else
-enum { TILE_ROWS = 6, TILE_PITCH = 8, TILE_FEW = 3, TILE_MANY = 4 };
+enum { TILE_ROWS = 6, TILE_PITCH = 8, TILE_GROUP = 4, TILE_FEW = 3, TILE_MANY = 4 };
 #define QUARTERS(f, row, i, step) _mm256_insertf128_ps(_mm256_castps128_ps256(QUARTER(f, row[i])), QUARTER(f, row[i + step]), 1)
 static const int32_t PRODUCT_MASK[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 #define PS __m256
@@ -128,16 +132,24 @@ INLINE void product_turn_f64(const double *f, const int64_t *row, double *to, in
 
 #else
 
-#define PRODUCT(NAME, T, CALL)                                                                                                          \
+#define PRODUCT(NAME, T, CALL, PART)                                                                                                         \
     static int NAME(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b, int64_t ldb, \
-                    T beta, T *c, int64_t ldc) {                                                                                        \
+                    T beta, T *c, int64_t ldc, const Tail *tail) {                                                                      \
         CALL(101, ta ? 112 : 111, tb ? 112 : 111, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);                                        \
-        return 0;                                                                                                                       \
+        return tail ? PART(tail, c, m, n, ldc) : 0;                                                                                     \
     }
-PRODUCT(product_f32, float, blas_f32)
-PRODUCT(product_f64, double, blas_f64)
+PRODUCT(product_then_f32, float, blas_f32, vm_part_f32)
+PRODUCT(product_then_f64, double, blas_f64, vm_part_f64)
 
 /* What is in the way of products, or NULL */
 #define NO_PRODUCT(blas) ((blas) ? NULL : "no BLAS was found")
 
 #endif
+
+#define WITHOUT_TAIL(NAME, T, THEN)                                                                                                     \
+    static int NAME(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b, int64_t ldb, \
+                    T beta, T *c, int64_t ldc) {                                                                                        \
+        return THEN(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, NULL);                                                        \
+    }
+WITHOUT_TAIL(product_f32, float, product_then_f32)
+WITHOUT_TAIL(product_f64, double, product_then_f64)

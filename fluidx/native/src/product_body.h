@@ -4,21 +4,25 @@ enum { FN(LANES) = LANES_OF(T), FN(PANEL_WIDTH) = 2 * LANES_OF(T) };
 
 typedef void (*FN(Tile))(int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c, int64_t ldc, const Finish *end);
 
-/* One step along k for all of a tile */
-#define STEP(LAST)                                                                                                                      \
-    for (int64_t p = 0; p < k; p++, b += ldb) {                                                                                         \
-        V y[8];                                                                                                                         \
-        UNROLL for (int j = 0; j < vectors - 1; j++) y[j] = OP(loadu)(b + j * lanes);                                                   \
-        y[vectors - 1] = LAST(b + (vectors - 1) * lanes);                                                                               \
-        UNROLL for (int j = 0; j < vectors; j++) __builtin_prefetch(b + PRODUCT_AHEAD * ldb + j * lanes);                               \
-        UNROLL for (int i = 0; i < rows; i++) {                                                                                         \
-            V x = OP(set1)(across ? a[i] : at[i / 3][i % 3 * lda]);                                                                     \
-            UNROLL for (int j = 0; j < vectors; j++) s[i][j] = OP(fmadd)(x, y[j], s[i][j]);                                             \
-        }                                                                                                                               \
-        if (across) {                                                                                                                   \
-            a += lda;                                                                                                                   \
-        } else {                                                                                                                        \
-            UNROLL for (int i = 0; i < (rows + 2) / 3; i++) at[i]++;                                                                    \
+/* Steps along k for all of a tile; between some of them lines are fetched of what is read next. */
+#define STEPS(LAST)                                                                                                                     \
+    for (int64_t p = 0, stop; p < k;) {                                                                                                 \
+        stop = next < end->next_stop && k - p > PRODUCT_STRIDE ? p + PRODUCT_STRIDE : k;                                                \
+        for (int i = 0; i < PRODUCT_LINES && next < end->next_stop; i++, next += 64) __builtin_prefetch(next, 0, 2);                    \
+        for (; p < stop; p++, b += ldb) {                                                                                               \
+            V y[8];                                                                                                                     \
+            UNROLL for (int j = 0; j < vectors - 1; j++) y[j] = OP(loadu)(b + j * lanes);                                               \
+            y[vectors - 1] = LAST(b + (vectors - 1) * lanes);                                                                           \
+            UNROLL for (int j = 0; j < vectors; j++) __builtin_prefetch(b + PRODUCT_AHEAD * ldb + j * lanes);                           \
+            UNROLL for (int i = 0; i < rows; i++) {                                                                                     \
+                V x = OP(set1)(across ? a[i] : at[i / 3][i % 3 * lda]);                                                                 \
+                UNROLL for (int j = 0; j < vectors; j++) s[i][j] = OP(fmadd)(x, y[j], s[i][j]);                                         \
+            }                                                                                                                           \
+            if (across) {                                                                                                               \
+                a += lda;                                                                                                               \
+            } else {                                                                                                                    \
+                UNROLL for (int i = 0; i < (rows + 2) / 3; i++) at[i]++;                                                                \
+            }                                                                                                                           \
         }                                                                                                                               \
     }
 
@@ -28,6 +32,7 @@ INLINE void FN(tile)(const int rows, const int vectors, const int across, int64_
     enum { lanes = FN(LANES) };
     const T *at[(TILE_ROWS + 2) / 3];
     V s[TILE_ROWS][8];
+    const char *next = end->next;
     MASK mask = FIRST(end->lanes);
     UNROLL for (int i = 0; i < (rows + 2) / 3; i++) at[i] = a + 3 * i * lda;
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < vectors; j++) s[i][j] = OP(setzero)();
@@ -40,13 +45,13 @@ INLINE void FN(tile)(const int rows, const int vectors, const int across, int64_
     }
 #if HAVE_512
 #define PART(p) LOAD_FIRST(p, mask)
-    STEP(PART)
+    STEPS(PART)
 #else
 #define PART(p) LOAD_FIRST(p, mask)
     if (end->whole) {
-        STEP(OP(loadu))
+        STEPS(OP(loadu))
     } else {
-        STEP(PART)
+        STEPS(PART)
     }
 #endif
 #undef PART
@@ -70,7 +75,7 @@ INLINE void FN(tile)(const int rows, const int vectors, const int across, int64_
         }
     }
 }
-#undef STEP
+#undef STEPS
 
 #define ONE(rows, vectors, across)                                                                                                      \
     static void FN(tile_##rows##_##vectors##_##across)(int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c, int64_t ldc,  \
@@ -132,62 +137,79 @@ static void FN(pack_columns)(const T *b, int64_t ldb, int64_t k, int64_t n, T *t
     }
 }
 
-/* Columns of a part of A that stands transposed, next to each other */
-static const T *FN(pack_part)(const T *a, int64_t lda, int64_t k, int64_t rows, T *to) {
-    for (int64_t i = 0; i < rows; i += FN(LANES)) {
-        MASK mask = FIRST(rows - i < FN(LANES) ? rows - i : FN(LANES));
-        for (int64_t p = 0; p < k; p++) OP(storeu)(to + p * TILE_PITCH + i, LOAD_FIRST(a + p * lda + i, mask));
+/* Columns of an A that stands transposed, for some tiles of `rows` each, one more in the first `larger`: next to each other for a tile */
+static void FN(pack_part)(const T *a, int64_t lda, int64_t k, int64_t rows, int64_t larger, int64_t tiles, T *to) {
+    enum { lanes = FN(LANES), vectors = TILE_PITCH / FN(LANES) };
+    MASK mask[2][vectors];
+    for (int64_t more = 0; more < 2; more++)
+        for (int64_t v = 0, left = rows + more; v < vectors; v++, left -= lanes) mask[more][v] = FIRST(left < 0 ? 0 : left < lanes ? left : lanes);
+    for (int64_t p = 0; p < k; p++, a += lda, to += TILE_PITCH) {
+        const T *from = a;
+        for (int64_t i = 0; i < tiles; i++) {
+            UNROLL for (int v = 0; v < vectors; v++)
+                OP(storeu)(to + i * k * TILE_PITCH + v * lanes, LOAD_FIRST(from + v * lanes, mask[i < larger][v]));
+            from += rows + (i < larger);
+        }
     }
-    return to;
 }
 
-/* All rows of C in the columns of a block of B, which are `width` wide panels `apart` apart */
-static void FN(block)(int64_t ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, int64_t apart, T *c,
-                      int64_t ldc, Finish end, T *room) {
+/* All rows of C in the columns of a block of B, which are `width` wide panels `apart` apart. Where there is room, A is copied to it.
+ * Where rows of A follow on each other, those of the next tile are fetched meanwhile. 0, or -1 without memory. */
+static int FN(block)(int64_t ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, int64_t apart, T *c,
+                      int64_t ldc, Finish *end, T *room) {
     enum { lanes = FN(LANES), width = FN(PANEL_WIDTH) };
     int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS, many = m <= 3 ? TILE_MANY * lanes : 4 * lanes;
     int64_t least = tiles ? m / tiles : 0, larger = m - least * tiles;
+    int64_t share = !ta && lda == k ? (TILE_ROWS * k * (int64_t)sizeof(T) / ((n + width - 1) / width) + 63) / 64 * 64 : 0;
     for (int64_t i = 0, first = 0, rows; i < tiles; i++, first += rows) {
-        int64_t ld = lda, some;
+        int64_t ld = lda, some, tile_of = i % TILE_GROUP;
         rows = least + (i < larger);
         const T *part = a + (ta ? first : first * lda);
-        if (room) part = FN(pack_part)(part, lda, k, rows, room), ld = TILE_PITCH;
-        for (int64_t j = 0; j < n; j += some) {
+        const char *next = (const char *)(part + rows * k), *stop = i + 1 < tiles ? next + rows * k * (int64_t)sizeof(T) : next;
+        if (room) {
+            if (!tile_of) FN(pack_part)(part, lda, k, least, larger - i, tiles - i < TILE_GROUP ? tiles - i : TILE_GROUP, room);
+            part = room + tile_of * k * TILE_PITCH, ld = TILE_PITCH;
+        }
+        for (int64_t j = 0; j < n; j += some, next += share) {
             FN(Tile) tile;
             if (rows <= TILE_FEW && apart == width && n - j >= many)
                 tile = FN(wide_tiles)[ta][rows - 1], some = many;
             else
                 some = n - j < width ? n - j : width, tile = FN(tiles)[ta][some > lanes][rows - 1];
-            end.lanes = (some - 1) % lanes + 1, end.whole = end.lanes == lanes;
-            tile(k, part, ld, b + j / width * apart, ldb, c + first * ldc + j, ldc, &end);
+            end->lanes = (some - 1) % lanes + 1, end->whole = end->lanes == lanes;
+            end->next = next, end->next_stop = next + share < stop ? next + share : stop;
+            tile(k, part, ld, b + j / width * apart, ldb, c + first * ldc + j, ldc, end);
         }
+        if (end->tail && FN(vm_part)(end->tail, c + first * ldc, rows, n, ldc)) return -1;
     }
+    return 0;
 }
 
-static int FN(product)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b, int64_t ldb,
-                       T beta, T *c, int64_t ldc);
+static int FN(product_then)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b,
+                            int64_t ldb, T beta, T *c, int64_t ldc, const Tail *tail);
 
 /* Few columns: the rows of the transpose, a strip at a time */
 static int FN(product_turned)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b,
-                              int64_t ldb, T beta, T *c, int64_t ldc) {
+                              int64_t ldb, T beta, T *c, int64_t ldc, const Tail *tail) {
     T strip[TURNED_COLUMNS * TURNED_ROWS];
     for (int64_t i = 0; i < m; i += TURNED_ROWS, c += TURNED_ROWS * ldc) {
         int64_t rows = m - i < TURNED_ROWS ? m - i : TURNED_ROWS;
         for (int64_t r = 0; r < rows && beta != 0; r++)
             for (int64_t j = 0; j < n; j++) strip[j * rows + r] = c[r * ldc + j];
-        if (FN(product)(!tb, !ta, n, rows, k, alpha, b, ldb, a + (ta ? i : i * lda), lda, beta, strip, rows)) return -1;
+        if (FN(product_then)(!tb, !ta, n, rows, k, alpha, b, ldb, a + (ta ? i : i * lda), lda, beta, strip, rows, NULL)) return -1;
         for (int64_t r = 0; r < rows; r++)
             for (int64_t j = 0; j < n; j++) c[r * ldc + j] = strip[j * rows + r];
+        if (tail && FN(vm_part)(tail, c, rows, n, ldc)) return -1;
     }
     return 0;
 }
 
-/* 0, or -1 without memory */
-static int FN(product)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b, int64_t ldb,
-                       T beta, T *c, int64_t ldc) {
+/* With a tail for C. 0, or -1 without memory */
+static int FN(product_then)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b,
+                            int64_t ldb, T beta, T *c, int64_t ldc, const Tail *tail) {
     enum { width = FN(PANEL_WIDTH) };
     if (n <= (ta ? TURNED_COLUMNS : 6) && m > 2 * TURNED_COLUMNS)
-        return FN(product_turned)(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        return FN(product_turned)(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, tail);
     int64_t parts = (k + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH, depth = parts ? ((k + parts - 1) / parts + 3) / 4 * 4 : 1;
     int64_t most = depth < k ? depth : k;
     int64_t row = ldb * (int64_t)sizeof(T), passes = m / TILE_ROWS * (row % 64 ? 4 * row : row); /* rows that begin anywhere lie in more lines */
@@ -196,19 +218,22 @@ static int FN(product)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, 
     T *room = NULL;
     if (copy_a || copy_b) {
         int64_t columns = copy_b ? ((n < PRODUCT_WIDTH ? n : PRODUCT_WIDTH) + width - 1) / width * width : 0;
-        room = own_memory(PANELS, sizeof(T) * (size_t)((most + 1) * (columns + TILE_PITCH)));
+        room = own_memory(PANELS, sizeof(T) * (size_t)((most + 1) * (columns + TILE_GROUP * TILE_PITCH)));
         if (!room) return -1;
     }
-    T *panels = room + most * TILE_PITCH;
-    Finish end = {.alpha = (double)alpha, .beta = (double)beta};
-    for (int64_t p = 0; p == 0 || p < k; p += depth, end.beta = 1) {
-        int64_t deep = k - p < depth ? k - p : depth;
-        for (int64_t j = 0; j < n; j += PRODUCT_WIDTH) {
-            int64_t wide = n - j < PRODUCT_WIDTH ? n - j : PRODUCT_WIDTH, pitch = copy_b ? width : ldb, apart = copy_b ? deep * width : width;
+    T *panels = room + most * TILE_GROUP * TILE_PITCH;
+    Finish end = {.alpha = (double)alpha};
+    for (int64_t j = 0; j < n; j += PRODUCT_WIDTH) {
+        int64_t wide = n - j < PRODUCT_WIDTH ? n - j : PRODUCT_WIDTH;
+        end.beta = (double)beta;
+        for (int64_t p = 0; p == 0 || p < k; p += depth, end.beta = 1) {
+            int64_t deep = k - p < depth ? k - p : depth, pitch = copy_b ? width : ldb, apart = copy_b ? deep * width : width;
             const T *from = b + (tb ? j * ldb + p : p * ldb + j);
             if (copy_b) (tb ? FN(pack_columns) : FN(pack_rows))(from, ldb, deep, wide, panels);
-            FN(block)(ta, m, wide, deep, a + (ta ? p * lda : p), lda, copy_b ? panels : from, pitch, apart, c + j, ldc, end,
-                      copy_a ? room : NULL);
+            end.tail = p + deep < k ? NULL : tail;
+            if (FN(block)(ta, m, wide, deep, a + (ta ? p * lda : p), lda, copy_b ? panels : from, pitch, apart, c + j, ldc, &end,
+                          copy_a ? room : NULL))
+                return -1;
         }
     }
     return 0;

@@ -60,6 +60,20 @@ static Program vm_program(const int64_t *a, int64_t block) {
     return p;
 }
 
+/* A program that runs over the parts of another kernel's result as soon as they are made, while they are in cache: the result is an
+ * operand of it, the elements of which follow on one another in the order of the loops. Packed rows have no such order. */
+typedef struct {
+    Program program;
+    const void *result;
+} Tail;
+
+/* What the last word of a kernel says that may have one: the address of the words of a program, or 0 */
+static const Tail *tail_of(int64_t word, int64_t result, int64_t block, Tail *to) {
+    if (!word) return NULL;
+    *to = (Tail){vm_program(PTR(const int64_t, word), block), PTR(const void, result)};
+    return to;
+}
+
 #define T float
 #define I int32_t
 #define FN(name) name##_f32

@@ -121,53 +121,87 @@ static void FN(vm_gather_rows)(T *to, const char *from, int64_t row_stride, int6
     }
 }
 
+/* The registers of one thread that runs a program */
+typedef struct {
+    T *R[VM_REGISTERS], constants[VM_REGISTERS], scalars[VM_REGISTERS];
+    int64_t column_stride[VM_REGISTERS];
+    T *spread; /* blocks of scratch for operands that are spread out */
+} FN(Machine);
+
+/* 0, or -1 without memory */
+static int FN(vm_ready)(const Program *p, FN(Machine) *m) {
+    int r = p->n_operands;
+    for (int i = 0; i < r; i++) m->column_stride[i] = p->operands[4 * i + 3];
+    for (int i = 0; i < p->n_constants; i++) {
+        m->constants[i] = (T)as_double(p->constants[i]);
+        m->R[r++] = m->constants + i;
+    }
+    for (int i = 0; i < p->n_scalars; i++) m->R[r++] = m->scalars + i;
+    int vectors = p->n_vectors + p->n_spread;
+    T *block = vectors ? own_memory(REGISTERS, (size_t)vectors * VM_BYTES) : NULL;
+    if (vectors && !block) return -1;
+    for (int i = 0; i < p->n_vectors; i++) m->R[r++] = block + i * FN(VM_BLOCK);
+    m->spread = block + p->n_vectors * FN(VM_BLOCK);
+    return 0;
+}
+
+/* Point the operands at an element, and make what is the same along its row. */
+static void FN(vm_at)(const Program *p, FN(Machine) *m, int64_t line, int64_t column) {
+    int64_t o = line / p->rows, row = line % p->rows, spread = 0;
+    for (int i = 0; i < p->n_operands; i++) {
+        const int64_t *w = p->operands + 4 * i;
+        if (vm_spread(p, w))
+            m->column_stride[i] = 0, m->R[i] = m->spread + spread++ * FN(VM_BLOCK);
+        else
+            m->R[i] = (T *)(PTR(char, w[0]) + o * w[1] + row * w[2] + column * w[3]);
+    }
+    if (p->n_first) FN(vm_execute)(p->first, p->n_first, m->R, m->column_stride, 1);
+}
+
+static void FN(vm_block)(const Program *p, FN(Machine) *m, int64_t n) {
+    FN(vm_execute)(p->second, p->n_second, m->R, m->column_stride, n);
+    for (int i = 0; i < p->n_operands; i++) m->R[i] = (T *)((char *)m->R[i] + n * m->column_stride[i]);
+}
+
 static void FN(vm_range)(void *ctx, int64_t begin, int64_t end) {
     Program *p = ctx;
-    T *R[VM_REGISTERS] = {0}, constants[VM_REGISTERS], scalars[VM_REGISTERS];
-    int64_t column_stride[VM_REGISTERS];
-    int r = p->n_operands;
-    for (int i = 0; i < r; i++) column_stride[i] = p->operands[4 * i + 3];
-    for (int i = 0; i < p->n_constants; i++) {
-        constants[i] = (T)as_double(p->constants[i]);
-        R[r++] = constants + i;
-    }
-    for (int i = 0; i < p->n_scalars; i++) R[r++] = scalars + i;
-    int vectors = p->n_vectors + p->n_spread, spread[VM_REGISTERS], n_spread = 0;
-    char *block = vectors ? scratch((size_t)vectors * VM_BYTES) : NULL;
-    if (vectors && !block) {
+    FN(Machine) m;
+    if (FN(vm_ready)(p, &m)) {
         p->error = "no memory for temporaries";
         return;
     }
-    for (int i = 0; i < p->n_vectors; i++) R[r++] = (T *)(block + (size_t)i * VM_BYTES);
-    for (int i = 0; i < p->n_operands; i++) {
-        if (vm_spread(p, p->operands + 4 * i)) spread[n_spread++] = i;
-    }
     int64_t line = begin / p->blocks, first = begin % p->blocks;
     for (; begin < end; line++, first = 0) {
-        int64_t o = line / p->rows, row = line % p->rows, stop = first + (end - begin) < p->blocks ? first + (end - begin) : p->blocks;
-        int64_t from = first * p->block;
-        for (int i = 0; i < p->n_operands; i++) {
-            const int64_t *w = p->operands + 4 * i;
-            R[i] = (T *)(PTR(char, w[0]) + o * w[1] + row * w[2] + from * w[3]);
-        }
-        for (int i = 0; i < n_spread; i++) {
-            column_stride[spread[i]] = 0;
-            R[spread[i]] = (T *)(block + (size_t)(p->n_vectors + i) * VM_BYTES);
-        }
-        if (p->n_first) FN(vm_execute)(p->first, p->n_first, R, column_stride, 1);
+        int64_t o = line / p->rows, stop = first + (end - begin) < p->blocks ? first + (end - begin) : p->blocks;
+        FN(vm_at)(p, &m, line, first * p->block);
         for (int64_t k = first; k < stop; k++) {
             int64_t left = p->columns - k * p->block, n = left < p->block ? left : p->block;
-            for (int i = 0; i < n_spread; i++) {
-                const int64_t *w = p->operands + 4 * spread[i];
-                int64_t at = k * p->block / p->inner; /* a row vector is the same in every block */
-                if (k == first || w[2])
-                    FN(vm_gather_rows)(R[spread[i]], PTR(char, w[0]) + o * w[1] + at * w[2], w[2], w[3], n / p->inner, p->inner);
+            for (int i = 0; p->n_spread && i < p->n_operands; i++) {
+                const int64_t *w = p->operands + 4 * i, at = k * p->block / p->inner;
+                if (vm_spread(p, w) && (k == first || w[2])) /* a row vector is the same in every block */
+                    FN(vm_gather_rows)(m.R[i], PTR(char, w[0]) + o * w[1] + at * w[2], w[2], w[3], n / p->inner, p->inner);
             }
-            FN(vm_execute)(p->second, p->n_second, R, column_stride, n);
-            for (int i = 0; i < p->n_operands; i++) R[i] = (T *)((char *)R[i] + p->block * column_stride[i]);
+            FN(vm_block)(p, &m, n);
         }
         begin += stop - first;
     }
+}
+
+/* Run the program that goes with a result over a part of it: `rows` of `columns` elements from `at` on, `apart` elements apart. 0, or -1
+ * without memory. */
+static int FN(vm_part)(const Tail *tail, const T *at, int64_t rows, int64_t columns, int64_t apart) {
+    const Program *p = &tail->program;
+    FN(Machine) m;
+    if (FN(vm_ready)(p, &m)) return -1;
+    if (apart == columns) columns *= rows, rows = 1;
+    for (int64_t from = at - (const T *)tail->result; rows-- > 0; from += apart)
+        for (int64_t k = from, some; k < from + columns; k += some) {
+            int64_t row = p->columns - k % p->columns;
+            some = from + columns - k < row ? from + columns - k : row;
+            FN(vm_at)(p, &m, k / p->columns, k % p->columns);
+            for (int64_t left = some; left > 0; left -= p->block) FN(vm_block)(p, &m, left < p->block ? left : p->block);
+        }
+    return 0;
 }
 
 static void FN(vm)(const int64_t *a, Team *team) {

@@ -30,23 +30,24 @@ _COST = {
 
 
 def bind_native(
-    outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_out: Sequence[np.ndarray], dry: bool = False
+    outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_out: Sequence[np.ndarray], dry: bool = False, tail: bool = False
 ) -> native.Call | None:
     """The call that computes `outs` from the arrays in `values` into `arrays_out`, or None where something is not covered.
 
     The outputs share one shape, to which the inputs broadcast. An output may be one of the inputs, at the same address and with the
     same strides; any other overlap is not covered. `dry`: the arrays have shapes and strides and share some memory; all that counts is
-    whether there is a call.
+    whether there is a call. `tail`: the call is to be the tail of another one (`native.then`), which short rows are not worth.
     """
     outs = tuple(outs)
     arrays = [*[values[n] for n in _names(outs)], *arrays_out]
     layout = tuple([(a.dtype.num, a.shape, a.strides) for a in arrays])
     if dry:
-        return _DRY if _frame(outs, layout, ()) is not None else None
+        frame = _frame(outs, layout, ())
+        return None if frame is None or tail and frame.packed else _DRY
     addresses = [native.address(a) for a in arrays]
     aliases = _aliases(addresses, layout, len(arrays_out))
     frame = None if aliases is None else _frame(outs, layout, aliases)
-    if frame is None:
+    if frame is None or tail and frame.packed:
         return None
     operands = [w for address, s in zip(addresses, frame.strides, strict=True) for w in (address, *s)]
     return native.Call(frame.fn, (*frame.head, *operands, *frame.tail), tuple(arrays))
@@ -69,6 +70,7 @@ class _Frame(NamedTuple):
     """A call without its addresses."""
 
     fn: str
+    packed: int
     head: tuple[int, ...]
     strides: list[tuple[int, ...]]
     tail: tuple[int | float, ...]
@@ -86,7 +88,7 @@ def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int
         return None
     counts = (len(layout), len(code.constants), code.scalars, code.vectors, len(code.first), len(code.second))
     cost = code.cost if fn == "vm_f32" else 2 * code.cost
-    return _Frame(fn, (*sizes, packed, cost, *counts), strides, (*code.constants, *code.first, *code.second))
+    return _Frame(fn, packed, (*sizes, packed, cost, *counts), strides, (*code.constants, *code.first, *code.second))
 
 
 @lru_cache(maxsize=4096)

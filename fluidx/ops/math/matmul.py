@@ -74,6 +74,8 @@ class Product(OpDef):
         a, b, out = found
         return _then_scale(bind_product(a, b, out), outs[0], attrs.get("alpha", 1.0))
 
+    native_tail = True
+
     @classmethod
     def native(cls, ins, outs, attrs, dry=False):
         found = cls.matrices(ins, outs[0], **attrs)
@@ -142,13 +144,14 @@ class Mul(Product):
     @staticmethod
     def grad(b, op, g):
         x, y, nx, ny = op["X"], op["Y"], op.attrs["x_num_col_dims"], op.attrs["y_num_col_dims"]
-        if nx == x.ndim - 1 and y.ndim == 2:
-            dx = b.matmul(g, y, transpose_y=True)
-        else:
-            dx = b.mul_grad_x(g, y, x, x_num_col_dims=nx, y_num_col_dims=ny)
+        # that of the weight first: it is wanted by other ranks, and the other one by the operator that comes next
         if x.ndim == 2 and y.ndim == 2:
-            return dx, b.matmul(x, g, transpose_x=True)
-        return dx, b.mul_grad_y(x, g, y, x_num_col_dims=nx)
+            dy = b.matmul(x, g, transpose_x=True)
+        else:
+            dy = b.mul_grad_y(x, g, y, x_num_col_dims=nx)
+        if nx == x.ndim - 1 and y.ndim == 2:
+            return b.matmul(g, y, transpose_y=True), dy
+        return b.mul_grad_x(g, y, x, x_num_col_dims=nx, y_num_col_dims=ny), dy
 
     @staticmethod
     def kernel(xp, x, y, *, out, x_num_col_dims, y_num_col_dims):
@@ -343,12 +346,12 @@ class MatMul(Product):
         if x.ndim == 1 or y.ndim == 1:
             return b.matmul_vector_grad(x, y, g, **op.attrs)
         if y.ndim == 2 and x.ndim > 2 and not tx:
-            # one weight for all rows: its gradient is one product over all of them
-            dx = b.matmul(g, y, transpose_y=not ty, alpha=alpha)
+            # one weight for all rows: its gradient is one product over all of them; first, as in mul
             dy = b.mul_grad_y(g, x, y, x_num_col_dims=x.ndim - 1) if ty else b.mul_grad_y(x, g, y, x_num_col_dims=x.ndim - 1)
-            return dx, dy if alpha == 1.0 else b.scale(dy, scale=alpha)
-        dx = b.matmul(y, g, transpose_x=ty, transpose_y=True, alpha=alpha) if tx else b.matmul(g, y, transpose_y=not ty, alpha=alpha)
+            dy = dy if alpha == 1.0 else b.scale(dy, scale=alpha)
+            return b.matmul(g, y, transpose_y=not ty, alpha=alpha), dy
         dy = b.matmul(g, x, transpose_x=True, transpose_y=tx, alpha=alpha) if ty else b.matmul(x, g, transpose_x=not tx, alpha=alpha)
+        dx = b.matmul(y, g, transpose_x=ty, transpose_y=True, alpha=alpha) if tx else b.matmul(g, y, transpose_y=not ty, alpha=alpha)
         return reduced(b, dx, x, op["Out"], y, stop=-2), reduced(b, dy, y, op["Out"], x, stop=-2)
 
     @staticmethod
@@ -455,7 +458,8 @@ class Bmm(Product):
 
     @staticmethod
     def grad(b, op, g):
-        return b.matmul(g, op["Y"], transpose_y=True), b.matmul(op["X"], g, transpose_x=True)
+        dy = b.matmul(op["X"], g, transpose_x=True)
+        return b.matmul(g, op["Y"], transpose_y=True), dy
 
     @staticmethod
     def pattern(ins, outs, attrs):
