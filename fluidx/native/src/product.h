@@ -14,7 +14,7 @@ enum { PRODUCT_DEPTH = 256, PRODUCT_WIDTH = 512 }; /* of a block of B that is co
 /* What is read in place, in bytes: a matrix that spans so many; a B whose rows are so long that, times the tiles along A, it is at most this */
 enum { PRODUCT_CLOSE = 64 << 10, PRODUCT_PASSES = 64 << 10 };
 enum { PRODUCT_AHEAD = 12, PRODUCT_LONG = 96 }; /* steps along k that B is fetched ahead; from how many on C is */
-enum { PRODUCT_STRIDE = 32, PRODUCT_LINES = 12 }; /* every so many steps, so many lines of what is read next */
+enum { PRODUCT_STRIDE = 16, PRODUCT_LINES = 2 }; /* every so many steps, so many lines of what is read next */
 enum { TURNED_COLUMNS = 16, TURNED_ROWS = 256 }; /* of a strip of C that is made as its transpose */
 
 #if HAVE_FMA
@@ -26,6 +26,12 @@ typedef struct {
     const Tail *tail; /* for parts of C that are complete now */
     const char *next, *next_stop; /* to be fetched into the second-level cache meanwhile, not all at once: that would hold the tile up */
 } Finish;
+
+/* So many rows of memory, to be fetched */
+typedef struct {
+    const char *at;
+    int64_t bytes, apart, count;
+} Rows;
 
 /* Rows of a tile, between columns of a copied part of A, tiles that A is copied for at once; up to how many rows a tile may be wider, and the
  * vectors in one of 1 to 3 rows */

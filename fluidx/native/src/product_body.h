@@ -154,9 +154,10 @@ static void FN(pack_part)(const T *a, int64_t lda, int64_t k, int64_t rows, int6
 }
 
 /* All rows of C in the columns of a block of B, which are `width` wide panels `apart` apart. Where there is room, A is copied to it.
- * Where rows of A follow on each other, those of the next tile are fetched meanwhile. 0, or -1 without memory. */
+ * Where rows of A follow on each other, those of the next tile are fetched meanwhile, elsewhere rows of the block of B that comes next. 0, or
+ * -1 without memory. */
 static int FN(block)(int64_t ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, int64_t apart, T *c,
-                      int64_t ldc, Finish *end, T *room) {
+                      int64_t ldc, Finish *end, T *room, Rows behind) {
     enum { lanes = FN(LANES), width = FN(PANEL_WIDTH) };
     int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS, many = m <= 3 ? TILE_MANY * lanes : 4 * lanes;
     int64_t least = tiles ? m / tiles : 0, larger = m - least * tiles;
@@ -177,7 +178,12 @@ static int FN(block)(int64_t ta, int64_t m, int64_t n, int64_t k, const T *a, in
             else
                 some = n - j < width ? n - j : width, tile = FN(tiles)[ta][some > lanes][rows - 1];
             end->lanes = (some - 1) % lanes + 1, end->whole = end->lanes == lanes;
-            end->next = next, end->next_stop = next + share < stop ? next + share : stop;
+            if (share)
+                end->next = next, end->next_stop = next + share < stop ? next + share : stop;
+            else if (behind.count-- > 0)
+                end->next = behind.at, end->next_stop = end->next + behind.bytes, behind.at += behind.apart;
+            else
+                end->next = end->next_stop;
             tile(k, part, ld, b + j / width * apart, ldb, c + first * ldc + j, ldc, end);
         }
         if (end->tail && FN(vm_part)(end->tail, c + first * ldc, rows, n, ldc)) return -1;
@@ -222,7 +228,7 @@ static int FN(product_then)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_
         if (!room) return -1;
     }
     T *panels = room + most * TILE_GROUP * TILE_PITCH;
-    Finish end = {.alpha = (double)alpha};
+    Finish end = {.alpha = (double)alpha, .next = NULL, .next_stop = NULL};
     for (int64_t j = 0; j < n; j += PRODUCT_WIDTH) {
         int64_t wide = n - j < PRODUCT_WIDTH ? n - j : PRODUCT_WIDTH;
         end.beta = (double)beta;
@@ -231,8 +237,15 @@ static int FN(product_then)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_
             const T *from = b + (tb ? j * ldb + p : p * ldb + j);
             if (copy_b) (tb ? FN(pack_columns) : FN(pack_rows))(from, ldb, deep, wide, panels);
             end.tail = p + deep < k ? NULL : tail;
+            Rows behind = {.apart = row};
+            int64_t p2 = p + deep < k ? p + deep : 0, j2 = p + deep < k ? j : j + wide;
+            if (j2 < n) {
+                int64_t deep2 = k - p2 < depth ? k - p2 : depth, wide2 = n - j2 < PRODUCT_WIDTH ? n - j2 : PRODUCT_WIDTH;
+                behind.at = (const char *)(b + (tb ? j2 * ldb + p2 : p2 * ldb + j2));
+                behind.count = tb ? wide2 : deep2, behind.bytes = (tb ? deep2 : wide2) * (int64_t)sizeof(T);
+            }
             if (FN(block)(ta, m, wide, deep, a + (ta ? p * lda : p), lda, copy_b ? panels : from, pitch, apart, c + j, ldc, &end,
-                          copy_a ? room : NULL))
+                          copy_a ? room : NULL, behind))
                 return -1;
         }
     }
