@@ -59,13 +59,13 @@ def chains(
         out, definition = op.output_arg_names, opdef(op.type)
         begins = definition.native_tail
         fits = id(op) not in sizes.here and (begins or definition.element is not None) and _is_float(op, types)
-        fits = fits and all(n in once and (d := descs.get(n)) is not None and not d.persistable for n in out)
+        fits = fits and out[0] in once and (d := descs.get(out[0])) is not None and not d.persistable
         goes_on = fits and not begins and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
         if chain and not (goes_on and types[out[0]] == types[chain[0].output_arg_names[0]]):
             close()
         if fits:
             chain.append(op)
-            made.update(out)
+            made.add(out[0])
         else:
             units.append((op,))
     close()
@@ -87,12 +87,12 @@ def covers(chain: Sequence[Operator], stored: Sequence[str], shadow: Callable[[s
 
 
 def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
-    """The values of a chain that something else reads, of `needed` readers in all."""
+    """The first results of the operators of a chain that something else reads, of `needed` readers in all."""
     inside: dict[str, int] = {}
     for op in chain:
         for n in op.input_arg_names:
             inside[n] = inside.get(n, 0) + 1
-    return [n for op in chain for n in op.output_arg_names if needed.get(n, 0) > inside.get(n, 0)]
+    return [n for op in chain if needed.get(n := op.output_arg_names[0], 0) > inside.get(n, 0)]
 
 
 def _calls(
@@ -102,8 +102,10 @@ def _calls(
     if not definition.native_tail:
         call = _elementwise(chain, stored, array, dry)
         return None if call is None else [call]
-    (out,) = first.output_arg_names
-    place = array(out if out in stored else stored[0])  # what the first makes lies there until the tail has read it
+    out, rest = first.output_arg_names[0], [n for op in chain[1:] if (n := op.output_arg_names[0]) in stored]
+    if not rest:
+        return None
+    place = array(out if out in stored else rest[0])  # what the first makes lies there until the tail has read it
 
     def lies(name: str) -> np.ndarray:
         return place if name == out else array(name)
@@ -111,11 +113,10 @@ def _calls(
     ins, outs = definition.operands(first, lies, lies)
     made: Any = definition.native
     calls = made(ins, outs, first.attrs, dry=dry, **({"scratch": scratch} if scratch else {}))
-    rest = [n for n in stored if n != out]
-    tail = _elementwise(chain[1:], rest, lies, dry, tail=True) if rest else None
-    if calls is None or tail is None or len(calls) > 1:
+    tail = _elementwise(chain[1:], rest, lies, dry, tail=True)
+    if not calls or tail is None or not calls[-1].tail:
         return None
-    return calls if dry else [native.then(calls[0], tail)]
+    return calls if dry else [*calls[:-1], native.then(calls[-1], tail)]
 
 
 def _elementwise(

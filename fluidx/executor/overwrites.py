@@ -200,7 +200,10 @@ class _Walk:
 
     def inplace(self, step: Step) -> Iterator[tuple[str, str]]:
         """The (operand, result) pairs of a step that may lie in the same place."""
-        if step.kernel == "fused" and opdef(step.op.type).native_tail:
+        first = opdef(step.op.type)
+        if step.kernel == "fused" and first.native_tail:  # what it writes its first result over, it still reads
+            pairs = [(a, b) for a, b in first.inplace if b != first.outputs[0]]
+            yield from ((step.op.inputs[a][0], step.op.outputs[b][0]) for a, b in pairs if step.op.outputs.get(b))
             return
         if step.kernel in ("fused", "control"):
             yield from ((n, out) for n in step.reads for out in step.writes if step.kernel == "fused" or n == out)

@@ -70,10 +70,14 @@ class Step(NamedTuple):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What the operators read and none of them makes."""
-        names = dict.fromkeys(n for op in self.ops for n in op.input_arg_names)
-        made = set(self.writes) if self.kernel == "fused" else ()
-        return tuple(n for n in names if n not in made)
+        """What the operators read, but for what one of a chain made before."""
+        names: dict[str, None] = {}
+        made: set[str] = set()
+        for op in self.ops:
+            names.update(dict.fromkeys(n for n in op.input_arg_names if n not in made))
+            if self.kernel == "fused":
+                made.update(op.output_arg_names)
+        return tuple(names)
 
     @property
     def writes(self) -> tuple[str, ...]:

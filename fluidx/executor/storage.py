@@ -164,6 +164,16 @@ class Storage:
         views = definition.view is not None or definition.view_ctx is not None
         if views and not inner and len(outs) == 1 and self._is_new(outs[0]) and self._try_view(node, outs[0]):
             return node
+        self._results(node, ins, outs, inner)
+        if definition.effect in _TALKS:  # what is sent lies in one piece
+            for n in read:
+                if not self.shadow[n].flags.c_contiguous:
+                    self.aside(node, self.types[n], n, reads=True)
+        return node
+
+    def _results(self, node: Node, ins: Mapping[str, Root], outs: Iterable[str], inner: bool = False) -> None:
+        """Storage for these results of an operator by itself, or of the first of a chain."""
+        op, definition, i = node.op, node.definition, node.index
         pairs = {op.outputs[b][0]: op.inputs[a][0] for a, b in definition.inplace if op.inputs.get(a) and op.outputs.get(b)}
         for name in outs:
             source = pairs.get(name)
@@ -175,18 +185,17 @@ class Storage:
                 root.stop = max(root.stop, self.last.get(name, i))
             else:
                 self._new(name, i, [source] if source is not None and not inner else [], ins)
-        if definition.effect in _TALKS:  # what is sent lies in one piece
-            for n in read:
-                if not self.shadow[n].flags.c_contiguous:
-                    self.aside(node, self.types[n], n, reads=True)
-        return node
 
     def _place_chain(self, node: Node) -> None:
         """Results that are read behind the chain get storage, that of an operand where one is free; the others have none."""
         i = node.index
-        made = {n for op in node.ops for n in op.output_arg_names}
-        ins = {n: self._root(n, i) for op in node.ops for n in op.input_arg_names if n not in made}
+        ins: dict[str, Root] = {}
+        made: set[str] = set()
         taken: set[str] = set()
+        for op in node.ops:
+            ins.update({n: self._root(n, i) for n in op.input_arg_names if n not in made})
+            made.update(op.output_arg_names)
+        self._results(node, ins, node.op.output_arg_names[1:])
         for op in node.ops:
             name = op.output_arg_names[0]
             if self.last[name] > i:

@@ -151,7 +151,7 @@ class OpDef:
     native: ClassVar[Callable[..., Any] | None] = None
     native_scratch: ClassVar[Callable[..., Any] | None] = None
     native_own: ClassVar[bool] = False
-    # the calls of `native` end with one that may have a tail (fluidx.native.then), over the op's one result
+    # the last call of `native` makes the first result, and may have a tail (fluidx.native.then)
     native_tail: ClassVar[bool] = False
     # of an elementwise op: (attrs, shapes of the operands, axes of the result) -> scalar expression, {symbol: shape that broadcasts}
     element: ClassVar[Callable[..., Any] | None] = None

@@ -33,14 +33,12 @@ class NativeError(RuntimeError):
 
 
 class Call(NamedTuple):
-    """One kernel and its arguments. `keeps` holds the arrays whose addresses stand in `args`."""
+    """One kernel and its arguments. `keeps` holds the arrays whose addresses stand in `args`. `tail`: it may have one (`then`)."""
 
     fn: str
     args: tuple[int | float, ...]
     keeps: tuple[Any, ...] = ()
-
-
-NO_TAIL = 0  # the last word of a kernel that may have a tail
+    tail: bool = False
 
 
 # -- loading ------------------------------------------------------------------------------------------------------------------------
@@ -244,8 +242,8 @@ def compile(calls: Sequence[Call]) -> Callable[[], None]:
 
 
 def then(call: Call, tail: Call) -> Call:
-    """`call` with a tail, a call of the vector machine without packed rows, over the contiguous result of `call` in its order: the kernel
-    runs it over each part of the result that it has made, while that is in cache. The last word of `call` is NO_TAIL."""
+    """`call`, which may have a tail, with one: a call of the vector machine without packed rows, over the contiguous result of `call` in its
+    order. The kernel runs it over each part of the result that it has made, while that is in cache."""
     words = np.frombuffer(_words(tail.args), np.int64)
     return Call(call.fn, (*call.args[:-1], address(words)), (*call.keeps, words, *tail.keeps))
 
@@ -372,7 +370,7 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
     outer, inner = (batch[0] if ndim == 4 else 1), (batch[-1] if ndim > 2 else 1)
     at_a, at_b, at_out = map(module.address, (a, b, out))
     words = (ta, tb, m, n, k, float(alpha), at_a, lda, at_b, ldb, float(beta), at_out, ldc)
-    return Call(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic, NO_TAIL), (a, b, out))
+    return Call(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic, 0), (a, b, out), tail=True)
 
 
 def address(a: np.ndarray) -> int:

@@ -6,11 +6,11 @@
  * result. Parts and blocks follow from the shape.
  *
  * words of batch_norm: x, y, scale, bias, mean, variance, the addresses of MeanOut, VarianceOut, SavedMean and SavedVariance or 0, images,
- * channels, pixels (NHWC: rows, channels, 0), 1 where mean and variance are given ones, momentum, epsilon, scratch.
+ * channels, pixels (NHWC: rows, channels, 0), 1 where mean and variance are given ones, momentum, epsilon, scratch, a tail for y or 0.
  * words of batch_norm_grad: x, gradient of y, of x, scale, saved mean, saved 1 / deviation, gradients of scale and bias, images, channels,
  * pixels, 1 where the statistics are given ones, scratch */
 
-enum { BN_WORDS = 17, BN_GRAD_WORDS = 13, BN_LANES = 32, BN_ROWS = 16, BN_PARTS = 16 };
+enum { BN_WORDS = 18, BN_GRAD_WORDS = 13, BN_LANES = 32, BN_ROWS = 16, BN_PARTS = 16 };
 
 /* Into how many parts rows are cut; the scratch of NHWC, in ops/nn/batch_norm.py, is three doubles a channel and part. */
 INLINE int64_t bn_parts(int64_t rows) { return rows < BN_ROWS * BN_PARTS ? 1 : BN_PARTS; }

@@ -6,6 +6,7 @@ typedef struct {
     int64_t n, c, k, given, block, parts;
     T keep, eps;
     double *sums;
+    Tail *tail;
 } FN(BatchNorm);
 
 /* -- one channel --------------------------------------------------------------------------------------------------------------------- */
@@ -85,6 +86,7 @@ static void FN(bn_channels)(void *ctx, int64_t begin, int64_t end) {
                 } else {
                     IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = (from[i] - mean) * factor + bias;
                 }
+                if (j->tail) FN(vm_part)(j->tail, to, 1, j->k, j->k);
             }
         }
 }
@@ -150,7 +152,7 @@ static void FN(bn_part_moments)(void *ctx, int64_t begin, int64_t end) {
 static void FN(bn_rows)(void *ctx, int64_t begin, int64_t end) {
     const FN(BatchNorm) *j = ctx;
     const T *mean = j->mean_out, *factor = j->saved_mean, *shift = j->saved_inv;
-    int64_t c = j->c;
+    int64_t c = j->c, some = at_least(1, FN(VM_BLOCK) / c), behind = begin; /* rows that the tail has not seen yet */
     for (int64_t r = begin; r < end; r++) {
         const T *x = j->x + r * c;
         T *y = j->y + r * c;
@@ -158,6 +160,10 @@ static void FN(bn_rows)(void *ctx, int64_t begin, int64_t end) {
             IVDEP for (int64_t i = 0; i < c; i++) y[i] = x[i] * factor[i] + shift[i];
         } else {
             IVDEP for (int64_t i = 0; i < c; i++) y[i] = (x[i] - mean[i]) * factor[i] + shift[i];
+        }
+        if (j->tail && (r + 1 == end || r + 1 - behind == some)) {
+            FN(vm_part)(j->tail, j->y + behind * c, r + 1 - behind, c, c);
+            behind = r + 1;
         }
     }
 }
@@ -202,13 +208,16 @@ static void FN(bn_grad_rows)(void *ctx, int64_t begin, int64_t end) {
 static int64_t FN(bn_grain)(int64_t elements) { return (1 << 15) / at_least(elements, 1) + 1; }
 
 static void FN(batch_norm)(const int64_t *a, Team *team) {
+    Tail tail;
     FN(BatchNorm) j = {.x = PTR(T, a[0]), .y = PTR(T, a[1]), .scale = PTR(T, a[2]), .bias = PTR(T, a[3]), .mean = PTR(T, a[4]),
                   .var = PTR(T, a[5]), .mean_out = PTR(T, a[6]), .var_out = PTR(T, a[7]), .saved_mean = PTR(T, a[8]),
                   .saved_inv = PTR(T, a[9]), .n = a[10], .c = a[11], .k = a[12], .given = a[13], .keep = (T)as_double(a[14]),
-                  .eps = (T)as_double(a[15]), .sums = PTR(double, a[16]), .block = 1};
+                  .eps = (T)as_double(a[15]), .sums = PTR(double, a[16]), .block = 1,
+                  .tail = tail_of(a[17], a[1], FN(VM_BLOCK), &tail)};
     if (j.k) {
         j.block = at_least(1, 64 / j.k);
         parallel_for(team, up_div(j.c, j.block), FN(bn_grain)(j.n * j.k * j.block), FN(bn_channels), &j);
+        tail_done(j.tail, team);
         return;
     }
     j.parts = bn_parts(j.n);
@@ -237,6 +246,7 @@ static void FN(batch_norm)(const int64_t *a, Team *team) {
     }
     next.mean_out = mean, next.saved_mean = factor, next.saved_inv = shift;
     parallel_for(team, j.n, FN(bn_grain)(j.c), FN(bn_rows), &next);
+    tail_done(j.tail, team);
 }
 
 static void FN(batch_norm_grad)(const int64_t *a, Team *team) {

@@ -10,7 +10,7 @@ typedef struct {
     const int64_t *a;
     int64_t rows, columns; /* of one piece */
     int64_t across, pieces; /* pieces in one row of them, and of one product */
-    const Tail *tail;
+    Tail *tail;
     int failed;
 } Product;
 
@@ -84,6 +84,7 @@ static void gemm_cut(Product *p, int threads) {
         double flops = 2.0 * (double)a[2] * (double)a[3] * (double)a[4];                                                                \
         int64_t grain = p.pieces > 1 ? 1 : (int64_t)(6e5 / (flops + 1.0)) + 1;                                                          \
         parallel_for(team, a[13] * a[17] * p.pieces, grain, NAME##_pieces, &p);                                                         \
+        tail_done(p.tail, team);                                                                                                        \
         if (p.failed) team->error = "out of memory";                                                                                    \
     }
 

@@ -23,7 +23,7 @@ typedef struct {
     double alpha, beta;
     int whole; /* all lanes of the last vector are in C */
     int64_t lanes; /* so many are */
-    const Tail *tail; /* for parts of C that are complete now */
+    Tail *tail; /* for parts of C that are complete now */
     const char *next, *next_stop; /* to be fetched into the second-level cache meanwhile, not all at once: that would hold the tile up */
 } Finish;
 
@@ -31,7 +31,7 @@ typedef struct {
 typedef struct {
     const char *at;
     int64_t bytes, apart, count;
-} Rows;
+} Fetch;
 
 /* Rows of a tile, between columns of a copied part of A, tiles that A is copied for at once; up to how many rows a tile may be wider, and the
  * vectors in one of 1 to 3 rows */
@@ -140,9 +140,10 @@ INLINE void product_turn_f64(const double *f, const int64_t *row, double *to, in
 
 #define PRODUCT(NAME, T, CALL, PART)                                                                                                         \
     static int NAME(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b, int64_t ldb, \
-                    T beta, T *c, int64_t ldc, const Tail *tail) {                                                                      \
+                    T beta, T *c, int64_t ldc, Tail *tail) {                                                                            \
         CALL(101, ta ? 112 : 111, tb ? 112 : 111, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);                                        \
-        return tail ? PART(tail, c, m, n, ldc) : 0;                                                                                     \
+        if (tail) PART(tail, c, m, n, ldc);                                                                                             \
+        return 0;                                                                                                                       \
     }
 PRODUCT(product_then_f32, float, blas_f32, vm_part_f32)
 PRODUCT(product_then_f64, double, blas_f64, vm_part_f64)

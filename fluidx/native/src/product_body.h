@@ -154,10 +154,10 @@ static void FN(pack_part)(const T *a, int64_t lda, int64_t k, int64_t rows, int6
 }
 
 /* All rows of C in the columns of a block of B, which are `width` wide panels `apart` apart. Where there is room, A is copied to it.
- * Where rows of A follow on each other, those of the next tile are fetched meanwhile, elsewhere rows of the block of B that comes next. 0, or
- * -1 without memory. */
-static int FN(block)(int64_t ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, int64_t apart, T *c,
-                      int64_t ldc, Finish *end, T *room, Rows behind) {
+ * Where rows of A follow on each other, those of the next tile are fetched meanwhile, elsewhere rows of the block of B that
+ * comes next. */
+static void FN(block)(int64_t ta, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, int64_t apart, T *c,
+                      int64_t ldc, Finish *end, T *room, Fetch behind) {
     enum { lanes = FN(LANES), width = FN(PANEL_WIDTH) };
     int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS, many = m <= 3 ? TILE_MANY * lanes : 4 * lanes;
     int64_t least = tiles ? m / tiles : 0, larger = m - least * tiles;
@@ -186,17 +186,16 @@ static int FN(block)(int64_t ta, int64_t m, int64_t n, int64_t k, const T *a, in
                 end->next = end->next_stop;
             tile(k, part, ld, b + j / width * apart, ldb, c + first * ldc + j, ldc, end);
         }
-        if (end->tail && FN(vm_part)(end->tail, c + first * ldc, rows, n, ldc)) return -1;
+        if (end->tail) FN(vm_part)(end->tail, c + first * ldc, rows, n, ldc);
     }
-    return 0;
 }
 
 static int FN(product_then)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b,
-                            int64_t ldb, T beta, T *c, int64_t ldc, const Tail *tail);
+                            int64_t ldb, T beta, T *c, int64_t ldc, Tail *tail);
 
 /* Few columns: the rows of the transpose, a strip at a time */
 static int FN(product_turned)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b,
-                              int64_t ldb, T beta, T *c, int64_t ldc, const Tail *tail) {
+                              int64_t ldb, T beta, T *c, int64_t ldc, Tail *tail) {
     T strip[TURNED_COLUMNS * TURNED_ROWS];
     for (int64_t i = 0; i < m; i += TURNED_ROWS, c += TURNED_ROWS * ldc) {
         int64_t rows = m - i < TURNED_ROWS ? m - i : TURNED_ROWS;
@@ -205,14 +204,14 @@ static int FN(product_turned)(int64_t ta, int64_t tb, int64_t m, int64_t n, int6
         if (FN(product_then)(!tb, !ta, n, rows, k, alpha, b, ldb, a + (ta ? i : i * lda), lda, beta, strip, rows, NULL)) return -1;
         for (int64_t r = 0; r < rows; r++)
             for (int64_t j = 0; j < n; j++) c[r * ldc + j] = strip[j * rows + r];
-        if (tail && FN(vm_part)(tail, c, rows, n, ldc)) return -1;
+        if (tail) FN(vm_part)(tail, c, rows, n, ldc);
     }
     return 0;
 }
 
 /* With a tail for C. 0, or -1 without memory */
 static int FN(product_then)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda, const T *b,
-                            int64_t ldb, T beta, T *c, int64_t ldc, const Tail *tail) {
+                            int64_t ldb, T beta, T *c, int64_t ldc, Tail *tail) {
     enum { width = FN(PANEL_WIDTH) };
     if (n <= (ta ? TURNED_COLUMNS : 6) && m > 2 * TURNED_COLUMNS)
         return FN(product_turned)(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, tail);
@@ -237,16 +236,15 @@ static int FN(product_then)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_
             const T *from = b + (tb ? j * ldb + p : p * ldb + j);
             if (copy_b) (tb ? FN(pack_columns) : FN(pack_rows))(from, ldb, deep, wide, panels);
             end.tail = p + deep < k ? NULL : tail;
-            Rows behind = {.apart = row};
+            Fetch behind = {.apart = row};
             int64_t p2 = p + deep < k ? p + deep : 0, j2 = p + deep < k ? j : j + wide;
             if (j2 < n) {
                 int64_t deep2 = k - p2 < depth ? k - p2 : depth, wide2 = n - j2 < PRODUCT_WIDTH ? n - j2 : PRODUCT_WIDTH;
                 behind.at = (const char *)(b + (tb ? j2 * ldb + p2 : p2 * ldb + j2));
                 behind.count = tb ? wide2 : deep2, behind.bytes = (tb ? deep2 : wide2) * (int64_t)sizeof(T);
             }
-            if (FN(block)(ta, m, wide, deep, a + (ta ? p * lda : p), lda, copy_b ? panels : from, pitch, apart, c + j, ldc, &end,
-                          copy_a ? room : NULL, behind))
-                return -1;
+            FN(block)(ta, m, wide, deep, a + (ta ? p * lda : p), lda, copy_b ? panels : from, pitch, apart, c + j, ldc, &end,
+                      copy_a ? room : NULL, behind);
         }
     }
     return 0;

@@ -68,10 +68,14 @@ typedef struct {
 } Tail;
 
 /* What the last word of a kernel says that may have one: the address of the words of a program, or 0 */
-static const Tail *tail_of(int64_t word, int64_t result, int64_t block, Tail *to) {
+static Tail *tail_of(int64_t word, int64_t result, int64_t block, Tail *to) {
     if (!word) return NULL;
     *to = (Tail){vm_program(PTR(const int64_t, word), block), PTR(const void, result)};
     return to;
+}
+
+static void tail_done(const Tail *tail, Team *team) {
+    if (tail && tail->program.error) team->error = tail->program.error;
 }
 
 #define T float

@@ -128,8 +128,8 @@ typedef struct {
     T *spread; /* blocks of scratch for operands that are spread out */
 } FN(Machine);
 
-/* 0, or -1 without memory */
-static int FN(vm_ready)(const Program *p, FN(Machine) *m) {
+/* 0, or -1 without memory, which the program notes */
+static int FN(vm_ready)(Program *p, FN(Machine) *m) {
     int r = p->n_operands;
     for (int i = 0; i < r; i++) m->column_stride[i] = p->operands[4 * i + 3];
     for (int i = 0; i < p->n_constants; i++) {
@@ -139,7 +139,10 @@ static int FN(vm_ready)(const Program *p, FN(Machine) *m) {
     for (int i = 0; i < p->n_scalars; i++) m->R[r++] = m->scalars + i;
     int vectors = p->n_vectors + p->n_spread;
     T *block = vectors ? own_memory(REGISTERS, (size_t)vectors * VM_BYTES) : NULL;
-    if (vectors && !block) return -1;
+    if (vectors && !block) {
+        p->error = "no memory for temporaries";
+        return -1;
+    }
     for (int i = 0; i < p->n_vectors; i++) m->R[r++] = block + i * FN(VM_BLOCK);
     m->spread = block + p->n_vectors * FN(VM_BLOCK);
     return 0;
@@ -166,10 +169,7 @@ static void FN(vm_block)(const Program *p, FN(Machine) *m, int64_t n) {
 static void FN(vm_range)(void *ctx, int64_t begin, int64_t end) {
     Program *p = ctx;
     FN(Machine) m;
-    if (FN(vm_ready)(p, &m)) {
-        p->error = "no memory for temporaries";
-        return;
-    }
+    if (FN(vm_ready)(p, &m)) return;
     int64_t line = begin / p->blocks, first = begin % p->blocks;
     for (; begin < end; line++, first = 0) {
         int64_t o = line / p->rows, stop = first + (end - begin) < p->blocks ? first + (end - begin) : p->blocks;
@@ -187,12 +187,11 @@ static void FN(vm_range)(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-/* Run the program that goes with a result over a part of it: `rows` of `columns` elements from `at` on, `apart` elements apart. 0, or -1
- * without memory. */
-static int FN(vm_part)(const Tail *tail, const T *at, int64_t rows, int64_t columns, int64_t apart) {
-    const Program *p = &tail->program;
+/* Run a tail over a part of the result: `rows` of `columns` elements from `at` on, `apart` elements apart. */
+static void FN(vm_part)(Tail *tail, const T *at, int64_t rows, int64_t columns, int64_t apart) {
+    Program *p = &tail->program;
     FN(Machine) m;
-    if (FN(vm_ready)(p, &m)) return -1;
+    if (FN(vm_ready)(p, &m)) return;
     if (apart == columns) columns *= rows, rows = 1;
     for (int64_t from = at - (const T *)tail->result; rows-- > 0; from += apart)
         for (int64_t k = from, some; k < from + columns; k += some) {
@@ -201,7 +200,6 @@ static int FN(vm_part)(const Tail *tail, const T *at, int64_t rows, int64_t colu
             FN(vm_at)(p, &m, k / p->columns, k % p->columns);
             for (int64_t left = some; left > 0; left -= p->block) FN(vm_block)(p, &m, left < p->block ? left : p->block);
         }
-    return 0;
 }
 
 static void FN(vm)(const int64_t *a, Team *team) {

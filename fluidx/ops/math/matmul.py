@@ -36,7 +36,7 @@ def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.
         a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
     if out.ndim > 4:
         parts = [native_product(_item(a, k, out.ndim), _item(b, k, out.ndim), out[k], alpha) for k in range(out.shape[0])]
-        return None if any(p is None for p in parts) else [call for p in parts if p is not None for call in p]
+        return None if any(p is None for p in parts) else [call._replace(tail=False) for p in parts if p is not None for call in p]
     call = native.gemm(a, b, out, alpha=alpha)
     return None if call is None else [call]
 

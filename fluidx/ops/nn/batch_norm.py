@@ -144,6 +144,7 @@ class BatchNorm(OpDef):
         return step
 
     native = staticmethod(batch_norm_native.forward)
+    native_tail = True
     native_scratch = staticmethod(batch_norm_native.scratch_types)
 
     @staticmethod
