@@ -3,8 +3,8 @@
 A chain is an operator and those behind it that read what it makes. What nothing else reads is not stored. The order of operations inside an
 element stays, so fused and separate steps of the vector machine have the same bits.
 
-The first may be an operator whose kernel takes a tail, such as a matrix product: the others then run over each part of its result as soon as
-it is made.
+The first may be an operator whose kernel takes a tail, such as a matrix product: the others then run over each part of its result as
+soon as it is made.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
 
 
 def _calls(
-    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = (), dry: bool = False
-) -> list[native.Call] | None:
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = (),
+    dry: bool = False,
+) -> list[native.Call] | None:  # fmt: skip
     first, definition = chain[0], opdef(chain[0].type)
     if not definition.native_tail:
         call = _elementwise(chain, stored, array, dry)

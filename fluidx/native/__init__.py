@@ -242,8 +242,8 @@ def compile(calls: Sequence[Call]) -> Callable[[], None]:
 
 
 def then(call: Call, tail: Call) -> Call:
-    """`call`, which may have a tail, with one: a call of the vector machine without packed rows, over the contiguous result of `call` in its
-    order. The kernel runs it over each part of the result that it has made, while that is in cache."""
+    """`call`, which may have a tail, with one: a call of the vector machine without packed rows, over the contiguous result of `call` in
+    its order. The kernel runs it over each part of the result that it has made, while that is in cache."""
     words = np.frombuffer(_words(tail.args), np.int64)
     return Call(call.fn, (*call.args[:-1], address(words)), (*call.keeps, words, *tail.keeps))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx import native
 from fluidx.executor import Scope, watch
 from fluidx.executor.cost import Cost, op_flops, total
 from fluidx.executor.dry import dry_plan
@@ -167,7 +168,8 @@ def product():
     return main, {"x": np.ones((10, 5), "float32"), "y": np.ones((5, 8), "float32")}, out
 
 
-def test_a_profile_gathers_calls_by_op(ticks):
+def test_a_profile_gathers_calls_by_op(ticks, monkeypatch):
+    monkeypatch.setenv("FLUIDX_KERNELS", "numpy")
     main, feed, out = product()
     exe = fx.Executor()
     with fx.profiler.profiler() as profile:
@@ -181,6 +183,15 @@ def test_a_profile_gathers_calls_by_op(ticks):
     assert matmul.share == pytest.approx(0.5) and matmul.gflops == pytest.approx(0.8) and matmul.gbs == pytest.approx(0.68)
     assert (matmul.bound, relu.bound) == ("compute", "memory")
     assert matmul.near == pytest.approx(0.8)
+
+
+@pytest.mark.skipif(not native.enabled(), reason=native.why_not())
+def test_a_product_with_a_tail_is_one_row(ticks):
+    main, feed, out = product()
+    with fx.profiler.profiler() as profile:
+        fx.Executor().run(main, feed=feed, fetch_list=[out], scope=Scope())
+    (row,) = profile.rows(at_best=at_best)
+    assert (row.name, row.calls, row.flops, row.nbytes) == ("matmul + relu", 1, 800 + 80, 4 * (50 + 40 + 80))
 
 
 def test_the_table_says_what_bounds_each_operator(ticks, monkeypatch):
@@ -204,7 +215,8 @@ def test_the_table_says_what_bounds_each_operator(ticks, monkeypatch):
     assert lines[5] == "... and 1 more, 0.001 ms"
 
 
-def test_rows_come_in_the_order_that_is_asked_for(ticks):
+def test_rows_come_in_the_order_that_is_asked_for(ticks, monkeypatch):
+    monkeypatch.setenv("FLUIDX_KERNELS", "numpy")
     main, feed, out = product()
     with fx.profiler.profiler() as profile:
         fx.Executor().run(main, feed=feed, fetch_list=[out], scope=Scope())
@@ -233,7 +245,8 @@ def test_ranks_have_rows_of_their_own_and_communication_beside_them(ticks, tmp_p
         assert {e["tid"] for e in events if e.get("cat") == kind} == rows
 
 
-def test_an_event_carries_what_one_asks_of_it(ticks, tmp_path):
+def test_an_event_carries_what_one_asks_of_it(ticks, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLUIDX_KERNELS", "numpy")
     main, feed, out = product()
     with fx.profiler.profiler() as profile:
         fx.Executor().run(main, feed=feed, fetch_list=[out], scope=Scope())

@@ -55,7 +55,8 @@ def forward(
     given = int(attrs["is_test"] or attrs["use_global_stats"])
     places = [0 if a is None else native.address(a) for a in (x, y, *weights, *stats)]
     numbers = (float(attrs["momentum"]), float(attrs["epsilon"]), 0 if room is None else native.address(room))
-    return [native.Call(f"batch_norm_{_SUFFIX[dtype_name(x.dtype)]}", (*places, *sizes, given, *numbers, 0), (*ins, *outs, room), tail=True)]
+    words = (*places, *sizes, given, *numbers, 0)
+    return [native.Call(f"batch_norm_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room), tail=True)]
 
 
 def backward(
