@@ -42,6 +42,7 @@ class Bound:
         self.steps: list[tuple[Operator, Call]] = []
         self.numbers: list[int] = []
         self._calls: list[Call] = []
+        self.block: Call | None = None  # the run as one call into C, but for feeds and fetches
         self._ops: list[Operator] = []
         self.arrays: dict[str, Any] = {}
         self.feeds: list[tuple[str, Any]] = []
@@ -87,6 +88,13 @@ class Bound:
         finally:
             self._calls, self._ops = joined
 
+    def explained(self, error: Exception) -> Exception:
+        """An error of the block, as a run would raise it."""
+        try:
+            explain(self._failed(error), error)
+        except Exception as told:
+            return told
+
     def _finish(self) -> None:
         """Wait for what was queued on the GPU; with a deadline where other ranks take part."""
         if self.ctx.comm is not None and self.ctx.comm.asynchronous:
@@ -119,6 +127,7 @@ class Bound:
             ops, calls = zip(*some, strict=True)
             self._calls += [kernels.joined(calls)] if native else calls
             self._ops += ops[:1] if native else ops
+            self.block = self._calls[0] if native and len(self.steps) == len(ops) else None
 
 
 def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> Bound:

@@ -18,6 +18,7 @@ from ..ir.parts import cut, holds, local_shape
 from ..ir.program import Program, ProgramPair, Var
 from ..ir.stamp import Stamp
 from ..ir.types import Placement, TensorType
+from ..native.world import Launch, World
 from . import watch
 from .bind import Bound, prepare
 from .context import RunContext
@@ -36,6 +37,13 @@ class _Wanted(NamedTuple):
 
     ranks: list[list[str]]
     places: list[Placement]
+
+
+class _Ready(NamedTuple):
+    """What runs of given feeds and fetches take: every rank's calls, and where those are all in C one function that makes them together."""
+
+    bounds: list[Bound]
+    launch: Launch | None
 
 
 class ParallelExecutor:
@@ -94,12 +102,12 @@ class ParallelExecutor:
         self._modules = [array_module(p) for p in places]
         self.timeout = config.timeout() if timeout is None else float(timeout)
         self._make_world()
-        self._ready: OrderedDict[tuple, list[Bound]] = OrderedDict()
+        self._ready: OrderedDict[tuple, _Ready] = OrderedDict()
         self._wanted: dict[tuple, _Wanted] = {}
         self._current: list[Bound | None] = [None] * n  # what each rank ran last
         self._failed: BaseException | None = None
         self._lock = threading.RLock()
-        self._crew = Crew(places if n > 1 else [], self.timeout)
+        self._crew = Crew(places if n > 1 else [], self.world, self.timeout)
         self._stop = weakref.finalize(self, stop, self._crew.workers)
         self._closed = False
         self._process = os.getpid()
@@ -170,22 +178,24 @@ class ParallelExecutor:
             ready = self._ready_for(whole, names, wanted, return_merged, fuse=not watched.apart)
             step = self.scopes[0].steps.get(main, 0)
 
-            def job(rank: int) -> dict[str, Any]:
-                bound = self._current[rank] = ready[rank]
+            def job(rank: int) -> list[Any]:
+                bound = self._current[rank] = ready.bounds[rank]
                 bound.ctx.step = step
                 after = watch.look(bound, watched, rank)
                 values = bound.run(feeds[rank]) if after is None else bound.run_watched(feeds[rank], after)
                 self._finish(rank)
                 xp = self._modules[rank]
-                return dict(zip(wanted.ranks[rank], values if xp is np else [xp.asnumpy(v) for v in values], strict=True))
+                return values if xp is np else [xp.asnumpy(v) for v in values]
 
-            results = self._everywhere(job)
+            alone = ready.launch is None or watched.apart or watch.watchers
+            values = self._everywhere(job) if alone else self._launch(ready, feeds, step)
+            results = [dict(zip(asked, v, strict=True)) for asked, v in zip(wanted.ranks, values, strict=True)]
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
             if not return_merged:
                 return [[r.get(n) for r in results] for n in names]
             types: dict[str, TensorType] = {}
-            for bound, asked in zip(ready, wanted.ranks, strict=True):
+            for bound, asked in zip(ready.bounds, wanted.ranks, strict=True):
                 types.update(zip(asked, bound.plan.fetch_types, strict=True))
             return [
                 self.dealer.merge(n, [r.get(n) for r in results], place, types[n].shape)
@@ -234,15 +244,23 @@ class ParallelExecutor:
             self._defined[rank] = frozenset(n for op in block.oplist for n in op.output_arg_names)
         return name in self._defined[rank]
 
-    def _ready_for(self, feed: Mapping[str, np.ndarray], names: list[str], wanted: _Wanted, merged: bool, fuse: bool) -> list[Bound]:
+    def _ready_for(self, feed: Mapping[str, np.ndarray], names: list[str], wanted: _Wanted, merged: bool, fuse: bool) -> _Ready:
         given = (tuple(names), merged, fuse, tuple(sorted((n, a.shape) for n, a in feed.items())))
         ready = self._ready.get((given, tuple(s.version for s in self.scopes)))
         if ready is None:
-            ready = self._everywhere(lambda r: self._compile(r, self._mains[r], feed, wanted.ranks[r], fuse))
+            bounds = self._everywhere(lambda r: self._compile(r, self._mains[r], feed, wanted.ranks[r], fuse))
+            ready = _Ready(bounds, self._launcher(bounds))
             self._ready[given, tuple(s.version for s in self.scopes)] = ready
             if len(self._ready) > _MAX_PLANS:
                 self._ready.popitem(last=False)
         return ready
+
+    def _launcher(self, bounds: Sequence[Bound]) -> Launch | None:
+        shared: World | None = getattr(self.world, "shared", None)
+        blocks = [b.block for b in bounds if b.block is not None]
+        if shared is None or len(blocks) < self.world_size or self.world_size == 1:
+            return None
+        return shared.launcher(blocks, [[a for _, a in b.feeds] for b in bounds])
 
     def _compile(self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str], fuse: bool = True) -> Bound:
         if change := self._stamp.changed(program):
@@ -313,6 +331,25 @@ class ParallelExecutor:
         self._failed = failed
         return [outcomes[r].value for r in range(self.world_size)]
 
+    def _launch(self, ready: _Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int) -> list[list[Any]]:
+        """What the ranks fetch, of a step that needs no Python: rank 0's is done on this thread."""
+        assert ready.launch is not None
+        self._current[:] = ready.bounds
+        for bound in ready.bounds:
+            bound.ctx.step = step
+        given = tuple([np.ascontiguousarray(fed[n]) for bound, fed in zip(ready.bounds, feeds, strict=True) for n, _ in bound.feeds])
+        failed, self._failed = self._failed, _INTERRUPTED
+        try:
+            errors = ready.launch(given)
+        except BaseException as e:  # Ctrl-C
+            self._failed = e
+            raise
+        if errors is not None:
+            told = [e if e is None else b.explained(e) for b, e in zip(ready.bounds, errors, strict=True)]
+            self._fail({r: Outcome(None, e) for r, e in enumerate(told)}, [])
+        self._failed = failed
+        return [[f.copy() for f in bound.fetches] for bound in ready.bounds]
+
     def _fail(self, outcomes: dict[int, Outcome], lost: list[int]) -> NoReturn:
         rank, error = cause(outcomes)
         if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
@@ -329,12 +366,12 @@ class ParallelExecutor:
         if not lost:
             return
         for r in lost:
-            self._crew.replace(r)
             with using(self.places[r]):
                 for name, a in list(self.scopes[r].arrays.items()):
                     self.scopes[r].bind(name, a.copy())
         self._ready.clear()
         self._make_world()
+        self._crew.renew(self.world)
 
     def _check_process(self) -> None:
         """Raise ExecutionError in a forked process: it has the executor, and none of the ranks' threads. Before the lock is taken, which

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .. import native
 from ..comm.base import CommAborted, CommError, CommTimeout
 from ..ir.operator import Operator
+from ..native.world import World
 from .place import CUDAPlace, Place, array_module
 from .told import told_as, where
 
@@ -50,18 +51,32 @@ class _Order:
 
 
 class _Worker:
-    """The thread of one rank: takes orders from its inbox, and None as the sign to end."""
+    """The thread of one rank: takes orders from its inbox, and None as the sign to end. Where ranks meet in C it waits there too, and what
+    is launched on it meanwhile never comes to Python."""
 
-    def __init__(self, rank: int, place: Place):
-        self.rank, self.place = rank, place
+    def __init__(self, rank: int, place: Place, shared: World | None):
+        self.rank, self.place, self.shared = rank, place, shared
         self.inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name=f"fluidx-rank-{rank}", daemon=True)
         self.thread.start()
 
+    def put(self, order: _Order | None) -> None:
+        self.inbox.put(order)
+        if self.shared is not None:
+            self.shared.knock(self.rank)
+
+    def _take(self) -> _Order | None:
+        while self.shared is not None:
+            try:
+                return self.inbox.get_nowait()
+            except queue.Empty:
+                self.shared.serve(self.rank)
+        return self.inbox.get()
+
     def _serve(self) -> None:
         if isinstance(self.place, CUDAPlace):
             array_module(self.place).cuda.Device(self.place.device).use()
-        while (order := self.inbox.get()) is not None:
+        while (order := self._take()) is not None:
             order.carry_out(self.rank)
             del order  # an idle thread must not keep the executor alive
 
@@ -69,9 +84,10 @@ class _Worker:
 class Crew:
     """The threads of all ranks of one executor."""
 
-    def __init__(self, places: Sequence[Place], timeout: float):
+    def __init__(self, places: Sequence[Place], world: Any, timeout: float):
         self.places, self.timeout = list(places), timeout
-        self.workers = [_Worker(r, p) for r, p in enumerate(places)]
+        self.workers: list[_Worker] = []
+        self.renew(world)
 
     def carry_out(self, job: Job, world: Any, outcomes: dict[int, Outcome]) -> None:
         """`job(rank)` on every rank at once; `outcomes` is filled, except for ranks that are stuck after another has failed.
@@ -81,13 +97,13 @@ class Crew:
         order = _Order(job, world, outcomes, len(self.workers))
         try:
             for w in self.workers:
-                w.inbox.put(order)
+                w.put(order)
             self.collect(order)
         except BaseException as e:
             order.cancelled = True
             world.abort(e)
             for w in self.workers:  # one that did not get it yet shall say so
-                w.inbox.put(order)
+                w.put(order)
             self.collect(order, GRACE)
             raise
 
@@ -102,16 +118,16 @@ class Crew:
             if order.outcomes[rank].error is not None and deadline is None:
                 deadline = time.monotonic() + min(self.timeout, GRACE)
 
-    def replace(self, rank: int) -> None:
-        """Leave a stuck thread behind, and put another in its place."""
-        self.workers[rank].inbox.put(None)
-        self.workers[rank] = _Worker(rank, self.places[rank])
+    def renew(self, world: Any) -> None:
+        """New threads, for a world that nobody is stuck in; those of the old one end when they can."""
+        stop(self.workers)
+        self.workers += [_Worker(r, p, getattr(world, "shared", None)) for r, p in enumerate(self.places)]
 
 
 def stop(workers: list[_Worker]) -> None:
     """Tell threads to end."""
     for w in workers:
-        w.inbox.put(None)
+        w.put(None)
     workers.clear()
 
 

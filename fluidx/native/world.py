@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ SPIN_US = 100  # that a rank waits awake at most
 
 Ranks = tuple[int, ...]
 Sending = tuple[np.ndarray, int]  # an array and the peer
+Launch = Callable[[tuple[np.ndarray, ...]], tuple[BaseException | None, ...] | None]
 
 _WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "reduce_scatter": 4}  # as combine.h numbers it
 _HOW = {"": 0, "sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4}
@@ -75,6 +76,27 @@ class World:
             words += [self._mailbox(*((rank, peer) if k < len(sends) else (peer, rank))), peer, address(a), a.nbytes, address(text)]
             keeps += [a, text]
         return Call("exchange", tuple(words), tuple(keeps))
+
+    def launcher(self, blocks: Sequence[Callable[[], None]], buffers: Sequence[Sequence[np.ndarray]]) -> Launch:
+        """A function that does a block on every rank at once: rank 0's on the calling thread, the others' on the threads that `serve`.
+
+        Before, each rank copies its feeds into its buffers; the function takes all of them in one tuple, in the order of the buffers.
+        It returns None, or for each rank its error or None. Python's handlers of signals run meanwhile, and an exception of theirs stops
+        all ranks where they meet next and is raised when they have stopped.
+        """
+        return self._module.launcher(self._capsule, tuple(blocks), tuple(map(tuple, buffers)))
+
+    def serve(self, rank: int) -> None:
+        """Let the calling thread do what is launched on a rank, until somebody knocks."""
+        self._module.serve(self._capsule, rank)
+
+    def knock(self, rank: int) -> None:
+        """Let `serve` return, or the next one if there is none now."""
+        self._module.knock(self._capsule, rank)
+
+    def expect(self) -> None:
+        """Wake the threads that serve: a launch is near."""
+        self._module.expect(self._capsule)
 
     def abort(self, why: str) -> None:
         """Make every waiting rank stop."""

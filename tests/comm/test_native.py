@@ -309,7 +309,7 @@ def test_a_training_step_of_a_rank_is_one_call_into_c(strategy):
     with fx.ParallelExecutor(t, timeout=20) as exe:
         exe.run_startup()
         exe.run(feed=m.feed(12), fetch_list=[m.loss])
-        for bound in next(iter(exe._ready.values())):
+        for bound in next(iter(exe._ready.values())).bounds:
             assert len(bound._calls) == 1, bound.plan
 
 

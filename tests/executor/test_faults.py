@@ -395,7 +395,7 @@ def test_values_that_are_undefined_off_their_root_raise_no_alarm(strategy, monke
         for plan in range(3):
             exe.run(feed=m.feed(6, plan), fetch_list=[m.loss])
         for plans in exe._ready.values():
-            for p in plans:
+            for p in plans.bounds:
                 for a in p.arrays.values():
                     root = a
                     while root.base is not None:

@@ -13,6 +13,21 @@ typedef struct Mailbox Mailbox;
 enum { MOST_RANKS = 256 };
 
 /* A rank waits `spin` ns awake before it sleeps, and `timeout` seconds in all. NULL without memory, or where ranks cannot meet in C. */
+typedef int (*Interrupted)(void *with); /* whether a user has stopped the run */
+
+/* What one rank is to do: to copy its feeds, then to make calls. `at` is behind the latest that began, and `team` has its error. */
+typedef struct {
+    void *to;
+    const void *from;
+    size_t bytes;
+} Fed;
+typedef struct Task {
+    const Fed *feeds;
+    const Record *records;
+    int64_t fed, count, at;
+    Team team;
+} Task;
+
 World *world_make(int ranks, double timeout, int64_t spin);
 void world_free(World *w);
 int world_ranks(const World *w);
@@ -20,6 +35,13 @@ void world_abort(World *w, const char *why); /* stop who waits and who comes; th
 void world_reset(World *w);                  /* forget failures and messages, while no rank is there */
 Meeting *world_meeting(World *w, int n, const int *ranks);
 Mailbox *world_mailbox(World *w, int from, int to);
+
+/* lane.c. A rank's thread serves: it sleeps without the interpreter's lock until it is called, carries out its task if it is called for one,
+ * and returns if not. `world_launch` gives every rank its task, does rank 0's itself, and returns when all are done. */
+void world_serve(World *w, int rank);
+void world_knock(World *w, int rank); /* let the thread return */
+void world_expect(World *w);          /* let the threads wake up: a launch is near */
+void world_launch(World *w, Task *tasks, Interrupted interrupted, void *with);
 
 /* Words of the kernel `meet`: what one member brings. After MEET_TAKES follow the places, in the words, of the arrays: given ones by reader,
  * then those that take what the others give; of a call without parts (MEET_GIVES is -1) there is one of each. An array is its address, a

@@ -75,6 +75,12 @@ typedef struct {
     KernelFn fn;
 } Kernel;
 
+/* A call: a kernel and what it reads. */
+typedef struct {
+    KernelFn fn;
+    const int64_t *words;
+} Record;
+
 INLINE double as_double(int64_t w) {
     double d;
     memcpy(&d, &w, sizeof d);

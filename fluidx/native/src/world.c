@@ -1,0 +1,275 @@
+/* Worlds, and how ranks wait.
+ *
+ * Every wait is for a counter that only grows. A rank looks at it awake for a while, then sleeps in a seat of its own, from which whoever
+ * moves the counter calls it. A world that has failed ends all waits but those for ranks that are at work on this one's arrays: they
+ * finish soon, and what they read and write must not go away under them. */
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
+#include "world.h"
+
+#include <stdlib.h>
+
+#if defined(_MSC_VER)
+
+World *world_make(int ranks, double timeout, int64_t spin) {
+    (void)ranks, (void)timeout, (void)spin;
+    return NULL; /* no C11 atomics: ranks meet in Python */
+}
+void world_free(World *w) { (void)w; }
+int world_ranks(const World *w) {
+    (void)w;
+    return 0;
+}
+void world_abort(World *w, const char *why) { (void)w, (void)why; }
+void world_reset(World *w) { (void)w; }
+Meeting *world_meeting(World *w, int n, const int *ranks) {
+    (void)w, (void)n, (void)ranks;
+    return NULL;
+}
+Mailbox *world_mailbox(World *w, int from, int to) {
+    (void)w, (void)from, (void)to;
+    return NULL;
+}
+
+#else
+
+#include <time.h>
+
+enum {
+    LOOKS = 64,           /* at a counter between two looks at the clock */
+    TRY_AGAIN = 32,       /* waits after which a rank has its full patience again */
+    ASK_NS = 50 * 1000000 /* between two questions whether the run was interrupted */
+};
+
+/* -- worlds ------------------------------------------------------------------------------------------------------------------------ */
+
+static const char STOPPED[] = "stopped because another rank failed: ";
+
+static void *zeroed(size_t bytes) {
+    void *p;
+    if (posix_memalign(&p, 64, bytes)) return NULL;
+    return memset(p, 0, bytes);
+}
+
+static void seat_free(Seat *s) {
+    pthread_cond_destroy(&s->call);
+    pthread_mutex_destroy(&s->mutex);
+}
+
+static int seat_init(Seat *s, int64_t patience, int meets) {
+    pthread_condattr_t attr;
+    s->patience = patience, s->meets = meets;
+    if (pthread_condattr_init(&attr)) return -1;
+#if !defined(__APPLE__)
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+#endif
+    int wrong = pthread_mutex_init(&s->mutex, NULL) || pthread_cond_init(&s->call, &attr);
+    pthread_condattr_destroy(&attr);
+    return wrong ? -1 : 0;
+}
+
+World *world_make(int ranks, double timeout, int64_t spin) {
+    World *w = ranks > 0 && ranks <= MOST_RANKS ? zeroed(sizeof(World) + (size_t)ranks * sizeof(Rank)) : NULL;
+    if (!w) return NULL;
+    w->ranks = ranks, w->seconds = timeout, w->spin = spin;
+    w->timeout = timeout < 1e9 ? (int64_t)(timeout * 1e9) : (int64_t)1e18;
+    for (int r = 0; r < ranks; r++) {
+        if (seat_init(&w->rank[r].seat, spin, 1) || seat_init(&w->rank[r].lane.seat, spin, 0)) {
+            free(w);
+            return NULL;
+        }
+    }
+    return w;
+}
+
+int world_ranks(const World *w) { return w->ranks; }
+
+static void empty(Mailbox *box) {
+    for (Message *at = box->read, *next; at; at = next) {
+        next = at->next;
+        free(at);
+    }
+    box->read = box->last = NULL;
+    box->waits_for = 0;
+    atomic_store(&box->posted, 0);
+    atomic_store(&box->taken, 0);
+}
+
+void world_reset(World *w) {
+    for (Meeting *m = w->meetings; m; m = m->next) {
+        atomic_store(&m->state, 0);
+        for (int k = 0; k < m->n; k++) atomic_store(&m->members[k].came, 0);
+    }
+    for (Mailbox *box = w->mailboxes; box; box = box->next) empty(box);
+    free(w->why);
+    w->why = NULL;
+    atomic_store(&w->failed, 0);
+}
+
+void world_free(World *w) {
+    world_reset(w);
+    for (Meeting *m = w->meetings, *next; m; m = next) {
+        next = m->next;
+        free(m);
+    }
+    for (Mailbox *box = w->mailboxes, *next; box; box = next) {
+        next = box->next;
+        free(box);
+    }
+    for (int r = 0; r < w->ranks; r++) {
+        seat_free(&w->rank[r].seat);
+        seat_free(&w->rank[r].lane.seat);
+    }
+    free(w);
+}
+
+Meeting *world_meeting(World *w, int n, const int *ranks) {
+    Meeting *m = zeroed(sizeof(Meeting) + (size_t)n * sizeof(Member));
+    if (!m) return NULL;
+    m->world = w, m->n = n, m->next = w->meetings;
+    for (int k = 0; k < n; k++) m->members[k].rank = ranks[k];
+    return w->meetings = m;
+}
+
+Mailbox *world_mailbox(World *w, int from, int to) {
+    Mailbox *box = zeroed(sizeof(Mailbox));
+    if (!box) return NULL;
+    box->world = w, box->from = from, box->to = to, box->next = w->mailboxes;
+    return w->mailboxes = box;
+}
+
+/* -- waiting ----------------------------------------------------------------------------------------------------------------------- */
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void sleep_until(Seat *s, int64_t deadline) {
+    int64_t left = deadline - now();
+    if (left < 0) left = 0;
+#if defined(__APPLE__)
+    struct timespec t = {(time_t)(left / 1000000000), (long)(left % 1000000000)};
+    pthread_cond_timedwait_relative_np(&s->call, &s->mutex, &t);
+#else
+    struct timespec t = {(time_t)(deadline / 1000000000), (long)(deadline % 1000000000)};
+    pthread_cond_timedwait(&s->call, &s->mutex, &t);
+#endif
+}
+
+void note_core(Seat *s) {
+#if defined(__linux__)
+    atomic_store_explicit(&s->core, sched_getcpu(), memory_order_relaxed);
+#else
+    (void)s;
+#endif
+}
+
+/* Ranks that sleep by turns look like one busy thread, and the scheduler leaves them on one core for good though others are idle. Whoever
+ * is about to sleep on the core of another rank that is awake moves away; its thread may run where it might before. */
+static void make_room(World *w, Seat *s) {
+#if defined(__linux__)
+    cpu_set_t all, others;
+    int here = sched_getcpu(), met = 0;
+    for (int r = 0; r < w->ranks; r++) {
+        Rank *other = &w->rank[r];
+        if (&other->seat == s || atomic_load(&other->seat.asleep) || atomic_load(&other->lane.seat.asleep)) continue;
+        met |= atomic_load_explicit(&other->seat.core, memory_order_relaxed) == here;
+    }
+    if (!met || sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) < w->ranks) return;
+    others = all;
+    CPU_CLR((size_t)here, &others);
+    if (!sched_setaffinity(0, sizeof others, &others)) sched_setaffinity(0, sizeof all, &all);
+    s->patience = w->spin;
+#else
+    (void)w, (void)s;
+#endif
+}
+
+int interrupted(World *w, Seat *s) {
+    if (!s->interrupted) return 0;
+    int64_t at = now();
+    if (!s->asked) s->asked = at;
+    if (at < s->asked + ASK_NS) return 0;
+    s->asked = at;
+    if (!s->interrupted(s->with)) return 0;
+    s->interrupted = NULL;
+    world_abort(w, "the run was interrupted");
+    return 1;
+}
+
+static int look(World *w, Counter *counter, uint64_t goal, int work) {
+    return atomic_load(counter) >= goal ? REACHED : !work && has_failed(w) ? FAILED : LATE;
+}
+
+/* Until the counter has reached the goal, somebody calls, or it is late. */
+static int sleep_in(World *w, Seat *s, Counter *counter, uint64_t goal, int work, int64_t deadline) {
+    int64_t until = s->interrupted && now() + ASK_NS < deadline ? now() + ASK_NS : deadline;
+    int found;
+    pthread_mutex_lock(&s->mutex);
+    s->called = 0;
+    atomic_store(&s->asleep, 1); /* before the look at the counter: whoever moves it looks here afterwards */
+    while ((found = look(w, counter, goal, work)) == LATE && !s->called && now() < until) {
+        if (until == INT64_MAX)
+            pthread_cond_wait(&s->call, &s->mutex);
+        else
+            sleep_until(s, until);
+    }
+    if (found == LATE && s->called) found = CALLED;
+    atomic_store(&s->asleep, 0);
+    pthread_mutex_unlock(&s->mutex);
+    return found == LATE && now() < deadline ? PAUSED : found;
+}
+
+/* Being called from sleep takes some 30 us, so a rank first stays awake. Where others share its core that only keeps them from coming: a
+ * rank that stayed awake in vain does so half as long the next time, and now and then tries again. */
+int wait_for(World *w, Seat *s, Counter *counter, uint64_t goal, int work) {
+    int64_t start = 0, waited = 0, most = ++s->waits % TRY_AGAIN ? s->patience : w->spin, deadline = INT64_MAX;
+    for (;;) {
+        for (; waited <= most; waited = now() - start) {
+            for (int i = 0; i < LOOKS; i++) {
+                if (atomic_load_explicit(counter, memory_order_acquire) >= goal) {
+                    if (start) s->patience = now() - start <= most ? w->spin : s->patience / 2; /* later: the other one took this core */
+                    return REACHED;
+                }
+                if (!work && has_failed(w)) return FAILED;
+                pause_briefly();
+            }
+            if (!start) start = now();
+        }
+        if (deadline == INT64_MAX && !work) deadline = start + w->timeout;
+        s->patience /= 2;
+        if (s->meets) make_room(w, s);
+        int found = sleep_in(w, s, counter, goal, work, deadline);
+        if (found < CALLED) return found;
+        interrupted(w, s);
+        start = now(), waited = 0, most = found == CALLED ? w->spin : 0;
+    }
+}
+
+void call(Seat *s) {
+    if (!atomic_load(&s->asleep)) return;
+    pthread_mutex_lock(&s->mutex);
+    s->called = 1;
+    pthread_cond_signal(&s->call);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+void world_abort(World *w, const char *why) {
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&w->failed, &none, 1)) return;
+    size_t size = sizeof STOPPED + strlen(why);
+    if ((w->why = malloc(size))) snprintf(w->why, size, "%s%s", STOPPED, why);
+    atomic_store(&w->failed, 2);
+    for (int r = 0; r < w->ranks; r++) call(&w->rank[r].seat);
+}
+
+void stopped(World *w, Team *team) {
+    while (!has_failed(w)) sched_yield(); /* somebody is writing why */
+    team->error = w->why ? w->why : STOPPED;
+    team->kind = "CommAborted", team->rank = -1;
+}
+
+#endif

@@ -1,0 +1,98 @@
+/* What the ranks of one world share, for the files that work on it. A rank waits in a seat of its own for a counter that only grows. */
+#ifndef FLUIDX_WORLD_H
+#define FLUIDX_WORLD_H
+
+#include "meet.h"
+
+#if !defined(_MSC_VER) /* no C11 atomics there: ranks meet in Python */
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+typedef atomic_uint_least64_t Counter;
+
+typedef struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t call;
+    int called, meets; /* whether its rank waits there for others, not for a task */
+    _Alignas(64) atomic_int asleep;
+    atomic_int core;  /* on which its rank came to its latest meeting */
+    int64_t patience; /* ns to wait awake */
+    unsigned waits;
+    Interrupted interrupted; /* NULL where nobody can interrupt */
+    void *with;
+    int64_t asked; /* when that was looked into, or 0 */
+} Seat;
+
+/* What a rank's thread is given to do. It waits for that in a seat apart: how long steps are apart says nothing of meetings. */
+typedef struct {
+    Seat seat;
+    _Alignas(64) Counter given; /* how often the thread was called */
+    Counter number;             /* of the call that is for the task */
+    Task *task;
+    _Alignas(64) Counter done; /* the number of the task that it has done */
+    uint64_t taken;
+} Lane;
+
+typedef struct {
+    Seat seat;
+    Lane lane;
+} Rank;
+
+typedef struct {
+    _Alignas(64) Counter came; /* how often */
+    const int64_t *words;
+    int rank;
+} Member;
+
+struct Meeting {
+    World *world;
+    Meeting *next;
+    int n, verdict; /* by the last to arrive; it stays as it is until all have seen it, for nobody is last before */
+    _Alignas(64) Counter state;
+    const int64_t *words[MOST_RANKS]; /* what all brought, by the last to arrive */
+    Member members[];
+};
+
+typedef struct Message {
+    struct Message *next;
+    const char *data;
+    char text[]; /* of the type; behind it the data of a small one */
+} Message;
+
+struct Mailbox {
+    World *world;
+    Mailbox *next;
+    int from, to;
+    _Alignas(64) Counter posted; /* written by the sender, like the next two */
+    uint64_t waits_for;          /* the number of the latest message that it has to see taken */
+    Message *last;
+    _Alignas(64) Counter taken; /* written by the receiver, like the next two */
+    atomic_int taking;
+    Message *read; /* the one before the first that is not taken */
+};
+
+struct World {
+    int ranks;
+    int64_t spin, timeout; /* ns */
+    double seconds;
+    atomic_int failed; /* 0, 1 while `why` is written, 2 */
+    char *why;
+    Meeting *meetings;
+    Mailbox *mailboxes;
+    Rank rank[];
+};
+
+static inline int has_failed(World *w) { return atomic_load(&w->failed) == 2; }
+void stopped(World *w, Team *team); /* the error of a rank that stops because the world has failed */
+
+/* Wait until a counter has reached `goal`. A wait for `work` of another rank has no deadline and does not end when the world fails. */
+enum { REACHED, FAILED, LATE, CALLED, PAUSED }; /* the last two stay within the wait */
+int wait_for(World *w, Seat *s, Counter *counter, uint64_t goal, int work);
+void call(Seat *s); /* who sits there, to look again */
+int interrupted(World *w, Seat *s); /* whether a user has stopped the run, which is looked into now and then; the world has failed then */
+void note_core(Seat *s);
+
+#endif
+#endif
