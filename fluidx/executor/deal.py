@@ -9,19 +9,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir.errors import FeedError, ProgramError
-from ..ir.parts import coords_of, cut, holds, intervals, join
+from ..ir.parts import REDUCE, coords_of, cut, holds, intervals, join
 from ..ir.program import Program, Var
-from ..ir.types import ANY, At, Local, Placement, Shard, show_placement
+from ..ir.types import ANY, At, Local, Partial, Placement, Shard, show_placement
 
 UNEVEN = ("weight", "pad", "drop", "error")
-_MAX_RECIPES = 256
+_MAX_JOINTS = 256
 
 
-class _Recipe(NamedTuple):
+class Recipe(NamedTuple):
     """What is done to a feed of given shapes: sizes that change, and what each rank gets (None: nothing); no list where `cut` decides."""
 
     rows: dict[str, dict[int, int]]
     cuts: dict[str, list[Any] | None]
+
+
+class _Term(NamedTuple):
+    """A part of a whole value: the rank that has it, where it lies, and how it is added to what is there, if anything is."""
+
+    rank: int
+    at: tuple[Any, ...]
+    add: np.ufunc | None
 
 
 class Dealer:
@@ -31,7 +39,7 @@ class Dealer:
         self.groups = programs[0].groups
         self.coords = [coords_of(self.groups, r) for r in range(len(programs))]
         self._holders: dict[Placement, list[int]] = {}
-        self._recipes: dict[Any, _Recipe] = {}
+        self._joints: dict[Any, list[_Term] | None] = {}
 
     def holders(self, placement: Placement) -> list[int]:
         """One rank for each part of a value that lies so: the first that has it."""
@@ -51,21 +59,9 @@ class Dealer:
 
     # -- out ------------------------------------------------------------------------------------------------------------------
 
-    def deal(
-        self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str
-    ) -> tuple[Mapping[str, np.ndarray], list[dict[str, np.ndarray]]]:
-        """The whole feed, lengthened or shortened as `uneven` asks, and what each rank is fed of it (views).
-
-        Open axes that the same ranks cut must have the same size; FeedError otherwise.
-        """
-        key = (uneven, tuple((n, a.shape) for n, a in feed.items()))
-        recipe = self._recipes.get(key)
-        if recipe is None:
-            if len(self._recipes) > _MAX_RECIPES:
-                self._recipes.clear()
-            recipe = self._recipes[key] = self._recipe(descs, feed, uneven)
-        if recipe.rows:
-            feed = {n: _take(a, recipe.rows[n]) if n in recipe.rows else a for n, a in feed.items()}
+    def deal(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], recipe: Recipe) -> list[dict[str, np.ndarray]]:
+        """What each rank is fed of a whole feed (views)."""
+        feed = self.evened(feed, recipe)
         parts: list[dict[str, np.ndarray]] = [{} for _ in self.coords]
         for name, value in feed.items():
             cuts = recipe.cuts[name]
@@ -76,9 +72,17 @@ class Dealer:
             for part, index in zip(parts, cuts, strict=True):
                 if index is not None:
                     part[name] = value[index]
-        return feed, parts
+        return parts
 
-    def _recipe(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> _Recipe:
+    def evened(self, feed: Mapping[str, np.ndarray], recipe: Recipe) -> Mapping[str, np.ndarray]:
+        """The whole feed, lengthened or shortened as its recipe says."""
+        return {n: _take(a, recipe.rows[n]) if n in recipe.rows else a for n, a in feed.items()} if recipe.rows else feed
+
+    def recipe(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> Recipe:
+        """How a feed, and every other one of the same names and shapes, is dealt.
+
+        Open axes that the same ranks cut must have the same size; FeedError otherwise.
+        """
         rows = self._evened(descs, feed, uneven)
         cuts: dict[str, list[Any] | None] = {}
         for name, value in feed.items():
@@ -93,7 +97,7 @@ class Dealer:
                 ]
             else:
                 cuts[name] = None
-        return _Recipe(rows, cuts)
+        return Recipe(rows, cuts)
 
     def _evened(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> dict[str, dict[int, int]]:
         """{name: {axis: size}} of cut open axes that the policy gives another size."""
@@ -122,11 +126,43 @@ class Dealer:
         """The whole value, of a shape, from what the ranks hold of it (None: nothing). FeedError when the parts do not make one."""
         if not placement:
             return values[0]
+        terms = self._terms(placement, tuple(shape), tuple([v is not None for v in values]))
         try:
-            return join(values, placement, self.groups, shape)
+            return join(values, placement, self.groups, shape) if terms is None else _sum(terms, values, shape)
         except (ProgramError, ValueError) as e:
             found = ", ".join(f"{list(v.shape)} on rank {r}" for r, v in enumerate(values) if v is not None)
             raise FeedError(f"variable {name!r} should have shape {list(shape)}, {show_placement(placement)}; found {found}: {e}") from None
+
+    def _terms(self, placement: Placement, shape: tuple[int, ...], there: tuple[bool, ...]) -> list[_Term] | None:
+        """How the ranks' parts make a value, worked out once; None for other placements than slices and terms, which `join` knows."""
+        key = placement, shape, there
+        if key in self._joints:
+            return self._joints[key]
+        if len(self._joints) > _MAX_JOINTS:
+            self._joints.clear()
+        terms: dict[tuple[int, ...], _Term] | None = None
+        if all(isinstance(e, (Shard, Partial)) for e in placement):
+            terms, begun = {}, set()
+            cut_by = tuple(e for e in placement if not isinstance(e, Partial))
+            added = next((REDUCE[e.op] for e in placement if isinstance(e, Partial)), None)
+            for rank in (r for r, has in enumerate(there) if has):
+                coords = self.coords[rank]
+                at = (*(slice(a, b) for a, b in intervals(shape, cut_by, coords)), ...)
+                where = tuple(coords[e.group][0] for e in cut_by)
+                terms.setdefault(tuple(coords[e.group][0] for e in placement), _Term(rank, at, added if where in begun else None))
+                begun.add(where)
+        found = self._joints[key] = list(terms.values()) if terms else None
+        return found
+
+
+def _sum(terms: Sequence[_Term], values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
+    out = np.empty(tuple(shape), values[terms[0].rank].dtype)
+    for rank, at, add in terms:
+        if add is None:
+            out[at] = values[rank]
+        else:
+            add(out[at], values[rank], out=out[at], casting="unsafe")
+    return out
 
 
 def _take(value: np.ndarray, sizes: Mapping[int, int]) -> np.ndarray:

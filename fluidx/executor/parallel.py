@@ -14,36 +14,35 @@ import numpy as np
 from .. import config
 from ..comm.threads import ThreadWorld
 from ..ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, nearest
-from ..ir.parts import cut, holds, local_shape
+from ..ir.parts import cut, holds
 from ..ir.program import Program, ProgramPair, Var
 from ..ir.stamp import Stamp
-from ..ir.types import Placement, TensorType
+from ..ir.types import TensorType
 from ..native.world import Launch, World
 from . import watch
 from .bind import Bound, prepare
 from .context import RunContext
-from .deal import UNEVEN, Dealer, is_local
+from .deal import UNEVEN, Dealer, Recipe, is_local
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
 from .scope import Scope
+from .wanted import Holders, Wanted
 from .workers import GRACE, Crew, Outcome, cause, diagnose, stop
 
 _MAX_PLANS = 16
 _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
 
-class _Wanted(NamedTuple):
-    """A fetch list, worked out: what each rank fetches, and where what is fetched lies."""
-
-    ranks: list[list[str]]
-    places: list[Placement]
-
-
 class _Ready(NamedTuple):
-    """What runs of given feeds and fetches take: every rank's calls, and where those are all in C one function that makes them together."""
+    """What runs of the same kinds of feeds and the same fetches take: how feeds are dealt, every rank's calls, and where those are all in C
+    one function that makes them together; and the types of what is fetched."""
 
+    dealt: Recipe
     bounds: list[Bound]
     launch: Launch | None
+    wanted: Wanted
+    types: dict[str, TensorType]
+    versions: tuple[int, ...]  # of the scopes
 
 
 class ParallelExecutor:
@@ -96,14 +95,13 @@ class ParallelExecutor:
         self.dealer = Dealer(self._mains)
         # what any rank declares; a rank of another pipeline stage may not know a variable
         self._descs: Mapping[str, Var] = ChainMap(*(m.global_block().descs for m in self._mains))
-        self._defined: dict[int, frozenset[str]] = {}
+        self._holders = Holders(self._mains, self._descs, self.dealer)
         self.places, self.uneven = places, uneven
         self.scopes = list(scopes) if scopes is not None else [Scope() for _ in range(n)]
         self._modules = [array_module(p) for p in places]
         self.timeout = config.timeout() if timeout is None else float(timeout)
         self._make_world()
         self._ready: OrderedDict[tuple, _Ready] = OrderedDict()
-        self._wanted: dict[tuple, _Wanted] = {}
         self._current: list[Bound | None] = [None] * n  # what each rank ran last
         self._failed: BaseException | None = None
         self._lock = threading.RLock()
@@ -168,15 +166,12 @@ class ParallelExecutor:
                     "a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one "
                     f"({self._failed})"
                 )
-            main = self._mains[0]
-            names = fetch_names(fetch_list)
-            check_fetch(main, names, self._descs)
-            given = check_feed(main, feed if feed is not None else feed_dict, self._descs)
-            whole, feeds = self.dealer.deal(self._descs, given, self.uneven)
-            wanted = self._work_out(names, return_merged)
-            watched = watch.asked()
-            ready = self._ready_for(whole, names, wanted, return_merged, fuse=not watched.apart)
-            step = self.scopes[0].steps.get(main, 0)
+            if (shared := getattr(self.world, "shared", None)) is not None:
+                shared.expect()
+            names, watched = fetch_names(fetch_list), watch.asked()
+            given, ready = self._ready_for(names, feed if feed is not None else feed_dict, return_merged, watched.apart)
+            feeds = self.dealer.deal(self._descs, given, ready.dealt)
+            step = self.scopes[0].steps.get(self._mains[0], 0)
 
             def job(rank: int) -> list[Any]:
                 bound = self._current[rank] = ready.bounds[rank]
@@ -187,73 +182,44 @@ class ParallelExecutor:
                 xp = self._modules[rank]
                 return values if xp is np else [xp.asnumpy(v) for v in values]
 
-            alone = ready.launch is None or watched.apart or watch.watchers
-            values = self._everywhere(job) if alone else self._launch(ready, feeds, step)
-            results = [dict(zip(asked, v, strict=True)) for asked, v in zip(wanted.ranks, values, strict=True)]
+            apart = ready.launch is None or watched.apart or watch.watchers
+            values = self._everywhere(job) if apart else self._launch(ready, feeds, step)
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
+            fetched = [dict(zip(asked, v, strict=True)) for asked, v in zip(ready.wanted.ranks, values, strict=True)]
+            parts = [[r.get(n) for r in fetched] for n in names]
             if not return_merged:
-                return [[r.get(n) for r in results] for n in names]
-            types: dict[str, TensorType] = {}
-            for bound, asked in zip(ready.bounds, wanted.ranks, strict=True):
-                types.update(zip(asked, bound.plan.fetch_types, strict=True))
-            return [
-                self.dealer.merge(n, [r.get(n) for r in results], place, types[n].shape)
-                for n, place in zip(names, wanted.places, strict=True)
-            ]
+                return parts if apart else [[p if p is None else p.copy() for p in of] for of in parts]
+            places = ready.wanted.places
+            merged = [self.dealer.merge(n, of, at, ready.types[n].shape) for n, of, at in zip(names, parts, places, strict=True)]
+            return merged if apart else [m.copy() if any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
 
-    def _work_out(self, names: list[str], merged: bool) -> _Wanted:
-        """Which ranks fetch what: for a global value one rank for each of its parts. Raises FeedError for what cannot be had."""
-        key = (tuple(names), merged)
-        wanted = self._wanted.get(key)
-        if wanted is not None:
-            return wanted
-        places = [self._descs[n].placement for n in names]
-        ranks: list[list[str]] = [[] for _ in self._mains]
-        for n, place in zip(names, places, strict=True):
-            if not merged:
-                for r, asked in enumerate(ranks):
-                    if holds(place, self.dealer.coords[r]) and self._defines(r, n):
-                        asked.append(n)
-                continue
-            if is_local(place):
-                raise FeedError(
-                    f"fetch_list names {n!r}, which is local: every rank has its own, and there is no global value; "
-                    "return_merged=False gives each rank's"
-                )
-            for r in self.dealer.holders(place):
-                if not self._defines(r, n):
-                    if 0 in local_shape(self._descs[n].type.shape, place, self.dealer.coords[r]):
-                        continue  # there is nothing to compute
-                    raise FeedError(
-                        f"fetch_list names {n!r}, which no operator of rank {r} defines; return_merged=False gives what the ranks have"
-                    )
-                ranks[r].append(n)
-        if len(self._wanted) > 8 * _MAX_PLANS:
-            self._wanted.clear()
-        wanted = self._wanted[key] = _Wanted(ranks, places)
-        return wanted
+    def _ready_for(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], _Ready]:
+        """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
+        if not _are_arrays(feed):
+            feed = check_feed(self._mains[0], feed, self._descs)
+        ready = self._ready.get(_kind(names, feed, merged, apart))
+        if ready is not None and ready.versions == self._versions():
+            return feed, ready
+        check_fetch(self._mains[0], names, self._descs)
+        given = check_feed(self._mains[0], feed, self._descs)
+        kind = _kind(names, given, merged, apart)
+        self._ready.pop(kind, None)
+        dealt = self.dealer.recipe(self._descs, given, self.uneven)
+        wanted = self._holders.wanted(names, merged)
+        whole = self.dealer.evened(given, dealt)
+        bounds = self._everywhere(lambda r: self._compile(r, self._mains[r], whole, wanted.ranks[r], not apart))
+        types: dict[str, TensorType] = {}
+        for bound, asked in zip(bounds, wanted.ranks, strict=True):
+            types.update(zip(asked, bound.plan.fetch_types, strict=True))
+        ready = _Ready(dealt, bounds, self._launcher(bounds), wanted, types, self._versions())
+        self._ready[kind] = ready
+        if len(self._ready) > _MAX_PLANS:
+            self._ready.popitem(last=False)
+        return given, ready
 
-    def _defines(self, rank: int, name: str) -> bool:
-        """Does the rank have a value of that name after a run?"""
-        block = self._mains[rank].global_block()
-        d = block.descs.get(name)
-        if d is not None and (d.persistable or d.is_data):
-            return True
-        if rank not in self._defined:
-            self._defined[rank] = frozenset(n for op in block.oplist for n in op.output_arg_names)
-        return name in self._defined[rank]
-
-    def _ready_for(self, feed: Mapping[str, np.ndarray], names: list[str], wanted: _Wanted, merged: bool, fuse: bool) -> _Ready:
-        given = (tuple(names), merged, fuse, tuple(sorted((n, a.shape) for n, a in feed.items())))
-        ready = self._ready.get((given, tuple(s.version for s in self.scopes)))
-        if ready is None:
-            bounds = self._everywhere(lambda r: self._compile(r, self._mains[r], feed, wanted.ranks[r], fuse))
-            ready = _Ready(bounds, self._launcher(bounds))
-            self._ready[given, tuple(s.version for s in self.scopes)] = ready
-            if len(self._ready) > _MAX_PLANS:
-                self._ready.popitem(last=False)
-        return ready
+    def _versions(self) -> tuple[int, ...]:
+        return tuple([s.version for s in self.scopes])
 
     def _launcher(self, bounds: Sequence[Bound]) -> Launch | None:
         shared: World | None = getattr(self.world, "shared", None)
@@ -332,7 +298,7 @@ class ParallelExecutor:
         return [outcomes[r].value for r in range(self.world_size)]
 
     def _launch(self, ready: _Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int) -> list[list[Any]]:
-        """What the ranks fetch, of a step that needs no Python: rank 0's is done on this thread."""
+        """What the ranks fetch, where it lies, of a step that needs no Python: rank 0's is done on this thread."""
         assert ready.launch is not None
         self._current[:] = ready.bounds
         for bound in ready.bounds:
@@ -348,7 +314,7 @@ class ParallelExecutor:
             told = [e if e is None else b.explained(e) for b, e in zip(ready.bounds, errors, strict=True)]
             self._fail({r: Outcome(None, e) for r, e in enumerate(told)}, [])
         self._failed = failed
-        return [[f.copy() for f in bound.fetches] for bound in ready.bounds]
+        return [bound.fetches for bound in ready.bounds]
 
     def _fail(self, outcomes: dict[int, Outcome], lost: list[int]) -> NoReturn:
         rank, error = cause(outcomes)
@@ -404,6 +370,14 @@ class ParallelExecutor:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _are_arrays(feed: Any) -> bool:
+    return type(feed) is dict and all(type(a) is np.ndarray and type(n) is str for n, a in feed.items())
+
+
+def _kind(names: list[str], feed: Mapping[str, np.ndarray], merged: bool, apart: bool) -> tuple:
+    return (merged, apart, *names, *[(n, a.dtype, a.shape) for n, a in feed.items()])
 
 
 def _pairs(programs: Any) -> list[ProgramPair]:

@@ -15,7 +15,7 @@ SPIN_US = 100  # that a rank waits awake at most
 
 Ranks = tuple[int, ...]
 Sending = tuple[np.ndarray, int]  # an array and the peer
-Launch = Callable[[tuple[np.ndarray, ...]], tuple[BaseException | None, ...] | None]
+Launch = Callable[[tuple[np.ndarray, ...]], tuple[Exception | None, ...] | None]
 
 _WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "reduce_scatter": 4}  # as combine.h numbers it
 _HOW = {"": 0, "sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4}

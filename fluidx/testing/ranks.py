@@ -70,8 +70,10 @@ def run_ranks(
     """
     names = fetch_names(fetch)
     if isinstance(feeds, Mapping):
-        whole, parts = Dealer(programs).deal(programs[0].global_block().descs, check_feed(programs[0], feeds), "weight")
-        wholes: list[Any] = [whole] * len(programs)
+        dealer, descs, given = Dealer(programs), programs[0].global_block().descs, check_feed(programs[0], feeds)
+        dealt = dealer.recipe(descs, given, "weight")
+        parts: Sequence[Mapping[str, np.ndarray]] = dealer.deal(descs, given, dealt)
+        wholes: Sequence[Mapping[str, np.ndarray]] = [dealer.evened(given, dealt)] * len(programs)
     else:
         wholes = parts = [check_feed(p, f) for p, f in zip(programs, feeds, strict=True)]
 

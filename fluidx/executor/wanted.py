@@ -1,0 +1,62 @@
+"""Which ranks fetch what of a fetch list, and where what they fetch lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..ir.errors import FeedError
+from ..ir.parts import holds, local_shape
+from ..ir.program import Program, Var
+from ..ir.types import Placement
+from .deal import Dealer, is_local
+
+
+class Wanted(NamedTuple):
+    """A fetch list, worked out: what each rank fetches, and where what is fetched lies."""
+
+    ranks: list[list[str]]
+    places: list[Placement]
+
+
+class Holders:
+    """Which ranks have which values after a run of their programs."""
+
+    def __init__(self, mains: Sequence[Program], descs: Mapping[str, Var], dealer: Dealer):
+        self.mains, self.descs, self.dealer = mains, descs, dealer
+        self._defined: dict[int, frozenset[str]] = {}
+
+    def wanted(self, names: Sequence[str], merged: bool) -> Wanted:
+        """For a global value one rank for each of its parts is asked. Raises FeedError for what cannot be had."""
+        places = [self.descs[n].placement for n in names]
+        ranks: list[list[str]] = [[] for _ in self.mains]
+        for n, place in zip(names, places, strict=True):
+            if not merged:
+                for r, asked in enumerate(ranks):
+                    if holds(place, self.dealer.coords[r]) and self._defines(r, n):
+                        asked.append(n)
+                continue
+            if is_local(place):
+                raise FeedError(
+                    f"fetch_list names {n!r}, which is local: every rank has its own, and there is no global value; "
+                    "return_merged=False gives each rank's"
+                )
+            for r in self.dealer.holders(place):
+                if not self._defines(r, n):
+                    if 0 in local_shape(self.descs[n].type.shape, place, self.dealer.coords[r]):
+                        continue  # there is nothing to compute
+                    raise FeedError(
+                        f"fetch_list names {n!r}, which no operator of rank {r} defines; return_merged=False gives what the ranks have"
+                    )
+                ranks[r].append(n)
+        return Wanted(ranks, places)
+
+    def _defines(self, rank: int, name: str) -> bool:
+        """Does the rank have a value of that name after a run?"""
+        block = self.mains[rank].global_block()
+        d = block.descs.get(name)
+        if d is not None and (d.persistable or d.is_data):
+            return True
+        if rank not in self._defined:
+            self._defined[rank] = frozenset(n for op in block.oplist for n in op.output_arg_names)
+        return name in self._defined[rank]
