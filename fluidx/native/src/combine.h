@@ -5,37 +5,43 @@
 enum { COMBINE_BLOCK = 2048 };
 enum { COMBINE_SUM, COMBINE_AVG, COMBINE_MAX, COMBINE_MIN, COMBINE_PROD };
 
+/* One more term, into two places: the block of what is added so far, or the first two results, which saves a walk over them. */
+#define COMBINE_TERM(T, EXPRESSION)                                                                                                     \
+    IVDEP for (int64_t i = 0; i < n; i++) {                                                                                             \
+        T a = left[i], b = x[i];                                                                                                        \
+        to[i] = also[i] = EXPRESSION;                                                                                                   \
+    }                                                                                                                                   \
+    break
+
 /* A NaN wins over numbers, as in NumPy. */
 #define COMBINE(NAME, T)                                                                                                                \
     static void NAME(int64_t how, int64_t size, int64_t terms, char *const *ins, int64_t results, char *const *outs) {                  \
         T sum[COMBINE_BLOCK];                                                                                                           \
         for (int64_t at = 0; at < size; at += COMBINE_BLOCK) {                                                                          \
             int64_t n = size - at < COMBINE_BLOCK ? size - at : COMBINE_BLOCK;                                                          \
-            memcpy(sum, (const T *)ins[0] + at, (size_t)n * sizeof(T));                                                                 \
+            const T *left = (const T *)ins[0] + at;                                                                                     \
+            T *first = (T *)outs[0] + at;                                                                                               \
+            if (terms == 1) memmove(first, left, (size_t)n * sizeof(T));                                                                \
             for (int64_t k = 1; k < terms; k++) {                                                                                       \
                 const T *x = (const T *)ins[k] + at;                                                                                    \
-                switch (how) {                                                                                                          \
-                case COMBINE_MAX:                                                                                                       \
-                    for (int64_t i = 0; i < n; i++) sum[i] = sum[i] >= x[i] || sum[i] != sum[i] ? sum[i] : x[i];                        \
-                    break;                                                                                                              \
-                case COMBINE_MIN:                                                                                                       \
-                    for (int64_t i = 0; i < n; i++) sum[i] = sum[i] <= x[i] || sum[i] != sum[i] ? sum[i] : x[i];                        \
-                    break;                                                                                                              \
-                case COMBINE_PROD:                                                                                                      \
-                    for (int64_t i = 0; i < n; i++) sum[i] *= x[i];                                                                     \
-                    break;                                                                                                              \
-                default:                                                                                                                \
-                    for (int64_t i = 0; i < n; i++) sum[i] += x[i];                                                                     \
+                int last = k == terms - 1;                                                                                              \
+                T *to = last ? first : sum, *also = last && results > 1 ? (T *)outs[1] + at : to;                                       \
+                switch (last || how != COMBINE_AVG ? how : COMBINE_SUM) {                                                               \
+                case COMBINE_MAX: COMBINE_TERM(T, a >= b || a != a ? a : b);                                                            \
+                case COMBINE_MIN: COMBINE_TERM(T, a <= b || a != a ? a : b);                                                            \
+                case COMBINE_PROD: COMBINE_TERM(T, a * b);                                                                              \
+                case COMBINE_AVG: COMBINE_TERM(T, (a + b) / (T)terms);                                                                  \
+                default: COMBINE_TERM(T, a + b);                                                                                        \
                 }                                                                                                                       \
+                left = sum;                                                                                                             \
             }                                                                                                                           \
-            if (how == COMBINE_AVG)                                                                                                     \
-                for (int64_t i = 0; i < n; i++) sum[i] /= (T)terms;                                                                     \
-            for (int64_t k = 0; k < results; k++) memcpy((T *)outs[k] + at, sum, (size_t)n * sizeof(T));                                \
+            for (int64_t k = terms == 1 ? 1 : 2; k < results; k++) memcpy((T *)outs[k] + at, first, (size_t)n * sizeof(T));             \
         }                                                                                                                               \
     }
 COMBINE(combine_f32, float)
 COMBINE(combine_f64, double)
 #undef COMBINE
+#undef COMBINE_TERM
 
 static void combine(const int64_t *a, int64_t size, int64_t terms, char *const *ins, int64_t results, char *const *outs) {
     (a[MEET_ITEM] == 4 ? combine_f32 : combine_f64)(a[MEET_HOW], size, terms, ins, results, outs);

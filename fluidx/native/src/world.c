@@ -60,6 +60,7 @@ static void seat_free(Seat *s) {
 static int seat_init(Seat *s, int64_t patience, int meets) {
     pthread_condattr_t attr;
     s->patience = patience, s->meets = meets;
+    atomic_store(&s->core, -1);
     if (pthread_condattr_init(&attr)) return -1;
 #if !defined(__APPLE__)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);

@@ -1,0 +1,257 @@
+/* Worlds of ranks in the Python module: where they meet, and launches, in which every rank has a block of calls to execute. */
+#include "module.h"
+
+static const char WORLD[] = "fluidx._native.world";
+
+static void free_world(PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (w) world_free(w);
+}
+
+static PyObject *make_world(PyObject *Py_UNUSED(module), PyObject *args) {
+    int ranks;
+    double timeout;
+    long long spin;
+    if (!PyArg_ParseTuple(args, "idL:world", &ranks, &timeout, &spin)) return NULL;
+    World *w = world_make(ranks, timeout, spin);
+    if (!w) Py_RETURN_NONE;
+    PyObject *capsule = PyCapsule_New(w, WORLD, free_world);
+    if (!capsule) world_free(w);
+    return capsule;
+}
+
+static PyObject *place_of(const void *p) { return p ? PyLong_FromVoidPtr((void *)(intptr_t)p) : PyErr_NoMemory(); }
+
+static PyObject *world_place(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    return w ? place_of(w) : NULL;
+}
+
+static PyObject *meeting(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule, *members;
+    int ranks[MOST_RANKS];
+    if (!PyArg_ParseTuple(args, "OO!:meeting", &capsule, &PyTuple_Type, &members)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    Py_ssize_t n = PyTuple_Size(members);
+    if (!w || n < 0) return NULL;
+    if (!n || n > MOST_RANKS) return PyErr_Format(PyExc_ValueError, "a meeting of %zd ranks", n);
+    for (Py_ssize_t k = 0; k < n; k++) {
+        long rank = PyLong_AsLong(PyTuple_GetItem(members, k));
+        if (PyErr_Occurred()) return NULL;
+        if (rank < 0 || rank >= world_ranks(w)) return PyErr_Format(PyExc_ValueError, "there is no rank %ld", rank);
+        ranks[k] = (int)rank;
+    }
+    return place_of(world_meeting(w, (int)n, ranks));
+}
+
+static PyObject *mailbox(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int from, to;
+    if (!PyArg_ParseTuple(args, "Oii:mailbox", &capsule, &from, &to)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    int ranks = world_ranks(w);
+    if (from < 0 || to < 0 || from >= ranks || to >= ranks) return PyErr_Format(PyExc_ValueError, "ranks are 0 to %d", ranks - 1);
+    return place_of(world_mailbox(w, from, to));
+}
+
+static PyObject *abort_world(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    const char *why;
+    if (!PyArg_ParseTuple(args, "Os:abort", &capsule, &why)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    world_abort(w, why);
+    Py_RETURN_NONE;
+}
+
+static PyObject *reset_world(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    world_reset(w);
+    Py_RETURN_NONE;
+}
+
+/* -- launches ------------------------------------------------------------------------------------------------------------------ */
+
+static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int rank;
+    if (!PyArg_ParseTuple(args, "Oi:serve", &capsule, &rank)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    if (rank < 0 || rank >= world_ranks(w)) return PyErr_Format(PyExc_ValueError, "there is no rank %d", rank);
+    Py_BEGIN_ALLOW_THREADS;
+    world_serve(w, rank);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static PyObject *knock(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int rank;
+    if (!PyArg_ParseTuple(args, "Oi:knock", &capsule, &rank)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    if (rank < 0 || rank >= world_ranks(w)) return PyErr_Format(PyExc_ValueError, "there is no rank %d", rank);
+    world_knock(w, rank);
+    Py_RETURN_NONE;
+}
+
+static PyObject *expect(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    world_expect(w);
+    Py_RETURN_NONE;
+}
+
+static const char LAUNCH[] = "fluidx._native.launch";
+
+typedef struct {
+    PyObject *keeps;
+    World *world;
+    Py_ssize_t fed; /* arrays, of all ranks */
+    Task *tasks;      /* what does not change from launch to launch */
+    Fed *feeds;
+} Launch;
+
+static void free_launch(PyObject *capsule) {
+    Launch *l = PyCapsule_GetPointer(capsule, LAUNCH);
+    if (!l) return;
+    Py_XDECREF(l->keeps);
+    PyMem_Free(l->tasks);
+    PyMem_Free(l->feeds);
+    PyMem_Free(l);
+}
+
+/* Python's handlers of signals run between its own instructions only, so a long call has to ask for them. */
+static int signalled(void *with) {
+    PyThreadState **state = with;
+    PyEval_RestoreThread(*state);
+    int found = PyErr_CheckSignals();
+    *state = PyEval_SaveThread();
+    return found;
+}
+
+/* None, or for each rank its error or None. */
+static PyObject *outcome(const Task *tasks, int ranks) {
+    int wrong = 0;
+    for (int r = 0; r < ranks; r++) wrong |= tasks[r].team.error != NULL;
+    if (!wrong) Py_RETURN_NONE;
+    PyObject *all = PyTuple_New(ranks);
+    for (int r = 0; all && r < ranks; r++) {
+        PyObject *one = tasks[r].team.error ? error_of(&tasks[r].team, (Py_ssize_t)tasks[r].at - 1) : Py_NewRef(Py_None);
+        if (!one || PyTuple_SetItem(all, r, one)) Py_CLEAR(all);
+    }
+    return all;
+}
+
+/* Addresses of the feeds, which are held by `views` until the launch is over; how many were. */
+static Py_ssize_t hold_feeds(const Launch *l, PyObject *feeds, Py_buffer *views, Fed *to) {
+    for (Py_ssize_t k = 0; k < l->fed; k++) {
+        if (PyObject_GetBuffer(PyTuple_GetItem(feeds, k), &views[k], PyBUF_SIMPLE)) return k;
+        to[k] = l->feeds[k], to[k].from = views[k].buf;
+        if ((size_t)views[k].len == to[k].bytes) continue;
+        PyErr_Format(PyExc_ValueError, "feed %zd of a launch has %zd bytes instead of %zu", k, views[k].len, to[k].bytes);
+        return k + 1;
+    }
+    return l->fed;
+}
+
+static PyObject *run_launch(PyObject *self, PyObject *feeds) {
+    const Launch *l = PyCapsule_GetPointer(self, LAUNCH);
+    if (!l) return NULL;
+    if (!PyTuple_Check(feeds) || PyTuple_Size(feeds) != l->fed)
+        return PyErr_Format(PyExc_ValueError, "a launch takes a tuple of %zd feeds", l->fed);
+    int ranks = world_ranks(l->world), threads = pool_threads() / ranks;
+    Task *tasks = PyMem_Malloc((size_t)ranks * sizeof(Task));
+    Py_buffer *views = PyMem_Malloc(((size_t)l->fed + 1) * sizeof(Py_buffer));
+    Fed *to = PyMem_Malloc(((size_t)l->fed + 1) * sizeof(Fed));
+    PyObject *found = NULL;
+    if (!tasks || !views || !to) PyErr_NoMemory();
+    Py_ssize_t held = PyErr_Occurred() ? 0 : hold_feeds(l, feeds, views, to);
+    if (!PyErr_Occurred()) {
+        for (int r = 0; r < ranks; r++) {
+            tasks[r] = l->tasks[r];
+            tasks[r].feeds = to + (l->tasks[r].feeds - l->feeds);
+            tasks[r].team.threads = threads < 1 ? 1 : threads;
+        }
+        PyThreadState *state = PyEval_SaveThread();
+        world_launch(l->world, tasks, signalled, &state);
+        PyEval_RestoreThread(state);
+        if (!PyErr_Occurred()) found = outcome(tasks, ranks);
+    }
+    for (Py_ssize_t k = 0; k < held; k++) PyBuffer_Release(&views[k]);
+    PyMem_Free(tasks);
+    PyMem_Free(views);
+    PyMem_Free(to);
+    return found;
+}
+
+static PyMethodDef LAUNCHING = {"launch", run_launch, METH_O, "Copy the feeds, execute the blocks of all ranks, and say what failed."};
+
+/* Where a rank's feeds go, and the calls of its block. */
+static int fill_task(Launch *l, Task *t, PyObject *block, PyObject *buffers) {
+    PyObject *capsule = PyCFunction_Check(block) ? PyCFunction_GetSelf(block) : NULL;
+    const Block *b = PyCapsule_IsValid(capsule, BLOCK) ? PyCapsule_GetPointer(capsule, BLOCK) : NULL;
+    if (!b || !PyTuple_Check(buffers)) {
+        PyErr_SetString(PyExc_TypeError, "a launch is made of blocks, and of tuples of arrays for their feeds");
+        return -1;
+    }
+    Py_ssize_t fed = PyTuple_Size(buffers);
+    Fed *at = PyMem_Realloc(l->feeds, (size_t)(l->fed + fed + 1) * sizeof(Fed));
+    if (!at) return PyErr_NoMemory(), -1;
+    l->feeds = at;
+    for (Py_ssize_t k = 0; k < fed; k++) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(PyTuple_GetItem(buffers, k), &view, PyBUF_WRITABLE)) return -1;
+        at[l->fed + k] = (Fed){view.buf, NULL, (size_t)view.len};
+        PyBuffer_Release(&view);
+    }
+    *t = (Task){.records = b->records, .count = b->count, .fed = fed, .team = {.rank = -1}};
+    l->fed += fed;
+    return 0;
+}
+
+static PyObject *launcher(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *world, *blocks, *buffers;
+    if (!PyArg_ParseTuple(args, "OO!O!:launcher", &world, &PyTuple_Type, &blocks, &PyTuple_Type, &buffers)) return NULL;
+    World *w = PyCapsule_GetPointer(world, WORLD);
+    if (!w) return NULL;
+    int ranks = world_ranks(w);
+    if (PyTuple_Size(blocks) != ranks || PyTuple_Size(buffers) != ranks)
+        return PyErr_Format(PyExc_ValueError, "a launch is for %d ranks", ranks);
+    Launch *l = PyMem_Calloc(1, sizeof(Launch));
+    PyObject *capsule = l ? PyCapsule_New(l, LAUNCH, NULL) : PyErr_NoMemory();
+    if (!capsule || PyCapsule_SetDestructor(capsule, free_launch)) {
+        Py_XDECREF(capsule);
+        PyMem_Free(l);
+        return NULL;
+    }
+    l->keeps = Py_NewRef(args), l->world = w;
+    if (!(l->tasks = PyMem_Calloc((size_t)ranks, sizeof(Task)))) PyErr_NoMemory();
+    for (int r = 0; l->tasks && r < ranks; r++)
+        if (fill_task(l, &l->tasks[r], PyTuple_GetItem(blocks, r), PyTuple_GetItem(buffers, r))) break;
+    PyObject *run = NULL;
+    if (!PyErr_Occurred()) {
+        Py_ssize_t first = 0;
+        for (int r = 0; r < ranks; first += l->tasks[r++].fed) l->tasks[r].feeds = l->feeds + first;
+        run = PyCFunction_NewEx(&LAUNCHING, capsule, NULL);
+    }
+    Py_DECREF(capsule);
+    return run;
+}
+
+PyMethodDef world_methods[] = {
+    {"world", make_world, METH_VARARGS, "world(ranks, seconds to wait, ns to wait awake): where they meet in C, or None where they cannot."},
+    {"place", world_place, METH_O, "Where a world lies."},
+    {"meeting", meeting, METH_VARARGS, "meeting(world, ranks): where a meeting of a group lies, which lasts as long as the world."},
+    {"mailbox", mailbox, METH_VARARGS, "mailbox(world, from, to): where messages between two ranks lie, as long as the world."},
+    {"abort", abort_world, METH_VARARGS, "abort(world, why): stop all ranks that wait."},
+    {"serve", serve, METH_VARARGS, "serve(world, rank): let this thread carry out what is launched, until somebody knocks."},
+    {"knock", knock, METH_VARARGS, "knock(world, rank): let `serve` return, now or when it is called next."},
+    {"expect", expect, METH_O, "Let the threads that serve a world wake up."},
+    {"launcher", launcher, METH_VARARGS, "launcher(world, blocks, tuples of arrays) -> a function of one tuple: the feeds of all ranks."},
+    {"reset", reset_world, METH_O, "Forget the failures and messages of a world, while no rank is in it."},
+    {NULL, NULL, 0, NULL},
+};
