@@ -20,7 +20,7 @@ from ..ops.comm.collective import native_calls
 from . import watch
 from .context import RunContext
 from .fuse import fused
-from .memory import carve
+from .memory import carve, zeros
 from .plan import Plan, Step
 from .planning import plan
 from .scope import Scope
@@ -162,7 +162,7 @@ class _Binder:
         bound = Bound(plan, self.ctx, self.xp)
         for name, v in plan.values.items():
             if plan.buffers[v.buffer].kind == "feed" and not v.view_of:
-                self.arrays.setdefault(name, self.xp.empty(v.type.shape, np_dtype(v.type.dtype)))
+                self.arrays.setdefault(name, self._made(v.type))
         bound.feeds = [(name, self.arrays[name]) for name in plan.feeds]
         for k, step in enumerate(plan.steps):
             if step.waits_for is not None:
@@ -202,11 +202,14 @@ class _Binder:
             a = self.carved[offset, t] = carve(self.arena, offset, t.shape, np_dtype(t.dtype))
         return a
 
+    def _made(self, t: TensorType) -> Any:
+        return (zeros if self.xp is np else self.xp.zeros)(t.shape, np_dtype(t.dtype))
+
     def _state(self, name: str, t: TensorType) -> Any:
         a = self.scope.arrays.get(name)
         # a startup program may find the variable of another model under the same name
         if a is None or (tuple(a.shape), dtype_name(a.dtype)) != (t.shape, t.dtype):
-            a = self.xp.zeros(t.shape, np_dtype(t.dtype))
+            a = self._made(t)
             self.scope.bind(name, a)
         elif (type(a) is np.ndarray) is not (self.xp is np):  # set before the program ran here, or by a run elsewhere
             a = a.get() if self.xp is np else self.xp.asarray(a)

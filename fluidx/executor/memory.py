@@ -5,7 +5,10 @@ from __future__ import annotations
 import bisect
 import heapq
 from dataclasses import dataclass
+from math import prod
 from typing import Any
+
+import numpy as np
 
 ALIGN = 64  # bytes: a cache line, and what vector loads like
 
@@ -46,6 +49,25 @@ def assign(intervals: list[Interval]) -> tuple[list[int], int]:
         offsets[i], sizes[i] = offset, size
         heapq.heappush(ends, (it.stop, i))
     return offsets, top
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin on a line of the cache. NumPy's own begin anywhere, and then half the loads of a vector kernel touch two lines.
+
+    >>> zeros((3, 5), np.dtype("float32")).ctypes.data % ALIGN
+    0
+    """
+    n, spare = prod(shape), ALIGN // dtype.itemsize
+    raw = np.zeros(n + spare, dtype)
+    start = -raw.ctypes.data % ALIGN // dtype.itemsize
+    return raw[start : start + n].reshape(shape)
+
+
+def copied(a: np.ndarray) -> np.ndarray:
+    """A copy that begins on a line of the cache."""
+    out = zeros(a.shape, a.dtype)
+    out[...] = a
+    return out
 
 
 def carve(arena: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:

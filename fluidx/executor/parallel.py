@@ -24,6 +24,7 @@ from .bind import Bound, prepare
 from .context import RunContext
 from .deal import UNEVEN, Dealer, Recipe, is_local
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
+from .memory import copied
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
 from .scope import Scope
 from .wanted import Holders, Wanted
@@ -334,7 +335,7 @@ class ParallelExecutor:
         for r in lost:
             with using(self.places[r]):
                 for name, a in list(self.scopes[r].arrays.items()):
-                    self.scopes[r].bind(name, a.copy())
+                    self.scopes[r].bind(name, copied(a) if type(a) is np.ndarray else a.copy())
         self._ready.clear()
         self._make_world()
         self._crew.renew(self.world)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..ir.errors import FeedError, nearest
+from .memory import copied
 
 
 class ScopeTensor:
@@ -77,7 +78,7 @@ class Scope:
         value = np.asarray(value)
         old = self.arrays.get(name)
         if old is None:
-            self.bind(name, value.copy())
+            self.bind(name, copied(value))
             return
         if old.shape != value.shape or old.dtype != value.dtype:
             raise FeedError(
