@@ -14,7 +14,6 @@ from ..ir.program import Program, Var
 from ..ir.types import ANY, At, Local, Partial, Placement, Shard, show_placement
 
 UNEVEN = ("weight", "pad", "drop", "error")
-_MAX_JOINTS = 256
 
 
 class Recipe(NamedTuple):
@@ -24,7 +23,7 @@ class Recipe(NamedTuple):
     cuts: dict[str, list[Any] | None]
 
 
-class _Term(NamedTuple):
+class Term(NamedTuple):
     """A part of a whole value: the rank that has it, where it lies, and how it is added to what is there, if anything is."""
 
     rank: int
@@ -39,7 +38,6 @@ class Dealer:
         self.groups = programs[0].groups
         self.coords = [coords_of(self.groups, r) for r in range(len(programs))]
         self._holders: dict[Placement, list[int]] = {}
-        self._joints: dict[Any, list[_Term] | None] = {}
 
     def holders(self, placement: Placement) -> list[int]:
         """One rank for each part of a value that lies so: the first that has it."""
@@ -122,40 +120,36 @@ class Dealer:
 
     # -- back -----------------------------------------------------------------------------------------------------------------
 
-    def merge(self, name: str, values: Sequence[Any], placement: Placement, shape: Sequence[int]) -> Any:
+    def merge(
+        self, name: str, values: Sequence[Any], placement: Placement, shape: Sequence[int], terms: Sequence[Term] | None = None
+    ) -> Any:
         """The whole value, of a shape, from what the ranks hold of it (None: nothing). FeedError when the parts do not make one."""
         if not placement:
             return values[0]
-        terms = self._terms(placement, tuple(shape), tuple([v is not None for v in values]))
         try:
             return join(values, placement, self.groups, shape) if terms is None else _sum(terms, values, shape)
         except (ProgramError, ValueError) as e:
             found = ", ".join(f"{list(v.shape)} on rank {r}" for r, v in enumerate(values) if v is not None)
             raise FeedError(f"variable {name!r} should have shape {list(shape)}, {show_placement(placement)}; found {found}: {e}") from None
 
-    def _terms(self, placement: Placement, shape: tuple[int, ...], there: tuple[bool, ...]) -> list[_Term] | None:
-        """How the ranks' parts make a value, worked out once; None for other placements than slices and terms, which `join` knows."""
-        key = placement, shape, there
-        if key in self._joints:
-            return self._joints[key]
-        if len(self._joints) > _MAX_JOINTS:
-            self._joints.clear()
-        terms: dict[tuple[int, ...], _Term] | None = None
-        if all(isinstance(e, (Shard, Partial)) for e in placement):
-            terms, begun = {}, set()
-            cut_by = tuple(e for e in placement if not isinstance(e, Partial))
-            added = next((REDUCE[e.op] for e in placement if isinstance(e, Partial)), None)
-            for rank in (r for r, has in enumerate(there) if has):
-                coords = self.coords[rank]
-                at = (*(slice(a, b) for a, b in intervals(shape, cut_by, coords)), ...)
-                where = tuple(coords[e.group][0] for e in cut_by)
-                terms.setdefault(tuple(coords[e.group][0] for e in placement), _Term(rank, at, added if where in begun else None))
-                begun.add(where)
-        found = self._joints[key] = list(terms.values()) if terms else None
-        return found
+    def terms(self, placement: Placement, shape: Sequence[int], ranks: Sequence[int]) -> list[Term] | None:
+        """How what some ranks hold makes a value, for many merges; None for other placements than slices and terms, which `join` knows."""
+        if not ranks or not all(isinstance(e, (Shard, Partial)) for e in placement):
+            return None
+        found: dict[tuple[int, ...], Term] = {}
+        begun: set[tuple[int, ...]] = set()
+        cut_by = tuple(e for e in placement if not isinstance(e, Partial))
+        added = next((REDUCE[e.op] for e in placement if isinstance(e, Partial)), None)
+        for rank in ranks:
+            coords = self.coords[rank]
+            at = (*(slice(a, b) for a, b in intervals(shape, cut_by, coords)), ...)
+            where = tuple(coords[e.group][0] for e in cut_by)
+            found.setdefault(tuple(coords[e.group][0] for e in placement), Term(rank, at, added if where in begun else None))
+            begun.add(where)
+        return list(found.values())
 
 
-def _sum(terms: Sequence[_Term], values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
+def _sum(terms: Sequence[Term], values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
     out = np.empty(tuple(shape), values[terms[0].rank].dtype)
     for rank, at, add in terms:
         if add is None:

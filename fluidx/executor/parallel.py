@@ -17,7 +17,6 @@ from ..ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, Ra
 from ..ir.parts import cut, holds
 from ..ir.program import Program, ProgramPair, Var
 from ..ir.stamp import Stamp
-from ..ir.types import TensorType
 from ..native.world import Launch, World
 from . import watch
 from .bind import Bound, prepare
@@ -27,7 +26,7 @@ from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .memory import copied
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
 from .scope import Scope
-from .wanted import Holders, Wanted
+from .wanted import Gathered, Holders
 from .workers import GRACE, Crew, Outcome, cause, diagnose, stop
 
 _MAX_PLANS = 16
@@ -36,13 +35,12 @@ _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
 class _Ready(NamedTuple):
     """What runs of the same kinds of feeds and the same fetches take: how feeds are dealt, every rank's calls, and where those are all in C
-    one function that makes them together; and the types of what is fetched."""
+    one function that makes them together; and how fetches are gathered."""
 
     dealt: Recipe
     bounds: list[Bound]
     launch: Launch | None
-    wanted: Wanted
-    types: dict[str, TensorType]
+    gathered: list[Gathered]
     versions: tuple[int, ...]  # of the scopes
 
 
@@ -187,12 +185,10 @@ class ParallelExecutor:
             values = self._everywhere(job) if apart else self._launch(ready, feeds, step)
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
-            fetched = [dict(zip(asked, v, strict=True)) for asked, v in zip(ready.wanted.ranks, values, strict=True)]
-            parts = [[r.get(n) for r in fetched] for n in names]
+            parts = [[None if k is None else v[k] for k, v in zip(g.at, values, strict=True)] for g in ready.gathered]
             if not return_merged:
                 return parts if apart else [[p if p is None else p.copy() for p in of] for of in parts]
-            places = ready.wanted.places
-            merged = [self.dealer.merge(n, of, at, ready.types[n].shape) for n, of, at in zip(names, parts, places, strict=True)]
+            merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
             return merged if apart else [m.copy() if any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
 
     def _ready_for(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], _Ready]:
@@ -210,10 +206,8 @@ class ParallelExecutor:
         wanted = self._holders.wanted(names, merged)
         whole = self.dealer.evened(given, dealt)
         bounds = self._everywhere(lambda r: self._compile(r, self._mains[r], whole, wanted.ranks[r], not apart))
-        types: dict[str, TensorType] = {}
-        for bound, asked in zip(bounds, wanted.ranks, strict=True):
-            types.update(zip(asked, bound.plan.fetch_types, strict=True))
-        ready = _Ready(dealt, bounds, self._launcher(bounds), wanted, types, self._versions())
+        gathered = self._holders.gathered(names, wanted, [b.plan.fetch_types for b in bounds])
+        ready = _Ready(dealt, bounds, self._launcher(bounds), gathered, self._versions())
         self._ready[kind] = ready
         if len(self._ready) > _MAX_PLANS:
             self._ready.popitem(last=False)

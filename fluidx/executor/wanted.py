@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..ir.errors import FeedError
 from ..ir.parts import holds, local_shape
 from ..ir.program import Program, Var
-from ..ir.types import Placement
-from .deal import Dealer, is_local
+from ..ir.types import Placement, TensorType
+from .deal import Dealer, Term, is_local
 
 
 class Wanted(NamedTuple):
@@ -17,6 +17,16 @@ class Wanted(NamedTuple):
 
     ranks: list[list[str]]
     places: list[Placement]
+
+
+class Gathered(NamedTuple):
+    """One fetch: its place among what each rank fetches, and how it is made of that."""
+
+    name: str
+    at: list[int | None]  # by rank
+    placement: Placement
+    shape: tuple[int, ...]
+    terms: list[Term] | None
 
 
 class Holders:
@@ -50,6 +60,16 @@ class Holders:
                     )
                 ranks[r].append(n)
         return Wanted(ranks, places)
+
+    def gathered(self, names: Sequence[str], wanted: Wanted, types: Sequence[Sequence[TensorType]]) -> list[Gathered]:
+        """How every fetch is made of what the ranks fetch, which has these types."""
+        found = []
+        for n, place in zip(names, wanted.places, strict=True):
+            at = [asked.index(n) if n in asked else None for asked in wanted.ranks]
+            shape = next((t[k].shape for t, k in zip(types, at, strict=True) if k is not None), ())
+            terms = None if is_local(place) else self.dealer.terms(place, shape, [r for r, k in enumerate(at) if k is not None])
+            found.append(Gathered(n, at, place, shape, terms))
+        return found
 
     def _defines(self, rank: int, name: str) -> bool:
         """Does the rank have a value of that name after a run?"""
