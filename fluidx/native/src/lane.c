@@ -16,6 +16,7 @@ void world_launch(World *w, Task *tasks, Interrupted interrupted, void *with) { 
 /* Whatever goes wrong on a rank, the others must not wait for it. */
 static void carry_out(World *w, int rank, Task *t) {
     Seat *s = &w->rank[rank].seat;
+    note_core(s);
     for (const Fed *f = t->feeds; f < t->feeds + t->fed; f++) memcpy(f->to, f->from, f->bytes);
     while (t->at < t->count && !t->team.error) {
         const Record *r = &t->records[t->at++];

@@ -236,6 +236,7 @@ void exchange_mail(const int64_t *a, Team *team) {
     World *w = PTR(World, a[MAIL_WORLD]);
     int rank = (int)a[MAIL_ME], well = !has_failed(w);
     int64_t sends = a[MAIL_SENDS], all = sends + a[MAIL_RECVS];
+    note_core(&w->rank[rank].seat);
     if (!well) stopped(w, team);
     for (int64_t k = 0; well && k < sends; k++) {
         if ((well = !post(mail(a, k)))) continue;

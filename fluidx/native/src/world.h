@@ -17,7 +17,7 @@ typedef struct {
     pthread_cond_t call;
     int called, meets; /* whether its rank waits there for others, not for a task */
     _Alignas(64) atomic_int asleep;
-    atomic_int core;  /* on which its rank came to its latest meeting */
+    atomic_int core;  /* on which its rank was when it came to its latest meeting, or -1 */
     int64_t patience; /* ns to wait awake */
     unsigned waits;
     Interrupted interrupted; /* NULL where nobody can interrupt */
