@@ -308,3 +308,16 @@ def test_intervals_that_overlap_get_separate_bytes(seed):
             b = items[j]
             if a.start <= b.stop and b.start <= a.stop:
                 assert offsets[i] + a.nbytes <= offsets[j] or offsets[j] + b.nbytes <= offsets[i]
+
+
+def test_state_feeds_and_the_arena_begin_on_lines_of_the_cache():
+    x = fx.data("x", [-1, 3], "float32")
+    loss = L.mean(L.fc(x, 5))
+    fx.optimizer.Momentum(0.1, 0.9).minimize(loss)
+    exe, scope = fx.Executor(), fx.Scope()
+    scope.set("fc_0.b_0", np.ones(5, "float32"))
+    exe.run(fx.default_startup_program(), scope=scope)
+    exe.run(feed={"x": np.ones((7, 3), "float32")}, fetch_list=[loss], scope=scope)
+    bound = next(reversed(exe._ready.values()))[0]
+    begun = [*scope.arrays.values(), *(a for _, a in bound.feeds)]
+    assert len(begun) > 4 and all(a.ctypes.data % 64 == 0 for a in begun)

@@ -42,7 +42,9 @@ void world_knock(World *w, int rank) {
     call(&w->rank[rank].lane.seat);
 }
 
+/* Not where they would be awake at the cost of whoever has work. */
 void world_expect(World *w) {
+    if (w->crowded) return;
     for (int r = 1; r < w->ranks; r++) call(&w->rank[r].lane.seat);
 }
 

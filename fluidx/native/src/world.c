@@ -35,6 +35,7 @@ Mailbox *world_mailbox(World *w, int from, int to) {
 #else
 
 #include <time.h>
+#include <unistd.h>
 
 enum {
     LOOKS = 64,           /* at a counter between two looks at the clock */
@@ -70,10 +71,18 @@ static int seat_init(Seat *s, int64_t patience, int meets) {
     return wrong ? -1 : 0;
 }
 
+static int cores(void) {
+#if defined(__linux__)
+    cpu_set_t all;
+    if (!sched_getaffinity(0, sizeof all, &all)) return CPU_COUNT(&all);
+#endif
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 World *world_make(int ranks, double timeout, int64_t spin) {
     World *w = ranks > 0 && ranks <= MOST_RANKS ? zeroed(sizeof(World) + (size_t)ranks * sizeof(Rank)) : NULL;
     if (!w) return NULL;
-    w->ranks = ranks, w->seconds = timeout, w->spin = spin;
+    w->ranks = ranks, w->crowded = ranks > cores(), w->seconds = timeout, w->spin = spin;
     w->timeout = timeout < 1e9 ? (int64_t)(timeout * 1e9) : (int64_t)1e18;
     for (int r = 0; r < ranks; r++) {
         if (seat_init(&w->rank[r].seat, spin, 1) || seat_init(&w->rank[r].lane.seat, spin, 0)) {

@@ -74,7 +74,7 @@ struct Mailbox {
 };
 
 struct World {
-    int ranks;
+    int ranks, crowded; /* more of them than cores */
     int64_t spin, timeout; /* ns */
     double seconds;
     atomic_int failed; /* 0, 1 while `why` is written, 2 */
