@@ -181,15 +181,15 @@ class ParallelExecutor:
                 xp = self._modules[rank]
                 return values if xp is np else [xp.asnumpy(v) for v in values]
 
-            apart = ready.launch is None or watched.apart or watch.watchers
-            values = self._everywhere(job) if apart else self._launch(ready, feeds, step)
+            launched = ready.launch is not None and not watched.apart and not watch.watchers
+            values = self._launch(ready, feeds, step) if launched else self._everywhere(job)
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
             parts = [[None if k is None else v[k] for k, v in zip(g.at, values, strict=True)] for g in ready.gathered]
             if not return_merged:
-                return parts if apart else [[p if p is None else p.copy() for p in of] for of in parts]
+                return [[p.copy() if launched and p is not None else p for p in of] for of in parts]
             merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
-            return merged if apart else [m.copy() if any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
+            return [m.copy() if launched and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
 
     def _ready_for(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], _Ready]:
         """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
@@ -372,7 +372,7 @@ def _are_arrays(feed: Any) -> bool:
 
 
 def _kind(names: list[str], feed: Mapping[str, np.ndarray], merged: bool, apart: bool) -> tuple:
-    return (merged, apart, *names, *[(n, a.dtype, a.shape) for n, a in feed.items()])
+    return (merged, apart, *names, *sorted([(n, a.dtype, a.shape) for n, a in feed.items()]))
 
 
 def _pairs(programs: Any) -> list[ProgramPair]:

@@ -131,6 +131,16 @@ def test_feeds_of_any_layout_are_taken():
             assert np.array_equal(exe.run(feed={**given, "x": x}, fetch_list=[logits])[0], wanted)
 
 
+def test_feeds_in_any_order_share_what_was_made():
+    exe, loss, _ = ranks(2)
+    given = feed()
+    with exe:
+        for _ in range(2):
+            exe.run(feed=given, fetch_list=[loss])
+            exe.run(feed=dict(reversed(given.items())), fetch_list=[loss])
+        assert len(exe._ready) == 1
+
+
 def test_one_rank_needs_no_other_thread(launches):
     exe, loss, _ = ranks(1)
     with exe:
