@@ -20,7 +20,7 @@ from ..ops.comm.collective import native_calls
 from . import watch
 from .context import RunContext
 from .fuse import fused
-from .memory import carve, zeros
+from .memory import carve, carve_strided, zeros
 from .plan import Plan, Step
 from .planning import plan
 from .scope import Scope
@@ -187,7 +187,10 @@ class _Binder:
         if a is None:
             v = self.plan.values[name]
             buffer = self.plan.buffers[v.buffer]
-            if buffer.kind == "arena":
+            if v.lies is not None:
+                at = buffer.offset + v.lies.offset
+                a = carve_strided(self.xp, self.arena, at, v.type.shape, np_dtype(v.type.dtype), v.lies.strides)
+            elif buffer.kind == "arena":
                 a = self._carved(buffer.offset, v.type)
             else:
                 a = self._state(name, v.type) if buffer.kind == "state" else self.arrays[buffer.name]
@@ -224,7 +227,10 @@ class _Binder:
         match step.kernel:
             case "view":
                 attrs = op.attrs if step.here is None else step.here.attrs
-                self.arrays[op.output_arg_names[0]] = definition.view_of(self.array(op.input_arg_names[0]), self.ctx, attrs)
+                views = definition.views_of(self.array(op.input_arg_names[0]), self.ctx, attrs)
+                self.arrays.update(zip(op.output_arg_names, views or (), strict=True))
+                return None
+            case "joined":
                 return None
             case "control":
                 return definition.bind_control(self, op)  # type: ignore[attr-defined]

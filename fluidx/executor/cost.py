@@ -45,7 +45,7 @@ def talks(step: Step) -> bool:
 
 def step_cost(step: Step, values: Mapping[str, Value]) -> Cost:
     """The cost of a step of the plan that has these values. The steps of sub-blocks are steps of their own."""
-    if step.kernel in ("view", "control", "nothing"):
+    if step.kernel in ("view", "joined", "control", "nothing"):
         return Cost()
     if step.kernel == "fused":
         return _chain_cost(step, values)

@@ -76,3 +76,9 @@ def carve(arena: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
     for d in shape:
         n *= d
     return arena[offset : offset + n].view(dtype).reshape(shape)
+
+
+def carve_strided(xp: Any, arena: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
+    """The same with these distances, in bytes, between the elements of a value that has some."""
+    stop = offset + dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return xp.lib.stride_tricks.as_strided(arena[offset:stop].view(dtype), shape, strides)

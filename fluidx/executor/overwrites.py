@@ -7,7 +7,7 @@ memory. A write ends every other content that it touches; a step that reads cont
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,14 +24,22 @@ _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 
 class Span(NamedTuple):
-    """Bytes of one piece of memory: the arena (-1), or the buffer of a feed or a variable by its number."""
+    """Bytes of one piece of memory: the arena (-1), or the buffer of a feed or a variable by its number. With a `pitch` only the first
+    `run` of so many count, from `start` on."""
 
     space: int
     start: int
     stop: int
+    run: int = 0
+    pitch: int = 0
 
     def meets(self, other: Span) -> bool:
-        return self.space == other.space and max(self.start, other.start) < min(self.stop, other.stop)
+        if self.space != other.space or max(self.start, other.start) >= min(self.stop, other.stop):
+            return False
+        if not self.pitch or self.pitch != other.pitch:
+            return True
+        ahead = (other.start - self.start) % self.pitch
+        return ahead < self.run or self.pitch - ahead < other.run
 
 
 class _Content(NamedTuple):
@@ -69,11 +77,12 @@ class _Walk:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.lying: dict[int, list[_Content]] = {}  # by space, what has not been overwritten
-        self.content: dict[str, _Content] = {}  # of each name, what was written last
+        self.content: dict[str, tuple[_Content, ...]] = {}  # of each name, what was written last; of one that is joined, in parts
         self.ended: dict[int, tuple[_Content, str]] = {}  # content, by id, and what wrote over it
-        self.strides: dict[str, np.ndarray] = {}  # views, as views of arrays that nothing touches
+        self.strides: dict[str, np.ndarray] = {}  # what does not lie in one piece, as views of an array that nothing touches
         self.running: list[tuple[int, str, list[Span], list[Span]]] = []  # communication: step, its label, what it reads and writes
-        self.dummy = np.empty(max((v.type.nbytes for v in plan.values.values()), default=1) or 1, np.uint8)
+        sizes = [*(b.nbytes for b in plan.buffers), *(v.type.nbytes for v in plan.values.values())]
+        self.dummy = np.empty(max(sizes, default=1) or 1, np.uint8)
         self.asynchronous = plan.waits_at_end is not None or any(step.marked for step in plan.steps)
         for name, v in plan.values.items():
             if plan.buffers[v.buffer].kind != "arena" and not v.view_of:
@@ -85,13 +94,33 @@ class _Walk:
     def span(self, name: str) -> Span:
         buffer = self.plan.values[name].buffer
         b = self.plan.buffers[buffer]
-        return Span(-1, b.offset, b.offset + b.nbytes) if b.kind == "arena" else Span(buffer, 0, b.nbytes)
+        whole = Span(-1, b.offset, b.offset + b.nbytes) if b.kind == "arena" else Span(buffer, 0, b.nbytes)
+        return whole if self.plan.values[name].lies is None else self.rows(name, whole)
+
+    def rows(self, name: str, whole: Span) -> Span:
+        """The bytes of a value that was made in strides: rows of one length, at one distance."""
+        t, lies = self.plan.values[name].type, self.plan.values[name].lies
+        assert lies is not None
+        axes = sorted((s, n) for s, n in zip(lies.strides, t.shape, strict=True) if n > 1)
+        run = np_dtype(t.dtype).itemsize
+        while axes and axes[0][0] == run:
+            run *= axes.pop(0)[1]
+        pitch, count = (axes[0][0], 1) if axes else (run, 1)
+        while axes and axes[0][0] == pitch * count:
+            count *= axes.pop(0)[1]
+        start = whole.start + lies.offset
+        span = whole._replace(start=start, stop=start + pitch * (count - 1) + run, run=run, pitch=pitch)
+        if axes or run > pitch or lies.offset < 0 or span.stop > whole.stop:
+            size = whole.stop - whole.start
+            self.refuse(f"%{name} lies in steps of {lies.strides} from byte {lies.offset} on, which are no rows in {size} bytes", None)
+        return span
 
     # -- contents -----------------------------------------------------------------------------------------------------------
 
     def write(self, name: str, label: str) -> None:
         """A new content of a value."""
-        made = self.content[name] = _Content(name, self.span(name), label)
+        made = _Content(name, self.span(name), label)
+        self.content[name] = (made,)
         self.end(made.span, f"{label} wrote %{name}")
         self.lying.setdefault(made.span.space, []).append(made)
 
@@ -108,11 +137,11 @@ class _Walk:
         t = self.plan.values[name].type
         if not t.nbytes or name in self.plan.absent:
             return
-        content = self.content.get(name)
-        if content is None:
+        if name not in self.content:
             self.refuse(f"{label} reads %{name}, which nothing has written yet", op)
-        elif id(content) in self.ended:
-            self.refuse(f"{label} reads %{name}, written by {content.step}, where {self.ended[id(content)][1]} meanwhile", op)
+        for content in self.content[name]:
+            if id(content) in self.ended:
+                self.refuse(f"{label} reads %{name}, written by {content.step}, where {self.ended[id(content)][1]} meanwhile", op)
 
     # -- steps --------------------------------------------------------------------------------------------------------------
 
@@ -123,6 +152,9 @@ class _Walk:
                 self.running = [r for r in self.running if r[0] > step.waits_for]
             if step.kernel == "view":
                 self.view(step, said)
+                continue
+            if step.kernel == "joined":
+                self.joined(step, said)
                 continue
             self.step(step, said)
             if self.asynchronous and opdef(step.op.type).effect in _TALKS:
@@ -141,21 +173,41 @@ class _Walk:
 
     def view(self, step: Step, label: str) -> None:
         """A view is the content of what it is a view of, under another name."""
-        op = step.op
-        source, name = op.input_arg_names[0], op.output_arg_names[0]
+        op, names = step.op, step.op.output_arg_names
+        source = op.input_arg_names[0]
         self.read(source, label, op)
-        if self.plan.values[name].buffer != self.plan.values[source].buffer:
-            self.refuse(f"{label} makes %{name} a view of %{source}, which lies in another buffer", op)
-        if source in self.content:
-            self.content[name] = self.content[source]
+        for name in names:
+            if self.plan.values[name].buffer != self.plan.values[source].buffer:
+                self.refuse(f"{label} makes %{name} a view of %{source}, which lies in another buffer", op)
+            if source in self.content:
+                self.content[name] = self.content[source]
         definition = opdef(op.type)
         if definition.view is not None:
-            self.strides[name] = definition.view(self.laid(source), **(op.attrs if step.here is None else step.here.attrs))
+            views = definition.views_of(self.laid(source), None, op.attrs if step.here is None else step.here.attrs)
+            if views is None:
+                self.refuse(f"{label} makes %{names[0]} a view of %{source}, which cannot be as that lies", op)
+            self.strides.update(zip(names, views or (), strict=True))
+
+    def joined(self, step: Step, label: str) -> None:
+        """The result has the contents of the operands, which must lie where it has them."""
+        op = step.op
+        names, whole = op.input_arg_names, op.output_arg_names[0]
+        inside: Any = opdef(op.type).inside
+        for name, a in zip(names, inside(self.laid(whole), [self.plan.values[n].type.shape for n in names], **op.attrs), strict=True):
+            self.read(name, label, op)
+            if self.plan.values[name].buffer != self.plan.values[whole].buffer or _place(self.laid(name)) != _place(a):
+                self.refuse(f"{label} finds %{name} elsewhere than where %{whole} has it", op)
+        self.content[whole] = tuple([c for n in names for c in self.content.get(n, ())])
 
     def laid(self, name: str) -> np.ndarray:
-        """An array of a value's strides."""
-        t = self.plan.values[name].type
-        return self.strides[name] if name in self.strides else np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy)
+        """An array that lies in its buffer as the value does."""
+        if name in self.strides:
+            return self.strides[name]
+        t, lies = self.plan.values[name].type, self.plan.values[name].lies
+        if lies is not None:
+            self.span(name)  # refuses what does not fit
+        offset, strides = (0, None) if lies is None else lies
+        return np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy, offset=offset, strides=strides)
 
     def fills_its_buffer(self, name: str) -> bool:
         """Do a value's elements lie one behind the other from the start of its buffer to its end?"""
@@ -237,3 +289,8 @@ class _Walk:
         for n in flow.writes(self.plan.program, step.op):
             if n in self.plan.values and n not in step.writes:
                 self.write(n, label)
+
+
+def _place(a: np.ndarray) -> tuple[int, list[int]]:
+    """The address of an array, and the distances along its axes."""
+    return a.ctypes.data, [s for s, n in zip(a.strides, a.shape, strict=True) if n > 1]

@@ -28,12 +28,21 @@ class Buffer(NamedTuple):
     offset: int = 0
 
 
+class Lies(NamedTuple):
+    """Where in its buffer a value lies that is not in one piece: bytes from the start, and distances of neighbours along its axes."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+
 class Value(NamedTuple):
-    """A value: its type on this rank, and the number of the buffer that it lies in. `view_of` names the value that it is a view of."""
+    """A value: its type on this rank, and the number of the buffer that it lies in. `view_of` names the value that it is a view of;
+    one that is no view and has `lies` was made in strides, inside another value or for a view of it."""
 
     type: TensorType
     buffer: int
     view_of: str = ""
+    lies: Lies | None = None
 
 
 class Scratch(NamedTuple):
@@ -49,7 +58,8 @@ class Scratch(NamedTuple):
 class Step(NamedTuple):
     """One call of a run. `kernel` is "numpy", "native" or "any" for an operator's body, else what is done instead:
 
-    view      nothing: the result is a view of the operand
+    view      nothing: the results are views of the operand
+    joined    nothing: the operands were made where the result has them
     control   one of the sub-blocks runs, or one runs again and again
     exchange  neighbouring sends and receives start together
     fused     a chain of elementwise operators, which goes over memory once; what nothing else reads is not stored
@@ -151,4 +161,7 @@ class Plan(NamedTuple):
     def _where(self, name: str) -> str:
         v = self.values[name]
         b = self.buffers[v.buffer]
-        return f"%{name} {v.type} " + (f"at {b.offset}" if b.kind == "arena" else b.kind) + (f" as %{v.view_of}" if v.view_of else "")
+        said = f"%{name} {v.type} " + (f"at {b.offset}" if b.kind == "arena" else b.kind)
+        if v.lies is not None:
+            said += f"+{v.lies.offset} in steps of {','.join(map(str, v.lies.strides))}"
+        return said + (f" as %{v.view_of}" if v.view_of else "")

@@ -127,8 +127,8 @@ class _Chooser:
     def kernel(self, node: Node) -> str:
         """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
         definition, here = node.definition, node.here
-        if node.view:
-            return "view"
+        if node.made:
+            return node.made
         if len(node.ops) > 1:
             self._straighten(node)
             if not definition.native_tail:
@@ -192,7 +192,7 @@ def _waits(storage: Storage, nodes: Sequence[Node], order: Sequence[tuple[int, i
         some = nodes[k:stop]
         read = [storage.roots[n] for node in some for op in node.ops for n in storage.sizes.reads(op) if n in storage.roots]
         read += [a.root for node in some for a in node.scratch]
-        writes = [n for node in some if not node.view for op in node.ops for n in flow.writes(storage.program, op)]
+        writes = [n for node in some if not node.made for op in node.ops for n in flow.writes(storage.program, op)]
         written = [storage.roots[n] for n in writes if n in storage.roots]
         roots.update({id(r): r for r in (*read, *written)})
         talks = some[0].definition.effect in _TALKS

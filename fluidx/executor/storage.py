@@ -5,7 +5,7 @@ Views are asked of the ops on shadow arrays, which have shapes and strides and s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,10 @@ from ..ir.operator import Operator
 from ..ir.types import TensorType
 from ..ops.kernels import Body, wide_type
 from .context import RunContext
+from .inside import Readers
 from .local import Here
 from .memory import Interval, assign
-from .plan import Buffer, Scratch, Value
+from .plan import Buffer, Lies, Scratch, Value
 from .sizes import Sizes
 
 FOREVER = 1 << 60
@@ -80,7 +81,7 @@ class Node:
     definition: type[OpDef]
     index: int
     here: Here | None = None  # what it does on this rank, where that is not what it says
-    view: bool = False
+    made: str = ""  # "view" or "joined" (of a Step): the results are there without it
     scratch: list[Aside] = field(default_factory=list)
 
     @property
@@ -100,12 +101,15 @@ class Storage:
         self.roots: dict[str, Root] = {}
         self.shadow: dict[str, np.ndarray] = {}
         self.view_of: dict[str, str] = {}
+        self.lies: dict[str, Lies] = {}
+        self.joined: set[int] = set()  # operators, by id, whose operands are made inside their result
         self.last: dict[str, int] = {}
         self.writers: dict[str, list[int]] = {}
         self.nodes: list[Node] = []
         self.inner: dict[int, list[Node]] = {}
         self.asides: list[Aside] = []
         self.halves = any(t.dtype in HALVES for t in self.types.values())
+        self.readers = Readers(sizes, shadows, ctx, lambda: [op for unit in units for op in unit], self._is_made_once)
         self._lifetimes(units, fetch)
 
     def _lifetimes(self, units: Sequence[Unit], fetch: Iterable[str]) -> None:
@@ -157,14 +161,18 @@ class Storage:
         if len(unit) > 1:
             self._place_chain(node)
             return node
+        if id(op) in self.joined:
+            node.made = "joined"
+            return node
         read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
         ins, outs = {n: self.roots.get(n) or self._root(n, i) for n in read}, op.output_arg_names
         for b in op.sub_blocks() if definition.bodies else ():
             self.inner[b] = [self.place(i, (o,), inner=True) for o in self.program.blocks[b].oplist]
         views = definition.view is not None or definition.view_ctx is not None
-        if views and not inner and len(outs) == 1 and self._is_new(outs[0]) and self._try_view(node, outs[0]):
+        if views and not inner and all(map(self._is_new, outs)) and self._try_view(node):
             return node
-        self._results(node, ins, outs, inner)
+        elsewhere = self._made_elsewhere(op, i) if definition.strided is not None and not inner else ()
+        self._results(node, ins, [n for n in outs if n not in elsewhere], inner)
         if definition.effect in _TALKS:  # what is sent lies in one piece
             for n in read:
                 if not self.shadow[n].flags.c_contiguous:
@@ -216,8 +224,27 @@ class Storage:
                 return
         self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
+    def _made_elsewhere(self, op: Operator, i: int) -> Collection[str]:
+        """Places for those results which later operators would only move: where these would put them."""
+        homes = self.readers.homes(op)
+        for name, (shadow, lies, join) in homes.items():
+            if join is None:
+                self.new_root(name, "arena", i, self.last[name])
+            else:
+                whole = join.output_arg_names[0]
+                root = self.roots[name] = self.roots.get(whole) or self.new_root(whole, "arena", i, self.last[whole])
+                root.aliases.append(name)
+                root.stop = max(root.stop, self.last[name])
+                self.joined.add(id(join))
+                self.writers[whole] = []  # it is there already when `join` comes
+            self.shadow[name], self.lies[name] = shadow, lies
+        return homes
+
     def _is_new(self, name: str) -> bool:
         return name not in self.roots and not self.sizes.is_state(name)
+
+    def _is_made_once(self, name: str) -> bool:
+        return self._is_new(name) and len(self.writers.get(name, ())) == 1
 
     def aside(self, node: Node, t: TensorType, of: str = "", reads: bool = False) -> None:
         start, stop = self.spans.get(node.index, (node.index, node.index))
@@ -291,20 +318,24 @@ class Storage:
             and all(r is not root or n == source for n, r in ins.items())
         )
 
-    def _try_view(self, node: Node, out: str) -> bool:
-        op, i = node.op, node.index
+    def _try_view(self, node: Node) -> bool:
+        op, i, outs = node.op, node.index, node.op.output_arg_names
         source = op.input_arg_names[0]
-        root, stop = self.roots[source], self.last.get(out, node.index)
-        if self._later_writes(root, i, stop) or any(w > i for w in self.writers.get(out, ())):
+        root, stop = self.roots[source], max([self.last.get(n, i) for n in outs])
+        if self._later_writes(root, i, stop) or any(w > i for n in outs for w in self.writers.get(n, ())):
             return False  # one of the two names gets a value of its own while the other is in use
         attrs = op.attrs if node.here is None else node.here.attrs
-        shadow = node.definition.view_of(self.shadow[source], self.ctx, attrs)
-        if shadow is None or (shadow.shape, dtype_name(shadow.dtype)) != (self.types[out].shape, self.types[out].dtype):
+        found = node.definition.views_of(self.shadow[source], self.ctx, attrs)
+        if found is None or [(a.shape, dtype_name(a.dtype)) for a in found] != [(self.types[n].shape, self.types[n].dtype) for n in outs]:
             return False
-        root.aliases.append(out)
+        # what is cut in many is copied where that serves its readers better
+        if node.definition.out_slots[0].many and not all(map(self.readers.take, outs, found)):
+            return False
+        root.aliases += outs
         root.stop = max(root.stop, stop)
-        self.roots[out], self.shadow[out], self.view_of[out] = root, self.shadows.like(shadow), source
-        node.view = True
+        for n, a in zip(outs, found, strict=True):
+            self.roots[n], self.shadow[n], self.view_of[n] = root, self.shadows.like(a), source
+        node.made = "view"
         return True
 
     def _later_writes(self, root: Root, i: int, stop: int) -> bool:
@@ -320,7 +351,7 @@ class Storage:
         offsets, total = assign([Interval(r.nbytes, r.start, r.stop) for r in shared])
         self.offset = {id(r): offset for r, offset in zip(shared, offsets, strict=True)}
         number = {id(r): k for k, r in enumerate(roots)}
-        values = {n: Value(self.types[n], number[id(r)], self.view_of.get(n, "")) for n, r in self.roots.items()}
+        values = {n: Value(self.types[n], number[id(r)], self.view_of.get(n, ""), self.lies.get(n)) for n, r in self.roots.items()}
         buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, r.start, r.stop, self.offset.get(id(r), 0)) for r in roots])
         return values, buffers, total
 

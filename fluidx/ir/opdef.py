@@ -84,7 +84,8 @@ class OpDef:
                                                       there (one array, or a tuple of them) and returns nothing. One with a parameter
                                                       `ctx` is given the rank's run context (step, rank, comm), one with a
                                                       parameter `part` what its pattern asks for (ir/parts.py: Part; None: all is whole)
-    view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input (None: cannot be)
+    view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input (None: cannot be); for
+                                                      an output slot that takes many, their list: the op has a kernel besides
     view_ctx(x, ctx, **attrs) -> array                a view that also depends on the rank; the op has a kernel besides
     bind(ins, outs, attrs, ctx) -> callable           optional, for NumPy arrays: a call without arguments, everything bound beforehand;
                                                       with a parameter `part` as of a kernel
@@ -146,6 +147,11 @@ class OpDef:
     kernel: ClassVar[Callable[..., Any] | None] = None
     view: ClassVar[Callable[..., Any] | None] = None
     view_ctx: ClassVar[Callable[..., Any] | None] = None
+    # (slot, array) -> whether the bodies take such an array there, input or result, as well as one in one piece
+    strided: ClassVar[Callable[..., bool] | None] = None
+    # of an op that only moves its inputs, all to be seen in its output: (output, shapes of the inputs, **attrs) -> where in an array that
+    # is the output each of the inputs lies (None: nowhere as a view)
+    inside: ClassVar[Callable[..., list[Any]] | None] = None
     bind: ClassVar[Callable[..., Any] | None] = None
     scratch: ClassVar[Callable[..., Any] | None] = None
     native: ClassVar[Callable[..., Any] | None] = None
@@ -332,6 +338,12 @@ class OpDef:
         if cls.view_ctx is not None:
             return cls.view_ctx(x, ctx, **attrs)
         return None if cls.view is None else cls.view(x, **attrs)
+
+    @classmethod
+    def views_of(cls, x: Any, ctx: Any, attrs: Mapping[str, Any]) -> list[Any] | None:
+        """The same as a list, one view for each output."""
+        made = cls.view_of(x, ctx, attrs)
+        return made if made is None or isinstance(made, list) else [made]
 
     @classmethod
     def summary(cls) -> str:

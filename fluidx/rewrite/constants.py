@@ -87,8 +87,8 @@ class Constants:
             ins = {n: self.value(n) for n in op.input_arg_names}
         if any(v is None for v in ins.values()):
             return None
-        if definition.view is not None and (view := definition.view_of(ins[op.input_arg_names[0]], None, op.attrs)) is not None:
-            return [view]
+        if definition.view is not None and (views := definition.views_of(ins[op.input_arg_names[0]], None, op.attrs)) is not None:
+            return views
         outs = {n: np.empty(types[n].shape, np_dtype(types[n].dtype)) for n in op.output_arg_names}
         try:
             with np.errstate(all="ignore"):

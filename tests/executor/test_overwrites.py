@@ -35,12 +35,25 @@ def loop(name="loop"):
     return main, None, {"x": np.random.default_rng(0).standard_normal((3, 4)).astype("float32")}, [out.name]
 
 
+def attention():
+    """Attention between splits, transposes and a join, which its gradient makes in one value."""
+    main = fx.Program("attention")
+    with fx.unique_name.guard(), fx.program_guard(main):
+        x = L.scale(fx.data("x", [2, 3, 12]), 0.5)
+        heads = [L.transpose(L.reshape(part, [0, 0, 2, 2]), [0, 2, 1, 3]) for part in L.split(x, 3, dim=2)]
+        y = L.reshape(L.transpose(L.scaled_dot_product_attention(*heads), [0, 2, 1, 3]), [0, 0, 4])
+        (g,) = fx.gradients(L.reduce_sum(L.softmax(y) * y), [x])
+        end = L.softmax(g + x)
+    return main, None, {"x": np.random.default_rng(0).standard_normal((2, 3, 12)).astype("float32")}, [end.name]
+
+
 def model(kind):
     made = classifier(fx.optimizer.Adam(1e-2), kind=kind)
     return made.main, made.startup, made.feed(6), [made.loss.name]
 
 
-MODELS = {"loop": loop, **{kind: lambda kind=kind: model(kind) for kind in ("mlp", "dropout", "norm", "batch_norm", "conv")}}
+KINDS = ("mlp", "dropout", "norm", "batch_norm", "conv")
+MODELS = {"loop": loop, "attention": attention, **{kind: lambda kind=kind: model(kind) for kind in KINDS}}
 
 
 class Case:
@@ -63,7 +76,6 @@ class Case:
         bound = bind(planned, scope, RunContext())
         made = [value.tobytes() for _ in range(2) for value in bound.run(self.feed)]
         return made + [scope.arrays[n].tobytes() for n in sorted(scope.arrays)]
-
 
     def goes_wrong(self, planned, right):
         try:
@@ -179,6 +191,46 @@ def test_a_tail_may_not_write_over_what_its_operator_reads():
     for operand in step.reads:
         with pytest.raises(fx.ExecutionError, match=f"writes %{total} over its operand %{operand}"):
             check_storage(values(p, **{total: p.values[total]._replace(buffer=p.values[operand].buffer)}))
+
+
+def test_what_is_made_inside_another_value_is_where_that_has_it():
+    p = Case("attention").plan
+    (join,) = [k for k, step in enumerate(p.steps) if step.kernel == "joined"]
+    (grad,) = [k for k, step in enumerate(p.steps) if step.op.type == "scaled_dot_product_attention_grad"]
+    made, whole = p.steps[grad].writes, p.steps[join].writes[0]
+    first, second, third = (p.values[n] for n in made)
+    lies = [v.lies for v in (first, second, third)]
+    assert len({v.buffer for v in (first, second, third, p.values[whole])}) == 1
+
+    def refuses(text, planned):
+        with pytest.raises(fx.ExecutionError, match=text):
+            check_storage(planned)
+
+    swapped = values(p, **{made[0]: first._replace(lies=lies[1]), made[1]: second._replace(lies=lies[0])})
+    refuses(rf"\(concat\) finds %.* elsewhere than where %{whole} has it", swapped)
+    refuses(f"writes %{made[0]} and %{made[1]} into the same bytes", values(p, **{made[1]: second._replace(lies=lies[0])}))
+    ahead = lies[1]._replace(offset=lies[1].offset - 4)
+    refuses(f"writes %{made[0]} and %{made[1]} into the same bytes", values(p, **{made[1]: second._replace(lies=ahead)}))
+    refuses("which are no rows", values(p, **{made[2]: third._replace(lies=lies[2]._replace(offset=lies[2].offset + 4))}))
+    a, b, c, d = lies[0].strides
+    for strides in ((a, b, d, c), (a, b, c, 0), (a, b, c + 4, d), (a, c, c, d), (-a, b, c, d)):
+        refuses("which are no rows|into the same bytes", values(p, **{made[0]: first._replace(lies=lies[0]._replace(strides=strides))}))
+    refuses("into the same bytes", values(p, **{made[0]: first._replace(lies=None)}))
+    away = values(p, **{made[0]: first._replace(buffer=p.values[p.steps[0].writes[0]].buffer)})
+    refuses("over its operand|another buffer", away)
+    early = (*p.steps[:grad], p.steps[join], *p.steps[grad:join], *p.steps[join + 1 :])
+    refuses("which nothing has written yet", p._replace(steps=early))
+    softmax = next(step for step in p.steps if step.op.type == "softmax")
+    between = (*p.steps[:join], softmax, *p.steps[join:])  # another result in the place of the whole
+    n = softmax.writes[0]
+    refuses("meanwhile", values(p._replace(steps=between), **{n: p.values[n]._replace(buffer=first.buffer)}))
+
+
+def test_a_result_in_strides_must_let_its_views_be_views():
+    p = Case("attention").plan
+    out = next(step.writes[0] for step in p.steps if step.op.type == "scaled_dot_product_attention")
+    with pytest.raises(fx.ExecutionError, match=r"\(reshape\) makes %.* a view of %.*, which cannot be as that lies"):
+        check_storage(values(p, **{out: p.values[out]._replace(lies=None)}))
 
 
 def test_what_is_on_its_way_is_left_alone_until_it_is_waited_for():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
@@ -78,6 +79,11 @@ class Concat(OpDef):
     def grad(b, op, g):
         xs = op["X"]
         return b.concat_grad(xs, g, axis=op.attrs["axis"], n_out=len(xs)) if len(xs) > 1 else [g]
+
+    @staticmethod
+    def inside(y, shapes, *, axis):
+        axis %= y.ndim
+        return _pieces(y, axis, [shape[axis] for shape in shapes])
 
     @staticmethod
     def kernel(xp, xs, *, out, axis):
@@ -183,6 +189,11 @@ class Split(OpDef):
     def grad(b, op, g):
         full = _all_grads(b, op, g)
         return b.concat(full, axis=op.attrs["axis"]) if len(full) > 1 else full[0]
+
+    @staticmethod
+    def view(x, *, num, sections, axis):
+        axis %= x.ndim
+        return _pieces(x, axis, _split_sizes(TensorType(dtype_name(x.dtype), x.shape), num, sections, axis))
 
     @staticmethod
     def kernel(xp, x, *, out, num, sections, axis):

@@ -31,6 +31,11 @@ def _reshaped(x: Any, shape: Sequence[int]) -> Any:
     return y if y.base is not None else None  # cupy: a copy has no base
 
 
+def _unshaped(y: Any, shapes: Sequence[Sequence[int]], **attrs: Any) -> list[Any]:
+    """Where in a result of the same elements in the same order the operand lies."""
+    return [_reshaped(y, shapes[0])]
+
+
 def _fill_reshaped(xp: Any, out: Any, x: Any) -> None:
     """Copy the elements of `x` in order into `out`, which is contiguous."""
     out.reshape(x.shape)[...] = x
@@ -120,6 +125,8 @@ class Reshape(OpDef):
     def grad(b, op, g):
         return _reshape_back(b, op["X"], g)
 
+    inside = staticmethod(_unshaped)
+
     @staticmethod
     def view(x, *, shape):
         return _reshaped(x, _resolve("reshape", TensorType(dtype_name(x.dtype), x.shape), shape))
@@ -202,6 +209,8 @@ class Flatten(OpDef):
     def grad(b, op, g):
         return _reshape_back(b, op["X"], g)
 
+    inside = staticmethod(_unshaped)
+
     @staticmethod
     def view(x, *, axis):
         return _reshaped(x, (mul_sizes(x.shape[:axis]), mul_sizes(x.shape[axis:])))
@@ -271,6 +280,8 @@ class Squeeze(OpDef):
     def grad(b, op, g):
         return b.unsqueeze(g, axes=sorted(_squeezed(op["X"].desc.type, op.attrs["axes"])))
 
+    inside = staticmethod(_unshaped)
+
     @staticmethod
     def view(x, *, axes):
         drop = _squeezed(TensorType(dtype_name(x.dtype), x.shape), axes)
@@ -318,6 +329,8 @@ class Unsqueeze(OpDef):
     def grad(b, op, g):
         axes = _unsqueezed(op["X"].ndim, op.attrs["axes"])
         return b.squeeze(g, axes=axes) if axes else g
+
+    inside = staticmethod(_unshaped)
 
     @staticmethod
     def view(x, *, axes):
@@ -368,6 +381,11 @@ class Transpose(OpDef):
     @staticmethod
     def view(x, *, axis):
         return x.transpose(axis)
+
+    @staticmethod
+    def inside(y, shapes, *, axis):
+        order = norm_axes("transpose", axis, y.ndim)
+        return [y.transpose([order.index(i) for i in range(y.ndim)])]
 
     @staticmethod
     def samples():

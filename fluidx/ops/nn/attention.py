@@ -137,14 +137,24 @@ def _steps(x: Any) -> tuple[int, ...] | None:
     return (batch[-1][1] if batch else 0, *strides[-3:])
 
 
-def _matrices(x: Any) -> list[int] | None:
-    """(address, distances in the batch, of heads and of rows) of matrices whose rows lie in memory; of None 0s."""
-    if x is None:
-        return [0] * 4
+def _distances(x: Any) -> tuple[int, int, int] | None:
+    """Distances in the batch, of heads and of rows of matrices whose rows lie in memory, else None."""
     steps = _steps(x)
     if steps is None or steps[3] != 1 and x.shape[-1] > 1 or steps[2] < x.shape[-1] and x.shape[-2] > 1:
         return None
-    return [native.address(x), *steps[:2], max(steps[2], x.shape[-1])]
+    return *steps[:2], max(steps[2], x.shape[-1])
+
+
+def _matrices(x: Any) -> list[int] | None:
+    """(address, distances) of such matrices; of None 0s."""
+    if x is None:
+        return [0] * 4
+    distances = _distances(x)
+    return None if distances is None else [native.address(x), *distances]
+
+
+def _strided(slot: str, x: Any) -> bool:
+    return slot in ("Q", "K", "V", "Out", "Out@GRAD", "Q@GRAD", "K@GRAD", "V@GRAD") and _distances(x) is not None
 
 
 def _mask_words(mask: Any, scores: tuple[int, ...]) -> list[int] | None:
@@ -195,6 +205,7 @@ class ScaledDotProductAttention(OpDef):
     inputs, outputs = ("Q", "K", "V", "Mask?"), ("Out", "Lse?")
     attrs = {"scale": Required(float), "causal": False}
     onnx = "Attention"
+    strided = staticmethod(_strided)
 
     @staticmethod
     def infer(q, k, v, mask, *, scale, causal):
@@ -264,6 +275,7 @@ class ScaledDotProductAttentionGrad(OpDef):
     flops = _flops(5)
     inputs, outputs = ("Q", "K", "V", "Mask?", "Out", "Lse", "Out@GRAD"), ("Q@GRAD?", "K@GRAD?", "V@GRAD?", "Scores@GRAD?")
     attrs = {"scale": Required(float), "causal": False}
+    strided = staticmethod(_strided)
 
     @staticmethod
     def infer(q, k, v, mask, out, lse, g, *, scale, causal):

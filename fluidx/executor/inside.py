@@ -1,0 +1,148 @@
+"""Which values may lie in strides: those whose readers all take them so. A result may then be made where a later operator would copy it.
+
+An operator that only lays its operands out anew, such as concat, has nothing to do where they lie inside its result from the start, and a
+reshape of a transpose is a view where what is transposed lies in the order that the reshape needs. Only results of one operator are put
+together so: what they are parts of takes memory no earlier than they would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..ir.opdef import opdef
+from ..ir.operator import Operator
+from .context import RunContext
+from .plan import Lies
+from .sizes import Sizes
+
+if TYPE_CHECKING:
+    from .storage import Shadows
+
+
+class Home(NamedTuple):
+    """Where a result lies: in a value that `join` makes of it and others, or in storage of its own, in another order of the axes."""
+
+    shadow: np.ndarray
+    lies: Lies
+    join: Operator | None = None
+
+
+class Readers:
+    """What reads the values of a program, and how they may lie for it. `fresh` says of a name whether one operator makes it, once."""
+
+    def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, ops: Callable[[], list[Operator]], fresh: Callable[[str], bool]):
+        self.sizes, self.shadows, self.ctx, self.ops, self.fresh = sizes, shadows, ctx, ops, fresh
+
+    @cached_property
+    def of(self) -> Mapping[str, Sequence[Operator]]:
+        """The operators that read each value."""
+        found: dict[str, list[Operator]] = {}
+        for op in self.ops():
+            for n in dict.fromkeys(self.sizes.reads(op)):
+                found.setdefault(n, []).append(op)
+        return found
+
+    def take(self, name: str, a: np.ndarray, join: Operator | None = None) -> bool:
+        """Do all that read the value, and views of it, take such an array as well as one in one piece? `join` is not asked."""
+        if a.flags.c_contiguous:
+            return True
+        return self.fresh(name) and all(op is join or self._takes(op, name, a, join) for op in self.of.get(name, ()))
+
+    def _takes(self, op: Operator, name: str, a: np.ndarray, join: Operator | None) -> bool:
+        definition = opdef(op.type)
+        if definition.view is not None:
+            views = definition.views_of(a, self.ctx, self._attrs(op))
+            return views is not None and all(self.take(n, v, join) for n, v in zip(op.output_arg_names, views, strict=True))
+        slots = [slot for slot, names in op.inputs.items() if name in names]
+        said = definition.strided
+        return bool(slots) and said is not None and all(said(slot, a) for slot in slots)
+
+    def _attrs(self, op: Operator) -> Mapping[str, Any]:
+        here = self.sizes.here.get(id(op))
+        return op.attrs if here is None else here.attrs
+
+    # -- results inside others ----------------------------------------------------------------------------------------------
+
+    def homes(self, op: Operator) -> dict[str, Home]:
+        """Of the results of an operator, those that are better made elsewhere than in one piece."""
+        paths = {slot.name: self._path(n) for slot in opdef(op.type).out_slots for n in op.outputs.get(slot.name, ()) if self.fresh(n)}
+        found: dict[str, Home] = {}
+        for slot, path in paths.items():
+            name = op.outputs[slot][0]
+            if name in found or not path:
+                continue
+            if _joins(path[-1]):
+                found.update(self._joined(op, paths, path[-1]))
+            if name not in found and (home := self._reordered(op, slot, path)) is not None:
+                found[name] = home
+        return found
+
+    def _path(self, name: str) -> list[Operator]:
+        """The operators that lay a value out anew, one behind the other; one that joins it with others is the last."""
+        path: list[Operator] = []
+        while not path or not _joins(path[-1]):
+            movers = [op for op in self.of.get(name, ()) if opdef(op.type).inside is not None]
+            if len(movers) != 1 or not self.fresh(name := movers[0].output_arg_names[0]) or id(movers[0]) in self.sizes.here:
+                break
+            path += movers
+        return path
+
+    def _back(self, a: np.ndarray | None, path: Sequence[Operator]) -> np.ndarray | None:
+        """Where the first operand of a path lies, if the result of the path is this array."""
+        for op in reversed(path):
+            if a is not None:
+                a = _inside(op, a, self.sizes)[0]
+        return a
+
+    def _reordered(self, op: Operator, slot: str, path: Sequence[Operator]) -> Home | None:
+        """A home for a result that would be copied along the path: as that copy has it."""
+        a = self.shadows.of(self.sizes.types[op.outputs[slot][0]])
+        for k, mover in enumerate(path):
+            if _joins(mover):
+                return None
+            views = opdef(mover.type).views_of(a, self.ctx, mover.attrs)
+            if views is None:
+                whole = self.shadows.of(self.sizes.types[mover.output_arg_names[0]])
+                return self._home(op, slot, self._back(whole, path[: k + 1]), whole, None)
+            a = views[0]
+        return None
+
+    def _joined(self, op: Operator, paths: Mapping[str, Sequence[Operator]], join: Operator) -> dict[str, Home]:
+        """Homes for the results that an operator joins, if there is one for each of its operands."""
+        whole = self.shadows.of(self.sizes.types[join.output_arg_names[0]])
+        lying = dict(zip(join.input_arg_names, _inside(join, whole, self.sizes), strict=False))
+        found: dict[str, Home] = {}
+        for slot, path in paths.items():
+            if not path or path[-1] is not join:
+                continue
+            name, before = op.outputs[slot][0], path[:-1]
+            end = before[-1].output_arg_names[0] if before else name
+            home = self._home(op, slot, self._back(lying.pop(end, None), before), whole, join)
+            if home is None:
+                return {}
+            found[name] = home
+        return found if not lying and len(found) == len(join.input_arg_names) else {}
+
+    def _home(self, op: Operator, slot: str, a: np.ndarray | None, whole: np.ndarray, join: Operator | None) -> Home | None:
+        """The home of a result that lies as this array does, if the operator and all readers take it there."""
+        name, said = op.outputs[slot][0], opdef(op.type).strided
+        if a is None or not a.size or said is None or not said(slot, a) or not self.take(name, a, join):
+            return None
+        return Home(self.shadows.like(a), Lies(_start(a) - _start(whole), a.strides), join)
+
+
+def _joins(op: Operator) -> bool:
+    return opdef(op.type).in_slots[0].many
+
+
+def _inside(op: Operator, a: np.ndarray, sizes: Sizes) -> list[Any]:
+    inside: Any = opdef(op.type).inside
+    return inside(a, [sizes.types[n].shape for n in op.input_arg_names], **op.attrs)
+
+
+def _start(a: np.ndarray) -> int:
+    return a.__array_interface__["data"][0]
