@@ -12,7 +12,7 @@ FORWARD, BACKWARD = "scaled_dot_product_attention", "scaled_dot_product_attentio
 
 # (heads of q, of k, rows, keys, width, width of v): one of everything; sizes beside blocks, panels and pieces; more keys than a piece holds
 SIZES = [(1, 1, 1, 1, 1, 1), (2, 2, 3, 5, 4, 7), (2, 1, 33, 65, 17, 16), (4, 2, 64, 64, 32, 32), (1, 1, 300, 70, 64, 64)]
-SIZES += [(2, 2, 40, 1100, 8, 5)]
+SIZES += [(2, 2, 40, 1100, 8, 5), (4, 2, 300, 530, 8, 5)]
 # Relative to the largest value. Scores of a size of some 5 are off by some 10 units of their last place, and weights by as much.
 CLOSE = {"float32": 1e-5, "float64": 1e-13}
 
@@ -97,6 +97,34 @@ def test_operands_whose_rows_lie_apart():
     apart = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in (q, k, v, g)]
     assert not apart[0].flags.c_contiguous
     agree(both(*apart, scale=0.4), exact(q, k, v, g, scale=0.4))
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("seed", range(8))
+def test_operands_and_results_that_are_parts_of_others(seed, dtype):
+    """Thirds of one value, in each order of heads and rows: the bits are those of values in one piece, and what lies between stays."""
+    rng = np.random.default_rng(seed)
+    b, h, s, d = (int(n) for n in rng.integers(1, (3, 4, 70, 24)))
+    order = [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (1, 2, 0, 3)][seed % 4]
+    shape = [(b, h, s, d)[k] for k in order]
+
+    def thirds(x):
+        return [part.transpose(np.argsort(order)) for part in np.split(x, 3, axis=3)]
+
+    def apart(x):
+        return np.ascontiguousarray(x)
+
+    q, k, v = thirds(normal((*shape[:3], 3 * d), dtype))
+    g, causal = normal((b, h, s, d), dtype, seed=4), bool(seed % 2)
+    want = both(*map(apart, (q, k, v)), g, scale=0.4, causal=causal)
+    room = np.full((*shape[:3], 3 * d + 2), 77, dtype)
+    made, lse, attrs = thirds(room[..., 1:-1]), np.empty((b, h, s), dtype), {"scale": 0.4, "causal": causal}
+    native.compile(opdef(FORWARD).native([q, k, v, None], [made[1], lse], attrs))()
+    assert apart(made[1]).tobytes() == want[0].tobytes() and lse.tobytes() == want[1].tobytes()
+    assert (made[0] == 77).all() and (made[2] == 77).all()
+    native.compile(opdef(BACKWARD).native([q, k, v, None, apart(made[1]), lse, g], [*made, None], attrs))()
+    assert [apart(x).tobytes() for x in made] == [x.tobytes() for x in want[2:5]]
+    assert (room[..., [0, -1]] == 77).all()
 
 
 def test_what_lies_otherwise_is_left_to_numpy():

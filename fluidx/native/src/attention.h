@@ -1,14 +1,17 @@
 /* Attention without its scores: softmax(Q K' scale + mask) V, and the gradient.
  *
- * A thread holds the scores of ATTENTION_ROWS rows against ATTENTION_KEYS keys at most. Forward, keys go by in pieces, and what was summed
+ * A thread holds the scores of some rows against ATTENTION_KEYS keys at most. Forward, keys go by in pieces, and what was summed
  * so far is scaled down when a larger score comes. Backward, weights come at once from the logarithm of each row's sum of exponentials.
  * Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
  *
- * Keys and values that rows are multiplied with are first turned into panels, a piece at a time: the BLAS need not copy those, and is
- * nearly twice as fast. With `causal` a block of rows leaves out what lies beyond its last one. An item of work is forward some rows of one
- * head, and backward one head of K with all of Q that share it: what each of them adds up follows from shapes alone. */
+ * Keys and values that rows are multiplied with are first turned into panels, a piece at a time, so that a product need not pack them for
+ * each block of rows. With `causal` a block of rows leaves out what lies beyond its last one. Backward, the weights of ATTENTION_BLOCK rows
+ * are kept until they are summed into the gradients of K and V, which are then loaded and stored less often. An item of work is forward
+ * some rows of one head, and backward one head of K with all of Q that share it: what each of them adds up follows from shapes alone. */
 
-enum { ATTENTION_ROWS = 32, ATTENTION_KEYS = 512, ATTENTION_APART = ATTENTION_KEYS + LANES + 16, ATTENTION_SPAN = 256 };
+/* Blocks of rows are two of the largest tiles of a product; rows of scores are padded for loops over so many. */
+enum { ATTENTION_ROWS = 28, ATTENTION_SPAN = 10 * ATTENTION_ROWS, ATTENTION_BLOCK = 5 * ATTENTION_ROWS };
+enum { EDGE = 16, ATTENTION_KEYS = 256, ATTENTION_APART = ATTENTION_KEYS + 2 * EDGE };
 
 typedef struct {
     int64_t at, batch, head, row; /* address, 0 for none, and distances, in elements, of neighbours; columns lie side by side */

@@ -48,6 +48,13 @@ INLINE float exp_f32(float x0) {
     return x0 != x0 ? x0 : x0 < -104.0f ? 0.0f : y;
 }
 
+/* Of x about 0 or less, the logarithm of a weight: one of no normal number is 0. */
+INLINE float exp_weight_f32(float x0) {
+    int32_t n;
+    float p = exp_parts(x0 < -87.0f ? 0.0f : x0, &n);
+    return x0 < -87.0f ? 0.0f : p * power_of_2(n);
+}
+
 INLINE float tanh_f32(float x) {
     float a = fabsf(x), u = a < 0.6f ? x * x : 0.0f;
     float p = MAD(-5.8951555e-3f, u, 2.079597e-2f);
@@ -129,6 +136,7 @@ INLINE float round_f32(float x) { return rintf(x); }
 
 /* float64: the C library's */
 INLINE double exp_f64(double x) { return exp(x); }
+INLINE double exp_weight_f64(double x) { return exp(x); }
 INLINE double log_f64(double x) { return log(x); }
 INLINE double log1p_f64(double x) { return log1p(x); }
 INLINE double tanh_f64(double x) { return tanh(x); }
