@@ -91,7 +91,7 @@ CASES = [
     (40, 16, 16, 1, (3, 3), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0), cn.WINOGRAD),
     (3, 16, 17, 1, (8, 8), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), cn.SHIFTED),
     (9, 140, 80, 1, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), cn.SHIFTED),
-    (2, 20, 16, 1, (9, 8), (1, 1), (2, 2), (1, 1), (0, 0, 0, 0), cn.SHIFTED),
+    (2, 20, 16, 1, (9, 8), (1, 1), (2, 2), (1, 1), (0, 0, 0, 0), cn.PIXEL),
     (2, 16, 16, 1, (9, 11), (2, 3), (3, 2), (2, 1), (1, 0, 2, 1), cn.SHIFTED),
     (2, 16, 19, 1, (14, 13), (5, 4), (1, 1), (1, 1), (2, 2, 0, 3), cn.SHIFTED),
     (2, 18, 16, 1, (7, 9), (3, 3), (1, 1), (2, 3), (2, 2, 3, 3), cn.SHIFTED),
@@ -100,12 +100,23 @@ CASES = [
     (4, 1, 6, 1, (28, 28), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2), cn.COLUMNS),
     (4, 6, 16, 1, (14, 14), (5, 5), (1, 1), (1, 1), (0, 0, 0, 0), cn.COLUMNS),
     (2, 3, 32, 1, (33, 34), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.COLUMNS),
-    (2, 40, 33, 1, (5, 6), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), cn.COLUMNS),
+    (2, 40, 33, 1, (5, 6), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), cn.PIXEL),
     (2, 8, 6, 2, (9, 8), (3, 2), (2, 3), (1, 2), (1, 0, 2, 1), cn.COLUMNS),
     (1, 1, 2, 1, (2, 2), (4, 4), (1, 1), (1, 1), (3, 3, 3, 3), cn.COLUMNS),
     (2, 3, 8, 1, (150, 140), (7, 7), (2, 2), (1, 1), (3, 3, 3, 3), cn.COLUMNS),
     (2, 5, 5, 5, (20, 19), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.DIRECT),
     (2, 3, 6, 3, (9, 40), (3, 2), (2, 3), (1, 2), (1, 0, 2, 1), cn.DIRECT),
+    (3, 40, 70, 2, (9, 7), (1, 1), (2, 3), (1, 1), (0, 0, 0, 0), cn.PIXEL),
+    (2, 3, 20, 1, (20, 19), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), cn.PIXEL),
+    (2, 3, 40, 1, (33, 30), (7, 7), (2, 2), (1, 1), (3, 3, 3, 3), cn.COLUMNS),
+]
+# work enough to be cut in several pieces, by rows and by outputs
+LARGE = [
+    (1, 128, 200, 1, (30, 31), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), cn.PIXEL),
+    (1, 300, 460, 1, (28, 29), (1, 1), (2, 2), (1, 1), (0, 0, 0, 0), cn.PIXEL),
+    (1, 43, 96, 1, (58, 57), (3, 3), (2, 2), (1, 1), (1, 0, 0, 1), cn.SHIFTED),
+    (7, 33, 260, 1, (13, 12), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), cn.SHIFTED),
+    (3, 48, 66, 3, (21, 22), (5, 3), (1, 1), (1, 1), (2, 2, 1, 1), cn.COLUMNS),
 ]
 
 
@@ -151,12 +162,17 @@ def test_in_float64(case):
     close(dw, want_w, g.size // g.shape[1], "float64")
 
 
+@pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", [c for c in CASES if c[-1] == cn.COLUMNS], ids=str)
-def test_few_channels_at_every_level(level, case, dtype):
-    """Registers hold other numbers of pixels and outputs at each."""
-    x, w, g, attrs = example(case, dtype)
-    close(run("conv2d", [x, w], attrs)[0], forward(x, w, attrs, g.shape[2:]), w[0].size, dtype)
+@pytest.mark.parametrize("case", [*(c for c in CASES if c[-1] not in (cn.WINOGRAD, cn.DIRECT)), *LARGE], ids=str)
+def test_sums_of_whole_numbers_are_exact_at_every_level(level, case, dtype, fmt):
+    """Registers hold other numbers of pixels and outputs at each, and other numbers of columns are made at a time."""
+    x, w, g, attrs = (np.round(a) if isinstance(a, np.ndarray) else a for a in example(case, dtype))
+    told = {**attrs, "data_format": fmt}
+    assert (back_to_nchw(fmt, run("conv2d", [to(fmt, x), w], told)[0]) == forward(x, w, attrs, g.shape[2:])).all()
+    dx, dw = run("conv2d_grad", [to(fmt, x), w, to(fmt, g)], told)
+    want_x, want_w = backward(x, w, g, attrs)
+    assert (back_to_nchw(fmt, dx) == want_x).all() and (dw == want_w).all()
 
 
 def tiles(monkeypatch, size):
@@ -165,13 +181,13 @@ def tiles(monkeypatch, size):
     monkeypatch.setattr(cn, "LEAST_TILES", 1)
 
 
-WITH_TILES = [(c, 2) for c in CASES] + [(c, 4) for c in CASES if c[-1] == cn.WINOGRAD]
+WITH_TILES = [((9, *c[1:]), 2) for c in CASES] + [(c, 2) for c in LARGE] + [((9, *c[1:]), 4) for c in CASES if c[-1] == cn.WINOGRAD]
 
 
 @pytest.mark.parametrize("case, size", WITH_TILES, ids=str)
 def test_threads_do_not_change_bits(monkeypatch, case, size):
     tiles(monkeypatch, size)
-    x, w, g, attrs = example((9, *case[1:]))
+    x, w, g, attrs = example(case)
     results = []
     for threads in (1, 2, 3):
         native.set_num_threads(threads)

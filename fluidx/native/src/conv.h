@@ -9,22 +9,35 @@
  *   square; shifted products 1.6e-7 to 2.3e-7. Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016. The
  *   gradient of the filter comes from the same transforms, transposed, and is 2.8e-7 to 3.8e-7 wrong.
  * - Winograd F(4x4, 3x3), where FLUIDX_WINOGRAD asks for it, forward and back: 4 times fewer multiplications, 5.8e-7 to 7.3e-7 wrong.
+ * - Pixels, for filters of one: an image is a matrix, and one product goes straight from it to the result (conv_pixel_body.h).
  * - Shifted products: an image is laid out pixel by pixel with its padding, and every tap of the filter is a product with the same
  *   pixels moved, read in place. At stride s the pixels are dealt out to s x s planes first, so that each tap finds its pixels next to
  *   each other. The gradient of the image at stride s is s x s such convolutions of the gradient, each with the taps that reach it.
- * - Columns (im2col) in rows of pixels, for few channels and for groups.
+ * - Columns (im2col) in rows of pixels: forward in NCHW, where shifted products would have to turn images, and for groups. They are made a
+ *   few at a time, and multiplied while they are in the first-level cache.
  * - Directly, for depthwise convolutions.
+ * - Outputs of few channels, or few outputs, need neither products nor columns (conv_few_body.h).
  *
- * Products go to the BLAS in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first; larger ones of columns, and
- * all where there is no BLAS, to `product`. What a piece of work is follows from shapes alone. Images in NCHW are turned one at a time, in cache.
- * Outputs of few channels, or few outputs, need neither products nor columns (conv_few_body.h).
+ * What a piece of work is follows from shapes alone: images, their rows and outputs, cut in one place for pixels and columns
+ * (conv_pieces_body.h). Where images are turned, one at a time is, in cache. Winograd's products and the shifted ones for gradients of
+ * filters go to the BLAS, where there is one, in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first.
  *
  * words: image, filter (O, C / groups, height, width), outputs, N, C, O, groups, height and width of the image, of the filter, strides,
  * dilations, padding above and to the left, height and width of the outputs, NHWC (0 or 1), the way, address of scratch */
 
 enum { CONV_WORDS = 22 };
-enum { WINOGRAD = 0, WINOGRAD_4 = 1, SHIFTED = 2, COLUMNS = 3, DIRECT = 4, FEW = 5 };
+enum { WINOGRAD = 0, WINOGRAD_4 = 1, SHIFTED = 2, PIXEL = 3, COLUMNS = 4, DIRECT = 5, FEW = 6 };
 enum { PANEL = 64, ROWS = 120, DEPTH = 128, CHAIN = 32, TILES = 64, TILE_LANES = 16, SPREAD = 80, MOST_TAPS = 128, MOST_GRIDS = 16 };
+enum { PIXEL_WIDE = 512 }; /* pixels that are fetched and multiplied at a time */
+/* Of a piece: pixels next to each other at least, in NCHW and in NHWC; multiplications at least; and how many pieces are wanted at most */
+enum { PIECE_COLUMNS = 192, PIECE_ROWS = 384, PIECE_LEAST = 10000000, MOST_PIECES = 8 };
+/* Columns that are made at a time: rows, so few that `product` reads them in place, and elements of results that are worked on meanwhile */
+enum { COLUMN_ROWS = 256, COLUMN_RESULTS = 1 << 17 };
+#if HAVE_FMA
+#define COLUMN_WIDTH (128 / (int64_t)sizeof(T))
+#else
+#define COLUMN_WIDTH PANEL
+#endif
 
 typedef struct {
     int64_t n, c, o, groups, h, w, kh, kw, sh, sw, dh, dw, top, left, oh, ow, nhwc, way;
@@ -43,6 +56,12 @@ INLINE int64_t conv_parts(int64_t n, int64_t bytes) {
     int64_t parts = bytes > (8 << 20) ? 2 : bytes > (2 << 20) ? 4 : 8;
     return at_most(parts, at_least(n, 1));
 }
+
+#if HAVE_FMA
+#define FETCH(at) __builtin_prefetch(at, 0, 2)
+#else
+#define FETCH(at) (void)(at)
+#endif
 
 /* Sums that registers hold: of pixels with outputs as lanes, or of outputs with pixels as lanes */
 #define FEW_EACH_OUTPUT(X, v) X(1, v) X(2, v) X(3, v) X(4, v) X(5, v) X(6, v)
@@ -80,3 +99,4 @@ enum { FEW_PIXELS = 6, FEW_OUTPUTS = 6, FEW_VECTORS = 1 };
 #undef FN
 #undef BLAS
 #undef MULADD
+#undef COLUMN_WIDTH

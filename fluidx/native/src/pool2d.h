@@ -12,11 +12,12 @@ typedef struct {
     int64_t n, c, h, w, kh, kw, sh, sw, top, left, oh, ow, nhwc, mean, exclusive;
     const void *x, *y, *g;
     void *out;
+    int failed;
 } Pool;
 
 INLINE Pool pool_of(const int64_t *a) {
     return (Pool){a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18],
-                  PTR(void, a[0]), PTR(void, a[1]), PTR(void, a[2]), PTR(void, a[3])};
+                  PTR(void, a[0]), PTR(void, a[1]), PTR(void, a[2]), PTR(void, a[3]), 0};
 }
 
 /* The taps of window `k` of an axis that lie inside the image: [lo, hi). */

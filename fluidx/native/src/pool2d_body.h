@@ -64,12 +64,31 @@ static void FN(pool_pairs)(const T *x, int64_t rows, int64_t width, T *y) {
     }
 }
 
+/* A row of results from `rows` of the image: the largest of each column first, in `room` with what lies beside the image. */
+static void FN(pool_largest)(const Pool *p, const T *x, int64_t rows, T *room, T *y) {
+    int64_t wide = (p->ow - 1) * p->sw + p->kw, left = at_most(p->left, wide), some = at_most(p->w, wide - left);
+    for (int64_t k = 0; k < wide; k++) room[k] = (T)-INFINITY;
+    for (int64_t u = 0; u < rows; u++) FN(pool_row)(room + left, x + u * p->w, 1, 0, 0, some);
+    for (int64_t k = 0; k < p->ow; k++) y[k] = (T)-INFINITY;
+    for (int64_t v = 0; v < p->kw; v++) FN(pool_row)(y, room + v, p->sw, 0, 0, p->ow);
+}
+
 static void FN(pool_planes)(void *ctx, int64_t begin, int64_t end) {
-    const Pool *p = ctx;
+    Pool *p = ctx;
     int quarters = p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && !p->top && !p->left && 2 * p->oh <= p->h && 2 * p->ow <= p->w;
     if (quarters && !p->mean && 2 * p->oh == p->h && 2 * p->ow == p->w && p->w <= POOL_ROOM) {
         int64_t size = p->oh * p->ow;
         FN(pool_pairs)((const T *)p->x + 4 * begin * size, (end - begin) * p->oh, p->ow, (T *)p->y + begin * size);
+        return;
+    }
+    if (p->mean && p->oh == 1 && p->ow == 1 && !p->top && !p->left && p->kh == p->h && p->kw == p->w) {
+        for (int64_t i = begin; i < end; i++)
+            ((T *)p->y)[i] = (T)(FN(sum)((const T *)p->x + i * p->h * p->w, p->h * p->w) / (double)(p->h * p->w));
+        return;
+    }
+    T *room = scratch(sizeof(T) * (size_t)((p->ow - 1) * p->sw + p->kw));
+    if (!room) {
+        p->failed = 1;
         return;
     }
     for (int64_t i = begin; i < end; i++) {
@@ -88,15 +107,18 @@ static void FN(pool_planes)(void *ctx, int64_t begin, int64_t end) {
             }
             int64_t top, bottom;
             pool_taps(r, p->sh, p->top, p->kh, p->h, &top, &bottom);
-            for (int64_t k = 0; k < p->ow; k++) y[k] = p->mean ? 0 : (T)-INFINITY;
+            if (!p->mean) {
+                FN(pool_largest)(p, x + (r * p->sh - p->top + top) * p->w, bottom - top, room, y);
+                continue;
+            }
+            for (int64_t k = 0; k < p->ow; k++) y[k] = 0;
             for (int64_t u = top; u < bottom; u++)
                 for (int64_t v = 0; v < p->kw; v++) {
                     int64_t left, right;
                     pool_windows(v, p->sw, p->left, p->w, p->ow, &left, &right);
-                    const T *s = x + (r * p->sh - p->top + u) * p->w - p->left + v;
-                    FN(pool_row)(y, s, p->sw, p->mean, left, right);
+                    FN(pool_row)(y, x + (r * p->sh - p->top + u) * p->w - p->left + v, p->sw, 1, left, right);
                 }
-            for (int64_t k = 0; k < p->ow && p->mean; k++) {
+            for (int64_t k = 0; k < p->ow; k++) {
                 int64_t left, right;
                 pool_taps(k, p->sw, p->left, p->kw, p->w, &left, &right);
                 y[k] /= FN(area)(p, bottom - top, right - left);
@@ -171,9 +193,13 @@ static void FN(pool_images)(void *ctx, int64_t begin, int64_t end) {
 }
 
 static void FN(pool_grad_images)(void *ctx, int64_t begin, int64_t end) {
-    const Pool *p = ctx;
+    Pool *p = ctx;
     int64_t c = p->c, top, bottom, left, right;
     T *rest = scratch(sizeof(T) * (size_t)c);
+    if (!rest) {
+        p->failed = 1;
+        return;
+    }
     for (int64_t i = begin; i < end; i++) {
         const T *image = (const T *)p->x + i * p->h * p->w * c, *y = (const T *)p->y + i * p->oh * p->ow * c;
         const T *g = (const T *)p->g + i * p->oh * p->ow * c;
@@ -211,6 +237,7 @@ static void FN(pool)(const int64_t *a, Team *team) {
         parallel_for(team, p.n * p.oh, 16384 / at_least(1, p.ow * p.kh * p.kw * p.c) + 1, FN(pool_images), &p);
     else
         parallel_for(team, p.n * p.c, 16384 / at_least(1, each) + 1, FN(pool_planes), &p);
+    if (p.failed) team->error = "out of memory";
 }
 
 static void FN(pool_grad)(const int64_t *a, Team *team) {
@@ -220,4 +247,5 @@ static void FN(pool_grad)(const int64_t *a, Team *team) {
         parallel_for(team, p.n, 16384 / at_least(1, each * p.c) + 1, FN(pool_grad_images), &p);
     else
         parallel_for(team, p.n * p.c, 16384 / at_least(1, each) + 1, FN(pool_grad_planes), &p);
+    if (p.failed) team->error = "out of memory";
 }

@@ -11,7 +11,7 @@ from ...ir.types import TensorType
 from ..shared.types import empties
 from .windows import Windows
 
-WINOGRAD, WINOGRAD_4, SHIFTED, COLUMNS, DIRECT, FEW = range(6)
+WINOGRAD, WINOGRAD_4, SHIFTED, PIXEL, COLUMNS, DIRECT, FEW = range(7)
 MOST_TAPS, MOST_GRIDS, SPREAD, LEAST_CHANNELS, LANES = 128, 16, 80, 16, 16
 LEAST_TILES = 128  # of 4x4 outputs in a batch: with fewer, transforming the filters takes longer than smaller tiles lose
 FORWARD, BACK, FILTER = "conv", "conv_back", "conv_filter"
@@ -21,7 +21,9 @@ def way(win: Windows, channels: int, outputs: int, groups: int, fmt: str) -> int
     """How the products of a convolution are computed, by its shape, and by FLUIDX_WINOGRAD."""
     if groups > 1 and groups == channels:
         return DIRECT if fmt == "NCHW" else COLUMNS
-    if groups > 1 or min(channels, outputs) < LEAST_CHANNELS or win.is_pixel and fmt == "NCHW":
+    if win.kernel == (1, 1) and not any(win.pad):
+        return PIXEL
+    if groups > 1 or min(channels, outputs) < LEAST_CHANNELS:
         return COLUMNS
     if win.kernel == (3, 3) and win.stride == win.dilation == (1, 1) and config.winograd():
         return WINOGRAD
@@ -34,14 +36,19 @@ def _parts(batch: int, nbytes: int) -> int:
     return min(2 if nbytes > 8 << 20 else 4 if nbytes > 2 << 20 else 8, max(batch, 1))
 
 
-def _way(product: str, how: int, win: Windows, groups: int, batch: int) -> int:
-    """How one of the products is computed where convolutions of this shape are computed so."""
-    if product == FORWARD and how == COLUMNS and groups == 1 and not win.is_pixel:
-        return FEW
+def _way(product: str, batch: int, channels: int, w: Any, win: Windows, groups: int, fmt: str) -> int:
+    """How one of the products is computed. Forward, columns win against shifted images that had to be turned first; and against going
+    without them, where there are few channels, if a column is long and meets outputs enough to be worth its making. Measured."""
+    how, depth = way(win, channels, w.shape[0], groups, fmt), channels * win.kernel[0] * win.kernel[1]
     if product != FILTER and how == WINOGRAD and config.winograd() == 4:
         height, width = win.out if product == FORWARD else win.image
         return WINOGRAD_4 if batch * -(-height // 4) * -(-width // 4) >= LEAST_TILES else WINOGRAD
-    return how
+    if product != FORWARD or groups > 1:
+        return how
+    if how == COLUMNS:
+        dear = depth < (64 if win.stride[1] == 1 else 16) if fmt == "NCHW" else depth < 512
+        return FEW if w.shape[0] < 2 * LEAST_CHANNELS or dear else COLUMNS
+    return COLUMNS if how == SHIFTED and fmt == "NCHW" else how
 
 
 def scratch_size(product: str, batch: int, w: Any, itemsize: int, how: int) -> int:
@@ -62,9 +69,8 @@ def scratch_types(
     """The scratch of products that are computed one after the other: one array, which they share."""
     if w.dtype not in ("float32", "float64"):
         return []
-    how = way(win, channels, w.shape[0], groups, fmt)
     itemsize = np_dtype(w.dtype).itemsize
-    size = max((scratch_size(p, batch, w, itemsize, _way(p, how, win, groups, batch)) for p in products), default=0)
+    size = max((scratch_size(p, batch, w, itemsize, _way(p, batch, channels, w, win, groups, fmt)) for p in products), default=0)
     return [TensorType(w.dtype, (size,))] if size else []
 
 
@@ -80,7 +86,7 @@ def calls(
         if suffix is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
             return None
         (n, c), o = (x.shape[0], x.shape[1 if fmt == "NCHW" else 3]), w.shape[0]
-        how = _way(product, way(win, c, o, groups, fmt), win, groups, n)
+        how = _way(product, n, c, w, win, groups, fmt)
         if not all(a.size for a in arrays) or not native.has_products() and how not in (DIRECT, FEW):
             return None
         size = scratch_size(product, n, w, x.itemsize, how)
