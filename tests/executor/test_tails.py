@@ -79,7 +79,7 @@ def test_every_element_of_a_product_gets_its_tail_once(level, m, n, k, tx, ty, d
         got = bind(p, Scope(), RunContext()).run(feed)
         assert np.array_equal(got[0], product) and np.array_equal(got[1], product * feed["r"])
     # short rows are better done several at a time, which a tail does not
-    short = m > 1 and n < 256
+    short = m > 1 and n < 128
     assert steps(p) == (["matmul", "elementwise_add+elementwise_mul"] if short else ["matmul+elementwise_add+elementwise_mul"])
 
 
@@ -131,6 +131,61 @@ def test_batch_norm_residual_and_relu_are_one_step_with_the_bits_of_three(level,
         got = bind(p, scope, RunContext()).run(feed)
         made.append([a.tobytes() for a in (*got, *(scope.arrays[n] for n in sorted(scope.arrays)))])
     assert made[0] == made[1]
+
+
+WAYS = {
+    "pixel": dict(filter_size=1), "pixel strided": dict(filter_size=1, stride=2), "winograd": dict(filter_size=3, padding=1),
+    "strided": dict(filter_size=3, padding=1, stride=2), "few": dict(filter_size=5, num_filters=3), "grouped": dict(filter_size=3, groups=2),
+    "depthwise": dict(filter_size=3, groups=32), "dilated": dict(filter_size=3, dilation=2, padding=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("way", WAYS)
+def test_convolution_bias_residual_and_relu_are_one_step_exactly(level, layout, way):
+    """Whichever way is taken, and wherever its pieces end, of three images and two threads."""
+    rng, options = np.random.default_rng(3), {"num_filters": 32, **WAYS[way]}
+    shape = (3, 32, 27, 29) if layout == "NCHW" else (3, 27, 29, 32)
+    feed = {"x": whole(rng, *shape)}
+    main, startup = fx.Program("images"), fx.Program("start")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", list(shape))
+        y = L.conv2d(x, data_format=layout, bias_attr=False, param_attr="w", **options)
+        feed["b"] = whole(rng, *((options["num_filters"], 1, 1) if layout == "NCHW" else (1, 1, options["num_filters"])))
+        feed["r"] = whole(rng, 3, *y.shape[1:])
+        b, r = (fx.data(name, list(feed[name].shape)) for name in "br")
+        out = L.relu(L.elementwise_add(L.elementwise_add(y, b, axis=1), r))
+    scope = Scope()
+    fx.Executor().run(startup, scope=scope)
+    scope.set("w", whole(rng, *scope.get("w").shape))
+    fused, apart = (planned(main, feed, [out], scope, fuse=fuse) for fuse in (True, False))
+    short = layout == "NHWC"  # a row of the vector machine is a pixel's channels then
+    assert steps(fused)[0] == ("conv2d" if short else "conv2d+elementwise_add+elementwise_add+relu")
+    (right,) = bind(planned(main, feed, [out], scope, natively=False), scope, RunContext()).run(feed)
+    for p in (fused, apart):
+        assert np.array_equal(bind(p, scope, RunContext()).run(feed)[0], right)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_of_an_activation_is_the_tail_of_the_convolution_behind_it(level, way):
+    """Also with channels last: relu's gradient reads nothing that is the same along a row."""
+    options, made = {"num_filters": 32, **WAYS[way]}, []
+    main, startup = fx.Program("images"), fx.Program("start")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [3, 32, 13, 11])
+        h = L.relu(L.scale(x, 2.0))
+        y = L.conv2d(h, bias_attr=False, param_attr="w", **options)
+        loss = L.reduce_sum(L.elementwise_mul(y, fx.data("g", list(y.shape))))
+        (dx,) = fx.gradients([loss], [x])
+    rng, scope = np.random.default_rng(4), Scope()
+    fx.Executor().run(startup, scope=scope)
+    scope.set("w", whole(rng, *scope.get("w").shape))
+    feed = {"x": whole(rng, 3, 32, 13, 11), "g": whole(rng, *y.shape)}
+    for natively in (True, False):
+        p = planned(main, feed, [dx], scope, natively=natively)
+        assert not natively or any(step.startswith("conv2d_grad+relu_grad") for step in steps(p))
+        made.append(bind(p, scope, RunContext()).run(feed)[0])
+    assert np.array_equal(*made)
 
 
 def test_the_gradient_through_a_layer_follows_its_product():

@@ -19,11 +19,11 @@
  * - Outputs of few channels, or few outputs, need neither products nor columns (conv_few_body.h).
  *
  * What a piece of work is follows from shapes alone: images, their rows and outputs, cut in one place for pixels and columns
- * (conv_pieces_body.h). Where images are turned, one at a time is, in cache. Winograd's products and the shifted ones for gradients of
- * filters go to the BLAS, where there is one, in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first.
+ * (conv_pieces_body.h). Where images are turned, one at a time is, in cache. Winograd's products and the shifted ones go to the BLAS for
+ * gradients of filters, where there is one, in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first.
  *
  * words: image, filter (O, C / groups, height, width), outputs, N, C, O, groups, height and width of the image, of the filter, strides,
- * dilations, padding above and to the left, height and width of the outputs, NHWC (0 or 1), the way, address of scratch */
+ * dilations, padding above and to the left, height and width of the outputs, NHWC (0 or 1), the way, address of scratch; forward and back a tail for what is made, or 0 */
 
 enum { CONV_WORDS = 22 };
 enum { WINOGRAD = 0, WINOGRAD_4 = 1, SHIFTED = 2, PIXEL = 3, COLUMNS = 4, DIRECT = 5, FEW = 6 };

@@ -99,7 +99,13 @@ typedef struct {
     int failed;
     struct FN(Grid) *grids;
     int64_t n_grids, pitch, plane, planes, height, above, before;
+    Tail *tail;
 } FN(Job);
+
+/* `rows` of `columns` elements of what is made are complete, `apart` elements apart. */
+INLINE void FN(complete)(const FN(Job) *j, const T *at, int64_t rows, int64_t columns, int64_t apart) {
+    if (j->tail) FN(vm_part)(j->tail, at, rows, columns, apart);
+}
 
 /* -- Winograd ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -130,6 +136,8 @@ static FN(Job) FN(job)(const int64_t *a, int64_t back) {
 static void FN(conv_images)(const int64_t *a, Team *team, int64_t back) {
     FN(Job) j = FN(job)(a, back);
     if (j.k.way < DIRECT && (team->error = NO_PRODUCT(BLAS))) return;
+    Tail tail;
+    j.tail = tail_of(a[CONV_WORDS], a[back ? 0 : 2], FN(VM_BLOCK), &tail);
     int64_t flops = 2 * j.k.o * j.k.c / j.k.groups * j.k.kh * j.k.kw * j.k.oh * j.k.ow;
     if (j.k.way <= WINOGRAD_4) {
         FN(winograd)(&j, team);
@@ -146,6 +154,7 @@ static void FN(conv_images)(const int64_t *a, Team *team, int64_t back) {
     } else {
         parallel_for(team, j.k.n * j.k.c, 50000 * j.k.c / at_least(flops, 1) + 1, FN(direct_run), &j);
     }
+    tail_done(j.tail, team);
     if (j.failed) team->error = "out of memory";
 }
 

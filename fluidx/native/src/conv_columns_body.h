@@ -107,6 +107,7 @@ static void FN(columns_images)(FN(Job) *j, int64_t first, int64_t last, T *sums)
                 }
             }
         if (j->back && k->nhwc) FN(turn)(x, k->c, k->h * k->w, in);
+        if (j->back) FN(complete)(j, in, 1, image_size, image_size);
     }
 }
 
@@ -168,6 +169,7 @@ static void FN(columns_run)(void *ctx, int64_t begin, int64_t end) {
         if (FN(columns_product)(&q, dealt, size, j->filter + o.c0 * depth, depth, some, pixels, y, ld, room)) j->failed = 1;
         if (k->nhwc) FN(turn_part)(made, pixels, some, pixels, turned, some);
         if (!direct) FN(put)(&out, &o, k->nhwc, j->out, k->nhwc ? turned : made, k->ow);
+        FN(complete_piece)(j, &out, &o, k->nhwc);
     }
 }
 

@@ -71,6 +71,10 @@ static void FN(direct_run)(void *ctx, int64_t begin, int64_t end) {
             if (j->back) FN(pad)(&q, y, padded);
             FN(direct_plane)(&q, padded, w, j->back, j->back ? x : y);
         }
+        if (j->back)
+            FN(complete)(j, x, 1, area, area);
+        else
+            FN(complete)(j, y - og * pixels, 1, og * pixels, og * pixels);
     }
 }
 

@@ -144,11 +144,12 @@ static void FN(few_images)(void *ctx, int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; n++) {
         T *y = j->out + n * out_size;
         FN(pad)(k, FN(channels)(j->in + n * in_size, k->nhwc, k->c, k->h * k->w, turned), padded);
-        if (!planes) {
+        if (planes) {
+            FN(few_by_outputs)(j, padded, k->nhwc ? room : y);
+            if (k->nhwc) FN(turn)(room, k->o, pixels, y);
+        } else {
             FN(few_by_pixels)(j, padded, y, room);
-            continue;
         }
-        FN(few_by_outputs)(j, padded, k->nhwc ? room : y);
-        if (k->nhwc) FN(turn)(room, k->o, pixels, y);
+        FN(complete)(j, y, 1, out_size, out_size);
     }
 }

@@ -76,6 +76,17 @@ static void FN(put)(const FN(View) *v, const FN(Piece) *p, int64_t nhwc, T *imag
     }
 }
 
+INLINE void FN(complete_piece)(const FN(Job) *j, const FN(View) *v, const FN(Piece) *p, int64_t nhwc) {
+    int64_t top = p->y0 * v->sh, rows = at_most(v->h, p->y1 * v->sh) - top, some = p->c1 - p->c0;
+    for (int64_t i = p->first; i < p->first + p->count; i++) {
+        const T *image = j->out + i * v->c * v->h * v->w;
+        if (nhwc)
+            FN(complete)(j, image + top * v->w * v->c + p->c0, rows * v->w, some, v->c);
+        else
+            FN(complete)(j, image + (p->c0 * v->h + top) * v->w, some, rows * v->w, v->h * v->w);
+    }
+}
+
 /* How the images, rows and channels of results are cut. Pieces are many enough for a few threads, but not so small that an operand which
  * each of them packs for itself counts. */
 typedef struct {

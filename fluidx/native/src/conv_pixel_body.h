@@ -38,8 +38,11 @@ static void FN(pixel_run)(void *ctx, int64_t begin, int64_t end) {
             if (nhwc ? FN(product)(0, !j->back, here, some, depth, 1, a, ld_in, w, ld, 0, y, ld_out)
                      : FN(product)(j->back, 0, some, here, depth, 1, w, ld, a + x, ld_in, 0, y + x, ld_out))
                 j->failed = 1;
+            if (FN(lies)(&out, &q, nhwc)) FN(complete)(j, nhwc ? y : y + x, nhwc ? here : some, nhwc ? some : here, ld_out);
         }
-        if (!FN(lies)(&out, &q, nhwc)) FN(put)(&out, &q, nhwc, j->out, y, k->ow);
+        if (FN(lies)(&out, &q, nhwc)) continue;
+        FN(put)(&out, &q, nhwc, j->out, y, k->ow);
+        FN(complete_piece)(j, &out, &q, nhwc);
     }
 }
 

@@ -19,8 +19,8 @@
 const Kernel LEVEL(kernels)[] = {
     BOTH(gemm, GEMM_WORDS),
     BOTH(vm, -1),
-    BOTH(conv, CONV_WORDS),
-    BOTH(conv_back, CONV_WORDS),
+    BOTH(conv, CONV_WORDS + 1),
+    BOTH(conv_back, CONV_WORDS + 1),
     BOTH(conv_filter, CONV_WORDS),
     BOTH(pool, POOL_WORDS),
     BOTH(pool_grad, POOL_WORDS),

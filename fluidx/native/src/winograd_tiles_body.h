@@ -197,7 +197,11 @@ static void W(images)(void *ctx, int64_t begin, int64_t end) {
                 }
             }
         }
-        for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(made + i * out_size, j->oh * j->ow, co, j->out + (first + i) * out_size);
+        for (int64_t i = 0; i < count; i++) {
+            T *image = j->out + (first + i) * out_size;
+            if (!nhwc) FN(turn)(made + i * out_size, j->oh * j->ow, co, image);
+            FN(complete)(j, image, 1, out_size, out_size);
+        }
     }
 }
 

@@ -28,6 +28,8 @@ _COST = {
     "div": 150, "sqrt": 150, "rsqrt": 250,
 }  # fmt: skip
 
+_TAIL_COLUMNS = 128  # of a row, at least: shorter ones are better done several at a time, which a tail does not
+
 
 def bind_native(
     outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_out: Sequence[np.ndarray], dry: bool = False, tail: bool = False
@@ -36,18 +38,17 @@ def bind_native(
 
     The outputs share one shape, to which the inputs broadcast. An output may be one of the inputs, at the same address and with the
     same strides; any other overlap is not covered. `dry`: the arrays have shapes and strides and share some memory; all that counts is
-    whether there is a call. `tail`: the call is to be the tail of another one (`native.then`), which short rows are not worth.
+    whether there is a call. `tail`: the call is to be the tail of another one (`native.then`).
     """
     outs = tuple(outs)
     arrays = [*[values[n] for n in _names(outs)], *arrays_out]
     layout = tuple([(a.dtype.num, a.shape, a.strides) for a in arrays])
     if dry:
-        frame = _frame(outs, layout, ())
-        return None if frame is None or tail and frame.packed else _DRY
+        return _DRY if _frame(outs, layout, (), tail) is not None else None
     addresses = [native.address(a) for a in arrays]
     aliases = _aliases(addresses, layout, len(arrays_out))
-    frame = None if aliases is None else _frame(outs, layout, aliases)
-    if frame is None or tail and frame.packed:
+    frame = None if aliases is None else _frame(outs, layout, aliases, tail)
+    if frame is None:
         return None
     operands = [w for address, s in zip(addresses, frame.strides, strict=True) for w in (address, *s)]
     return native.Call(frame.fn, (*frame.head, *operands, *frame.tail), tuple(arrays))
@@ -70,16 +71,15 @@ class _Frame(NamedTuple):
     """A call without its addresses."""
 
     fn: str
-    packed: int
     head: tuple[int, ...]
     strides: list[tuple[int, ...]]
     tail: tuple[int | float, ...]
 
 
 @lru_cache(maxsize=4096)
-def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int], ...]) -> _Frame | None:
+def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int], ...], tail: bool = False) -> _Frame | None:
     """What is the same for all operands that lie alike, the results last; `aliases` are (input, output) pairs in the same memory."""
-    around = _around(outs, layout)
+    around = _around(outs, layout, tail)
     if around is None:
         return None
     fn, sizes, strides, kinds, packed = around
@@ -88,11 +88,11 @@ def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int
         return None
     counts = (len(layout), len(code.constants), code.scalars, code.vectors, len(code.first), len(code.second))
     cost = code.cost if fn == "vm_f32" else 2 * code.cost
-    return _Frame(fn, packed, (*sizes, packed, cost, *counts), strides, (*code.constants, *code.first, *code.second))
+    return _Frame(fn, (*sizes, packed, cost, *counts), strides, (*code.constants, *code.first, *code.second))
 
 
 @lru_cache(maxsize=4096)
-def _around(outs: tuple[Expr, ...], layout: Layout) -> tuple[str, Any, list[tuple[int, ...]], tuple[str, ...], int] | None:
+def _around(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str, Any, list[tuple[int, ...]], tuple[str, ...], int] | None:
     """The kernel, the sizes of its loops and each operand's strides in them, how a register reaches each, and whether rows are packed."""
     lead = layout[-len(outs)]
     floats = {dtype for dtype, _, _ in layout} - {_BOOL}
@@ -106,7 +106,9 @@ def _around(outs: tuple[Expr, ...], layout: Layout) -> tuple[str, Any, list[tupl
     bools = [dtype == _BOOL for dtype, _, _ in layout]
     kinds = tuple([_kind(b, s[2], _WIDTH[dtype]) for b, s, (dtype, _, _) in zip(bools, strides, layout, strict=True)])
     scalars = frozenset(n for n, kind in zip(names, kinds, strict=False) if kind.endswith("scalar"))
-    packed = _packed(sizes, bools, strides, kinds, inputs, _works_by_row(outs, scalars))
+    if tail and sizes[:2] != (1, 1) and sizes[2] < _TAIL_COLUMNS:
+        return None
+    packed = None if tail else _packed(sizes, bools, strides, kinds, inputs, _works_by_row(outs, scalars))
     return fn, sizes, strides, packed or kinds, int(packed is not None)
 
 

@@ -141,7 +141,7 @@ class _Conv(OpDef):
         product = (BACK, out, w, x) if cls.transposed else (FORWARD, x, w, out)
         return calls([product], cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
-    native_own = True
+    native_own = native_tail = True
 
     @classmethod
     def native_scratch(cls, ins, outs, attrs):
@@ -230,11 +230,11 @@ class _ConvGrad(OpDef):
         (x, w, g), (dx, dw) = ins, outs
         image, y = (g, x) if cls.transposed else (x, g)
         products = [] if dw is None else [(FILTER, image, dw, y)]
-        if dx is not None:
+        if dx is not None:  # behind the other: what follows it is the tail of the last call
             products.append((FORWARD, g, w, dx) if cls.transposed else (BACK, dx, w, g))
         return calls(products, cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
-    native_own = True
+    native_own = native_tail = True
 
     @classmethod
     def native_scratch(cls, ins, outs, attrs):

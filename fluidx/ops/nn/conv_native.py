@@ -93,5 +93,6 @@ def calls(
         room = [w] if dry else scratch or empties([TensorType(dtype, (size,))] if size else [])
         sizes = (*win.image, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, int(fmt == "NHWC"), how)
         words = (*map(native.address, arrays), n, c, o, groups, *sizes, native.address(room[0]) if size else 0)
-        found.append(native.Call(f"{product}_{suffix}", words, (*arrays, *room)))
+        tail = product != FILTER
+        found.append(native.Call(f"{product}_{suffix}", (*words, 0) if tail else words, (*arrays, *room), tail))
     return found
