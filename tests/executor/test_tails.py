@@ -160,7 +160,7 @@ def test_convolution_bias_residual_and_relu_are_one_step_exactly(level, layout, 
     scope.set("w", whole(rng, *scope.get("w").shape))
     fused, apart = (planned(main, feed, [out], scope, fuse=fuse) for fuse in (True, False))
     short = layout == "NHWC"  # a row of the vector machine is a pixel's channels then
-    assert steps(fused)[0] == ("conv2d" if short else "conv2d+elementwise_add+elementwise_add+relu")
+    assert steps(fused)[0].partition("conv2d")[2] == ("" if short else "+elementwise_add+elementwise_add+relu")
     (right,) = bind(planned(main, feed, [out], scope, natively=False), scope, RunContext()).run(feed)
     for p in (fused, apart):
         assert np.array_equal(bind(p, scope, RunContext()).run(feed)[0], right)
@@ -168,11 +168,11 @@ def test_convolution_bias_residual_and_relu_are_one_step_exactly(level, layout, 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_gradient_of_an_activation_is_the_tail_of_the_convolution_behind_it(level, way):
-    """Also with channels last: relu's gradient reads nothing that is the same along a row."""
     options, made = {"num_filters": 32, **WAYS[way]}, []
     main, startup = fx.Program("images"), fx.Program("start")
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [3, 32, 13, 11])
+        x.stop_gradient = False
         h = L.relu(L.scale(x, 2.0))
         y = L.conv2d(h, bias_attr=False, param_attr="w", **options)
         loss = L.reduce_sum(L.elementwise_mul(y, fx.data("g", list(y.shape))))
@@ -183,7 +183,7 @@ def test_the_gradient_of_an_activation_is_the_tail_of_the_convolution_behind_it(
     feed = {"x": whole(rng, 3, 32, 13, 11), "g": whole(rng, *y.shape)}
     for natively in (True, False):
         p = planned(main, feed, [dx], scope, natively=natively)
-        assert not natively or any(step.startswith("conv2d_grad+relu_grad") for step in steps(p))
+        assert not natively or any("conv2d_grad+relu_grad" in step for step in steps(p))
         made.append(bind(p, scope, RunContext()).run(feed)[0])
     assert np.array_equal(*made)
 
