@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def collections_paused() -> Iterator[None]:
-    """No cyclic garbage is collected meanwhile. Where a program grows by thousands of operators there is none, and each collection would
-    look at all of them.
+    """No cyclic garbage is collected meanwhile. Where a program grows by thousands of operators, or is planned, there is none, and each
+    collection would look at all of them.
     """
     running = gc.isenabled()
     gc.disable()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._collector import collections_paused
 from ..ir.dtypes import dtype_name, np_dtype
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
@@ -130,6 +131,7 @@ class Bound:
             self.block = self._calls[0] if native and len(self.steps) == len(ops) else None
 
 
+@collections_paused()
 def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> Bound:
     """Allocate the arena and bind every step of the plan. Variables of the scope that the plan is the first to write are made there."""
     return _Binder(planned, scope, ctx, xp).bind()
@@ -153,7 +155,7 @@ class _Binder:
     def __init__(self, plan: Plan, scope: Scope, ctx: RunContext, xp: Any):
         self.plan, self.scope, self.ctx, self.xp = plan, scope, ctx, xp
         self.arrays: dict[str, Any] = {}
-        self.carved: dict[tuple[int, TensorType], Any] = {}
+        self.carved: dict[tuple[int, str, tuple[int, ...]], Any] = {}
         self.arena = _aligned(plan.arena_bytes, xp)
         self.marks: dict[int, Any] = {}
 
@@ -200,9 +202,10 @@ class _Binder:
     def _carved(self, offset: int, t: TensorType) -> Any:
         """One array object for one place and type: a result in the place of an operand is the operand's own object, for which NumPy
         does not look into whether the two overlap."""
-        a = self.carved.get((offset, t))
+        key = offset, t.dtype, t.shape
+        a = self.carved.get(key)
         if a is None:
-            a = self.carved[offset, t] = carve(self.arena, offset, t.shape, np_dtype(t.dtype))
+            a = self.carved[key] = carve(self.arena, offset, t.shape, np_dtype(t.dtype))
         return a
 
     def _made(self, t: TensorType) -> Any:
@@ -255,14 +258,13 @@ class _Binder:
         """The call of an operator's body, between the copies of operands that it needs in one piece and of results made aside."""
         here, talks = step.here, definition.effect in (Effect.COLLECTIVE, Effect.P2P)
         aside, before, after = self._copies(step)
+        read = written = self.array
+        if aside:
+            read, written = (lambda n, reads=reads: aside[n, reads] if (n, reads) in aside else self.array(n) for reads in (True, False))
         ghosts = here is not None and bool(here.ghosts)
-        ins, outs = definition.operands(
-            op,
-            lambda n: None if ghosts else aside[n, True] if (n, True) in aside else self.array(n),
-            lambda n: aside[n, False] if (n, False) in aside else self.array(n),
-        )
+        ins, outs = definition.operands(op, read if not ghosts else lambda n: None, written)
         if here is not None and ghosts:
-            ins = here.inputs(op, definition, lambda n: aside[n, True] if (n, True) in aside else self.array(n), self._ghost)
+            ins = here.inputs(op, definition, read, self._ghost)
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
         call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, step.kernel, self._scratch(step))
         if after and talks and self.ctx.comm.asynchronous:

@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.pattern import Pattern, Types
 from ..ir.types import TensorType
+from ..ops.kernels import bodies
 from .local import Here
 from .plan import Step, Value
+from .storage import Shadows
 
 
 class Cost(NamedTuple):
@@ -53,6 +57,31 @@ def step_cost(step: Step, values: Mapping[str, Value]) -> Cost:
     for op in step.ops:
         total += _op_cost(op, step, values)
     return total
+
+
+def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
+    """The bytes that each thread keeps for the C kernel of a step."""
+    op, here, definition = step.op, step.here, opdef(step.op.type)
+    if step.kernel not in ("native", "fused") or not definition.native_own:
+        return 0
+    aside = {(s.of, s.reads): s.type for s in step.scratch}
+    ghosts = () if here is None else here.ghosts.values()
+    shadows = Shadows([*aside.values(), *ghosts, *(values[n].type for n in (*step.reads, *step.writes) if n in values)])
+
+    def read(name: str) -> np.ndarray:
+        return shadows.of(aside.get((name, True)) or values[name].type)
+
+    def written(name: str) -> np.ndarray:
+        # the first results of all operators of a chain have one type
+        found = name if name in values else next(n for o in step.ops if (n := o.output_arg_names[0]) in values)
+        return shadows.of(aside.get((name, False)) or values[found].type)
+
+    outs = definition.arrange(op.outputs, definition.out_slots, written)
+    body = bodies(definition, natively=True)[0]
+    assert body.own is not None
+    if here is None:
+        return body.own(definition.arrange(op.inputs, value=read), outs, op.attrs)
+    return body.own(here.inputs(op, definition, read, shadows.of), outs, here.attrs)
 
 
 def _chain_cost(step: Step, values: Mapping[str, Value]) -> Cost:

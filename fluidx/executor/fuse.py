@@ -9,9 +9,9 @@ soon as it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,22 +20,22 @@ from ..ir import flow
 from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.types import TensorType
-from ..ops.expr.native import bind_native
+from ..ops.expr.native import always_fits, bind_native
 from ..ops.expr.nodes import Expr, make_node, rebuild, sym
+from .outline import Outline
 from .sizes import Sizes
 from .storage import Shadows
+
+if TYPE_CHECKING:
+    from .choices import Lie
 
 _MOST = 16  # operators of one chain: more would not fit the registers of the vector machine
 
 
-def chains(
-    sizes: Sizes, shadows: Shadows, ops: Sequence[Operator], given: Collection[str], fetch: Collection[str]
-) -> list[tuple[Operator, ...]]:
-    """All operators in their order, those of one chain together. `given` are the values that are fed."""
-    program, types = sizes.program, sizes.types
-    needed = _needed(sizes, ops, fetch)
-    once = {n for n, at in flow.definitions(program, ops).items() if len(at) == 1}.difference(given)
-    descs = program.global_block().descs
+def chains(sizes: Sizes, shadows: Shadows, outline: Outline, lies: Mapping[str, Lie]) -> list[tuple[Operator, ...]]:
+    """All operators in their order, those of one chain together. `lies`: how each value lies in storage of its own."""
+    types, here = sizes.types, sizes.here
+    needed = _needed(outline, sizes.reads) if here else outline.fact(_needed)
     units: list[tuple[Operator, ...]] = []
     chain: list[Operator] = []
     made: set[str] = set()
@@ -43,10 +43,25 @@ def chains(
     def shadow(name: str) -> np.ndarray:
         return shadows.of(types[name])
 
+    def covered(stored: Sequence[str]) -> bool:
+        names = [n for op in chain for n in op.input_arg_names]
+        # how many loops there are hangs on no size above 1; whether rows are long enough for a tail, on all but that of axis 0, which no
+        # row has part in where there are several
+        row = types[stored[0]].shape[1:] if opdef(chain[0].type).native_tail else ()
+        key = (id(chain[0]), len(chain), *stored, row, *[lies[n].rough for n in (*names, *stored)])
+        known = outline.chains.get(key)
+        if known is None and (known := outline.chains.get(alike := (row, *_wired(chain, stored, lies)))) is None:
+            known = covers(chain, stored, shadow)
+            if not _any_size(chain, stored, shadow):
+                return known
+            outline.chains[alike] = known
+        outline.chains[key] = known
+        return known
+
     def close() -> None:
         while chain:
             stored = _outputs(chain, needed) if len(chain) > 1 else []
-            if len(chain) == 1 or stored and _calls(chain, stored, shadow, dry=True) is not None:
+            if len(chain) == 1 or stored and covered(stored):
                 units.append(tuple(chain))
                 chain.clear()
             else:  # where the first has a tail, those behind it may be a chain by themselves
@@ -55,17 +70,15 @@ def chains(
                 del chain[:first]
         made.clear()
 
-    for op in ops:
-        out, definition = op.output_arg_names, opdef(op.type)
-        begins = definition.native_tail
-        fits = id(op) not in sizes.here and (begins or definition.element is not None) and _is_float(op, types)
-        fits = fits and out[0] in once and (d := descs.get(out[0])) is not None and not d.persistable
-        goes_on = fits and not begins and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
-        if chain and not (goes_on and types[out[0]] == types[chain[0].output_arg_names[0]]):
-            close()
+    for op, may in zip(outline.ops, outline.fact(_fusable), strict=True):
+        fits = may and id(op) not in here and _is_float(op, types)
+        if chain:
+            goes_on = fits and not opdef(op.type).native_tail and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
+            if not (goes_on and types[op.output_arg_names[0]] == types[chain[0].output_arg_names[0]]):
+                close()
         if fits:
             chain.append(op)
-            made.add(out[0])
+            made.add(op.output_arg_names[0])
         else:
             units.append((op,))
     close()
@@ -123,7 +136,36 @@ def _calls(
 def _elementwise(
     chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], dry: bool, tail: bool = False
 ) -> native.Call | None:
-    """One expression for each stored value, over symbols for what the chain reads: one for each shape that an operand is read in."""
+    return bind_native(*_operands(chain, stored, array), dry, tail)
+
+
+def _wired(chain: Sequence[Operator], stored: Sequence[str], lies: Mapping[str, Lie]) -> Iterator[Hashable]:
+    """What is the same for two chains of a program that do the same with operands that lie alike, whatever these are called."""
+    number: dict[str, int] = {}
+    for op in chain:
+        names = (*op.input_arg_names, *op.output_arg_names)
+        yield (op.type, id(op.attrs), *op.inputs, *map(len, op.inputs.values()), *[number.setdefault(n, len(number)) for n in names])
+    yield tuple([number[n] for n in stored])
+    yield tuple([lies[n].rough for n in number])
+
+
+def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]) -> bool:
+    """Does it hang on the loops over the results alone whether there are calls for a chain?"""
+    first, formulas = opdef(chain[0].type), chain
+    if first.native_tail:
+        said, formulas = first.native_any_size, chain[1:]
+        stored = [n for op in formulas if (n := op.output_arg_names[0]) in stored]
+        if not stored or not (said(chain[0].attrs) if callable(said) else said):
+            return False
+    exprs, values, outs = _operands(formulas, stored, array)
+    return always_fits(exprs, len(values) + len(outs))
+
+
+def _operands(
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]
+) -> tuple[list[Expr], dict[str, np.ndarray], list[np.ndarray]]:
+    """An expression for each stored value, over symbols for what the chain reads: one for each shape that an operand is read in. The arrays
+    of the symbols, and those of the stored values."""
     number: dict[str, int] = {}  # of the values that the chain makes
     symbols: dict[tuple[str, tuple[int, ...]], str] = {}  # alike chains have the same ones, and are assembled once
     shape = array(stored[0]).shape
@@ -140,7 +182,7 @@ def _elementwise(
         parts.append((e, operands))
     exprs = _composed(tuple(parts), tuple([number[n] for n in stored]))
     values = {symbol: a if (a := array(n)).shape == aligned else a.reshape(aligned) for (n, aligned), symbol in symbols.items()}
-    return bind_native(exprs, values, [array(n) for n in stored], dry, tail)
+    return exprs, values, [array(n) for n in stored]
 
 
 @lru_cache(maxsize=1024)
@@ -157,13 +199,24 @@ def _grafted(e: Expr, values: Mapping[str, Expr]) -> Expr:
     return rebuild(e, lambda n, args: values[n.args[0]] if n.fn == "sym" else make_node(n.fn, *args) if args else None)
 
 
-def _needed(sizes: Sizes, ops: Sequence[Operator], fetch: Collection[str]) -> dict[str, int]:
-    """How often each value is read, a fetch counted as once."""
-    found: dict[str, int] = dict.fromkeys(fetch, 1)
-    for op in ops:
-        for n in sizes.reads(op):
+def _needed(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, int]:
+    """How often each value is read, a fetch counted as once. `reads`: what an operator reads, if not all that it names."""
+    found: dict[str, int] = dict.fromkeys(outline.fetch, 1)
+    for op in outline.ops:
+        for n in flow.reads(outline.program, op) if reads is None else reads(op):
             found[n] = found.get(n, 0) + 1
     return found
+
+
+def _fusable(outline: Outline) -> list[bool]:
+    """Which operators are elementwise or may have a tail, and make a value that has one content in a run and is no state."""
+    once = {n for n, at in flow.definitions(outline.program, outline.ops).items() if len(at) == 1}.difference(outline.given)
+    descs = outline.program.global_block().descs
+    once = {n for n in once if (d := descs.get(n)) is not None and not d.persistable}
+    definitions = [opdef(op.type) for op in outline.ops]
+    return [
+        (d.native_tail or d.element is not None) and op.output_arg_names[0] in once for d, op in zip(definitions, outline.ops, strict=True)
+    ]
 
 
 def _is_float(op: Operator, types: Mapping[str, TensorType]) -> bool:

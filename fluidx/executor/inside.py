@@ -7,15 +7,17 @@ together so: what they are parts of takes memory no earlier than they would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..ir import flow
 from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from .context import RunContext
+from .outline import Outline
 from .plan import Lies
 from .sizes import Sizes
 
@@ -34,17 +36,13 @@ class Home(NamedTuple):
 class Readers:
     """What reads the values of a program, and how they may lie for it. `fresh` says of a name whether one operator makes it, once."""
 
-    def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, ops: Callable[[], list[Operator]], fresh: Callable[[str], bool]):
-        self.sizes, self.shadows, self.ctx, self.ops, self.fresh = sizes, shadows, ctx, ops, fresh
+    def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, fresh: Callable[[str], bool]):
+        self.sizes, self.shadows, self.ctx, self.outline, self.fresh = sizes, shadows, ctx, outline, fresh
 
     @cached_property
     def of(self) -> Mapping[str, Sequence[Operator]]:
         """The operators that read each value."""
-        found: dict[str, list[Operator]] = {}
-        for op in self.ops():
-            for n in dict.fromkeys(self.sizes.reads(op)):
-                found.setdefault(n, []).append(op)
-        return found
+        return _readers(self.outline, self.sizes.reads) if self.sizes.here else self.outline.fact(_readers)
 
     def take(self, name: str, a: np.ndarray, join: Operator | None = None) -> bool:
         """Do all that read the value, and views of it, take such an array as well as one in one piece? `join` is not asked."""
@@ -133,6 +131,15 @@ class Readers:
         if a is None or not a.size or said is None or not said(slot, a) or not self.take(name, a, join):
             return None
         return Home(self.shadows.like(a), Lies(_start(a) - _start(whole), a.strides), join)
+
+
+def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, list[Operator]]:
+    """The operators that read each value. `reads`: what an operator reads, if not all that it names."""
+    found: dict[str, list[Operator]] = {}
+    for op in outline.ops:
+        for n in dict.fromkeys(flow.reads(outline.program, op) if reads is None else reads(op)):
+            found.setdefault(n, []).append(op)
+    return found
 
 
 def _joins(op: Operator) -> bool:

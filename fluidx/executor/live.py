@@ -1,8 +1,10 @@
-"""Whether the feeds of a program are there, and which of its operators start together."""
+"""Whether the feeds of a program are there, which of its operators start together, and how long its values are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..ir import flow
 from ..ir.batches import forwarded, spans
@@ -11,6 +13,11 @@ from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType
 from .told import site, where
+
+if TYPE_CHECKING:
+    from .outline import Outline
+
+FOREVER = 1 << 60
 
 
 def check_feeds(program: Program, ops: Sequence[Operator], feed_types: Mapping[str, TensorType], fetch: Sequence[str]) -> None:
@@ -39,3 +46,34 @@ def started_together(ops: Sequence[Operator]) -> dict[int, tuple[int, int]]:
                 f"give it a batch of its own{where(op)}"
             )
     return found
+
+
+class Lives(NamedTuple):
+    """Of units, which are operators or chains of them, by number: sends and receives that start together, the last unit that touches
+    a value, and the units that write it."""
+
+    spans: Mapping[int, tuple[int, int]]
+    last: Mapping[str, int]
+    writers: Mapping[str, Sequence[int]]
+
+
+def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator], Iterable[str]] | None = None) -> Lives:
+    """The lives of the values of the operators, so many of which are each unit. `reads`: what an operator reads, if not all that it names.
+
+    Raises ProgramError for a batch of messages that forwards one.
+    """
+    program, rest = outline.program, iter(outline.ops)
+    units = [tuple(islice(rest, n)) for n in counts]
+    spans = started_together([unit[0] for unit in units])
+    last: dict[str, int] = {}
+    writers: dict[str, list[int]] = {}
+    for i, unit in enumerate(units):
+        until = spans[i][1] if i in spans else i  # what a batch sends is read until the whole batch is through
+        for op in unit:
+            for n in flow.reads(program, op) if reads is None else reads(op):
+                last[n] = until
+            for n in flow.writes(program, op):
+                last[n] = until
+                writers.setdefault(n, []).append(i)
+    last.update(dict.fromkeys(outline.fetch, FOREVER))
+    return Lives(spans, last, writers)

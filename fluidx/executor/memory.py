@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
-import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import prod
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 ALIGN = 64  # bytes: a cache line, and what vector loads like
 
 
-@dataclass
+@dataclass(slots=True)
 class Interval:
     """Bytes needed from operator `start` to operator `stop`, both included."""
 
@@ -22,32 +23,30 @@ class Interval:
     stop: int
 
 
-def assign(intervals: list[Interval]) -> tuple[list[int], int]:
+def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
     """Offsets for the intervals in one arena, and the arena's size. Best fit among the gaps free at the moment, in order of start.
 
     >>> assign([Interval(100, 0, 1), Interval(100, 1, 2), Interval(100, 2, 3)])
     ([0, 128, 0], 256)
     """
-    order = sorted(range(len(intervals)), key=lambda i: intervals[i].start)
+    starts = [it.start for it in intervals]
     ends: list[tuple[int, int]] = []  # (stop, block index), kept as a heap
     free: list[tuple[int, int]] = []  # (size, offset), sorted
     top = 0
     offsets = [0] * len(intervals)
-    sizes: dict[int, int] = {}
-    for i in order:
-        it = intervals[i]
-        while ends and ends[0][0] < it.start:
-            _, j = heapq.heappop(ends)
-            bisect.insort(free, (sizes[j], offsets[j]))
-        need = max(ALIGN, -(-it.nbytes // ALIGN) * ALIGN)
-        k = bisect.bisect_left(free, (need, -1))
+    sizes = [max(ALIGN, -(-it.nbytes // ALIGN) * ALIGN) for it in intervals]
+    for i in sorted(range(len(intervals)), key=starts.__getitem__):
+        start, need = starts[i], sizes[i]
+        while ends and ends[0][0] < start:
+            _, j = heappop(ends)
+            insort(free, (sizes[j], offsets[j]))
+        k = bisect_left(free, (need, -1))
         # a block more than twice too large stays for a larger value
         if k < len(free) and free[k][0] <= max(2 * need, 4096):
-            size, offset = free.pop(k)
+            sizes[i], offsets[i] = free.pop(k)
         else:
-            size, offset, top = need, top, top + need
-        offsets[i], sizes[i] = offset, size
-        heapq.heappush(ends, (it.stop, i))
+            offsets[i], top = top, top + need
+        heappush(ends, (intervals[i].stop, i))
     return offsets, top
 
 

@@ -108,7 +108,6 @@ class Plan(NamedTuple):
     fetch_types: tuple[TensorType, ...]  # of the whole values, wherever their parts lie
     absent: frozenset[str] = frozenset()  # values that other ranks hold and this one does not
     waits_at_end: int | None = None
-    thread_bytes: int = 0  # that each thread at work keeps for C kernels, once for all plans
 
     def all_steps(self) -> Iterator[Step]:
         """The steps, and those of sub-blocks behind them."""
@@ -135,6 +134,13 @@ class Plan(NamedTuple):
         from .cost import step_cost
 
         return step_cost(step, self.values)
+
+    @property
+    def thread_bytes(self) -> int:
+        """What each thread at work keeps for C kernels, once for all plans; asked of them when it is asked for."""
+        from .cost import thread_bytes
+
+        return max((thread_bytes(step, self.values) for step in self.all_steps()), default=0)
 
     def __str__(self) -> str:
         threads = f", each thread {self.thread_bytes}" if self.thread_bytes else ""

@@ -6,26 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import config, native
+from .._collector import collections_paused
 from ..ir import flow
 from ..ir.opdef import Effect
-from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType
-from ..ops.kernels import Body, bodies
-from ..rewrite.base import simplify
-from ..rewrite.live import live_ops
+from .choices import Answers, Chooser
 from .context import RunContext
-from .fuse import chains, covers
-from .live import check_feeds, started_together
+from .fuse import chains
+from .live import FOREVER, lifetimes
+from .outline import Outline
 from .overwrites import check_storage
 from .plan import Plan, Step
 from .sizes import Sizes
-from .storage import FOREVER, Node, Root, Shadows, Storage
+from .storage import Node, Root, Shadows, Storage
 from .streams import Access, waits
 
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 
+@collections_paused()
 def plan(
     program: Program,
     feed_types: Mapping[str, TensorType],
@@ -51,24 +51,27 @@ def plan(
     plan of program double: 1 steps, arena 64 bytes, feeds 64, state 0
         0 numpy    scale: %x f32[8,2] feed -> %scale_0.tmp_0 f32[8,2] at 0
     """
-    ops: Sequence[Operator] = live_ops(program, feed_types, fetch)
-    check_feeds(program, ops, feed_types, fetch)
+    outline = Outline.of(program, feed_types, fetch)
     sizes = Sizes(program, held, ctx)
-    sizes.infer(ops, feed_types, fetch)
+    sizes.infer(outline, feed_types)
     natively = device == "cpu" and (native.enabled() if natively is None else natively)
     if (fuse and config.rewrites()) if rewrite is None else rewrite:
-        ops = _simplified(sizes, ops, feed_types, fetch, natively if device == "cpu" else None)
+        outline = _simplified(sizes, outline, natively if device == "cpu" else None)
     shadows = Shadows(sizes.types.values())
-    units = chains(sizes, shadows, ops, feed_types, fetch) if natively and fuse else [(op,) for op in ops]
-    spans = started_together([unit[0] for unit in units])
-    storage = Storage(sizes, shadows, ctx, units, spans, fetch)
+    answers = Answers.of(program, device, natively)
+    lies = answers.plain(sizes.types)
+    units = chains(sizes, shadows, outline, lies) if natively and fuse else [(op,) for op in outline.ops]
+    counts = tuple(map(len, units))
+    lives = lifetimes(outline, counts, sizes.reads) if sizes.here else outline.fact(lifetimes, counts)
+    storage = Storage(sizes, shadows, ctx, outline, lives)
+    spans = lives.spans
     for name in feed_types:
         if name in sizes.types:
             storage.new_root(name, "feed", -1, FOREVER)
     nodes = [storage.place(i, unit) for i, unit in enumerate(units)]
     for n in fetch:
         storage.fetched(n)
-    chooser = _Chooser(storage, device, natively)
+    chooser = Chooser(storage, device, natively, answers, lies)
     kernels = {id(node): chooser.kernel(node) for some in (nodes, *storage.inner.values()) for node in some}
     order = list(_order(nodes, spans))
     stops = _waits(storage, nodes, order) if ctx.comm is not None and ctx.comm.asynchronous else {}
@@ -96,81 +99,21 @@ def plan(
         tuple([sizes.whole(n) for n in fetch]),
         frozenset(absent),
         stops.get(len(order)),
-        chooser.thread_bytes,
     )
     if config.verify_all():
         check_storage(planned)
     return planned
 
 
-def _simplified(
-    sizes: Sizes, ops: Sequence[Operator], feed_types: Mapping[str, TensorType], fetch: Sequence[str], natively: bool | None
-) -> Sequence[Operator]:
-    """The operators that are left of `ops`. One that reads other names does on this rank what it did before."""
-    found = simplify(sizes.program, ops, sizes.types, fetch, feed_types, natively)
+def _simplified(sizes: Sizes, outline: Outline, natively: bool | None) -> Outline:
+    """The outline of the operators that are left. One that reads other names does on this rank what it did before."""
+    found, left = outline.simplified(sizes.types, natively)
     if sizes.here and found.renamed:
         before = {id(new): id(op) for op, new in found.renamed}
         for op in found.ops:
             if (here := sizes.here.get(before.get(id(op), -1))) is not None:
                 sizes.here[id(op)] = here
-    return found.ops
-
-
-class _Chooser:
-    """Chooses a body for every operator. What one body answered of operands that lie so is not asked again."""
-
-    def __init__(self, storage: Storage, device: str, natively: bool):
-        self.storage, self.device, self.natively = storage, device, natively
-        self.chosen: dict[tuple, tuple[Body, Sequence[TensorType]]] = {}
-        self.thread_bytes = 0  # that each thread keeps for the bodies chosen
-
-    def kernel(self, node: Node) -> str:
-        """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
-        definition, here = node.definition, node.here
-        if node.made:
-            return node.made
-        if len(node.ops) > 1:
-            self._straighten(node)
-            if not definition.native_tail:
-                return "fused"
-        if definition.bodies:
-            return "control"
-        if here is not None and (here.skip or here.fills):
-            return "nothing" if here.skip else "fill"
-        self.storage.widen(node, self.device)
-        body, scratch = self._choose(node) if node.here is not None else self._known(node)
-        for t in scratch:
-            self.storage.aside(node, t)
-        return body.name if len(node.ops) == 1 else "fused"
-
-    def _straighten(self, node: Node) -> None:
-        """Where views make the operands of a chain lie as no call takes them, they are copied to one piece first."""
-        storage = self.storage
-        made = {n for op in node.ops for n in op.output_arg_names}
-        lying = [n for op in node.ops for n in op.input_arg_names if n not in made and not storage.shadow[n].flags.c_contiguous]
-        if lying and not covers(node.ops, [n for n in made if n in storage.roots], storage.shadow.__getitem__):
-            for n in dict.fromkeys(lying):
-                storage.aside(node, storage.types[n], n, reads=True)
-
-    def _known(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
-        # the attributes live as long as the program, and equal ones are one object
-        key = node.definition, id(node.op.attrs), self.storage.lying(node.op)
-        found = self.chosen.get(key)
-        if found is None:
-            found = self.chosen[key] = self._choose(node)
-        return found
-
-    def _choose(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
-        """The first body that covers the operands as they lie, and the scratch that it asks for."""
-        attrs, part = (node.op.attrs, None) if node.here is None else (node.here.attrs, node.here.part)
-        table = bodies(node.definition, self.device, self.natively)
-        body = table[0]
-        if len(table) > 1:
-            ins, outs = self.storage.operands(node)
-            body = next(body for body in table if body.covers(ins, outs, attrs, self.storage.ctx, part))
-            if body.own is not None:
-                self.thread_bytes = max(self.thread_bytes, body.own(ins, outs, attrs))
-        return body, self.storage.asked(node, body)
+    return left
 
 
 def _order(nodes: Sequence[Node], spans: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ..ir import flow
 from ..ir.bodies import bodies
@@ -15,6 +15,7 @@ from ..ir.program import Program
 from ..ir.types import TensorType, show_placement
 from .context import RunContext
 from .local import Here, Locals
+from .outline import Outline
 from .told import site
 
 
@@ -33,12 +34,12 @@ class Sizes:
         self.here: dict[int, Here] = {}
         self.uninitialized: list[str] = []
 
-    def infer(self, ops: Sequence[Operator], feed_types: Mapping[str, TensorType], fetch: Sequence[str]) -> None:
+    def infer(self, outline: Outline, feed_types: Mapping[str, TensorType]) -> None:
         """Fill `types` and `here`. Raises NotInitializedError for state that is read and not there."""
         for n, t in feed_types.items():
             self.define(n, t)
-        self._infer_ops(ops)
-        for n in fetch:
+        self._infer_ops(outline.fact(_rules))
+        for n in outline.fetch:
             if n not in self.types:
                 self.known(n, None)
         if self.uninitialized:
@@ -57,10 +58,6 @@ class Sizes:
     def elsewhere(self, name: str) -> bool:
         """Do only other ranks hold anything of the value?"""
         return self.local is not None and name not in self.held and self.local.nothing_of(name)
-
-    def is_state(self, name: str) -> bool:
-        d = self.block.find(name)
-        return d is not None and d.persistable
 
     def reads(self, op: Operator) -> Iterable[str]:
         """What an operator reads, its bodies included, without that of which it reads the shape only."""
@@ -82,6 +79,10 @@ class Sizes:
         if t is not None:
             return t
         d = self.block.find(name)
+        if d is not None and d.persistable and self.local is None and (found := self.held.get(name)) is not None:
+            if _type(found, d.type) is d.type:
+                t = self.types[name] = self.program.shared(d.type)
+                return t
         if d is not None and self.elsewhere(name) and d.type.numel >= 0:
             self.define(name, d.type)  # what a broadcast from another rank is given here, say: it is not looked at
             return self.types[name]
@@ -103,29 +104,33 @@ class Sizes:
             raise ProgramError(f"variable {name!r} has no value to fetch: no operator defines it")
         raise ProgramError(f"op {op.type} reads {name!r} before any operator defines it{site(op)}")
 
-    def _infer_ops(self, ops: Sequence[Operator]) -> None:
-        for op in ops:
-            definition = opdef(op.type)
+    def _infer_ops(self, rules: Iterable[_Rule]) -> None:
+        types, infer = self.types, self.program.infer
+        for op, definition, reads, write in rules:
             if definition.bodies:
                 self._infer_control(op)
                 continue
             for n in op.input_arg_names:
-                if n not in self.types:
+                if n not in types:
                     self.known(n, op)
-            ins = definition.arrange(op.inputs, value=self.types.__getitem__)
+            ins = [types[n] for n in reads] if reads is not None else definition.arrange(op.inputs, value=types.__getitem__)
             if self.local is not None and self.local.touches(op):
                 self._infer_placed(self.local, op, definition, ins)
                 continue
-            for n, t in self._results(op, definition, ins):
-                old = self.types.get(n, t)
+            try:
+                made = infer(definition, ins, op.attrs)
+            except ProgramError as e:
+                raise _with_sizes(e, op) from None
+            for n, t in ((write, made),) if write else _by_name(op, definition, made):
+                old = types.get(n, t)
                 if old is not t and old != t:
                     raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {old}{site(op)}")
-                self.types[n] = t
+                types[n] = t
 
     def _infer_control(self, op: Operator) -> None:
         """The bodies first; what they hand out has one type in all of them."""
         for b in op.sub_blocks():
-            self._infer_ops(self.program.blocks[b].oplist)
+            self._infer_ops(map(_Rule.of, self.program.blocks[b].oplist))
         handed = {body.attr: body.results(op) for body in bodies(op) if body.results_attr}
         for k, n in enumerate(op.output_arg_names if handed else ()):
             made = {attr: self.known(names[k], op) for attr, names in handed.items()}
@@ -152,13 +157,9 @@ class Sizes:
 
     def _results(self, op: Operator, definition: type[OpDef], ins: list[Any]) -> list[tuple[str, TensorType]]:
         try:
-            results = self.program.infer(definition, ins, op.attrs)
+            return _by_name(op, definition, self.program.infer(definition, ins, op.attrs))
         except ProgramError as e:
-            raise ProgramError(f"{e}\n  in op {op.type}, with the sizes that were fed{site(op)}") from None
-        out: list[tuple[str, TensorType]] = []
-        for (slot, _, many), result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
-            out += zip(op.outputs.get(slot, ()), result if many else (result,), strict=False)
-        return out
+            raise _with_sizes(e, op) from None
 
     def _define_part(self, local: Locals, op: Operator, name: str, t: TensorType) -> None:
         """Give a value its type from that of the part that lies here."""
@@ -174,6 +175,41 @@ class Sizes:
                 f"op {op.type} writes {t} into {name!r}, of which {self.types[name]} lies here: it is {self.whole(name)} "
                 f"{show_placement(local.places[name])}{site(op)}"
             )
+
+
+class _Rule(NamedTuple):
+    """An operator with its declaration; the names that it reads in the order of arguments, where each is an argument by itself; and the
+    one that it writes, where there is one."""
+
+    op: Operator
+    definition: type[OpDef]
+    reads: tuple[str, ...] | None
+    write: str
+
+    @staticmethod
+    def of(op: Operator) -> _Rule:
+        definition = opdef(op.type)
+        ins, slots, made, outs = op.inputs, definition.in_slots, op.output_arg_names, definition.out_slots
+        reads = None
+        if not definition.many_ins and len(ins) == len(slots) == len(op.input_arg_names):
+            reads = tuple([ins[name][0] for name, _, _ in slots])
+        return _Rule(op, definition, reads, made[0] if len(outs) == len(made) == 1 and not outs[0].many else "")
+
+
+def _with_sizes(error: ProgramError, op: Operator) -> ProgramError:
+    return ProgramError(f"{error}\n  in op {op.type}, with the sizes that were fed{site(op)}")
+
+
+def _by_name(op: Operator, definition: type[OpDef], results: Any) -> list[tuple[str, TensorType]]:
+    """What the type rule gave, with the name of each."""
+    out: list[tuple[str, TensorType]] = []
+    for (slot, _, many), result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
+        out += zip(op.outputs.get(slot, ()), result if many else (result,), strict=False)
+    return out
+
+
+def _rules(outline: Outline) -> list[_Rule]:
+    return [_Rule.of(op) for op in outline.ops]
 
 
 def _type(a: Any, declared: TensorType) -> TensorType:

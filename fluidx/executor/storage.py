@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ..ir import flow
 from ..ir.dtypes import HALVES, dtype_name, np_dtype
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
@@ -20,12 +20,13 @@ from ..ir.types import TensorType
 from ..ops.kernels import Body, wide_type
 from .context import RunContext
 from .inside import Readers
+from .live import FOREVER, Lives
 from .local import Here
 from .memory import Interval, assign
+from .outline import Outline
 from .plan import Buffer, Lies, Scratch, Value
 from .sizes import Sizes
 
-FOREVER = 1 << 60
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 Unit = tuple[Operator, ...]  # one operator, or a chain
@@ -35,10 +36,14 @@ class Shadows:
     """Arrays that stand for values of these types and their views. Those that lie alike are one object."""
 
     def __init__(self, types: Iterable[TensorType]):
-        distinct = {id(t): t for t in types}.values()
-        # nothing touches it; float32 may stand for 16-bit floats
-        self.dummy = np.empty(max((wide_type(t).nbytes for t in distinct), default=1) or 1, np.uint8)
+        self.types = types
         self.known: dict[tuple, np.ndarray] = {}
+
+    @cached_property
+    def dummy(self) -> np.ndarray:
+        """What all shadows share, and nothing touches; float32 may stand for 16-bit floats."""
+        distinct = {id(t): t for t in self.types}.values()
+        return np.empty(max((wide_type(t).nbytes for t in distinct), default=1) or 1, np.uint8)
 
     def of(self, t: TensorType) -> np.ndarray:
         """The shadow of a value in storage of its own."""
@@ -52,15 +57,25 @@ class Shadows:
         return self.known.setdefault((a.dtype, a.shape, a.strides), a)
 
 
+class _Lies(dict[str, np.ndarray]):
+    """Shadows by name; a value that is no view lies in one piece, and has one where somebody asks."""
+
+    def __init__(self, shadows: Shadows, types: Mapping[str, TensorType]):
+        self.shadows, self.types = shadows, types
+
+    def __missing__(self, name: str) -> np.ndarray:
+        a = self[name] = self.shadows.of(self.types[name])
+        return a
+
+
 @dataclass(eq=False, slots=True)
-class Root:
+class Root(Interval):
     """One piece of storage, shared by a value and its views."""
 
     kind: str  # as of a Buffer
-    nbytes: int
-    start: int
-    stop: int
     aliases: list[str] = field(default_factory=list)
+    number: int = -1  # of the buffer that it becomes
+    offset: int = 0  # in the arena
 
 
 @dataclass(eq=False, slots=True)
@@ -92,38 +107,21 @@ class Node:
 class Storage:
     """Decides storage for units, operators or chains of them, one after the other: `place(i, unit)`, then `finish()`."""
 
-    def __init__(
-        self, sizes: Sizes, shadows: Shadows, ctx: RunContext, units: Sequence[Unit], spans: Mapping[int, tuple[int, int]],
-        fetch: Sequence[str],
-    ):  # fmt: skip
-        self.sizes, self.shadows, self.ctx, self.spans = sizes, shadows, ctx, spans
+    def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, lives: Lives):
+        self.sizes, self.shadows, self.ctx = sizes, shadows, ctx
+        self.state, self.pairs = outline.fact(_state), outline.fact(_in_place)
+        self.spans, self.last, self.writers = lives.spans, lives.last, dict(lives.writers)
         self.types, self.program = sizes.types, sizes.program
         self.roots: dict[str, Root] = {}
-        self.shadow: dict[str, np.ndarray] = {}
+        self.shadow = _Lies(shadows, sizes.types)
         self.view_of: dict[str, str] = {}
         self.lies: dict[str, Lies] = {}
         self.joined: set[int] = set()  # operators, by id, whose operands are made inside their result
-        self.last: dict[str, int] = {}
-        self.writers: dict[str, list[int]] = {}
         self.nodes: list[Node] = []
         self.inner: dict[int, list[Node]] = {}
         self.asides: list[Aside] = []
         self.halves = any(t.dtype in HALVES for t in self.types.values())
-        self.readers = Readers(sizes, shadows, ctx, lambda: [op for unit in units for op in unit], self._is_made_once)
-        self._lifetimes(units, fetch)
-
-    def _lifetimes(self, units: Sequence[Unit], fetch: Iterable[str]) -> None:
-        last, writers, spans = self.last, self.writers, self.spans
-        for i, unit in enumerate(units):
-            until = spans[i][1] if i in spans else i  # what a batch sends is read until the whole batch is through
-            for op in unit:
-                for n in self.sizes.reads(op):
-                    last[n] = until
-                for n in flow.writes(self.program, op):
-                    last[n] = until
-                    writers.setdefault(n, []).append(i)
-        for n in fetch:
-            last[n] = FOREVER
+        self.readers = Readers(sizes, shadows, ctx, outline, self._is_made_once)
 
     # -- roots --------------------------------------------------------------------------------------------------------------
 
@@ -131,8 +129,7 @@ class Storage:
         """Storage of its own for a value."""
         t = self.types[name]
         start = self.spans[start][0] if start in self.spans else start
-        root = self.roots[name] = Root(kind, t.nbytes, start, stop, [name])
-        self.shadow[name] = self.shadows.of(t)
+        root = self.roots[name] = Root(t.nbytes, start, stop, kind, [name])
         return root
 
     def _root(self, name: str, i: int) -> Root:
@@ -146,7 +143,7 @@ class Storage:
     def fetched(self, name: str) -> None:
         """A value that is fetched lies somewhere, though no operator that runs may touch it. Raises ProgramError where there is none."""
         if name not in self.roots:
-            if not self.sizes.is_state(name):
+            if name not in self.state:
                 raise ProgramError(f"variable {name!r} has no value to fetch: no operator that runs defines it")
             self.new_root(name, "state", -1, FOREVER)
 
@@ -182,7 +179,7 @@ class Storage:
     def _results(self, node: Node, ins: Mapping[str, Root], outs: Iterable[str], inner: bool = False) -> None:
         """Storage for these results of an operator by itself, or of the first of a chain."""
         op, definition, i = node.op, node.definition, node.index
-        pairs = {op.outputs[b][0]: op.inputs[a][0] for a, b in definition.inplace if op.inputs.get(a) and op.outputs.get(b)}
+        pairs = _pairs(op) if inner else self.pairs[id(op)]
         for name in outs:
             source = pairs.get(name)
             if not self._is_new(name):
@@ -210,8 +207,6 @@ class Storage:
                 # an operator with a tail reads its operands again and again while it writes
                 self._new(name, i, [n for n in ins if n not in taken and not node.definition.native_tail], ins)
                 taken.update(n for n, r in ins.items() if r is self.roots[name])
-            else:
-                self.shadow[name] = self.shadows.of(self.types[name])
 
     def _new(self, name: str, i: int, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
         """Storage for a new result: that of the first of the operands `sources` that is free, or its own."""
@@ -220,7 +215,6 @@ class Storage:
                 root = self.roots[name] = self.roots[source]
                 root.aliases.append(name)
                 root.stop = self.last.get(name, i)
-                self.shadow[name] = self.shadows.of(self.types[name])
                 return
         self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
@@ -241,20 +235,20 @@ class Storage:
         return homes
 
     def _is_new(self, name: str) -> bool:
-        return name not in self.roots and not self.sizes.is_state(name)
+        return name not in self.roots and name not in self.state
 
     def _is_made_once(self, name: str) -> bool:
         return self._is_new(name) and len(self.writers.get(name, ())) == 1
 
     def aside(self, node: Node, t: TensorType, of: str = "", reads: bool = False) -> None:
         start, stop = self.spans.get(node.index, (node.index, node.index))
-        node.scratch.append(Aside(t, Root("arena", t.nbytes, start, stop), of, reads))
+        node.scratch.append(Aside(t, Root(t.nbytes, start, stop, "arena"), of, reads))
         self.asides.append(node.scratch[-1])
 
     def widen(self, node: Node, device: str) -> None:
         """Where the bodies of the operator's op do not take 16-bit floats, put float32 aside in the place of each."""
         op, definition, types = node.op, node.definition, self.types
-        if not self.halves or not definition.widens(device, [types[n] for n in op.output_arg_names]):
+        if not definition.widens(device, [types[n] for n in op.output_arg_names]):
             return
         here = node.here or self._of_shapes(op, definition)
         if here.ghosts:
@@ -292,12 +286,6 @@ class Storage:
         outs = node.definition.arrange(op.outputs, node.definition.out_slots, written)
         return node.here.inputs(op, node.definition, read, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
 
-    def lying(self, op: Operator) -> tuple:
-        """How the operands of an operator lie, which is the same for two that lie alike."""
-        ins, outs = op.inputs, op.outputs
-        shadows = map(self.shadow.__getitem__, op.input_arg_names + op.output_arg_names)
-        return (*ins, *outs, *map(len, ins.values()), *map(len, outs.values()), *map(id, shadows))
-
     def asked(self, node: Node, body: Body) -> Sequence[TensorType]:
         """The scratch that a body of the operator's op asks for."""
         if body.scratch is None:
@@ -308,15 +296,23 @@ class Storage:
 
     def _may_take(self, source: str, name: str, i: int, ins: Mapping[str, Root]) -> bool:
         """May a result lie where an operand lies that nothing reads any more?"""
-        root, a = self.roots[source], self.shadow[source]
+        root = self.roots[source]
         return (
             root.kind == "arena"
             and root.stop <= i
             and self.types[source] == self.types[name]
-            and a.nbytes == root.nbytes
-            and a.flags.c_contiguous
+            and (not self.moved(source) or self._fills(source, root))
             and all(r is not root or n == source for n, r in ins.items())
         )
+
+    def _fills(self, name: str, root: Root) -> bool:
+        """Do a value's elements lie one behind the other from the start of its storage to the end?"""
+        a = self.shadow[name]
+        return a.nbytes == root.nbytes and a.flags.c_contiguous
+
+    def moved(self, name: str) -> bool:
+        """Does a value lie in another way than one does that has storage of its own?"""
+        return name in self.view_of or name in self.lies
 
     def _try_view(self, node: Node) -> bool:
         op, i, outs = node.op, node.index, node.op.output_arg_names
@@ -346,15 +342,36 @@ class Storage:
 
     def finish(self) -> tuple[dict[str, Value], tuple[Buffer, ...], int]:
         """Values, buffers, and the bytes of the arena; all scratch has its place then."""
-        roots = list({id(r): r for r in self.roots.values()}.values())
-        shared = [r for r in (*roots, *(a.root for a in self.asides)) if r.kind == "arena"]
-        offsets, total = assign([Interval(r.nbytes, r.start, r.stop) for r in shared])
-        self.offset = {id(r): offset for r, offset in zip(shared, offsets, strict=True)}
-        number = {id(r): k for k, r in enumerate(roots)}
-        values = {n: Value(self.types[n], number[id(r)], self.view_of.get(n, ""), self.lies.get(n)) for n, r in self.roots.items()}
-        buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, r.start, r.stop, self.offset.get(id(r), 0)) for r in roots])
+        types, view_of = self.types, self.view_of
+        roots: list[Root] = []
+        for r in self.roots.values():
+            if r.number < 0:
+                r.number = len(roots)
+                roots.append(r)
+        shared = [r for r in (*roots, *[a.root for a in self.asides]) if r.kind == "arena"]
+        offsets, total = assign(shared)
+        for r, offset in zip(shared, offsets, strict=True):
+            r.offset = offset
+        lies = self.lies.get
+        values = {n: Value(types[n], r.number, view_of[n] if n in view_of else "", lies(n)) for n, r in self.roots.items()}
+        buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, r.start, r.stop, r.offset) for r in roots])
         return values, buffers, total
 
     def placed(self, node: Node) -> tuple[Scratch, ...]:
         """Where the scratch of an operator lies, after `finish`."""
-        return tuple([Scratch(a.type, self.offset[id(a.root)], a.of, a.reads) for a in node.scratch]) if node.scratch else ()
+        return tuple([Scratch(a.type, a.root.offset, a.of, a.reads) for a in node.scratch]) if node.scratch else ()
+
+
+def _state(outline: Outline) -> frozenset[str]:
+    """The variables of the program that are state."""
+    return frozenset([n for n, d in outline.program.global_block().descs.items() if d.persistable])
+
+
+def _in_place(outline: Outline) -> dict[int, dict[str, str]]:
+    return {id(op): _pairs(op) for op in outline.ops}
+
+
+def _pairs(op: Operator) -> dict[str, str]:
+    """The results of an operator that may lie where an operand lies, with that operand."""
+    ins, outs = op.inputs, op.outputs
+    return {outs[b][0]: ins[a][0] for a, b in opdef(op.type).inplace if ins.get(a) and outs.get(b)}

@@ -159,6 +159,9 @@ class OpDef:
     native_own: ClassVar[bool] = False
     # the last call of `native` makes the first result, and may have a tail (fluidx.native.then)
     native_tail: ClassVar[bool] = False
+    # does it hang on no sizes but those below 2 whether `native` covers operands that lie in storage of their own, apart from their dtypes,
+    # their axes and the attributes? What holds for one batch holds for another then. Or (attrs) -> that
+    native_any_size: ClassVar[Any] = False
     # of an elementwise op: (attrs, shapes of the operands, axes of the result) -> scalar expression, {symbol: shape that broadcasts}
     element: ClassVar[Callable[..., Any] | None] = None
 
@@ -168,6 +171,7 @@ class OpDef:
     defaults: ClassVar[Frozen] = Frozen()  # of the attributes, in their order; None for a required one
     required: ClassVar[tuple[str, ...]] = ()
     attr_types: ClassVar[Mapping[str, Any]] = {}
+    many_ins: ClassVar[bool] = False  # does a slot take a list?
     optional_ins: ClassVar[bool] = False  # may a slot be absent?
     optional_outs: ClassVar[bool] = False
     takes_out: ClassVar[bool] = False
@@ -199,6 +203,7 @@ class OpDef:
         cls.in_slots = tuple(Slot.of(s) for s in cls.inputs)
         cls.out_slots = tuple(Slot.of(s) for s in cls.outputs)
         cls.slot_of = {s.name: s for s in (*cls.out_slots, *cls.in_slots)}
+        cls.many_ins = any(s.many for s in cls.in_slots)
         cls.optional_ins = any(s.optional for s in cls.in_slots)
         cls.optional_outs = any(s.optional for s in cls.out_slots)
         if cls.kernel is not None:

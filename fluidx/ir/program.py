@@ -251,7 +251,7 @@ class _ById(dict):
     """A dict with ids in its keys. In a copy the objects are others, so it starts empty."""
 
     def __reduce__(self) -> tuple:
-        return _ById, ()
+        return self.__class__, ()
 
 
 class Program:
@@ -279,6 +279,7 @@ class Program:
         self._runners: dict[int, Operator] | None = None
         self._types: dict[tuple[str, tuple[int, ...]], TensorType] = {}
         self._inferred = _ById()
+        self.notes: dict[Any, Any] = _ById()  # what those who plan the program worked out of it, under keys of their own
 
     # -- fluid's accessors ------------------------------------------------------------------------------------------
 
@@ -389,6 +390,9 @@ class Program:
     def shared(self, found: Any) -> Any:
         """A type, or what a rule gave, with one record for equal types, so that `infer` knows them again."""
         if found.__class__ is TensorType:
+            known = self._types.get((found.dtype, found.shape))
+            if known is found:
+                return found
             # sizes of other kinds are equal too, (1,) and (True,), but not the same
             plain = found.dtype.__class__ is str and _INT.issuperset(map(type, found.shape))
             return self._types.setdefault((found.dtype, found.shape), found) if plain else found

@@ -375,7 +375,8 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
 
 def address(a: np.ndarray) -> int:
     """Where the first element of an array lies."""
-    return _module().address(a)
+    # called for every operand of every call: not through _module() where there is one
+    return (_state.module if _state is not None and _state.module is not None else _module()).address(a)
 
 
 def _layout(x: np.ndarray, batch: tuple[int, ...]) -> tuple[int, int, int, int] | None:

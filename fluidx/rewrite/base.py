@@ -14,7 +14,7 @@ from .constants import MOST_BYTES, Constants
 from .equal import Equal
 from .identities import Identities
 from .live import leaves, live_ops
-from .walk import Rule, Walk
+from .walk import Asked, Rule, Walk
 
 
 @dataclass
@@ -124,10 +124,15 @@ def simplified(program: Program, fetch: Iterable[str], fed: Collection[str] = ()
 
 @dataclass(frozen=True)
 class Simplified:
-    """The operators that run, and those of them that read other names than before, with what they were."""
+    """The operators that run, and those of them that read other names than before, with what they were. `asked` is what that hangs on."""
 
     ops: Sequence[Operator]
-    renamed: Sequence[tuple[Operator, Operator]] = ()
+    renamed: Sequence[tuple[Operator, Operator]]
+    asked: Sequence[Asked]
+
+    def holds(self, types: Mapping[str, TensorType]) -> bool:
+        """Is this what comes out where values have these types?"""
+        return all(one.holds(types) for one in self.asked)
 
 
 def simplify(
@@ -143,9 +148,7 @@ def simplify(
     constants = Constants(walk, bool(natively))
     fold: Rule = constants.note if natively is None else constants
     found = walk.run(ops, [fold, Identities(walk, constants), Equal(walk)])
-    if not walk.changed:
-        return Simplified(ops)
-    return Simplified(live_ops(program, fed, fetch, found), walk.renamed)
+    return Simplified(live_ops(program, fed, fetch, found) if walk.changed else ops, walk.renamed, walk.asked)
 
 
 def _walked(program: Program, request: Request, rules: Any) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import repeat
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..ir.opdef import OPS, Effect, OpDef
 from ..ir.operator import Operator
 from ..ir.types import ANY, TensorType
 from ..ops.kernels import bodies, narrow, wide, wide_type
-from .walk import Answer, Walk
+from .walk import Answer, Walk, most_bytes
 
 MOST_BYTES = 64 * 1024  # of a folded value and of what it is made of: attributes hold it, and every run copies it
 
@@ -42,7 +43,7 @@ class Constants:
             return None
         for n, v in zip(op.output_arg_names, values, strict=True):
             self._know(op, v, n)
-        return tuple([_filling(op, n, self.walk.types[n], v) for n, v in zip(op.output_arg_names, values, strict=True)])
+        return tuple([_filling(op, n, self.walk.type_of(n), v) for n, v in zip(op.output_arg_names, values, strict=True)])
 
     def note(self, op: Operator, definition: type[OpDef]) -> Answer:
         """Fold nothing, and note what is made of attributes alone."""
@@ -64,10 +65,7 @@ class Constants:
     def _is_small(self, op: Operator) -> bool:
         walk = self.walk
         names = (*op.input_arg_names, *op.output_arg_names)
-        types = [walk.types.get(n) for n in names]
-        if any(t is None or ANY in t.shape for t in types) or not walk.whole(names):
-            return False
-        return all(walk.types[n].nbytes <= self.most_bytes for n in op.output_arg_names)
+        return walk.ask(_sizes_known, names) and walk.whole(names) and walk.ask(most_bytes, op.output_arg_names, self.most_bytes)
 
     def value(self, name: str) -> np.ndarray | None:
         """The value of a known name, computed when it is first asked for; None where it cannot be."""
@@ -80,7 +78,7 @@ class Constants:
 
     def _computed(self, op: Operator, definition: type[OpDef]) -> list[np.ndarray] | None:
         """What the op's own kernel makes, in the order of the outputs; None where it fails, which it may do at its own time."""
-        types = self.walk.types
+        types = {n: self.walk.type_of(n) for n in (*op.input_arg_names, *op.output_arg_names)}
         if definition.constant:
             ins: dict[str, Any] = {n: np.broadcast_to(np.zeros((), np_dtype(types[n].dtype)), types[n].shape) for n in op.input_arg_names}
         else:
@@ -92,18 +90,18 @@ class Constants:
         outs = {n: np.empty(types[n].shape, np_dtype(types[n].dtype)) for n in op.output_arg_names}
         try:
             with np.errstate(all="ignore"):
-                self._call(op, definition, ins, outs)
+                self._call(op, definition, ins, outs, types)
         except Exception:  # an id out of range, say: the run says so, with the line
             return None
         return [outs[n] for n in op.output_arg_names]
 
-    def _call(self, op: Operator, definition: type[OpDef], ins: dict[str, Any], outs: dict[str, Any]) -> None:
+    def _call(self, op: Operator, definition: type[OpDef], ins: dict[str, Any], outs: dict[str, Any], types: dict[str, TensorType]) -> None:
         inputs, outputs = definition.operands(op, ins.__getitem__, outs.__getitem__)
         args, results = wide(definition, np, inputs, outputs)
-        widens = definition.widens("cpu", [self.walk.types[n] for n in op.output_arg_names])
+        widens = definition.widens("cpu", [types[n] for n in op.output_arg_names])
 
         def seen(name: str) -> TensorType:
-            return wide_type(self.walk.types[name]) if widens else self.walk.types[name]
+            return wide_type(types[name]) if widens else types[name]
 
         for body in bodies(definition, "cpu", self.natively):
             if body.covers(args, results, op.attrs, None, None):
@@ -113,6 +111,10 @@ class Constants:
                     step()
                     narrow(np, outputs, results)
                     return
+
+
+def _sizes_known(types: Mapping[str, TensorType], names: tuple[str, ...]) -> bool:
+    return all((t := types.get(n)) is not None and ANY not in t.shape for n in names)
 
 
 def _has_bits(value: np.ndarray) -> bool:

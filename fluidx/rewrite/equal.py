@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.opdef import Effect, OpDef
 from ..ir.operator import Frozen, Operator, attrs_key
-from .walk import Answer, Walk
+from .walk import Answer, Walk, most_bytes
 
 _MOST_BYTES = 64 * 1024  # of a value made out of nothing: a larger one is made again as fast as it is read, and needs no memory meanwhile
 
@@ -25,7 +25,7 @@ class Equal:
             if definition.view is not None:
                 return None  # whether it is a view or a copy hangs on how long it lives
             values = tuple([(n, walk.version.get(n, 0)) if n in walk.changing else n for n in reads])
-        if not reads and self._is_large(outs):
+        if not reads and not walk.ask(most_bytes, outs, _MOST_BYTES):
             return None
         # not across sections: a backward pass that computes a value again does so in order not to keep it. By id, as an enum hashes slowly
         key = (op.type, id(op.role), values, *op.attrs.values())
@@ -51,6 +51,3 @@ class Equal:
         if first.attrs is not op.attrs and attrs_key(first.attrs) != attrs_key(op.attrs):
             return False
         return all(self.walk.alike(a, b) for a, b in zip(first.output_arg_names, op.output_arg_names, strict=True))
-
-    def _is_large(self, names: tuple[str, ...]) -> bool:
-        return any((t := self.walk.types.get(n)) is None or t.nbytes > _MOST_BYTES for n in names)

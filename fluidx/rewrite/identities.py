@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ..ir.dtypes import np_dtype
 from ..ir.opdef import OpDef
 from ..ir.operator import Operator
+from ..ir.types import TensorType
 from ..ops.expr.nodes import const, substitute
 from ..ops.expr.numpy import evaluate
 from .constants import Constants
@@ -35,13 +38,10 @@ class Identities:
         if not op.input_arg_names:
             return None
         x, out = op.input_arg_names[0], outs[0]
-        types = walk.types.get(x), walk.types.get(out)
-        if x in walk.changing or None in types:
+        if x in walk.changing or (same := walk.ask(_keeps, op, definition)) is None:
             return None
-        keeps, laid_out = definition.keeps, definition.view is not None or walk.in_one_piece(x)
-        assert keeps is not None
-        same = types[0] == types[1] and laid_out and keeps(types[0], op.attrs, len(op.input_arg_names))
-        if same and walk.free(op) and walk.alike(x, out):
+        laid_out = definition.view is not None or walk.in_one_piece(x)
+        if same and laid_out and walk.free(op) and walk.alike(x, out):
             walk.stands_for(x, out)
             return () if len(outs) == 1 else (op,)  # a mask, say: it goes where nothing reads it
         return self._with_the_one_before(op, definition, x) if definition.twice is not None else None
@@ -68,7 +68,7 @@ class Identities:
             x = op.input_arg_names[1 - k]
             if number not in self.constants.known or x in walk.changing or not walk.alike(x, out) or not walk.free(op):
                 continue
-            if not walk.in_one_piece(x) or walk.types[number].numel != 1:
+            if not walk.in_one_piece(x) or not walk.ask(_is_one_number, number):
                 continue
             value = self.constants.value(number)
             if value is not None and self._leaves(op, definition, 1 - k, value.item()):
@@ -79,7 +79,7 @@ class Identities:
     def _leaves(self, op: Operator, definition: type[OpDef], at: int, number: float) -> bool:
         """Is the scalar formula its operand `at` where the other one is `number`, to the bit?"""
         assert definition.element is not None
-        t = self.walk.types[op.output_arg_names[0]]
+        t = self.walk.type_of(op.output_arg_names[0])
         e, shapes = definition.element(op.attrs, [t.shape, t.shape], t.ndim)
         x, other = list(shapes)[at], list(shapes)[1 - at]
         if (left := substitute(e, {other: const(number)})).fn != "sym" or left.args[0] != x:
@@ -91,3 +91,16 @@ class Identities:
             probes = np.array(_PROBES).astype(dtype)
             made = np.asarray(evaluate(e, np, {x: probes, other: np.full_like(probes, number)}))
         return made.dtype == dtype and made.tobytes() == probes.tobytes()
+
+
+def _keeps(types: Mapping[str, TensorType], op: Operator, definition: type[OpDef]) -> bool | None:
+    """Does the operator hand on its first operand, if that lies in one piece? None where a type is not known."""
+    x, out = types.get(op.input_arg_names[0]), types.get(op.output_arg_names[0])
+    if x is None or out is None:
+        return None
+    assert definition.keeps is not None
+    return x == out and bool(definition.keeps(x, op.attrs, len(op.input_arg_names)))
+
+
+def _is_one_number(types: Mapping[str, TensorType], name: str) -> bool:
+    return types[name].numel == 1

@@ -11,6 +11,7 @@ as they are), what is sent, and gradients that operators say they finish. Any ot
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..ir import flow
 from ..ir.opdef import OPS, Effect, OpDef, opdef
@@ -23,13 +24,43 @@ Rule = Callable[[Operator, type[OpDef]], Answer]
 _COMPUTES = (Effect.PURE, Effect.RANDOM)
 
 
+class Asked(NamedTuple):
+    """A question about types by name, what it was asked of, and the answer: true, false, None or a type."""
+
+    question: Callable[..., Any]
+    args: tuple[Any, ...]
+    answer: Any
+
+    def holds(self, types: Mapping[str, TensorType]) -> bool:
+        """Is the answer the same? A type has to be the same object: equal ones, (1,) and (True,), need not be."""
+        return self.question(types, *self.args) is self.answer
+
+
+def _type_of(types: Mapping[str, TensorType], name: str) -> TensorType | None:
+    return types.get(name)
+
+
+def equal_types(types: Mapping[str, TensorType], name: str, other: str) -> bool:
+    t = types.get(name)
+    return t is not None and t == types.get(other)
+
+
+def most_bytes(types: Mapping[str, TensorType], names: tuple[str, ...], most: int) -> bool:
+    """Has each of the values at most so many bytes, as far as one knows?"""
+    return all((t := types.get(n)) is not None and t.nbytes <= most for n in names)
+
+
 class Walk:
-    """What is known of names at one operator: types, who made them, which other name stands for one. `ops` is what came out."""
+    """What is known of names at one operator: types, who made them, which other name stands for one. `ops` is what came out.
+
+    `asked` is all that rules wanted to know of types: where the answers are the same, the same comes out.
+    """
 
     def __init__(
         self, program: Program, ops: Sequence[Operator], types: Mapping[str, TensorType], fetch: Iterable[str], given: Collection[str]
     ):
-        self.program, self.types = program, types
+        self.program, self._types = program, types
+        self.asked: list[Asked] = []
         self.descs = program.global_block().descs
         self.alias: dict[str, str] = {}
         self.maker: dict[str, Operator] = {}  # of names that do not change
@@ -92,16 +123,28 @@ class Walk:
 
     # -- what rules ask ------------------------------------------------------------------------------------------------------
 
+    def ask(self, question: Callable[..., Any], *args: Any) -> Any:
+        """What a question about types answers; rules look at types through questions alone."""
+        answer = question(self._types, *args)
+        self.asked.append(Asked(question, args, answer))
+        return answer
+
+    def type_of(self, name: str) -> TensorType:
+        """The type of a value that has one."""
+        t = self.ask(_type_of, name)
+        assert t is not None, f"%{name} has no type"
+        return t
+
     def free(self, op: Operator) -> bool:
         """May the operator go, once other names stand for its results?"""
         return self.kept.isdisjoint(op.output_arg_names)
 
     def alike(self, name: str, other: str) -> bool:
         """Have two values one type, and do their parts lie alike?"""
-        a, b, t = self.descs.get(name), self.descs.get(other), self.types.get(name)
+        a, b = self.descs.get(name), self.descs.get(other)
         if a is not None and b is not None and (a.placement or b.placement) and (a.placement != b.placement or a.type != b.type):
             return False
-        return t is not None and t == self.types.get(other)
+        return self.ask(equal_types, name, other)
 
     def whole(self, names: Iterable[str]) -> bool:
         """Does every rank have all of these values?"""

@@ -89,6 +89,8 @@ class Concat(OpDef):
     def kernel(xp, xs, *, out, axis):
         xp.concatenate(xs, axis=axis, out=out)
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         (xs,), out = ins, outs[0]
@@ -125,6 +127,8 @@ class ConcatGrad(OpDef):
         axis %= g.ndim
         for o, piece in zip(out, _pieces(g, axis, [x.shape[axis] for x in xs]), strict=True):
             o[...] = piece
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -200,6 +204,8 @@ class Split(OpDef):
         axis %= x.ndim
         for o, piece in zip(out, _pieces(x, axis, [o.shape[axis] for o in out]), strict=True):
             o[...] = piece
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

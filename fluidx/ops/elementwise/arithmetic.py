@@ -197,6 +197,8 @@ class Sum(OpDef):
             return in_order([partial(Sum.kernel, np, xs, out=own), partial(np.copyto, out, own)])
         return partial(Sum.kernel, np, xs, out=out)
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         xs, out = ins[0], outs[0]
@@ -247,6 +249,8 @@ class Cast(OpDef):
     def bind(ins, outs, attrs, ctx):
         return partial(np.copyto, outs[0], ins[0], casting="unsafe")
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         return copy_calls(outs[0], ins[0], dry)
@@ -292,6 +296,8 @@ class Assign(OpDef):
         x, out = ins[0], outs[0]
         same = x is out or (x.size and x.__array_interface__ == out.__array_interface__)
         return _nothing if same else partial(np.copyto, out, x)
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

@@ -134,7 +134,7 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
     }  # fmt: skip
     if names and len(inputs) == 1:  # what is a formula of its operand for some attributes may be the operand for others
         made["keeps"] = keeps
-    return {k: staticmethod(v) for k, v in made.items()}
+    return {**{k: staticmethod(v) for k, v in made.items()}, "native_any_size": True}
 
 
 def _infer(name: str, dtypes: str, is_bool: bool, axis: bool) -> Callable[..., TensorType]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,16 @@ def bind_native(
     return native.Call(frame.fn, (*frame.head, *operands, *frame.tail), tuple(arrays))
 
 
+def always_fits(outs: Sequence[Expr], operands: int) -> bool:
+    """Is there a call wherever the operands take three loops and have the right dtypes, because no way in which registers reach them
+    needs too many?"""
+    order = {n for e in outs for n in nodes(e)}
+    # a node is one instruction, and may be wanted as a number, as a mask and spread out, each with a register; and 0 and 1
+    return all(n.fn in _KNOWN for n in order) and operands + 7 * len(order) + 2 * len(outs) + 2 <= _REGISTERS
+
+
 _DRY = native.Call("", ())
+_REGISTERS = 256
 _FUNCTIONS: dict[int, str] = {np.dtype("float32").num: "vm_f32", np.dtype("float64").num: "vm_f64"}
 _BOOL = np.dtype(bool).num
 _WIDTH: dict[int, int] = {np.dtype(d).num: np.dtype(d).itemsize for d in ("bool", "float32", "float64")}
@@ -118,6 +128,9 @@ def _around(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str, An
 def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -> tuple[Any, list[tuple[int, ...]]] | None:
     """Sizes of three loops and each operand's strides in them, in bytes; axes that every operand walks evenly are joined."""
     _, shape, order = lead
+    if layout.count(lead) == len(layout) and _is_dense(*lead):
+        size = prod(shape)
+        return (1, 1, size), [(0, 0, _WIDTH[lead[0]] if size > 1 else 0)] * len(layout)
     full = []
     for _, own, strides in layout:
         extra = len(shape) - len(own)
@@ -140,6 +153,17 @@ def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -
         return None
     missing = 3 - len(sizes)
     return (*[1] * missing, *sizes), [(*[0] * missing, *s) for s in joined]
+
+
+def _is_dense(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Do elements, of which there are some, lie one behind the other in the order of the axes?"""
+    step = _WIDTH[dtype]
+    for n, s in zip(reversed(shape), reversed(strides)):
+        if n != 1:
+            if s != step or not n:
+                return False
+            step *= n
+    return True
 
 
 @lru_cache(maxsize=4096)
@@ -425,7 +449,7 @@ def _allocate(
         register[ins.value.where] = target
         second.append((ins.op, target, args))
     second += [(op, out, [register[v.where]]) for op, out, v in stores]
-    if base + vectors > 256:
+    if base + vectors > _REGISTERS:
         return None
     first = [(ins.op, register[ins.value.where], [register[v.where] for v in ins.args]) for ins in a.first]
     cost = sum(_COST.get(op.partition("_")[0], 60) for op, _, _ in second)

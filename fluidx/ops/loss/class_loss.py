@@ -147,6 +147,8 @@ class CrossEntropy(OpDef):
 
         return step
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         """Of integer labels."""
@@ -186,6 +188,8 @@ class CrossEntropyGrad(OpDef):
         if 0 <= ignore_index < x.shape[-1]:
             hot &= label != ignore_index
         out[...] = xp.where(hot, -g / xp.where(hot, x, 1), 0)
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
@@ -295,6 +299,8 @@ class SoftmaxWithCrossEntropy(OpDef):
 
         return step
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         (x, label), (soft, loss) = ins, outs
@@ -381,6 +387,8 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
                 d2[ignored[0]] = 0
 
         return step
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

@@ -36,6 +36,8 @@ class SquareErrorCost(OpDef):
         xp.subtract(x, y, out=out)
         xp.multiply(out, out, out=out)
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         return expression(_DISTANCE * _DISTANCE, dict(zip("xy", ins, strict=True)), outs[0], dry)
@@ -58,6 +60,8 @@ class SquareErrorCostGrad(EachGrad):
         xp.subtract(x, y, out=out)
         xp.multiply(out, g, out=out)
         xp.add(out, out, out=out)
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

@@ -74,6 +74,7 @@ class Product(OpDef):
         a, b, out = found
         return _then_scale(bind_product(a, b, out), outs[0], attrs.get("alpha", 1.0))
 
+    native_any_size = True
     native_tail = True
 
     @classmethod

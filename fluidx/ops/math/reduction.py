@@ -98,6 +98,7 @@ class _Reduction(OpDef):
     said: tuple[str, ...] = ("{}!",)  # of each factor that is reduced, in the access pattern
     groups = ""  # linear and monotone ones
     how = ""  # of shared.native.reduce_calls
+    native_any_size = True
 
     @classmethod
     def pattern(cls, ins, outs, attrs):

@@ -75,6 +75,8 @@ class ReduceSumGrad(OpDef):
         x, g = ins
         return partial(np.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         x, g = ins
@@ -106,6 +108,8 @@ class ReduceMeanGrad(OpDef):
             return partial(np.divide, g, n, outs[0])
         small = np.empty_like(g)  # one division per result, then copies
         return in_order([partial(np.divide, g, n, small), partial(np.copyto, outs[0], small)])
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
@@ -249,6 +253,8 @@ class ReduceTo(OpDef):
     @staticmethod
     def bind(ins, outs, attrs, ctx):
         return in_order(bind_sum(ins[0], _down(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

@@ -246,6 +246,8 @@ class ScaledDotProductAttention(OpDef):
         to[...] = xp.matmul(scores, _for_heads(xp, v, q)) / full
         put(lse, xp.where(none, total.dtype.type(-np.inf), xp.log(full) + shift)[..., 0])
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
         return _calls("attention", ins, (outs[0], *[None] * 4), (outs[1], None), attrs, part, dry)
@@ -304,6 +306,8 @@ class ScaledDotProductAttentionGrad(OpDef):
             dq[...] = xp.matmul(weights, keys)
         if dk is not None:
             dk[...] = _of_heads(xp.matmul(weights.swapaxes(-1, -2), q), k)
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):

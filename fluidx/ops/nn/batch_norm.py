@@ -143,6 +143,7 @@ class BatchNorm(OpDef):
 
         return step
 
+    native_any_size = True
     native = staticmethod(batch_norm_native.forward)
     native_tail = True
     native_scratch = staticmethod(batch_norm_native.scratch_types)
@@ -264,6 +265,7 @@ class BatchNormGrad(OpDef):
             return partial(by_copy, xp, partial(BatchNormGrad.run, xp, gradient, attrs), ins, outs, (0, 4), (0,))
         return gradient(x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed)
 
+    native_any_size = True
     native = staticmethod(batch_norm_native.backward)
     native_scratch = staticmethod(batch_norm_native.scratch_types)
 

@@ -13,7 +13,7 @@ from ...ir.words import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
 from ..shared.types import empties, meet, same_dtype
-from .conv_native import BACK, FILTER, FORWARD, calls, scratch_types
+from .conv_native import BACK, FILTER, FORWARD, any_size, calls, scratch_types
 from .im2col import AT_LARGE, IN_CACHE, Room, convolve, convolve_back, convolve_filter, turned
 from .windows import Windows, channels_first, four_pads, image_words, join_image, need_image, pair, place_windows, split_image
 
@@ -142,6 +142,7 @@ class _Conv(OpDef):
         return calls([product], cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
     native_own = native_tail = True
+    native_any_size = staticmethod(any_size)
 
     @classmethod
     def native_scratch(cls, ins, outs, attrs):
@@ -235,6 +236,7 @@ class _ConvGrad(OpDef):
         return calls(products, cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
     native_own = native_tail = True
+    native_any_size = staticmethod(any_size)
 
     @classmethod
     def native_scratch(cls, ins, outs, attrs):

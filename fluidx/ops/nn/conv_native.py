@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ... import config, native
@@ -72,6 +72,11 @@ def scratch_types(
     itemsize = np_dtype(w.dtype).itemsize
     size = max((scratch_size(p, batch, w, itemsize, _way(p, batch, channels, w, win, groups, fmt)) for p in products), default=0)
     return [TensorType(w.dtype, (size,))] if size else []
+
+
+def any_size(attrs: Mapping[str, Any]) -> bool:
+    """Are convolutions of all sizes covered alike? At level base without a BLAS that hangs on the way."""
+    return native.has_products()
 
 
 def calls(

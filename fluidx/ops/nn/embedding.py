@@ -38,6 +38,8 @@ class _Lookup(OpDef):
         if padding_idx != -1:
             rows[flat == padding_idx] = 0
 
+    native_any_size = True
+
     @classmethod
     def native(cls, ins, outs, attrs, dry=False, part=None):
         (w, ids), out = ins, outs[0]
@@ -116,6 +118,8 @@ class LookupTableGrad(OpDef):
         row = padding_idx - (part.start if part is not None else 0)
         if padding_idx != -1 and 0 <= row < len(out):
             out[row] = 0
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):

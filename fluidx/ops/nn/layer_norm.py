@@ -189,6 +189,8 @@ class LayerNorm(OpDef):
         var = xp.empty(len(x2), x.dtype) if var is None else var
         return rows(x2, _layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
 
+    native_any_size = True
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         (x, scale, bias), axis = ins, attrs["begin_norm_axis"]
@@ -238,6 +240,8 @@ class LayerNormGrad(OpDef):
             return partial(by_copy, xp, partial(LayerNormGrad._run, xp, rows, attrs), ins, outs, (0, 5), (0,))
         dx2 = None if dx is None else _layer_rows(dx, axis)
         return rows(_layer_rows(x, axis), scale, mean, var, _layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"])
+
+    native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

@@ -255,6 +255,8 @@ class Pool2d(OpDef):
             return _cells(xp, x, out, kind)
         return pool_into(xp, x, out, win, kind, attrs["exclusive"], cut)
 
+    native_any_size = staticmethod(lambda attrs: not attrs["adaptive"])
+
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         win = _pool_windows("pool2d", ins[0], attrs)
@@ -309,6 +311,8 @@ class Pool2dGrad(OpDef):
         if _uneven(win, attrs):
             return _cells_back(xp, x, g, dx, kind)
         return pool_back(xp, x, y, g, dx, win, kind, attrs["exclusive"], cut)
+
+    native_any_size = staticmethod(lambda attrs: not attrs["adaptive"])
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):

@@ -48,6 +48,8 @@ class _AlongAxis(OpDef):
         rows = row_blocks(len(matrices[0]), x.shape[-1] * x.itemsize)
         return in_order([*cls.calls([[m[r] for m in matrices] for r in rows])])
 
+    native_any_size = True
+
     @classmethod
     def native(cls, ins, outs, attrs, dry=False):
         return row_calls(cls.name, [*ins, outs[0]], attrs["axis"], dry=dry)

@@ -85,6 +85,8 @@ class Update(OpDef):
         tensors, ones = cls.separate(arrays)
         return tensors, [a if a is None else a.reshape(1) for a in ones]
 
+    native_any_size = True
+
     @classmethod
     def native(cls, ins, outs, attrs, dry=False):
         """The bits of `formula` on NumPy arrays, in one pass over memory."""
