@@ -22,7 +22,7 @@ ARROWS = {
     "verify": ("_collector", "ir", "ops"),
     "transpiler": ("_collector", "config", "ir", "ops", "verify", "view"),
     "rewrite": ("ir", "ops", "backward"),
-    "executor": ("config", "native", "ir", "ops", "comm", "rewrite"),
+    "executor": ("_collector", "config", "native", "ir", "ops", "comm", "rewrite"),
     "profiler": ("config", "native", "ir", "ops", "executor"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
     "io": ("config", "ir", "ops", "executor", "_checks", "_safetensors"),
