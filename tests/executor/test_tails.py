@@ -134,9 +134,10 @@ def test_batch_norm_residual_and_relu_are_one_step_with_the_bits_of_three(level,
 
 
 WAYS = {
-    "pixel": dict(filter_size=1), "pixel strided": dict(filter_size=1, stride=2), "winograd": dict(filter_size=3, padding=1),
-    "strided": dict(filter_size=3, padding=1, stride=2), "few": dict(filter_size=5, num_filters=3), "grouped": dict(filter_size=3, groups=2),
-    "depthwise": dict(filter_size=3, groups=32), "dilated": dict(filter_size=3, dilation=2, padding=2),
+    "pixel": {"filter_size": 1}, "pixel strided": {"filter_size": 1, "stride": 2}, "winograd": {"filter_size": 3, "padding": 1},
+    "strided": {"filter_size": 3, "padding": 1, "stride": 2}, "few": {"filter_size": 5, "num_filters": 3},
+    "grouped": {"filter_size": 3, "groups": 2}, "depthwise": {"filter_size": 3, "groups": 32},
+    "dilated": {"filter_size": 3, "dilation": 2, "padding": 2},
 }  # fmt: skip
 
 

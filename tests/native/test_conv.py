@@ -284,7 +284,7 @@ def test_large_tiles(monkeypatch, level, case, fmt, dtype):
     told = {**attrs, "data_format": fmt}
     win = opdef("conv2d").windows("conv2d", to(fmt, x), w, opdef("conv2d").complete_attrs(told))
     (call,) = cn.calls([(cn.FORWARD, to(fmt, x), w, to(fmt, g))], win, 1, fmt, (), False)
-    assert call.args[-2] == cn.WINOGRAD_4
+    assert call.args[-3] == cn.WINOGRAD_4  # behind it the scratch and the tail
     close(back_to_nchw(fmt, run("conv2d", [to(fmt, x), w], told)[0]), forward(x, w, attrs, g.shape[2:]), 9 * w[0].size, dtype)
     dx, dw = run("conv2d_grad", [to(fmt, x), w, to(fmt, g)], told)
     want_x, want_w = backward(x, w, g, attrs)
@@ -327,7 +327,7 @@ def test_few_large_tiles_are_left_to_small_ones(monkeypatch):
         x, w, g, attrs = example((batch, 16, 16, 1, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD))
         win = opdef("conv2d").windows("conv2d", x, w, opdef("conv2d").complete_attrs(attrs))
         found = cn.calls([(cn.FORWARD, x, w, g), (cn.BACK, x, w, g), (cn.FILTER, x, w, g)], win, 1, "NCHW", (), False)
-        assert [c.args[-2] for c in found] == [how, how, cn.WINOGRAD]
+        assert [c.args[-3] for c in found] == [how, how, cn.WINOGRAD]
 
 
 def test_small_whole_numbers_are_exact():
