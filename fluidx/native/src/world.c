@@ -40,6 +40,7 @@ Mailbox *world_mailbox(World *w, int from, int to) {
 enum {
     LOOKS = 64,           /* at a counter between two looks at the clock */
     TRY_AGAIN = 32,       /* waits after which a rank has its full patience again */
+    MOST_STAYS = 4096,    /* waits between two moves to another core, at most */
     ASK_NS = 50 * 1000000 /* between two questions whether the run was interrupted */
 };
 
@@ -178,9 +179,11 @@ void note_core(Seat *s) {
 }
 
 /* Ranks that sleep by turns look like one busy thread, and the scheduler leaves them on one core for good though others are idle. Whoever
- * is about to sleep on the core of another rank that is awake moves away; its thread may run where it might before. */
+ * is about to sleep on the core of another rank that is awake moves away; its thread may run where it might before. Where the scheduler
+ * takes it back, each move costs more than taking turns does: the next one is then twice as many waits away. */
 static void make_room(World *w, Seat *s) {
 #if defined(__linux__)
+    if (s->waits - s->moved < s->stays) return;
     cpu_set_t all, others;
     int here = sched_getcpu(), met = 0;
     for (int r = 0; r < w->ranks; r++) {
@@ -189,6 +192,9 @@ static void make_room(World *w, Seat *s) {
         met |= atomic_load_explicit(&other->seat.core, memory_order_relaxed) == here;
     }
     if (!met || sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) < w->ranks) return;
+    int again = s->waits - s->moved < 16 * (s->stays + TRY_AGAIN);
+    s->stays = !again ? 1 : s->stays < MOST_STAYS ? 2 * s->stays + 1 : MOST_STAYS;
+    s->moved = s->waits;
     others = all;
     CPU_CLR((size_t)here, &others);
     if (!sched_setaffinity(0, sizeof others, &others)) sched_setaffinity(0, sizeof all, &all);

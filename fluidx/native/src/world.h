@@ -19,7 +19,7 @@ typedef struct {
     _Alignas(64) atomic_int asleep;
     atomic_int core;  /* on which its rank was when it came to its latest meeting, or -1 */
     int64_t patience; /* ns to wait awake */
-    unsigned waits;
+    unsigned waits, moved, stays; /* the wait in which it last left another rank's core, and how many it stays at least before it does again */
     Interrupted interrupted; /* NULL where nobody can interrupt */
     void *with;
     int64_t asked; /* when that was looked into, or 0 */
