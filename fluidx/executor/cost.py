@@ -87,11 +87,14 @@ def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
 def _chain_cost(step: Step, values: Mapping[str, Value]) -> Cost:
     """Of what lies nowhere, nothing is read and written."""
     read, stored = ([values[n].type for n in names if n in values] for names in (step.reads, step.writes))
-    first, flops = opdef(step.op.type), 0
+    first, made = opdef(step.op.type), values[step.ops[-1].output_arg_names[0]].type  # all results along the chain are of one type
+    flops, elementwise = 0, step.ops
     if first.native_tail:
-        ins, outs = _types(first.flat_slots(step.op.inputs, first.in_slots), values), stored[:1]
-        flops = op_flops(first, first.pattern_of(ins, outs, step.op.attrs), ins, outs, step.op.attrs)
-    flops += sum(definition.flops([], stored, op.attrs) for op in step.ops if callable((definition := opdef(op.type)).flops))
+        op, elementwise = step.op, step.ops[1:]
+        ins, outs = _types(first.flat_slots(op.inputs, first.in_slots), values), _types(first.flat_slots(op.outputs, first.out_slots), values)
+        outs[0] = made
+        flops = op_flops(first, first.pattern_of(ins, outs, op.attrs), ins, outs, op.attrs)
+    flops += sum(definition.flops([], [made], op.attrs) for op in elementwise if callable((definition := opdef(op.type)).flops))
     return Cost(sum(t.nbytes for t in read), sum(t.nbytes for t in stored), flops)
 
 

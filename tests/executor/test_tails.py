@@ -11,9 +11,10 @@ from fluidx import native
 from fluidx.executor import Scope
 from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
+from fluidx.executor.cost import total
 from fluidx.executor.overwrites import check_storage
 from fluidx.executor.planning import plan
-from fluidx.ir import TensorType
+from fluidx.ir import TensorType, opdef
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
 
@@ -187,6 +188,22 @@ def test_the_gradient_of_an_activation_is_the_tail_of_the_convolution_behind_it(
         assert not natively or any("conv2d_grad+relu_grad" in step for step in steps(p))
         made.append(bind(p, scope, RunContext()).run(feed)[0])
     assert np.array_equal(*made)
+
+
+def test_what_a_tail_costs_is_what_its_operators_cost_apart_without_the_values_between():
+    main, startup = fx.Program("images"), fx.Program("start")
+    with fx.program_guard(main, startup):
+        x = fx.data("x", [3, 16, 16, 16])
+        h = L.relu(L.batch_norm(L.relu(L.conv2d(x, 32, 3))))
+        loss = L.mean(L.fc(L.conv2d(h, 16, 1, act="tanh"), 300, act="relu"))
+        fx.optimizer.SGD(0.1).minimize(loss)
+    scope, feed = Scope(), {"x": np.ones((3, 16, 16, 16), "float32")}
+    fx.Executor().run(startup, scope=scope)
+    fused, apart = (planned(main, feed, [loss], scope, fuse=fuse) for fuse in (True, False))
+    heads = {s.op.type for s in fused.steps if s.kernel == "fused" and opdef(s.op.type).native_tail}
+    assert heads >= {"conv2d", "batch_norm", "mul", "conv2d_grad"}
+    whole, parts = (total([p.cost(s) for s in p.steps]) for p in (fused, apart))
+    assert whole.flops == parts.flops and whole.written < parts.written and whole.read < parts.read
 
 
 def test_the_gradient_through_a_layer_follows_its_product():
