@@ -91,8 +91,8 @@ def _chain_cost(step: Step, values: Mapping[str, Value]) -> Cost:
     flops, elementwise = 0, step.ops
     if first.native_tail:
         op, elementwise = step.op, step.ops[1:]
-        ins, outs = _types(first.flat_slots(op.inputs, first.in_slots), values), _types(first.flat_slots(op.outputs, first.out_slots), values)
-        outs[0] = made
+        ins = _types(first.flat_slots(op.inputs, first.in_slots), values)
+        outs = [made, *_types(first.flat_slots(op.outputs, first.out_slots)[1:], values)]
         flops = op_flops(first, first.pattern_of(ins, outs, op.attrs), ins, outs, op.attrs)
     flops += sum(definition.flops([], [made], op.attrs) for op in elementwise if callable((definition := opdef(op.type)).flops))
     return Cost(sum(t.nbytes for t in read), sum(t.nbytes for t in stored), flops)
