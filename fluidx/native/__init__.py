@@ -102,8 +102,8 @@ def enabled() -> bool:
 
 
 def has_products() -> bool:
-    """Whether the kernels that multiply matrices can be called: they need a BLAS at level base alone."""
-    return level() != _BASE or bool(_load().blas)
+    """Whether there are kernels that multiply matrices, and can be called: they need a BLAS at level base alone."""
+    return _load().module is not None and (level() != _BASE or bool(_load().blas))
 
 
 def holds_blas() -> bool:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fluidx as fx
+from fluidx import native
 from fluidx.executor.memory import Interval, assign
 from fluidx.testing.reference import interpret
 
@@ -321,3 +322,16 @@ def test_state_feeds_and_the_arena_begin_on_lines_of_the_cache():
     bound = next(reversed(exe._ready.values()))[0]
     begun = [*scope.arrays.values(), *(a for _, a in bound.feeds)]
     assert len(begun) > 4 and all(a.ctypes.data % 64 == 0 for a in begun)
+
+
+def test_convolutions_and_attention_are_planned_where_the_kernels_are_not_built(monkeypatch):
+    """Which kernels would cover them is no question then."""
+    monkeypatch.setattr(native, "_state", native._State(None, "not built, says this test", "", ""))
+    x = fx.data("x", [2, 4, 6, 6])
+    y = fx.layers.relu(fx.layers.batch_norm(fx.layers.conv2d(x, 8, 3)))
+    q = fx.layers.reshape(y, [2, 8, 4, 4])
+    out = fx.layers.scaled_dot_product_attention(q, q, q)
+    exe = fx.Executor()
+    exe.run(fx.default_startup_program())
+    (got,) = exe.run(feed={"x": np.ones((2, 4, 6, 6), "float32")}, fetch_list=[out])
+    assert got.shape == (2, 8, 4, 4) and not native.has_products()
