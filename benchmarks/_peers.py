@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, redirect_stdout, suppress
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,16 @@ def mkl_fast_path() -> tuple[str, str]:
         return str(library), ""
     except (OSError, subprocess.CalledProcessError) as e:
         return "", f"the library for MKL's fast path could not be built ({e})"
+
+
+def torch_here() -> Any:
+    """PyTorch in this process; None where it is not installed, or its MKL would need a library preloaded."""
+    if any(mkl_fast_path()):
+        return None
+    try:
+        return import_module("torch")
+    except ImportError:
+        return None
 
 
 def mkl_line() -> str:

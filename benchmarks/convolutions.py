@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from _common import Log, interleaved, option
 from _models import BOTTLENECKS
-from _peers import mkl_fast_path, versions
+from _peers import torch_here, versions
 
 import fluidx as fx
 from fluidx import native
 from fluidx.ir import TensorType, opdef
+
+torch = torch_here()
 
 
 class Layer(NamedTuple):
@@ -133,13 +135,6 @@ def main() -> None:
     log("\nms of all: " + ", ".join(f"{peer} {seconds * 1e3:.1f}" for peer, seconds in whole.items()))
     log.close()
 
-
-try:
-    torch: Any = None
-    if not any(mkl_fast_path()):
-        import torch
-except ImportError:
-    torch = None
 
 if __name__ == "__main__":
     main()

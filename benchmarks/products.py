@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 from _common import Log, interleaved, option
-from _peers import mkl_fast_path, versions
+from _peers import torch_here, versions
 
 import fluidx as fx
 from fluidx import native
+
+torch = torch_here()
 
 # what it is of the models; rows, columns, summed; whether the first and the second factor stand transposed
 PRODUCTS = [
@@ -78,13 +80,6 @@ def main() -> None:
     log("\nt: the factor stands transposed in memory")
     log.close()
 
-
-try:
-    torch: Any = None
-    if not any(mkl_fast_path()):
-        import torch
-except ImportError:
-    torch = None
 
 if __name__ == "__main__":
     main()

@@ -39,7 +39,7 @@ class _Kept(NamedTuple):
 
 
 class Answers:
-    """What bodies answered of the operands of a program's operators, on one device and at one level of instructions.
+    """What bodies answered of the operands of a program's operators, on one device and by one choice of kernels.
 
     Keys are made of numbers, each of which stands for one thing as long as the program lives: an op with attributes and slots, or a way
     to lie. What is numbered by identity is held, so that nothing else gets its id; equal attributes need not be the same.
@@ -54,8 +54,7 @@ class Answers:
 
     @staticmethod
     def of(program: Program, device: str, natively: bool) -> Answers:
-        at = (native.level(), native.num_threads()) if natively else ()
-        key = Answers, device, natively, at
+        key = Answers, device, natively, native.chosen() if natively else ()
         found, most = program.notes.get(key), _MOST + 8 * len(program.global_block().oplist)
         if found is None or sum(map(len, (found._ops, found._types, found._ways, *found.kept))) > most:
             found = program.notes[key] = Answers()

@@ -49,7 +49,7 @@ class Outline:
 
     def simplified(self, types: Mapping[str, TensorType], natively: bool | None) -> tuple[Simplified, Outline]:
         """The operators that do the same, bit by bit, where values have these types, and their outline."""
-        key = native.level() if natively else natively  # constants are computed by the kernels of a level
+        key = native.chosen() if natively else natively  # constants are computed by these kernels
         known = self._simplified.get(key)
         if known is None or not known[0].holds(types):
             found = simplify(self.program, self.ops, types, self.fetch, self.given, natively)

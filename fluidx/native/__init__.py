@@ -330,6 +330,11 @@ def level() -> str:
     return _module().level()
 
 
+def chosen() -> tuple[int | str, ...]:
+    """What it hangs on besides the operands which kernels there are calls of, and how much scratch they take."""
+    return level(), num_threads(), config.winograd()
+
+
 @contextmanager
 def at_level(name: str) -> Iterator[None]:
     """Compile calls for a lower level; for tests."""

@@ -6,7 +6,9 @@ from threading import Thread
 import numpy as np
 import pytest
 
+import fluidx as fx
 from fluidx import native
+from fluidx.executor.dry import dry_plan
 from fluidx.ir import TensorType, opdef
 from fluidx.ops.nn import conv_native as cn
 
@@ -347,3 +349,20 @@ def test_what_is_not_covered_is_left_to_numpy():
     assert op.native([a.astype("float16") for a in (x, w)], [y.astype("float16")], attrs) is None
     assert op.native([x[:, :, ::-1], w], [y], attrs) is None
     assert op.native([x[:0], w], [y[:0]], attrs) is None
+
+
+def test_a_program_planned_by_one_setting_is_planned_anew_by_another(monkeypatch):
+    """Tiles of 4x4 take more scratch for the filters than tiles of 2x2, which the plans before put aside."""
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((4, 16, 24, 24)).astype("float32")
+    x = fx.data("x", [4, 16, 24, 24])
+    y = fx.layers.conv2d(x, 32, 3, padding=1, bias_attr=False)
+    made: list[np.ndarray] = []
+    fx.Executor().run(fx.default_startup_program())
+    for setting in ("0", "2", "4", "2"):
+        tiles(monkeypatch, int(setting))
+        made.append(fx.Executor().run(feed={"x": images}, fetch_list=[y])[0])
+        planned = dry_plan(fx.default_main_program(), {"x": images.shape})
+        scratch = sum(s.type.numel for step in planned.steps for s in step.scratch)
+        assert scratch == {"0": 0, "2": 16, "4": 36}[setting] * (16 * 32 + cn.SPREAD)
+        np.testing.assert_allclose(made[-1], made[0], rtol=0, atol=1e-4 * np.abs(made[0]).max())  # rounding of any of the ways

@@ -74,13 +74,19 @@ static PyObject *reset_world(PyObject *Py_UNUSED(module), PyObject *capsule) {
 
 /* -- launches ------------------------------------------------------------------------------------------------------------------ */
 
-static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
+/* The world, and the rank that is one of it; NULL with an error set */
+static World *world_with(PyObject *args, const char *format, int *rank) {
     PyObject *capsule;
+    World *w = PyArg_ParseTuple(args, format, &capsule, rank) ? PyCapsule_GetPointer(capsule, WORLD) : NULL;
+    if (!w || (*rank >= 0 && *rank < world_ranks(w))) return w;
+    PyErr_Format(PyExc_ValueError, "there is no rank %d", *rank);
+    return NULL;
+}
+
+static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
     int rank;
-    if (!PyArg_ParseTuple(args, "Oi:serve", &capsule, &rank)) return NULL;
-    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    World *w = world_with(args, "Oi:serve", &rank);
     if (!w) return NULL;
-    if (rank < 0 || rank >= world_ranks(w)) return PyErr_Format(PyExc_ValueError, "there is no rank %d", rank);
     Py_BEGIN_ALLOW_THREADS;
     world_serve(w, rank);
     Py_END_ALLOW_THREADS;
@@ -88,12 +94,9 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyObject *knock(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *capsule;
     int rank;
-    if (!PyArg_ParseTuple(args, "Oi:knock", &capsule, &rank)) return NULL;
-    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    World *w = world_with(args, "Oi:knock", &rank);
     if (!w) return NULL;
-    if (rank < 0 || rank >= world_ranks(w)) return PyErr_Format(PyExc_ValueError, "there is no rank %d", rank);
     world_knock(w, rank);
     Py_RETURN_NONE;
 }
