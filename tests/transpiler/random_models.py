@@ -54,9 +54,17 @@ class Recipe:
     no_grad: bool
 
 
+_OPPOSITE = ("batch_norm", "centred")  # of two rows
+_LINEAR = ("SGD", "Momentum", "scheduled SGD", "warm Momentum")  # in the gradient; the others divide by its size
+
+
 def _decided(r: Recipe) -> bool:
-    """batch_norm makes two rows opposite: behind it a bias may have a gradient that is 0 but for rounding, and L1 would take its sign."""
-    return "l1" not in (r.decay, r.own_decay) or all(kind != "batch_norm" for kind, _ in r.layers)
+    """Behind a layer that makes two rows opposite a bias may have a gradient that is 0 but for rounding: L1 would take its sign. Where another
+    such layer follows it always has one, and an optimizer that divides by the gradient's size makes an update of its rounding."""
+    opposite = sum(kind in _OPPOSITE for kind, _ in r.layers)
+    if "l1" in (r.decay, r.own_decay) and any(kind == "batch_norm" for kind, _ in r.layers):
+        return False
+    return opposite < 2 or r.optimizer in _LINEAR
 
 
 recipes = st.builds(
