@@ -59,8 +59,8 @@ _LINEAR = ("SGD", "Momentum", "scheduled SGD", "warm Momentum")  # in the gradie
 
 
 def _decided(r: Recipe) -> bool:
-    """Behind a layer that makes two rows opposite a bias may have a gradient that is 0 but for rounding: L1 would take its sign. Where another
-    such layer follows it always has one, and an optimizer that divides by the gradient's size makes an update of its rounding."""
+    """Behind a layer that makes two rows opposite a bias may have a gradient that is 0 but for rounding: L1 would take its sign. Where
+    another such layer follows it always has one, and an optimizer that divides by the gradient's size makes an update of its rounding."""
     opposite = sum(kind in _OPPOSITE for kind, _ in r.layers)
     if "l1" in (r.decay, r.own_decay) and any(kind == "batch_norm" for kind, _ in r.layers):
         return False
