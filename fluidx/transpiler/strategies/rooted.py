@@ -1,0 +1,42 @@
+"""Strategies whose parameters are updated by one rank each, their root, or in pieces by several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...ir.errors import TranspileError, nearest
+from ..choices import AtRoots, InPieces
+from ..passes.pack import PackSmall
+from ..passes.waves import GatherWaves
+from ..roots import METHODS
+from .base import Steps, Strategy, strategy
+
+
+def reduce_broadcast(roots: str = "greedy", loss: Any = None, strict: bool = False) -> Strategy:
+    """Reduce each gradient to its parameter's root, optimize there, broadcast the parameter.
+
+    The optimizer's state exists once. `roots`: "greedy" balances bytes, "hash" is a fixed hash of the name.
+    Source: Paddle's BuildStrategy.ReduceStrategy.Reduce.
+    """
+    _check_roots(roots)
+    return strategy("reduce_broadcast", AtRoots(roots), loss=loss, strict=strict, roots=roots)
+
+
+def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", loss: Any = None, strict: bool = False) -> Strategy:
+    """Carry gradients round the ring to their roots piece by piece, optimize there, carry the new values on round the ring.
+
+    2(n-1) hops in all; 1/n of the optimizer's work and state on each rank. `chunk_mb`: largest piece in MiB.
+    Source: the ring scheme of Paddle's NCCL design document (steps 1 to 6).
+    """
+    _check_roots(roots)
+    if not isinstance(chunk_mb, (int, float)) or isinstance(chunk_mb, bool) or not chunk_mb > 0:
+        raise TranspileError(f"ring_optimizer: chunk_mb must be a number of MiB above 0, got {chunk_mb!r}")
+    schedule: Steps = (("waves", GatherWaves(float(chunk_mb))), ("pack", PackSmall()))
+    return strategy(
+        "ring_optimizer", InPieces(float(chunk_mb), roots), "ring", schedule, loss=loss, strict=strict, chunk_mb=chunk_mb, roots=roots
+    )
+
+
+def _check_roots(roots: str) -> None:
+    if roots not in METHODS:
+        raise TranspileError(f"unknown roots={roots!r}; {nearest(str(roots), METHODS, 'there are')}")
