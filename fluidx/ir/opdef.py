@@ -117,6 +117,9 @@ class OpDef:
     pattern: ClassVar[Any] = None
     # of an operator that communicates: (entry of its group, **attrs) -> entry of the result; may raise ProgramError
     move: ClassVar[Callable[..., Any] | None] = None
+    # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks) -> the share
+    # that each of them sends on average when nothing is sent twice
+    sent: ClassVar[Any] = None
     # arithmetic operations: a number at each point of the pattern's loops (0 of what only moves), or (ins, outs, attrs) -> of the whole, as
     # `pattern` is called; None: 1 at each point, 2 where a product is summed
     flops: ClassVar[Any] = None

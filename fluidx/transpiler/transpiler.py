@@ -22,6 +22,7 @@ from .pass_ import Job, Pass, run_passes
 from .passes.lower import Lower
 from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get
+from .traffic import Traffic, traffic
 
 
 class DistributeTranspiler:
@@ -233,6 +234,11 @@ class DistributeTranspiler:
                     if holds(place, coords):
                         loads[rank] += prod(local_shape(descs[param].type.shape, place, coords))
         return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
+
+    def traffic(self, rank: int | None = None, batch: int = 1) -> Traffic:
+        """What a rank sends in a step with `batch` rows: bytes over each group (see transpiler/traffic.py)."""
+        main = self.get_trainer_program(rank)
+        return traffic(main, self.trainer_id if rank is None else rank, batch)
 
     def _updated(self, param: str) -> str:
         """The name under which a parameter's new value lies where it is updated: before what carries it home."""

@@ -149,6 +149,7 @@ class AllReduce(OpDef):
     attrs = {"group": Required(str), "op": "sum"}
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
+    sent = staticmethod(lambda n: 2 * (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str) -> TensorType:
@@ -195,6 +196,7 @@ class Reduce(OpDef):
     attrs = {"group": Required(str), "op": "sum", "root": Required(int)}
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
+    sent = staticmethod(lambda n: (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, root: int) -> TensorType:
@@ -244,6 +246,7 @@ class Broadcast(OpDef):
     attrs = {"group": Required(str), "root": Required(int)}
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
+    sent = staticmethod(lambda n: (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, root: int) -> TensorType:
@@ -302,6 +305,7 @@ class AllGather(Parted):
     fluid_names = ("c_allgather", "c_allgather")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": ()}
+    sent = staticmethod(lambda n: (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple) -> TensorType:
@@ -343,6 +347,7 @@ class ReduceScatter(Parted):
     fluid_names = ("c_reducescatter", "c_reducescatter")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": ()}
+    sent = staticmethod(lambda n: (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: tuple) -> TensorType:
@@ -390,6 +395,7 @@ class AllToAll(Parted):
     fluid_names = ("alltoall", "alltoall")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1}
+    sent = staticmethod(lambda n: (n - 1) / n**2)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int) -> TensorType:
