@@ -44,6 +44,7 @@ KINDS = {
     "Parameter updates": "update.*",
     "Collectives": "comm.collective",
     "Parts, and changes of placement": "comm.parts",
+    "Values that ranks have of their own": "comm.replicas",
     "Point to point, and the ring forms": "comm.p2p",
     "Control flow": "control",
     "On the host": "host",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir.errors import FeedError, ProgramError
-from ..ir.parts import REDUCE, coords_of, cut, holds, intervals, join
+from ..ir.parts import REDUCE, coords_of, cut, dealt, holds, intervals, join
 from ..ir.program import Program, Var
 from ..ir.types import ANY, At, Local, Partial, Placement, Shard, show_placement
 
@@ -65,7 +65,7 @@ class Dealer:
             cuts = recipe.cuts[name]
             if cuts is None:
                 for part, coords in zip(parts, self.coords, strict=True):
-                    part[name] = cut(value, descs[name].placement, coords)
+                    part[name] = cut(value, dealt(descs[name].placement), coords)
                 continue
             for part, index in zip(parts, cuts, strict=True):
                 if index is not None:
@@ -84,7 +84,7 @@ class Dealer:
         rows = self._evened(descs, feed, uneven)
         cuts: dict[str, list[Any] | None] = {}
         for name, value in feed.items():
-            placement, shape = descs[name].placement, list(value.shape)
+            placement, shape = dealt(descs[name].placement), list(value.shape)
             if is_local(placement):
                 raise FeedError(f"variable {name!r} is local: each rank has its own, which no feed speaks of")
             for axis, want in rows.get(name, {}).items():
@@ -103,8 +103,9 @@ class Dealer:
         sizes: dict[tuple[str, ...], dict[str, int]] = {}
         for name, value in feed.items():
             d = descs[name]
-            for axis in dict.fromkeys(e.axis for e in d.placement if isinstance(e, Shard)):
-                groups = self.cutters(d.placement, axis)
+            placement = dealt(d.placement)
+            for axis in dict.fromkeys(e.axis for e in placement if isinstance(e, Shard)):
+                groups = self.cutters(placement, axis)
                 if not groups or d.type.shape[axis] != ANY:
                     continue
                 seen = sizes.setdefault(tuple(groups), {})
@@ -112,7 +113,7 @@ class Dealer:
                 if len(set(seen.values())) > 1:
                     listed = ", ".join(f"{n!r} has {k}" for n, k in seen.items())
                     raise FeedError(f"feeds that are split among the ranks must have the same number of rows: {listed}")
-                unit = max(e.unit for e in d.placement if isinstance(e, Shard) and e.axis == axis)
+                unit = max(e.unit for e in placement if isinstance(e, Shard) and e.axis == axis)
                 want = evened(rows, prod(groups.values()), unit, uneven)
                 if want != rows:
                     changed.setdefault(name, {})[axis] = want

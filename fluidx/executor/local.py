@@ -15,10 +15,10 @@ from ..ir.dtypes import np_dtype
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef
 from ..ir.operator import Operator, attrs_key
-from ..ir.parts import Coords, Part, holds, local_type, part_of
+from ..ir.parts import Coords, Part, dealt, holds, local_type, part_of
 from ..ir.pattern import Pattern
 from ..ir.program import Program, Var
-from ..ir.types import ANY, Local, Partial, Pieces, Placement, Shard, TensorType
+from ..ir.types import ANY, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 from .context import RunContext
 
 _TOLD = (Effect.PURE, Effect.RANDOM)  # only these are told anything; what communicates works out its parts itself
@@ -76,6 +76,11 @@ class Locals:
             return local_type(whole, self.places.get(name, ()), self.coords)
         except KeyError as e:
             raise ProgramError(f"{self.program.label()}: %{name} is placed over {e}, a group that this rank is not in") from None
+
+    def fed(self, name: str, whole: TensorType) -> TensorType:
+        """The type of the whole value that a feed makes here: where each rank has its own, of its rows."""
+        own = tuple([e for e in self.places.get(name, ()) if isinstance(e, Own)])
+        return local_type(whole, dealt(own), self.coords) if own else whole
 
     def nothing_of(self, name: str) -> bool:
         """Does this rank hold nothing of a value, whatever its open sizes? State exists even where it is empty."""

@@ -37,7 +37,7 @@ class Sizes:
     def infer(self, outline: Outline, feed_types: Mapping[str, TensorType]) -> None:
         """Fill `types` and `here`. Raises NotInitializedError for state that is read and not there."""
         for n, t in feed_types.items():
-            self.define(n, t)
+            self.define(n, t if self.local is None else self.local.fed(n, t))
         self._infer_ops(outline.fact(_rules))
         for n in outline.fetch:
             if n not in self.types:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..ir.errors import FeedError
 from ..ir.parts import holds, local_shape
 from ..ir.program import Program, Var
-from ..ir.types import Placement, TensorType
+from ..ir.types import Own, Placement, TensorType
 from .deal import Dealer, Term, is_local
 
 
@@ -67,6 +67,8 @@ class Holders:
         for n, place in zip(names, wanted.places, strict=True):
             at = [asked.index(n) if n in asked else None for asked in wanted.ranks]
             shape = next((t[k].shape for t, k in zip(types, at, strict=True) if k is not None), ())
+            if any(isinstance(e, Own) for e in place):  # each rank has its own number of rows
+                shape = self.descs[n].type.shape
             terms = None if is_local(place) else self.dealer.terms(place, shape, [r for r, k in enumerate(at) if k is not None])
             found.append(Gathered(n, at, place, shape, terms))
         return found

@@ -19,7 +19,7 @@ from .parts import REDUCE
 from .program import Block, Program, ProgramPair
 from .records import VAR_ATTRS, Var
 from .text import FLAGS
-from .types import At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType
+from .types import At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
 FORMAT, PAIR_FORMAT, VERSION = "fluidx-program", "fluidx-pair", 1
 _ROLES = {r.value: r for r in Role}
@@ -65,6 +65,8 @@ def _entry_out(p: Entry) -> dict[str, Any]:
         return {"shard": p.axis, "group": p.group} | ({"unit": p.unit} if p.unit != 1 else {})
     if isinstance(p, Pieces):
         return {"pieces": list(p.bounds), "group": p.group}
+    if isinstance(p, Own):
+        return {"own": True, "group": p.group}
     return {"partial": p.op, "group": p.group} if isinstance(p, Partial) else {"at": p.root, "group": p.group}
 
 
@@ -209,7 +211,7 @@ class _Reader:
         return Var(name, TensorType(dtype, shape), placement, attrs=attrs, **flags)
 
     def entry(self, data: Any, where: str) -> Entry:
-        data = self.dict_(data, where, ("shard", "unit", "partial", "at", "pieces", "local", "group"))
+        data = self.dict_(data, where, ("shard", "unit", "partial", "at", "pieces", "own", "local", "group"))
         if data == {"local": True}:
             return Local()
         group = self.str_(data.get("group"), f"{where}.group")
@@ -221,12 +223,14 @@ class _Reader:
                 if data["partial"] not in tuple(REDUCE):
                     self.fail(f"{where}.partial", f"one of {', '.join(REDUCE)}", data["partial"])
                 return Partial(data["partial"], group)
+            if data.get("own") is True:
+                return Own(group)
             if "at" in data:
                 return At(self.int_(data["at"], f"{where}.at", -MAX_INDEX, MAX_INDEX), group)
             if "pieces" in data:
                 bounds = self.list_(data["pieces"], f"{where}.pieces")
                 return Pieces(tuple(self.int_(n, f"{where}.pieces[{k}]", 0, MAX_SIZE) for k, n in enumerate(bounds)), group)
-        self.fail(where, "a group and one of shard, partial, at and pieces, or local", data)
+        self.fail(where, "a group and one of shard, partial, at, pieces and own, or local", data)
 
     def op(self, data: Any, where: str) -> Operator:
         data = self.dict_(data, where, ("type", "role", "inputs", "outputs", "attrs", "role_var", "device"))

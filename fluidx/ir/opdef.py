@@ -120,6 +120,10 @@ class OpDef:
     # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks) -> the share
     # that each of them sends on average when nothing is sent twice
     sent: ClassVar[Any] = None
+    # of an operator with `R` in its pattern: (type, attributes) of the collective that does it where ranks have values of their own
+    meets_by: ClassVar[tuple[str, Mapping[str, Any]] | None] = None
+    # of a collective: (attributes) -> (type, attributes) of the one-device operator that it is on values that ranks have of their own
+    of_own: ClassVar[Any] = None
     # arithmetic operations: a number at each point of the pattern's loops (0 of what only moves), or (ins, outs, attrs) -> of the whole, as
     # `pattern` is called; None: 1 at each point, 2 where a product is summed
     flops: ClassVar[Any] = None

@@ -20,9 +20,9 @@ from .program import Block, Program, ProgramPair
 from .records import PARAM_DEFAULTS, Var, check_attrs
 from .text import FLAGS, IMPLIED, implied_inline, quote, startup_name, var_name
 from .tokens import Tokens
-from .types import At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType
+from .types import At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
-PLACES = ("shard", "partial", "at", "pieces", "local")
+PLACES = ("shard", "partial", "at", "pieces", "own", "local")
 MAX_NESTING = 32  # of lists in an attribute
 MAX_INT = 1 << 64  # magnitude of an integer attribute; a seed may use all 64 bits
 MAX_SIZE = (1 << 63) - 1  # of one axis
@@ -316,6 +316,8 @@ class _Parser(Tokens):
         self.k += 1
         if kind == "local":
             return Local()
+        if kind == "own":
+            return Own(self._over())
         self._take("(")
         if kind == "partial":
             what: Any = (self._word("a reduction such as sum"),)
@@ -327,9 +329,7 @@ class _Parser(Tokens):
                 self.k += 1
                 what += (self._int("an index", 0, MAX_SIZE),)
         self._take(")")
-        if not self._took_word("over"):
-            self._fail("'over' and the name of a group")
-        group = self._word("the name of a group")
+        group = self._over()
         if kind == "pieces":
             return Pieces(what, group)
         if kind == "shard":
@@ -337,6 +337,11 @@ class _Parser(Tokens):
                 self._fail("an axis and perhaps a unit of at least 1 in shard(...)")
             return Shard(what[0], group, *what[1:])
         return (Partial if kind == "partial" else At)(what[0], group)
+
+    def _over(self) -> str:
+        if not self._took_word("over"):
+            self._fail("'over' and the name of a group")
+        return self._word("the name of a group")
 
     # -- operators ----------------------------------------------------------------------------------------------------------------------
 

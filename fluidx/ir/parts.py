@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ProgramError
-from .types import ANY, At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType
+from .types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
 if TYPE_CHECKING:
     from .pattern import Pattern
@@ -109,14 +109,55 @@ def cut(value: Any, placement: Placement, coords: Coords) -> Any:
     return part
 
 
+def dealt(placement: Placement) -> Placement:
+    """How a feed is cut: what each rank has of its own are rows of it."""
+    return tuple([Shard(0, e.group) if isinstance(e, Own) else e for e in placement])
+
+
+def _replicas(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequence[int]) -> list[Any]:
+    """The values that ranks have of their own, each joined from the ranks that have a part of it."""
+    own = [e.group for e in placement if isinstance(e, Own)]
+    rest = tuple([e for e in placement if not isinstance(e, Own)])
+    sets: dict[tuple[int, ...], list[Any]] = {}
+    for rank, part in enumerate(parts):
+        if part is not None:
+            coords = coords_of(groups, rank)
+            sets.setdefault(tuple([coords[g][0] for g in own]), [None] * len(parts))[rank] = part
+    out = []
+    for some in sets.values():
+        first = next(p for p in some if p is not None)
+        rows = first.shape[:1] if _has_rows(shape) else tuple(shape[:1])
+        out.append(join(some, rest, groups, (*rows, *shape[1:])) if rest else first)
+    return out
+
+
+def _has_rows(shape: Sequence[int]) -> bool:
+    return tuple(shape[:1]) == (ANY,)
+
+
+def _one_of(wholes: Sequence[Any], shape: Sequence[int]) -> Any:
+    """One value of those that ranks have of their own: rows one behind the other where axis 0 is open, else the mean."""
+    if _has_rows(shape):
+        return np.concatenate(wholes)
+    first = wholes[0]
+    if all(np.array_equal(first, w) for w in wholes[1:]):
+        return first
+    if first.dtype.kind != "f":
+        raise ProgramError(f"the ranks have different values of dtype {first.dtype}, of which there is no mean; fetch return_merged=False")
+    return np.mean(wholes, axis=0, dtype=np.float64).astype(first.dtype)
+
+
 def join(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequence[int]) -> Any:
-    """The whole array, from what all ranks hold (None where a rank holds nothing). Terms are reduced in rank order.
+    """The whole array, from what all ranks hold (None where a rank holds nothing). Terms are reduced in rank order, and of values that
+    ranks have of their own it is the mean, or all rows where axis 0 is open.
 
     >>> join([np.ones(2), np.zeros(2)], (Shard(0, "dp"),), {"dp": [[0, 1]]}, (4,)).tolist()
     [1.0, 1.0, 0.0, 0.0]
     """
     if any(isinstance(e, Local) for e in placement):
         raise ProgramError("a local value means something on its rank only; fetch it with return_merged=False")
+    if any(isinstance(e, Own) for e in placement):
+        return _one_of(_replicas(parts, placement, groups, shape), shape)
     mentioned = [e.group for e in placement]
     partial = [e for e in placement if isinstance(e, Partial)]
     out: Any = None

@@ -13,6 +13,7 @@ of 4 runs of n: of N elements, run k has k*N//4 to (k+1)*N//4, perhaps none. Aft
     n/4                 n is cut between 4 runs, as an axis n/4 says too: the ranks of a group cut it if their number divides 4. Their
                         parts then begin where runs do, whatever the size of n; a second group does not cut n again
     n/4@                the kernel is told which run its part begins with
+    R                   of values that ranks have of their own it makes one: they have to talk
     L(0,2)  L(0>1)      linear in operands 0 and 2 together; only into output 1
     U(0)  D(0)  U(0>max)  rising or falling in every element of operand 0; a maximum over elements of it
 
@@ -52,6 +53,7 @@ class Pattern:
     located: set[str] = field(default_factory=set)  # `@`
     counted: set[str] = field(default_factory=set)  # `#`
     keyed: bool = False
+    meets: bool = False  # `R`
     linear: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = field(default_factory=list)
     monotone: list[tuple[int, tuple[tuple[str, str], ...]]] = field(default_factory=list)
     runs: dict[str, int] = field(default_factory=dict)  # factor -> the number of its runs, `/`
@@ -179,7 +181,7 @@ def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
     body, _, after = text.partition("|")
     known = {*_NAME.findall(body.replace("->", " ")), *sized, *(f"{f}/{k}" for f, k in _RUNS.findall(text))}
     for word in after.split():
-        if word == "K" or _GROUP.fullmatch(word) or _RUNS.fullmatch(word):
+        if word in ("K", "R") or _GROUP.fullmatch(word) or _RUNS.fullmatch(word):
             continue
         said, name = _about(word)
         if not name or said not in ("#", "!", "@", "=", *MONOIDS):
@@ -203,8 +205,8 @@ def _exception(p: Pattern, word: str, text: str) -> None:
         return
     if _RUNS.fullmatch(word):
         return
-    if word == "K":
-        p.keyed = True
+    if word in ("K", "R"):
+        p.keyed, p.meets = p.keyed or word == "K", p.meets or word == "R"
         return
     said, name = _about(word)
     factors = _named(p, name)

@@ -13,17 +13,18 @@ from typing import NamedTuple
 
 from .parts import bounds
 from .pattern import Pattern, Types
-from .types import ANY, At, Entry, Partial, Pieces, Shard
+from .types import ANY, At, Entry, Own, Partial, Pieces, Shard, TensorType
 
 # In a row: the same root, or the same flat ranges, for all operands that have the entry.
 ROOT = At(-1, "")
 FLAT = Pieces((), "")
+OWN = Own("")
 
 
 class Row(NamedTuple):
     """One way in which the operands may lie over one mesh axis, and where the outputs then lie. Entries are of group ""."""
 
-    kind: str  # "cut", "flat", "root", "whole", "linear" or "monotone"
+    kind: str  # "cut", "flat", "root", "whole", "linear", "monotone", "own", or "meet" where the ranks have to talk
     why: str
     ins: tuple[Entry | None, ...]
     outs: tuple[Entry | None, ...]
@@ -60,7 +61,7 @@ def _cut(
 
 def rows(p: Pattern) -> list[Row]:
     """Every row that follows from a pattern, in the order of preference among equally cheap ones:
-    cut, flat ranges, at a root, whole, cuts that leave a sum to be finished, linear, monotone."""
+    cut, flat ranges, at a root, whole, cuts that leave a sum to be finished, linear, monotone, each rank its own."""
     cuts: list[Row] = []
     for f in p.sizes:
         if f in p.whole or "/" in f:
@@ -82,7 +83,7 @@ def rows(p: Pattern) -> list[Row]:
     settled = [r for r in cuts if not r.owes]
     owing = [r for r in cuts if r.owes]
     flat = _flat_row(p)
-    last = [*_linear_rows(p), *_monotone_rows(p)]
+    last = [*_linear_rows(p), *_monotone_rows(p), _own_row(p)]
     if flat is not None:
         (owing if flat.owes else settled).append(flat)
     return [*settled, root, whole, *owing, *last]
@@ -121,6 +122,13 @@ def _linear_rows(p: Pattern) -> Iterator[Row]:
         yield Row("linear", f"linear in {', '.join(map(str, group))}", ins, outs)
 
 
+def _own_row(p: Pattern) -> Row:
+    """Each rank computes of its own values what one device computes of one."""
+    if p.meets:
+        return Row("meet", "of all ranks' own values", _all(OWN, p.ins), (None,) * len(p.outs))
+    return Row("own", "each rank its own", _all(OWN, p.ins), _all(OWN, p.outs))
+
+
 def _monotone_rows(p: Pattern) -> Iterator[Row]:
     for k, kinds in p.monotone:
         for before, after in kinds:
@@ -154,6 +162,8 @@ def fits(
     """
     if not row.among(n):
         return None
+    if any(isinstance(e, Own) for e in (*ins, *(outs or ()))) is not (row.kind in ("own", "meet")):
+        return None
     scale = 0
     for k, (want, have) in enumerate(zip(row.ins, ins, strict=True)):
         if k in p.shape_only or p.ins[k] is None:
@@ -169,6 +179,9 @@ def fits(
         elif want is FLAT:
             if not isinstance(have, Pieces):
                 return None
+        elif want is OWN:
+            if not (isinstance(have, Own) or (have is None and not _opened(types[k]))):
+                return None  # the rows of all are not as many as the rows of one
         elif isinstance(want, Partial):
             # what is the same everywhere is its own maximum; a sum would count it once a rank
             if not (isinstance(have, Partial) and have.op == want.op) and not (have is None and want.op != "sum"):
@@ -205,6 +218,10 @@ def fits(
     return made_at
 
 
+def _opened(t: TensorType | None) -> bool:
+    return t is not None and ANY in t.shape
+
+
 def _concrete(e: Entry | None, free: Entry | None, scale: int, group: str) -> Entry | None:
     if e is None:
         return None
@@ -212,6 +229,8 @@ def _concrete(e: Entry | None, free: Entry | None, scale: int, group: str) -> En
         return free
     if isinstance(e, Shard):
         return Shard(e.axis, group, e.unit * max(scale, 1))
+    if isinstance(e, Own):
+        return Own(group)
     assert isinstance(e, Partial)
     return Partial(e.op, group)
 

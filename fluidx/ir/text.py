@@ -28,7 +28,7 @@ from .opdef import OPS, OpDef, Required, Slot, fits
 from .operator import BlockRef, Operator, Role
 from .program import Block, Program
 from .records import PARAM_DEFAULTS, Var
-from .types import At, Entry, Local, Partial, Placement, Shard, TensorType
+from .types import At, Entry, Local, Own, Partial, Placement, Shard, TensorType
 
 ALWAYS_SHOWN = frozenset({"group", "op", "root"})
 WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"
@@ -212,6 +212,8 @@ def _entry_text(p: Entry) -> str:
         what = f"partial({word(p.op)})"
     elif isinstance(p, At):
         what = f"at({p.root})"
+    elif isinstance(p, Own):
+        what = "own"
     else:
         what = f"pieces({', '.join(map(str, p.bounds))})"
     return f" {what} over {word(p.group)}"

@@ -107,6 +107,19 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
+class Own:
+    """Each rank of `group` has a value of its own: the name stands for as many values as the group has ranks, its replicas.
+
+    What one device computes of a value, every rank computes of its own. Data that lies so is dealt to the ranks by rows.
+    """
+
+    group: str = "dp"
+
+    def __str__(self) -> str:
+        return f"own over {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
 class Local:
     """Each rank holds a value of its own, of the type that is written: a step of an algorithm that means nothing by itself."""
 
@@ -116,7 +129,7 @@ class Local:
         return "local"
 
 
-Entry = Shard | Partial | At | Pieces | Local
+Entry = Shard | Partial | At | Pieces | Own | Local
 # A variable's placement: one entry for each group over which it is not replicated; () is replicate. Of two entries that cut one axis
 # the first cuts the whole, the second what the first leaves.
 Placement = tuple[Entry, ...]

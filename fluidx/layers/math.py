@@ -210,6 +210,13 @@ def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variabl
     return helper.op("increment", x, out={"Out": x} if in_place else {}, step=number(helper.label, "value", value))
 
 
+def replica_mean(x: Variable, name: str | None = None) -> Variable:
+    """The mean of what the ranks have of x when each trains by itself (`strategies.replicas`), on every rank; on one device, and where all
+    ranks have the same x, x itself."""
+    helper = LayerHelper("replica_mean", name)
+    return helper.op("replica_mean", helper.variable(x, "x"))
+
+
 # -- activations ------------------------------------------------------------------------------------------------------------
 
 _UNARY = {
@@ -384,6 +391,6 @@ __all__ = [
     *_UNARY, "brelu", "clip", "clip_by_norm", "cumsum", "elementwise_add", "elementwise_div", "elementwise_floordiv", "elementwise_max",
     "elementwise_min", "elementwise_mod", "elementwise_mul", "elementwise_pow", "elementwise_sub", "elu", "gelu", "hard_shrink",
     "hard_sigmoid", "hard_swish", "has_inf", "has_nan", "increment", "isfinite", "leaky_relu", "mean", "pow", "prelu", "reduce_all",
-    "reduce_any", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu6", "scale", "selu", "soft_relu",
-    "softshrink", "stanh", "sum", "sums", "swish", "thresholded_relu",
+    "reduce_any", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu6", "replica_mean",
+    "scale", "selu", "soft_relu", "softshrink", "stanh", "sum", "sums", "swish", "thresholded_relu",
 ]  # fmt: skip

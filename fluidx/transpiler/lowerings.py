@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..ir.errors import TranspileError
-from ..ir.types import At, Entry, Partial, Pieces, Placement, Shard, show_placement
+from ..ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, show_placement
 
 
 class Step(NamedTuple):
@@ -32,7 +32,7 @@ def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[s
             return [("part", {**g, **_cut(new)}, new)]
         if isinstance(new, Partial) and new.op == "sum":
             return [("own_term", {**g, "root": 0}, new)]
-        if isinstance(new, At):
+        if isinstance(new, (At, Own)):
             return [("assign", {}, new)]  # every rank has it, so the root has
     if isinstance(old, At):
         if isinstance(new, Partial) and new.op == "sum":

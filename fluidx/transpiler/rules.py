@@ -15,7 +15,7 @@ from typing import Any
 from ..ir.opdef import OpDef
 from ..ir.pattern import Pattern
 from ..ir.rows import FLAT, ROOT, Row, rows, same_cut
-from ..ir.types import At, Entry, Partial, Pieces, Placement, Shard, TensorType
+from ..ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, TensorType
 
 NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
 NEVER = 1e30
@@ -35,6 +35,8 @@ def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
         return 0.0
     if old is None or (isinstance(new, Partial) and isinstance(old, (At, Pieces))):
         return 1e-3
+    if isinstance(old, Own):
+        return NEVER  # they are as many values as there are ranks
     if isinstance(new, Partial):
         return NEVER  # a cut value padded with zeros would have to be reduced again
     if isinstance(old, Partial):
@@ -85,7 +87,10 @@ def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] 
     """The row whose operands cost least to bring there. `taken` are factors in runs that another group cuts."""
     best: tuple[float, Row, list[Entry | None], list[Entry | None]] | None = None
     p = kind.pattern
+    of_own = any(isinstance(e, Own) for options in have for e in options)
     for row in kind.table:
+        if (row.kind in ("own", "meet")) is not of_own:
+            continue
         if row.kind == "cut" and not _any_cut(row, have) or row.kind == "linear" and not _any_term(row, have):
             continue
         if row.runs and (not row.among(n) or row.factor in taken):
@@ -129,6 +134,10 @@ def _gathers(ins: Sequence[Entry | None], have: Options, p: Pattern) -> bool:
 
 def _forms(row: Row, have: Options, kind: Kind, group: str, n: int) -> Iterator[tuple[list[Entry | None], list[Entry | None]]]:
     """The concrete forms of a row: its unit, pieces or root taken from where the operands lie."""
+    if row.kind in ("own", "meet"):
+        own = Own(group)
+        yield [own if own in options else None for options in have], [None if x is None else own for x in row.outs]
+        return
     if row.kind in ("flat", "root"):
         wanted = At if row.kind == "root" else Pieces
         for held in dict.fromkeys(e for options in have for e in options if isinstance(e, wanted)):

@@ -18,7 +18,7 @@ from ..ir.operator import Frozen, Operator, attrs_key, unary
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.rows import Row
-from ..ir.types import REPLICATE, At, Entry, Partial, Placement, TensorType, show_placement
+from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, TensorType, show_placement
 from .rules import Choice, Held, Kind, choose, move_cost, nominal_bytes
 from .writer import filled
 
@@ -249,6 +249,10 @@ class Walk:
 
     def _move(self, name: str, held: Held, route: Route, op: Operator, reason: str) -> str:
         """Write a redistribute; the name of the copy that it makes."""
+        if any(isinstance(e, Own) and e not in route.place for e in held.places[route.nearest]):
+            raise TranspileError(
+                f"op {op.type} wants one value of %{name}, and each rank has its own; write layers.replica_mean in front of it{where(op)}"
+            )
         move = Move(name, held.places[route.nearest], route.place, self.types[name], reason)
         self.allowed(move, op)
         self.moves.append(move)

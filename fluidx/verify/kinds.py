@@ -99,7 +99,7 @@ class Kinds:
         in_types, out_types = [s and s[0] for s in kind.ins], [s and s[0] for s in kind.outs]
         types = [*in_types, *out_types]
         pattern = kind.definition.pattern_of(in_types, out_types, kind.attrs)
-        table = rows(pattern)
+        table = [row for row in rows(pattern) if row.kind != "meet"]  # where ranks have to talk, a collective stands
         chosen: list[Row] = []
         for group in groups:
             before = [entry_of(p or (), group) for p in ins]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
-from ..ir.types import ANY, At, Entry, Local, Partial, Pieces, Placement, Shard, TensorType, show_placement
+from ..ir.types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
 from .refuse import Refused
 
 Sets = Sequence[Sequence[int]]
@@ -146,7 +146,7 @@ class Mesh:
 
     def flat_range(self, placement: Placement, shape: Sequence[int], rank: int) -> tuple[int, int] | None:
         """The range of the flat array that a rank's part is; None where it is no range, or not known."""
-        if partial(placement):
+        if partial(placement) or any(isinstance(e, Own) for e in placement):
             return None
         found = flat_range(placement, self._place(rank))
         if found is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
-from ..ir.types import Local, Partial, Placement, TensorType
+from ..ir.parts import entry_of
+from ..ir.types import Local, Own, Partial, Placement, TensorType
 from .kinds import COMMUNICATES, Kind, Kinds, Signature, check_types, moved_entry_is
 from .linear import coefficients
 from .mesh import without_roots
@@ -189,9 +190,23 @@ class Operators:
             why = self._moves[id(kind)] = moved_entry_is(kind, self.mesh)
         if why:
             raise Refused(f"op {op.type}: {why}")
-        s = kind.outs[0]
-        assert s is not None and ins[0] is not None
-        return self.values.moved(ins[0], self.mesh.canonical(s[1], s[0]), (op.type, kind.attrs_id))
+        s, a = kind.outs[0], ins[0]
+        assert s is not None and a is not None
+        placement = self.mesh.canonical(s[1], s[0])
+        of_own = kind.definition.of_own
+        if of_own is not None and isinstance(entry_of(self.values.atoms[a].placement, kind.attrs["group"]), Own):
+            type_, attrs = of_own(**kind.attrs)
+            return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e), placement)
+        return self.values.moved(a, placement, (op.type, kind.attrs_id))
+
+    def _of_own(self, type_: str, attrs: Mapping[str, Any], e: int) -> int:
+        """What the one-device operator makes of an expression: that is what becomes of values that ranks have of their own."""
+        definition = opdef(type_)
+        (slot,), (out,) = definition.in_slots, definition.out_slots
+        op = Operator(type_, {slot.name: ("x",)}, {out.name: ("out",)}, definition.complete_attrs(attrs))
+        (made,) = self.expressions(definition, op, self.kinds.attrs_id(op.attrs), (e,), [self.table.types[e]])
+        assert made is not None
+        return made
 
     def emptied(self, kind: Kind, ins: Sequence[int | None], rank: int) -> bool:
         """Does an operator of which this rank has no elements make nothing but parts without elements, and terms that add nothing?"""

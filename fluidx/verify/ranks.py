@@ -9,7 +9,7 @@ from ..ir.errors import FluidxError, VerifyError
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair, Var
 from ..ir.stamp import Stamp
-from ..ir.types import show_placement
+from ..ir.types import Own, show_placement
 from .control import check_blocks
 from .expressions import Table
 from .kinds import Kinds, Signature
@@ -77,6 +77,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
             report.parameters = sum(declared[n].is_parameter for n in states)
             report.states = len(states) - report.parameters
             report.values = len(proved)
+            report.own = sum(any(isinstance(e, Own) for e in declared[n].placement) for n in proved)
         else:
             report.initial = len(states)
         for world in (one, ranks):

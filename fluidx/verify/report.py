@@ -20,6 +20,7 @@ class Report:
     parameters: int = 0
     states: int = 0
     values: int = 0
+    own: int = 0  # of these, what every rank has of its own
     stamp: Stamp | None = field(default=None, repr=False, compare=False)  # the rank programs as they were proved
 
     def __str__(self) -> str:
@@ -33,5 +34,7 @@ class Report:
             f"  startup      every rank begins with its part of what one device begins with ({self.initial} variables)",
             f"  same answers {self.parameters} parameters and {self.states} other states end the step with one device's value",
             f"  fetches      {self.values} values that can be fetched are one device's",
+            *([f"  replicas     {self.own} of these are each rank's own: what one device computes of a batch, it computes of its rows"]
+              if self.own else []),
             "  in exact arithmetic: the order of sums, and weights beyond the twelfth digit, are not looked at",
         ])  # fmt: skip

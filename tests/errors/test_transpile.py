@@ -38,7 +38,7 @@ CHOICES = [
     (lambda: fx.strategies.get("zero9"), "unknown strategy 'zero9'; did you mean 'zero2'?"),
     (
         lambda: fx.strategies.get("fairy"),
-        "unknown strategy 'fairy'; there are: data_parallel, reduce_broadcast, ring_optimizer, zero1, zero2",
+        f"unknown strategy 'fairy'; there are: {', '.join(sorted(fx.strategies.CATALOGUE))}",
     ),
     (lambda: fx.strategies.get("ring_optimizer", chunk_md=3), "ring_optimizer has no option 'chunk_md'; did you mean 'chunk_mb'?"),
     (lambda: fx.strategies.ring_optimizer(chunk_mb="4"), "ring_optimizer: chunk_mb must be a number of MiB above 0, got '4'"),

@@ -360,4 +360,4 @@ def test_runs_that_cannot_be_are_refused(line, message):
 def test_what_has_size_1_is_in_no_runs():
     types = [TensorType("float64", (1, 3)), TensorType("float64", (4, 3))]
     table = rows(with_line(Centred, "n c, n/4 c -> n c | n@").pattern_of(types, types[:1], {}))
-    assert [row.why for row in table] == ["cut c", "at a root", "whole"]
+    assert [row.why for row in table] == ["cut c", "at a root", "whole", "each rank its own"]

@@ -18,7 +18,7 @@ from ...ir.errors import ProgramError, nearest
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.parts import REDUCE
 from ...ir.parts import bounds as cut_bounds
-from ...ir.types import ANY, At, Entry, Partial, Pieces, Shard, TensorType
+from ...ir.types import ANY, At, Entry, Own, Partial, Pieces, Shard, TensorType
 from ..shared.samples import counting
 
 
@@ -149,6 +149,7 @@ class AllReduce(OpDef):
     attrs = {"group": Required(str), "op": "sum"}
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
+    of_own: ClassVar[Any] = staticmethod(lambda group, op: ("replica_mean", {}) if op == "avg" else None)
     sent = staticmethod(lambda n: 2 * (n - 1) / n)
 
     @staticmethod
@@ -158,6 +159,8 @@ class AllReduce(OpDef):
 
     @staticmethod
     def move(entry: Entry | None, *, group: str, op: str) -> Entry | None:
+        if isinstance(entry, Own) and AllReduce.of_own(group=group, op=op) is not None:
+            return None
         check_move("all_reduce", op)
         expect("all_reduce", entry, Partial(op, group))
         return None

@@ -137,8 +137,8 @@ class _Judged(Case):
                         continue
                     done.add(key)
                     count += 1
-                    if row.kind == "root":
-                        continue  # what the root does is what one device does, as for `whole`
+                    if row.kind in ("root", "own", "meet"):
+                        continue  # what a rank does by itself is what one device does, as for `whole`; what takes all ranks is no kernel's
                     for n, style in self.ways(row):
                         executions += 1
                         bounds: Any = ()

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
-from ...ir.operator import Operator, unary
+from ...ir.operator import Operator, op_types, unary
 from ...ir.program import Block, Program, ProgramPair, Var
+from ...ir.types import Own
 from ..lowerings import ALGORITHMS, steps
 from ..pass_ import Job, Pass
+from ..writer import filled
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,27 @@ class Lower(Pass):
         for block in new.blocks:
             ops: list[Operator] = []
             old, done = block.oplist, 0
-            for k in [k for k, op in enumerate(old) if op.type == "redistribute"]:
+            meeting = {t for t in op_types(old) if opdef(t).meets_by is not None}
+            for k in [k for k, op in enumerate(old) if op.type == "redistribute" or op.type in meeting]:
                 ops += old[done:k]
-                self._write(ops, block, old[k], job, known)
+                if old[k].type in meeting:
+                    ops += self._met(block, old[k])
+                else:
+                    self._write(ops, block, old[k], job, known)
                 done = k + 1
             block.oplist = ops + old[done:]
         return new
+
+    @staticmethod
+    def _met(block: Block, op: Operator) -> list[Operator]:
+        """What stands for an operator that makes one value of those that ranks have of their own: a collective over each group."""
+        own = [e.group for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Own)]
+        if not own:
+            return [op]
+        meets_by = opdef(op.type).meets_by
+        assert meets_by is not None and len(own) == 1
+        type_, attrs = meets_by
+        return [unary(type_, op.input_arg_names[0], op.output_arg_names[0], filled(type_, {"group": own[0], **attrs}), op.site)]
 
     def _write(self, ops: list[Operator], block: Block, op: Operator, job: Job, known: dict[tuple, list]) -> None:
         source, target = op.input_arg_names[0], op.output_arg_names[0]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ...ir import flow
 from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.rows import cut_twice, find_row, rows
-from ...ir.types import ANY, Local, Partial, Placement, Shard, show_placement
+from ...ir.types import ANY, Entry, Local, Own, Partial, Placement, Shard, show_placement
 from ..choices import Everywhere
 from ..pass_ import Job, Pass
 from ..walk import Move, Walk, where
@@ -23,13 +25,15 @@ class Place(Pass):
     """Cut the batch over `group` and let the ops' rules say where everything lies; `update` says where parameters are updated.
 
     `strict` refuses every redistribute that sends something and that the strategy itself does not ask for: all but those of finished
-    gradients and of what returns to its place at rest. `loss` names the loss, when that must be checked.
+    gradients and of what returns to its place at rest. `loss` names the loss, when that must be checked. `own`: each rank trains by itself
+    on its rows; nothing is one value but what `R` of a pattern makes of all.
     """
 
     update: Any = Everywhere()
     group: str = "dp"
     strict: bool = False
     loss: str = ""
+    own: bool = False
 
     requires = ("grouped", "expanded")
     ensures = ("placed",)
@@ -39,9 +43,9 @@ class Place(Pass):
         block = main.global_block()
         check_loss(main, self.loss)
         rest = self._rest(main, job)
-        update = self._update(main, job)
+        update = {} if self.own else self._update(main, job)  # the gradients that a rank has of its own go nowhere
         allowed = self._refuse if self.strict else lambda move, op: None
-        walk = Walk(main, job.mesh.axes, rest, self._floating(main), update.get, allowed)
+        walk = Walk(main, job.mesh.axes, rest, self._floating(main).difference(rest), update.get, allowed)
         walk.run()
         job.log += walk.moves
         place_startup(startup, {n: walk.home[n] for n in walk.keep if n in block.descs and n in walk.home}, job)
@@ -58,7 +62,10 @@ class Place(Pass):
                 f"{main.label()} has no input with an open batch axis to split among the ranks: {listed}; declare it with -1 as axis 0"
             )
         cut = self.group in job.mesh.axes and job.mesh.world_size > 1
-        rest: dict[str, Placement] = {d.name: (Shard(0, self.group),) if cut else () for d in open_}
+        dealt: Entry = Own(self.group) if self.own else Shard(0, self.group)
+        rest: dict[str, Placement] = {d.name: (dealt,) if cut else () for d in open_}
+        if cut and self.own:
+            rest |= dict.fromkeys(owned(main, rest), (dealt,))
         for d in descs.values():
             if d.placement:
                 _check_annotation(d, job)
@@ -101,6 +108,20 @@ class Place(Pass):
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
             )
+
+
+def owned(main: Program, data: Iterable[str]) -> set[str]:
+    """The persistables of which every rank has its own if it has these data of its own: what is computed of them, but where ranks talk."""
+    own, before = set(data), -1
+    while len(own) > before:  # what one step leaves, the next one reads
+        before = len(own)
+        for block in main.blocks:
+            for op in block.oplist:
+                reads, writes = flow.touches(main, op)
+                if not own.isdisjoint(reads) and opdef(op.type).meets_by is None:
+                    own.update(writes)
+    descs = main.global_block().descs
+    return {n for n in own if n in descs and descs[n].persistable}
 
 
 def check_loss(main: Program, loss: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ir.errors import TranspileError, nearest
 from .base import Strategy, strategy
+from .replicas import replicas
 from .replicated import data_parallel
 from .rooted import reduce_broadcast, ring_optimizer
 from .zero import zero1, zero2
@@ -16,6 +17,7 @@ CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "data_parallel": data_parallel,
     "reduce_broadcast": reduce_broadcast,
     "ring_optimizer": ring_optimizer,
+    "replicas": replicas,
     "zero1": zero1,
     "zero2": zero2,
 }
@@ -44,4 +46,4 @@ def get(name: Any, **options: Any) -> Strategy:
     return CATALOGUE[name](**options)
 
 
-__all__ = ["CATALOGUE", "Strategy", "data_parallel", "get", "reduce_broadcast", "ring_optimizer", "strategy", "zero1", "zero2"]
+__all__ = ["CATALOGUE", "Strategy", "data_parallel", "get", "reduce_broadcast", "replicas", "ring_optimizer", "strategy", "zero1", "zero2"]

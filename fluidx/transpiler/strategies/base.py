@@ -76,7 +76,14 @@ class Strategy:
 
 
 def strategy(
-    name: str, update: Any, by: str = "collective", schedule: Steps = (), strict: bool = False, loss: Any = None, **options: Any
+    name: str,
+    update: Any,
+    by: str = "collective",
+    schedule: Steps = (),
+    strict: bool = False,
+    loss: Any = None,
+    own: bool = False,
+    **options: Any,
 ) -> Strategy:
     """A strategy from its choices: where parameters are updated (see choices.py), how what moves is lowered (see lowerings.py), and
     passes that schedule the result."""
@@ -84,7 +91,7 @@ def strategy(
     steps: Steps = (
         ("groups", InitGroups()),
         ("expand", ExpandFused()),
-        ("place", Place(update, strict=strict, loss=loss)),
+        ("place", Place(update, strict=strict, loss=loss, own=own)),
         ("startup", BroadcastStartup()),
         ("lower", Lower(by)),
         ("hosts", HostRings()),

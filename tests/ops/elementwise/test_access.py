@@ -67,4 +67,4 @@ def test_fluids_axis_names_the_axes_that_y_meets_wherever_y_stands():
 def test_one_element_leaves_flat_ranges_possible():
     x, one = TensorType("float32", (4, 6)), TensorType("float32", (1, 1))
     p = opdef("elementwise_mul").pattern_of([x, one], [x], {"axis": -1})
-    assert [r.kind for r in rows(p)] == ["cut", "cut", "flat", "root", "whole", "linear", "linear"]
+    assert [r.kind for r in rows(p)] == ["cut", "cut", "flat", "root", "whole", "linear", "linear", "own"]

@@ -1,0 +1,18 @@
+"""The strategy whose ranks train by themselves and meet where the program says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..choices import Everywhere
+from .base import Strategy, strategy
+
+
+def replicas(loss: Any = None, strict: bool = False) -> Strategy:
+    """Each rank trains on its rows with parameters of its own; ranks talk where the program has `replica_mean`, and nowhere else.
+
+    What one device computes of a batch, each rank computes of its rows: the answers are those of as many devices, not of one. The program
+    is minimized with an optimizer that says when ranks meet, such as `optimizer.LocalSGDOptimizer`.
+    Source: Stich, "Local SGD Converges Fast and Communicates Little" (2019).
+    """
+    return strategy("replicas", Everywhere(), loss=loss, strict=strict, own=True)

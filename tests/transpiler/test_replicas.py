@@ -1,0 +1,146 @@
+"""Ranks that train by themselves and meet now and then: n of them are n separate devices, averaged by hand."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.ir import Own, Program, ProgramPair, Shard
+from fluidx.verify import verify_ranks
+
+L, D = fx.layers, "float64"
+
+
+def model(k=2, optimizer=None, meet=L.replica_mean):
+    """A small net, trained by itself, whose parameters are averaged in every k-th run; and what is fed."""
+    main, startup = fx.Program("alone"), fx.Program("alone_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x, y = fx.data("x", [-1, 6], D), fx.data("y", [-1, 1], D)
+        out = L.fc(L.batch_norm(L.fc(x, 5, act="tanh")), 1)
+        loss = L.mean(L.square(out - y))
+        (optimizer or fx.optimizer.Adam(0.05)).minimize(loss)
+        runs = fx.lr_scheduler.autoincreased_step_counter()
+        due = L.equal(L.elementwise_mod(runs, L.fill_constant([1], "int64", k)), L.fill_constant([1], "int64", 0))
+
+        def average():
+            for p in main.all_parameters():
+                L.assign(meet(p), p)
+
+        L.cond(due, average)
+    return main, startup, loss, out
+
+
+def feeds(rows):
+    rng = np.random.default_rng(3)
+    return [{"x": rng.standard_normal((n, 6)), "y": rng.standard_normal((n, 1))} for n in rows]
+
+
+def by_hand(main, startup, loss, out, k, n, given):
+    """n executors of one device, each with its rows; in every k-th step their parameters become the mean of all."""
+    exe, scopes = fx.Executor(fx.CPUPlace()), [fx.executor.Scope() for _ in range(n)]
+    for s in scopes:
+        exe.run(startup, scope=s)
+    seen = []
+    for step, feed in enumerate(given, 1):
+        rows = len(feed["x"])
+        cuts = [slice(r * rows // n, (r + 1) * rows // n) for r in range(n)]
+        values = [exe.run(main, {f: v[c] for f, v in feed.items()}, [loss, out], scope=s) for s, c in zip(scopes, cuts, strict=True)]
+        seen.append((np.mean([v[0] for v in values], axis=0), np.concatenate([v[1] for v in values])))
+        if step % k == 0:
+            for p in main.all_parameters():
+                mean = np.mean([s.get(p.name) for s in scopes], axis=0)
+                for s in scopes:
+                    s.set(p.name, mean)
+    return seen, scopes
+
+
+def transpiled(main, startup, trainers):
+    return fx.DistributeTranspiler("replicas").transpile(program=main, startup_program=startup, trainers=trainers)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_every_rank_is_a_device_by_itself_until_they_meet(n):
+    k, given = 2, feeds([8, 7, 9, 8, 11])
+    main, startup, loss, out = model(k)
+    seen, scopes = by_hand(main, startup, loss, out, k, n, given)
+    t = transpiled(main, startup, n)
+    t.verify()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(n)) as exe:
+        exe.run_startup()
+        for feed, (mean, rows) in zip(given, seen, strict=True):
+            found = exe.run([loss, out], feed)
+            # the mean over the ranks is a sum in another order: rounding of float64, which Adam's division by small numbers magnifies
+            np.testing.assert_allclose(found[0], mean, rtol=1e-10)
+            np.testing.assert_allclose(found[1], rows, rtol=1e-10)
+        for p in main.all_parameters():
+            for s, mine in zip(scopes, exe.scopes, strict=True):
+                np.testing.assert_allclose(mine.get(p.name), s.get(p.name), rtol=1e-10, atol=1e-12)
+
+
+def test_nothing_is_sent_between_meetings():
+    main, startup, *_ = model()
+    t = transpiled(main, startup, 4)
+    assert not [op for op in t.main.ops if op.type in ("all_reduce", "broadcast")]
+    inner = [op.type for b in t.main.blocks[1:] for op in b.oplist]
+    assert inner.count("all_reduce") == len(main.all_parameters())
+
+
+def test_values_that_ranks_have_of_their_own_are_fetched_as_rows_or_as_the_mean():
+    main, startup, loss, out = model()
+    given = feeds([7])
+    t = transpiled(main, startup, 2)
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as exe:
+        exe.run_startup()
+        both = exe.run([loss, out], given[0], return_merged=False)
+        exe.run_startup()
+        mean, rows = exe.run([loss, out], given[0])
+    np.testing.assert_array_equal(mean, (both[0][0] + both[0][1]) / 2)
+    np.testing.assert_array_equal(rows, np.concatenate(both[1]))
+    assert [len(part) for part in both[1]] == [3, 4]
+
+
+def test_the_report_says_that_answers_are_not_one_devices():
+    main, startup, *_ = model()
+    assert "each rank's own" in str(transpiled(main, startup, 2).verify())
+    assert "each rank's own" not in str(
+        fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=2).verify()
+    )
+
+
+def test_text_and_json_say_it():
+    main, startup, *_ = model()
+    t = transpiled(main, startup, 2)
+    assert "data %x: f64[-1,6] own over dp" in str(t.main)
+    assert str(Program.parse_from_string(str(t.get_trainer_program(1)))) == str(t.get_trainer_program(1))
+    assert t.main.global_block().desc("x").placement == (Own("dp"),)
+
+
+def test_one_value_of_all_ranks_is_asked_for_by_name():
+    main, startup = fx.Program("asks"), fx.Program("asks_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 4], D)
+        h = L.fc(x, 3, param_attr=fx.ParamAttr(placement=Shard(1, "tp")), bias_attr=False)
+        flag = L.greater_than(L.reduce_mean(h), L.fill_constant([1], D, 0.0))
+        L.cond(flag, lambda: L.scale(h, 2.0), lambda: h)
+    with pytest.raises(fx.FluidxError, match="wants one value of .*, and each rank has its own; write layers.replica_mean"):
+        transpiled(main, startup, fx.Mesh(dp=2, tp=1))
+
+
+BREAK = {
+    "a sum instead of the mean": lambda s: s.replace('op="avg"', 'op="sum"', 1),
+    "no meeting": lambda s: s.replace('all_reduce(%fc_0.b_0) {group="dp", op="avg"}', "assign(%fc_0.b_0)"),
+    "the mean left to each rank": lambda s: s.replace('all_reduce(%fc_0.b_0) {group="dp", op="avg"}', "replica_mean(%fc_0.b_0)"),
+    "one value claimed for all": lambda s: s.replace("own over dp", "", 2),
+    "cut rows": lambda s: s.replace("data %x: f64[-1,6] own over dp", "data %x: f64[-1,6] shard(0) over dp"),
+}
+
+
+@pytest.mark.parametrize("which", BREAK)
+def test_wrong_programs_of_replicas_are_refused(which):
+    main, startup, *_ = model()
+    t = transpiled(main, startup, 2)
+    texts = [str(t.get_trainer_program(r)) for r in range(2)]
+    broken = [Program.parse_from_string(BREAK[which](text)) for text in texts]
+    assert str(broken[0]) != texts[0]
+    for mains in (broken, [Program.parse_from_string(texts[0]), broken[1]]):
+        with pytest.raises(fx.VerifyError):
+            verify_ranks(ProgramPair(main, startup), mains, [t.get_startup_program(r) for r in range(2)])
