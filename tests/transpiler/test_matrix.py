@@ -1,0 +1,83 @@
+"""Every strategy on every kind of model and 1 to 8 ranks: one device's answers, proved, and the bytes that its closed form says.
+
+A strategy or a choice of options is one line of STRATEGIES; where a model or a number of ranks cannot be had, REFUSED says why.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.testing.models import TestModel, integer_mlp, train_ranks, train_single
+from tests.transpiler import models
+from tests.transpiler.models import written
+
+L, D = fx.layers, "float64"
+RANKS = (1, 2, 4, 8)
+ROWS = (16, 9)  # an even batch, and one that leaves some of 8 ranks with one row
+
+
+def unused() -> models.Written:
+    """A parameter that the loss does not reach, beside others that it does."""
+    x, label, feed = models._rows((6,))
+    logits = L.fc(L.fc(x, 8, act="tanh"), 5)
+    L.fc(x, 3, name="unused")
+    return L.mean(L.softmax_with_cross_entropy(logits, label)), fx.optimizer.Momentum(0.1, 0.9), feed
+
+
+@cache
+def model(name: str) -> TestModel:
+    return {"integers": integer_mlp, "unused": lambda: written(unused)}.get(name, lambda: written(models.MODELS[name]))()
+
+
+MODELS = ("integers", "mlp", "conv", "gpt", "unused", "masked")
+EXACT = ("integers",)  # small integers: every sum is exact in any order
+
+
+class One(NamedTuple):
+    """What one device gives: the feeds, what is fetched in each step, and the state behind them."""
+
+    feeds: list[dict[str, np.ndarray]]
+    values: list[list[np.ndarray]]
+    state: Any
+
+
+@cache
+def one_device(name: str) -> One:
+    m = model(name)
+    feeds = [m.feed(n, k) for k, n in enumerate(ROWS)]
+    values, scope = train_single(m, feeds[:1] if name in EXACT else feeds, [m.loss])
+    return One(feeds[: len(values)], values, scope)
+
+
+def same(name: str, strategy: Any, trainers: Any) -> None:
+    m, one = model(name), one_device(name)
+    values, state = train_ranks(m, strategy, trainers, one.feeds, [m.loss])
+    for (a,), (b,) in zip(one.values, values, strict=True):
+        _equal(name, "the loss", b, a)
+    for n, found in state.items():
+        _equal(name, n, found, one.state.get(n))
+
+
+def _equal(name: str, what: str, found: np.ndarray, wanted: np.ndarray) -> None:
+    if name in EXACT:
+        assert np.array_equal(found, wanted), what
+    else:  # float64, and only the order of additions differs; Adam's division by small numbers magnifies that
+        np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-9, err_msg=what)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("strategy", models.STRATEGIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_give_one_devices_answers(name, strategy, ranks):
+    same(name, models.STRATEGIES[strategy](), ranks)
+
+
+@pytest.mark.parametrize("strategy", models.STRATEGIES)
+@pytest.mark.parametrize("name", ["conv", "gpt", "masked"])
+def test_two_hosts_of_four_give_one_devices_answers(name, strategy):
+    same(name, models.STRATEGIES[strategy](), fx.Cluster(2, 4))
