@@ -78,7 +78,7 @@ class Sizes:
         t = self.types.get(name)
         if t is not None:
             return t
-        d = self.block.find(name)
+        d = self.block.find(name) or (self.local.descs.get(name) if self.local is not None else None)
         if d is not None and d.persistable and self.local is None and (found := self.held.get(name)) is not None:
             if _type(found, d.type) is d.type:
                 t = self.types[name] = self.program.shared(d.type)

@@ -15,6 +15,7 @@ of 4 runs of n: of N elements, run k has k*N//4 to (k+1)*N//4, perhaps none. Aft
     n/4@                the kernel is told which run its part begins with
     R                   of values that ranks have of their own it makes one: they have to talk
     L(0,2)  L(0>1)      linear in operands 0 and 2 together; only into output 1
+    L()                 zero, whatever the operands: every rank's zeros are terms of it
     U(0)  D(0)  U(0>max)  rising or falling in every element of operand 0; a maximum over elements of it
 
 `*:+` speaks of all starred factors, `k?:+` of k0, k1, ... Operands and outputs are counted from 0.
@@ -154,7 +155,7 @@ def _runs(p: Pattern, text: str) -> None:
             p.sizes[f] = 1
 
 
-_GROUP = re.compile(r"([LUD])\((\d+(?:,\d+)*)(?:>(\w+(?:,\w+)*))?\)")
+_GROUP = re.compile(r"([LUD])\((\d+(?:,\d+)*)(?:>(\w+(?:,\w+)*))?\)|L\(\)")
 _SWAPPED = {"max": "min", "min": "max"}
 
 
@@ -192,6 +193,9 @@ def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
 
 def _exception(p: Pattern, word: str, text: str) -> None:
     """Enter one word from behind the `|`."""
+    if word == "L()":
+        p.linear.append(((), None))
+        return
     if (m := _GROUP.fullmatch(word)) is not None:
         kind, operands, into = m.groups()
         members = tuple(map(int, operands.split(",")))

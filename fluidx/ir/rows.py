@@ -119,7 +119,7 @@ def _linear_rows(p: Pattern) -> Iterator[Row]:
     for group, into in p.linear:
         ins = tuple(term if k in group else None for k in range(len(p.ins)))
         outs = tuple(None if axes is None else term if into is None or k in into else None for k, axes in enumerate(p.outs))
-        yield Row("linear", f"linear in {', '.join(map(str, group))}", ins, outs)
+        yield Row("linear", f"linear in {', '.join(map(str, group))}" if group else "zero", ins, outs)
 
 
 def _own_row(p: Pattern) -> Row:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._checks import one_of, whole, wrong
-from ..ir import ANY, Block, BlockRef, TensorType, Variable
+from ..ir import ANY, Block, BlockRef, Role, TensorType, Variable
 from ..ir.flow import sub_reads, sub_writes
 from .compare import equal, logical_and, logical_not
 from .helper import LayerHelper
@@ -264,6 +264,24 @@ def switch_case(
     return _chain(pairs, default)
 
 
+@contextmanager
+def when(chosen: Variable, outer: Block, role: Role | None = None) -> Iterator[Block]:
+    """Operators written inside run where `chosen`, one bool of the block `outer`, holds; what they write outside outlives them."""
+    program = outer.program
+    with program.sub_block(outer.idx) as block:
+        yield block
+    with program.sub_block(outer.idx) as nothing:
+        pass
+    reads, writes = sub_reads(program, block), sub_writes(program, block)
+    outer.append_op(
+        "cond",
+        {"Cond": chosen, "X": list(dict.fromkeys([*reads, *writes]))},
+        {"Out": writes},
+        {"true_block": BlockRef(block.idx), "false_block": BlockRef(nothing.idx), "true_out": writes, "false_out": writes},
+        role=role,
+    )
+
+
 class Switch:
     """fluid's statement form of `case`, for branches that write existing variables.
 
@@ -300,7 +318,7 @@ class Switch:
         chosen = condition if self._open is None else logical_and(self._open, condition)
         # read before the branch, which may write what the condition depends on
         others = logical_not(chosen) if self._open is None else logical_and(self._open, logical_not(condition))
-        with self._branch(chosen) as block:
+        with when(chosen, self.helper.main.current_block()) as block:
             yield block
         self._open = others
 
@@ -310,7 +328,7 @@ class Switch:
         self._check()
         if self._open is None:
             raise wrong(f"{self.helper.label}: default() needs a case() before it")
-        with self._branch(self._open) as block:
+        with when(self._open, self.helper.main.current_block()) as block:
             yield block
         self._closed = True
 
@@ -319,22 +337,6 @@ class Switch:
             raise wrong(f"{self.helper.label}: nothing may follow default()")
         if not self._inside:
             raise wrong(f"{self.helper.label}: use it as `with Switch() as switch:`")
-
-    @contextmanager
-    def _branch(self, chosen: Variable) -> Iterator[Block]:
-        program = self.helper.main
-        outer = program.current_block()
-        with program.sub_block() as block:
-            yield block
-        with program.sub_block() as nothing:
-            pass
-        reads, writes = sub_reads(program, block), sub_writes(program, block)
-        outer.append_op(
-            "cond",
-            {"Cond": chosen, "X": list(dict.fromkeys([*reads, *writes]))},
-            {"Out": writes},
-            {"true_block": BlockRef(block.idx), "false_block": BlockRef(nothing.idx), "true_out": writes, "false_out": writes},
-        )
 
 
 # -- looking at values while a program runs ---------------------------------------------------------------------------------------

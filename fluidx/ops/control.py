@@ -125,7 +125,8 @@ class Cond(OpDef):
         branches = []
         for which in ("false", "true"):
             run = planner.block_runner(op.attrs[f"{which}_block"].idx)
-            pairs = [(planner.array(o), planner.array(n)) for o, n in zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True)]
+            named = zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True)  # what a branch writes outside is there already
+            pairs = [(planner.array(o), planner.array(n)) for o, n in named if o != n]
             branches.append((run, pairs))
 
         def step() -> None:

@@ -4,6 +4,7 @@ from .adam import Adam, Adamax, AdamW, Lamb
 from .average import ExponentialMovingAverage
 from .base import Optimizer
 from .gradient import SGD, Adadelta, Adagrad, DecayedAdagrad, Ftrl, LarsMomentum, Momentum, RMSProp
+from .merge import GradientMergeOptimizer
 
 SGDOptimizer = SGD
 MomentumOptimizer = Momentum
@@ -20,7 +21,8 @@ FtrlOptimizer = Ftrl
 
 __all__ = [
     "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW", "AdamWOptimizer", "Adamax",
-    "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "Lamb",
+    "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer",
+    "GradientMergeOptimizer", "Lamb",
     "LambOptimizer", "LarsMomentum", "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "RMSProp",
     "RMSPropOptimizer", "SGD", "SGDOptimizer",
 ]  # fmt: skip

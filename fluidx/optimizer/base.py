@@ -14,6 +14,7 @@ from .._collector import collections_paused
 from ..backward import append_backward
 from ..clip import GradientClip, append_gradient_clip_ops
 from ..ir import (
+    Block,
     Builder,
     Operator,
     Parameter,
@@ -127,18 +128,20 @@ class Optimizer:
         main = pairs[0][0].block.program
         if startup is main:
             raise wrong(f"{self.label}: the startup program must be another program than the one that is trained")
-        block = main.global_block()
+        block = pairs[0][1].block  # updates stand where the gradients do, which may be in a branch
         taken = self._states.setdefault(main, {})
         for p, g in pairs:
             if p.block.program is not main or g.block.program is not main:
                 raise wrong(f"{self.label}: {p.name!r} and its gradient {g.name!r} must belong to {main.label()}")
+            if g.block.idx != block.idx:
+                raise wrong(f"{self.label}: the gradients {pairs[0][1].name!r} and {g.name!r} are of two blocks of {main.label()}")
             if not p.desc.type.accepts(g.desc.type):
                 raise wrong(f"{self.label}: the gradient of {p.name!r} must be {p.desc.type}, {g.name!r} is {g.desc.type}")
             if (p.name, "") in taken:
                 raise wrong(f"{self.label}: this optimizer already updates parameter {p.name!r} in {main.label()};"
                             " make another optimizer for a second loss, or add the losses up and minimize once")  # fmt: skip
         start = len(block.oplist)
-        step = Step(self, main, startup)
+        step = Step(self, block, startup)
         pairs = self.grad_clip(pairs) if self.grad_clip is not None else append_gradient_clip_ops(pairs)
         pairs = append_regularization_ops(pairs, self.regularization)
         devices = {p: op.device for op in block.oplist if op.device for p in op.role_var[::2]}
@@ -156,11 +159,10 @@ class Optimizer:
         """The learning rate of one parameter: the optimizer's, times the parameter's own, made once per distinct factor."""
         factor = float(p.optimize_attr["learning_rate"])
         rates = self._rates.setdefault(step.main, {})
-        if factor not in rates:
-            if 1.0 not in rates:
-                rates[1.0] = self._base_rate(step, "float64" if p.dtype == "float64" else "float32")
-            if factor != 1.0:
-                rates[factor] = step.b.scale(rates[1.0], scale=factor)
+        if 1.0 not in rates:
+            rates[1.0] = self._base_rate(step, "float64" if p.dtype == "float64" else "float32")
+        if factor != 1.0 and (factor not in rates or step.b.block.find(rates[factor].name) is None):
+            rates[factor] = step.b.scale(rates[1.0], scale=factor)
         return rates[factor]
 
     def _base_rate(self, step: Step, dtype: str) -> Variable:
@@ -180,12 +182,12 @@ class Optimizer:
 class Step:
     """What an optimizer's `update` is handed: a builder and the state of its parameters."""
 
-    def __init__(self, optimizer: Optimizer, main: Program, startup: Program):
+    def __init__(self, optimizer: Optimizer, block: Block, startup: Program):
         self.optimizer = optimizer
-        self.main = main
+        self.main = block.program
         self.startup = startup
-        self.block = main.global_block()
-        self.b = Builder(self.block, role=Role.OPTIMIZE)
+        self.block = self.main.global_block()
+        self.b = Builder(block, role=Role.OPTIMIZE)
         self.b.site = call_site()
         self._powers: list[tuple[Variable, float]] = []
         self._fills: Fills = {}
@@ -220,10 +222,10 @@ class Step:
         for var, base in self._powers:
             kind = var.dtype, base
             if kind in made:
-                self.block.repeat(made[kind], {"X": (var.name,)}, {"Out": (var.name,)})
+                self.b.block.repeat(made[kind], {"X": (var.name,)}, {"Out": (var.name,)})
             else:
                 self.b.scale(var, scale=base, out={"Out": var})
-                made[kind] = self.block.oplist[-1]
+                made[kind] = self.b.block.oplist[-1]
 
 
 def fraction(owner: str, name: str, value: float) -> float:

@@ -8,13 +8,14 @@ Source: facts measured on a prototype over seven models; spread, not searched, a
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..ir.opdef import OpDef
+from ..ir.parts import entry_of
 from ..ir.pattern import Pattern
-from ..ir.rows import FLAT, ROOT, Row, rows, same_cut
+from ..ir.rows import FLAT, ROOT, Row, cut_twice, find_row, rows, same_cut
 from ..ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, TensorType
 
 NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
@@ -59,6 +60,20 @@ class Kind:
         return Kind(p, rows(p), [*ins, *outs], [nominal_bytes(t) for t in ins])
 
 
+def may_write(kind: Kind, places: Sequence[Placement | None], axes: Iterable[tuple[str, int]]) -> bool:
+    """Can an operator that reads no elements of any operand write its results so? None stands for an absent one."""
+    p, chosen = kind.pattern, []
+    for group, n in axes:
+        entries = [None if q is None else entry_of(q, group) for q in places]
+        if not any(entries):
+            continue
+        row = find_row(kind.table, p, [None] * len(p.ins), entries, kind.types, group, n)
+        if row is None:
+            return False
+        chosen.append(row)
+    return not cut_twice(chosen)
+
+
 @dataclass(eq=False)
 class Choice:
     """What an operator does whose operands have certain placements at hand.
@@ -71,6 +86,7 @@ class Choice:
     outs: list[tuple[Held, Placement]]
     why: str
     still: bool  # nothing has to be moved, and each operand is taken in its first placement
+    source: bool  # no elements of any operand are read
 
 
 @dataclass(eq=False, slots=True)

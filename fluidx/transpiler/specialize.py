@@ -32,20 +32,24 @@ class Specializer:
 
     def __init__(self, program: Program):
         self.program = program
+        self.roots_of: list[dict[int, Placement]] = []  # by block: the roots of the placements of what is declared there, by their ids
         self.segments = [self._segments(b) for b in program.blocks]
 
     def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Ring]:
         """Runs of operators that every rank has, runs of operators that some ranks have, and rings, in order."""
-        descs = block.descs
-        different = {id(q): q for q in map(_PLACEMENT, descs.values())}  # most values lie at one of a few objects
-        roots_of = {k: roots for k, q in different.items() if (roots := tuple([e for e in q if isinstance(e, At)]))}
+        find = block.find if block.idx else block.descs.get
+        different = {id(q): q for q in map(_PLACEMENT, block.descs.values())}  # most values lie at one of a few objects
+        roots_of: dict[int, Placement] = {k: roots for k, q in different.items() if (roots := tuple([e for e in q if isinstance(e, At)]))}
+        if block.idx:  # a branch writes what enclosing blocks declare
+            roots_of.update(self.roots_of[block.parent_idx])
+        self.roots_of.append(roots_of)
         if not roots_of and op_types(block.oplist).isdisjoint(RINGS):
             return [tuple(block.oplist)]
 
         def kind(op: Operator) -> tuple:
             if op.type in RINGS:
                 return (op.type, op.attrs["group"], op.attrs["wave"])
-            d = descs.get(op.output_arg_names[0]) if op.output_arg_names else None
+            d = find(op.output_arg_names[0]) if op.output_arg_names else None
             roots = None if d is None else roots_of.get(id(d.placement))
             if roots and OPS[op.type].move is not None:  # everyone that may hold the operand takes part
                 roots = tuple(e for e in roots if e.group != op.attrs["group"])

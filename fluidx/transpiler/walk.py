@@ -19,7 +19,7 @@ from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.rows import Row
 from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, TensorType, show_placement
-from .rules import Choice, Held, Kind, choose, move_cost, nominal_bytes
+from .rules import Choice, Held, Kind, choose, may_write, move_cost, nominal_bytes
 from .writer import filled
 
 Names = Sequence[str | None]
@@ -149,7 +149,8 @@ class Walk:
             if choice is None:
                 choice = choices[key] = self._choose(op, definition, ins, outs)
             still = choice.still and self.names.keys().isdisjoint(ins)
-            self._write(op, None if still else self._brought(op, definition, ins, choice), outs, choice.outs)
+            made = self._at_home(op, definition, ins, outs) or choice.outs if choice.source else choice.outs
+            self._write(op, None if still else self._brought(op, definition, ins, choice), outs, made)
             if role_var:
                 self._finish(role_var, op)
         self.block, self.out = outer, outer.oplist
@@ -225,7 +226,14 @@ class Walk:
             take.append(None if k in p.shape_only or p.ins[k] is None else here)
         why = f"{op.type}: {', '.join(dict.fromkeys(row.why for row, _, _ in over))}"
         made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]
-        return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take))
+        return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take), all(t is None for t in take))
+
+    def _at_home(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> list[tuple[Held, Placement]] | None:
+        """Where results rest that have a place already, if a source can write there; None if not."""
+        places = [None if n is None else self.home.get(n, REPLICATE) for n in outs]
+        if not any(places) or not may_write(self._kind(op, definition, ins, outs), places, self.groups):
+            return None
+        return [(self._held(n, (q or REPLICATE,)), q or REPLICATE) for n, q in zip(outs, places, strict=True)]
 
     def _name(self, name: str, k: int) -> str:
         """The name under which a value lies in the placement number `k` of those at hand."""
@@ -350,12 +358,16 @@ class Walk:
         changed = {n: m for n, m in changed.items() if n != m}
         bodies = [(self.program.blocks[op.attrs[which].idx], results) for which, results in definition.bodies.items()]
         for n in dict.fromkeys(n for block, _ in bodies for n in sub_writes(self.program, block) if n in self.at):
+            held = self.at[n]
+            if not held.places:
+                if not definition.repeats:
+                    continue  # the first operator of a branch that wants it says where it rests
+                self._moved(n, REPLICATE, op, "")
             home = self.home.get(n, REPLICATE)
-            if any(isinstance(e, Partial) for e in home):
+            if definition.repeats and any(isinstance(e, Partial) for e in home):
                 raise TranspileError(
                     f"op {op.type} writes %{n} in a block, which lies at {show_placement(home)}; write it whole before{where(op)}"
                 )
-            held = self.at[n]
             if home not in held.places:  # it is on its way: the block finds it where it rests
                 self._go_home(n, self._name(n, 0), held.places[0], op)
             self._hold(n, self._held(n, (home,)))
@@ -365,6 +377,8 @@ class Walk:
             self._enter(outer)
             self._block(block)
             ends.append((block, self._state()))
+        for state in (outer, *(state for _, state in ends)):
+            self._settle(state)
         attrs = dict(op.attrs)
         results: list[tuple[Held, Placement]] = []
         named = [(which, block, state) for (_, which), (block, state) in zip(bodies, ends, strict=True) if which]
@@ -392,6 +406,13 @@ class Walk:
         """Go on where values lie so."""
         at, names = state
         self.at, self.names = dict(at), dict(names)
+        self._settle(self._state())
+
+    def _settle(self, state: State) -> None:
+        """What floated there rests where another block wanted it."""
+        for n in self.floating:
+            if n in self.home and not state[0][n].places:
+                state[0][n] = self._held(n, (self.home[n],))
 
     def _common(self, results: list[tuple[Mapping[str | None, Held], str]]) -> Placement:
         """The placement in which it costs least to have a result of all branches."""

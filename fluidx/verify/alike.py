@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain, compress, count
 from typing import Any
 
@@ -21,8 +21,8 @@ from .messages import is_message
 class Alike:
     """Ranks whose programs say the same."""
 
-    def __init__(self, program: Program, codes: list[int]):
-        self.program, self.codes = program, codes
+    def __init__(self, program: Program, codes: list[int], kept: Collection[str] | None):
+        self.program, self.codes, self.kept = program, codes, kept
         self.common: list[int] = []  # where the operators stand that all ranks have, and then the end
         self.spans: dict[int, tuple[int, int]] = {}  # of sends and receives that start together
         self._dead: set[int] | None = None
@@ -32,7 +32,7 @@ class Alike:
         if self._dead is None:
             self._dead = set()
             descs = self.program.global_block().descs
-            needed: set[str] = set()
+            needed = set(self.kept or ())
             for k in range(len(self.codes) - 1, -1, -1):
                 op = ops[self.codes[k]][0]
                 runs = op.type not in OPS or OPS[op.type].effect not in (Effect.PURE, Effect.RANDOM) or bool(OPS[op.type].bodies)
@@ -57,13 +57,17 @@ def touched(program: Program, idx: int) -> set[str]:
 
 
 class Programs:
-    """The operators of block 0 of all ranks, those that say the same under one number."""
+    """The operators of block 0 of all ranks, those that say the same under one number.
 
-    def __init__(self, programs: Sequence[Program], twins: Twins, table: Table):
-        self.programs, self.table = programs, table
+    For branches of larger programs, `kept` is what these need of them; their blocks were looked at with the rest.
+    """
+
+    def __init__(self, programs: Sequence[Program], twins: Twins, table: Table, kept: Collection[str] | None = None):
+        self.programs, self.table, self.kept = programs, table, kept
         self.n = len(programs)
         self.codes: dict[tuple, int] = {}
         self.ops: list[tuple[Operator, Program]] = []  # by code
+        self.lines: dict[int, int] = {}  # of branches: code -> the number of those that say the same, their bodies aside
         self._code_of: dict[int, int] = {}
         self._keep: list[Any] = []
         self._checked_blocks: set[int] = set()
@@ -73,7 +77,7 @@ class Programs:
         if len(twins) == 1:
             ((first, _),) = twins
             self.ops = [(op, first) for op in first.global_block().oplist]
-            self.classes.append(Alike(first, list(range(len(self.ops)))))
+            self.classes.append(Alike(first, list(range(len(self.ops))), self.kept))
             self.of = self.classes * self.n
         else:
             self._classes(twins)
@@ -87,7 +91,7 @@ class Programs:
             block = p.global_block()
             known = [*map(self._code_of.get, map(id, block.oplist))]
             codes = [self._code(op, p, block) if c is None else c for op, c in zip(block.oplist, known, strict=True)]
-            alike = found.setdefault(tuple(codes), Alike(p, codes))
+            alike = found.setdefault(tuple(codes), Alike(p, codes, self.kept))
             of.update(dict.fromkeys(ranks, alike))
         self.classes = [*found.values()]
         self.of = [of[r] for r in range(self.n)]
@@ -110,18 +114,21 @@ class Programs:
                     b = program.blocks[v.idx]
                     said = tuple((n, d.type, d.placement) for n, d in b.descs.items())
                     inner += (said, tuple(self._code(o, program, b) for o in b.oplist))
-        key = (op.type, tuple(op.inputs.items()), tuple(op.outputs.items()), self.table.attrs_id(op.attrs), inner)
-        code = self.codes.get(key)
+        line = (op.type, tuple(op.inputs.items()), tuple(op.outputs.items()), self.table.attrs_id(op.attrs))
+        code = self.codes.get((*line, inner))
         if code is None:
-            code = self.codes[key] = len(self.ops)
+            code = self.codes[*line, inner] = len(self.ops)
             self.ops.append((op, program))
+            if runs and op.type in OPS and not OPS[op.type].repeats:
+                blocks = tuple(v.idx for v in op.attrs.values() if isinstance(v, BlockRef))
+                self.lines[code] = self.codes.setdefault((*line, blocks, None), code)
         if not runs:
             self._code_of[id(op)] = code
             self._keep.append(op)
         return code
 
     def check_blocks(self, program: Program) -> None:
-        if id(program) not in self._checked_blocks:
+        if self.kept is None and id(program) not in self._checked_blocks:
             check_blocks(program)
             self._checked_blocks.add(id(program))
 
@@ -147,7 +154,8 @@ class Programs:
             (c,) = self.classes
             c.common = [k for k, code in enumerate(c.codes) if self.n == 1 or not message[code]]
         else:
-            places = [_places(c.codes) for c in self.classes]
+            line = self.lines.get
+            places = [_places([line(x, x) for x in c.codes] if self.lines else c.codes) for c in self.classes]
             first = self.classes[0].codes
             chosen = [x for x, k in places[0].items() if not message[first[k]]]
             for at in places[1:]:
@@ -159,6 +167,8 @@ class Programs:
         for c in self.classes:
             c.common.append(len(c.codes))
         self.apart = {k for c in self.classes for k in _gaps(c.common)}
+        # branches that stand in all programs, with bodies that differ
+        self.unlike = {k for k in range(self.length) if len({c.codes[c.common[k]] for c in self.classes}) > 1} if self.lines else ()
 
 
 def _said(program: Program) -> list[tuple]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..ir.bodies import bodies, runners
+from ..ir.bodies import Body, bodies, runners
 from ..ir.errors import ProgramError
+from ..ir.opdef import OPS
 from ..ir.operator import Operator
 from ..ir.program import Block, Program
 from ..ir.types import At
 from .expressions import Table
 from .kinds import Signature
 from .mesh import partial
-from .operators import Operators, Scope, is_local
+from .operators import Declared, Operators, Scope, is_local
 from .refuse import Refused, fail
 from .values import UNDEFINED
 
@@ -62,8 +63,7 @@ class Control:
         for n in ins:
             if n is not None:
                 scope.read(n)
-        definition = kind.definition
-        condition = op.input(definition.in_slots[0].name)[0]
+        definition, condition = kind.definition, self.condition(op, scope)
         placement = self.mesh.canonical(scope.signature(condition)[1], scope.signature(condition)[0])
         if any(not isinstance(e, At) for e in placement):
             raise Refused(f"op {op.type}: the condition %{condition} must be whole on every rank that runs the block")
@@ -76,7 +76,22 @@ class Control:
         else:
             self._branches(op, scope, program, condition)
 
-    def _placement(self, scope: Scope, name: str) -> Any:
+    @staticmethod
+    def condition(op: Operator, scope: Scope) -> str:
+        """The variable that decides."""
+        return op.input(OPS[op.type].in_slots[0].name)[0]
+
+    def check_results(self, op: Operator, body: Body, names: Any, scope: Declared, inside: Declared) -> None:
+        """Raise Refused unless a block hands out what the operator's outputs are declared to be."""
+        outs = op.output_arg_names
+        if len(names) != len(outs) or not all(isinstance(n, str) for n in names):
+            raise Refused(f"op {op.type} has {len(outs)} outputs, but {body.results_attr} names {len(names)}")
+        for out, n in zip(outs, names, strict=True):
+            (t, _), (t_out, _) = inside.signature(n), scope.signature(out)
+            if not t_out.accepts(t) or self._placement(inside, n) != self._placement(scope, out):
+                raise Refused(f"op {op.type}: %{n} is not what %{out} is declared to be")
+
+    def _placement(self, scope: Declared, name: str) -> Any:
         t, placement = scope.signature(name)
         return self.mesh.canonical(placement, t)
 
@@ -95,12 +110,8 @@ class Control:
         for body in bodies(op):
             inner = self._body(body.idx, scope, program, {})
             names = op.attrs[body.results_attr]
-            if len(names) != len(outs) or not all(isinstance(n, str) for n in names):
-                raise Refused(f"op {op.type} has {len(outs)} outputs, but {body.results_attr} names {len(names)}")
+            self.check_results(op, body, names, scope, inner)
             for out, n in zip(outs, names, strict=True):
-                (t, _), (t_out, _) = inner.signature(n), scope.signature(out)
-                if not t_out.accepts(t) or self._placement(inner, n) != self._placement(scope, out):
-                    raise Refused(f"op {op.type}: %{n} is not what %{out} is declared to be")
                 if out in inner.block.descs:
                     raise Refused(f"op {op.type}: %{out} names a variable inside of the block too")
                 inner.outer[out] = inner.read(n)
@@ -114,7 +125,7 @@ class Control:
                     raise Refused(f"op {op.type}: %{name} is defined in one branch only")
                 made.append((name, UNDEFINED))
                 continue
-            made.append((name, both[0] if len(set(both)) == 1 else self._chosen(pred, both, scope, name)))
+            made.append((name, both[0] if len(set(both)) == 1 else self.chosen(pred, both, scope, name)))
         for name, value in made:
             scope.write(name, value)
 
@@ -124,7 +135,8 @@ class Control:
         except Refused:
             return UNDEFINED
 
-    def _chosen(self, pred: int, both: list[int], scope: Scope, name: str) -> int:
+    def chosen(self, pred: int, both: list[int], scope: Declared, name: str) -> int:
+        """What a name holds behind branches that leave different values."""
         es = [self.values.atoms[a].e for a in both]
         placement = self._placement(scope, name)
         e = es[0] if len(set(es)) == 1 else self.table.intern(("chosen", pred, *es), scope.signature(name)[0], (pred, *es))

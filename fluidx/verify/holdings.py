@@ -42,6 +42,29 @@ class Holdings:
         self.shared[name] = a
         return a
 
+    def begin(self, name: str, outside: Holdings) -> None:
+        """Hold what the ranks hold outside of a branch that begins."""
+        if name in outside.own:
+            self.own[name] = dict(outside.own[name])
+        elif name not in outside.shared:
+            d = outside.declared.vars[name]
+            if d.is_data or (d.persistable and outside.has_state):
+                outside.initial(name, next(iter(outside.declared.differs.get(name, (0,)))))
+        if name in outside.shared:
+            self.shared[name] = outside.shared[name]
+        if name in outside.by_all:
+            self.by_all.add(name)
+        else:
+            self.empty.update((name, r) for r in range(self.n) if (name, r) in outside.empty)
+
+    def agreed(self, name: str) -> int:
+        """What all ranks hold under a name; UNDEFINED where they do not hold the same."""
+        return UNDEFINED if name in self.own else self.shared.get(name, UNDEFINED)
+
+    def mine(self, name: str, rank: int) -> int:
+        """What one rank holds under a name; UNDEFINED for nothing."""
+        return self.own.get(name, {}).get(rank, self.shared.get(name, UNDEFINED))
+
     def owners(self, signature: Signature) -> Collection[int]:
         """The ranks that hold elements of a value, in order."""
         found = self._owners.get(id(signature))

@@ -4,7 +4,7 @@ next operator that they have in common. Sends are taken to wait for their receiv
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..ir.bodies import bodies
@@ -16,6 +16,7 @@ from ..ir.program import Block, Program
 from ..ir.stamp import Twins
 from ..ir.types import At, show_placement
 from .alike import Programs, touched
+from .branches import Branches
 from .control import Control
 from .declared import Declared
 from .holdings import Alone, Holdings, Together, rank_of
@@ -40,21 +41,30 @@ class World:
         has_state: bool,
         single: bool = False,
         loose: set[tuple] | None = None,
+        outside: World | None = None,
+        kept: Collection[str] | None = None,
     ):
-        self.mesh, self.table, self.programs, self.n = mesh, values.table, programs, len(programs)
+        self.mesh, self.table, self.programs, self.n, self.twins = mesh, values.table, programs, len(programs), twins
         self.declared = Declared(mesh, values.table, programs, twins, single)
-        self.said = Programs(programs, twins, values.table)
+        self.said = Programs(programs, twins, values.table, kept)
         self.held = Holdings(values, self.declared, has_state)
-        self.kinds = Kinds(mesh, values.table, loose, single)
-        self.operators = Operators(values, self.kinds)
+        self.kinds: Kinds = Kinds(mesh, values.table, loose, single) if outside is None else outside.kinds
+        self.operators: Operators = Operators(values, self.kinds) if outside is None else outside.operators
         self.control = Control(self.operators, self._inner, single)
+        self.branches, self.within = Branches(self), outside is not None
         self.meetings = Meetings(self)
         self.messages = Messages(self)
         self._kinds: dict[int, tuple[Kind, Sequence[str | None], Sequence[str | None]]] = {}
 
+    def inside(self, programs: Sequence[Program], twins: Twins, kept: Collection[str]) -> World:
+        """A world of what each rank runs in one branch of an operator of this one."""
+        return World(self.operators.values, self.mesh, programs, twins, self.held.has_state, outside=self, kept=kept)
+
     def dissolve(self) -> None:
         """Forget everything, at the end: its parts know each other, and the collector would look through all values to find that out."""
-        for part in (self.operators.values, self.control, self.meetings, self.messages, self):
+        if not self.within:  # branches share what their world knows
+            vars(self.operators.values).clear()
+        for part in (self.control, self.branches, self.meetings, self.messages, self):
             vars(part).clear()
 
     def run(self) -> None:
@@ -80,6 +90,9 @@ class World:
         code = first.codes[first.common[k]]
         op, program = self.said.ops[code]
         try:
+            if k in self.said.unlike:
+                self.branches.of_all(op, scope)
+                return
             if self._shareable(op, program):
                 definition = OPS.get(op.type)
                 if definition is not None and definition.effect is Effect.COLLECTIVE:

@@ -55,7 +55,7 @@ class FillConstant(OpDef):
     name = "fill_constant"
     flops = 0
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0}
-    pattern = "-> *"
+    pattern = staticmethod(lambda ins, outs, attrs: "-> *" if attrs["value"] else "-> * | L()")
     onnx = "ConstantOfShape"
     meaning = staticmethod(lambda a, ins, outs, *, value, **_: [a.constant(value, outs[0])])
 
@@ -117,7 +117,7 @@ class FillZerosLike(OpDef):
     flops = 0
     inputs = ("X",)
     constant = True
-    pattern = "~* -> *"
+    pattern = "~* -> * | L()"
 
     @staticmethod
     def infer(x):

@@ -10,12 +10,12 @@ from ...ir import flow
 from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
-from ...ir.parts import check_placement, entry_of
+from ...ir.parts import check_placement
 from ...ir.program import Program, ProgramPair, Var
-from ...ir.rows import cut_twice, find_row, rows
 from ...ir.types import ANY, Entry, Local, Own, Partial, Placement, Shard, show_placement
 from ..choices import Everywhere
 from ..pass_ import Job, Pass
+from ..rules import Kind, may_write
 from ..walk import Move, Walk, where
 from ..writer import filled
 
@@ -76,7 +76,7 @@ class Place(Pass):
     def _update(self, main: Program, job: Job) -> dict[str, Placement]:
         """Where each trained parameter's finished gradient goes."""
         descs = main.global_block().descs
-        trained = {p: descs[p] for op in main.global_block().oplist if op.role_var for p in op.role_var[::2] if p in descs}
+        trained = {p: descs[p] for b in main.blocks for op in b.oplist if op.role_var for p in op.role_var[::2] if p in descs}
         ranks = job.mesh.axes.get(self.group, 1)
         if not hasattr(self.update, "entries"):
             wanted = "an update choice has a method entries(params, group, ranks)"
@@ -95,11 +95,11 @@ class Place(Pass):
     def _floating(main: Program) -> set[str]:
         """State that only updates touch: it rests where they want it."""
         block = main.global_block()
-        state = [d for d in block.descs.values() if d.persistable and not d.is_parameter]
-        named = {d.name for d in state if d.type.numel != 1 and not d.placement}
+        state = [d for d in block.descs.values() if d.persistable and not d.is_parameter and not d.placement]
+        named = {d.name for d in state if d.type.numel != 1 or _of_one_type(d, block.descs.get(d.attrs.get("state_of", "")))}
         for b in main.blocks if named else ():
             for op in b.oplist:
-                if b.idx or op.role is not Role.OPTIMIZE:
+                if op.role is not Role.OPTIMIZE:
                     named.difference_update(op.input_arg_names, op.output_arg_names)
         return named
 
@@ -122,6 +122,11 @@ def owned(main: Program, data: Iterable[str]) -> set[str]:
                     own.update(writes)
     descs = main.global_block().descs
     return {n for n in own if n in descs and descs[n].persistable}
+
+
+def _of_one_type(state: Var, param: Var | None) -> bool:
+    """Is a state with one element that of a parameter with one element, and not a number that all updates read?"""
+    return param is not None and state.type.shape == param.type.shape
 
 
 def check_loss(main: Program, loss: str) -> None:
@@ -190,19 +195,9 @@ def _source(startup: Program, op: Operator) -> bool:
     definition, block = opdef(op.type), startup.global_block()
     names = definition.flat_slots(op.outputs, definition.out_slots)
     descs = [None if n is None else block.descs[n] for n in names]
-    types = [None if d is None else d.type for d in descs]
-    p = definition.pattern_of([], types, op.attrs)
-    table = rows(p)
-    chosen = []
-    for group, sets in startup.groups.items():
-        entries = [None if d is None else entry_of(d.placement, group) for d in descs]
-        if not any(entries):
-            continue
-        row = find_row(table, p, [], entries, types, group, len(sets[0]))
-        if row is None:
-            return False
-        chosen.append(row)
-    return not cut_twice(chosen)
+    kind = Kind.of(definition, [], [None if d is None else d.type for d in descs], op.attrs)
+    axes = [(group, len(sets[0])) for group, sets in startup.groups.items()]
+    return may_write(kind, [None if d is None else d.placement for d in descs], axes)
 
 
 def _whole(block: Any, name: str, op: Operator, job: Job) -> str:

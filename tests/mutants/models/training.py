@@ -146,6 +146,13 @@ def accumulated_gradients() -> None:
 
 
 @model
+def gradient_merge() -> None:
+    """Updates in every second run, with a clip and state inside of the branch."""
+    inner = fx.optimizer.Momentum(0.1, 0.9, grad_clip=fx.clip.GradientClipByGlobalNorm(0.2))
+    mlp(fx.optimizer.GradientMergeOptimizer(inner, 2))
+
+
+@model
 def inference() -> None:
     """Nothing is trained."""
     x = real("x", 5)

@@ -1,0 +1,59 @@
+"""Gradient merge: the gradients of several runs are added up, and the parameters updated once with their sum or mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._checks import whole
+from ..ir import Role, Variable
+from ..layers.control_flow import when
+from ..lr_scheduler import persistable, unused_name
+from .base import ParamsGrads
+from .rewritten import Rewriting, RewritingOptimizer
+
+
+class GradientMergeOptimizer(RewritingOptimizer):
+    """Updates once in `k_steps` runs, with the mean (`avg=True`) or the sum of their gradients: a batch k times as large, in k runs.
+
+    Each run adds its gradients to accumulators. The k-th runs the inner optimizer, with its clips and decays, and empties them.
+    Transpiled, an accumulator is the sum of terms that ranks keep for themselves: they communicate in each k-th run only.
+    A learning rate's schedule counts runs, not updates.
+
+    >>> import fluidx as fx
+    >>> fx.optimizer.GradientMergeOptimizer(fx.optimizer.Adam(0.001), k_steps=4)
+    GradientMergeOptimizer(Adam(learning_rate=0.001), k_steps=4)
+    """
+
+    def __init__(self, inner_optimizer: Any, k_steps: int = 1, avg: bool = True):
+        super().__init__(inner_optimizer)
+        self.k_steps = whole(self.label, "k_steps", k_steps, 1)
+        self.avg = bool(avg)
+
+    def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
+        step.unfinish(pairs)
+        totals = [step.state(p, "merged") for p, _ in pairs]
+        for (_, g), total in zip(pairs, totals, strict=True):
+            step.b.elementwise_add(total, g if g.dtype == total.dtype else step.b.cast(g, dtype=total.dtype), out={"Out": total})
+        with when(self._due(step), step.block, Role.OPTIMIZE) as block:
+            merged: ParamsGrads = []
+            for (p, g), total in zip(pairs, totals, strict=True):
+                name, weight = f"{g.name}.merged", 1.0 / self.k_steps if self.avg else 1.0
+                last = step.finishing(block, p, name)
+                if g.dtype == total.dtype:
+                    merged.append((p, last.scale(total, scale=weight, name=name)))
+                else:
+                    merged.append((p, last.cast(step.builder(block).scale(total, scale=weight), dtype=g.dtype, name=name)))
+            step.update(merged)
+            for total in totals:
+                step.builder(block).fill_zeros_like(total, out={"Out": total})
+
+    def _due(self, step: Rewriting) -> Variable:
+        """Is this run a k-th one?"""
+        b, first = step.b, step.first
+        runs = persistable(first, step.startup, unused_name(first, step.startup, "gradient_merge_runs"), (1,), "int64", 0)
+        b.increment(runs, step=1.0, out={"Out": runs})
+        k, none = (b.fill_constant(shape=(1,), dtype="int64", value=float(v)) for v in (self.k_steps, 0))
+        return b.equal(b.elementwise_mod(runs, k), none)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, k_steps={self.k_steps}{'' if self.avg else ', avg=False'})"

@@ -1,0 +1,77 @@
+"""What stands between backward and the updates of an optimizer: gradients that are rewritten, with state of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .._checks import wrong
+from ..ir import Block, Builder, Operator, Parameter, Program, Role, Variable
+from ..ir.site import call_site
+from ..lr_scheduler import persistable, unused_name
+from .base import ParamsGrads
+from .wrapped import WrappedOptimizer
+
+
+class RewritingOptimizer(WrappedOptimizer):
+    """Base of the optimizers that make other gradients of those that backward gives. A subclass states `rewrite`."""
+
+    def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
+        pairs = [(p, g) for p, g in params_grads if g is not None]
+        if not pairs:
+            raise wrong(f"{self.label}: there are no gradients to apply")
+        block = pairs[0][1].block
+        start = len(block.oplist)
+        self.rewrite(Rewriting(self, block, startup), pairs)
+        return block.oplist[start:]
+
+    def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
+        """Append what is made of the gradients, and with `step.update` the inner optimizer's updates."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it makes of gradients")
+
+
+class Rewriting:
+    """What `RewritingOptimizer.rewrite` is handed: a builder, state, and a way to say what finishes a gradient now."""
+
+    def __init__(self, optimizer: RewritingOptimizer, block: Block, startup: Program):
+        self.optimizer, self.block, self.startup = optimizer, block, startup
+        self.first = block.program.global_block()
+        self.site = call_site()
+        self.b = self.builder(block)
+        self._devices: dict[str, str] = {}
+
+    def builder(self, block: Block, *finished: str) -> Builder:
+        """A builder of operators that finish the gradients of `finished`, [param, grad]."""
+        b = Builder(block, Role.OPTIMIZE, finished)
+        b.site = self.site
+        return b
+
+    def state(self, p: Parameter, key: str, shape: Sequence[int] | None = None) -> Variable:
+        """A persistable variable `<p>_<key>_0`, of the parameter's shape, which startup fills with 0; float32 for 16 bits."""
+        name = unused_name(self.first, self.startup, f"{p.name}_{key}")
+        return persistable(self.first, self.startup, name, p.shape if shape is None else shape, wide(p), 0.0, state_of=p.name)
+
+    def unfinish(self, pairs: ParamsGrads) -> None:
+        """What parameters are updated with is not these gradients: the operators that finished them do so no more."""
+        taken = {(p.name, g.name) for p, g in pairs}
+        self.block.program._touch()
+        for k, op in enumerate(self.block.oplist):
+            marks = [*zip(op.role_var[::2], op.role_var[1::2], strict=True)]
+            kept = [mark for mark in marks if mark not in taken]
+            if len(kept) < len(marks):
+                self.block.oplist[k] = op.replace(role_var=tuple(n for mark in kept for n in mark))
+                self._devices.update({p: op.device for p, _ in marks if op.device})
+
+    def finishing(self, block: Block, p: Parameter, name: str) -> Builder:
+        """A builder whose operator makes `name`, the finished gradient that parameter p is updated with."""
+        b = self.builder(block, p.name, name)
+        b.device = self._devices.get(p.name)
+        return b
+
+    def update(self, pairs: ParamsGrads) -> None:
+        """Append the inner optimizer's updates."""
+        self.optimizer._optimizer._apply(pairs, self.startup)
+
+
+def wide(p: Variable) -> str:
+    """The dtype of a parameter's state."""
+    return "float64" if p.dtype == "float64" else "float32"
