@@ -24,7 +24,7 @@ KINDS = {
     "Activations": "elementwise.activation",
     "Comparison and logic": "elementwise.compare",
     "Reductions": "math.reduction*",
-    "Matrix products": "math.matmul",
+    "Matrix products": "math.[mo]*",
     "Convolution": "nn.conv*",
     "Pooling": "nn.pool*",
     "Normalization": "nn.*norm*",

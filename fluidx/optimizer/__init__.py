@@ -5,6 +5,7 @@ from .average import ExponentialMovingAverage
 from .base import Optimizer
 from .gradient import SGD, Adadelta, Adagrad, DecayedAdagrad, Ftrl, LarsMomentum, Momentum, RMSProp
 from .merge import GradientMergeOptimizer
+from .powersgd import PowerSGDOptimizer
 
 SGDOptimizer = SGD
 MomentumOptimizer = Momentum
@@ -23,6 +24,6 @@ __all__ = [
     "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW", "AdamWOptimizer", "Adamax",
     "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer",
     "GradientMergeOptimizer", "Lamb",
-    "LambOptimizer", "LarsMomentum", "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "RMSProp",
+    "LambOptimizer", "LarsMomentum", "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "PowerSGDOptimizer", "RMSProp",
     "RMSPropOptimizer", "SGD", "SGDOptimizer",
 ]  # fmt: skip

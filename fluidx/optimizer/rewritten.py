@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._checks import wrong
+from ..initializer import Normal
 from ..ir import Block, Builder, Operator, Parameter, Program, Role, Variable
 from ..ir.site import call_site
 from ..lr_scheduler import persistable, unused_name
@@ -49,6 +50,15 @@ class Rewriting:
         """A persistable variable `<p>_<key>_0`, of the parameter's shape, which startup fills with 0; float32 for 16 bits."""
         name = unused_name(self.first, self.startup, f"{p.name}_{key}")
         return persistable(self.first, self.startup, name, p.shape if shape is None else shape, wide(p), 0.0, state_of=p.name)
+
+    def drawn(self, p: Parameter, key: str, shape: Sequence[int]) -> Variable:
+        """State of that shape, which startup draws from the standard normal distribution."""
+        begin = self.startup.global_block()
+        name = unused_name(self.first, self.startup, f"{p.name}_{key}")
+        for block in (self.first, begin):
+            block.create_var(name, shape, wide(p), persistable=True, stop_gradient=True, state_of=p.name)
+        Normal()(self.first.var(name), begin)
+        return self.first.var(name)
 
     def unfinish(self, pairs: ParamsGrads) -> None:
         """What parameters are updated with is not these gradients: the operators that finished them do so no more."""

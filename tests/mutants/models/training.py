@@ -153,6 +153,14 @@ def gradient_merge() -> None:
 
 
 @model
+def power_sgd() -> None:
+    """One weight is exchanged as factors of rank 1, another and the biases as they are."""
+    x, y = real("x", 5), real("y", 3)
+    loss = L.mean(L.square(fc(fc(x, 7, "tanh"), 3) - y))
+    fx.optimizer.PowerSGDOptimizer(fx.optimizer.Momentum(0.1, 0.9), rank=1).minimize(loss)
+
+
+@model
 def inference() -> None:
     """Nothing is trained."""
     x = real("x", 5)

@@ -1,0 +1,68 @@
+"""PowerSGD: ranks exchange two thin factors of a gradient instead of the gradient."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from .._checks import whole
+from ..ir import Parameter, Variable
+from .base import ParamsGrads
+from .rewritten import Rewriting, RewritingOptimizer, wide
+
+
+class PowerSGDOptimizer(RewritingOptimizer):
+    """Updates with approximations of rank `rank` to the gradients of matrices; what they miss is added to the next gradients.
+
+    A gradient, read as a matrix G [a, b] of its first axis and the others, with the error E of the last step: M = G + E; P = M Q, made
+    orthonormal; Q = M^T P, kept for the next step; the update's gradient is P Q^T, and E = M - P Q^T. It is one step of a power iteration
+    towards the best approximation. All but the orthonormal P is linear in M, so ranks keep terms of M and E, and send terms of P and Q:
+    r(a + b) numbers instead of ab. Gradients that are not larger than their factors are not approximated.
+
+    It changes the answers: they are those of one device that runs PowerSGD, not of the inner optimizer alone.
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD" (2019), algorithm 1, warm start and error feedback.
+
+    >>> import fluidx as fx
+    >>> fx.optimizer.PowerSGDOptimizer(fx.optimizer.Momentum(0.1, 0.9), rank=4)
+    PowerSGDOptimizer(Momentum(learning_rate=0.1), rank=4)
+    """
+
+    def __init__(self, inner_optimizer: Any, rank: int = 2):
+        super().__init__(inner_optimizer)
+        self.rank = whole(self.label, "rank", rank, 1)
+
+    def compresses(self, p: Variable) -> bool:
+        """Are the factors of a gradient smaller than itself?"""
+        a, b = _matrix(p)
+        return self.rank * (a + b) < a * b
+
+    def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
+        chosen = [(p, g) for p, g in pairs if self.compresses(p)]
+        step.unfinish(chosen)
+        made = {p.name: self._approximated(step, p, g) for p, g in chosen}
+        step.update([(p, made.get(p.name, g)) for p, g in pairs])
+
+    def _approximated(self, step: Rewriting, p: Parameter, g: Variable) -> Variable:
+        b, shape, dtype = step.b, _matrix(p), wide(p)
+        error, kept = step.state(p, "powersgd_error", shape), step.drawn(p, "powersgd_q", (shape[1], self.rank))
+        wider = g if g.dtype == dtype else b.cast(g, dtype=dtype)
+        m = b.elementwise_add(error, wider if wider.shape == shape else b.reshape(wider, shape=shape))
+        left = b.orthonormalize(b.matmul(m, kept, name=f"{g.name}.p"))
+        right = b.matmul(m, left, transpose_x=True)
+        # `right` lies as terms here, and what each rank gave is taken from its own term of m; that of all, taken from one, would pile up
+        b.elementwise_sub(m, b.matmul(left, right, transpose_y=True), out={"Out": error})
+        b.assign(right, out={"Out": kept})
+        name = f"{g.name}.approximated"
+        last = step.finishing(step.block, p, name)
+        if wider.shape == shape and g.dtype == dtype:
+            return last.matmul(left, kept, transpose_y=True, name=name)
+        found = b.matmul(left, kept, transpose_y=True)
+        return last.reshape(found if g.dtype == dtype else b.cast(found, dtype=g.dtype), shape=g.shape, name=name)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, rank={self.rank})"
+
+
+def _matrix(p: Variable) -> tuple[int, int]:
+    """The shape of a parameter as a matrix."""
+    return (p.shape[0], prod(p.shape[1:])) if len(p.shape) > 1 else (1, prod(p.shape))

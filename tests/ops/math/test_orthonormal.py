@@ -1,0 +1,61 @@
+"""orthonormalize: always a basis, and one of what its columns span."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.ir import Builder
+
+
+def orthonormalized(x):
+    main = fx.Program("basis")
+    with fx.unique_name.guard(), fx.program_guard(main, fx.Program()):
+        data = fx.data("x", list(x.shape), str(x.dtype))
+        out = Builder(main.global_block()).orthonormalize(data)
+    return fx.Executor().run(main, feed={"x": x}, fetch_list=[out])[0]
+
+
+def columns(*vectors, dtype="float64"):
+    return np.array(vectors, dtype).T
+
+
+@pytest.mark.parametrize("dtype, eps", [("float32", 1e-6), ("float64", 1e-14)])
+def test_columns_are_what_each_adds_to_those_before(dtype, eps):
+    x = np.random.default_rng(0).standard_normal((9, 4)).astype(dtype)
+    q = orthonormalized(x)
+    np.testing.assert_allclose(q.T @ q, np.eye(4), atol=eps)
+    r = q.T @ x
+    np.testing.assert_allclose(q @ r, x, atol=10 * eps)  # a basis of the columns
+    np.testing.assert_allclose(np.tril(r, -1), 0, atol=10 * eps)
+    assert (np.diag(r) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros((5, 3)),
+        columns([1, 2, 2, 0], [2, 4, 4, 0], [0, 0, 0, 1]),  # the second lies in the first
+        columns([1, 1, 1], [1, 1, 1 + 1e-12]),  # what is left is rounding
+        columns([0, 0, 0], [3, 4, 0]),
+        columns([1e30, 1e30, 0], [1e-30, 0, 1e-30]),
+        columns([1, 0], [0, 1]),
+        np.full((4, 4), np.inf),
+    ],
+    ids=["zeros", "dependent", "almost dependent", "a zero in front", "large and small", "a basis", "infinite"],
+)
+def test_the_result_is_a_basis_whatever_comes_in(x):
+    q = orthonormalized(x)
+    np.testing.assert_allclose(q.T @ q, np.eye(x.shape[1]), atol=1e-14)
+
+
+def test_nearly_dependent_columns_of_single_precision_are_orthogonal_all_the_same():
+    x = columns([1, 1, 1, 1], [1, 1, 1, 1.01], [1, 1, 1.01, 1.02], dtype="float32")
+    q = orthonormalized(x)
+    np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-6)
+
+
+def test_what_it_takes():
+    with pytest.raises(fx.ProgramError, match="2 rows have no 3 orthonormal columns"):
+        orthonormalized(np.zeros((2, 3)))
+    with pytest.raises(fx.ProgramError, match="must be a matrix of floats"):
+        orthonormalized(np.zeros((2, 3, 4)))
