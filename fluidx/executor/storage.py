@@ -291,8 +291,13 @@ class Storage:
         if body.scratch is None:
             return ()
         types, aside = self.types, {(a.of, a.reads): a.type for a in node.scratch}
-        ins, outs = node.definition.operands(node.op, lambda n: aside.get((n, True), types[n]), lambda n: aside.get((n, False), types[n]))
-        return body.scratch(ins, outs, node.op.attrs if node.here is None else node.here.attrs)
+        op, definition, here = node.op, node.definition, node.here
+        ins, outs = definition.operands(op, lambda n: aside.get((n, True), types[n]), lambda n: aside.get((n, False), types[n]))
+        if here is None:
+            return body.scratch(ins, outs, op.attrs)
+        if here.ghosts:  # what lies here of them may be another part than the operator works on
+            ins = here.inputs(op, definition, lambda n: aside.get((n, True), types[n]), lambda t: t)
+        return body.scratch(ins, outs, here.attrs)
 
     def _may_take(self, source: str, name: str, i: int, ins: Mapping[str, Root]) -> bool:
         """May a result lie where an operand lies that nothing reads any more?"""

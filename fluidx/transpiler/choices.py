@@ -1,6 +1,7 @@
-"""Where a parameter is updated: everywhere, at a root, in flat pieces at balanced roots, or cut along an axis.
+"""Where a parameter rests or is updated: everywhere, at a root, in flat pieces at balanced roots, or cut along an axis.
 
-Each choice is a function of all trained parameters together: {name: placement over the group}, None standing for everywhere.
+Each choice is a function of all those parameters together: {name: placement over the group}, None standing for everywhere. One for rest may
+say in `units(params)` which parameters come into use together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ class Everywhere:
 
     def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
         return dict.fromkeys(params)
+
+
+EVERYWHERE = Everywhere()
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class InPieces:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Each parameter is updated along its first axis that divides evenly, or else its longest; one element or none stays everywhere."""
+    """Each parameter is cut along its first axis that divides evenly, or else its longest; one element or none stays everywhere."""
 
     def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
         return {n: self._entry(d, group, ranks) for n, d in params.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..ir.errors import TranspileError
 from ..ir.flow import sub_writes
@@ -62,6 +62,10 @@ class Route(NamedTuple):
     also: Held  # it lies there too
 
 
+def every_move(move: Move, op: Operator) -> None:
+    """Refuse no move."""
+
+
 @dataclass
 class Walk:
     """Places the operators of one program, in place.
@@ -71,12 +75,14 @@ class Walk:
     gradient of a parameter goes. `allowed` may refuse a move.
     """
 
+    _before: ClassVar[Callable[..., None] | None] = None  # what is done in front of every operator: _before(op, what it reads)
+
     program: Program
     axes: Mapping[str, int]
     rest: Mapping[str, Placement]
     floating: set[str]
     update: Callable[[str], Placement | None]
-    allowed: Callable[[Move, Operator], None] = lambda move, op: None
+    allowed: Callable[[Move, Operator], None] = every_move
     moves: list[Move] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -132,10 +138,12 @@ class Walk:
         outer, self.block = self.block, block
         ops, block.oplist = block.oplist, []
         self.out = block.oplist
-        choices, numbers, type_of = self.choices, self.by_id, self.type_of
+        choices, numbers, type_of, before = self.choices, self.by_id, self.type_of, self._before
         for op in ops:
             type_, inputs, outputs, attrs, _, role_var, _, _, reads, writes = op
             definition = OPS.get(type_) or opdef(type_)
+            if before is not None:
+                before(op, reads)
             if definition.bodies:
                 self._control(op, definition)
                 continue

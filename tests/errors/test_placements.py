@@ -88,15 +88,15 @@ class Everything:
 @pytest.mark.parametrize(
     "update, message",
     [
-        (Everything(At(2)), "Everything() cannot update 'w' there: at(2) over dp names a rank outside of the group's 2"),
-        (Everything(Shard(3)), "Everything() cannot update 'w' there: shard(3) over dp names an axis that f32[6,4] does not have"),
-        (Everything(Shard(0, "tp")), "Everything() cannot update 'w' there: shard(0) over tp names no declared group"),
+        (Everything(At(2)), "Everything() cannot have 'w' there: at(2) over dp names a rank outside of the group's 2"),
+        (Everything(Shard(3)), "Everything() cannot have 'w' there: shard(3) over dp names an axis that f32[6,4] does not have"),
+        (Everything(Shard(0, "tp")), "Everything() cannot have 'w' there: shard(0) over tp names no declared group"),
         (
             Everything(Partial("sum")),
-            "Everything() cannot update 'w' there: partial(sum) over dp; "
-            "a parameter is updated where it is whole, cut, in pieces or at a root",
+            "Everything() cannot have 'w' there: partial(sum) over dp; "
+            "a parameter lies whole, cut, in pieces or at a root",
         ),
-        (3, "an update choice has a method entries(params, group, ranks), 3 has none; see transpiler/choices.py"),
+        (3, "a choice has a method entries(params, group, ranks), 3 has none; see transpiler/choices.py"),
     ],
 )
 def test_an_update_choice_that_names_no_place(update, message):

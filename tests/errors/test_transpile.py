@@ -35,7 +35,7 @@ def message(call, error=fx.TranspileError):
 
 CHOICES = [
     (lambda: fx.DistributeTranspiler("ring_optimiser"), "unknown strategy 'ring_optimiser'; did you mean 'ring_optimizer'?"),
-    (lambda: fx.strategies.get("zero9"), "unknown strategy 'zero9'; did you mean 'zero2'?"),
+    (lambda: fx.strategies.get("zro1"), "unknown strategy 'zro1'; did you mean 'zero1'?"),
     (
         lambda: fx.strategies.get("fairy"),
         f"unknown strategy 'fairy'; there are: {', '.join(sorted(fx.strategies.CATALOGUE))}",
@@ -236,7 +236,7 @@ def test_strict_refuses_an_operator_across_the_batch():
 
 
 def test_strict_allows_what_the_strategy_asks_for():
-    for name in ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2"):
+    for name in ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3"):
         strict = fx.strategies.get(name, strict=True)
         assert repr(strict).endswith("strict=True)")
         transpile(strategy=strict).verify()

@@ -17,6 +17,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "ring_chunks": lambda: fx.strategies.ring_optimizer(chunk_mb=48 / 2**20),
     "zero1": fx.strategies.zero1,
     "zero2": fx.strategies.zero2,
+    "zero3": fx.strategies.zero3,
 }
 CLUSTERS: dict[str, Callable[[], Any]] = {"2": lambda: 2, "3": lambda: 3, "4": lambda: 4, "2x2": lambda: fx.Cluster(2, 2)}
 MESHES: dict[str, Callable[[], Any]] = {

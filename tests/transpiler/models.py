@@ -144,6 +144,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "ring_optimizer": lambda: fx.strategies.ring_optimizer(chunk_mb=64 / 2**20),
     "zero1": fx.strategies.zero1,
     "zero2": fx.strategies.zero2,
+    "zero3": fx.strategies.zero3,
 }
 
 

@@ -13,6 +13,7 @@ STRATEGIES = {
     "ring_optimizer of small chunks": lambda: fx.strategies.ring_optimizer(chunk_mb=64 / 2**20),
     "zero1": fx.strategies.zero1,
     "zero2": fx.strategies.zero2,
+    "zero3": fx.strategies.zero3,
     "ring_optimizer by hash": lambda: fx.strategies.ring_optimizer(roots="hash"),
     "reduce_broadcast by hash": lambda: fx.strategies.reduce_broadcast(roots="hash"),
 }
@@ -128,7 +129,7 @@ def test_no_optimizer_is_forgotten():
     assert classes <= set(OPTIMIZERS)
 
 
-@pytest.mark.parametrize("strategy", [STRATEGIES[s] for s in (*FIRST, "zero2")], ids=[*FIRST, "zero2"])
+@pytest.mark.parametrize("strategy", [STRATEGIES[s] for s in (*FIRST, "zero2", "zero3")], ids=[*FIRST, "zero2", "zero3"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_every_optimizer_under_every_strategy(strategy, optimizer):
     model = classifier(optimizer())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,24 +12,31 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement
 from ...ir.program import Program, ProgramPair, Var
-from ...ir.types import ANY, Entry, Local, Own, Partial, Placement, Shard, show_placement
-from ..choices import Everywhere
+from ...ir.types import ANY, REPLICATE, At, Entry, Local, Own, Partial, Placement, Shard, show_placement
+from ..choices import EVERYWHERE
+from ..lend import LendingWalk, Use
 from ..pass_ import Job, Pass
 from ..rules import Kind, may_write
-from ..walk import Move, Walk, where
+from ..walk import Move, Walk, every_move, where
 from ..writer import filled
 
 
 @dataclass(frozen=True)
 class Place(Pass):
-    """Cut the batch over `group` and let the ops' rules say where everything lies; `update` says where parameters are updated.
+    """Cut the batch over `group` and let the ops' rules say where everything lies; choices say it for parameters (see choices.py).
 
-    `strict` refuses every redistribute that sends something and that the strategy itself does not ask for: all but those of finished
-    gradients and of what returns to its place at rest. `loss` names the loss, when that must be checked. `own`: each rank trains by itself
-    on its rows; nothing is one value but what `R` of a pattern makes of all.
+    `rest` says where they lie between steps. In use, in forward and backward, they lie as annotated: what rests elsewhere is brought in
+    front of its first reader in each of the two, with `kept` in the first alone. `update` says where they are updated; None, where they
+    rest.
+
+    `strict` refuses every redistribute that sends something and that the strategy itself does not ask for: all but those of parameters in
+    use, of finished gradients and of what returns to its place at rest. `loss` names the loss, when that must be checked. `own`: each rank
+    trains by itself on its rows; nothing is one value but what `R` of a pattern makes of all.
     """
 
-    update: Any = Everywhere()
+    update: Any = None
+    rest: Any = EVERYWHERE
+    kept: bool = False
     group: str = "dp"
     strict: bool = False
     loss: str = ""
@@ -43,9 +50,18 @@ class Place(Pass):
         block = main.global_block()
         check_loss(main, self.loss)
         rest = self._rest(main, job)
-        update = {} if self.own else self._update(main, job)  # the gradients that a rank has of its own go nowhere
-        allowed = self._refuse if self.strict else lambda move, op: None
-        walk = Walk(main, job.mesh.axes, rest, self._floating(main).difference(rest), update.get, allowed)
+        params = {d.name: d for d in block.descs.values() if d.is_parameter and not self.own}
+        trained = {p: params[p] for op in block.oplist if op.role_var for p in op.role_var[::2] if p in params}
+        at_rest = self._places(self.rest, params, rest, main, job)
+        update = at_rest if self.update is None else self._places(self.update, trained, rest, main, job)
+        lent = self._lent(at_rest, rest)
+        floating = self._floating(main).difference(rest)
+        walk: Walk
+        given = main, job.mesh.axes, {**rest, **at_rest}, floating, update.get, self._refuse if self.strict else every_move
+        if lent:
+            walk = LendingWalk(*given, use=Use(lent, self._units(lent, params), self.kept))
+        else:
+            walk = Walk(*given)
         walk.run()
         job.log += walk.moves
         place_startup(startup, {n: walk.home[n] for n in walk.keep if n in block.descs and n in walk.home}, job)
@@ -73,23 +89,41 @@ class Place(Pass):
                     rest[d.name] = _ordered(d.placement, job)
         return rest
 
-    def _update(self, main: Program, job: Job) -> dict[str, Placement]:
-        """Where each trained parameter's finished gradient goes."""
-        descs = main.global_block().descs
-        trained = {p: descs[p] for b in main.blocks for op in b.oplist if op.role_var for p in op.role_var[::2] if p in descs}
+    def _places(
+        self, choice: Any, params: Mapping[str, Var], annotated: Mapping[str, Placement], main: Program, job: Job
+    ) -> dict[str, Placement]:
+        """Where parameters lie by a choice: as annotated, and as it says over the group."""
         ranks = job.mesh.axes.get(self.group, 1)
-        if not hasattr(self.update, "entries"):
-            wanted = "an update choice has a method entries(params, group, ranks)"
-            raise TranspileError(f"{wanted}, {self.update!r} has none; see transpiler/choices.py")
-        entries = self.update.entries(trained, self.group, ranks) if ranks > 1 else {}
-        places = {n: d.placement if (e := entries.get(n)) is None else _ordered((*d.placement, e), job) for n, d in trained.items()}
+        if not hasattr(choice, "entries"):
+            wanted = "a choice has a method entries(params, group, ranks)"
+            raise TranspileError(f"{wanted}, {choice!r} has none; see transpiler/choices.py")
+        entries = choice.entries(params, self.group, ranks) if ranks > 1 else {}
         one: dict[Placement, Placement] = {}  # equal placements are one object: the walk finds them by their identity
-        for n, q in places.items():
-            what = check_placement(descs[n].type, q, main.groups, job.mesh.world_size) if q else ""
+        places = {}
+        for n, d in params.items():
+            base, e = annotated.get(n, REPLICATE), entries.get(n)
+            q = base if e is None else _ordered((*base, e), job)
+            what = check_placement(d.type, q, main.groups, job.mesh.world_size) if q else ""
             if what or any(isinstance(e, (Partial, Local)) for e in q):
-                what = what or f"{show_placement(q)}; a parameter is updated where it is whole, cut, in pieces or at a root"
-                raise TranspileError(f"{self.update!r} cannot update {n!r} there: {what}")
-        return {n: one.setdefault(q, q) for n, q in places.items()}
+                what = what or f"{show_placement(q)}; a parameter lies whole, cut, in pieces or at a root"
+                raise TranspileError(f"{choice!r} cannot have {n!r} there: {what}")
+            places[n] = one.setdefault(q, q)
+        return places
+
+    def _lent(self, at_rest: Mapping[str, Placement], annotated: Mapping[str, Placement]) -> dict[str, Placement]:
+        """Where parameters that do not rest so lie in use: as annotated."""
+        lent = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
+        rooted = next((n for n in lent if any(isinstance(e, At) for e in at_rest[n])), None)
+        if rooted is not None:  # operators that read its shape would find nothing elsewhere
+            raise TranspileError(
+                f"{self.rest!r} has {rooted!r} rest {show_placement(at_rest[rooted])}; all ranks must hold a part: cut it"
+            )
+        return lent
+
+    def _units(self, lent: Mapping[str, Placement], params: Mapping[str, Var]) -> dict[str, Sequence[str]]:
+        """The parameters that come into use together with each, by the choice of where they rest: with no others, if it does not say."""
+        units = self.rest.units({n: params[n] for n in lent}) if hasattr(self.rest, "units") else ()
+        return {n: tuple(unit) for unit in units for n in unit}
 
     @staticmethod
     def _floating(main: Program) -> set[str]:
@@ -104,7 +138,7 @@ class Place(Pass):
         return named
 
     def _refuse(self, move: Move, op: Operator) -> None:
-        if move.sends and move.reason != "update":
+        if move.sends and move.reason not in ("update", "use"):
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
             )

@@ -11,7 +11,7 @@ from .base import Strategy, strategy
 from .replicas import replicas
 from .replicated import data_parallel
 from .rooted import reduce_broadcast, ring_optimizer
-from .zero import zero1, zero2
+from .zero import zero1, zero2, zero3
 
 CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "data_parallel": data_parallel,
@@ -20,6 +20,7 @@ CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "replicas": replicas,
     "zero1": zero1,
     "zero2": zero2,
+    "zero3": zero3,
 }
 
 
@@ -46,4 +47,6 @@ def get(name: Any, **options: Any) -> Strategy:
     return CATALOGUE[name](**options)
 
 
-__all__ = ["CATALOGUE", "Strategy", "data_parallel", "get", "reduce_broadcast", "replicas", "ring_optimizer", "strategy", "zero1", "zero2"]
+__all__ = [
+    "CATALOGUE", "Strategy", "data_parallel", "get", "reduce_broadcast", "replicas", "ring_optimizer", "strategy", "zero1", "zero2", "zero3",
+]  # fmt: skip

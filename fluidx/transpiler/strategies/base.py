@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...ir.errors import TranspileError, nearest
+from ..choices import EVERYWHERE
 from ..pass_ import Pass
 from ..passes.broadcast import BroadcastStartup
 from ..passes.expand import ExpandFused
@@ -76,22 +77,16 @@ class Strategy:
 
 
 def strategy(
-    name: str,
-    update: Any,
-    by: str = "collective",
-    schedule: Steps = (),
-    strict: bool = False,
-    loss: Any = None,
-    own: bool = False,
-    **options: Any,
-) -> Strategy:
-    """A strategy from its choices: where parameters are updated (see choices.py), how what moves is lowered (see lowerings.py), and
-    passes that schedule the result."""
+    name: str, update: Any = None, by: str = "collective", schedule: Steps = (), strict: bool = False, loss: Any = None,
+    rest: Any = EVERYWHERE, kept: bool = False, own: bool = False, **options: Any,
+) -> Strategy:  # fmt: skip
+    """A strategy from its choices: where parameters are updated and rest (see choices.py and Place), how what moves is lowered (see
+    lowerings.py), and passes that schedule the result."""
     loss = loss if isinstance(loss, str) else getattr(loss, "name", "") if loss is not None else ""
     steps: Steps = (
         ("groups", InitGroups()),
         ("expand", ExpandFused()),
-        ("place", Place(update, strict=strict, loss=loss, own=own)),
+        ("place", Place(update, rest, kept, strict=strict, loss=loss, own=own)),
         ("startup", BroadcastStartup()),
         ("lower", Lower(by)),
         ("hosts", HostRings()),

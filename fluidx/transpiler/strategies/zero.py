@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from ...ir.errors import TranspileError
 from ..choices import Sharded
 from ..passes.waves import GatherWaves
 from .base import Strategy, strategy
@@ -24,3 +25,16 @@ def zero2(loss: Any = None, strict: bool = False) -> Strategy:
     Source: Rajbhandari et al., "ZeRO" (2020), stage 2.
     """
     return strategy("zero2", Sharded(), loss=loss, strict=strict)
+
+
+def zero3(reshard_after_forward: bool = True, loss: Any = None, strict: bool = False) -> Strategy:
+    """zero2 whose parameters rest cut, too: each is gathered in front of its first reader in forward and again in backward.
+
+    1/n of parameters, gradients and state on each rank, for half as many bytes more than data_parallel sends.
+    `reshard_after_forward=False` keeps what forward gathered for backward: the bytes of data_parallel again, and whole parameters until
+    backward has read them. Source: Rajbhandari et al., "ZeRO" (2020), stage 3.
+    """
+    if not isinstance(reshard_after_forward, bool):
+        raise TranspileError(f"zero3: reshard_after_forward is True or False, got {reshard_after_forward!r}")
+    shown: dict[str, Any] = {} if reshard_after_forward else {"reshard_after_forward": False}
+    return strategy("zero3", loss=loss, strict=strict, rest=Sharded(), kept=not reshard_after_forward, **shown)
