@@ -17,6 +17,7 @@ of 4 runs of n: of N elements, run k has k*N//4 to (k+1)*N//4, perhaps none. Aft
     L(0,2)  L(0>1)      linear in operands 0 and 2 together; only into output 1
     L()                 zero, whatever the operands: every rank's zeros are terms of it
     U(0)  D(0)  U(0>max)  rising or falling in every element of operand 0; a maximum over elements of it
+    F                   the results laid out flat, one behind the other, are the operands so: flat ranges of all of it go through
 
 `*:+` speaks of all starred factors, `k?:+` of k0, k1, ... Operands and outputs are counted from 0.
 Source: the notation of nnScaler's dimops and of Shardy's factors, with reductions, linear groups and offsets added.
@@ -60,6 +61,7 @@ class Pattern:
     runs: dict[str, int] = field(default_factory=dict)  # factor -> the number of its runs, `/`
     shape_only: frozenset[int] = frozenset()
     no_axes: bool = False  # the line names no axis, so that flat ranges may be worked on
+    laid: bool = False  # `F`
 
     @property
     def count(self) -> int:
@@ -182,7 +184,7 @@ def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
     body, _, after = text.partition("|")
     known = {*_NAME.findall(body.replace("->", " ")), *sized, *(f"{f}/{k}" for f, k in _RUNS.findall(text))}
     for word in after.split():
-        if word in ("K", "R") or _GROUP.fullmatch(word) or _RUNS.fullmatch(word):
+        if word in ("K", "R", "F") or _GROUP.fullmatch(word) or _RUNS.fullmatch(word):
             continue
         said, name = _about(word)
         if not name or said not in ("#", "!", "@", "=", *MONOIDS):
@@ -211,6 +213,9 @@ def _exception(p: Pattern, word: str, text: str) -> None:
         return
     if word in ("K", "R"):
         p.keyed, p.meets = p.keyed or word == "K", p.meets or word == "R"
+        return
+    if word == "F":
+        p.laid = True
         return
     said, name = _about(word)
     factors = _named(p, name)

@@ -24,7 +24,7 @@ OWN = Own("")
 class Row(NamedTuple):
     """One way in which the operands may lie over one mesh axis, and where the outputs then lie. Entries are of group ""."""
 
-    kind: str  # "cut", "flat", "root", "whole", "linear", "monotone", "own", or "meet" where the ranks have to talk
+    kind: str  # "cut", "flat", "laid", "root", "whole", "linear", "monotone", "own", or "meet" where the ranks have to talk
     why: str
     ins: tuple[Entry | None, ...]
     outs: tuple[Entry | None, ...]
@@ -39,6 +39,11 @@ class Row(NamedTuple):
     def owes(self) -> bool:
         """Does an output become partial?"""
         return any(isinstance(e, Partial) for e in self.outs)
+
+    @property
+    def flat(self) -> bool:
+        """Does it speak of flat ranges? They stand beside nothing else."""
+        return any(e is FLAT for e in (*self.ins, *self.outs))
 
 
 def _cut(
@@ -86,6 +91,8 @@ def rows(p: Pattern) -> list[Row]:
     last = [*_linear_rows(p), *_monotone_rows(p), _own_row(p)]
     if flat is not None:
         (owing if flat.owes else settled).append(flat)
+    if p.laid:
+        settled.append(Row("laid", "flat ranges, one behind the other", _all(FLAT, p.ins), _all(FLAT, p.outs)))
     return [*settled, root, whole, *owing, *last]
 
 
@@ -136,6 +143,30 @@ def _monotone_rows(p: Pattern) -> Iterator[Row]:
             yield Row("monotone", f"monotone in {k}", ins, _all(Partial(after, ""), p.outs))
 
 
+def laid_out(ins: Sequence[Entry | None], types: Types, group: str) -> tuple[Pieces, ...] | None:
+    """Where the results of a row "laid" lie, or None where what a rank has of the operands is no range of all of them.
+
+    Of operands that lie one behind the other, rank k has elements b[k] to b[k + 1]; of each result, those of them that fall into it.
+    """
+    held = [e for e in ins if isinstance(e, Pieces)]
+    sizes = [ANY if t is None else t.numel for t in types]
+    if len(held) < len(ins) or ANY in sizes or len({len(e.bounds) for e in held}) != 1:
+        return None
+    marks = [sum(column) for column in zip(*(e.bounds for e in held), strict=True)]
+    before, after = sizes[: len(ins)], sizes[len(ins) :]
+    if any(e.bounds != part for e, part in zip(held, _between(marks, before), strict=True)):
+        return None
+    return tuple(Pieces(part, group) for part in _between(marks, after))
+
+
+def _between(marks: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Marks among values of these sizes, one behind the other, as marks within each."""
+    start = 0
+    for size in sizes:
+        yield tuple(min(max(m - start, 0), size) for m in marks)
+        start += size
+
+
 @lru_cache(maxsize=4096)
 def _rebound(size: int, n: int, unit: int) -> tuple[int, ...] | int:
     return tuple(bounds(size, n, unit)) if size >= 0 else unit
@@ -164,6 +195,9 @@ def fits(
         return None
     if any(isinstance(e, Own) for e in (*ins, *(outs or ()))) is not (row.kind in ("own", "meet")):
         return None
+    if row.kind == "laid":
+        laid = laid_out(ins, types, group)
+        return laid if laid is None or outs is None or laid == tuple(outs) else None
     scale = 0
     for k, (want, have) in enumerate(zip(row.ins, ins, strict=True)):
         if k in p.shape_only or p.ins[k] is None:

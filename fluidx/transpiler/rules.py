@@ -15,7 +15,7 @@ from typing import Any
 from ..ir.opdef import OpDef
 from ..ir.parts import entry_of
 from ..ir.pattern import Pattern
-from ..ir.rows import FLAT, ROOT, Row, cut_twice, find_row, rows, same_cut
+from ..ir.rows import FLAT, ROOT, Row, cut_twice, find_row, laid_out, rows, same_cut
 from ..ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, TensorType
 
 NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
@@ -153,6 +153,12 @@ def _forms(row: Row, have: Options, kind: Kind, group: str, n: int) -> Iterator[
     if row.kind in ("own", "meet"):
         own = Own(group)
         yield [own if own in options else None for options in have], [None if x is None else own for x in row.outs]
+        return
+    if row.kind == "laid":
+        ranges: list[Entry | None] = [next((e for e in options if isinstance(e, Pieces)), None) for options in have]
+        made = laid_out(ranges, kind.types, group)
+        if made is not None:
+            yield ranges, list(made)
         return
     if row.kind in ("flat", "root"):
         wanted = At if row.kind == "root" else Pieces

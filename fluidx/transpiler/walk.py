@@ -221,9 +221,9 @@ class Walk:
         for group, n in self.groups:
             options = [tuple(dict.fromkeys(entry_of(q, group) for q in qs)) for qs in have]
             over.append(choose(kind, options, group, n, {row.factor for row, _, _ in over if row.runs}))
-        if any(row.kind == "flat" for row, _, _ in over):  # flat ranges stand beside nothing else
+        if any(row.flat for row, _, _ in over):  # flat ranges stand beside nothing else
             whole = next(row for row in kind.table if row.kind == "whole")
-            over = [found if found[0].kind == "flat" else (whole, list(whole.ins), list(whole.outs)) for found in over]
+            over = [found if found[0].flat else (whole, list(whole.ins), list(whole.outs)) for found in over]
         wanted = [tuple(e for _, entries, _ in over if (e := entries[k]) is not None) for k in range(len(have))]
         results = [tuple(e for _, _, entries in over if (e := entries[k]) is not None) for k in range(len(p.outs))]
         take: list[int | None] = []

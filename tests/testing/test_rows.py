@@ -34,6 +34,8 @@ LINES = [
     ("relu", [], "* -> * | U(0)", ["* -> * | L(0)", "* -> * | D(0)"]),
     ("floor", [], "* -> * | U(0)", ["* -> * | L(0)"]),
     ("square", [], "* -> *", ["* -> * | U(0)", "* -> * | L(0)"]),
+    ("pack", [Sample.of([X, W, f64(5)])], ". ., . ., . -> . | L(0,1,2) F", [". ., . ., . -> . | L(0) F"]),
+    ("transpose", [Sample.of(X, axis=(1, 0))], "e0 e1 -> e1 e0 | L(0)", ["e0 e1 -> e1 e0 | F"]),  # all elements, and not in order
     ("sqrt", [], "* -> *", ["* -> * | U(0)"]),  # parts leave the domain
     ("abs", [], "* -> *", ["* -> * | L(0)", "* -> * | U(0>max)"]),
     ("elementwise_mul", [Sample.of(X, W)], "*, * -> * | L(0) L(1)", ["*, * -> * | L(0,1)", "*, . . -> *", "i j, j i -> i j"]),

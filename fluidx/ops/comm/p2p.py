@@ -113,7 +113,7 @@ class Pack(OpDef):
     name = "pack"
     flops = 0
     inputs = ("X*",)
-    pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L({','.join(map(str, range(len(ins))))})")
+    pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L({','.join(map(str, range(len(ins))))}) F")
     meaning = staticmethod(lambda a, ins, outs: [a.join(ins[0])])
 
     @staticmethod
@@ -145,7 +145,8 @@ class Unpack(OpDef):
     inputs = ("X*",)
     outputs = ("Out*",)
     attrs = {"shapes": Required(tuple[tuple[int, ...], ...])}
-    pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> {_whole(outs)} | L({','.join(map(str, range(len(ins))))})")
+    pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> {_whole(outs)} | L({','.join(map(str, range(len(ins))))}) F")
+    local_attrs = staticmethod(lambda attrs, ins, outs: {**attrs, "shapes": tuple(outs)})
     meaning = staticmethod(lambda a, ins, outs, *, shapes: a.rows(a.join(ins[0]), shapes))
 
     @staticmethod

@@ -184,7 +184,7 @@ class _Judged(Case):
         """How a row is executed: ranks and style."""
         if row.kind == "whole":
             return [(1, "whole"), (1, "told")] if self.pattern.told else [(1, "whole")]
-        if row.kind in ("cut", "flat"):
+        if row.kind in ("cut", "flat", "laid"):
             every = [(3, "uneven"), (2, "uneven"), (2, "first empty"), (3, "last empty"), (3, "any")]
         elif row.kind == "linear":
             every = [(3, "terms"), (2, "terms"), (3, "kept")]
@@ -199,7 +199,15 @@ class _Judged(Case):
         if row.kind == "flat":
             cut = zip((*row.ins, *row.outs), (*self.in_types, *self.out_types), strict=True)
             return cut_at(next(t.numel for e, t in cut if isinstance(e, Pieces) and t is not None), n, style, self.rng)
+        if row.kind == "laid":
+            return cut_at(sum(t.numel for t in self.in_types if t is not None), n, style, self.rng)
         return ()
+
+    def cuts(self, row: Row, p: Pattern, bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Where each operand and result is cut."""
+        if row.kind == "laid":
+            return [*_clipped(bounds, self.in_types), *_clipped(bounds, self.out_types)]
+        return [self.between(row, p, axes, e, bounds) for axes, e in zip((*p.ins, *p.outs), (*row.ins, *row.outs), strict=True)]
 
     def between(self, row: Row, p: Pattern, axes: Any, entry: Entry | None, bounds: tuple[int, ...]) -> tuple[int, ...]:
         """Where an operand's axis is cut: a factor in runs where those begin at which the row cuts."""
@@ -212,7 +220,7 @@ class _Judged(Case):
         """Run the ranks by a row; Wrong says what does not hold."""
         self.turn += 1
         bound = self.turn % 2 == 0  # on all ranks alike: what is the same everywhere has the same bits
-        cuts = [self.between(row, p, axes, e, bounds) for axes, e in zip((*p.ins, *p.outs), (*row.ins, *row.outs), strict=True)]
+        cuts = self.cuts(row, p, bounds)
         parts = [self.parts(k, e, n, cuts[k], style, p) for k, e in enumerate(row.ins)]
         made = zip(self.out_types, row.outs, cuts[len(row.ins) :], strict=True)
         shapes = [[local_shape(t, e, c, r) for r in range(n)] for t, e, c in made]
@@ -296,3 +304,9 @@ class _Judged(Case):
                 joined = JOIN[entry.op](joined, g)
         if (why := differs(joined, want, tolerance)) is not None:
             raise Wrong(f"{name} at {show_entry(entry)} joins wrong: {why}")
+
+
+def _clipped(bounds: tuple[int, ...], types: list[Any]) -> list[tuple[int, ...]]:
+    """Where values that lie one behind the other are cut, if all of it is cut at `bounds`."""
+    starts = [sum(t.numel for t in types[:k]) for k in range(len(types))]
+    return [tuple(sorted((0, b - start, t.numel))[1] for b in bounds) for start, t in zip(starts, types, strict=True)]

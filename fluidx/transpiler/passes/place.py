@@ -51,7 +51,7 @@ class Place(Pass):
         check_loss(main, self.loss)
         rest = self._rest(main, job)
         params = {d.name: d for d in block.descs.values() if d.is_parameter and not self.own}
-        trained = {p: params[p] for op in block.oplist if op.role_var for p in op.role_var[::2] if p in params}
+        trained = {p: params[p] for b in main.blocks for op in b.oplist if op.role_var for p in op.role_var[::2] if p in params}
         at_rest = self._places(self.rest, params, rest, main, job)
         update = at_rest if self.update is None else self._places(self.update, trained, rest, main, job)
         lent = self._lent(at_rest, rest)
