@@ -14,7 +14,7 @@ import click
 from . import __version__
 from .ir.errors import FluidxError, ProgramError
 
-_STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3")
+_STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")
 
 
 class _Ranks(click.ParamType):

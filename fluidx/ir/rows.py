@@ -154,12 +154,12 @@ def laid_out(ins: Sequence[Entry | None], types: Types, group: str) -> tuple[Pie
         return None
     marks = [sum(column) for column in zip(*(e.bounds for e in held), strict=True)]
     before, after = sizes[: len(ins)], sizes[len(ins) :]
-    if any(e.bounds != part for e, part in zip(held, _between(marks, before), strict=True)):
+    if any(e.bounds != part for e, part in zip(held, within(marks, before), strict=True)):
         return None
-    return tuple(Pieces(part, group) for part in _between(marks, after))
+    return tuple(Pieces(part, group) for part in within(marks, after))
 
 
-def _between(marks: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def within(marks: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Marks among values of these sizes, one behind the other, as marks within each."""
     start = 0
     for size in sizes:

@@ -1,15 +1,20 @@
 """Where a parameter rests or is updated: everywhere, at a root, in flat pieces at balanced roots, or cut along an axis.
 
-Each choice is a function of all those parameters together: {name: placement over the group}, None standing for everywhere. One for rest may
-say in `units(params)` which parameters come into use together.
+Each choice is a function of all those parameters together: {name: placement over the group}, None standing for everywhere. One that asks
+for the program is shown it first, `seen(main)`; one for rest may say in `units(params)` which parameters come into use together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import inf
 
-from ..ir.program import Var
+from ..ir import flow
+from ..ir.operator import Operator
+from ..ir.parts import bounds
+from ..ir.program import Program, Var
+from ..ir.rows import within
 from ..ir.types import At, Entry, Pieces, Shard
 from .roots import Chunk, assign, chunk_bytes, cut
 
@@ -91,3 +96,72 @@ class Sharded:
             return None
         even = [k for k in free if shape[k] % ranks == 0]
         return Shard(even[0] if even else max(free, key=lambda k: shape[k]), group)
+
+
+def even_pieces(params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry]:
+    """Parameters one behind the other, and all of it cut evenly: where each then lies.
+
+    >>> from fluidx.ir import TensorType, Var
+    >>> sizes = {"a": 6, "b": 2, "c": 4}
+    >>> {n: e.bounds for n, e in even_pieces({n: Var(n, TensorType("float32", (k,))) for n, k in sizes.items()}, "dp", 2).items()}
+    {'a': (0, 6, 6), 'b': (0, 0, 2), 'c': (0, 0, 4)}
+    """
+    sizes = [d.type.numel for d in params.values()]
+    return {n: Pieces(cut, group) for n, cut in zip(params, within(bounds(sum(sizes), ranks), sizes), strict=True)}
+
+
+@dataclass(frozen=True)
+class InFlatUnits:
+    """A unit's parameters lie one behind the other, and all of it is cut evenly: a rank has one flat range of the unit.
+
+    `by`: a unit has at most so many MiB, or is one larger parameter, in the order in which the program reads them; or "scope": those that
+    operators of one fx.name_scope read first. Those of another dtype lie in a range of their own. One element stays everywhere, and what
+    another axis cuts lies as Sharded has it, since flat ranges stand beside no other cut.
+    """
+
+    by: float | str = 25.0
+    first: Mapping[str, Operator] = field(default_factory=dict, repr=False, compare=False)  # the operator that reads a parameter first
+
+    def seen(self, main: Program) -> InFlatUnits:
+        """The choice for the parameters of this program."""
+        first: dict[str, Operator] = {}
+        for op in main.global_block().oplist:
+            for n in flow.reads(main, op):
+                first.setdefault(n, op)
+        return replace(self, first=first)
+
+    def units(self, params: Mapping[str, Var]) -> list[list[str]]:
+        """The parameters that come into use together."""
+        order = {n: k for k, n in enumerate(self.first)}
+        names = sorted(params, key=lambda n: order.get(n, inf))
+        if self.by == "scope":
+            scopes: dict[str, list[str]] = {}
+            for n in names:
+                scopes.setdefault(_scope(self.first.get(n)), []).append(n)
+            return list(scopes.values())
+        units: list[list[str]] = []
+        room = 0.0
+        for n in names:
+            size = params[n].type.nbytes
+            if not units or size > room:
+                units.append([])
+                room = float(self.by) * 2**20
+            units[-1].append(n)
+            room -= size
+        return units
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        found: dict[str, Entry | None] = Sharded().entries({n: d for n, d in params.items() if d.placement}, group, ranks)
+        for unit in self.units(params):
+            alike: dict[str, dict[str, Var]] = {}
+            for d in map(params.__getitem__, unit):
+                if d.type.numel > 1 and not d.placement:
+                    alike.setdefault(d.type.dtype, {})[d.name] = d
+            for together in alike.values():
+                found.update(even_pieces(together, group, ranks))
+        return found
+
+
+def _scope(op: Operator | None) -> str:
+    """The fx.name_scope in which an operator was written."""
+    return op.site.function.rpartition("/")[0] if op is not None and op.site is not None else ""

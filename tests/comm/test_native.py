@@ -301,7 +301,7 @@ def test_a_world_ends_with_the_last_block_that_meets_there():
 # -- programs ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp"])
 def test_a_training_step_of_a_rank_is_one_call_into_c(strategy):
     m = classifier(fx.optimizer.Adam(0.01), width=8)
     t = fx.DistributeTranspiler(strategy)

@@ -236,7 +236,7 @@ def test_strict_refuses_an_operator_across_the_batch():
 
 
 def test_strict_allows_what_the_strategy_asks_for():
-    for name in ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3"):
+    for name in ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp"):
         strict = fx.strategies.get(name, strict=True)
         assert repr(strict).endswith("strict=True)")
         transpile(strategy=strict).verify()

@@ -18,6 +18,8 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "zero1": fx.strategies.zero1,
     "zero2": fx.strategies.zero2,
     "zero3": fx.strategies.zero3,
+    "fsdp": lambda: fx.strategies.fsdp(units=48 / 2**20),
+    "fsdp_kept": lambda: fx.strategies.fsdp(units="scope", reshard_after_forward=False, prefetch=0),
 }
 CLUSTERS: dict[str, Callable[[], Any]] = {"2": lambda: 2, "3": lambda: 3, "4": lambda: 4, "2x2": lambda: fx.Cluster(2, 2)}
 MESHES: dict[str, Callable[[], Any]] = {

@@ -145,6 +145,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "zero1": fx.strategies.zero1,
     "zero2": fx.strategies.zero2,
     "zero3": fx.strategies.zero3,
+    "fsdp": lambda: fx.strategies.fsdp(units=1 / 2**10),
 }
 
 

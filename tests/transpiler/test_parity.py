@@ -14,6 +14,7 @@ STRATEGIES = {
     "zero1": fx.strategies.zero1,
     "zero2": fx.strategies.zero2,
     "zero3": fx.strategies.zero3,
+    "fsdp": lambda: fx.strategies.fsdp(units=1 / 2**10),
     "ring_optimizer by hash": lambda: fx.strategies.ring_optimizer(roots="hash"),
     "reduce_broadcast by hash": lambda: fx.strategies.reduce_broadcast(roots="hash"),
 }

@@ -50,16 +50,19 @@ class Place(Pass):
         block = main.global_block()
         check_loss(main, self.loss)
         rest = self._rest(main, job)
-        params = {d.name: d for d in block.descs.values() if d.is_parameter and not self.own}
-        trained = {p: params[p] for b in main.blocks for op in b.oplist if op.role_var for p in op.role_var[::2] if p in params}
-        at_rest = self._places(self.rest, params, rest, main, job)
+        descs = block.descs
+        finished = [] if self.own else [p for b in main.blocks for op in b.oplist if op.role_var for p in op.role_var[::2]]
+        trained = {p: descs[p] for p in finished if p in descs}
+        params = {} if self.own else {d.name: d for d in descs.values() if d.is_parameter} | trained
+        resting = self.rest.seen(main) if hasattr(self.rest, "seen") else self.rest
+        at_rest = self._places(resting, params, rest, main, job)
         update = at_rest if self.update is None else self._places(self.update, trained, rest, main, job)
         lent = self._lent(at_rest, rest)
         floating = self._floating(main).difference(rest)
         walk: Walk
         given = main, job.mesh.axes, {**rest, **at_rest}, floating, update.get, self._refuse if self.strict else every_move
         if lent:
-            walk = LendingWalk(*given, use=Use(lent, self._units(lent, params), self.kept))
+            walk = LendingWalk(*given, use=Use(lent, _units(resting, params), self.kept))
         else:
             walk = Walk(*given)
         walk.run()
@@ -115,15 +118,8 @@ class Place(Pass):
         lent = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
         rooted = next((n for n in lent if any(isinstance(e, At) for e in at_rest[n])), None)
         if rooted is not None:  # operators that read its shape would find nothing elsewhere
-            raise TranspileError(
-                f"{self.rest!r} has {rooted!r} rest {show_placement(at_rest[rooted])}; all ranks must hold a part: cut it"
-            )
+            raise TranspileError(f"{self.rest!r} has {rooted!r} rest {show_placement(at_rest[rooted])}; all ranks must hold a part: cut it")
         return lent
-
-    def _units(self, lent: Mapping[str, Placement], params: Mapping[str, Var]) -> dict[str, Sequence[str]]:
-        """The parameters that come into use together with each, by the choice of where they rest: with no others, if it does not say."""
-        units = self.rest.units({n: params[n] for n in lent}) if hasattr(self.rest, "units") else ()
-        return {n: tuple(unit) for unit in units for n in unit}
 
     @staticmethod
     def _floating(main: Program) -> set[str]:
@@ -161,6 +157,12 @@ def owned(main: Program, data: Iterable[str]) -> set[str]:
 def _of_one_type(state: Var, param: Var | None) -> bool:
     """Is a state with one element that of a parameter with one element, and not a number that all updates read?"""
     return param is not None and state.type.shape == param.type.shape
+
+
+def _units(choice: Any, params: Mapping[str, Var]) -> dict[str, Sequence[str]]:
+    """The parameters that come into use together with each, by the choice of where they rest: no others, if it does not say."""
+    units = choice.units(params) if hasattr(choice, "units") else ()
+    return {n: tuple(unit) for unit in units for n in unit}
 
 
 def check_loss(main: Program, loss: str) -> None:

@@ -11,6 +11,7 @@ from .base import Strategy, strategy
 from .replicas import replicas
 from .replicated import data_parallel
 from .rooted import reduce_broadcast, ring_optimizer
+from .sharded import fsdp
 from .zero import zero1, zero2, zero3
 
 CATALOGUE: dict[str, Callable[..., Strategy]] = {
@@ -21,6 +22,7 @@ CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "zero1": zero1,
     "zero2": zero2,
     "zero3": zero3,
+    "fsdp": fsdp,
 }
 
 
@@ -48,5 +50,6 @@ def get(name: Any, **options: Any) -> Strategy:
 
 
 __all__ = [
-    "CATALOGUE", "Strategy", "data_parallel", "get", "reduce_broadcast", "replicas", "ring_optimizer", "strategy", "zero1", "zero2", "zero3",
+    "CATALOGUE", "Strategy", "data_parallel", "fsdp", "get", "reduce_broadcast", "replicas", "ring_optimizer", "strategy", "zero1", "zero2",
+    "zero3",
 ]  # fmt: skip

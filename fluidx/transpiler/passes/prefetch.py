@@ -1,0 +1,78 @@
+"""Prefetch: what rests cut is gathered while what was gathered before is at work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...ir import flow
+from ...ir.operator import Operator, Role
+from ...ir.program import Program, ProgramPair
+from ..pass_ import Job, Pass
+
+
+@dataclass
+class _Run:
+    """Neighbouring operators, from number `start` on, that bring values from their place at rest into use in one section."""
+
+    start: int
+    ops: list[Operator] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)
+    section: Role = Role.DIST  # of the operator behind them
+
+
+@dataclass(frozen=True)
+class Prefetch(Pass):
+    """Move each unit's gathers in front of what the unit `ahead` before it is read by, within forward and within backward.
+
+    Gathers that are neighbours are one unit's. Of units, `ahead` + 1 are whole at once. What is moved reads only what no operator wrote
+    before, and nothing else changes its order.
+    Source: the prefetch of PyTorch's FSDP.
+    """
+
+    ahead: int = 1
+    requires = ("lowered",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        main = pair.main.copy()
+        block = main.global_block()
+        begins: dict[int, list[_Run]] = {}  # which runs begin at an operator, now
+        sections: dict[Role, list[_Run]] = {}
+        moved: set[int] = set()
+        for r in _runs(main):
+            together = sections.setdefault(r.section, [])
+            together.append(r)
+            begins.setdefault(together[max(0, len(together) - 1 - self.ahead)].start, []).append(r)
+            moved.update(range(r.start, r.start + len(r.ops)))
+        out: list[Operator] = []
+        for k, op in enumerate(block.oplist):
+            for r in begins.get(k, ()):
+                out += r.ops
+            if k not in moved:
+                out.append(op)
+        block.oplist = out
+        return ProgramPair(main, pair.startup)
+
+
+def _runs(main: Program) -> list[_Run]:
+    """The runs of block 0 that read what lies as it did before the program ran."""
+    block = main.global_block()
+    resting = {n for n, d in block.descs.items() if d.persistable}
+    found: list[_Run] = []
+    run: _Run | None = None
+    for k, op in enumerate(block.oplist):
+        reads, writes = flow.touches(main, op)
+        made = () if run is None else run.made
+        if op.role is Role.DIST and reads and all(n in resting or n in made for n in reads) and resting.isdisjoint(writes):
+            if run is None:
+                found.append(run := _Run(k))
+            run.ops.append(op)
+            run.made.update(writes)
+            continue
+        if run is not None and op.role is not Role.DIST:
+            run.section = _SECTIONS.get(op.role, op.role)
+        run = None
+        resting.difference_update(writes)
+    return found
+
+
+_SECTIONS = {Role.LOSS: Role.FORWARD}

@@ -1,0 +1,38 @@
+"""Strategies whose parameters rest in units that come into use together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...ir.errors import TranspileError
+from ..choices import InFlatUnits, Sharded
+from ..passes.prefetch import Prefetch
+from .base import Steps, Strategy, strategy
+
+
+def fsdp(
+    units: float | str = 25, reshard_after_forward: bool = True, prefetch: int = 1, cpu_offload: bool = False,
+    loss: Any = None, strict: bool = False,
+) -> Strategy:  # fmt: skip
+    """zero3 by units: one all_gather brings a unit's parameters into use, and its gradients are scattered back together.
+
+    `units`: at most so many MiB each, "scope" for those of one fx.name_scope, or "parameter". `prefetch`: so many units are gathered ahead
+    of the one at work. `reshard_after_forward=False` keeps what forward gathered for backward.
+    Source: PyTorch's FullyShardedDataParallel.
+    """
+    mb = isinstance(units, (int, float)) and not isinstance(units, bool) and units > 0
+    if not mb and units not in ("scope", "parameter"):
+        raise TranspileError(f'fsdp: units is a number of MiB above 0, "scope" or "parameter", got {units!r}')
+    if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 0:
+        raise TranspileError(f"fsdp: prefetch is a number of units, 0 or more, got {prefetch!r}")
+    if not isinstance(reshard_after_forward, bool):
+        raise TranspileError(f"fsdp: reshard_after_forward is True or False, got {reshard_after_forward!r}")
+    if cpu_offload:
+        raise TranspileError(
+            "fsdp: cpu_offload is not available: updates run on the places of their ranks; leave it False, and train on CPU places what "
+            "does not fit, fx.cpu_places(n)"
+        )
+    rest = Sharded() if units == "parameter" else InFlatUnits(units)
+    schedule: Steps = (("prefetch", Prefetch(prefetch)),) if prefetch else ()
+    options: dict[str, Any] = {"units": units, "reshard_after_forward": reshard_after_forward, "prefetch": prefetch}
+    return strategy("fsdp", rest=rest, kept=not reshard_after_forward, schedule=schedule, loss=loss, strict=strict, **options)
