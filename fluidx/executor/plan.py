@@ -119,6 +119,11 @@ class Plan(NamedTuple):
         """Bytes of all buffers of a kind; of the arena, which they share, its size."""
         return self.arena_bytes if kind == "arena" else sum(b.nbytes for b in self.buffers if b.kind == kind)
 
+    @property
+    def peak_bytes(self) -> int:
+        """What a run on this rank takes: state, feeds and the arena."""
+        return self.nbytes("state") + self.nbytes("feed") + self.arena_bytes
+
     def cost(self, step: Step) -> Cost:
         """Bytes that a step reads and writes on this rank, and its arithmetic operations; worked out when asked.
 
