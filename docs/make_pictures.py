@@ -33,6 +33,16 @@ def two_layers() -> tuple[fx.Program, fx.Program]:
     return main, startup
 
 
+def trained_layers() -> tuple[fx.Program, fx.Program]:
+    """Two layers of a weight each, trained by SGD: backward works with the second weight, too."""
+    main, startup = fx.Program("trained_layers"), fx.Program("trained_layers_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        h = fx.layers.fc(fx.data("x", [-1, 4], "float32"), 8, param_attr=fx.ParamAttr(name="w1"), bias_attr=False, name="h")
+        y = fx.layers.fc(h, 2, param_attr=fx.ParamAttr(name="w2"), bias_attr=False, name="y")
+        fx.optimizer.SGD(0.1).minimize(fx.layers.mean(y))
+    return main, startup
+
+
 def pictures() -> dict[str, str]:
     """File name -> SVG."""
     main, startup = model()
@@ -50,6 +60,9 @@ def pictures() -> dict[str, str]:
     main, startup = two_layers()
     t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=fx.Mesh(tp=2))
     out["tensor_parallel.svg"] = draw([part(t.get_trainer_program(r), _forward) for r in range(2)])
+    main, startup = trained_layers()
+    t = fx.DistributeTranspiler("zero3").transpile(program=main, startup_program=startup, trainers=2)
+    out["zero3.svg"] = draw([part(t.get_trainer_program(r), _of_w2) for r in range(2)])
     return out
 
 
@@ -92,6 +105,10 @@ def _forward(op: Operator) -> bool:
 
 def _about_w(op: Operator) -> bool:
     return op.role is Role.DIST and any(n.startswith("w@GRAD.") for n in (*op.input_arg_names, *op.output_arg_names))
+
+
+def _of_w2(op: Operator) -> bool:
+    return any(n.startswith("w2") for n in (*op.input_arg_names, *op.output_arg_names))
 
 
 def main() -> None:

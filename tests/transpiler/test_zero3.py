@@ -91,6 +91,22 @@ def test_a_shared_parameter_is_gathered_once_in_a_section():
     assert gathers(made(tied)) == {"table": 2}
 
 
+def test_what_backward_computes_again_works_with_backwards_copy():
+    def checkpointed():
+        h = fc(rows(), 6, "w1", "relu")
+        loss = L.mean(L.square(fc(L.tanh(fc(h, 6, "w2")), 2, "w3")))
+        sgd = fx.optimizer.SGD(0.1)
+        sgd.apply_gradients(fx.append_backward(loss, checkpoints=[h]))
+        return loss, None
+
+    t = made(checkpointed)
+    assert gathers(t) == {"w1": 1, "w2": 2, "w3": 2}
+    of = {n: op.input_arg_names[0] for op in t.main.ops if op.type == "all_gather" for n in op.output_arg_names}
+    for op in t.main.ops:
+        if op.role in (Role.FORWARD, Role.BACKWARD):
+            assert all(n.endswith("1") == (op.role is Role.BACKWARD) for n in op.input_arg_names if n in of)
+
+
 def test_the_update_and_its_regularizer_work_on_the_shard():
     decay = fx.regularizer.L2Decay(0.1)
     t = made(lambda: (L.mean(fc(rows(), 6, "w")), fx.optimizer.Momentum(0.1, 0.9, regularization=decay)))
