@@ -41,7 +41,7 @@ def rules(op: str | type[OpDef], sample: int = 0) -> str:
         raise ProgramError(f"op {definition.name} has {len(cases)} samples, numbered from 0; got {sample}")
     ins, outs, attrs = cases[sample]
     p = definition.pattern_of(ins, outs, attrs)
-    table = rows_of(p)
+    table = [row for row in rows_of(p) if row.kind != "own"]  # that each rank may have its own is true of any op
     types = ", ".join("none" if t is None else repr(t) for t in ins)
     head = f"{definition.name} of {types}: {' '.join(_line(definition, ins, outs, attrs).split())}"
     wide = max(len(row.why) for row in table)
