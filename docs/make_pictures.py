@@ -76,11 +76,11 @@ program ring {{
   param %w: f32[1024]
   var %lr: f32[1] persistable
 dist:
-  %w@GRAD.sum: f32[1024] at({root}) over dp = ring_reduce(%w@GRAD) {{group="dp", op="sum", root={root}}}
+  %w@GRAD.sum: f32[1024] at({root}) over dp = reduce(%w@GRAD) {{algorithm="ring", group="dp", op="sum", root={root}}}
 optimize:
   %w.new: f32[1024] at({root}) over dp = sgd(%w, %w@GRAD.sum, %lr)
 dist:
-  %w = ring_broadcast(%w.new) {{group="dp", root={root}}}
+  %w = broadcast(%w.new) {{algorithm="ring", group="dp", root={root}}}
 }}
 """)
     special = Specializer(program)

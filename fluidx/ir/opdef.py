@@ -124,6 +124,11 @@ class OpDef:
     meets_by: ClassVar[tuple[str, Mapping[str, Any]] | None] = None
     # of a collective: (attributes) -> (type, attributes) of the one-device operator that it is on values that ranks have of their own
     of_own: ClassVar[Any] = None
+    # of a collective that sends and receives can carry out: what an algorithm does for it, "all_reduce" (terms to sums on all ranks),
+    # "reduce" (terms to sums on the ranks that own them) or "spread" (from owners to all); see transpiler/algorithms
+    carries: ClassVar[str] = ""
+    # of one with owners: (type, number of ranks, attrs) -> the bounds of the flat range that each rank owns, None where they are no ranges
+    blocks: ClassVar[Callable[..., Any] | None] = None
     # arithmetic operations: a number at each point of the pattern's loops (0 of what only moves), or (ins, outs, attrs) -> of the whole, as
     # `pattern` is called; None: 1 at each point, 2 where a product is summed
     flops: ClassVar[Any] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -46,6 +47,10 @@ class Cluster:
     def axes(self) -> dict[str, int]:
         """The groups that values are cut over, with their sizes."""
         return {"dp": self.world_size}
+
+    def hosts_of(self, ranks: Sequence[int]) -> int:
+        """How many hosts these ranks are on."""
+        return len({r // self.devices_per_host for r in ranks})
 
     def topology(self) -> Any:
         """The machines as a networkx.Graph: device and host nodes, edges with `kind` "device" or "network"."""
@@ -113,6 +118,10 @@ class Mesh:
         if not axes:
             raise TranspileError("Mesh: name at least one axis: Mesh(dp=4)")
         self.sizes = dict(axes)
+
+    def hosts_of(self, ranks: Sequence[int]) -> int:
+        """How many hosts these ranks are on."""
+        return 1
 
     @property
     def world_size(self) -> int:

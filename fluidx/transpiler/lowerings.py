@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..ir.errors import TranspileError
@@ -46,22 +46,6 @@ def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[s
     raise TranspileError(f"there is no way from {old} to {new} over {group}")
 
 
-def ring(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
-    """The ring of send, recv and sum between terms of a sum and roots or pieces; collectives for everything else.
-
-    Source: the ring scheme of Paddle's NCCL design document, steps 1 to 6.
-    """
-    g: dict[str, Any] = {"group": group}
-    if isinstance(old, Partial) and old.op == "sum" and isinstance(new, (At, Pieces)):
-        return [("ring_reduce", {**g, "op": old.op, **_ends(new)}, new)]
-    if isinstance(old, (At, Pieces)) and new is None:
-        return [("ring_broadcast", {**g, **_ends(old)}, None)]
-    return collective(old, new, group)
-
-
-ALGORITHMS: Mapping[str, Callable[..., Any]] = {"collective": collective, "ring": ring}
-
-
 def _then(first: tuple[str, dict[str, Any], Entry | None], new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
     return [first] if new is None else [first, *collective(None, new, group)]
 
@@ -70,18 +54,14 @@ def _cut(e: Shard | Pieces) -> dict[str, Any]:
     return {"bounds": e.bounds} if isinstance(e, Pieces) else {"axis": e.axis, "unit": e.unit}
 
 
-def _ends(e: At | Pieces) -> dict[str, Any]:
-    return {"bounds": e.bounds} if isinstance(e, Pieces) else {"root": e.root}
-
-
-def steps(old: Placement, new: Placement, axes: Mapping[str, int], algorithm: Callable[..., Any]) -> list[Step]:
+def steps(old: Placement, new: Placement, axes: Mapping[str, int]) -> list[Step]:
     """The operators from `old` to `new`: what is cut inside is joined first, what is cut outside is cut first.
 
     Of two cuts of one axis the inner one cuts what the outer one leaves: it is undone before the outer one changes and made again behind.
 
-    >>> [s.type for s in steps((Partial("sum", "dp"),), (), {"dp": 2}, collective)]
+    >>> [s.type for s in steps((Partial("sum", "dp"),), (), {"dp": 2})]
     ['all_reduce']
-    >>> [s.type for s in steps((Shard(0, "tp"), Shard(0, "dp")), (Shard(0, "dp"),), {"tp": 2, "dp": 2}, collective)]
+    >>> [s.type for s in steps((Shard(0, "tp"), Shard(0, "dp")), (Shard(0, "dp"),), {"tp": 2, "dp": 2})]
     ['all_gather', 'all_gather', 'part']
     """
     have = {e.group: e for e in old}
@@ -90,7 +70,7 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], algorithm: Ca
     out: list[Step] = []
 
     def emit(group: str, target: Entry | None) -> None:
-        for type_, attrs, entry in algorithm(have.get(group), target, group):
+        for type_, attrs, entry in collective(have.get(group), target, group):
             if entry is None:
                 have.pop(group, None)
             else:

@@ -14,6 +14,7 @@ from ..ir.operator import Operator
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program
 from ..ir.stamp import Twins
+from ..ir.text import ALWAYS_SHOWN
 from ..ir.types import At, show_placement
 from .alike import Programs, touched
 from .branches import Branches
@@ -374,5 +375,6 @@ def _index(block: Block, op: Operator) -> int:
 
 
 def _said(op: Operator) -> str:
-    shown = ", ".join(f"{k}={v}" for k, v in sorted(op.attrs.items()))
+    usual = OPS[op.type].defaults
+    shown = ", ".join(f"{k}={v}" for k, v in sorted(op.attrs.items()) if k in ALWAYS_SHOWN or v != usual.get(k))
     return f"{op.type}({shown})"

@@ -95,6 +95,10 @@ class Values:
         e, placement, d = self.atoms[a]
         placement = without_roots(placement)
         t, table = self.table.types[e], self.table
+        if d is not None and self._adds(d) and (cut := self._cut_of_terms(d, placement, t, rank)) is not None:
+            lay, (start, stop) = cut
+            x = table.cut(self.plain(self.atom(e, lay, d), rank), start, stop)
+            return table.shaped(x, self.mesh.local_shape(placement, t.shape, rank))
         if d is not None and self._adds(d):
             return table.terms(d, self._others(placement, coords), self._mask(d, coords), self._type(placement, t, rank))
         span = self.mesh.flat_range(placement, t.shape, rank)
@@ -102,6 +106,14 @@ class Values:
         if span is not None:
             return table.shaped(table.cut(e, *span), local.shape)
         return table.intern(("part", (e, placement, d), coords), local, ranked=True)
+
+    def _cut_of_terms(self, d: int, placement: Placement, t: TensorType, rank: int) -> tuple[Placement, tuple[int, int]] | None:
+        """(where terms lay before they were cut, the flat range that a rank has of them), for terms that began whole and are cut now."""
+        terms, cuts = (tuple(e for e in placement if isinstance(e, Partial) == wanted) for wanted in (True, False))
+        if not cuts or any(not isinstance(e, Partial) for e in self.spread[d][1]):
+            return None
+        span = self.mesh.flat_range(cuts, t.shape, rank)
+        return None if span is None else (terms, span)
 
     def _type(self, placement: Placement, t: TensorType, rank: int) -> TensorType:
         return TensorType(t.dtype, self.mesh.local_shape(placement, t.shape, rank))
@@ -214,17 +226,18 @@ class Values:
         return table.lin(items, type_)
 
     def _own_terms(self, x: int, placement: Placement, type_: TensorType, rank: int) -> tuple[int, Any]:
-        """The sum of which the plain value is this rank's term."""
-        table, coords = self.table, self.mesh.coords(placement, rank)
+        """The sum of which the plain value is this rank's term, or its part of a term."""
+        table = self.table
         items, made = [], []
         for a, w in table.items(x):
-            key = table.keys[a]
+            t, lay = self._term_of(a, placement, type_, rank)
+            key, coords = table.keys[t], self.mesh.coords(lay, rank)
             if key[0] != "terms":
                 raise Refused(f"it is {table.show(a)}, which is no term of a sum")
             e, first = self.spread[key[1]]
             if (
-                not self._reduces_to(first, placement)
-                or not self._divides(key[1], placement)
+                not self._reduces_to(first, lay)
+                or not self._divides(key[1], lay)
                 or key[3] != self._mask(key[1], coords)
                 or table.types[e] != type_
             ):
@@ -235,6 +248,18 @@ class Values:
             # the term itself, and not another derivation of it
             return items[0][0], made[0][0]
         return table.lin(items, type_), ("sum", tuple(sorted(made)))
+
+    def _term_of(self, a: int, placement: Placement, type_: TensorType, rank: int) -> tuple[int, Placement]:
+        """The term of which a is this rank's part, and where it lay; a itself where terms are not cut."""
+        table = self.table
+        key = table.keys[a]
+        if key[0] == "view":
+            key = table.keys[key[1]]
+        if key[0] == "slice" and table.keys[key[1]][0] == "terms":
+            cut = self._cut_of_terms(table.keys[key[1]][1], placement, type_, rank)
+            if cut is not None and cut[1] == (key[2], key[2] + key[3]):
+                return key[1], cut[0]
+        return a, placement
 
     def _reduces_to(self, first: Placement, placement: Placement) -> bool:
         rest = [tuple(e for e in p if not isinstance(e, Partial)) for p in (first, placement)]

@@ -50,12 +50,11 @@ every_case = pytest.mark.parametrize("n, name, attrs, before", CASES)
 
 def test_every_operator_that_communicates_is_tried():
     here = {name for name, _, _ in cases(2)}
-    lowered = {"ring_reduce", "ring_broadcast"}  # become sends and receives before they run
     elsewhere = {"nccl_init", "barrier", "send", "recv"}  # below
     mine = {d.name for d in OPS.values() if d.__module__.startswith("fluidx.ops.comm.")}
     acting = {name for name in mine if OPS[name].effect in (Effect.COLLECTIVE, Effect.P2P)}
     moving = {name for name in mine if OPS[name].move is not None}
-    assert acting | moving == here | lowered | elsewhere
+    assert acting | moving == here | elsewhere
 
 
 # -- running operators on the parts that ranks hold ------------------------------------------------------------------------------
@@ -342,26 +341,17 @@ def test_a_group_is_made_once_and_then_used():
         ("all_reduce", {"op": "avg"}, Partial("sum"), "all_reduce of op avg is no redistribution"),
         ("reduce", {"op": "avg", "root": 0}, Partial("sum"), "reduce of op avg is no redistribution"),
         ("reduce_scatter", {"op": "prod"}, Partial("sum"), "reduce_scatter of op prod is no redistribution"),
-        ("ring_reduce", {"op": "avg"}, Partial("sum"), "ring_reduce of op avg is no redistribution"),
         ("broadcast", {"root": 1}, At(0), r"op broadcast takes at\(1\) over dp or replicate, not at\(0\) over dp"),
         ("all_gather", {"axis": 1}, Shard(0), r"op all_gather takes shard\(1\) over dp, not shard\(0\) over dp"),
         ("all_gather", {"bounds": (0, 3, 5)}, Pieces((0, 2, 5)), r"op all_gather takes pieces\(0, 3, 5\) over dp, not pieces\(0, 2, 5\)"),
         ("all_to_all", {"to_axis": 1}, None, r"op all_to_all takes shard\(0\) over dp, not replicate"),
         ("part", {}, Partial("sum"), r"op part takes replicate, not partial\(sum\) over dp"),
         ("own_term", {}, At(1), r"op own_term takes at\(0\) over dp or replicate, not at\(1\) over dp"),
-        ("ring_broadcast", {"bounds": (0, 3, 5)}, None, r"op ring_broadcast takes pieces\(0, 3, 5\) over dp, not replicate"),
     ],
 )
 def test_a_move_from_elsewhere_is_refused(name, attrs, before, said):
     with pytest.raises(ProgramError, match=said):
         opdef(name).move(before, **full(name, attrs))
-
-
-def test_rings_move_as_what_they_stand_for():
-    for bounds, after in (((), At(1)), ((0, 3, 210), Pieces((0, 3, 210)))):
-        attrs = {"root": 1, "bounds": bounds}
-        assert opdef("ring_reduce").move(Partial("max"), **full("ring_reduce", {**attrs, "op": "max"})) == after
-        assert opdef("ring_broadcast").move(after, **full("ring_broadcast", attrs)) is None
 
 
 @pytest.mark.parametrize(
@@ -371,7 +361,6 @@ def test_rings_move_as_what_they_stand_for():
         (lambda b, x: b.part(x, group="dp", unit=0), r"op part: axis 0 in blocks of 0 is no cut of f64\[5,7,6\]"),
         (lambda b, x: b.reduce_scatter(x, group="dp", bounds=(0, 9)), r"op reduce_scatter: bounds \[0, 9\] do not cut the elements of f64"),
         (lambda b, x: b.pad_part(x, group="dp", bounds=(0, 9, 7, 210)), r"op pad_part: bounds \[0, 9, 7, 210\] do not cut the elements"),
-        (lambda b, x: b.ring_reduce(x, group="dp", bounds=(1, 210)), r"op ring_reduce: bounds \[1, 210\] do not cut the elements"),
         (lambda b, x: b.all_to_all(x, group="dp", axis=1, to_axis=1), "all_to_all moves a cut from one axis to another; both are 1"),
     ],
 )

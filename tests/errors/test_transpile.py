@@ -250,7 +250,7 @@ def test_a_step_that_a_strategy_has_not():
     for call in (ring.before, ring.after, ring.replace):
         assert message(lambda call=call: call("bucket", nothing)) == (
             "ring_optimizer(chunk_mb=4, roots='greedy') has no step 'bucket'; it has: "
-            "expand, groups, hosts, lower, pack, place, startup, waves"
+            "carry, expand, groups, hosts, lower, pack, place, startup, waves"
         )
     assert message(lambda: ring.before("lover", nothing)) == (
         "ring_optimizer(chunk_mb=4, roots='greedy') has no step 'lover'; did you mean 'lower'?"
@@ -263,13 +263,26 @@ def test_a_step_that_a_strategy_has_not():
 def test_a_pass_that_comes_too_early():
     early = fx.strategies.data_parallel().before("place", fx.transpiler.passes.lower.Lower())
     assert message(lambda: transpile(strategy=early)) == (
-        "pass Lower(by='collective') requires programs that are placed; a pass that ensures it must come before"
+        "pass Lower() requires programs that are placed; a pass that ensures it must come before"
     )
 
 
-def test_an_unknown_lowering():
-    odd = fx.strategies.data_parallel().replace("lower", fx.transpiler.passes.lower.Lower("rings"))
-    assert message(lambda: transpile(strategy=odd)) == "unknown algorithm by='rings'; did you mean 'ring'?"
+def test_an_unknown_algorithm():
+    odd = fx.strategies.data_parallel().replace("carry", fx.transpiler.passes.carry.Carry("rings"))
+    assert message(lambda: transpile(strategy=odd)) == "unknown algorithm 'rings'; did you mean 'ring'?"
+    assert message(lambda: fx.strategies.zero1(algorithm="hring")) == "zero1: unknown algorithm 'hring'; did you mean 'ring'?"
+
+
+def test_an_algorithm_that_does_not_do_what_the_strategy_needs():
+    assert message(lambda: transpile(strategy=fx.strategies.reduce_broadcast(algorithm="double_binary_tree"))) == (
+        "reduce of %w@GRAD over dp: double_binary_tree is an all_reduce alone: its two trees have different roots; tree has one root"
+    )
+
+
+def test_a_hierarchy_on_one_host():
+    assert message(lambda: transpile(strategy=fx.strategies.data_parallel(hierarchical=True))) == (
+        "hierarchical=True needs several hosts: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4))"
+    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import fluidx as fx
 from fluidx.ir import At, Operator, Partial, Pieces, Program, ProgramPair, Shard, TensorType, Var, opdef
 from fluidx.ir.parts import check_placement, coords_of, cut, holds, join
 from fluidx.ir.types import show_placement
-from fluidx.transpiler.lowerings import ALGORITHMS, collective, steps
+from fluidx.transpiler.algorithms import Refused, schedule
+from fluidx.transpiler.hops import others, why_whole
+from fluidx.transpiler.lowerings import steps
 from fluidx.transpiler.specialize import Specializer
 
 SHAPE = (7, 5)
@@ -45,6 +47,18 @@ def term(whole, placement, coords):
     return part
 
 
+def by(algorithm, block, op, n):
+    """The operator with the algorithm, where that can carry it."""
+    try:
+        definition = opdef(op.type)
+        if definition.carries and n > 1 and not others(block.program, block, op) and not why_whole(op, block.desc("x").type, n):
+            schedule(algorithm, definition.carries, n)
+            return op.replace(attrs={**op.attrs, "algorithm": algorithm})
+    except Refused:
+        pass
+    return op
+
+
 def moved(old, new, mesh, algorithm):
     """The value that ranks have after the steps from `old` to `new`: for each rank, and joined."""
     program = Program("moved")
@@ -52,12 +66,13 @@ def moved(old, new, mesh, algorithm):
     block = program.global_block()
     t = TensorType("float64", SHAPE)
     block.declare(Var("x", t, old, persistable=True))
-    path = steps(old, new, mesh.axes, algorithm)
+    path = steps(old, new, mesh.axes)
     name = "x"
     for k, s in enumerate(path):
         assert not check_placement(t, s.after, program.groups, mesh.world_size), (s, show_placement(s.after))
         block.declare(Var(f"y{k}", t, s.after))
-        block.oplist.append(Operator(s.type, {"X": (name,)}, {"Out": (f"y{k}",)}, opdef(s.type).complete_attrs(s.attrs)))
+        op = Operator(s.type, {"X": (name,)}, {"Out": (f"y{k}",)}, opdef(s.type).complete_attrs(s.attrs))
+        block.oplist.append(by(algorithm, block, op, mesh.axes[op.attrs["group"]]) if algorithm and "group" in op.attrs else op)
         name = f"y{k}"
     special, n = Specializer(program), mesh.world_size
     startup = Program("startup")
@@ -95,13 +110,13 @@ def has_a_way(old, new):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("by", ALGORITHMS)
-def test_every_pair_over_one_group(by, ranks):
+@pytest.mark.parametrize("algorithm", ["", "ring", "halving_doubling"])
+def test_every_pair_over_one_group(algorithm, ranks):
     mesh = fx.Mesh(dp=ranks)
     for a, b in product(entries("dp", ranks), repeat=2):
         old, new = tuple(e for e in (a,) if e), tuple(e for e in (b,) if e)
         if a != b and has_a_way(old, new):
-            check(old, new, mesh, ALGORITHMS[by])
+            check(old, new, mesh, algorithm)
 
 
 def two_groups(mesh):
@@ -125,4 +140,4 @@ def test_every_pair_over_a_mesh(old):
     for new in PLACES:
         if new == old or not has_a_way(old, new):
             continue
-        check(old, new, MESH, collective)
+        check(old, new, MESH, "")

@@ -61,7 +61,8 @@ def test_a_ring_carries_each_parameter_there_and_back(name):
     t = fx.DistributeTranspiler(unpacked).transpile(program=model.main, startup_program=model.startup, trainers=4)
     found = communication(t.main)
     back = len(model.gradients) + BESIDE[name][1].get("broadcast", 0)
-    assert (found["ring_reduce"], found["ring_broadcast"]) == (len(model.gradients), back)
+    there = found["reduce"] + found["reduce_scatter"]
+    assert (there, found["broadcast"] + found["all_gather"]) == (len(model.gradients), back)
     assert found["all_reduce"] == BESIDE[name][1].get("all_reduce", 0)
 
 

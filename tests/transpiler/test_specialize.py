@@ -53,19 +53,26 @@ program ring {
   group dp = [0, 1, 2]
   var %g: f32[4,3] partial(sum) over dp persistable
 dist:
-  %s: f32[4,3] PLACE = ring_reduce(%g) {ATTRS, group="dp", op="sum"}
-  %w: f32[4,3] = ring_broadcast(%s) {ATTRS, group="dp"}
+  %s: f32[4,3] PLACE = THERE(%g) {algorithm="ring", ATTRS, group="dp", op="sum"}
+  %w: f32[4,3] = BACK(%s) {algorithm="ring", ATTRS, group="dp"}
 }
 """
-PLACES = {"at a root": ("at(1) over dp", "root=1"), "in pieces": ("pieces(0, 5, 5, 12) over dp", "bounds=[0, 5, 5, 12]")}
+PLACES = {
+    "at a root": ("at(1) over dp", "root=1", "reduce", "broadcast"),
+    "in pieces": ("pieces(0, 5, 5, 12) over dp", "bounds=[0, 5, 5, 12]", "reduce_scatter", "all_gather"),
+}
 
 
-@pytest.mark.parametrize("place, attrs", PLACES.values(), ids=PLACES)
-def test_a_ring_is_n_minus_1_hops_there_and_back(place, attrs):
-    program = fx.Program.parse_from_string(RING.replace("PLACE", place).replace("ATTRS", attrs))
+def ring(place, attrs, there, back):
+    return RING.replace("PLACE", place).replace("ATTRS", attrs).replace("THERE", there).replace("BACK", back)
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_ring_is_n_minus_1_hops_there_and_back(place):
+    program = fx.Program.parse_from_string(ring(*place))
     special = Specializer(program)
     ranks = [special.rank_program(r) for r in range(3)]
-    messages = 1 if "root" in attrs else 2  # one of the three pieces is empty
+    messages = 1 if "reduce" in place else 2  # one of the three pieces is empty
     sends = [(r, op.attrs["peer"]) for r, p in enumerate(ranks) for op in p.ops if op.type == "send"]
     assert len(sends) == 2 * 2 * messages and all(peer == (r + 1) % 3 for r, peer in sends)
     assert sum(op.type == "recv" for p in ranks for op in p.ops) == len(sends)
@@ -81,29 +88,29 @@ def test_a_ring_is_n_minus_1_hops_there_and_back(place, attrs):
 
 
 def test_rings_of_one_wave_travel_hop_by_hop_together():
-    text = RING.replace("PLACE", "at(1) over dp").replace("ATTRS", "root=1")
-    text = text.replace("dist:\n", 'dist:\n  %t: f32[4,3] at(2) over dp = ring_reduce(%g) {root=2, group="dp", op="sum"}\n', 1)
+    text = ring(*PLACES["at a root"])
+    text = text.replace("dist:\n", 'dist:\n  %t: f32[4,3] at(2) over dp = reduce(%g) {algorithm="ring", root=2, group="dp", op="sum"}\n', 1)
     special = Specializer(fx.Program.parse_from_string(text))
     batches = [[op.attrs["batch"] for op in special.rank_program(r).ops if op.type in ("send", "recv")] for r in range(3)]
     for mine in batches:
-        reduce = [b for b in mine if b.startswith("ring_reduce")]
+        reduce = [b for b in mine if b.startswith("ring.0.")]
         assert len({b.rpartition(".hop")[0] for b in reduce}) == 1 and reduce == sorted(reduce)
 
 
 def test_a_message_is_at_most_4_mib():
-    text = RING.replace("PLACE", "at(0) over dp").replace("ATTRS", "root=0").replace("f32[4,3]", "f32[3,1000000]")
+    text = ring("at(0) over dp", "root=0", "reduce", "broadcast").replace("f32[4,3]", "f32[3,1000000]")
     rank1 = Specializer(fx.Program.parse_from_string(text)).rank_program(1)
     received = [
         rank1.global_block().desc(op.output_arg_names[0]).type.nbytes
         for op in rank1.ops
-        if op.type == "recv" and "reduce" in op.attrs["batch"]
+        if op.type == "recv" and op.attrs["batch"].startswith("ring.0.")
     ]
     assert sum(received) == 0  # rank 1 begins the ring of root 0
     rank2 = Specializer(fx.Program.parse_from_string(text)).rank_program(2)
     received = [
         rank2.global_block().desc(op.output_arg_names[0]).type.nbytes
         for op in rank2.ops
-        if op.type == "recv" and "reduce" in op.attrs["batch"]
+        if op.type == "recv" and op.attrs["batch"].startswith("ring.0.")
     ]
     assert sum(received) == 12_000_000 and max(received) <= 4 * 2**20
 

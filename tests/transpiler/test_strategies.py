@@ -40,10 +40,10 @@ def test_a_strategy_prints_as_the_call_that_makes_it_and_lists_its_steps():
     assert repr(fx.strategies.ring_optimizer(chunk_mb=1, strict=True)) == "ring_optimizer(chunk_mb=1, roots='greedy', strict=True)"
     assert repr(fx.strategies.zero2(loss="loss")) == "zero2(loss='loss')"
     ring = fx.strategies.ring_optimizer()
-    assert ring.steps_named() == ["groups", "expand", "place", "startup", "lower", "hosts", "waves", "pack"]
+    assert ring.steps_named() == ["groups", "expand", "place", "startup", "lower", "hosts", "carry", "waves", "pack"]
     assert [repr(p) for p in ring.passes][-2:] == [
-        "GatherWaves(wave_mb=4.0, types=('ring_reduce', 'ring_broadcast'))",
-        "PackSmall(small_kb=64.0, types=('ring_reduce', 'ring_broadcast'))",
+        "GatherWaves(wave_mb=4.0, types=(('reduce', 'reduce_scatter'), ('broadcast', 'all_gather')))",
+        "PackSmall(small_kb=64.0, types=(('reduce', 'reduce_scatter'), ('broadcast', 'all_gather')))",
     ]  # fmt: skip
     assert all(isinstance(fx.strategies.get(name), Strategy) for name in fx.strategies.CATALOGUE)
 
@@ -51,9 +51,9 @@ def test_a_strategy_prints_as_the_call_that_makes_it_and_lists_its_steps():
 def test_before_after_and_replace_give_a_new_strategy():
     base = fx.strategies.data_parallel()
     after, before = base.after("lower", SplitAllReduce()), base.before("hosts", SplitAllReduce(), name="split")
-    assert after.steps_named() == ["groups", "expand", "place", "startup", "lower", "SplitAllReduce", "hosts"]
-    assert before.steps_named() == ["groups", "expand", "place", "startup", "lower", "split", "hosts"]
-    assert base.steps_named() == ["groups", "expand", "place", "startup", "lower", "hosts"]
+    assert after.steps_named() == ["groups", "expand", "place", "startup", "lower", "SplitAllReduce", "hosts", "carry"]
+    assert before.steps_named() == ["groups", "expand", "place", "startup", "lower", "split", "hosts", "carry"]
+    assert base.steps_named() == ["groups", "expand", "place", "startup", "lower", "hosts", "carry"]
     cut = base.replace("place", Place(Sharded()))
     assert cut.passes[2] == Place(Sharded()) and base.passes[2] != cut.passes[2]
     assert [op.type for op in transpiled(cut).main.ops].count("reduce_scatter") == 4
@@ -76,8 +76,8 @@ def test_a_pass_of_a_users_own_is_proved_run_and_explained():
 
 
 def test_a_strategy_of_ones_own_is_one_call():
-    mine = strategy("mine", AtRoots("hash"), by="ring", depth=3)
-    assert repr(mine) == "mine(depth=3)"
+    mine = strategy("mine", AtRoots("hash"), {"depth": 3}, algorithm="ring")
+    assert repr(mine) == "mine(depth=3, algorithm='ring')"
     model = integer_mlp()
     (one,), _ = train_single(model, [model.feed(8)], [model.loss])
     (many,), _ = train_ranks(model, mine, 3, [model.feed(8)], [model.loss])

@@ -21,6 +21,10 @@ from ...ir.parts import bounds as cut_bounds
 from ...ir.types import ANY, At, Entry, Own, Partial, Pieces, Shard, TensorType
 from ..shared.samples import counting
 
+# how a collective is carried out: the name of an algorithm ("": as the communicator does it), and the wave that it travels in; Specialize
+# writes the sends and receives (transpiler/hops.py). What a collective computes does not hang on them.
+HOW = {"algorithm": "", "wave": 0}
+
 
 def check_reduction(op: str) -> None:
     if op not in REDUCE_OPS:
@@ -49,6 +53,15 @@ def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: tuple = ()) -> l
         raise ProgramError(f"bounds {list(bounds)} give {len(bounds) - 1} ranges; the group has {n} ranks")
     flat = whole.reshape(-1)
     return [flat[bounds[k] : bounds[k + 1]] for k in range(n)]
+
+
+def owned_by(root: int, n: int, size: int) -> list[int]:
+    """The bounds of n flat ranges of which the root's has all elements.
+
+    >>> owned_by(1, 3, 10)
+    [0, 0, 10, 10]
+    """
+    return [0] * (root + 1) + [size] * (n - root)
 
 
 def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: tuple) -> list[int] | None:
@@ -146,19 +159,20 @@ class AllReduce(OpDef):
     name = "all_reduce"
     fluid_names = ("ncclAllReduce", "c_allreduce_{op}")
     inputs = ("X",)
-    attrs = {"group": Required(str), "op": "sum"}
+    attrs = {"group": Required(str), "op": "sum", **HOW}
+    carries = "all_reduce"
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
-    of_own: ClassVar[Any] = staticmethod(lambda group, op: ("replica_mean", {}) if op == "avg" else None)
+    of_own: ClassVar[Any] = staticmethod(lambda group, op, **how: ("replica_mean", {}) if op == "avg" else None)
     sent = staticmethod(lambda n: 2 * (n - 1) / n)
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, op: str) -> TensorType:
+    def infer(x: TensorType, *, group: str, op: str, **how: Any) -> TensorType:
         check_reduction(op)
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, op: str) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, op: str, **how: Any) -> Entry | None:
         if isinstance(entry, Own) and AllReduce.of_own(group=group, op=op) is not None:
             return None
         check_move("all_reduce", op)
@@ -166,7 +180,7 @@ class AllReduce(OpDef):
         return None
 
     @staticmethod
-    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, group: str, op: str) -> Any:
+    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, **_: Any) -> Any:
         return a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
 
     @staticmethod
@@ -175,7 +189,7 @@ class AllReduce(OpDef):
         return b.all_reduce(g, group=op.attrs["group"], op=op.attrs["op"])
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str) -> None:
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, **how: Any) -> None:
         ctx.comm.all_reduce(x, out, op, ctx.group(group))
 
     @staticmethod
@@ -196,18 +210,20 @@ class Reduce(OpDef):
     name = "reduce"
     fluid_names = ("ncclReduce", "c_reduce_{op}")
     inputs = ("X",)
-    attrs = {"group": Required(str), "op": "sum", "root": Required(int)}
+    attrs = {"group": Required(str), "op": "sum", "root": Required(int), **HOW}
+    carries = "reduce"
+    blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
     sent = staticmethod(lambda n: (n - 1) / n)
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, op: str, root: int) -> TensorType:
+    def infer(x: TensorType, *, group: str, op: str, root: int, **how: Any) -> TensorType:
         check_reduction(op)
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, op: str, root: int) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, op: str, root: int, **how: Any) -> Entry | None:
         check_move("reduce", op)
         expect("reduce", entry, Partial(op, group))
         return At(root, group)
@@ -225,7 +241,7 @@ class Reduce(OpDef):
         return b.broadcast(g, **where)
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, root: int) -> None:
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, root: int, **how: Any) -> None:
         ctx.comm.reduce(x, out, op, root, ctx.group(group))
 
     @staticmethod
@@ -246,17 +262,19 @@ class Broadcast(OpDef):
     name = "broadcast"
     fluid_names = ("ncclBcast", "c_broadcast")
     inputs = ("X",)
-    attrs = {"group": Required(str), "root": Required(int)}
+    attrs = {"group": Required(str), "root": Required(int), **HOW}
+    carries = "spread"
+    blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
     sent = staticmethod(lambda n: (n - 1) / n)
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, root: int) -> TensorType:
+    def infer(x: TensorType, *, group: str, root: int, **how: Any) -> TensorType:
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, root: int) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, root: int, **how: Any) -> Entry | None:
         expect("broadcast", entry, At(root, group), None)
         return None
 
@@ -270,7 +288,7 @@ class Broadcast(OpDef):
         return b.own_term(b.reduce(g, op="sum", **where), **where)
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, root: int) -> None:
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, root: int, **how: Any) -> None:
         ctx.comm.broadcast(x, out, root, ctx.group(group))
 
     @staticmethod
@@ -307,16 +325,18 @@ class AllGather(Parted):
     name = "all_gather"
     fluid_names = ("c_allgather", "c_allgather")
     inputs = ("X",)
-    attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": ()}
+    attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": (), **HOW}
+    carries = "spread"
+    blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
     sent = staticmethod(lambda n: (n - 1) / n)
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple) -> TensorType:
+    def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple, **how: Any) -> TensorType:
         check_cut("all_gather", x, axis, unit, bounds)
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple, **how: Any) -> Entry | None:
         expect("all_gather", entry, cut_entry(group, axis, unit, bounds))
         return None
 
@@ -349,17 +369,19 @@ class ReduceScatter(Parted):
     name = "reduce_scatter"
     fluid_names = ("c_reducescatter", "c_reducescatter")
     inputs = ("X",)
-    attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": ()}
+    attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": (), **HOW}
+    carries = "reduce"
+    blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
     sent = staticmethod(lambda n: (n - 1) / n)
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: tuple) -> TensorType:
+    def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: tuple, **how: Any) -> TensorType:
         check_reduction(op)
         check_cut("reduce_scatter", x, axis, unit, bounds)
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, op: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, op: str, axis: int, unit: int, bounds: tuple, **how: Any) -> Entry | None:
         check_move("reduce_scatter", op)
         expect("reduce_scatter", entry, Partial(op, group))
         return cut_entry(group, axis, unit, bounds)

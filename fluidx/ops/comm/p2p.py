@@ -1,4 +1,4 @@
-"""Point to point: send and recv, and the ring forms that are lowered to them once a rank is chosen."""
+"""Point to point: send and recv, and what cuts and joins the flat arrays that travel."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.types import ANY, At, Entry, Partial, Pieces, TensorType
+from ...ir.types import ANY, TensorType
 from ..shared.native import all_of, copy_calls
 from ..shared.samples import counting
-from .collective import check_cut, check_move, expect, native_calls
+from .collective import native_calls
 
 
 class Send(OpDef):
@@ -222,77 +222,3 @@ def _meeting(x: tuple[int, Any], outs: list[tuple[int, Any]]) -> list[tuple[Any,
 def _copy_all(pairs: list[tuple[Any, Any]]) -> None:
     for out, x in pairs:
         out[...] = x
-
-
-_HOPS = ("sum", "max", "min")
-
-
-class _Ring(OpDef):
-    """Base of the ring forms: one operator for all ranks, lowered to send, recv and sum by Specialize."""
-
-    inputs = ("X",)
-    effect = Effect.COLLECTIVE
-    abstract = True
-
-    @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        raise ProgramError("a ring operator stands for all ranks; take one rank's program with get_trainer_program(rank)")
-
-
-class RingReduce(_Ring):
-    """The reduction of what the ranks hold, carried from neighbour to neighbour with a partial result added to at each hop.
-
-    It ends on the root or, where `bounds` are given, in flat ranges: each on the rank whose part it is. Operators of one `wave` travel
-    together. Source: steps 1 to 3 of the ring scheme in Paddle's NCCL design document.
-    """
-
-    name = "ring_reduce"
-    attrs = {"group": Required(str), "op": "sum", "root": 0, "bounds": (), "wave": 0}
-
-    @staticmethod
-    def infer(x: TensorType, *, group: str, op: str, root: int, bounds: tuple, wave: int) -> TensorType:
-        if op not in _HOPS:
-            raise ProgramError(f"ring_reduce adds to a partial result at each hop; op={op!r} is none of {', '.join(_HOPS)}")
-        if bounds:
-            check_cut("ring_reduce", x, 0, 1, bounds)
-        return x
-
-    @staticmethod
-    def move(entry: Entry | None, *, group: str, op: str, root: int, bounds: tuple, wave: int) -> Entry | None:
-        check_move("ring_reduce", op)
-        expect("ring_reduce", entry, Partial(op, group))
-        return Pieces(tuple(bounds), group) if bounds else At(root, group)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4), group="dp", grad=(), why="lowered before it runs")
-        yield Sample.of(counting(4), group="dp", bounds=(0, 1, 4), grad=(), why="lowered before it runs")
-
-
-class RingBroadcast(_Ring):
-    """The root's value on every rank, handed from neighbour to neighbour; where `bounds` are given, every rank's flat range.
-
-    Source: step 5 of the ring scheme in Paddle's NCCL design document.
-    """
-
-    name = "ring_broadcast"
-    attrs = {"group": Required(str), "root": 0, "bounds": (), "wave": 0}
-
-    @staticmethod
-    def infer(x: TensorType, *, group: str, root: int, bounds: tuple, wave: int) -> TensorType:
-        if bounds:
-            check_cut("ring_broadcast", x, 0, 1, bounds)
-        return x
-
-    @staticmethod
-    def move(entry: Entry | None, *, group: str, root: int, bounds: tuple, wave: int) -> Entry | None:
-        if bounds:
-            expect("ring_broadcast", entry, Pieces(tuple(bounds), group))
-        else:
-            expect("ring_broadcast", entry, At(root, group), None)
-        return None
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4), group="dp", grad=(), why="lowered before it runs")
-        yield Sample.of(counting(4), group="dp", bounds=(0, 1, 4), grad=(), why="lowered before it runs")

@@ -1,89 +1,120 @@
-"""HostRings: on several hosts, collectives inside a host, send and receive between hosts."""
+"""Hierarchical: on several hosts, whole collectives inside a host, and on the rails between hosts as little as can be."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from ...ir.operator import Operator
+from ...ir.errors import TranspileError
+from ...ir.operator import Operator, unary
+from ...ir.parts import coords_of, local_type
 from ...ir.program import ProgramPair
-from ...ir.types import At, Entry, Partial
+from ...ir.types import At, Entry, Partial, Shard
+from ..hops import carried_by, others, why_whole
 from ..pass_ import Job, Pass
-from ..writer import Writer, each_op
+from ..writer import Writer, each_op, filled
+from .carry import carried, named
 
 
 @dataclass(frozen=True)
-class HostRings(Pass):
-    """Lower all_reduce and reduce of sums, and broadcast, over `dp`: a collective in each `node`, ring hops along a `rail` of the hosts.
+class Hierarchical(Pass):
+    """Lower collectives over `dp` to collectives over `node`, the ranks of a host, and `rail`, the ranks of one number on all hosts.
 
-    all_reduce: reduce in the node; the node's first rank carries the sum round the hosts to one of them and back; broadcast in the node.
-    reduce, broadcast: the same on the rail of the root. Where a host has one device there is the ring alone. The ring forms cross hosts by
-    send and recv as they are.
-    Source: "Broadcast, AllReduce in a single machine. And Broadcast, AllReduce, Send, Recv in multiple machines", Paddle's NCCL design
-    document.
+    all_reduce: reduce_scatter in the node, all_reduce of the part on the rail, all_gather in the node; what has fewer rows than a node has
+    ranks is reduced to the node's first rank instead and broadcast from it. reduce, broadcast: on the node and the rail of the root.
+    reduce_scatter, all_gather: the parts of dp are no parts of a node's part, so an algorithm of two levels carries them (see
+    algorithms/two_level.py).
+    Where a host has one device, the rail is all there is. `when`: True, False, or "auto" for where there are several hosts. `between`: the
+    algorithm between hosts. `left`: collectives that are left alone.
+    Sources: Horovod's hierarchical allreduce (local, cross and global communicators); "Broadcast, AllReduce in a single machine. And
+    Broadcast, AllReduce, Send, Recv in multiple machines", Paddle's NCCL design document.
     """
 
+    when: Any = "auto"
+    between: str = ""
+    left: tuple[str, ...] = ()
     group: str = "dp"
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        if job.mesh.hosts == 1:
+        hosts, each = job.mesh.hosts, job.mesh.world_size // job.mesh.hosts
+        if self.when is True and hosts == 1:
+            raise TranspileError("hierarchical=True needs several hosts: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4))")
+        if not self.when or hosts == 1 or each == 1:
             return pair
-        turn = 0
-        lower = {"all_reduce": self._all_reduce, "reduce": self._reduce, "broadcast": self._broadcast}
+        lower = {"all_reduce": _all_reduce, "reduce": _reduce, "broadcast": _broadcast}
 
         def visit(writer: Writer, op: Operator) -> None:
-            nonlocal turn
-            if op.type in lower and op.attrs["group"] == self.group and op.attrs.get("op", "sum") == "sum":
-                lower[op.type](writer, op, job.mesh, turn % job.mesh.hosts)
-                turn += 1
-            else:
+            if op.type in self.left or op.attrs.get("group") != self.group or op.attrs.get("op", "sum") != "sum":
                 writer.keep(op)
+            elif op.type in lower:
+                lower[op.type](_Levels(writer, op, job, self.between or "ring"), each)
+            else:
+                writer.keep(self._parted(writer, op, job) if op.type in ("reduce_scatter", "all_gather") else op)
 
         return ProgramPair(each_op(pair.main, visit), each_op(pair.startup, visit))
 
-    def _all_reduce(self, writer: Writer, op: Operator, cluster: Any, host: int) -> None:
-        x, out, kind = op.input_arg_names[0], op.output_arg_names[0], op.attrs["op"]
-        if cluster.devices_per_host == 1:
-            at_host = self._value(writer, op, out, "rail", At(host, self.group))
-            writer.builder(near=op).ring_reduce(x, group=self.group, op=kind, root=host, out={"Out": at_host})
-            writer.builder(near=op).ring_broadcast(at_host, group=self.group, root=host, out={"Out": out})
-            return
-        node, rail, hosts = (self._value(writer, op, out, word, *entries) for word, entries in (
-            ("node", (Partial(kind, "rail"), At(0, "node"))), ("rail", (At(host, "rail"), At(0, "node"))), ("hosts", (At(0, "node"),))
-        ))  # fmt: skip
-        b = writer.builder(near=op)
-        b.reduce(x, group="node", op=kind, root=0, out={"Out": node})
-        b.ring_reduce(node, group="rail", op=kind, root=host, out={"Out": rail})
-        b.ring_broadcast(rail, group="rail", root=host, out={"Out": hosts})
-        b.broadcast(hosts, group="node", root=0, out={"Out": out})
+    def _parted(self, writer: Writer, op: Operator, job: Job) -> Operator:
+        n, hosts, t = job.mesh.world_size, job.mesh.hosts, writer.block.desc(op.output_arg_names[0]).type
+        if why := why_whole(op, t, n):
+            job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {self.group} stays whole: {why}")
+            return op
+        between = named(op, self.between or "ring", hosts, t.nbytes * hosts // n, job)
+        return carried_by(op, f"direct/{between}", n, hosts)
 
-    def _reduce(self, writer: Writer, op: Operator, cluster: Any, turn: int) -> None:
-        x, out, kind = op.input_arg_names[0], op.output_arg_names[0], op.attrs["op"]
-        host, local = divmod(op.attrs["root"], cluster.devices_per_host)
-        if cluster.devices_per_host == 1:
-            writer.builder(near=op).ring_reduce(x, group=self.group, op=kind, root=host, out={"Out": out})
-            return
-        node = self._value(writer, op, out, "node", Partial(kind, "rail"), At(local, "node"))
-        b = writer.builder(near=op)
-        b.reduce(x, group="node", op=kind, root=local, out={"Out": node})
-        b.ring_reduce(node, group="rail", op=kind, root=host, out={"Out": out})
 
-    def _broadcast(self, writer: Writer, op: Operator, cluster: Any, turn: int) -> None:
-        x, out = op.input_arg_names[0], op.output_arg_names[0]
-        host, local = divmod(op.attrs["root"], cluster.devices_per_host)
-        if cluster.devices_per_host == 1:
-            writer.builder(near=op).ring_broadcast(x, group=self.group, root=host, out={"Out": out})
-            return
-        hosts = self._value(writer, op, out, "hosts", At(local, "node"))
-        b = writer.builder(near=op)
-        b.ring_broadcast(x, group="rail", root=host, out={"Out": hosts})
-        b.broadcast(hosts, group="node", root=local, out={"Out": out})
+@dataclass
+class _Levels:
+    """Writes the collectives that stand for one over all ranks."""
 
-    @staticmethod
-    def _value(writer: Writer, op: Operator, out: str, word: str, *entries: Entry) -> str:
+    writer: Writer
+    op: Operator
+    job: Job
+    between: str
+
+    def value(self, word: str, *entries: Entry) -> str:
+        """Declare a value like the result, in another placement."""
+        out = self.op.output_arg_names[0]
         name = f"{out}.{word}"
-        while name in writer.block.descs:
+        while name in self.writer.block.descs:
             name += "1"
-        writer.declare(name, writer.block.desc(out), entries)
+        self.writer.declare(name, self.writer.block.desc(out), entries)
         return name
+
+    def inside(self, type_: str, x: str, out: str, **attrs: Any) -> None:
+        self.writer.keep(unary(type_, x, out, filled(type_, {"group": "node", **attrs}), self.op.site))
+
+    def across(self, type_: str, x: str, out: str, **attrs: Any) -> None:
+        """A collective between hosts: by send and recv."""
+        op = unary(type_, x, out, filled(type_, {"group": "rail", **attrs}), self.op.site)
+        block = self.writer.block
+        t = local_type(block.desc(out).type, others(block.program, block, op), coords_of(block.program.groups, 0))
+        self.writer.keep(carried(op, self.between, t, self.job.mesh.hosts, self.job))
+
+
+def _all_reduce(levels: _Levels, each: int) -> None:
+    x, out, kind = levels.op.input_arg_names[0], levels.op.output_arg_names[0], levels.op.attrs["op"]
+    t = levels.writer.block.desc(out).type
+    rows = t.shape and t.shape[0] >= each
+    part = Shard(0, "node") if rows else At(0, "node")
+    node, hosts = levels.value("node", Partial(kind, "rail"), part), levels.value("hosts", part)
+    there, back, root = ("reduce_scatter", "all_gather", {}) if rows else ("reduce", "broadcast", {"root": 0})
+    levels.inside(there, x, node, op=kind, **root)
+    levels.across("all_reduce", node, hosts, op=kind)
+    levels.inside(back, hosts, out, **root)
+
+
+def _reduce(levels: _Levels, each: int) -> None:
+    x, out, kind = levels.op.input_arg_names[0], levels.op.output_arg_names[0], levels.op.attrs["op"]
+    host, local = divmod(levels.op.attrs["root"], each)
+    node = levels.value("node", Partial(kind, "rail"), At(local, "node"))
+    levels.inside("reduce", x, node, op=kind, root=local)
+    levels.across("reduce", node, out, op=kind, root=host)
+
+
+def _broadcast(levels: _Levels, each: int) -> None:
+    x, out = levels.op.input_arg_names[0], levels.op.output_arg_names[0]
+    host, local = divmod(levels.op.attrs["root"], each)
+    hosts = levels.value("hosts", At(local, "node"))
+    levels.across("broadcast", x, hosts, root=host)
+    levels.inside("broadcast", hosts, out, root=local)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, op_types, unary
 from ...ir.program import Block, Program, ProgramPair, Var
 from ...ir.types import Own
-from ..lowerings import ALGORITHMS, steps
+from ..lowerings import steps
 from ..pass_ import Job, Pass
 from ..writer import filled
 
 
 @dataclass(frozen=True)
 class Lower(Pass):
-    """Replace redistributes by operators. `by` names the algorithm: "collective" or "ring" (see lowerings.py)."""
+    """Replace redistributes by collectives, and by operators that need no communication (see lowerings.py)."""
 
-    by: str = "collective"
     requires = ("placed",)
     ensures = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        if self.by not in ALGORITHMS:
-            raise TranspileError(f"unknown algorithm by={self.by!r}; {nearest(str(self.by), ALGORITHMS, 'there are')}")
         return ProgramPair(self._lower(pair.main, job), self._lower(pair.startup, job))
 
     def _lower(self, program: Program, job: Job) -> Program:
@@ -61,7 +57,7 @@ class Lower(Pass):
         key = (d.placement, block.desc(target).placement)
         path = known.get(key)
         if path is None:
-            found = steps(*key, job.mesh.axes, ALGORITHMS[self.by])
+            found = steps(*key, job.mesh.axes)
             path = known[key] = [(s.type, opdef(s.type).complete_attrs(s.attrs), s.after) for s in found]
         for k, (type_, attrs, after) in enumerate(path):
             out = target

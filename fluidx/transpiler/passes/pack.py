@@ -10,14 +10,16 @@ from ...ir.operator import Operator, Role
 from ...ir.program import Block, ProgramPair, Var
 from ...ir.types import ANY, Shard, TensorType
 from ..pass_ import Job, Pass
+from .waves import FROM_OWNERS, TO_OWNERS
 
 
 @dataclass(frozen=True)
 class PackSmall(Pass):
-    """Of neighbouring ring operators of one wave, pack those of one root, reduction and dtype that carry less than `small_kb` KiB each."""
+    """Of neighbouring collectives of one wave, pack those to or from one root, of one reduction and dtype, that carry less than `small_kb`
+    KiB each. `types`: the kinds, as of GatherWaves."""
 
     small_kb: float = 64.0
-    types: tuple[str, ...] = ("ring_reduce", "ring_broadcast")
+    types: tuple[tuple[str, ...], ...] = (TO_OWNERS, FROM_OWNERS)
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
@@ -31,7 +33,8 @@ class PackSmall(Pass):
         return ProgramPair(main, pair.startup)
 
     def _kind(self, op: Operator) -> tuple | None:
-        return (op.type, op.attrs["group"], op.attrs["wave"]) if op.type in self.types else None
+        kind = next((k for k, types in enumerate(self.types) if op.type in types), None)
+        return None if kind is None else (kind, op.attrs["group"], op.attrs["wave"])
 
     def _packed(self, block: Block, ops: list[Operator]) -> Iterator[Operator]:
         together: dict[object, list[Operator]] = {}
@@ -39,13 +42,13 @@ class PackSmall(Pass):
             d = block.desc(op.input_arg_names[0])
             t = d.type
             small = (
-                not op.attrs["bounds"]
+                "root" in op.attrs
                 and not any(isinstance(e, Shard) for e in d.placement)
                 and ANY not in t.shape
                 and t.nbytes < self.small_kb * 1024
             )
-            alike = op.attrs["root"], t.dtype, op.attrs.get("op"), d.placement  # terms over another group stay apart from whole values
-            together.setdefault(alike if small else k, []).append(op)
+            # terms over another group stay apart from whole values
+            together.setdefault((op.type, *op.attrs.values(), t.dtype, d.placement) if small else k, []).append(op)
         before: list[Operator] = []
         middle: list[Operator] = []
         behind: list[Operator] = []

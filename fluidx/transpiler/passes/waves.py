@@ -9,16 +9,20 @@ from ...ir.operator import Operator
 from ...ir.program import Program, ProgramPair
 from ..pass_ import Job, Pass
 
+TO_OWNERS = ("reduce", "reduce_scatter")
+FROM_OWNERS = ("broadcast", "all_gather")
+
 
 @dataclass(frozen=True)
 class GatherWaves(Pass):
-    """Move operators of the given types later, next to their like, until they carry `wave_mb` MiB for each rank or someone needs a result.
+    """Move operators of the given kinds, lists of types, later, next to their like, until they carry `wave_mb` MiB for each rank or someone
+    needs a result.
 
-    Ring operators of one wave travel together, hop by hop. Only independent operators change their order.
+    Collectives of one wave that have an algorithm travel together, hop by hop. Only independent operators change their order.
     """
 
     wave_mb: float = 4.0
-    types: tuple[str, ...] = ("ring_reduce", "ring_broadcast")
+    types: tuple[tuple[str, ...], ...] = (TO_OWNERS, FROM_OWNERS)
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
@@ -29,22 +33,23 @@ class GatherWaves(Pass):
         block = new.global_block()
         limit = self.wave_mb * 2**20 * job.mesh.world_size
         out: list[Operator] = []
-        held: dict[str, list[Operator]] = {}  # kind -> operators that wait
-        made: dict[str, set[str]] = {}  # kind -> what they make, and what they read
-        read: dict[str, set[str]] = {}
+        kinds = {t: kind for kind, types in enumerate(self.types) for t in types}
+        held: dict[int, list[Operator]] = {}  # kind -> operators that wait
+        made: dict[int, set[str]] = {}  # kind -> what they make, and what they read
+        read: dict[int, set[str]] = {}
         touched: set[str] = set()  # all of that, and some of what has gone: most operators have nothing to do with it
-        size: dict[str, float] = {}
+        size: dict[int, float] = {}
         waves = 0
 
-        def flush(kind: str) -> None:
+        def flush(kind: int) -> None:
             nonlocal waves
             for op in held.pop(kind):
-                out.append(op.replace(attrs={**op.attrs, "wave": waves}) if "wave" in op.attrs else op)
+                out.append(op.replace(attrs={**op.attrs, "wave": waves}) if op.attrs.get("algorithm") else op)
             waves += 1
             del made[kind], read[kind], size[kind]
 
         for op in block.oplist:
-            kind = op.type
+            kind = kinds.get(op.type)
             if held:
                 ins, outs = flow.touches(new, op)
                 if not (touched.isdisjoint(ins) and touched.isdisjoint(outs)):
@@ -53,7 +58,7 @@ class GatherWaves(Pass):
                     late += [k for k, names in made.items() if k != kind and not (names.isdisjoint(outs) and read[k].isdisjoint(outs))]
                     for k in dict.fromkeys(late):
                         flush(k)
-            if kind not in self.types:
+            if kind is None:
                 out.append(op)
                 continue
             if kind not in held:

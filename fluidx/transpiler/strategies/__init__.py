@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...ir.errors import TranspileError, nearest
-from .base import Strategy, strategy
+from .base import Common, Strategy, strategy
 from .replicas import replicas
 from .replicated import data_parallel
 from .rooted import reduce_broadcast, ring_optimizer
@@ -42,7 +42,7 @@ def get(name: Any, **options: Any) -> Strategy:
         raise TranspileError(f"strategies.{name.__name__} is a function; call it: strategies.{name.__name__}()")
     if name not in CATALOGUE:
         raise TranspileError(f"unknown strategy {name!r}; {nearest(str(name), CATALOGUE, 'there are')}")
-    known = inspect.signature(CATALOGUE[name]).parameters
+    known = [*(p for p in inspect.signature(CATALOGUE[name]).parameters if p != "common"), *Common.__annotations__]
     for option in options:
         if option not in known:
             raise TranspileError(f"{name} has no option {option!r}; {nearest(option, known, 'it has')}")
@@ -50,6 +50,6 @@ def get(name: Any, **options: Any) -> Strategy:
 
 
 __all__ = [
-    "CATALOGUE", "Strategy", "data_parallel", "fsdp", "get", "reduce_broadcast", "replicas", "ring_optimizer", "strategy", "zero1", "zero2",
-    "zero3",
+    "CATALOGUE", "Common", "Strategy", "data_parallel", "fsdp", "get", "reduce_broadcast", "replicas", "ring_optimizer", "strategy",
+    "zero1", "zero2", "zero3",
 ]  # fmt: skip

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ...ir.errors import TranspileError, nearest
+from ..algorithms import ALGORITHMS
 from ..choices import EVERYWHERE
 from ..pass_ import Pass
 from ..passes.broadcast import BroadcastStartup
+from ..passes.carry import Carry
 from ..passes.expand import ExpandFused
 from ..passes.groups import InitGroups
-from ..passes.hosts import HostRings
+from ..passes.hosts import Hierarchical
 from ..passes.lower import Lower
 from ..passes.place import Place
 
@@ -23,11 +26,11 @@ class Strategy:
     """A name with options, and named steps, each a pass. `repr` is the call that makes it.
 
     A strategy is data: `before`, `after` and `replace` give a new one, and steps are found by their names: groups, expand, place, lower,
-    startup, hosts, and those that a strategy adds.
+    startup, hosts, carry, and those that a strategy adds.
 
     >>> from fluidx.transpiler.strategies import data_parallel
     >>> data_parallel().steps_named()
-    ['groups', 'expand', 'place', 'startup', 'lower', 'hosts']
+    ['groups', 'expand', 'place', 'startup', 'lower', 'hosts', 'carry']
     """
 
     name: str
@@ -76,21 +79,51 @@ class Strategy:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options)})"
 
 
+class Common(TypedDict, total=False):
+    """The options that every strategy takes.
+
+    `loss` names the loss, when it must be checked; `strict` refuses communication that the strategy itself does not ask for. `algorithm`
+    says how collectives are carried out: a name (see algorithms/), "auto", or "" for the communicator's own. `hierarchical`: True, False,
+    or "auto" for where there are several hosts.
+    """
+
+    loss: Any
+    strict: bool
+    algorithm: str
+    hierarchical: bool | str
+
+
 def strategy(
-    name: str, update: Any = None, by: str = "collective", schedule: Steps = (), strict: bool = False, loss: Any = None,
-    rest: Any = EVERYWHERE, kept: bool = False, own: bool = False, **options: Any,
+    name: str, update: Any = None, options: Mapping[str, Any] | None = None, schedule: Steps = (), rest: Any = EVERYWHERE,
+    kept: bool = False, own: bool = False, usual: str = "", carried: tuple[str, ...] = (), **common: Unpack[Common],
 ) -> Strategy:  # fmt: skip
-    """A strategy from its choices: where parameters are updated and rest (see choices.py and Place), how what moves is lowered (see
-    lowerings.py), and passes that schedule the result."""
+    """A strategy from its choices: where parameters are updated and rest (see choices.py and Place), how collectives are carried out, and
+    passes that schedule the result.
+
+    `options` are its own, as they are shown. `usual` is its default algorithm, for the collectives `carried`, () for all; the others are
+    whole, and in two levels where there are several hosts.
+    """
+    own_options = options or {}
+    for option in common:
+        if option not in Common.__annotations__:
+            raise TranspileError(f"{name} has no option {option!r}; {nearest(option, (*own_options, *Common.__annotations__), 'it has')}")
+    loss, strict = common.get("loss"), common.get("strict", False)
+    algorithm, hierarchical = common.get("algorithm", usual), common.get("hierarchical", "auto")
     loss = loss if isinstance(loss, str) else getattr(loss, "name", "") if loss is not None else ""
+    if algorithm not in ("", "auto", *ALGORITHMS):
+        raise TranspileError(f"{name}: unknown algorithm {algorithm!r}; {nearest(str(algorithm), ('auto', *ALGORITHMS), 'there are')}")
+    if hierarchical not in (True, False, "auto"):
+        raise TranspileError(f"{name}: hierarchical must be True, False or 'auto', got {hierarchical!r}")
     steps: Steps = (
         ("groups", InitGroups()),
         ("expand", ExpandFused()),
         ("place", Place(update, rest, kept, strict=strict, loss=loss, own=own)),
         ("startup", BroadcastStartup()),
-        ("lower", Lower(by)),
-        ("hosts", HostRings()),
+        ("lower", Lower()),
+        ("hosts", Hierarchical(hierarchical, algorithm, carried if hierarchical == "auto" else ())),
+        ("carry", Carry(algorithm, carried)),
         *schedule,
     )
-    shown = {**options, **({"strict": True} if strict else {}), **({"loss": loss} if loss else {})}
+    given = (("algorithm", algorithm, usual), ("hierarchical", hierarchical, "auto"), ("strict", strict, False), ("loss", loss, ""))
+    shown = {**own_options, **{option: value for option, value, default in given if value != default}}
     return Strategy(name, tuple(shown.items()), steps)

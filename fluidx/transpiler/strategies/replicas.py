@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from ..choices import Everywhere
-from .base import Strategy, strategy
+from .base import Common, Strategy, strategy
 
 
-def replicas(loss: Any = None, strict: bool = False) -> Strategy:
+def replicas(**common: Unpack[Common]) -> Strategy:
     """Each rank trains on its rows with parameters of its own; ranks talk where the program has `replica_mean`, and nowhere else.
 
     What one device computes of a batch, each rank computes of its rows: the answers are those of as many devices, not of one. The program
     is minimized with an optimizer that says when ranks meet, such as `optimizer.LocalSGDOptimizer`.
     Source: Stich, "Local SGD Converges Fast and Communicates Little" (2019).
     """
-    return strategy("replicas", Everywhere(), loss=loss, strict=strict, own=True)
+    return strategy("replicas", Everywhere(), own=True, **common)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from ...ir.errors import TranspileError, nearest
 from ..choices import AtRoots, InPieces
 from ..passes.pack import PackSmall
-from ..passes.waves import GatherWaves
+from ..passes.waves import FROM_OWNERS, TO_OWNERS, GatherWaves
 from ..roots import METHODS
-from .base import Steps, Strategy, strategy
+from .base import Common, Steps, Strategy, strategy
 
 
-def reduce_broadcast(roots: str = "greedy", loss: Any = None, strict: bool = False) -> Strategy:
+def reduce_broadcast(roots: str = "greedy", **common: Unpack[Common]) -> Strategy:
     """Reduce each gradient to its parameter's root, optimize there, broadcast the parameter.
 
     The optimizer's state exists once. `roots`: "greedy" balances bytes, "hash" is a fixed hash of the name.
     Source: Paddle's BuildStrategy.ReduceStrategy.Reduce.
     """
     _check_roots(roots)
-    return strategy("reduce_broadcast", AtRoots(roots), loss=loss, strict=strict, roots=roots)
+    return strategy("reduce_broadcast", AtRoots(roots), {"roots": roots}, **common)
 
 
-def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", loss: Any = None, strict: bool = False) -> Strategy:
+def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", **common: Unpack[Common]) -> Strategy:
     """Carry gradients round the ring to their roots piece by piece, optimize there, carry the new values on round the ring.
 
     2(n-1) hops in all; 1/n of the optimizer's work and state on each rank. `chunk_mb`: largest piece in MiB.
@@ -33,8 +33,9 @@ def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", loss: Any = None,
         raise TranspileError(f"ring_optimizer: chunk_mb must be a number of MiB above 0, got {chunk_mb!r}")
     schedule: Steps = (("waves", GatherWaves(float(chunk_mb))), ("pack", PackSmall()))
     return strategy(
-        "ring_optimizer", InPieces(float(chunk_mb), roots), "ring", schedule, loss=loss, strict=strict, chunk_mb=chunk_mb, roots=roots
-    )
+        "ring_optimizer", InPieces(float(chunk_mb), roots), {"chunk_mb": chunk_mb, "roots": roots}, schedule,
+        usual="ring", carried=TO_OWNERS + FROM_OWNERS, **common,
+    )  # fmt: skip
 
 
 def _check_roots(roots: str) -> None:

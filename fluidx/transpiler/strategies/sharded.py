@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from ...ir.errors import TranspileError
 from ..choices import InFlatUnits, Sharded
 from ..passes.prefetch import Prefetch
-from .base import Steps, Strategy, strategy
+from .base import Common, Steps, Strategy, strategy
 
 
 def fsdp(
-    units: float | str = 25, reshard_after_forward: bool = True, prefetch: int = 1, cpu_offload: bool = False,
-    loss: Any = None, strict: bool = False,
+    units: float | str = 25, reshard_after_forward: bool = True, prefetch: int = 1, cpu_offload: bool = False, **common: Unpack[Common]
 ) -> Strategy:  # fmt: skip
     """zero3 by units: one all_gather brings a unit's parameters into use, and its gradients are scattered back together.
 
@@ -35,4 +34,4 @@ def fsdp(
     rest = Sharded() if units == "parameter" else InFlatUnits(units)
     schedule: Steps = (("prefetch", Prefetch(prefetch)),) if prefetch else ()
     options: dict[str, Any] = {"units": units, "reshard_after_forward": reshard_after_forward, "prefetch": prefetch}
-    return strategy("fsdp", rest=rest, kept=not reshard_after_forward, schedule=schedule, loss=loss, strict=strict, **options)
+    return strategy("fsdp", options=options, rest=rest, kept=not reshard_after_forward, schedule=schedule, **common)

@@ -68,16 +68,6 @@ dist:
 """)  # fmt: skip
 
 
-def test_a_ring_where_terms_meet_and_values_start():
-    check_pass(Lower("ring"), given=GIVEN, before="\n".join(MOVES.splitlines()[:6]), after="""
-dist:
-  %g.sum: f32[4,3] at(0) over dp = ring_reduce(%g) {group="dp", op="sum", root=0}
-  %g.rows: f32[4,3] shard(0) over dp = reduce_scatter(%g) {group="dp", op="sum"}
-  %w.full: f32[4,3] = ring_broadcast(%w) {group="dp", root=1}
-  %p.full: f32[4,3] = ring_broadcast(%p) {bounds=[0, 5, 12], group="dp"}
-""")  # fmt: skip
-
-
 def run(one, pair, cluster):
     job = Job(cluster)
     before = str(pair)

@@ -1,0 +1,76 @@
+"""Pairs at distances that double or halve. Of n ranks the largest power of two is the core; each other rank is folded onto one of them.
+
+Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005).
+"""
+
+from __future__ import annotations
+
+from .schedule import Algorithm, Round, Rounds, Transfer, backwards, runs
+
+
+class HalvingDoubling(Algorithm):
+    """A reduce_scatter halves what is still to be added up in each round, an all_gather is the way back.
+
+    With one owner of all blocks it is a binomial tree.
+    """
+
+    name = "halving_doubling"
+
+    def reduce(self, n: int) -> Rounds:
+        core, folded = _core(n)
+        p, out = len(core), []
+        mine = [[k, *folded.get(k, ())] for k in core]  # the blocks that a rank of the core answers for
+        d = p // 2
+        while d:
+            pairs = []
+            for i, k in enumerate(core):
+                theirs = i ^ d
+                first = theirs - theirs % d
+                blocks = [b for j in range(first, first + d) for b in mine[j]]
+                pairs += [Transfer(k, core[theirs], a, b, True) for a, b in runs(blocks)]
+            out.append(tuple(pairs))
+            d //= 2
+        last: Round = tuple(Transfer(k, b, b, b + 1, False) for k, more in folded.items() for b in more)
+        return (*_fold(folded, n), *out, last) if last else tuple(out)
+
+    def spread(self, n: int) -> Rounds:
+        core, folded = _core(n)
+        rounds = backwards(self.reduce(n))
+        if not folded:
+            return rounds
+        # a folded rank gets what it does not have: all but its own block
+        last = tuple(
+            Transfer(k, b, a, z, False) for k, more in folded.items() for b in more for a, z in runs(set(range(n)) - {b})
+        )  # fmt: skip
+        return (*rounds[:-1], last)
+
+
+class RecursiveDoubling(HalvingDoubling):
+    """An all_reduce exchanges whole values, at twice the distance in each round; all else is as in halving_doubling."""
+
+    name = "recursive_doubling"
+    gathers = True
+
+    def all_reduce(self, n: int) -> Rounds:
+        core, folded = _core(n)
+        out, d = [], 1
+        while d < len(core):
+            out.append(tuple(Transfer(k, core[i ^ d], 0, n, True) for i, k in enumerate(core)))
+            d *= 2
+        fold = _fold(folded, n)
+        return (*fold, *out, *backwards(fold))
+
+
+def _core(n: int) -> tuple[list[int], dict[int, tuple[int, ...]]]:
+    """The ranks of the core, and of them those that have a neighbour folded onto them.
+
+    >>> _core(6)
+    ([0, 2, 4, 5], {0: (1,), 2: (3,)})
+    """
+    p = 1 << (n.bit_length() - 1)
+    pairs = n - p
+    return [*range(0, 2 * pairs, 2), *range(2 * pairs, n)], {k: (k + 1,) for k in range(0, 2 * pairs, 2)}
+
+
+def _fold(folded: dict[int, tuple[int, ...]], n: int) -> Rounds:
+    return (tuple(Transfer(b, k, 0, n, True) for k, more in folded.items() for b in more),) if folded else ()

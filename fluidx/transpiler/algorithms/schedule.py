@@ -1,0 +1,75 @@
+"""What an algorithm is: rounds of transfers between the ranks of a group, on blocks of a value laid out flat.
+
+A value has as many blocks as the group has ranks, of any sizes, and block k belongs to rank k. In a round all sends come first: what is
+sent is what was there before the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...ir.errors import ProgramError
+from ...ir.parts import bounds
+from ...ops.comm.collective import owned_by
+
+
+class Transfer(NamedTuple):
+    """Blocks [start, stop) go from rank `source` to `target`, which adds them to what it has there (`add`), or keeps them instead."""
+
+    source: int
+    target: int
+    start: int
+    stop: int
+    add: bool
+
+
+Round = tuple[Transfer, ...]
+Rounds = tuple[Round, ...]
+
+
+class Algorithm:
+    """One way to carry collectives out. A subclass says how sums come together; the rest follows unless it says otherwise."""
+
+    name = ""
+    gathers = False  # does an all_reduce meet on rank 0? Else every rank is responsible for a block
+
+    def reduce(self, n: int) -> Rounds:
+        """From terms on all ranks to each block's sum on its rank: reduce_scatter, and reduce where one rank has all."""
+        raise NotImplementedError
+
+    def spread(self, n: int) -> Rounds:
+        """From each block on its rank to all blocks on all ranks: all_gather, and broadcast where one rank has all."""
+        return backwards(self.reduce(n))
+
+    def all_reduce(self, n: int) -> Rounds:
+        """From terms on all ranks to sums on all ranks."""
+        return self.reduce(n) + self.spread(n)
+
+    def cut(self, n: int, size: int) -> list[int]:
+        """Where an all_reduce of `size` elements cuts them into blocks."""
+        return owned_by(0, n, size) if self.gathers else bounds(size, n)
+
+
+class Refused(ProgramError):
+    """An algorithm cannot carry a collective out."""
+
+
+def backwards(rounds: Rounds) -> Rounds:
+    """The same ways back: what added up on an owner goes from there to all."""
+    return tuple(tuple(Transfer(t.target, t.source, t.start, t.stop, False) for t in r) for r in reversed(rounds))
+
+
+def runs(blocks: Iterable[int]) -> list[tuple[int, int]]:
+    """Neighbouring block numbers as ranges.
+
+    >>> runs([4, 0, 1, 5])
+    [(0, 2), (4, 6)]
+    """
+    out: list[tuple[int, int]] = []
+    for k in sorted(blocks):
+        if out and out[-1][1] == k:
+            out[-1] = out[-1][0], k + 1
+        else:
+            out.append((k, k + 1))
+    return out

@@ -1,0 +1,27 @@
+"""Everybody to the owner, the owner to everybody: two rounds, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from .schedule import Algorithm, Round, Rounds, Transfer
+
+
+class Star(Algorithm):
+    """An all_reduce meets on rank 0, which receives n-1 values and sends n-1."""
+
+    name = "star"
+    gathers = True
+
+    def reduce(self, n: int) -> Rounds:
+        return (_to_owners(n),) if n > 1 else ()
+
+
+class Direct(Star):
+    """The stars of all blocks at the same time: each rank adds up its block of an all_reduce, as the servers of Herring and Fairring."""
+
+    name = "direct"
+    gathers = False
+
+
+def _to_owners(n: int) -> Round:
+    # every rank begins with its right neighbour, so that not all send to one rank first
+    return tuple(Transfer(k, (k + d) % n, (k + d) % n, (k + d) % n + 1, True) for d in range(1, n) for k in range(n))

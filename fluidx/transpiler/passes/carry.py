@@ -1,0 +1,72 @@
+"""Carry: say of each collective how it is carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir.opdef import opdef
+from ...ir.operator import Operator
+from ...ir.parts import Coords, coords_of, local_type
+from ...ir.program import Block, Program, ProgramPair
+from ...ir.types import TensorType
+from ..algorithms import algorithm
+from ..algorithms.choice import cheapest
+from ..hops import carried_by, others, why_whole
+from ..pass_ import Job, Pass
+
+
+@dataclass(frozen=True)
+class Carry(Pass):
+    """Give collectives without an algorithm this one: a name, "auto" for the cheapest, or "" to leave them to the communicator.
+
+    "auto" leaves what stays inside a host whole. Between hosts a value always goes by send and recv: where nothing is chosen, by a ring.
+    What no algorithm can carry (a maximum, a value of open size, a cut that gives no flat ranges) stays whole, and explain() says why.
+    `types`: the collectives that the choice is for; () for all.
+    """
+
+    algorithm: str = ""
+    types: tuple[str, ...] = ()
+    requires = ("lowered",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        if self.algorithm not in ("", "auto"):
+            algorithm(self.algorithm)
+        if not self.algorithm and job.mesh.hosts == 1:
+            return pair
+        # startup runs once: there is nothing to choose, but hosts are crossed alike
+        return ProgramPair(self._chosen(pair.main, self.algorithm, job), self._chosen(pair.startup, "", job))
+
+    def _chosen(self, program: Program, name: str, job: Job) -> Program:
+        new = program.copy()
+        coords = coords_of(new.groups, 0)
+        for block in new.blocks:
+            block.oplist = [self._carried(op, name, block, coords, job) if opdef(op.type).carries else op for op in block.oplist]
+        return new
+
+    def _carried(self, op: Operator, name: str, block: Block, coords: Coords, job: Job) -> Operator:
+        out, group = op.output_arg_names[0], op.attrs["group"]
+        n, hosts = coords[group][1], job.mesh.hosts_of(block.program.groups[group][0])
+        if self.types and op.type not in self.types or name == "auto" and hosts == 1:
+            name = ""
+        if not name and hosts == n:
+            name = "ring"
+        if op.attrs["algorithm"] or n == 1 or not name:
+            return op
+        return carried(op, name, local_type(block.desc(out).type, others(block.program, block, op), coords), n, job)
+
+
+def carried(op: Operator, name: str, t: TensorType, n: int, job: Job) -> Operator:
+    """The operator with an algorithm among n ranks that have a value of this type together; as it is where no algorithm can carry it."""
+    if why := why_whole(op, t, n):
+        job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {op.attrs['group']} stays whole: {why}")
+        return op
+    return carried_by(op, named(op, name, n, t.nbytes, job), n)
+
+
+def named(op: Operator, name: str, n: int, nbytes: int, job: Job) -> str:
+    """The name of the algorithm: what "auto" comes to for an operator among n ranks, which explain() says."""
+    if name != "auto":
+        return name
+    name = cheapest(opdef(op.type).carries, n, nbytes, rooted="root" in op.attrs)
+    job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {op.attrs['group']}, {n} ranks, {nbytes} bytes: {name}")
+    return name
