@@ -14,7 +14,8 @@ import click
 from . import __version__
 from .ir.errors import FluidxError, ProgramError
 
-_STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")
+_DEMO = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")  # one device's answers on n ranks
+_STRATEGIES = (*_DEMO, "replicas")
 
 
 class _Ranks(click.ParamType):
@@ -74,7 +75,7 @@ def main() -> None:
 @main.command()
 @click.option("-n", "--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="CPU ranks to train on.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--strategy", type=click.Choice(_STRATEGIES), default="ring_optimizer", show_default=True)
+@click.option("--strategy", type=click.Choice(_DEMO), default="ring_optimizer", show_default=True)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing of the program before and after.")
 def demo(ranks: int, epochs: int, strategy: str, svg: Path | None) -> None:
     """Train a digits classifier on one device and on several ranks, every step shown."""

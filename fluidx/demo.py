@@ -113,10 +113,13 @@ def _train(say: Any, t: Any, model: tuple[Any, Any, Any, Any], data: tuple[dict,
         say.print(table)
         judge = main.clone(for_test=True)
         (acc_one,) = exe.run(judge, feed=test, fetch_list=[accuracy], scope=scope)
-        (acc_many,) = exe.run(judge, feed=test, fetch_list=[accuracy], scope=many.scopes[-1])
+        whole = fx.executor.Scope()  # what the ranks hold, put together
+        for p in main.all_parameters():
+            whole.set(p.name, many.state(p.name))
+        (acc_many,) = exe.run(judge, feed=test, fetch_list=[accuracy], scope=whole)
     say.print(
         f"accuracy on {len(test['image'])} digits never seen: {acc_one.item():.4f} on 1 device, "
-        f"{acc_many.item():.4f} with the parameters of rank {ranks - 1}",
+        f"{acc_many.item():.4f} with the parameters of {ranks} rank{'s' * (ranks > 1)}",
         soft_wrap=True,
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx import cli
 from fluidx.testing.models import TestModel, train_ranks, train_single
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -30,7 +31,7 @@ def example(request):
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8])
-@pytest.mark.parametrize("strategy", fx.strategies.CATALOGUE)
+@pytest.mark.parametrize("strategy", cli._DEMO)
 def test_one_step(example, strategy, ranks):
     model, batch, one, scope = example
     (many,), state = train_ranks(model, strategy, ranks, [batch], [model.loss])  # transpiles, verifies and runs
