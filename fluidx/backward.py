@@ -14,6 +14,7 @@ from typing import Any
 
 from ._checks import wrong
 from ._collector import collections_paused
+from .checkpoints import at_variables, automatic
 from .ir import (
     ANY,
     OPS,
@@ -44,7 +45,7 @@ def append_backward(
     parameter_list: Sequence[Variable | str] | None = None,
     no_grad_set: Iterable[Variable | str] | None = None,
     callbacks: Sequence[Callable[..., None]] | None = None,
-    checkpoints: Sequence[Variable | str] | None = None,
+    checkpoints: Sequence[Variable | str] | str | None = None,
 ) -> list[tuple[Parameter, Variable]]:
     """Append the operators that compute the gradient of `loss`, and return (parameter, gradient) pairs in program order.
 
@@ -55,6 +56,8 @@ def append_backward(
 
     `checkpoints` trades time for memory: what lies between two of these variables is computed again before it is
     differentiated, so that the first copy need not be kept (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
+    "auto" cuts the forward pass where few bytes are alive (checkpoints.automatic says by which rule). The answers stay the same, to the
+    bit: a copy of an operator that draws random numbers draws the same.
 
     Raises ProgramError when the loss is not one number or is not computed in its program, when no trainable parameter
     influences it, when a parameter in `parameter_list` does not, and when an operator on the way has no gradient.
@@ -193,7 +196,7 @@ class _Walk:
         leaves: set[str],
         no_grad: set[str],
         callbacks: Sequence[Callable[..., None]] | None = None,
-        checkpoints: Sequence[Variable | str] | None = None,
+        checkpoints: Sequence[Variable | str] | str | None = None,
         parameters: set[str] | frozenset[str] = frozenset(),
     ):
         self.block = block
@@ -520,19 +523,19 @@ class _Walk:
 
     # -- recompute ----------------------------------------------------------------------------------------------------------------
 
-    def _plan_recompute(self, checkpoints: Sequence[Variable | str] | None) -> None:
+    def _plan_recompute(self, checkpoints: Sequence[Variable | str] | str | None) -> None:
         self.copies: dict[str, str] = {}  # forward name -> name of its second copy
         self.copies_made: dict[str, str] = {}
-        self.cuts: list[int] = []
         self.keep: set[str] = set()
-        if not checkpoints:
-            return
-        self.keep = _name_set(self.block, "checkpoints", checkpoints)
-        for name in self.keep:
-            if name not in self.last_write:
-                raise wrong(f"append_backward: the checkpoint {name!r} is not computed by any operator")
-            self.cuts.append(self.last_write[name])
-        self.cuts.sort()
+        self.cuts: list[int] = []
+        if checkpoints == "auto":
+            self.keep, self.cuts = automatic(self.block, self.ops, self.live)
+        elif checkpoints:
+            names = _name_set(self.block, "checkpoints", checkpoints)
+            for name in names:
+                if name not in self.last_write:
+                    raise wrong(f"append_backward: the checkpoint {name!r} is not computed by any operator")
+            self.keep, self.cuts = at_variables(self.last_write, names)
 
     def value(self, name: str, reader: int) -> Variable:
         """The variable a gradient of operator `reader` reads: the forward one, or its second copy, computed here when needed."""
@@ -568,7 +571,7 @@ class _Walk:
         outs = {s: tuple(out[n] for n in names) for s, names in op.outputs.items()}
         for n, copy in out.items():
             desc = block.desc(n)
-            block.declare(desc.changed(name=copy, persistable=False, stop_gradient=True, is_parameter=False, attrs={}))
+            block.declare(desc.changed(name=copy, persistable=False, is_parameter=False, attrs={}))
             if not desc.persistable:  # running statistics advance once; their second values are nobody's
                 self.copies[n], self.copies_made[copy] = copy, n
         block.oplist.append(op.replace(inputs=ins, outputs=outs, role=Role.BACKWARD))

@@ -360,6 +360,39 @@ def test_recompute_repeats_dropout_and_advances_batch_norm_once():
     assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def _conv_and_norms(x, y):
+    """Behind each checkpoint an op that is asked for the gradient of a value that is computed again."""
+    h = fx.layers.conv2d(fx.layers.tanh(fx.layers.conv2d(x, 4, 3, padding=1)), 4, 3, padding=1)
+    h = fx.layers.group_norm(fx.layers.relu(fx.layers.batch_norm(fx.layers.sigmoid(h))), groups=2)
+    h = fx.layers.layer_norm(fx.layers.tanh(fx.layers.pool2d(h, 2, "max", 2)), begin_norm_axis=1)
+    return fx.layers.mean(fx.layers.square_error_cost(y, fx.layers.tanh(fx.layers.fc(h, 1))))
+
+
+def test_gradients_flow_on_through_values_that_are_computed_again():
+    rng = np.random.default_rng(0)
+    feed = {"x": rng.standard_normal((6, 1, 8, 8)).astype("float32"), "y": rng.standard_normal((6, 1)).astype("float32")}
+    results = []
+    for recompute in (False, True):
+        main, startup = fx.Program(), fx.Program()
+        with fx.program_guard(main, startup), fx.unique_name.guard():
+            loss = _conv_and_norms(fx.data("x", [-1, 1, 8, 8], "float32"), fx.data("y", [-1, 1], "float32"))
+            pairs = append_backward(loss, checkpoints=[main.ops[-1].input_arg_names[0]] if recompute else None)
+        scope, exe = Scope(), Executor()
+        exe.run(startup, scope=scope)
+        results.append({p.name: v for (p, _), v in zip(pairs, exe.run(main, feed=feed, fetch_list=[g for _, g in pairs], scope=scope))})
+    assert results[0].keys() == results[1].keys() and len(results[0]) == 12
+    assert all(np.array_equal(results[0][n], results[1][n]) for n in results[0])
+
+
+def test_the_gradient_of_data_flows_through_a_convolution(net):
+    x = net.data("x", (-1, 1, 4, 4))
+    x.stop_gradient = True
+    y = net.b.conv2d(x, net.param("w", np.ones((1, 1, 2, 2))))
+    (g,) = gradients(net.b.reduce_sum(y), [x])
+    (found,) = net.run([g], {"x": np.zeros((1, 1, 4, 4), "float32")})
+    assert np.array_equal(found[0, 0], np.outer([1, 2, 2, 1], [1, 2, 2, 1]))  # in how many windows an element is
+
+
 def test_a_checkpoint_must_be_computed(net):
     w = net.param("w", [1.0])
     with pytest.raises(ProgramError, match="the checkpoint 'w' is not computed by any operator"):

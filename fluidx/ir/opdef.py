@@ -135,6 +135,9 @@ class OpDef:
     # do the bodies take 16-bit floats as they stand? Or (device, outs) -> that, over a flat list of types. None: where an op only moves
     # elements (`flops` is 0, views), talks or prints. All other bodies see float32 instead, converted before and rounded after the call
     halves: ClassVar[Any] = None
+    # in mixed precision: "half" works in 16 bits, "float32" in 32, "any" in what its operands come in. None: an op that only moves elements
+    # takes any, every other one float32
+    precision: ClassVar[str | None] = None
     # attributes that speak of global sizes: (attrs, local input shapes, local output shapes) -> attributes for the local part
     local_attrs: ClassVar[Callable[..., Any] | None] = None
     # for the proof: of an op that only adds up, multiplies or lays elements out anew, what it makes, in terms of `a.sum`, `a.cut`, `a.join`
@@ -345,9 +348,18 @@ class OpDef:
         """Do the bodies for a device see float32 in the place of 16-bit floats?"""
         said = cls.halves
         if said is None:
-            moves = cls.flops == 0 or cls.view is not None or bool(cls.bodies)
-            return not moves and cls.effect in (Effect.PURE, Effect.RANDOM)
+            return not (cls.moves() or cls.bodies) and cls.effect in (Effect.PURE, Effect.RANDOM)
         return not (said(device, outs) if callable(said) else said)
+
+    @classmethod
+    def moves(cls) -> bool:
+        """Does the op only move elements?"""
+        return cls.flops == 0 or cls.view is not None
+
+    @classmethod
+    def in_mixed_precision(cls) -> str:
+        """"half", "float32" or "any": what the op works in where both are at hand."""
+        return cls.precision or ("any" if cls.moves() else "float32")
 
     @classmethod
     def view_of(cls, x: Any, ctx: Any, attrs: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from .base import Optimizer
 from .gradient import SGD, Adadelta, Adagrad, DecayedAdagrad, Ftrl, LarsMomentum, Momentum, RMSProp
 from .merge import GradientMergeOptimizer
 from .powersgd import PowerSGDOptimizer
+from .recompute import RecomputeOptimizer
 
 SGDOptimizer = SGD
 MomentumOptimizer = Momentum
@@ -23,7 +24,6 @@ FtrlOptimizer = Ftrl
 __all__ = [
     "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW", "AdamWOptimizer", "Adamax",
     "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer",
-    "GradientMergeOptimizer", "Lamb",
-    "LambOptimizer", "LarsMomentum", "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "PowerSGDOptimizer", "RMSProp",
-    "RMSPropOptimizer", "SGD", "SGDOptimizer",
+    "GradientMergeOptimizer", "Lamb", "LambOptimizer", "LarsMomentum", "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer",
+    "Optimizer", "PowerSGDOptimizer", "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGD", "SGDOptimizer",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from ..lr_scheduler import Fills, persistable, unused_name
 from ..regularizer import Regularizer, append_regularization_ops
 
 ParamsGrads = list[tuple[Parameter, Variable]]
+Checkpoints = Sequence[Variable | str] | str | None
 
 
 class Optimizer:
@@ -75,15 +76,16 @@ class Optimizer:
         startup_program: Program | None = None,
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
+        checkpoints: Checkpoints = None,
     ) -> tuple[list[Operator], ParamsGrads]:
-        """Append the gradients of `loss` and the updates of its parameters.
+        """Append the gradients of `loss` and the updates of its parameters; `checkpoints` as of `append_backward`.
 
         Returns the optimizer's operators, and the (parameter, gradient) pairs as `append_backward` gave them.
 
         Raises ProgramError as `append_backward` does, when there is nothing to train, and when this optimizer already trains a parameter.
         """
         with collections_paused():
-            params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
+            params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set, checkpoints=checkpoints)
             return self.apply_optimize(loss, startup_program, params_grads), params_grads
 
     def backward(
@@ -93,9 +95,11 @@ class Optimizer:
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Sequence[Callable[..., None]] | None = None,
+        checkpoints: Checkpoints = None,
     ) -> ParamsGrads:
         """Append the gradients of `loss` alone."""
-        params_grads = append_backward(loss, self.parameter_list if parameter_list is None else parameter_list, no_grad_set, callbacks)
+        trained = self.parameter_list if parameter_list is None else parameter_list
+        params_grads = append_backward(loss, trained, no_grad_set, callbacks, checkpoints)
         if not params_grads:
             raise wrong(f"{self.label}: the loss {loss.name!r} depends on no trainable parameter, so there is nothing to minimize")
         return params_grads

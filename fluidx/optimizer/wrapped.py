@@ -9,7 +9,7 @@ from .._checks import wrong
 from .._collector import collections_paused
 from ..ir import Operator, Parameter, Variable, default_startup_program
 from ..ir.program import Program
-from .base import Optimizer, ParamsGrads
+from .base import Checkpoints, Optimizer, ParamsGrads
 
 
 class WrappedOptimizer:
@@ -27,10 +27,11 @@ class WrappedOptimizer:
         startup_program: Program | None = None,
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
+        checkpoints: Checkpoints = None,
     ) -> tuple[list[Operator], ParamsGrads]:
         """Append the gradients of `loss` and the updates of its parameters, as `Optimizer.minimize`."""
         with collections_paused():
-            params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
+            params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set, checkpoints=checkpoints)
             return self.apply_optimize(loss, startup_program, params_grads), params_grads
 
     def backward(
@@ -40,9 +41,10 @@ class WrappedOptimizer:
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Sequence[Callable[..., None]] | None = None,
+        checkpoints: Checkpoints = None,
     ) -> ParamsGrads:
         """Append the gradients of `loss` alone."""
-        return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
+        return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints)
 
     def apply_gradients(self, params_grads: ParamsGrads) -> list[Operator]:
         """Append the updates for gradients that exist, with their state initialized in the default startup program."""

@@ -18,6 +18,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         {"partial(sum), partial(sum), partial(sum) -> partial(sum), partial(sum)"},
     ),
     "cast": ("a sum is cast last where bits are lost: terms would be rounded one by one", {"partial(sum) -> partial(sum)"}),
+    "check_finite_and_unscale": ("not where a sum overflows", {"partial(sum), whole -> partial(sum), partial(sum)"}),
     "conv2d_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
     "conv2d_transpose_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
     "decayed_adagrad": (RATE, {"partial(sum), whole, whole, partial(sum) -> partial(sum), whole"}),
@@ -38,6 +39,10 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         {"partial(sum), shard(0), shard(0) -> partial(sum)"},
     ),
     "sgd": (RATE, {"partial(sum), whole, partial(sum) -> partial(sum)"}),
+    "update_loss_scaling": (
+        f"{LUCK}: a bad step, which does not look at the good ones",
+        {"whole, whole, partial(sum), whole -> whole, whole, whole"},
+    ),
 }
 
 

@@ -73,18 +73,18 @@ def _int_div(xp, ins, out, attrs):
     return divide_safely if any(np.may_share_memory(a, out) for a in ins) else divide
 
 
-elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", onnx="Add", samples=_pairs(),
+elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", precision="any", onnx="Add", samples=_pairs(),
     grad=lambda b, op, g: _down(b, op, g, g),
     doc="The sum of two tensors.\n\nTwo partial sums add up; a partial sum and a whole value are refused by the verifier.")  # fmt: skip
-elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", onnx="Sub", samples=_pairs(),
+elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", precision="any", onnx="Sub", samples=_pairs(),
     grad=_sub_grad, doc="The difference of two tensors.")  # fmt: skip
-elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", onnx="Mul", samples=_pairs(), grad=_mul_grad,
-    doc="The elementwise product of two tensors.")  # fmt: skip
-elementwise("elementwise_div", lambda x, y: x / y, axis=True, dtypes="number", onnx="Div", samples=_pairs(0.5, 2.0), special=_int_div,
-    doc="The quotient of two tensors. Integers are divided towards zero, as in C.")  # fmt: skip
-elementwise("elementwise_max", lambda x, y: ex.max(x, y), axis=True, dtypes="number", onnx="Max", samples=_pairs(),
+elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", precision="any", onnx="Mul", samples=_pairs(),
+    grad=_mul_grad, doc="The elementwise product of two tensors.")  # fmt: skip
+elementwise("elementwise_div", lambda x, y: x / y, axis=True, dtypes="number", precision="any", onnx="Div", samples=_pairs(0.5, 2.0),
+    special=_int_div, doc="The quotient of two tensors. Integers are divided towards zero, as in C.")  # fmt: skip
+elementwise("elementwise_max", lambda x, y: ex.max(x, y), axis=True, dtypes="number", precision="any", onnx="Max", samples=_pairs(),
     doc="The larger of two tensors, element by element. At a tie Y takes the gradient.")  # fmt: skip
-elementwise("elementwise_min", lambda x, y: ex.min(x, y), axis=True, dtypes="number", onnx="Min", samples=_pairs(),
+elementwise("elementwise_min", lambda x, y: ex.min(x, y), axis=True, dtypes="number", precision="any", onnx="Min", samples=_pairs(),
     doc="The smaller of two tensors, element by element. At a tie Y takes the gradient.")  # fmt: skip
 elementwise("elementwise_pow", lambda x, y: x**y, axis=True, dtypes="number", onnx="Pow", samples=_pairs(0.5, 2.0, int_low=0, ints=False),
     doc="X to the power of Y, element by element.")  # fmt: skip
@@ -124,11 +124,11 @@ def _assign(out, value):
 
 
 elementwise("scale", lambda x, *, scale, bias, bias_after_scale: ex.where(bias_after_scale, scale * x + bias, scale * (x + bias)),
-    attrs={"scale": 1.0, "bias": 0.0, "bias_after_scale": True}, dtypes="number", grad=_scale_grad, special=_scale_int,
+    attrs={"scale": 1.0, "bias": 0.0, "bias_after_scale": True}, dtypes="number", precision="any", grad=_scale_grad, special=_scale_int,
     variants=({}, {"scale": 2.5, "bias": 0.5}, {"scale": -1.0}, {"bias": 1.5}, {"scale": 3.0, "bias": 1.0, "bias_after_scale": False}),
     doc="scale * X + bias, or scale * (X + bias) when `bias_after_scale` is off.")  # fmt: skip
 elementwise("clip", lambda x, *, min, max: ex.min(ex.max(x, min), max), attrs={"min": Required(float), "max": Required(float)},
-    dtypes="number", onnx="Clip", kinks=(-1.0, 1.0), variants=({"min": -1.0, "max": 1.0}, {"min": -10.0, "max": 1.0}),
+    dtypes="number", precision="any", onnx="Clip", kinks=(-1.0, 1.0), variants=({"min": -1.0, "max": 1.0}, {"min": -10.0, "max": 1.0}),
     doc="X with values below `min` raised to it and values above `max` lowered to it.")  # fmt: skip
 elementwise("increment", lambda x, *, step: x + step, attrs={"step": 1.0}, dtypes="number", variants=({}, {"step": -2.0}),
     doc="X + step: how a loop counts. Written into X itself in fluid programs.")  # fmt: skip

@@ -45,6 +45,7 @@ def elementwise(
     slope: Callable[..., Any] | None = None,
     grad: Callable[..., Any] | None = None,
     special: Callable[..., Any] | None = None,
+    precision: str | None = None,
 ) -> type[OpDef]:
     """Declare the elementwise op `name`, and `<name>_grad` where it has a derivative.
 
@@ -54,6 +55,7 @@ def elementwise(
     Unary samples are drawn from `domain`, away from `kinks`, once for each of `variants` (attributes); or `samples` yields them.
     `slope` is the derivative by X where it is better written by hand, `grad` replaces the whole derived gradient.
     `special(xp, ins, out, attrs)` may return a call to run instead of the derived kernel (integer division), or None.
+    `precision` is what an OpDef says by it.
     """
     module = sys._getframe(1).f_globals["__name__"]
     parameters = inspect.signature(body).parameters.values()
@@ -69,7 +71,7 @@ def elementwise(
     fields |= {
         "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,
         "inplace": () if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots)),
-        "onnx": onnx, "infer": staticmethod(_infer(name, dtypes, is_bool, axis)),
+        "onnx": onnx, "infer": staticmethod(_infer(name, dtypes, is_bool, axis)), "precision": precision,
     }  # fmt: skip
     draw = samples or (lambda: _draw(len(inputs), dtypes, domain, kinks, variants))
     fields["samples"] = staticmethod(draw)

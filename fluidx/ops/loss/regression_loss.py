@@ -29,7 +29,7 @@ class SquareErrorCost(OpDef):
     @staticmethod
     def grad(b, op, g):
         dx = b.square_error_cost_grad(op["X"], op["Y"], g)
-        return dx, None if op["Y"].stop_gradient else b.scale(dx, scale=-1.0)
+        return dx, b.scale(dx, scale=-1.0) if op.needs("Y") else None
 
     @staticmethod
     def kernel(xp, x, y, *, out):

@@ -61,6 +61,7 @@ def _then_scale(run: Any, out: Any, alpha: float) -> Any:
 class Product(OpDef):
     """What the ops that are one matrix product share: `matrices` says of which arrays."""
 
+    precision = "half"
     # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None where one would be copied
     matrices: ClassVar[Callable[..., Any]]
     # on a GPU the BLAS takes two matrices of 16-bit floats, and adds up in float32

@@ -201,6 +201,7 @@ class ScaledDotProductAttention(OpDef):
     """
 
     name = NAME
+    precision = "half"
     flops = _flops(2)
     inputs, outputs = ("Q", "K", "V", "Mask?"), ("Out", "Lse?")
     attrs = {"scale": Required(float), "causal": False}

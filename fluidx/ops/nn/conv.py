@@ -103,6 +103,7 @@ def _asked(run: Any, ins: list[TensorType], outs: list[TensorType | None], attrs
 class _Conv(OpDef):
     """Base of the convolutions of an input with a filter."""
 
+    precision = "half"
     inputs, outputs = ("Input", "Filter"), ("Output",)
     layout = ("data_format", ("Input", "Output"))
     onnx = "Conv"
@@ -113,9 +114,8 @@ class _Conv(OpDef):
 
     @classmethod
     def grad(cls, b, op, g):
-        x, w = op["Input"], op["Filter"]
-        skip = {slot: None for slot, v in (("Input@GRAD", x), ("Filter@GRAD", w)) if v.stop_gradient}
-        return b.emit(cls.gradient, x, w, g, out=skip, **op.attrs)
+        skip = {f"{slot}@GRAD": None for slot in cls.inputs if not op.needs(slot)}
+        return b.emit(cls.gradient, op["Input"], op["Filter"], g, out=skip, **op.attrs)
 
     @classmethod
     def kernel(cls, xp, x, w, *, out, **attrs):

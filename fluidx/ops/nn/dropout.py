@@ -53,6 +53,7 @@ class Dropout(Drawing):
     """
 
     name = "dropout"
+    precision = "any"
     inputs, outputs = ("X",), ("Out", "Mask?")
     attrs = {"dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer"}
     inplace = (("X", "Out"),)

@@ -168,7 +168,7 @@ class LayerNorm(OpDef):
     def grad(b, op, g):
         scale, bias = op["Scale"], op["Bias"]
         through_first_only("layer_norm", op, g, ("Mean", "Variance"))
-        skip = {slot: None for slot, v in (("X@GRAD", op["X"]), ("Scale@GRAD", scale), ("Bias@GRAD", bias)) if v is None or v.stop_gradient}
+        skip = {f"{slot}@GRAD": None for slot in ("X", "Scale", "Bias") if not op.needs(slot)}
         return b.emit("layer_norm_grad", op["X"], scale, bias, op["Mean"], op["Variance"], g[0], out=skip, **op.attrs)
 
     @staticmethod

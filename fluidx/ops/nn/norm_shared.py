@@ -61,7 +61,7 @@ def through_first_only(name: str, op: Any, g: Sequence[Any], stats: tuple[str, s
 
 def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -> Any:
     scale, bias = op["Scale"], op["Bias"]
-    skip = {slot: None for slot, v in (("X@GRAD", op["X"]), ("Scale@GRAD", scale), ("Bias@GRAD", bias)) if v is None or v.stop_gradient}
+    skip = {f"{slot}@GRAD": None for slot in ("X", "Scale", "Bias") if not op.needs(slot)}
     return b.emit(name, op["X"], scale, bias, op[stats[0]], op[stats[1]], g, out=skip, **op.attrs)
 
 

@@ -210,6 +210,7 @@ class Pool2d(OpDef):
     """
 
     name = "pool2d"
+    precision = "any"
     flops = staticmethod(lambda ins, outs, attrs: _flops(ins[0], outs[0], attrs))
     layout = ("data_format", ("X", "Out"))
     inputs = ("X",)

@@ -1,0 +1,71 @@
+"""Which operators work in 16 bits: what their declarations say, with the exceptions of one training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..ir import OPS, Operator, Variable, nearest
+from ..ir.opdef import opdef
+from ..ir.site import wrong
+
+_OWNER = "AutoMixedPrecisionLists"
+
+
+class AutoMixedPrecisionLists:
+    """Exceptions to what the ops' declarations say: types of operators that work in 16 bits, or in float32, whatever they say.
+
+    An operator that reads or writes a variable of `custom_black_varnames` works in float32, and so does the variable.
+
+    >>> lists = AutoMixedPrecisionLists(custom_black_list=["matmul"])
+    >>> lists.of_type("matmul"), lists.of_type("conv2d"), lists.of_type("relu"), lists.of_type("softmax")
+    ('float32', 'half', 'any', 'float32')
+    """
+
+    def __init__(
+        self,
+        custom_white_list: Iterable[str] | None = None,
+        custom_black_list: Iterable[str] | None = None,
+        custom_black_varnames: Iterable[str | Variable] | None = None,
+    ):
+        white, black = _types("custom_white_list", custom_white_list), _types("custom_black_list", custom_black_list)
+        if both := sorted(white & black):
+            raise wrong(f"{_OWNER}: {', '.join(map(repr, both))} in custom_white_list and in custom_black_list; an op is in one of them")
+        self._custom: Mapping[str, str] = {**dict.fromkeys(white, "half"), **dict.fromkeys(black, "float32")}
+        self.black_varnames = {v.name if isinstance(v, Variable) else v for v in custom_black_varnames or ()}
+
+    def of_type(self, op_type: str) -> str:
+        """"half", "float32" or "any": what operators of a type work in."""
+        return self._custom.get(op_type) or opdef(op_type).in_mixed_precision()
+
+    def of(self, op: Operator) -> str:
+        """The same for one operator, whose variables may be excepted."""
+        if self.black_varnames and not self.black_varnames.isdisjoint((*op.input_arg_names, *op.output_arg_names)):
+            return "float32"
+        return self.of_type(op.type)
+
+    @property
+    def white_list(self) -> set[str]:
+        return {name for name in OPS if self.of_type(name) == "half"}
+
+    @property
+    def black_list(self) -> set[str]:
+        return {name for name in OPS if self.of_type(name) == "float32"}
+
+    @property
+    def gray_list(self) -> set[str]:
+        return {name for name in OPS if self.of_type(name) == "any"}
+
+
+def _types(argument: str, given: Iterable[str] | None) -> set[str]:
+    if isinstance(given, str):
+        raise wrong(f"{_OWNER}: {argument} is a list of op types, got {given!r}; write [{given!r}]")
+    names = set(given or ())
+    for name in names:
+        if name not in OPS:
+            raise wrong(f"{_OWNER}: {argument}: there is no op {name!r}; {nearest(str(name), OPS, 'there are')}")
+        if OPS[name].bodies:
+            raise wrong(f"{_OWNER}: {argument}: {name} runs blocks, which are left in float32; list the ops outside of it")
+    return names
+
+
+__all__ = ["AutoMixedPrecisionLists"]

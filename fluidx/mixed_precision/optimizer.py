@@ -1,0 +1,194 @@
+"""`decorate`: an optimizer that trains in mixed precision, with a scaled loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, isfinite
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from .._checks import number, one_of, whole, wrong
+from ..ir import Block, Builder, Operator, Parameter, Program, Role, Variable, default_startup_program
+from ..ir.dtypes import HALVES
+from ..lr_scheduler import persistable, unused_name
+from ..optimizer.base import Checkpoints, ParamsGrads
+from ..optimizer.skip import skip_updates
+from ..optimizer.wrapped import WrappedOptimizer
+from .casts import WIDE, cast_forward
+from .gradients import finish_in_16_bits
+from .lists import AutoMixedPrecisionLists
+
+_OWNER = "mixed_precision.decorate"
+
+
+def decorate(
+    optimizer: Any,
+    amp_lists: AutoMixedPrecisionLists | None = None,
+    init_loss_scaling: float = 2.0**15,
+    incr_every_n_steps: int = 1000,
+    decr_every_n_nan_or_inf: int = 2,
+    incr_ratio: float = 2.0,
+    decr_ratio: float = 0.8,
+    use_dynamic_loss_scaling: bool = True,
+    dtype: str = "float16",
+    reduce_dtype: str | None = None,
+) -> OptimizerWithMixedPrecision:
+    """The optimizer, training in mixed precision: products in `dtype`, what needs range or digits in float32 (see the ops' page).
+
+    `minimize` rewrites the forward operators of the program in place. Parameters and their state stay float32; a cast makes the 16 bits
+    that products read. The loss is multiplied by a scale and the gradients are divided by it, so that small ones do not vanish in 16 bits.
+    With `use_dynamic_loss_scaling` a step with an infinite or undefined gradient changes no parameter and no state of the optimizer, the
+    scale falls by `decr_ratio` after `decr_every_n_nan_or_inf` such steps in a row, and grows by `incr_ratio` after `incr_every_n_steps`
+    good ones. bfloat16 has the range of float32 and needs no scale: `init_loss_scaling=1.0, use_dynamic_loss_scaling=False`.
+
+    `reduce_dtype` is what ranks add gradients up in: the 16 bits themselves, half the bytes, or float32. Without it, float16 for
+    float16; float32 for bfloat16, whose 8 digits lose terms in sums over many ranks.
+    """
+    return OptimizerWithMixedPrecision(
+        optimizer, amp_lists, init_loss_scaling, incr_every_n_steps, decr_every_n_nan_or_inf, incr_ratio, decr_ratio,
+        use_dynamic_loss_scaling, dtype, reduce_dtype,
+    )  # fmt: skip
+
+
+class OptimizerWithMixedPrecision(WrappedOptimizer):
+    """What `decorate` makes; its options are explained there."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        amp_lists: AutoMixedPrecisionLists | None,
+        init_loss_scaling: float,
+        incr_every_n_steps: int,
+        decr_every_n_nan_or_inf: int,
+        incr_ratio: float,
+        decr_ratio: float,
+        use_dynamic_loss_scaling: bool,
+        dtype: str,
+        reduce_dtype: str | None,
+    ):
+        super().__init__(optimizer)
+        self.dtype = one_of(_OWNER, "dtype", dtype, HALVES)
+        wanted = reduce_dtype or ("float16" if dtype == "float16" else WIDE)
+        self.reduce_dtype = one_of(_OWNER, "reduce_dtype", wanted, (dtype, WIDE))
+        if amp_lists is not None and not isinstance(amp_lists, AutoMixedPrecisionLists):
+            raise wrong(f"{_OWNER}: amp_lists must be AutoMixedPrecisionLists(...) or None, got {amp_lists!r}")
+        self.amp_lists = amp_lists or AutoMixedPrecisionLists()
+        self.init_loss_scaling = _positive("init_loss_scaling", init_loss_scaling)
+        self.use_dynamic_loss_scaling = bool(use_dynamic_loss_scaling)
+        self.scales = self.use_dynamic_loss_scaling or self.init_loss_scaling != 1.0
+        self._rule = {
+            "incr_every_n_steps": whole(_OWNER, "incr_every_n_steps", incr_every_n_steps, 1),
+            "decr_every_n_nan_or_inf": whole(_OWNER, "decr_every_n_nan_or_inf", decr_every_n_nan_or_inf, 1),
+            "incr_ratio": _positive("incr_ratio", incr_ratio, "of 1 or more", least=1.0),
+            "decr_ratio": _positive("decr_ratio", decr_ratio, "above 0 and at most 1", most=1.0),
+        }
+        self._scales: WeakKeyDictionary[Program, Variable] = WeakKeyDictionary()
+        self._applied: WeakSet[Program] = WeakSet()
+        self._loss_scaling: Variable | None = None
+        self._scaled_loss: Variable | None = None
+
+    # -- what users ask -----------------------------------------------------------------------------------------------------
+
+    def get_loss_scaling(self) -> Variable:
+        """The scale of the loss, a float32 variable of one element that can be fetched. There is none where it is 1 for good."""
+        return self._known("get_loss_scaling", self._loss_scaling)
+
+    def get_scaled_loss(self) -> Variable:
+        """The loss times its scale, from which the gradients start."""
+        return self._known("get_scaled_loss", self._scaled_loss)
+
+    def _known(self, asked: str, value: Variable | None) -> Variable:
+        if value is None:
+            why = "yet; call minimize or backward first" if self.scales else "where the scale is 1 and not dynamic"
+            raise wrong(f"{self.label}.{asked}: there is no scaled loss {why}")
+        return value
+
+    # -- how it is done -----------------------------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        callbacks: Sequence[Callable[..., None]] | None = None,
+        checkpoints: Checkpoints = None,
+    ) -> ParamsGrads:
+        """Rewrite the forward operators, scale the loss, and append the gradients of what came out, which are scaled too."""
+        program = loss.block.program
+        block = program.global_block()
+        clipped = next((d.name for d in block.descs.values() if d.attrs.get("error_clip")), None)
+        if clipped is not None and self.scales:
+            raise wrong(f"{_OWNER}: {clipped!r} has an ErrorClipByValue, which would limit scaled gradients; use grad_clip=... instead")
+        cast_forward(program, self.amp_lists, self.dtype)
+        if self.scales:
+            self._loss_scaling = self._scale(program, startup_program or default_startup_program())
+            loss = self._scaled_loss = self._scaled(block, loss, self._loss_scaling)
+        start = len(block.oplist)
+        params_grads = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints)
+        if self.reduce_dtype != WIDE:
+            finish_in_16_bits(block, start, params_grads)
+        return params_grads
+
+    def _scale(self, program: Program, startup: Program) -> Variable:
+        if program not in self._scales:
+            self._scales[program] = _state(program, startup, "loss_scaling", "float32", self.init_loss_scaling)
+        return self._scales[program]
+
+    def _scaled(self, block: Block, loss: Variable, scale: Variable) -> Variable:
+        """The loss as float32, times the scale. The operator that makes the loss is marked as one that does."""
+        at = max((k for k, op in enumerate(block.oplist) if loss.name in op.output_arg_names), default=None)
+        if at is not None:
+            block.oplist[at] = block.oplist[at].replace(role=Role.LOSS)
+        b = Builder(block, role=Role.FORWARD)
+        wide = b.cast(loss, dtype=WIDE) if loss.dtype in HALVES else loss
+        factor = scale if wide.dtype == WIDE else b.cast(scale, dtype=wide.dtype)
+        return b.elementwise_mul(wide, factor, name=unused_name(block, block.program, f"{loss.name}.scaled"))
+
+    def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
+        if not self.scales:
+            return self._optimizer._apply(params_grads, startup)
+        pairs = [(p, g) for p, g in params_grads if g is not None]
+        program = pairs[0][0].block.program if pairs else None
+        if program is None or program not in self._scales:
+            raise wrong(f"{_OWNER}: there are no scaled gradients to apply; call backward(loss) first")
+        if program in self._applied:
+            raise wrong(f"{_OWNER}: the scale in {program.label()} is updated once a step; add the losses up and minimize once")
+        self._applied.add(program)
+        block = program.global_block()
+        start = len(block.oplist)
+        b, scale = Builder(block, role=Role.OPTIMIZE), self._scales[program]
+        counted: dict[str, Any] = {} if self.use_dynamic_loss_scaling else {"Count": None}
+        found = [b.check_finite_and_unscale(g, scale, name=f"{g.name}.unscaled", out=counted) for _, g in pairs]
+        unscaled = [(p, g) for (p, _), (g, _) in zip(pairs, found, strict=True)]
+        if not self.use_dynamic_loss_scaling:
+            self._optimizer._apply(unscaled, startup)
+            return block.oplist[start:]
+        overflow = self._overflow(b, [count for _, count in found], startup)
+        updates = len(block.oplist)
+        self._optimizer._apply(unscaled, startup)
+        skip_updates(block, updates, overflow)
+        return block.oplist[start:]
+
+    def _overflow(self, b: Builder, counts: list[Variable], startup: Program) -> Variable:
+        """Whether any gradient, on any rank, has an element that is no finite number; and the scale's next value, which follows from it."""
+        program = b.block.program
+        total = b.emit("sum", counts) if len(counts) > 1 else counts[0]
+        overflow = b.greater_than(total, b.fill_constant(shape=(1,), dtype="float32", value=0.0))
+        scale = self._scales[program]
+        good, bad = (_state(program, startup, f"num_{kind}_steps", "int32", 0) for kind in ("good", "bad"))
+        out = {"LossScaling": scale, "OutGoodSteps": good, "OutBadSteps": bad}
+        b.update_loss_scaling(overflow, scale, good, bad, **self._rule, out=out)
+        return overflow
+
+
+def _state(program: Program, startup: Program, key: str, dtype: str, value: float) -> Variable:
+    block = program.global_block()
+    return persistable(block, startup, unused_name(block, startup, key), (1,), dtype, value)
+
+
+def _positive(name: str, given: float, wanted: str = "above 0", least: float = 0.0, most: float = inf) -> float:
+    value = number(_OWNER, name, given)
+    if not (0.0 < value and least <= value <= most and isfinite(value)):
+        raise wrong(f"{_OWNER}: {name} must be a finite number {wanted}, got {value:g}")
+    return value

@@ -1,0 +1,45 @@
+"""RecomputeOptimizer: values of the forward pass are computed again for the backward pass, in place of being kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from .._checks import wrong
+from ..ir import Parameter, Program, Variable
+from .base import Checkpoints, ParamsGrads
+from .wrapped import WrappedOptimizer
+
+
+class RecomputeOptimizer(WrappedOptimizer):
+    """An optimizer whose gradients keep the `checkpoints` of the forward pass and compute again what lies between them.
+
+    The answers are those of the inner optimizer, to the bit: copies of an operator draw the same random numbers. `_set_checkpoints`, under
+    fluid's name, takes variables or their names; "auto" chooses them (see `append_backward`). So does `minimize(..., checkpoints=...)`.
+    """
+
+    def __init__(self, optimizer: Any, checkpoints: Checkpoints = None):
+        super().__init__(optimizer)
+        self._checkpoints: Checkpoints = None
+        if checkpoints is not None:
+            self._set_checkpoints(checkpoints)
+
+    def _set_checkpoints(self, checkpoints: Checkpoints) -> None:
+        """What is kept: variables or their names, or "auto"."""
+        if not (checkpoints == "auto" or isinstance(checkpoints, (list, tuple)) and checkpoints):
+            raise wrong(f'{self.label}: checkpoints must be a list of variables or their names, or "auto"; got {checkpoints!r}')
+        self._checkpoints = checkpoints
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        callbacks: Sequence[Callable[..., None]] | None = None,
+        checkpoints: Checkpoints = None,
+    ) -> ParamsGrads:
+        chosen = self._checkpoints if checkpoints is None else checkpoints
+        if chosen is None:
+            raise wrong(f'{self.label}: call _set_checkpoints([...]) before minimize, or _set_checkpoints("auto")')
+        return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, chosen)

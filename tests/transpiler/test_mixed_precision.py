@@ -1,0 +1,157 @@
+"""Mixed precision under every strategy: the answers of one device's mixed precision, and steps that all ranks skip together."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.testing.models import TestModel, train_ranks, train_single
+
+L = fx.layers
+amp = fx.mixed_precision
+STRATEGIES = {
+    "data_parallel": fx.strategies.data_parallel,
+    "reduce_broadcast": fx.strategies.reduce_broadcast,
+    "ring_optimizer": lambda: fx.strategies.ring_optimizer(chunk_mb=64 / 2**20),
+    "zero1": fx.strategies.zero1,
+    "zero2": fx.strategies.zero2,
+}
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+
+
+def integers(rng, *shape):
+    return fx.ParamAttr(initializer=fx.initializer.NumpyArrayInitializer(rng.integers(-1, 2, shape).astype("float32")))
+
+
+def small_integers(optimizer):
+    """A perceptron over -1, 0 and 1. For 8 rows every sum has at most 11 significant bits, so a step is exact in float16 too."""
+    main, startup = fx.Program("small_integers"), fx.Program("small_integers_startup")
+    rng = np.random.default_rng(3)
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 6], "float32")
+        h = L.fc(x, 5, act="relu", param_attr=integers(rng, 6, 5), bias_attr=integers(rng, 5))
+        loss = L.reduce_sum(L.square(L.fc(h, 4, param_attr=integers(rng, 5, 4), bias_attr=integers(rng, 4))))
+        _, pairs = optimizer.minimize(loss)
+
+    def feed(rows, seed=0):
+        return {"x": np.random.default_rng(seed).integers(-1, 2, (rows, 6)).astype("float32")}
+
+    return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
+
+
+def same_bits(model, strategy, ranks, feeds, fetch):
+    """What is fetched and all state, on ranks and on one device; both are returned."""
+    one, scope = train_single(model, feeds, fetch)
+    many, state = train_ranks(model, strategy, ranks, feeds, fetch)
+    for a, b in zip(one, many, strict=True):
+        for name, x, y in zip(fetch, a, b, strict=True):
+            assert np.array_equal(x, y, equal_nan=True), name
+    for name, value in state.items():
+        assert np.array_equal(scope.get(name), value), name
+    return one, state
+
+
+@every_strategy
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("reduce_dtype", ["float16", "float32"])
+def test_a_step_in_float16_is_one_devices_to_the_bit(strategy, ranks, reduce_dtype):
+    model = small_integers(amp.decorate(fx.optimizer.Momentum(0.125, 0.5), init_loss_scaling=8.0, reduce_dtype=reduce_dtype))
+    same_bits(model, strategy(), ranks, [model.feed(8)], [model.loss, *[g for _, g in model.gradients]])
+
+
+OPTIMIZERS = {"Momentum": lambda: fx.optimizer.Momentum(0.125, 0.5), "Adam": lambda: fx.optimizer.Adam(0.125)}
+SCALING = {"loss_scaling_0": 4.0, "num_good_steps_0": 0, "num_bad_steps_0": 0}  # after one bad step, from 8.0
+
+
+@every_strategy
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_an_overflow_on_the_rows_of_one_rank_skips_the_step_on_all(strategy, ranks, optimizer):
+    model = small_integers(amp.decorate(optimizer(), init_loss_scaling=8.0, decr_every_n_nan_or_inf=1, decr_ratio=0.5))
+    _, before = train_single(model, [], [])
+    bad = model.feed(8)
+    bad["x"][5, 2] = 1e30  # row 5 lies on the last of 2 ranks, and on the third of 4
+    _, state = same_bits(model, strategy(), ranks, [bad], [model.loss])
+    for name, value in state.items():
+        assert np.array_equal(value, [SCALING[name]] if name in SCALING else before.get(name)), name
+
+
+@every_strategy
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_a_skipped_step_leaves_nothing_behind_but_the_scale(strategy, optimizer):
+    model = small_integers(amp.decorate(optimizer(), init_loss_scaling=8.0, decr_every_n_nan_or_inf=1, decr_ratio=0.5))
+    bad, good = model.feed(8), model.feed(8, 1)
+    bad["x"][5, 2] = 1e30
+    _, state = same_bits(model, strategy(), 4, [bad, good], [model.loss])
+    _, fresh = train_single(small_integers(amp.decorate(optimizer(), init_loss_scaling=4.0)), [good], [])
+    for name, value in state.items():
+        assert np.array_equal(value, fresh.get(name)), name
+
+
+@pytest.mark.parametrize("reduce_dtype, bytes_each", [(None, 2), ("float32", 4)])
+def test_gradients_travel_in_16_bits_unless_asked(reduce_dtype, bytes_each):
+    model = small_integers(amp.decorate(fx.optimizer.SGD(0.125), reduce_dtype=reduce_dtype))
+    t = fx.DistributeTranspiler("data_parallel")
+    t.transpile(program=model.main, startup_program=model.startup, trainers=2)
+    descs = t.main.global_block().descs
+    sums = [descs[op.input_arg_names[0]].type for op in t.main.ops if op.type == "all_reduce"]
+    parameters = 6 * 5 + 5 + 5 * 4 + 4
+    # beside the gradients the counts of what is not finite are added up, if each rank has parts of them; whole gradients are counted alike
+    assert sum(s.nbytes for s in sums) == bytes_each * parameters
+
+
+def deep(optimizer, dtype="float32"):
+    """Dropout, batch_norm, a tied table, attention by hand: one of each kind of operator."""
+    main, startup = fx.Program("deep"), fx.Program("deep_startup")
+    words, width, length = 13, 8, 4
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        ids, label = fx.data("ids", [-1, length], "int64"), fx.data("label", [-1, length, 1], "int64")
+        table = fx.ParamAttr(name="table", initializer=fx.initializer.Normal(0.0, 0.3))
+        h = L.dropout(fx.embedding(ids, [words, width], param_attr=table), 0.2, dropout_implementation="upscale_in_train")
+        first = L.batch_norm(L.fc(h, width, num_flatten_dims=2, act="gelu"), data_layout="NHWC")
+        q, k, v = (L.fc(first, width, num_flatten_dims=2) for _ in range(3))
+        mixed = L.matmul(L.softmax(L.matmul(q, k, transpose_y=True, alpha=0.35)), v)
+        second = L.layer_norm(first + mixed, begin_norm_axis=2)
+        logits = L.matmul(second, main.global_block().var("table"), transpose_y=True)
+        loss = L.mean(L.softmax_with_cross_entropy(logits, label))
+        _, pairs = optimizer([first, second]).minimize(loss)
+
+    def feed(rows, seed=0):
+        rng = np.random.default_rng(seed)
+        return {"ids": rng.integers(0, words, (rows, length)), "label": rng.integers(0, words, (rows, length, 1))}
+
+    return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
+
+
+def clipped():
+    return fx.optimizer.Momentum(0.1, 0.9, grad_clip=fx.clip.GradientClipByGlobalNorm(0.5))
+
+
+def recomputed_inside(checkpoints):
+    return amp.decorate(fx.optimizer.RecomputeOptimizer(clipped(), checkpoints), init_loss_scaling=2.0**10)
+
+
+def recomputed_outside(checkpoints):
+    return fx.optimizer.RecomputeOptimizer(amp.decorate(clipped(), init_loss_scaling=2.0**10), checkpoints)
+
+
+@every_strategy
+def test_recompute_mixed_precision_and_clipping_together(strategy):
+    model = deep(recomputed_inside)
+    feeds = [model.feed(6, k) for k in range(3)]
+    one, scope = train_single(model, feeds, [model.loss])
+    many, state = train_ranks(model, strategy(), 4, feeds, [model.loss])
+    # float16 has 11 digits: terms that ranks round and add up differ from one rounded sum by some 2^-11 of them
+    np.testing.assert_allclose(many, one, rtol=2e-3)
+    for name, value in state.items():
+        np.testing.assert_allclose(value, scope.get(name), rtol=2e-2, atol=2e-3, err_msg=name)
+
+
+def test_recompute_outside_of_mixed_precision_and_inside_are_one_program():
+    inside, outside = deep(recomputed_inside), deep(recomputed_outside)
+    assert str(inside.main) == str(outside.main) and str(inside.startup) == str(outside.startup)
+    plain = deep(lambda checkpoints: amp.decorate(clipped(), init_loss_scaling=2.0**10))
+    feeds = [plain.feed(6, k) for k in range(3)]
+    (one, scope), (two, again) = (train_single(m, feeds, [m.loss]) for m in (plain, inside))
+    assert np.array_equal(one, two)
+    for p, _ in plain.gradients:
+        assert np.array_equal(scope.get(p), again.get(p)), p
