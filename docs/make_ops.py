@@ -59,8 +59,10 @@ HEAD = """\
 check and the tests over all operators come from it. `fluidx ops NAME` prints one entry.
 
 How to read an entry: `op(X, Y?, Z*) → Out` takes one variable as X, may take one as Y, takes a list as Z. *Gradient* says whether
-`append_backward` can go through the operator. *Access* says what it reads and writes, as it stands for the operator's own samples (at most
-three are shown); where operands may lie among ranks follows from that: see [Placements](placements.md), which explains the notation.
+`append_backward` can go through the operator. *Mixed precision* says what it works in there: in 16 bits, in what its operands come in, or,
+where nothing is said, in float32 (see [Precision and memory](precision.md)). *Access* says what it reads and writes, as it stands for the
+operator's own samples (at most three are shown); where operands may lie among ranks follows from that: see [Placements](placements.md),
+which explains the notation.
 An operator that communicates says instead what it does to the placement of its operand.
 
 """
@@ -100,8 +102,16 @@ def _entry(d: type[OpDef]) -> str:
     lines.append(_doc(d) + "\n\n")
     if d.attrs:
         lines.append("Attributes: " + ", ".join(f"`{name}={_default(v)}`" for name, v in d.attrs.items()) + "\n\n")
-    lines.append(f"Gradient: {'yes' if d.grad is not None else 'no'} · {_access(d)}\n\n")
+    lines.append(f"Gradient: {'yes' if d.grad is not None else 'no'}{_precision(d)} · {_access(d)}\n\n")
     return "".join(lines)
+
+
+def _precision(d: type[OpDef]) -> str:
+    """What an operator of a forward pass works in in mixed precision, unless that is float32."""
+    if d.grad is None or d.move is not None or d.abstract:
+        return ""
+    said = {"half": "16 bits", "any": "what comes"}.get(d.in_mixed_precision())
+    return f" · Mixed precision: {said}" if said else ""
 
 
 def _doc(d: type[OpDef]) -> str:

@@ -358,7 +358,7 @@ class OpDef:
 
     @classmethod
     def in_mixed_precision(cls) -> str:
-        """"half", "float32" or "any": what the op works in where both are at hand."""
+        """What the op works in where both are at hand: "half", "float32" or "any"."""
         return cls.precision or ("any" if cls.moves() else "float32")
 
     @classmethod

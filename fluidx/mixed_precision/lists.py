@@ -34,7 +34,7 @@ class AutoMixedPrecisionLists:
         self.black_varnames = {v.name if isinstance(v, Variable) else v for v in custom_black_varnames or ()}
 
     def of_type(self, op_type: str) -> str:
-        """"half", "float32" or "any": what operators of a type work in."""
+        """What operators of a type work in: "half", "float32" or "any"."""
         return self._custom.get(op_type) or opdef(op_type).in_mixed_precision()
 
     def of(self, op: Operator) -> str:

@@ -19,6 +19,7 @@ from .gradients import finish_in_16_bits
 from .lists import AutoMixedPrecisionLists
 
 _OWNER = "mixed_precision.decorate"
+_LARGEST = (2 - 2.0**-23) * 2.0**127  # of float32
 
 
 def decorate(
@@ -73,7 +74,7 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         if amp_lists is not None and not isinstance(amp_lists, AutoMixedPrecisionLists):
             raise wrong(f"{_OWNER}: amp_lists must be AutoMixedPrecisionLists(...) or None, got {amp_lists!r}")
         self.amp_lists = amp_lists or AutoMixedPrecisionLists()
-        self.init_loss_scaling = _positive("init_loss_scaling", init_loss_scaling)
+        self.init_loss_scaling = _positive("init_loss_scaling", init_loss_scaling, "above 0 that float32 has", most=_LARGEST)
         self.use_dynamic_loss_scaling = bool(use_dynamic_loss_scaling)
         self.scales = self.use_dynamic_loss_scaling or self.init_loss_scaling != 1.0
         self._rule = {
@@ -174,7 +175,8 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         """Whether any gradient, on any rank, has an element that is no finite number; and the scale's next value, which follows from it."""
         program = b.block.program
         total = b.emit("sum", counts) if len(counts) > 1 else counts[0]
-        overflow = b.greater_than(total, b.fill_constant(shape=(1,), dtype="float32", value=0.0))
+        none = b.fill_constant(shape=(1,), dtype="float32", value=0.0)
+        overflow = b.greater_than(total, none, name=unused_name(b.block, program, "overflow"))
         scale = self._scales[program]
         good, bad = (_state(program, startup, f"num_{kind}_steps", "int32", 0) for kind in ("good", "bad"))
         out = {"LossScaling": scale, "OutGoodSteps": good, "OutBadSteps": bad}

@@ -136,9 +136,8 @@ def test_gradients_are_clipped_after_they_are_divided_by_the_scale():
 
 
 def test_a_constant_scale_of_1_adds_no_operator_beside_casts():
-    plain, half = Trained(fx.optimizer.SGD(0.1)), Trained(
-        decorate(fx.optimizer.SGD(0.1), dtype="bfloat16", init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
-    )
+    plain = Trained(fx.optimizer.SGD(0.1))
+    half = Trained(decorate(fx.optimizer.SGD(0.1), dtype="bfloat16", init_loss_scaling=1.0, use_dynamic_loss_scaling=False))
     assert [op.type for op in half.main.ops if op.type != "cast"] == [op.type for op in plain.main.ops]
 
 
@@ -179,7 +178,8 @@ def test_the_name_that_fluid_gives_it():
     [
         ({"dtype": "float8"}, "unknown dtype 'float8'"),
         ({"reduce_dtype": "bfloat16"}, "unknown reduce_dtype 'bfloat16'"),
-        ({"init_loss_scaling": 0}, "init_loss_scaling must be a finite number above 0, got 0"),
+        ({"init_loss_scaling": 0}, "init_loss_scaling must be a finite number above 0 that float32 has, got 0"),
+        ({"init_loss_scaling": 2.0**128}, "init_loss_scaling must be a finite number above 0 that float32 has, got 3.4"),
         ({"incr_ratio": 0.5}, "incr_ratio must be a finite number of 1 or more, got 0.5"),
         ({"decr_ratio": 1.5}, "decr_ratio must be a finite number above 0 and at most 1, got 1.5"),
         ({"incr_every_n_steps": 0}, "incr_every_n_steps must be 1 or more"),
