@@ -11,10 +11,11 @@ twice, what blocks or operators of other sections touch), the 16 bits get a name
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from ..ir import Block, Builder, Operator, Program, ProgramError, Role, TensorType, Var, flow
+from ..ir import Block, Builder, Operator, Program, ProgramError, Role, TensorType, Var, flow, nearest
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import rename_slots
 from .lists import AutoMixedPrecisionLists
@@ -24,17 +25,27 @@ _FORWARD = (Role.FORWARD, Role.LOSS)
 
 
 def cast_forward(program: Program, lists: AutoMixedPrecisionLists, dtype: str) -> None:
-    """Rewrite the forward operators of a program in place; it is left as it was where an operator cannot work in `dtype`."""
+    """Rewrite the forward operators of a program in place. Raises ProgramError where one of them cannot work in `dtype`."""
     block = program.global_block()
-    ops, descs = block.oplist, dict(block.descs)
-    block.oplist = []
+    unknown = next((n for n in lists.black_varnames if n not in block.descs), None)
+    if unknown is not None:
+        has = nearest(unknown, block.descs, "it has")
+        raise ProgramError(f"custom_black_varnames: {program.label()} has no variable {unknown!r}; {has}")
+    ops, block.oplist = block.oplist, []
+    _Casts(program, block, lists, dtype, _fixed(program, ops)).run(ops)
+
+
+@contextmanager
+def as_it_was_on_errors(block: Block) -> Iterator[None]:
+    """Leave the block as it was found when an error is raised."""
+    ops, descs = list(block.oplist), dict(block.descs)
     try:
-        _Casts(program, block, lists, dtype, _fixed(program, ops)).run(ops)
-    except ProgramError as e:
+        yield
+    except BaseException:
         block.oplist = ops
         block.descs.clear()
         block.descs.update(descs)
-        raise ProgramError(f"mixed precision in {dtype}: {e}") from None
+        raise
 
 
 class _Casts:
@@ -44,6 +55,7 @@ class _Casts:
         self.program, self.block, self.lists, self.dtype, self.fixed = program, block, lists, dtype, fixed
         self.b = Builder(block, role=Role.FORWARD)
         self.worked_in: dict[str, str] = {}  # of values that were computed: 16 bits or float32
+        self.narrowed: set[str] = set()  # values that are of 16 bits by this walk
         self.copies: dict[str, str] = {}  # of a value, its copy in the other dtype
 
     def run(self, ops: Iterable[Operator]) -> None:
@@ -63,19 +75,21 @@ class _Casts:
             types = definition.infer_outputs({s: [self._type(n) for n in given] for s, given in inputs.items()}, op.attrs)
         except ProgramError as e:
             at = f"\n  written at {op.site}" if op.site else ""
-            raise ProgramError(f"{e}; put {op.type!r} into custom_black_list{at}") from None
-        narrowed = {n: t for n, t in self._results(op, definition, types) if t.dtype == self.dtype != self._type(n).dtype}
-        kept = {n: self._declare(n, t) for n, t in narrowed.items() if n in self.fixed}
+            raise ProgramError(f"mixed precision in {self.dtype}: {e}; put {op.type!r} into custom_black_list{at}") from None
+        made = {n: t.dtype for n, t in self._results(op, definition, types)}
+        narrow = [n for n, dtype in made.items() if dtype == self.dtype != self._type(n).dtype]
+        kept = {n: self._declare_half(n) for n in narrow if n in self.fixed}
         self.block.oplist.append(op.replace(inputs=inputs, outputs=rename_slots(op.outputs, kept)))
-        for n in op.output_arg_names if works_in else ():
-            self.worked_in[n] = self.dtype if n in narrowed else WIDE
-        for n, t in narrowed.items():
+        if works_in:
+            self.worked_in.update((n, self.dtype if dtype == self.dtype else WIDE) for n, dtype in made.items())
+        for n in narrow:
             if n in kept:
                 self._write_for(op)
                 self.b.cast(kept[n], dtype=WIDE, out={"Out": n})
                 self.copies[n] = kept[n]
             else:
-                self.block.declare(self.block.desc(n).changed(type=self._type(n).with_dtype(t.dtype)))
+                self.block.declare(self.block.desc(n).changed(type=self._type(n).with_dtype(self.dtype)))
+                self.narrowed.add(n)
 
     def _works_in(self, op: Operator) -> str:
         """What an operator works in; "" where it takes any and nothing that was computed."""
@@ -88,7 +102,7 @@ class _Casts:
     def _in(self, name: str, dtype: str, near: Operator) -> str:
         """The name under which a value is read in a dtype. What the rewrite did not narrow, it does not widen."""
         has = self._type(name).dtype
-        if has == dtype or has not in (WIDE, self.dtype) or dtype == WIDE and name not in self.worked_in:
+        if has == dtype or has not in (WIDE, self.dtype) or dtype == WIDE and name not in self.narrowed:
             return name
         if name not in self.copies:
             self._write_for(near)
@@ -107,9 +121,9 @@ class _Casts:
             found += zip(op.outputs.get(slot.name, ()), t if isinstance(t, list) else [t])
         return found
 
-    def _declare(self, name: str, t: TensorType) -> str:
+    def _declare_half(self, name: str) -> str:
         copy = self._free(f"{name}.{self.dtype}")
-        self.block.declare(Var(copy, self._type(name).with_dtype(t.dtype), stop_gradient=self.block.desc(name).stop_gradient))
+        self.block.declare(Var(copy, self._type(name).with_dtype(self.dtype), stop_gradient=self.block.desc(name).stop_gradient))
         return copy
 
     def _free(self, name: str) -> str:

@@ -14,7 +14,7 @@ from ..lr_scheduler import persistable, unused_name
 from ..optimizer.base import Checkpoints, ParamsGrads
 from ..optimizer.skip import skip_updates
 from ..optimizer.wrapped import WrappedOptimizer
-from .casts import WIDE, cast_forward
+from .casts import WIDE, as_it_was_on_errors, cast_forward
 from .gradients import finish_in_16_bits
 from .lists import AutoMixedPrecisionLists
 
@@ -121,12 +121,13 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         clipped = next((d.name for d in block.descs.values() if d.attrs.get("error_clip")), None)
         if clipped is not None and self.scales:
             raise wrong(f"{_OWNER}: {clipped!r} has an ErrorClipByValue, which would limit scaled gradients; use grad_clip=... instead")
-        cast_forward(program, self.amp_lists, self.dtype)
-        if self.scales:
-            self._loss_scaling = self._scale(program, startup_program or default_startup_program())
-            loss = self._scaled_loss = self._scaled(block, loss, self._loss_scaling)
-        start = len(block.oplist)
-        params_grads = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints)
+        with as_it_was_on_errors(block):
+            cast_forward(program, self.amp_lists, self.dtype)
+            if self.scales:
+                self._loss_scaling = self._scale(program, startup_program or default_startup_program())
+                loss = self._scaled_loss = self._scaled(block, loss, self._loss_scaling)
+            start = len(block.oplist)
+            params_grads = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints)
         if self.reduce_dtype != WIDE:
             finish_in_16_bits(block, start, params_grads)
         return params_grads

@@ -17,6 +17,9 @@ class ExponentialMovingAverage:
 
     average = decay * average + (1 - decay) * parameter, divided by 1 - decay^steps when applied, since it starts at 0 (Kingma & Ba, 2015).
     With `thres_steps`, a [1] variable that counts steps, the decay is min(decay, (1 + thres_steps) / (10 + thres_steps)).
+
+    Ranks keep the averages where parameters are updated. To apply them, take what they hold to one device:
+    `scope.set(name, parallel_executor.state(name))` for each persistable variable.
     """
 
     def __init__(self, decay: float = 0.999, thres_steps: Variable | None = None, name: str | None = None):

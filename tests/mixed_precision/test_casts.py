@@ -83,6 +83,30 @@ def test_operators_of_a_black_variable_work_in_float32(main):
     assert (first.dtype, second.dtype, third.dtype) == ("float16", "float32", "float16")
 
 
+def test_a_black_variable_has_to_exist(main):
+    L.matmul(fx.data("x", [-1, 4], "float32"), weight("w", 4, 4))
+    with pytest.raises(ProgramError, match="custom_black_varnames: program main has no variable 'ww'; did you mean 'w'?"):
+        forward(main, AutoMixedPrecisionLists(custom_black_varnames=["ww"]))
+
+
+def test_what_the_user_wrote_in_16_bits_stays_so(main):
+    x = L.cast(fx.data("x", [-1, 4], "float32"), "float16")
+    y = L.softmax(L.relu(L.matmul(x, L.create_parameter([4, 4], "float16", name="w"))))
+    before = main.to_string()
+    forward(main)
+    assert main.to_string() == before and y.dtype == "float16"
+
+
+def test_rewriting_again_changes_nothing(main):
+    x, w = fx.data("x", [-1, 4], "float32"), weight("w", 4, 4)
+    h = L.relu(L.matmul(x, w))
+    L.softmax(h + L.matmul(h, w))
+    forward(main)
+    once = str(main)
+    forward(main)
+    assert str(main) == once
+
+
 def test_names_that_have_to_stay_float32_are_cast_back(main):
     """What a branch reads, and what is written twice."""
     x, w = fx.data("x", [-1, 4], "float32"), weight("w", 4, 4)
@@ -141,11 +165,12 @@ def _flat(types):
 
 
 def test_an_operator_that_cannot_is_named_and_the_program_left_as_it_was(main, monkeypatch):
-    h = L.matmul(fx.data("x", [-1, 4], "float32"), weight("w", 4, 2))
+    h = L.mul(fx.data("x", [-1, 4], "float32"), weight("v", 4, 4))
+    loss = L.mean(L.matmul(h, weight("w", 4, 2)))
     text = str(main)
     monkeypatch.setitem(OPS, "matmul", _OnlyFloat32)
     with pytest.raises(ProgramError, match="mixed precision in float16: matmul takes float32; put 'matmul' into custom_black_list"):
-        forward(main)
+        fx.mixed_precision.decorate(fx.optimizer.SGD(0.1)).minimize(loss)
     assert str(main) == text and h.dtype == "float32"
 
 

@@ -169,6 +169,34 @@ def test_backward_and_apply_gradients_are_minimize():
     assert str(one.main) == str(two.main) and [str(op) for op in one.ops] == [str(op) for op in two.ops]
 
 
+def test_two_losses_with_an_optimizer_each():
+    """The second one's forward operators stand behind the first one's updates, and both share a layer."""
+    main, startup = fx.Program("main"), fx.Program("startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 3], "float32")
+        h = L.fc(x, 4, act="relu")
+        one, two = L.mean(L.square(L.fc(h, 2))), L.mean(L.square(L.fc(h, 3)))
+        first, second = (decorate(fx.optimizer.SGD(0.1), init_loss_scaling=s) for s in (4.0, 8.0))
+        pairs = first.backward(one), second.backward(two)
+        first.apply_gradients(pairs[0]), second.apply_gradients(pairs[1])
+    assert fx.Program.parse_from_string(str(main)) == main
+    exe, scope = fx.Executor(), fx.executor.Scope()
+    exe.run(startup, scope=scope)
+    feed = {"x": np.random.default_rng(0).standard_normal((4, 3)).astype("float32")}
+    losses = [exe.run(main, feed=feed, fetch_list=[one, two], scope=scope) for _ in range(20)]
+    assert losses[-1][0] < losses[0][0] and losses[-1][1] < losses[0][1]
+
+
+def test_an_error_of_the_backward_pass_leaves_the_program_as_it_was():
+    main = fx.Program()
+    with fx.program_guard(main, fx.Program()):
+        loss = L.mean(L.matmul(fx.data("x", [-1, 3], "float32"), L.fill_constant([3, 3], "float32", 1.0)))
+        before = str(main)
+        with pytest.raises(ProgramError, match="has no parameters"):
+            decorate(fx.optimizer.SGD(0.1)).minimize(loss)
+    assert str(main) == before
+
+
 def test_the_name_that_fluid_gives_it():
     assert fx.contrib.mixed_precision.decorate is decorate
 

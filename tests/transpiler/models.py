@@ -137,7 +137,17 @@ def attention() -> Written:
     return loss, fx.optimizer.Adam(0.01), feed
 
 
-MODELS = {f.__name__: f for f in (mlp, conv, gpt, lamb, masked, branch, folded, attention)}
+def recomputed() -> Written:
+    """Convolutions, norms and dropout, whose values are computed again for the backward pass, with the same random numbers."""
+    x, label, feed = _rows((3, 8, 8))
+    h = L.batch_norm(L.conv2d(x, 4, 3, padding=1, bias_attr=False), act="relu")
+    h = L.dropout(L.pool2d(h, 2, "max", 2), 0.2, dropout_implementation="upscale_in_train")
+    h = L.layer_norm(L.fc(h, 16, act="tanh"))
+    loss = L.mean(L.softmax_with_cross_entropy(L.fc(L.fc(h, 16, act="sigmoid"), 5), label))
+    return loss, fx.optimizer.RecomputeOptimizer(fx.optimizer.Momentum(0.1, 0.9), "auto"), feed
+
+
+MODELS = {f.__name__: f for f in (mlp, conv, gpt, lamb, masked, branch, folded, attention, recomputed)}
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "data_parallel": fx.strategies.data_parallel,
     "reduce_broadcast": fx.strategies.reduce_broadcast,

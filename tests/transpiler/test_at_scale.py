@@ -60,13 +60,20 @@ def test_moving_averages_of_parameters(strategy, ranks):
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         loss = squares(np.random.default_rng(3))
         _, pairs = fx.optimizer.Momentum(0.25, 0.5).minimize(loss)
-        fx.optimizer.ExponentialMovingAverage(0.5).update()
+        averages = fx.optimizer.ExponentialMovingAverage(0.5)
+        averages.update()
     model = TestModel(main, startup, loss, None, [(p.name, g.name) for p, g in pairs])
     feeds = [{"x": drawn(7, k)} for k in range(2)]
     same_bits(model, strategy(), ranks, feeds)
     ends = [train_ranks(model, strategy(), ranks, feeds[:k], [])[1] for k in (1, 2)]
     for p, _ in pairs:
         assert np.array_equal(ends[1][f"{p.name}_ema_0"], ends[0][p.name] / 4 + ends[1][p.name] / 2), p.name
+    scope = fx.executor.Scope()
+    for name, value in ends[1].items():
+        scope.set(name, value)
+    with fx.scope_guard(scope), averages.apply(fx.Executor()):
+        for p, _ in pairs:  # the averages began at 0 and have 3/4 of their weight
+            assert np.array_equal(scope.get(p.name), ends[1][f"{p.name}_ema_0"] / 0.75), p.name
 
 
 @every_strategy

@@ -34,7 +34,7 @@ def model(name: str) -> TestModel:
     return {"integers": integer_mlp, "unused": lambda: written(unused)}.get(name, lambda: written(models.MODELS[name]))()
 
 
-MODELS = ("integers", "mlp", "conv", "gpt", "unused", "masked")
+MODELS = ("integers", "mlp", "conv", "gpt", "unused", "masked", "recomputed")
 EXACT = ("integers",)  # small integers: every sum is exact in any order
 
 

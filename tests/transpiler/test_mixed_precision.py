@@ -1,9 +1,12 @@
 """Mixed precision under every strategy: the answers of one device's mixed precision, and steps that all ranks skip together."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx.ir.opdef import OPS, Effect
 from fluidx.testing.models import TestModel, train_ranks, train_single
 
 L = fx.layers
@@ -99,7 +102,35 @@ def test_gradients_travel_in_16_bits_unless_asked(reduce_dtype, bytes_each):
     assert sum(s.nbytes for s in sums) == bytes_each * parameters
 
 
-def deep(optimizer, dtype="float32"):
+@pytest.mark.parametrize("strategy, extra", [("data_parallel", 0), ("reduce_broadcast", 1), ("zero1", 1), ("zero2", 1)])
+def test_one_number_says_whether_there_was_an_overflow(strategy, extra):
+    """Where every rank has whole gradients each counts the same; else the counts of all gradients are one sum."""
+    plain, half = small_integers(fx.optimizer.Adam(0.125)), small_integers(amp.decorate(fx.optimizer.Adam(0.125)))
+    found = []
+    for model in (plain, half):
+        t = fx.DistributeTranspiler(strategy).transpile(program=model.main, startup_program=model.startup, trainers=4)
+        found.append(Counter(op.type for op in t.main.ops if OPS[op.type].effect is Effect.COLLECTIVE))
+    assert found[1] == found[0] + Counter({"all_reduce": extra})
+
+
+def test_ranks_that_train_by_themselves_skip_by_themselves():
+    optimizer = amp.decorate(fx.optimizer.Momentum(0.125, 0.5), init_loss_scaling=8.0, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    model = small_integers(optimizer)
+    feed = model.feed(8)
+    feed["x"][5, 2] = 1e30
+    t = fx.DistributeTranspiler("replicas").transpile(program=model.main, startup_program=model.startup, trainers=2)
+    t.verify()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2), timeout=20) as exe:
+        exe.run_startup()
+        exe.run(feed=feed, fetch_list=[])
+        for rank, scope in enumerate(exe.scopes):
+            _, alone = train_single(model, [{"x": feed["x"][4 * rank : 4 * rank + 4]}], [])
+            for name in [d.name for d in model.main.global_block().descs.values() if d.persistable]:
+                assert np.array_equal(scope.get(name), alone.get(name)), (rank, name)
+        assert [s.get("loss_scaling_0") for s in exe.scopes] == [8.0, 4.0]
+
+
+def deep(optimizer):
     """Dropout, batch_norm, a tied table, attention by hand: one of each kind of operator."""
     main, startup = fx.Program("deep"), fx.Program("deep_startup")
     words, width, length = 13, 8, 4
