@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import Block, Operator, Parameter, Role, Variable
+from ..ir import Block, Operator, Parameter, Role, Variable, flow
 from ..ir.dtypes import HALVES
 from ..ir.opdef import opdef
 
 
-def finish_in_16_bits(block: Block, start: int, params_grads: Sequence[tuple[Parameter, Variable]]) -> None:
+def finish_in_16_bits(block: Block, params_grads: Sequence[tuple[Parameter, Variable]]) -> None:
     """Where a gradient is a wider copy of one of 16 bits, say that it is finished before that, and widen it in the optimizer's section.
 
-    A strategy moves a gradient where it is finished, so 16 bits travel, and 16 bits wait for the update. The operators from `start` on are
-    the backward pass. A gradient that something else reads, or that has float32 terms, stays as it is.
+    A strategy moves a gradient where it is finished, so 16 bits travel, and 16 bits wait for the update. A gradient that something else
+    reads, that has float32 terms, or that is finished elsewhere (one that is merged over several runs) stays as it is.
     """
     ops = block.oplist
-    writer = {n: k for k, op in enumerate(ops[start:], start) for n in op.output_arg_names}
-    read = {n for op in ops[start:] for n in op.input_arg_names}
-    late: list[int] = []
+    writer = {n: k for k, op in enumerate(ops) for n in op.output_arg_names}
+    read = {n for op in ops for n in flow.reads(block.program, op)}
+    late: set[int] = set()
     for p, g in params_grads:
         at = writer.get(g.name)
-        if at is None or g.name in read or not _widens(block, ops[at]):
+        if at is None or g.name in read or ops[at].role_var != (p.name, g.name) or not _widens(block, ops[at]):
             continue
         (x,) = ops[at].input_arg_names
         if x in writer:
             made = ops[writer[x]]
             ops[writer[x]] = made.replace(role_var=(*made.role_var, p.name, x))
-            late.append(at)
-    moved = [ops[k].replace(role=Role.OPTIMIZE, role_var=()) for k in late]
-    gone = set(late)
-    ops[start:] = [op for k, op in enumerate(ops[start:], start) if k not in gone] + moved
+            late.add(at)
+    moved = [ops[k].replace(role=Role.OPTIMIZE, role_var=()) for k in sorted(late)]
+    block.oplist[:] = [op for k, op in enumerate(ops) if k not in late] + moved
 
 
 def _widens(block: Block, op: Operator) -> bool:

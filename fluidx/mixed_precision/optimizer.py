@@ -126,11 +126,7 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
             if self.scales:
                 self._loss_scaling = self._scale(program, startup_program or default_startup_program())
                 loss = self._scaled_loss = self._scaled(block, loss, self._loss_scaling)
-            start = len(block.oplist)
-            params_grads = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints)
-        if self.reduce_dtype != WIDE:
-            finish_in_16_bits(block, start, params_grads)
-        return params_grads
+            return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints)
 
     def _scale(self, program: Program, startup: Program) -> Variable:
         if program not in self._scales:
@@ -148,16 +144,18 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         return b.elementwise_mul(wide, factor, name=unused_name(block, block.program, f"{loss.name}.scaled"))
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
-        if not self.scales:
-            return self._optimizer._apply(params_grads, startup)
         pairs = [(p, g) for p, g in params_grads if g is not None]
+        if pairs and self.reduce_dtype != WIDE:
+            finish_in_16_bits(pairs[0][1].block, pairs)
+        if not self.scales:
+            return self._optimizer._apply(pairs, startup)
         program = pairs[0][0].block.program if pairs else None
         if program is None or program not in self._scales:
             raise wrong(f"{_OWNER}: there are no scaled gradients to apply; call backward(loss) first")
         if program in self._applied:
             raise wrong(f"{_OWNER}: the scale in {program.label()} is updated once a step; add the losses up and minimize once")
         self._applied.add(program)
-        block = program.global_block()
+        block = pairs[0][1].block  # updates stand where the gradients do, which may be in a branch
         start = len(block.oplist)
         b, scale = Builder(block, role=Role.OPTIMIZE), self._scales[program]
         counted: dict[str, Any] = {} if self.use_dynamic_loss_scaling else {"Count": None}

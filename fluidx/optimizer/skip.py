@@ -19,7 +19,8 @@ def skip_updates(block: Block, start: int, skip: Variable) -> None:
     for op in tail:
         inside = [n for k in op.sub_blocks() for n in flow.sub_writes(block.program, block.program.block(k))]
         if inside:
-            raise wrong(f"a step cannot be skipped: {op.type} writes {inside[0]!r} in a block; write it outside of control flow")
+            raise wrong(f"a step cannot be skipped: {op.type} writes {inside[0]!r} in a block; let the optimizer that writes blocks"
+                        " be the outer one: GradientMergeOptimizer(decorate(...))")  # fmt: skip
         aside = {n: _declare_aside(block, n) for n in op.output_arg_names if block.desc(n).persistable}
         block.oplist.append(op.replace(outputs=rename_slots(op.outputs, aside)))
         b.site, b.device = op.site, op.device

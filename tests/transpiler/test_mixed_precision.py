@@ -8,16 +8,10 @@ import pytest
 import fluidx as fx
 from fluidx.ir.opdef import OPS, Effect
 from fluidx.testing.models import TestModel, train_ranks, train_single
+from tests.transpiler.models import STRATEGIES
 
 L = fx.layers
 amp = fx.mixed_precision
-STRATEGIES = {
-    "data_parallel": fx.strategies.data_parallel,
-    "reduce_broadcast": fx.strategies.reduce_broadcast,
-    "ring_optimizer": lambda: fx.strategies.ring_optimizer(chunk_mb=64 / 2**20),
-    "zero1": fx.strategies.zero1,
-    "zero2": fx.strategies.zero2,
-}
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 
 
@@ -111,6 +105,32 @@ def test_one_number_says_whether_there_was_an_overflow(strategy, extra):
         t = fx.DistributeTranspiler(strategy).transpile(program=model.main, startup_program=model.startup, trainers=4)
         found.append(Counter(op.type for op in t.main.ops if OPS[op.type].effect is Effect.COLLECTIVE))
     assert found[1] == found[0] + Counter({"all_reduce": extra})
+
+
+@every_strategy
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_merged_gradient_is_skipped_when_one_of_its_runs_overflows(strategy, ranks):
+    """Of four runs in pairs the second one overflows: the first update is skipped, and the accumulators begin anew."""
+
+    def merged(scale):
+        optimizer = amp.decorate(fx.optimizer.Momentum(0.125, 0.5), init_loss_scaling=scale, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+        return small_integers(fx.optimizer.GradientMergeOptimizer(optimizer, 2))
+
+    model, feeds = merged(8.0), []
+    for k in range(4):
+        feeds.append(model.feed(8, k))
+    feeds[1]["x"][5, 2] = 1e30
+    _, state = same_bits(model, strategy(), ranks, feeds, [model.loss])
+    _, fresh = train_single(merged(4.0), feeds[2:], [])
+    for name, value in state.items():
+        if name != "gradient_merge_runs_0":
+            assert np.array_equal(value, fresh.get(name)), name
+    assert state["loss_scaling_0"] == 4.0 and state["num_good_steps_0"] == 1
+
+
+def test_what_updates_in_a_block_has_to_stand_outside():
+    with pytest.raises(fx.ProgramError, match=r"a step cannot be skipped: cond writes .* GradientMergeOptimizer\(decorate\(...\)\)"):
+        small_integers(amp.decorate(fx.optimizer.GradientMergeOptimizer(fx.optimizer.SGD(0.1), 2)))
 
 
 def test_ranks_that_train_by_themselves_skip_by_themselves():
