@@ -129,9 +129,10 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
             return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints)
 
     def _scale(self, program: Program, startup: Program) -> Variable:
-        if program not in self._scales:
-            self._scales[program] = _state(program, startup, "loss_scaling", "float32", self.init_loss_scaling)
-        return self._scales[program]
+        known = self._scales.get(program)
+        if known is None or not program.global_block().has_var(known.name):  # it went with an earlier attempt that failed
+            known = self._scales[program] = _state(program, startup, "loss_scaling", "float32", self.init_loss_scaling)
+        return known
 
     def _scaled(self, block: Block, loss: Variable, scale: Variable) -> Variable:
         """The loss as float32, times the scale. The operator that makes the loss is marked as one that does."""
