@@ -1,8 +1,10 @@
 """Optimizers: `minimize(loss)` appends the backward pass and one update per parameter, under fluid's names."""
 
 from .adam import Adam, Adamax, AdamW, Lamb
+from .adasum import AdasumOptimizer
 from .average import ExponentialMovingAverage
 from .base import Optimizer
+from .dgc import DGCMomentum
 from .gradient import SGD, Adadelta, Adagrad, DecayedAdagrad, Ftrl, LarsMomentum, Momentum, RMSProp
 from .merge import GradientMergeOptimizer
 from .powersgd import PowerSGDOptimizer
@@ -10,6 +12,7 @@ from .recompute import RecomputeOptimizer
 
 SGDOptimizer = SGD
 MomentumOptimizer = Momentum
+DGCMomentumOptimizer = DGCMomentum
 LarsMomentumOptimizer = LarsMomentum
 AdagradOptimizer = Adagrad
 DecayedAdagradOptimizer = DecayedAdagrad
@@ -23,7 +26,8 @@ FtrlOptimizer = Ftrl
 
 __all__ = [
     "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW", "AdamWOptimizer", "Adamax",
-    "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer",
-    "GradientMergeOptimizer", "Lamb", "LambOptimizer", "LarsMomentum", "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer",
-    "Optimizer", "PowerSGDOptimizer", "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGD", "SGDOptimizer",
+    "AdamaxOptimizer", "AdasumOptimizer", "DGCMomentum", "DGCMomentumOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer",
+    "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "GradientMergeOptimizer", "Lamb", "LambOptimizer", "LarsMomentum",
+    "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "PowerSGDOptimizer", "RMSProp", "RMSPropOptimizer",
+    "RecomputeOptimizer", "SGD", "SGDOptimizer",
 ]  # fmt: skip

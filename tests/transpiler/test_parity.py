@@ -105,6 +105,7 @@ def test_padding_repeats_the_last_row():
 OPTIMIZERS = {
     "SGD": lambda: fx.optimizer.SGD(0.1),
     "Momentum": lambda: fx.optimizer.Momentum(0.1, 0.9, use_nesterov=True),
+    "DGCMomentum": lambda: fx.optimizer.DGCMomentum(0.1, 0.9, 1, sparsity=[0.5], least=8),
     "Adagrad": lambda: fx.optimizer.Adagrad(0.1),
     "DecayedAdagrad": lambda: fx.optimizer.DecayedAdagrad(0.1),
     "Ftrl": lambda: fx.optimizer.Ftrl(0.1, l1=0.01, l2=0.01),

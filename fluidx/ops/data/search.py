@@ -17,7 +17,7 @@ from ...ir.opdef import OpDef, Sample
 from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
 from ...ir.words import along, but
-from ..shared.samples import apart
+from ..shared.samples import apart, f32
 from ..shared.types import need_ids, need_ndim, need_size, norm_axis
 
 
@@ -263,3 +263,39 @@ class Cumsum(OpDef):
         yield Sample.of(apart(5, 4, 3), axis=1)
         yield Sample.of(apart(2, 3), flatten=True, exclusive=True, reverse=True)
         yield Sample.of(np.array([1, 2, 3], "int32"))
+
+
+class TopShare(OpDef):
+    """True at the elements of X that are largest in size: of n elements, Share * n of them to the nearest whole number, and one at least.
+
+    Share, one float, is read when the program runs. Of equal ones the first are taken; NaN counts as largest, so that it is not kept back.
+    """
+
+    name = "top_share"
+    inputs = ("X", "Share")
+
+    @staticmethod
+    def infer(x: Any, share: Any) -> Any:
+        if not x.is_float or not share.is_float or share.numel != 1:
+            raise ProgramError(f"op top_share: expected floats as X and one as Share, found {x} and {share}")
+        return x.with_dtype("bool")
+
+    @staticmethod
+    def kernel(xp: Any, x: Any, share: Any, *, out: Any) -> None:
+        n = x.size
+        k = min(n, max(1, int(float(share.reshape(())) * n + 0.5)))
+        if k == n:
+            out.fill(True)
+            return
+        size = xp.abs(x.reshape(-1))
+        size[xp.isnan(size)] = np.inf
+        least = xp.partition(size, n - k)[n - k]
+        chosen = size > least
+        chosen[xp.flatnonzero(size == least)[: k - int(chosen.sum())]] = True
+        out[...] = chosen.reshape(x.shape)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(apart(5, 3), np.array([0.2], "float32"), grad=(), why="a mask has no gradient")
+        yield Sample.of(f32(4, 3, 2), np.array([0.9]), grad=(), why="a mask has no gradient")
+        yield Sample.of(np.ones(5), np.array([0.5]), grad=(), why="a mask has no gradient")

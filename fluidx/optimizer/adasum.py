@@ -1,0 +1,28 @@
+"""Adaptive summation: the steps of ranks that train by themselves are added up by how much they agree."""
+
+from __future__ import annotations
+
+from .base import ParamsGrads
+from .rewritten import Rewriting, RewritingOptimizer
+
+
+class AdasumOptimizer(RewritingOptimizer):
+    """Each rank steps by itself, by its own gradients and with state of its own; parameters then move by the ranks' adaptive sum.
+
+    For programs under `strategies.replicas()`. Orthogonal steps are added up, steps in one direction averaged: see `replica_adasum`. It
+    changes the answers: they depend on how rows are dealt to ranks. On one device, and under strategies that add gradients up first, the
+    parameters are those of the inner optimizer.
+    Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation" (2021); Horovod's `op=Adasum`, which sums steps too.
+
+    >>> import fluidx as fx
+    >>> fx.optimizer.AdasumOptimizer(fx.optimizer.Momentum(0.1, 0.9))
+    AdasumOptimizer(Momentum(learning_rate=0.1))
+    """
+
+    def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
+        b = step.b
+        before = [b.assign(p) for p, _ in pairs]
+        step.update(pairs)
+        for (p, _), old in zip(pairs, before, strict=True):
+            moved = b.replica_adasum(b.elementwise_sub(p, old))
+            b.elementwise_add(old, moved, out={"Out": p})

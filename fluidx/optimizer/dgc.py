@@ -1,0 +1,114 @@
+"""Deep gradient compression: ranks send the largest elements of what they have, and keep the rest for later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+from weakref import WeakKeyDictionary
+
+from .._checks import number, whole, wrong
+from ..clip import GradientClipByNorm
+from ..ir import Builder, Operator, Parameter, Program, Role, Variable
+from ..lr_scheduler import persistable, unused_name
+from ..regularizer import Regularizer
+from .base import Step
+from .gradient import Momentum
+
+
+class DGCMomentum(Momentum):
+    """Momentum of which each rank sends the largest elements only, under `strategies.replicas()`.
+
+    Each rank adds its own gradient to U = momentum * U + G and V = V + U. Where |V| is largest V is sent, and U and V begin at 0 again; the
+    parameter moves against the mean of what the ranks sent. In run `rampup_begin_step` (counted from 0) and later the share that is kept
+    back is the first of `sparsity`, and the next one after each 1/len(sparsity) of `rampup_step` runs; before that run all is sent, which
+    is plain momentum. Parameters of fewer than `least` elements are updated so throughout.
+
+    It changes the answers: what is sent is each rank's own choice, and depends on how rows are dealt. On one device, and under strategies
+    that add gradients up first, the choice is made of the whole gradient, and nothing is saved. Of `grad_clip` only GradientClipByNorm can
+    be had, which asks for `num_trainers`: a rank clips its gradient at clip_norm / sqrt(num_trainers).
+    Source: Lin et al., "Deep Gradient Compression" (2018), algorithm 1 with momentum correction, factor masking and warm-up; fluid 1.8.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        momentum: float,
+        rampup_begin_step: int,
+        rampup_step: int = 1,
+        sparsity: Sequence[float] = (0.999,),
+        parameter_list: Sequence[Parameter | str] | None = None,
+        use_nesterov: bool = False,
+        num_trainers: int | None = None,
+        regularization: Regularizer | None = None,
+        grad_clip: GradientClipByNorm | None = None,
+        name: str | None = None,
+        least: int = 16384,
+    ):
+        super().__init__(learning_rate, momentum, parameter_list, use_nesterov, regularization, None, name)
+        self.rampup_begin_step = whole(self.label, "rampup_begin_step", rampup_begin_step, 0)
+        self.rampup_step = whole(self.label, "rampup_step", rampup_step, 1)
+        self.sparsity = [number(self.label, "sparsity", s) for s in sparsity]
+        if not self.sparsity or not all(0.0 <= s < 1.0 for s in self.sparsity):
+            raise wrong(f"{self.label}: sparsity must be numbers from 0 up to, but not, 1; got {list(sparsity)}")
+        self.least = whole(self.label, "least", least, 0)
+        self._clips: tuple[GradientClipByNorm, ...] = ()
+        if grad_clip is not None:
+            if not isinstance(grad_clip, GradientClipByNorm):
+                raise wrong(f"{self.label}: grad_clip must be a GradientClipByNorm: a rank knows its own gradient only; got {grad_clip!r}")
+            if num_trainers is None:
+                raise wrong(f"{self.label}: grad_clip needs num_trainers, the number of ranks")
+            norm = grad_clip.clip_norm
+            own = norm / whole(self.label, "num_trainers", num_trainers, 1) ** 0.5
+            self._clips = GradientClipByNorm(own, self.compresses), GradientClipByNorm(norm, lambda p: not self.compresses(p))
+        self._phases: WeakKeyDictionary[Step, tuple[Variable, Variable]] = WeakKeyDictionary()
+
+    def compresses(self, p: Variable) -> bool:
+        """Is a parameter large enough, and not of 16 bits?"""
+        return prod(p.shape) >= self.least and p.dtype in ("float32", "float64")
+
+    def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
+        pairs = [(p, g) for p, g in params_grads if g is not None]
+        if not pairs:
+            return super()._apply(pairs, startup)  # says that there are none
+        block = pairs[0][1].block
+        start, b = len(block.oplist), Builder(block, role=Role.OPTIMIZE)
+        pairs = [(p, g if self.compresses(p) else b.replica_mean(g)) for p, g in pairs]
+        for clip in self._clips:
+            pairs = clip(pairs)
+        super()._apply(pairs, startup)
+        return block.oplist[start:]
+
+    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+        if not self.compresses(p):
+            super().update(step, p, g, lr)
+            return
+        b, u, v = step.b, step.state(p, "dgc_u"), step.state(p, "dgc_v")
+        share, sparse = self._phase(step)
+        if self.use_nesterov:
+            b.scale(b.elementwise_add(u, g), scale=self.momentum, out={"Out": u})
+            total = b.elementwise_add(b.elementwise_add(v, u), g)
+        else:
+            b.elementwise_add(b.scale(u, scale=self.momentum), g, out={"Out": u})
+            total = b.elementwise_add(v, u)
+        chosen, zero = b.top_share(total, share), b.fill_zeros_like(total)
+        sent = b.replica_sparse_mean(b.where(chosen, total, zero))
+        b.where(chosen, zero, total, out={"Out": v})
+        b.where(b.logical_and(chosen, sparse), zero, u, out={"Out": u})
+        b.sgd(p, sent, lr, out={"ParamOut": p})
+
+    def _phase(self, step: Step) -> tuple[Variable, Variable]:
+        """The share of elements that this run sends, and whether any are kept back at all."""
+        known = self._phases.get(step)
+        if known is not None:
+            return known
+        b = step.b
+        runs = persistable(step.block, step.startup, unused_name(step.block, step.startup, "dgc_runs"), (1,), "int64", -1)
+        b.increment(runs, step=1.0, out={"Out": runs})
+        share = b.fill_constant(shape=(1,), dtype="float64", value=1.0)
+        begun = []
+        for i, s in enumerate(self.sparsity):
+            begin = self.rampup_begin_step + ceil(i * self.rampup_step / len(self.sparsity))
+            begun.append(b.greater_equal(runs, b.fill_constant(shape=(1,), dtype="int64", value=float(begin))))
+            share = b.where(begun[-1], b.fill_constant(shape=(1,), dtype="float64", value=1.0 - s), share)
+        self._phases[step] = share, begun[0]
+        return share, begun[0]
