@@ -45,6 +45,7 @@ KINDS = {
     "Collectives": "comm.collective",
     "Parts, and changes of placement": "comm.parts",
     "Values that ranks have of their own": "comm.replicas",
+    "Between trainers and servers": "comm.serve",
     "Point to point, and the ring forms": "comm.p2p",
     "Control flow": "control",
     "On the host": "host",

@@ -231,7 +231,9 @@ class ParallelExecutor:
             )
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups)
-        return prepare(program, feed_types(feed), fetch, self.scopes[rank], ctx, self._modules[rank], fuse)
+        declared = program.global_block().descs  # a rank that only serves others is fed nothing
+        given = {n: t for n, t in feed_types(feed).items() if n in declared}
+        return prepare(program, given, fetch, self.scopes[rank], ctx, self._modules[rank], fuse)
 
     def _finish(self, rank: int) -> None:
         """Wait, with a deadline, for what the rank has queued on its GPU."""

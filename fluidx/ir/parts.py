@@ -76,8 +76,12 @@ def flat_range(placement: Placement, coords: Coords) -> tuple[int, int] | None:
 
 
 def holds(placement: Placement, coords: Coords) -> bool:
-    """Does a rank with these coordinates hold anything of the value?"""
-    return all(not isinstance(e, At) or e.group not in coords or coords[e.group][0] == e.root for e in placement)
+    """Does a rank with these coordinates hold anything of the value? One that is in no set of a group has nothing of what lies over it.
+
+    >>> holds((At(1, "dp"),), {"dp": (1, 2)}), holds((At(1, "dp"),), {"dp": (0, 2)}), holds((Shard(0, "dp"),), {"ps": (2, 3)})
+    (True, False, False)
+    """
+    return all(isinstance(e, Local) or (e.group in coords and (not isinstance(e, At) or coords[e.group][0] == e.root)) for e in placement)
 
 
 def local_shape(shape: Sequence[int], placement: Placement, coords: Coords) -> tuple[int, ...]:

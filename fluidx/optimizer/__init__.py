@@ -6,6 +6,7 @@ from .average import ExponentialMovingAverage
 from .base import Optimizer
 from .dgc import DGCMomentum
 from .gradient import SGD, Adadelta, Adagrad, DecayedAdagrad, Ftrl, LarsMomentum, Momentum, RMSProp
+from .local_sgd import LocalSGDOptimizer
 from .merge import GradientMergeOptimizer
 from .powersgd import PowerSGDOptimizer
 from .recompute import RecomputeOptimizer
@@ -28,6 +29,7 @@ __all__ = [
     "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW", "AdamWOptimizer", "Adamax",
     "AdamaxOptimizer", "AdasumOptimizer", "DGCMomentum", "DGCMomentumOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer",
     "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "GradientMergeOptimizer", "Lamb", "LambOptimizer", "LarsMomentum",
-    "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "PowerSGDOptimizer", "RMSProp", "RMSPropOptimizer",
+    "LarsMomentumOptimizer", "LocalSGDOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "PowerSGDOptimizer", "RMSProp",
+    "RMSPropOptimizer",
     "RecomputeOptimizer", "SGD", "SGDOptimizer",
 ]  # fmt: skip

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .._checks import whole
-from ..ir import Role, Variable
+from ..ir import Role
 from ..layers.control_flow import when
-from ..lr_scheduler import persistable, unused_name
 from .base import ParamsGrads
 from .rewritten import Rewriting, RewritingOptimizer
 
@@ -34,7 +33,7 @@ class GradientMergeOptimizer(RewritingOptimizer):
         totals = [step.state(p, "merged") for p, _ in pairs]
         for (_, g), total in zip(pairs, totals, strict=True):
             step.b.elementwise_add(total, g if g.dtype == total.dtype else step.b.cast(g, dtype=total.dtype), out={"Out": total})
-        with when(self._due(step), step.block, Role.OPTIMIZE) as block:
+        with when(step.every(self.k_steps, "gradient_merge_runs"), step.block, Role.OPTIMIZE) as block:
             merged: ParamsGrads = []
             for (p, g), total in zip(pairs, totals, strict=True):
                 name, weight = f"{g.name}.merged", 1.0 / self.k_steps if self.avg else 1.0
@@ -46,14 +45,6 @@ class GradientMergeOptimizer(RewritingOptimizer):
             step.update(merged)
             for total in totals:
                 step.builder(block).fill_zeros_like(total, out={"Out": total})
-
-    def _due(self, step: Rewriting) -> Variable:
-        """Is this run a k-th one?"""
-        b, first = step.b, step.first
-        runs = persistable(first, step.startup, unused_name(first, step.startup, "gradient_merge_runs"), (1,), "int64", 0)
-        b.increment(runs, step=1.0, out={"Out": runs})
-        k, none = (b.fill_constant(shape=(1,), dtype="int64", value=float(v)) for v in (self.k_steps, 0))
-        return b.equal(b.elementwise_mod(runs, k), none)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, k_steps={self.k_steps}{'' if self.avg else ', avg=False'})"

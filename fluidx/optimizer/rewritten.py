@@ -60,6 +60,13 @@ class Rewriting:
         Normal()(self.first.var(name), begin)
         return self.first.var(name)
 
+    def every(self, k: int, key: str) -> Variable:
+        """Is this run a k-th one? They are counted in a state of that name."""
+        runs = persistable(self.first, self.startup, unused_name(self.first, self.startup, key), (1,), "int64", 0)
+        self.b.increment(runs, step=1.0, out={"Out": runs})
+        each, none = (self.b.fill_constant(shape=(1,), dtype="int64", value=float(v)) for v in (k, 0))
+        return self.b.equal(self.b.elementwise_mod(runs, each), none)
+
     def unfinish(self, pairs: ParamsGrads) -> None:
         """What parameters are updated with is not these gradients: the operators that finished them do so no more."""
         taken = {(p.name, g.name) for p, g in pairs}

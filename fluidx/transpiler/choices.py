@@ -6,8 +6,9 @@ for the program is shown it first, `seen(main)`; one for rest may say in `units(
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import inf
 
 from ..ir import flow
@@ -16,6 +17,7 @@ from ..ir.parts import bounds
 from ..ir.program import Program, Var
 from ..ir.rows import within
 from ..ir.types import At, Entry, Pieces, Shard
+from .cluster import SERVERS
 from .roots import Chunk, assign, chunk_bytes, cut
 
 
@@ -55,20 +57,7 @@ class InPieces:
     method: str = "greedy"
 
     def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
-        held: dict[str, list[int]] = {n: [0] * ranks for n in params}
-        for c in self.chunks(params, ranks):
-            held[c.param][c.root] += c.stop - c.start
-        out: dict[str, Entry | None] = {}
-        for name, sizes in held.items():
-            roots = [r for r, size in enumerate(sizes) if size]
-            if len(roots) == 1:
-                out[name] = At(roots[0], group)
-                continue
-            bounds = [0]
-            for size in sizes:
-                bounds.append(bounds[-1] + size)
-            out[name] = Pieces(tuple(bounds), group)
-        return out
+        return _in_pieces(self.chunks(params, ranks), group, ranks)
 
     def chunks(self, params: Mapping[str, Var], ranks: int) -> list[Chunk]:
         """Who is responsible for which elements."""
@@ -78,6 +67,41 @@ class InPieces:
             each = max(size, d.type.nbytes) if d.placement else size
             chunks += cut(n, d.type.numel, d.type.nbytes // max(1, d.type.numel), each)
         return assign(chunks, ranks, self.method)
+
+
+@dataclass(frozen=True)
+class OnServers:
+    """Parameters lie on the last `servers` ranks of the group `ps`, in at most as many slices of at least `min_block` elements.
+
+    Slices are dealt to the servers in turn, or by a hash of their names. Source: `slice_variable` of fluid's DistributeTranspiler.
+    """
+
+    servers: int
+    min_block: int = 8192
+    method: str = "round_robin"
+    group: str = SERVERS
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        chunks = []
+        for n, d in params.items():
+            size = d.type.nbytes // max(1, d.type.numel)
+            slices = max(1, min(self.servers, d.type.numel // self.min_block))
+            chunks += cut(n, d.type.numel, size, -(-d.type.numel // slices) * size)
+        first = ranks - self.servers
+        dealt = [c._replace(root=first + c.root) for c in assign(chunks, self.servers, self.method)]
+        return _in_pieces(dealt, group, ranks)
+
+
+def _in_pieces(chunks: Sequence[Chunk], group: str, ranks: int) -> dict[str, Entry | None]:
+    """Where parameters lie whose chunks have roots: what one rank has of one lies together."""
+    held: dict[str, list[int]] = {}
+    for c in chunks:
+        held.setdefault(c.param, [0] * ranks)[c.root] += c.stop - c.start
+    out: dict[str, Entry | None] = {}
+    for name, sizes in held.items():
+        roots = [r for r, size in enumerate(sizes) if size]
+        out[name] = At(roots[0], group) if len(roots) == 1 else Pieces((0, *accumulate(sizes)), group)
+    return out
 
 
 @dataclass(frozen=True)

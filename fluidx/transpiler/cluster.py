@@ -11,6 +11,8 @@ from ..ir.errors import TranspileError
 
 Groups = dict[str, tuple[tuple[int, ...], ...]]
 
+SERVERS = "ps"  # the group of all ranks where some of them are servers
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -150,3 +152,41 @@ class Mesh:
 
     def __hash__(self) -> int:
         return hash(tuple(self.sizes.items()))
+
+
+@dataclass(frozen=True)
+class Served:
+    """Ranks that train and, numbered behind them, ranks that only serve parameters: the trainers' own groups, and `ps`, all ranks.
+
+    >>> Served(Cluster(1, 2), servers=1).groups()
+    {'dp': ((0, 1),), 'ps': ((0, 1, 2),)}
+    """
+
+    trainers: Cluster | Mesh
+    servers: int
+
+    @staticmethod
+    def of(trainers: Cluster | Mesh, servers: int) -> Served:
+        if list(trainers.axes) != ["dp"]:
+            raise TranspileError(f"parameter servers serve trainers that have one axis, dp; {trainers!r} has {', '.join(trainers.axes)}")
+        return Served(trainers, servers)
+
+    @property
+    def hosts(self) -> int:
+        return self.trainers.hosts
+
+    def hosts_of(self, ranks: Sequence[int]) -> int:
+        """How many hosts these ranks are on; servers are taken to be where the trainers are."""
+        return self.trainers.hosts_of([r for r in ranks if r < self.trainers.world_size])
+
+    @property
+    def world_size(self) -> int:
+        return self.trainers.world_size + self.servers
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The groups that values are cut over, with their sizes."""
+        return {SERVERS: self.world_size, **self.trainers.axes}
+
+    def groups(self) -> Groups:
+        return {**self.trainers.groups(), SERVERS: (tuple(range(self.world_size)),)}

@@ -6,20 +6,21 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..ir.errors import TranspileError, nearest
-from .strategies import Strategy, data_parallel, reduce_broadcast, ring_optimizer
+from .strategies import Strategy, data_parallel, parameter_server, reduce_broadcast, ring_optimizer
 
 MODES = ("collective", "nccl2", "pserver")
 COLLECTIVE_MODES = ("grad_allreduce", "reduce", "ring_optimizer")
 SPLIT_METHODS = ("RoundRobin", "HashName")
+_WHOLE = 2**62  # elements: parameters are not sliced
 
 
 @dataclass
 class DistributeTranspilerConfig:
     """fluid's configuration object. `mode` "nccl2" or "collective" trains with collectives; `collective_mode` chooses how.
 
-    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; chunks are given by `chunk_mb`. Parameter servers are
-    not available: `mode="pserver"` and `sync_mode=False` raise TranspileError. `slice_var_up`, `min_block_size`, `wait_port` and
-    `print_log` are taken and not read: they only tell a parameter server how to cut, and processes how to meet.
+    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; chunks are given by `chunk_mb`. `mode="pserver"` trains
+    with parameter servers, as many as `transpile(pservers=...)` lists; `min_block_size`, `slice_var_up` and `split_method` say how they
+    share. `wait_port` and `print_log` are taken and not read: they only tell processes how to meet.
 
     >>> DistributeTranspilerConfig(mode="collective", collective_mode="ring_optimizer").strategy()
     ring_optimizer(chunk_mb=4, roots='greedy')
@@ -48,10 +49,9 @@ class DistributeTranspilerConfig:
         """The strategy that these fields ask for."""
         if self.mode not in MODES:
             raise TranspileError(f"unknown mode={self.mode!r}; {nearest(str(self.mode), MODES, 'there are')}")
-        if self.mode == "pserver":
-            raise TranspileError("mode='pserver' is not available: fluidx has no parameter servers; use mode='collective'")
-        if not self.sync_mode:
-            raise TranspileError("sync_mode=False is not available: asynchronous updates exist with parameter servers only")
+        if self.mode == "pserver" or not self.sync_mode:
+            split = "hash" if getattr(self.split_method, "__name__", self.split_method) == "HashName" else "round_robin"
+            return parameter_server(1, self.sync_mode, self.min_block_size if self.slice_var_up else _WHOLE, split)
         if self.nccl_comm_num != 1:
             raise TranspileError(f"nccl_comm_num={self.nccl_comm_num} is not available: each group has one communicator; leave it at 1")
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):

@@ -8,12 +8,12 @@ from functools import cached_property
 
 from ..ir import flow
 from ..ir.bodies import runs_bodies
-from ..ir.opdef import opdef
+from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator, Role
 from ..ir.program import Block
-from ..ir.types import Placement
-from .rules import Held
-from .walk import Names, Slots, Walk
+from ..ir.types import At, Placement
+from .rules import Choice, Held
+from .walk import Names, Slots, Walk, with_names
 
 _SECTIONS = {Role.FORWARD: Role.FORWARD, Role.LOSS: Role.FORWARD, Role.BACKWARD: Role.BACKWARD}
 
@@ -109,6 +109,17 @@ class LendingWalk(Walk):
         ins = definition.flat_slots(op.inputs, definition.in_slots)
         shape_only = self._kind(op, definition, ins, definition.flat_slots(op.outputs, definition.out_slots)).pattern.shape_only
         return [n for k, n in enumerate(ins) if n is not None and n in places and k not in shape_only]
+
+    def _brought(self, op: Operator, definition: type[OpDef], ins: Names, choice: Choice) -> Slots | None:
+        """What rests at roots has no shape elsewhere: where only that is read, it is that of what is in use."""
+        inputs = super()._brought(op, definition, ins, choice)
+        lent = {k: self._name(n, 0) for k, n in enumerate(ins) if n in self.lent and choice.take[k] is None and self._rooted(n)}
+        if not lent:
+            return inputs
+        return with_names(op, definition, ins if inputs is None else definition.flat_slots(inputs, definition.in_slots), lent)
+
+    def _rooted(self, name: str | None) -> bool:
+        return any(isinstance(e, At) for place in self.lent[name][0].places for e in place)  # type: ignore[index]
 
     def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Held, Placement]]) -> None:
         super()._write(op, inputs, outs, results)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..ir.errors import TranspileError
 from ..ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, show_placement
+from .cluster import SERVERS
 
 
 class Step(NamedTuple):
@@ -54,6 +55,22 @@ def _cut(e: Shard | Pieces) -> dict[str, Any]:
     return {"bounds": e.bounds} if isinstance(e, Pieces) else {"axis": e.axis, "unit": e.unit}
 
 
+def _served(old: Placement, new: Placement, axes: Mapping[str, int]) -> Step | None:
+    """From terms of the trainers to servers, or from servers to copies for all trainers; None for other ways."""
+    (trainers,) = [g for g in axes if g != SERVERS]
+    attrs: dict[str, Any] = {"group": SERVERS, "trainers": trainers}
+    match old, new:
+        case (Partial("sum"),), (At() | Pieces() as e,) if old[0].group == trainers and e.group == SERVERS:
+            return Step("push", attrs | _ends(e), new)
+        case (At() | Pieces() as e,), () if e.group == SERVERS:
+            return Step("pull", attrs | _ends(e), new)
+    return None
+
+
+def _ends(e: At | Pieces) -> dict[str, Any]:
+    return {"bounds": e.bounds} if isinstance(e, Pieces) else {"root": e.root}
+
+
 def steps(old: Placement, new: Placement, axes: Mapping[str, int]) -> list[Step]:
     """The operators from `old` to `new`: what is cut inside is joined first, what is cut outside is cut first.
 
@@ -64,6 +81,8 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int]) -> list[Step]
     >>> [s.type for s in steps((Shard(0, "tp"), Shard(0, "dp")), (Shard(0, "dp"),), {"tp": 2, "dp": 2})]
     ['all_gather', 'all_gather', 'part']
     """
+    if SERVERS in axes and (served := _served(old, new, axes)) is not None:
+        return [served]
     have = {e.group: e for e in old}
     want = {e.group: e for e in new}
     order = list(axes)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ..ir.errors import TranspileError
 from ..ir.operator import Operator
 from ..ir.program import ProgramPair
-from .cluster import Cluster, Mesh
+from .cluster import Cluster, Mesh, Served
 from .writer import Writer, each_op
 
 
@@ -29,7 +29,7 @@ def skip(reason: str) -> Skip:
 class Job:
     """What passes share beside the programs: the ranks, and the log that `explain()` prints, lines or what prints as one."""
 
-    mesh: Cluster | Mesh
+    mesh: Cluster | Mesh | Served
     log: list[Any] = field(default_factory=list)
     facts: set[str] = field(default_factory=set)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..ir.errors import TranspileError, nearest
 
-METHODS = ("greedy", "hash")
+METHODS = ("greedy", "hash", "round_robin")
 _SMALLEST = 16 * 1024  # bytes under which a chunk costs more in messages than it gains in balance
 
 
@@ -48,12 +48,15 @@ def assign(chunks: Sequence[Chunk], ranks: int, method: str = "greedy") -> list[
     """Give every chunk a root.
 
     "greedy": largest first, each to the least loaded rank (LPT, Graham 1969), ties by order: balanced and the same everywhere.
+    "round_robin": in order, each to the next rank.
     "hash": CRC-32 of the parameter name and start, modulo ranks, as the design document's hashing; fixed across processes.
     """
     if method not in METHODS:
         raise TranspileError(f"unknown roots={method!r}; {nearest(method, METHODS, 'there are')}")
     roots = [0] * len(chunks)
-    if method == "hash":
+    if method == "round_robin":
+        roots = [i % ranks for i in range(len(chunks))]
+    elif method == "hash":
         for i, c in enumerate(chunks):
             roots[i] = zlib.crc32(f"{c.param}:{c.start}".encode()) % ranks
     else:

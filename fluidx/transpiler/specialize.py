@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 
-from ..ir.opdef import OPS
-from ..ir.operator import Operator, op_types
-from ..ir.parts import coords_of, holds
+from ..ir import flow
+from ..ir.errors import TranspileError
+from ..ir.opdef import OPS, Effect
+from ..ir.operator import Operator, Role, op_types
+from ..ir.parts import Coords, coords_of, holds
 from ..ir.program import Block, Program
-from ..ir.types import At, Placement
+from ..ir.types import At, Pieces, Placement
+from .cluster import SERVERS
 from .hops import Wave, others, written_out
+from .serving import SERVED, write_served
 
 _PLACEMENT = attrgetter("placement")
 
@@ -22,6 +26,13 @@ class Rooted:
     """Neighbouring operators whose results lie at the same roots."""
 
     roots: Placement
+    ops: tuple[Operator, ...]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Neighbouring operators between trainers and servers."""
+
     ops: tuple[Operator, ...]
 
 
@@ -36,8 +47,9 @@ class Specializer:
         self.program = program
         self.roots_of: list[dict[int, Placement]] = []  # by block: the roots of the placements of what is declared there, by their ids
         self.segments = [self._segments(b) for b in program.blocks]
+        self.updates = SERVERS in program.groups and any(op.role is Role.OPTIMIZE for op in program.global_block().oplist)
 
-    def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Wave]:
+    def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Served | Wave]:
         """Runs of operators that every rank has, runs of operators that some ranks have, and waves of messages, in order."""
         find = block.find if block.idx else block.descs.get
         different = {id(q): q for q in map(_PLACEMENT, block.descs.values())}  # most values lie at one of a few objects
@@ -46,10 +58,13 @@ class Specializer:
             roots_of.update(self.roots_of[block.parent_idx])
         self.roots_of.append(roots_of)
         carried = {t for t in op_types(block.oplist) if OPS[t].carries}
-        if not roots_of and not any(op.type in carried and written_out(op) for op in block.oplist):
+        served = not op_types(block.oplist).isdisjoint(SERVED)
+        if not roots_of and not served and not any(op.type in carried and written_out(op) for op in block.oplist):
             return [tuple(block.oplist)]
 
         def kind(op: Operator) -> tuple:
+            if served and op.type in SERVED:
+                return ("served", "")
             if op.type in carried and written_out(op):
                 return tuple(op.attrs[a] for a in ("algorithm", "group", "wave"))
             d = find(op.output_arg_names[0]) if op.output_arg_names else None
@@ -58,10 +73,12 @@ class Specializer:
                 roots = tuple(e for e in others(self.program, block, op) if isinstance(e, At))
             return (roots,) if roots else ()
 
-        out: list[tuple[Operator, ...] | Rooted | Wave] = []
+        out: list[tuple[Operator, ...] | Rooted | Served | Wave] = []
         for key, run in groupby(block.oplist, key=kind):
             ops = tuple(run)
-            if len(key) == 3:
+            if len(key) == 2:
+                out.append(Served(ops))
+            elif len(key) == 3:
                 for together in _independent(ops):
                     out.append(Wave(block, together, len(out)))
             else:
@@ -85,12 +102,18 @@ class Specializer:
                     ops.extend(s)
                 elif isinstance(s, Wave):
                     s.write(rank, coords, block)
+                elif isinstance(s, Served):
+                    for op in s.ops:
+                        write_served(op, rank, block)
                 else:
                     mine = here.get(id(s.roots))
                     if mine is None:
                         mine = here[id(s.roots)] = holds(s.roots, coords)
                     if mine:
                         ops.extend(s.ops)
+        is_server = len(coords) < len(program.groups)
+        if is_server or self.updates:
+            _leave_out(new, coords, is_server, self.updates)
         new.frozen = True
         return new
 
@@ -109,3 +132,50 @@ def _independent(ops: Sequence[Operator]) -> Iterator[list[Operator]]:
         made.update(outs)
         read.update(ins)
     yield run
+
+
+def _leave_out(program: Program, coords: Coords, is_server: bool, updates: bool) -> None:
+    """Take out of a rank's program what other ranks compute: on a server what lies over the trainers' groups, with what is made of that and
+    what nobody then needs; everywhere what has elements on other servers only, unless it is read. Without `updates` all state is made."""
+    block = program.global_block()
+    descs = block.descs
+    gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}
+    left = []
+    for op in block.oplist if is_server else ():
+        reads, writes = flow.touches(program, op)
+        if gone.isdisjoint(reads) and gone.isdisjoint(writes) and op.attrs.get("group", "") in ("", *coords):
+            left.append(op)
+            continue
+        kept = next((n for n in writes if n in descs and n not in gone and descs[n].persistable and n not in reads), None)
+        if kept is not None:
+            raise TranspileError(
+                f"op {op.type} writes %{kept}, which servers keep, and reads what trainers compute; a server has no data: {op.to_string()}"
+            )
+        gone.update(n for n in writes if n in descs and not descs[n].persistable)
+    ends = {n for n, d in descs.items() if d.persistable and n not in gone and not (updates and _empty(d.placement, coords))}
+    unless = set(descs) if is_server else {n for n, d in descs.items() if _empty(d.placement, coords)}
+    block.oplist = _needed(program, left if is_server else block.oplist, ends, unless)
+    named = set(chain.from_iterable(chain(*flow.touches(program, op)) for op in block.oplist))
+    for n in [n for n, d in descs.items() if n in gone or n in unless and n not in named and not d.persistable]:
+        del descs[n]
+
+
+def _empty(placement: Placement, coords: Coords) -> bool:
+    """Has the rank no elements of what lies in flat ranges on servers?"""
+    for e in placement:
+        if isinstance(e, Pieces) and e.group == SERVERS:
+            k = coords[SERVERS][0]
+            return e.bounds[k] == e.bounds[k + 1]
+    return False
+
+
+def _needed(program: Program, ops: Sequence[Operator], ends: Iterable[str], unless: Collection[str]) -> list[Operator]:
+    """The operators that are needed: all but those that write nothing but what `unless` names, of which nothing is read or is an end."""
+    needed, out = set(ends), []
+    for op in reversed(ops):
+        reads, writes = flow.touches(program, op)
+        talks = OPS[op.type].effect not in (Effect.PURE, Effect.RANDOM)
+        if talks or not needed.isdisjoint(writes) or not all(n in unless for n in writes):
+            needed.update(reads)
+            out.append(op)
+    return out[::-1]

@@ -16,12 +16,12 @@ from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
 from ..verify import Report, check_program, verify_ranks
 from ..view import diff
-from .cluster import Cluster, Mesh
+from .cluster import Cluster, Mesh, Served
 from .config import DistributeTranspilerConfig
 from .pass_ import Job, Pass, run_passes
 from .passes.lower import Lower
 from .specialize import Specializer
-from .strategies import Strategy, data_parallel, get
+from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic
 
 
@@ -41,6 +41,7 @@ class DistributeTranspiler:
     """
 
     def __init__(self, config: Any = None):
+        self._chosen = config is not None
         if config is None:
             self.strategy = data_parallel()
         elif isinstance(config, DistributeTranspilerConfig):
@@ -70,11 +71,9 @@ class DistributeTranspiler:
         The given programs stay untouched. `current_endpoint` chooses this process's trainer_id among endpoints. Raises
         TranspileError when the program is the result of a transpile, has no batch axis to split, or has gradients without a loss.
         """
-        if pservers:
-            raise TranspileError("pservers is not available: fluidx has no parameter servers; leave it empty")
-        if not sync_mode:
-            raise TranspileError("sync_mode=False is not available: asynchronous updates exist with parameter servers only")
-        cluster = Cluster.of(trainers)
+        self._take_servers(pservers, sync_mode)
+        ranks = Cluster.of(trainers)
+        cluster = Served.of(ranks, self.strategy.servers) if self.strategy.servers else ranks
         program = program if program is not None else default_main_program()
         startup = startup_program if startup_program is not None else default_startup_program()
         for p in (program, startup):
@@ -99,6 +98,18 @@ class DistributeTranspiler:
         self._report: Report | None = None
         self._dump()
         return self
+
+    def _take_servers(self, pservers: str, sync_mode: bool) -> None:
+        """fluid's call: endpoints of servers say how many there are."""
+        if not sync_mode:
+            parameter_server(sync=False)
+        listed = [e.strip() for e in pservers.split(",")] if pservers else []
+        if listed and self._chosen and not self.strategy.servers:
+            raise TranspileError(f"pservers lists {len(listed)} servers, and {self.strategy!r} has none; use strategies.parameter_server()")
+        if listed:
+            options = dict(self.strategy.options) if self.strategy.servers else {}
+            self.strategy = get("parameter_server", **{**options, "servers": len(listed)})
+        self._pservers = listed
 
     def _after(self, source: ProgramPair, job: Job, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
         """What FLUIDX_DEBUG asks for behind each pass: 1 a line and a check of the program by itself, 2 the diff, 3 the programs. With
@@ -130,7 +141,7 @@ class DistributeTranspiler:
             raise VerifyError(f"behind step {step!r}, {one!r}, the programs do not compute what the source does: {e}") from None
 
     @staticmethod
-    def _own_id(trainer_id: int, trainers: Any, endpoint: str, cluster: Cluster | Mesh) -> int:
+    def _own_id(trainer_id: int, trainers: Any, endpoint: str, cluster: Cluster | Mesh | Served) -> int:
         if endpoint:
             listed = trainers.split(",") if isinstance(trainers, str) else trainers if isinstance(trainers, (list, tuple)) else []
             listed = [e.strip() for e in listed]
@@ -197,6 +208,23 @@ class DistributeTranspiler:
     def get_startup_program(self, rank: int | None = None, *fluid_args: Any) -> Program:
         """The startup program of a rank (this process's trainer_id by default)."""
         return self._rank(rank)[1]
+
+    def _server(self, endpoint: str | int) -> int:
+        """The rank of a server, by its endpoint or its number among the servers."""
+        servers = self.strategy.servers if self.pair else 0
+        k = self._pservers.index(endpoint) if endpoint in self._pservers else endpoint
+        if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k < servers:
+            known = ", ".join(self._pservers) or f"{servers} servers, numbered from 0"
+            raise TranspileError(f"there is no parameter server {endpoint!r}; there are: {known}")
+        return self.world_size - servers + k
+
+    def get_pserver_program(self, endpoint: str | int) -> Program:
+        """The main program of a parameter server, by its endpoint in `pservers` or its number."""
+        return self._rank(self._server(endpoint))[0]
+
+    def get_pserver_programs(self, endpoint: str | int) -> tuple[Program, Program]:
+        """The main and the startup program of a parameter server."""
+        return self._rank(self._server(endpoint))
 
     def verify(self) -> Report:
         """Prove the rank programs right, or raise VerifyError. The report says what was proved; see docs/verifier.md.

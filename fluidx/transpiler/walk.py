@@ -18,11 +18,13 @@ from ..ir.operator import Frozen, Operator, attrs_key, unary
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.rows import Row
-from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, TensorType, show_placement
+from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
+from .cluster import SERVERS
 from .rules import Choice, Held, Kind, choose, may_write, move_cost, nominal_bytes
 from .writer import filled
 
 Names = Sequence[str | None]
+Over = tuple[Row, list[Entry | None], list[Entry | None]]  # a row over one group, and where operands and results then lie
 Slots = Mapping[str, tuple[str, ...]]
 State = tuple[dict[str | None, Held], dict[str | None, tuple[str, ...]]]  # how values lie, and under which names
 
@@ -196,7 +198,7 @@ class Walk:
             local = self._moved(n, place, op, choice.why) if at_hand < 0 or not self.at[n].places else self._name(n, at_hand)
             if local != n:
                 changed[k] = local
-        return _inputs(op, definition, ins, changed) if changed else None
+        return with_names(op, definition, ins, changed) if changed else None
 
     def _check_defined(self, op: Operator, ins: Names) -> None:
         for n in ins:
@@ -217,13 +219,15 @@ class Walk:
         kind = self._kind(op, definition, ins, outs)
         p = kind.pattern
         have = [self.at[n].places for n in ins]
-        over: list[tuple[Row, list[Entry | None], list[Entry | None]]] = []
+        over: list[Over] = []
         for group, n in self.groups:
             options = [tuple(dict.fromkeys(entry_of(q, group) for q in qs)) for qs in have]
             over.append(choose(kind, options, group, n, {row.factor for row, _, _ in over if row.runs}))
+        whole = next(row for row in kind.table if row.kind == "whole")
         if any(row.flat for row, _, _ in over):  # flat ranges stand beside nothing else
-            whole = next(row for row in kind.table if row.kind == "whole")
             over = [found if found[0].flat else (whole, list(whole.ins), list(whole.outs)) for found in over]
+        elif SERVERS in self.axes and over[0][0] is not whole and any(row is not whole for row, _, _ in over[1:]):
+            over = self._on_one_side(kind, over, have)
         wanted = [tuple(e for _, entries, _ in over if (e := entries[k]) is not None) for k in range(len(have))]
         results = [tuple(e for _, _, entries in over if (e := entries[k]) is not None) for k in range(len(p.outs))]
         take: list[int | None] = []
@@ -235,6 +239,16 @@ class Walk:
         why = f"{op.type}: {', '.join(dict.fromkeys(row.why for row, _, _ in over))}"
         made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]
         return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take), all(t is None for t in take))
+
+    def _on_one_side(self, kind: Kind, over: Sequence[Over], have: Sequence[tuple[Placement, ...]]) -> list[Over]:
+        """Of operands at servers and with trainers, all come to the trainers where they cut one of them, and else to one server."""
+        whole, root = (next(row for row in kind.table if row.kind == k) for k in ("whole", "root"))
+        nothing: Over = (whole, list(whole.ins), list(whole.outs))
+        if any(isinstance(e, Shard) for _, entries, _ in over[1:] for e in entries):
+            return [nothing, *over[1:]]
+        held = next(e for qs in have for q in qs if (e := entry_of(q, SERVERS)) is not None)
+        ins, outs = ([held if e is not None else None for e in entries] for entries in (root.ins, root.outs))
+        return [(root, ins, outs), *(nothing for _ in over[1:])]
 
     def _at_home(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> list[tuple[Held, Placement]] | None:
         """Where results rest that have a place already, if a source can write there; None if not."""
@@ -435,7 +449,7 @@ class Walk:
         return min((q for at, n in results for q in at[n].places), key=cost)
 
 
-def _inputs(op: Operator, definition: type[OpDef], ins: Names, changed: Mapping[int, str]) -> Slots:
+def with_names(op: Operator, definition: type[OpDef], ins: Names, changed: Mapping[int, str]) -> Slots:
     """What an operator reads, with other names for some operands by their number: two of them may be one value in two placements."""
     names: list[Any] = list(ins)
     for k, n in changed.items():

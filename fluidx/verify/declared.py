@@ -35,18 +35,14 @@ class Declared:
         if differs := self._merge(twins):
             self.differs = {n: {} for n in self.vars if n in differs}
             self._by_rank(twins, table)
-        named: dict[str, str] = {}
+        apart = {g: [r for r in range(self.n) if r not in where] for g, where in mesh.where.items()}
         for n, d in self.vars.items():
-            self.signatures[n] = table.signature(d.type, () if single else d.placement)
-            for e in self.signatures[n][1]:
-                if e.group:
-                    named.setdefault(e.group, n)
-        for g, n in named.items():
-            absent = [r for r in range(self.n) if r not in self.mesh.where.get(g, ())]
-            if absent:
-                raise fail(
-                    self.programs[absent[0]], -1, f"%{n} lies over group {g!r}, and rank {absent[0]} is in no set of it", rank=absent[0]
-                )
+            self.signatures[n] = signature = table.signature(d.type, () if single else d.placement)
+            for e in signature[1]:
+                outside = apart.get(e.group) and [r for r in apart[e.group] if r in self.differs.get(n, range(self.n))]
+                if outside:
+                    program, r = self.programs[outside[0]], outside[0]
+                    raise fail(program, -1, f"%{n} lies over group {e.group!r}, and rank {r} is in no set of it", rank=r)
         self.has_local = any(is_local(s) for s in self.signatures.values())
         for n, d in self.vars.items():
             try:

@@ -72,7 +72,7 @@ class Holdings:
             t, placement = signature
             placement = self.mesh.canonical(placement, t)
             found = range(self.n)
-            if any(isinstance(e, (At, Pieces, Shard)) for e in placement) or 0 in t.shape:
+            if 0 in t.shape or any(isinstance(e, (At, Pieces, Shard)) or len(self.mesh.where[e.group]) < self.n for e in placement):
                 holders = [r for r in found if self.mesh.holds(placement, r)]
                 owners = [r for r in holders if 0 not in self.mesh.local_shape(placement, t.shape, r)]
                 found = dict.fromkeys(owners).keys() if len(owners) < self.n else found

@@ -61,7 +61,11 @@ class Mesh:
         return found
 
     def holds(self, placement: Placement, rank: int) -> bool:
-        return all(not isinstance(e, At) or self.where[e.group][rank][0] == e.root for e in placement)
+        for e in placement:
+            at = self.where[e.group].get(rank)
+            if at is None or (isinstance(e, At) and at[0] != e.root):
+                return False
+        return True
 
     def inside(self, inner: str, outer: str) -> bool:
         """Is every set of one group a part of a set of another, larger one?"""

@@ -130,6 +130,8 @@ def _check_declared(one: World, ranks: World, is_main: bool) -> None:
             continue
         if d.persistable and is_main and n in ranks.declared.differs:
             absent = [r for r in range(ranks.n) if r not in ranks.declared.differs[n]]
+            if absent and all(r not in ranks.mesh.where[e.group] for r in absent for e in found.placement) and found.placement:
+                continue  # it lies over groups of other ranks
             raise fail(program, -1, f"%{n} is persistable, and rank {absent[0] if absent else 0} does not declare it as others do")
         for flag in ("persistable", "is_data", "is_parameter"):
             if getattr(found, flag) != getattr(d, flag):

@@ -20,6 +20,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "zero3": fx.strategies.zero3,
     "fsdp": lambda: fx.strategies.fsdp(units=48 / 2**20),
     "fsdp_kept": lambda: fx.strategies.fsdp(units="scope", reshard_after_forward=False, prefetch=0),
+    "servers": lambda: fx.strategies.parameter_server(2, min_block=4),
 }
 CLUSTERS: dict[str, Callable[[], Any]] = {"2": lambda: 2, "3": lambda: 3, "4": lambda: 4, "2x2": lambda: fx.Cluster(2, 2)}
 MESHES: dict[str, Callable[[], Any]] = {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ir.errors import TranspileError
 from ...ir.operator import unary
 from ...ir.program import ProgramPair
+from ..cluster import SERVERS
 from ..pass_ import Job, Pass
 from ..roots import Chunk, assign
 from ..writer import Writer, filled
@@ -13,23 +15,29 @@ from ..writer import Writer, filled
 
 @dataclass(frozen=True)
 class BroadcastStartup(Pass):
-    """Behind the last operator that writes it, broadcast every persistable that is the same on all ranks. Owners are balanced by bytes.
+    """Behind the last operator that writes it, broadcast every persistable that is the same on all ranks, parameters and the optimizer's
+    state alike: from `root`, or from owners that are balanced by bytes.
 
     Source: the `ncclBcast` operators of Paddle's NCCL design document.
     """
 
     group: str = "dp"
+    root: int | None = None
     requires = ("placed",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
         ranks = job.mesh.axes.get(self.group, 1)
+        if self.root is not None and not 0 <= self.root < ranks:
+            raise TranspileError(f"BroadcastStartup: root={self.root} is no rank of {self.group}, which has {ranks}")
         if ranks == 1:
             return pair
         writer = Writer(pair.startup)
         descs = writer.block.descs
         last = {n: k for k, op in enumerate(writer.old) for n in op.output_arg_names}
-        whole = [d for n, d in descs.items() if n in last and d.persistable and all(e.group != self.group for e in d.placement)]
-        owner = {c.param: c.root for c in assign([Chunk(d.name, 0, d.type.numel, d.type.nbytes) for d in whole], ranks)}
+        cut = {self.group, SERVERS}
+        whole = [d for n, d in descs.items() if n in last and d.persistable and cut.isdisjoint(e.group for e in d.placement)]
+        chunks = [Chunk(d.name, 0, d.type.numel, d.type.nbytes) for d in whole]
+        owner = {c.param: c.root if self.root is None else self.root for c in assign(chunks, ranks)}
         attrs = [filled("broadcast", {"group": self.group, "root": root}) for root in range(ranks)]
         for k, op in enumerate(writer.old):
             writer.keep(op)

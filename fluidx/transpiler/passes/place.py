@@ -14,6 +14,7 @@ from ...ir.parts import check_placement
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.types import ANY, REPLICATE, At, Entry, Local, Own, Partial, Placement, Shard, show_placement
 from ..choices import EVERYWHERE
+from ..cluster import SERVERS
 from ..lend import LendingWalk, Use
 from ..pass_ import Job, Pass
 from ..rules import Kind, may_write
@@ -53,7 +54,7 @@ class Place(Pass):
         descs = block.descs
         finished = [] if self.own else [p for b in main.blocks for op in b.oplist if op.role_var for p in op.role_var[::2]]
         trained = {p: descs[p] for p in finished if p in descs}
-        params = {} if self.own else {d.name: d for d in descs.values() if d.is_parameter} | trained
+        params = {} if self.own else {d.name: d for d in descs.values() if d.is_parameter and not _rooted(rest.get(d.name))} | trained
         resting = self.rest.seen(main) if hasattr(self.rest, "seen") else self.rest
         at_rest = self._places(resting, params, rest, main, job)
         update = at_rest if self.update is None else self._places(self.update, trained, rest, main, job)
@@ -85,6 +86,9 @@ class Place(Pass):
         rest: dict[str, Placement] = {d.name: (dealt,) if cut else () for d in open_}
         if cut and self.own:
             rest |= dict.fromkeys(owned(main, rest), (dealt,))
+        if SERVERS in job.mesh.axes:  # servers compute nothing of data: what else is kept of it is one trainer's
+            found = owned(main, rest).difference(op_outputs(main, Role.OPTIMIZE))
+            rest |= dict.fromkeys(found, (At(0, self.group),))
         for d in descs.values():
             if d.placement:
                 _check_annotation(d, job)
@@ -96,11 +100,12 @@ class Place(Pass):
         self, choice: Any, params: Mapping[str, Var], annotated: Mapping[str, Placement], main: Program, job: Job
     ) -> dict[str, Placement]:
         """Where parameters lie by a choice: as annotated, and as it says over the group."""
-        ranks = job.mesh.axes.get(self.group, 1)
         if not hasattr(choice, "entries"):
             wanted = "a choice has a method entries(params, group, ranks)"
             raise TranspileError(f"{wanted}, {choice!r} has none; see transpiler/choices.py")
-        entries = choice.entries(params, self.group, ranks) if ranks > 1 else {}
+        group = getattr(choice, "group", self.group)
+        ranks = job.mesh.axes.get(group, 1)
+        entries = choice.entries(params, group, ranks) if ranks > 1 else {}
         one: dict[Placement, Placement] = {}  # equal placements are one object: the walk finds them by their identity
         places = {}
         for n, d in params.items():
@@ -117,7 +122,7 @@ class Place(Pass):
         """Where parameters that do not rest so lie in use: as annotated."""
         lent = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
         rooted = next((n for n in lent if any(isinstance(e, At) for e in at_rest[n])), None)
-        if rooted is not None:  # operators that read its shape would find nothing elsewhere
+        if rooted is not None and not self.kept:  # operators that read its shape would find nothing elsewhere
             raise TranspileError(f"{self.rest!r} has {rooted!r} rest {show_placement(at_rest[rooted])}; all ranks must hold a part: cut it")
         return lent
 
@@ -152,6 +157,15 @@ def owned(main: Program, data: Iterable[str]) -> set[str]:
                     own.update(writes)
     descs = main.global_block().descs
     return {n for n in own if n in descs and descs[n].persistable}
+
+
+def _rooted(place: Placement | None) -> bool:
+    return place is not None and any(isinstance(e, At) for e in place)
+
+
+def op_outputs(main: Program, role: Role) -> set[str]:
+    """What operators of a role write."""
+    return {n for b in main.blocks for op in b.oplist if op.role is role for n in op.output_arg_names}
 
 
 def _of_one_type(state: Var, param: Var | None) -> bool:

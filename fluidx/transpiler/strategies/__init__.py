@@ -11,6 +11,7 @@ from .base import Common, Strategy, strategy
 from .replicas import replicas
 from .replicated import data_parallel
 from .rooted import reduce_broadcast, ring_optimizer
+from .served import parameter_server
 from .sharded import fsdp
 from .zero import zero1, zero2, zero3
 
@@ -23,6 +24,7 @@ CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "zero2": zero2,
     "zero3": zero3,
     "fsdp": fsdp,
+    "parameter_server": parameter_server,
 }
 
 
@@ -50,6 +52,6 @@ def get(name: Any, **options: Any) -> Strategy:
 
 
 __all__ = [
-    "CATALOGUE", "Common", "Strategy", "data_parallel", "fsdp", "get", "reduce_broadcast", "replicas", "ring_optimizer", "strategy",
-    "zero1", "zero2", "zero3",
+    "CATALOGUE", "Common", "Strategy", "data_parallel", "fsdp", "get", "parameter_server", "reduce_broadcast", "replicas",
+    "ring_optimizer", "strategy", "zero1", "zero2", "zero3",
 ]  # fmt: skip

@@ -36,6 +36,7 @@ class Strategy:
     name: str
     options: tuple[tuple[str, Any], ...]
     steps: Steps
+    servers: int = 0  # ranks behind those that train
 
     @property
     def passes(self) -> tuple[Pass, ...]:

@@ -1,0 +1,105 @@
+"""push and pull written out for a rank: each trainer sends every server its piece of a term, which adds them up; and the new values back.
+
+Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014), and the send and recv operators of fluid's
+DistributeTranspiler.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ..ir.operator import Operator, Role
+from ..ir.program import Block, Var
+from ..ir.types import Local, TensorType
+from .writer import filled
+
+SERVED = ("push", "pull")
+
+
+class _Piece(NamedTuple):
+    """Elements [start, stop) of a flat value, and the rank of the server that has them."""
+
+    server: int
+    start: int
+    stop: int
+
+
+def write_served(op: Operator, rank: int, block: Block) -> None:
+    """Append what a rank does in a push or a pull."""
+    groups = block.program.groups
+    (everyone,), trainers = groups[op.attrs["group"]], groups[op.attrs["trainers"]][0]
+    writing = _Writing(op, rank, list(trainers), block)
+    pieces = _pieces(op, everyone, block.desc(op.output_arg_names[0]).type)
+    (writing.push if op.type == "push" else writing.pull)(pieces)
+
+
+def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Piece]:
+    if not op.attrs["bounds"]:
+        return [_Piece(everyone[op.attrs["root"]], 0, t.numel)]
+    return [_Piece(everyone[k], a, b) for k, (a, b) in enumerate(pairwise(op.attrs["bounds"])) if a < b]
+
+
+class _Writing:
+    def __init__(self, op: Operator, rank: int, trainers: list[int], block: Block):
+        self.op, self.rank, self.trainers, self.block = op, rank, trainers, block
+        self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
+        self.type = block.desc(self.out).type
+        self.batch = f"{op.type}.{self.out}"
+
+    def push(self, pieces: list[_Piece]) -> None:
+        """Trainers send their terms; a server receives one of each trainer and adds them up."""
+        if self.rank in self.trainers:
+            parts = [self.part(self.x, p) for p in pieces]
+            for part, p in zip(parts, pieces, strict=True):
+                self.send(part, p.server)
+        if self.op.attrs["bounds"] and all(p.server != self.rank for p in pieces):
+            none = self.local(f"{self.out}.none", (0,))
+            self.emit("fill_constant", [], none, shape=(0,), dtype=self.type.dtype)
+            self.emit("unpack", [none], self.out, shapes=((0,),))
+        for p in pieces:
+            if p.server == self.rank:
+                terms = [self.recv(f"{self.out}.of{r}", r, self.shape(p)) for r in self.trainers]
+                self.emit("sum", terms, self.out)
+
+    def pull(self, pieces: list[_Piece]) -> None:
+        """Servers send what they have to every trainer."""
+        for p in pieces:
+            if p.server == self.rank:
+                for r in self.trainers:
+                    self.send(self.x, r)
+        if self.rank in self.trainers:
+            if len(pieces) == 1:
+                self.recv(self.out, pieces[0].server, self.type.shape, self.block.desc(self.out).placement)
+                return
+            parts = [self.recv(f"{self.out}.from{p.start}", p.server, self.shape(p)) for p in pieces]
+            self.emit("unpack", parts, self.out, shapes=(self.type.shape,))
+
+    def shape(self, p: _Piece) -> tuple[int, ...]:
+        return (p.stop - p.start,) if self.op.attrs["bounds"] else self.type.shape
+
+    def part(self, name: str, p: _Piece) -> str:
+        if not self.op.attrs["bounds"]:
+            return name
+        made = self.local(f"{self.out}.part{p.start}", self.shape(p))
+        self.emit("chunk", [name], made, start=p.start, stop=p.stop)
+        return made
+
+    def local(self, name: str, shape: tuple[int, ...]) -> str:
+        self.block.descs[name] = Var(name, TensorType(self.type.dtype, shape), (Local(),), stop_gradient=True)
+        return name
+
+    def send(self, name: str, peer: int) -> None:
+        attrs = filled("send", {"peer": peer, "group": self.op.attrs["group"], "batch": self.batch})
+        self.block.oplist.append(Operator("send", {"X": (name,)}, {}, attrs, role=Role.DIST, site=self.op.site))
+
+    def recv(self, name: str, peer: int, shape: tuple[int, ...], placement: Any = None) -> str:
+        if placement is None:
+            self.local(name, shape)
+        self.emit("recv", [], name, peer=peer, shape=shape, dtype=self.type.dtype, group=self.op.attrs["group"], batch=self.batch)
+        return name
+
+    def emit(self, type_: str, xs: list[str], out: str, **attrs: Any) -> None:
+        ins = {"X": tuple(xs)} if xs else {}
+        made = Operator(type_, ins, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site)
+        self.block.oplist.append(made)
