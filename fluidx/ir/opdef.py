@@ -155,7 +155,8 @@ class OpDef:
     twice: ClassVar[Callable[..., Any] | None] = None
     # of an op over images: the attribute that says NCHW or NHWC, and the slots that hold images
     layout: ClassVar[tuple[str, tuple[str, ...]] | None] = None
-    # operators that stand for one that has to be placed in parts: (operator, fresh name for a new variable) -> list, or None: it stays
+    # operators that stand for one, between which ranks can talk where an axis that must be whole (`!`) is cut:
+    # (operator, fresh name for a new variable) -> list, or None: it stays
     expand: ClassVar[Callable[..., Any] | None] = None
 
     grad: ClassVar[Callable[..., Any] | None] = None

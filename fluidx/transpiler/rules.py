@@ -1,8 +1,8 @@
 """Choose the row of an operator: where its operands have to lie, and where its results then lie. One walk, no search.
 
-Rows are tried in the order in which the pattern gives them; the cheapest wins, the first of equals. Four rules keep that from being clever:
-a cut row needs an operand that is cut so (cuts come from annotations and spread), a linear row needs an operand that is partial already,
-nothing is gathered to go on with a sum, and a free move still costs more than none.
+Rows are tried in the order in which the pattern gives them; the cheapest wins, the first of equals. Some rules keep that from being clever:
+a cut row needs an operand that is cut so (cuts come from annotations and spread), a linear row needs an operand that is partial already
+and makes no more terms than it is given, nothing is gathered to go on with a sum, and a free move still costs more than none.
 Source: facts measured on a prototype over seven models; spread, not searched, as in Shardy and OneFlow's first mode.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ..ir.opdef import OpDef
@@ -26,8 +27,11 @@ def nominal_bytes(t: TensorType | None) -> int:
     """Bytes of a value, an open axis counted as NOMINAL."""
     if t is None:
         return 0
-    opened = sum(1 for d in t.shape if d < 0)
-    return t.nbytes * NOMINAL**opened
+    return t.nbytes * NOMINAL ** sum(1 for d in t.shape if d < 0)
+
+
+def _nominal_numel(t: TensorType | None) -> int:
+    return 0 if t is None else prod(NOMINAL if d < 0 else d for d in t.shape)
 
 
 def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
@@ -52,12 +56,13 @@ class Kind:
     pattern: Pattern
     table: list[Row]
     types: list[TensorType | None]
-    sizes: list[int]
+    sizes: list[int]  # bytes of the operands
+    elements: list[int]  # of operands and results
 
     @staticmethod
     def of(definition: type[OpDef], ins: list[TensorType | None], outs: list[TensorType | None], attrs: Any) -> Kind:
-        p = definition.pattern_of(ins, outs, attrs)
-        return Kind(p, rows(p), [*ins, *outs], [nominal_bytes(t) for t in ins])
+        p, types = definition.pattern_of(ins, outs, attrs), [*ins, *outs]
+        return Kind(p, rows(p), types, [nominal_bytes(t) for t in ins], [_nominal_numel(t) for t in types])
 
 
 def may_write(kind: Kind, places: Sequence[Placement | None], axes: Iterable[tuple[str, int]]) -> bool:
@@ -87,6 +92,7 @@ class Choice:
     why: str
     still: bool  # nothing has to be moved, and each operand is taken in its first placement
     source: bool  # no elements of any operand are read
+    parts: bool = False  # an axis that must be whole is cut: it is written out, if it can be
 
 
 @dataclass(eq=False, slots=True)
@@ -107,7 +113,7 @@ def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] 
     for row in kind.table:
         if (row.kind in ("own", "meet")) is not of_own:
             continue
-        if row.kind == "cut" and not _any_cut(row, have) or row.kind == "linear" and not _any_term(row, have):
+        if row.kind == "cut" and not _any_cut(row, have) or row.kind == "linear" and not _carries_on(row, have, kind):
             continue
         if row.runs and (not row.among(n) or row.factor in taken):
             continue
@@ -129,6 +135,17 @@ def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] 
     return best[1:]
 
 
+def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) -> bool:
+    """Does a group cut an axis of an operand that has to be whole, in every placement at hand?"""
+    for k, (axes, places) in enumerate(zip(p.ins, have, strict=True)):
+        if axes is None or k in p.shape_only or not places:
+            continue
+        entries = [entry_of(q, group) for q in places]
+        if all(isinstance(e, Shard) and not p.whole.isdisjoint(axes[e.axis]) for e in entries):
+            return True
+    return False
+
+
 def _any_cut(row: Row, have: Options) -> bool:
     for want, options in zip(row.ins, have, strict=True):
         if isinstance(want, Shard) and any(isinstance(e, Shard) and e.axis == want.axis for e in options):
@@ -136,8 +153,15 @@ def _any_cut(row: Row, have: Options) -> bool:
     return False
 
 
-def _any_term(row: Row, have: Options) -> bool:
-    return any(isinstance(e, (Partial, At)) for want, options in zip(row.ins, have, strict=True) if want is not None for e in options)
+def _carries_on(row: Row, have: Options, kind: Kind) -> bool:
+    """Is an operand a term already, and are there no more elements to be reduced behind a linear row than before it?"""
+    given = [
+        size
+        for want, options, size in zip(row.ins, have, kind.elements, strict=False)
+        if want is not None and any(isinstance(e, (Partial, At)) for e in options)
+    ]
+    made = [size for e, size in zip(row.outs, kind.elements[len(row.ins) :], strict=True) if e is not None]
+    return bool(given) and sum(made) <= sum(given)
 
 
 def _gathers(ins: Sequence[Entry | None], have: Options, p: Pattern) -> bool:

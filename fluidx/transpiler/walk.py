@@ -20,7 +20,8 @@ from ..ir.program import Block, Program, Var
 from ..ir.rows import Row
 from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
 from .cluster import SERVERS
-from .rules import Choice, Held, Kind, choose, may_write, move_cost, nominal_bytes
+from .parts import written_out
+from .rules import Choice, Held, Kind, choose, cut_across, may_write, move_cost, nominal_bytes
 from .writer import filled
 
 Names = Sequence[str | None]
@@ -88,7 +89,7 @@ class Walk:
     moves: list[Move] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.groups = list(self.axes.items())
+        self.groups = [(g, n) for g, n in self.axes.items() if n > 1]
         self.kinds: dict[tuple, Kind] = {}
         self.choices: dict[tuple, Choice] = {}  # by type, attributes, how the operands lie and the results' types
         self.routes: dict[tuple[Held, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
@@ -140,6 +141,10 @@ class Walk:
         outer, self.block = self.block, block
         ops, block.oplist = block.oplist, []
         self.out = block.oplist
+        self._operators(ops)
+        self.block, self.out = outer, outer.oplist
+
+    def _operators(self, ops: Sequence[Operator]) -> None:
         choices, numbers, type_of, before = self.choices, self.by_id, self.type_of, self._before
         for op in ops:
             type_, inputs, outputs, attrs, _, role_var, _, _, reads, writes = op
@@ -158,12 +163,25 @@ class Walk:
             choice = choices.get(key)
             if choice is None:
                 choice = choices[key] = self._choose(op, definition, ins, outs)
+            if choice.parts and (parts := self._parts(op)) is not None:
+                self._operators(parts)
+                continue
             still = choice.still and self.names.keys().isdisjoint(ins)
             made = self._at_home(op, definition, ins, outs) or choice.outs if choice.source else choice.outs
             self._write(op, None if still else self._brought(op, definition, ins, choice), outs, made)
             if role_var:
                 self._finish(role_var, op)
-        self.block, self.out = outer, outer.oplist
+
+    def _parts(self, op: Operator) -> list[Operator] | None:
+        """The operators that stand for one, their new values declared; None where it has none."""
+        parts = written_out(self.block, op)
+        for part in parts or ():
+            self.last.update((n, part) for n in part.output_arg_names if self.last.get(n) is op)
+            for n in part.output_arg_names:
+                if n not in self.types:
+                    self.types[n] = t = self.block.descs[n].type
+                    self.type_of[n] = self._number(t, t)
+        return parts
 
     # -- one object for each type and placements, so that it is a key by itself ------------------------------------------------
 
@@ -238,7 +256,8 @@ class Walk:
             take.append(None if k in p.shape_only or p.ins[k] is None else here)
         why = f"{op.type}: {', '.join(dict.fromkeys(row.why for row, _, _ in over))}"
         made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]
-        return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take), all(t is None for t in take))
+        parts = definition.expand is not None and any(cut_across(p, have, g) for g, _ in self.groups)
+        return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take), all(t is None for t in take), parts)
 
     def _on_one_side(self, kind: Kind, over: Sequence[Over], have: Sequence[tuple[Placement, ...]]) -> list[Over]:
         """Of operands at servers and with trainers, all come to the trainers where they cut one of them, and else to one server."""

@@ -40,7 +40,7 @@ def test_a_strategy_prints_as_the_call_that_makes_it_and_lists_its_steps():
     assert repr(fx.strategies.ring_optimizer(chunk_mb=1, strict=True)) == "ring_optimizer(chunk_mb=1, roots='greedy', strict=True)"
     assert repr(fx.strategies.zero2(loss="loss")) == "zero2(loss='loss')"
     ring = fx.strategies.ring_optimizer()
-    assert ring.steps_named() == ["groups", "expand", "place", "startup", "lower", "hosts", "carry", "waves", "pack"]
+    assert ring.steps_named() == ["groups", "place", "startup", "lower", "hosts", "carry", "waves", "pack"]
     assert [repr(p) for p in ring.passes][-2:] == [
         "GatherWaves(wave_mb=4.0, types=(('reduce', 'reduce_scatter'), ('broadcast', 'all_gather')))",
         "PackSmall(small_kb=64.0, types=(('reduce', 'reduce_scatter'), ('broadcast', 'all_gather')))",
@@ -51,11 +51,11 @@ def test_a_strategy_prints_as_the_call_that_makes_it_and_lists_its_steps():
 def test_before_after_and_replace_give_a_new_strategy():
     base = fx.strategies.data_parallel()
     after, before = base.after("lower", SplitAllReduce()), base.before("hosts", SplitAllReduce(), name="split")
-    assert after.steps_named() == ["groups", "expand", "place", "startup", "lower", "SplitAllReduce", "hosts", "carry"]
-    assert before.steps_named() == ["groups", "expand", "place", "startup", "lower", "split", "hosts", "carry"]
-    assert base.steps_named() == ["groups", "expand", "place", "startup", "lower", "hosts", "carry"]
+    assert after.steps_named() == ["groups", "place", "startup", "lower", "SplitAllReduce", "hosts", "carry"]
+    assert before.steps_named() == ["groups", "place", "startup", "lower", "split", "hosts", "carry"]
+    assert base.steps_named() == ["groups", "place", "startup", "lower", "hosts", "carry"]
     cut = base.replace("place", Place(Sharded()))
-    assert cut.passes[2] == Place(Sharded()) and base.passes[2] != cut.passes[2]
+    assert cut.passes[1] == Place(Sharded()) and base.passes[1] != cut.passes[1]
     assert [op.type for op in transpiled(cut).main.ops].count("reduce_scatter") == 4
 
 
@@ -104,18 +104,18 @@ def test_no_pass_changes_what_it_is_given():
             result = run_passes([step], pair, job, lambda *_: None)
             assert str(pair) == before, step
             pair = result
-        assert job.facts == {"grouped", "expanded", "placed", "lowered"}
+        assert job.facts == {"grouped", "placed", "lowered"}
 
 
 def test_passes_are_run_in_the_order_of_what_they_require():
     m = integer_mlp()
     pair, job = fx.ProgramPair(m.main, m.startup), Job(fx.Cluster(1, 2))
-    with pytest.raises(fx.TranspileError, match="requires programs that are grouped and expanded"):
+    with pytest.raises(fx.TranspileError, match="requires programs that are grouped"):
         run_passes([("place", Place())], pair, job, lambda *_: None)
     seen = []
     steps = [s for s in fx.strategies.data_parallel().steps if s[0] != "lower"]
-    run_passes(steps[:3], pair, job, lambda step, one, before, after: seen.append((step, before is pair)))
-    assert seen == [("groups", True), ("expand", False), ("place", False)]
+    run_passes(steps[:2], pair, job, lambda step, one, before, after: seen.append((step, before is pair)))
+    assert seen == [("groups", True), ("place", False)]
     assert Lower.requires == Place.ensures == ("placed",)
 
 

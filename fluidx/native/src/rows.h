@@ -1,32 +1,41 @@
 /* Kernels that work on rows: softmax, its logarithm and losses, layer_norm, and their gradients.
  *
  * words of those along an axis: up to 3 operands of [outer, columns, inner] elements (addresses, 0 for none), the address of what has one
- * element in a row, of integer labels or 0, bytes of a label, the label to ignore, outer, columns, inner, the address of an error's text.
+ * element in a row, of integer labels or 0, bytes of a label, the label to ignore, outer, columns, inner, the address of an error's text,
+ * which class the first column is, and the number of classes: columns may be a part of them.
  * A row that does not lie in one piece is copied aside. */
 
 typedef struct {
-    int64_t at[3], single, labels, label_bytes, ignore, columns, inner;
+    int64_t at[3], single, labels, label_bytes, ignore, columns, inner, first, classes;
     int64_t failed; /* a row whose label is out of range; -1: none, -2: no memory */
 } Rows;
 
-enum { ROWS_WORDS = 11, SUM_BLOCK = 2048, LANES = 64 };
+enum { ROWS_WORDS = 13, SUM_BLOCK = 2048, LANES = 64 };
 
 INLINE int64_t label_of(const Rows *p, int64_t r) {
     return p->label_bytes == 8 ? PTR(const int64_t, p->labels)[r] : PTR(const int32_t, p->labels)[r];
+}
+
+/* Is a label that is not ignored none of the classes? */
+INLINE int is_wrong(const Rows *p, int64_t label) { return label < 0 || label >= p->classes; }
+
+/* The column of a label; -1: it has none here */
+INLINE int64_t column_of(const Rows *p, int64_t label) {
+    return label < p->first || label >= p->first + p->columns ? -1 : label - p->first;
 }
 
 /* How many items of so many nanoseconds are worth another thread */
 INLINE int64_t grain_of(double ns) { return (int64_t)(PARALLEL_NS / (ns + 1)) + 1; }
 
 static void run_rows(const int64_t *a, Team *team, Body body, double ns) {
-    Rows p = {{a[0], a[1], a[2]}, a[3], a[4], a[5], a[6], a[8], a[9], -1};
+    Rows p = {{a[0], a[1], a[2]}, a[3], a[4], a[5], a[6], a[8], a[9], a[11], a[12], -1};
     if (!p.columns) return;
     parallel_for(team, a[7] * a[9], grain_of((double)p.columns * ns + 40), body, &p);
     if (p.failed == -2) team->error = "no memory for a row";
     if (p.failed < 0) return;
     for (int64_t r = 0; r < a[7] * a[9]; r++) { /* the first one, whichever thread found which */
         int64_t label = label_of(&p, r);
-        if (label != p.ignore && (label < 0 || label >= p.columns)) {
+        if (label != p.ignore && is_wrong(&p, label)) {
             report(team, PTR(const char, a[10]), label);
             return;
         }

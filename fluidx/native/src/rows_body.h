@@ -63,7 +63,7 @@ INLINE int FN(xent_row)(const Rows *p, int64_t r, T *const *v) {
     const T *x = v[0];
     T *out = v[1];
     int64_t n = p->columns, label = p->labels ? label_of(p, r) : 0;
-    if (p->labels && label != p->ignore && (label < 0 || label >= n)) return 1;
+    if (p->labels && label != p->ignore && is_wrong(p, label)) return 1;
     T m = FN(largest)(x, n);
     int kept = p->labels && label != p->ignore;
     double of_label = kept ? (double)x[label] - m : 0; /* `out` may not be `x`, but a row gathered from elsewhere is read here */
@@ -92,18 +92,20 @@ INLINE int FN(xent_grad_row)(const Rows *p, int64_t r, T *const *v) {
         for (int64_t i = 0; i < n; i++) out[i] = 0;
         return 0;
     }
-    if (label < 0 || label >= n) return 1;
-    T at_label = (s[label] - 1) * g;
+    if (is_wrong(p, label)) return 1;
+    int64_t k = column_of(p, label);
+    T at_label = k < 0 ? 0 : (s[k] - 1) * g;
     IVDEP for (int64_t i = 0; i < n; i++) out[i] = s[i] * g;
-    out[label] = at_label;
+    if (k >= 0) out[k] = at_label;
     return 0;
 }
 
 /* cross_entropy of integer labels: X; Y is the single value of a row. log(0) counts as -1e20. */
 INLINE int FN(pick_row)(const Rows *p, int64_t r, T *const *v) {
-    int64_t label = label_of(p, r), kept = label != p->ignore;
-    if (kept && (label < 0 || label >= p->columns)) return 1;
-    T x = kept ? v[0][label] : 1, tiny = sizeof(T) == 4 ? (T)1e-30 : (T)1e-300;
+    int64_t label = label_of(p, r), kept = label != p->ignore, k = column_of(p, label);
+    if (kept && is_wrong(p, label)) return 1;
+    if (k < 0) kept = 0; /* another part's */
+    T x = kept ? v[0][k] : 1, tiny = sizeof(T) == 4 ? (T)1e-30 : (T)1e-300;
     PTR(T, p->single)[r] = x > 0 ? (T)-log(x < tiny ? tiny : x) : x != x ? x : (T)1e20;
     if (!kept) PTR(T, p->single)[r] = 0;
     return 0;
@@ -111,9 +113,9 @@ INLINE int FN(pick_row)(const Rows *p, int64_t r, T *const *v) {
 
 /* X, X@GRAD; Y@GRAD is the single value of a row. A label that does not name a column leaves zeros. */
 INLINE int FN(pick_grad_row)(const Rows *p, int64_t r, T *const *v) {
-    int64_t label = label_of(p, r);
+    int64_t label = label_of(p, r), k = column_of(p, label);
     memset(v[1], 0, (size_t)p->columns * sizeof(T));
-    if (label != p->ignore && label >= 0 && label < p->columns) v[1][label] = -PTR(T, p->single)[r] / v[0][label];
+    if (label != p->ignore && k >= 0) v[1][k] = -PTR(T, p->single)[r] / v[0][k];
     return 0;
 }
 

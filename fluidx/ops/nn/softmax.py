@@ -1,4 +1,7 @@
-"""softmax and log_softmax along one axis, with their gradients."""
+"""softmax and log_softmax along one axis, with their gradients.
+
+Along an axis that is cut they are written out: what is reduced over the axis is reduced over the ranks too.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...ir import OpDef, Sample
+from ...ir import OpDef, Operator, Sample
 from ...ir.words import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
+from ..shared.expand import Parts
 from ..shared.native import row_calls
 from ..shared.samples import f32
 from ..shared.types import need_float, norm_axis
@@ -24,6 +28,50 @@ def _along(words: str, roles: str) -> Any:
         return f"{words.replace('x', x)} | {roles}"
 
     return staticmethod(pattern)
+
+
+# -- in parts -----------------------------------------------------------------------------------------------------------------------
+
+
+def expand_softmax(p: Parts, x: str, axis: int, out: str = "") -> tuple[str, str]:
+    """The names of the logits less their largest, and of the sum of their exponentials; the quotients under `out`, if given."""
+    along: dict[str, Any] = {"dim": (axis,), "keep_dim": True}
+    shifted = p("elementwise_sub", x, p("reduce_max", x, word="largest", **along), word="shifted")
+    e = p("exp", shifted, word="exp")
+    total = p("reduce_sum", e, word="total", **along)
+    if out:
+        p("elementwise_div", e, total, out=out)
+    return shifted, total
+
+
+def _expand_softmax(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
+    p = Parts(op, fresh)
+    expand_softmax(p, op.inputs["X"][0], op.attrs["axis"], op.outputs["Out"][0])
+    return p.made
+
+
+def _expand_softmax_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
+    p, (y,), (g,), axis = Parts(op, fresh), op.inputs["Out"], op.inputs["Out@GRAD"], op.attrs["axis"]
+    dots = p("reduce_sum", p("elementwise_mul", g, y), word="dots", dim=(axis,), keep_dim=True)
+    p("elementwise_mul", p("elementwise_sub", g, dots), y, out=op.outputs["X@GRAD"][0])
+    return p.made
+
+
+def _expand_log_softmax(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
+    p = Parts(op, fresh)
+    shifted, total = expand_softmax(p, op.inputs["X"][0], op.attrs["axis"])
+    p("elementwise_sub", shifted, p("log", total, word="log"), out=op.outputs["Out"][0])
+    return p.made
+
+
+def _expand_log_softmax_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
+    p, (y,), (g,), axis = Parts(op, fresh), op.inputs["Out"], op.inputs["Out@GRAD"], op.attrs["axis"]
+    total = p("reduce_sum", g, word="total", dim=(axis,), keep_dim=True)
+    p("elementwise_sub", g, p("elementwise_mul", p("exp", y, word="exp"), total), out=op.outputs["X@GRAD"][0])
+    return p.made
+
+
+# -- the ops ------------------------------------------------------------------------------------------------------------------------
 
 
 class _AlongAxis(OpDef):
@@ -89,6 +137,7 @@ class Softmax(_Forward):
     """exp(x - max) divided by its sum along `axis`: positive numbers that add up to 1. Source: fluid 1.8 `softmax`."""
 
     name = "softmax"
+    expand = staticmethod(_expand_softmax)
     flops = 5
     onnx = "Softmax"
 
@@ -122,6 +171,7 @@ class SoftmaxGrad(_Gradient):
     """Gradient of softmax from its output: out * (g - sum(g * out)) along `axis`."""
 
     name = "softmax_grad"
+    expand = staticmethod(_expand_softmax_grad)
     flops = 4
     inplace = (("Out@GRAD", "X@GRAD"),)
 
@@ -143,6 +193,7 @@ class LogSoftmax(_Forward):
     """The logarithm of softmax along `axis`, x - max - log(sum(exp(x - max))), without the loss of precision of doing both in turn."""
 
     name = "log_softmax"
+    expand = staticmethod(_expand_log_softmax)
     flops = 5
     onnx = "LogSoftmax"
 
@@ -175,6 +226,7 @@ class LogSoftmaxGrad(_Gradient):
     """Gradient of log_softmax from its output: g - exp(out) * sum(g) along `axis`."""
 
     name = "log_softmax_grad"
+    expand = staticmethod(_expand_log_softmax_grad)
     flops = 4
 
     @staticmethod

@@ -135,9 +135,11 @@ def _loops(x: Any, axes: Sequence[int]) -> tuple[list[tuple[int, int]], list[tup
 
 
 def row_calls(
-    name: str, arrays: Sequence[Any], axis: int, single: Any = None, labels: Any = None, ignore: int = 0, text: str = "", dry: bool = False
-) -> Calls | None:
-    """A kernel of rows.h: `arrays` are alike, `single` and integer `labels` have one element for each row along `axis`."""
+    name: str, arrays: Sequence[Any], axis: int, single: Any = None, labels: Any = None, ignore: int = 0, text: str = "",
+    part: Part | None = None, dry: bool = False,
+) -> Calls | None:  # fmt: skip
+    """A kernel of rows.h: `arrays` are alike, `single` and integer `labels` have one element for each row along `axis`. With a `part`
+    that axis is a part of the classes that labels name."""
     x = arrays[0]
     kind, present = FLOATS.get(dtype_name(x.dtype)), [*arrays, *([] if single is None else [single])]
     if kind is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in present):
@@ -151,6 +153,7 @@ def row_calls(
     words = [native.address(a) for a in arrays] + [0] * (3 - len(arrays))
     words += [0 if single is None else native.address(single), *((0, 8) if labels is None else (native.address(labels), labels.itemsize))]
     words += [ignore, prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]), native.address(message)]
+    words += [0, x.shape[axis]] if part is None else [part.start, part.size]
     return [native.Call(f"{name}_{kind}", tuple(words), (*present, labels, message))]
 
 

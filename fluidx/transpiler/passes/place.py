@@ -43,7 +43,7 @@ class Place(Pass):
     loss: str = ""
     own: bool = False
 
-    requires = ("grouped", "expanded")
+    requires = ("grouped",)
     ensures = ("placed",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
@@ -81,7 +81,7 @@ class Place(Pass):
             raise TranspileError(
                 f"{main.label()} has no input with an open batch axis to split among the ranks: {listed}; declare it with -1 as axis 0"
             )
-        cut = self.group in job.mesh.axes and job.mesh.world_size > 1
+        cut = job.mesh.axes.get(self.group, 1) > 1
         dealt: Entry = Own(self.group) if self.own else Shard(0, self.group)
         rest: dict[str, Placement] = {d.name: (dealt,) if cut else () for d in open_}
         if cut and self.own:
@@ -92,8 +92,7 @@ class Place(Pass):
         for d in descs.values():
             if d.placement:
                 _check_annotation(d, job)
-                if job.mesh.world_size > 1:
-                    rest[d.name] = _ordered(d.placement, job)
+                rest[d.name] = _ordered(d.placement, job)
         return rest
 
     def _places(
@@ -207,11 +206,9 @@ def _check_annotation(d: Var, job: Job) -> None:
 
 
 def _ordered(placement: Placement, job: Job) -> Placement:
-    """Entries in the order of the axes, outer before inner."""
-    if len(placement) < 2:
-        return placement
+    """Entries in the order of the axes, outer before inner, without those over an axis of one rank."""
     axes = list(job.mesh.axes)
-    return tuple(sorted(placement, key=lambda e: axes.index(e.group)))
+    return tuple(sorted((e for e in placement if job.mesh.axes[e.group] > 1), key=lambda e: axes.index(e.group)))
 
 
 # -- startup --------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from ..choices import EVERYWHERE
 from ..pass_ import Pass
 from ..passes.broadcast import BroadcastStartup
 from ..passes.carry import Carry
-from ..passes.expand import ExpandFused
 from ..passes.groups import InitGroups
 from ..passes.hosts import Hierarchical
 from ..passes.lower import Lower
@@ -25,12 +24,12 @@ Steps = tuple[tuple[str, Pass], ...]
 class Strategy:
     """A name with options, and named steps, each a pass. `repr` is the call that makes it.
 
-    A strategy is data: `before`, `after` and `replace` give a new one, and steps are found by their names: groups, expand, place, lower,
-    startup, hosts, carry, and those that a strategy adds.
+    A strategy is data: `before`, `after` and `replace` give a new one, and steps are found by their names: groups, place, startup,
+    lower, hosts, carry, and those that a strategy adds.
 
     >>> from fluidx.transpiler.strategies import data_parallel
     >>> data_parallel().steps_named()
-    ['groups', 'expand', 'place', 'startup', 'lower', 'hosts', 'carry']
+    ['groups', 'place', 'startup', 'lower', 'hosts', 'carry']
     """
 
     name: str
@@ -117,7 +116,6 @@ def strategy(
         raise TranspileError(f"{name}: hierarchical must be True, False or 'auto', got {hierarchical!r}")
     steps: Steps = (
         ("groups", InitGroups()),
-        ("expand", ExpandFused()),
         ("place", Place(update, rest, kept, strict=strict, loss=loss, own=own)),
         ("startup", BroadcastStartup()),
         ("lower", Lower()),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fluidx.ir import ExecutionError, ProgramError, TensorType
 from fluidx.ops.loss import class_loss
+from fluidx.ops.loss.softmax_loss import SoftmaxWithCrossEntropy, SoftmaxWithCrossEntropyGrad
 
 
 def f32(*values):
@@ -27,20 +28,20 @@ def test_softmax_with_cross_entropy_and_its_gradient_equal_their_formulas(run_bo
     counts = label != ignore
     safe = np.where(counts, label, 0)
     want = np.where(counts, -np.log(np.take_along_axis(p, safe, 1)), 0)
-    soft, value = run_bound(class_loss.SoftmaxWithCrossEntropy, x, label, ignore_index=ignore)
+    soft, value = run_bound(SoftmaxWithCrossEntropy, x, label, ignore_index=ignore)
     np.testing.assert_allclose(soft, p, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-5)
-    dx = run_bound(class_loss.SoftmaxWithCrossEntropyGrad, p.astype("float32"), label, g, ignore_index=ignore)
+    dx = run_bound(SoftmaxWithCrossEntropyGrad, p.astype("float32"), label, g, ignore_index=ignore)
     np.testing.assert_allclose(dx, (p - (np.arange(classes) == safe)) * g * counts, rtol=1e-4, atol=1e-5)
 
 
 def test_two_equal_logits_cost_one_bit(run_bound):
-    _, value = run_bound(class_loss.SoftmaxWithCrossEntropy, np.zeros((2, 2), "float32"), np.array([[0], [1]]))
+    _, value = run_bound(SoftmaxWithCrossEntropy, np.zeros((2, 2), "float32"), np.array([[0], [1]]))
     np.testing.assert_allclose(value, np.log(2), rtol=1e-6)
 
 
 def test_huge_logits_do_not_overflow(run_bound):
-    _, value = run_bound(class_loss.SoftmaxWithCrossEntropy, f32([1e4, -1e4], [1e4, -1e4]), np.array([[0], [1]]))
+    _, value = run_bound(SoftmaxWithCrossEntropy, f32([1e4, -1e4], [1e4, -1e4]), np.array([[0], [1]]))
     assert value.tolist() == [[0], [2e4]]
 
 
@@ -48,8 +49,8 @@ def test_a_soft_label_of_one_class_is_a_hard_label(run_bound):
     x, hard = np.random.default_rng(0).standard_normal((3, 4)).astype("float32"), np.array([[2], [0], [3]])
     hot = (np.arange(4) == hard).astype("float32")
     for axis, turn in ((-1, lambda a: a), (0, lambda a: np.ascontiguousarray(a.T))):
-        soft = run_bound(class_loss.SoftmaxWithCrossEntropy, turn(x), turn(hot), soft_label=True, axis=axis)
-        sharp = run_bound(class_loss.SoftmaxWithCrossEntropy, turn(x), turn(hard), axis=axis)
+        soft = run_bound(SoftmaxWithCrossEntropy, turn(x), turn(hot), soft_label=True, axis=axis)
+        sharp = run_bound(SoftmaxWithCrossEntropy, turn(x), turn(hard), axis=axis)
         np.testing.assert_allclose(soft[1], sharp[1], rtol=1e-6)
 
 
@@ -62,7 +63,7 @@ def test_a_label_out_of_range_names_itself_and_the_classes(dense, bad):
     x, label = np.zeros((2, 3), "float32", "C" if dense else "F"), np.array([[1], [bad]])
     message = f"label {bad} is out of range for 3 classes; a label is 0 to 2, or -100 to ignore an example"
     loss = np.empty((2, 1), "float32")
-    for op, outs in ((class_loss.SoftmaxWithCrossEntropy, (np.empty_like(x), loss)), (class_loss.CrossEntropy, (loss,))):
+    for op, outs in ((SoftmaxWithCrossEntropy, (np.empty_like(x), loss)), (class_loss.CrossEntropy, (loss,))):
         with pytest.raises(ExecutionError, match=message):
             op.bind((x, label), outs, op.complete_attrs({}), None)()
 
@@ -72,7 +73,7 @@ def test_where_nothing_is_raised_the_loss_of_a_label_out_of_range_is_nan(bad):
     p, label, loss = np.full((3, 3), 1 / 3, "float32"), np.array([[1], [bad], [-100]]), np.empty((3, 1), "float32")
     class_loss.CrossEntropy.kernel(np, p, label, out=loss, **class_loss.CrossEntropy.attrs)
     np.testing.assert_allclose(loss, [[np.log(3)], [np.nan], [0]], rtol=1e-6)
-    class_loss.SoftmaxWithCrossEntropy.kernel(np, p, label, out=(p.copy(), loss), **class_loss.SoftmaxWithCrossEntropy.attrs)
+    SoftmaxWithCrossEntropy.kernel(np, p, label, out=(p.copy(), loss), **SoftmaxWithCrossEntropy.attrs)
     np.testing.assert_allclose(loss, [[np.log(3)], [np.nan], [0]], rtol=1e-6)
 
 
@@ -102,9 +103,9 @@ def test_smooth_labels_share_epsilon_among_the_classes(run_bound):
 @pytest.mark.parametrize(
     "op, types, attrs, message",
     [
-        (class_loss.SoftmaxWithCrossEntropy, ["f32 8,3", "i64 8"], {}, r"Label must have shape \[8, 1\] for Logits f32\[8,3\], got \[8\]"),
-        (class_loss.SoftmaxWithCrossEntropy, ["f32 8,3", "f32 8,1"], {}, "Label must hold integers, got f32.8,1.; .* set soft_label=True"),
-        (class_loss.SoftmaxWithCrossEntropy, ["f32 8,3", "i64 8,1"], {"soft_label": True}, "with soft_label, Label must be like Logits"),
+        (SoftmaxWithCrossEntropy, ["f32 8,3", "i64 8"], {}, r"Label must have shape \[8, 1\] for Logits f32\[8,3\], got \[8\]"),
+        (SoftmaxWithCrossEntropy, ["f32 8,3", "f32 8,1"], {}, "Label must hold integers, got f32.8,1.; .* set soft_label=True"),
+        (SoftmaxWithCrossEntropy, ["f32 8,3", "i64 8,1"], {"soft_label": True}, "with soft_label, Label must be like Logits"),
         (class_loss.CrossEntropy, ["i64 8,3", "i64 8,1"], {}, "needs a float X, got i64.8,3."),
         (class_loss.KldivLoss, ["f32 8,1", "f32 8,1"], {"reduction": "avg"}, "reduction must be none, mean, batchmean or sum"),
         (class_loss.LabelSmooth, ["f32 8,3", None], {"epsilon": 2.0}, "epsilon must be between 0 and 1"),

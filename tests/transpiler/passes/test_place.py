@@ -96,18 +96,18 @@ dist:
 
 
 def test_what_needs_the_whole_batch_gets_it_with_a_reason():
-    job = check_pass(Place(), given=GIVEN, before="%s: f32[-1,2] = softmax(%x) {axis=0}", after="\n".join([
-        SPLIT, "dist:", '%x.full: f32[-1,2] stop_gradient = redistribute(%x) {reason="softmax: whole"}', "forward:",
-        "%s: f32[-1,2] = softmax(%x.full) {axis=0}",
+    job = check_pass(Place(), given=GIVEN, before="%s: f32[-1,2] = cumsum(%x) {axis=0}", after="\n".join([
+        SPLIT, "dist:", '%x.full: f32[-1,2] stop_gradient = redistribute(%x) {reason="cumsum: whole"}', "forward:",
+        "%s: f32[-1,2] = cumsum(%x.full) {axis=0}",
     ]))  # fmt: skip
-    assert [str(m) for m in job.log] == ["%x: shard(0) over dp to replicate, 8192 bytes, for softmax: whole"]
+    assert [str(m) for m in job.log] == ["%x: shard(0) over dp to replicate, 8192 bytes, for cumsum: whole"]
 
 
 def test_strict_refuses_what_the_strategy_did_not_ask_for():
     with pytest.raises(
-        fx.TranspileError, match=r"strict: a redistribute would be needed: %x: shard\(0\) over dp to replicate, .* for softmax: whole"
+        fx.TranspileError, match=r"strict: a redistribute would be needed: %x: shard\(0\) over dp to replicate, .* for cumsum: whole"
     ):
-        check_pass(Place(strict=True), given=GIVEN, before="%s: f32[-1,2] = softmax(%x) {axis=0}", after="")
+        check_pass(Place(strict=True), given=GIVEN, before="%s: f32[-1,2] = cumsum(%x) {axis=0}", after="")
 
 
 def test_a_running_sum_stays_one_until_a_reader_is_not_linear():
@@ -130,3 +130,37 @@ forward:
 def test_an_annotation_over_an_axis_that_the_ranks_lack_is_refused():
     with pytest.raises(fx.TranspileError, match="'w' is annotated shard.1. over tp, but the ranks have no axis 'tp'"):
         check_pass(Place(), given=GIVEN.replace("f32[2,4]", "f32[2,4] shard(1) over tp"), before="%y: f32[-1,4] = matmul(%x, %w)", after="")
+
+
+def test_a_softmax_over_a_cut_axis_is_written_out_so_that_only_its_reductions_are_sent():
+    job = check_pass(Place(), given=GIVEN, before="%s: f32[-1,2] = softmax(%x) {axis=0}", after=f"""
+  {SPLIT}
+forward:
+  %s.largest: f32[1,2] partial(max) over dp stop_gradient = reduce_max(%x) {{dim=[0], keep_dim=true}}
+dist:
+  %s.largest.max: f32[1,2] stop_gradient = redistribute(%s.largest) {{reason="elementwise_sub: cut *0"}}
+forward:
+  %s.shifted: f32[-1,2] shard(0) over dp stop_gradient = elementwise_sub(%x, %s.largest.max)
+  %s.exp: f32[-1,2] shard(0) over dp stop_gradient = exp(%s.shifted)
+  %s.total: f32[1,2] partial(sum) over dp stop_gradient = reduce_sum(%s.exp) {{dim=[0], keep_dim=true}}
+dist:
+  %s.total.sum: f32[1,2] stop_gradient = redistribute(%s.total) {{reason="elementwise_div: cut *0"}}
+forward:
+  %s: f32[-1,2] shard(0) over dp = elementwise_div(%s.exp, %s.total.sum)
+""")  # fmt: skip
+    assert [move.nbytes for move in job.log] == [8, 8]
+
+
+def test_terms_are_not_carried_on_where_more_of_them_would_have_to_be_reduced():
+    check_pass(Place(), given=GIVEN, before="""
+  %a: f32[2] = reduce_sum(%x) {dim=[0]}
+  %b: f32[2,4] = elementwise_mul(%w, %a) {axis=0}
+""", after=f"""
+  {SPLIT}
+forward:
+  %a: f32[2] partial(sum) over dp = reduce_sum(%x) {{dim=[0]}}
+dist:
+  %a.sum: f32[2] stop_gradient = redistribute(%a) {{reason="elementwise_mul: whole"}}
+forward:
+  %b: f32[2,4] = elementwise_mul(%w, %a.sum) {{axis=0}}
+""")  # fmt: skip

@@ -7,32 +7,40 @@ from fluidx.testing import check_pass
 from fluidx.testing.models import classifier
 from fluidx.transpiler.pass_ import Job
 from fluidx.transpiler.passes.broadcast import BroadcastStartup
-from fluidx.transpiler.passes.expand import ExpandFused
 from fluidx.transpiler.passes.groups import InitGroups
 from fluidx.transpiler.passes.lower import Lower
+from fluidx.transpiler.passes.place import Place
 
 NORM = """
   group dp = RANKS
   data %x: f32[-1,3]
   param %scale: f32[3]; param %bias: f32[3]; var %mean: f32[3] persistable; var %var: f32[3] persistable
 """
+CUT = "  data %x: f32[-1,3] shard(0) over dp"
 FUSED = """
   %y: f32[-1,3], %mean, %var, %m: f32[3], %v: f32[3] = batch_norm(%x, %scale, %bias, %mean, %var) {ATTRS}
 """
 
 
-def test_a_training_batch_norm_is_a_mean_a_variance_and_what_follows_from_them():
-    check_pass(ExpandFused(), given=NORM.replace("RANKS", "[0, 1]"), before=FUSED.replace(" {ATTRS}", ""), after="""
-  %y.mean: f32[3] = bn_mean(%x)
-  %y.variance: f32[3] = bn_variance(%x, %y.mean)
-  %y: f32[-1,3], %mean, %var, %m: f32[3], %v: f32[3] = bn_apply(%x, %scale, %bias, %mean, %var, %y.mean, %y.variance)
+def test_a_training_batch_norm_over_a_cut_batch_is_sums_and_what_follows_from_them():
+    check_pass(Place(), given=NORM.replace("RANKS", "[0, 1]"), before=FUSED.replace(" {ATTRS}", ""), after=CUT + """
+  %y.mean: f32[3] partial(sum) over dp = bn_mean(%x)
+dist:
+  %y.mean.sum: f32[3] = redistribute(%y.mean) {reason="bn_variance: cut n"}
+forward:
+  %y.variance: f32[3] partial(sum) over dp = bn_variance(%x, %y.mean.sum)
+dist:
+  %y.variance.sum: f32[3] = redistribute(%y.variance) {reason="bn_apply: cut n"}
+forward:
+  %y: f32[-1,3] shard(0) over dp, %mean, %var, %m: f32[3], %v: f32[3] = bn_apply(%x, %scale, %bias, %mean, %var, %y.mean.sum, %y.variance.sum)
 """)  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks, attrs", [("[0]", ""), ("[0, 1]", "{is_test=true}"), ("[0, 1]", "{use_global_stats=true}")])
 def test_on_one_rank_or_with_given_statistics_it_stays_in_one_piece(ranks, attrs):
     before = FUSED.replace(" {ATTRS}", f" {attrs}")
-    check_pass(ExpandFused(), given=NORM.replace("RANKS", ranks), before=before, after=before)
+    after = before if ranks == "[0]" else CUT + before.replace("%y: f32[-1,3]", "%y: f32[-1,3] shard(0) over dp")
+    check_pass(Place(), given=NORM.replace("RANKS", ranks), before=before, after=after)
 
 
 GIVEN = """

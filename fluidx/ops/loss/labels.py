@@ -1,0 +1,75 @@
+"""Integer labels: which of them may stand, which are ignored, and what each row makes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...ir import ExecutionError, ProgramError, TensorType
+from ...ir.parts import Part
+from ..shared.types import meet
+
+LABELS = ("int32", "int64", "int8", "int16", "uint8")
+
+
+def check_label(op: str, slot: str, x: TensorType, label: TensorType, axis: int, soft: bool, ignore_index: int) -> None:
+    if soft:
+        if label.dtype != x.dtype or label.ndim != x.ndim or not all(map(meet, label.shape, x.shape)):
+            raise ProgramError(f"op {op}: with soft_label, Label must be like {slot} {x}, got {label}")
+        return
+    want = tuple(1 if k == axis else d for k, d in enumerate(x.shape))
+    if label.dtype not in LABELS:
+        raise ProgramError(f"op {op}: Label must hold integers, got {label}; for a distribution over classes set soft_label=True")
+    if label.ndim != len(want) or not all(map(meet, label.shape, want)):
+        raise ProgramError(f"op {op}: Label must have shape {list(want)} for {slot} {x}, got {list(label.shape)}")
+
+
+def loss_type(x: TensorType, axis: int) -> TensorType:
+    return x.with_shape(1 if k == axis else d for k, d in enumerate(x.shape))
+
+
+def folded(a: Any, axis: int) -> Any:
+    """The array as [before, along, after] the axis."""
+    return a.reshape(prod(a.shape[:axis]), a.shape[axis], prod(a.shape[axis + 1 :]))
+
+
+def wrong_label(op: str, label: Any, classes: int, ignore_index: int) -> ExecutionError:
+    bad = label[((label < 0) | (label >= classes)) & (label != ignore_index)]
+    return ExecutionError(wrong_label_text(op, int(bad[0]), classes, ignore_index))
+
+
+def wrong_label_text(op: str, label: Any, classes: int, ignore_index: int) -> str:
+    ignored = f", or {ignore_index} to ignore an example" if not 0 <= ignore_index < classes else ""
+    return f"op {op}: label {label} is out of range for {classes} classes; a label is 0 to {classes - 1}{ignored}"
+
+
+def ignored_of(op: str, label: np.ndarray, classes: int, ignore_index: int) -> Any:
+    """The mask of the ignored examples, None where there are none. Raises ExecutionError for a label out of range; a GPU does not wait
+    for the answer: there `losses` shows it."""
+    if not label.size:
+        return None
+    may_hide = 0 <= ignore_index < classes  # then the range of the labels does not tell whether some are ignored
+    if not may_hide and np.minimum.reduce(label, None) >= 0 and np.maximum.reduce(label, None) < classes:
+        return None
+    mask = label == ignore_index
+    if (((label < 0) | (label >= classes)) & ~mask).any():
+        raise wrong_label(op, label, classes, ignore_index)
+    return mask if mask.any() else None
+
+
+def seat(columns: int, part: Part | None) -> tuple[int, int]:
+    """(the class of the first column, the number of classes), where the columns are a part of the classes."""
+    return (0, columns) if part is None else (part.start, part.size)
+
+
+def losses(xp: Any, label: Any, columns: int, ignore_index: int, loss_of: Callable[[Any], Any], part: Part | None = None) -> Any:
+    """`loss_of` the columns of the labels, which are safe to index with: 0 for an ignored example and for a label whose column is in
+    another part, NaN for a label out of range."""
+    first, classes = seat(columns, part)
+    ignored, column = label == ignore_index, label.astype("int64", copy=False) - first
+    known = (label >= 0) & (label < classes) & ~ignored
+    here = known & (column >= 0) & (column < columns)
+    return xp.where(here, loss_of(xp.where(here, column, 0)), xp.where(known | ignored, 0.0, xp.nan))

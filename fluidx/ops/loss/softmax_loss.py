@@ -1,0 +1,307 @@
+"""softmax and the cross entropy of labels under it as one operator, its gradient, and both in parts for classes that are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...ir import OpDef, Operator, Sample
+from ...ir.parts import Part
+from ...ir.words import along
+from ..nn.softmax import expand_softmax
+from ..shared.blocked import in_order, row_blocks, row_max, row_sum
+from ..shared.expand import Parts
+from ..shared.native import row_calls
+from ..shared.samples import f32, ints, positive, probabilities
+from ..shared.types import need_float, norm_axis
+from .labels import check_label, folded, ignored_of, loss_type, losses, seat, wrong_label_text
+
+_SWCE_ATTRS = {"soft_label": False, "ignore_index": -100, "axis": -1}
+
+
+def _loss(xp: Any, shifted: Any, logs: Any, label: Any, soft_label: bool, ignore_index: int, part: Part | None = None) -> Any:
+    """The losses of logits less their largest, [before, classes, after], given the logarithm of the sum of their exponentials."""
+    if soft_label:
+        return xp.where(label != 0, label * (logs - shifted), 0).sum(axis=1, keepdims=True)
+
+    def loss_of(column: Any) -> Any:
+        return logs - xp.take_along_axis(shifted, column.astype("int64", copy=False), axis=1)
+
+    return losses(xp, label, shifted.shape[1], ignore_index, loss_of, part)
+
+
+def _native_xent(op: str, kernel: str, x: Any, made: Any, label: Any, single: Any, attrs: Any, dry: bool, part: Part | None = None) -> Any:
+    """Calls of softmax_with_cross_entropy or its gradient: `made` is what lies like `x`, `single` what has one element for each label."""
+    if attrs["soft_label"]:
+        return row_calls(kernel, [x, made, label], attrs["axis"], single, dry=dry)
+    ignore = attrs["ignore_index"]
+    text = "" if dry else wrong_label_text(op, "#", seat(x.shape[attrs["axis"]], part)[1], ignore)
+    return row_calls(kernel, [x, made], attrs["axis"], single, label, ignore, text, part, dry)
+
+
+# -- in parts -----------------------------------------------------------------------------------------------------------------------
+
+
+def _expand(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
+    """The largest logit and the sum of exponentials of each row, which ranks can reduce, and what follows from them for each class."""
+    p, (x,), (label,), a = Parts(op, fresh), op.inputs["Logits"], op.inputs["Label"], op.attrs
+    shifted, total = expand_softmax(p, x, a["axis"], op.outputs["Softmax"][0])
+    kept = {k: a[k] for k in _SWCE_ATTRS}
+    p("label_loss", shifted, total, label, out=op.outputs["Loss"][0], **kept)
+    return p.made
+
+
+def _expand_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
+    """Of soft labels: (softmax * the sum of each row's labels - labels) * g."""
+    if not op.attrs["soft_label"]:
+        return None
+    p, (soft,), (label,), (g,) = Parts(op, fresh), *op.inputs.values()
+    total = p("reduce_sum", label, word="labels", dim=(op.attrs["axis"],), keep_dim=True)
+    p("elementwise_mul", p("elementwise_sub", p("elementwise_mul", soft, total), label), g, out=op.outputs["Logits@GRAD"][0])
+    return p.made
+
+
+class LabelLoss(OpDef):
+    """The loss of softmax_with_cross_entropy from Shifted, logits less the largest of each row, and Total, the sum of their exponentials.
+
+    log(Total) - Shifted at the label, or with `soft_label` the sum of that over all classes, weighted by Label. Of a part of the classes
+    it is a term of the loss: whoever has the label's class makes all of it.
+    """
+
+    name = "label_loss"
+    flops = 2
+    inputs, outputs = ("Shifted", "Total", "Label"), ("Loss",)
+    attrs = _SWCE_ATTRS
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, one = (along(attrs["axis"], ins[0].ndim, word) for word in ("c", "."))
+        label, said = (x, "L(2)") if attrs["soft_label"] else (one, "c@")
+        return f"{x}, {one}, {label} -> {one} | c:+ {said}"
+
+    @staticmethod
+    def infer(x, total, label, *, soft_label, ignore_index, axis):
+        need_float("label_loss", "Shifted", x)
+        axis = norm_axis("label_loss", axis, x.ndim)
+        check_label("label_loss", "Shifted", x, label, axis, soft_label, ignore_index)
+        return loss_type(x, axis)
+
+    @staticmethod
+    def kernel(xp, x, total, label, *, out, soft_label, ignore_index, axis, part=None):
+        axis %= x.ndim
+        logs = xp.log(folded(total, axis))
+        out[...] = _loss(xp, folded(x, axis), logs, folded(label, axis), soft_label, ignore_index, part).reshape(out.shape)
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx, part=None):
+        (x, _, label), out = ins, outs[0]
+        run = partial(LabelLoss.kernel, np, *ins, out=out, part=part, **attrs)
+        if attrs["soft_label"]:
+            return run
+        _, classes = seat(x.shape[attrs["axis"]], part)
+        return in_order([partial(ignored_of, "softmax_with_cross_entropy", label, classes, attrs["ignore_index"]), run])
+
+    @staticmethod
+    def samples():
+        why = "it stands for a part of an operator whose gradient is declared"
+        yield Sample.of(-positive(4, 5), positive(4, 1, seed=2), ints(4, 1, high=5, seed=1), grad=(), why=why)
+        yield Sample.of(-positive(4, 5), positive(4, 1, seed=2), np.array([[0], [-100], [4], [2]]), grad=(), why=why)
+        label = ints(2, 1, 3, high=5, seed=1)
+        yield Sample.of(-positive(2, 5, 3), positive(2, 1, 3, seed=2), label, axis=1, ignore_index=2, grad=(), why=why)
+        yield Sample.of(-positive(4, 5), positive(4, 1, seed=2), probabilities(4, 5, seed=1), soft_label=True, grad=(), why=why)
+
+
+# -- as one -------------------------------------------------------------------------------------------------------------------------
+
+
+class SoftmaxWithCrossEntropy(OpDef):
+    """softmax of the logits along `axis`, and the cross entropy of the labels under it, without the overflow of doing both in turn.
+
+    Label is integer with size 1 along `axis`, or with `soft_label` a distribution like Logits. Softmax is like Logits, Loss has size 1
+    along `axis`; an example whose label is `ignore_index` has loss 0. The largest logit is always subtracted first, so
+    `numeric_stable_mode` changes nothing. Raises ExecutionError for a label out of range (a GPU gives NaN). Source: fluid 1.8.
+    """
+
+    name = "softmax_with_cross_entropy"
+    flops = 5
+    inputs, outputs = ("Logits", "Label"), ("Softmax", "Loss")
+    attrs = {**_SWCE_ATTRS, "numeric_stable_mode": True}
+    expand = staticmethod(_expand)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, one = (along(attrs["axis"], ins[0].ndim, word) for word in ("c", "."))
+        label, said = (x, " L(1>1)") if attrs["soft_label"] else (one, "")
+        return f"{x}, {label} -> {x}, {one} | c!{said}"
+
+    @staticmethod
+    def infer(x, label, *, soft_label, ignore_index, axis, numeric_stable_mode):
+        need_float("softmax_with_cross_entropy", "Logits", x)
+        axis = norm_axis("softmax_with_cross_entropy", axis, x.ndim)
+        check_label("softmax_with_cross_entropy", "Logits", x, label, axis, soft_label, ignore_index)
+        return x, loss_type(x, axis)
+
+    @staticmethod
+    def grad(b, op, g):
+        of_softmax, of_loss = g
+        attrs = {k: op.attrs[k] for k in _SWCE_ATTRS}
+        dx = None
+        if of_loss is not None:
+            dx = b.softmax_with_cross_entropy_grad(op["Softmax"], op["Label"], of_loss, **attrs)
+        if of_softmax is not None:
+            through = b.softmax_grad(op["Softmax"], of_softmax, axis=attrs["axis"])
+            dx = through if dx is None else b.elementwise_add(dx, through)
+        return dx, None
+
+    @staticmethod
+    def kernel(xp, x, label, *, out, soft_label, ignore_index, axis, numeric_stable_mode):
+        soft, loss = out
+        axis %= x.ndim
+        if not x.size:
+            return
+        a = folded(x, axis)
+        shifted = a - a.max(axis=1, keepdims=True)
+        e = xp.exp(shifted)
+        total = e.sum(axis=1, keepdims=True)
+        soft[...] = (e / total).reshape(x.shape)
+        loss[...] = _loss(xp, shifted, xp.log(total), folded(label, axis), soft_label, ignore_index).reshape(loss.shape)
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx):
+        (x, label), (soft, loss) = ins, outs
+        dense = x.size and all(a.flags.c_contiguous for a in (x, label, soft, loss))
+        classes, ignore = x.shape[attrs["axis"]], attrs["ignore_index"]
+        plain = partial(SoftmaxWithCrossEntropy.kernel, np, x, label, out=outs, **attrs)
+        if attrs["soft_label"]:
+            return plain
+        if not dense or attrs["axis"] % x.ndim != x.ndim - 1:
+            return in_order([partial(ignored_of, "softmax_with_cross_entropy", label, classes, ignore), plain])
+        x2, s2, l1 = x.reshape(-1, classes), soft.reshape(-1, classes), label.reshape(-1)
+        rows_loss, flat = loss.reshape(-1), soft.reshape(-1)
+        index = np.empty(len(l1), np.int64)
+        check, ignored = _label_index("softmax_with_cross_entropy", l1, classes, ignore, index)
+        calls: list[Callable[[], Any]] = [check]
+        for rows in row_blocks(len(x2), classes * x.itemsize):
+            a, s, part = x2[rows], s2[rows], rows_loss[rows]
+            top, picked = np.empty(len(a), x.dtype), np.empty(len(a), x.dtype)
+            calls += [*row_max(a, top), partial(np.subtract, a, top[:, None], s)]
+            calls.append(partial(np.take, flat, index[rows], None, picked, "clip"))
+            calls += [partial(np.exp, s, s), row_sum(s, top), partial(np.divide, s, top[:, None], s)]
+            calls += [partial(np.log, top, top), partial(np.subtract, top, picked, part)]
+        run = in_order(calls)
+
+        def step():
+            run()
+            if ignored:
+                rows_loss[ignored[0]] = 0
+
+        return step
+
+    native_any_size = True
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        (x, label), (soft, loss) = ins, outs
+        return _native_xent("softmax_with_cross_entropy", "xent", x, soft, label, loss, attrs, dry)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(f32(4, 5), ints(4, 1, high=5, seed=1), grad=("Logits",))
+        yield Sample.of(f32(6, 19) * 10, ints(6, 1, high=19, seed=1), grad=("Logits",))
+        yield Sample.of(f32(2, 3, 4, seed=2), ints(2, 3, 1, high=4, seed=3), grad=("Logits",))
+        yield Sample.of(f32(2, 3, 4, seed=2), ints(2, 1, 4, high=3, seed=3), axis=1, grad=("Logits",))
+        yield Sample.of(f32(4, 5, seed=4), probabilities(4, 5, seed=5), soft_label=True, grad=("Logits",), why="Label is a constant")
+        yield Sample.of(f32(4, 3, seed=6), np.array([[0], [-100], [2], [-100]]), grad=("Logits",))
+        yield Sample.of(f32(4, 3, seed=6), np.array([[0], [1], [2], [1]], "int32"), ignore_index=1, grad=("Logits",))
+        yield Sample.of(f32(3, 1, seed=7), np.zeros((3, 1), "int64"), numeric_stable_mode=False, grad=("Logits",))
+
+
+def _label_index(op: str, label: np.ndarray, classes: int, ignore: int, index: np.ndarray) -> tuple[Callable[[], None], list[np.ndarray]]:
+    """A call that checks the labels and puts their logits' flat positions into `index`; the list then holds the mask of ignored ones."""
+    starts = np.arange(0, len(label) * classes, classes, dtype=np.int64)
+    ignored: list[np.ndarray] = []
+
+    def check():
+        ignored.clear()
+        mask = ignored_of(op, label, classes, ignore)
+        np.add(starts, label if mask is None else np.where(mask, 0, label), out=index)
+        if mask is not None:
+            ignored.append(mask)
+
+    return check, ignored
+
+
+class SoftmaxWithCrossEntropyGrad(OpDef):
+    """Gradient of softmax_with_cross_entropy through Loss: (softmax - one-hot label) * g, 0 for ignored examples."""
+
+    name = "softmax_with_cross_entropy_grad"
+    flops = 2
+    inputs, outputs = ("Softmax", "Label", "Loss@GRAD"), ("Logits@GRAD",)
+    attrs = _SWCE_ATTRS
+    expand = staticmethod(_expand_grad)
+
+    @staticmethod
+    def pattern(ins, outs, attrs):
+        x, one = (along(attrs["axis"], ins[0].ndim, word) for word in ("c", "."))
+        label, said = (x, "c! L(1)") if attrs["soft_label"] else (one, "c@")
+        return f"{x}, {label}, {one} -> {x} | L(2) {said}"
+
+    @staticmethod
+    def infer(x, label, g, **attrs):
+        return x
+
+    @staticmethod
+    def kernel(xp, soft, label, g, *, out, soft_label, ignore_index, axis, part=None):
+        axis %= soft.ndim
+        if not soft.size:
+            return
+        s, g3 = folded(soft, axis), folded(g, axis)
+        if soft_label:
+            d = folded(label, axis)
+            out[...] = ((s * d.sum(axis=1, keepdims=True) - d) * g3).reshape(out.shape)
+            return
+        label3 = folded(label, axis)
+        first, _ = seat(s.shape[1], part)
+        hot = label3 == xp.arange(first, first + s.shape[1])[None, :, None]
+        out[...] = xp.where(label3 == ignore_index, 0, (s - hot) * g3).reshape(out.shape)
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx, part=None):
+        (soft, label, g), dx = ins, outs[0]
+        dense = soft.size and all(a.flags.c_contiguous for a in (soft, label, g, dx))
+        if attrs["soft_label"] or part is not None or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1:
+            return partial(SoftmaxWithCrossEntropyGrad.kernel, np, soft, label, g, out=dx, part=part, **attrs)
+        classes = soft.shape[-1]
+        s2, d2, flat, g2, l1 = soft.reshape(-1, classes), dx.reshape(-1, classes), dx.reshape(-1), g.reshape(-1, 1), label.reshape(-1)
+        index, picked = np.empty(len(l1), np.int64), np.empty(len(l1), soft.dtype)
+        check, ignored = _label_index("softmax_with_cross_entropy_grad", l1, classes, attrs["ignore_index"], index)
+        g1 = g.reshape(-1)
+
+        def step():
+            check()
+            np.multiply(s2, g2, out=d2)
+            np.take(flat, index, out=picked, mode="clip")
+            np.subtract(picked, g1, out=picked)
+            flat[index] = picked
+            if ignored:
+                d2[ignored[0]] = 0
+
+        return step
+
+    native_any_size = True
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False, part=None):
+        soft, label, g = ins
+        return _native_xent("softmax_with_cross_entropy_grad", "xent_grad", soft, outs[0], label, g, attrs, dry, part)
+
+    @staticmethod
+    def samples():
+        why = "a gradient itself"
+        yield Sample.of(probabilities(4, 5), ints(4, 1, high=5, seed=1), f32(4, 1, seed=2), grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), np.array([[0], [-100], [4], [2]]), f32(4, 1, seed=2), grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), ints(1, 5, high=4, seed=1), f32(1, 5, seed=2), axis=0, grad=(), why=why)
+        yield Sample.of(probabilities(4, 5), probabilities(4, 5, seed=3), f32(4, 1, seed=2), soft_label=True, grad=(), why=why)
