@@ -47,20 +47,7 @@ class ParamAttr:
         self.trainable = bool(trainable)
         self.do_model_average = bool(do_model_average)
         self.need_clip = bool(need_clip)
-        entries = tuple(placement) if isinstance(placement, (list, tuple)) else () if placement is None else (placement,)
-        if not all(isinstance(e, Shard) for e in entries):
-            raise wrong(f"ParamAttr: placement must be a Shard such as Shard(1, 'tp'), a list of them, or None, got {placement!r}")
-        entries = tuple(
-            [
-                Shard(whole("ParamAttr", "the axis of a placement", e.axis), e.group, whole("ParamAttr", "the unit of a placement", e.unit))
-                for e in entries
-            ]
-        )
-        if len({e.group for e in entries}) < len(entries):
-            raise wrong(f"ParamAttr: placement {show_placement(entries)} names a group twice; a group cuts one axis")
-        if any(e.unit < 1 for e in entries):
-            raise wrong(f"ParamAttr: placement {show_placement(entries)}: the unit of a cut is at least 1")
-        self.placement = entries
+        self.placement = cuts("ParamAttr", placement)
 
     def record(self) -> dict[str, Any]:
         """What the program's parameter record keeps beside `trainable`: plain numbers, strings and tuples."""
@@ -103,6 +90,21 @@ class ParamAttr:
             "placement": None,
         }  # fmt: skip
         return f"ParamAttr({', '.join(f'{k}={v!r}' for k, v in shown.items() if v != default[k])})"
+
+
+def cuts(label: str, placement: Any) -> tuple[Shard, ...]:
+    """The cuts that a placement given by a user says: a Shard, a list of them, or None."""
+    entries = tuple(placement) if isinstance(placement, (list, tuple)) else () if placement is None else (placement,)
+    if not all(isinstance(e, Shard) for e in entries):
+        raise wrong(f"{label}: placement must be a Shard such as Shard(1, 'tp'), a list of them, or None, got {placement!r}")
+    entries = tuple(
+        [Shard(whole(label, "the axis of a placement", e.axis), e.group, whole(label, "the unit of a placement", e.unit)) for e in entries]
+    )
+    if len({e.group for e in entries}) < len(entries):
+        raise wrong(f"{label}: placement {show_placement(entries)} names a group twice; a group cuts one axis")
+    if any(e.unit < 1 for e in entries):
+        raise wrong(f"{label}: placement {show_placement(entries)}: the unit of a cut is at least 1")
+    return entries
 
 
 def regularizer_record(value: Any) -> tuple[str, float] | None:

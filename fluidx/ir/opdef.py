@@ -115,6 +115,9 @@ class OpDef:
     # what the op reads and writes: a line (see pattern.py), or a function (ins, outs, attrs) -> line or (line, sizes) over flat lists of
     # types; None: nothing is promised, every operand must be whole
     pattern: ClassVar[Any] = None
+    # of an operator that leaves its first operand as it is and says where it lies: (placements of its operands, None for an absent one,
+    # **attrs) -> {group: entry, None for whole}; it says nothing of other groups
+    lies: ClassVar[Callable[..., Any] | None] = None
     # of an operator that communicates: (entry of its group, **attrs) -> entry of the result; may raise ProgramError
     move: ClassVar[Callable[..., Any] | None] = None
     # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks) -> the share

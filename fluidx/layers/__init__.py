@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compare, control_flow, loss, math, metric, nn, tensor
+from . import compare, control_flow, loss, math, mesh, metric, nn, tensor
 from .compare import *  # noqa: F403
 from .control_flow import *  # noqa: F403
 from .helper import LayerHelper
 from .loss import *  # noqa: F403
 from .math import *  # noqa: F403
+from .mesh import *  # noqa: F403
 from .metric import *  # noqa: F403
 from .nn import *  # noqa: F403
 from .tensor import *  # noqa: F403
@@ -27,7 +28,7 @@ _SCHEDULES = (
 __all__ = [
     "LayerHelper",
     *_SCHEDULES,
-    *(name for module in (compare, control_flow, loss, math, metric, nn, tensor) for name in module.__all__),
+    *(name for module in (compare, control_flow, loss, math, mesh, metric, nn, tensor) for name in module.__all__),
 ]
 
 

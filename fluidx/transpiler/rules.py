@@ -21,6 +21,8 @@ from ..ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, Tensor
 
 NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
 NEVER = 1e30
+_FREE = 1e-3
+_STAYS = 1e15  # times as much as its bytes costs a value that is not to be moved
 
 
 def nominal_bytes(t: TensorType | None) -> int:
@@ -39,14 +41,14 @@ def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
     if old == new:
         return 0.0
     if old is None or (isinstance(new, Partial) and isinstance(old, (At, Pieces))):
-        return 1e-3
+        return _FREE
     if isinstance(old, Own):
         return NEVER  # they are as many values as there are ranks
     if isinstance(new, Partial):
         return NEVER  # a cut value padded with zeros would have to be reduced again
     if isinstance(old, Partial):
         return (2.0 if new is None else 1.0) * nbytes
-    return float(nbytes) if new is None or isinstance(new, At) or isinstance(old, At) else nbytes / 2
+    return float(nbytes)  # to cut it elsewhere sends less than to have it whole, which serves all who read it later
 
 
 @dataclass(eq=False)
@@ -97,16 +99,22 @@ class Choice:
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """The placements in which a value of some type is at hand: one object for each type and placements, compared by identity."""
+    """The placements in which a value of some type is at hand: one object for each type and placements, compared by identity.
+
+    What `stays` is computed with where it lies, unless nothing else is left.
+    """
 
     places: tuple[Placement, ...]
+    stays: bool = False
 
 
+Chosen = tuple[Row, list[Entry | None], list[Entry | None]]  # and where operands and results lie, over one group
 Options = Sequence[tuple[Entry | None, ...]]  # per operand, the entries at hand over one group; () for one that takes what it is given
 
 
-def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] = ()) -> tuple[Row, list[Entry | None], list[Entry | None]]:
-    """The row whose operands cost least to bring there. `taken` are factors in runs that another group cuts."""
+def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] = (), stays: Container[int] = ()) -> Chosen:
+    """The row whose operands cost least to bring there. `taken` are factors in runs that another group cuts, `stays` numbers of operands
+    that are moved only where all rows move one."""
     best: tuple[float, Row, list[Entry | None], list[Entry | None]] | None = None
     p = kind.pattern
     of_own = any(isinstance(e, Own) for options in have for e in options)
@@ -124,7 +132,8 @@ def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] 
             for k, (want, options) in enumerate(zip(ins, have, strict=True)):
                 if k in p.shape_only or not options or (isinstance(want, At) and None in options):
                     continue
-                cost += min(move_cost(e, want, kind.sizes[k]) for e in options)
+                moved = min(move_cost(e, want, kind.sizes[k]) for e in options)
+                cost += moved * _STAYS if moved > _FREE and k in stays else moved
             if best is None or cost < best[0]:
                 best = cost, row, ins, outs
                 if cost == 0.0:
@@ -133,6 +142,15 @@ def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] 
             break
     assert best is not None, "every pattern has the row that is whole"
     return best[1:]
+
+
+def annotated(kind: Kind, have: Options, entry: Entry | None, n: int) -> Chosen:
+    """The row of an operator that says where its operand lies."""
+    t = kind.types[0]
+    assert t is not None
+    e = next((e for e in have[0] if same_cut(e, entry, t.shape, n)), entry)
+    rest = [None] * (len(have) - 1)
+    return Row("annotated", "as annotated", (e, *rest), (e,)), [e, *rest], [e]
 
 
 def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) -> bool:

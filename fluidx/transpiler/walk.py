@@ -6,26 +6,24 @@ copy stays at hand until its name is written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from ..ir.errors import TranspileError
+from ..ir.errors import TranspileError, nearest
 from ..ir.flow import sub_writes
 from ..ir.opdef import OPS, OpDef, opdef
 from ..ir.operator import Frozen, Operator, attrs_key, unary
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
-from ..ir.rows import Row
 from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
 from .cluster import SERVERS
 from .parts import written_out
-from .rules import Choice, Held, Kind, choose, cut_across, may_write, move_cost, nominal_bytes
+from .rules import Choice, Chosen, Held, Kind, annotated, choose, cut_across, may_write, move_cost, nominal_bytes
 from .writer import filled
 
 Names = Sequence[str | None]
-Over = tuple[Row, list[Entry | None], list[Entry | None]]  # a row over one group, and where operands and results then lie
 Slots = Mapping[str, tuple[str, ...]]
 State = tuple[dict[str | None, Held], dict[str | None, tuple[str, ...]]]  # how values lie, and under which names
 
@@ -75,7 +73,7 @@ class Walk:
 
     `axes` are the groups that values are cut over, outer before inner, with their sizes. `rest` says where persistables and data lie
     between runs; variables in `floating` rest where the first operator that touches them wants them. `update` says where the finished
-    gradient of a parameter goes. `allowed` may refuse a move.
+    gradient of a parameter goes. What `stays` is computed with where it rests, as far as possible. `allowed` may refuse a move.
     """
 
     _before: ClassVar[Callable[..., None] | None] = None  # what is done in front of every operator: _before(op, what it reads)
@@ -85,6 +83,7 @@ class Walk:
     rest: Mapping[str, Placement]
     floating: set[str]
     update: Callable[[str], Placement | None]
+    stays: Container[str] = ()
     allowed: Callable[[Move, Operator], None] = every_move
     moves: list[Move] = field(default_factory=list)
 
@@ -96,7 +95,7 @@ class Walk:
         self.reasons: dict[str, Frozen] = {}  # the attributes of redistributes
         self.numbers: dict[Any, int] = {}  # of types and attributes: small keys for large things
         self.by_id: dict[int, int] = {}  # id of an attribute mapping or a type -> its number
-        self.helds: dict[tuple[int, tuple[Placement, ...]], Held] = {}
+        self.helds: dict[tuple[int, tuple[Placement, ...], bool], Held] = {}
         self.types: dict[str, TensorType] = {}
         self.type_of: dict[str | None, int] = {None: -1}
         self.at: dict[str | None, Held] = {None: Held(())}
@@ -191,10 +190,10 @@ class Walk:
         return n
 
     def _held(self, name: str | None, places: tuple[Placement, ...]) -> Held:
-        key = self.type_of[name], places
+        key = self.type_of[name], places, name in self.stays
         held = self.helds.get(key)
         if held is None:
-            held = self.helds[key] = Held(places)
+            held = self.helds[key] = Held(places, name in self.stays)
         return held
 
     def _hold(self, name: str, held: Held, *names: str) -> None:
@@ -237,10 +236,15 @@ class Walk:
         kind = self._kind(op, definition, ins, outs)
         p = kind.pattern
         have = [self.at[n].places for n in ins]
-        over: list[Over] = []
+        stays = [k for k, n in enumerate(ins) if self.at[n].stays]
+        said = self._said(op, definition, ins)
+        over: list[Chosen] = []
         for group, n in self.groups:
             options = [tuple(dict.fromkeys(entry_of(q, group) for q in qs)) for qs in have]
-            over.append(choose(kind, options, group, n, {row.factor for row, _, _ in over if row.runs}))
+            if group in said:
+                over.append(annotated(kind, options, said[group], n))
+            else:
+                over.append(choose(kind, options, group, n, {row.factor for row, _, _ in over if row.runs}, stays))
         whole = next(row for row in kind.table if row.kind == "whole")
         if any(row.flat for row, _, _ in over):  # flat ranges stand beside nothing else
             over = [found if found[0].flat else (whole, list(whole.ins), list(whole.outs)) for found in over]
@@ -259,10 +263,10 @@ class Walk:
         parts = definition.expand is not None and any(cut_across(p, have, g) for g, _ in self.groups)
         return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take), all(t is None for t in take), parts)
 
-    def _on_one_side(self, kind: Kind, over: Sequence[Over], have: Sequence[tuple[Placement, ...]]) -> list[Over]:
+    def _on_one_side(self, kind: Kind, over: Sequence[Chosen], have: Sequence[tuple[Placement, ...]]) -> list[Chosen]:
         """Of operands at servers and with trainers, all come to the trainers where they cut one of them, and else to one server."""
         whole, root = (next(row for row in kind.table if row.kind == k) for k in ("whole", "root"))
-        nothing: Over = (whole, list(whole.ins), list(whole.outs))
+        nothing: Chosen = (whole, list(whole.ins), list(whole.outs))
         if any(isinstance(e, Shard) for _, entries, _ in over[1:] for e in entries):
             return [nothing, *over[1:]]
         held = next(e for qs in have for q in qs if (e := entry_of(q, SERVERS)) is not None)
@@ -275,6 +279,16 @@ class Walk:
         if not any(places) or not may_write(self._kind(op, definition, ins, outs), places, self.groups):
             return None
         return [(self._held(n, (q or REPLICATE,)), q or REPLICATE) for n, q in zip(outs, places, strict=True)]
+
+    def _said(self, op: Operator, definition: type[OpDef], ins: Names) -> Mapping[str, Entry | None]:
+        """Where the program says that the result of an operator lies."""
+        if definition.lies is None:
+            return {}
+        said = definition.lies([None if n is None else next(iter(self.at[n].places), ()) for n in ins], **op.attrs)
+        for group in said:
+            if group not in self.axes:
+                raise TranspileError(f"op {op.type}: {no_axis(group, self.axes)}{where(op)}")
+        return said
 
     def _name(self, name: str, k: int) -> str:
         """The name under which a value lies in the placement number `k` of those at hand."""
@@ -493,6 +507,11 @@ def _serves(held: Placement, wanted: Placement) -> bool:
         if have != e and not (have is None and isinstance(e, At)):
             return False
     return not mine
+
+
+def no_axis(group: str, axes: Mapping[str, int]) -> str:
+    """What is to be said of an annotation over an axis that the ranks do not have."""
+    return f"the ranks have no axis {group!r}; {nearest(group, axes, 'they have')}; give trainers=fx.Mesh(dp=2, {group}=2)"
 
 
 def suffix(old: Placement, new: Placement) -> str:

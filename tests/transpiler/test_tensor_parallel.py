@@ -20,8 +20,8 @@ MESHES = [fx.Mesh(dp=1, tp=2), fx.Mesh(dp=2, tp=2), fx.Mesh(dp=1, tp=4)]
 def test_a_gpt_sends_over_tp_what_megatron_sends(mesh, attend):
     for layers in (1, 2):
         t = transpiled(gpt(layers, attend), mesh)
-        # a layer: 2 sums forward, 2 backward; the words looked up; the gradient of the last layer's input; of the loss, in which no logits
-        # are gathered, the largest logit and the sum of exponentials (Megatron sums the label's logit too: here it stays a term of the loss)
+        # a layer: 2 sums forward, 2 backward; the words looked up; the gradient of the last layer's input; of the loss, for which no logits
+        # are gathered, the largest logit and the sum of exponentials; Megatron sums the label's logit too, here it stays a term of the loss
         assert sent(t) == Counter(all_reduce=4 * layers + 1 + 1 + 2)
 
 

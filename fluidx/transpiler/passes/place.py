@@ -18,7 +18,7 @@ from ..cluster import SERVERS
 from ..lend import LendingWalk, Use
 from ..pass_ import Job, Pass
 from ..rules import Kind, may_write
-from ..walk import Move, Walk, every_move, where
+from ..walk import Move, Walk, every_move, no_axis, where
 from ..writer import filled
 
 
@@ -61,7 +61,9 @@ class Place(Pass):
         lent = self._lent(at_rest, rest)
         floating = self._floating(main).difference(rest)
         walk: Walk
-        given = main, job.mesh.axes, {**rest, **at_rest}, floating, update.get, self._refuse if self.strict else every_move
+        stays = {d.name for d in descs.values() if d.persistable and d.placement}
+        allowed = self._refuse if self.strict else every_move
+        given = main, job.mesh.axes, {**rest, **at_rest}, floating, update.get, stays, allowed
         if lent:
             walk = LendingWalk(*given, use=Use(lent, _units(resting, params), self.kept))
         else:
@@ -138,7 +140,7 @@ class Place(Pass):
         return named
 
     def _refuse(self, move: Move, op: Operator) -> None:
-        if move.sends and move.reason not in ("update", "use"):
+        if move.sends and move.reason not in ("update", "use") and opdef(op.type).lies is None:
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
             )
@@ -197,10 +199,7 @@ def check_loss(main: Program, loss: str) -> None:
 def _check_annotation(d: Var, job: Job) -> None:
     for e in d.placement:
         if e.group not in job.mesh.axes:
-            raise TranspileError(
-                f"{d.name!r} is annotated {show_placement(d.placement)}, but the ranks have no axis {e.group!r}; "
-                f"{nearest(e.group, job.mesh.axes, 'they have')}; give trainers=fx.Mesh(dp=2, {e.group}=2)"
-            )
+            raise TranspileError(f"{d.name!r} is annotated {show_placement(d.placement)}, but {no_axis(e.group, job.mesh.axes)}")
     if what := check_placement(d.type, d.placement, job.mesh.groups(), job.mesh.world_size):
         raise TranspileError(f"{d.name!r} {d.type} is annotated {show_placement(d.placement)}: {what}")
 

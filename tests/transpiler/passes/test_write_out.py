@@ -32,8 +32,8 @@ forward:
 dist:
   %y.variance.sum: f32[3] = redistribute(%y.variance) {reason="bn_apply: cut n"}
 forward:
-  %y: f32[-1,3] shard(0) over dp, %mean, %var, %m: f32[3], %v: f32[3] = bn_apply(%x, %scale, %bias, %mean, %var, %y.mean.sum, %y.variance.sum)
-""")  # fmt: skip
+  %y: f32[-1,3] shard(0) over dp, %mean, %var, %m: f32[3], %v: f32[3] = bn_apply(OPERANDS)
+""".replace("OPERANDS", "%x, %scale, %bias, %mean, %var, %y.mean.sum, %y.variance.sum"))  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks, attrs", [("[0]", ""), ("[0, 1]", "{is_test=true}"), ("[0, 1]", "{use_global_stats=true}")])

@@ -1,0 +1,40 @@
+"""Layers that speak of ranks: where a value lies on a mesh. One device takes no notice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .._checks import wrong
+from ..ir import Variable
+from ..param_attr import cuts
+from .helper import LayerHelper
+
+
+def shard(x: Variable, placement: Any = None, whole: str | Sequence[str] = (), name: str | None = None) -> Variable:
+    """x, which lies among ranks as `placement` says: `Shard(1, "tp")`, or a list of cuts over several axes of a mesh.
+
+    Over the mesh axes in `whole` every rank has all of it. Over axes that are not named it lies as it comes. The gradient lies likewise and
+    goes back to where x lies, where x is cut. What moves x is written between: a reduce_scatter where x is a sum over `tp`, an all_to_all
+    where it is cut along another axis, an all_gather where it becomes whole. On one device this is x.
+
+    >>> import fluidx as fx
+    >>> from fluidx.ir import Shard
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.shard(fx.data("x", [-1, 6, 8], "float32"), Shard(1, "tp"))
+    <Variable shard_0.tmp_0: f32[-1,6,8]>
+    """
+    helper = LayerHelper("shard", name)
+    x, entries = helper.variable(x, "x"), cuts(helper.label, placement)
+    together = (whole,) if isinstance(whole, str) else tuple(whole)
+    groups = (*(e.group for e in entries), *together)
+    if not groups:
+        raise wrong(f"{helper.label}: give a placement such as Shard(1, 'tp'), or whole='tp'")
+    if len(set(groups)) < len(groups):
+        raise wrong(f"{helper.label}: {', '.join(groups)} names an axis of the mesh twice")
+    axes = [helper.axis(x, e.axis, "the axis of a cut") for e in entries]
+    rest = len(together)
+    return helper.op("shard", x, groups=groups, axes=(*axes, *[-1] * rest), units=(*(e.unit for e in entries), *[1] * rest))
+
+
+__all__ = ["shard"]
