@@ -43,6 +43,7 @@ KINDS = {
     "Random values": "data.random",
     "Parameter updates": "update.*",
     "Collectives": "comm.collective",
+    "Annotations": "data.annotate",
     "Parts, and changes of placement": "comm.parts",
     "Values that ranks have of their own": "comm.replicas",
     "Between trainers and servers": "comm.serve",

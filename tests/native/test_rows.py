@@ -85,6 +85,24 @@ def test_soft_labels():
     close(one("softmax_with_cross_entropy_grad", soft, d, g, soft_label=True), exact, ulps=4)
 
 
+@pytest.mark.parametrize("ids", ["int32", "int64"])
+def test_parts_of_the_classes_make_the_losses_and_gradients_of_all(ids):
+    p, g = softmax(normal((40, 11)), 1), normal((40, 1), seed=1)
+    label = np.random.default_rng(2).integers(0, 11, (40, 1)).astype(ids)
+    label[3] = -100
+    cuts = [(a, b, Part(start=a, size=11)) for a, b in ((0, 2), (2, 7), (7, 11))]
+
+    def in_parts(op, *more):
+        return [one(op, np.ascontiguousarray(p[:, a:b]), label, *more, told={"part": part}) for a, b, part in cuts]
+
+    assert np.array_equal(sum(in_parts("cross_entropy")), one("cross_entropy", p, label))
+    for op in ("cross_entropy_grad", "softmax_with_cross_entropy_grad"):
+        assert np.array_equal(np.concatenate(in_parts(op, g), axis=1), one(op, p, label, g))
+    label[9] = 11
+    with pytest.raises(ExecutionError, match="label 11 is out of range for 11 classes"):
+        in_parts("cross_entropy")
+
+
 LOSSES = [("softmax_with_cross_entropy", ()), ("softmax_with_cross_entropy_grad", (np.ones((500, 1), "float32"),))]
 
 
@@ -118,8 +136,9 @@ def test_layer_norm(shape, axis, dtype):
         exact = hat * (1 if s is None else s) + (0 if b is None else b)
         # the rounding of the mean moves a column of a short row by up to as much, times 1 / deviation, which epsilon keeps below 320
         close(y.reshape(rows, columns), exact, ulps=320 if columns == 1 else 40)
-        close(m, mean[:, 0], ulps=2)
-        close(v, var[:, 0], ulps=4, floor=1)
+        assert m.shape == v.shape == shape[:axis]
+        close(m.reshape(-1), mean[:, 0], ulps=2)
+        close(v.reshape(-1), var[:, 0], ulps=4, floor=1)
         stats = [mean[:, 0].astype(dtype), var[:, 0].astype(dtype)]
         m64, i64 = stats[0].astype("float64")[:, None], 1 / np.sqrt(stats[1].astype("float64")[:, None] + 1e-5)
         h = (wide - m64) * i64
