@@ -31,6 +31,7 @@ KINDS = {
     "Dropout": "nn.dropout",
     "Softmax": "nn.softmax",
     "Attention": "nn.attention",
+    "Experts": "nn.experts",
     "Losses": "loss.*_loss",
     "Metrics": "loss.metric",
     "Embedding": "nn.embedding",

@@ -59,6 +59,12 @@ class ParamAttr:
         twin.name = name
         return twin
 
+    def cut(self, placement: tuple[Shard, ...]) -> ParamAttr:
+        """The same attributes with another placement."""
+        twin = copy(self)
+        twin.placement = placement
+        return twin
+
     @staticmethod
     def of(value: Any) -> ParamAttr | None:
         """The ParamAttr that `value` stands for; None means that no parameter is wanted.

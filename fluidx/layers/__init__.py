@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compare, control_flow, loss, math, mesh, metric, nn, tensor
+from . import compare, control_flow, experts, loss, math, mesh, metric, nn, tensor
 from .compare import *  # noqa: F403
 from .control_flow import *  # noqa: F403
+from .experts import *  # noqa: F403
 from .helper import LayerHelper
 from .loss import *  # noqa: F403
 from .math import *  # noqa: F403
@@ -28,7 +29,7 @@ _SCHEDULES = (
 __all__ = [
     "LayerHelper",
     *_SCHEDULES,
-    *(name for module in (compare, control_flow, loss, math, mesh, metric, nn, tensor) for name in module.__all__),
+    *(name for module in (compare, control_flow, experts, loss, math, mesh, metric, nn, tensor) for name in module.__all__),
 ]
 
 

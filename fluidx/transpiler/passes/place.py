@@ -106,7 +106,8 @@ class Place(Pass):
             raise TranspileError(f"{wanted}, {choice!r} has none; see transpiler/choices.py")
         group = getattr(choice, "group", self.group)
         ranks = job.mesh.axes.get(group, 1)
-        entries = choice.entries(params, group, ranks) if ranks > 1 else {}
+        free = {n: d for n, d in params.items() if entry_of(d.placement, group) is None}  # others are where they are cut
+        entries = choice.entries(free, group, ranks) if ranks > 1 else {}
         one: dict[Placement, Placement] = {}  # equal placements are one object: the walk finds them by their identity
         places = {}
         for n, d in params.items():

@@ -1,0 +1,130 @@
+"""Mixtures of experts: layers of which each token goes through one or two."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from .._checks import number, whole, wrong
+from ..initializer import Xavier
+from ..ir import Parameter, Shard, Variable
+from ..param_attr import ParamAttr
+from . import math, nn, tensor
+from .helper import LayerHelper
+
+
+def moe(
+    x: Variable,
+    num_experts: int,
+    hidden_size: int,
+    top_k: int = 1,
+    capacity_factor: float = 1.25,
+    capacity: int | None = None,
+    act: str | None = "relu",
+    gate_attr: Any = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    name: str | None = None,
+) -> tuple[Variable, Variable]:
+    """A mixture of experts: each token of x goes through the `top_k` (1 or 2) of `num_experts` that a gate likes best for it.
+
+    An expert is act(token @ w1 + b1) @ w2 + b2 with `hidden_size` columns in between. Its results are weighted by the gate: for top_k=1 by
+    the softmax over the experts (Switch), for 2 by those of the two, divided by their sum (GShard). Gives the result, of x's type, and the
+    [1] loss that balances the experts: num_experts * the sum over them of (their share of first choices * the mean of their softmax). It is
+    added to the training loss with a small factor.
+
+    x [batch, tokens, d] is routed sequence by sequence: every expert takes `capacity` tokens of each, by default capacity_factor * top_k *
+    tokens / num_experts, rounded up. x [tokens, d] has one queue for all tokens. What finds no place in its queue adds nothing to its token.
+    Queues do not depend on the ranks, so the answers do not: sequences that ranks share out are routed where they are.
+
+    The weights are [num_experts, d, hidden_size] and [num_experts, hidden_size, d]; `param_attr` is for both, or a list of two. With
+    `placement=Shard(0, "ep")` each rank of mesh axis `ep` has some experts, and their biases. Where sequences are cut over `ep` too
+    (`Shard(0, "dp")`, or `layers.shard`), tokens go to the experts and come back by an all_to_all each; where all ranks of `ep` have the
+    tokens, the results are added up by an all_reduce. A single queue whose tokens are cut gathers the choices, [tokens, top_k] integers,
+    and adds up the slots of all ranks by a reduce_scatter.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.moe(fx.data("x", [-1, 16, 8], "float32"), num_experts=4, hidden_size=32)
+    (<Variable moe_0.tmp_29: f32[-1,16,8]>, <Variable moe_0.tmp_8: f32[1]>)
+    """
+    helper = LayerHelper("moe", name)
+    x = helper.variable(x, "x")
+    helper.rank(x, "x", 2, 3)
+    experts, hidden = whole(helper.label, "num_experts", num_experts, 1), whole(helper.label, "hidden_size", hidden_size, 1)
+    width, k = helper.known(x, "x", -1), whole(helper.label, "top_k", top_k, 1)
+    if k > min(2, experts):
+        raise wrong(f"{helper.label}: top_k must be 1 or 2 and at most the {experts} experts, got {k}")
+    slots = _capacity(helper, x, experts, k, capacity_factor, capacity)
+
+    gate = helper.parameter(gate_attr, (width, experts), x.dtype)
+    if gate is None:
+        raise wrong(f"{helper.label}: gate_attr=False leaves no gate")
+    probabilities = helper.op("softmax", helper.op("mul", x, gate, x_num_col_dims=x.ndim - 1))
+    weight, ids = helper.op("top_k", probabilities, k=k)
+    if k > 1:
+        weight = helper.op("elementwise_div", weight, math.reduce_sum(weight, dim=-1, keep_dim=True))
+    balance = _balance(probabilities, ids, experts)
+    position = helper.op("expert_queue", ids)
+
+    attrs = list(param_attr) if isinstance(param_attr, (list, tuple)) else [param_attr] * 2
+    if len(attrs) != 2:
+        raise wrong(f"{helper.label}: param_attr must be one for both weights or a list of two, got {len(attrs)}")
+    w1 = _weights(helper, attrs[0], (experts, width, hidden), x.dtype)
+    w2 = _weights(helper, attrs[1], (experts, hidden, width), x.dtype)
+    over = [e for e in w1.desc.placement if isinstance(e, Shard) and e.axis == 0]
+    cut: dict[str, Any] = {"groups": tuple([e.group for e in over]), "axes": (0,) * len(over), "units": tuple([e.unit for e in over])}
+
+    routed = helper.op("expert_dispatch", x, ids, position, None, w1, capacity=slots)
+    h = helper.op("shard", routed, None, **cut) if over else routed
+    h = tensor.reshape(h, [experts, -1, width])
+    h = _through(helper, helper.activate(_through(helper, h, w1, bias_attr), act), w2, bias_attr)
+    h = tensor.reshape(h, [experts, *([-1] if x.ndim == 3 else []), slots, width])
+    h = helper.op("shard", h, routed, **cut) if over else h  # back to where the tokens are
+    return helper.op("expert_combine", h, ids, position, weight), balance
+
+
+def _capacity(helper: LayerHelper, x: Variable, experts: int, k: int, factor: Any, capacity: Any) -> int:
+    """The slots of an expert for each queue of tokens."""
+    if capacity is not None:
+        return whole(helper.label, "capacity", capacity, 1)
+    factor = number(helper.label, "capacity_factor", factor)
+    if factor <= 0:
+        raise wrong(f"{helper.label}: capacity_factor must be above 0, got {factor}")
+    if x.shape[-2] < 0:
+        raise wrong(
+            f"{helper.label}: x {list(x.shape)} has an open number of tokens in one queue, so that capacity_factor gives no size; "
+            "pass capacity=, or x as [batch, tokens, d], whose sequences have queues of their own"
+        )
+    return max(1, ceil(factor * k * x.shape[-2] / experts))
+
+
+def _balance(probabilities: Variable, ids: Variable, experts: int) -> Variable:
+    """experts * the sum of share of first choices * mean probability, over all tokens."""
+    axes = list(range(probabilities.ndim - 1))
+    first = nn.one_hot(tensor.slice(ids, [ids.ndim - 1], [0], [1]), experts)
+    share = math.reduce_mean(tensor.cast(first, probabilities.dtype), dim=axes)
+    share.stop_gradient = True
+    return math.scale(math.reduce_sum(math.elementwise_mul(math.reduce_mean(probabilities, dim=axes), share)), scale=float(experts))
+
+
+def _weights(helper: LayerHelper, attr: Any, shape: tuple[int, int, int], dtype: str) -> Parameter:
+    """A matrix for each expert, which begins as a single one would."""
+    w = helper.parameter(attr, shape, dtype, default=Xavier(fan_in=shape[1], fan_out=shape[2]))
+    if w is None:
+        raise wrong(f"{helper.label}: param_attr=False leaves no weights")
+    return w
+
+
+def _through(helper: LayerHelper, h: Variable, w: Parameter, bias_attr: Any) -> Variable:
+    """h [experts, tokens, in] times a matrix for each expert plus a row, which is cut as the columns of the matrices are."""
+    y, attr = helper.op("matmul", h, w), ParamAttr.of(bias_attr)
+    if attr is None:
+        return y
+    if not attr.placement:
+        attr = attr.cut(tuple([e for e in w.desc.placement if isinstance(e, Shard) and e.axis != 1]))
+    bias = helper.parameter(attr, (w.shape[0], 1, w.shape[2]), w.dtype, is_bias=True)
+    return helper.op("elementwise_add", y, bias)
+
+
+__all__ = ["moe"]
