@@ -48,7 +48,7 @@ def test_one_step(example, strategy, ranks):
         np.testing.assert_allclose(value[counts], expected[counts], rtol=1e-4, atol=1e-6 if moment not in state else 1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["zero1", "mesh"])
+@pytest.mark.parametrize("name", ["zero1", "mesh", "tensor_parallel"])
 def test_a_short_example_runs_and_gives_one_devices_losses(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     importlib.import_module(name).main(steps=3)

@@ -34,7 +34,7 @@ def moe(
     added to the training loss with a small factor.
 
     x [batch, tokens, d] is routed sequence by sequence: every expert takes `capacity` tokens of each, by default capacity_factor * top_k *
-    tokens / num_experts, rounded up. x [tokens, d] has one queue for all tokens. What finds no place in its queue adds nothing to its token.
+    tokens / num_experts, rounded up. x [tokens, d] has one queue for all tokens. What finds no place in it adds nothing to its token.
     Queues do not depend on the ranks, so the answers do not: sequences that ranks share out are routed where they are.
 
     The weights are [num_experts, d, hidden_size] and [num_experts, hidden_size, d]; `param_attr` is for both, or a list of two. With
@@ -46,7 +46,7 @@ def moe(
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
     ...     fx.layers.moe(fx.data("x", [-1, 16, 8], "float32"), num_experts=4, hidden_size=32)
-    (<Variable moe_0.tmp_29: f32[-1,16,8]>, <Variable moe_0.tmp_8: f32[1]>)
+    (<Variable moe_0.tmp_11: f32[-1,16,8]>, <Variable scale_0.tmp_0: f32[1]>)
     """
     helper = LayerHelper("moe", name)
     x = helper.variable(x, "x")

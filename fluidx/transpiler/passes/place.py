@@ -10,7 +10,7 @@ from ...ir import flow
 from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
-from ...ir.parts import check_placement
+from ...ir.parts import check_placement, entry_of
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.types import ANY, REPLICATE, At, Entry, Local, Own, Partial, Placement, Shard, show_placement
 from ..choices import EVERYWHERE

@@ -69,3 +69,34 @@ def mesh_same_shapes() -> None:
     h = fc(h, 4, "tanh", param_attr=attr("w2", placement=Shard(0, "tp")))
     h = fc(h, 4, param_attr=attr("w3", placement=Shard(1, "tp")))
     fx.optimizer.Momentum(0.1, 0.9).minimize(L.mean(L.square(h - y)))
+
+
+@model
+def mesh_classes() -> None:
+    """A table cut by words, looked up and used again as the last layer: the classes of the loss are cut."""
+    ids, label = integers("ids", 6, 3), integers("label", 6, 3, 1)
+    h = L.embedding(ids, [6, 4], param_attr=attr("table", placement=Shard(0, "tp")), dtype="float64")
+    h = L.layer_norm(fc(h, 4, "tanh", num_flatten_dims=2), begin_norm_axis=2)
+    logits = L.matmul(h, fx.default_main_program().global_block().var("table"), transpose_y=True)
+    fx.optimizer.Momentum(0.1, 0.9).minimize(L.mean(L.softmax_with_cross_entropy(logits, label)))
+
+
+@model
+def mesh_sequence() -> None:
+    """Tokens are cut between a column and a row cut, and heads are cut inside of attention whose tokens are cut outside."""
+    x, y = real("x", 4, 4), real("y", 4, 4)
+    h = L.layer_norm(L.shard(fc(x, 4, num_flatten_dims=2), Shard(1, "tp")), begin_norm_axis=2)
+    up = fc(h, 6, "tanh", num_flatten_dims=2, param_attr=attr("up", placement=Shard(1, "tp")), bias_attr=False)
+    h = h + L.shard(fc(up, 4, num_flatten_dims=2, param_attr=attr("down", placement=Shard(0, "tp"))), Shard(1, "tp"))
+    heads = L.transpose(L.reshape(h, [0, 0, 2, 2]), [0, 2, 1, 3])
+    q = L.shard(heads, Shard(1, "tp"))
+    mixed = L.shard(L.scaled_dot_product_attention(q, q, q, causal=True), Shard(2, "tp"))
+    fx.optimizer.Adam(0.02).minimize(L.mean(L.square(L.reshape(L.transpose(mixed, [0, 2, 1, 3]), [0, 0, 4]) - y)))
+
+
+@model
+def mesh_experts() -> None:
+    """Experts cut over tp, whose ranks all have the tokens."""
+    x, y = real("x", 4, 3), real("y", 4, 3)
+    out, balance = L.moe(x, 2, 4, top_k=1, act="tanh", param_attr=[attr(n, placement=Shard(0, "tp")) for n in ("w1", "w2")])
+    fx.optimizer.SGD(0.2).minimize(L.mean(L.square(x + out - y)) + L.scale(balance, 0.1))
