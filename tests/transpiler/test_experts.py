@@ -147,6 +147,12 @@ def test_mixtures_train_as_one_device_does(kind):
     same_answers(mixture(**options), "data_parallel", mesh, rows=(9, 7) if "single_queue" in options else (5, 3))
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "ring_optimizer"])
+def test_three_axes_under_strategies_that_cut_updates_over_dp(strategy):
+    options, mesh = MIXTURES["experts over ep, columns over tp"]
+    same_answers(mixture(**options), STRATEGIES[strategy](), mesh, rows=(5, 3))
+
+
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "ring_optimizer", "reduce_broadcast"])
 def test_experts_that_dp_cuts_are_updated_where_they_are_and_others_as_the_strategy_says(strategy):
     same_answers(mixture("dp"), STRATEGIES[strategy](), fx.Mesh(dp=2), rows=(5, 3))

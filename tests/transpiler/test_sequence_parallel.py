@@ -7,7 +7,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import Shard
-from fluidx.testing.models import TestModel
+from fluidx.testing.models import TestModel, train_ranks, train_single
 from tests.transpiler.models import STRATEGIES, same_answers
 from tests.transpiler.tensor_models import HEADS, LENGTH, WIDTH, as_operator, gpt, sent, transpiled, written_out
 
@@ -149,3 +149,42 @@ def test_an_axis_that_the_ranks_do_not_have_is_named_with_the_line():
     said = r"op shard: the ranks have no axis 'tp'; they have: dp; .*\n.*shard\(%x, _\)(.|\n)*written at"
     with pytest.raises(fx.TranspileError, match=said):
         fx.DistributeTranspiler().transpile(program=main, startup_program=startup, trainers=2)
+
+
+# -- three axes, in small integers ---------------------------------------------------------------------------------------------------------
+
+
+def integer_layers():
+    """Two pairs of a column and a row cut over tp, tokens cut between them and then rows over sp: every sum is exact in float32."""
+    main, startup = fx.Program("tokens"), fx.Program("tokens_startup")
+    rng = np.random.default_rng(5)
+
+    def integers(shape, *placement):
+        value = rng.integers(-1, 2, shape).astype("float32")
+        return fx.ParamAttr(initializer=fx.initializer.NumpyArrayInitializer(value), placement=list(placement))
+
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 3, 4], "float32")
+        h = L.shard(x, Shard(1, "sp"))
+        for _ in range(2):
+            up = L.fc(h, 6, 2, integers((4, 6), Shard(1, "tp")), integers((6,), Shard(0, "tp")), act="relu")
+            h = h + L.shard(L.fc(up, 4, 2, integers((6, 4), Shard(0, "tp")), integers((4,))), Shard(2, "tp"))
+        loss = L.reduce_sum(L.square(h))
+        _, pairs = fx.optimizer.SGD(0.5).minimize(loss)
+
+    def feed(rows, seed=0):
+        return {"x": np.random.default_rng(seed).integers(-2, 3, (rows, 3, 4)).astype("float32")}
+
+    return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_three_axes_are_bit_equal_to_one_device_where_sums_are_exact(strategy):
+    model = integer_layers()
+    fetch, feeds = [model.loss, *[g for _, g in model.gradients]], [model.feed(5)]
+    (one,), scope = train_single(model, feeds, fetch)
+    (many,), state = train_ranks(model, STRATEGIES[strategy](), fx.Mesh(dp=2, tp=2, sp=2), feeds, fetch)
+    for name, a, b in zip(fetch, one, many, strict=True):
+        assert np.abs(a).max() < 2**23 and np.array_equal(a, b), name
+    for p, _ in model.gradients:
+        assert np.array_equal(scope.get(p), state[p]), p
