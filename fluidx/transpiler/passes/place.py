@@ -207,8 +207,9 @@ def _check_annotation(d: Var, job: Job) -> None:
 
 def _ordered(placement: Placement, job: Job) -> Placement:
     """Entries in the order of the axes, outer before inner, without those over an axis of one rank."""
-    axes = list(job.mesh.axes)
-    return tuple(sorted((e for e in placement if job.mesh.axes[e.group] > 1), key=lambda e: axes.index(e.group)))
+    sizes = job.mesh.axes
+    order = {g: k for k, g in enumerate(sizes)}
+    return tuple(sorted((e for e in placement if sizes.get(e.group) != 1), key=lambda e: order.get(e.group, len(order))))
 
 
 # -- startup --------------------------------------------------------------------------------------------------------------------
