@@ -173,6 +173,7 @@ class ExpertCombine(OpDef):
     """
 
     name = "expert_combine"
+    precision = "any"
     inputs = ("Y", "Ids", "Position", "Weight?")
 
     @staticmethod
@@ -213,6 +214,7 @@ class ExpertWeightGrad(OpDef):
     """The gradient of the weights of choices: X [..., s, d] times what its slot in Y [experts, ..., capacity, d] has, summed over d."""
 
     name = "expert_weight_grad"
+    precision = "any"
     inputs, outputs = ("X", "Y", "Ids", "Position"), ("Weight@GRAD",)
     pattern = "* s d, e * c d, * s k, * s k -> * s k | e@ e:+ d:+ c! L(0) L(1)"
 

@@ -8,7 +8,7 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator
 from ...ir.parts import Coords, coords_of, local_type
 from ...ir.program import Block, Program, ProgramPair
-from ...ir.types import TensorType
+from ...ir.types import Partial, TensorType
 from ..algorithms import algorithm
 from ..algorithms.choice import cheapest
 from ..hops import carried_by, others, why_whole
@@ -51,6 +51,10 @@ class Carry(Pass):
         if not name and hosts == n:
             name = "ring"
         if op.attrs["algorithm"] or n == 1 or not name:
+            return op
+        terms = next((e for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Partial)), None)
+        if terms is not None and opdef(op.type).carries == "spread":  # no proof follows parts of terms through messages
+            job.log.append(f"%{out}: {op.type} over {group} stays whole: what ranks hold of it is {terms}")
             return op
         return carried(op, name, local_type(block.desc(out).type, others(block.program, block, op), coords), n, job)
 
