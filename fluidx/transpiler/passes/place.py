@@ -83,7 +83,7 @@ class Place(Pass):
             raise TranspileError(
                 f"{main.label()} has no input with an open batch axis to split among the ranks: {listed}; declare it with -1 as axis 0"
             )
-        cut = job.mesh.axes.get(self.group, 1) > 1
+        cut = job.mesh.axes.get(self.group, 1) > 1 or SERVERS in job.mesh.axes
         dealt: Entry = Own(self.group) if self.own else Shard(0, self.group)
         rest: dict[str, Placement] = {d.name: (dealt,) if cut else () for d in open_}
         if cut and self.own:
