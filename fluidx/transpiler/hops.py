@@ -7,7 +7,7 @@ rank keeps account of which variable holds which elements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ..ir.operator import Operator, Role
 from ..ir.parts import Coords, holds, local_type
 from ..ir.program import Block, Program, Var
 from ..ir.types import ANY, Local, Placement, Shard, TensorType
-from .algorithms import Refused, Schedule, algorithm, schedule
+from .algorithms import Part, Refused, Transfer, algorithm, parts, schedule
 from .writer import filled
 
 _LARGEST = 4 * 2**20  # bytes of one message
@@ -58,11 +58,24 @@ def others(program: Program, block: Block, op: Operator) -> Placement:
 
 
 class _Plan(NamedTuple):
-    """One collective: the type of what the ranks of the group hold together, where it is cut into blocks, and the schedule."""
+    """One collective: the type of what the ranks of the group hold together, where it is cut into blocks, and what each rank does."""
 
     type: TensorType
     marks: Sequence[int]
-    schedule: Schedule
+    parts: Sequence[Sequence[Part]]
+    most: int  # elements of a message
+    made: dict[tuple[str, TensorType], Var]  # what ranks declare of their own, which they share
+
+    @property
+    def size(self) -> int:
+        return self.marks[-1]
+
+    def messages(self, t: Transfer) -> list[tuple[int, int]]:
+        """The ranges that travel for a transfer."""
+        a, b = self.marks[t.start], self.marks[t.stop]
+        if a < b <= a + self.most:
+            return [(a, b)]
+        return [(k, min(k + self.most, b)) for k in range(a, b, self.most)]
 
 
 @dataclass
@@ -80,6 +93,8 @@ class Wave:
 
     def write(self, rank: int, coords: Coords, block: Block) -> None:
         """Append what the rank does to `block`, and declare what it receives."""
+        if self.group not in coords:
+            return
         members = self.program.group_ranks(self.group, rank)
         me, values = members.index(rank), []
         for k, op in enumerate(self.ops):
@@ -90,8 +105,12 @@ class Wave:
                 values.append(_Value(block, op, plan, me, coords))
             else:
                 block.oplist.append(op)  # there is nothing to send
-        for h in range(max((len(v.plan.schedule.rounds) for v in values), default=0)):
-            self._round(h, values, members, block)
+        rounds: dict[int, list[tuple[_Value, Part]]] = {}
+        for v in values:
+            for part in v.parts:
+                rounds.setdefault(part.round, []).append((v, part))
+        for _, now in sorted(rounds.items()):
+            self._round(now, members, block)
         for v in values:
             v.finish()
 
@@ -107,23 +126,24 @@ class Wave:
             hosts = len(self.program.groups.get("node", ())) or 1
             try:
                 marks = definition.blocks(t, n, op.attrs) if definition.blocks is not None else algorithm(name, hosts).cut(n, t.numel)
-                found = _Plan(t, marks, schedule(name, definition.carries, n, hosts))
+                filled = tuple(k for k in range(n) if marks[k] < marks[k + 1])
+                each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
+                found = _Plan(t, marks, parts(name, definition.carries, n, hosts, filled), each, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None
             if not any(isinstance(e, Shard) for e in self._others[k]):  # else other ranks have parts of other sizes
                 self._plans[k] = found
         return found
 
-    def _round(self, h: int, values: Sequence[_Value], members: Sequence[int], block: Block) -> None:
-        how = {"group": self.group, "batch": f"{self.ops[0].attrs['algorithm']}.{self.index}.hop{h + 1}"}
-        sends = [(v, name, t.target) for v in values for t, name in v.given(h)]
-        for v, name, to in sends:
+    def _round(self, now: Sequence[tuple[_Value, Part]], members: Sequence[int], block: Block) -> None:
+        how = {"group": self.group, "batch": f"{self.ops[0].attrs['algorithm']}.{self.index}.hop{now[0][1].round + 1}"}
+        sends = [(v.op, v.take(a, b, "out"), t.target) for v, part in now for t in part.gives for a, b in v.plan.messages(t)]
+        for op, name, to in sends:
             attrs = filled("send", {"peer": members[to], **how})
-            block.oplist.append(Operator("send", {"X": (name,)}, {}, attrs, role=Role.DIST, site=v.op.site))
-        for v in values:
-            v.receive(h, members, how)
-        for v in values:
-            v.settle()
+            block.oplist.append(Operator("send", {"X": (name,)}, {}, attrs, role=Role.DIST, site=op.site))
+        arrived = [(v, v.receive(part, members, how)) for v, part in now if part.takes]
+        for v, found in arrived:
+            v.settle(found)
 
 
 class _Piece(NamedTuple):
@@ -144,6 +164,11 @@ class _Arrived(NamedTuple):
     add: bool
 
 
+class _Round(NamedTuple):
+    final: bool  # nothing comes behind it
+    arrived: list[_Arrived]
+
+
 class _Value:
     """What one rank holds of one collective's value while it is carried out."""
 
@@ -157,11 +182,9 @@ class _Value:
         self.held = [_Piece(start, stop, self.x, start, self._local(self.x, coords))] if start < stop else []
         self.wanted = own if carries == "reduce" else whole
         self.keeps_result = holds(block.desc(self.out).placement, coords)
-        self.rounds = plan.schedule.of[me]
-        self.arrived: list[_Arrived] = []
-        self.last = max((h for h, (_, takes) in enumerate(self.rounds) if any(self._messages(t) for t in takes)), default=-1)
+        self.parts = plan.parts[me]
+        self.last = next((part for part in reversed(self.parts) if part.takes), None)
         self._used: Counter[str] = Counter()
-        self.now = -1
 
     def _local(self, name: str, coords: Coords) -> TensorType:
         d = self.block.desc(name)
@@ -169,55 +192,43 @@ class _Value:
 
     # -- one round ----------------------------------------------------------------------------------------------------
 
-    def _messages(self, t: Any) -> list[tuple[int, int]]:
-        """The ranges that travel for a transfer, none larger than a message may be."""
-        a, b = self.plan.marks[t.start], self.plan.marks[t.stop]
-        whole = self.plan.type
-        each = max(1, _LARGEST // max(1, whole.nbytes // whole.numel))
-        return [(k, min(k + each, b)) for k in range(a, b, each)]
-
-    def given(self, h: int) -> Iterator[tuple[Any, str]]:
-        """(transfer, variable) of each message that the rank sends in round h."""
-        gives = self.rounds[h][0] if h < len(self.rounds) else ()
-        return ((t, self.take(a, b, "out")) for t in gives for a, b in self._messages(t))
-
-    def receive(self, h: int, members: Sequence[int], how: dict[str, str]) -> None:
-        self.now = h
-        takes = self.rounds[h][1] if h < len(self.rounds) else ()
-        coming = [(a, b, t) for t in takes for a, b in self._messages(t)]
+    def receive(self, part: Part, members: Sequence[int], how: dict[str, str]) -> _Round:
+        arrived = []
+        coming = [(a, b, t) for t in part.takes for a, b in self.plan.messages(t)]
+        final = part is self.last
         for a, b, t in coming:
             what = self._type(a, b)
-            name = self.out if not t.add and len(coming) == 1 and self._is_result(a, b) else self._new(a, b, "in", what)
+            name = self.out if not t.add and final and len(coming) == 1 and self._is_result(a, b) else self._new(a, b, "in", what)
             attrs = filled("recv", {"peer": members[t.source], "shape": what.shape, "dtype": what.dtype, **how})
             self.block.oplist.append(Operator("recv", {}, {"Out": (name,)}, attrs, role=Role.DIST, site=self.op.site))
-            self.arrived.append(_Arrived(a, b, name, t.source, t.add))
+            arrived.append(_Arrived(a, b, name, t.source, t.add))
+        return _Round(final, arrived)
 
-    def settle(self) -> None:
-        """Add up and keep what came in this round; terms are added in the order of ranks."""
+    def settle(self, now: _Round) -> None:
+        """Add up and keep what came in a round; terms are added in the order of ranks."""
         together: dict[tuple[int, int], list[_Arrived]] = {}
-        for m in self.arrived:
+        for m in now.arrived:
             together.setdefault((m.start, m.stop), []).append(m)
         for (a, b), found in together.items():
             name = found[0].name
             if found[0].add:
                 terms = sorted([(m.source, m.name) for m in found] + [(self.me, self.take(a, b, "term"))])
-                what = self._type(a, b)
-                name = self.out if len(together) == 1 and self._is_result(a, b) else self._new(a, b, "part", what)
+                done = now.final and len(together) == 1 and self._is_result(a, b)
+                name = self.out if done else self._new(a, b, "part", self._type(a, b))
                 self._op("sum", [n for _, n in terms], name)
             self._keep(a, b, name)
-        self.arrived.clear()
 
     def _is_result(self, a: int, b: int) -> bool:
-        """Is what comes now, these elements, what the operator is to give, with nothing to come behind it?"""
+        """Are these elements what the operator is to give, in its shape, and is its variable free?"""
         free = all(p.name != self.out for p in self.held)  # the operator may write over its operand
-        return free and self.now == self.last and (a, b) == self.wanted and self._type(a, b) == self.out_type
+        return free and (a, b) == self.wanted and self._type(a, b) == self.out_type
 
     # -- elements -----------------------------------------------------------------------------------------------------
 
     def _type(self, a: int, b: int) -> TensorType:
         """Elements travel flat; the whole value as it is."""
         whole = self.plan.type
-        return whole if b - a == whole.numel else TensorType(whole.dtype, (b - a,))
+        return whole if b - a == self.plan.size else TensorType(whole.dtype, (b - a,))
 
     def take(self, a: int, b: int, word: str) -> str:
         """A variable that holds the elements [a, b) and nothing else, in the shape in which they travel."""
@@ -272,12 +283,16 @@ class _Value:
 
     def _new(self, a: int, b: int, word: str, t: TensorType) -> str:
         """Declare a variable of this rank's own."""
-        base = self.out if b - a == self.plan.type.numel else f"{self.out}.from{a}"
+        base = self.out if b - a == self.plan.size else f"{self.out}.from{a}"
         name = f"{base}.{word}"
         self._used[name] += 1
         if self._used[name] > 1:
             name += str(self._used[name])
-        self.block.descs[name] = Var(name, t, (Local(),), stop_gradient=True)
+        made = self.plan.made
+        declared = made.get((name, t))
+        if declared is None:
+            declared = made[name, t] = Var(name, t, (Local(),), stop_gradient=True)
+        self.block.descs[name] = declared
         return name
 
     def _op(self, type_: str, xs: Sequence[str], out: str, **attrs: Any) -> None:

@@ -220,9 +220,10 @@ class Values:
             if start < 0:
                 items.append((table.one(type_.dtype, type_.shape), w))
                 continue
-            if start != span[0] or table.types[base].numel != type_.numel:
+            first = start - span[0]  # the value may be a slice itself
+            if first < 0 or first + type_.numel > table.types[base].numel:
                 raise Refused(f"it is {table.show(x)}, not elements {span[0]} to {span[1]} of a value of {type_.numel}")
-            items.append((table.shaped(base, type_.shape), w))
+            items.append((table.shaped(table.cut(base, first, first + type_.numel), type_.shape), w))
         return table.lin(items, type_)
 
     def _own_terms(self, x: int, placement: Placement, type_: TensorType, rank: int) -> tuple[int, Any]:
@@ -252,13 +253,13 @@ class Values:
     def _term_of(self, a: int, placement: Placement, type_: TensorType, rank: int) -> tuple[int, Placement]:
         """The term of which a is this rank's part, and where it lay; a itself where terms are not cut."""
         table = self.table
-        key = table.keys[a]
-        if key[0] == "view":
-            key = table.keys[key[1]]
-        if key[0] == "slice" and table.keys[key[1]][0] == "terms":
-            cut = self._cut_of_terms(table.keys[key[1]][1], placement, type_, rank)
-            if cut is not None and cut[1] == (key[2], key[2] + key[3]):
-                return key[1], cut[0]
+        t = table.keys[a][1] if table.keys[a][0] == "view" else a
+        key = table.keys[t]
+        term, start, size = key[1:] if key[0] == "slice" else (t, 0, table.types[t].numel)
+        if table.keys[term][0] == "terms":
+            cut = self._cut_of_terms(table.keys[term][1], placement, type_, rank)
+            if cut is not None and cut[1] == (start, start + size):
+                return term, cut[0]
         return a, placement
 
     def _reduces_to(self, first: Placement, placement: Placement) -> bool:

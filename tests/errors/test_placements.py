@@ -134,4 +134,4 @@ def test_a_pass_that_builds_wrongly(one, message):
 
 def test_strict_mode_lets_pass_what_the_strategies_ask_for():
     for name in fx.strategies.CATALOGUE:
-        transpile(fx.strategies.get(name, strict=True))
+        transpile(fx.strategies.get(name, strict=True), trainers=fx.Cluster(2, 1))

@@ -21,14 +21,25 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "fsdp": lambda: fx.strategies.fsdp(units=48 / 2**20),
     "fsdp_kept": lambda: fx.strategies.fsdp(units="scope", reshard_after_forward=False, prefetch=0),
     "servers": lambda: fx.strategies.parameter_server(2, min_block=4),
+    "halving": lambda: fx.strategies.data_parallel(algorithm="halving_doubling"),
+    "trees": lambda: fx.strategies.data_parallel(algorithm="double_binary_tree"),
+    "rails": lambda: fx.strategies.rails(slice_mb=48 / 2**20, staging_mb=96 / 2**20),
 }
 CLUSTERS: dict[str, Callable[[], Any]] = {"2": lambda: 2, "3": lambda: 3, "4": lambda: 4, "2x2": lambda: fx.Cluster(2, 2)}
+HOSTS: dict[str, Callable[[], Any]] = {"2x2": CLUSTERS["2x2"], "2x4": lambda: fx.Cluster(2, 4)}
 MESHES: dict[str, Callable[[], Any]] = {
     "dp2tp2": lambda: fx.Mesh(dp=2, tp=2),
     "tp2dp2": lambda: fx.Mesh(tp=2, dp=2),
     "dp1tp2": lambda: fx.Mesh(dp=1, tp=2),
     "dp1tp3": lambda: fx.Mesh(dp=1, tp=3),
 }
+
+
+def clusters(model: str, strategy: str) -> dict[str, Callable[[], Any]]:
+    """Where a model is tried under a strategy: annotated ones on meshes too, rails on several hosts alone."""
+    if model.startswith("mesh_"):
+        return {} if strategy == "rails" else MESHES
+    return HOSTS if strategy == "rails" else CLUSTERS
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class Ranks:
 
 def transpile(main: Program, startup: Program, strategy: str, cluster: str) -> Ranks:
     """The rank programs that a strategy makes for a cluster."""
-    trainers = {**CLUSTERS, **MESHES}[cluster]()
+    trainers = {**CLUSTERS, **HOSTS, **MESHES}[cluster]()
     t = fx.DistributeTranspiler(STRATEGIES[strategy]()).transpile(program=main, startup_program=startup, trainers=trainers)
     ranks = range(t.world_size)
     return Ranks(ProgramPair(main, startup), tuple(map(t.get_trainer_program, ranks)), tuple(map(t.get_startup_program, ranks)))

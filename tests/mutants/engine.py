@@ -72,7 +72,7 @@ def watchdog(seconds: float, cpu: bool = False) -> Iterator[None]:
 
 def cases(only: str = "") -> list[Case]:
     """Every model under every strategy on every cluster; annotated models on meshes too."""
-    every = [Case(m, s, c) for m in models.MODELS for s in api.STRATEGIES for c in (api.MESHES if m.startswith("mesh_") else api.CLUSTERS)]
+    every = [Case(m, s, c) for m in models.MODELS for s in api.STRATEGIES for c in api.clusters(m, s)]
     return [c for c in every if all(word in str(c).split("/") for word in only.split("/") if word)]
 
 

@@ -108,7 +108,7 @@ def test_a_rank_sends_what_the_schedule_says_in_as_many_batches(name):
     for n in (2, 3, 4, 8):
         size = 24 * n
         _, ranks = written(name, n, [size], ["  %y: f32[SHAPE] = all_reduce(%t) {BY}"])
-        rounds, marks = schedule(name, "all_reduce", n).rounds, algorithm(name).cut(n, size)
+        rounds, marks = schedule(name, "all_reduce", n), algorithm(name).cut(n, size)
         for r, p in enumerate(ranks):
             expected = [marks[t.stop] - marks[t.start] for a in rounds for t in a if t.source == r and marks[t.start] < marks[t.stop]]
             assert sorted(e for _, e in messages(p)) == sorted(expected)
@@ -164,6 +164,11 @@ def test_training_is_bit_equal_by_every_algorithm(strategy, name):
 def test_training_is_bit_equal_on_several_hosts(strategy, hierarchical, cluster):
     for name in ("tree", "auto") if hierarchical is True else ("",):
         bit_equal(fx.strategies.get(strategy, algorithm=name, hierarchical=hierarchical), cluster)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_carries_sums_between_hosts_and_startup_is_not_asked(name):
+    bit_equal(fx.strategies.data_parallel(algorithm=name), fx.Cluster(2, 2))
 
 
 def test_a_hierarchy_needs_hosts():

@@ -43,7 +43,7 @@ def terms(n, size):
 @pytest.mark.parametrize("size", [0, 1, 3, 29])
 def test_an_all_reduce_gives_every_rank_the_sum(name, n, size):
     x = terms(n, size)
-    got = carried_out(schedule(name, "all_reduce", n).rounds, algorithm(name).cut(n, size), x)
+    got = carried_out(schedule(name, "all_reduce", n), algorithm(name).cut(n, size), x)
     assert (got == x.sum(0)).all()
 
 
@@ -61,13 +61,13 @@ def cuts(n):
 def test_a_reduce_brings_each_block_to_its_owner_and_spread_from_there_to_all(name, n):
     for marks in cuts(n):
         x = terms(n, marks[-1])
-        sums = carried_out(schedule(name, "reduce", n).rounds, marks, x)
+        sums = carried_out(schedule(name, "reduce", n), marks, x)
         for k, (a, b) in enumerate(zip(marks, marks[1:], strict=False)):
             assert (sums[k, a:b] == x.sum(0)[a:b]).all()
         own = np.full_like(x, np.nan)  # what a rank does not own must not reach anybody
         for k, (a, b) in enumerate(zip(marks, marks[1:], strict=False)):
             own[k, a:b] = x[0, a:b]
-        assert (carried_out(schedule(name, "spread", n).rounds, marks, own) == x[0]).all()
+        assert (carried_out(schedule(name, "spread", n), marks, own) == x[0]).all()
 
 
 many = st.integers(1, 4)
@@ -78,7 +78,7 @@ def test_two_levels_compute_what_one_does(inside, between, hosts, each, sizes):
     n = hosts * each
     marks = [0, *np.cumsum(sizes[:n]).tolist()]
     x = terms(n, marks[-1])
-    rounds = [schedule(f"{inside}/{between}", c, n, hosts).rounds for c in ("reduce", "spread", "all_reduce")]
+    rounds = [schedule(f"{inside}/{between}", c, n, hosts) for c in ("reduce", "spread", "all_reduce")]
     sums = carried_out(rounds[0], marks, x)
     own = np.full_like(x, np.nan)
     for k, (a, b) in enumerate(zip(marks, marks[1:], strict=False)):
@@ -122,7 +122,7 @@ def test_rounds_and_bytes_of_an_all_reduce_are_the_closed_form(name):
         if not power(n) and name in ("recursive_doubling", "halving_doubling"):
             continue  # below
         size = 12 * n
-        rounds = schedule(name, "all_reduce", n).rounds
+        rounds = schedule(name, "all_reduce", n)
         each = sent(rounds, algorithm(name).cut(n, size), n)
         assert (len(rounds), max(each)) == FORMS[name](n, size), n
         if name in ("direct", "ring", "recursive_doubling", "halving_doubling"):
@@ -133,9 +133,9 @@ def test_rounds_and_bytes_of_an_all_reduce_are_the_closed_form(name):
 def test_ranks_beyond_a_power_of_two_are_folded_for_two_rounds_more(name):
     for n in (3, 5, 6, 7, 9, 12):
         p = 2 ** int(log2(n))
-        reduce = len(schedule(name, "reduce", p).rounds)
-        assert len(schedule(name, "all_reduce", n).rounds) == len(schedule(name, "all_reduce", p).rounds) + (2 if name[0] == "r" else 4)
-        assert len(schedule(name, "reduce", n).rounds) == reduce + 2
+        reduce = len(schedule(name, "reduce", p))
+        assert len(schedule(name, "all_reduce", n)) == len(schedule(name, "all_reduce", p)) + (2 if name[0] == "r" else 4)
+        assert len(schedule(name, "reduce", n)) == reduce + 2
 
 
 @pytest.mark.parametrize("name", ["direct", "star", "ring"])
@@ -143,14 +143,14 @@ def test_a_reduce_scatter_or_all_gather_sends_what_it_must(name):
     for n in SIZES[1:]:
         marks = [7 * k for k in range(n + 1)]
         for carries in ("reduce", "spread"):
-            rounds = schedule(name, carries, n).rounds
+            rounds = schedule(name, carries, n)
             assert sent(rounds, marks, n) == [7 * (n - 1)] * n
             assert len(rounds) == (n - 1 if name == "ring" else 1)
 
 
 def test_double_binary_trees_are_as_deep_as_the_logarithm_and_no_rank_sends_more_than_twice_the_value():
     for n in SIZES[1:]:
-        rounds = schedule("double_binary_tree", "all_reduce", n).rounds
+        rounds = schedule("double_binary_tree", "all_reduce", n)
         size = 12 * n
         assert len(rounds) <= 2 * ceil(log2(n))
         # a rank sends half of the value up each tree and down to at most two children in one of them and one in the other
@@ -163,7 +163,7 @@ def test_two_levels_send_a_share_of_the_value_between_hosts():
     hosts, each = 4, 8
     n = hosts * each
     marks = [3 * k for k in range(n + 1)]
-    rounds = schedule("direct/ring", "reduce", n, hosts).rounds
+    rounds = schedule("direct/ring", "reduce", n, hosts)
     across = [0] * n
     for r in rounds:
         for t in r:

@@ -17,7 +17,7 @@ def transpiled(model, trainers=2, **options):
     return fx.DistributeTranspiler(strategy).transpile(program=model.main, startup_program=model.startup, trainers=trainers)
 
 
-@pytest.mark.parametrize("trainers, servers", [(1, 1), (2, 1), (3, 2), (2, 3)])
+@pytest.mark.parametrize("trainers, servers", [(1, 1), (2, 1), (3, 2), (2, 3), (fx.Cluster(2, 2), 2)])
 @pytest.mark.parametrize("split", ["round_robin", "hash"])
 def test_one_devices_answers_bit_for_bit_where_sums_are_exact(trainers, servers, split):
     model = integer_mlp()

@@ -118,6 +118,8 @@ def test_a_message_is_at_most_4_mib():
 @pytest.mark.parametrize("strategy", fx.strategies.CATALOGUE)
 @pytest.mark.parametrize("trainers", [2, fx.Cluster(2, 2)], ids=str)
 def test_rank_programs_read_back_from_their_text_run_by_themselves(strategy, trainers):
+    if strategy == "rails" and trainers == 2:
+        pytest.skip("rails need several hosts")
     model = integer_mlp()
     t = transpiled(model, strategy, trainers)
     pairs = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,11 +19,12 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-class Schedule(NamedTuple):
-    """Rounds of transfers; `of[k]` are those of rank k, in each round what it sends and what it receives."""
+class Part(NamedTuple):
+    """What a rank sends and receives in a round."""
 
-    rounds: Rounds
-    of: tuple[tuple[tuple[Sequence[Transfer], Sequence[Transfer]], ...], ...]
+    round: int
+    gives: list[Transfer]
+    takes: list[Transfer]
 
 
 def algorithm(name: str, hosts: int = 1) -> Algorithm:
@@ -38,19 +38,40 @@ def algorithm(name: str, hosts: int = 1) -> Algorithm:
 
 
 @lru_cache(maxsize=256)
-def schedule(name: str, carries: str, n: int, hosts: int = 1) -> Schedule:
+def schedule(name: str, carries: str, n: int, hosts: int = 1) -> Rounds:
     """What `carries` ("all_reduce", "reduce" or "spread") is among n ranks. Raises Refused where the algorithm does not do that.
 
-    >>> [[(t.source, t.target) for t in r] for r in schedule("ring", "all_reduce", 2).rounds]
+    >>> [[(t.source, t.target) for t in r] for r in schedule("ring", "all_reduce", 2)]
     [[(1, 0), (0, 1)], [(0, 1), (1, 0)]]
     """
-    rounds = getattr(algorithm(name, hosts), carries)(n)
-    of: list[list[tuple[list[Transfer], list[Transfer]]]] = [[([], []) for _ in rounds] for _ in range(n)]
-    for k, transfers in enumerate(rounds):
-        for t in transfers:
-            of[t.source][k][0].append(t)
-            of[t.target][k][1].append(t)
-    return Schedule(rounds, tuple(map(tuple, of)))
+    return getattr(algorithm(name, hosts), carries)(n)
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "Refused", "Schedule", "Transfer", "algorithm", "schedule"]
+@lru_cache(maxsize=1024)
+def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) -> tuple[tuple[Part, ...], ...]:
+    """For each rank its rounds, of those transfers alone that have one of the blocks `filled`: the others are empty.
+
+    >>> [[(p.round, len(p.gives), len(p.takes)) for p in rank] for rank in parts("ring", "reduce", 3, 1, (0,))]
+    [[(1, 0, 1)], [(0, 1, 0)], [(0, 0, 1), (1, 1, 0)]]
+    """
+    by_block = _by_block(name, carries, n, hosts)
+    found: list[dict[int, Part]] = [{} for _ in range(n)]
+    for k, _, t in sorted({x for b in filled for x in by_block[b]}):
+        for rank in (t.source, t.target):
+            mine = found[rank].setdefault(k, Part(k, [], []))
+            (mine.gives if rank == t.source else mine.takes).append(t)
+    return tuple(tuple(rounds.values()) for rounds in found)
+
+
+@lru_cache(maxsize=64)
+def _by_block(name: str, carries: str, n: int, hosts: int) -> list[list[tuple[int, int, Transfer]]]:
+    """(round, place in it, transfer) of all transfers that have a block, for each block: most values have few that are not empty."""
+    out: list[list[tuple[int, int, Transfer]]] = [[] for _ in range(n)]
+    for k, r in enumerate(schedule(name, carries, n, hosts)):
+        for i, t in enumerate(r):
+            for b in range(t.start, t.stop):
+                out[b].append((k, i, t))
+    return out
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "Part", "Refused", "Transfer", "algorithm", "parts", "schedule"]

@@ -42,7 +42,7 @@ def _work(name: str, carries: str, n: int, rooted: bool) -> tuple[int, float]:
     cut = algorithm(name).cut if carries == "all_reduce" else (lambda n, size: owned_by(0, n, size)) if rooted else _even
     marks = cut(n, _UNITS)
     messages, moved = 0, 0
-    for r in schedule(name, carries, n).rounds:
+    for r in schedule(name, carries, n):
         count: Counter[tuple[str, int]] = Counter()
         size: Counter[tuple[str, int]] = Counter()
         for t in r:

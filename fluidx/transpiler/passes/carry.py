@@ -19,7 +19,8 @@ from ..pass_ import Job, Pass
 class Carry(Pass):
     """Give collectives without an algorithm this one: a name, "auto" for the cheapest, or "" to leave them to the communicator.
 
-    "auto" leaves what stays inside a host whole. Between hosts a value always goes by send and recv: where nothing is chosen, by a ring.
+    On several hosts, and by "auto", what stays inside a host is whole. Between hosts a value always goes by send and recv: where nothing
+    is chosen, by a ring.
     What no algorithm can carry (a maximum, a value of open size, a cut that gives no flat ranges) stays whole, and explain() says why.
     `types`: the collectives that the choice is for; () for all.
     """
@@ -46,7 +47,8 @@ class Carry(Pass):
     def _carried(self, op: Operator, name: str, block: Block, coords: Coords, job: Job) -> Operator:
         out, group = op.output_arg_names[0], op.attrs["group"]
         n, hosts = coords[group][1], job.mesh.hosts_of(block.program.groups[group][0])
-        if self.types and op.type not in self.types or name == "auto" and hosts == 1:
+        inside = hosts == 1 and (name == "auto" or job.mesh.hosts > 1)
+        if inside or self.types and op.type not in self.types:
             name = ""
         if not name and hosts == n:
             name = "ring"

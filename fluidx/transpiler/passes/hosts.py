@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...ir.errors import TranspileError
@@ -10,6 +11,7 @@ from ...ir.operator import Operator, unary
 from ...ir.parts import coords_of, local_type
 from ...ir.program import ProgramPair
 from ...ir.types import At, Entry, Partial, Shard
+from ..cluster import SERVERS
 from ..hops import carried_by, others, why_whole
 from ..pass_ import Job, Pass
 from ..writer import Writer, each_op, filled
@@ -37,30 +39,32 @@ class Hierarchical(Pass):
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        hosts, each = job.mesh.hosts, job.mesh.world_size // job.mesh.hosts
+        hosts = job.mesh.hosts
         if self.when is True and hosts == 1:
             raise TranspileError("hierarchical=True needs several hosts: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4))")
-        if not self.when or hosts == 1 or each == 1:
+        each = job.mesh.world_size // hosts
+        # servers stand beside the hosts, and gradients go to them: little is left over dp
+        if not self.when or hosts == 1 or each == 1 or SERVERS in pair.main.groups:
             return pair
         lower = {"all_reduce": _all_reduce, "reduce": _reduce, "broadcast": _broadcast}
 
-        def visit(writer: Writer, op: Operator) -> None:
+        def visit(between: str, writer: Writer, op: Operator) -> None:
             if op.type in self.left or op.attrs.get("group") != self.group or op.attrs.get("op", "sum") != "sum":
                 writer.keep(op)
             elif op.type in lower:
-                lower[op.type](_Levels(writer, op, job, self.between or "ring"), each)
+                lower[op.type](_Levels(writer, op, job, between), each)
             else:
-                writer.keep(self._parted(writer, op, job) if op.type in ("reduce_scatter", "all_gather") else op)
+                writer.keep(self._parted(writer, op, job, between) if op.type in ("reduce_scatter", "all_gather") else op)
 
-        return ProgramPair(each_op(pair.main, visit), each_op(pair.startup, visit))
+        # startup runs once: there is nothing to choose
+        return ProgramPair(each_op(pair.main, partial(visit, self.between or "ring")), each_op(pair.startup, partial(visit, "ring")))
 
-    def _parted(self, writer: Writer, op: Operator, job: Job) -> Operator:
+    def _parted(self, writer: Writer, op: Operator, job: Job, between: str) -> Operator:
         n, hosts, t = job.mesh.world_size, job.mesh.hosts, writer.block.desc(op.output_arg_names[0]).type
         if why := why_whole(op, t, n):
             job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {self.group} stays whole: {why}")
             return op
-        between = named(op, self.between or "ring", hosts, t.nbytes * hosts // n, job)
-        return carried_by(op, f"direct/{between}", n, hosts)
+        return carried_by(op, f"direct/{named(op, between, hosts, t.nbytes * hosts // n, job)}", n, hosts)
 
 
 @dataclass

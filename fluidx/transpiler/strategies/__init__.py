@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ir.errors import TranspileError, nearest
 from .base import Common, Strategy, strategy
+from .rails import rails
 from .replicas import replicas
 from .replicated import data_parallel
 from .rooted import reduce_broadcast, ring_optimizer
@@ -20,6 +21,7 @@ CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "reduce_broadcast": reduce_broadcast,
     "ring_optimizer": ring_optimizer,
     "replicas": replicas,
+    "rails": rails,
     "zero1": zero1,
     "zero2": zero2,
     "zero3": zero3,
@@ -52,6 +54,6 @@ def get(name: Any, **options: Any) -> Strategy:
 
 
 __all__ = [
-    "CATALOGUE", "Common", "Strategy", "data_parallel", "fsdp", "get", "parameter_server", "reduce_broadcast", "replicas",
+    "CATALOGUE", "Common", "Strategy", "data_parallel", "fsdp", "get", "parameter_server", "rails", "reduce_broadcast", "replicas",
     "ring_optimizer", "strategy", "zero1", "zero2", "zero3",
 ]  # fmt: skip

@@ -75,8 +75,7 @@ def test_auto_is_whole_inside_a_host_and_by_size_between_hosts():
     ]
 
 
-# replicas meet in means alone, which are no sums of terms
-@pytest.mark.parametrize("strategy", [s for s in fx.strategies.CATALOGUE if s != "replicas"])
+@pytest.mark.parametrize("strategy", fx.strategies.CATALOGUE)
 def test_every_strategy_takes_an_algorithm_and_says_so(strategy):
     made = fx.strategies.get(strategy, algorithm="tree", hierarchical=False)
     assert "algorithm='tree', hierarchical=False" in repr(made)

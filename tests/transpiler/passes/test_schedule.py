@@ -144,7 +144,8 @@ dist:
   %t: f32[4] at(0) over rail = broadcast(%w) {group="node", root=1}
 """
     check_pass(Hierarchical(), given=HOSTS, before=before, after=before)
-    check_pass(Carry("auto"), given=HOSTS, before=before, after=before)
+    for name in ("auto", "tree"):
+        check_pass(Carry(name), given=HOSTS, before=before, after=before)
 
 
 def test_between_hosts_a_value_goes_by_send_and_recv():
