@@ -32,6 +32,12 @@ _DEBUG = Setting(
 )
 _DUMP = Setting("FLUIDX_DUMP", "a directory, made when needed", "", "Where every program is written as text; unset writes none.")
 _TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How long a rank waits in a collective before the run fails.")
+_STALL = Setting(
+    "FLUIDX_STALL_SECONDS", "a number of seconds above 0", "60", "How long a rank waits in a collective before a warning says for whom."
+)
+_OVERLAP = Setting(
+    "FLUIDX_OVERLAP", "auto, 0 or 1", "auto", "Communication of CPU ranks on threads of its own; auto: where cores are free and it pays."
+)
 _CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops the run at the first operator whose result holds a NaN or an infinity.")
 _VERIFY = Setting(
     "FLUIDX_VERIFY", "0 or 1", "0", "1 proves what each pass of a transpile made, and that no plan overwrites what is still to be read."
@@ -57,7 +63,7 @@ def describe() -> tuple[Setting, ...]:
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_NATIVE', 'CPU_NUM']
     """
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
-    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _CPU_NUM)
+    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _CPU_NUM)
 
 
 def debug_level(environ: Mapping[str, str] = os.environ) -> int:
@@ -112,6 +118,25 @@ def timeout(environ: Mapping[str, str] = os.environ) -> float:
     return _read(_TIMEOUT, environ, _seconds)
 
 
+def stall(environ: Mapping[str, str] = os.environ) -> float:
+    """Return FLUIDX_STALL_SECONDS, the seconds that a rank waits in a collective before a warning.
+
+    >>> stall({"FLUIDX_STALL_SECONDS": "5"})
+    5.0
+    """
+    return _read(_STALL, environ, _seconds)
+
+
+def overlap(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Return FLUIDX_OVERLAP, whether the communication of CPU ranks runs beside what they compute; None leaves it to the program and
+    the cores.
+
+    >>> overlap({}), overlap({"FLUIDX_OVERLAP": "1"})
+    (None, True)
+    """
+    return _read(_OVERLAP, environ, _choice)
+
+
 def check_nan(environ: Mapping[str, str] = os.environ) -> bool:
     """Return FLUIDX_CHECK_NAN, whether every result is searched for NaN and infinity.
 
@@ -127,7 +152,7 @@ def show_progress(stream: TextIO | None = None, environ: Mapping[str, str] = os.
     >>> show_progress(environ={"FLUIDX_PROGRESS": "0"})
     False
     """
-    choice = _read(_PROGRESS, environ, lambda text: {"auto": None, "0": False, "1": True}[text])
+    choice = _read(_PROGRESS, environ, _choice)
     if choice is None:
         return (stream or sys.stderr).isatty()
     return choice
@@ -188,6 +213,10 @@ def _read(setting: Setting, environ: Mapping[str, str], parse: Callable[[str], _
 
 def _switch(text: str) -> bool:
     return {"0": False, "1": True}[text]
+
+
+def _choice(text: str) -> bool | None:
+    return {"auto": None, "0": False, "1": True}[text]
 
 
 def _within(value: int, low: int, high: float) -> int:

@@ -300,7 +300,8 @@ def test_trace_runs_a_script_and_writes_a_timeline(tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0] == "2 ranks ['--fast']" and done.returncode == 0, done.stderr
     assert lines[1].startswith("1 run of main on 2 ranks: ") and lines[2].startswith("ceilings, ")
-    assert lines[4].split()[:3] == ["operator", "body", "calls"] and lines[-2].startswith("... and ")
+    assert [line.split(":")[0] for line in lines[3:5]] == ["rank 0", "rank 1"] and all("ms exposed" in line for line in lines[3:5])
+    assert lines[6].split()[:3] == ["operator", "body", "calls"] and lines[-2].startswith("... and ")
     assert lines[-1] == f"wrote {out}; open it at https://ui.perfetto.dev"
     names = {e["args"]["name"] for e in json.loads(out.read_text())["traceEvents"] if e["name"] == "thread_name"}
     assert names == {"rank 0", "rank 1", "rank 0: communication", "rank 1: communication"}

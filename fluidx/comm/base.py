@@ -72,5 +72,14 @@ class Communicator(Protocol):
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         """Send arrays to peers (global ranks) and receive into arrays, all at once, as one NCCL group would."""
 
+    # Where communication is not asynchronous, a thread beside the one that computes may make these calls, in their order. The two say how
+    # far they have come in a run, which began with 0 (`World.begin`), and wait for each other.
+
+    def reach(self, beside: bool, at: int) -> None:
+        """The calling thread, the one that computes or the one `beside` it, has come so far."""
+
+    def follow(self, beside: bool, at: int) -> None:
+        """Wait until the other one has."""
+
     def abort(self, reason: BaseException) -> None:
         """Make every waiting rank stop with CommAborted."""

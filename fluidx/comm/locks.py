@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..native.world import log
 from .base import CommError, CommTimeout, Ranks
 from .slots import Slot
 
@@ -43,15 +44,25 @@ class Meeting:
             for r, gate in self.gates.items():
                 if r != rank:
                     open_gate(gate)
-        elif not self.gates[rank].acquire(timeout=self.world.timeout):
-            with self.guard:
-                missing = sorted(set(self.ranks) - self.arrived)
+        elif not patiently(self.gates[rank], self.world, lambda: self.tell(rank)):
+            missing, _ = self.sides()
             raise CommTimeout(
-                f"rank {rank} waited {self.world.timeout:g} s in {what}; rank{'s' * (len(missing) > 1)} "
-                f"{', '.join(map(str, missing)) or '?'} did not arrive",
+                f"rank {rank} waited {self.world.timeout:g} s in {what}; {_some(missing)} did not arrive",
                 rank=missing[0] if missing else None,
             )
         self.world.check()
+
+    def sides(self) -> tuple[list[int], list[int]]:
+        """Who has not arrived, and who has."""
+        with self.guard:
+            return sorted(set(self.ranks) - self.arrived), sorted(self.arrived)
+
+    def tell(self, rank: int) -> str:
+        late, here = self.sides()
+        return (
+            f"rank {rank} has waited {self.world.stall:g} s in {self.slots[rank]}: {_some(here)} {'are' if here[1:] else 'is'} here, "
+            f"{_some(late)} {'have' if late[1:] else 'has'} not arrived; it goes on waiting"
+        )
 
     def agree(self) -> None:
         """Raise CommError, and stop everyone, unless all members are in the same call with arrays that fit together."""
@@ -81,12 +92,48 @@ class Meeting:
         raise error
 
 
+class Pace:
+    """How far the two threads of a rank have come in a run: the one that computes, and the one that communicates beside it."""
+
+    def __init__(self, world: ThreadWorld):
+        self.world = world
+        self.moved = threading.Condition()
+        self.at = [0, 0]
+
+    def reach(self, beside: bool, at: int) -> None:
+        with self.moved:
+            self.at[beside] = at
+            self.moved.notify_all()
+
+    def follow(self, beside: bool, at: int) -> None:
+        """Wait until the other thread has come so far. It may compute for long, and where it waits for other ranks that has a deadline."""
+        with self.moved:
+            self.moved.wait_for(lambda: self.at[not beside] >= at or self.world.failure is not None)
+            there = self.at[not beside] >= at
+        if not there:
+            self.world.check()
+
+
 class Mailbox:
     """What one rank has posted for another and not yet been read."""
 
     def __init__(self) -> None:
         self.posts: deque[tuple[Any, threading.Lock | None]] = deque()
         self.ready = threading.Semaphore(0)
+
+
+def patiently(lock: Any, world: ThreadWorld, tell: Callable[[], str]) -> bool:
+    """Take a lock that another rank opens, before the deadline; a warning says so where that takes long."""
+    if world.stall >= world.timeout:
+        return lock.acquire(timeout=world.timeout)
+    if lock.acquire(timeout=world.stall):
+        return True
+    log.warning(tell())
+    return lock.acquire(timeout=world.timeout - world.stall)
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks)) or '?'}"
 
 
 def open_gate(lock: threading.Lock) -> None:

@@ -81,6 +81,12 @@ class _Calls(ThreadCommunicator):
             return None
         return [self._shared.meet(ranks, self.rank, _brought(slot))]
 
+    def reach(self, beside: bool, at: int) -> list[native.Call]:
+        return [self._shared.reach(self.rank, beside, at)]
+
+    def follow(self, beside: bool, at: int) -> list[native.Call]:
+        return [self._shared.follow(self.rank, beside, at)]
+
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> list[native.Call] | None:
         if not _in_one_piece(*(a for a, _ in (*sends, *recvs))):
             return None

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import native
+from .. import config, native
 from ..native.world import World, make_world
 from .base import CommAborted, CommError, CommTimeout, Ranks
-from .locks import Mailbox, Meeting, open_gate
+from .locks import Mailbox, Meeting, Pace, open_gate, patiently
 from .slots import BLOCK, Slot, work
 
 _EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer has read
@@ -29,10 +29,18 @@ class ThreadWorld:
 
     def __init__(self, world_size: int, timeout: float = 60.0):
         self.world_size = world_size
-        self.timeout = timeout
+        self.timeout, self.stall = timeout, config.stall()
         self._guard = threading.Lock()
-        self.shared: World | None = make_world(world_size, timeout) if not native.why_not() else None
+        self.shared: World | None = make_world(world_size, timeout, self.stall) if not native.why_not() else None
+        self.paces = [Pace(self) for _ in range(world_size)]
         self.reset()
+
+    def begin(self) -> None:
+        """A run begins in which ranks have two threads: none has come anywhere."""
+        if self.shared is not None:
+            self.shared.begin()
+        for pace in self.paces:
+            pace.at[:] = 0, 0
 
     def reset(self) -> None:
         """Forget meetings and messages; only when no rank is running."""
@@ -87,6 +95,9 @@ class ThreadWorld:
             for _, taken in list(box.posts):
                 if taken is not None:
                     open_gate(taken)
+        for pace in self.paces:
+            with pace.moved:
+                pace.moved.notify_all()
 
 
 class ThreadCommunicator:
@@ -103,6 +114,14 @@ class ThreadCommunicator:
 
     def abort(self, reason: BaseException) -> None:
         self.world.abort(reason)
+
+    # -- the threads of this rank ---------------------------------------------------------------------------------------
+
+    def reach(self, beside: bool, at: int) -> Any:
+        self.world.paces[self.rank].reach(beside, at)
+
+    def follow(self, beside: bool, at: int) -> Any:
+        self.world.paces[self.rank].follow(beside, at)
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -194,6 +213,7 @@ class ThreadCommunicator:
     def _wait(self, lock: Any, peer: int, what: str) -> None:
         # an abort from here on opens the lock; one that came before is seen here
         self.world.check()
-        if not lock.acquire(timeout=self.world.timeout):
+        late = f"rank {self.rank} has waited {self.world.stall:g} s in {what}, which has not arrived; it goes on waiting"
+        if not patiently(lock, self.world, lambda: late):
             raise CommTimeout(f"rank {self.rank} waited {self.world.timeout:g} s in {what}; rank {peer} did not arrive", rank=peer)
         self.world.check()

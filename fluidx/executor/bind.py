@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from ..ir.program import Program
 from ..ir.types import TensorType
 from ..ops import kernels
 from ..ops.comm.collective import native_calls
-from . import watch
+from .bound import Bound
 from .context import RunContext
 from .fuse import fused
 from .memory import carve, carve_strided, zeros
@@ -26,109 +24,8 @@ from .plan import Plan, Step
 from .planning import plan
 from .scope import Scope
 from .told import explain
-
-Call = Callable[[], Any]
-
-
-class Bound:
-    """A plan with its arrays: `run` is one run.
-
-    `steps` are the operators that do anything with their calls, which have no arguments; `numbers` says for each which step of the plan it
-    is, or -1 for one that only waits for communication or notes where it is. A run makes fewer: neighbouring steps of C kernels
-    are one call, of which the first operator stands for all where something goes wrong.
-    """
-
-    def __init__(self, plan: Plan, ctx: RunContext, xp: Any):
-        self.plan, self.ctx, self.xp = plan, ctx, xp
-        self.steps: list[tuple[Operator, Call]] = []
-        self.numbers: list[int] = []
-        self._calls: list[Call] = []
-        self.block: Call | None = None  # the run as one call into C, but for feeds and fetches
-        self._ops: list[Operator] = []
-        self.arrays: dict[str, Any] = {}
-        self.feeds: list[tuple[str, Any]] = []
-        self.fetches: list[Any] = []
-        self._rest: Iterator[Call] = iter(())
-
-    def run(self, feed: Mapping[str, Any]) -> list[Any]:
-        """Copy the feeds in, make every call, copy the fetches out."""
-        for name, buffer in self.feeds:
-            value = feed[name]
-            if type(buffer) is np.ndarray:
-                np.copyto(buffer, value)
-            else:
-                buffer.set(np.ascontiguousarray(value))
-        self._rest = rest = iter(self._calls)
-        try:
-            with np.errstate(all="ignore"):  # overflow and 0/0 are values; FLUIDX_CHECK_NAN finds where they come from
-                for call in rest:
-                    call()
-        except Exception as e:
-            explain(self._failed(e), e)
-        return [f.copy() for f in self.fetches]
-
-    def run_watched(self, feed: Mapping[str, Any], after: watch.After) -> list[Any]:
-        """`run`, one step after the other, with `after(i, op, start, stop)` called behind every one."""
-        joined = self._calls, self._ops
-        clock, finish = watch.clock, self._finish if self.xp is not np else None
-        for _, step in self.steps:
-            if isinstance(step, kernels.Native):
-                step.ready()
-
-        def watched(i: int, op: Operator, call: Call) -> None:
-            start = clock()
-            call()
-            if finish is not None:
-                finish()
-            after(i, op, start, clock())
-
-        self._calls = [partial(watched, i, op, call) for i, (op, call) in enumerate(self.steps)]
-        self._ops = [op for op, _ in self.steps]
-        try:
-            return self.run(feed)
-        finally:
-            self._calls, self._ops = joined
-
-    def explained(self, error: Exception) -> Exception:
-        """An error of the block, as a run would raise it."""
-        try:
-            explain(self._failed(error), error)
-        except Exception as told:
-            return told
-
-    def _finish(self) -> None:
-        """Wait for what was queued on the GPU; with a deadline where other ranks take part."""
-        if self.ctx.comm is not None and self.ctx.comm.asynchronous:
-            self.ctx.comm.wait()
-        else:
-            self.xp.cuda.get_current_stream().synchronize()
-
-    def running(self) -> Operator | None:
-        """The operator that the latest run has come to; None before the first."""
-        at = len(self._calls) - operator.length_hint(self._rest) - 1
-        return self._ops[at] if 0 <= at < len(self._ops) else None
-
-    def _failed(self, error: Exception) -> Operator | None:
-        """The operator that raised: of several in one call, the one whose C kernel it was."""
-        first, number = self.running(), getattr(error, "call", None)
-        if number is None:
-            return first
-        at = next((k for k, (op, _) in enumerate(self.steps) if op is first), len(self.steps))
-        for op, step in self.steps[at:]:
-            if not isinstance(step, kernels.Native):  # kernels between copies by NumPy are a step by themselves
-                break
-            number -= len(step.calls)
-            if number < 0:
-                return op
-        return first
-
-    def join(self) -> None:
-        """Make the calls of a run of the steps."""
-        for native, some in groupby(self.steps, key=lambda step: isinstance(step[1], kernels.Native)):
-            ops, calls = zip(*some, strict=True)
-            self._calls += [kernels.joined(calls)] if native else calls
-            self._ops += ops[:1] if native else ops
-            self.block = self._calls[0] if native and len(self.steps) == len(ops) else None
+from .track import Call
+from .turns import Streams, Threads, Turns
 
 
 @collections_paused()
@@ -145,9 +42,10 @@ def prepare(
     ctx: RunContext,
     xp: Any = np,
     fuse: bool = True,
+    overlap: int | None = None,
 ) -> Bound:
     """`plan` and `bind` in one: the program ready to run. Raises what `plan` raises."""
-    planned = plan(program, feed_types, fetch, scope.arrays, ctx, "cpu" if xp is np else "cuda", fuse=fuse)
+    planned = plan(program, feed_types, fetch, scope.arrays, ctx, "cpu" if xp is np else "cuda", fuse=fuse, overlap=overlap)
     return bind(planned, scope, ctx, xp)
 
 
@@ -157,7 +55,6 @@ class _Binder:
         self.arrays: dict[str, Any] = {}
         self.carved: dict[tuple[int, str, tuple[int, ...]], Any] = {}
         self.arena = _aligned(plan.arena_bytes, xp)
-        self.marks: dict[int, Any] = {}
 
     def bind(self) -> Bound:
         plan = self.plan
@@ -166,17 +63,20 @@ class _Binder:
             if plan.buffers[v.buffer].kind == "feed" and not v.view_of:
                 self.arrays.setdefault(name, self._made(v.type))
         bound.feeds = [(name, self.arrays[name]) for name in plan.feeds]
+        asynchronous = self.ctx.comm is not None and self.ctx.comm.asynchronous
+        turns: Turns = Streams(self.ctx.comm, bound) if asynchronous else Threads(self.ctx, bound)
         for k, step in enumerate(plan.steps):
             if step.waits_for is not None:
-                _add(bound, step.op, partial(_wait, self.ctx.comm, self.marks, step.waits_for))
+                turns.wait(step.op, step.waits_for)
             call = self.step(step)
-            if call is not None:
-                _add(bound, step.op, call, k)
-            if step.marked:
-                _add(bound, step.op, partial(_mark, self.ctx.comm, self.marks, k))
+            if step.beside:
+                turns.beside(k, step, call)
+            elif call is not None:
+                bound.compute.add(step.op, call, k)
         if plan.waits_at_end is not None:
-            _add(bound, plan.steps[-1].op, partial(_wait, self.ctx.comm, self.marks, plan.waits_at_end))
-        bound.join()
+            turns.wait(plan.steps[-1].op, plan.waits_at_end)
+        for track in bound.tracks:
+            track.join()
         bound.fetches = [self.array(n) for n in plan.fetches]
         bound.arrays = self.arrays
         return bound
@@ -318,11 +218,6 @@ def _aligned(total: int, xp: Any) -> Any:
     return raw[start : start + total]
 
 
-def _add(bound: Bound, op: Operator, call: Call, number: int = -1) -> None:
-    bound.steps.append((op, call))
-    bound.numbers.append(number)
-
-
 def _run_block(pairs: list[tuple[Call, Operator]]) -> None:
     at = None
     try:
@@ -330,14 +225,6 @@ def _run_block(pairs: list[tuple[Call, Operator]]) -> None:
             call()
     except Exception as e:
         explain(at, e)
-
-
-def _mark(comm: Any, marks: dict[int, Any], k: int) -> None:
-    marks[k] = comm.mark()
-
-
-def _wait(comm: Any, marks: dict[int, Any], k: int) -> None:
-    comm.order_after(marks[k])
 
 
 def _finish(comm: Any) -> None:

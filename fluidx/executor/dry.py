@@ -24,9 +24,10 @@ def dry_plan(
     batch: int | None = None,
     fetch: Sequence[str] | None = None,
     fuse: bool = True,
+    overlap: int | None = None,
 ) -> Plan:
     """The plan for feeds of these shapes; an open first axis that they do not say has `batch` rows. Of a rank program: that rank's plan.
-    `fuse`: whether a chain of operators may be one step.
+    `fuse` and `overlap` are those of `plan`.
 
     `fetch` are names; without them what no operator reads is fetched. Raises FeedError for a shape of no feed, one that does not fit, and
     an open axis of which nothing is said.
@@ -50,7 +51,7 @@ def dry_plan(
     if program.rank is None:  # as an Executor runs it: annotations for a transpile, on one device
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)))
     feeds = {n: _shaped(n, t, shapes.get(n), batch) for n, t in data.items() if n in shapes or _is_read(program, n)}
-    return plan(program, feeds, leaves(program) if fetch is None else fetch, _state(program, ctx), ctx, fuse=fuse)
+    return plan(program, feeds, leaves(program) if fetch is None else fetch, _state(program, ctx), ctx, fuse=fuse, overlap=overlap)
 
 
 def _shaped(name: str, declared: TensorType, shape: Sequence[int] | None, batch: int | None) -> TensorType:

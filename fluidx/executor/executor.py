@@ -12,7 +12,8 @@ import numpy as np
 from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError
 from ..ir.program import Program
-from .bind import Bound, prepare
+from .bind import prepare
+from .bound import Bound
 from .context import RunContext
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .place import CPUPlace, Place, array_module, using
@@ -83,7 +84,7 @@ class Executor:
             bound = self._bound(program, arrays, names, scope, fuse=not watched.apart)
             bound.ctx.step = scope.steps.get(program, 0)
             after = look(bound, watched)
-            values = bound.run(arrays) if after is None else bound.run_watched(arrays, after)
+            values = bound.run(arrays, after)
             scope.steps[program] = bound.ctx.step + 1
             return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
 

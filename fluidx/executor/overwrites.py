@@ -15,12 +15,11 @@ from ..ir import flow
 from ..ir.bodies import bodies
 from ..ir.dtypes import np_dtype
 from ..ir.errors import ExecutionError
-from ..ir.opdef import Effect, opdef
+from ..ir.opdef import opdef
 from ..ir.operator import Operator
+from .cost import talks
 from .plan import Plan, Step
 from .told import where
-
-_TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 
 class Span(NamedTuple):
@@ -69,8 +68,7 @@ def check_storage(plan: Plan) -> None:
     """
     walk = _Walk(plan)
     walk.steps(plan.steps, "step ")
-    for name in plan.fetches:
-        walk.read(name, "the fetch", None)
+    walk.end_of_run(plan)
 
 
 class _Walk:
@@ -80,10 +78,10 @@ class _Walk:
         self.content: dict[str, tuple[_Content, ...]] = {}  # of each name, what was written last; of one that is joined, in parts
         self.ended: dict[int, tuple[_Content, str]] = {}  # content, by id, and what wrote over it
         self.strides: dict[str, np.ndarray] = {}  # what does not lie in one piece, as views of an array that nothing touches
-        self.running: list[tuple[int, str, list[Span], list[Span]]] = []  # communication: step, its label, what it reads and writes
+        self.running: list[tuple[int, str, list[Span], list[Span]]] = []  # beside compute: step, its label, what it reads and writes
         sizes = [*(b.nbytes for b in plan.buffers), *(v.type.nbytes for v in plan.values.values())]
+        self.started: set[int] = set()  # what runs, or ran, beside compute
         self.dummy = np.empty(max(sizes, default=1) or 1, np.uint8)
-        self.asynchronous = plan.waits_at_end is not None or any(step.marked for step in plan.steps)
         for name, v in plan.values.items():
             if plan.buffers[v.buffer].kind != "arena" and not v.view_of:
                 self.write(name, "the start of the run")
@@ -148,8 +146,7 @@ class _Walk:
     def steps(self, steps: Iterable[Step], label: str) -> None:
         for k, step in enumerate(steps):
             said = f"{label}{k} ({' + '.join(op.type for op in step.ops)})"
-            if step.waits_for is not None:
-                self.running = [r for r in self.running if r[0] > step.waits_for]
+            self.wait(step.waits_for, said, step.op)
             if step.kernel == "view":
                 self.view(step, said)
                 continue
@@ -157,8 +154,27 @@ class _Walk:
                 self.joined(step, said)
                 continue
             self.step(step, said)
-            if self.asynchronous and opdef(step.op.type).effect in _TALKS:
-                self.running.append((k, said, [self.span(n) for n in self.reads(step)], [self.span(n) for n in self.writes(step)]))
+            if step.beside:
+                written = [*(self.span(n) for n in self.writes(step)), *_scratch(step)]
+                self.started.add(k)
+                self.running.append((k, said, [self.span(n) for n in self.reads(step)], written))
+
+    def wait(self, number: int | None, label: str, op: Operator | None) -> None:
+        """A step that runs beside the others is through, and those before it, which have been running."""
+        if number is None:
+            return
+        if number not in self.started:
+            self.refuse(f"{label} waits for step {number}, which has not started to run beside it", op)
+        if not self.plan.steps[number].marked:
+            self.refuse(f"{label} waits for step {number}, which does not say when it is through", op)
+        self.running = [r for r in self.running if r[0] > number]
+
+    def end_of_run(self, plan: Plan) -> None:
+        self.wait(plan.waits_at_end, "the end", None)
+        if self.running:
+            self.refuse(f"the run ends before {self.running[0][1]} is waited for", None)
+        for name in plan.fetches:
+            self.read(name, "the fetch", None)
 
     def reads(self, step: Step) -> list[str]:
         """The values that a step looks at. One of which it needs the shape only may be gone."""
@@ -221,7 +237,7 @@ class _Walk:
         if step.kernel == "control":
             self.control(step, label)
             reads += [n for body in bodies(op) for n in body.results(op)]
-        scratch = [Span(-1, s.offset, s.offset + s.type.nbytes) for s in step.scratch]
+        scratch = _scratch(step)
         taken = [self.span(n) for n in (*reads, *writes)]
         for k, span in enumerate(scratch):
             if any(span.meets(other) for other in (*taken, *scratch[:k])):
@@ -229,7 +245,10 @@ class _Walk:
         for span in (*taken, *scratch):
             if span.space == -1 and not 0 <= span.start <= span.stop <= self.plan.arena_bytes:
                 self.refuse(f"{label} uses bytes {span.start} to {span.stop} of an arena of {self.plan.arena_bytes}", op)
-        self.beside(label, op, [self.span(n) for n in reads], [*(self.span(n) for n in writes), *scratch])
+        if not step.beside:
+            if self.running and talks(step):
+                self.refuse(f"{label} communicates while {self.running[0][1]} does so beside it", op)
+            self.apart(label, op, [self.span(n) for n in reads], [*(self.span(n) for n in writes), *scratch])
         for n in writes:
             self.meeting(step, n, reads, writes, label)
         for span in scratch:
@@ -263,10 +282,8 @@ class _Walk:
             for a, b in opdef(op.type).inplace:
                 yield from ((n, out) for n in op.inputs.get(a, ())[:1] for out in op.outputs.get(b, ())[:1])
 
-    def beside(self, label: str, op: Operator, reads: list[Span], writes: list[Span]) -> None:
-        """Nothing may touch what communication is still sending or receiving; communication itself follows in order."""
-        if opdef(op.type).effect in _TALKS:
-            return
+    def apart(self, label: str, op: Operator, reads: list[Span], writes: list[Span]) -> None:
+        """Nothing may touch what communication is still sending or receiving; what is beside compute itself follows in order."""
         for _, other, sent, received in self.running:
             for span in (*reads, *writes):
                 if any(span.meets(s) for s in received) or span in writes and any(span.meets(s) for s in sent):
@@ -289,6 +306,10 @@ class _Walk:
         for n in flow.writes(self.plan.program, step.op):
             if n in self.plan.values and n not in step.writes:
                 self.write(n, label)
+
+
+def _scratch(step: Step) -> list[Span]:
+    return [Span(-1, s.offset, s.offset + s.type.nbytes) for s in step.scratch]
 
 
 def _place(a: np.ndarray) -> tuple[int, list[int]]:

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import ChainMap, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -15,19 +15,22 @@ from .. import config
 from ..comm.threads import ThreadWorld
 from ..ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, nearest
 from ..ir.parts import cut, holds
-from ..ir.program import Program, ProgramPair, Var
+from ..ir.program import Program, Var
 from ..ir.stamp import Stamp
 from ..native.world import Launch, World
 from . import watch
-from .bind import Bound, prepare
+from .beside import worth
+from .bind import prepare
+from .bound import Bound
 from .context import RunContext
 from .deal import UNEVEN, Dealer, Recipe, is_local
 from .feeds import check_feed, check_fetch, feed_types, fetch_names
 from .memory import copied
+from .pairs import rank_programs
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
 from .scope import Scope
 from .wanted import Gathered, Holders
-from .workers import GRACE, Crew, Outcome, cause, diagnose, stop
+from .workers import GRACE, Crew, Job, Outcome, cause, diagnose, stop, together
 
 _MAX_PLANS = 16
 _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
@@ -80,7 +83,7 @@ class ParallelExecutor:
                 f"ParallelExecutor has no argument {next(iter(fluid))!r}: what fluid's use_cuda, loss_name and main_program said is in the "
                 "transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"
             )
-        pairs = _pairs(programs)
+        pairs = rank_programs(programs)
         self.world_size = n = len(pairs)
         places = list(places) if places is not None else [CPUPlace()] * n
         if len(places) != n:
@@ -171,18 +174,11 @@ class ParallelExecutor:
             given, ready = self._ready_for(names, feed if feed is not None else feed_dict, return_merged, watched.apart)
             feeds = self.dealer.deal(self._descs, given, ready.dealt)
             step = self.scopes[0].steps.get(self._mains[0], 0)
-
-            def job(rank: int) -> list[Any]:
-                bound = self._current[rank] = ready.bounds[rank]
+            self._current[:] = ready.bounds
+            for bound in ready.bounds:
                 bound.ctx.step = step
-                after = watch.look(bound, watched, rank)
-                values = bound.run(feeds[rank]) if after is None else bound.run_watched(feeds[rank], after)
-                self._finish(rank)
-                xp = self._modules[rank]
-                return values if xp is np else [xp.asnumpy(v) for v in values]
-
             launched = ready.launch is not None and not watched.apart and not watch.watchers
-            values = self._launch(ready, feeds, step) if launched else self._everywhere(job)
+            values = self._launch(ready, feeds) if launched else self._step(ready, feeds, watched)
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
             parts = [[None if k is None else v[k] for k, v in zip(g.at, values, strict=True)] for g in ready.gathered]
@@ -190,6 +186,21 @@ class ParallelExecutor:
                 return [[p.copy() if launched and p is not None else p for p in of] for of in parts]
             merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
             return [m.copy() if launched and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
+
+    def _step(self, ready: _Ready, feeds: Sequence[Mapping[str, np.ndarray]], watched: watch.Asked) -> list[list[Any]]:
+        """What the ranks fetch of a step that each rank's own threads do."""
+        after = [watch.look(bound, watched, rank) for rank, bound in enumerate(ready.bounds)]
+
+        def job(rank: int) -> list[Any]:
+            values = ready.bounds[rank].run(feeds[rank], after[rank])
+            self._finish(rank)
+            xp = self._modules[rank]
+            return values if xp is np else [xp.asnumpy(v) for v in values]
+
+        if all(bound.beside is None for bound in ready.bounds):
+            return self._everywhere(job)
+        self.world.begin()
+        return self._everywhere(job, lambda rank: ready.bounds[rank].run_beside(after[rank]))
 
     def _ready_for(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], _Ready]:
         """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
@@ -205,7 +216,8 @@ class ParallelExecutor:
         dealt = self.dealer.recipe(self._descs, given, self.uneven)
         wanted = self._holders.wanted(names, merged)
         whole = self.dealer.evened(given, dealt)
-        bounds = self._everywhere(lambda r: self._compile(r, self._mains[r], whole, wanted.ranks[r], not apart))
+        overlap = None if apart else worth(self.world_size)
+        bounds = self._everywhere(lambda r: self._compile(r, self._mains[r], whole, wanted.ranks[r], not apart, overlap))
         gathered = self._holders.gathered(names, wanted, [b.plan.fetch_types for b in bounds])
         ready = _Ready(dealt, bounds, self._launcher(bounds), gathered, self._versions())
         self._ready[kind] = ready
@@ -218,12 +230,17 @@ class ParallelExecutor:
 
     def _launcher(self, bounds: Sequence[Bound]) -> Launch | None:
         shared: World | None = getattr(self.world, "shared", None)
-        blocks = [b.block for b in bounds if b.block is not None]
-        if shared is None or len(blocks) < self.world_size or self.world_size == 1:
+        blocks = [b.compute.block for b in bounds if b.compute.block is not None]
+        beside = [b.beside.block if b.beside is not None else None for b in bounds]
+        if shared is None or self.world_size == 1 or any(t.block is None for b in bounds for t in b.tracks):
             return None
-        return shared.launcher(blocks, [[a for _, a in b.feeds] for b in bounds])
+        if any(beside):
+            self._crew.double(self.world)
+        return shared.launcher(blocks, [[a for _, a in b.feeds] for b in bounds], beside)
 
-    def _compile(self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str], fuse: bool = True) -> Bound:
+    def _compile(
+        self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str], fuse: bool = True, overlap: int | None = None
+    ) -> Bound:
         if change := self._stamp.changed(program):
             raise ProgramError(
                 f"rank {rank}: {change}\n  it was changed after it was given to this executor and proved; "
@@ -233,7 +250,7 @@ class ParallelExecutor:
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups)
         declared = program.global_block().descs  # a rank that only serves others is fed nothing
         given = {n: t for n, t in feed_types(feed).items() if n in declared}
-        return prepare(program, given, fetch, self.scopes[rank], ctx, self._modules[rank], fuse)
+        return prepare(program, given, fetch, self.scopes[rank], ctx, self._modules[rank], fuse, overlap)
 
     def _finish(self, rank: int) -> None:
         """Wait, with a deadline, for what the rank has queued on its GPU."""
@@ -273,15 +290,15 @@ class ParallelExecutor:
 
     # -- all ranks at once --------------------------------------------------------------------------------------------------
 
-    def _everywhere(self, job: Callable[[int], Any]) -> list[Any]:
-        """`job(rank)` on every rank at once; the first failure stops all and is raised."""
+    def _everywhere(self, *jobs: Job) -> list[Any]:
+        """`job(rank)` on every rank at once, and a second job beside it; the first failure stops all and is raised."""
         if self.world_size == 1:
             with using(self.places[0]):
-                return [job(0)]
+                return [jobs[0](0)]
         outcomes: dict[int, Outcome] = {}
         failed, self._failed = self._failed, _INTERRUPTED
         try:
-            self._crew.carry_out(job, self.world, outcomes)
+            self._crew.carry_out(jobs, self.world, outcomes)
         except BaseException as e:  # Ctrl-C
             self._failed = e
             raise
@@ -294,12 +311,9 @@ class ParallelExecutor:
         self._failed = failed
         return [outcomes[r].value for r in range(self.world_size)]
 
-    def _launch(self, ready: _Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int) -> list[list[Any]]:
+    def _launch(self, ready: _Ready, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[list[Any]]:
         """What the ranks fetch, where it lies, of a step that needs no Python: rank 0's is done on this thread."""
         assert ready.launch is not None
-        self._current[:] = ready.bounds
-        for bound in ready.bounds:
-            bound.ctx.step = step
         given = tuple([np.ascontiguousarray(fed[n]) for bound, fed in zip(ready.bounds, feeds, strict=True) for n, _ in bound.feeds])
         failed, self._failed = self._failed, _INTERRUPTED
         try:
@@ -308,8 +322,11 @@ class ParallelExecutor:
             self._failed = e
             raise
         if errors is not None:
-            told = [e if e is None else b.explained(e) for b, e in zip(ready.bounds, errors, strict=True)]
-            self._fail({r: Outcome(None, e) for r, e in enumerate(told)}, [])
+            n, outcomes = self.world_size, {}
+            for r, bound in enumerate(ready.bounds):
+                threads = {k: Outcome(None, e and t.explained(e)) for k, (t, e) in enumerate(zip(bound.tracks, errors[r::n], strict=False))}
+                outcomes[r] = together(threads)
+            self._fail(outcomes, [])
         self._failed = failed
         return [bound.fetches for bound in ready.bounds]
 
@@ -320,7 +337,7 @@ class ParallelExecutor:
             self.world.reset()
             raise error  # wrong feed or program: found before anything ran
         self._failed = error
-        rank, text = diagnose(rank, error, outcomes, lambda r: bound.running() if (bound := self._current[r]) is not None else None)
+        rank, text = diagnose(rank, error, outcomes, lambda r: bound.compute.running() if (bound := self._current[r]) is not None else None)
         self._replace(lost)
         raise RankError(text, rank) from error
 
@@ -375,25 +392,3 @@ def _are_arrays(feed: Any) -> bool:
 
 def _kind(names: list[str], feed: Mapping[str, np.ndarray], merged: bool, apart: bool) -> tuple:
     return (merged, apart, *names, *sorted([(n, a.dtype, a.shape) for n, a in feed.items()]))
-
-
-def _pairs(programs: Any) -> list[ProgramPair]:
-    """The programs of every rank, in order."""
-    if hasattr(programs, "get_trainer_program"):
-        return [ProgramPair(programs.get_trainer_program(r), programs.get_startup_program(r)) for r in range(programs.world_size)]
-    if not isinstance(programs, Sequence) or not programs or not all(isinstance(p, ProgramPair) for p in programs):
-        raise ExecutionError(
-            "ParallelExecutor takes the DistributeTranspiler that transpiled the program, ParallelExecutor(t, places=fx.cpu_places(4)), "
-            f"or one ProgramPair for each rank; got {type(programs).__name__}"
-        )
-    groups = programs[0].main.groups
-    for r, pair in enumerate(programs):
-        for p in (pair.main, pair.startup):
-            if p.rank not in (None, r):
-                raise ExecutionError(f"{p.label()} is of rank {p.rank}, but stands at {r}; give the programs in rank order")
-            if p.groups != groups:
-                raise ExecutionError(f"rank {r}: {p.label()} declares groups {p.groups}, {programs[0].main.label()} of rank 0 {groups}")
-    if programs[0].main.world_size != len(programs):
-        n = programs[0].main.world_size
-        raise ExecutionError(f"{programs[0].main.label()} is one of {n} rank{'s' if n > 1 else ''}, programs of {len(programs)} were given")
-    return list(programs)

@@ -71,7 +71,8 @@ class Step(NamedTuple):
     kernel: str
     here: Here | None = None  # what it does on this rank, where that is not what it says
     scratch: tuple[Scratch, ...] = ()
-    waits_for: int | None = None  # the number of a step whose communication has to be through before
+    beside: bool = False  # it starts when the steps before it that are not are through, and runs beside those behind it
+    waits_for: int | None = None  # the number of a step beside the others that has to be through before
     marked: bool = False  # a later step waits for it
 
     @property
@@ -164,6 +165,8 @@ class Plan(NamedTuple):
         reads = ", ".join(self._where(n) for n in step.reads if n in self.values)
         writes = ", ".join(self._where(n) for n in step.writes if n in self.values)
         notes = [f"scratch {s.of and s.of + ' '}{s.type} at {s.offset}" for s in step.scratch]
+        if step.beside:
+            notes.append("beside compute")
         if step.waits_for is not None:
             notes.append(f"waits for step {step.waits_for}")
         told = f"  [{'; '.join(notes)}]" if notes else ""

@@ -7,10 +7,9 @@ from typing import Any
 
 from .. import config, native
 from .._collector import collections_paused
-from ..ir import flow
-from ..ir.opdef import Effect
 from ..ir.program import Program
 from ..ir.types import TensorType
+from .beside import NOTHING, Beside, Span, on_stream, on_thread
 from .choices import Answers, Chooser
 from .context import RunContext
 from .fuse import chains
@@ -19,10 +18,7 @@ from .outline import Outline
 from .overwrites import check_storage
 from .plan import Plan, Step
 from .sizes import Sizes
-from .storage import Node, Root, Shadows, Storage
-from .streams import Access, waits
-
-_TALKS = (Effect.COLLECTIVE, Effect.P2P)
+from .storage import Node, Shadows, Storage
 
 
 @collections_paused()
@@ -36,12 +32,14 @@ def plan(
     natively: bool | None = None,
     fuse: bool = True,
     rewrite: bool | None = None,
+    overlap: int | None = None,
 ) -> Plan:
     """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
     rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. `natively`: whether C kernels may be
     used; None: where they are built and FLUIDX_KERNELS allows it. `fuse`: whether a chain of operators may be one step. `rewrite`: whether
-    what needs no operator goes (fluidx.rewrite), by which no bit changes; None: if `fuse`, and FLUIDX_REWRITE allows it. Raises FeedError,
-    NotInitializedError or ProgramError.
+    what needs no operator goes (fluidx.rewrite), by which no bit changes; None: if `fuse`, and FLUIDX_REWRITE allows it. `overlap`: the
+    bytes of communication, at least, that a second thread of a CPU rank must hide for it to be used; None: there is none. Raises
+    FeedError, NotInitializedError or ProgramError.
 
     >>> import fluidx as fx
     >>> main = fx.Program("double")
@@ -74,8 +72,8 @@ def plan(
     chooser = Chooser(storage, device, natively, answers, lies)
     kernels = {id(node): chooser.kernel(node) for some in (nodes, *storage.inner.values()) for node in some}
     order = list(_order(nodes, spans))
-    stops = _waits(storage, nodes, order) if ctx.comm is not None and ctx.comm.asynchronous else {}
-    marked = set(stops.values())
+    beside = _beside(storage, nodes, order, overlap)
+    marked = set(beside.stops.values())
     values, buffers, total = storage.finish()
 
     def step(some: Sequence[Node], k: int | None = None) -> Step:
@@ -84,7 +82,9 @@ def plan(
         ops, scratch = first.ops, storage.placed(first)
         for node in some[1:]:
             ops, scratch = ops + node.ops, scratch + storage.placed(node)
-        return Step(ops, kernel, first.here, scratch, stops.get(k) if k is not None else None, k in marked)
+        if k is None:
+            return Step(ops, kernel, first.here, scratch)
+        return Step(ops, kernel, first.here, scratch, k in beside.steps, beside.stops.get(k), k in marked)
 
     absent = sizes.local.absent if sizes.local is not None else frozenset()
     planned = Plan(
@@ -98,7 +98,7 @@ def plan(
         tuple(fetch),
         tuple([sizes.whole(n) for n in fetch]),
         frozenset(absent),
-        stops.get(len(order)),
+        beside.stops.get(len(order)),
     )
     if config.verify_all():
         check_storage(planned)
@@ -116,7 +116,7 @@ def _simplified(sizes: Sizes, outline: Outline, natively: bool | None) -> Outlin
     return left
 
 
-def _order(nodes: Sequence[Node], spans: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _order(nodes: Sequence[Node], spans: Mapping[int, Span]) -> Iterator[Span]:
     """(first, last + 1) of the nodes that become one step each: sends and recvs of one batch go together."""
     k = 0
     while k < len(nodes):
@@ -125,26 +125,8 @@ def _order(nodes: Sequence[Node], spans: Mapping[int, tuple[int, int]]) -> Itera
         k = stop
 
 
-def _waits(storage: Storage, nodes: Sequence[Node], order: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Step before which to wait -> communication step to wait for, when communication has a stream of its own; the number of steps
-    stands for the end. Storage that is being sent or received stays taken until the wait.
-    """
-    roots: dict[Any, Root] = {}
-    accesses = []
-    for k, stop in order:
-        some = nodes[k:stop]
-        read = [storage.roots[n] for node in some for op in node.ops for n in storage.sizes.reads(op) if n in storage.roots]
-        read += [a.root for node in some for a in node.scratch]
-        writes = [n for node in some if not node.made for op in node.ops for n in flow.writes(storage.program, op)]
-        written = [storage.roots[n] for n in writes if n in storage.roots]
-        roots.update({id(r): r for r in (*read, *written)})
-        talks = some[0].definition.effect in _TALKS
-        accesses.append(Access(frozenset(map(id, read)), frozenset(map(id, written)), talks))
-    out = {}
-    for j, met in waits(accesses).items():
-        at = order[j][0] if j < len(order) else len(nodes)
-        out[j] = met[-1]
-        for i in met:
-            for r in accesses[i].reads | accesses[i].writes:
-                roots[r].stop = max(roots[r].stop, at)
-    return out
+def _beside(storage: Storage, nodes: Sequence[Node], order: Sequence[Span], least: int | None) -> Beside:
+    comm = storage.ctx.comm
+    if comm is not None and comm.asynchronous:
+        return on_stream(storage, nodes, order)
+    return NOTHING if least is None else on_thread(storage, nodes, order, least)

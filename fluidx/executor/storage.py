@@ -27,7 +27,7 @@ from .outline import Outline
 from .plan import Buffer, Lies, Scratch, Value
 from .sizes import Sizes
 
-_TALKS = (Effect.COLLECTIVE, Effect.P2P)
+TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 Unit = tuple[Operator, ...]  # one operator, or a chain
 
@@ -170,7 +170,7 @@ class Storage:
             return node
         elsewhere = self._made_elsewhere(op, i) if definition.strided is not None and not inner else ()
         self._results(node, ins, [n for n in outs if n not in elsewhere], inner)
-        if definition.effect in _TALKS:  # what is sent lies in one piece
+        if definition.effect in TALKS:  # what is sent lies in one piece
             for n in read:
                 if not self.shadow[n].flags.c_contiguous:
                     self.aside(node, self.types[n], n, reads=True)

@@ -11,7 +11,7 @@ from ..ir.errors import ExecutionError
 from ..ir.operator import Operator
 
 if TYPE_CHECKING:
-    from .bind import Bound
+    from .bound import Bound
 
 After = Callable[[int, Operator, int, int], None]  # (number of the call, operator, start and stop in ns), called behind every step
 

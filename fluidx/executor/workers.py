@@ -1,4 +1,7 @@
-"""The threads of the ranks: hand one job to all, gather what became of it, and find the rank that is to blame."""
+"""The threads of the ranks: hand one job to all, gather what became of it, and find the rank that is to blame.
+
+A rank has one thread, and a second one beside it where communication runs beside what it computes.
+"""
 
 from __future__ import annotations
 
@@ -28,56 +31,67 @@ class Outcome(NamedTuple):
 
 
 class _Order:
-    """One job for all ranks. Outcomes are kept here before they are announced, so that an interrupted caller loses none."""
+    """A job for each thread. Outcomes, by the thread's number, are kept here before they are announced, so that an interrupted caller loses
+    none."""
 
-    def __init__(self, job: Job, world: Any, outcomes: dict[int, Outcome], ranks: int):
-        self.job, self.world, self.outcomes, self.ranks = job, world, outcomes, ranks
+    def __init__(self, jobs: Sequence[Job], world: Any, ranks: int):
+        self.jobs, self.world, self.ranks = jobs, world, ranks
+        self.outcomes: dict[int, Outcome] = {}
         self.news: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.cancelled = False
 
-    def carry_out(self, rank: int) -> None:
-        if rank in self.outcomes:  # it came twice, because the caller was interrupted while handing it out
+    def __len__(self) -> int:
+        return self.ranks * len(self.jobs)
+
+    def carry_out(self, rank: int, beside: bool) -> None:
+        number = rank + self.ranks * beside
+        if number in self.outcomes:  # it came twice, because the caller was interrupted while handing it out
             return
         try:
             if self.cancelled:
                 raise CommAborted("the run was interrupted before this rank began")
             native.share_cores(self.ranks)
-            outcome = Outcome(self.job(rank), None)
+            outcome = Outcome(self.jobs[beside](rank), None)
         except BaseException as e:  # whatever it is, the other ranks must not wait for this one
             self.world.abort(e)
             outcome = Outcome(None, e)
-        self.outcomes[rank] = outcome
-        self.news.put(rank)
+        self.outcomes[number] = outcome
+        self.news.put(number)
+
+    def by_rank(self) -> dict[int, Outcome]:
+        """What became of the ranks of which no thread is missing."""
+        threads = {r: {n: o for n in range(r, len(self), self.ranks) if (o := self.outcomes.get(n))} for r in range(self.ranks)}
+        return {r: together(found) for r, found in threads.items() if len(found) == len(self.jobs)}
 
 
 class _Worker:
-    """The thread of one rank: takes orders from its inbox, and None as the sign to end. Where ranks meet in C it waits there too, and what
+    """A thread of one rank: takes orders from its inbox, and None as the sign to end. Where ranks meet in C it waits there too, and what
     is launched on it meanwhile never comes to Python."""
 
-    def __init__(self, rank: int, place: Place, shared: World | None):
-        self.rank, self.place, self.shared = rank, place, shared
+    def __init__(self, rank: int, place: Place, shared: World | None, beside: bool):
+        self.rank, self.place, self.shared, self.beside = rank, place, shared, beside
         self.inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._serve, name=f"fluidx-rank-{rank}", daemon=True)
+        self.thread = threading.Thread(target=self._serve, name=f"fluidx-rank-{rank}{'-beside' * beside}", daemon=True)
         self.thread.start()
 
     def put(self, order: _Order | None) -> None:
         self.inbox.put(order)
         if self.shared is not None:
-            self.shared.knock(self.rank)
+            self.shared.knock(self.rank, self.beside)
 
     def _take(self) -> _Order | None:
         while self.shared is not None:
             try:
                 return self.inbox.get_nowait()
             except queue.Empty:
-                self.shared.serve(self.rank)
+                self.shared.serve(self.rank, self.beside)
         return self.inbox.get()
 
     def _serve(self) -> None:
         if isinstance(self.place, CUDAPlace):
             array_module(self.place).cuda.Device(self.place.device).use()
         while (order := self._take()) is not None:
-            order.carry_out(self.rank)
+            order.carry_out(self.rank, self.beside)
             del order  # an idle thread must not keep the executor alive
 
 
@@ -86,42 +100,58 @@ class Crew:
 
     def __init__(self, places: Sequence[Place], world: Any, timeout: float):
         self.places, self.timeout = list(places), timeout
-        self.workers: list[_Worker] = []
+        self.workers: list[_Worker] = []  # of all ranks in their order, then those beside them
         self.renew(world)
 
-    def carry_out(self, job: Job, world: Any, outcomes: dict[int, Outcome]) -> None:
-        """`job(rank)` on every rank at once; `outcomes` is filled, except for ranks that are stuck after another has failed.
+    def carry_out(self, jobs: Sequence[Job], world: Any, outcomes: dict[int, Outcome]) -> None:
+        """`jobs[0](rank)` on every rank at once, and `jobs[1](rank)`, if it is given, beside it; `outcomes` is filled, except for ranks
+        that are stuck after another has failed.
 
         An exception in the caller, such as Ctrl-C, stops the ranks before it goes on.
         """
-        order = _Order(job, world, outcomes, len(self.workers))
+        if len(jobs) > 1:
+            self.double(world)
+        order = _Order(jobs, world, len(self.places))
         try:
-            for w in self.workers:
-                w.put(order)
+            self.hand_out(order)
             self.collect(order)
         except BaseException as e:
             order.cancelled = True
             world.abort(e)
-            for w in self.workers:  # one that did not get it yet shall say so
-                w.put(order)
+            self.hand_out(order)  # a thread that did not get it yet shall say so
             self.collect(order, GRACE)
             raise
+        finally:
+            outcomes.update(order.by_rank())
+
+    def hand_out(self, order: _Order) -> None:
+        for w in self.workers:
+            if w.beside < len(order.jobs):
+                w.put(order)
 
     def collect(self, order: _Order, wait: float | None = None) -> None:
         """Wait for all outcomes. Once a rank has failed, the others get little time to notice: one that is stuck is left behind."""
         deadline = None if wait is None else time.monotonic() + wait
-        while len(order.outcomes) < len(self.workers):
+        while len(order.outcomes) < len(order):
             try:
-                rank = order.news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                number = order.news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 return
-            if order.outcomes[rank].error is not None and deadline is None:
+            if order.outcomes[number].error is not None and deadline is None:
                 deadline = time.monotonic() + min(self.timeout, GRACE)
 
     def renew(self, world: Any) -> None:
         """New threads, for a world that nobody is stuck in; those of the old one end when they can."""
         stop(self.workers)
-        self.workers += [_Worker(r, p, getattr(world, "shared", None)) for r, p in enumerate(self.places)]
+        self.workers += self._made(world, False)
+
+    def double(self, world: Any) -> None:
+        """See that every rank has a second thread."""
+        if len(self.workers) == len(self.places):
+            self.workers += self._made(world, True)
+
+    def _made(self, world: Any, beside: bool) -> list[_Worker]:
+        return [_Worker(r, p, getattr(world, "shared", None), beside) for r, p in enumerate(self.places)]
 
 
 def stop(workers: list[_Worker]) -> None:
@@ -131,8 +161,14 @@ def stop(workers: list[_Worker]) -> None:
     workers.clear()
 
 
+def together(threads: Mapping[int, Outcome]) -> Outcome:
+    """What became of a rank, of what became of its threads: the first gives the value, and one that failed of its own accord the error."""
+    wrong = any(o.error is not None for o in threads.values())
+    return Outcome(threads[min(threads)].value, cause(threads)[1] if wrong else None)
+
+
 def cause(outcomes: Mapping[int, Outcome]) -> tuple[int, BaseException]:
-    """The rank that failed first of its own accord, and its error: the others failed because it did."""
+    """The rank, or thread, that failed first of its own accord, and its error: the others failed because it did."""
     errors = [(r, e) for r in sorted(outcomes) if (e := outcomes[r].error) is not None]
     causes = [(r, e) for r, e in errors if not isinstance(root(e), CommAborted)] or errors
     # a rank that only waited too long is a consequence when another one says what went wrong

@@ -109,6 +109,8 @@ class OpDef:
     # attributes that name a sub-block, with the attribute that lists the values which that block hands out ("" for none)
     bodies: ClassVar[Mapping[str, str]] = {}
     onnx: ClassVar[str | None] = None
+    # what Horovod's timeline calls the time that it takes
+    activity: ClassVar[str] = ""
     # fluid's names of a collective, in the NCCL design and from 1.5 on; the text form can be written with them
     fluid_names: ClassVar[tuple[str, str] | None] = None
 

@@ -74,12 +74,13 @@ def _start() -> _State:
         if wanted not in _native.levels():
             return _State(None, f"FLUIDX_NATIVE_LEVEL={wanted}, and this processor has {', '.join(_native.levels())}", "", "")
         _native.set_level(wanted)
-    _native.set_num_threads(config.threads() or _cores())
+    _native.set_num_threads(config.threads() or cores())
     blas, no_blas = _find_blas(_native)
     return _State(_native, "", blas, no_blas)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -11,10 +12,13 @@ import numpy as np
 
 from . import Call, _module, address
 
+log = logging.getLogger("fluidx.comm")
+
 SPIN_US = 100  # that a rank waits awake at most
 
 Ranks = tuple[int, ...]
 Sending = tuple[np.ndarray, int]  # an array and the peer
+Block = Callable[[], None]
 Launch = Callable[[tuple[np.ndarray, ...]], tuple[Exception | None, ...] | None]
 
 _WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "reduce_scatter": 4}  # as combine.h numbers it
@@ -77,22 +81,35 @@ class World:
             keeps += [a, text]
         return Call("exchange", tuple(words), tuple(keeps))
 
-    def launcher(self, blocks: Sequence[Callable[[], None]], buffers: Sequence[Sequence[np.ndarray]]) -> Launch:
-        """A function that does a block on every rank at once: rank 0's on the calling thread, the others' on the threads that `serve`.
+    def reach(self, rank: int, beside: bool, at: int) -> Call:
+        """The call by which a thread of a rank, the one that computes or the one `beside` it, says how far it has come."""
+        return Call("reach", (self._place, rank, int(beside), at), (self._capsule,))
+
+    def follow(self, rank: int, beside: bool, at: int) -> Call:
+        """The call by which it waits until the other thread has come so far."""
+        return Call("await", (self._place, rank, int(beside), at), (self._capsule,))
+
+    def begin(self) -> None:
+        """A run begins in which ranks have two threads: none has come anywhere."""
+        self._module.begin(self._capsule)
+
+    def launcher(self, blocks: Sequence[Block], buffers: Sequence[Sequence[np.ndarray]], beside: Sequence[Block | None]) -> Launch:
+        """A function that does a block on every rank at once: rank 0's on the calling thread, the others', and the blocks beside them
+        where there are any, on the threads that `serve`.
 
         Before, each rank copies its feeds into its buffers; the function takes all of them in one tuple, in the order of the buffers.
-        It returns None, or for each rank its error or None. Python's handlers of signals run meanwhile, and an exception of theirs stops
-        all ranks where they meet next and is raised when they have stopped.
+        It returns None, or for each block its error or None, those beside behind the others. Python's handlers of signals run meanwhile,
+        and an exception of theirs stops all ranks where they meet next and is raised when they have stopped.
         """
-        return self._module.launcher(self._capsule, tuple(blocks), tuple(map(tuple, buffers)))
+        return self._module.launcher(self._capsule, tuple(blocks), tuple(map(tuple, buffers)), tuple(beside))
 
-    def serve(self, rank: int) -> None:
-        """Let the calling thread do what is launched on a rank, until somebody knocks."""
-        self._module.serve(self._capsule, rank)
+    def serve(self, rank: int, beside: bool = False) -> None:
+        """Let the calling thread do what is launched on a rank, or beside it, until somebody knocks."""
+        self._module.serve(self._capsule, rank, beside)
 
-    def knock(self, rank: int) -> None:
+    def knock(self, rank: int, beside: bool = False) -> None:
         """Let `serve` return, or the next one if there is none now."""
-        self._module.knock(self._capsule, rank)
+        self._module.knock(self._capsule, rank, beside)
 
     def expect(self) -> None:
         """Wake the threads that serve: a launch is near."""
@@ -118,10 +135,14 @@ class World:
             return self._mailboxes[source, to]
 
 
-def make_world(ranks: int, timeout: float) -> World | None:
-    """A world for `ranks` threads; None where the extension cannot offer one: MSVC has no C11 atomics."""
+def make_world(ranks: int, timeout: float, stall: float) -> World | None:
+    """A world for `ranks` threads, which says when one of them has waited `stall` seconds for another; None where the extension cannot
+    offer one: MSVC has no C11 atomics."""
     capsule = _module().world(ranks, timeout, SPIN_US * 1000)
-    return None if capsule is None else World(capsule)
+    if capsule is None:
+        return None
+    _module().watch(capsule, stall, log.warning)
+    return World(capsule)
 
 
 @lru_cache(maxsize=1024)

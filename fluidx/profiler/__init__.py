@@ -13,9 +13,9 @@ from pathlib import Path
 from ..executor import watch
 from ..ir.errors import ExecutionError, nearest
 from .ceilings import Ceilings, ceilings
-from .profile import SORTED_BY, Profile, Row
+from .profile import SORTED_BY, Exposed, Profile, Row
 
-__all__ = ["Ceilings", "Profile", "Row", "ceilings", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
+__all__ = ["Ceilings", "Exposed", "Profile", "Row", "ceilings", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
 
 _STATES = ("CPU", "GPU", "All")
 _OPTIONS = ("Default", "OpDetail", "AllOpDetail")

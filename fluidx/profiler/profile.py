@@ -16,7 +16,7 @@ from ..ir.operator import Operator
 from .ceilings import Ceilings, ceilings, threads_of
 
 if TYPE_CHECKING:
-    from ..executor.bind import Bound
+    from ..executor.bound import Bound
 
 SORTED_BY = ("total", "calls", "ave", "max", "min", "default")
 _NEAR = 0.2  # of a ceiling: what stays below both is bound by neither
@@ -25,13 +25,18 @@ _MOSTLY = 0.5  # of the time: a step that takes hardly longer than one of one el
 
 @dataclass(eq=False)
 class Call:
-    """One call of a run: a step of the plan, or a wait for communication."""
+    """One call of a run: a step of the plan, or a wait for one that runs beside compute (kernel "wait")."""
 
     op: Operator
     ops: str  # the types of the operators that it stands for
     kernel: str
     talks: bool
     cost: Cost
+    beside: bool = False  # it runs beside compute
+
+    @property
+    def waits(self) -> bool:
+        return self.kernel == "wait"
 
 
 @dataclass(eq=False)
@@ -44,6 +49,11 @@ class Run:
     ranks: int
     step: int
     times: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """When its first step began, and when its last one ended: of two threads, each has its own order."""
+        return min(start for _, start, _ in self.times), max(stop for _, _, stop in self.times)
 
 
 class Row(NamedTuple):
@@ -75,10 +85,29 @@ class Row(NamedTuple):
         return rate(self.nbytes, self.total)
 
 
+class Exposed(NamedTuple):
+    """Communication of one rank in the runs that were seen, in seconds: all of it, the part of it in which the rank computed nothing, and
+    the runs from their first step to their last."""
+
+    rank: int
+    runs: int
+    communicating: float
+    exposed: float
+    total: float
+
+    def __str__(self) -> str:
+        each, share = 1e3 / self.runs, self.exposed / self.total if self.total else 0.0
+        return (
+            f"rank {self.rank}: {each * self.communicating:.3f} ms of communication a run, {each * self.exposed:.3f} ms exposed "
+            f"({share:.1%} of the run)"
+        )
+
+
 class Profile:
     """The runs that a profiler saw; `limit` keeps that many of each program and rank.
 
-    `rows()` and `table()` gather them by operator, `save(path)` writes them as a timeline.
+    `rows()` and `table()` gather them by operator, `exposed()` says how much communication nothing was computed beside, and `save(path)`
+    writes the runs as a timeline.
     """
 
     def __init__(self, limit: int | None = None):
@@ -106,6 +135,23 @@ class Profile:
         """Forget what was seen."""
         with self._lock:
             self.runs, self._seen = [], {}
+
+    def exposed(self) -> list[Exposed]:
+        """What every rank communicated, and how much of that nothing was computed beside: steps on the thread that computes, and waits for
+        those that run beside it. Ranks that did not communicate are left out."""
+        sums: dict[int, list[float]] = {}
+        for run in self.runs:
+            if run.rank is None or not any(run.calls[i].talks for i, _, _ in run.times):
+                continue
+            found = sums.setdefault(run.rank, [0, 0.0, 0.0, 0.0])
+            for i, start, stop in run.times:
+                c, seconds = run.calls[i], 1e-9 * (stop - start)
+                found[1] += seconds * ((c.talks or c.beside) and not c.waits)
+                found[2] += seconds * (c.waits or c.talks and not c.beside)
+            first, last = run.span
+            found[0] += 1
+            found[3] += 1e-9 * (last - first)
+        return [Exposed(rank, int(sums[rank][0]), *sums[rank][1:]) for rank in sorted(sums)]
 
     # -- rows ---------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +185,7 @@ class Profile:
         if not any(run.times for run in self.runs):
             return "nothing ran while the profiler was on"
         rows = self.rows(by, sort, at_best)
-        lines = [self._heading(), *dict.fromkeys(str(at_best(threads_of(run.ranks))) for run in self.runs), ""]
+        lines = [self._heading(), *dict.fromkeys(str(at_best(threads_of(run.ranks))) for run in self.runs), *map(str, self.exposed()), ""]
         cells = [("operator", "body", "calls", "total ms", "mean us", "best us", "share", "GFLOP/s", "GB/s", "of best", "bound by")]
         for r in rows[:limit]:
             near = ">100%" if r.near > 1 else f"{r.near:.0%}" if r.near else "-"
@@ -166,13 +212,13 @@ class Profile:
             f"{n} run{'s' if n > 1 else ''} of {name} on " + (f"{ranks} rank{'s' if ranks > 1 else ''}" if ranks else "one device")
             for (name, ranks), n in ran.items()
         ]
-        spent = sum(stop - start for run in self.runs for _, start, stop in run.times)
-        apart = sum(run.times[-1][2] - run.times[0][1] for run in self.runs if run.times) - spent
+        spent = sum(stop - start for run in self.runs for i, start, stop in run.times if not run.calls[i].beside)
+        apart = sum(last - first for first, last in (run.span for run in self.runs if run.times)) - spent
         return f"{', '.join(some)}: {spent / 1e6:.3f} ms in steps, {apart / 1e6:.3f} ms between them"
 
     def save(self, path: str | Path) -> None:
         """Write the timeline as JSON that https://ui.perfetto.dev and chrome://tracing open: a row for each rank, one more for what it
-        communicates."""
+        communicates, and one for where it waits for that."""
         from .timeline import write
 
         write(self.runs, path)
@@ -217,15 +263,16 @@ def _calls(bound: Bound) -> Iterator[Call]:
     """The calls of a bound plan, described."""
     plan = bound.plan
     costs: dict[int, Cost] = {}
-    for (op, _), k in zip(bound.steps, bound.numbers, strict=True):
-        if k < 0:
-            yield Call(op, op.type, "wait", True, Cost())
-            continue
-        step = plan.steps[k]
-        if k not in costs:
-            costs[k] = plan.cost(step)
-        types = dict.fromkeys(o.type for o in step.ops)
-        yield Call(op, " + ".join(types), step.kernel, talks(step), costs[k])
+    for track in bound.tracks:
+        for (op, _), k in zip(track.steps, track.numbers, strict=True):
+            if k < 0:
+                yield Call(op, op.type, "wait", True, Cost())
+                continue
+            step = plan.steps[k]
+            if k not in costs:
+                costs[k] = plan.cost(step)
+            types = dict.fromkeys(o.type for o in step.ops)
+            yield Call(op, " + ".join(types), step.kernel, talks(step), costs[k], track is bound.beside)
 
 
 def _named(call: Call, plan: Plan) -> str:

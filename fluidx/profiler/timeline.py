@@ -10,33 +10,46 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..ir.opdef import opdef
 from .profile import Call, Run, rate
 
-_BEHIND = 1000  # what a rank communicates has this row more than the rank
+_ROWS = ("", ": communication", ": waits for communication")  # of one rank
+_APART = 1000  # between the numbers of two of them
 
 
 def events(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """The events of some runs; the first begins at 0."""
     runs = [run for run in runs if run.times]
-    zero = min((run.times[0][1] for run in runs), default=0)
+    zero = min((run.span[0] for run in runs), default=0)
     rows: dict[int, str] = {}
     for run in runs:
         rank = run.rank or 0
-        name = "one device" if run.rank is None else f"rank {rank}"
-        rows[rank] = rows.get(rank) or name  # a startup program may have run on one device before
-        if any(run.calls[i].talks for i, _, _ in run.times):
-            rows[rank + _BEHIND] = f"{name}: communication"
-        first, last = run.times[0][1], run.times[-1][2]
+        name = "one device" if run.rank is None else f"rank {run.rank}"
+        first, last = run.span
         label = f"{run.plan.program.name or 'program'}, run {run.step}"
+        rows[rank] = rows.get(rank) or name  # a startup program may have run on one device before
         yield _event(label, "run", rank, first - zero, last - first, {"program": run.plan.program.label(), "calls": len(run.times)})
         for i, start, stop in run.times:
             c = run.calls[i]
-            row, kind = (rank + _BEHIND, "communication") if c.talks else (rank, "operator")
-            yield _event(c.ops, kind, row, start - zero, stop - start, _arguments(c, run, 1e-9 * (stop - start)))
+            kind = 2 if c.waits else 1 if c.talks or c.beside else 0
+            row = rank + _APART * kind
+            rows.setdefault(row, name + _ROWS[kind])
+            yield _event(c.ops, _category(c), row, start - zero, stop - start, _arguments(c, run, 1e-9 * (stop - start)))
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "fluidx"}}
     for row, name in rows.items():
         yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": row, "args": {"sort_index": 2 * (row % _BEHIND) + row // _BEHIND}}
+        order = len(_ROWS) * (row % _APART) + row // _APART
+        yield {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": row, "args": {"sort_index": order}}
+
+
+def _category(call: Call) -> str:
+    """What the viewers filter by: the kind of event, and what Horovod's timeline calls it."""
+    kind = "wait" if call.waits else "communication" if call.talks or call.beside else "operator"
+    return ",".join(filter(None, (kind, _activity(call))))
+
+
+def _activity(call: Call) -> str:
+    return "" if call.waits else opdef(call.op.type).activity  # the operator of a wait is the one that waits
 
 
 def _event(name: str, kind: str, row: int, start: int, length: int, args: dict[str, Any]) -> dict[str, Any]:
@@ -46,6 +59,8 @@ def _event(name: str, kind: str, row: int, start: int, length: int, args: dict[s
 def _arguments(call: Call, run: Run, seconds: float) -> dict[str, Any]:
     op, cost = call.op, call.cost
     args: dict[str, Any] = {"op": op.type, "body": call.kernel, "role": op.role.value}
+    if activity := _activity(call):
+        args["activity"] = activity
     args |= {"reads": _shapes(op.input_arg_names, run), "makes": _shapes(op.output_arg_names, run)}
     args |= {"bytes": cost.nbytes, "flops": cost.flops}
     args |= {"GFLOP/s": round(rate(cost.flops, seconds), 3), "GB/s": round(rate(cost.nbytes, seconds), 3)}

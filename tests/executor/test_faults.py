@@ -45,6 +45,12 @@ class Trip(OpDef):
         yield Sample.of(np.ones(2, "float32"))
 
 
+@pytest.fixture(autouse=True, params=["0", "1"], ids=["alone", "beside"])
+def overlap(request, monkeypatch):
+    """Whether ranks have a second thread, which communicates."""
+    monkeypatch.setenv("FLUIDX_OVERLAP", request.param)
+
+
 @pytest.fixture(autouse=True)
 def clean():
     HOOK.clear()

@@ -104,7 +104,7 @@ def test_conversions_and_kernel_are_one_call_into_c(relu_of_halves):
         pytest.skip(native.why_not())
     ctx, out = RunContext(), relu_of_halves.global_block().ops[-1].output_arg_names
     bound = bind(plan(relu_of_halves, {"x": f16(4, 8)}, out, {}, ctx, natively=True), Scope(), ctx)
-    ((_, step),) = bound.steps
+    ((_, step),) = bound.compute.steps
     assert [call.fn for call in step.calls] == ["copy", "vm_f32", "copy"]
 
 

@@ -25,14 +25,20 @@ def spin(request, monkeypatch):
     monkeypatch.setattr(worlds, "SPIN_US", request.param)
 
 
+@pytest.fixture(autouse=True, params=["0", "1"], ids=["alone", "beside"])
+def overlap(request, monkeypatch):
+    """Whether ranks have a second thread, which communicates."""
+    monkeypatch.setenv("FLUIDX_OVERLAP", request.param)
+
+
 @pytest.fixture
 def launches(monkeypatch):
     """The threads that launched, one entry a launch."""
     seen = []
     real = World.launcher
 
-    def launcher(self, blocks, buffers):
-        run = real(self, blocks, buffers)
+    def launcher(self, *args):
+        run = real(self, *args)
 
         def launch(feeds):
             seen.append(threading.current_thread())
@@ -219,7 +225,7 @@ def test_ctrl_c_ends_a_wait_in_c(early, spin, launches):
         with pytest.raises(fx.RankError, match="^a rank failed in an earlier run"):
             exe.run(feed=feed(), fetch_list=[loss])
         exe.run_startup()  # on the same threads, of which none is lost
-        assert [w.thread.is_alive() for w in exe._crew.workers] == [True, True]
+        assert all(w.thread.is_alive() for w in exe._crew.workers)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
@@ -359,7 +365,7 @@ def test_feeds_reach_their_ranks_and_blocks_run_once(spin):
     comms, everyone = [world.communicator(r) for r in range(n)], tuple(range(n))
     buffers, sums = [np.zeros(5000) for _ in range(n)], [np.zeros(5000) for _ in range(n)]
     blocks = [native.compile(c.calls.all_reduce(x, y, "sum", everyone)) for c, x, y in zip(comms, buffers, sums, strict=True)]
-    launch = world.shared.launcher(blocks, [[x] for x in buffers])
+    launch = world.shared.launcher(blocks, [[x] for x in buffers], [None] * n)
     threads = served(world.shared, n)
     for k in range(200):
         world.shared.expect()
@@ -374,7 +380,7 @@ def test_a_launch_refuses_what_does_not_fit():
     world = ThreadWorld(2, 20).shared
     x = [np.zeros(3) for _ in range(2)]
     blocks = [native.compile([]) for _ in x]
-    launch = world.launcher(blocks, [[a] for a in x])
+    launch = world.launcher(blocks, [[a] for a in x], [None, None])
     threads = served(world, 2)
     for wrong, message in [
         ((x[0],), "^a launch takes a tuple of 2 feeds$"),
@@ -386,9 +392,9 @@ def test_a_launch_refuses_what_does_not_fit():
             launch(wrong)
     assert launch(tuple(x)) is None
     with pytest.raises(ValueError, match="^a launch is for 2 ranks$"):
-        world.launcher(blocks[:1], [[]])
+        world.launcher(blocks[:1], [[]], [None])
     with pytest.raises(TypeError, match="^a launch is made of blocks, and of tuples of arrays for their feeds$"):
-        world.launcher([print, len], [[], []])
+        world.launcher([print, len], [[], []], [None, None])
     with pytest.raises(ValueError, match="^there is no rank 2$"):
         world.knock(2)
     world.knock(1)

@@ -239,7 +239,7 @@ def test_what_is_on_its_way_is_left_alone_until_it_is_waited_for():
     p = dry_plan(t.get_trainer_program(0), batch=4)
     talks = [k for k, step in enumerate(p.steps) if step.op.type == "all_reduce"]
     assert talks
-    steps = [step._replace(marked=k in talks) for k, step in enumerate(p.steps)]
+    steps = [step._replace(beside=k in talks, marked=k in talks) for k, step in enumerate(p.steps)]
     with pytest.raises(fx.ExecutionError, match=r"step \d+ .* before step \d+ \(all_reduce\) is waited for"):
         check_storage(p._replace(steps=tuple(steps)))
     waited = [step._replace(waits_for=max((t for t in talks if t < k), default=None)) for k, step in enumerate(steps)]

@@ -13,7 +13,8 @@ from fluidx.executor import Scope, watch
 from fluidx.executor.cost import Cost, op_flops, total
 from fluidx.executor.dry import dry_plan
 from fluidx.ir import OPS, TensorType, opdef
-from fluidx.profiler import Ceilings, ceilings
+from fluidx.profiler import Ceilings, Exposed, ceilings
+from fluidx.profiler.profile import Call, Run
 from fluidx.testing.models import classifier
 
 L = fx.layers
@@ -226,7 +227,8 @@ def test_rows_come_in_the_order_that_is_asked_for(ticks, monkeypatch):
             profile.rows(**wrong)
 
 
-def test_ranks_have_rows_of_their_own_and_communication_beside_them(ticks, tmp_path):
+def test_ranks_have_rows_of_their_own_and_communication_beside_them(ticks, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLUIDX_OVERLAP", "0")
     model = classifier(width=4)
     t = fx.DistributeTranspiler("zero1").transpile(program=model.main, startup_program=model.startup, trainers=2)
     with fx.ParallelExecutor(t) as exe, fx.profiler.profiler(profile_path=tmp_path / "t.json") as profile:
@@ -240,9 +242,75 @@ def test_ranks_have_rows_of_their_own_and_communication_beside_them(ticks, tmp_p
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {0: "rank 0", 1: "rank 1", 1000: "rank 0: communication", 1001: "rank 1: communication"}
     order = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
-    assert order == {0: 0, 1000: 1, 1: 2, 1001: 3}
+    assert sorted(order, key=order.get) == [0, 1000, 1, 1001]
     for kind, rows in (("communication", {1000, 1001}), ("operator", {0, 1}), ("run", {0, 1})):
-        assert {e["tid"] for e in events if e.get("cat") == kind} == rows
+        assert {e["tid"] for e in events if e.get("cat", "").split(",")[0] == kind} == rows
+
+
+def test_communication_has_the_names_of_horovods_timeline(ticks, tmp_path):
+    """As categories, by which viewers filter, and as an argument."""
+    m = classifier(width=4)
+    seen = {}
+    for strategy in ("zero1", "ring_optimizer", "data_parallel"):
+        t = fx.DistributeTranspiler(strategy).transpile(program=m.main, startup_program=m.startup, trainers=2)
+        with fx.ParallelExecutor(t) as exe:
+            exe.run_startup()
+            with fx.profiler.profiler(profile_path=tmp_path / "t.json"):
+                exe.run(feed=m.feed(8), fetch_list=[m.loss])
+        for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"]:
+            if e["ph"] == "X" and e["cat"] not in ("run", "wait"):
+                seen[e["args"]["op"]] = e["cat"].split(",")[1:], e["args"].get("activity")
+    for op, name in [
+        ("all_reduce", "ALLREDUCE"), ("reduce_scatter", "REDUCESCATTER"), ("all_gather", "ALLGATHER"),
+        ("pack", "MEMCPY_IN_FUSION_BUFFER"),
+    ]:  # fmt: skip
+        assert seen[op] == ([name], name)
+    assert seen["momentum" if "momentum" in seen else "sgd"] == ([], None)
+
+
+def seen_by(rank, *calls):
+    """A run of one rank: calls as (kind, start, stop), of kinds compute, talk, wait, and talk beside compute."""
+    op = classifier().main.global_block().ops[0]
+    made = {
+        "compute": Call(op, "matmul", "native", False, Cost()), "talk": Call(op, "all_reduce", "native", True, Cost()),
+        "wait": Call(op, "sgd", "wait", True, Cost()), "beside": Call(op, "all_reduce", "native", True, Cost(), beside=True),
+    }  # fmt: skip
+    times = [(k, start, stop) for k, (_, start, stop) in enumerate(calls)]
+    return Run(None, [made[kind] for kind, _, _ in calls], rank, 2, 0, times)
+
+
+def test_exposed_communication_is_what_nothing_is_computed_beside():
+    """All in one thread: every call. In two: where compute waits. Times are ns; the run is from the first start to the last stop."""
+    profile = fx.profiler.Profile()
+    profile.runs = [
+        seen_by(0, ("compute", 0, 4), ("talk", 4, 7), ("compute", 7, 10)),
+        seen_by(1, ("compute", 0, 8), ("wait", 8, 10), ("compute", 10, 11), ("beside", 3, 10)),
+        seen_by(1, ("compute", 20, 28), ("beside", 21, 25)),
+        seen_by(None, ("compute", 0, 5)),
+    ]
+    found = [(e.rank, e.runs, *(round(1e9 * s) for s in (e.communicating, e.exposed, e.total))) for e in profile.exposed()]
+    assert found == [(0, 1, 3, 3, 10), (1, 2, 11, 2, 19)]
+    assert str(Exposed(1, 2, 11e-3, 2e-3, 20e-3)) == "rank 1: 5.500 ms of communication a run, 1.000 ms exposed (10.0% of the run)"
+
+
+def test_two_threads_of_a_rank_have_rows_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLUIDX_OVERLAP", "1")
+    m = classifier(width=4)
+    t = fx.DistributeTranspiler("data_parallel").transpile(program=m.main, startup_program=m.startup, trainers=2)
+    with fx.ParallelExecutor(t) as exe:
+        exe.run_startup()
+        with fx.profiler.profiler(profile_path=tmp_path / "t.json") as profile:
+            exe.run(feed=m.feed(8), fetch_list=[m.loss])
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    for r in (0, 1):
+        assert (names[r], names[1000 + r]) == (f"rank {r}", f"rank {r}: communication")
+        assert names[2000 + r] == f"rank {r}: waits for communication"
+    for run in profile.runs:  # steps of one thread follow each other
+        for beside in (False, True):
+            times = [(start, stop) for i, start, stop in run.times if run.calls[i].beside is beside]
+            assert times == sorted(times) and all(a[1] <= b[0] for a, b in itertools.pairwise(times))
+    assert [e.rank for e in profile.exposed()] == [0, 1] and "ms exposed (" in profile.table(at_best=at_best)
 
 
 def test_an_event_carries_what_one_asks_of_it(ticks, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.comm.threads import ThreadCommunicator, ThreadWorld
-from fluidx.executor.streams import Access, waits
+from fluidx.executor.streams import Access, overlap
 from fluidx.testing.models import classifier, train_single
 
 
@@ -55,6 +55,10 @@ def test_late_communication_gives_the_same_numbers(strategy, kind, monkeypatch):
         np.testing.assert_allclose(many, one, rtol=1e-5)
         for p, _ in model.gradients:
             np.testing.assert_allclose(exe.state(p), scope.get(p), rtol=1e-4, atol=1e-6)
+
+
+def waits(steps):
+    return overlap(steps).waits
 
 
 def _access(reads="", writes="", communicates=False):

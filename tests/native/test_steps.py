@@ -5,7 +5,8 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.bind import Bound, bind
+from fluidx.executor.bind import bind
+from fluidx.executor.bound import Bound
 from fluidx.executor.context import RunContext
 from fluidx.executor.planning import plan
 from fluidx.executor.scope import Scope
@@ -109,8 +110,8 @@ def test_a_kernel_between_copies_is_its_own_operators():
         raise error
 
     bound = Bound(None, RunContext(), np)
-    bound.steps = [(first, between_copies), (second, Native([native.gemm(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))]))]
-    bound.join()
+    bound.compute.steps = [(first, between_copies), (second, Native([native.gemm(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))]))]
+    bound.compute.join()
     with pytest.raises(ExecutionError) as caught:
         bound.run({})
     assert caught.value.operator is first

@@ -150,3 +150,5 @@ static void share(const int64_t *const *words, int64_t n, int64_t first, int64_t
 
 static void meet(const int64_t *a, Team *team) { meet_others(a, a[MEET_WORK] == WORK_NONE ? NULL : share, team); }
 static void exchange(const int64_t *a, Team *team) { exchange_mail(a, team); }
+static void reach(const int64_t *a, Team *team) { reach_pace(a), (void)team; }
+static void await(const int64_t *a, Team *team) { await_pace(a, team); }

@@ -53,6 +53,8 @@ const Kernel LEVEL(kernels)[] = {
     {"one_hot", IDS_WORDS, one_hot},
     {"meet", -1, meet},
     {"exchange", -1, exchange},
+    {"reach", PACE_WORDS, reach},
+    {"await", PACE_WORDS, await},
     {NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-/* Steps of ranks without the interpreter: what a rank is to do reaches its thread through a lane, on which the thread waits in C. */
+/* Steps of ranks without the interpreter: what a thread of a rank is to do reaches it through a lane, on which it waits in C. */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -6,16 +6,18 @@
 
 #if defined(_MSC_VER)
 
-void world_serve(World *w, int rank) { (void)w, (void)rank; }
-void world_knock(World *w, int rank) { (void)w, (void)rank; }
+void world_serve(World *w, int rank, int thread) { (void)w, (void)rank, (void)thread; }
+void world_knock(World *w, int rank, int thread) { (void)w, (void)rank, (void)thread; }
 void world_expect(World *w) { (void)w; }
+void world_begin(World *w) { (void)w; }
 void world_launch(World *w, Task *tasks, Interrupted interrupted, void *with) { (void)w, (void)tasks, (void)interrupted, (void)with; }
+void reach_pace(const int64_t *a) { (void)a; }
+void await_pace(const int64_t *a, Team *team) { (void)a, (void)team; }
 
 #else
 
-/* Whatever goes wrong on a rank, the others must not wait for it. */
-static void carry_out(World *w, int rank, Task *t) {
-    Seat *s = &w->rank[rank].seat;
+/* Whatever goes wrong on a thread, the others must not wait for it. */
+static void carry_out(World *w, Seat *s, Task *t) {
     note_core(s);
     for (const Fed *f = t->feeds; f < t->feeds + t->fed; f++) memcpy(f->to, f->from, f->bytes);
     while (t->at < t->count && !t->team.error) {
@@ -26,43 +28,79 @@ static void carry_out(World *w, int rank, Task *t) {
     if (t->team.error) world_abort(w, t->team.error);
 }
 
-void world_serve(World *w, int rank) {
-    Lane *lane = &w->rank[rank].lane;
+/* Where a rank's computing thread waits in a run: for other ranks, or only for the thread beside it, which waits for them. */
+static Seat *own_seat(World *w, int rank, const Task *beside) {
+    return beside->count ? &w->rank[rank].pace[COMPUTES].seat : &w->rank[rank].seat;
+}
+
+void world_serve(World *w, int rank, int thread) {
+    Lane *lane = &w->rank[rank].lane[thread];
     for (;;) {
-        wait_for(w, &lane->seat, &lane->given, lane->taken + 1, 1);
+        wait_for_work(w, &lane->seat, &lane->given, lane->taken + 1);
         if (atomic_load(&lane->number) != ++lane->taken) return;
-        carry_out(w, rank, lane->task);
+        carry_out(w, lane->own, lane->task);
         atomic_store(&lane->done, lane->taken); /* the task is gone from here on */
-        call(&w->rank[0].seat);
+        call(w->launcher);
     }
 }
 
-void world_knock(World *w, int rank) {
-    atomic_fetch_add(&w->rank[rank].lane.given, 1);
-    call(&w->rank[rank].lane.seat);
+void world_knock(World *w, int rank, int thread) {
+    Lane *lane = &w->rank[rank].lane[thread];
+    atomic_fetch_add(&lane->given, 1);
+    call(&lane->seat);
 }
 
-/* Not where they would be awake at the cost of whoever has work. */
+/* Not where they would be awake at the cost of whoever has work. Threads that communicate have nothing to do at first. */
 void world_expect(World *w) {
     if (w->crowded) return;
-    for (int r = 1; r < w->ranks; r++) call(&w->rank[r].lane.seat);
+    for (int r = 1; r < w->ranks; r++) call(&w->rank[r].lane[COMPUTES].seat);
+}
+
+void world_begin(World *w) {
+    for (Rank *r = w->rank; r < w->rank + w->ranks; r++)
+        for (int t = 0; t < THREADS; t++) atomic_store(&r->pace[t].at, 0);
+}
+
+static void give(World *w, int rank, int thread, Seat *own, Task *task) {
+    Lane *lane = &w->rank[rank].lane[thread];
+    lane->task = task, lane->own = own;
+    atomic_store(&lane->number, atomic_load(&lane->given) + 1);
+    world_knock(w, rank, thread);
 }
 
 void world_launch(World *w, Task *tasks, Interrupted asked, void *with) {
-    Seat *own = &w->rank[0].seat;
-    for (int r = 1; r < w->ranks; r++) {
-        Lane *lane = &w->rank[r].lane;
-        lane->task = &tasks[r];
-        atomic_store(&lane->number, atomic_load(&lane->given) + 1);
-        world_knock(w, r);
+    Task *beside = tasks + w->ranks;
+    Seat *own = own_seat(w, 0, beside);
+    world_begin(w);
+    w->launcher = own;
+    for (int r = 0; r < w->ranks; r++) {
+        if (r) give(w, r, COMPUTES, own_seat(w, r, &beside[r]), &tasks[r]);
+        if (beside[r].count) give(w, r, BESIDE, &w->rank[r].seat, &beside[r]);
     }
     own->with = with, own->asked = 0, own->interrupted = asked;
-    carry_out(w, 0, &tasks[0]);
-    for (int r = 1; r < w->ranks; r++) {
-        Lane *lane = &w->rank[r].lane;
-        wait_for(w, own, &lane->done, atomic_load(&lane->number), 1);
+    carry_out(w, own, &tasks[0]);
+    for (int r = 0; r < w->ranks; r++) {
+        for (int t = r ? COMPUTES : BESIDE; t < THREADS; t++) {
+            Lane *lane = &w->rank[r].lane[t];
+            if (t == COMPUTES || beside[r].count) wait_for_work(w, own, &lane->done, atomic_load(&lane->number));
+        }
     }
     own->interrupted = NULL;
+}
+
+/* -- the two threads of a rank ------------------------------------------------------------------------------------------------------- */
+
+void reach_pace(const int64_t *a) {
+    Rank *r = &PTR(World, a[PACE_WORLD])->rank[a[PACE_RANK]];
+    atomic_store(&r->pace[a[PACE_THREAD]].at, (uint64_t)a[PACE_AT]);
+    call(&r->pace[!a[PACE_THREAD]].seat);
+}
+
+/* The other thread may compute for long, and where it waits for other ranks that has a deadline. */
+void await_pace(const int64_t *a, Team *team) {
+    World *w = PTR(World, a[PACE_WORLD]);
+    Rank *r = &w->rank[a[PACE_RANK]];
+    if (wait_for(w, &r->pace[a[PACE_THREAD]].seat, &r->pace[!a[PACE_THREAD]].at, (uint64_t)a[PACE_AT], ENDLESS) != REACHED) stopped(w, team);
 }
 
 #endif

@@ -30,6 +30,10 @@ static void fail(World *w, Team *team, const char *kind, int rank) {
 
 #define SAY(team, ...) snprintf((team)->text, sizeof(team)->text, __VA_ARGS__)
 
+/* How long a rank waits for another before it says so, if it does at all, and not only when it gives up. */
+static int has_patience(const World *w) { return w->stalled && w->stall < w->timeout; }
+static int64_t before_stall(const World *w) { return has_patience(w) ? w->stall : w->timeout; }
+
 /* -- meetings ---------------------------------------------------------------------------------------------------------------------- */
 
 static const char *text_of(const int64_t *a) { return PTR(const char, a[MEET_TEXT]); }
@@ -94,19 +98,41 @@ static void release(Meeting *m, int64_t me, uint64_t state) {
         if (k != me) call(&m->world->rank[m->members[k].rank].seat);
 }
 
-static void say_missing(Meeting *m, const int64_t *a, uint64_t came, Team *team) {
-    int rank = m->members[a[MEET_ME]].rank, first = -1, some = 0;
-    char names[200] = "?";
+/* Members of a meeting: who has come the `came`th time (`there`), or who has not. */
+typedef struct {
+    int first, count; /* the lowest rank, or -1 */
+    char names[200];  /* as far as there is room */
+} Some;
+
+static Some some_members(Meeting *m, uint64_t came, int there) {
+    Some some = {-1, 0, "?"};
     size_t at = 0;
     for (int k = 0; k < m->n; k++) {
-        if (atomic_load(&m->members[k].came) >= came) continue;
-        if (first < 0 || m->members[k].rank < first) first = m->members[k].rank;
-        if (at < sizeof names - 8) at += (size_t)snprintf(names + at, sizeof names - at, "%s%d", some ? ", " : "", m->members[k].rank);
-        some++;
+        int rank = m->members[k].rank;
+        if ((atomic_load(&m->members[k].came) >= came) != there) continue;
+        if (some.first < 0 || rank < some.first) some.first = rank;
+        if (at < sizeof some.names - 8) at += (size_t)snprintf(some.names + at, sizeof some.names - at, "%s%d", some.count ? ", " : "", rank);
+        some.count++;
     }
-    SAY(team, "rank %d waited %g s in %.*s; rank%s %s did not arrive", rank, m->world->seconds, (int)strcspn(text_of(a), " "), text_of(a),
-        some > 1 ? "s" : "", names);
-    team->rank = first;
+    return some;
+}
+
+#define S(some) ((some).count > 1 ? "s" : "")
+
+static void say_missing(Meeting *m, const int64_t *a, uint64_t came, Team *team) {
+    Some late = some_members(m, came, 0);
+    SAY(team, "rank %d waited %g s in %.*s; rank%s %s did not arrive", m->members[a[MEET_ME]].rank, m->world->seconds,
+        (int)strcspn(text_of(a), " "), text_of(a), S(late), late.names);
+    team->rank = late.first;
+}
+
+static void tell_missing(Meeting *m, const int64_t *a, uint64_t came) {
+    Some late = some_members(m, came, 0), here = some_members(m, came, 1);
+    char text[800];
+    snprintf(text, sizeof text, "rank %d has waited %g s in %s: rank%s %s %s here, rank%s %s %s not arrived; it goes on waiting",
+             m->members[a[MEET_ME]].rank, 1e-9 * (double)m->world->stall, text_of(a), S(here), here.names, here.count > 1 ? "are" : "is",
+             S(late), late.names, late.count > 1 ? "have" : "has");
+    m->world->stalled(m->world->told, text);
 }
 
 /* Whether this member, which will not wait any more, is out of the meeting; not if all have come meanwhile. */
@@ -137,7 +163,11 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
         m->verdict = preside(m, work, team);
         release(m, me, state);
     } else {
-        int found = wait_for(w, seat, &m->state, goal, 0);
+        int found = wait_for(w, seat, &m->state, goal, before_stall(w));
+        if (found == LATE && has_patience(w)) {
+            tell_missing(m, a, came);
+            found = wait_for(w, seat, &m->state, goal, w->timeout - w->stall);
+        }
         if (found == LATE) say_missing(m, a, came, team);
         if (found != REACHED && left(m, goal)) {
             if (found == LATE)
@@ -146,7 +176,7 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
                 stopped(w, team);
             return;
         }
-        wait_for(w, seat, &m->state, goal, 1);
+        wait_for_work(w, seat, &m->state, goal);
         if (m->verdict == REFUSED) stopped(w, team);
     }
     if (m->verdict != SHARED) return;
@@ -155,7 +185,7 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
     if (state % ARRIVALS == (uint64_t)m->n)
         release(m, me, state);
     else
-        wait_for(w, seat, &m->state, (state / ARRIVALS + 1) * ARRIVALS, 1);
+        wait_for_work(w, seat, &m->state, (state / ARRIVALS + 1) * ARRIVALS);
 }
 
 /* -- messages ---------------------------------------------------------------------------------------------------------------------- */
@@ -191,10 +221,16 @@ static int post(const int64_t *a) {
 /* Wait for the peer of a message, whose counter has to reach `goal`. */
 static int met(const int64_t *a, int rank, Counter *counter, uint64_t goal, const char *what, Team *team) {
     World *w = PTR(Mailbox, a[MAIL_BOX])->world;
-    int found = wait_for(w, &w->rank[rank].seat, counter, goal, 0);
+    int found = wait_for(w, &w->rank[rank].seat, counter, goal, before_stall(w)), peer = (int)a[MAIL_PEER];
+    if (found == LATE && has_patience(w)) {
+        char text[200];
+        snprintf(text, sizeof text, "rank %d has waited %g s in %s rank %d, which has not arrived; it goes on waiting", rank,
+                 1e-9 * (double)w->stall, what, peer);
+        w->stalled(w->told, text);
+        found = wait_for(w, &w->rank[rank].seat, counter, goal, w->timeout - w->stall);
+    }
     if (found == FAILED) stopped(w, team);
     if (found == LATE) {
-        int peer = (int)a[MAIL_PEER];
         SAY(team, "rank %d waited %g s in %s rank %d; rank %d did not arrive", rank, w->seconds, what, peer, peer);
         fail(w, team, "CommTimeout", peer);
     }

@@ -12,10 +12,14 @@ typedef struct Mailbox Mailbox;
 
 enum { MOST_RANKS = 256 };
 
+/* The threads of a rank: the one that computes, and, where a run has two lists of calls, the one that communicates beside it. */
+enum { COMPUTES, BESIDE, THREADS };
+
 /* A rank waits `spin` ns awake before it sleeps, and `timeout` seconds in all. NULL without memory, or where ranks cannot meet in C. */
 typedef int (*Interrupted)(void *with); /* whether a user has stopped the run */
+typedef void (*Stalled)(void *told, const char *text); /* a rank has waited long for another; it goes on waiting */
 
-/* What one rank is to do: to copy its feeds, then to make calls. `at` is behind the latest that began, and `team` has its error. */
+/* What one thread is to do: to copy feeds, then to make calls. `at` is behind the latest that began, and `team` has its error. */
 typedef struct {
     void *to;
     const void *from;
@@ -29,6 +33,7 @@ typedef struct Task {
 } Task;
 
 World *world_make(int ranks, double timeout, int64_t spin);
+void world_watch(World *w, double seconds, Stalled stalled, void *told); /* have waits of so many seconds told of */
 void world_free(World *w);
 int world_ranks(const World *w);
 void world_abort(World *w, const char *why); /* stop who waits and who comes; the first reason stays */
@@ -37,11 +42,19 @@ Meeting *world_meeting(World *w, int n, const int *ranks);
 Mailbox *world_mailbox(World *w, int from, int to);
 
 /* lane.c. A rank's thread serves: it sleeps without the interpreter's lock until it is called, carries out its task if it is called for one,
- * and returns if not. `world_launch` gives every rank its task, does rank 0's itself, and returns when all are done. */
-void world_serve(World *w, int rank);
-void world_knock(World *w, int rank); /* let the thread return */
-void world_expect(World *w);          /* let the threads wake up: a launch is near */
+ * and returns if not. `world_launch` gives the threads their tasks, which are those that compute, by rank, then those beside them; one
+ * without calls is nobody's. It does that of rank 0 which computes itself, and returns when all are done. */
+void world_serve(World *w, int rank, int thread);
+void world_knock(World *w, int rank, int thread); /* let the thread return */
+void world_expect(World *w);                      /* let the threads wake up: a launch is near */
+void world_begin(World *w);                       /* a run begins: no thread has come anywhere in it */
 void world_launch(World *w, Task *tasks, Interrupted interrupted, void *with);
+
+/* Words of the kernels `reach` and `await`: the world, the rank, which of its threads does it, and how far: what `reach` says of the thread
+ * itself, and how far `await` lets the other one come first. */
+enum { PACE_WORLD, PACE_RANK, PACE_THREAD, PACE_AT, PACE_WORDS };
+void reach_pace(const int64_t *a);
+void await_pace(const int64_t *a, Team *team);
 
 /* Words of the kernel `meet`: what one member brings. After MEET_TAKES follow the places, in the words, of the arrays: given ones by reader,
  * then those that take what the others give; of a call without parts (MEET_GIVES is -1) there is one of each. An array is its address, a

@@ -16,6 +16,7 @@ World *world_make(int ranks, double timeout, int64_t spin) {
     (void)ranks, (void)timeout, (void)spin;
     return NULL; /* no C11 atomics: ranks meet in Python */
 }
+void world_watch(World *w, double seconds, Stalled stalled, void *told) { (void)w, (void)seconds, (void)stalled, (void)told; }
 void world_free(World *w) { (void)w; }
 int world_ranks(const World *w) {
     (void)w;
@@ -85,13 +86,19 @@ World *world_make(int ranks, double timeout, int64_t spin) {
     if (!w) return NULL;
     w->ranks = ranks, w->crowded = ranks > cores(), w->seconds = timeout, w->spin = spin;
     w->timeout = timeout < 1e9 ? (int64_t)(timeout * 1e9) : (int64_t)1e18;
-    for (int r = 0; r < ranks; r++) {
-        if (seat_init(&w->rank[r].seat, spin, 1) || seat_init(&w->rank[r].lane.seat, spin, 0)) {
-            free(w);
-            return NULL;
-        }
+    int wrong = 0;
+    for (Rank *r = w->rank; r < w->rank + ranks; r++) {
+        wrong |= seat_init(&r->seat, spin, 1);
+        for (int t = 0; t < THREADS; t++) wrong |= seat_init(&r->lane[t].seat, spin, 0) | seat_init(&r->pace[t].seat, spin, 0);
     }
-    return w;
+    if (!wrong) return w;
+    free(w);
+    return NULL;
+}
+
+void world_watch(World *w, double seconds, Stalled stalled, void *told) {
+    w->stall = seconds < 1e9 ? (int64_t)(seconds * 1e9) : (int64_t)1e18;
+    w->told = told, w->stalled = stalled;
 }
 
 int world_ranks(const World *w) { return w->ranks; }
@@ -128,9 +135,12 @@ void world_free(World *w) {
         next = box->next;
         free(box);
     }
-    for (int r = 0; r < w->ranks; r++) {
-        seat_free(&w->rank[r].seat);
-        seat_free(&w->rank[r].lane.seat);
+    for (Rank *r = w->rank; r < w->rank + w->ranks; r++) {
+        seat_free(&r->seat);
+        for (int t = 0; t < THREADS; t++) {
+            seat_free(&r->lane[t].seat);
+            seat_free(&r->pace[t].seat);
+        }
     }
     free(w);
 }
@@ -188,7 +198,7 @@ static void make_room(World *w, Seat *s) {
     int here = sched_getcpu(), met = 0;
     for (int r = 0; r < w->ranks; r++) {
         Rank *other = &w->rank[r];
-        if (&other->seat == s || atomic_load(&other->seat.asleep) || atomic_load(&other->lane.seat.asleep)) continue;
+        if (&other->seat == s || atomic_load(&other->seat.asleep) || atomic_load(&other->lane[COMPUTES].seat.asleep)) continue;
         met |= atomic_load_explicit(&other->seat.core, memory_order_relaxed) == here;
     }
     if (!met || sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) < w->ranks) return;
@@ -216,19 +226,21 @@ int interrupted(World *w, Seat *s) {
     return 1;
 }
 
-static int look(World *w, Counter *counter, uint64_t goal, int work) {
-    return atomic_load(counter) >= goal ? REACHED : !work && has_failed(w) ? FAILED : LATE;
+enum { FOR_RANK, FOR_WORK }; /* what is waited for */
+
+static int look(World *w, Counter *counter, uint64_t goal, int what) {
+    return atomic_load(counter) >= goal ? REACHED : what != FOR_WORK && has_failed(w) ? FAILED : LATE;
 }
 
 /* Until the counter has reached the goal, somebody calls, or it is late. */
-static int sleep_in(World *w, Seat *s, Counter *counter, uint64_t goal, int work, int64_t deadline) {
+static int sleep_in(World *w, Seat *s, Counter *counter, uint64_t goal, int what, int64_t deadline) {
     int64_t until = s->interrupted && now() + ASK_NS < deadline ? now() + ASK_NS : deadline;
     int found;
     pthread_mutex_lock(&s->mutex);
     s->called = 0;
     atomic_store(&s->asleep, 1); /* before the look at the counter: whoever moves it looks here afterwards */
-    while ((found = look(w, counter, goal, work)) == LATE && !s->called && now() < until) {
-        if (until == INT64_MAX)
+    while ((found = look(w, counter, goal, what)) == LATE && !s->called && now() < until) {
+        if (until == ENDLESS)
             pthread_cond_wait(&s->call, &s->mutex);
         else
             sleep_until(s, until);
@@ -241,29 +253,32 @@ static int sleep_in(World *w, Seat *s, Counter *counter, uint64_t goal, int work
 
 /* Being called from sleep takes some 30 us, so a rank first stays awake. Where others share its core that only keeps them from coming: a
  * rank that stayed awake in vain does so half as long the next time, and now and then tries again. */
-int wait_for(World *w, Seat *s, Counter *counter, uint64_t goal, int work) {
-    int64_t start = 0, waited = 0, most = ++s->waits % TRY_AGAIN ? s->patience : w->spin, deadline = INT64_MAX;
+static int wait_in(World *w, Seat *s, Counter *counter, uint64_t goal, int what, int64_t longest) {
+    int64_t start = 0, waited = 0, awake = ++s->waits % TRY_AGAIN ? s->patience : w->spin, deadline = ENDLESS;
     for (;;) {
-        for (; waited <= most; waited = now() - start) {
+        for (; waited <= awake; waited = now() - start) {
             for (int i = 0; i < LOOKS; i++) {
                 if (atomic_load_explicit(counter, memory_order_acquire) >= goal) {
-                    if (start) s->patience = now() - start <= most ? w->spin : s->patience / 2; /* later: the other one took this core */
+                    if (start) s->patience = now() - start <= awake ? w->spin : s->patience / 2; /* later: the other one took this core */
                     return REACHED;
                 }
-                if (!work && has_failed(w)) return FAILED;
+                if (what != FOR_WORK && has_failed(w)) return FAILED;
                 pause_briefly();
             }
             if (!start) start = now();
         }
-        if (deadline == INT64_MAX && !work) deadline = start + w->timeout;
+        if (deadline == ENDLESS && longest != ENDLESS) deadline = start + longest;
         s->patience /= 2;
         if (s->meets) make_room(w, s);
-        int found = sleep_in(w, s, counter, goal, work, deadline);
+        int found = sleep_in(w, s, counter, goal, what, deadline);
         if (found < CALLED) return found;
         interrupted(w, s);
-        start = now(), waited = 0, most = found == CALLED ? w->spin : 0;
+        start = now(), waited = 0, awake = found == CALLED ? w->spin : 0;
     }
 }
+
+int wait_for(World *w, Seat *s, Counter *counter, uint64_t goal, int64_t most) { return wait_in(w, s, counter, goal, FOR_RANK, most); }
+void wait_for_work(World *w, Seat *s, Counter *counter, uint64_t goal) { wait_in(w, s, counter, goal, FOR_WORK, ENDLESS); }
 
 void call(Seat *s) {
     if (!atomic_load(&s->asleep)) return;
@@ -279,7 +294,10 @@ void world_abort(World *w, const char *why) {
     size_t size = sizeof STOPPED + strlen(why);
     if ((w->why = malloc(size))) snprintf(w->why, size, "%s%s", STOPPED, why);
     atomic_store(&w->failed, 2);
-    for (int r = 0; r < w->ranks; r++) call(&w->rank[r].seat);
+    for (int r = 0; r < w->ranks; r++) {
+        call(&w->rank[r].seat);
+        for (int t = 0; t < THREADS; t++) call(&w->rank[r].pace[t].seat);
+    }
 }
 
 void stopped(World *w, Team *team) {

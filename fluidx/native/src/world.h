@@ -25,19 +25,27 @@ typedef struct {
     int64_t asked; /* when that was looked into, or 0 */
 } Seat;
 
-/* What a rank's thread is given to do. It waits for that in a seat apart: how long steps are apart says nothing of meetings. */
+/* What one of a rank's threads is given to do. It waits for that in a seat apart: how long steps are apart says nothing of meetings. */
 typedef struct {
     Seat seat;
     _Alignas(64) Counter given; /* how often the thread was called */
     Counter number;             /* of the call that is for the task */
     Task *task;
+    Seat *own; /* where the thread waits while it does that */
     _Alignas(64) Counter done; /* the number of the task that it has done */
     uint64_t taken;
 } Lane;
 
+/* How far one of a rank's threads has come in a run, and where it waits for the other one. */
 typedef struct {
     Seat seat;
-    Lane lane;
+    _Alignas(64) Counter at;
+} Pace;
+
+typedef struct {
+    Seat seat; /* of whichever thread communicates */
+    Lane lane[THREADS];
+    Pace pace[THREADS];
 } Rank;
 
 typedef struct {
@@ -75,8 +83,11 @@ struct Mailbox {
 
 struct World {
     int ranks, crowded; /* more of them than cores */
-    int64_t spin, timeout; /* ns */
+    int64_t spin, timeout, stall; /* ns */
     double seconds;
+    Stalled stalled;
+    void *told;     /* what `stalled` is given */
+    _Atomic(Seat *) launcher; /* where the thread that launches waits */
     atomic_int failed; /* 0, 1 while `why` is written, 2 */
     char *why;
     Meeting *meetings;
@@ -87,9 +98,11 @@ struct World {
 static inline int has_failed(World *w) { return atomic_load(&w->failed) == 2; }
 void stopped(World *w, Team *team); /* the error of a rank that stops because the world has failed */
 
-/* Wait until a counter has reached `goal`. A wait for `work` of another rank has no deadline and does not end when the world fails. */
+/* Wait until a counter has reached `goal`, at most so many ns. A wait for work on arrays does not end when the world fails. */
 enum { REACHED, FAILED, LATE, CALLED, PAUSED }; /* the last two stay within the wait */
-int wait_for(World *w, Seat *s, Counter *counter, uint64_t goal, int work);
+#define ENDLESS INT64_MAX
+int wait_for(World *w, Seat *s, Counter *counter, uint64_t goal, int64_t most);
+void wait_for_work(World *w, Seat *s, Counter *counter, uint64_t goal);
 void call(Seat *s); /* who sits there, to look again */
 int interrupted(World *w, Seat *s); /* whether a user has stopped the run, which is looked into now and then; the world has failed then */
 void note_core(Seat *s);

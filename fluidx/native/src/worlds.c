@@ -5,7 +5,9 @@ static const char WORLD[] = "fluidx._native.world";
 
 static void free_world(PyObject *capsule) {
     World *w = PyCapsule_GetPointer(capsule, WORLD);
-    if (w) world_free(w);
+    if (!w) return;
+    Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule));
+    world_free(w);
 }
 
 static PyObject *make_world(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -18,6 +20,28 @@ static PyObject *make_world(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *capsule = PyCapsule_New(w, WORLD, free_world);
     if (!capsule) world_free(w);
     return capsule;
+}
+
+/* A thread that waits in C, without the interpreter's lock, has something to say. What goes wrong with that stops nothing. */
+static void tell(void *told, const char *text) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *done = PyObject_CallFunction(told, "s", text);
+    if (!done) PyErr_WriteUnraisable(told);
+    Py_XDECREF(done);
+    PyGILState_Release(state);
+}
+
+static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule, *told;
+    double seconds;
+    if (!PyArg_ParseTuple(args, "OdO:watch", &capsule, &seconds, &told)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    PyObject *before = PyCapsule_GetContext(capsule);
+    if (PyCapsule_SetContext(capsule, Py_NewRef(told))) return NULL;
+    world_watch(w, seconds, tell, told);
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
 }
 
 static PyObject *place_of(const void *p) { return p ? PyLong_FromVoidPtr((void *)(intptr_t)p) : PyErr_NoMemory(); }
@@ -74,30 +98,37 @@ static PyObject *reset_world(PyObject *Py_UNUSED(module), PyObject *capsule) {
 
 /* -- launches ------------------------------------------------------------------------------------------------------------------ */
 
-/* The world, and the rank that is one of it; NULL with an error set */
-static World *world_with(PyObject *args, const char *format, int *rank) {
+/* The world, the rank that is one of it, and which of its threads; NULL with an error set */
+static World *world_with(PyObject *args, const char *format, int *rank, int *beside) {
     PyObject *capsule;
-    World *w = PyArg_ParseTuple(args, format, &capsule, rank) ? PyCapsule_GetPointer(capsule, WORLD) : NULL;
+    World *w = PyArg_ParseTuple(args, format, &capsule, rank, beside) ? PyCapsule_GetPointer(capsule, WORLD) : NULL;
     if (!w || (*rank >= 0 && *rank < world_ranks(w))) return w;
     PyErr_Format(PyExc_ValueError, "there is no rank %d", *rank);
     return NULL;
 }
 
 static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
-    int rank;
-    World *w = world_with(args, "Oi:serve", &rank);
+    int rank, beside;
+    World *w = world_with(args, "Oip:serve", &rank, &beside);
     if (!w) return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    world_serve(w, rank);
+    world_serve(w, rank, beside ? BESIDE : COMPUTES);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
 
 static PyObject *knock(PyObject *Py_UNUSED(module), PyObject *args) {
-    int rank;
-    World *w = world_with(args, "Oi:knock", &rank);
+    int rank, beside;
+    World *w = world_with(args, "Oip:knock", &rank, &beside);
     if (!w) return NULL;
-    world_knock(w, rank);
+    world_knock(w, rank, beside ? BESIDE : COMPUTES);
+    Py_RETURN_NONE;
+}
+
+static PyObject *begin(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    world_begin(w);
     Py_RETURN_NONE;
 }
 
@@ -114,7 +145,7 @@ typedef struct {
     PyObject *keeps;
     World *world;
     Py_ssize_t fed; /* arrays, of all ranks */
-    Task *tasks;      /* what does not change from launch to launch */
+    Task *tasks;      /* what does not change from launch to launch: of all threads that compute, then of those beside them */
     Fed *feeds;
 } Launch;
 
@@ -136,15 +167,15 @@ static int signalled(void *with) {
     return found;
 }
 
-/* None, or for each rank its error or None. */
-static PyObject *outcome(const Task *tasks, int ranks) {
+/* None, or for each task its error or None. */
+static PyObject *outcome(const Task *tasks, int count) {
     int wrong = 0;
-    for (int r = 0; r < ranks; r++) wrong |= tasks[r].team.error != NULL;
+    for (int k = 0; k < count; k++) wrong |= tasks[k].team.error != NULL;
     if (!wrong) Py_RETURN_NONE;
-    PyObject *all = PyTuple_New(ranks);
-    for (int r = 0; all && r < ranks; r++) {
-        PyObject *one = tasks[r].team.error ? error_of(&tasks[r].team, (Py_ssize_t)tasks[r].at - 1) : Py_NewRef(Py_None);
-        if (!one || PyTuple_SetItem(all, r, one)) Py_CLEAR(all);
+    PyObject *all = PyTuple_New(count);
+    for (int k = 0; all && k < count; k++) {
+        PyObject *one = tasks[k].team.error ? error_of(&tasks[k].team, (Py_ssize_t)tasks[k].at - 1) : Py_NewRef(Py_None);
+        if (!one || PyTuple_SetItem(all, k, one)) Py_CLEAR(all);
     }
     return all;
 }
@@ -166,23 +197,23 @@ static PyObject *run_launch(PyObject *self, PyObject *feeds) {
     if (!l) return NULL;
     if (!PyTuple_Check(feeds) || PyTuple_Size(feeds) != l->fed)
         return PyErr_Format(PyExc_ValueError, "a launch takes a tuple of %zd feeds", l->fed);
-    int ranks = world_ranks(l->world), threads = pool_threads() / ranks;
-    Task *tasks = PyMem_Malloc((size_t)ranks * sizeof(Task));
+    int ranks = world_ranks(l->world), threads = pool_threads() / ranks, count = THREADS * ranks;
+    Task *tasks = PyMem_Malloc((size_t)count * sizeof(Task));
     Py_buffer *views = PyMem_Malloc(((size_t)l->fed + 1) * sizeof(Py_buffer));
     Fed *to = PyMem_Malloc(((size_t)l->fed + 1) * sizeof(Fed));
     PyObject *found = NULL;
     if (!tasks || !views || !to) PyErr_NoMemory();
     Py_ssize_t held = PyErr_Occurred() ? 0 : hold_feeds(l, feeds, views, to);
     if (!PyErr_Occurred()) {
-        for (int r = 0; r < ranks; r++) {
-            tasks[r] = l->tasks[r];
-            tasks[r].feeds = to + (l->tasks[r].feeds - l->feeds);
-            tasks[r].team.threads = threads < 1 ? 1 : threads;
+        for (int k = 0; k < count; k++) {
+            tasks[k] = l->tasks[k];
+            if (tasks[k].fed) tasks[k].feeds = to + (l->tasks[k].feeds - l->feeds);
+            tasks[k].team.threads = threads < 1 ? 1 : threads;
         }
         PyThreadState *state = PyEval_SaveThread();
         world_launch(l->world, tasks, signalled, &state);
         PyEval_RestoreThread(state);
-        if (!PyErr_Occurred()) found = outcome(tasks, ranks);
+        if (!PyErr_Occurred()) found = outcome(tasks, count);
     }
     for (Py_ssize_t k = 0; k < held; k++) PyBuffer_Release(&views[k]);
     PyMem_Free(tasks);
@@ -193,11 +224,21 @@ static PyObject *run_launch(PyObject *self, PyObject *feeds) {
 
 static PyMethodDef LAUNCHING = {"launch", run_launch, METH_O, "Copy the feeds, execute the blocks of all ranks, and say what failed."};
 
-/* Where a rank's feeds go, and the calls of its block. */
-static int fill_task(Launch *l, Task *t, PyObject *block, PyObject *buffers) {
+/* The calls of a thread's block. */
+static int fill_calls(Task *t, PyObject *block) {
     PyObject *capsule = PyCFunction_Check(block) ? PyCFunction_GetSelf(block) : NULL;
     const Block *b = PyCapsule_IsValid(capsule, BLOCK) ? PyCapsule_GetPointer(capsule, BLOCK) : NULL;
-    if (!b || !PyTuple_Check(buffers)) {
+    if (!b) {
+        PyErr_SetString(PyExc_TypeError, "a launch is made of blocks, and of tuples of arrays for their feeds");
+        return -1;
+    }
+    *t = (Task){.records = b->records, .count = b->count, .team = {.rank = -1}};
+    return 0;
+}
+
+/* Where a rank's feeds go. */
+static int fill_feeds(Launch *l, Task *t, PyObject *buffers) {
+    if (!PyTuple_Check(buffers)) {
         PyErr_SetString(PyExc_TypeError, "a launch is made of blocks, and of tuples of arrays for their feeds");
         return -1;
     }
@@ -211,18 +252,18 @@ static int fill_task(Launch *l, Task *t, PyObject *block, PyObject *buffers) {
         at[l->fed + k] = (Fed){view.buf, NULL, (size_t)view.len};
         PyBuffer_Release(&view);
     }
-    *t = (Task){.records = b->records, .count = b->count, .fed = fed, .team = {.rank = -1}};
+    t->fed = fed;
     l->fed += fed;
     return 0;
 }
 
 static PyObject *launcher(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *world, *blocks, *buffers;
-    if (!PyArg_ParseTuple(args, "OO!O!:launcher", &world, &PyTuple_Type, &blocks, &PyTuple_Type, &buffers)) return NULL;
+    PyObject *world, *blocks, *buffers, *beside;
+    if (!PyArg_ParseTuple(args, "OO!O!O!:launcher", &world, &PyTuple_Type, &blocks, &PyTuple_Type, &buffers, &PyTuple_Type, &beside)) return NULL;
     World *w = PyCapsule_GetPointer(world, WORLD);
     if (!w) return NULL;
     int ranks = world_ranks(w);
-    if (PyTuple_Size(blocks) != ranks || PyTuple_Size(buffers) != ranks)
+    if (PyTuple_Size(blocks) != ranks || PyTuple_Size(buffers) != ranks || PyTuple_Size(beside) != ranks)
         return PyErr_Format(PyExc_ValueError, "a launch is for %d ranks", ranks);
     Launch *l = PyMem_Calloc(1, sizeof(Launch));
     PyObject *capsule = l ? PyCapsule_New(l, LAUNCH, NULL) : PyErr_NoMemory();
@@ -232,9 +273,12 @@ static PyObject *launcher(PyObject *Py_UNUSED(module), PyObject *args) {
         return NULL;
     }
     l->keeps = Py_NewRef(args), l->world = w;
-    if (!(l->tasks = PyMem_Calloc((size_t)ranks, sizeof(Task)))) PyErr_NoMemory();
-    for (int r = 0; l->tasks && r < ranks; r++)
-        if (fill_task(l, &l->tasks[r], PyTuple_GetItem(blocks, r), PyTuple_GetItem(buffers, r))) break;
+    if (!(l->tasks = PyMem_Calloc((size_t)(THREADS * ranks), sizeof(Task)))) PyErr_NoMemory();
+    for (int r = 0; l->tasks && r < ranks; r++) {
+        PyObject *other = PyTuple_GetItem(beside, r);
+        if (fill_calls(&l->tasks[r], PyTuple_GetItem(blocks, r)) || fill_feeds(l, &l->tasks[r], PyTuple_GetItem(buffers, r))) break;
+        if (other != Py_None && fill_calls(&l->tasks[ranks + r], other)) break;
+    }
     PyObject *run = NULL;
     if (!PyErr_Occurred()) {
         Py_ssize_t first = 0;
@@ -251,10 +295,13 @@ PyMethodDef world_methods[] = {
     {"meeting", meeting, METH_VARARGS, "meeting(world, ranks): where a meeting of a group lies, which lasts as long as the world."},
     {"mailbox", mailbox, METH_VARARGS, "mailbox(world, from, to): where messages between two ranks lie, as long as the world."},
     {"abort", abort_world, METH_VARARGS, "abort(world, why): stop all ranks that wait."},
-    {"serve", serve, METH_VARARGS, "serve(world, rank): let this thread carry out what is launched, until somebody knocks."},
-    {"knock", knock, METH_VARARGS, "knock(world, rank): let `serve` return, now or when it is called next."},
+    {"watch", watch, METH_VARARGS, "watch(world, seconds, function of a text): have it told when a rank has waited so long for another."},
+    {"serve", serve, METH_VARARGS, "serve(world, rank, beside): let this thread carry out what is launched, until somebody knocks."},
+    {"knock", knock, METH_VARARGS, "knock(world, rank, beside): let `serve` return, now or when it is called next."},
+    {"begin", begin, METH_O, "A run begins: no thread of any rank has come anywhere in it."},
     {"expect", expect, METH_O, "Let the threads that serve a world wake up."},
-    {"launcher", launcher, METH_VARARGS, "launcher(world, blocks, tuples of arrays) -> a function of one tuple: the feeds of all ranks."},
+    {"launcher", launcher, METH_VARARGS,
+     "launcher(world, blocks, tuples of arrays, blocks beside them or None) -> a function of one tuple: the feeds of all ranks."},
     {"reset", reset_world, METH_O, "Forget the failures and messages of a world, while no rank is in it."},
     {NULL, NULL, 0, NULL},
 };

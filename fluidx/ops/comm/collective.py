@@ -157,6 +157,7 @@ class AllReduce(OpDef):
     """
 
     name = "all_reduce"
+    activity = "ALLREDUCE"
     fluid_names = ("ncclAllReduce", "c_allreduce_{op}")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", **HOW}
@@ -260,6 +261,7 @@ class Broadcast(OpDef):
     """
 
     name = "broadcast"
+    activity = "BROADCAST"
     fluid_names = ("ncclBcast", "c_broadcast")
     inputs = ("X",)
     attrs = {"group": Required(str), "root": Required(int), **HOW}
@@ -323,6 +325,7 @@ class AllGather(Parted):
     """
 
     name = "all_gather"
+    activity = "ALLGATHER"
     fluid_names = ("c_allgather", "c_allgather")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": (), **HOW}
@@ -367,6 +370,7 @@ class ReduceScatter(Parted):
     """
 
     name = "reduce_scatter"
+    activity = "REDUCESCATTER"
     fluid_names = ("c_reducescatter", "c_reducescatter")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": (), **HOW}
@@ -417,6 +421,7 @@ class AllToAll(Parted):
     """
 
     name = "all_to_all"
+    activity = "ALLTOALL"
     fluid_names = ("alltoall", "alltoall")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1}

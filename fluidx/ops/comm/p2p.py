@@ -111,6 +111,7 @@ class Pack(OpDef):
     """The inputs laid out flat, one behind the other: small messages travel as one."""
 
     name = "pack"
+    activity = "MEMCPY_IN_FUSION_BUFFER"
     flops = 0
     inputs = ("X*",)
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L({','.join(map(str, range(len(ins))))}) F")
@@ -141,6 +142,7 @@ class Unpack(OpDef):
     """Values in their `shapes`, read one behind the other from the inputs laid out flat: what pack puts together, apart again."""
 
     name = "unpack"
+    activity = "MEMCPY_OUT_FUSION_BUFFER"
     flops = 0
     inputs = ("X*",)
     outputs = ("Out*",)

@@ -1,0 +1,61 @@
+"""A plan with its arrays, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from . import watch
+from .context import RunContext
+from .plan import Plan
+from .track import Track
+
+
+class Bound:
+    """A plan with its arrays: `run` is one run. Where something runs beside compute on a CPU, another thread makes the calls of `beside`
+    meanwhile (`run_beside`)."""
+
+    def __init__(self, plan: Plan, ctx: RunContext, xp: Any):
+        self.plan, self.ctx, self.xp = plan, ctx, xp
+        self.compute = Track()
+        self.beside: Track | None = None
+        self.arrays: dict[str, Any] = {}
+        self.feeds: list[tuple[str, Any]] = []
+        self.fetches: list[Any] = []
+
+    @property
+    def tracks(self) -> list[Track]:
+        return [self.compute] if self.beside is None else [self.compute, self.beside]
+
+    def run(self, feed: Mapping[str, Any], after: watch.After | None = None) -> list[Any]:
+        """Copy the feeds in, make every call, copy the fetches out. With `after`, which is called behind every step, one step by itself
+        after the other; the steps of all tracks are numbered through."""
+        for name, buffer in self.feeds:
+            value = feed[name]
+            if type(buffer) is np.ndarray:
+                np.copyto(buffer, value)
+            else:
+                buffer.set(np.ascontiguousarray(value))
+        if after is None:
+            self.compute.run()
+        else:
+            self.compute.run_watched(after, 0, self._finish if self.xp is not np else None)
+        return [f.copy() for f in self.fetches]
+
+    def run_beside(self, after: watch.After | None = None) -> None:
+        """What another thread does in a run, as of `run`."""
+        if self.beside is None:
+            return
+        if after is None:
+            self.beside.run()
+        else:
+            self.beside.run_watched(after, len(self.compute.steps), None)
+
+    def _finish(self) -> None:
+        """Wait for what was queued on the GPU; with a deadline where other ranks take part."""
+        if self.ctx.comm is not None and self.ctx.comm.asynchronous:
+            self.ctx.comm.wait()
+        else:
+            self.xp.cuda.get_current_stream().synchronize()
