@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .io import load, save
     from .native import set_num_threads
     from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
+    from .tuning import tune
 
 # public name -> the module that has it; a module listed in _MODULES is itself the name
 _LAZY = {
@@ -68,7 +69,7 @@ _LAZY = {
     "mpi_places": "executor",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
-    "InferenceTranspiler": "inference",
+    "InferenceTranspiler": "inference", "tune": "tuning",
     "DataFeeder": "data_feeder", "load": "io", "save": "io", "set_num_threads": "native",
 }  # fmt: skip
 _MODULES = (
@@ -84,7 +85,7 @@ __all__ = [
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
     "mixed_precision", "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "rewrite", "save",
-    "scope_guard", "set_num_threads", "strategies", "unique_name",
+    "scope_guard", "set_num_threads", "strategies", "tune", "unique_name",
 ]  # fmt: skip
 
 

@@ -53,6 +53,9 @@ _REWRITE = Setting("FLUIDX_REWRITE", "0 or 1", "1", "0 runs every operator of a 
 _WINOGRAD = Setting(
     "FLUIDX_WINOGRAD", "0, 2 or 4", "2", "Outputs along a side of Winograd's tiles: 4 is faster and less accurate, 0 takes sums directly."
 )
+_AFFINITY = Setting(
+    "FLUIDX_AFFINITY", "auto, or cores for each rank such as 0-3;4-7", "", "Cores that CPU ranks keep to; auto: equal shares of all."
+)
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
 
@@ -63,7 +66,7 @@ def describe() -> tuple[Setting, ...]:
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_NATIVE', 'CPU_NUM']
     """
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
-    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _CPU_NUM)
+    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _AFFINITY, _CPU_NUM)
 
 
 def debug_level(environ: Mapping[str, str] = os.environ) -> int:
@@ -194,6 +197,17 @@ def winograd(environ: Mapping[str, str] = os.environ) -> int:
     return _read(_WINOGRAD, environ, lambda text: {"0": 0, "2": 2, "4": 4}[text])
 
 
+def affinity(environ: Mapping[str, str] = os.environ) -> list[frozenset[int]] | str:
+    """Return FLUIDX_AFFINITY, the cores that each CPU rank keeps to: "auto", or a list by rank, which is empty where nothing is said.
+
+    >>> affinity({})
+    []
+    >>> [sorted(cores) for cores in affinity({"FLUIDX_AFFINITY": "0-2,8; 3"})]
+    [[0, 1, 2, 8], [3]]
+    """
+    return _read(_AFFINITY, environ, lambda text: text if text in ("", "auto") else [_cores(part) for part in text.split(";")]) or []
+
+
 def cpu_num(environ: Mapping[str, str] = os.environ) -> int:
     """Return CPU_NUM, the number of CPU places; fluid's name, and fluid's default of one.
 
@@ -230,6 +244,17 @@ def _seconds(text: str) -> float:
     if not 0 < value < math.inf:  # no endless wait: a rank that died must end the others
         raise ValueError
     return value
+
+
+def _cores(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        some = range(int(first), int(last or first) + 1)
+        if not some or some[0] < 0:
+            raise ValueError
+        found.update(some)
+    return frozenset(found)
 
 
 def _directory(text: str) -> Path | None:

@@ -24,6 +24,7 @@ ARROWS = {
     "rewrite": ("ir", "ops", "backward"),
     "executor": ("_collector", "config", "native", "ir", "ops", "comm", "rewrite"),
     "profiler": ("config", "native", "ir", "ops", "executor"),
+    "tuning": ("ir", "executor", "transpiler"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
     "io": ("config", "ir", "ops", "executor", "_checks", "_safetensors"),
     "simulator": ("config", "ir", "ops"),

@@ -19,6 +19,7 @@ from ..ir.program import Program, Var
 from ..ir.stamp import Stamp
 from ..native.world import Launch, World
 from . import watch
+from .affinity import kept_to
 from .beside import worth
 from .bind import prepare
 from .bound import Bound
@@ -317,7 +318,8 @@ class ParallelExecutor:
         given = tuple([np.ascontiguousarray(fed[n]) for bound, fed in zip(ready.bounds, feeds, strict=True) for n, _ in bound.feeds])
         failed, self._failed = self._failed, _INTERRUPTED
         try:
-            errors = ready.launch(given)
+            with kept_to(self._crew.cores[0]):
+                errors = ready.launch(given)
         except BaseException as e:  # Ctrl-C
             self._failed = e
             raise

@@ -15,6 +15,7 @@ from .. import native
 from ..comm.base import CommAborted, CommError, CommTimeout
 from ..ir.operator import Operator
 from ..native.world import World
+from .affinity import Cores, cores_of, keep_to
 from .place import CUDAPlace, Place, array_module
 from .told import told_as, where
 
@@ -68,8 +69,8 @@ class _Worker:
     """A thread of one rank: takes orders from its inbox, and None as the sign to end. Where ranks meet in C it waits there too, and what
     is launched on it meanwhile never comes to Python."""
 
-    def __init__(self, rank: int, place: Place, shared: World | None, beside: bool):
-        self.rank, self.place, self.shared, self.beside = rank, place, shared, beside
+    def __init__(self, rank: int, place: Place, shared: World | None, beside: bool, cores: Cores | None):
+        self.rank, self.place, self.shared, self.beside, self.cores = rank, place, shared, beside, cores
         self.inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name=f"fluidx-rank-{rank}{'-beside' * beside}", daemon=True)
         self.thread.start()
@@ -88,6 +89,7 @@ class _Worker:
         return self.inbox.get()
 
     def _serve(self) -> None:
+        keep_to(self.cores)
         if isinstance(self.place, CUDAPlace):
             array_module(self.place).cuda.Device(self.place.device).use()
         while (order := self._take()) is not None:
@@ -100,6 +102,7 @@ class Crew:
 
     def __init__(self, places: Sequence[Place], world: Any, timeout: float):
         self.places, self.timeout = list(places), timeout
+        self.cores = cores_of(len(self.places))
         self.workers: list[_Worker] = []  # of all ranks in their order, then those beside them
         self.renew(world)
 
@@ -151,7 +154,8 @@ class Crew:
             self.workers += self._made(world, True)
 
     def _made(self, world: Any, beside: bool) -> list[_Worker]:
-        return [_Worker(r, p, getattr(world, "shared", None), beside) for r, p in enumerate(self.places)]
+        shared = getattr(world, "shared", None)
+        return [_Worker(r, p, shared, beside, cores) for r, (p, cores) in enumerate(zip(self.places, self.cores, strict=True))]
 
 
 def stop(workers: list[_Worker]) -> None:

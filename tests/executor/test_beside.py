@@ -13,7 +13,7 @@ from fluidx.executor.track import WAITS
 from fluidx.ir import ProgramPair
 from fluidx.testing.models import classifier
 
-STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2")
+STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")
 
 
 class LateTurns:
