@@ -71,7 +71,9 @@ def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]
         return _reduce_threads(int(model)) if peer == "reduce_threads" else _reduce_gloo(peer, int(model))
     c = _models.case(model)
     if peer.startswith("fluidx_ranks:"):
-        return _models.fluidx_ranks_step(c, peer.split(":")[1], 2)
+        _, strategy, *overlap = peer.split(":")
+        os.environ["FLUIDX_OVERLAP"] = overlap[0] if overlap else "auto"
+        return _models.fluidx_ranks_step(c, strategy, 2)
     if peer.startswith("fluidx"):
         return _models.fluidx_step(c, train, "NHWC" if peer == "fluidx_nhwc" else "NCHW")
     if peer.startswith("torch") or peer == "onnxruntime":

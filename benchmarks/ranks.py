@@ -2,12 +2,15 @@
 
 Every rank has a batch of the model's own size, the same one, so all losses must be those of one device. "alone" is one process with one
 rank's step, "independent" two processes that do that step at the same time and never talk: the most that two ranks can reach on this
-machine, whose cores share memory. Efficiency is the time of one of these over that of the ranks. As in `train.py` everything is
-interleaved, in processes of their own, and a figure is one step; of two processes the steps of both count.
+machine, whose cores share memory. "+beside" is a strategy whose ranks have a second thread each, which communicates (FLUIDX_OVERLAP=1);
+without it FLUIDX_OVERLAP is auto, by which ranks that have no second core do without one. Efficiency is the time of one of these over that
+of the ranks. As in `train.py` everything is interleaved, in processes of their own, and a figure is one step; of two processes the steps
+of both count.
 
 Then all_reduce alone, float32 in place, between two ranks.
 
-    --models mlp,lenet,resnet,gpt   --rounds 20   --seconds 0.3 (a turn)   --strategies data_parallel,...   --sizes 4096,...   --save
+    --models mlp,lenet,resnet,gpt   --rounds 20   --seconds 0.3 (a turn)   --strategies data_parallel,...   --beside data_parallel,...
+    --sizes 4096,...   --save
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ def steps(log: Log, model: str, rounds: int, seconds: float) -> None:
         "fluidx alone": ["fluidx"],
         "fluidx independent": ["fluidx", "fluidx"],
         **{f"fluidx {s}": [f"fluidx_ranks:{s}"] for s in strategies},
+        **{f"fluidx {s}+beside": [f"fluidx_ranks:{s}:1"] for s in options("beside", "data_parallel")},
         "torch alone": ["torch_best"],
         "torch independent": ["torch_best", "torch_best"],
         "torch DDP": ["torch_ddp:0:FILE", "torch_ddp:1:FILE"],
@@ -58,7 +62,7 @@ def steps(log: Log, model: str, rounds: int, seconds: float) -> None:
             return
         times = {e.name: e.times() for e in running}
         for e in running:
-            line = f"  {e.name:23} {show(times[e.name], 1e3, 'ms')}, {statistics.median(e.cores):.1f} cores"
+            line = f"  {e.name:28} {show(times[e.name], 1e3, 'ms')}, {statistics.median(e.cores):.1f} cores"
             kind, what = e.name.split()
             if what not in ("alone", "independent"):
                 for other in ("alone", "independent"):
