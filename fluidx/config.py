@@ -63,7 +63,7 @@ def describe() -> tuple[Setting, ...]:
     """Return the table of environment variables, for the documentation and the command line.
 
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
-    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_NATIVE', 'CPU_NUM']
+    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_AFFINITY', 'CPU_NUM']
     """
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
     return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _AFFINITY, _CPU_NUM)

@@ -4,7 +4,7 @@ import pytest
 
 from fluidx import native
 
-BOTH = {"test_threads.py", "test_parts.py", "test_operators.py"}
+BOTH = {"test_threads.py", "test_parts.py", "test_operators.py", "test_pace.py"}
 
 
 def pytest_generate_tests(metafunc):

@@ -302,7 +302,10 @@ def test_a_world_ends_with_the_last_block_that_meets_there():
 
 
 @pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp"])
-def test_a_training_step_of_a_rank_is_one_call_into_c(strategy):
+@pytest.mark.parametrize("overlap", [False, True], ids=["alone", "beside"])
+def test_a_training_step_of_a_rank_is_one_call_into_c(strategy, overlap, monkeypatch):
+    """Of each of its threads."""
+    monkeypatch.setenv("FLUIDX_OVERLAP", str(int(overlap)))
     m = classifier(fx.optimizer.Adam(0.01), width=8)
     t = fx.DistributeTranspiler(strategy)
     t.transpile(program=m.main, startup_program=m.startup, trainers=3)
@@ -310,7 +313,7 @@ def test_a_training_step_of_a_rank_is_one_call_into_c(strategy):
         exe.run_startup()
         exe.run(feed=m.feed(12), fetch_list=[m.loss])
         for bound in next(iter(exe._ready.values())).bounds:
-            assert len(bound._calls) == 1, bound.plan
+            assert [len(track._calls) for track in bound.tracks] == [1] * (1 + overlap), bound.plan
 
 
 def test_the_trace_of_such_a_step_has_a_line_for_each_collective(monkeypatch, capsys):

@@ -13,7 +13,11 @@ from fluidx.executor.track import WAITS
 from fluidx.ir import ProgramPair
 from fluidx.testing.models import classifier
 
-STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")
+STRATEGIES = (
+    "data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp",
+    fx.strategies.data_parallel(algorithm="ring"), fx.strategies.zero1(algorithm="ring"),
+)  # fmt: skip
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 
 
 class LateTurns:
@@ -63,7 +67,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("kernels", ["auto", "numpy"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@each_strategy
 def test_a_second_thread_changes_no_bit(strategy, kernels, monkeypatch):
     monkeypatch.setenv("FLUIDX_KERNELS", kernels)
     m = model("norm", fx.optimizer.Adam(0.01))
@@ -77,7 +81,7 @@ def test_a_second_thread_changes_no_bit(strategy, kernels, monkeypatch):
     assert same(found, want)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@each_strategy
 def test_steps_as_late_as_a_plan_allows_give_the_same_bits(strategy, monkeypatch):
     """A missing wait, or memory that is taken too early, gives other numbers."""
     m = model("norm", fx.optimizer.Adam(0.01, grad_clip=fx.clip.GradientClipByGlobalNorm(0.5)))
@@ -149,6 +153,15 @@ def test_what_a_transpiler_puts_behind_a_message_follows_it():
     assert at["sum"] and not at["pack"] and not at["momentum"]
 
 
+def test_a_ring_written_out_of_messages_runs_beside_compute_as_a_whole():
+    """Hops wait for hops, and compute for none of them before the first update."""
+    p = rank_plan(fx.strategies.data_parallel(algorithm="ring"))
+    talks = [k for k, s in enumerate(p.steps) if s.kernel == "exchange"]
+    first = next(k for k, s in enumerate(p.steps) if s.op.type == "momentum")
+    assert min(k for k, s in enumerate(p.steps) if s.waits_for is not None) >= first
+    assert {s.op.type for s in p.steps[talks[0] : first] if not s.beside} >= {"matmul"}
+
+
 # -- the proof ---------------------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +194,7 @@ def refused(p):
     return False
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@each_strategy
 def test_plans_that_wait_too_little_are_refused(strategy, monkeypatch):
     """Each mutant that the proof accepts gives, with every step as late as it allows, what the plan gives."""
     on(monkeypatch)
