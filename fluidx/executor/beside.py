@@ -11,7 +11,7 @@ from ..ir.operator import Role
 from .storage import TALKS, Node, Root, Storage
 from .streams import Access, hidden, overlap
 
-_WORTH = 1 << 20  # bytes: a tenth of a millisecond of copying, and twice what waking a thread takes
+_WORTH = 1 << 20  # bytes: a tenth of a millisecond of copying, three times what waking a thread takes
 
 Span = tuple[int, int]  # the first, and the last + 1, of the nodes that become one step
 
