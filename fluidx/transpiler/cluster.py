@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,6 +12,15 @@ from ..ir.errors import TranspileError
 Groups = dict[str, tuple[tuple[int, ...], ...]]
 
 SERVERS = "ps"  # the group of all ranks where some of them are servers
+
+
+def several(axes: Mapping[str, int]) -> dict[str, int]:
+    """The axes over which a value can lie otherwise than whole: one rank has all of it, unless there are servers, which have none.
+
+    >>> several({"tp": 2, "dp": 1})
+    {'tp': 2}
+    """
+    return {g: n for g, n in axes.items() if n > 1 or SERVERS in axes}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..ir.operator import Frozen, Operator, attrs_key, unary
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
-from .cluster import SERVERS
+from .cluster import SERVERS, several
 from .parts import written_out
 from .rules import Choice, Chosen, Held, Kind, annotated, choose, cut_across, may_write, move_cost, nominal_bytes
 from .writer import filled
@@ -88,7 +88,7 @@ class Walk:
     moves: list[Move] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.groups = [(g, n) for g, n in self.axes.items() if n > 1]
+        self.groups = list(several(self.axes).items())
         self.kinds: dict[tuple, Kind] = {}
         self.choices: dict[tuple, Choice] = {}  # by type, attributes, how the operands lie and the results' types
         self.routes: dict[tuple[Held, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive

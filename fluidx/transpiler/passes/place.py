@@ -14,7 +14,7 @@ from ...ir.parts import check_placement, entry_of
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.types import ANY, REPLICATE, At, Entry, Local, Own, Partial, Placement, Shard, show_placement
 from ..choices import EVERYWHERE
-from ..cluster import SERVERS
+from ..cluster import SERVERS, several
 from ..lend import LendingWalk, Use
 from ..pass_ import Job, Pass
 from ..rules import Kind, may_write
@@ -83,7 +83,7 @@ class Place(Pass):
             raise TranspileError(
                 f"{main.label()} has no input with an open batch axis to split among the ranks: {listed}; declare it with -1 as axis 0"
             )
-        cut = job.mesh.axes.get(self.group, 1) > 1 or SERVERS in job.mesh.axes
+        cut = self.group in several(job.mesh.axes)
         dealt: Entry = Own(self.group) if self.own else Shard(0, self.group)
         rest: dict[str, Placement] = {d.name: (dealt,) if cut else () for d in open_}
         if cut and self.own:
@@ -206,10 +206,10 @@ def _check_annotation(d: Var, job: Job) -> None:
 
 
 def _ordered(placement: Placement, job: Job) -> Placement:
-    """Entries in the order of the axes, outer before inner, without those over an axis of one rank."""
-    sizes = job.mesh.axes
-    order = {g: k for k, g in enumerate(sizes)}
-    return tuple(sorted((e for e in placement if sizes.get(e.group) != 1), key=lambda e: order.get(e.group, len(order))))
+    """Entries in the order of the axes, outer before inner, without those over axes that cut nothing."""
+    order, kept = list(job.mesh.axes), several(job.mesh.axes)
+    known = [e for e in placement if e.group in kept or e.group not in order]  # what is no axis at all is refused by its name
+    return tuple(sorted(known, key=lambda e: order.index(e.group) if e.group in order else len(order)))
 
 
 # -- startup --------------------------------------------------------------------------------------------------------------------
