@@ -62,8 +62,8 @@ def _served(old: Placement, new: Placement, axes: Mapping[str, int]) -> Step | N
     match old, new:
         case (Partial("sum"),), (At() | Pieces() as e,) if old[0].group == trainers and e.group == SERVERS:
             return Step("push", attrs | _ends(e), new)
-        case (), (At() | Pieces() as e,) if e.group == SERVERS and axes[trainers] == 1:  # what the only trainer has is the whole sum
-            return Step("push", attrs | _ends(e), new)
+        case (), (At() | Pieces() as e,) if e.group == SERVERS:  # made of what trainers pulled, it may be theirs alone
+            return Step("push", attrs | _ends(e) | {"same": True}, new)
         case (At() | Pieces() as e,), () if e.group == SERVERS:
             return Step("pull", attrs | _ends(e), new)
     return None

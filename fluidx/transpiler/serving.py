@@ -49,7 +49,8 @@ class _Writing:
 
     def push(self, pieces: list[_Piece]) -> None:
         """Trainers send their terms; a server receives one of each trainer and adds them up."""
-        if self.rank in self.trainers:
+        senders = self.trainers[:1] if self.op.attrs["same"] else self.trainers
+        if self.rank in senders:
             parts = [self.part(self.x, p) for p in pieces]
             for part, p in zip(parts, pieces, strict=True):
                 self.send(part, p.server)
@@ -59,7 +60,7 @@ class _Writing:
             self.emit("unpack", [none], self.out, shapes=((0,),))
         for p in pieces:
             if p.server == self.rank:
-                terms = [self.recv(f"{self.out}.of{r}", r, self.shape(p)) for r in self.trainers]
+                terms = [self.recv(f"{self.out}.of{r}", r, self.shape(p)) for r in senders]
                 self.emit("sum", terms, self.out)
 
     def pull(self, pieces: list[_Piece]) -> None:

@@ -47,7 +47,9 @@ class Specializer:
         self.program = program
         self.roots_of: list[dict[int, Placement]] = []  # by block: the roots of the placements of what is declared there, by their ids
         self.segments = [self._segments(b) for b in program.blocks]
-        self.updates = SERVERS in program.groups and any(op.role is Role.OPTIMIZE for op in program.global_block().oplist)
+        ops = program.global_block().oplist if SERVERS in program.groups else ()
+        self.updates = any(op.role is Role.OPTIMIZE for op in ops)
+        self.pulled = {n for op in ops if op.type in SERVED for n in op.output_arg_names if not program.global_block().desc(n).placement}
 
     def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Served | Wave]:
         """Runs of operators that every rank has, runs of operators that some ranks have, and waves of messages, in order."""
@@ -113,7 +115,7 @@ class Specializer:
                         ops.extend(s.ops)
         is_server = len(coords) < len(program.groups)
         if is_server or self.updates:
-            _leave_out(new, coords, is_server, self.updates)
+            _leave_out(new, coords, self.pulled if is_server else None, self.updates)
         new.frozen = True
         return new
 
@@ -134,12 +136,13 @@ def _independent(ops: Sequence[Operator]) -> Iterator[list[Operator]]:
     yield run
 
 
-def _leave_out(program: Program, coords: Coords, is_server: bool, updates: bool) -> None:
+def _leave_out(program: Program, coords: Coords, pulled: Collection[str] | None, updates: bool) -> None:
     """Take out of a rank's program what other ranks compute: on a server what lies over the trainers' groups, with what is made of that and
-    what nobody then needs; everywhere what has elements on other servers only, unless it is read. Without `updates` all state is made."""
-    block = program.global_block()
+    what nobody then needs; everywhere what has elements on other servers only, unless it is read. Without `updates` all state is made.
+    `pulled` is None on a trainer, and on a server what trainers pull."""
+    block, is_server = program.global_block(), pulled is not None
     descs = block.descs
-    gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}
+    gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}.union(pulled or ())
     left = []
     for op in block.oplist if is_server else ():
         reads, writes = flow.touches(program, op)

@@ -20,7 +20,7 @@ class _Served(OpDef):
     abstract = True
 
     @classmethod
-    def infer(cls, x: TensorType, *, group: str, trainers: str, root: int, bounds: tuple) -> TensorType:
+    def infer(cls, x: TensorType, *, group: str, trainers: str, root: int, bounds: tuple, same: bool = False) -> TensorType:
         if bounds:
             check_cut(cls.name, x, 0, 1, bounds)
         return x
@@ -36,12 +36,14 @@ class _Served(OpDef):
 
 
 class Push(_Served):
-    """The sum of the terms that the trainers hold, on the server that is `root`, or in flat ranges on several.
+    """The sum of the terms that the trainers hold, on the server that is `root`, or in flat ranges on several; with `same`, the value that
+    all trainers have, which one of them sends.
 
     Source: the send operator of fluid's trainers, whose blocks the servers add up.
     """
 
     name = "push"
+    attrs = {**_Served.attrs, "same": False}
 
 
 class Pull(_Served):
