@@ -18,7 +18,7 @@ from ..ir.program import Program, Var
 from ..ir.rows import within
 from ..ir.types import At, Entry, Pieces, Shard
 from .cluster import SERVERS
-from .roots import Chunk, assign, chunk_bytes, cut
+from .roots import Chunk, assign, chunk_bytes, cut, fill
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,32 @@ def even_pieces(params: Mapping[str, Var], group: str, ranks: int) -> dict[str, 
 
 
 @dataclass(frozen=True)
+class InBuckets:
+    """Parameters lie in buckets of at most `mb` MiB, the first of `first_mb`, and each bucket is cut evenly into flat ranges.
+
+    They are taken in the order in which backward finishes their gradients, so that what is reduced and cut together is finished together.
+    One that another axis cuts is cut as Sharded does; one element stays everywhere.
+    """
+
+    mb: float = 25.0
+    first_mb: float = 1.0
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        out = Sharded().entries({n: d for n, d in params.items() if d.placement}, group, ranks)
+        for bucket in self.buckets(params):
+            out.update(even_pieces({n: params[n] for n in bucket}, group, ranks))
+        return out
+
+    def buckets(self, params: Mapping[str, Var]) -> list[list[str]]:
+        """The parameters of each bucket, which are of one dtype."""
+        of: dict[str, list[str]] = {}
+        for n, d in params.items():
+            if not d.placement and d.type.numel > 1:
+                of.setdefault(d.type.dtype, []).append(n)
+        return [b for names in of.values() for b in fill({n: params[n].type.nbytes for n in names}, self.mb, self.first_mb)]
+
+
+@dataclass(frozen=True)
 class InFlatUnits:
     """A unit's parameters lie one behind the other, and all of it is cut evenly: a rank has one flat range of the unit.
 
@@ -163,16 +189,7 @@ class InFlatUnits:
             for n in names:
                 scopes.setdefault(_scope(self.first.get(n)), []).append(n)
             return list(scopes.values())
-        units: list[list[str]] = []
-        room = 0.0
-        for n in names:
-            size = params[n].type.nbytes
-            if not units or size > room:
-                units.append([])
-                room = float(self.by) * 2**20
-            units[-1].append(n)
-            room -= size
-        return units
+        return fill({n: params[n].type.nbytes for n in names}, float(self.by), float(self.by))
 
     def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
         found: dict[str, Entry | None] = Sharded().entries({n: d for n, d in params.items() if d.placement}, group, ranks)

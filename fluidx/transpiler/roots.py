@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..ir.errors import TranspileError, nearest
@@ -42,6 +42,23 @@ def cut(param: str, numel: int, itemsize: int, chunk_bytes: int) -> list[Chunk]:
 def chunk_bytes(total: int, ranks: int, chunk_mb: float) -> int:
     """The chunk size: `chunk_mb`, or less for a small model, so that every rank gets several chunks to balance with."""
     return int(min(chunk_mb * 2**20, max(_SMALLEST, total / (4 * ranks))))
+
+
+def fill(nbytes: Mapping[str, int], mb: float, first_mb: float) -> list[list[str]]:
+    """Names in buckets of at most `mb` MiB, the first of `first_mb`, in order. What is larger has a bucket of its own.
+
+    >>> fill({"a": 2**19, "b": 2**20, "c": 2**20, "d": 2**22, "e": 4}, 2, 1)
+    [['a'], ['b', 'c'], ['d'], ['e']]
+    """
+    out: list[list[str]] = []
+    room = 0.0
+    for name, size in nbytes.items():
+        if not out or size > room:
+            room = (mb if out else first_mb) * 2**20
+            out.append([])
+        out[-1].append(name)
+        room -= size
+    return out
 
 
 def assign(chunks: Sequence[Chunk], ranks: int, method: str = "greedy") -> list[Chunk]:

@@ -40,7 +40,7 @@ def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
     """Bytes that one rank moves over one group, roughly. What is free still costs more than nothing to do."""
     if old == new:
         return 0.0
-    if old is None or (isinstance(new, Partial) and isinstance(old, (At, Pieces))):
+    if old is None or (new == Partial("sum", old.group) and isinstance(old, (At, Pieces))):
         return _FREE
     if isinstance(old, Own):
         return NEVER  # they are as many values as there are ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 from typing import Any
@@ -11,7 +12,7 @@ from .._collector import collections_paused
 from ..config import debug_level, dump_dir, verify_all
 from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError, VerifyError
-from ..ir.operator import Role
+from ..ir.operator import Operator, Role
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
 from ..verify import Report, check_program, verify_ranks
@@ -37,7 +38,7 @@ class DistributeTranspiler:
     >>> t = fx.DistributeTranspiler(fx.strategies.data_parallel())
     >>> _ = t.transpile(program=main, startup_program=startup, trainers=2)
     >>> [op.type for op in t.get_trainer_program(1).ops].count("all_reduce")
-    2
+    1
     """
 
     def __init__(self, config: Any = None):
@@ -254,9 +255,10 @@ class DistributeTranspiler:
         main = self.main
         descs = main.global_block().descs
         loads = [0.0] * self.world_size
+        carried = {n: op for op in main.ops if op.role is Role.DIST for n in op.output_arg_names if n not in op.input_arg_names}
         for op in main.ops:
             for param in op.role_var[::2]:
-                place = descs[self._updated(param)].placement
+                place = descs[_updated(param, carried)].placement
                 for rank in range(self.world_size):
                     coords = coords_of(main.groups, rank)
                     if holds(place, coords):
@@ -268,16 +270,6 @@ class DistributeTranspiler:
         main = self.get_trainer_program(rank)
         return traffic(main, self.trainer_id if rank is None else rank, batch)
 
-    def _updated(self, param: str) -> str:
-        """The name under which a parameter's new value lies where it is updated: before what carries it home."""
-        carried = {}
-        for op in self.main.ops:
-            if op.role is Role.DIST and op.input_arg_names:
-                carried.update({n: op.input_arg_names[0] for n in op.output_arg_names if n not in op.input_arg_names})
-        while param in carried:
-            param = carried[param]
-        return param
-
     def _dump(self) -> None:
         folder = dump_dir()
         if folder is None:
@@ -285,3 +277,13 @@ class DistributeTranspiler:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (("source", str(self.source)), ("all_ranks", str(self.pair))):
             (folder / f"{self.main.name}.{name}.txt").write_text(text, encoding="utf-8")
+
+
+def _updated(param: str, carried: Mapping[str, Operator]) -> str:
+    """The name under which a parameter's new value lies where it is updated: before what carries it home, alone or among others."""
+    number = 0
+    while (op := carried.get(param)) is not None and op.input_arg_names:
+        if len(op.output_arg_names) > 1:
+            number = op.output_arg_names.index(param)
+        param = op.input_arg_names[number if len(op.input_arg_names) > 1 else 0]
+    return param

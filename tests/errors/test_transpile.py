@@ -42,6 +42,11 @@ CHOICES = [
     ),
     (lambda: fx.strategies.get("ring_optimizer", chunk_md=3), "ring_optimizer has no option 'chunk_md'; did you mean 'chunk_mb'?"),
     (lambda: fx.strategies.ring_optimizer(chunk_mb="4"), "ring_optimizer: chunk_mb must be a number of MiB above 0, got '4'"),
+    (lambda: fx.strategies.data_parallel(bucket_mb=-1), "data_parallel: bucket_mb must be a number of MiB, 0 or more, got -1"),
+    (lambda: fx.strategies.zero2(bucket_mb="25"), "zero2: bucket_mb must be a number of MiB, 0 or more, got '25'"),
+    (lambda: fx.strategies.zero1(first_bucket_mb=0), "zero1: first_bucket_mb must be a number of MiB, above 0, got 0"),
+    (lambda: fx.strategies.reduce_broadcast(bucket_mb=True), "reduce_broadcast: bucket_mb must be a number of MiB, 0 or more, got True"),
+    (lambda: fx.strategies.data_parallel(overlap=0), "data_parallel: overlap is True or False, got 0"),
     (lambda: fx.strategies.ring_optimizer(chunk_mb=0), "ring_optimizer: chunk_mb must be a number of MiB above 0, got 0"),
     (lambda: fx.strategies.reduce_broadcast("greeedy"), "unknown roots='greeedy'; did you mean 'greedy'?"),
     (lambda: fx.strategies.reduce_broadcast(3), "unknown roots=3; there are: greedy, hash, round_robin"),
@@ -250,9 +255,9 @@ def test_strict_allows_what_the_strategy_asks_for():
 def test_a_step_that_a_strategy_has_not():
     ring, nothing = fx.strategies.ring_optimizer(), fx.transpiler.Pass()
     for call in (ring.before, ring.after, ring.replace):
-        assert message(lambda call=call: call("bucket", nothing)) == (
-            "ring_optimizer(chunk_mb=4, roots='greedy') has no step 'bucket'; it has: "
-            "carry, groups, hosts, lower, pack, place, startup, waves"
+        assert message(lambda call=call: call("batch", nothing)) == (
+            "ring_optimizer(chunk_mb=4, roots='greedy') has no step 'batch'; it has: "
+            "bucket, carry, groups, hosts, lower, pack, place, startup, waves"
         )
     assert message(lambda: ring.before("lover", nothing)) == (
         "ring_optimizer(chunk_mb=4, roots='greedy') has no step 'lover'; did you mean 'lower'?"

@@ -237,7 +237,7 @@ def test_ranks_have_rows_of_their_own_and_communication_beside_them(ticks, tmp_p
             exe.run(feed=model.feed(8), fetch_list=[model.loss])
     assert [(run.rank, run.step) for run in sorted(profile.runs, key=lambda run: (run.step, run.rank))] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     row = next(row for row in profile.rows(at_best=at_best) if row.name == "reduce_scatter")
-    assert row.bound == "communication" and row.calls == 2 * 2 * 4
+    assert row.bound == "communication" and row.calls == 2 * 2  # all gradients travel in one bucket
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {0: "rank 0", 1: "rank 1", 1000: "rank 0: communication", 1001: "rank 1: communication"}

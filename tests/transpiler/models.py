@@ -154,6 +154,9 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "ring_optimizer": lambda: fx.strategies.ring_optimizer(chunk_mb=64 / 2**20),
     "zero1": fx.strategies.zero1,
     "zero2": fx.strategies.zero2,
+    "small buckets": lambda: fx.strategies.data_parallel(bucket_mb=1 / 1024, first_bucket_mb=1 / 4096),
+    "flat ranges of small buckets": lambda: fx.strategies.zero2(bucket_mb=1 / 1024, first_bucket_mb=1 / 4096),
+    "zero1 along axes": lambda: fx.strategies.zero1(bucket_mb=0),
     "zero3": fx.strategies.zero3,
     "fsdp": lambda: fx.strategies.fsdp(units=1 / 2**10),
 }

@@ -27,7 +27,7 @@ def test_ranks_that_run_alike_share_operators_and_variables(strategy):
 
 
 def test_updates_run_at_their_root_only():
-    t = transpiled(integer_mlp(), "reduce_broadcast", 3)
+    t = transpiled(integer_mlp(), fx.strategies.reduce_broadcast(bucket_mb=0), 3)
     roots = {
         op.output_arg_names[0]: t.main.global_block().desc(op.output_arg_names[0]).placement[0].root
         for op in t.main.ops

@@ -36,11 +36,11 @@ def transpiled(s, model=None, trainers=2):
 
 
 def test_a_strategy_prints_as_the_call_that_makes_it_and_lists_its_steps():
-    assert repr(fx.strategies.data_parallel()) == "data_parallel()"
+    assert repr(fx.strategies.data_parallel()) == "data_parallel(bucket_mb=25, first_bucket_mb=1, overlap=True)"
     assert repr(fx.strategies.ring_optimizer(chunk_mb=1, strict=True)) == "ring_optimizer(chunk_mb=1, roots='greedy', strict=True)"
-    assert repr(fx.strategies.zero2(loss="loss")) == "zero2(loss='loss')"
+    assert repr(fx.strategies.zero2(loss="loss")) == "zero2(bucket_mb=25, first_bucket_mb=1, loss='loss')"
     ring = fx.strategies.ring_optimizer()
-    assert ring.steps_named() == ["groups", "place", "startup", "lower", "hosts", "carry", "waves", "pack"]
+    assert ring.steps_named() == ["groups", "place", "startup", "lower", "bucket", "hosts", "carry", "waves", "pack"]
     assert [repr(p) for p in ring.passes][-2:] == [
         "GatherWaves(wave_mb=4.0, types=(('reduce', 'reduce_scatter'), ('broadcast', 'all_gather')))",
         "PackSmall(small_kb=64.0, types=(('reduce', 'reduce_scatter'), ('broadcast', 'all_gather')))",
@@ -51,9 +51,9 @@ def test_a_strategy_prints_as_the_call_that_makes_it_and_lists_its_steps():
 def test_before_after_and_replace_give_a_new_strategy():
     base = fx.strategies.data_parallel()
     after, before = base.after("lower", SplitAllReduce()), base.before("hosts", SplitAllReduce(), name="split")
-    assert after.steps_named() == ["groups", "place", "startup", "lower", "SplitAllReduce", "hosts", "carry"]
-    assert before.steps_named() == ["groups", "place", "startup", "lower", "split", "hosts", "carry"]
-    assert base.steps_named() == ["groups", "place", "startup", "lower", "hosts", "carry"]
+    assert after.steps_named() == ["groups", "place", "startup", "lower", "SplitAllReduce", "bucket", "hosts", "carry"]
+    assert before.steps_named() == ["groups", "place", "startup", "lower", "bucket", "split", "hosts", "carry"]
+    assert base.steps_named() == ["groups", "place", "startup", "lower", "bucket", "hosts", "carry"]
     cut = base.replace("place", Place(Sharded()))
     assert cut.passes[1] == Place(Sharded()) and base.passes[1] != cut.passes[1]
     assert [op.type for op in transpiled(cut).main.ops].count("reduce_scatter") == 4
@@ -62,7 +62,7 @@ def test_before_after_and_replace_give_a_new_strategy():
 def test_a_pass_of_a_users_own_is_proved_run_and_explained():
     model = integer_mlp()
     fetch = [model.loss, *[g for _, g in model.gradients]]
-    split = fx.strategies.data_parallel().after("lower", SplitAllReduce())
+    split = fx.strategies.data_parallel(bucket_mb=0).after("lower", SplitAllReduce())
     (one,), scope = train_single(model, [model.feed(8)], fetch)
     (many,), state = train_ranks(model, split, 2, [model.feed(8)], fetch)
     assert all((a == b).all() for a, b in zip(one, many, strict=True))
@@ -85,7 +85,7 @@ def test_a_strategy_of_ones_own_is_one_call():
 
 
 def test_explain_says_what_moves_how_many_bytes_and_why():
-    lines = transpiled("zero1").explain()
+    lines = transpiled(fx.strategies.zero1(bucket_mb=0)).explain()
     assert [line for line in lines if "fc_1.w_0" in line] == [
         "%fc_1.w_0@GRAD: partial(sum) over dp to shard(1) over dp, 80 bytes, for update",
         "%fc_1.w_0: replicate to shard(1) over dp, nothing is sent, for sgd: cut *1",

@@ -52,7 +52,8 @@ def work(monkeypatch):
 def test_the_work_does_not_grow_with_ranks_that_run_alike(work, strategy):
     found = []
     for ranks in (4, 64, 256):
-        t = transpiled(ranks, strategy)
+        # the owners of parameters in startup are more with more ranks, and so are their buckets
+        t = transpiled(ranks, fx.strategies.get(strategy, bucket_mb=0))
         t.get_trainer_program(0)
         work.clear()
         report = t.verify()
@@ -86,7 +87,7 @@ def test_a_model_with_branches_is_looked_at_once(work):
 
 def test_one_rank_that_differs_adds_its_own_differences(work):
     """An operator more on one rank: all operators are numbered for two programs, and evaluated for all ranks together."""
-    t = transpiled(64)
+    t = transpiled(64, fx.strategies.data_parallel(bucket_mb=0))  # two collectives that can be swapped
     mains, startups = ranks_of_transpiled(t)
     block = mains[17].global_block()
     block.oplist.append(block.oplist[-1].replace(type="assign", inputs={"X": ("x",)}, outputs={"Out": ("more",)}, attrs={}))
@@ -220,7 +221,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def of_64():
-    t = transpiled(64)
+    t = transpiled(64, fx.strategies.data_parallel(bucket_mb=0))  # two collectives that can be swapped
     t.verify()
     return t
 

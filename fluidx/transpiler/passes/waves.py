@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import flow
 from ...ir.operator import Operator
 from ...ir.program import Program, ProgramPair
+from ..gather import Run, gathered
 from ..pass_ import Job, Pass
 
 TO_OWNERS = ("reduce", "reduce_scatter")
@@ -32,48 +32,26 @@ class GatherWaves(Pass):
         new = program.copy()
         block = new.global_block()
         limit = self.wave_mb * 2**20 * job.mesh.world_size
-        out: list[Operator] = []
+
+        class Wave(Run):
+            nbytes = 0
+
+            def add(self, op: Operator) -> None:
+                super().add(op)
+                self.nbytes += block.desc(op.input_arg_names[0]).type.nbytes
+
+            @property
+            def full(self) -> bool:
+                return self.nbytes >= limit
+
         kinds = {t: kind for kind, types in enumerate(self.types) for t in types}
-        held: dict[int, list[Operator]] = {}  # kind -> operators that wait
-        made: dict[int, set[str]] = {}  # kind -> what they make, and what they read
-        read: dict[int, set[str]] = {}
-        touched: set[str] = set()  # all of that, and some of what has gone: most operators have nothing to do with it
-        size: dict[int, float] = {}
+        out: list[Operator] = []
         waves = 0
-
-        def flush(kind: int) -> None:
-            nonlocal waves
-            for op in held.pop(kind):
-                out.append(op.replace(attrs={**op.attrs, "wave": waves}) if op.attrs.get("algorithm") else op)
-            waves += 1
-            del made[kind], read[kind], size[kind]
-
-        for op in block.oplist:
-            kind = kinds.get(op.type)
-            if held:
-                ins, outs = flow.touches(new, op)
-                if not (touched.isdisjoint(ins) and touched.isdisjoint(outs)):
-                    # operators of one kind may make and read the same, if none reads what another makes
-                    late = [k for k, names in made.items() if not names.isdisjoint(ins)]
-                    late += [k for k, names in made.items() if k != kind and not (names.isdisjoint(outs) and read[k].isdisjoint(outs))]
-                    for k in dict.fromkeys(late):
-                        flush(k)
-            if kind is None:
-                out.append(op)
+        for found in gathered(new, lambda op: kinds.get(op.type), Wave):
+            if not isinstance(found, Run):
+                out.append(found)
                 continue
-            if kind not in held:
-                if not held:
-                    touched.clear()
-                held[kind], made[kind], read[kind], size[kind] = [], set(), set(), 0.0
-            held[kind].append(op)
-            (x,), outs = op.input_arg_names, op.output_arg_names
-            made[kind].update(outs)
-            read[kind].add(x)
-            touched.update(outs, (x,))
-            size[kind] += block.desc(x).type.nbytes
-            if size[kind] >= limit:
-                flush(kind)
-        for kind in list(held):
-            flush(kind)
+            out += [op.replace(attrs={**op.attrs, "wave": waves}) if op.attrs.get("algorithm") else op for op in found.ops]
+            waves += 1
         block.oplist = out
         return new

@@ -11,6 +11,7 @@ from ..algorithms import ALGORITHMS
 from ..choices import EVERYWHERE
 from ..pass_ import Pass
 from ..passes.broadcast import BroadcastStartup
+from ..passes.bucket import Bucket
 from ..passes.carry import Carry
 from ..passes.groups import InitGroups
 from ..passes.hosts import Hierarchical
@@ -18,6 +19,7 @@ from ..passes.lower import Lower
 from ..passes.place import Place
 
 Steps = tuple[tuple[str, Pass], ...]
+BUCKETS = Bucket()
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,11 @@ class Strategy:
     """A name with options, and named steps, each a pass. `repr` is the call that makes it.
 
     A strategy is data: `before`, `after` and `replace` give a new one, and steps are found by their names: groups, place, startup,
-    lower, hosts, carry, and those that a strategy adds.
+   , lower, bucket, hosts, carry, and those that a strategy adds.
 
     >>> from fluidx.transpiler.strategies import data_parallel
     >>> data_parallel().steps_named()
-    ['groups', 'place', 'startup', 'lower', 'hosts', 'carry']
+    ['groups', 'place', 'startup', 'lower', 'bucket', 'hosts', 'carry']
     """
 
     name: str
@@ -95,10 +97,11 @@ class Common(TypedDict, total=False):
 
 def strategy(
     name: str, update: Any = None, options: Mapping[str, Any] | None = None, schedule: Steps = (), rest: Any = EVERYWHERE,
-    kept: bool = False, own: bool = False, usual: str = "", carried: tuple[str, ...] = (), **common: Unpack[Common],
+    kept: bool = False, own: bool = False, bucket: Bucket = BUCKETS, usual: str = "", carried: tuple[str, ...] = (),
+    **common: Unpack[Common],
 ) -> Strategy:  # fmt: skip
-    """A strategy from its choices: where parameters are updated and rest (see choices.py and Place), how collectives are carried out, and
-    passes that schedule the result.
+    """A strategy from its choices: where parameters are updated and rest (see choices.py and Place), what travels together, how collectives
+    are carried out, and passes that schedule the result.
 
     `options` are its own, as they are shown. `usual` is its default algorithm, for the collectives `carried`, () for all; the others are
     whole, and in two levels where there are several hosts.
@@ -119,6 +122,7 @@ def strategy(
         ("place", Place(update, rest, kept, strict=strict, loss=loss, own=own)),
         ("startup", BroadcastStartup()),
         ("lower", Lower()),
+        ("bucket", bucket),
         ("hosts", Hierarchical(hierarchical, algorithm, carried if hierarchical == "auto" else ())),
         ("carry", Carry(algorithm, carried)),
         *schedule,
@@ -126,3 +130,11 @@ def strategy(
     given = (("algorithm", algorithm, usual), ("hierarchical", hierarchical, "auto"), ("strict", strict, False), ("loss", loss, ""))
     shown = {**own_options, **{option: value for option, value, default in given if value != default}}
     return Strategy(name, tuple(shown.items()), steps)
+
+
+def buckets(name: str, bucket_mb: float, first_bucket_mb: float, late: tuple[str, ...] = ()) -> Bucket:
+    """The pass for a strategy's options. Raises TranspileError for sizes that are none."""
+    for option, value, least in (("bucket_mb", bucket_mb, "0 or more"), ("first_bucket_mb", first_bucket_mb, "above 0")):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not (value >= 0 if least == "0 or more" else value > 0):
+            raise TranspileError(f"{name}: {option} must be a number of MiB, {least}, got {value!r}")
+    return Bucket(float(bucket_mb), float(min(first_bucket_mb, bucket_mb)), late=late)

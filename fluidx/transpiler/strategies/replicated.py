@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
+from ...ir.errors import TranspileError
 from ..choices import Everywhere
-from .base import Common, Strategy, strategy
+from ..passes.bucket import MOVING
+from .base import Common, Strategy, buckets, strategy
 
 
-def data_parallel(**common: Unpack[Common]) -> Strategy:
-    """Broadcast the initial values, all_reduce each gradient, optimize on every rank.
+def data_parallel(bucket_mb: float = 25, first_bucket_mb: float = 1, overlap: bool = True, **common: Unpack[Common]) -> Strategy:
+    """Broadcast the initial values, all_reduce the gradients bucket by bucket, optimize on every rank.
 
-    2(n-1)/n of the parameters' bytes per rank and step. Source: the AllReduce scheme of Paddle's NCCL design document.
+    2(n-1)/n of the parameters' bytes per rank and step. Gradients travel in buckets of at most `bucket_mb` MiB, the first of
+    `first_bucket_mb`, each as soon as its last gradient is finished, or with `overlap=False` behind backward; `bucket_mb=0` sends each by
+    itself. Sources: the AllReduce scheme of Paddle's NCCL design document; the buckets of PyTorch's DistributedDataParallel.
     """
-    return strategy("data_parallel", Everywhere(), **common)
+    if not isinstance(overlap, bool):
+        raise TranspileError(f"data_parallel: overlap is True or False, got {overlap!r}")
+    bucket = buckets("data_parallel", bucket_mb, first_bucket_mb, late=() if overlap else MOVING)
+    options: dict[str, Any] = {"bucket_mb": bucket_mb, "first_bucket_mb": first_bucket_mb, "overlap": overlap}
+    return strategy("data_parallel", Everywhere(), options, bucket=bucket, **common)

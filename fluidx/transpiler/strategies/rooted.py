@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from ...ir.errors import TranspileError, nearest
 from ..choices import AtRoots, InPieces
+from ..passes.bucket import Bucket
 from ..passes.pack import PackSmall
 from ..passes.waves import FROM_OWNERS, TO_OWNERS, GatherWaves
 from ..roots import METHODS
-from .base import Common, Steps, Strategy, strategy
+from .base import Common, Steps, Strategy, buckets, strategy
 
 
-def reduce_broadcast(roots: str = "greedy", **common: Unpack[Common]) -> Strategy:
+def reduce_broadcast(
+    roots: str = "greedy", bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]
+) -> Strategy:  # fmt: skip
     """Reduce each gradient to its parameter's root, optimize there, broadcast the parameter.
 
-    The optimizer's state exists once. `roots`: "greedy" balances bytes, "hash" is a fixed hash of the name.
-    Source: Paddle's BuildStrategy.ReduceStrategy.Reduce.
+    The optimizer's state exists once. `roots`: "greedy" balances bytes, "hash" is a fixed hash of the name. What goes to or comes from one
+    root travels in buckets, as with data_parallel. Source: Paddle's BuildStrategy.ReduceStrategy.Reduce.
     """
     _check_roots(roots)
-    return strategy("reduce_broadcast", AtRoots(roots), {"roots": roots}, **common)
+    bucket = buckets("reduce_broadcast", bucket_mb, first_bucket_mb)
+    options: dict[str, Any] = {"roots": roots, "bucket_mb": bucket_mb, "first_bucket_mb": first_bucket_mb}
+    return strategy("reduce_broadcast", AtRoots(roots), options, bucket=bucket, **common)
 
 
 def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", **common: Unpack[Common]) -> Strategy:
@@ -34,7 +39,7 @@ def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", **common: Unpack[
     schedule: Steps = (("waves", GatherWaves(float(chunk_mb))), ("pack", PackSmall()))
     return strategy(
         "ring_optimizer", InPieces(float(chunk_mb), roots), {"chunk_mb": chunk_mb, "roots": roots}, schedule,
-        usual="ring", carried=TO_OWNERS + FROM_OWNERS, **common,
+        bucket=Bucket(types=("all_reduce",)), usual="ring", carried=TO_OWNERS + FROM_OWNERS, **common,
     )  # fmt: skip
 
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any, Unpack
 
 from ...ir.errors import TranspileError
-from ..choices import Sharded
-from ..passes.waves import GatherWaves
-from .base import Common, Steps, Strategy, strategy
+from ..choices import InBuckets, Sharded
+from .base import Common, Strategy, buckets, strategy
 
 
-def zero1(**common: Unpack[Common]) -> Strategy:
-    """Each rank keeps and updates its shard of the optimizer's state: reduce_scatter gradients, all_gather the new parameters.
+def zero1(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]) -> Strategy:
+    """Each rank keeps and updates its part of the optimizer's state: reduce_scatter gradients, all_gather the new parameters.
 
-    The bytes of data_parallel, 1/n of the state. Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
+    The bytes of data_parallel, 1/n of the state. Parameters are updated in flat ranges of buckets (see data_parallel), one collective a
+    bucket; `bucket_mb=0` cuts each along an axis instead. Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
     """
-    late: Steps = (("late", GatherWaves(inf, (("reduce_scatter",),))),)
-    return strategy("zero1", Sharded(), schedule=late, **common)
+    return _zero("zero1", ("reduce_scatter",), bucket_mb, first_bucket_mb, common)
 
 
-def zero2(**common: Unpack[Common]) -> Strategy:
-    """zero1 whose gradients are reduced and cut as soon as they are finished, so that no rank keeps whole ones.
+def zero2(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]) -> Strategy:
+    """zero1 whose gradients are reduced and cut as soon as a bucket of them is finished, so that no rank keeps all whole ones.
 
     Source: Rajbhandari et al., "ZeRO" (2020), stage 2.
     """
-    return strategy("zero2", Sharded(), **common)
+    return _zero("zero2", (), bucket_mb, first_bucket_mb, common)
+
+
+def _zero(name: str, late: tuple[str, ...], bucket_mb: float, first_bucket_mb: float, common: Common) -> Strategy:
+    bucket = buckets(name, bucket_mb, first_bucket_mb, late)
+    update = InBuckets(bucket.mb, bucket.first_mb) if bucket.mb else Sharded()
+    options: dict[str, Any] = {"bucket_mb": bucket_mb, "first_bucket_mb": first_bucket_mb}
+    return strategy(name, update, options, bucket=bucket, **common)
 
 
 def zero3(reshard_after_forward: bool = True, **common: Unpack[Common]) -> Strategy:

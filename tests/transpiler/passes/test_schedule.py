@@ -1,6 +1,7 @@
 """What is sent: waves gather what can travel together, small messages are packed, hosts are crossed by send and recv."""
 
 from fluidx.testing import check_pass
+from fluidx.transpiler.passes.bucket import Bucket
 from fluidx.transpiler.passes.carry import Carry
 from fluidx.transpiler.passes.hosts import Hierarchical
 from fluidx.transpiler.passes.pack import PackSmall
@@ -48,7 +49,7 @@ def test_a_full_wave_leaves():
 def test_reduce_scatters_wait_too_when_they_are_asked_to():
     a = '%a.sum: f32[4] shard(0) over dp = reduce_scatter(%a) {group="dp", op="sum"}'
     b = '%b.sum: f32[4] shard(0) over dp = reduce_scatter(%b) {group="dp", op="sum"}'
-    late = GatherWaves(float("inf"), (("reduce_scatter",),))
+    late = Bucket(mb=0, late=("reduce_scatter",))
     check_pass(late, given=GIVEN, before=lines(a) + OTHER + lines(b), after=OTHER + lines(a, b))
 
 

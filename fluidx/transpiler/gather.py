@@ -1,0 +1,151 @@
+"""Gathering: operators of one kind move later, to the last of them. Only independent operators change their order. Linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+
+from ..ir import flow
+from ..ir.operator import Operator, Role
+from ..ir.program import Program
+
+
+class Run:
+    """Operators of one kind that stand together. A subclass may limit which.
+
+    It stands where its last operator stood; one that is `late`, where a result of it is needed.
+    """
+
+    late = False
+
+    def __init__(self, kind: Hashable):
+        self.kind = kind
+        self.ops: list[Operator] = []
+        self.place = (0, 0)  # in front of which of the other operators it stands; among the runs there, its turn
+
+    def takes(self, op: Operator) -> bool:
+        """May this operator join those that are there?"""
+        return True
+
+    def add(self, op: Operator) -> None:
+        self.ops.append(op)
+
+    @property
+    def full(self) -> bool:
+        return False
+
+    def in_order(self) -> list[Operator]:
+        """The operators as they are to be written."""
+        return self.ops
+
+    def close(self) -> None:
+        """The next operator of the kind begins a new run: this one is full, or does not take it."""
+
+
+def gathered(
+    program: Program, run_of: Callable[[Operator], Hashable | None], begin: Callable[[Hashable], Run]
+) -> Iterator[Operator | Run]:
+    """The operators of block 0, those that stand together as one run.
+
+    `run_of` says the kind of an operator, None for one that stays where it is; `begin` makes an empty run of a kind.
+    """
+    return _Gathering(program, begin).run(run_of)
+
+
+class _Gathering:
+    def __init__(self, program: Program, begin: Callable[[Hashable], Run]):
+        self.program, self.begin = program, begin
+        self.others: list[Operator] = []
+        self.runs: list[Run] = []
+        self.open: dict[Hashable, Run] = {}  # what more operators may join
+        self.makes: dict[str, Run] = {}  # the names that runs write which may still move, and those that they read
+        self.reads: dict[str, dict[Run, None]] = {}
+        self.turn = 0
+
+    def run(self, run_of: Callable[[Operator], Hashable | None]) -> Iterator[Operator | Run]:
+        for op in self.program.global_block().oplist:
+            ins, outs = flow.touches(self.program, op)
+            if self.makes:
+                self._settle(ins, outs)
+            kind = run_of(op)
+            if kind is None:
+                self.others.append(op)
+            else:
+                self._join(kind, op, ins, outs)
+        for run in dict.fromkeys(self.makes.values()):
+            self._end(run)
+        return self._merged()
+
+    def _settle(self, ins: tuple[str, ...], outs: tuple[str, ...]) -> None:
+        """End the runs that an operator needs, or that need what it overwrites."""
+        for n in (*ins, *outs):
+            if (run := self.makes.get(n)) is not None:
+                self._end(run)
+        for n in outs:
+            for run in list(self.reads.get(n, ())):
+                self._end(run)
+
+    def _join(self, kind: Hashable, op: Operator, ins: tuple[str, ...], outs: tuple[str, ...]) -> None:
+        run = self.open.get(kind)
+        if run is not None and not run.takes(op):
+            self._fill(run)
+            run = None
+        if run is None:
+            run = self.open[kind] = self.begin(kind)
+            self.runs.append(run)
+        run.add(op)
+        self._stand(run)
+        self.makes.update(dict.fromkeys(outs, run))
+        for n in ins:
+            self.reads.setdefault(n, {})[run] = None
+        if run.full:
+            self._fill(run)
+
+    def _fill(self, run: Run) -> None:
+        """No more operators join."""
+        run.close()
+        del self.open[run.kind]
+        if not run.late:
+            self._forget(run)
+
+    def _end(self, run: Run) -> None:
+        """What comes from here on stands behind the run."""
+        if self.open.get(run.kind) is run:
+            del self.open[run.kind]
+        if run.late:
+            self._stand(run)
+        self._forget(run)
+
+    def _stand(self, run: Run) -> None:
+        self.turn += 1
+        run.place = len(self.others), self.turn
+
+    def _forget(self, run: Run) -> None:
+        for op in run.ops:
+            for n in op.output_arg_names:
+                self.makes.pop(n, None)
+            for n in op.input_arg_names:
+                self.reads[n].pop(run, None)
+
+    def _merged(self) -> Iterator[Operator | Run]:
+        done = 0
+        for run in sorted(self.runs, key=lambda r: r.place):
+            yield from self.others[done : run.place[0]]
+            yield run
+            done = run.place[0]
+        yield from self.others[done:]
+
+
+def first_readers(program: Program) -> dict[int, Role | None]:
+    """For each operator of block 0, by id, the role of the first one that works with what it makes; None for what nobody reads.
+
+    What communicates works with nothing: its readers count.
+    """
+    made: dict[int, Role | None] = {}
+    found: dict[str, Role | None] = {}
+    for op in reversed(program.global_block().oplist):
+        ins, outs = flow.touches(program, op)
+        role = made[id(op)] = next((found[n] for n in outs if n in found), None)
+        for n in outs:
+            found.pop(n, None)
+        found.update(dict.fromkeys(ins, role if op.role is Role.DIST else op.role))
+    return made

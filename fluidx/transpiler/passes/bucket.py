@@ -1,0 +1,146 @@
+"""Bucket: what is sent one by one is sent together, packed into one value."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from ...ir import flow
+from ...ir.operator import Operator
+from ...ir.parts import bounds
+from ...ir.program import Program, ProgramPair
+from ...ir.types import Entry, Partial, Pieces, Placement
+from ..gather import Run, first_readers, gathered
+from ..packing import Packed, can_be_packed
+from ..pass_ import Job, Pass
+from ..writer import Writer
+
+MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
+
+
+@dataclass(frozen=True)
+class Bucket(Pass):
+    """Gather operators of the given types into buckets of at most `mb` MiB, pack each, and send it as one where its last value is ready.
+
+    Values of one bucket have one dtype, lie alike, and are first worked with in one section of the program: what backward waits for does
+    not wait for gradients. Of terms of a sum the first bucket that is filled has `first_mb`, so that sending begins early. What lies in
+    flat ranges goes in the buckets that were cut so (choices.InBuckets). Buckets of the types in `late` wait until a result is needed:
+    those of gradients until backward is done. `mb=0`: each value travels by itself.
+    Source: the buckets of PyTorch's DistributedDataParallel (Li et al. 2020); the tensor fusion of Horovod.
+    """
+
+    mb: float = 25.0
+    first_mb: float = 1.0
+    types: tuple[str, ...] = MOVING
+    late: tuple[str, ...] = ()
+    requires = ("lowered",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        if self.mb == 0 and not self.late:
+            return pair
+        return ProgramPair(self._gather(pair.main), self._gather(pair.startup))
+
+    def _gather(self, program: Program) -> Program:
+        writer, readers = Writer(program), first_readers(program)
+        filled: set[Hashable] = set()
+
+        def kind(op: Operator) -> Hashable | None:
+            if op.type not in self.types:
+                return None
+            x, out = (writer.block.desc(n) for n in (op.input_arg_names[0], op.output_arg_names[0]))
+            alike = tuple((k, v) for k, v in op.attrs.items() if k != "bounds")
+            return op.type, alike, x.type.dtype, _alike(x.placement), _alike(out.placement), readers[id(op)]
+
+        def begin(kind: Any) -> _Filling:
+            return _Filling(kind, self, writer, filled)
+
+        waiting: dict[str, Packed] = {}  # by the values that are still to be unpacked
+        for found in gathered(program, kind, begin):
+            ops = found.in_order() if isinstance(found, Run) else [found]
+            _unpack(program, ops, waiting)
+            if len(ops) == 1:
+                writer.keep(ops[0])
+                continue
+            bucket = Packed(writer, ops)
+            bucket.pack()
+            bucket.send()
+            waiting.update(dict.fromkeys(bucket.outs, bucket))
+        for bucket in dict.fromkeys(waiting.values()):
+            bucket.unpack()
+        return writer.program
+
+
+def _unpack(program: Program, ops: list[Operator], waiting: dict[str, Packed]) -> None:
+    """Unpack what these operators touch."""
+    for op in ops if waiting else ():
+        for n in (n for names in flow.touches(program, op) for n in names):
+            if (bucket := waiting.get(n)) is not None:
+                bucket.unpack()
+                for out in bucket.outs:
+                    del waiting[out]
+
+
+def _alike(placement: Placement) -> Placement:
+    """The placement, whatever its flat ranges are."""
+    return tuple(Pieces((), e.group) if isinstance(e, Pieces) else e for e in placement)
+
+
+class _Filling(Run):
+    """A bucket that is filled."""
+
+    def __init__(self, kind: Any, options: Bucket, writer: Writer, filled: set[Hashable]):
+        super().__init__(kind)
+        self.late = kind[0] in options.late
+        self.options, self.writer, self.filled = options, writer, filled
+        self.nbytes = self.limit = 0.0
+        self.spans: list[tuple[int, int, int]] = []  # of what lies in flat ranges: first and last rank that has some of it, and its number
+        self.marks: list[int] = []  # where the ranks' ranges of all of it begin and end
+
+    def takes(self, op: Operator) -> bool:
+        if self.options.mb == 0 or not all(can_be_packed(self.writer, o) for o in (self.ops[0], op)):
+            return False
+        if self.nbytes + self._nbytes(op) > self.limit:
+            return False
+        if not self.spans:
+            return True
+        first, last = _span(op)
+        at = bisect_right(self.spans, (first, last, len(self.ops)))
+        return (not at or self.spans[at - 1][1] <= first) and (at == len(self.spans) or last <= self.spans[at][0])
+
+    def add(self, op: Operator) -> None:
+        super().add(op)
+        if len(self.ops) == 1:
+            self.marks = [0] * len(op.attrs.get("bounds", ()))
+            terms = not self.marks and any(isinstance(e, Partial) for e in self._placement(op))
+            self.limit = (self.options.first_mb if terms and self.kind not in self.filled else self.options.mb) * 2**20
+        self.nbytes += self._nbytes(op)
+        if self.marks:
+            self.marks = [a + b for a, b in zip(self.marks, op.attrs["bounds"], strict=True)]
+            insort(self.spans, (*_span(op), len(self.ops) - 1))
+
+    @property
+    def full(self) -> bool:
+        if not self.marks:
+            return self.nbytes >= self.limit
+        ranks, total = len(self.marks) - 1, self.marks[-1]
+        return self.marks[1] == total // ranks and self.marks == bounds(total, ranks)
+
+    def close(self) -> None:
+        self.filled.add(self.kind)
+
+    def in_order(self) -> list[Operator]:
+        return [self.ops[k] for _, _, k in self.spans] or self.ops  # flat ranges continue each other
+
+    def _nbytes(self, op: Operator) -> int:
+        return self.writer.block.desc(op.input_arg_names[0]).type.nbytes
+
+    def _placement(self, op: Operator) -> tuple[Entry, ...]:
+        return self.writer.block.desc(op.input_arg_names[0]).placement
+
+
+def _span(op: Operator) -> tuple[int, int]:
+    """The first and the last rank that has some of what lies in flat ranges."""
+    marks = op.attrs["bounds"]
+    return bisect_right(marks, 0) - 1, bisect_left(marks, marks[-1]) - 1
