@@ -2,7 +2,8 @@
 
 An operator that only lays its operands out anew, such as concat, has nothing to do where they lie inside its result from the start, and a
 reshape of a transpose is a view where what is transposed lies in the order that the reshape needs. Only results of one operator are put
-together so: what they are parts of takes memory no earlier than they would.
+together so: what they are parts of takes memory no earlier than they would. Where an op allows it (`OpDef.early`, for buckets that are
+sent), results of any operators are, and the rest is copied there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..ir import flow
 from ..ir.opdef import opdef
-from ..ir.operator import Operator
+from ..ir.operator import Operator, op_types
 from .context import RunContext
 from .outline import Outline
 from .plan import Lies
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
 
 class Home(NamedTuple):
-    """Where a result lies: in a value that `join` makes of it and others, or in storage of its own, in another order of the axes."""
+    """Where a result lies: in a value that `join` makes of it and others, of which it is operand `number`, or in storage of its own, in
+    another order of the axes."""
 
     shadow: np.ndarray
     lies: Lies
     join: Operator | None = None
+    number: int = 0
 
 
 class Readers:
@@ -38,6 +41,8 @@ class Readers:
 
     def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, fresh: Callable[[str], bool]):
         self.sizes, self.shadows, self.ctx, self.outline, self.fresh = sizes, shadows, ctx, outline, fresh
+        self.begun: set[int] = set()  # operators, by id, that join what some operator has made in their result already
+        self.early = outline.fact(_early)
 
     @cached_property
     def of(self) -> Mapping[str, Sequence[Operator]]:
@@ -73,10 +78,25 @@ class Readers:
             name = op.outputs[slot][0]
             if name in found or not path:
                 continue
-            if _joins(path[-1]):
+            if _joins(path[-1]) and not opdef(path[-1].type).early:
                 found.update(self._joined(op, paths, path[-1]))
             if name not in found and (home := self._reordered(op, slot, path)) is not None:
                 found[name] = home
+        return found
+
+    def early_homes(self, names: Iterable[str]) -> dict[str, Home]:
+        """Of these results, those that are made where a later operator joins them with results of others."""
+        found: dict[str, Home] = {}
+        for name in names if self.early else ():
+            path = self._path(name) if self.fresh(name) else []
+            if not path or not _joins(join := path[-1]) or not opdef(join.type).early:
+                continue
+            whole = self.shadows.of(self.sizes.types[join.output_arg_names[0]])
+            number = join.input_arg_names.index(path[-2].output_arg_names[0] if len(path) > 1 else name)
+            a = self._back(_inside(join, whole, self.sizes)[number], path[:-1])
+            if a is not None and a.size and a.flags.c_contiguous and self.take(name, a, join):
+                found[name] = Home(self.shadows.like(a), Lies(_start(a) - _start(whole), a.strides), join, number)
+                self.begun.add(id(join))
         return found
 
     def _path(self, name: str) -> list[Operator]:
@@ -84,7 +104,10 @@ class Readers:
         path: list[Operator] = []
         while not path or not _joins(path[-1]):
             movers = [op for op in self.of.get(name, ()) if opdef(op.type).inside is not None]
-            if len(movers) != 1 or not self.fresh(name := movers[0].output_arg_names[0]) or id(movers[0]) in self.sizes.here:
+            if len(movers) != 1 or id(movers[0]) in self.sizes.here:
+                break
+            name = movers[0].output_arg_names[0]
+            if id(movers[0]) not in self.begun and not self.fresh(name):
                 break
             path += movers
         return path
@@ -122,7 +145,7 @@ class Readers:
             home = self._home(op, slot, self._back(lying.pop(end, None), before), whole, join)
             if home is None:
                 return {}
-            found[name] = home
+            found[name] = home._replace(number=join.input_arg_names.index(end))
         return found if not lying and len(found) == len(join.input_arg_names) else {}
 
     def _home(self, op: Operator, slot: str, a: np.ndarray | None, whole: np.ndarray, join: Operator | None) -> Home | None:
@@ -140,6 +163,11 @@ def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None
         for n in dict.fromkeys(flow.reads(outline.program, op) if reads is None else reads(op)):
             found.setdefault(n, []).append(op)
     return found
+
+
+def _early(outline: Outline) -> bool:
+    """Does an operator join what several may have made in its result?"""
+    return any(opdef(type_).early for type_ in op_types(outline.ops))
 
 
 def _joins(op: Operator) -> bool:

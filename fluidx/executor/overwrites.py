@@ -208,12 +208,41 @@ class _Walk:
         """The result has the contents of the operands, which must lie where it has them."""
         op = step.op
         names, whole = op.input_arg_names, op.output_arg_names[0]
-        inside: Any = opdef(op.type).inside
-        for name, a in zip(names, inside(self.laid(whole), [self.plan.values[n].type.shape for n in names], **op.attrs), strict=True):
+        for name, (_, there) in zip(names, self.places(step), strict=True):
             self.read(name, label, op)
-            if self.plan.values[name].buffer != self.plan.values[whole].buffer or _place(self.laid(name)) != _place(a):
+            if not there:
                 self.refuse(f"{label} finds %{name} elsewhere than where %{whole} has it", op)
         self.content[whole] = tuple([c for n in names for c in self.content.get(n, ())])
+
+    def places(self, step: Step) -> list[tuple[Any, bool]]:
+        """Where the result of an operator that joins has each operand, and whether that lies there."""
+        op, values, definition = step.op, self.plan.values, opdef(step.op.type)
+        if definition.inside is None or not definition.in_slots[0].many or step.kernel == "nothing":
+            return []
+        whole = op.output_arg_names[0]
+        parts = definition.inside(self.laid(whole), [values[n].type.shape for n in op.input_arg_names], **op.attrs)
+        return [
+            (a, not a.size or values[n].buffer == values[whole].buffer and _place(self.laid(n)) == _place(a))
+            for n, a in zip(op.input_arg_names, parts, strict=True)
+        ]
+
+    def filled_up(self, step: Step, label: str, places: list[tuple[Any, bool]]) -> None:
+        """Some operands lie where the result has them, and keep their contents; the others are copied there."""
+        op, contents = step.op, list[_Content]()
+        whole = self.span(op.output_arg_names[0])
+        for name, (a, there) in zip(op.input_arg_names, places, strict=True):
+            self.read(name, label, op)
+            if there:
+                contents += self.content.get(name, ())
+                continue
+            start = whole.start + _place(a)[0] - _place(self.laid(op.output_arg_names[0]))[0]
+            target = whole._replace(start=start, stop=start + a.nbytes)
+            if not a.flags.c_contiguous or any(target.meets(self.span(n)) for n in self.reads(step)):
+                self.refuse(f"{label} copies %{name} over its operands", op)
+            self.end(target, f"{label} wrote %{op.output_arg_names[0]}")
+            contents.append(_Content(op.output_arg_names[0], target, label))
+            self.lying.setdefault(target.space, []).append(contents[-1])
+        self.content[op.output_arg_names[0]] = tuple(contents)
 
     def laid(self, name: str) -> np.ndarray:
         """An array that lies in its buffer as the value does."""
@@ -232,6 +261,10 @@ class _Walk:
 
     def step(self, step: Step, label: str) -> None:
         op, reads, writes = step.op, self.reads(step), self.writes(step)
+        places = self.places(step)
+        if any(there and a.size for a, there in places):
+            self.filled_up(step, label, places)
+            return
         for n in reads:
             self.read(n, label, op)
         if step.kernel == "control":

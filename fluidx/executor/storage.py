@@ -19,7 +19,7 @@ from ..ir.operator import Operator
 from ..ir.types import TensorType
 from ..ops.kernels import Body, wide_type
 from .context import RunContext
-from .inside import Readers
+from .inside import Home, Readers
 from .live import FOREVER, Lives
 from .local import Here
 from .memory import Interval, assign
@@ -116,7 +116,7 @@ class Storage:
         self.shadow = _Lies(shadows, sizes.types)
         self.view_of: dict[str, str] = {}
         self.lies: dict[str, Lies] = {}
-        self.joined: set[int] = set()  # operators, by id, whose operands are made inside their result
+        self.inside: dict[int, set[int]] = {}  # operators, by id, some of whose operands, by number, are made inside their result
         self.nodes: list[Node] = []
         self.inner: dict[int, list[Node]] = {}
         self.asides: list[Aside] = []
@@ -158,7 +158,8 @@ class Storage:
         if len(unit) > 1:
             self._place_chain(node)
             return node
-        if id(op) in self.joined:
+        inside = self.inside.get(id(op), ())
+        if inside and all(k in inside or not self.types[n].nbytes for k, n in enumerate(op.input_arg_names)):
             node.made = "joined"
             return node
         read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
@@ -168,7 +169,9 @@ class Storage:
         views = definition.view is not None or definition.view_ctx is not None
         if views and not inner and all(map(self._is_new, outs)) and self._try_view(node):
             return node
-        elsewhere = self._made_elsewhere(op, i) if definition.strided is not None and not inner else ()
+        if inside:  # the others are copied there
+            return node
+        elsewhere = () if inner or definition.bodies else self._made_elsewhere(self._homes(op, definition), i)
         self._results(node, ins, [n for n in outs if n not in elsewhere], inner)
         if definition.effect in TALKS:  # what is sent lies in one piece
             for n in read:
@@ -201,9 +204,11 @@ class Storage:
             ins.update({n: self._root(n, i) for n in op.input_arg_names if n not in made})
             made.update(op.output_arg_names)
         self._results(node, ins, node.op.output_arg_names[1:])
+        made_last = [op.output_arg_names[0] for op in node.ops if self.last[op.output_arg_names[0]] > i]
+        elsewhere = self._made_elsewhere(self.readers.early_homes(made_last), i)
         for op in node.ops:
             name = op.output_arg_names[0]
-            if self.last[name] > i:
+            if self.last[name] > i and name not in elsewhere:
                 # an operator with a tail reads its operands again and again while it writes
                 self._new(name, i, [n for n in ins if n not in taken and not node.definition.native_tail], ins)
                 taken.update(n for n, r in ins.items() if r is self.roots[name])
@@ -218,10 +223,14 @@ class Storage:
                 return
         self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
-    def _made_elsewhere(self, op: Operator, i: int) -> Collection[str]:
-        """Places for those results which later operators would only move: where these would put them."""
-        homes = self.readers.homes(op)
-        for name, (shadow, lies, join) in homes.items():
+    def _homes(self, op: Operator, definition: type[OpDef]) -> Mapping[str, Home]:
+        """Where those results are made which later operators would only move: where these would put them."""
+        early = self.readers.early_homes(op.output_arg_names)
+        return early if early or definition.strided is None else self.readers.homes(op)
+
+    def _made_elsewhere(self, homes: Mapping[str, Home], i: int) -> Collection[str]:
+        """Places for results that have a home."""
+        for name, (shadow, lies, join, number) in homes.items():
             if join is None:
                 self.new_root(name, "arena", i, self.last[name])
             else:
@@ -229,8 +238,8 @@ class Storage:
                 root = self.roots[name] = self.roots.get(whole) or self.new_root(whole, "arena", i, self.last[whole])
                 root.aliases.append(name)
                 root.stop = max(root.stop, self.last[name])
-                self.joined.add(id(join))
-                self.writers[whole] = []  # it is there already when `join` comes
+                self.inside.setdefault(id(join), set()).add(number)
+                self.writers[whole] = []  # what is there already when `join` comes stays there
             self.shadow[name], self.lies[name] = shadow, lies
         return homes
 

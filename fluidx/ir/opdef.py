@@ -173,6 +173,8 @@ class OpDef:
     # of an op that only moves its inputs, all to be seen in its output: (output, shapes of the inputs, **attrs) -> where in an array that
     # is the output each of the inputs lies (None: nowhere as a view)
     inside: ClassVar[Callable[..., list[Any]] | None] = None
+    # its inputs may be made there by several operators: room for all is then taken as soon as the first one is made
+    early: ClassVar[bool] = False
     bind: ClassVar[Callable[..., Any] | None] = None
     scratch: ClassVar[Callable[..., Any] | None] = None
     native: ClassVar[Callable[..., Any] | None] = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -132,6 +134,9 @@ class Pack(OpDef):
         return all_of([copy_calls(place, x, dry) for place, x in _packed(ins[0], outs[0])])
 
     kernel = staticmethod(lambda xp, xs: xp.concatenate([x.reshape(-1) for x in xs]))
+    inside = staticmethod(lambda out, shapes: _rows(out, shapes))
+    early = True
+    strided = staticmethod(lambda slot, a: slot == "X")
 
     @staticmethod
     def samples():
@@ -171,12 +176,11 @@ class Unpack(OpDef):
 
     @staticmethod
     def kernel(xp: Any, xs: list, *, shapes: tuple) -> list:
-        flat = xp.concatenate([x.reshape(-1) for x in xs]) if len(xs) > 1 else xs[0].reshape(-1)
-        out, at = [], 0
-        for s in shapes:
-            out.append(flat[at : at + prod(s)].reshape(s))
-            at += prod(s)
-        return out
+        return _rows(xp.concatenate([x.reshape(-1) for x in xs]) if len(xs) > 1 else xs[0].reshape(-1), shapes)
+
+    @staticmethod
+    def view(x: Any, *, shapes: tuple) -> Any:
+        return _rows(x.reshape(-1), shapes) if x.flags.c_contiguous and x.size == sum(map(prod, shapes)) else None
 
     @staticmethod
     def samples():
@@ -184,13 +188,20 @@ class Unpack(OpDef):
         yield Sample.of([counting(4), counting(2, 3)], shapes=((2, 5),), grad=(), why="stands beside communication only")
 
 
+def _rows(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Views of a flat array that are values of these shapes, one behind the other."""
+    ends = list(accumulate(map(prod, shapes), initial=0))
+    return [flat[a:b].reshape(s) for (a, b), s in zip(pairwise(ends), shapes, strict=True)]
+
+
 def _packed(xs: list, out: Any) -> list[tuple[Any, Any]]:
-    """(target, source) for each input."""
-    pairs, at = [], 0
-    for x in xs:
-        pairs.append((out[at : at + x.size].reshape(x.shape), x))
-        at += x.size
-    return pairs
+    """(target, source) for each input that is not there yet."""
+    return [(part, x) for part, x in zip(_rows(out, [x.shape for x in xs]), xs, strict=True) if not _is_there(part, x)]
+
+
+def _is_there(place: Any, x: Any) -> bool:
+    """Does an input lie in its place already?"""
+    return x.flags.c_contiguous and place.__array_interface__["data"][0] == x.__array_interface__["data"][0]
 
 
 def _unpacked(xs: list, outs: list) -> list[tuple[Any, Any]] | None:
