@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...ir import flow
+from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role
 from ...ir.program import Program, ProgramPair
 from ..pass_ import Job, Pass
@@ -18,6 +19,16 @@ class _Run:
     ops: list[Operator] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
     section: Role = Role.DIST  # of the operator behind them
+
+    def sends(self) -> list[Operator]:
+        """What communicates, and what that needs. What is done with the results stays behind, for it waits for them."""
+        needed: set[str] = set()
+        found = []
+        for op in reversed(self.ops):
+            if opdef(op.type).effect in (Effect.COLLECTIVE, Effect.P2P) or not needed.isdisjoint(op.output_arg_names):
+                needed.update(op.input_arg_names)
+                found.append(op)
+        return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -35,19 +46,19 @@ class Prefetch(Pass):
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
         main = pair.main.copy()
         block = main.global_block()
-        begins: dict[int, list[_Run]] = {}  # which runs begin at an operator, now
+        begins: dict[int, list[Operator]] = {}  # what is moved in front of an operator, by its number
         sections: dict[Role, list[_Run]] = {}
         moved: set[int] = set()
         for r in _runs(main):
             together = sections.setdefault(r.section, [])
             together.append(r)
-            begins.setdefault(together[max(0, len(together) - 1 - self.ahead)].start, []).append(r)
-            moved.update(range(r.start, r.start + len(r.ops)))
+            sends = r.sends()
+            begins.setdefault(together[max(0, len(together) - 1 - self.ahead)].start, []).extend(sends)
+            moved.update(map(id, sends))
         out: list[Operator] = []
         for k, op in enumerate(block.oplist):
-            for r in begins.get(k, ()):
-                out += r.ops
-            if k not in moved:
+            out += begins.get(k, ())
+            if id(op) not in moved:
                 out.append(op)
         block.oplist = out
         return ProgramPair(main, pair.startup)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Unpack
 
 from ...ir.errors import TranspileError
 from ..choices import InFlatUnits, Sharded
+from ..passes.bucket import Bucket
 from ..passes.prefetch import Prefetch
 from .base import Common, Steps, Strategy, strategy
 
@@ -34,4 +36,6 @@ def fsdp(
     rest = Sharded() if units == "parameter" else InFlatUnits(units)
     schedule: Steps = (("prefetch", Prefetch(prefetch)),) if prefetch else ()
     options: dict[str, Any] = {"units": units, "reshard_after_forward": reshard_after_forward, "prefetch": prefetch}
-    return strategy("fsdp", options=options, rest=rest, kept=not reshard_after_forward, schedule=schedule, **common)
+    return strategy(
+        "fsdp", options=options, rest=rest, kept=not reshard_after_forward, bucket=Bucket(inf, inf), schedule=schedule, **common
+    )
