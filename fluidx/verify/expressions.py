@@ -40,6 +40,7 @@ class Table:
         self._attrs: dict[int, tuple[Any, int]] = {}  # id -> (kept alive, number)
         self._written: dict[tuple, int] = {}
         self._numbers: dict[tuple, int] = {}
+        self.rows_with: dict[int, list[int]] = {}  # by what they have slices of (see `arrays`), values made of rows
         self.complete: Complete = lambda derivation, others, ranks: None
 
     def intern(self, key: tuple, type_: TensorType, args: Iterable[int | None] = (), ranked: bool = False) -> int:
@@ -149,8 +150,20 @@ class Table:
         elif not flat:
             out = self.lin((), TensorType(dtype, (0,)))
         else:
-            out = self.intern(("rows", tuple(flat)), TensorType(dtype, (sum(self.types[x].numel for x in flat),)), flat)
+            out = self._rows(tuple(flat), dtype)
         return out if shape is None else self.shaped(out, shape)
+
+    def _rows(self, flat: tuple[int, ...], dtype: str) -> int:
+        new = len(self.keys)
+        out = self.intern(("rows", flat), TensorType(dtype, (sum(self.types[x].numel for x in flat),)), flat)
+        if out == new:
+            for array in dict.fromkeys(a for x in flat for a in self.arrays(x)):
+                self.rows_with.setdefault(array, []).append(out)
+        return out
+
+    def arrays(self, e: int) -> list[int]:
+        """The arrays that a value has slices of; -1 for a constant."""
+        return [array if start >= 0 else -1 for array, start in self.slices(e)]
 
     def _continued(self, a: int, b: int) -> int | None:
         """Two flat arrays as one slice, where b continues a."""

@@ -214,8 +214,9 @@ class Values:
     def _of_slices(self, x: int, span: tuple[int, int], type_: TensorType) -> int:
         """The array of which the plain value is the slice `span`."""
         table, items = self.table, []
-        if table.keys[x][0] == "view" and table.keys[table.keys[x][1]][0] == "rows":
-            x = table.keys[x][1]
+        x = table.flat(x)
+        if (whole := self._of_rows(x, span, type_)) is not None:
+            return whole
         for (base, start), w in table.slices(x).items():
             if start < 0:
                 items.append((table.one(type_.dtype, type_.shape), w))
@@ -225,6 +226,16 @@ class Values:
                 raise Refused(f"it is {table.show(x)}, not elements {span[0]} to {span[1]} of a value of {type_.numel}")
             items.append((table.shaped(table.cut(base, first, first + type_.numel), type_.shape), w))
         return table.lin(items, type_)
+
+    def _of_rows(self, x: int, span: tuple[int, int], type_: TensorType) -> int | None:
+        """The array of which the plain value is the slice `span`, if that is one made of rows."""
+        table = self.table
+        rows = table.keys[x][1] if table.keys[x][0] == "rows" else (x,)
+        known = next((a for row in rows for a in table.arrays(row)), None)
+        for whole in () if known is None else table.rows_with.get(known, ()):
+            if table.types[whole].numel == type_.numel and table.cut(whole, *span) == x:
+                return table.shaped(whole, type_.shape)
+        return None
 
     def _own_terms(self, x: int, placement: Placement, type_: TensorType, rank: int) -> tuple[int, Any]:
         """The sum of which the plain value is this rank's term, or its part of a term."""

@@ -333,8 +333,8 @@ def names():
 def transpiled(model, strategy, trainers=3):
     m = MODELS[model]()
     # pieces of a few elements, and nothing packed away
-    chosen = fx.strategies.ring_optimizer(chunk_mb=48 / 2**20).replace("pack", fx.transpiler.Pass()) if strategy == RING else strategy
-    t = fx.DistributeTranspiler(chosen)
+    ring = fx.strategies.ring_optimizer(chunk_mb=48 / 2**20).replace("pack", fx.transpiler.Pass())
+    t = fx.DistributeTranspiler(ring if strategy == RING else fx.strategies.get(strategy, bucket_mb=0))
     return t.transpile(program=m.main, startup_program=m.startup, trainers=trainers)
 
 

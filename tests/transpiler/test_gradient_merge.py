@@ -121,7 +121,7 @@ def test_an_update_sends_what_one_without_merging_does(strategy):
 
 
 def test_accumulators_are_terms_and_the_optimizers_state_lies_where_updates_are():
-    t = transpiled(integer_mlp(optimizer=Merge(fx.optimizer.Momentum(0.5, 0.5), 4)), "zero1", 2)
+    t = transpiled(integer_mlp(optimizer=Merge(fx.optimizer.Momentum(0.5, 0.5), 4)), fx.strategies.zero1(bucket_mb=0), 2)
     descs = t.main.global_block().descs
     assert descs["fc_0.w_0_merged_0"].placement == (Partial("sum", "dp"),)
     assert str(descs["fc_0.w_0_velocity_0"].placement[0]) == "shard(0) over dp"
