@@ -46,6 +46,7 @@ KINDS = {
     "Collectives": "comm.collective",
     "Annotations": "data.annotate",
     "Parts, and changes of placement": "comm.parts",
+    "Fewer bits on the way": "comm.wire",
     "Values that ranks have of their own": "comm.replicas",
     "Between trainers and servers": "comm.serve",
     "Point to point, and the ring forms": "comm.p2p",

@@ -54,8 +54,11 @@ def pictures() -> dict[str, str]:
         if name == "data_parallel":
             out["before_after.svg"] = draw_before_after(main, ranks)
             out["startup.svg"] = draw([t.get_startup_program(r) for r in range(2)])
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel(wire="float16")).transpile(program=main, startup_program=startup, trainers=2)
+    out["wire.svg"] = draw([part(t.get_trainer_program(r), _after_backward) for r in range(2)])
     out["ring_hops.svg"] = ring_hops(4)
-    t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=fx.Cluster(2, 2))
+    alone = fx.strategies.data_parallel(bucket_mb=0)
+    t = fx.DistributeTranspiler(alone).transpile(program=main, startup_program=startup, trainers=fx.Cluster(2, 2))
     out["several_hosts.svg"] = draw([part(t.get_trainer_program(r), _about_w) for r in range(4)])
     main, startup = two_layers()
     t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=fx.Mesh(tp=2))

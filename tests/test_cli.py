@@ -139,8 +139,7 @@ def test_verify_checks_one_program_or_all_ranks(pair, single):
     assert call("verify", single) == "20 operators: inputs defined, types as their rules infer them, placements by a rule of each op\n"
     assert call("verify", pair) == "29 operators: inputs defined, types as their rules infer them, placements by a rule of each op\n"
     text = call("verify", pair, "--strategy", "reduce_broadcast", "-n", 3)
-    assert text.startswith("proved for reduce_broadcast(roots='greedy', bucket_mb=25, first_bucket_mb=1) on 3 ranks:")
-    assert "4 parameters" in text
+    assert text.startswith("proved for reduce_broadcast(roots='greedy') on 3 ranks:") and "4 parameters" in text
 
 
 def test_verify_proves_rank_programs_from_files(pair, single, tmp_path):

@@ -149,6 +149,8 @@ class OpDef:
     # and `a.shaped` (verify/expressions.py): (a, operands by slot, output types, **attrs) -> a value for each output. Of a collective:
     # (a, what the members hold, output type, index, **attrs) -> what member `index` gets
     meaning: ClassVar[Callable[..., Any] | None] = None
+    # of an op that the proof takes for exact and that is not: (attrs) -> what it does to its values, for the report
+    rounds: ClassVar[Callable[..., str] | None] = None
     # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks
     repeats: ClassVar[bool] = False
     # it stands for operators that are written out before a program runs

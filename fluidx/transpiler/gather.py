@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from ..ir import flow
 from ..ir.operator import Operator, Role
@@ -133,6 +133,36 @@ class _Gathering:
             yield run
             done = run.place[0]
         yield from self.others[done:]
+
+
+class Waiting:
+    """What is written as soon as somebody touches what it makes, or at the end."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.writes: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {}
+
+    def add(self, names: Iterable[str], write: Callable[[], None]) -> None:
+        """`write` makes the values of these names."""
+        found = tuple(names), write
+        self.writes.update(dict.fromkeys(found[0], found))
+
+    def before(self, *ops: Operator) -> None:
+        """Write what these operators touch."""
+        for op in ops if self.writes else ():
+            for n in (n for touched in flow.touches(self.program, op) for n in touched):
+                self._write(n)
+
+    def rest(self) -> None:
+        for n in list(self.writes):
+            self._write(n)
+
+    def _write(self, name: str) -> None:
+        if (found := self.writes.get(name)) is not None:
+            names, write = found
+            for n in names:
+                del self.writes[n]
+            write()
 
 
 def first_readers(program: Program) -> dict[int, Role | None]:

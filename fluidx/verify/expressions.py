@@ -223,6 +223,24 @@ class Table:
     def mean(self, xs: Sequence[int]) -> int:
         return self.sum(xs, 1.0 / max(1, len(xs)))
 
+    def rounded(self, e: int, dtype: str) -> int:
+        """The same numbers as floats of another dtype: in exact arithmetic nothing changes."""
+        key, t = self.keys[e], self.types[e].with_dtype(dtype)
+        match key[0]:
+            case "rounded" if self.types[key[1]].dtype == dtype:
+                return key[1]
+            case "lin":
+                return self.lin([(self.rounded(a, dtype), w) for a, w in key[1]], t)
+            case "one":
+                return self.one(dtype, t.shape)
+            case "view":
+                return self.shaped(self.rounded(key[1], dtype), t.shape)
+            case "slice":
+                return self.cut(self.rounded(key[1], dtype), key[2], key[2] + key[3])
+            case "rows":
+                return self.join([self.rounded(part, dtype) for part in key[1]])
+        return self.intern(("rounded", e, dtype), t, (e,))
+
     def rows(self, x: int, shapes: Sequence[Sequence[int]]) -> list[int]:
         out, at = [], 0
         if sum(prod(s) for s in shapes) != self.types[x].numel:

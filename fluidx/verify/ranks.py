@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .._collector import collections_paused
 from ..ir.errors import FluidxError, VerifyError
+from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair, Var
 from ..ir.stamp import Stamp
@@ -73,6 +74,10 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
                     programs[0], -1, f"%{n} is {show_placement(before[1].placement)} in startup and "
                     f"{show_placement(declared[n].placement)} in main",
                 )  # fmt: skip
+        for op, program in ranks.said.ops:
+            if (rounds := opdef(op.type).rounds) is not None:
+                what = rounds(op.attrs)
+                report.rounded[what] = report.rounded.get(what, 0) + program.global_block().desc(op.input_arg_names[0]).type.numel
         if is_main:
             report.parameters = sum(declared[n].is_parameter for n in states)
             report.states = len(states) - report.parameters

@@ -21,6 +21,7 @@ class Report:
     states: int = 0
     values: int = 0
     own: int = 0  # of these, what every rank has of its own
+    rounded: dict[str, int] = field(default_factory=dict)  # what is done to so many values that is not exact
     stamp: Stamp | None = field(default=None, repr=False, compare=False)  # the rank programs as they were proved
 
     def __str__(self) -> str:
@@ -36,5 +37,6 @@ class Report:
             f"  fetches      {self.values} values that can be fetched are one device's",
             *([f"  replicas     {self.own} of these are each rank's own: what one device computes of a batch, it computes of its rows"]
               if self.own else []),
+            *[f"  rounded      {count} values {what}" for what, count in self.rounded.items()],
             "  in exact arithmetic: the order of sums, and weights beyond the twelfth digit, are not looked at",
         ])  # fmt: skip

@@ -46,6 +46,15 @@ CHOICES = [
     (lambda: fx.strategies.zero2(bucket_mb="25"), "zero2: bucket_mb must be a number of MiB, 0 or more, got '25'"),
     (lambda: fx.strategies.zero1(first_bucket_mb=0), "zero1: first_bucket_mb must be a number of MiB, above 0, got 0"),
     (lambda: fx.strategies.reduce_broadcast(bucket_mb=True), "reduce_broadcast: bucket_mb must be a number of MiB, 0 or more, got True"),
+    (lambda: fx.strategies.data_parallel(wire="fp16"), "data_parallel: unknown wire='fp16'; there are: bfloat16, float16"),
+    (
+        lambda: fx.strategies.zero1(wire_scale=0.5),
+        "zero1: wire_scale is a number above 0, for wire='float16' or 'bfloat16'; got 0.5",
+    ),
+    (
+        lambda: fx.strategies.zero1(wire="float16", wire_scale=0),
+        "zero1: wire_scale is a number above 0, for wire='float16' or 'bfloat16'; got 0",
+    ),
     (lambda: fx.strategies.data_parallel(overlap=0), "data_parallel: overlap is True or False, got 0"),
     (lambda: fx.strategies.ring_optimizer(chunk_mb=0), "ring_optimizer: chunk_mb must be a number of MiB above 0, got 0"),
     (lambda: fx.strategies.reduce_broadcast("greeedy"), "unknown roots='greeedy'; did you mean 'greedy'?"),

@@ -7,12 +7,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from ...ir import flow
 from ...ir.operator import Operator
 from ...ir.parts import bounds
 from ...ir.program import Program, ProgramPair
 from ...ir.types import Entry, Partial, Pieces, Placement
-from ..gather import Run, first_readers, gathered
+from ..gather import Run, Waiting, first_readers, gathered
 from ..packing import Packed, can_be_packed
 from ..pass_ import Job, Pass
 from ..writer import Writer
@@ -56,30 +55,19 @@ class Bucket(Pass):
         def begin(kind: Any) -> _Filling:
             return _Filling(kind, self, writer, filled)
 
-        waiting: dict[str, Packed] = {}  # by the values that are still to be unpacked
+        waiting = Waiting(program)
         for found in gathered(program, kind, begin):
             ops = found.in_order() if isinstance(found, Run) else [found]
-            _unpack(program, ops, waiting)
+            waiting.before(*ops)
             if len(ops) == 1:
                 writer.keep(ops[0])
                 continue
             bucket = Packed(writer, ops)
             bucket.pack()
             bucket.send()
-            waiting.update(dict.fromkeys(bucket.outs, bucket))
-        for bucket in dict.fromkeys(waiting.values()):
-            bucket.unpack()
+            waiting.add(bucket.outs, bucket.unpack)
+        waiting.rest()
         return writer.program
-
-
-def _unpack(program: Program, ops: list[Operator], waiting: dict[str, Packed]) -> None:
-    """Unpack what these operators touch."""
-    for op in ops if waiting else ():
-        for n in (n for names in flow.touches(program, op) for n in names):
-            if (bucket := waiting.get(n)) is not None:
-                bucket.unpack()
-                for out in bucket.outs:
-                    del waiting[out]
 
 
 def _alike(placement: Placement) -> Placement:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, TypedDict, Unpack
 
+from ...ir.dtypes import HALVES
 from ...ir.errors import TranspileError, nearest
 from ..algorithms import ALGORITHMS
 from ..choices import EVERYWHERE
@@ -17,6 +20,7 @@ from ..passes.groups import InitGroups
 from ..passes.hosts import Hierarchical
 from ..passes.lower import Lower
 from ..passes.place import Place
+from ..passes.wire import Wire
 
 Steps = tuple[tuple[str, Pass], ...]
 BUCKETS = Bucket()
@@ -86,13 +90,16 @@ class Common(TypedDict, total=False):
 
     `loss` names the loss, when it must be checked; `strict` refuses communication that the strategy itself does not ask for. `algorithm`
     says how collectives are carried out: a name (see algorithms/), "auto", or "" for the communicator's own. `hierarchical`: True, False,
-    or "auto" for where there are several hosts.
+    or "auto" for where there are several hosts. `wire`: "float16" or "bfloat16", as which gradients travel, or "" for as they are; they are
+    multiplied by `wire_scale` before and divided by it behind (see passes/wire.py for what is done without one).
     """
 
     loss: Any
     strict: bool
     algorithm: str
     hierarchical: bool | str
+    wire: str
+    wire_scale: float | None
 
 
 def strategy(
@@ -117,19 +124,34 @@ def strategy(
         raise TranspileError(f"{name}: unknown algorithm {algorithm!r}; {nearest(str(algorithm), ('auto', *ALGORITHMS), 'there are')}")
     if hierarchical not in (True, False, "auto"):
         raise TranspileError(f"{name}: hierarchical must be True, False or 'auto', got {hierarchical!r}")
+    wire, scale = common.get("wire", ""), common.get("wire_scale")
+    if wire not in ("", *HALVES):
+        raise TranspileError(f"{name}: unknown wire={wire!r}; {nearest(str(wire), HALVES, 'there are')}")
+    if scale is not None and not (wire and isinstance(scale, (int, float)) and not isinstance(scale, bool) and 0 < scale < inf):
+        raise TranspileError(f"{name}: wire_scale is a number above 0, for wire={' or '.join(map(repr, HALVES))}; got {scale!r}")
     steps: Steps = (
         ("groups", InitGroups()),
         ("place", Place(update, rest, kept, strict=strict, loss=loss, own=own)),
         ("startup", BroadcastStartup()),
         ("lower", Lower()),
         ("bucket", bucket),
+        *((("wire", Wire(wire, scale if scale is None else float(scale))),) if wire else ()),
         ("hosts", Hierarchical(hierarchical, algorithm, carried if hierarchical == "auto" else ())),
         ("carry", Carry(algorithm, carried)),
         *schedule,
     )
-    given = (("algorithm", algorithm, usual), ("hierarchical", hierarchical, "auto"), ("strict", strict, False), ("loss", loss, ""))
+    given = (
+        ("algorithm", algorithm, usual), ("hierarchical", hierarchical, "auto"), ("wire", wire, ""), ("wire_scale", scale, None),
+        ("strict", strict, False), ("loss", loss, ""),
+    )  # fmt: skip
     shown = {**own_options, **{option: value for option, value, default in given if value != default}}
     return Strategy(name, tuple(shown.items()), steps)
+
+
+def changed(function: Callable[..., Strategy], **options: Any) -> dict[str, Any]:
+    """The options that are not as a strategy has them by default: what its call has to say."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if value != known[name].default}
 
 
 def buckets(name: str, bucket_mb: float, first_bucket_mb: float, late: tuple[str, ...] = ()) -> Bucket:

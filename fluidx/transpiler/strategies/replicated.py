@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from ...ir.errors import TranspileError
 from ..choices import Everywhere
 from ..passes.bucket import MOVING
-from .base import Common, Strategy, buckets, strategy
+from .base import Common, Strategy, buckets, changed, strategy
 
 
 def data_parallel(bucket_mb: float = 25, first_bucket_mb: float = 1, overlap: bool = True, **common: Unpack[Common]) -> Strategy:
@@ -20,5 +20,5 @@ def data_parallel(bucket_mb: float = 25, first_bucket_mb: float = 1, overlap: bo
     if not isinstance(overlap, bool):
         raise TranspileError(f"data_parallel: overlap is True or False, got {overlap!r}")
     bucket = buckets("data_parallel", bucket_mb, first_bucket_mb, late=() if overlap else MOVING)
-    options: dict[str, Any] = {"bucket_mb": bucket_mb, "first_bucket_mb": first_bucket_mb, "overlap": overlap}
+    options = changed(data_parallel, bucket_mb=bucket_mb, first_bucket_mb=first_bucket_mb, overlap=overlap)
     return strategy("data_parallel", Everywhere(), options, bucket=bucket, **common)

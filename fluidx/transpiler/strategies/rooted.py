@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from ...ir.errors import TranspileError, nearest
 from ..choices import AtRoots, InPieces
@@ -10,7 +10,7 @@ from ..passes.bucket import Bucket
 from ..passes.pack import PackSmall
 from ..passes.waves import FROM_OWNERS, TO_OWNERS, GatherWaves
 from ..roots import METHODS
-from .base import Common, Steps, Strategy, buckets, strategy
+from .base import Common, Steps, Strategy, buckets, changed, strategy
 
 
 def reduce_broadcast(
@@ -23,7 +23,7 @@ def reduce_broadcast(
     """
     _check_roots(roots)
     bucket = buckets("reduce_broadcast", bucket_mb, first_bucket_mb)
-    options: dict[str, Any] = {"roots": roots, "bucket_mb": bucket_mb, "first_bucket_mb": first_bucket_mb}
+    options = {"roots": roots, **changed(reduce_broadcast, bucket_mb=bucket_mb, first_bucket_mb=first_bucket_mb)}
     return strategy("reduce_broadcast", AtRoots(roots), options, bucket=bucket, **common)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from ...ir.errors import TranspileError
 from ..choices import InBuckets, Sharded
-from .base import Common, Strategy, buckets, strategy
+from .base import Common, Strategy, buckets, changed, strategy
 
 
 def zero1(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]) -> Strategy:
@@ -29,7 +29,7 @@ def zero2(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Co
 def _zero(name: str, late: tuple[str, ...], bucket_mb: float, first_bucket_mb: float, common: Common) -> Strategy:
     bucket = buckets(name, bucket_mb, first_bucket_mb, late)
     update = InBuckets(bucket.mb, bucket.first_mb) if bucket.mb else Sharded()
-    options: dict[str, Any] = {"bucket_mb": bucket_mb, "first_bucket_mb": first_bucket_mb}
+    options = changed(zero1, bucket_mb=bucket_mb, first_bucket_mb=first_bucket_mb)
     return strategy(name, update, options, bucket=bucket, **common)
 
 

@@ -1,0 +1,77 @@
+"""Wire: gradients travel as 16-bit floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, log2
+
+from ...ir.dtypes import HALVES, SHORT
+from ...ir.opdef import opdef
+from ...ir.operator import Operator, Role
+from ...ir.parts import entry_of
+from ...ir.program import ProgramPair, Var
+from ...ir.types import Partial
+from ..gather import Waiting, first_readers
+from ..pass_ import Job, Pass
+from ..writer import Writer
+
+
+@dataclass(frozen=True)
+class Wire(Pass):
+    """Narrow finished gradients to `dtype` in front of the collectives that add them up, and widen the sums where they are read.
+
+    They are multiplied by `scale` before, and divided by it behind. Without one, what goes as float16 is divided by the number of ranks,
+    rounded up to a power of two: the sum then is no larger than a gradient that fits, and the division loses no bit. bfloat16 has the range
+    of float32 and needs none. Gradients that backward goes on with stay as they are, and so does everything else that is added up: a norm
+    that is a sum of squares would not fit.
+    Source: Horovod's Compression.fp16, prescale_factor and postscale_factor.
+    """
+
+    dtype: str = "float16"
+    scale: float | None = None
+    requires = ("lowered",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        writer, readers = Writer(pair.main), first_readers(pair.main)
+        gradients = {g for op in writer.old for g in op.role_var[1::2]}
+        waiting = Waiting(pair.main)
+        for op in writer.old:
+            waiting.before(op)
+            if op.role is Role.DIST and op.input_arg_names and gradients.issuperset(op.input_arg_names):
+                gradients.update(op.output_arg_names)  # packed, or on its way
+            if readers[id(op)] is Role.OPTIMIZE and gradients.issuperset(op.input_arg_names) and self._adds_up(writer, op):
+                self._send(writer, op, waiting)
+            else:
+                writer.keep(op)
+        waiting.rest()
+        return ProgramPair(writer.program, pair.startup)
+
+    def _adds_up(self, writer: Writer, op: Operator) -> bool:
+        """Does an operator add up what ranks hold, in more bits than are to be sent?"""
+        if opdef(op.type).move is None or not op.input_arg_names:
+            return False
+        d, group = writer.block.desc(op.input_arg_names[0]), op.attrs["group"]
+        left = entry_of(writer.block.desc(op.output_arg_names[0]).placement, group)
+        return d.type.is_float and d.type.dtype not in HALVES and entry_of(d.placement, group) == Partial("sum", group) != left
+
+    def _send(self, writer: Writer, op: Operator, waiting: Waiting) -> None:
+        b, x, out = writer.builder(near=op), op.input_arg_names[0], op.output_arg_names[0]
+        wide, short, scale = writer.block.desc(x).type.dtype, SHORT[self.dtype], self._scale(b.group_size(op.attrs["group"]))
+        if scale != 1.0:
+            x = b.scale(x, scale=scale, suffix="scaled").name
+        sent = b.emit(op.type, b.narrow(x, dtype=self.dtype, suffix=short), name=f"{out}.{short}", **op.attrs)
+        waiting.add((out,), partial(self._receive, writer, op, sent, wide, scale))
+
+    @staticmethod
+    def _receive(writer: Writer, op: Operator, sent: Var, wide: str, scale: float) -> None:
+        b, out = writer.builder(near=op), {"Out": op.output_arg_names[0]}
+        if scale == 1.0:
+            b.widen(sent, dtype=wide, out=out)
+        else:
+            b.scale(b.widen(sent, dtype=wide, suffix="wide"), scale=1.0 / scale, out=out)
+
+    def _scale(self, ranks: int) -> float:
+        if self.scale is not None:
+            return self.scale
+        return 2.0 ** -ceil(log2(ranks)) if self.dtype == "float16" else 1.0
