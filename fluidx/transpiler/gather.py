@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
+from operator import attrgetter
 
 from ..ir import flow
 from ..ir.operator import Operator, Role
@@ -51,6 +53,14 @@ def gathered(
     return _Gathering(program, begin).run(run_of)
 
 
+_NAMES = attrgetter("input_arg_names", "output_arg_names")
+
+
+def _touching(program: Program) -> Callable[[Operator], tuple[tuple[str, ...], tuple[str, ...]]]:
+    """A function that gives what an operator reads and writes, sub-blocks included."""
+    return partial(flow.touches, program) if len(program.blocks) > 1 else _NAMES
+
+
 class _Gathering:
     def __init__(self, program: Program, begin: Callable[[Hashable], Run]):
         self.program, self.begin = program, begin
@@ -62,9 +72,10 @@ class _Gathering:
         self.turn = 0
 
     def run(self, run_of: Callable[[Operator], Hashable | None]) -> Iterator[Operator | Run]:
+        touches, made, read = _touching(self.program), self.makes.keys(), self.reads.keys()
         for op in self.program.global_block().oplist:
-            ins, outs = flow.touches(self.program, op)
-            if self.makes:
+            ins, outs = touches(op)
+            if made and not (made.isdisjoint(ins) and made.isdisjoint(outs) and read.isdisjoint(outs)):
                 self._settle(ins, outs)
             kind = run_of(op)
             if kind is None:
@@ -124,7 +135,10 @@ class _Gathering:
             for n in op.output_arg_names:
                 self.makes.pop(n, None)
             for n in op.input_arg_names:
-                self.reads[n].pop(run, None)
+                if (runs := self.reads.get(n)) is not None:
+                    runs.pop(run, None)
+                    if not runs:
+                        del self.reads[n]
 
     def _merged(self) -> Iterator[Operator | Run]:
         done = 0
@@ -139,7 +153,7 @@ class Waiting:
     """What is written as soon as somebody touches what it makes, or at the end."""
 
     def __init__(self, program: Program):
-        self.program = program
+        self.touches = _touching(program)
         self.writes: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {}
 
     def add(self, names: Iterable[str], write: Callable[[], None]) -> None:
@@ -150,8 +164,9 @@ class Waiting:
     def before(self, *ops: Operator) -> None:
         """Write what these operators touch."""
         for op in ops if self.writes else ():
-            for n in (n for touched in flow.touches(self.program, op) for n in touched):
-                self._write(n)
+            for names in self.touches(op):
+                for n in () if self.writes.keys().isdisjoint(names) else names:
+                    self._write(n)
 
     def rest(self) -> None:
         for n in list(self.writes):
@@ -172,10 +187,15 @@ def first_readers(program: Program) -> dict[int, Role | None]:
     """
     made: dict[int, Role | None] = {}
     found: dict[str, Role | None] = {}
+    touches = _touching(program)
     for op in reversed(program.global_block().oplist):
-        ins, outs = flow.touches(program, op)
-        role = made[id(op)] = next((found[n] for n in outs if n in found), None)
+        ins, outs = touches(op)
+        role = None
         for n in outs:
-            found.pop(n, None)
-        found.update(dict.fromkeys(ins, role if op.role is Role.DIST else op.role))
+            later = found.pop(n, None)
+            role = role or later
+        made[id(op)] = role
+        mine = role if op.role is Role.DIST else op.role
+        for n in ins:
+            found[n] = mine
     return made

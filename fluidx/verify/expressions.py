@@ -11,7 +11,9 @@ Kept in a normal form, so that what is computed in another way is the same numbe
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import isfinite, prod
 from typing import Any
 
@@ -40,6 +42,7 @@ class Table:
         self._attrs: dict[int, tuple[Any, int]] = {}  # id -> (kept alive, number)
         self._written: dict[tuple, int] = {}
         self._numbers: dict[tuple, int] = {}
+        self._rows_end: dict[int, list[int]] = {}
         self.rows_with: dict[int, list[int]] = {}  # by what they have slices of (see `arrays`), values made of rows
         self.complete: Complete = lambda derivation, others, ranks: None
 
@@ -119,12 +122,10 @@ class Table:
         if key[0] == "slice":
             return self.cut(key[1], key[2] + start, key[2] + stop)
         if key[0] == "rows":
-            found, at = [], 0
-            for part in key[1]:
-                n = self.types[part].numel
-                if at < stop and start < at + n:
-                    found.append(self.cut(part, max(start - at, 0), min(stop - at, n)))
-                at += n
+            found, ends = [], self._ends(e)
+            for k in range(bisect_right(ends, start) - 1, bisect_left(ends, stop)):
+                at, n = ends[k], ends[k + 1] - ends[k]
+                found.append(self.cut(key[1][k], max(start - at, 0), min(stop - at, n)))
             return self.join(found)
         return self.intern(("slice", e, start, stop - start), t.with_shape(shape), (e,))
 
@@ -160,6 +161,13 @@ class Table:
             for array in dict.fromkeys(a for x in flat for a in self.arrays(x)):
                 self.rows_with.setdefault(array, []).append(out)
         return out
+
+    def _ends(self, e: int) -> list[int]:
+        """Where the rows begin and end of which a value is made."""
+        found = self._rows_end.get(e)
+        if found is None:
+            found = self._rows_end[e] = list(accumulate([self.types[part].numel for part in self.keys[e][1]], initial=0))
+        return found
 
     def arrays(self, e: int) -> list[int]:
         """The arrays that a value has slices of; -1 for a constant."""

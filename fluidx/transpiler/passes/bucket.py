@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 from ...ir.operator import Operator
 from ...ir.parts import bounds
 from ...ir.program import Program, ProgramPair
-from ...ir.types import Entry, Partial, Pieces, Placement
+from ...ir.types import Partial, Pieces, Placement, TensorType
 from ..gather import Run, Waiting, first_readers, gathered
 from ..packing import Packed, can_be_packed
 from ..pass_ import Job, Pass
@@ -44,13 +45,19 @@ class Bucket(Pass):
     def _gather(self, program: Program) -> Program:
         writer, readers = Writer(program), first_readers(program)
         filled: set[Hashable] = set()
+        descs = writer.block.descs
+        known: dict[tuple, tuple] = {}  # attributes and placements are few objects
 
         def kind(op: Operator) -> Hashable | None:
             if op.type not in self.types:
                 return None
-            x, out = (writer.block.desc(n) for n in (op.input_arg_names[0], op.output_arg_names[0]))
-            alike = tuple((k, v) for k, v in op.attrs.items() if k != "bounds")
-            return op.type, alike, x.type.dtype, _alike(x.placement), _alike(out.placement), readers[id(op)]
+            x, out = descs[op.input_arg_names[0]], descs[op.output_arg_names[0]]
+            key = id(op.attrs), id(x.placement), id(out.placement)
+            alike = known.get(key)
+            if alike is None:
+                rest = tuple([pair for pair in op.attrs.items() if pair[0] != "bounds"])
+                alike = known[key] = rest, _alike(x.placement), _alike(out.placement)
+            return op.type, alike, x.type.dtype, readers[id(op)]
 
         def begin(kind: Any) -> _Filling:
             return _Filling(kind, self, writer, filled)
@@ -83,13 +90,13 @@ class _Filling(Run):
         self.late = kind[0] in options.late
         self.options, self.writer, self.filled = options, writer, filled
         self.nbytes = self.limit = 0.0
+        self.packs = False
         self.spans: list[tuple[int, int, int]] = []  # of what lies in flat ranges: first and last rank that has some of it, and its number
         self.marks: list[int] = []  # where the ranks' ranges of all of it begin and end
 
     def takes(self, op: Operator) -> bool:
-        if self.options.mb == 0 or not all(can_be_packed(self.writer, o) for o in (self.ops[0], op)):
-            return False
-        if self.nbytes + self._nbytes(op) > self.limit:
+        t = self._type(op)
+        if not self.packs or t.numel <= 0 or self.nbytes + t.nbytes > self.limit:
             return False
         if not self.spans:
             return True
@@ -100,12 +107,13 @@ class _Filling(Run):
     def add(self, op: Operator) -> None:
         super().add(op)
         if len(self.ops) == 1:
+            self.packs = self.options.mb > 0 and can_be_packed(self.writer, op)
             self.marks = [0] * len(op.attrs.get("bounds", ()))
-            terms = not self.marks and any(isinstance(e, Partial) for e in self._placement(op))
+            terms = not self.marks and any(isinstance(e, Partial) for e in self.writer.block.desc(op.input_arg_names[0]).placement)
             self.limit = (self.options.first_mb if terms and self.kind not in self.filled else self.options.mb) * 2**20
-        self.nbytes += self._nbytes(op)
+        self.nbytes += self._type(op).nbytes
         if self.marks:
-            self.marks = [a + b for a, b in zip(self.marks, op.attrs["bounds"], strict=True)]
+            self.marks = list(map(add, self.marks, op.attrs["bounds"]))
             insort(self.spans, (*_span(op), len(self.ops) - 1))
 
     @property
@@ -121,11 +129,8 @@ class _Filling(Run):
     def in_order(self) -> list[Operator]:
         return [self.ops[k] for _, _, k in self.spans] or self.ops  # flat ranges continue each other
 
-    def _nbytes(self, op: Operator) -> int:
-        return self.writer.block.desc(op.input_arg_names[0]).type.nbytes
-
-    def _placement(self, op: Operator) -> tuple[Entry, ...]:
-        return self.writer.block.desc(op.input_arg_names[0]).placement
+    def _type(self, op: Operator) -> TensorType:
+        return self.writer.block.descs[op.input_arg_names[0]].type
 
 
 def _span(op: Operator) -> tuple[int, int]:
