@@ -262,7 +262,7 @@ def test_communication_has_the_names_of_horovods_timeline(ticks, tmp_path):
                 seen[e["args"]["op"]] = e["cat"].split(",")[1:], e["args"].get("activity")
     for op, name in [
         ("all_reduce", "ALLREDUCE"), ("reduce_scatter", "REDUCESCATTER"), ("all_gather", "ALLGATHER"),
-        ("pack", "MEMCPY_IN_FUSION_BUFFER"),
+        ("unpack", "MEMCPY_OUT_FUSION_BUFFER"),
     ]:  # fmt: skip
         assert seen[op] == ([name], name)
     assert seen["momentum" if "momentum" in seen else "sgd"] == ([], None)

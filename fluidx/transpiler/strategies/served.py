@@ -7,6 +7,7 @@ from typing import Unpack
 
 from ...ir.errors import TranspileError, nearest
 from ..choices import OnServers
+from ..passes.bucket import Bucket
 from .base import Common, Strategy, strategy
 
 SPLITS = ("round_robin", "hash")
@@ -34,4 +35,6 @@ def parameter_server(
         )
     rest = OnServers(servers, min_block, split)
     options = {"servers": servers, "min_block": min_block, "split": split}
-    return replace(strategy("parameter_server", options=options, rest=rest, kept=True, **common), servers=servers)
+    one_by_one = Bucket(0)  # startup hands out what servers keep and what they have no use for: together it would be for nobody
+    made = strategy("parameter_server", options=options, rest=rest, kept=True, bucket=one_by_one, **common)
+    return replace(made, servers=servers)

@@ -9,7 +9,7 @@ from fluidx.transpiler.passes.broadcast import BroadcastStartup
 
 def roots(root):
     model = integer_mlp(optimizer=fx.optimizer.Momentum(0.5, 0.9))
-    strategy = fx.strategies.data_parallel().replace("startup", BroadcastStartup(root=root))
+    strategy = fx.strategies.data_parallel(bucket_mb=0).replace("startup", BroadcastStartup(root=root))
     t = fx.DistributeTranspiler(strategy).transpile(program=model.main, startup_program=model.startup, trainers=3)
     t.verify()
     return [op.attrs["root"] for op in t.startup.ops if op.type == "broadcast"]
