@@ -3,7 +3,7 @@
 For each model and strategy, on 4 ranks that are threads of one process (batches are one rank's times 4):
 
     time       of a step, against data_parallel's in the same rounds
-    sent       by a rank in a step, in MB (10**6 bytes), the mean over the ranks; beside it the strategy's formula of P, the parameters' bytes
+    sent       by a rank in a step, in MB (10**6 bytes), the mean over the ranks; and the strategy's formula of P, the parameters' bytes
     exposed    milliseconds of a step in which a rank communicated and computed nothing, the mean over the ranks
     memory     of the fullest rank in MB: what plans announce, and the arrays that a run really holds (state, feeds, arena)
 

@@ -74,7 +74,7 @@ def test_one_ranks_communication_cannot_be_changed_through_anothers():
     with fx.program_guard(main, startup), fx.unique_name.guard():
         loss = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 4], "float32"), 3))
         fx.optimizer.SGD(0.1).minimize(loss)
-    t = fx.DistributeTranspiler("data_parallel")
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel(bucket_mb=0))
     t.transpile(program=main, startup_program=startup, trainers=2)
     reduces = [o for r in (0, 1) for o in t.get_trainer_program(r).ops if o.type == "all_reduce"]
     assert len(reduces) == 4

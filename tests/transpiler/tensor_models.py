@@ -69,8 +69,9 @@ def gpt(
     return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
 
 
-def transpiled(model: TestModel, mesh: Any, strategy: Any = "data_parallel") -> Any:
-    t = fx.DistributeTranspiler(strategy)
+def transpiled(model: TestModel, mesh: Any, strategy: Any = None) -> Any:
+    """By data_parallel without buckets, so that each gradient's collective can be counted, unless another strategy is given."""
+    t = fx.DistributeTranspiler(strategy or fx.strategies.data_parallel(bucket_mb=0))
     return t.transpile(program=model.main, startup_program=model.startup, trainers=mesh)
 
 

@@ -88,7 +88,7 @@ def placed(mesh, *placement, before=(), **options):
         x = L.shard(x, list(before)) if before else x
         y = L.shard(x, *placement, **options)
         fx.append_backward(L.mean(L.square(y)))
-    t = fx.DistributeTranspiler().transpile(program=main, startup_program=startup, trainers=mesh)
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel(bucket_mb=0)).transpile(program=main, startup_program=startup, trainers=mesh)
     t.verify()
     descs = t.main.global_block().descs
     return descs[y.name].placement, descs[f"{x.name}@GRAD"].placement, [op.type for op in t.main.ops if op.type in MOVES]
