@@ -6,8 +6,10 @@ from pathlib import Path
 
 import fluidx as fx
 from fluidx.ir import Operator, Role, Shard
+from fluidx.transpiler.slots import SCHEDULES, slots
 from fluidx.transpiler.specialize import Specializer
 from fluidx.view.draw import draw, draw_before_after
+from fluidx.view.draw.svg import COLOURS, STYLE
 
 IMG = Path(__file__).parent / "img"
 
@@ -66,6 +68,7 @@ def pictures() -> dict[str, str]:
     main, startup = trained_layers()
     t = fx.DistributeTranspiler("zero3").transpile(program=main, startup_program=startup, trainers=2)
     out["zero3.svg"] = draw([part(t.get_trainer_program(r), _of_w2) for r in range(2)])
+    out |= {f"pipeline_{name}.svg": in_slots(name, stages=4, turns=6) for name in SCHEDULES}
     return out
 
 
@@ -88,6 +91,25 @@ dist:
 """)
     special = Specializer(program)
     return draw([special.rank_program(r) for r in range(ranks)])
+
+
+def in_slots(schedule: str, stages: int, turns: int) -> str:
+    """What each stage of a pipeline does in every slot of time."""
+    cell, left = 34, 70
+    found = slots(schedule, stages, turns)
+    last = 1 + max(max(of.values()) for of in found)
+    boxes = []
+    for s, of in enumerate(found):
+        top = 10 + s * (cell + 6)
+        boxes.append(f'<text class="h" x="8" y="{top + 22}">stage {s}</text>')
+        for action, slot in of.items():
+            fill, line = COLOURS["backward" if action.backward else "forward"]
+            x = left + slot * cell
+            boxes.append(f'<rect x="{x}" y="{top}" width="{cell - 2}" height="{cell}" rx="4" fill="{fill}" stroke="{line}"/>')
+            boxes.append(f'<text class="t" x="{x + cell / 2 - 1}" y="{top + 21}">{action}</text>')
+    width, height = left + last * cell + 10, 14 + stages * (cell + 6)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+    return "\n".join([head, f"<style>{STYLE}</style>", '<rect width="100%" height="100%" fill="#ffffff"/>', *boxes, "</svg>", ""])
 
 
 def part(program: fx.Program, keep) -> fx.Program:

@@ -36,7 +36,7 @@ class Dealer:
 
     def __init__(self, programs: Sequence[Program]):
         self.groups = programs[0].groups
-        self.coords = [coords_of(self.groups, r) for r in range(len(programs))]
+        self.coords = [coords_of(self.groups, r, programs[0].turns) for r in range(len(programs))]
         self._holders: dict[Placement, list[int]] = {}
 
     def holders(self, placement: Placement) -> list[int]:

@@ -9,6 +9,8 @@ import numpy as np
 from ..ir import flow
 from ..ir.dtypes import np_dtype
 from ..ir.errors import FeedError, nearest
+from ..ir.opdef import opdef
+from ..ir.operator import Operator
 from ..ir.parts import holds, local_type
 from ..ir.program import Program
 from ..ir.types import ANY, TensorType
@@ -47,9 +49,10 @@ def dry_plan(
         if n not in data:
             raise FeedError(f"a shape is given for {n!r}, which {program.label()} is not fed; {nearest(n, data, 'it is fed')}")
     ranks = range(program.world_size) if program.rank is None else [program.rank]
-    ctx = RunContext(ranks[0], program.world_size, None, {g: program.group_ranks(g, ranks[0]) for g in program.groups})
+    groups = {g: program.group_ranks(g, ranks[0]) for g in program.groups}
+    ctx = RunContext(ranks[0], program.world_size, None, groups, program.turns)
     if program.rank is None:  # as an Executor runs it: annotations for a transpile, on one device
-        ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)))
+        ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
     feeds = {n: _shaped(n, t, shapes.get(n), batch) for n, t in data.items() if n in shapes or _is_read(program, n)}
     return plan(program, feeds, leaves(program) if fetch is None else fetch, _state(program, ctx), ctx, fuse=fuse, overlap=overlap)
 
@@ -68,12 +71,18 @@ def _shaped(name: str, declared: TensorType, shape: Sequence[int] | None, batch:
 
 
 def _is_read(program: Program, name: str) -> bool:
-    return any(name in flow.reads(program, op) for op in program.global_block().oplist)
+    """Is a variable read, or its size asked for?"""
+    return any(name in flow.reads(program, op) or name in _asked(op) for op in program.global_block().oplist)
+
+
+def _asked(op: Operator) -> list[str]:
+    axes = opdef(op.type).open_axes
+    return [] if axes is None else [name for name, _, _ in axes(op.attrs)]
 
 
 def _state(program: Program, ctx: RunContext) -> dict[str, np.ndarray]:
     """Arrays in the shapes of the state that lies on this rank, without memory of their own."""
-    coords = {g: (ranks.index(ctx.rank), len(ranks)) for g, ranks in ctx.groups.items() if ctx.rank in ranks}
+    coords = ctx.coords()
     held = {}
     for n, d in program.global_block().descs.items():
         if d.persistable and not d.is_data:

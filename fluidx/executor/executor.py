@@ -94,7 +94,7 @@ class Executor:
         if held is not None and held[1] == scope.version:
             self._ready.move_to_end(key)
             return held[0]
-        ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)))
+        ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
         if program.groups:
             from ..comm.threads import ThreadWorld
 

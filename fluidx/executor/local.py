@@ -64,8 +64,7 @@ class Locals:
         places = {n: d.placement for b in program.blocks for n, d in b.descs.items() if d.placement}
         if not places or not program.groups:
             return None
-        coords = {g: (ranks.index(ctx.rank), len(ranks)) for g, ranks in ctx.groups.items() if ctx.rank in ranks}
-        return Locals(program, {n: d for b in program.blocks for n, d in b.descs.items()}, places, coords)
+        return Locals(program, {n: d for b in program.blocks for n, d in b.descs.items()}, places, ctx.coords())
 
     def _ranks(self, group: str) -> int:
         return self.coords[group][1] if group in self.coords else 0

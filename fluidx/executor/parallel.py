@@ -182,7 +182,7 @@ class ParallelExecutor:
             values = self._launch(ready, feeds) if launched else self._step(ready, feeds, watched)
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
-            parts = [[None if k is None else v[k] for k, v in zip(g.at, values, strict=True)] for g in ready.gathered]
+            parts = [[g.part(r, fetched) for r, fetched in enumerate(values)] for g in ready.gathered]
             if not return_merged:
                 return [[p.copy() if launched and p is not None else p for p in of] for of in parts]
             merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
@@ -248,7 +248,7 @@ class ParallelExecutor:
                 "transpile the changed source, or make a new executor"
             )
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
-        ctx = RunContext(rank, self.world_size, self._comms[rank], groups)
+        ctx = RunContext(rank, self.world_size, self._comms[rank], groups, program.turns)
         declared = program.global_block().descs  # a rank that only serves others is fed nothing
         given = {n: t for n, t in feed_types(feed).items() if n in declared}
         return prepare(program, given, fetch, self.scopes[rank], ctx, self._modules[rank], fuse, overlap)

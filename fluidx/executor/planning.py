@@ -63,8 +63,9 @@ def plan(
     lives = lifetimes(outline, counts, sizes.reads) if sizes.here else outline.fact(lifetimes, counts)
     storage = Storage(sizes, shadows, ctx, outline, lives)
     spans = lives.spans
+    absent = frozenset(sizes.local.absent) if sizes.local is not None else frozenset()
     for name in feed_types:
-        if name in sizes.types:
+        if name in sizes.types and name not in absent:
             storage.new_root(name, "feed", -1, FOREVER)
     nodes = [storage.place(i, unit) for i, unit in enumerate(units)]
     for n in fetch:
@@ -86,7 +87,6 @@ def plan(
             return Step(ops, kernel, first.here, scratch)
         return Step(ops, kernel, first.here, scratch, k in beside.steps, beside.stops.get(k), k in marked)
 
-    absent = sizes.local.absent if sizes.local is not None else frozenset()
     planned = Plan(
         program,
         tuple([step(nodes[k:stop], j) for j, (k, stop) in enumerate(order)]),
@@ -94,10 +94,10 @@ def plan(
         values,
         buffers,
         total,
-        tuple([n for n in feed_types if n in values and n not in absent]),
+        tuple([n for n in feed_types if n in values]),
         tuple(fetch),
         tuple([sizes.whole(n) for n in fetch]),
-        frozenset(absent),
+        absent,
         beside.stops.get(len(order)),
     )
     if config.verify_all():

@@ -12,7 +12,8 @@ from ..ir.errors import FeedError, NotInitializedError, ProgramError
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
-from ..ir.types import TensorType, show_placement
+from ..ir.sizes import with_open_axes
+from ..ir.types import ANY, TensorType, show_placement
 from .context import RunContext
 from .local import Here, Locals
 from .outline import Outline
@@ -144,6 +145,9 @@ class Sizes:
     def _infer_placed(self, local: Locals, op: Operator, definition: type[OpDef], ins: list[Any]) -> None:
         """Types of results that lie somewhere. The rule is asked about whole values, or about what lies here where that is all there is."""
         if local.speaks_locally(op, definition):
+            if definition.open_axes is not None:
+                self._fill_open(local, op, definition)
+                return
             for n, t in self._results(op, definition, ins):
                 self._define_part(local, op, n, t)
         else:
@@ -154,6 +158,20 @@ class Sizes:
         here = local.look(op, definition, self.types)
         if here is not None:
             self.here[id(op)] = here
+
+    def _fill_open(self, local: Locals, op: Operator, definition: type[OpDef]) -> None:
+        """Types of results whose open axes are as long as the operator says, of the whole value."""
+        assert definition.open_axes is not None
+        axes = definition.open_axes(op.attrs)
+        for n, t in self._results(op, definition, []):
+            declared = local.descs[n].type
+            if ANY in declared.shape and n not in local.own:
+                missing = next((name for name, _, _ in axes if name not in self.types), None)
+                if missing is not None:
+                    raise FeedError(f"feed is missing variable {missing!r}, of whose size op {op.type} makes that of {n!r}{site(op)}")
+                self.define(n, with_open_axes(declared, axes, lambda name: self.whole(name).shape))
+                t = self.types[n] if self.types[n].accepts(t) else t
+            self._define_part(local, op, n, t)
 
     def _results(self, op: Operator, definition: type[OpDef], ins: list[Any]) -> list[tuple[str, TensorType]]:
         try:

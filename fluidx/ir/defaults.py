@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from .errors import ProgramError
 from .program import Program
 
-_DEVICE = re.compile(r"cpu|gpu(:[0-9]+)?")
+_DEVICE = re.compile(r"cpu|gpu(:[0-9]+)?|stage:[0-9]+")
 _main = Program("main")
 _startup = Program("startup")
 
@@ -39,11 +39,12 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 @contextmanager
 def device_guard(device: str | None = None) -> Iterator[None]:
-    """Operators written inside carry the hint "cpu", "gpu" or "gpu:1", which pipeline passes read; their gradients and updates too.
+    """Operators written inside carry the hint "cpu", "gpu", "gpu:1" or "stage:1"; their gradients and updates too.
 
-    None takes the hint away. Raises ProgramError for another device.
+    Where ranks have an axis `pp`, number 1 is the pipeline stage that runs them. None takes the hint away. Raises ProgramError for another
+    device.
     """
     if device is not None and not (isinstance(device, str) and _DEVICE.fullmatch(device)):
-        raise ProgramError(f"device_guard takes 'cpu', 'gpu', 'gpu:1' or None, got {device!r}")
+        raise ProgramError(f"device_guard takes 'cpu', 'gpu', 'gpu:1', 'stage:1' or None, got {device!r}")
     with _main.device_guard(device or ""):
         yield

@@ -19,6 +19,7 @@ from .parts import REDUCE
 from .program import Block, Program, ProgramPair
 from .records import VAR_ATTRS, Var
 from .text import FLAGS
+from .turns import MAX_TURNS
 from .types import At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
 FORMAT, PAIR_FORMAT, VERSION = "fluidx-program", "fluidx-pair", 1
@@ -41,6 +42,7 @@ def to_json(program: Program | ProgramPair) -> dict[str, Any]:
         "strategy": program.strategy,
         "seed": program.random_seed,
         "groups": {g: [list(s) for s in sets] for g, sets in program.groups.items()},
+        **({"turns": dict(program.turns)} if program.turns else {}),
         "blocks": [
             {"parent": b.parent_idx, "vars": [_var_out(d) for d in b.descs.values()], "ops": [_op_out(op) for op in b.oplist]}
             for b in program.blocks
@@ -145,7 +147,7 @@ class _Reader:
         return tuple(self.str_(v, f"{where}[{k}]") for k, v in enumerate(self.list_(value, where)))
 
     def program(self, data: Any, at: str) -> Program:
-        data = self.dict_(data, at or "the top", ("format", "version", "name", "rank", "strategy", "seed", "groups", "blocks"))
+        data = self.dict_(data, at or "the top", ("format", "version", "name", "rank", "strategy", "seed", "groups", "turns", "blocks"))
         if data.get("format") != FORMAT:
             self.fail(f"{at}format", f"{FORMAT!r}", data.get("format"))
         self.version(data)
@@ -160,6 +162,8 @@ class _Reader:
                 tuple(self.int_(r, f"{where}[{i}][{k}]", 0, MAX_INDEX) for k, r in enumerate(self.list_(s, f"{where}[{i}]")))
                 for i, s in enumerate(self.list_(sets, where))
             )
+        for axis, n in self.dict_(data.get("turns", {}), f"{at}turns").items():
+            p.turns[axis] = self.int_(n, f"{at}turns.{axis}", 1, MAX_TURNS)
         blocks = self.list_(data.get("blocks"), f"{at}blocks")
         if not blocks:
             self.fail(f"{at}blocks", "one block or more", None)

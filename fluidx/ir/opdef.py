@@ -122,6 +122,11 @@ class OpDef:
     lies: ClassVar[Callable[..., Any] | None] = None
     # of an operator that communicates: (entry of its group, **attrs) -> entry of the result; may raise ProgramError
     move: ClassVar[Callable[..., Any] | None] = None
+    # of an op that folds its operands, if they are of one type, into their "sum", "max" or "min"
+    folds: ClassVar[str] = ""
+    # of an op whose type rule leaves axes open though it is known how long they are: attrs -> for each open axis of the result, in order,
+    # (what is fed, an axis of it, how often its size goes into the open one)
+    open_axes: ClassVar[Callable[..., list[tuple[str, int, int]]] | None] = None
     # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks) -> the share
     # that each of them sends on average when nothing is sent twice
     sent: ClassVar[Any] = None

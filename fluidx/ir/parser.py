@@ -20,6 +20,7 @@ from .program import Block, Program, ProgramPair
 from .records import PARAM_DEFAULTS, Var, check_attrs
 from .text import FLAGS, IMPLIED, implied_inline, quote, startup_name, var_name
 from .tokens import Tokens
+from .turns import MAX_TURNS
 from .types import At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
 PLACES = ("shard", "partial", "at", "pieces", "own", "local")
@@ -156,6 +157,8 @@ class _Parser(Tokens):
             return True
         if text == "group":
             self._group(program, in_startup)
+        elif text == "turns":
+            self._turns(program)
         elif text == "rank":
             self.k += 1
             program.rank = None if self._took_word("none") else self._int("a rank", 0, MAX_INDEX)
@@ -200,6 +203,14 @@ class _Parser(Tokens):
                 ranks.append(self._int("a rank", 0, MAX_INDEX))
             sets.append(tuple(ranks))
         program.groups[name] = tuple(sets)
+
+    def _turns(self, program: Program) -> None:
+        self.k += 1
+        at, axis = self.k, self._word("the name of an axis of time")
+        if axis in program.turns or axis in program.groups:
+            self._wrong(f"{axis} is declared twice", at)
+        self._take("=", "'=' after the name of the axis")
+        program.turns[axis] = self._int("how many turns there are", 1, MAX_TURNS)
 
     def _sub_block(self, program: Program) -> None:
         at, opened = self.k, self.row + 1

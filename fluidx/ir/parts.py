@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ProgramError
+from .turns import seats
 from .types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ def _bound(size: int, n: int, unit: int, k: int) -> int:
     return min(k * -(-size // unit) // n * unit, size)
 
 
-def coords_of(groups: Groups, rank: int) -> dict[str, tuple[int, int]]:
-    """{group: (index, size)} of a rank; groups that it does not belong to are left out.
+def coords_of(groups: Groups, rank: int, turns: Mapping[str, int] | None = None) -> dict[str, tuple[int, int]]:
+    """{group: (index, size)} of a rank; groups that it does not belong to are left out. `turns` are axes of time, whose turns count too.
 
     >>> coords_of({"dp": [[0, 1], [2, 3]]}, 3)
     {'dp': (1, 2)}
     """
-    out = {}
+    out = seats(turns) if turns else {}
     for name, sets in groups.items():
         for members in sets:
             if rank in members:

@@ -269,6 +269,7 @@ class Program:
         self.blocks: list[Block] = [Block(self, 0)]
         self.random_seed = 0
         self.groups: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self.turns: dict[str, int] = {}  # axes of time, and how many turns they have (see turns.py)
         self.rank: int | None = None
         self.strategy = ""  # set on the results of a transpile; transpiling them again is refused
         self.version = 0
@@ -431,7 +432,7 @@ class Program:
         """An independent program that shares the immutable operators and records."""
         new = Program(name or self.name)
         new.random_seed, new.rank, new.strategy = self.random_seed, self.rank, self.strategy
-        new.groups = dict(self.groups)
+        new.groups, new.turns = dict(self.groups), dict(self.turns)
         new.blocks = []
         for b in self.blocks:
             nb = Block(new, b.idx, b.parent_idx)
@@ -468,8 +469,8 @@ class Program:
             return NotImplemented
         if self is other:
             return True
-        mine = (self.name, self.groups, self.rank, self.strategy, self.random_seed, len(self.blocks))
-        theirs = (other.name, other.groups, other.rank, other.strategy, other.random_seed, len(other.blocks))
+        mine = (self.name, self.groups, self.turns, self.rank, self.strategy, self.random_seed, len(self.blocks))
+        theirs = (other.name, other.groups, other.turns, other.rank, other.strategy, other.random_seed, len(other.blocks))
         return mine == theirs and all(
             a.parent_idx == b.parent_idx and a.descs == b.descs and a.oplist == b.oplist
             for a, b in zip(self.blocks, other.blocks, strict=True)

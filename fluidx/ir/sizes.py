@@ -6,6 +6,7 @@ program broadcasts, its gradient must know which. The batch, axis 0 of every dat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .bodies import runs_bodies
@@ -67,6 +68,22 @@ class Sizes:
             waiting.pop()
         return known[name].shape
 
+    def filled(self, t: TensorType, axes: Sequence[tuple[str, int, int]]) -> TensorType:
+        """A type with the sizes of its open axes: what is fed, an axis of it, and how often its size goes into the open one."""
+        return with_open_axes(t, axes, self.shape)
+
+    def multiple(self, name: str, fed: Iterable[str]) -> tuple[str, tuple[int, ...]] | None:
+        """The first of what is fed whose open axes go into those of a variable: its name, and for each which axis and how often."""
+        for data in fed:
+            sizes = [(axis, size) for axis, size in enumerate(self.shape(data)) if self.block.desc(data).type.shape[axis] == ANY]
+            found = [next(((axis, size // one) for axis, one in sizes if size % one == 0), None) for size in self._opened(name)]
+            if all(found):
+                return data, tuple(n for pair in found if pair is not None for n in pair)
+        return None
+
+    def _opened(self, name: str) -> list[int]:
+        return [size for d, size in zip(self.block.desc(name).type.shape, self.shape(name), strict=True) if d == ANY]
+
     def _note(self, name: str, found: TensorType) -> None:
         if ANY in found.shape:  # what is still open has a size of its own
             found = found.with_shape(self._open(name, axis) if size == ANY else size for axis, size in enumerate(found.shape))
@@ -97,6 +114,8 @@ class Sizes:
         definition = OPS.get(op.type)
         if definition is None or any(n not in self._known for n in op.input_arg_names):
             return {}
+        if definition.open_axes is not None:
+            return {n: self.filled(self.block.desc(n).type, definition.open_axes(op.attrs)) for n in op.output_arg_names}
         try:
             args = definition.arrange(op.inputs, value=self._known.__getitem__)
             results = self.block.program.infer(definition, args, op.attrs)
@@ -106,3 +125,20 @@ class Sizes:
         for slot, result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
             found.update(zip(op.outputs.get(slot.name, ()), result if slot.many else (result,)))
         return found
+
+
+def with_open_axes(t: TensorType, axes: Sequence[tuple[str, int, int]], shape: Callable[[str], Sequence[int]]) -> TensorType:
+    """A type whose open axes have sizes, as an op's `open_axes` gives them; `shape` is that of what is fed.
+
+    Raises ProgramError where there is no such axis.
+    """
+    sizes = []
+    for name, axis, times in axes:
+        fed = shape(name)
+        if axis >= len(fed):
+            raise ProgramError(f"axis {axis} of {name!r} is asked for, which has {len(fed)}")
+        sizes.append(times * fed[axis])
+    if len(sizes) != t.shape.count(ANY):
+        raise ProgramError(f"{t} has {t.shape.count(ANY)} open axes, and {len(sizes)} sizes are given")
+    rest = iter(sizes)
+    return t.with_shape(next(rest) if d == ANY else d for d in t.shape)

@@ -127,7 +127,7 @@ class Stamp:
 
 
 def _head(program: Program) -> tuple[Any, ...]:
-    return dict(program.groups), program.rank, program.random_seed
+    return dict(program.groups), dict(program.turns), program.rank, program.random_seed
 
 
 def _blocks(program: Program) -> list[_Block]:

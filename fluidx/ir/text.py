@@ -3,7 +3,7 @@
 Grammar in short (`;` may stand for a line end, `#` starts a comment):
 
     program NAME { settings, declarations, sections, blocks }
-    settings       rank 2 | strategy "..." | seed 7 | group dp = [0, 1] [2, 3]
+    settings       rank 2 | strategy "..." | seed 7 | group dp = [0, 1] [2, 3] | turns mb = 4
     declarations   (data | param | var) %name: f32[-1,10] placement... flags... {attributes}
     sections       forward: | loss: | backward: | lr_sched: | optimize: | dist:      and before them  startup: | startup dist: | ...
     operator       %out: type placement flags, _, [%a, %b] = type(%x, _, [%y, %z]) {name=value} for %w, %w@GRAD device gpu:1
@@ -266,12 +266,17 @@ def settings(program: Program) -> list[str]:
         lines.append(f"  strategy {quote(program.strategy)}")
     if program.random_seed:
         lines.append(f"  seed {program.random_seed}")
-    return lines + group_lines(program)
+    return lines + group_lines(program) + turn_lines(program)
 
 
 def group_lines(program: Program) -> list[str]:
     """One line for each group of ranks that the program declares."""
     return [" ".join([f"  group {word(g)} =", *(f"[{', '.join(map(str, s))}]" for s in sets)]) for g, sets in program.groups.items()]
+
+
+def turn_lines(program: Program) -> list[str]:
+    """One line for each axis of time that the program declares."""
+    return [f"  turns {word(axis)} = {n}" for axis, n in program.turns.items()]
 
 
 def startup_name(main: str) -> str:
@@ -291,6 +296,7 @@ def _startup_lines(program: Program, declared: Mapping[str, Var], startup: Progr
         head.append(f"  seed {startup.random_seed}")
     if startup.groups != program.groups:
         head += group_lines(startup) or ["  group none"]
+    head += turn_lines(startup)
     block = startup.blocks[0]
     own, inline = declarations(block)
     named = {n for op in block.oplist for n in (*op.input_arg_names, *op.output_arg_names)}

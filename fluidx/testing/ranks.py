@@ -81,7 +81,7 @@ def run_ranks(
         rank, program = comm.rank, programs[comm.rank]
         check_fetch(program, names)
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
-        ctx = RunContext(rank, len(programs), comm, groups)
+        ctx = RunContext(rank, len(programs), comm, groups, program.turns)
         bound = prepare(program, feed_types(wholes[rank]), names, scopes[rank] if scopes else Scope(), ctx)
         return bound.run(parts[rank])
 

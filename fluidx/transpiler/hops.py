@@ -52,9 +52,11 @@ def carried_by(op: Operator, name: str, n: int, hosts: int = 1) -> Operator:
 def others(program: Program, block: Block, op: Operator) -> Placement:
     """Where an operator's value lies over the groups that have nothing to do with its own."""
     places = (*block.desc(op.input_arg_names[0]).placement, *block.desc(op.output_arg_names[0]).placement)
-    groups = program.groups
-    mine = [set(s) for s in groups[op.attrs["group"]]]
-    return tuple(e for e in dict.fromkeys(places) if not all(any(m <= set(s) for s in groups[e.group]) for m in mine))
+    groups, group = program.groups, op.attrs["group"]
+    if group not in groups:  # a turn, in which every rank is by itself
+        return tuple(e for e in dict.fromkeys(places) if e.group != group)
+    mine = [set(s) for s in groups[group]]
+    return tuple(e for e in dict.fromkeys(places) if not all(any(m <= set(s) for s in groups.get(e.group, ())) for m in mine))
 
 
 class _Plan(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from ..ir.errors import TranspileError
@@ -36,6 +36,8 @@ def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[s
         if isinstance(new, (At, Own)):
             return [("assign", {}, new)]  # every rank has it, so the root has
     if isinstance(old, At):
+        if isinstance(new, At):
+            return [("transfer", {**g, "root": old.root, "to": new.root}, new)]
         if isinstance(new, Partial) and new.op == "sum":
             return [("own_term", {**g, "root": old.root}, new)]
         return _then(("broadcast", {**g, "root": old.root}, None), new, group)
@@ -45,6 +47,20 @@ def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[s
     if isinstance(old, (Shard, Pieces)):
         return _then(("all_gather", {**g, **_cut(old)}, None), new, group)
     raise TranspileError(f"there is no way from {old} to {new} over {group}")
+
+
+def in_turns(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
+    """Over an axis of time a rank has all parts and terms, one after the other: an all_reduce adds up what the turns make.
+
+    What is cut is made whole as a sum of parts among zeros: it happens where a value is needed whole that is large, so hardly ever.
+    """
+    g: dict[str, Any] = {"group": group}
+    if isinstance(old, Shard) and old != new:
+        owed = Partial("sum", group)
+        return [("pad_part", {**g, **_cut(old)}, owed), *in_turns(owed, new, group)]
+    if isinstance(old, Partial) and new is not None and old != new:
+        return [*in_turns(old, None, group), *in_turns(None, new, group)]
+    return collective(old, new, group)
 
 
 def _then(first: tuple[str, dict[str, Any], Entry | None], new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
@@ -73,8 +89,8 @@ def _ends(e: At | Pieces) -> dict[str, Any]:
     return {"bounds": e.bounds} if isinstance(e, Pieces) else {"root": e.root}
 
 
-def steps(old: Placement, new: Placement, axes: Mapping[str, int]) -> list[Step]:
-    """The operators from `old` to `new`: what is cut inside is joined first, what is cut outside is cut first.
+def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str] = ()) -> list[Step]:
+    """The operators from `old` to `new`: what is cut inside is joined first, what is cut outside is cut first. `turns` are axes of time.
 
     Of two cuts of one axis the inner one cuts what the outer one leaves: it is undone before the outer one changes and made again behind.
 
@@ -91,7 +107,7 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int]) -> list[Step]
     out: list[Step] = []
 
     def emit(group: str, target: Entry | None) -> None:
-        for type_, attrs, entry in collective(have.get(group), target, group):
+        for type_, attrs, entry in (in_turns if group in turns else collective)(have.get(group), target, group):
             if entry is None:
                 have.pop(group, None)
             else:

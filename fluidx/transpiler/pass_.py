@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..ir.errors import TranspileError
 from ..ir.operator import Operator
-from ..ir.program import ProgramPair
+from ..ir.program import Program, ProgramPair
 from .cluster import Cluster, Mesh, Served
 from .writer import Writer, each_op
 
@@ -32,6 +32,10 @@ class Job:
     mesh: Cluster | Mesh | Served
     log: list[Any] = field(default_factory=list)
     facts: set[str] = field(default_factory=set)
+
+    def axes(self, program: Program) -> dict[str, int]:
+        """What a program's values are cut over, outer before inner: the axes of ranks, and inside of them those of time."""
+        return {**self.mesh.axes, **program.turns}
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,12 @@ def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) ->
     return False
 
 
+def at_root(kind: Kind, e: At) -> Chosen:
+    """The row of an operator that runs at one root, wherever its operands lie."""
+    row = next(row for row in kind.table if row.kind == "root")
+    return row, [_filled(x, e, e.group) for x in row.ins], [_filled(x, e, e.group) for x in row.outs]
+
+
 def _any_cut(row: Row, have: Options) -> bool:
     for want, options in zip(row.ins, have, strict=True):
         if isinstance(want, Shard) and any(isinstance(e, Shard) and e.axis == want.axis for e in options):

@@ -13,10 +13,12 @@ from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator, Role, op_types
 from ..ir.parts import Coords, coords_of, holds
 from ..ir.program import Block, Program
+from ..ir.sizes import Sizes
 from ..ir.types import At, Pieces, Placement
 from .cluster import SERVERS
 from .hops import Wave, others, written_out
 from .serving import SERVED, write_served
+from .transfers import TRANSFER, Transfers
 
 _PLACEMENT = attrgetter("placement")
 
@@ -40,19 +42,20 @@ class Specializer:
     """Makes rank programs of a program that speaks for all ranks. What does not name a rank is shared by all of them.
 
     An operator whose results lie at a root runs there only; collectives with an algorithm become send, recv and sum, round by
-    round (see hops.py).
+    round (see hops.py), and a transfer a send on one rank and a recv on another (see transfers.py).
     """
 
     def __init__(self, program: Program):
         self.program = program
+        self.sizes = [Sizes(b) for b in program.blocks]
         self.roots_of: list[dict[int, Placement]] = []  # by block: the roots of the placements of what is declared there, by their ids
         self.segments = [self._segments(b) for b in program.blocks]
         ops = program.global_block().oplist if SERVERS in program.groups else ()
         self.updates = any(op.role is Role.OPTIMIZE for op in ops)
         self.pulled = {n for op in ops if op.type in SERVED for n in op.output_arg_names if not program.global_block().desc(n).placement}
 
-    def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Served | Wave]:
-        """Runs of operators that every rank has, runs of operators that some ranks have, and waves of messages, in order."""
+    def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers]:
+        """Runs of operators that every rank has, runs of operators that some ranks have, waves of messages and transfers, in order."""
         find = block.find if block.idx else block.descs.get
         different = {id(q): q for q in map(_PLACEMENT, block.descs.values())}  # most values lie at one of a few objects
         roots_of: dict[int, Placement] = {k: roots for k, q in different.items() if (roots := tuple([e for e in q if isinstance(e, At)]))}
@@ -60,31 +63,34 @@ class Specializer:
             roots_of.update(self.roots_of[block.parent_idx])
         self.roots_of.append(roots_of)
         carried = {t for t in op_types(block.oplist) if OPS[t].carries}
-        served = not op_types(block.oplist).isdisjoint(SERVED)
-        if not roots_of and not served and not any(op.type in carried and written_out(op) for op in block.oplist):
+        beside = not op_types(block.oplist).isdisjoint((*SERVED, TRANSFER))
+        if not roots_of and not beside and not any(op.type in carried and written_out(op) for op in block.oplist):
             return [tuple(block.oplist)]
 
         def kind(op: Operator) -> tuple:
-            if served and op.type in SERVED:
-                return ("served", "")
+            if op.type in SERVED:
+                return (Served,)
             if op.type in carried and written_out(op):
-                return tuple(op.attrs[a] for a in ("algorithm", "group", "wave"))
+                return (Wave, *(op.attrs[a] for a in ("algorithm", "group", "wave")))
+            if op.type == TRANSFER:
+                return (Transfers,)
             d = find(op.output_arg_names[0]) if op.output_arg_names else None
             roots = None if d is None else roots_of.get(id(d.placement))
             if roots and OPS[op.type].move is not None:  # everyone that may hold the operand takes part
                 roots = tuple(e for e in others(self.program, block, op) if isinstance(e, At))
-            return (roots,) if roots else ()
+            return (Rooted, roots) if roots else ()
 
-        out: list[tuple[Operator, ...] | Rooted | Served | Wave] = []
+        out: list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers] = []
         for key, run in groupby(block.oplist, key=kind):
             ops = tuple(run)
-            if len(key) == 2:
+            if not key:
+                out.append(ops)
+            elif key[0] is Wave:
+                out += [Wave(block, together, len(out) + k) for k, together in enumerate(_independent(ops))]
+            elif key[0] is Served:
                 out.append(Served(ops))
-            elif len(key) == 3:
-                for together in _independent(ops):
-                    out.append(Wave(block, together, len(out)))
             else:
-                out.append(Rooted(key[0], ops) if key else ops)
+                out.append(Rooted(key[1], ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
         return out
 
     def rank_program(self, rank: int) -> Program:
@@ -92,7 +98,7 @@ class Specializer:
         program = self.program
         new = program.copy()
         new.rank = rank
-        coords = coords_of(program.groups, rank)
+        coords = coords_of(program.groups, rank, program.turns)
         for block, segments in zip(new.blocks, self.segments, strict=True):
             if all(isinstance(s, tuple) for s in segments):
                 continue
@@ -102,7 +108,7 @@ class Specializer:
             for s in segments:
                 if isinstance(s, tuple):
                     ops.extend(s)
-                elif isinstance(s, Wave):
+                elif isinstance(s, (Wave, Transfers)):
                     s.write(rank, coords, block)
                 elif isinstance(s, Served):
                     for op in s.ops:
@@ -113,7 +119,7 @@ class Specializer:
                         mine = here[id(s.roots)] = holds(s.roots, coords)
                     if mine:
                         ops.extend(s.ops)
-        is_server = len(coords) < len(program.groups)
+        is_server = any(g not in coords for g in program.groups)
         if is_server or self.updates:
             _leave_out(new, coords, self.pulled if is_server else None, self.updates)
         new.frozen = True

@@ -44,7 +44,7 @@ def traffic(program: Program, rank: int, batch: int = 1) -> Traffic:
     >>> print(traffic(Program.parse_from_string(text), rank=0))
     16 B over dp
     """
-    found, coords = Traffic(), coords_of(program.groups, rank)
+    found, coords = Traffic(), coords_of(program.groups, rank, program.turns)
     for block in program.blocks:
         for op in block.oplist:
             definition = opdef(op.type)

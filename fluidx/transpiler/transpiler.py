@@ -21,6 +21,7 @@ from .cluster import Cluster, Mesh, Served
 from .config import DistributeTranspilerConfig
 from .pass_ import Job, Pass, run_passes
 from .passes.lower import Lower
+from .passes.unroll import Unroll
 from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic
@@ -134,6 +135,8 @@ class DistributeTranspiler:
         """Prove what a pass made, moves that are not lowered yet taken as collectives. Raises VerifyError, which names the pass."""
         if "lowered" not in job.facts:
             pair = Lower().run(pair, Job(job.mesh))
+        if "unrolled" not in job.facts:
+            pair = Unroll().run(pair, Job(job.mesh))
         ranks = range(job.mesh.world_size)
         main, startup = Specializer(pair.main), Specializer(pair.startup)
         try:
@@ -260,7 +263,7 @@ class DistributeTranspiler:
             for param in op.role_var[::2]:
                 place = descs[_updated(param, carried)].placement
                 for rank in range(self.world_size):
-                    coords = coords_of(main.groups, rank)
+                    coords = coords_of(main.groups, rank, main.turns)
                     if holds(place, coords):
                         loads[rank] += prod(local_shape(descs[param].type.shape, place, coords))
         return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0

@@ -6,13 +6,13 @@ copy stays at hand until its name is written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from ..ir.errors import TranspileError, nearest
-from ..ir.flow import sub_writes
+from ..ir.flow import sub_reads, sub_writes
 from ..ir.opdef import OPS, OpDef, opdef
 from ..ir.operator import Frozen, Operator, attrs_key, unary
 from ..ir.parts import entry_of
@@ -20,7 +20,7 @@ from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
 from .cluster import SERVERS, several
 from .parts import written_out
-from .rules import Choice, Chosen, Held, Kind, annotated, choose, cut_across, may_write, move_cost, nominal_bytes
+from .rules import Choice, Chosen, Held, Kind, annotated, at_root, choose, cut_across, may_write, move_cost, nominal_bytes
 from .writer import filled
 
 Names = Sequence[str | None]
@@ -73,7 +73,8 @@ class Walk:
 
     `axes` are the groups that values are cut over, outer before inner, with their sizes. `rest` says where persistables and data lie
     between runs; variables in `floating` rest where the first operator that touches them wants them. `update` says where the finished
-    gradient of a parameter goes. What `stays` is computed with where it rests, as far as possible. `allowed` may refuse a move.
+    gradient of a parameter goes. What `stays` is computed with where it rests, as far as possible. An operator whose device is in `pins`
+    runs there, whatever moving its operands costs. `allowed` may refuse a move.
     """
 
     _before: ClassVar[Callable[..., None] | None] = None  # what is done in front of every operator: _before(op, what it reads)
@@ -85,6 +86,7 @@ class Walk:
     update: Callable[[str], Placement | None]
     stays: Container[str] = ()
     allowed: Callable[[Move, Operator], None] = every_move
+    pins: Mapping[str, At] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -146,7 +148,7 @@ class Walk:
     def _operators(self, ops: Sequence[Operator]) -> None:
         choices, numbers, type_of, before = self.choices, self.by_id, self.type_of, self._before
         for op in ops:
-            type_, inputs, outputs, attrs, _, role_var, _, _, reads, writes = op
+            type_, inputs, outputs, attrs, _, role_var, _, device, reads, writes = op
             definition = OPS.get(type_) or opdef(type_)
             if before is not None:
                 before(op, reads)
@@ -158,7 +160,7 @@ class Walk:
             said = numbers.get(id(attrs)) if attrs else -1
             if said is None:
                 said = self._number(attrs, attrs_key(attrs))
-            key = (type_, said, *map(self.at.get, ins), None, *map(type_of.get, outs))
+            key = (type_, device, said, *map(self.at.get, ins), None, *map(type_of.get, outs))
             choice = choices.get(key)
             if choice is None:
                 choice = choices[key] = self._choose(op, definition, ins, outs)
@@ -239,7 +241,11 @@ class Walk:
         stays = [k for k, n in enumerate(ins) if self.at[n].stays]
         said = self._said(op, definition, ins)
         over: list[Chosen] = []
+        pin = self.pins.get(op.device)
         for group, n in self.groups:
+            if pin is not None and pin.group == group:
+                over.append(at_root(kind, pin))
+                continue
             options = [tuple(dict.fromkeys(entry_of(q, group) for q in qs)) for qs in have]
             if group in said:
                 over.append(annotated(kind, options, said[group], n))
@@ -257,7 +263,8 @@ class Walk:
             here = next((i for i, q in enumerate(qs) if q == wanted[k]), None)
             if here is None:  # what every rank has is on the root too
                 here = next((i for i, q in enumerate(qs) if _serves(q, wanted[k])), -1)
-            take.append(None if k in p.shape_only or p.ins[k] is None else here)
+            as_it_is = k in p.shape_only and not _elsewhere(qs[0], wanted[k])
+            take.append(None if as_it_is or p.ins[k] is None else here)
         why = f"{op.type}: {', '.join(dict.fromkeys(row.why for row, _, _ in over))}"
         made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]
         parts = definition.expand is not None and any(cut_across(p, have, g) for g, _ in self.groups)
@@ -412,6 +419,8 @@ class Walk:
         changed = {n: self._moved(n, REPLICATE, op, f"{op.type}: what decides is the same on every rank") for n in decides}
         changed = {n: m for n, m in changed.items() if n != m}
         bodies = [(self.program.blocks[op.attrs[which].idx], results) for which, results in definition.bodies.items()]
+        if (pin := self.pins.get(op.device)) is not None:
+            changed |= self._brought_to(pin, dict.fromkeys(n for block, _ in bodies for n in sub_reads(self.program, block)), op)
         for n in dict.fromkeys(n for block, _ in bodies for n in sub_writes(self.program, block) if n in self.at):
             held = self.at[n]
             if not held.places:
@@ -453,6 +462,17 @@ class Walk:
             moved = moved.replace(attrs=attrs)
         self.last.update((n, moved) for n in op.output_arg_names if self.last.get(n) is op)
         self._write(moved, None, op.output_arg_names if named else (), results)
+
+    def _brought_to(self, pin: At, names: Iterable[str], op: Operator) -> dict[str, str]:
+        """Bring what a block reads to the root that runs it, before it runs: ranks that do not run it send from outside."""
+        brought = {}
+        for n in names:
+            held = self.at.get(n)
+            away = [q for q in held.places if any(isinstance(e, At) and e.group == pin.group and e != pin for e in q)] if held else []
+            if held is not None and away and len(away) == len(held.places):
+                place = tuple(pin if e.group == pin.group else e for e in away[0])
+                brought[n] = self._moved(n, place, op, f"{op.type}: at a root")
+        return brought
 
     def _state(self) -> State:
         return self.at, self.names
@@ -507,6 +527,11 @@ def _serves(held: Placement, wanted: Placement) -> bool:
         if have != e and not (have is None and isinstance(e, At)):
             return False
     return not mine
+
+
+def _elsewhere(held: Placement, wanted: Placement) -> bool:
+    """Is a value at a root where it is not wanted, so that not even its shape can be read there?"""
+    return any(isinstance(e, At) and e not in wanted for e in held)
 
 
 def no_axis(group: str, axes: Mapping[str, int]) -> str:

@@ -141,7 +141,7 @@ class Control:
         placement = self._placement(scope, name)
         e = es[0] if len(set(es)) == 1 else self.table.intern(("chosen", pred, *es), scope.signature(name)[0], (pred, *es))
         if partial(placement):
-            return self.values.term(e, placement, ("chosen", pred, *both))
+            return self.values.term(e, placement, ("chosen", pred, *map(self.values.of_any_turn, both)))
         return self.values.atom(e, placement)
 
     def _loop(self, op: Operator, scope: Scope, program: Program, condition: str) -> None:

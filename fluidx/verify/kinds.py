@@ -14,6 +14,7 @@ from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import BlockRef, Operator
 from ..ir.parts import entry_of
 from ..ir.rows import Row, cut_twice, find_row, rows, same_cut
+from ..ir.turns import over_turns
 from ..ir.types import At, Local, Pieces, Placement, Shard, TensorType, show_placement
 from .advice import Advice
 from .expressions import Table
@@ -73,6 +74,9 @@ class Kinds:
         for s in kind.ins:
             if s is not None:
                 self.mesh.canonical(s[1], s[0])
+        for s in (*kind.ins, *kind.outs) if self.mesh.axes and self.loose is not None else ():
+            if s is not None and over_turns(s[1], self.mesh.axes):
+                raise Refused(f"an operand or result is {show_placement(s[1])}; an operator of a rank works in one turn")
         for s in kind.outs:
             placement = None if s is None else self.mesh.canonical(s[1], s[0])
             kind.placed.append(None if placement is None else (placement, partial(placement)))

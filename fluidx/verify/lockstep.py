@@ -26,7 +26,7 @@ from .meetings import Meetings
 from .mesh import Mesh
 from .messages import Messages, handed_on
 from .operators import Operators, Scope, is_local
-from .refuse import NotHere, Refused, fail
+from .refuse import NotHere, NotYet, Refused, fail
 from .values import EMPTY, UNDEFINED, Values
 
 
@@ -237,7 +237,14 @@ class World:
         others = tuple(e for e in signature[1] if e is not entry and isinstance(e, At))
         if any(not self.mesh.holds(others, r) for r in (range(self.n) if rank is None else (rank,))):
             raise Refused(f"%{name} is {show_placement(signature[1])}, and not every rank that reads it holds it")
-        return self.held.read(name, rank or 0, anywhere=True)
+        try:
+            return self.held.read(name, rank or 0, anywhere=True)
+        except NotHere:
+            raise
+        except Refused as e:
+            if rank is None or self.mesh.index(entry.group, rank) == entry.root:
+                raise
+            raise NotYet(str(e)) from None
 
     # -- each rank by itself ----------------------------------------------------------------------------------------
 
@@ -254,6 +261,8 @@ class World:
         self.stop = [c.common[k] for c in self.said.of]
         self.messages.items = [None] * self.n
         todo = deque(r for r in range(self.n) if id(self.said.of[r]) in active)
+        self.later: dict[int, NotYet] = {}  # ranks that speak of what another one has still to make
+        seen = -1
         while True:
             queued = set(todo)
             while todo:
@@ -266,6 +275,14 @@ class World:
             stuck = [r for r in range(self.n) if self.at[r] < self.stop[r]]
             if not stuck:
                 return k
+            if self.later and sum(self.at) > seen:
+                seen = sum(self.at)
+                todo.extend(self.later)
+                self.later.clear()
+                continue
+            if k >= self.said.length and self.later:
+                r, e = next(iter(self.later.items()))
+                raise fail(self.programs[r], self.at[r], str(e), rank=r)
             if k >= self.said.length:
                 raise self._deadlock(stuck)
             # some rank waits for one that has come to the common operator: nobody waits for others there
@@ -307,6 +324,9 @@ class World:
                 else:
                     self._by_itself(r, k, op, program, code)
                     self.at[r] = k + 1
+            except NotYet as e:
+                self.later[r] = e
+                break
             except Refused as e:
                 raise fail(self.programs[r], min(self.at[r], k), str(e), rank=r) from None
             except VerifyError:

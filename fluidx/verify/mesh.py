@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
+from ..ir.turns import replaced, seats, turn_groups
 from ..ir.types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
 from .refuse import Refused
 
@@ -13,9 +15,9 @@ Sets = Sequence[Sequence[int]]
 
 
 class Mesh:
-    """Groups of a world of ranks. Raises Refused for groups that are none."""
+    """Groups of a world of ranks, and the turns in which they work. Raises Refused for groups that are none."""
 
-    def __init__(self, groups: Mapping[str, Sets], world: int):
+    def __init__(self, groups: Mapping[str, Sets], world: int, turns: Mapping[str, int] | None = None):
         self.groups, self.world = dict(groups), world
         self.where: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}  # group -> rank -> (index, members)
         self.size: dict[str, int] = {}  # of groups whose sets have one size
@@ -33,6 +35,9 @@ class Mesh:
             self.where[name] = where
             if sets and len({len(s) for s in sets}) == 1:
                 self.size[name] = len(sets[0])
+        self.axes = dict(turns or {})  # of time
+        self.turns = dict(turn_groups(self.axes))
+        self._declare_turns()
         self._at: dict[int, Coords] = {}
         self._canon: dict[tuple[Placement, TensorType], Placement] = {}
         self._units: dict[tuple, int] = {}
@@ -40,8 +45,23 @@ class Mesh:
         self._along: dict[tuple, bool] = {}
         self._coords: dict[tuple, tuple] = {}
 
+    def _declare_turns(self) -> None:
+        """A turn is a group that every rank is in by itself, with the index and the size that it says."""
+        alone = tuple((r,) for r in range(self.world))
+        for axis, n in self.axes.items():
+            if axis in self.groups:
+                raise Refused(f"{axis} is a group of ranks and an axis of time")
+            self.groups[axis], self.size[axis], self.where[axis] = alone, n, dict.fromkeys(range(self.world), (0, (0,)))
+        for name, turn in self.turns.items():
+            if name in self.groups:
+                raise Refused(f"{name} is a group of ranks and a turn")
+            self.groups[name], self.size[name] = alone, self.axes[turn.axis]
+            self.where[name] = dict.fromkeys(range(self.world), (turn.first, (0,)))
+
     def members(self, group: str, rank: int) -> Sequence[int]:
         """The ranks that `rank` meets over a group."""
+        if group in self.turns:
+            raise Refused(f"{group} is a turn, and no group in which ranks meet")
         if group not in self.where:
             listed = ", ".join(self.where) or "none"
             raise Refused(f"group {group!r} is not declared; declared: {listed}")
@@ -57,8 +77,20 @@ class Mesh:
         key = placement, rank
         found = self._coords.get(key)
         if found is None:
-            found = self._coords[key] = tuple((e.group, self.where[e.group][rank][0]) for e in placement if not isinstance(e, At))
+            found = self._coords[key] = tuple([self._coord(e.group, rank) for e in placement if not isinstance(e, At)])
         return found
+
+    def _coord(self, group: str, rank: int) -> tuple[str, Any]:
+        turn = self.turns.get(group)
+        if turn is None:
+            return group, self.where[group][rank][0]
+        return turn.axis, turn.first if turn.first == turn.last else tuple(range(turn.first, turn.last + 1))
+
+    def of_any_turn(self, placement: Placement) -> Placement:
+        """A placement over the axes of the turns that it names."""
+        if not self.turns or not placement:
+            return placement
+        return tuple([replaced(e, self.turns[e.group].axis) if e.group in self.turns else e for e in placement])
 
     def holds(self, placement: Placement, rank: int) -> bool:
         for e in placement:
@@ -72,8 +104,9 @@ class Mesh:
         key = inner, outer
         found = self._inside.get(key)
         if found is None:
-            sets = [set(s) for s in self.groups[outer]]
-            found = self._inside[key] = inner != outer and all(any(set(s) < o for o in sets) for s in self.groups[inner])
+            of_ranks = not any(g in self.turns or g in self.axes for g in key)
+            sets = [set(s) for s in self.groups[outer]] if of_ranks else []
+            found = self._inside[key] = of_ranks and inner != outer and all(any(set(s) < o for o in sets) for s in self.groups[inner])
         return found
 
     def along(self, members: Sequence[int], groups: Sequence[str]) -> bool:
@@ -109,6 +142,7 @@ class Mesh:
                 raise Refused(f"{e} names no declared group")
             if e.group not in self.size:
                 raise Refused(f"{e}: the sets of group {e.group} have different sizes, or there is none")
+        self._check_turns(placement)
         wrong = check_placement(t, placement, self.groups, self.world)
         if wrong:
             raise Refused(wrong)
@@ -128,6 +162,17 @@ class Mesh:
                 out.append(((1, 0, 0, e.group), e))
         return tuple(e for _, e in sorted(out, key=lambda x: x[0]))
 
+    def _check_turns(self, placement: Placement) -> None:
+        axes = [axis for e in placement if (axis := e.group if e.group in self.axes else getattr(self.turns.get(e.group), "axis", ""))]
+        for e in placement:
+            turn = self.turns.get(e.group)
+            if (turn or e.group in self.axes) and not isinstance(e, (Shard, Partial)):
+                raise Refused(f"{e}: over turns a value is cut, or its terms are")
+            if turn and turn.first < turn.last and not isinstance(e, Partial):
+                raise Refused(f"{e}: several turns together have terms, and no parts")
+        if len(set(axes)) < len(axes):
+            raise Refused(f"{show_placement(placement)}: a value is of one turn of an axis")
+
     def _with_one_unit(self, e: Shard, size: int) -> Shard:
         n = self.size[e.group]
         if size == ANY:
@@ -138,7 +183,8 @@ class Mesh:
     def _place(self, rank: int) -> Coords:
         found = self._at.get(rank)
         if found is None:
-            found = self._at[rank] = {g: (at[rank][0], len(at[rank][1])) for g, at in self.where.items() if rank in at}
+            found = {g: (at[rank][0], len(at[rank][1])) for g, at in self.where.items() if rank in at and g not in self.turns}
+            self._at[rank] = found = {**seats(self.axes), **found}
         return found
 
     def box(self, placement: Placement, shape: Sequence[int], rank: int) -> list[tuple[int, int]]:

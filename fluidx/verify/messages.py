@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from ..ir.errors import ProgramError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator
+from ..ir.sizes import Sizes, with_open_axes
+from ..ir.types import ANY
 from .holdings import Alone
 from .kinds import Signature
+from .operators import is_local
 from .refuse import Refused, fail
 from .values import UNDEFINED
 
@@ -70,6 +73,8 @@ class Messages:
         self._received_types: set[tuple] = set()
         self._message_kinds: set[tuple] = set()
         self._peers: set[tuple[int, int, str]] = set()
+        self._sizes: dict[int, Sizes] = {}  # by the id of a program, which the world keeps
+        self._open: set[tuple] = set()
 
     def exchange(self, r: int, woken: list[int]) -> bool:
         """Match the sends and recvs that rank r has started with those that its peers have started."""
@@ -167,5 +172,30 @@ class Messages:
             self.held.write(out, b, self.operators.stored(send.value, recv.signature, b))
         except Refused as e:
             raise Refused(f"rank {b} receives %{out} from rank {a}: {e}") from None
+        if ANY in here.shape:
+            if is_local(recv.signature):
+                raise Refused(f"rank {b} receives %{out}, a value of its own, and its size is open")
+            self._check_open(a, x, b, recv.op)
         send.done = recv.done = True
         self.count += 1
+
+    def _check_open(self, a: int, x: str, b: int, recv: Operator) -> None:
+        """A recv says how long the open axes of a value are, and so long they are where it is sent."""
+        block = self.said.of[a].program.global_block()
+        asked = OPS[recv.type].open_axes
+        key = id(block), x, self.table.attrs_id(recv.attrs)
+        if key in self._open:
+            return
+        axes = asked(recv.attrs) if asked is not None else []
+        sizes = self._sizes.setdefault(id(block), Sizes(block))
+        for name, axis, _ in axes:
+            if name not in block.descs or not block.descs[name].is_data or axis >= block.descs[name].type.ndim:
+                raise Refused(f"op {recv.type} on rank {b} speaks of axis {axis} of {name!r}, and nothing that is fed has it")
+        try:
+            said = with_open_axes(block.desc(x).type, axes, sizes.shape)
+        except ProgramError as e:
+            raise Refused(f"op {recv.type} on rank {b}: {e}") from None
+        if said.shape != sizes.shape(x):
+            listed = ", ".join(f"{times} times axis {axis} of %{name}" for name, axis, times in axes)
+            raise Refused(f"op {recv.type} on rank {b}: the open axes of %{x} from rank {a} are not known to be {listed}")
+        self._open.add(key)

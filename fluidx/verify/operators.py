@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
-from ..ir.operator import Operator
+from ..ir.operator import Frozen, Operator
 from ..ir.parts import entry_of
-from ..ir.types import Local, Own, Partial, Placement, TensorType
+from ..ir.types import Local, Own, Partial, Placement, TensorType, show_placement
 from .kinds import COMMUNICATES, Kind, Kinds, Signature, check_types, moved_entry_is
 from .linear import coefficients
-from .mesh import without_roots
+from .mesh import partial, without_roots
 from .refuse import Refused
 from .values import EMPTY, Values
 
@@ -43,6 +43,7 @@ class Operators:
         self._forms: dict[tuple, tuple[type[OpDef], bool, tuple]] = {}
         self._typed: dict[tuple, bool] = {}
         self._moves: dict[int, str] = {}
+        self._hows: dict[int, int] = {}
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class Operators:
 
     def _made(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
         if kind.no_row:
-            raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
+            return (self._added(kind, op, ins),)
         definition, atoms = kind.definition, self.values.atoms
         if definition.move is not None:
             return (self.moved(kind, op, ins),)
@@ -181,7 +182,21 @@ class Operators:
                     assert a.derivation is not None
                     sums[a.derivation] = sums.get(a.derivation, 0.0) + w
                 return "sum", tuple(sorted(sums.items()))
-        return "op", op.type, kind.attrs_id, ins, k
+        return "op", op.type, kind.attrs_id, tuple([a if a is None else self.values.of_any_turn(a) for a in ins]), k
+
+    def _added(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> int:
+        """The sum, or maximum, of terms that several turns made."""
+        given = [a for a in ins if a is not None]
+        folds = kind.definition.folds
+        found = self.values.added(given, folds) if folds and len(given) == len(ins) > 1 and self.mesh.turns and min(given) >= 0 else None
+        s = kind.outs[0]
+        if found is None or s is None or len(kind.outs) > 1:
+            raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
+        e, placement, d = found
+        declared = self.mesh.canonical(s[1], s[0])
+        if self.mesh.canonical(placement, s[0]) != declared:
+            raise Refused(f"op {op.type}: from what turns made it makes {show_placement(placement)}, not {show_placement(declared)}")
+        return self.values.atom(e, declared, d if partial(declared) else None)
 
     def moved(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> int:
         """The atom in the placement that the op gives it."""
@@ -197,7 +212,17 @@ class Operators:
         if of_own is not None and isinstance(entry_of(self.values.atoms[a].placement, kind.attrs["group"]), Own):
             type_, attrs = of_own(**kind.attrs)
             return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e), placement)
-        return self.values.moved(a, placement, (op.type, kind.attrs_id))
+        return self.values.moved(a, placement, (op.type, self._in_any_turn(kind)))
+
+    def _in_any_turn(self, kind: Kind) -> int:
+        """The number of an operator's attributes, of which one may name a turn."""
+        turn = self.mesh.turns.get(kind.attrs.get("group", ""))
+        if turn is None:
+            return kind.attrs_id
+        known = self._hows.get(id(kind))
+        if known is None:
+            known = self._hows[id(kind)] = self.kinds.attrs_id(Frozen({**kind.attrs, "group": turn.axis}))
+        return known
 
     def _of_own(self, type_: str, attrs: Mapping[str, Any], e: int) -> int:
         """What the one-device operator makes of an expression: that is what becomes of values that ranks have of their own."""

@@ -10,7 +10,8 @@ from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair, Var
 from ..ir.stamp import Stamp
-from ..ir.types import Own, show_placement
+from ..ir.turns import MAX_TURNS, in_turn, over_turns, taken_in_turn
+from ..ir.types import Own, Placement, show_placement
 from .control import check_blocks
 from .expressions import Table
 from .kinds import Kinds, Signature
@@ -92,7 +93,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
 
 def _mesh(programs: Sequence[Program]) -> Mesh:
     try:
-        return Mesh(programs[0].groups, len(programs))
+        return Mesh(programs[0].groups, len(programs), programs[0].turns)
     except Refused as e:
         raise fail(programs[0], -1, str(e)) from None
 
@@ -107,6 +108,8 @@ def _check_ranks(mains: Sequence[Program], startups: Sequence[Program]) -> None:
                 raise fail(p, -1, f"the program is of rank {p.rank}, and stands as that of rank {r}")
             if p.groups != first.groups:
                 raise fail(p, -1, f"groups are declared as {_groups(p)}, and by rank 0 as {_groups(first)}", rank=r)
+            if p.turns != programs[0].turns:
+                raise fail(p, -1, f"turns are declared as {p.turns}, and by rank 0 as {programs[0].turns}", rank=r)
 
 
 def _not_plain(p: Program) -> str:
@@ -114,6 +117,9 @@ def _not_plain(p: Program) -> str:
     for g, sets in p.groups.items():
         if not isinstance(sets, tuple) or any(not isinstance(s, tuple) or any(type(r) is not int for r in s) for s in sets):
             return f"group {g} must be a tuple of tuples of ranks, found {sets!r}"
+    for axis, n in p.turns.items():
+        if type(n) is not int or not 0 < n <= MAX_TURNS:
+            return f"turns of {axis} must be a number from 1 to {MAX_TURNS}, found {n!r}"
     return "" if p.rank is None or type(p.rank) is int else f"the program's rank must be an int, found {p.rank!r}"
 
 
@@ -180,39 +186,67 @@ def _compare(one: World, ranks: World, is_main: bool) -> list[str]:
                 raise _wrong(ranks, n, 0, f"%{n} has no value on one device {when}, and a rank gives it one")
             continue
         e = one.held.values.atoms[expected].e
-        placement = ranks.mesh.canonical(found.placement, found.type)
-        seen: int | None = None
-        absent = []
-        for r in ranks.held.owners(signature):
-            if n in ranks.declared.differs and r not in ranks.declared.differs[n]:
-                absent.append(r)
-                continue
-            value = ranks.held.shared.get(n) if n not in ranks.held.own else ranks.held.value(n, r)
-            if value is None:
-                value = ranks.held.value(n, r)
-            if value == EMPTY:
-                continue
-            if value is None or value < 0:
-                raise _wrong(ranks, n, r, f"%{n} has no value on this rank {when}; one device has {one.table.show(e)}")
-            atom = ranks.held.values.atoms[value]
-            if atom.e != e or atom.placement != placement:
-                raise _wrong(
-                    ranks, n, r, f"%{n} does not hold one device's value {when}: "
-                    f"expected {one.table.show(e)} ({show_placement(placement)}), found {ranks.operators.describe(value)}",
-                )  # fmt: skip
-            if seen is not None and value != seen:
-                raise _wrong(ranks, n, r, f"%{n}: the ranks hold terms of different sums {when}")
-            seen = value
-            if n not in ranks.held.own and n not in ranks.declared.differs:
-                break
-        if seen is None and ranks.held.owners(signature):
-            raise _wrong(ranks, n, 0, f"%{n} has no value on any rank {when}; one device has {one.table.show(e)}")
+        found_in = _in_turns(ranks, n, found.placement, when)
+        seen = {_held_alike(ranks, m, e, when) for m in found_in}
+        if len(seen) > 1 and len({None if a is None else ranks.held.values.of_any_turn(a) for a in seen}) > 1:
+            raise _wrong(ranks, found_in[0], 0, f"%{n}: the turns hold terms of different sums {when}")
         if d.persistable and not is_main:
             _check_empty(ranks, n, signature)
-        if absent and (placement or d.persistable):
-            raise fail(ranks.programs[absent[0]], -1, f"%{n} is not declared on this rank, which holds a part of it", rank=absent[0])
         proved.append(n)
     return proved
+
+
+def _in_turns(ranks: World, name: str, placement: Placement, when: str) -> list[str]:
+    """The names under which the ranks have a value: one for each turn where it lies over turns."""
+    axis = over_turns(placement, ranks.mesh.axes)
+    if not axis:
+        return [name]
+    d = ranks.declared.vars[name]
+    if d.persistable or d.is_data or name in ranks.held.shared or name in ranks.held.own:
+        raise _wrong(ranks, name, 0, f"%{name} lies over all turns of {axis}: it has no value but those of the turns {when}")
+    names = [in_turn(name, axis, k) for k in range(ranks.mesh.axes[axis])]
+    for k, n in enumerate(names):
+        found = ranks.declared.vars.get(n)
+        if found is None:
+            raise fail(ranks.programs[0], -1, f"%{name} lies over the turns of {axis}, and no rank declares %{n}")
+        if (found.type, found.placement) != (d.type, taken_in_turn(placement, axis, k)):
+            raise fail(ranks.programs[0], -1, f"%{n} is {found.type} {show_placement(found.placement)}, and no turn of %{name}")
+    return names
+
+
+def _held_alike(ranks: World, n: str, e: int, when: str) -> int | None:
+    """What all ranks hold that hold a part of a value: the part of one device's; None where all parts are empty."""
+    found, signature, table = ranks.declared.vars[n], ranks.declared.signatures[n], ranks.table
+    placement = ranks.mesh.canonical(found.placement, found.type)
+    seen: int | None = None
+    absent = []
+    for r in ranks.held.owners(signature):
+        if n in ranks.declared.differs and r not in ranks.declared.differs[n]:
+            absent.append(r)
+            continue
+        value = ranks.held.shared.get(n) if n not in ranks.held.own else ranks.held.value(n, r)
+        if value is None:
+            value = ranks.held.value(n, r)
+        if value == EMPTY:
+            continue
+        if value is None or value < 0:
+            raise _wrong(ranks, n, r, f"%{n} has no value on this rank {when}; one device has {table.show(e)}")
+        atom = ranks.held.values.atoms[value]
+        if atom.e != e or atom.placement != placement:
+            raise _wrong(
+                ranks, n, r, f"%{n} does not hold one device's value {when}: "
+                f"expected {table.show(e)} ({show_placement(placement)}), found {ranks.operators.describe(value)}",
+            )  # fmt: skip
+        if seen is not None and value != seen:
+            raise _wrong(ranks, n, r, f"%{n}: the ranks hold terms of different sums {when}")
+        seen = value
+        if n not in ranks.held.own and n not in ranks.declared.differs:
+            break
+    if seen is None and ranks.held.owners(signature):
+        raise _wrong(ranks, n, 0, f"%{n} has no value on any rank {when}; one device has {table.show(e)}")
+    if absent and (placement or found.persistable):
+        raise fail(ranks.programs[absent[0]], -1, f"%{n} is not declared on this rank, which holds a part of it", rank=absent[0])
+    return seen
 
 
 def _check_empty(ranks: World, name: str, signature: Signature) -> None:
@@ -245,7 +279,7 @@ def check_program(program: Program) -> int:
     try:
         check_blocks(program)
         world = max(program.world_size, 1)
-        checker = _Checker(program, Mesh(program.groups, world))
+        checker = _Checker(program, Mesh(program.groups, world, program.turns))
         checker.block(program.global_block(), set())
         return checker.count
     except Refused as e:

@@ -15,6 +15,10 @@ class NotHere(Refused):
     """A value is read where it is not: on another rank than its root, or where only some branch defines it."""
 
 
+class NotYet(Refused):
+    """A value of another rank is spoken of, which that rank has not been seen to make."""
+
+
 def fail(program: Program, index: int, message: str, hint: str = "", block: int = 0, rank: int | None = None) -> VerifyError:
     """A VerifyError that points at operator `index` of a block."""
     who = f"rank {rank}: " if rank is not None else ""

@@ -7,10 +7,12 @@ parts and terms of named ranks; it is *made plain* there, and *read back* where 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
+from ..ir.turns import turn_group
 from ..ir.types import At, Partial, Placement, TensorType
 from .expressions import Table
 from .mesh import Mesh, partial, without_roots
@@ -51,13 +53,43 @@ class Values:
         return found
 
     def term(self, e: int, placement: Placement, key: object) -> int:
-        """Terms made in the way that `key` tells."""
-        key = key, e, placement
+        """Terms made in the way that `key` tells, which is the same in all turns."""
+        spread = self.mesh.of_any_turn(placement)
+        key = key, e, spread
         d = self.derivations.get(key)
         if d is None:
             d = self.derivations[key] = len(self.spread)
-            self.spread.append((e, without_roots(placement)))
+            self.spread.append((e, without_roots(spread)))
         return self.atom(e, placement, d)
+
+    def of_any_turn(self, a: int) -> int:
+        """The atom that stands for what a value is in all turns: what an operator makes of it, it makes in one way in each of them."""
+        if a < 0 or not self.mesh.turns:
+            return a
+        e, placement, d = self.atoms[a]
+        return self.atom(e, self.mesh.of_any_turn(placement), d)
+
+    def added(self, atoms: Sequence[int], op: str) -> tuple[int, Placement, int] | None:
+        """(expression, placement, derivation) of terms of one sum or maximum from several turns together; None if they are none."""
+        found = [self.atoms[a] for a in atoms]
+        e, placement, d = found[0]
+        entries = [x for x in placement if x.group in self.mesh.turns]
+        if d is None or len(entries) != 1 or any((a.e, a.derivation) != (e, d) for a in found):
+            return None
+        axis = self.mesh.turns[entries[0].group].axis
+        rest = tuple([x for x in placement if x is not entries[0]])
+        seen: list[int] = []
+        for a in found:
+            mine = [x for x in a.placement if x not in rest]
+            turn = self.mesh.turns.get(mine[0].group) if len(mine) == 1 else None
+            if turn is None or turn.axis != axis or mine[0] != Partial(op, mine[0].group) or len(a.placement) != len(placement):
+                return None
+            seen += range(turn.first, turn.last + 1)
+        if sorted(seen) != list(range(len(seen))):  # each once, from the first turn on
+            return None
+        if len(seen) == self.mesh.axes[axis]:
+            return e, rest, d
+        return e, (*rest, Partial(op, turn_group(axis, 0, len(seen) - 1))), d
 
     def moved(self, a: int, placement: Placement, how: object) -> int:
         """The same value in another placement: what of its terms was added up is no term any more. Terms that are new are made by `how`."""
@@ -73,7 +105,7 @@ class Values:
         rest = tuple(x for x in before if not isinstance(x, (At, Partial)))
         if groups < had and rest == tuple(x for x in placement if not isinstance(x, (At, Partial))):
             return self.atom(e, placement, d)
-        return self.term(e, placement, ("moved", how, a))
+        return self.term(e, placement, ("moved", how, self.of_any_turn(a)))
 
     # -- on one rank -------------------------------------------------------------------------------------------------
 
@@ -100,7 +132,8 @@ class Values:
             x = table.cut(self.plain(self.atom(e, lay, d), rank), start, stop)
             return table.shaped(x, self.mesh.local_shape(placement, t.shape, rank))
         if d is not None and self._adds(d):
-            return table.terms(d, self._others(placement, coords), self._mask(d, coords), self._type(placement, t, rank))
+            others = self._others(self.mesh.of_any_turn(placement), coords)
+            return table.terms(d, others, self._mask(d, coords), self._type(placement, t, rank))
         span = self.mesh.flat_range(placement, t.shape, rank)
         local = self._type(placement, t, rank)
         if span is not None:
@@ -136,7 +169,8 @@ class Values:
             indices = [0]
             for g in groups:
                 n = self.mesh.size[g]
-                wanted = [at[g]] if g in at else range(n)
+                mine = at.get(g, range(n))
+                wanted = [mine] if isinstance(mine, int) else mine
                 indices = [i * n + k for i in indices for k in wanted]
             found = sum(1 << i for i in indices)
             inside = [(g, k) for g, k in coords if any(self.mesh.inside(g, whole) for whole in groups)]
@@ -274,6 +308,7 @@ class Values:
         return a, placement
 
     def _reduces_to(self, first: Placement, placement: Placement) -> bool:
+        placement = self.mesh.of_any_turn(placement)
         rest = [tuple(e for e in p if not isinstance(e, Partial)) for p in (first, placement)]
         had = [e for e in first if isinstance(e, Partial)]
         return rest[0] == rest[1] and all(
@@ -288,7 +323,7 @@ class Values:
         found = self._divided.get(key)
         if found is None:
             found, seen = True, 0
-            groups = [e.group for e in placement if isinstance(e, Partial)]
+            groups = [e.group for e in self.mesh.of_any_turn(placement) if isinstance(e, Partial)]
             for indices in product(*(range(self.mesh.size[g]) for g in groups)):
                 mask = self._mask(d, tuple(zip(groups, indices, strict=True)))
                 found = found and not mask & seen

@@ -63,7 +63,7 @@ def test_the_device_is_printed_and_comes_back():
 
 @pytest.mark.parametrize("device", ["dp:0", "gpu:", "gpu:x", "cpu:0", "", 1])
 def test_what_is_no_device_is_refused(device):
-    with pytest.raises(fx.ProgramError, match="device_guard takes 'cpu', 'gpu', 'gpu:1' or None, got"):
+    with pytest.raises(fx.ProgramError, match="device_guard takes 'cpu', 'gpu', 'gpu:1', 'stage:1' or None, got"):
         with fx.device_guard(device):
             pass
 

@@ -28,6 +28,12 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "halving": lambda: fx.strategies.data_parallel(algorithm="halving_doubling"),
     "trees": lambda: fx.strategies.data_parallel(algorithm="double_binary_tree"),
     "rails": lambda: fx.strategies.rails(slice_mb=48 / 2**20, staging_mb=96 / 2**20),
+    "turns2": lambda: fx.strategies.micro_batches(2),
+    "turns3_zero1": lambda: fx.strategies.micro_batches(3, fx.strategies.zero1()),
+}
+PIPELINES: dict[str, Callable[[], Any]] = {
+    "1f1b": lambda: fx.strategies.pipeline(3),
+    "gpipe_zero1": lambda: fx.strategies.pipeline(2, "gpipe", fx.strategies.zero1()),
 }
 CLUSTERS: dict[str, Callable[[], Any]] = {"2": lambda: 2, "3": lambda: 3, "4": lambda: 4, "2x2": lambda: fx.Cluster(2, 2)}
 HOSTS: dict[str, Callable[[], Any]] = {"2x2": CLUSTERS["2x2"], "2x4": lambda: fx.Cluster(2, 4)}
@@ -37,10 +43,18 @@ MESHES: dict[str, Callable[[], Any]] = {
     "dp1tp2": lambda: fx.Mesh(dp=1, tp=2),
     "dp1tp3": lambda: fx.Mesh(dp=1, tp=3),
 }
+STAGES: dict[str, Callable[[], Any]] = {"pp2": lambda: fx.Mesh(pp=2), "pp2dp2": lambda: fx.Mesh(pp=2, dp=2)}
+
+
+def strategies_of(model: str) -> dict[str, Callable[[], Any]]:
+    """The strategies that a model is transpiled by."""
+    return {**STRATEGIES, **PIPELINES} if model.startswith("stage_") else STRATEGIES
 
 
 def clusters(model: str, strategy: str) -> dict[str, Callable[[], Any]]:
-    """Where a model is tried under a strategy: annotated ones on meshes too, rails on several hosts alone."""
+    """Where a model is tried under a strategy: annotated ones on meshes too, marked ones in stages, rails on several hosts alone."""
+    if model.startswith("stage_"):
+        return {} if strategy in ("rails", "servers") else STAGES
     if model.startswith("mesh_"):
         return {} if strategy == "rails" else MESHES
     return HOSTS if strategy == "rails" else CLUSTERS
@@ -68,8 +82,8 @@ class Ranks:
 
 def transpile(main: Program, startup: Program, strategy: str, cluster: str) -> Ranks:
     """The rank programs that a strategy makes for a cluster."""
-    trainers = {**CLUSTERS, **HOSTS, **MESHES}[cluster]()
-    t = fx.DistributeTranspiler(STRATEGIES[strategy]()).transpile(program=main, startup_program=startup, trainers=trainers)
+    trainers = {**CLUSTERS, **HOSTS, **MESHES, **STAGES}[cluster]()
+    t = fx.DistributeTranspiler({**STRATEGIES, **PIPELINES}[strategy]()).transpile(program=main, startup_program=startup, trainers=trainers)
     ranks = range(t.world_size)
     return Ranks(ProgramPair(main, startup), tuple(map(t.get_trainer_program, ranks)), tuple(map(t.get_startup_program, ranks)))
 

@@ -72,7 +72,7 @@ def watchdog(seconds: float, cpu: bool = False) -> Iterator[None]:
 
 def cases(only: str = "") -> list[Case]:
     """Every model under every strategy on every cluster; annotated models on meshes too."""
-    every = [Case(m, s, c) for m in models.MODELS for s in api.STRATEGIES for c in api.clusters(m, s)]
+    every = [Case(m, s, c) for m in models.MODELS for s in api.strategies_of(m) for c in api.clusters(m, s)]
     return [c for c in every if all(word in str(c).split("/") for word in only.split("/") if word)]
 
 
@@ -309,7 +309,7 @@ def _lost(job: _Job, tally: Tally, why: str) -> None:
 def table(tally: Tally) -> str:
     columns = ("mutants", "refused", "equal", "text", "wrong", "deadlock", "loud", "fetch", "hang", "other")
     lines = [f"{'strategy':18}{'ranks':>8}" + "".join(f"{c:>10}" for c in columns)]
-    rows = sorted({(s, c) for s, c, _ in tally.results}, key=lambda sc: (list(api.STRATEGIES).index(sc[0]), sc[1]))
+    rows = sorted({(s, c) for s, c, _ in tally.results}, key=lambda sc: ([*api.STRATEGIES, *api.PIPELINES].index(sc[0]), sc[1]))
     for s, c in rows:
         n = {v: tally.results[s, c, v] for v in columns}
         n["mutants"] = sum(k for (a, b, _), k in tally.results.items() if (a, b) == (s, c))

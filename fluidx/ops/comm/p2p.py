@@ -11,10 +11,10 @@ from typing import Any
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.types import ANY, TensorType
+from ...ir.types import ANY, At, Entry, TensorType
 from ..shared.native import all_of, copy_calls
 from ..shared.samples import counting
-from .collective import native_calls
+from .collective import expect, native_calls
 
 
 class Send(OpDef):
@@ -50,15 +50,25 @@ class Send(OpDef):
 
 
 class Recv(OpDef):
-    """The value that the rank `peer` sends; `shape` and `dtype` say what it will be."""
+    """The value that the rank `peer` sends; `shape` and `dtype` say what it will be.
+
+    Of a value with open axes, `open` has two numbers for each: an axis of `like`, which is fed, and how often its size goes into the open
+    one. The sizes are those of the whole value, of which this rank may receive a part.
+    """
 
     name = "recv"
     fluid_names = ("recv_v2", "recv_v2")
-    attrs = {"peer": Required(int), "shape": Required(tuple), "dtype": "float32", "group": Required(str), "batch": ""}
+    attrs = {
+        "peer": Required(int), "shape": Required(tuple), "dtype": "float32", "group": Required(str), "batch": "", "like": "", "open": (),
+    }  # fmt: skip
     effect = Effect.P2P
+    open_axes = staticmethod(lambda attrs: [(attrs["like"], *pair) for pair in _pairs(attrs["open"])])
 
     @staticmethod
-    def infer(*, peer: int, shape: tuple, dtype: str, group: str, batch: str) -> TensorType:
+    def infer(*, peer: int, shape: tuple, dtype: str, group: str, batch: str, like: str, open: tuple) -> TensorType:
+        opened = shape.count(ANY)
+        if (open or like) and (len(open) != 2 * opened or not like or any(axis < 0 or times < 1 for axis, times in _pairs(open))):
+            raise ProgramError(f"op recv: open={list(open)}, like={like!r} does not say how long {opened} open axes of {list(shape)} are")
         return TensorType(as_dtype(dtype), tuple(shape))
 
     @staticmethod
@@ -73,6 +83,46 @@ class Recv(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(peer=0, shape=(2,), group="dp", grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+
+
+def _pairs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=False))
+
+
+class Transfer(OpDef):
+    """A value of the rank with index `root` on the rank with index `to`: one operator for all ranks, a send and a recv once one is chosen.
+
+    Neighbours of one `batch` are started together, as sends and receives are. The gradient is a transfer back.
+    """
+
+    name = "transfer"
+    inputs = ("X",)
+    attrs = {"group": Required(str), "root": Required(int), "to": Required(int), "batch": ""}
+    effect = Effect.COLLECTIVE
+    abstract = True
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, root: int, to: int, batch: str) -> TensorType:
+        if root == to:
+            raise ProgramError(f"op transfer: rank {root} of {group} would send to itself")
+        return x
+
+    @staticmethod
+    def move(entry: Entry | None, *, group: str, root: int, to: int, batch: str) -> Entry | None:
+        expect("transfer", entry, At(root, group))
+        return At(to, group)
+
+    @staticmethod
+    def grad(b: Any, op: Any, g: Any) -> Any:
+        return b.transfer(g, group=op.attrs["group"], root=op.attrs["to"], to=op.attrs["root"])
+
+    @staticmethod
+    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+        raise ProgramError("a transfer stands for all ranks; take one rank's program with get_trainer_program(rank)")
+
+    @staticmethod
+    def samples():
+        yield Sample.of(counting(4, 3), group="pp", root=0, to=1, grad=(), why="lowered before it runs")
 
 
 def _whole(types: Any) -> str:

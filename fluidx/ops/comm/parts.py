@@ -12,14 +12,6 @@ from ..shared.samples import counting
 from .collective import check_cut, cut_entry, cut_views, expect
 
 
-def _seat(ctx: Any, group: str) -> tuple[int, int]:
-    """This rank's index in a group, and the group's size. A rank alone is all of any group."""
-    if ctx.world_size == 1:
-        return 0, 1
-    ranks = ctx.group(group)
-    return ranks.index(ctx.rank), len(ranks)
-
-
 class _Cut(OpDef):
     """Base of the operators between a whole and this rank's part of it."""
 
@@ -54,12 +46,12 @@ class OwnPart(_Cut):
     def view_ctx(x: Any, ctx: Any, *, group: str, axis: int, unit: int, bounds: tuple) -> Any:
         if bounds and not x.flags.c_contiguous:
             return None
-        k, n = _seat(ctx, group)
+        k, n = ctx.seat(group)
         return cut_views(x, n, axis, unit, bounds)[k]
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: tuple) -> None:
-        k, n = _seat(ctx, group)
+        k, n = ctx.seat(group)
         out[...] = cut_views(x, n, axis, unit, bounds)[k]
 
     @staticmethod
@@ -84,13 +76,13 @@ class PadPart(_Cut):
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: tuple) -> None:
-        k, n = _seat(ctx, group)
+        k, n = ctx.seat(group)
         out.fill(0)
         cut_views(out, n, axis, unit, bounds)[k][...] = x
 
     @staticmethod
     def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
-        k, n = _seat(ctx, attrs["group"])
+        k, n = ctx.seat(attrs["group"])
         part = cut_views(outs[0], n, attrs["axis"], attrs["unit"], attrs["bounds"])[k]
         return all_of([fill_calls(outs[0], 0, dry), copy_calls(part, ins[0], dry)])
 
@@ -123,14 +115,14 @@ class OwnTerm(OpDef):
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, root: int) -> None:
-        if _seat(ctx, group)[0] == root:
+        if ctx.seat(group)[0] == root:
             xp.copyto(out, x)
         else:
             out.fill(0)
 
     @staticmethod
     def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
-        here = _seat(ctx, attrs["group"])[0] == attrs["root"]
+        here = ctx.seat(attrs["group"])[0] == attrs["root"]
         return copy_calls(outs[0], ins[0], dry) if here else fill_calls(outs[0], 0, dry)
 
     @staticmethod

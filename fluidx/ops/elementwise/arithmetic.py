@@ -148,6 +148,7 @@ class Sum(OpDef):
     keeps = staticmethod(lambda x, attrs, count: count == 1)
     inputs = ("X*",)
     inplace = (("X", "Out"),)
+    folds = "sum"
     onnx = "Sum"
     meaning = staticmethod(lambda a, ins, outs: [a.sum(ins[0])])
 

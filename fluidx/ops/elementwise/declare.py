@@ -72,6 +72,7 @@ def elementwise(
         "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,
         "inplace": () if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots)),
         "onnx": onnx, "infer": staticmethod(_infer(name, dtypes, is_bool, axis)), "precision": precision,
+        "folds": _folds(expr, inputs),
     }  # fmt: skip
     draw = samples or (lambda: _draw(len(inputs), dtypes, domain, kinks, variants))
     fields["samples"] = staticmethod(draw)
@@ -80,6 +81,12 @@ def elementwise(
     elif not is_bool and dtypes != "bool":
         fields["grad"] = staticmethod(_derive(name, expr, inputs, names, full, axis, module, draw, slope))
     return type(name, (OpDef,), fields)
+
+
+def _folds(expr: Expr, inputs: Sequence[str]) -> str:
+    """Whether the body is the maximum, or minimum, of its operands and nothing else."""
+    whole = tuple(("sym", s) for s in inputs)
+    return expr.fn if expr.fn in ("max", "min") and tuple((a.fn, *a.args) for a in expr.args) == whole else ""
 
 
 def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Carry(Pass):
 
     def _chosen(self, program: Program, name: str, job: Job) -> Program:
         new = program.copy()
-        coords = coords_of(new.groups, 0)
+        coords = coords_of(new.groups, 0, new.turns)
         for block in new.blocks:
             block.oplist = [self._carried(op, name, block, coords, job) if opdef(op.type).carries else op for op in block.oplist]
         return new

@@ -92,7 +92,7 @@ class _Levels:
         """A collective between hosts: by send and recv."""
         op = unary(type_, x, out, filled(type_, {"group": "rail", **attrs}), self.op.site)
         block = self.writer.block
-        t = local_type(block.desc(out).type, others(block.program, block, op), coords_of(block.program.groups, 0))
+        t = local_type(block.desc(out).type, others(block.program, block, op), coords_of(block.program.groups, 0, block.program.turns))
         self.writer.keep(carried(op, self.between, t, self.job.mesh.hosts, self.job))
 
 

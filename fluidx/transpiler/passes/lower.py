@@ -57,7 +57,7 @@ class Lower(Pass):
         key = (d.placement, block.desc(target).placement)
         path = known.get(key)
         if path is None:
-            found = steps(*key, job.mesh.axes)
+            found = steps(*key, job.axes(block.program), block.program.turns)
             path = known[key] = [(s.type, opdef(s.type).complete_attrs(s.attrs), s.after) for s in found]
         for k, (type_, attrs, after) in enumerate(path):
             out = target

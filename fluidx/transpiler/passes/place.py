@@ -18,6 +18,7 @@ from ..cluster import SERVERS, several
 from ..lend import LendingWalk, Use
 from ..pass_ import Job, Pass
 from ..rules import Kind, may_write
+from ..stages import pins, rest_at_stages
 from ..walk import Move, Walk, every_move, no_axis, where
 from ..writer import filled
 
@@ -50,7 +51,14 @@ class Place(Pass):
         main, startup = pair.main.copy(), pair.startup.copy()
         block = main.global_block()
         check_loss(main, self.loss)
+        axes = job.axes(main)
+        pinned = pins(main, job.mesh.axes)
         rest = self._rest(main, job)
+        floating = self._floating(main).difference(rest)
+        stays = {d.name for d in block.descs.values() if d.persistable and d.placement}
+        for n, at in rest_at_stages(main, pinned, floating).items() if pinned else ():
+            rest[n] = _ordered((at, *rest.get(n, ())), axes)
+            block.descs[n] = block.descs[n].changed(placement=_ordered((at, *block.descs[n].placement), axes))
         descs = block.descs
         finished = [] if self.own else [p for b in main.blocks for op in b.oplist if op.role_var for p in op.role_var[::2]]
         trained = {p: descs[p] for p in finished if p in descs}
@@ -59,11 +67,9 @@ class Place(Pass):
         at_rest = self._places(resting, params, rest, main, job)
         update = at_rest if self.update is None else self._places(self.update, trained, rest, main, job)
         lent = self._lent(at_rest, rest)
-        floating = self._floating(main).difference(rest)
         walk: Walk
-        stays = {d.name for d in descs.values() if d.persistable and d.placement}
         allowed = self._refuse if self.strict else every_move
-        given = main, job.mesh.axes, {**rest, **at_rest}, floating, update.get, stays, allowed
+        given = main, axes, {**rest, **at_rest}, floating, update.get, stays, allowed, pinned
         if lent:
             walk = LendingWalk(*given, use=Use(lent, _units(resting, params), self.kept))
         else:
@@ -85,7 +91,8 @@ class Place(Pass):
             )
         cut = self.group in several(job.mesh.axes)
         dealt: Entry = Own(self.group) if self.own else Shard(0, self.group)
-        rest: dict[str, Placement] = {d.name: (dealt,) if cut else () for d in open_}
+        parts = [*([dealt] if cut else ()), *(Shard(0, axis) for axis in main.turns)]
+        rest: dict[str, Placement] = {d.name: tuple(parts) for d in open_}
         if cut and self.own:
             rest |= dict.fromkeys(owned(main, rest), (dealt,))
         if SERVERS in job.mesh.axes:  # servers compute nothing of data: what else is kept of it is one trainer's
@@ -94,7 +101,7 @@ class Place(Pass):
         for d in descs.values():
             if d.placement:
                 _check_annotation(d, job)
-                rest[d.name] = _ordered(d.placement, job)
+                rest[d.name] = _ordered(d.placement, job.mesh.axes)
         return rest
 
     def _places(
@@ -112,7 +119,7 @@ class Place(Pass):
         places = {}
         for n, d in params.items():
             base, e = annotated.get(n, REPLICATE), entries.get(n)
-            q = base if e is None else _ordered((*base, e), job)
+            q = base if e is None else _ordered((*base, e), job.axes(main))
             what = check_placement(d.type, q, main.groups, job.mesh.world_size) if q else ""
             if what or any(isinstance(e, (Partial, Local)) for e in q):
                 what = what or f"{show_placement(q)}; a parameter lies whole, cut, in pieces or at a root"
@@ -123,7 +130,7 @@ class Place(Pass):
     def _lent(self, at_rest: Mapping[str, Placement], annotated: Mapping[str, Placement]) -> dict[str, Placement]:
         """Where parameters that do not rest so lie in use: as annotated."""
         lent = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
-        rooted = next((n for n in lent if any(isinstance(e, At) for e in at_rest[n])), None)
+        rooted = next((n for n in lent if any(isinstance(e, At) and e not in annotated.get(n, ()) for e in at_rest[n])), None)
         if rooted is not None and not self.kept:  # operators that read its shape would find nothing elsewhere
             raise TranspileError(f"{self.rest!r} has {rooted!r} rest {show_placement(at_rest[rooted])}; all ranks must hold a part: cut it")
         return lent
@@ -205,9 +212,9 @@ def _check_annotation(d: Var, job: Job) -> None:
         raise TranspileError(f"{d.name!r} {d.type} is annotated {show_placement(d.placement)}: {what}")
 
 
-def _ordered(placement: Placement, job: Job) -> Placement:
+def _ordered(placement: Placement, axes: Mapping[str, int]) -> Placement:
     """Entries in the order of the axes, outer before inner, without those over axes that cut nothing."""
-    order, kept = list(job.mesh.axes), several(job.mesh.axes)
+    order, kept = list(axes), several(axes)
     known = [e for e in placement if e.group in kept or e.group not in order]  # what is no axis at all is refused by its name
     return tuple(sorted(known, key=lambda e: order.index(e.group) if e.group in order else len(order)))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ir.errors import TranspileError, nearest
 from .base import Common, Strategy, strategy
+from .pipeline import micro_batches, pipeline
 from .rails import rails
 from .replicas import replicas
 from .replicated import data_parallel
@@ -22,6 +23,8 @@ CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "ring_optimizer": ring_optimizer,
     "replicas": replicas,
     "rails": rails,
+    "micro_batches": micro_batches,
+    "pipeline": pipeline,
     "zero1": zero1,
     "zero2": zero2,
     "zero3": zero3,
@@ -54,6 +57,7 @@ def get(name: Any, **options: Any) -> Strategy:
 
 
 __all__ = [
-    "CATALOGUE", "Common", "Strategy", "data_parallel", "fsdp", "get", "parameter_server", "rails", "reduce_broadcast", "replicas",
+    "CATALOGUE", "Common", "Strategy", "data_parallel", "fsdp", "get", "micro_batches", "parameter_server", "pipeline", "rails",
+    "reduce_broadcast", "replicas",
     "ring_optimizer", "strategy", "zero1", "zero2", "zero3",
 ]  # fmt: skip

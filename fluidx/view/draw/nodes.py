@@ -160,7 +160,7 @@ def _merged(run: Sequence[Node]) -> Node:
 def link(nodes: list[Node], program: Program) -> list[Node]:
     """Fill in who stands above whom, and add pills for values that come from outside. The result is in drawing order."""
     find = program.blocks[0].find
-    here = {} if program.rank is None else coords_of(program.groups, program.rank)
+    here = {} if program.rank is None else coords_of(program.groups, program.rank, program.turns)
     writer: dict[str, Node] = {}
     readers: dict[str, list[Node]] = {}
     opened: dict[str, Node] = {}  # nccl_init by group

@@ -28,7 +28,7 @@ COLOURS = {
 }
 _HIGHLIGHT = "#d81b60"
 _ROLES = frozenset(r.value for r in Role)
-_STYLE = """
+STYLE = """
 text { font-family: "DejaVu Sans", "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2730; }
 .t { font-size: 12px; font-weight: 600; text-anchor: middle; }
 .s { font-size: 10px; text-anchor: middle; fill: #4d5863; font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; }
@@ -91,7 +91,7 @@ def svg(groups: list[list[Column]]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_num(width)}" height="{_num(height)}" '
             f'viewBox="0 0 {_num(width)} {_num(height)}" role="img">',
             f"<title>{_xml(', '.join(c.title for c in every[:8]))}</title>",
-            f"<style>{_STYLE}</style>",
+            f"<style>{STYLE}</style>",
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7.2" refY="4" markerWidth="6.5" markerHeight="6.5" orient="auto">'
             '<path d="M0 0.8 L8 4 L0 7.2 z" fill="#8a96a3"/></marker>'
             '<marker id="big" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="4.5" markerHeight="4.5" orient="auto">'

@@ -1,0 +1,120 @@
+"""Schedule: the stages of a pipeline take micro-batches up in the order of GPipe, or of one forward and one backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from ...ir import flow
+from ...ir.errors import TranspileError, nearest
+from ...ir.operator import Operator, Role
+from ...ir.program import Program, ProgramPair
+from ...ir.turns import turn_groups
+from ...ir.types import At
+from ..pass_ import Job, Pass
+from ..slots import SCHEDULES, Action, slots
+from ..stages import STAGES
+from ..transfers import TRANSFER
+
+_FORWARD, _BACKWARD = (Role.FORWARD, Role.LOSS), (Role.BACKWARD,)
+
+
+@dataclass(frozen=True)
+class Schedule(Pass):
+    """Put every operator into the slot of its stage, its micro-batch and its direction; what crosses between two slots starts together.
+
+    All ranks have their operators in one order, so that none can wait for one that waits for it. An operator never moves before what it
+    depends on; where it would have to, it waits, and `explain()` says so.
+    """
+
+    by: str = "1f1b"
+    axis: str = "mb"
+
+    requires = ("unrolled",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        if self.by not in SCHEDULES:
+            raise TranspileError(f"unknown schedule {self.by!r}; {nearest(str(self.by), SCHEDULES, 'there are')}")
+        if STAGES not in job.mesh.axes:
+            raise TranspileError(
+                f"{job.mesh!r} has no axis {STAGES!r} of stages for a pipeline; give trainers=fx.Mesh({STAGES}=2, dp=...), "
+                "or take strategies.micro_batches"
+            )
+        if self.axis not in pair.main.turns:
+            return pair
+        main = pair.main.copy()
+        ordered = _Ordering(main, self.by, self.axis, job.mesh.axes[STAGES])
+        main.global_block().oplist = ordered.run()
+        job.log += ordered.waits
+        return ProgramPair(main, pair.startup)
+
+
+class _Ordering:
+    """Times for operators: even ones are slots, odd ones between two slots."""
+
+    def __init__(self, program: Program, by: str, axis: str, stages: int):
+        self.program, self.stages = program, stages
+        self.slots = slots(by, stages, program.turns[axis])
+        self.turn = {name: turn.last for name, turn in turn_groups(program.turns) if turn.axis == axis}
+        self.descs = program.global_block().descs
+        self.made: dict[str, int] = {}  # when a name was written last
+        self.read: dict[str, int] = {}  # when it was read last
+        self.backward: dict[str, bool] = {}  # in which direction
+        self.waits: list[str] = []
+        self._said: set[tuple[int, bool]] = set()
+
+    def run(self) -> list[Operator]:
+        ops = self.program.global_block().oplist
+        times = [self._time(op) for op in ops]
+        return list(self._batched([ops[k] for k in sorted(range(len(ops)), key=times.__getitem__)]))
+
+    def _time(self, op: Operator) -> int:
+        ins, outs = flow.touches(self.program, op)
+        after = max((self.made[n] for n in ins if n in self.made), default=-1)
+        after = max([after, *(when[n] for when in (self.made, self.read) for n in outs if n in when)])
+        backward = op.role in _BACKWARD or (op.role not in _FORWARD and any(self.backward.get(n, False) for n in ins))
+        own = self._slot((*ins, *outs), backward, op)
+        time = after
+        if op.type == TRANSFER:
+            time = after | 1  # behind the slot in which it was made
+        elif own is not None:
+            time = max(own, after)
+            self._say(op, own, after, backward)
+        for n in ins:
+            self.read[n] = max(time, self.read.get(n, time))
+        for n in outs:
+            self.made[n], self.backward[n] = time, backward
+        return time
+
+    def _slot(self, names: Iterable[str], backward: bool, op: Operator) -> int | None:
+        """The slot of an operator's stage, micro-batch and direction; None for one that is of no micro-batch."""
+        places = [d.placement for n in names if (d := self.descs.get(n)) is not None]
+        turns = [self.turn[e.group] for q in places for e in q if e.group in self.turn]
+        if not turns:
+            return None
+        stages = [e.root for q in places for e in q if isinstance(e, At) and e.group == STAGES]
+        first = self.stages - 1 if backward else 0  # what all stages do, the first of them may need
+        return 2 * self.slots[stages[0] if stages else first][Action(backward, max(turns))]
+
+    def _say(self, op: Operator, own: int, after: int, backward: bool) -> None:
+        """Say once for each slot of a stage that its work waits: stages are not passed in order, or all micro-batches are needed."""
+        key = own, backward
+        if after > own and key not in self._said:
+            self._said.add(key)
+            self.waits.append(f"{op.to_string()} has slot {own // 2} of the schedule, and what it reads is there in slot {-(-after // 2)}")
+
+    @staticmethod
+    def _batched(ops: Iterable[Operator]) -> Iterator[Operator]:
+        """Neighbouring transfers start together, unless one sends on what another brings."""
+        count = 0
+        for moves, run in groupby(ops, key=lambda op: op.type == TRANSFER):
+            brought: set[str] = set()
+            for op in run:
+                if moves:
+                    if not brought or not brought.isdisjoint(op.input_arg_names):
+                        count, brought = count + 1, set()
+                    brought.update(op.output_arg_names)
+                    op = op.replace(attrs={**op.attrs, "batch": f"crossing{count}"})
+                yield op
+

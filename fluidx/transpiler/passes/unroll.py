@@ -1,0 +1,239 @@
+"""Unroll: what lies over an axis of time is written out, turn after turn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ...ir import flow
+from ...ir.bodies import copy_op, runs_bodies
+from ...ir.errors import TranspileError
+from ...ir.opdef import Effect, opdef
+from ...ir.operator import Operator, Role, rename_slots, unary
+from ...ir.program import Program, ProgramPair, Var
+from ...ir.turns import in_turn, taken_in_turn, turn_group
+from ...ir.types import Partial, Shard
+from ..pass_ import Job, Pass
+from ..walk import where
+from ..writer import filled
+
+_ADDS = {"sum": "sum", "max": "elementwise_max", "min": "elementwise_min"}
+_HOST = "\0host"  # stands for what operators that touch the host change: they keep their order
+
+
+@dataclass(frozen=True)
+class Unroll(Pass):
+    """Write the operators out that work on what is cut over an axis of time, once for each turn, all of one turn before the next.
+
+    What turns make terms of is added up as the terms come, in place. What needs a finished sum stands in the last turn, where it would
+    stand without turns, so that it need not wait for what follows; where a turn needs one, all turns come up to there first.
+    """
+
+    requires = ("lowered",)
+    ensures = ("unrolled",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        main = pair.main
+        for axis in main.turns:
+            main = _Unrolling(main, axis).run()
+        return ProgramPair(main, pair.startup)
+
+
+class _When(Enum):
+    """In which turns an operator stands."""
+
+    EVERY = "every"
+    FIRST = "first"
+    LAST = "last"
+
+
+@dataclass
+class _Segment:
+    """Operators all turns of which come before anything that follows, with the names that they touch.
+
+    Each has the names that it reads as its turn has them: what is whole, and made in every turn beside what is cut.
+    """
+
+    ops: list[tuple[Operator, _When, frozenset[str]]] = field(default_factory=list)
+    reads: set[str] = field(default_factory=set)
+    made_first: set[str] = field(default_factory=set)
+    made_again: set[str] = field(default_factory=set)  # what is whole, and every turn makes
+    late_reads: set[str] = field(default_factory=set)  # of those in the last turn alone
+    late: set[str] = field(default_factory=set)  # what they write, and the sums that are finished there
+
+    def add(self, op: Operator, when: _When, reads: Collection[str], writes: Collection[str], again: Collection[str]) -> None:
+        self.ops.append((op, when, frozenset(self.made_again.intersection(reads))))
+        if when is _When.LAST:
+            self.late_reads.update(reads)
+            self.late.update(writes)
+            return
+        self.reads.update(reads)
+        if _HOST in writes:
+            self.late.add(_HOST)
+        if when is _When.FIRST:
+            self.made_first.update(writes)
+        self.made_again.update(again)
+
+
+class _Unrolling:
+    def __init__(self, program: Program, axis: str):
+        self.source, self.axis, self.n = program, axis, program.turns[axis]
+        self.program = program.copy()
+        self.block = self.program.global_block()
+        self.out: list[Operator] = []
+        descs = self.block.descs
+        self.cut = {n for n, d in descs.items() if any(e.group == axis for e in d.placement)}
+        self.data = {n: self._data(descs[n]) for n in self.cut if descs[n].is_data}
+        self.names = [{n: in_turn(n, axis, k) for n in self.cut} for k in range(self.n)]
+        self.parted: set[tuple[str, int]] = set()
+        self.added: dict[str, str] = {}  # what a sum's terms so far lie under, by the name of the sum
+        self.finishes: dict[str, tuple[str, ...]] = {}  # gradients that are finished by a sum: [param, grad]
+        for n in self.cut:
+            self._declare(program.global_block().descs[n])
+
+    def _data(self, d: Var) -> Shard:
+        """How data is cut; it is fed whole to a rank, and each turn takes its part."""
+        self.block.descs[d.name] = d.changed(placement=tuple([e for e in d.placement if e.group != self.axis]))
+        (entry,) = [e for e in d.placement if e.group == self.axis]
+        assert isinstance(entry, Shard)
+        return entry
+
+    def _declare(self, d: Var) -> None:
+        if d.persistable:
+            raise TranspileError(f"%{d.name} is kept from step to step, and would lie over the turns of {self.axis}; write it whole")
+        for k, names in enumerate(self.names):
+            placement = taken_in_turn(d.placement, self.axis, k)
+            self.block.descs[names[d.name]] = Var(names[d.name], d.type, placement, stop_gradient=True)
+
+    def run(self) -> Program:
+        ops = self.block.oplist
+        if any(runs_bodies(op) for op in ops):  # blocks are copied with the operators that run them
+            self.program.drop_blocks(1)
+        segment = _Segment()
+        for op in ops:
+            reads, writes = self._touched(op)
+            when = self._when(op, reads, writes, segment)
+            if when is None:
+                self.out.append(self._copied(op))
+                continue
+            if when is _When.EVERY and not segment.late.isdisjoint(reads):
+                self._flush(segment)
+                segment = _Segment()
+            segment.add(op, when, reads, writes, self._made_again(op) if when is _When.EVERY else ())
+            if self._adds_up(op):
+                segment.late.update(writes)
+        self._flush(segment)
+        self.block.oplist = self.out
+        return self.program
+
+    def _touched(self, op: Operator) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        reads, writes = flow.touches(self.source, op)
+        return (reads, (*writes, _HOST)) if opdef(op.type).effect is Effect.HOST else (reads, writes)
+
+    def _adds_up(self, op: Operator) -> bool:
+        return op.type == "all_reduce" and op.attrs["group"] == self.axis
+
+    def _made_again(self, op: Operator) -> list[str]:
+        """What an operator that every turn has makes whole, beside what is cut."""
+        if self._adds_up(op):
+            return []
+        outs = op.output_arg_names
+        if runs_bodies(op) and (beside := [n for n in flow.writes(self.source, op) if n not in self.cut and n not in outs]):
+            raise TranspileError(
+                f"op {op.type} would write %{beside[0]} in every turn of {self.axis}; write it apart from what works on the batch"
+                f"{where(op)}"
+            )
+        return [n for n in outs if n not in self.cut]
+
+    def _when(self, op: Operator, reads: tuple[str, ...], writes: tuple[str, ...], segment: _Segment) -> _When | None:
+        """In which turns an operator stands; None: before all of them."""
+        if self._adds_up(op) or not self.cut.isdisjoint(writes):
+            return _When.EVERY
+        late = segment.late
+        if not (late.isdisjoint(reads) and late.isdisjoint(writes) and segment.late_reads.isdisjoint(writes)):
+            return _When.LAST
+        if not (segment.reads.isdisjoint(writes) and segment.made_again.isdisjoint(reads) and segment.made_again.isdisjoint(writes)):
+            return _When.LAST
+        first = segment.made_first
+        # what is cut is read for its shape alone where the result is whole
+        return None if self.cut.isdisjoint(reads) and first.isdisjoint(reads) and first.isdisjoint(writes) else _When.FIRST
+
+    # -- writing ----------------------------------------------------------------------------------------------------------------
+
+    def _flush(self, segment: _Segment) -> None:
+        for k in range(self.n):
+            for op, when, again in segment.ops:
+                if when is _When.EVERY or (when is _When.FIRST and k == 0) or (when is _When.LAST and k == self.n - 1):
+                    self._write(op, k, again)
+
+    def _write(self, op: Operator, k: int, again: Collection[str]) -> None:
+        """An operator in turn k."""
+        names = self.names[k]
+        for n in flow.reads(self.source, op):
+            if n in self.data and (n, k) not in self.parted:
+                self.parted.add((n, k))
+                entry = self.data[n]
+                attrs = filled("part", {"group": turn_group(self.axis, k), "axis": entry.axis, "unit": entry.unit})
+                self.out.append(unary("part", n, names[n], attrs, op.site))
+        if self._adds_up(op):
+            self._add(op, k)
+            return
+        self.out.append(self._in_own_names(op, k, again))
+
+    def _in_own_names(self, op: Operator, k: int, again: Collection[str]) -> Operator:
+        """An operator in turn k. What is whole all turns make; only the last one writes it where others read it, state above all."""
+        copy, made = self._copied(op, k), self._made_again(op) if not self.cut.isdisjoint(op.output_arg_names) else []
+        if k == self.n - 1 or not (made or again):
+            return copy
+        own = {n: in_turn(n, self.axis, k) for n in (*made, *again)}
+        for n in made:
+            self.block.descs[own[n]] = self.block.desc(n).changed(name=own[n], persistable=False, is_parameter=False, attrs={})
+        written = {n: own[n] for n in made}
+        read = {n: own[n] for n in again}
+        return copy.with_slots(rename_slots(copy.inputs, read), rename_slots(copy.outputs, written))
+
+    def _copied(self, op: Operator, k: int | None = None) -> Operator:
+        """An operator in turn k, or the same in all."""
+        names = {} if k is None else self.names[k]
+        if op.role_var and k is not None and not self.cut.isdisjoint(op.output_arg_names):
+            self.finishes.update((op.role_var[i + 1], op.role_var[i : i + 2]) for i in range(0, len(op.role_var), 2))
+            op = op.replace(role_var=())
+        if runs_bodies(op):
+            return self._with_bodies(op, names, k)
+        if k is not None and op.attrs.get("group") == self.axis:
+            op = op.replace(attrs={**op.attrs, "group": turn_group(self.axis, k)})
+        return op.renamed(names, outputs=True) if names else op
+
+    def _with_bodies(self, op: Operator, names: dict[str, str], k: int | None) -> Operator:
+        made = len(self.program.blocks)
+        copy = copy_op(op, self.source, self.block, names, "" if k is None else f".{self.axis}{k}")
+        for block in self.program.blocks[made:]:
+            for n, d in block.descs.items():
+                if any(e.group == self.axis for e in d.placement):
+                    block.descs[n] = d.changed(placement=taken_in_turn(d.placement, self.axis, k or 0))
+            for j, inner in enumerate(block.oplist):
+                if self._adds_up(inner):
+                    raise TranspileError(f"op {op.type} adds up over the turns of {self.axis} in a block; do it outside{where(op)}")
+                if inner.attrs.get("group") == self.axis:
+                    block.oplist[j] = inner.replace(attrs={**inner.attrs, "group": turn_group(self.axis, k or 0)})
+        return copy
+
+    def _add(self, op: Operator, k: int) -> None:
+        """Add the term of turn k to those of the turns before it."""
+        (x,), (out,) = op.input_arg_names, op.output_arg_names
+        term, kind = self.names[k][x], op.attrs["op"]
+        if k == 0:
+            self.added[out] = term
+            return
+        target, d = out, self.block.desc(out)
+        if k < self.n - 1:
+            target = in_turn(out, self.axis, 0) + f"-{k}"
+            owed = Partial(kind, turn_group(self.axis, 0, k))
+            self.block.descs[target] = Var(target, d.type, (*d.placement, owed), stop_gradient=True)
+        both = (self.added[out], term)
+        ins = {"X": both} if kind == "sum" else {"X": both[:1], "Y": both[1:]}
+        finished = self.finishes.get(x, ()) if k == self.n - 1 else ()
+        role_var = (finished[0], out) if finished else ()
+        self.out.append(Operator(_ADDS[kind], ins, {"Out": (target,)}, filled(_ADDS[kind], {}), Role.DIST, role_var, op.site))
+        self.added[out] = target
