@@ -9,7 +9,7 @@ from ..ir import flow
 from ..ir.errors import TranspileError
 from ..ir.operator import Operator
 from ..ir.program import Program
-from ..ir.types import At
+from ..ir.types import At, Placement
 from .walk import where
 
 STAGES = "pp"  # the axis of ranks that are stages
@@ -61,3 +61,9 @@ def rest_at_stages(main: Program, pinned: Mapping[str, At], floating: Container[
             writer[n] = at
     only = {n: next(iter(found)) for n, found in readers.items() if n not in writer and len(found) == 1}
     return {n: at for n, at in {**only, **writer}.items() if at is not None}
+
+
+def between_stages(old: Placement, new: Placement) -> bool:
+    """Does a value go from one stage to another, and lie as before over everything else?"""
+    stages = [[e for e in q if isinstance(e, At) and e.group == STAGES] for q in (old, new)]
+    return all(stages) and [e for e in old if e not in stages[0]] == [e for e in new if e not in stages[1]]

@@ -91,6 +91,7 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.groups = list(several(self.axes).items())
+        self.turns = self.program.turns
         self.kinds: dict[tuple, Kind] = {}
         self.choices: dict[tuple, Choice] = {}  # by type, attributes, how the operands lie and the results' types
         self.routes: dict[tuple[Held, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
@@ -305,10 +306,13 @@ class Walk:
     def _moved(self, name: str, place: Placement, op: Operator, reason: str) -> str:
         """The name under which a value lies at `place`, after a redistribute when it does not yet."""
         held = self.at[name]
-        if not held.places:  # a floating variable rests where its first operator wants it
-            self.home[name] = place
-            self._hold(name, self._held(name, (place,)))
-            return name
+        if not held.places:  # a floating variable rests where its first operator wants it, and between steps there are no turns
+            rests = tuple([e for e in place if e.group not in self.turns]) if self.turns else place
+            self.home[name] = rests
+            held = self._held(name, (rests,))
+            self._hold(name, held)
+            if rests == place:
+                return name
         route = self._route(name, held, place)
         if route.here:
             return self._name(name, route.nearest)

@@ -28,7 +28,7 @@ COMMUNICATES = (Effect.COLLECTIVE, Effect.P2P)
 class Kind:
     """What is known of all operators of a kind. `wrong` is the reason why none of them may stand in a program."""
 
-    __slots__ = ("definition", "attrs", "attrs_id", "counts", "ins", "outs", "types", "placed", "local", "runs", "wrong", "no_row")
+    __slots__ = ("definition", "attrs", "attrs_id", "counts", "ins", "outs", "types", "placed", "local", "runs", "wrong", "no_row", "adds")
 
     def __init__(
         self, definition: type[OpDef], attrs: Mapping[str, Any], attrs_id: int, counts: tuple, ins: Sequence[Any], outs: Sequence[Any]
@@ -43,6 +43,7 @@ class Kind:
         self.runs = any(isinstance(v, BlockRef) for v in attrs.values())
         self.wrong = ""
         self.no_row = ""  # why no lemma speaks of operands that lie so
+        self.adds = False  # does it add up what several turns made?
 
 
 class Kinds:
@@ -93,6 +94,16 @@ class Kinds:
                 raise Refused(f"it makes {made}, and what it writes is declared {', '.join(str(t) for t in out_types if t is not None)}")
         if not kind.runs and kind.definition.effect not in COMMUNICATES and kind.definition.move is None:
             kind.no_row = self._rows(kind, op)
+            if kind.no_row and self.mesh.turns and self._adds(kind):
+                kind.no_row, kind.adds = "", True
+
+    def _adds(self, kind: Kind) -> bool:
+        """Does the operator fold its operands into one, which turns made as terms of that?"""
+        folds, ins, outs = kind.definition.folds, [s for s in kind.ins if s is not None], [s for s in kind.outs if s is not None]
+        if not folds or len(outs) != 1 or len({s[0] for s in (*ins, *outs)}) > 1:
+            return False
+        made = self.mesh.of_turns_together([self.mesh.canonical(s[1], s[0]) for s in ins], folds)
+        return made is not None and self.mesh.canonical(made, outs[0][0]) == self.mesh.canonical(outs[0][1], outs[0][0])
 
     def _rows(self, kind: Kind, op: Operator) -> str:
         """Why no lemma allows the placements; "" where one does."""

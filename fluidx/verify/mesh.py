@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
-from ..ir.turns import replaced, seats, turn_groups
+from ..ir.turns import replaced, seats, turn_group, turn_groups
 from ..ir.types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
 from .refuse import Refused
 
@@ -119,6 +119,24 @@ class Mesh:
             )
             self._along[key] = found
         return found
+
+    def of_turns_together(self, placements: Sequence[Placement], op: str) -> Placement | None:
+        """How terms of a sum, or of a maximum, lie that several turns made, added up; None when they are no such terms."""
+        if len(placements) < 2 or not all(placements):
+            return None
+        found: list[int] = []
+        of = [[e for e in q if e.group in self.turns] for q in placements]
+        rest = {tuple([e for e in q if e.group not in self.turns]) for q in placements}
+        turns = [self.turns[mine[0].group] for mine in of if len(mine) == 1 and mine[0] == Partial(op, mine[0].group)]
+        if len(rest) > 1 or len(turns) < len(placements) or len({t.axis for t in turns}) > 1:
+            return None
+        for t in turns:
+            found += range(t.first, t.last + 1)
+        if sorted(found) != list(range(len(found))):  # each once, from the first turn on
+            return None
+        axis, n = turns[0].axis, len(found)
+        added = next(iter(rest))
+        return added if n == self.axes[axis] else (*added, Partial(op, turn_group(axis, 0, n - 1)))
 
     # -- placements --------------------------------------------------------------------------------------------------
 

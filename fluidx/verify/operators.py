@@ -9,10 +9,10 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Frozen, Operator
 from ..ir.parts import entry_of
-from ..ir.types import Local, Own, Partial, Placement, TensorType, show_placement
+from ..ir.types import Local, Own, Partial, Placement, TensorType
 from .kinds import COMMUNICATES, Kind, Kinds, Signature, check_types, moved_entry_is
 from .linear import coefficients
-from .mesh import partial, without_roots
+from .mesh import without_roots
 from .refuse import Refused
 from .values import EMPTY, Values
 
@@ -155,6 +155,8 @@ class Operators:
 
     def _made(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
         if kind.no_row:
+            raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
+        if kind.adds:
             return (self._added(kind, op, ins),)
         definition, atoms = kind.definition, self.values.atoms
         if definition.move is not None:
@@ -186,17 +188,13 @@ class Operators:
 
     def _added(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> int:
         """The sum, or maximum, of terms that several turns made."""
-        given = [a for a in ins if a is not None]
-        folds = kind.definition.folds
-        found = self.values.added(given, folds) if folds and len(given) == len(ins) > 1 and self.mesh.turns and min(given) >= 0 else None
-        s = kind.outs[0]
-        if found is None or s is None or len(kind.outs) > 1:
-            raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
-        e, placement, d = found
-        declared = self.mesh.canonical(s[1], s[0])
-        if self.mesh.canonical(placement, s[0]) != declared:
-            raise Refused(f"op {op.type}: from what turns made it makes {show_placement(placement)}, not {show_placement(declared)}")
-        return self.values.atom(e, declared, d if partial(declared) else None)
+        atoms = [self.values.atoms[a] for a in ins if a is not None]
+        e, _, d = atoms[0]
+        if d is None or any((a.e, a.derivation) != (e, d) for a in atoms):
+            raise Refused(f"op {op.type}: its operands are not what turns made of one sum")
+        placed = kind.placed[0]
+        assert placed is not None
+        return self.values.atom(e, placed[0], d if placed[1] else None)
 
     def moved(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> int:
         """The atom in the placement that the op gives it."""

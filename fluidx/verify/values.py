@@ -7,12 +7,10 @@ parts and terms of named ranks; it is *made plain* there, and *read back* where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from ..ir.turns import turn_group
 from ..ir.types import At, Partial, Placement, TensorType
 from .expressions import Table
 from .mesh import Mesh, partial, without_roots
@@ -68,28 +66,6 @@ class Values:
             return a
         e, placement, d = self.atoms[a]
         return self.atom(e, self.mesh.of_any_turn(placement), d)
-
-    def added(self, atoms: Sequence[int], op: str) -> tuple[int, Placement, int] | None:
-        """(expression, placement, derivation) of terms of one sum or maximum from several turns together; None if they are none."""
-        found = [self.atoms[a] for a in atoms]
-        e, placement, d = found[0]
-        entries = [x for x in placement if x.group in self.mesh.turns]
-        if d is None or len(entries) != 1 or any((a.e, a.derivation) != (e, d) for a in found):
-            return None
-        axis = self.mesh.turns[entries[0].group].axis
-        rest = tuple([x for x in placement if x is not entries[0]])
-        seen: list[int] = []
-        for a in found:
-            mine = [x for x in a.placement if x not in rest]
-            turn = self.mesh.turns.get(mine[0].group) if len(mine) == 1 else None
-            if turn is None or turn.axis != axis or mine[0] != Partial(op, mine[0].group) or len(a.placement) != len(placement):
-                return None
-            seen += range(turn.first, turn.last + 1)
-        if sorted(seen) != list(range(len(seen))):  # each once, from the first turn on
-            return None
-        if len(seen) == self.mesh.axes[axis]:
-            return e, rest, d
-        return e, (*rest, Partial(op, turn_group(axis, 0, len(seen) - 1))), d
 
     def moved(self, a: int, placement: Placement, how: object) -> int:
         """The same value in another placement: what of its terms was added up is no term any more. Terms that are new are made by `how`."""
@@ -184,10 +160,12 @@ class Values:
         where, found = self.mesh.where, 0
         for r in range(self.mesh.world):
             if all(r in where[g] and where[g][r][0] == k for g, k in coords):
-                index = 0
-                for g in groups:
-                    index = index * self.mesh.size[g] + where[g][r][0]
-                found |= 1 << index
+                indices = [0]
+                for g in groups:  # a rank works in all turns
+                    n = self.mesh.size[g]
+                    indices = [i * n + k for i in indices for k in (range(n) if g in self.mesh.axes else (where[g][r][0],))]
+                for i in indices:
+                    found |= 1 << i
         return found
 
     def _complete(self, d: int, others: tuple, ranks: int) -> int | None:

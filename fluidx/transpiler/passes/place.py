@@ -18,7 +18,7 @@ from ..cluster import SERVERS, several
 from ..lend import LendingWalk, Use
 from ..pass_ import Job, Pass
 from ..rules import Kind, may_write
-from ..stages import pins, rest_at_stages
+from ..stages import between_stages, pins, rest_at_stages
 from ..walk import Move, Walk, every_move, no_axis, where
 from ..writer import filled
 
@@ -32,8 +32,8 @@ class Place(Pass):
     rest.
 
     `strict` refuses every redistribute that sends something and that the strategy itself does not ask for: all but those of parameters in
-    use, of finished gradients and of what returns to its place at rest. `loss` names the loss, when that must be checked. `own`: each rank
-    trains by itself on its rows; nothing is one value but what `R` of a pattern makes of all.
+    use, of finished gradients, between stages, and of what returns to its place at rest. `loss` names the loss, when that must be checked.
+    `own`: each rank trains by itself on its rows; nothing is one value but what `R` of a pattern makes of all.
     """
 
     update: Any = None
@@ -148,7 +148,8 @@ class Place(Pass):
         return named
 
     def _refuse(self, move: Move, op: Operator) -> None:
-        if move.sends and move.reason not in ("update", "use") and opdef(op.type).lies is None:
+        asked = move.reason in ("update", "use") or opdef(op.type).lies is not None or between_stages(move.old, move.new)
+        if move.sends and not asked:
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
             )
