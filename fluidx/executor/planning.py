@@ -94,7 +94,7 @@ def plan(
         values,
         buffers,
         total,
-        tuple([n for n in feed_types if n in values]),
+        tuple([n for n in feed_types if n in values and n not in absent]),
         tuple(fetch),
         tuple([sizes.whole(n) for n in fetch]),
         absent,

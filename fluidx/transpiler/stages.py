@@ -16,6 +16,16 @@ STAGES = "pp"  # the axis of ranks that are stages
 _STAGE = re.compile(r"(?:stage|gpu):([0-9]+)")
 
 
+def stage_of(device: str) -> int | None:
+    """The stage that a device is a mark of.
+
+    >>> stage_of("stage:2"), stage_of("gpu:1"), stage_of("cpu")
+    (2, 1, None)
+    """
+    found = _STAGE.fullmatch(device)
+    return None if found is None else int(found[1])
+
+
 def pins(main: Program, axes: Mapping[str, int]) -> dict[str, At]:
     """{device: the rank of the axis `pp` that runs its operators}; nothing where ranks have no such axis.
 
@@ -29,7 +39,7 @@ def pins(main: Program, axes: Mapping[str, int]) -> dict[str, At]:
         for op in block.oplist:
             if op.device and op.device not in first:
                 first[op.device] = op
-    found = {device: At(int(m[1]), STAGES) for device in first if (m := _STAGE.fullmatch(device)) is not None}
+    found = {device: At(stage, STAGES) for device in first if (stage := stage_of(device)) is not None}
     for device, at in found.items():
         if at.root >= n:
             raise TranspileError(

@@ -264,7 +264,7 @@ class Walk:
             here = next((i for i, q in enumerate(qs) if q == wanted[k]), None)
             if here is None:  # what every rank has is on the root too
                 here = next((i for i, q in enumerate(qs) if _serves(q, wanted[k])), -1)
-            as_it_is = k in p.shape_only and not _elsewhere(qs[0], wanted[k])
+            as_it_is = k in p.shape_only and not (qs and _elsewhere(qs[0], wanted[k]))
             take.append(None if as_it_is or p.ins[k] is None else here)
         why = f"{op.type}: {', '.join(dict.fromkeys(row.why for row, _, _ in over))}"
         made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]

@@ -47,7 +47,7 @@ class Mesh:
 
     def _declare_turns(self) -> None:
         """A turn is a group that every rank is in by itself, with the index and the size that it says."""
-        alone = tuple((r,) for r in range(self.world))
+        alone = tuple((r,) for r in range(self.world)) if self.axes else ()
         for axis, n in self.axes.items():
             if axis in self.groups:
                 raise Refused(f"{axis} is a group of ranks and an axis of time")

@@ -14,8 +14,9 @@ from ...ir.turns import turn_groups
 from ...ir.types import At
 from ..pass_ import Job, Pass
 from ..slots import SCHEDULES, Action, slots
-from ..stages import STAGES
+from ..stages import STAGES, stage_of
 from ..transfers import TRANSFER
+from ..walk import where
 
 _FORWARD, _BACKWARD = (Role.FORWARD, Role.LOSS), (Role.BACKWARD,)
 
@@ -36,15 +37,16 @@ class Schedule(Pass):
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
         if self.by not in SCHEDULES:
             raise TranspileError(f"unknown schedule {self.by!r}; {nearest(str(self.by), SCHEDULES, 'there are')}")
-        if STAGES not in job.mesh.axes:
+        marked = next((op for op in pair.main.ops if stage_of(op.device) is not None), None)
+        if STAGES not in job.mesh.axes and marked is not None:
             raise TranspileError(
-                f"{job.mesh!r} has no axis {STAGES!r} of stages for a pipeline; give trainers=fx.Mesh({STAGES}=2, dp=...), "
-                "or take strategies.micro_batches"
+                f"{pair.main.label()} has stages, and {job.mesh!r} no axis {STAGES!r} of them; give trainers=fx.Mesh({STAGES}=2, dp=...), "
+                f"or take strategies.micro_batches{where(marked)}"
             )
         if self.axis not in pair.main.turns:
             return pair
         main = pair.main.copy()
-        ordered = _Ordering(main, self.by, self.axis, job.mesh.axes[STAGES])
+        ordered = _Ordering(main, self.by, self.axis, job.mesh.axes.get(STAGES, 1))
         main.global_block().oplist = ordered.run()
         job.log += ordered.waits
         return ProgramPair(main, pair.startup)

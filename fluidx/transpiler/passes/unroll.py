@@ -82,15 +82,15 @@ class _Unrolling:
         self.program = program.copy()
         self.block = self.program.global_block()
         self.out: list[Operator] = []
-        descs = self.block.descs
-        self.cut = {n for n, d in descs.items() if any(e.group == axis for e in d.placement)}
-        self.data = {n: self._data(descs[n]) for n in self.cut if descs[n].is_data}
+        over = [d for d in self.block.descs.values() if any(e.group == axis for e in d.placement)]
+        self.cut = {d.name for d in over}
+        self.data = {d.name: self._data(d) for d in over if d.is_data}
         self.names = [{n: in_turn(n, axis, k) for n in self.cut} for k in range(self.n)]
         self.parted: set[tuple[str, int]] = set()
         self.added: dict[str, str] = {}  # what a sum's terms so far lie under, by the name of the sum
         self.finishes: dict[str, tuple[str, ...]] = {}  # gradients that are finished by a sum: [param, grad]
-        for n in self.cut:
-            self._declare(program.global_block().descs[n])
+        for d in over:
+            self._declare(d)
 
     def _data(self, d: Var) -> Shard:
         """How data is cut; it is fed whole to a rank, and each turn takes its part."""

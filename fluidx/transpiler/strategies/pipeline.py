@@ -3,48 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Unpack
 
 from ...ir.errors import TranspileError, nearest
 from ...ir.turns import MAX_TURNS
+from ..choices import Everywhere
 from ..passes.schedule import Schedule
 from ..passes.turns import Turns
 from ..passes.unroll import Unroll
 from ..slots import SCHEDULES
-from .base import Strategy
-from .replicated import data_parallel
+from .base import Common, Strategy, strategy
 
 
-def micro_batches(count: int, of: Strategy | None = None) -> Strategy:
+def micro_batches(count: int = 4, of: Strategy | None = None, **common: Unpack[Common]) -> Strategy:
     """Compute a batch in `count` micro-batches, one after the other, and add their gradients up: 1/count of the memory for activations.
 
-    `of` is the strategy for the ranks, which cut the batch first (data_parallel() by default). The answers are one device's, as those of
-    `of` are; what it sends for a step it sends once, behind the last micro-batch.
+    `of` is the strategy for the ranks, which cut the batch first; without it data_parallel, which takes what else is given. The answers are
+    one device's, as those of `of` are; what it sends for a step it sends once, behind the last micro-batch.
     """
-    cut = _in_turns("micro_batches", "count", count, of)
-    return replace(cut, name="micro_batches", options=(("count", count), *((("of", of),) if of is not None else ())))
+    return _in_turns("micro_batches", {"count": count}, of, common)
 
 
-def pipeline(micro_batches: int = 4, schedule: str = "1f1b", of: Strategy | None = None) -> Strategy:
+def pipeline(micro_batches: int = 4, schedule: str = "1f1b", of: Strategy | None = None, **common: Unpack[Common]) -> Strategy:
     """Operators under `device_guard("stage:1")` run on rank 1 of the mesh axis `pp`; its stages work on different micro-batches at a time.
 
     `schedule`: "1f1b" keeps the activations of at most as many micro-batches as there are stages, "gpipe" those of all; both leave
-    (p - 1)/(m + p - 1) of the time of p stages unused, with m micro-batches. `of` is the strategy over the other axes (data_parallel() by
-    default). The answers are one device's.
+    (p - 1)/(m + p - 1) of the time of p stages unused, with m micro-batches. `of` is the strategy over the other axes; without it
+    data_parallel, which takes what else is given. The answers are one device's.
     Source: Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019).
     """
     if schedule not in SCHEDULES:
         raise TranspileError(f"pipeline: unknown schedule={schedule!r}; {nearest(str(schedule), SCHEDULES, 'there are')}")
-    cut = _in_turns("pipeline", "micro_batches", micro_batches, of)
-    scheduled = cut.after("unroll", Schedule(schedule), "schedule")
-    options = {"micro_batches": micro_batches, "schedule": schedule, **({"of": of} if of is not None else {})}
-    return replace(scheduled, name="pipeline", options=tuple(options.items()))
+    cut = _in_turns("pipeline", {"micro_batches": micro_batches, "schedule": schedule}, of, common)
+    return cut.after("unroll", Schedule(schedule), "schedule")
 
 
-def _in_turns(name: str, option: str, count: int, of: Strategy | None) -> Strategy:
-    """A strategy whose batch is cut into `count` micro-batches."""
+def _in_turns(name: str, options: dict[str, Any], of: Strategy | None, common: Common) -> Strategy:
+    """A strategy whose batch is cut into as many micro-batches as the first of its options says."""
+    option, count = next(iter(options.items()))
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_TURNS:
         raise TranspileError(f"{name}: {option} must be an integer from 1 to {MAX_TURNS}, got {count!r}")
-    of = data_parallel() if of is None else of
-    if not isinstance(of, Strategy):
+    if of is not None and not isinstance(of, Strategy):
         raise TranspileError(f"{name}: of must be a strategy such as strategies.zero1(), got {of!r}")
-    return of.after("groups", Turns(count), "turns").after("lower", Unroll(), "unroll")
+    if of is not None and common:
+        raise TranspileError(f"{name}: {', '.join(common)} beside of={of!r}; give {of.name} what it is to take")
+    inner = strategy(name, Everywhere(), options, **common) if of is None else replace(of, name=name, options=(*options.items(), ("of", of)))
+    return inner.after("groups", Turns(count), "turns").after("lower", Unroll(), "unroll")
