@@ -231,7 +231,6 @@ class _Walk:
         op, contents = step.op, list[_Content]()
         whole = self.span(op.output_arg_names[0])
         for name, (a, there) in zip(op.input_arg_names, places, strict=True):
-            self.read(name, label, op)
             if there:
                 contents += self.content.get(name, ())
                 continue
@@ -261,10 +260,6 @@ class _Walk:
 
     def step(self, step: Step, label: str) -> None:
         op, reads, writes = step.op, self.reads(step), self.writes(step)
-        places = self.places(step)
-        if any(there and a.size for a, there in places):
-            self.filled_up(step, label, places)
-            return
         for n in reads:
             self.read(n, label, op)
         if step.kernel == "control":
@@ -282,6 +277,10 @@ class _Walk:
             if self.running and talks(step):
                 self.refuse(f"{label} communicates while {self.running[0][1]} does so beside it", op)
             self.apart(label, op, [self.span(n) for n in reads], [*(self.span(n) for n in writes), *scratch])
+        places = self.places(step)
+        if any(there and a.size for a, there in places):
+            self.filled_up(step, label, places)
+            return
         for n in writes:
             self.meeting(step, n, reads, writes, label)
         for span in scratch:

@@ -138,7 +138,7 @@ def test_a_plan_overlaps_only_what_is_worth_it():
 def test_compute_behind_the_first_reduction_runs_before_the_update_waits():
     """Gradients are made from the last layer to the first; every all_reduce starts at once, and the first update waits for the last one,
     which it reads."""
-    p = rank_plan("data_parallel")
+    p = rank_plan(fx.strategies.data_parallel(bucket_mb=0))
     talks = [k for k, s in enumerate(p.steps) if s.op.type == "all_reduce"]
     assert [k for k, s in enumerate(p.steps) if s.beside] == talks
     waits = {k: s.waits_for for k, s in enumerate(p.steps) if s.waits_for is not None}
@@ -155,7 +155,7 @@ def test_what_a_transpiler_puts_behind_a_message_follows_it():
 
 def test_a_ring_written_out_of_messages_runs_beside_compute_as_a_whole():
     """Hops wait for hops, and compute for none of them before the first update."""
-    p = rank_plan(fx.strategies.data_parallel(algorithm="ring"))
+    p = rank_plan(fx.strategies.data_parallel(bucket_mb=0, algorithm="ring"))
     talks = [k for k, s in enumerate(p.steps) if s.kernel == "exchange"]
     first = next(k for k, s in enumerate(p.steps) if s.op.type == "momentum")
     assert min(k for k, s in enumerate(p.steps) if s.waits_for is not None) >= first

@@ -128,3 +128,19 @@ def test_a_plan_whose_bucket_has_an_operand_elsewhere_is_refused(names):
         moved = v._replace(lies=v.lies._replace(offset=v.lies.offset + (4 if n != names[-1] else -4)))
         with pytest.raises(fx.ExecutionError, match="this is a fault of fluidx"):
             check_storage(p._replace(values={**p.values, n: moved}))
+
+
+def test_a_bucket_is_not_filled_while_it_is_on_its_way():
+    model = classifier()
+    small = fx.strategies.data_parallel(bucket_mb=512 / 2**20, first_bucket_mb=256 / 2**20)
+    t = fx.DistributeTranspiler(small).transpile(program=model.main, startup_program=model.startup, trainers=2)
+    p = dry_plan(t.get_trainer_program(0), batch=16, overlap=0)
+    check_storage(p)
+    first, *_ = sent = [k for k, step in enumerate(p.steps) if step.op.type == "all_reduce"]
+    assert len(sent) > 1 and p.steps[first].beside
+    # gradients of the next bucket are made meanwhile, and none of them where the first one lies
+    there = p.values[p.steps[first].op.input_arg_names[0]]
+    late = next(g for _, g in model.gradients if p.values[g].buffer != there.buffer)
+    moved = p.values[late]._replace(buffer=there.buffer, lies=p.values[late].lies and p.values[late].lies._replace(offset=0))
+    with pytest.raises(fx.ExecutionError, match="this is a fault of fluidx"):
+        check_storage(p._replace(values={**p.values, late: moved}))
