@@ -47,5 +47,8 @@ def _in_turns(name: str, options: dict[str, Any], of: Strategy | None, common: C
         raise TranspileError(f"{name}: of must be a strategy such as strategies.zero1(), got {of!r}")
     if of is not None and common:
         raise TranspileError(f"{name}: {', '.join(common)} beside of={of!r}; give {of.name} what it is to take")
-    inner = strategy(name, Everywhere(), options, **common) if of is None else replace(of, name=name, options=(*options.items(), ("of", of)))
+    if of is None:
+        inner = strategy(name, Everywhere(), options, **common)
+    else:
+        inner = replace(of, name=name, options=(*options.items(), ("of", of)))
     return inner.after("groups", Turns(count), "turns").after("lower", Unroll(), "unroll")
