@@ -20,6 +20,7 @@ class _Rounded(OpDef):
     """Base of the changes of dtype that are none in exact arithmetic."""
 
     flops = 0
+    precision = "float32"  # they stand where a strategy puts them
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
     pattern = "* -> * | L(0) U(0)"  # terms that are rounded are terms, up to rounding
