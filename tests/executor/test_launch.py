@@ -212,6 +212,14 @@ def interrupt_when(ready):
     return thread
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Ctrl-C interrupts: a shell starts what runs in the background so that it does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system cannot send signals to threads")
 @pytest.mark.parametrize("early", [0, 1])
 def test_ctrl_c_ends_a_wait_in_c(early, spin, launches):

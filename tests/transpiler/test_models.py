@@ -15,12 +15,6 @@ def test_three_ranks_and_uneven_batches_give_one_devices_losses_and_state(name, 
     same_answers(written(MODELS[name]), STRATEGIES[strategy](), 3)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", ["conv", "gpt", "masked"])
-def test_two_hosts_give_one_devices_losses_and_state(name, strategy):
-    same_answers(written(MODELS[name]), STRATEGIES[strategy](), fx.Cluster(2, 2))
-
-
 # what is communicated beside the operators that a strategy needs for each parameter
 BESIDE = {
     "mlp": ({}, {}, {}),
