@@ -177,9 +177,13 @@ def _compare(one: World, ranks: World, is_main: bool) -> list[str]:
         expected = one.held.value(n, 0)
         found = ranks.declared.vars.get(n)
         if found is None:
+            if axis := next((axis for axis in ranks.mesh.axes if in_turn(n, axis, 0) in ranks.declared.vars), ""):
+                raise fail(ranks.programs[0], -1, f"%{n} is declared for turns of {axis} alone; declare it over {axis} too")
             continue
         signature = ranks.declared.signatures[n]
         if is_local(signature):
+            if expected is not None and n not in ranks.held.own:
+                raise _wrong(ranks, n, 0, f"%{n} is local, and no rank gives it a value {when}; one device has one")
             continue
         if expected is None:
             if d.persistable and (n in ranks.held.shared or n in ranks.held.own):

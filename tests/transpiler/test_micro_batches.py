@@ -13,7 +13,7 @@ from fluidx.ir.program import ProgramPair
 from fluidx.testing.models import train_single
 from fluidx.verify import verify_ranks
 from tests.transpiler.models import MODELS, same_answers, written
-from tests.transpiler.staged import equal, layers
+from tests.transpiler.staged import equal, gpt, layers
 
 S = fx.strategies
 INNER = [S.data_parallel, S.reduce_broadcast, S.ring_optimizer, S.zero1, S.zero2]
@@ -75,6 +75,41 @@ def test_a_maximum_over_the_batch_is_that_of_all_turns():
         found = exe.run(feed=feed, fetch_list=[peak, out])
     assert np.array_equal(found[0], feed["x"].max(0))
     np.testing.assert_allclose(found[1], (feed["x"] / feed["x"].max(0)).sum(), rtol=1e-12)  # sums in another order
+
+
+def test_a_loop_over_what_a_turn_has_counts_for_itself():
+    """Every turn runs its own rounds, from the same counter."""
+    main, startup = fx.Program("rounds"), fx.Program("rounds_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 3], "float64")
+        h = fx.layers.assign(fx.layers.scale(x, 2.0))
+        count, most = (fx.layers.fill_constant([1], "int64", n) for n in (0, 3))
+        going = fx.layers.less_than(count, most)
+        with fx.layers.While(going).block():
+            fx.layers.assign(fx.layers.tanh(h) + x, h)
+            fx.layers.increment(count, 1)
+            fx.layers.less_than(count, most, cond=going)
+        out = fx.layers.reduce_sum(h)
+    feed = {"x": np.random.default_rng(2).standard_normal((7, 3))}
+    wanted = feed["x"] * 2.0
+    for _ in range(3):
+        wanted = np.tanh(wanted) + feed["x"]
+    t = fx.DistributeTranspiler(S.micro_batches(3)).transpile(program=main, startup_program=startup, trainers=2)
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as exe:
+        rounds, rows, total = exe.run(feed=feed, fetch_list=[count, h, out])
+    assert rounds == [3]
+    np.testing.assert_allclose(rows, wanted, rtol=1e-12)  # the kernels' tanh
+    np.testing.assert_allclose(total, wanted.sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [2, fx.Mesh(pp=2, dp=2)], ids=repr)
+def test_merged_gradients_and_those_of_turns_add_up_to_one_update(ranks):
+    optimizer = fx.optimizer.GradientMergeOptimizer(fx.optimizer.Momentum(0.1, 0.9), 2)
+    same_answers(gpt(2, optimizer=optimizer), S.micro_batches(3), ranks, rows=(5, 4, 6, 3))
+
+
+def test_on_several_hosts_with_reductions_in_two_levels():
+    equal(layers(2), S.micro_batches(2), fx.Cluster(2, 2))
 
 
 # -- what is written ----------------------------------------------------------------------------------------------------------------
@@ -182,6 +217,12 @@ MUTANTS = {
     "ranks that meet in a turn": lambda s: s.replace('all_reduce(%w0@GRAD.sum.by1) {group="dp"', 'all_reduce(%w0@GRAD.mb1) {group="mb.1"'),
     "terms that count as whole": lambda s: s.replace(
         "%reduce_sum_0.tmp_0: f32[1] partial(sum) over dp partial(sum) over mb", "%reduce_sum_0.tmp_0: f32[1] partial(sum) over dp"
+    ),
+    "turns of a value that is not declared": lambda s: s.replace(
+        "  var %fc_0.tmp_0: f32[-1,5] shard(0) over dp shard(0) over mb\n", ""
+    ),
+    "a value that each rank has for itself, and none makes": lambda s: s.replace(
+        "%fc_0.tmp_0: f32[-1,5] shard(0) over dp shard(0) over mb\n", "%fc_0.tmp_0: f32[-1,5] local\n"
     ),
     "an operator over all turns": lambda s: s.replace("%fc_0.tmp_0.mb1:", "%fc_0.tmp_0:").replace(
         "shard(0) over dp shard(0) over mb.1 stop_gradient = mul(%x.mb1, %w0)", "shard(0) over dp shard(0) over mb = mul(%x.mb1, %w0)"

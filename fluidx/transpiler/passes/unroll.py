@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -183,19 +183,20 @@ class _Unrolling:
 
     def _in_own_names(self, op: Operator, k: int, again: Collection[str]) -> Operator:
         """An operator in turn k. What is whole all turns make; only the last one writes it where others read it, state above all."""
-        copy, made = self._copied(op, k), self._made_again(op) if not self.cut.isdisjoint(op.output_arg_names) else []
+        made = self._made_again(op) if not self.cut.isdisjoint(op.output_arg_names) else []
         if k == self.n - 1 or not (made or again):
-            return copy
+            return self._copied(op, k)
         own = {n: in_turn(n, self.axis, k) for n in (*made, *again)}
         for n in made:
             self.block.descs[own[n]] = self.block.desc(n).changed(name=own[n], persistable=False, is_parameter=False, attrs={})
-        written = {n: own[n] for n in made}
-        read = {n: own[n] for n in again}
-        return copy.with_slots(rename_slots(copy.inputs, read), rename_slots(copy.outputs, written))
+        carried = [n for n in made if n in op.input_arg_names] if runs_bodies(op) else []  # a loop goes on from a copy of its own
+        self.out += [unary("assign", n, own[n], site=op.site) for n in carried if n not in again]
+        copy = self._copied(op, k, {n: own[n] for n in carried})
+        return copy.with_slots(rename_slots(copy.inputs, {n: own[n] for n in again}), rename_slots(copy.outputs, {n: own[n] for n in made}))
 
-    def _copied(self, op: Operator, k: int | None = None) -> Operator:
-        """An operator in turn k, or the same in all."""
-        names = {} if k is None else self.names[k]
+    def _copied(self, op: Operator, k: int | None = None, own: Mapping[str, str] | None = None) -> Operator:
+        """An operator in turn k, with names of its own for some of what is whole; or the same in all."""
+        names = {} if k is None else {**self.names[k], **own} if own else self.names[k]
         if op.role_var and k is not None and not self.cut.isdisjoint(op.output_arg_names):
             self.finishes.update((op.role_var[i + 1], op.role_var[i : i + 2]) for i in range(0, len(op.role_var), 2))
             op = op.replace(role_var=())
