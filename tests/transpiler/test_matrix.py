@@ -82,6 +82,10 @@ def _equal(name: str, what: str, found: np.ndarray, wanted: np.ndarray) -> None:
 @pytest.mark.parametrize("name, ranks", [(name, n) for n, some in RANKS.items() for name in some])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ranks_give_one_devices_answers(name, strategy, ranks):
+    if (strategy, name, ranks) == ("parameter_server", "conv", 1):
+        with pytest.raises(fx.TranspileError, match="one trainer beside servers has no other to share it with"):
+            same(name, STRATEGIES[strategy](), ranks)
+        return
     same(name, STRATEGIES[strategy](), ranks)
 
 

@@ -97,6 +97,11 @@ class Place(Pass):
             rest |= dict.fromkeys(owned(main, rest), (dealt,))
         if SERVERS in job.mesh.axes:  # servers compute nothing of data: what else is kept of it is one trainer's
             found = owned(main, rest).difference(op_outputs(main, Role.OPTIMIZE))
+            if found and job.mesh.axes[self.group] == 1:
+                raise TranspileError(
+                    f"{main.label()} keeps {', '.join(sorted(found)[:3])}, which forward computes of data, and one trainer beside servers "
+                    "has no other to share it with; train on two or more, or on one device without servers"
+                )
             rest |= dict.fromkeys(found, (At(0, self.group),))
         for d in descs.values():
             if d.placement:
