@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from math import inf, isfinite
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -11,7 +11,7 @@ from .._checks import number, one_of, whole, wrong
 from ..ir import Block, Builder, Operator, Parameter, Program, Role, Variable, default_startup_program
 from ..ir.dtypes import HALVES
 from ..lr_scheduler import persistable, unused_name
-from ..optimizer.base import Checkpoints, ParamsGrads
+from ..optimizer.base import Asked, ParamsGrads
 from ..optimizer.skip import skip_updates
 from ..optimizer.wrapped import WrappedOptimizer
 from .casts import WIDE, as_it_was_on_errors, cast_forward
@@ -106,16 +106,9 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
 
     # -- how it is done -----------------------------------------------------------------------------------------------------
 
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[Parameter | str] | None = None,
-        no_grad_set: Iterable[Variable | str] | None = None,
-        callbacks: Sequence[Callable[..., None]] | None = None,
-        checkpoints: Checkpoints = None,
-    ) -> ParamsGrads:
+    def _backward(self, asked: Asked) -> ParamsGrads:
         """Rewrite the forward operators, scale the loss, and append the gradients of what came out, which are scaled too."""
+        loss = asked.loss
         program = loss.block.program
         block = program.global_block()
         clipped = next((d.name for d in block.descs.values() if d.attrs.get("error_clip")), None)
@@ -124,9 +117,9 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         with as_it_was_on_errors(block):
             cast_forward(program, self.amp_lists, self.dtype)
             if self.scales:
-                self._loss_scaling = self._scale(program, startup_program or default_startup_program())
+                self._loss_scaling = self._scale(program, asked.startup_program or default_startup_program())
                 loss = self._scaled_loss = self._scaled(block, loss, self._loss_scaling)
-            return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints)
+            return self._optimizer._backward(asked._replace(loss=loss))
 
     def _scale(self, program: Program, startup: Program) -> Variable:
         known = self._scales.get(program)

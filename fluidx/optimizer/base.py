@@ -7,6 +7,7 @@ An optimizer keeps its state in persistable variables named after the parameter 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from .._checks import number, wrong
@@ -33,7 +34,73 @@ ParamsGrads = list[tuple[Parameter, Variable]]
 Checkpoints = Sequence[Variable | str] | str | None
 
 
-class Optimizer:
+class Asked(NamedTuple):
+    """What gradients are asked for: the arguments of `backward`."""
+
+    loss: Variable
+    startup_program: Program | None
+    parameter_list: Sequence[Parameter | str] | None
+    no_grad_set: Iterable[Variable | str] | None
+    callbacks: Sequence[Callable[..., None]] | None
+    checkpoints: Checkpoints
+
+
+class Minimizer:
+    """What all optimizers are called with, those around another one too. A subclass states `_backward` and `_apply`."""
+
+    label = ""
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        checkpoints: Checkpoints = None,
+    ) -> tuple[list[Operator], ParamsGrads]:
+        """Append the gradients of `loss` and the updates of its parameters; `checkpoints` as of `append_backward`.
+
+        Returns the optimizer's operators, and the (parameter, gradient) pairs as `append_backward` gave them.
+
+        Raises ProgramError as `append_backward` does, when there is nothing to train, and when this optimizer already trains a parameter.
+        """
+        with collections_paused():
+            params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set, checkpoints=checkpoints)
+            return self.apply_optimize(loss, startup_program, params_grads), params_grads
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        callbacks: Sequence[Callable[..., None]] | None = None,
+        checkpoints: Checkpoints = None,
+    ) -> ParamsGrads:
+        """Append the gradients of `loss` alone."""
+        return self._backward(Asked(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints))
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Parameter, Variable]]) -> list[Operator]:
+        """Append clipping, decay and updates for gradients that exist; returns the appended operators.
+
+        Their state is initialized in the default startup program.
+        """
+        return self._apply(params_grads, default_startup_program())
+
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Parameter, Variable]]
+    ) -> list[Operator]:
+        """`apply_gradients`, with the state initialized in `startup_program`."""
+        return self._apply(params_grads, startup_program or default_startup_program())
+
+    def _backward(self, asked: Asked) -> ParamsGrads:
+        raise NotImplementedError(f"{type(self).__name__} does not say how it gets gradients")
+
+    def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
+        raise NotImplementedError(f"{type(self).__name__} does not say what it does with gradients")
+
+
+class Optimizer(Minimizer):
     """Base of the optimizers. A subclass states `update`: the operators of one parameter's step.
 
     `learning_rate` is a number or a [1] variable; `parameter_list` limits what is trained; `regularization` is the decay of parameters
@@ -68,55 +135,6 @@ class Optimizer:
         self._rates: WeakKeyDictionary[Program, dict[float, Variable]] = WeakKeyDictionary()
         self._states: WeakKeyDictionary[Program, dict[tuple[str, str], Variable]] = WeakKeyDictionary()
 
-    # -- what users call --------------------------------------------------------------------------------------------------
-
-    def minimize(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[Parameter | str] | None = None,
-        no_grad_set: Iterable[Variable | str] | None = None,
-        checkpoints: Checkpoints = None,
-    ) -> tuple[list[Operator], ParamsGrads]:
-        """Append the gradients of `loss` and the updates of its parameters; `checkpoints` as of `append_backward`.
-
-        Returns the optimizer's operators, and the (parameter, gradient) pairs as `append_backward` gave them.
-
-        Raises ProgramError as `append_backward` does, when there is nothing to train, and when this optimizer already trains a parameter.
-        """
-        with collections_paused():
-            params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set, checkpoints=checkpoints)
-            return self.apply_optimize(loss, startup_program, params_grads), params_grads
-
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[Parameter | str] | None = None,
-        no_grad_set: Iterable[Variable | str] | None = None,
-        callbacks: Sequence[Callable[..., None]] | None = None,
-        checkpoints: Checkpoints = None,
-    ) -> ParamsGrads:
-        """Append the gradients of `loss` alone."""
-        trained = self.parameter_list if parameter_list is None else parameter_list
-        params_grads = append_backward(loss, trained, no_grad_set, callbacks, checkpoints)
-        if not params_grads:
-            raise wrong(f"{self.label}: the loss {loss.name!r} depends on no trainable parameter, so there is nothing to minimize")
-        return params_grads
-
-    def apply_gradients(self, params_grads: Sequence[tuple[Parameter, Variable]]) -> list[Operator]:
-        """Append clipping, decay and updates for gradients that exist; returns the appended operators.
-
-        Their state is initialized in the default startup program.
-        """
-        return self._apply(params_grads, default_startup_program())
-
-    def apply_optimize(
-        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[tuple[Parameter, Variable]]
-    ) -> list[Operator]:
-        """`apply_gradients`, with the state initialized in `startup_program`."""
-        return self._apply(params_grads, startup_program or default_startup_program())
-
     # -- what a subclass says ------------------------------------------------------------------------------------------------
 
     def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
@@ -124,6 +142,14 @@ class Optimizer:
         raise NotImplementedError(f"{type(self).__name__} does not say how it updates a parameter")
 
     # -- how it is done ------------------------------------------------------------------------------------------------------
+
+    def _backward(self, asked: Asked) -> ParamsGrads:
+        loss, _, parameter_list, no_grad_set, callbacks, checkpoints = asked
+        trained = self.parameter_list if parameter_list is None else parameter_list
+        params_grads = append_backward(loss, trained, no_grad_set, callbacks, checkpoints)
+        if not params_grads:
+            raise wrong(f"{self.label}: the loss {loss.name!r} depends on no trainable parameter, so there is nothing to minimize")
+        return params_grads
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
         pairs = [(p, g) for p, g in params_grads if g is not None]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .._checks import wrong
-from ..ir import Parameter, Program, Variable
-from .base import Checkpoints, ParamsGrads
+from .base import Asked, Checkpoints, ParamsGrads
 from .wrapped import WrappedOptimizer
 
 
@@ -30,16 +28,8 @@ class RecomputeOptimizer(WrappedOptimizer):
             raise wrong(f'{self.label}: checkpoints must be a list of variables or their names, or "auto"; got {checkpoints!r}')
         self._checkpoints = checkpoints
 
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[Parameter | str] | None = None,
-        no_grad_set: Iterable[Variable | str] | None = None,
-        callbacks: Sequence[Callable[..., None]] | None = None,
-        checkpoints: Checkpoints = None,
-    ) -> ParamsGrads:
-        chosen = self._checkpoints if checkpoints is None else checkpoints
+    def _backward(self, asked: Asked) -> ParamsGrads:
+        chosen = self._checkpoints if asked.checkpoints is None else asked.checkpoints
         if chosen is None:
             raise wrong(f'{self.label}: call _set_checkpoints([...]) before minimize, or _set_checkpoints("auto")')
-        return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks, chosen)
+        return self._optimizer._backward(asked._replace(checkpoints=chosen))

@@ -12,37 +12,10 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.ir import OpDef, Sample
 from fluidx.testing.models import classifier
+from tests.executor.trip import HOOK
 
 L = fx.layers
-HOOK = {}
-
-
-class Trip(OpDef):
-    """X itself; a test's hook is called with the run context first."""
-
-    name = "t_trip"
-    inputs = ("X",)
-    pattern = "* -> * | L(0)"
-
-    @staticmethod
-    def infer(x):
-        return x
-
-    @staticmethod
-    def grad(b, op, g):
-        return g
-
-    @staticmethod
-    def kernel(xp, x, *, ctx, out):
-        if HOOK:
-            HOOK["call"](ctx)
-        xp.copyto(out, x)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(np.ones(2, "float32"))
 
 
 @pytest.fixture(autouse=True, params=["0", "1"], ids=["alone", "beside"])

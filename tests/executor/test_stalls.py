@@ -8,36 +8,9 @@ import pytest
 
 import fluidx as fx
 from fluidx.comm import ThreadWorld
-from fluidx.ir import OpDef, Sample
+from tests.executor.trip import HOOK, hold
 
 L = fx.layers
-HOLD = {}
-
-
-class Hold(OpDef):
-    """X itself; a rank may be held back first."""
-
-    name = "t_hold"
-    inputs = ("X",)
-    pattern = "* -> * | L(0)"
-
-    @staticmethod
-    def infer(x):
-        return x
-
-    @staticmethod
-    def grad(b, op, g):
-        return g
-
-    @staticmethod
-    def kernel(xp, x, *, ctx, out):
-        if ctx.rank in HOLD:
-            assert HOLD[ctx.rank].wait(20)
-        xp.copyto(out, x)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(np.ones(2, "float32"))
 
 
 class Heard(logging.Handler):
@@ -62,7 +35,7 @@ def heard():
         return made[0].texts
 
     yield hear
-    HOLD.clear()
+    HOOK.clear()
     for handler in made:
         logging.getLogger("fluidx.comm").removeHandler(handler)
 
@@ -75,7 +48,7 @@ def kernels(request, monkeypatch):
 
 def executor(n=3, timeout=20, change=None):
     x = fx.data("x", [-1, 4], "float32")
-    h = fx.ir.Builder(fx.default_main_program().global_block()).t_hold(L.fc(x, 3))
+    h = fx.ir.Builder(fx.default_main_program().global_block()).t_trip(L.fc(x, 3))
     loss = L.mean(L.fc(h, 2))
     fx.optimizer.SGD(0.1).minimize(loss)
     t = fx.DistributeTranspiler("data_parallel").transpile(trainers=n)
@@ -93,10 +66,10 @@ def test_who_waits_for_whom_is_said_once_and_the_run_goes_on(overlap, monkeypatc
         want = exe.run(**run)[0]
         exe.run_startup()
         both = threading.Semaphore(0)
-        HOLD[1] = go = threading.Event()
+        go = hold(1)
         texts = heard(lambda: (both.release(), go.set() if len(texts) == 2 else None))
         assert np.array_equal(exe.run(**run)[0], want)
-        HOLD.clear()
+        HOOK.clear()
         exe.run(**run)
     assert [level for level, _ in texts] == ["WARNING"] * 2
     assert all(" has waited 0.02 s in all_reduce (sum) of float32[" in t for _, t in texts)
@@ -109,10 +82,10 @@ def test_the_deadline_stays_where_it_is(heard, monkeypatch):
     exe, run = executor(2, timeout=0.1)
     with exe:
         texts = heard()
-        HOLD[0] = threading.Event()
+        go = hold(0)
         with pytest.raises(fx.RankError, match="waited 0.1 s in all_reduce; rank 0 did not arrive"):
             exe.run(**run)
-        HOLD[0].set()
+        go.set()
     assert len(texts) == 1 and texts[0][1].startswith("rank 1 has waited 0.02 s in all_reduce")
 
 
@@ -160,8 +133,8 @@ def test_without_patience_nothing_is_said_before_the_deadline(heard, monkeypatch
     exe, run = executor(2, timeout=0.05)
     with exe:
         texts = heard()
-        HOLD[1] = threading.Event()
+        go = hold(1)
         with pytest.raises(fx.RankError, match="waited 0.05 s"):
             exe.run(**run)
-        HOLD[1].set()
+        go.set()
     assert not texts

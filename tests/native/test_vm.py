@@ -198,6 +198,16 @@ def test_what_is_not_covered_gives_none(case):
     assert bind_native(*case(lambda *shape: np.ones(shape, "float32"))) is None
 
 
+def test_an_axis_of_one_element_steps_nowhere():
+    """In place, whatever the strides of such an axis say: a row cut out of a transposed matrix has those of the matrix."""
+    line = some(3)
+    row = np.lib.stride_tricks.as_strided(line, (1, 3), (4, 4))
+    assert row.strides != line.reshape(1, 3).strides
+    expected = line + np.float32(1)
+    native.compile([bind_native([X + 1.0], {"x": row}, [line.reshape(1, 3)])])()
+    assert same_bits(line, expected)
+
+
 def test_a_shifted_overlap_gives_none():
     line = np.ones(10, "float32")
     assert bind_native([X + 1.0], {"x": line[:-1]}, [line[1:]]) is None

@@ -184,12 +184,15 @@ def _aliases(addresses: Sequence[int], layout: Layout, outs: int) -> tuple[tuple
         start, stop = spans[k]
         for i in range(k):
             if spans[i][0] < stop and start < spans[i][1]:
-                if i >= ins or addresses[i] != addresses[k] or layout[i][0] != layout[k][0]:
-                    return None
-                if layout[i] != layout[k] and layout[k][1].count(1) < len(layout[k][1]):
+                if i >= ins or addresses[i] != addresses[k] or layout[i][0] != layout[k][0] or _steps(layout[i]) != _steps(layout[k]):
                     return None
                 pairs.append((i, k - ins))
     return tuple(pairs)
+
+
+def _steps(one: tuple[int, tuple[int, ...], tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Size and stride of each axis along which there is more than one element: along others nothing steps, whatever their strides."""
+    return [(n, s) for n, s in zip(one[1], one[2], strict=True) if n != 1]
 
 
 def _kind(is_bool: bool, stride: int, width: int) -> str:

@@ -31,7 +31,7 @@ class Strategy:
     """A name with options, and named steps, each a pass. `repr` is the call that makes it.
 
     A strategy is data: `before`, `after` and `replace` give a new one, and steps are found by their names: groups, place, startup,
-   , lower, bucket, hosts, carry, and those that a strategy adds.
+    lower, bucket, hosts, carry, and those that a strategy adds.
 
     >>> from fluidx.transpiler.strategies import data_parallel
     >>> data_parallel().steps_named()
