@@ -19,6 +19,7 @@ import numpy as np
 from ._checks import wrong
 from ._safetensors import ArrayFile, CheckpointError, save_arrays, write_atomically
 from .ir import (
+    FeedError,
     NotInitializedError,
     Parameter,
     ParseError,
@@ -48,7 +49,10 @@ _TEXT_LIMIT = 1 << 30
 def _get(executor: Any, var: Var) -> np.ndarray:
     """The value of a persistable variable, checked against its declaration."""
     if hasattr(executor, "state"):
-        value = np.asarray(executor.state(var.name))
+        try:
+            value = np.asarray(executor.state(var.name))
+        except FeedError as e:
+            raise CheckpointError(f"cannot save: {e}") from None
     else:
         from .executor import global_scope
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir.errors import FeedError, ProgramError
-from ..ir.parts import REDUCE, coords_of, cut, dealt, holds, intervals, join
+from ..ir.parts import REDUCE, NoMean, coords_of, cut, dealt, holds, intervals, join
 from ..ir.program import Program, Var
-from ..ir.types import ANY, At, Local, Partial, Placement, Shard, show_placement
+from ..ir.types import ANY, At, Local, Own, Partial, Placement, Shard, show_placement
 
 UNEVEN = ("weight", "pad", "drop", "error")
 
@@ -115,6 +115,12 @@ class Dealer:
                     raise FeedError(f"feeds that are split among the ranks must have the same number of rows: {listed}")
                 unit = max(e.unit for e in placement if isinstance(e, Shard) and e.axis == axis)
                 want = evened(rows, prod(groups.values()), unit, uneven)
+                alone = next((g for g, n in groups.items() if Own(g) in d.placement and want < n), None)
+                if alone is not None:  # the mean of no rows is undefined
+                    raise FeedError(
+                        f"variable {name!r} has {rows} row{'s' * (rows != 1)} for {groups[alone]} ranks, each of which trains by itself on "
+                        f"rows of its own; feed at least {groups[alone]}"
+                    )
                 if want != rows:
                     changed.setdefault(name, {})[axis] = want
         return changed
@@ -129,6 +135,8 @@ class Dealer:
             return values[0]
         try:
             return join(values, placement, self.groups, shape) if terms is None else _sum(terms, values, shape)
+        except NoMean as e:
+            raise FeedError(f"variable {name!r}: {e}") from None
         except (ProgramError, ValueError) as e:
             found = ", ".join(f"{list(v.shape)} on rank {r}" for r, v in enumerate(values) if v is not None)
             raise FeedError(f"variable {name!r} should have shape {list(shape)}, {show_placement(placement)}; found {found}: {e}") from None

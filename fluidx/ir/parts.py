@@ -140,6 +140,10 @@ def _has_rows(shape: Sequence[int]) -> bool:
     return tuple(shape[:1]) == (ANY,)
 
 
+class NoMean(ProgramError):
+    """Ranks have different values of their own, of a dtype without a mean."""
+
+
 def _one_of(wholes: Sequence[Any], shape: Sequence[int]) -> Any:
     """One value of those that ranks have of their own: rows one behind the other where axis 0 is open, else the mean."""
     if _has_rows(shape):
@@ -148,7 +152,10 @@ def _one_of(wholes: Sequence[Any], shape: Sequence[int]) -> Any:
     if all(np.array_equal(first, w) for w in wholes[1:]):
         return first
     if first.dtype.kind != "f":
-        raise ProgramError(f"the ranks have different values of dtype {first.dtype}, of which there is no mean; fetch return_merged=False")
+        raise NoMean(
+            f"each rank has its own, {', '.join(str(w.ravel()[:3].tolist()) for w in wholes[:4])}, and of {first.dtype} there is no mean; "
+            "run(fetch_list=[...], return_merged=False) gives each rank's"
+        )
     return np.mean(wholes, axis=0, dtype=np.float64).astype(first.dtype)
 
 

@@ -76,6 +76,7 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         self.amp_lists = amp_lists or AutoMixedPrecisionLists()
         self.init_loss_scaling = _positive("init_loss_scaling", init_loss_scaling, "above 0 that float32 has", most=_LARGEST)
         self.use_dynamic_loss_scaling = bool(use_dynamic_loss_scaling)
+        self.rescales = self.use_dynamic_loss_scaling
         self.scales = self.use_dynamic_loss_scaling or self.init_loss_scaling != 1.0
         self._rule = {
             "incr_every_n_steps": whole(_OWNER, "incr_every_n_steps", incr_every_n_steps, 1),
@@ -168,6 +169,8 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         """Whether any gradient, on any rank, has an element that is no finite number; and the scale's next value, which follows from it."""
         program = b.block.program
         total = b.emit("sum", counts) if len(counts) > 1 else counts[0]
+        if self.meets:  # what one rank sends goes into the updates of all: they skip together
+            total = b.replica_mean(total)
         none = b.fill_constant(shape=(1,), dtype="float32", value=0.0)
         overflow = b.greater_than(total, none, name=unused_name(b.block, program, "overflow"))
         scale = self._scales[program]

@@ -19,6 +19,8 @@ class AdasumOptimizer(RewritingOptimizer):
     AdasumOptimizer(Momentum(learning_rate=0.1))
     """
 
+    meets = True
+
     def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
         b = step.b
         before = [b.assign(p) for p, _ in pairs]

@@ -49,6 +49,8 @@ class Minimizer:
     """What all optimizers are called with, those around another one too. A subclass states `_backward` and `_apply`."""
 
     label = ""
+    rescales = False  # are the gradients that `backward` gives those of a loss times a scale that changes from step to step?
+    meets = False  # are updates made of what ranks that train by themselves send each other?
 
     def minimize(
         self,

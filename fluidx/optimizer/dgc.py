@@ -29,6 +29,8 @@ class DGCMomentum(Momentum):
     Source: Lin et al., "Deep Gradient Compression" (2018), algorithm 1 with momentum correction, factor masking and warm-up; fluid 1.8.
     """
 
+    meets = True
+
     def __init__(
         self,
         learning_rate: float | Variable,

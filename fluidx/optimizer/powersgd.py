@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from .._checks import whole
+from .._checks import whole, wrong
 from ..ir import Parameter, Variable
 from .base import ParamsGrads
 from .rewritten import Rewriting, RewritingOptimizer, wide
@@ -29,6 +29,11 @@ class PowerSGDOptimizer(RewritingOptimizer):
 
     def __init__(self, inner_optimizer: Any, rank: int = 2):
         super().__init__(inner_optimizer)
+        if self.rescales:
+            raise wrong(
+                f"{self.label} keeps an error from step to step, and the scale of {inner_optimizer!r} changes; let the one that scales be "
+                "the outer one: mixed_precision.decorate(PowerSGDOptimizer(...))"
+            )
         self.rank = whole(self.label, "rank", rank, 1)
 
     def compresses(self, p: Variable) -> bool:

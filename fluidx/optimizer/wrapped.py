@@ -19,6 +19,7 @@ class WrappedOptimizer(Minimizer):
         if not isinstance(optimizer, Minimizer):
             raise wrong(f"{self.label}: optimizer must be an optimizer, got {type(optimizer).__name__}: {optimizer!r}")
         self._optimizer = optimizer
+        self.rescales, self.meets = self.rescales or optimizer.rescales, self.meets or optimizer.meets
 
     def _backward(self, asked: Asked) -> ParamsGrads:
         return self._optimizer._backward(asked)

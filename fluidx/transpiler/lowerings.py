@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from ..ir.errors import TranspileError
+from ..ir.parts import entry_of
 from ..ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, show_placement
 from .cluster import SERVERS
 
@@ -71,9 +72,9 @@ def _cut(e: Shard | Pieces) -> dict[str, Any]:
     return {"bounds": e.bounds} if isinstance(e, Pieces) else {"axis": e.axis, "unit": e.unit}
 
 
-def _served(old: Placement, new: Placement, axes: Mapping[str, int]) -> Step | None:
+def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str]) -> Step | None:
     """From terms of the trainers to servers, or from servers to copies for all trainers; None for other ways."""
-    (trainers,) = [g for g in axes if g != SERVERS]
+    (trainers,) = [g for g in axes if g != SERVERS and g not in turns]
     attrs: dict[str, Any] = {"group": SERVERS, "trainers": trainers}
     match old, new:
         case (Partial("sum"),), (At() | Pieces() as e,) if old[0].group == trainers and e.group == SERVERS:
@@ -99,8 +100,10 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Contai
     >>> [s.type for s in steps((Shard(0, "tp"), Shard(0, "dp")), (Shard(0, "dp"),), {"tp": 2, "dp": 2})]
     ['all_gather', 'all_gather', 'part']
     """
-    if SERVERS in axes and (served := _served(old, new, axes)) is not None:
+    if SERVERS in axes and (served := _served(old, new, axes, turns)) is not None:
         return [served]
+    if SERVERS in axes and (done := tuple([e for e in old if e.group not in turns])) != old and entry_of(new, SERVERS):
+        return [*steps(old, done, axes, turns), *steps(done, new, axes, turns)]  # terms of turns are added up where they were made
     have = {e.group: e for e in old}
     want = {e.group: e for e in new}
     order = list(axes)

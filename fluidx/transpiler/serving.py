@@ -6,6 +6,7 @@ DistributeTranspiler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ def write_served(op: Operator, rank: int, block: Block) -> None:
     """Append what a rank does in a push or a pull."""
     groups = block.program.groups
     (everyone,), trainers = groups[op.attrs["group"]], groups[op.attrs["trainers"]][0]
-    writing = _Writing(op, rank, list(trainers), block)
+    writing = _Writing(op, rank, everyone, list(trainers), block)
     pieces = _pieces(op, everyone, block.desc(op.output_arg_names[0]).type)
     (writing.push if op.type == "push" else writing.pull)(pieces)
 
@@ -41,8 +42,8 @@ def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Pie
 
 
 class _Writing:
-    def __init__(self, op: Operator, rank: int, trainers: list[int], block: Block):
-        self.op, self.rank, self.trainers, self.block = op, rank, trainers, block
+    def __init__(self, op: Operator, rank: int, everyone: Sequence[int], trainers: list[int], block: Block):
+        self.op, self.rank, self.everyone, self.trainers, self.block = op, rank, everyone, trainers, block
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
         self.type = block.desc(self.out).type
         self.batch = f"{op.type}.{self.out}"
@@ -64,17 +65,24 @@ class _Writing:
                 self.emit("sum", terms, self.out)
 
     def pull(self, pieces: list[_Piece]) -> None:
-        """Servers send what they have to every trainer."""
+        """Servers send what they have to every trainer, and to each other what all ranks keep."""
+        takers = self.everyone if self.block.desc(self.out).persistable else self.trainers
         for p in pieces:
             if p.server == self.rank:
-                for r in self.trainers:
-                    self.send(self.x, r)
-        if self.rank in self.trainers:
-            if len(pieces) == 1:
+                for r in takers:
+                    if r != self.rank:
+                        self.send(self.x, r)
+        if self.rank in takers:
+            if len(pieces) > 1:
+                self.emit("unpack", [self.arrived(p) for p in pieces], self.out, shapes=(self.type.shape,))
+            elif pieces[0].server == self.rank:
+                self.emit("assign", [self.x], self.out)
+            else:
                 self.recv(self.out, pieces[0].server, self.type.shape, self.block.desc(self.out).placement)
-                return
-            parts = [self.recv(f"{self.out}.from{p.start}", p.server, self.shape(p)) for p in pieces]
-            self.emit("unpack", parts, self.out, shapes=(self.type.shape,))
+
+    def arrived(self, p: _Piece) -> str:
+        """The name of a piece: one's own, or what its server sends."""
+        return self.x if p.server == self.rank else self.recv(f"{self.out}.from{p.start}", p.server, self.shape(p))
 
     def shape(self, p: _Piece) -> tuple[int, ...]:
         return (p.stop - p.start,) if self.op.attrs["bounds"] else self.type.shape

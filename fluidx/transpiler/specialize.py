@@ -19,6 +19,7 @@ from .cluster import SERVERS
 from .hops import Wave, others, written_out
 from .serving import SERVED, write_served
 from .transfers import TRANSFER, Transfers
+from .walk import where
 
 _PLACEMENT = attrgetter("placement")
 
@@ -52,7 +53,9 @@ class Specializer:
         self.segments = [self._segments(b) for b in program.blocks]
         ops = program.global_block().oplist if SERVERS in program.groups else ()
         self.updates = any(op.role is Role.OPTIMIZE for op in ops)
-        self.pulled = {n for op in ops if op.type in SERVED for n in op.output_arg_names if not program.global_block().desc(n).placement}
+        descs = program.global_block().descs
+        pulled = [descs[n] for op in ops if op.type in SERVED for n in op.output_arg_names]
+        self.pulled = {d.name for d in pulled if not d.placement and not d.persistable}  # what trainers alone have
 
     def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers]:
         """Runs of operators that every rank has, runs of operators that some ranks have, waves of messages and transfers, in order."""
@@ -149,24 +152,39 @@ def _leave_out(program: Program, coords: Coords, pulled: Collection[str] | None,
     block, is_server = program.global_block(), pulled is not None
     descs = block.descs
     gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}.union(pulled or ())
-    left = []
-    for op in block.oplist if is_server else ():
-        reads, writes = flow.touches(program, op)
-        if gone.isdisjoint(reads) and gone.isdisjoint(writes) and op.attrs.get("group", "") in ("", *coords):
-            left.append(op)
-            continue
-        kept = next((n for n in writes if n in descs and n not in gone and descs[n].persistable and n not in reads), None)
-        if kept is not None:
-            raise TranspileError(
-                f"op {op.type} writes %{kept}, which servers keep, and reads what trainers compute; a server has no data: {op.to_string()}"
-            )
-        gone.update(n for n in writes if n in descs and not descs[n].persistable)
+    left = _for_servers(program, coords, gone) if is_server else block.oplist
     ends = {n for n, d in descs.items() if d.persistable and n not in gone and not (updates and _empty(d.placement, coords))}
     unless = set(descs) if is_server else {n for n, d in descs.items() if _empty(d.placement, coords)}
-    block.oplist = _needed(program, left if is_server else block.oplist, ends, unless)
+    block.oplist = _needed(program, left, ends, unless)
     named = set(chain.from_iterable(chain(*flow.touches(program, op)) for op in block.oplist))
     for n in [n for n, d in descs.items() if n in gone or n in unless and n not in named and not d.persistable]:
         del descs[n]
+
+
+def _for_servers(program: Program, coords: Coords, gone: set[str]) -> list[Operator]:
+    """The operators that a server has of a program; what the others compute is added to what is `gone`. Raises TranspileError for operators
+    that would leave a server without what it keeps."""
+    block, left = program.global_block(), []
+    descs = block.descs
+    for op in block.oplist:
+        reads, writes = flow.touches(program, op)
+        if gone.isdisjoint(reads) and gone.isdisjoint(writes) and op.attrs.get("group", "") in ("", *coords):
+            named = (*reads, *writes) if op.sub_blocks() else ()
+            elsewhere = next((n for n in named if n in descs and not holds(descs[n].placement, coords)), None)
+            if elsewhere is not None:
+                raise _not_served(op, f"is to run on every server, and %{elsewhere} lies on one of the others")
+            left.append(op)
+            continue
+        kept = next((n for n in writes if n in descs and n not in gone and descs[n].persistable and {*reads} != {n}), None)
+        if kept is not None:
+            raise _not_served(op, f"writes %{kept}, which servers keep, and reads what trainers compute: a server has no data")
+        gone.update(n for n in writes if n in descs and not descs[n].persistable)
+    return left
+
+
+def _not_served(op: Operator, what: str) -> TranspileError:
+    advice = "take a strategy without servers for this program, such as strategies.zero1()"
+    return TranspileError(f"op {op.type} {what}; {advice}{where(op)}")
 
 
 def _empty(placement: Placement, coords: Coords) -> bool:

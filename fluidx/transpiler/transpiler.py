@@ -98,6 +98,8 @@ class DistributeTranspiler:
         self._log = job.log
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._report: Report | None = None
+        for k in range(self.strategy.servers):  # what a server cannot do is said here
+            self._rank(self._server(k))
         self._dump()
         return self
 
@@ -106,10 +108,12 @@ class DistributeTranspiler:
         if not sync_mode:
             parameter_server(sync=False)
         listed = [e.strip() for e in pservers.split(",")] if pservers else []
-        if listed and self._chosen and not self.strategy.servers:
-            raise TranspileError(f"pservers lists {len(listed)} servers, and {self.strategy!r} has none; use strategies.parameter_server()")
-        if listed:
-            options = dict(self.strategy.options) if self.strategy.servers else {}
+        own, served = self.strategy.servers, self.strategy.name == parameter_server.__name__
+        if listed and self._chosen and not served and own != len(listed):
+            has = f"{own}: give it as many servers" if own else "none; use strategies.parameter_server()"
+            raise TranspileError(f"pservers lists {len(listed)} servers, and {self.strategy!r} has {has}")
+        if listed and own != len(listed):
+            options = dict(self.strategy.options) if served else {}
             self.strategy = get("parameter_server", **{**options, "servers": len(listed)})
         self._pservers = listed
 

@@ -290,12 +290,16 @@ class Walk:
 
     def _said(self, op: Operator, definition: type[OpDef], ins: Names) -> Mapping[str, Entry | None]:
         """Where the program says that the result of an operator lies."""
-        if definition.lies is None:
+        if definition.lies is None or ins[0] is None:
             return {}
         said = definition.lies([None if n is None else next(iter(self.at[n].places), ()) for n in ins], **op.attrs)
-        for group in said:
+        for group, e in said.items():
             if group not in self.axes:
                 raise TranspileError(f"op {op.type}: {no_axis(group, self.axes)}{where(op)}")
+            t = self.types[ins[0]]
+            if isinstance(e, Shard) and self.axes[group] > 1 and t.shape[e.axis] == 1:  # one element is cut nowhere: it broadcasts
+                what = f"{e} cuts an axis of {t} that is one element long"
+                raise TranspileError(f"op {op.type}: {what}; leave it whole over {group}{where(op)}")
         return said
 
     def _name(self, name: str, k: int) -> str:

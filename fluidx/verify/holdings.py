@@ -69,11 +69,12 @@ class Holdings:
         """The ranks that hold elements of a value, in order."""
         found = self._owners.get(id(signature))
         if found is None:
-            t, placement = signature
-            placement = self.mesh.canonical(placement, t)
+            t, declared = signature
+            placement = self.mesh.canonical(declared, t)
             found = range(self.n)
-            if 0 in t.shape or any(isinstance(e, (At, Pieces, Shard)) or len(self.mesh.where[e.group]) < self.n for e in placement):
-                holders = [r for r in found if self.mesh.holds(placement, r)]
+            some = [members for e in declared if len(members := self.mesh.where.get(e.group, found)) < self.n]
+            if some or 0 in t.shape or any(isinstance(e, (At, Pieces, Shard)) for e in placement):
+                holders = [r for r in found if all(r in members for members in some) and self.mesh.holds(placement, r)]
                 owners = [r for r in holders if 0 not in self.mesh.local_shape(placement, t.shape, r)]
                 found = dict.fromkeys(owners).keys() if len(owners) < self.n else found
             self._owners[id(signature)] = found

@@ -176,3 +176,12 @@ def test_experts_that_dp_cuts_are_updated_where_they_are_and_others_as_the_strat
 def test_what_cannot_be_is_refused_where_it_is_written(shape, options, message):
     with fx.program_guard(fx.Program(), fx.Program()), pytest.raises(fx.ProgramError, match=f"layers.moe: .*{message}"):
         L.moe(fx.data("x", shape, "float32"), 4, 16, **options)
+
+
+def test_one_expert_is_cut_nowhere():
+    main, startup = fx.Program(), fx.Program()
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        y, balance = L.moe(fx.data("x", [-1, 6, 8], "float32"), 1, 16, top_k=1, param_attr=fx.ParamAttr(placement=Shard(0, "ep")))
+        fx.optimizer.SGD(0.1).minimize(L.mean(y) + balance)
+    with pytest.raises(fx.TranspileError, match=r"op shard: shard\(0\) over ep cuts an axis of .*; leave it whole over ep"):
+        transpiled(TestModel(main, startup, None, None, []), fx.Mesh(dp=2, ep=2))

@@ -150,6 +150,45 @@ def test_ranks_that_train_by_themselves_skip_by_themselves():
         assert [s.get("loss_scaling_0") for s in exe.scopes] == [8.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: fx.optimizer.AdasumOptimizer(fx.optimizer.Momentum(0.125, 0.5)),
+        lambda: fx.optimizer.DGCMomentumOptimizer(0.125, 0.5, 0, least=0),
+    ],
+    ids=["Adasum", "DGC"],
+)
+def test_ranks_that_update_with_what_others_send_skip_together(optimizer):
+    model = small_integers(amp.decorate(optimizer(), init_loss_scaling=8.0, decr_every_n_nan_or_inf=1, decr_ratio=0.5))
+    feed = model.feed(8)
+    feed["x"][5, 2] = 1e30  # a row of rank 1
+    t = fx.DistributeTranspiler("replicas").transpile(program=model.main, startup_program=model.startup, trainers=2)
+    t.verify()
+    params = [p for p, _ in model.gradients]
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2), timeout=20) as exe:
+        exe.run_startup()
+        before = [[s.get(p).copy() for p in params] for s in exe.scopes]
+        exe.run(feed=feed, fetch_list=[])
+        for s, old in zip(exe.scopes, before, strict=True):
+            assert all(np.array_equal(s.get(p), a) for p, a in zip(params, old, strict=True))
+            assert s.get("loss_scaling_0") == 4.0
+        exe.run(feed=model.feed(8, 1), fetch_list=[])
+        first, second = ([s.get(p) for p in params] for s in exe.scopes)
+        assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+        assert not all(np.array_equal(a, b) for a, b in zip(first, before[0], strict=True))
+
+
+@pytest.mark.parametrize("trainers, servers", [(1, 1), (2, 1), (3, 2), (2, 3)])
+def test_servers_and_trainers_have_one_scale(trainers, servers):
+    rule = {"init_loss_scaling": 8.0, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
+    model = small_integers(amp.decorate(fx.optimizer.Momentum(0.125, 0.5), **rule))
+    feeds = [model.feed(8), model.feed(8, 1), model.feed(8, 2)]
+    feeds[1]["x"][5, 2] = 1e30
+    scale, good = "loss_scaling_0", "num_good_steps_0"
+    strategy = fx.strategies.parameter_server(servers, min_block=4)
+    same_bits(model, strategy, trainers, feeds, [model.loss, scale, good])
+
+
 def deep(optimizer):
     """Dropout, batch_norm, a tied table, attention by hand: one of each kind of operator."""
     main, startup = fx.Program("deep"), fx.Program("deep_startup")

@@ -125,6 +125,15 @@ def test_gradients_no_larger_than_their_factors_stay_as_they_are():
         PowerSGDOptimizer(fx.optimizer.SGD(0.1), 0)
 
 
+def test_the_error_is_not_kept_in_units_of_a_scale_that_changes():
+    decorate, inner = fx.mixed_precision.decorate, fx.optimizer.SGD(0.1)
+    for around in (lambda o: o, fx.optimizer.RecomputeOptimizer, lambda o: GradientMergeOptimizer(o, 2)):
+        with pytest.raises(fx.ProgramError, match=r"the outer one: mixed_precision.decorate\(PowerSGDOptimizer"):
+            PowerSGDOptimizer(around(decorate(inner)))
+    PowerSGDOptimizer(decorate(inner, init_loss_scaling=8.0, use_dynamic_loss_scaling=False))
+    decorate(PowerSGDOptimizer(inner))
+
+
 def test_half_precision_is_approximated_in_single():
     with fx.unique_name.guard(), fx.program_guard(fx.Program("half"), fx.Program("half_startup")):
         loss = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 9], "float16"), 12, bias_attr=False))

@@ -95,6 +95,35 @@ def test_values_that_ranks_have_of_their_own_are_fetched_as_rows_or_as_the_mean(
     assert [len(part) for part in both[1]] == [3, 4]
 
 
+def test_every_rank_needs_a_row():
+    main, startup, loss, _ = model()
+    with fx.ParallelExecutor(transpiled(main, startup, 4), places=fx.cpu_places(4)) as exe:
+        exe.run_startup()
+        with pytest.raises(fx.FeedError, match="has 3 rows for 4 ranks, each of which trains by itself .*; feed at least 4"):
+            exe.run([loss], feeds([3])[0])
+        exe.run([loss], feeds([4])[0])
+
+
+def test_what_is_saved_is_the_mean_where_there_is_one(tmp_path):
+    decorate = fx.mixed_precision.decorate
+    main, startup, loss, _ = model(4, decorate(fx.optimizer.SGD(0.05), init_loss_scaling=8.0, dtype="bfloat16"))
+    with fx.ParallelExecutor(transpiled(main, startup, 2), places=fx.cpu_places(2)) as exe:
+        exe.run_startup()
+        exe.run([], feeds([8])[0])
+        fx.save(main, tmp_path / "alike", exe)
+        saved = fx.io.load_program_state(tmp_path / "alike")
+        apart = [s.get("fc_0.w_0") for s in exe.scopes]
+        assert not np.array_equal(*apart) and np.allclose(saved["fc_0.w_0"], np.mean(apart, axis=0), rtol=1e-15)  # one rounding
+        exe.scopes[1].set("num_good_steps_0", np.array([0], "int32"))
+        with pytest.raises(fx.io.CheckpointError, match=r"cannot save: variable 'num_good_steps_0': each rank has its own, \[1\], \[0\]"):
+            fx.save(main, tmp_path / "apart", exe)
+
+
+def test_wire_has_nothing_to_narrow():
+    with pytest.raises(fx.TranspileError, match="replicas: wire='float16' narrows gradients"):
+        fx.strategies.replicas(wire="float16")
+
+
 def test_the_report_says_that_answers_are_not_one_devices():
     main, startup, *_ = model()
     assert "each rank's own" in str(transpiled(main, startup, 2).verify())

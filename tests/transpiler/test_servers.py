@@ -97,6 +97,50 @@ def test_what_cannot_be(call, message):
         call()
 
 
+@pytest.mark.parametrize(
+    "made, message",
+    [
+        (lambda inner: fx.optimizer.GradientMergeOptimizer(inner, 2), "op cond writes %fc_0.w_0, which servers keep, and reads what"),
+        (lambda inner: fx.optimizer.PowerSGDOptimizer(inner, 1), "op assign writes %fc_0.w_0_powersgd_q_0, which servers keep"),
+        (lambda inner: fx.optimizer.LocalSGDOptimizer(inner, 2), "op cond is to run on every server, and %fc_0.b_0 lies on one of the"),
+    ],
+)
+def test_updates_that_servers_cannot_make_are_refused_at_once(made, message):
+    with pytest.raises(fx.TranspileError, match=f"{message}.*; take a strategy without servers"):
+        transpiled(integer_mlp(optimizer=made(fx.optimizer.SGD(0.5))), servers=2)
+
+
+@pytest.mark.parametrize("trainers, servers", [(1, 1), (2, 1), (2, 2)])
+def test_micro_batches_are_pushed_once(trainers, servers):
+    model = integer_mlp()
+    strategy = fx.strategies.micro_batches(2, of=fx.strategies.parameter_server(servers, min_block=4))
+    feeds, fetch = [model.feed(8)], [model.loss]
+    one, scope = train_single(model, feeds, fetch)
+    many, state = train_ranks(model, strategy, trainers, feeds, fetch)
+    assert np.array_equal(one, many)
+    for p, _ in model.gradients:
+        assert np.array_equal(scope.get(p), state[p]), p
+    t = fx.DistributeTranspiler(strategy).transpile(program=model.main, startup_program=model.startup, trainers=trainers)
+    assert [t.traffic(r).total for r in range(trainers)] == [P] * trainers
+
+
+def test_pservers_and_a_strategy_around_servers_have_to_agree():
+    model, around = integer_mlp(), fx.strategies.micro_batches(2, of=fx.strategies.parameter_server(2))
+    given = {"program": model.main, "startup_program": model.startup, "trainers": 2}
+    assert fx.DistributeTranspiler(around).transpile(**given, pservers="a:1,b:1").world_size == 4
+    with pytest.raises(fx.TranspileError, match="pservers lists 1 servers, and micro_batches.* has 2: give it as many"):
+        fx.DistributeTranspiler(around).transpile(**given, pservers="a:1")
+    with pytest.raises(fx.TranspileError, match="has servers, whose trainers have no axis of stages; take micro_batches"):
+        fx.strategies.pipeline(2, of=fx.strategies.parameter_server(2))
+
+
+def test_half_the_bytes_of_gradients_are_pushed_as_16_bits():
+    plain, narrow = (transpiled(integer_mlp(), 3, servers=2, min_block=4, wire=wire) for wire in ("", "bfloat16"))
+    assert [t.traffic(0).total for t in (plain, narrow)] == [P, P / 2]
+    assert plain.traffic(3).total == narrow.traffic(3).total  # parameters come as they are
+    assert "rounded" in str(narrow.verify()) and "rounded" not in str(plain.verify())
+
+
 BREAK = {
     "a term left out": lambda s: s.replace("%fc_0.b_0@GRAD.sum.of1]", "%fc_0.b_0@GRAD.sum.of0]"),
     "no update": lambda s: "\n".join(line for line in s.splitlines() if "sgd(%fc_0.b_0," not in line),

@@ -19,6 +19,7 @@ EVERY = {
     "zero1": fx.strategies.zero1,
     "zero2 along axes": lambda **wire: fx.strategies.zero2(bucket_mb=0, **wire),
     "fsdp": fx.strategies.fsdp,
+    "servers": lambda **wire: fx.strategies.parameter_server(2, min_block=8, **wire),
 }
 
 

@@ -138,7 +138,7 @@ elementwise("pow", lambda x, *, factor: x**factor, attrs={"factor": 1.0}, onnx="
 
 
 class Sum(OpDef):
-    """The sum of n tensors of one shape, added from first to last.
+    """The sum of n tensors of one shape, added from first to last; 16-bit floats are added in float32.
 
     Where several operators contribute to one gradient, this op adds the terms. Raises ProgramError for no term at all, or when
     dtypes or shapes differ.
@@ -178,6 +178,9 @@ class Sum(OpDef):
 
     @staticmethod
     def kernel(xp, xs, *, out):
+        if len(xs) > 2 and out.dtype.itemsize == 2 and out.dtype.kind not in "iu":
+            out[...] = sum((x.astype("float32") for x in xs[1:]), xs[0].astype("float32"))
+            return
         if any(a is out for a in xs[2:]):
             out[...] = sum(xs[1:], xs[0])
             return

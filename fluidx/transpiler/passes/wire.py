@@ -7,11 +7,11 @@ from functools import partial
 from math import ceil, log2
 
 from ...ir.dtypes import HALVES, SHORT
-from ...ir.opdef import opdef
+from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role
 from ...ir.parts import entry_of
 from ...ir.program import ProgramPair, Var
-from ...ir.types import Partial
+from ...ir.types import Partial, TensorType
 from ..gather import Waiting, first_readers
 from ..pass_ import Job, Pass
 from ..writer import Writer
@@ -49,18 +49,21 @@ class Wire(Pass):
 
     def _adds_up(self, writer: Writer, op: Operator) -> bool:
         """Does an operator add up what ranks hold, in more bits than are to be sent?"""
-        if opdef(op.type).move is None or not op.input_arg_names:
+        if opdef(op.type).effect is not Effect.COLLECTIVE or not op.input_arg_names:
             return False
-        d, group = writer.block.desc(op.input_arg_names[0]), op.attrs["group"]
+        d, group = writer.block.desc(op.input_arg_names[0]), _summed_over(op)
         left = entry_of(writer.block.desc(op.output_arg_names[0]).placement, group)
         return d.type.is_float and d.type.dtype not in HALVES and entry_of(d.placement, group) == Partial("sum", group) != left
 
     def _send(self, writer: Writer, op: Operator, waiting: Waiting) -> None:
         b, x, out = writer.builder(near=op), op.input_arg_names[0], op.output_arg_names[0]
-        wide, short, scale = writer.block.desc(x).type.dtype, SHORT[self.dtype], self._scale(b.group_size(op.attrs["group"]))
+        wide, short, scale = writer.block.desc(x).type.dtype, SHORT[self.dtype], self._scale(b.group_size(_summed_over(op)))
         if scale != 1.0:
             x = b.scale(x, scale=scale, suffix="scaled").name
-        sent = b.emit(op.type, b.narrow(x, dtype=self.dtype, suffix=short), name=f"{out}.{short}", **op.attrs)
+        narrowed = b.narrow(x, dtype=self.dtype, suffix=short)
+        whole = writer.block.desc(out)
+        sent = writer.block.declare(Var(f"{out}.{short}", TensorType(self.dtype, whole.type.shape), whole.placement, stop_gradient=True))
+        b.emit(op.type, narrowed, name=sent.name, **op.attrs)
         waiting.add((out,), partial(self._receive, writer, op, sent, wide, scale))
 
     @staticmethod
@@ -75,3 +78,8 @@ class Wire(Pass):
         if self.scale is not None:
             return self.scale
         return 2.0 ** -ceil(log2(ranks)) if self.dtype == "float16" else 1.0
+
+
+def _summed_over(op: Operator) -> str:
+    """The group whose ranks hold the terms."""
+    return op.attrs.get("trainers") or op.attrs["group"]

@@ -35,6 +35,8 @@ def pipeline(micro_batches: int = 4, schedule: str = "1f1b", of: Strategy | None
     if schedule not in SCHEDULES:
         raise TranspileError(f"pipeline: unknown schedule={schedule!r}; {nearest(str(schedule), SCHEDULES, 'there are')}")
     cut = _in_turns("pipeline", {"micro_batches": micro_batches, "schedule": schedule}, of, common)
+    if cut.servers:
+        raise TranspileError(f"pipeline: of={of!r} has servers, whose trainers have no axis of stages; take micro_batches(of=...) without")
     return cut.after("unroll", Schedule(schedule), "schedule")
 
 

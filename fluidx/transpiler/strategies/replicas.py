@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from ...ir.errors import TranspileError
 from ..choices import Everywhere
 from .base import Common, Strategy, strategy
 
@@ -15,4 +16,6 @@ def replicas(**common: Unpack[Common]) -> Strategy:
     is minimized with an optimizer that says when ranks meet, such as `optimizer.LocalSGDOptimizer`.
     Source: Stich, "Local SGD Converges Fast and Communicates Little" (2019).
     """
+    if wire := common.get("wire"):
+        raise TranspileError(f"replicas: wire={wire!r} narrows gradients, and ranks that train by themselves send none; leave it out")
     return strategy("replicas", Everywhere(), own=True, **common)

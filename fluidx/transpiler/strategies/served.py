@@ -20,7 +20,7 @@ def parameter_server(
     first use and push their gradients, servers add these up and optimize.
 
     Each step sends the parameters to every trainer and a gradient from each. Parameters are cut into slices of at least `min_block`
-    elements, at most one for each server, dealt in turn or by a `split` "hash".
+    elements, at most one for each server, dealt in turn or by a `split` "hash". `algorithm` is for what trainers add up among themselves.
     Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014); fluid's pserver mode.
     """
     for what, n in (("servers", servers), ("min_block", min_block)):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import fluidx as fx
 from fluidx.ir import OPS, Builder, Program, ProgramError
 
 
@@ -60,3 +61,17 @@ def test_the_gradient_of_a_sum_of_equal_shapes_is_the_gradient_itself():
     c = Builder(block).elementwise_add(a, b)
     gradients([c], [a, b], [w])
     assert not {op.type for op in program.ops} & {"reduce_to", "elementwise_mul", "scale"}
+
+
+@pytest.mark.parametrize("dtype, large", [("float16", 2048), ("bfloat16", 256)])
+def test_several_terms_of_16_bits_are_added_in_32(dtype, large):
+    # one more than `large` is no number of that dtype: added one by one, the small terms would be lost
+    def summed(*terms):
+        main = fx.Program()
+        with fx.program_guard(main, fx.Program()):
+            total = fx.layers.sums([fx.layers.cast(fx.data(f"x{k}", [-1], "float32"), dtype) for k in range(len(terms))])
+            out = fx.layers.cast(total, "float32")
+        return fx.Executor().run(main, feed={f"x{k}": np.array([t], "float32") for k, t in enumerate(terms)}, fetch_list=[out])[0]
+
+    assert summed(large, 1.0, 1.0, 1.0, 1.0) == large + 4
+    assert summed(large, 1.0) == large  # half way: to even
