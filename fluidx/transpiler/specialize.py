@@ -14,13 +14,14 @@ from ..ir.operator import Operator, Role, op_types
 from ..ir.parts import Coords, coords_of, holds
 from ..ir.program import Block, Program
 from ..ir.sizes import Sizes
-from ..ir.types import At, Pieces, Placement
+from ..ir.types import At, Local, Pieces, Placement
 from .cluster import SERVERS
 from .hops import Wave, others, written_out
 from .serving import SERVED, write_served
 from .transfers import TRANSFER, Transfers
 
 _PLACEMENT = attrgetter("placement")
+_LOCAL: Placement = (Local(),)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Specializer:
         self.segments = [self._segments(b) for b in program.blocks]
         ops = program.global_block().oplist if SERVERS in program.groups else ()
         self.updates = any(op.role is Role.OPTIMIZE for op in ops)
-        self.pulled = {n for op in ops if op.type in SERVED for n in op.output_arg_names if not program.global_block().desc(n).placement}
+        self.away = _away(program)
 
     def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers]:
         """Runs of operators that every rank has, runs of operators that some ranks have, waves of messages and transfers, in order."""
@@ -121,7 +122,7 @@ class Specializer:
                         ops.extend(s.ops)
         is_server = any(g not in coords for g in program.groups)
         if is_server or self.updates:
-            _leave_out(new, coords, self.pulled if is_server else None, self.updates)
+            _leave_out(new, coords, self.away if is_server else None, self.updates)
         new.frozen = True
         return new
 
@@ -142,13 +143,24 @@ def _independent(ops: Sequence[Operator]) -> Iterator[list[Operator]]:
     yield run
 
 
-def _leave_out(program: Program, coords: Coords, pulled: Collection[str] | None, updates: bool) -> None:
+def _away(program: Program) -> set[str]:
+    """What servers have nothing of, though it lies over no group of the trainers: what these pull, and all else where servers keep nothing."""
+    if SERVERS not in program.groups:
+        return set()
+    block = program.global_block()
+    there = {n for n, d in block.descs.items() if any(e.group == SERVERS for e in d.placement)}
+    if not any(block.descs[n].persistable for n in there):
+        return set(block.descs) - there
+    return {n for op in block.oplist if op.type in SERVED for n in op.output_arg_names if not block.desc(n).placement}
+
+
+def _leave_out(program: Program, coords: Coords, away: Collection[str] | None, updates: bool) -> None:
     """Take out of a rank's program what other ranks compute: on a server what lies over the trainers' groups, with what is made of that and
     what nobody then needs; everywhere what has elements on other servers only, unless it is read. Without `updates` all state is made.
-    `pulled` is None on a trainer, and on a server what trainers pull."""
-    block, is_server = program.global_block(), pulled is not None
+    `away` is None on a trainer, and on a server what servers have nothing of."""
+    block, is_server = program.global_block(), away is not None
     descs = block.descs
-    gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}.union(pulled or ())
+    gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}.union(away or ())
     left = []
     for op in block.oplist if is_server else ():
         reads, writes = flow.touches(program, op)
@@ -162,7 +174,7 @@ def _leave_out(program: Program, coords: Coords, pulled: Collection[str] | None,
             )
         gone.update(n for n in writes if n in descs and not descs[n].persistable)
     ends = {n for n, d in descs.items() if d.persistable and n not in gone and not (updates and _empty(d.placement, coords))}
-    unless = set(descs) if is_server else {n for n, d in descs.items() if _empty(d.placement, coords)}
+    unless = set(descs) if is_server else {n for n, d in descs.items() if d.placement == _LOCAL or _empty(d.placement, coords)}
     block.oplist = _needed(program, left if is_server else block.oplist, ends, unless)
     named = set(chain.from_iterable(chain(*flow.touches(program, op)) for op in block.oplist))
     for n in [n for n, d in descs.items() if n in gone or n in unless and n not in named and not d.persistable]:
