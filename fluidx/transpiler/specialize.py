@@ -8,6 +8,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 
 from ..ir import flow
+from ..ir.bodies import runs_bodies
 from ..ir.errors import TranspileError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator, Role, op_types
@@ -34,7 +35,7 @@ class Rooted:
 
 @dataclass(frozen=True)
 class Served:
-    """Neighbouring operators between trainers and servers."""
+    """Neighbouring operators between trainers and servers, none of which needs what another makes."""
 
     ops: tuple[Operator, ...]
 
@@ -89,7 +90,7 @@ class Specializer:
             elif key[0] is Wave:
                 out += [Wave(block, together, len(out) + k) for k, together in enumerate(_independent(ops))]
             elif key[0] is Served:
-                out.append(Served(ops))
+                out += [Served(tuple(together)) for together in _independent(ops)]
             else:
                 out.append(Rooted(key[1], ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
         return out
@@ -112,8 +113,7 @@ class Specializer:
                 elif isinstance(s, (Wave, Transfers)):
                     s.write(rank, coords, block)
                 elif isinstance(s, Served):
-                    for op in s.ops:
-                        write_served(op, rank, block)
+                    write_served(s.ops, rank, block)
                 else:
                     mine = here.get(id(s.roots))
                     if mine is None:
@@ -167,7 +167,8 @@ def _leave_out(program: Program, coords: Coords, away: Collection[str] | None, u
         if gone.isdisjoint(reads) and gone.isdisjoint(writes) and op.attrs.get("group", "") in ("", *coords):
             left.append(op)
             continue
-        kept = next((n for n in writes if n in descs and n not in gone and descs[n].persistable and n not in reads), None)
+        changes = () if runs_bodies(op) else reads
+        kept = next((n for n in writes if n in descs and n not in gone and descs[n].persistable and n not in changes), None)
         if kept is not None:
             raise TranspileError(
                 f"op {op.type} writes %{kept}, which servers keep, and reads what trainers compute; a server has no data: {op.to_string()}"

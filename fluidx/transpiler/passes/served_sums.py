@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+from ...ir.errors import TranspileError
+from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, unary
 from ...ir.parts import bounds
-from ...ir.program import ProgramPair
+from ...ir.program import Program, ProgramPair
 from ...ir.types import ANY, Partial, Placement
 from ...view.diff import show_bytes
 from ..choices import pieces_of
@@ -16,6 +18,7 @@ from ..cluster import SERVERS
 from ..gather import Waiting
 from ..lowerings import steps
 from ..pass_ import Job, Pass
+from ..walk import where
 from ..writer import Writer, filled
 
 
@@ -25,7 +28,7 @@ class SumOnServers(Pass):
     sums from all servers.
 
     Slices are alike but for one element. A sum is pulled where somebody needs it, or together with the next push, so that each link is in
-    use both ways. What the servers cannot know of stays among the trainers: a maximum, a value of open size, what only branches add up.
+    use both ways. What is a maximum, or of open size, stays among the trainers. Blocks with communication are refused.
     Sources: the servers of BytePS (Jiang et al. 2020), of Google's Reduction Server, and of Herring (Thangakrishnan et al. 2020).
     """
 
@@ -34,6 +37,7 @@ class SumOnServers(Pass):
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        self._check_blocks(pair.main)
         writer, waiting = Writer(pair.main), Waiting(pair.main)
         for op in writer.old:
             waiting.before(op)
@@ -51,13 +55,16 @@ class SumOnServers(Pass):
             waiting.add((out,), partial(self._move, writer, op, summed, out, job))
             job.log.append(f"%{out}: {show_bytes(d.type.nbytes)} added up by {self.servers} server{'s' * (self.servers > 1)}")
         waiting.rest()
-        for block in pair.main.blocks[1:]:
-            job.log += [
-                f"%{op.output_arg_names[0]}: added up among the trainers: it stands in a block, and servers do not know when that runs"
-                for op in block.oplist
-                if op.type == "all_reduce" and op.attrs["group"] == self.group
-            ]
         return ProgramPair(writer.program, pair.startup)
+
+    def _check_blocks(self, main: Program) -> None:
+        for block in main.blocks[1:]:
+            for op in block.oplist:
+                if opdef(op.type).effect is Effect.COLLECTIVE:
+                    raise TranspileError(
+                        f"op {op.type} stands in a block, and servers do not know when that runs; data_parallel() takes such programs, and "
+                        f"micro_batches(k, of=reduction_servers()) adds gradients up over parts of a batch{where(op)}"
+                    )
 
     def _served(self, writer: Writer, op: Operator) -> bool:
         if op.type != "all_reduce" or op.attrs["group"] != self.group:
