@@ -21,7 +21,7 @@ class Step(NamedTuple):
 def growth(hosts: int) -> float:
     """How much larger buckets are, with their slices and staging, on so many hosts than on eight or fewer.
 
-    A shard is 1/hosts of a slot: in proportion to the hosts it stays as large as it is on eight, and messages do not drown in their overhead.
+    A shard is 1/hosts of a slot: in proportion to the hosts it stays as large as it is on eight, and messages do not drown in overhead.
     Source: Fairring's buckets of 25, 50 and 100 MiB on 8, 16 and 32 machines.
 
     >>> [25 * growth(hosts) for hosts in (2, 8, 16, 32)]

@@ -144,7 +144,7 @@ def _independent(ops: Sequence[Operator]) -> Iterator[list[Operator]]:
 
 
 def _away(program: Program) -> set[str]:
-    """What servers have nothing of, though it lies over no group of the trainers: what these pull, and all else where servers keep nothing."""
+    """What servers have nothing of: what trainers pull; or, where servers keep nothing, all that does not lie with them."""
     if SERVERS not in program.groups:
         return set()
     block = program.global_block()
@@ -177,6 +177,8 @@ def _leave_out(program: Program, coords: Coords, away: Collection[str] | None, u
     ends = {n for n, d in descs.items() if d.persistable and n not in gone and not (updates and _empty(d.placement, coords))}
     unless = set(descs) if is_server else {n for n, d in descs.items() if d.placement == _LOCAL or _empty(d.placement, coords)}
     block.oplist = _needed(program, left if is_server else block.oplist, ends, unless)
+    if not any(runs_bodies(op) for op in block.oplist):
+        program.drop_blocks(1)
     named = set(chain.from_iterable(chain(*flow.touches(program, op)) for op in block.oplist))
     for n in [n for n, d in descs.items() if n in gone or n in unless and n not in named and not d.persistable]:
         del descs[n]

@@ -128,7 +128,7 @@ def test_hash_roots_are_the_same_in_every_process_and_version():
     assert [c.root for c in assign(chunks, 4, "hash")] == [0, 2, 1, 2, 2, 1, 1, 3, 0]
 
 
-@pytest.mark.parametrize("strategy", [s for s in fx.strategies.CATALOGUE if s not in ("rails", "parameter_server", "reduction_servers")])  # which need more
+@pytest.mark.parametrize("strategy", [s for s in fx.strategies.CATALOGUE if s not in ("rails", "parameter_server")])  # which need more
 def test_one_rank_is_legal_and_needs_no_message(strategy):
     t = transpiled(classifier(), strategy, 1)
     t.verify()

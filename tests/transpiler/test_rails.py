@@ -102,7 +102,9 @@ def test_hops_do_not_grow_with_the_hosts_and_bytes_are_the_closed_form(hosts):
 
 def test_slices_that_are_as_far_share_their_batches_and_staging_bounds_them():
     t = transpiled(fx.Cluster(2, 2), slice_mb=64 * 64 / 2**20, staging_mb=3 * 64 * 64 / 2**20)
-    assert t.explain()[-1] == "%fc_0.w_0@GRAD.sum: 4 slices over the rails, 3 at a time: 12.3 KB staged; finished slices stay until all 16.4 KB are there"
+    assert t.explain()[-1] == (
+        "%fc_0.w_0@GRAD.sum: 4 slices over the rails, 3 at a time: 12.3 KB staged; finished slices stay until all 16.4 KB are there"
+    )
     begun, ended, most = set(), set(), 0
     for op in t.get_trainer_program(0).ops:
         for n in op.output_arg_names:

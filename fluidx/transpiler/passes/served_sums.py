@@ -24,8 +24,8 @@ from ..writer import Writer, filled
 
 @dataclass(frozen=True)
 class SumOnServers(Pass):
-    """Replace all_reduces of sums over `group`: every trainer pushes slice k of its term to server k, which adds the slices up, and pulls the
-    sums from all servers.
+    """Replace all_reduces of sums over `group`: every trainer pushes slice k of its term to server k, which adds the slices up, and pulls
+    the sums from all servers.
 
     Slices are alike but for one element. A sum is pulled where somebody needs it, or together with the next push, so that each link is in
     use both ways. What is a maximum, or of open size, stays among the trainers. Blocks with communication are refused.
