@@ -59,5 +59,5 @@ def nearest(name: str, options: Iterable[str], what: str = "") -> str:
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    listed = ", ".join(options[:12]) + (", ..." if len(options) > 12 else "")
+    listed = ", ".join(options[:16]) + (", ..." if len(options) > 16 else "")
     return f"{what or 'there are'}: {listed}" if options else f"{what or 'there are'}: none"

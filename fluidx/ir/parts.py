@@ -177,8 +177,10 @@ def join(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequ
     begun: dict[tuple, bool] = {}
     for rank, part in enumerate(parts):
         coords = coords_of(groups, rank)
+        if part is None or not holds(placement, coords):
+            continue
         here = tuple(coords[g][0] for g in mentioned)
-        if here in seen or part is None or not holds(placement, coords):
+        if here in seen:
             continue
         seen.add(here)
         if len(placement) == 0 or (len(placement) == 1 and isinstance(placement[0], At)):

@@ -97,11 +97,17 @@ def _in_pieces(chunks: Sequence[Chunk], group: str, ranks: int) -> dict[str, Ent
     held: dict[str, list[int]] = {}
     for c in chunks:
         held.setdefault(c.param, [0] * ranks)[c.root] += c.stop - c.start
-    out: dict[str, Entry | None] = {}
-    for name, sizes in held.items():
-        roots = [r for r, size in enumerate(sizes) if size]
-        out[name] = At(roots[0], group) if len(roots) == 1 else Pieces((0, *accumulate(sizes)), group)
-    return out
+    return {name: pieces_of(sizes, group) for name, sizes in held.items()}
+
+
+def pieces_of(sizes: Sequence[int], group: str) -> At | Pieces:
+    """Where a value lies of which each rank of a group has so many elements.
+
+    >>> print(pieces_of([0, 2, 1], "dp"), pieces_of([0, 3, 0], "dp"))
+    pieces(0, 0, 2, 3) over dp at(1) over dp
+    """
+    roots = [r for r, size in enumerate(sizes) if size]
+    return At(roots[0], group) if len(roots) == 1 else Pieces((0, *accumulate(sizes)), group)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,9 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Served:
-    """Ranks that train and, numbered behind them, ranks that only serve parameters: the trainers' own groups, and `ps`, all ranks.
+    """Ranks that train and, numbered behind them, ranks that only serve them: the trainers' own groups, and `ps`, all ranks.
+
+    Servers that `keep` have parameters and state; others have nothing between steps, and add up what they are sent.
 
     >>> Served(Cluster(1, 2), servers=1).groups()
     {'dp': ((0, 1),), 'ps': ((0, 1, 2),)}
@@ -173,12 +175,13 @@ class Served:
 
     trainers: Cluster | Mesh
     servers: int
+    keep: bool = True
 
     @staticmethod
-    def of(trainers: Cluster | Mesh, servers: int) -> Served:
+    def of(trainers: Cluster | Mesh, servers: int, keep: bool = True) -> Served:
         if list(trainers.axes) != ["dp"]:
-            raise TranspileError(f"parameter servers serve trainers that have one axis, dp; {trainers!r} has {', '.join(trainers.axes)}")
-        return Served(trainers, servers)
+            raise TranspileError(f"servers serve trainers that have one axis, dp; {trainers!r} has {', '.join(trainers.axes)}")
+        return Served(trainers, servers, keep)
 
     @property
     def hosts(self) -> int:
@@ -195,7 +198,7 @@ class Served:
     @property
     def axes(self) -> dict[str, int]:
         """The groups that values are cut over, with their sizes."""
-        return {SERVERS: self.world_size, **self.trainers.axes}
+        return {SERVERS: self.world_size, **self.trainers.axes} if self.keep else self.trainers.axes
 
     def groups(self) -> Groups:
         return {**self.trainers.groups(), SERVERS: (tuple(range(self.world_size)),)}

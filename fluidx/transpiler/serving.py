@@ -7,7 +7,7 @@ DistributeTranspiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from ..ir.operator import Operator, Role
@@ -26,13 +26,13 @@ class _Piece(NamedTuple):
     stop: int
 
 
-def write_served(op: Operator, rank: int, block: Block) -> None:
-    """Append what a rank does in a push or a pull."""
-    groups = block.program.groups
-    (everyone,), trainers = groups[op.attrs["group"]], groups[op.attrs["trainers"]][0]
-    writing = _Writing(op, rank, everyone, list(trainers), block)
-    pieces = _pieces(op, everyone, block.desc(op.output_arg_names[0]).type)
-    (writing.push if op.type == "push" else writing.pull)(pieces)
+def write_served(ops: Sequence[Operator], rank: int, block: Block, kept: bool) -> None:
+    """Append what a rank does in pushes and pulls that need nothing of each other: their messages start together. `kept`: do servers keep
+    what all ranks keep?"""
+    batch = f"{ops[0].type}.{ops[0].output_arg_names[0]}"
+    written = [_Writing(op, rank, block, batch, kept) for op in ops]
+    for stage in ([w.before for w in written], [w.messages for w in written], [w.behind for w in written]):
+        block.oplist += chain.from_iterable(stage)
 
 
 def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Piece]:
@@ -42,41 +42,51 @@ def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Pie
 
 
 class _Writing:
-    def __init__(self, op: Operator, rank: int, everyone: Sequence[int], trainers: list[int], block: Block):
-        self.op, self.rank, self.everyone, self.trainers, self.block = op, rank, everyone, trainers, block
+    """What a rank does in a push or a pull: what it makes of its own, what it sends and receives, and what it makes of that."""
+
+    def __init__(self, op: Operator, rank: int, block: Block, batch: str, kept: bool):
+        self.op, self.rank, self.block, self.batch = op, rank, block, batch
+        self.before: list[Operator] = []
+        self.messages: list[Operator] = []
+        self.behind: list[Operator] = []
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
         self.type = block.desc(self.out).type
-        self.batch = f"{op.type}.{self.out}"
+        groups = block.program.groups
+        (everyone,) = groups[op.attrs["group"]]
+        self.trainers = groups[op.attrs["trainers"]][0]
+        self.takers = everyone if kept and block.desc(self.out).persistable else self.trainers
+        pieces = _pieces(op, everyone, self.type)
+        (self.push if op.type == "push" else self.pull)(pieces)
 
     def push(self, pieces: list[_Piece]) -> None:
         """Trainers send their terms; a server receives one of each trainer and adds them up."""
         senders = self.trainers[:1] if self.op.attrs["same"] else self.trainers
         if self.rank in senders:
-            parts = [self.part(self.x, p) for p in pieces]
-            for part, p in zip(parts, pieces, strict=True):
-                self.send(part, p.server)
+            for p in pieces:
+                self.send(self.part(self.x, p), p.server)
         if self.op.attrs["bounds"] and all(p.server != self.rank for p in pieces):
             none = self.local(f"{self.out}.none", (0,))
-            self.emit("fill_constant", [], none, shape=(0,), dtype=self.type.dtype)
-            self.emit("unpack", [none], self.out, shapes=((0,),))
+            self.behind += [
+                self.made("fill_constant", [], none, shape=(0,), dtype=self.type.dtype),
+                self.made("unpack", [none], self.out, shapes=((0,),)),
+            ]
         for p in pieces:
             if p.server == self.rank:
                 terms = [self.recv(f"{self.out}.of{r}", r, self.shape(p)) for r in senders]
-                self.emit("sum", terms, self.out)
+                self.behind.append(self.made("sum", terms, self.out))
 
     def pull(self, pieces: list[_Piece]) -> None:
         """Servers send what they have to every trainer, and to each other what all ranks keep."""
-        takers = self.everyone if self.block.desc(self.out).persistable else self.trainers
         for p in pieces:
             if p.server == self.rank:
-                for r in takers:
+                for r in self.takers:
                     if r != self.rank:
                         self.send(self.x, r)
-        if self.rank in takers:
+        if self.rank in self.takers:
             if len(pieces) > 1:
-                self.emit("unpack", [self.arrived(p) for p in pieces], self.out, shapes=(self.type.shape,))
+                self.behind.append(self.made("unpack", [self.arrived(p) for p in pieces], self.out, shapes=(self.type.shape,)))
             elif pieces[0].server == self.rank:
-                self.emit("assign", [self.x], self.out)
+                self.behind.append(self.made("assign", [self.x], self.out))
             else:
                 self.recv(self.out, pieces[0].server, self.type.shape, self.block.desc(self.out).placement)
 
@@ -91,7 +101,7 @@ class _Writing:
         if not self.op.attrs["bounds"]:
             return name
         made = self.local(f"{self.out}.part{p.start}", self.shape(p))
-        self.emit("chunk", [name], made, start=p.start, stop=p.stop)
+        self.before.append(self.made("chunk", [name], made, start=p.start, stop=p.stop))
         return made
 
     def local(self, name: str, shape: tuple[int, ...]) -> str:
@@ -100,15 +110,15 @@ class _Writing:
 
     def send(self, name: str, peer: int) -> None:
         attrs = filled("send", {"peer": peer, "group": self.op.attrs["group"], "batch": self.batch})
-        self.block.oplist.append(Operator("send", {"X": (name,)}, {}, attrs, role=Role.DIST, site=self.op.site))
+        self.messages.append(Operator("send", {"X": (name,)}, {}, attrs, role=Role.DIST, site=self.op.site))
 
     def recv(self, name: str, peer: int, shape: tuple[int, ...], placement: Any = None) -> str:
         if placement is None:
             self.local(name, shape)
-        self.emit("recv", [], name, peer=peer, shape=shape, dtype=self.type.dtype, group=self.op.attrs["group"], batch=self.batch)
+        attrs = {"peer": peer, "shape": shape, "dtype": self.type.dtype, "group": self.op.attrs["group"], "batch": self.batch}
+        self.messages.append(self.made("recv", [], name, **attrs))
         return name
 
-    def emit(self, type_: str, xs: list[str], out: str, **attrs: Any) -> None:
+    def made(self, type_: str, xs: list[str], out: str, **attrs: Any) -> Operator:
         ins = {"X": tuple(xs)} if xs else {}
-        made = Operator(type_, ins, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site)
-        self.block.oplist.append(made)
+        return Operator(type_, ins, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site)

@@ -8,13 +8,14 @@ from itertools import chain, groupby
 from operator import attrgetter
 
 from ..ir import flow
+from ..ir.bodies import runs_bodies
 from ..ir.errors import TranspileError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator, Role, op_types
 from ..ir.parts import Coords, coords_of, holds
 from ..ir.program import Block, Program
 from ..ir.sizes import Sizes
-from ..ir.types import At, Pieces, Placement
+from ..ir.types import At, Local, Pieces, Placement
 from .cluster import SERVERS
 from .hops import Wave, others, written_out
 from .serving import SERVED, write_served
@@ -22,6 +23,7 @@ from .transfers import TRANSFER, Transfers
 from .walk import where
 
 _PLACEMENT = attrgetter("placement")
+_LOCAL: Placement = (Local(),)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Rooted:
 
 @dataclass(frozen=True)
 class Served:
-    """Neighbouring operators between trainers and servers."""
+    """Neighbouring operators between trainers and servers, none of which needs what another makes."""
 
     ops: tuple[Operator, ...]
 
@@ -53,9 +55,7 @@ class Specializer:
         self.segments = [self._segments(b) for b in program.blocks]
         ops = program.global_block().oplist if SERVERS in program.groups else ()
         self.updates = any(op.role is Role.OPTIMIZE for op in ops)
-        descs = program.global_block().descs
-        pulled = [descs[n] for op in ops if op.type in SERVED for n in op.output_arg_names]
-        self.pulled = {d.name for d in pulled if not d.placement and not d.persistable}  # what trainers alone have
+        self.kept, self.away = _beside(program)
 
     def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers]:
         """Runs of operators that every rank has, runs of operators that some ranks have, waves of messages and transfers, in order."""
@@ -91,7 +91,7 @@ class Specializer:
             elif key[0] is Wave:
                 out += [Wave(block, together, len(out) + k) for k, together in enumerate(_independent(ops))]
             elif key[0] is Served:
-                out.append(Served(ops))
+                out += [Served(tuple(together)) for together in _independent(ops)]
             else:
                 out.append(Rooted(key[1], ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
         return out
@@ -114,8 +114,7 @@ class Specializer:
                 elif isinstance(s, (Wave, Transfers)):
                     s.write(rank, coords, block)
                 elif isinstance(s, Served):
-                    for op in s.ops:
-                        write_served(op, rank, block)
+                    write_served(s.ops, rank, block, self.kept)
                 else:
                     mine = here.get(id(s.roots))
                     if mine is None:
@@ -124,7 +123,7 @@ class Specializer:
                         ops.extend(s.ops)
         is_server = any(g not in coords for g in program.groups)
         if is_server or self.updates:
-            _leave_out(new, coords, self.pulled if is_server else None, self.updates)
+            _leave_out(new, coords, self.away if is_server else None, self.updates)
         new.frozen = True
         return new
 
@@ -145,17 +144,33 @@ def _independent(ops: Sequence[Operator]) -> Iterator[list[Operator]]:
     yield run
 
 
-def _leave_out(program: Program, coords: Coords, pulled: Collection[str] | None, updates: bool) -> None:
+def _beside(program: Program) -> tuple[bool, set[str]]:
+    """Do servers keep anything, and what do they have nothing of: what trainers alone pull; or, where they keep nothing, all that does not
+    lie with them."""
+    if SERVERS not in program.groups:
+        return False, set()
+    block = program.global_block()
+    descs = block.descs
+    there = {n for n, d in descs.items() if any(e.group == SERVERS for e in d.placement)}
+    if not any(descs[n].persistable for n in there):
+        return False, set(descs) - there
+    pulled = [descs[n] for op in block.oplist if op.type in SERVED for n in op.output_arg_names]
+    return True, {d.name for d in pulled if not d.placement and not d.persistable}
+
+
+def _leave_out(program: Program, coords: Coords, away: Collection[str] | None, updates: bool) -> None:
     """Take out of a rank's program what other ranks compute: on a server what lies over the trainers' groups, with what is made of that and
     what nobody then needs; everywhere what has elements on other servers only, unless it is read. Without `updates` all state is made.
-    `pulled` is None on a trainer, and on a server what trainers pull."""
-    block, is_server = program.global_block(), pulled is not None
+    `away` is None on a trainer, and on a server what servers have nothing of."""
+    block, is_server = program.global_block(), away is not None
     descs = block.descs
-    gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}.union(pulled or ())
+    gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}.union(away or ())
     left = _for_servers(program, coords, gone) if is_server else block.oplist
     ends = {n for n, d in descs.items() if d.persistable and n not in gone and not (updates and _empty(d.placement, coords))}
-    unless = set(descs) if is_server else {n for n, d in descs.items() if _empty(d.placement, coords)}
+    unless = set(descs) if is_server else {n for n, d in descs.items() if d.placement == _LOCAL or _empty(d.placement, coords)}
     block.oplist = _needed(program, left, ends, unless)
+    if not any(runs_bodies(op) for op in block.oplist):
+        program.drop_blocks(1)
     named = set(chain.from_iterable(chain(*flow.touches(program, op)) for op in block.oplist))
     for n in [n for n, d in descs.items() if n in gone or n in unless and n not in named and not d.persistable]:
         del descs[n]

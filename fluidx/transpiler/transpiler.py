@@ -75,7 +75,7 @@ class DistributeTranspiler:
         """
         self._take_servers(pservers, sync_mode)
         ranks = Cluster.of(trainers)
-        cluster = Served.of(ranks, self.strategy.servers) if self.strategy.servers else ranks
+        cluster = Served.of(ranks, self.strategy.servers, self.strategy.keep) if self.strategy.servers else ranks
         program = program if program is not None else default_main_program()
         startup = startup_program if startup_program is not None else default_startup_program()
         for p in (program, startup):
@@ -108,13 +108,13 @@ class DistributeTranspiler:
         if not sync_mode:
             parameter_server(sync=False)
         listed = [e.strip() for e in pservers.split(",")] if pservers else []
-        own, served = self.strategy.servers, self.strategy.name == parameter_server.__name__
-        if listed and self._chosen and not served and own != len(listed):
+        own, options = self.strategy.servers, dict(self.strategy.options)
+        if listed and own != len(listed) and self._chosen and "servers" not in options:
             has = f"{own}: give it as many servers" if own else "none; use strategies.parameter_server()"
             raise TranspileError(f"pservers lists {len(listed)} servers, and {self.strategy!r} has {has}")
         if listed and own != len(listed):
-            options = dict(self.strategy.options) if served else {}
-            self.strategy = get("parameter_server", **{**options, "servers": len(listed)})
+            name, options = (self.strategy.name, options) if own else (parameter_server.__name__, {})
+            self.strategy = get(name, **{**options, "servers": len(listed)})
         self._pservers = listed
 
     def _after(self, source: ProgramPair, job: Job, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
@@ -223,15 +223,15 @@ class DistributeTranspiler:
         k = self._pservers.index(endpoint) if endpoint in self._pservers else endpoint
         if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k < servers:
             known = ", ".join(self._pservers) or f"{servers} servers, numbered from 0"
-            raise TranspileError(f"there is no parameter server {endpoint!r}; there are: {known}")
+            raise TranspileError(f"there is no server {endpoint!r}; there are: {known}")
         return self.world_size - servers + k
 
     def get_pserver_program(self, endpoint: str | int) -> Program:
-        """The main program of a parameter server, by its endpoint in `pservers` or its number."""
+        """The main program of a server, by its endpoint in `pservers` or its number."""
         return self._rank(self._server(endpoint))[0]
 
     def get_pserver_programs(self, endpoint: str | int) -> tuple[Program, Program]:
-        """The main and the startup program of a parameter server."""
+        """The main and the startup program of a server."""
         return self._rank(self._server(endpoint))
 
     def verify(self) -> Report:

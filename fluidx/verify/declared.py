@@ -31,6 +31,7 @@ class Declared:
         self.differs: dict[str, dict[int, Var]] = {}  # declared by not every rank, or not alike
         self.signatures = Signatures()
         self.by_rank: dict[str, dict[int, Signature]] = {}  # of what is in `differs`
+        self.helpers: set[int] = set()  # ranks that are fed nothing and keep nothing: of what lies whole they may be without
         twins = regrouped(twins, lambda p: Variables(p.global_block().descs))
         if differs := self._merge(twins):
             self.differs = {n: {} for n in self.vars if n in differs}
@@ -84,6 +85,8 @@ class Declared:
     def _by_rank(self, twins: Twins, table: Table) -> None:
         for program, ranks in twins:
             descs = program.global_block().descs
+            if not any(d.persistable or d.is_data for d in descs.values()):
+                self.helpers.update(ranks)
             for n, by_rank in self.differs.items():
                 d = descs.get(n)
                 if d is not None:

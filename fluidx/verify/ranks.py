@@ -28,7 +28,8 @@ def verify_ranks(source: ProgramPair, mains: Sequence[Program], startups: Sequen
 
     The programs are taken as their texts say, nothing beside them. Proved are, for startup and for every step: each operator's types and
     that its operands lie as a rule of its op allows; that communication matches and cannot deadlock; that every persistable variable of the
-    source is declared on every rank and ends as this rank's part of one device's value; and the same of every value that can be fetched.
+    source is declared on every rank that keeps any and ends as this rank's part of one device's value; and the same of every value that can
+    be fetched.
     """
     try:
         with collections_paused():  # many small tuples are made and kept, and none in circles
@@ -141,8 +142,8 @@ def _check_declared(one: World, ranks: World, is_main: bool) -> None:
             continue
         if d.persistable and is_main and n in ranks.declared.differs:
             absent = [r for r in range(ranks.n) if r not in ranks.declared.differs[n]]
-            if absent and all(r not in ranks.mesh.where[e.group] for r in absent for e in found.placement) and found.placement:
-                continue  # it lies over groups of other ranks
+            if absent and all(_has_nothing_of(ranks, found.placement, r) for r in absent):
+                continue
             raise fail(program, -1, f"%{n} is persistable, and rank {absent[0] if absent else 0} does not declare it as others do")
         for flag in ("persistable", "is_data", "is_parameter"):
             if getattr(found, flag) != getattr(d, flag):
@@ -159,6 +160,11 @@ def _check_declared(one: World, ranks: World, is_main: bool) -> None:
                         raise fail(p, k, f"%{n} is a state that the source has not: nothing says what the next step finds in it", rank=r)
                 if len(ranks.said.classes) == 1:
                     break
+
+
+def _has_nothing_of(ranks: World, placement: Placement, rank: int) -> bool:
+    """Does a value lie over groups of other ranks, or is it whole on all ranks that keep anything, and this one does not?"""
+    return all(rank not in ranks.mesh.where[e.group] for e in placement) if placement else rank in ranks.declared.helpers
 
 
 def _check_loaded(main: Program, one: World, ranks: World) -> None:
@@ -226,7 +232,8 @@ def _held_alike(ranks: World, n: str, e: int, when: str) -> int | None:
     absent = []
     for r in ranks.held.owners(signature):
         if n in ranks.declared.differs and r not in ranks.declared.differs[n]:
-            absent.append(r)
+            if placement or r not in ranks.declared.helpers:
+                absent.append(r)
             continue
         value = ranks.held.shared.get(n) if n not in ranks.held.own else ranks.held.value(n, r)
         if value is None:

@@ -25,6 +25,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "fsdp": lambda: fx.strategies.fsdp(units=48 / 2**20),
     "fsdp_kept": lambda: fx.strategies.fsdp(units="scope", reshard_after_forward=False, prefetch=0),
     "servers": lambda: fx.strategies.parameter_server(2, min_block=4),
+    "reducers": lambda: fx.strategies.reduction_servers(2, bucket_mb=48 / 2**20, first_bucket_mb=16 / 2**20),
     "halving": lambda: fx.strategies.data_parallel(algorithm="halving_doubling"),
     "trees": lambda: fx.strategies.data_parallel(algorithm="double_binary_tree"),
     "rails": lambda: fx.strategies.rails(slice_mb=48 / 2**20, staging_mb=96 / 2**20),
@@ -54,7 +55,7 @@ def strategies_of(model: str) -> dict[str, Callable[[], Any]]:
 def clusters(model: str, strategy: str) -> dict[str, Callable[[], Any]]:
     """Where a model is tried under a strategy: annotated ones on meshes too, marked ones in stages, rails on several hosts alone."""
     if model.startswith("stage_"):
-        return {} if strategy in ("rails", "servers") else STAGES
+        return {} if strategy in ("rails", "servers", "reducers") else STAGES
     if model.startswith("mesh_"):
         return {} if strategy == "rails" else MESHES
     return HOSTS if strategy == "rails" else CLUSTERS

@@ -41,6 +41,7 @@ STRATEGIES = {
     "micro-batches": lambda: fx.strategies.micro_batches(3),
     "micro-batches of fsdp": lambda: fx.strategies.micro_batches(2, fx.strategies.fsdp(units=1 / 2**10)),
     "parameter_server": lambda: fx.strategies.parameter_server(2, min_block=8),
+    "reduction_servers": lambda: fx.strategies.reduction_servers(2, bucket_mb=1 / 2**10, first_bucket_mb=1 / 2**11),
 }
 MODELS = ("integers", "mlp", "conv", "gpt", "unused", "masked", "recomputed")
 RANKS = {1: ("integers", "conv"), 2: MODELS, 4: MODELS, 8: ("integers", "unused", "masked")}

@@ -102,7 +102,9 @@ def test_hops_do_not_grow_with_the_hosts_and_bytes_are_the_closed_form(hosts):
 
 def test_slices_that_are_as_far_share_their_batches_and_staging_bounds_them():
     t = transpiled(fx.Cluster(2, 2), slice_mb=64 * 64 / 2**20, staging_mb=3 * 64 * 64 / 2**20)
-    assert t.explain()[-1] == "%fc_0.w_0@GRAD.sum: 4 slices over the rails, 3 at a time: 12.3 KB staged"
+    assert t.explain()[-1] == (
+        "%fc_0.w_0@GRAD.sum: 4 slices over the rails, 3 at a time: 12.3 KB staged; finished slices stay until all 16.4 KB are there"
+    )
     begun, ended, most = set(), set(), 0
     for op in t.get_trainer_program(0).ops:
         for n in op.output_arg_names:
@@ -115,6 +117,28 @@ def test_slices_that_are_as_far_share_their_batches_and_staging_bounds_them():
     assert most == 3 and len(ended) == 4
     batches = [op.attrs["batch"] for op in t.get_trainer_program(0).ops if op.type == "send"]
     assert len(batches) == 8 > len(set(batches))
+
+
+@pytest.mark.parametrize("hosts, together", [(2, 6), (8, 6), (16, 12), (32, 25)])
+def test_automatic_buckets_grow_with_the_hosts_and_are_one_slice_each(hosts, together):
+    main, startup = fx.Program("deep"), fx.Program("deep_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 1024], "float32")
+        for _ in range(40):  # of 4 MiB each, and the limits are 25, 50 and 100
+            x = fx.layers.fc(x, 1024, bias_attr=False)
+        fx.optimizer.SGD(0.1).minimize(fx.layers.mean(x))
+    t = fx.DistributeTranspiler(fx.strategies.rails(bucket_mb="auto"))
+    t.transpile(program=main, startup_program=startup, trainers=fx.Cluster(hosts, 2))
+    packed = [len(op.input_arg_names) for op in t.main.ops if op.type == "pack"]
+    assert max(packed) == together and sum(packed) >= 40 - together  # the first, and the rest, are smaller
+    assert all(": 1 slice over" in line for line in t.explain() if "over the rails" in line)
+
+
+def test_automatic_buckets_are_bit_equal():
+    model, options = integer_mlp(), {**SMALL, "bucket_mb": "auto"}
+    (one,), scope = train_single(model, [model.feed(24)], [model.loss])
+    (many,), state = train_ranks(model, fx.strategies.rails(**options), fx.Cluster(12, 1), [model.feed(24)], [model.loss])
+    assert np.array_equal(one, many) and all(np.array_equal(scope.get(p), state[p]) for p, _ in model.gradients)
 
 
 def message(call):
@@ -131,6 +155,10 @@ def test_what_cannot_be_is_refused():
         "every host must have the same number of ranks: a has 2, b has 1; list as many endpoints for each"
     )
     assert message(lambda: fx.strategies.rails(slice_mb=0)) == "rails: slice_mb must be a number of MiB above 0, got 0"
+    assert message(lambda: fx.strategies.rails(bucket_mb="large")) == (
+        'rails: bucket_mb is a number of MiB, 0 or more, or "auto", got \'large\''
+    )
+    assert message(lambda: fx.strategies.rails(bucket_mb=-1)) == "rails: bucket_mb must be a number of MiB, 0 or more, got -1"
     assert message(lambda: fx.strategies.rails(parallelism=0)) == "rails: parallelism must be a number of slices of at least 1, got 0"
     assert message(lambda: fx.strategies.rails(slice_mb=60)) == (
         "rails: staging_mb=50 has no room for a slice of slice_mb=60; give it room for two"

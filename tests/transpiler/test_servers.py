@@ -84,8 +84,8 @@ def test_fluids_call():
         (lambda: fx.strategies.parameter_server(0), "parameter_server: servers must be an integer of at least 1, got 0"),
         (lambda: fx.strategies.parameter_server(split="rr"), "parameter_server: unknown split='rr'"),
         (lambda: fx.strategies.parameter_server(sync=False), "sync=False is not available: what a step gives would hang on"),
-        (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "parameter servers serve trainers that have one axis, dp"),
-        (lambda: transpiled(integer_mlp()).get_pserver_program("c:1"), "there is no parameter server 'c:1'; there are: 1 servers"),
+        (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "servers serve trainers that have one axis, dp"),
+        (lambda: transpiled(integer_mlp()).get_pserver_program("c:1"), "there is no server 'c:1'; there are: 1 servers"),
         (
             lambda: fx.DistributeTranspiler("zero1").transpile(program=integer_mlp().main, startup_program=fx.Program(), pservers="a:1"),
             "pservers lists 1 servers, and zero1() has none",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...ir.types import Partial, Pieces, Placement, TensorType
 from ..gather import Run, Waiting, first_readers, gathered
 from ..packing import Packed, can_be_packed
 from ..pass_ import Job, Pass
+from ..slices import growth
 from ..writer import Writer
 
 MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
@@ -27,7 +28,7 @@ class Bucket(Pass):
     Values of one bucket have one dtype, lie alike, and are first worked with in one section of the program: what backward waits for does
     not wait for gradients. Of terms of a sum the first bucket that is filled has `first_mb`, so that sending begins early. What lies in
     flat ranges goes in the buckets that were cut so (choices.InBuckets). Buckets of the types in `late` wait until a result is needed:
-    those of gradients until backward is done. `mb=0`: each value travels by itself.
+    those of gradients until backward is done. `mb=0`: each value travels by itself. What `grows` is larger with more hosts (slices.growth).
     Source: the buckets of PyTorch's DistributedDataParallel (Li et al. 2020); the tensor fusion of Horovod.
     """
 
@@ -35,9 +36,12 @@ class Bucket(Pass):
     first_mb: float = 1.0
     types: tuple[str, ...] = MOVING
     late: tuple[str, ...] = ()
+    grows: bool = False
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        if self.grows:
+            return replace(self, mb=self.mb * growth(job.mesh.hosts), grows=False).run(pair, job)
         if self.mb == 0 and not self.late:
             return pair
         return ProgramPair(self._gather(pair.main), self._gather(pair.startup))

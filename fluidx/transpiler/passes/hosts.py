@@ -42,9 +42,12 @@ class Hierarchical(Pass):
         hosts = job.mesh.hosts
         if self.when is True and hosts == 1:
             raise TranspileError("hierarchical=True needs several hosts: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4))")
+        if SERVERS in pair.main.groups:  # they stand beside the hosts, and gradients go to them: little is left over dp
+            if self.when is True:
+                raise TranspileError("hierarchical=True has no use where gradients go to servers; leave it out")
+            return pair
         each = job.mesh.world_size // hosts
-        # servers stand beside the hosts, and gradients go to them: little is left over dp
-        if not self.when or hosts == 1 or each == 1 or SERVERS in pair.main.groups:
+        if not self.when or hosts == 1 or each == 1:
             return pair
         lower = {"all_reduce": _all_reduce, "reduce": _reduce, "broadcast": _broadcast}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from ...ir.program import ProgramPair, Var
 from ...ir.types import ANY, Partial, Placement, Shard, TensorType
 from ...view.diff import show_bytes
 from ..pass_ import Job, Pass
-from ..slices import slices, steps
+from ..slices import growth, slices, steps
 from ..writer import Writer, filled
 
 
@@ -24,13 +24,14 @@ class Rails(Pass):
     is responsible for it and adds up its own (reduce_scatter on the rail, direct), sends the sum back (all_gather on the rail, direct),
     and has the slice when the host's ranks have exchanged slots (all_gather in the node). So the hops are as many whatever the
     number of hosts. Slices overlap: those of neighbouring all_reduces follow each other, at most `parallelism` of them on their way at
-    a time, and no more than `staging_mb` MiB has room for.
+    a time, and no more than `staging_mb` MiB has room for. What `grows` is larger with more hosts (slices.growth): both sizes.
     Sources: Fairring (Facebook Research); Thangakrishnan et al., "Herring: rethinking the parameter server at scale for the cloud" (2020).
     """
 
     slice_mb: float = 25.0
     staging_mb: float = 50.0
     parallelism: int = 4
+    grows: bool = False
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
@@ -39,6 +40,9 @@ class Rails(Pass):
                 "rails needs several hosts, transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)); "
                 "on one host data_parallel is the same"
             )
+        if self.grows:
+            more = growth(job.mesh.hosts)
+            return replace(self, slice_mb=self.slice_mb * more, staging_mb=self.staging_mb * more, grows=False).run(pair, job)
         writer = Writer(pair.main)
         for railed, run in groupby(writer.old, key=lambda op: self._railed(writer, op)):
             ops = list(run)
@@ -113,7 +117,8 @@ class _Run:
         found = slices(t.numel, max(1, int(self.options.slice_mb * 2**20) // each))
         n = min(len(found), self.options.in_flight)
         staged = show_bytes(n * max(b - a for a, b in found) * each)
-        self.job.log.append(f"%{out}: {len(found)} slice{'s' * (len(found) > 1)} over the rails, {n} at a time: {staged} staged")
+        stay = f"; finished slices stay until all {show_bytes(t.nbytes)} are there" if len(found) > n else ""
+        self.job.log.append(f"%{out}: {len(found)} slice{'s' * (len(found) > 1)} over the rails, {n} at a time: {staged} staged{stay}")
         return [_Slice(op, a, b, f"{out}.slice{k}") for k, (a, b) in enumerate(found)]
 
     def _step(self, s: _Slice, k: int, wave: int) -> None:

@@ -13,7 +13,7 @@ from .rails import rails
 from .replicas import replicas
 from .replicated import data_parallel
 from .rooted import reduce_broadcast, ring_optimizer
-from .served import parameter_server
+from .served import parameter_server, reduction_servers
 from .sharded import fsdp
 from .zero import zero1, zero2, zero3
 
@@ -30,6 +30,7 @@ CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "zero3": zero3,
     "fsdp": fsdp,
     "parameter_server": parameter_server,
+    "reduction_servers": reduction_servers,
 }
 
 
@@ -58,6 +59,5 @@ def get(name: Any, **options: Any) -> Strategy:
 
 __all__ = [
     "CATALOGUE", "Common", "Strategy", "data_parallel", "fsdp", "get", "micro_batches", "parameter_server", "pipeline", "rails",
-    "reduce_broadcast", "replicas",
-    "ring_optimizer", "strategy", "zero1", "zero2", "zero3",
+    "reduce_broadcast", "reduction_servers", "replicas", "ring_optimizer", "strategy", "zero1", "zero2", "zero3",
 ]  # fmt: skip

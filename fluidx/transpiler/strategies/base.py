@@ -42,6 +42,7 @@ class Strategy:
     options: tuple[tuple[str, Any], ...]
     steps: Steps
     servers: int = 0  # ranks behind those that train
+    keep: bool = True  # do they keep parameters, or only add up?
 
     @property
     def passes(self) -> tuple[Pass, ...]:

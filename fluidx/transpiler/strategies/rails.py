@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 from ...ir.errors import TranspileError
 from ..choices import Everywhere
 from ..passes.rails import Rails
-from .base import Common, Strategy, strategy
+from .base import Common, Strategy, buckets, changed, strategy
 
 
-def rails(slice_mb: float = 25, staging_mb: float = 50, parallelism: int = 4, **common: Unpack[Common]) -> Strategy:
+def rails(
+    slice_mb: float = 25, staging_mb: float = 50, parallelism: int = 4, bucket_mb: float | str = 25, **common: Unpack[Common]
+) -> Strategy:  # fmt: skip
     """data_parallel over several hosts whose gradients go over the rails: the hops of an all_reduce do not grow with the hosts.
 
     Each rank sends 2(h-1)/h of 1/g of the bytes over the network, for h hosts with g devices. `slice_mb`: the most that travels as one;
     `parallelism`: slices on their way at a time, `staging_mb`: the most bytes of them. What is no all_reduce goes as in data_parallel.
+    `bucket_mb="auto"`: buckets of 25 MiB on up to 8 hosts, and in proportion to the hosts on more, 50 on 16 and 100 on 32, so that a
+    message stays as large as it is on 8; slice_mb and staging_mb are for 8 hosts then, and grow alike.
     Sources: Fairring (Facebook Research); Thangakrishnan et al., "Herring" (2020).
     """
     for name, value in (("slice_mb", slice_mb), ("staging_mb", staging_mb)):
@@ -24,6 +29,10 @@ def rails(slice_mb: float = 25, staging_mb: float = 50, parallelism: int = 4, **
         raise TranspileError(f"rails: parallelism must be a number of slices of at least 1, got {parallelism!r}")
     if staging_mb < slice_mb:
         raise TranspileError(f"rails: staging_mb={staging_mb!r} has no room for a slice of slice_mb={slice_mb!r}; give it room for two")
-    options = {"slice_mb": slice_mb, "staging_mb": staging_mb, "parallelism": parallelism}
-    made = strategy("rails", Everywhere(), options, **common)
-    return made.before("hosts", Rails(float(slice_mb), float(staging_mb), parallelism), name="rails")
+    grows = bucket_mb == "auto"
+    if isinstance(bucket_mb, str) and not grows:
+        raise TranspileError(f'rails: bucket_mb is a number of MiB, 0 or more, or "auto", got {bucket_mb!r}')
+    bucket = replace(buckets("rails", 25 if isinstance(bucket_mb, str) else bucket_mb, 1), grows=grows)
+    options = {"slice_mb": slice_mb, "staging_mb": staging_mb, "parallelism": parallelism, **changed(rails, bucket_mb=bucket_mb)}
+    made = strategy("rails", Everywhere(), options, bucket=bucket, **common)
+    return made.before("hosts", Rails(float(slice_mb), float(staging_mb), parallelism, grows), name="rails")

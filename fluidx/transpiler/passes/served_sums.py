@@ -1,0 +1,80 @@
+"""SumOnServers: what would be added up among the trainers is added up by ranks behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from ...ir.errors import TranspileError
+from ...ir.opdef import Effect, opdef
+from ...ir.operator import Operator, unary
+from ...ir.parts import bounds
+from ...ir.program import Program, ProgramPair
+from ...ir.types import ANY, Partial, Placement
+from ...view.diff import show_bytes
+from ..choices import pieces_of
+from ..cluster import SERVERS
+from ..gather import Waiting
+from ..lowerings import steps
+from ..pass_ import Job, Pass
+from ..walk import where
+from ..writer import Writer, filled
+
+
+@dataclass(frozen=True)
+class SumOnServers(Pass):
+    """Replace all_reduces of sums over `group`: every trainer pushes slice k of its term to server k, which adds the slices up, and pulls
+    the sums from all servers.
+
+    Slices are alike but for one element. A sum is pulled where somebody needs it, or together with the next push, so that each link is in
+    use both ways. What is a maximum, or of open size, stays among the trainers. Blocks with communication are refused.
+    Sources: the servers of BytePS (Jiang et al. 2020), of Google's Reduction Server, and of Herring (Thangakrishnan et al. 2020).
+    """
+
+    servers: int = 1
+    group: str = "dp"
+    requires = ("lowered",)
+
+    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        self._check_blocks(pair.main)
+        writer, waiting = Writer(pair.main), Waiting(pair.main)
+        for op in writer.old:
+            waiting.before(op)
+            if not self._served(writer, op):
+                writer.keep(op)
+                continue
+            x, out = op.input_arg_names[0], op.output_arg_names[0]
+            d, summed = writer.block.desc(out), f"{out}.served"
+            sizes = [b - a for a, b in pairwise(bounds(d.type.numel, self.servers))]
+            trainers = job.mesh.axes[self.group]
+            there: Placement = (pieces_of([0] * trainers + sizes, SERVERS),)
+            writer.declare(summed, d, there)
+            self._move(writer, op, x, summed, job)
+            waiting.rest()
+            waiting.add((out,), partial(self._move, writer, op, summed, out, job))
+            job.log.append(f"%{out}: {show_bytes(d.type.nbytes)} added up by {self.servers} server{'s' * (self.servers > 1)}")
+        waiting.rest()
+        return ProgramPair(writer.program, pair.startup)
+
+    def _check_blocks(self, main: Program) -> None:
+        for block in main.blocks[1:]:
+            for op in block.oplist:
+                if opdef(op.type).effect is Effect.COLLECTIVE:
+                    raise TranspileError(
+                        f"op {op.type} stands in a block, and servers do not know when that runs; data_parallel() takes such programs, and "
+                        f"micro_batches(k, of=reduction_servers()) adds gradients up over parts of a batch{where(op)}"
+                    )
+
+    def _served(self, writer: Writer, op: Operator) -> bool:
+        if op.type != "all_reduce" or op.attrs["group"] != self.group:
+            return False
+        d = writer.block.desc(op.input_arg_names[0])
+        return d.placement == (Partial("sum", self.group),) and ANY not in d.type.shape and d.type.numel > 0
+
+    @staticmethod
+    def _move(writer: Writer, op: Operator, x: str, out: str, job: Job) -> None:
+        """Write the push or the pull that `out` is made of `x` by."""
+        old, new = (writer.block.desc(n).placement for n in (x, out))
+        (step,) = steps(old, new, {SERVERS: job.mesh.world_size, **job.mesh.axes})
+        writer.keep(unary(step.type, x, out, filled(step.type, step.attrs), op.site))
