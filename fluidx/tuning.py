@@ -7,13 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from .executor.parallel import ParallelExecutor
 from .executor.place import Place
-from .ir.errors import TranspileError
+from .ir.errors import FluidxError, TranspileError
 from .ir.program import Program
 from .transpiler import strategies
 from .transpiler.strategies import Strategy
@@ -23,7 +24,7 @@ Options = Mapping[str, Any]
 
 
 class Tried(NamedTuple):
-    """A choice of options, and the seconds that each step took; none where the strategy refused them, and `why`."""
+    """A choice of options, and the seconds that each step took; none where it cannot be, and `why`."""
 
     options: Options
     seconds: tuple[float, ...]
@@ -61,11 +62,12 @@ def tune(
 
     `strategy` is the name of one, or a function of the options that makes one. `candidates` are lists of values by option, of which all
     combinations are tried, or the choices themselves. `feed` is what a step is fed, or a function of the step's number that gives it;
-    `trainers` what `transpile` takes, the number of places by default. The first `warm_up` steps of each choice are not counted.
+    `trainers` what `transpile` takes: by default as many as there are places beside those of servers. A choice with fewer ranks than there
+    are places has the first of them. The first `warm_up` steps of each choice are not counted.
 
     Every choice has an executor and scopes of its own, initialised by `startup` and dropped afterwards: no parameter that exists is read or
-    written. A choice that the strategy refuses is passed over; `log` is a CSV file with a line for each, written as they are tried.
-    Raises TranspileError when all are refused.
+    written. A choice that is refused, or that fails while it is proved or run, is passed over, with the reason; `log` is a CSV file with a
+    line for each, written as they are tried. Raises TranspileError when none is left, and names each.
 
     >>> import numpy as np, fluidx as fx
     >>> main, startup = fx.Program(), fx.Program()
@@ -76,37 +78,67 @@ def tune(
     >>> sorted(choice.options["chunk_mb"] for choice in found.tried), found.options in ({"chunk_mb": 1}, {"chunk_mb": 4})
     ([1, 4], True)
     """
-    if steps < 1 or warm_up < 0:
-        raise TranspileError(f"tune takes steps of at least 1 and warm_up of at least 0, got steps={steps}, warm_up={warm_up}")
-    choices = list(_choices(candidates))
+    if not all(isinstance(n, int) and n >= least for n, least in ((steps, 1), (warm_up, 0))):
+        raise TranspileError(f"tune takes steps of at least 1 and warm_up of at least 0, got steps={steps!r}, warm_up={warm_up!r}")
+    if not isinstance(places, (list, tuple)):
+        raise TranspileError(f"tune takes a list of places, such as fx.cpu_places(2), got {places!r}")
+    make, choices = _maker(strategy), list(_choices(candidates))
     if not choices:
         raise TranspileError("tune has no candidates; give lists of values by option, such as {'chunk_mb': [1, 4]}")
-    make = strategy if callable(strategy) else lambda **options: strategies.get(strategy, **options)
     given = feed if callable(feed) else lambda k: feed
     names = list(dict.fromkeys(name for options in choices for name in options))
     tried: list[Tried] = []
+    ran: list[tuple[Tried, Strategy]] = []
+    failed: list[Exception] = []
     with open(log, "w", newline="", encoding="utf-8") if log is not None else nullcontext() as file:
         _write(file, [*names, "median ms", "least ms", "steps", "refused because"])
         for options in choices:
             try:
-                t = DistributeTranspiler(make(**options))
-                t.transpile(program=program, startup_program=startup, trainers=len(places) if trainers is None else trainers)
-                tried.append(Tried(options, _times(t, places, given, fetch_list, steps, warm_up, clock)))
-            except TranspileError as e:
-                tried.append(Tried(options, (), str(e)))
+                t = _transpiled(make(**options), program, startup, len(places), trainers)
+                tried.append(Tried(options, _times(t, places[: t.world_size], given, fetch_list, steps, warm_up, clock)))
+                ran.append((tried[-1], t.strategy))
+            except Exception as e:  # whatever becomes of one choice, others may do
+                failed.append(e)
+                tried.append(Tried(options, (), str(e) if isinstance(e, FluidxError) else f"{type(e).__name__}: {e}"))
             _write(file, [*(options.get(n, "") for n in names), *_figures(tried[-1])])
-    ran = [one for one in tried if one.seconds]
     if not ran:
-        raise TranspileError(f"tune: none of {len(tried)} choices can be; of {dict(tried[0].options)}: {tried[0].why}")
-    best = min(ran, key=lambda one: one.median)
-    return Tuned(best.options, make(**best.options), tuple(tried))
+        listed = "".join(f"\n  {dict(one.options)}: {one.why.partition(chr(10))[0]}" for one in tried)
+        raise TranspileError(f"tune: none of {len(tried)} choices can be:{listed}") from failed[0]
+    best, made = min(ran, key=lambda one: one[0].median)
+    return Tuned(best.options, made, tuple(tried))
 
 
-def _choices(candidates: Mapping[str, Iterable[Any]] | Iterable[Options]) -> Iterable[Options]:
-    if not isinstance(candidates, Mapping):
-        return [dict(options) for options in candidates]
-    names, values = candidates.keys(), [list(some) for some in candidates.values()]
-    return [dict(zip(names, some, strict=True)) for some in product(*values)] if names else []
+def _maker(strategy: Any) -> Callable[..., Any]:
+    """A function of the options that makes the strategy."""
+    if callable(strategy):
+        return strategy
+    if not isinstance(strategy, str):
+        raise TranspileError(f"tune takes the name of a strategy, or a function of the options that makes one, got {strategy!r}")
+    return partial(strategies.get, strategy)
+
+
+def _transpiled(strategy: Any, program: Program, startup: Program, places: int, trainers: Any) -> DistributeTranspiler:
+    if not isinstance(strategy, Strategy):
+        raise TranspileError(f"the function that is to make a strategy gave {strategy!r}")
+    if trainers is None:
+        trainers = places - strategy.servers
+        if trainers < 1:
+            raise TranspileError(f"{strategy!r} leaves none of {places} places to a trainer")
+    return DistributeTranspiler(strategy).transpile(program=program, startup_program=startup, trainers=trainers)
+
+
+def _choices(candidates: Any) -> Iterable[Options]:
+    if isinstance(candidates, Mapping):
+        for name, values in candidates.items():
+            if not isinstance(values, Iterable) or isinstance(values, (str, Mapping)):
+                raise TranspileError(f"tune takes a list of values for {name!r}, such as {{{name!r}: [{values!r}]}}, got {values!r}")
+        lists = [list(values) for values in candidates.values()]
+        return [dict(zip(candidates, some, strict=True)) for some in product(*lists)] if lists else []
+    listed = list(candidates) if isinstance(candidates, Iterable) else [candidates]
+    wrong = next((one for one in listed if not isinstance(one, Mapping)), None)
+    if wrong is not None:
+        raise TranspileError(f"tune takes lists of values by option, or choices: [{{'chunk_mb': 1}}, {{'chunk_mb': 4}}], got {wrong!r}")
+    return [dict(options) for options in listed]
 
 
 def _times(

@@ -1,14 +1,16 @@
 """Choosing a strategy's options by their times, which a clock of the test's gives."""
 
 import csv
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 import fluidx as fx
 from fluidx.executor import Scope
+from fluidx.ir import ProgramPair
 from fluidx.testing.models import classifier
-from fluidx.transpiler import strategies
+from fluidx.transpiler import Pass, strategies
 from fluidx.tuning import Tried
 
 
@@ -93,13 +95,89 @@ def test_a_feed_may_change_from_step_to_step(model):
     assert seen == [0, 1, 2]
 
 
+WRONG = [
+    ("zero1", {"bucket_mb": 5}, "tune takes a list of values for 'bucket_mb', such as {'bucket_mb': [5]}, got 5"),
+    ("zero1", {"algorithm": "ring"}, "tune takes a list of values for 'algorithm', such as {'algorithm': ['ring']}, got 'ring'"),
+    ("zero1", [1, 2], "tune takes lists of values by option, or choices: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 1"),
+    ("zero1", 5, "tune takes lists of values by option, or choices: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 5"),
+    (strategies.zero1(), [{}], "tune takes the name of a strategy, or a function of the options that makes one, got zero1()"),
+    (
+        "ring_optimizer",
+        {"chunk_bm": [1], "roots": ["greedy", "hash"]},
+        "tune: none of 2 choices can be:\n"
+        "  {'chunk_bm': 1, 'roots': 'greedy'}: ring_optimizer has no option 'chunk_bm'; did you mean 'chunk_mb'?\n"
+        "  {'chunk_bm': 1, 'roots': 'hash'}: ring_optimizer has no option 'chunk_bm'; did you mean 'chunk_mb'?",
+    ),
+    (
+        lambda chunk_mb: None,
+        {"chunk_mb": [1]},
+        "tune: none of 1 choices can be:\n  {'chunk_mb': 1}: the function that is to make a strategy gave None",
+    ),
+    (
+        "parameter_server",
+        {"servers": [2]},
+        "tune: none of 1 choices can be:\n  {'servers': 2}: parameter_server(servers=2, min_block=8192, split='round_robin') leaves none "
+        "of 2 places to a trainer",
+    ),
+]
+
+
+def test_servers_take_their_places_from_the_trainers(model):
+    def on_four(servers, **options):
+        given = "parameter_server", {"servers": servers}, model.main, model.startup, model.feed(6), fx.cpu_places(4)
+        return fx.tune(*given, steps=1, warm_up=0, **options).tried
+
+    assert [len(one.seconds) for one in on_four([1, 2])] == [1, 1]  # three trainers and a server, two and two
+    two = on_four([1, 2, 3], trainers=2)
+    assert [len(one.seconds) for one in two] == [1, 1, 0]
+    assert two[2].why == "the program was transpiled for 5 ranks, 4 places were given"
+
+
+@dataclass(frozen=True)
+class Forgets(Pass):
+    """Leaves the update of a parameter out."""
+
+    def run(self, pair, job):
+        main = pair.main.copy()
+        block = main.global_block()
+        block.oplist = [op for op in block.oplist if op.type != "momentum"]
+        return ProgramPair(main, pair.startup)
+
+
+def test_a_choice_that_fails_later_on_is_passed_over_too(model, tmp_path):
+    """One cannot be proved, one stumbles, and where one cannot be fed there is no other left."""
+
+    def make(how):
+        if how == "stumbles":
+            return {}["stumbles"]
+        return strategies.data_parallel().after("place", Forgets()) if how == "forgets" else strategies.zero1()
+
+    log = tmp_path / "tune.csv"
+    found = tune(model, make, {"how": ["forgets", "stumbles", "plain"]}, steps=1, log=log)
+    assert found.options == {"how": "plain"} and found.strategy == strategies.zero1()
+    with open(log, newline="", encoding="utf-8") as file:
+        assert [row[-1] for row in csv.reader(file)][1:] == [one.why for one in found.tried]
+    assert "does not hold one device's value" in found.tried[0].why and found.tried[1].why == "KeyError: 'stumbles'"
+    unfed = {"x": model.feed(6)["x"]}
+    with pytest.raises(fx.TranspileError, match=r":\n  \{'how': 'plain'\}: .*label.*\n  \{'how': 'stumbles'\}: KeyError") as e:
+        fx.tune(make, {"how": ["plain", "stumbles"]}, model.main, model.startup, unfed, fx.cpu_places(2))
+    assert isinstance(e.value.__cause__, fx.FluidxError)
+
+
 def test_what_cannot_be_tuned_is_refused(model):
     with pytest.raises(fx.TranspileError, match=r"^tune has no candidates; give lists of values by option, such as \{'chunk_mb'"):
         tune(model, "ring_optimizer", {})
     with pytest.raises(fx.TranspileError, match="^tune takes steps of at least 1 and warm_up of at least 0, got steps=0, warm_up=2$"):
         tune(model, "ring_optimizer", [{}], steps=0)
-    with pytest.raises(fx.TranspileError, match=r"^tune: none of 1 choices can be; of \{'chunk_bm': 1\}: .*did you mean 'chunk_mb'"):
-        tune(model, "ring_optimizer", {"chunk_bm": [1]})
+    for strategy, given, text in WRONG:
+        with pytest.raises(fx.TranspileError) as caught:
+            tune(model, strategy, given)
+        assert str(caught.value) == text
+    for options, text in [({"steps": "3"}, "got steps='3', warm_up=2"), ({"warm_up": 1.5}, "got steps=5, warm_up=1.5")]:
+        with pytest.raises(fx.TranspileError, match=f"{text}$"):
+            tune(model, "ring_optimizer", [{}], **options)
+    with pytest.raises(fx.TranspileError, match=r"^tune takes a list of places, such as fx.cpu_places\(2\), got 2$"):
+        fx.tune("zero1", [{}], model.main, model.startup, model.feed(6), 2)
 
 
 def test_a_median_of_an_even_number_lies_between():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from .._checks import number, whole, wrong
@@ -89,8 +89,8 @@ def _capacity(helper: LayerHelper, x: Variable, experts: int, k: int, factor: An
     if capacity is not None:
         return whole(helper.label, "capacity", capacity, 1)
     factor = number(helper.label, "capacity_factor", factor)
-    if factor <= 0:
-        raise wrong(f"{helper.label}: capacity_factor must be above 0, got {factor}")
+    if not 0 < factor < inf:
+        raise wrong(f"{helper.label}: capacity_factor must be a finite number above 0, got {factor}")
     if x.shape[-2] < 0:
         raise wrong(
             f"{helper.label}: x {list(x.shape)} has an open number of tokens in one queue, so that capacity_factor gives no size; "

@@ -162,7 +162,7 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         overflow = self._overflow(b, [count for _, count in found], startup)
         updates = len(block.oplist)
         self._optimizer._apply(unscaled, startup)
-        skip_updates(block, updates, overflow)
+        skip_updates(block, updates, overflow, type(self._optimizer).__name__)
         return block.oplist[start:]
 
     def _overflow(self, b: Builder, counts: list[Variable], startup: Program) -> Variable:

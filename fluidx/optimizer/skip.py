@@ -7,8 +7,9 @@ from ..ir import Block, Builder, Role, Variable, flow
 from ..ir.operator import rename_slots
 
 
-def skip_updates(block: Block, start: int, skip: Variable) -> None:
-    """Make the operators of `block` from `start` on leave every persistable variable as it is where `skip`, a bool of one element, is true.
+def skip_updates(block: Block, start: int, skip: Variable, optimizer: str) -> None:
+    """Make the operators of `block` from `start` on leave every persistable variable as it is where `skip`, a bool of one element, is
+    true. `optimizer` is the class that wrote them.
 
     Each of them writes its result aside, and a `where` chooses between old and new: so a strategy may update a parameter in parts, at a
     root or anywhere else, and what decides is one number that all ranks have.
@@ -19,8 +20,10 @@ def skip_updates(block: Block, start: int, skip: Variable) -> None:
     for op in tail:
         inside = [n for k in op.sub_blocks() for n in flow.sub_writes(block.program, block.program.block(k))]
         if inside:
-            raise wrong(f"a step cannot be skipped: {op.type} writes {inside[0]!r} in a block; let the optimizer that writes blocks"
-                        " be the outer one: GradientMergeOptimizer(decorate(...))")  # fmt: skip
+            raise wrong(
+                f"a step cannot be skipped: {op.type} writes {inside[0]!r} in a block; let the optimizer that asks for it be the outer "
+                f"one: {optimizer}(decorate(...))"
+            )
         aside = {n: _declare_aside(block, n) for n in op.output_arg_names if block.desc(n).persistable}
         block.oplist.append(op.replace(outputs=rename_slots(op.outputs, aside)))
         b.site, b.device = op.site, op.device

@@ -23,6 +23,36 @@ def several(axes: Mapping[str, int]) -> dict[str, int]:
     return {g: n for g, n in axes.items() if n > 1 or SERVERS in axes}
 
 
+def need_hosts(what: str, mesh: Cluster | Mesh | Served, instead: str) -> None:
+    """Raise TranspileError where the ranks are on one host; `instead` is what to take then."""
+    if isinstance(mesh, Mesh):
+        raise TranspileError(f"{what} goes over the hosts of a Cluster, whose one axis is dp; with {mesh!r}, {instead}")
+    if mesh.hosts == 1:
+        several = "transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4))"
+        raise TranspileError(f"{what} needs several hosts: {several}; on one host, {instead}")
+
+
+def endpoints(given: Any, wanted: str, number: str) -> list[str]:
+    """Endpoints "host:port" out of a list, or out of a text with commas. Raises TranspileError for what is none: `wanted` begins the
+    sentence that says what may be given, `number` is how a number of ranks is.
+
+    >>> endpoints("a:1, b:1", "", "")
+    ['a:1', 'b:1']
+    """
+    listed = given.split(",") if isinstance(given, str) else given
+    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(e, str) and e.strip() for e in listed):
+        raise TranspileError(f"{wanted} endpoints 'host:port' in a list, got {given!r}")
+    found = [e.strip() for e in listed]
+    for e in found:
+        host, _, port = e.rpartition(":")
+        if not host or not port.isdigit():
+            raise TranspileError(f"endpoint {e!r} is not 'host:port'; a number of ranks is given as an integer: {number}")
+    if len(set(found)) != len(found):
+        twice = next(e for e in found if found.count(e) > 1)
+        raise TranspileError(f"endpoint {twice!r} is listed twice; every rank needs its own")
+    return found
+
+
 @dataclass(frozen=True)
 class Cluster:
     """`hosts` machines with `devices_per_host` devices each.
@@ -84,20 +114,9 @@ class Cluster:
             if trainers < 1:
                 raise TranspileError(f"trainers must be at least 1, got {trainers}")
             return Cluster(1, trainers)
-        endpoints = trainers.split(",") if isinstance(trainers, str) else trainers
-        if not isinstance(endpoints, (list, tuple)) or not endpoints or not all(isinstance(e, str) and e.strip() for e in endpoints):
-            raise TranspileError(f"trainers must be a rank count, a Cluster, a Mesh, or endpoints 'host:port' in a list, got {trainers!r}")
-        endpoints = [e.strip() for e in endpoints]
-        for e in endpoints:
-            host, _, port = e.rpartition(":")
-            if not host or not port.isdigit():
-                raise TranspileError(f"endpoint {e!r} is not 'host:port'; a number of ranks is given as an integer: trainers=4")
-        if len(set(endpoints)) != len(endpoints):
-            twice = next(e for e in endpoints if endpoints.count(e) > 1)
-            raise TranspileError(f"endpoint {twice!r} is listed twice; every rank needs its own")
         per_host: dict[str, int] = {}
         last = None
-        for e in endpoints:
+        for e in endpoints(trainers, "trainers must be a rank count, a Cluster, a Mesh, or", "trainers=4"):
             host = e.rsplit(":", 1)[0]
             if host in per_host and host != last:
                 raise TranspileError(f"endpoints of host {host!r} are not next to each other; list them host by host")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import partial
-from math import prod
 from typing import Any
 
 from .._collector import collections_paused
@@ -15,9 +14,10 @@ from ..ir.errors import TranspileError, VerifyError
 from ..ir.operator import Operator, Role
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
+from ..ir.types import TensorType
 from ..verify import Report, check_program, verify_ranks
 from ..view import diff
-from .cluster import Cluster, Mesh, Served
+from .cluster import Cluster, Mesh, Served, endpoints
 from .config import DistributeTranspilerConfig
 from .pass_ import Job, Pass, run_passes
 from .passes.lower import Lower
@@ -62,15 +62,14 @@ class DistributeTranspiler:
         self,
         trainer_id: int = 0,
         program: Program | None = None,
-        pservers: str = "",
+        pservers: Any = "",
         trainers: Any = 1,
         sync_mode: bool = True,
         startup_program: Program | None = None,
         current_endpoint: str = "",
     ) -> DistributeTranspiler:
-        """Make the rank programs. `trainers`: a rank count, a Cluster, or endpoints "host:port" in rank order, grouped by host.
-
-        The given programs stay untouched. `current_endpoint` chooses this process's trainer_id among endpoints. Raises
+        """Make the rank programs. `trainers`: a rank count, a Cluster, or endpoints "host:port" in rank order, grouped by host; `pservers`:
+        those of servers. The given programs stay untouched. `current_endpoint` chooses this process's trainer_id among endpoints. Raises
         TranspileError when the program is the result of a transpile, has no batch axis to split, or has gradients without a loss.
         """
         self._take_servers(pservers, sync_mode)
@@ -103,11 +102,11 @@ class DistributeTranspiler:
         self._dump()
         return self
 
-    def _take_servers(self, pservers: str, sync_mode: bool) -> None:
+    def _take_servers(self, pservers: Any, sync_mode: bool) -> None:
         """fluid's call: endpoints of servers say how many there are."""
         if not sync_mode:
             parameter_server(sync=False)
-        listed = [e.strip() for e in pservers.split(",")] if pservers else []
+        listed = [] if pservers in ("", None) else endpoints(pservers, "pservers must be", "strategies.parameter_server(4)")
         own, options = self.strategy.servers, dict(self.strategy.options)
         if listed and own != len(listed) and self._chosen and "servers" not in options:
             has = f"{own}: give it as many servers" if own else "none; use strategies.parameter_server()"
@@ -258,19 +257,24 @@ class DistributeTranspiler:
         return [str(line) for line in self._log]
 
     def balance(self) -> float:
-        """The heaviest rank's share of the updates over the mean, in bytes: 1.0 is perfect, and what a strategy without roots gives."""
+        """The heaviest rank's share of the updates over the mean, in bytes: 1.0 is perfect, and what a strategy without roots gives.
+
+        Where there are servers, they alone update, and the mean is theirs.
+        """
         main = self.main
         descs = main.global_block().descs
-        loads = [0.0] * self.world_size
+        first = self.world_size - self.strategy.servers if self.strategy.servers else 0
+        loads = dict.fromkeys(range(first, self.world_size), 0.0)
         carried = {n: op for op in main.ops if op.role is Role.DIST for n in op.output_arg_names if n not in op.input_arg_names}
         for op in main.ops:
             for param in op.role_var[::2]:
-                place = descs[_updated(param, carried)].placement
-                for rank in range(self.world_size):
+                place, t = descs[_updated(param, carried)].placement, descs[param].type
+                for rank in loads:
                     coords = coords_of(main.groups, rank, main.turns)
                     if holds(place, coords):
-                        loads[rank] += prod(local_shape(descs[param].type.shape, place, coords))
-        return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
+                        loads[rank] += TensorType(t.dtype, local_shape(t.shape, place, coords)).nbytes
+        total = sum(loads.values())
+        return max(loads.values()) * len(loads) / total if total else 1.0
 
     def traffic(self, rank: int | None = None, batch: int = 1) -> Traffic:
         """What a rank sends in a step with `batch` rows: bytes over each group (see transpiler/traffic.py)."""

@@ -295,7 +295,7 @@ class Walk:
         said = definition.lies([None if n is None else next(iter(self.at[n].places), ()) for n in ins], **op.attrs)
         for group, e in said.items():
             if group not in self.axes:
-                raise TranspileError(f"op {op.type}: {no_axis(group, self.axes)}{where(op)}")
+                raise TranspileError(f"op {op.type}: {no_axis(group, self.axes, self.program.groups)}{where(op)}")
             t = self.types[ins[0]]
             if isinstance(e, Shard) and self.axes[group] > 1 and t.shape[e.axis] == 1:  # one element is cut nowhere: it broadcasts
                 what = f"{e} cuts an axis of {t} that is one element long"
@@ -542,8 +542,12 @@ def _elsewhere(held: Placement, wanted: Placement) -> bool:
     return any(isinstance(e, At) and e not in wanted for e in held)
 
 
-def no_axis(group: str, axes: Mapping[str, int]) -> str:
+def no_axis(group: str, axes: Mapping[str, int], groups: Mapping[str, Sequence[Sequence[int]]]) -> str:
     """What is to be said of an annotation over an axis that the ranks do not have."""
+    sets = groups.get(group)
+    if sets:
+        as_axis = f"fx.Mesh(dp={len(sets)}, {group}={len(sets[0])})"
+        return f"{group!r} is a group of a Cluster, for collectives alone; to cut over it give trainers={as_axis}"
     return f"the ranks have no axis {group!r}; {nearest(group, axes, 'they have')}; give trainers=fx.Mesh(dp=2, {group}=2)"
 
 

@@ -209,7 +209,7 @@ class Operators:
         of_own = kind.definition.of_own
         if of_own is not None and isinstance(entry_of(self.values.atoms[a].placement, kind.attrs["group"]), Own):
             type_, attrs = of_own(**kind.attrs)
-            return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e), placement)
+            return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e, s), placement)
         return self.values.moved(a, placement, (op.type, self._in_any_turn(kind)))
 
     def _in_any_turn(self, kind: Kind) -> int:
@@ -222,11 +222,15 @@ class Operators:
             known = self._hows[id(kind)] = self.kinds.attrs_id(Frozen({**kind.attrs, "group": turn.axis}))
         return known
 
-    def _of_own(self, type_: str, attrs: Mapping[str, Any], e: int) -> int:
-        """What the one-device operator makes of an expression: that is what becomes of values that ranks have of their own."""
+    def _of_own(self, type_: str, attrs: Mapping[str, Any], e: int, signature: Signature) -> int:
+        """What the one-device operator makes of an expression: that is what becomes of values that ranks have of their own. Over other
+        groups operand and result lie alike, as `signature` says; Refused where the operator has no lemma for that."""
         definition = opdef(type_)
         (slot,), (out,) = definition.in_slots, definition.out_slots
         op = Operator(type_, {slot.name: ("x",)}, {out.name: ("out",)}, definition.complete_attrs(attrs))
+        kind = self.kinds.of(op, (signature,), (signature,), ())
+        if why := kind.wrong or kind.no_row:
+            raise Refused(f"op {type_}, which ranks do together here: {why}")
         (made,) = self.expressions(definition, op, self.kinds.attrs_id(op.attrs), (e,), [self.table.types[e]])
         assert made is not None
         return made

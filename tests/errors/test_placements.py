@@ -57,6 +57,15 @@ def test_an_annotation_over_an_axis_that_the_ranks_do_not_have():
     )
 
 
+def test_an_annotation_over_a_group_of_a_cluster():
+    placement = Shard(0, "node")
+    assert first_line(lambda: transpile(placement=placement, trainers=fx.Cluster(3, 2))) == (
+        "'w' is annotated shard(0) over node, but 'node' is a group of a Cluster, for collectives alone; to cut over it give "
+        "trainers=fx.Mesh(dp=3, node=2)"
+    )
+    transpile(placement=placement, trainers=fx.Mesh(dp=3, node=2)).verify()
+
+
 @pytest.mark.parametrize(
     "make, message",
     [

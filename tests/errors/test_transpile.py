@@ -55,6 +55,10 @@ CHOICES = [
         lambda: fx.strategies.zero1(wire="float16", wire_scale=0),
         "zero1: wire_scale is a number above 0, for wire='float16' or 'bfloat16'; got 0",
     ),
+    (lambda: fx.strategies.get(["zero1"]), "unknown strategy ['zero1']; did you mean 'zero1'?"),
+    (lambda: fx.strategies.data_parallel(loss=5), "data_parallel: loss is a Variable or the name of one, got 5"),
+    (lambda: fx.strategies.zero1(strict="no"), "zero1: strict is True or False, got 'no'"),
+    (lambda: fx.strategies.fsdp(strict=None), "fsdp: strict is True or False, got None"),
     (lambda: fx.strategies.data_parallel(overlap=0), "data_parallel: overlap is True or False, got 0"),
     (lambda: fx.strategies.ring_optimizer(chunk_mb=0), "ring_optimizer: chunk_mb must be a number of MiB above 0, got 0"),
     (lambda: fx.strategies.reduce_broadcast("greeedy"), "unknown roots='greeedy'; did you mean 'greedy'?"),
@@ -135,6 +139,10 @@ WHERE = [
     ),
     ({"trainer_id": 2}, "trainer_id must be from 0 to 1, got 2"),
     ({"trainer_id": "0"}, "trainer_id must be from 0 to 1, got '0'"),
+    ({"pservers": 2}, "pservers must be endpoints 'host:port' in a list, got 2"),
+    ({"pservers": "a:1,,a:2"}, "pservers must be endpoints 'host:port' in a list, got 'a:1,,a:2'"),
+    ({"pservers": "a,b"}, "endpoint 'a' is not 'host:port'; a number of ranks is given as an integer: strategies.parameter_server(4)"),
+    ({"pservers": ["a:1", "a:1"]}, "endpoint 'a:1' is listed twice; every rank needs its own"),
     ({"sync_mode": False}, ASYNCHRONOUS),
     ({"program": "net"}, "transpile takes Programs as program and startup_program, got str: 'net'"),
 ]
@@ -251,6 +259,15 @@ def test_strict_refuses_an_operator_across_the_batch():
     assert "%fc_0.tmp_0: shard(0) over dp to replicate, 12288 bytes, for cumsum: whole" in transpile(net(loss=loss)).explain()
 
 
+def test_strict_allows_numbers_which_nobody_could_have_otherwise():
+    """What a norm over all gradients sends, wherever these are."""
+    for name in ("reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp"):
+        main, startup, loss = net(optimize=False)
+        with fx.unique_name.guard(), fx.program_guard(main, startup):
+            fx.optimizer.Lamb(0.1, grad_clip=fx.clip.GradientClipByGlobalNorm(1.0)).minimize(loss)
+        transpile((main, startup, loss), fx.strategies.get(name, strict=True)).verify()
+
+
 def test_strict_allows_what_the_strategy_asks_for():
     for name in ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp"):
         strict = fx.strategies.get(name, strict=True)
@@ -276,6 +293,18 @@ def test_a_step_that_a_strategy_has_not():
     )
 
 
+def test_a_step_that_is_no_pass():
+    plain = fx.strategies.data_parallel()
+    for no_pass in (5, fx.transpiler.Pass):
+        for call in (plain.replace, plain.before, plain.after):
+            assert message(lambda call=call, no_pass=no_pass: call("startup", no_pass)).endswith(
+                f"must be a pass, an instance of a transpiler.Pass, got {no_pass!r}"
+            )
+    assert message(lambda: plain.replace("startup", 5)) == (
+        "data_parallel: step 'startup' must be a pass, an instance of a transpiler.Pass, got 5"
+    )
+
+
 def test_a_pass_that_comes_too_early():
     early = fx.strategies.data_parallel().before("place", fx.transpiler.passes.lower.Lower())
     assert message(lambda: transpile(strategy=early)) == (
@@ -297,7 +326,10 @@ def test_an_algorithm_that_does_not_do_what_the_strategy_needs():
 
 def test_a_hierarchy_on_one_host():
     assert message(lambda: transpile(strategy=fx.strategies.data_parallel(hierarchical=True))) == (
-        "hierarchical=True needs several hosts: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4))"
+        "hierarchical=True needs several hosts: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)); on one host, leave it off"
+    )
+    assert message(lambda: transpile(strategy=fx.strategies.zero1(hierarchical=True), trainers=fx.Mesh(dp=2, tp=2))) == (
+        "hierarchical=True goes over the hosts of a Cluster, whose one axis is dp; with Mesh(dp=2, tp=2), leave it off"
     )
 
 

@@ -251,7 +251,7 @@ def test_communication_has_the_names_of_horovods_timeline(ticks, tmp_path):
     """As categories, by which viewers filter, and as an argument."""
     m = classifier(width=4)
     seen = {}
-    for strategy in ("zero1", "ring_optimizer", "data_parallel"):
+    for strategy in ("zero1", "ring_optimizer", "data_parallel", "reduce_broadcast"):
         t = fx.DistributeTranspiler(strategy).transpile(program=m.main, startup_program=m.startup, trainers=2)
         with fx.ParallelExecutor(t) as exe:
             exe.run_startup()
@@ -262,10 +262,16 @@ def test_communication_has_the_names_of_horovods_timeline(ticks, tmp_path):
                 seen[e["args"]["op"]] = e["cat"].split(",")[1:], e["args"].get("activity")
     for op, name in [
         ("all_reduce", "ALLREDUCE"), ("reduce_scatter", "REDUCESCATTER"), ("all_gather", "ALLGATHER"),
-        ("unpack", "MEMCPY_OUT_FUSION_BUFFER"),
+        ("unpack", "MEMCPY_OUT_FUSION_BUFFER"), ("reduce", "REDUCE"), ("broadcast", "BROADCAST"),
     ]:  # fmt: skip
         assert seen[op] == ([name], name)
-    assert seen["momentum" if "momentum" in seen else "sgd"] == ([], None)
+    for op in ("momentum", "send"):  # Horovod has no messages from one rank to another
+        assert seen[op] == ([], None)
+
+
+def test_what_horovod_does_otherwise_has_its_names_too():
+    names = {"nccl_init": "INIT_NCCL", "barrier": "BARRIER", "adasum_reduce": "ADASUM", "sparse_all_reduce": "ALLGATHER"}
+    assert {name: opdef(name).activity for name in names} == names
 
 
 def seen_by(rank, *calls):

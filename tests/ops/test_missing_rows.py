@@ -34,6 +34,10 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         "windows that do not overlap could be cut between them; others are whole along the image",
         {"shard(2, 2), shard(2), shard(2) -> shard(2, 2)", "shard(3, 2), shard(3), shard(3) -> shard(3, 2)"},
     ),
+    "replica_adasum": (
+        "one device has one value and leaves it as it is; ranks weigh theirs by all of its elements",
+        {"shard(0) -> shard(0)", "shard(1) -> shard(1)", "partial(sum) -> partial(sum)"},
+    ),
     "scatter_nd_add": (
         "a sum begun elsewhere; updates are dealt while X is whole, or X is terms",
         {"partial(sum), shard(0), shard(0) -> partial(sum)"},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.ir import Builder, ProgramPair, parse_pair
+from fluidx.ir import Builder, ProgramPair, Shard, parse_pair
 from fluidx.verify import verify_ranks
 
 D = "float64"
@@ -117,6 +117,35 @@ def test_bytes(n, sent):
     main, startup, _ = regression(fx.optimizer.SGD(0.1))
     t = fx.DistributeTranspiler("replicas").transpile(program=main, startup_program=startup, trainers=n)
     assert t.traffic(0).total == pytest.approx(sent * 8 * 30)
+
+
+def test_a_value_that_another_axis_cuts_is_combined_whole():
+    """The columns of a weight lie on two ranks each; its steps are weighted by products over all of its elements."""
+    n, lr = 2, 0.1
+    main, startup = fx.Program("cut"), fx.Program("cut_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 6], D)
+        h = fx.layers.fc(x, 4, param_attr=fx.ParamAttr(name="w", placement=Shard(1, "tp")), bias_attr=False)
+        fx.optimizer.AdasumOptimizer(fx.optimizer.SGD(lr)).minimize(fx.layers.reduce_sum(fx.layers.square(h)))
+    t = fx.DistributeTranspiler("replicas").transpile(program=main, startup_program=startup, trainers=fx.Mesh(dp=n, tp=2))
+    t.verify()
+    rows = np.random.default_rng(2).standard_normal((n, 6))
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2 * n), timeout=20) as exe:
+        exe.run_startup()
+        w = exe.state("w").copy()
+        exe.run(feed={"x": rows}, fetch_list=[])
+        steps = [-lr * 2 * r[:, None] @ (r[None] @ w) for r in rows]
+        np.testing.assert_allclose(exe.state("w"), w + adasum(steps), rtol=1e-10)  # float64, sums in another order
+
+    by_columns = []  # each pair of ranks weighs its own columns
+    for r in range(2 * n):
+        text = str(ProgramPair(t.get_trainer_program(r), t.get_startup_program(r)))
+        text = "\n".join(line for line in text.splitlines() if "all_gather(" not in line and "part(" not in line)
+        assert text.count("= adasum_reduce(%elementwise_sub.tmp_0.moved)") == 1
+        text = text.replace("tmp_0.moved", "tmp_0").replace("tmp_0.part", "tmp_0")
+        by_columns.append(parse_pair(text.replace("adasum.tmp_0: f64[6,4]", "adasum.tmp_0: f64[6,4] shard(1) over tp")))
+    with pytest.raises(fx.VerifyError, match=r"op replica_adasum, which ranks do together here: from shard\(1\) over tp"):
+        verify_ranks(t.source, [p.main for p in by_columns], [p.startup for p in by_columns])
 
 
 MEET = '= adasum_reduce(%elementwise_sub.tmp_1) {group="dp"}'

@@ -61,6 +61,15 @@ def test_cuts_take_the_first_even_axis_or_the_longest_and_leave_scalars():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("servers, heaviest", [(1, 768 + 64 + 320 + 5), (2, 384 + 32 + 160 + 5), (3, 256 + 22 + 107 + 5)])
+def test_the_balance_of_servers_is_among_them(servers, heaviest):
+    """Parameters of 768, 64, 320 and 5 elements: a slice of each for every server, the first one the largest, and the last one whole."""
+    m = classifier(width=64)
+    t = fx.DistributeTranspiler(fx.strategies.parameter_server(servers, min_block=4))
+    t.transpile(program=m.main, startup_program=m.startup, trainers=4)
+    assert t.balance() == pytest.approx(heaviest * servers / (768 + 64 + 320 + 5))  # a quotient of small whole numbers
+
+
 @pytest.mark.parametrize("trainers", [4, fx.Cluster(2, 2)], ids=str)
 def test_the_balance_that_a_transpiler_reports(trainers):
     def reported(strategy):

@@ -166,7 +166,9 @@ def test_experts_that_dp_cuts_are_updated_where_they_are_and_others_as_the_strat
     [
         ([-1, 8], {}, "has an open number of tokens in one queue, so that capacity_factor gives no size; pass capacity="),
         ([-1, 6, 8], {"top_k": 3}, "top_k must be 1 or 2 and at most the 4 experts, got 3"),
-        ([-1, 6, 8], {"capacity_factor": 0}, "capacity_factor must be above 0, got 0"),
+        ([-1, 6, 8], {"capacity_factor": 0}, "capacity_factor must be a finite number above 0, got 0"),
+        ([-1, 6, 8], {"capacity_factor": float("nan")}, "capacity_factor must be a finite number above 0, got nan"),
+        ([-1, 6, 8], {"capacity_factor": float("inf")}, "capacity_factor must be a finite number above 0, got inf"),
         ([-1, 6, 8], {"capacity": 0}, "capacity"),
         ([-1, 2, 6, 8], {}, r"x must have 2 or 3 axes"),
         ([-1, 6, 8], {"gate_attr": False}, "gate_attr=False leaves no gate"),

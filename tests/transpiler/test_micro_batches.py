@@ -163,11 +163,16 @@ def test_programs_with_turns_print_and_come_back():
         (lambda: S.micro_batches(2.0), "micro_batches: count must be an integer from 1 to 1024, got 2.0"),
         (lambda: S.micro_batches(2, "zero1"), "micro_batches: of must be a strategy such as strategies.zero1(), got 'zero1'"),
         (
+            lambda: S.micro_batches(4, of=S.micro_batches(2, of=S.zero1())),
+            "micro_batches: of=micro_batches(count=2, of=zero1()) cuts the batch into micro-batches already; take that by itself, or "
+            "micro_batches(count=4, of=zero1())",
+        ),
+        (
             lambda: transpiled(layers(2), fx.Mesh(mb=2, dp=1), S.micro_batches(2)),
             "mb is an axis of ranks of Mesh(mb=2, dp=1); an axis of time needs another name: Turns(axis=...)",
         ),
     ],
-    ids=["none", "no integer", "no strategy", "a taken name"],
+    ids=["none", "no integer", "no strategy", "cut twice", "a taken name"],
 )
 def test_refusals(make, text):
     with pytest.raises(fx.TranspileError) as caught:

@@ -128,9 +128,11 @@ def test_a_merged_gradient_is_skipped_when_one_of_its_runs_overflows(strategy, r
     assert state["loss_scaling_0"] == 4.0 and state["num_good_steps_0"] == 1
 
 
-def test_what_updates_in_a_block_has_to_stand_outside():
-    with pytest.raises(fx.ProgramError, match=r"a step cannot be skipped: cond writes .* GradientMergeOptimizer\(decorate\(...\)\)"):
-        small_integers(amp.decorate(fx.optimizer.GradientMergeOptimizer(fx.optimizer.SGD(0.1), 2)))
+@pytest.mark.parametrize("outer", [fx.optimizer.GradientMergeOptimizer, fx.optimizer.LocalSGDOptimizer])
+def test_what_updates_in_a_block_has_to_stand_outside(outer):
+    with pytest.raises(fx.ProgramError, match=rf"a step cannot be skipped: cond writes .*: {outer.__name__}\(decorate\(...\)\)"):
+        small_integers(amp.decorate(outer(fx.optimizer.SGD(0.1), 2)))
+    small_integers(outer(amp.decorate(fx.optimizer.SGD(0.1)), 2))  # as the message says
 
 
 def test_ranks_that_train_by_themselves_skip_by_themselves():

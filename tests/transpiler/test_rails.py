@@ -1,5 +1,7 @@
 """Rails: slices in slots in shards, their order, what crosses the network, and one device's answers."""
 
+from math import inf
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -149,12 +151,19 @@ def message(call):
 
 def test_what_cannot_be_is_refused():
     assert message(lambda: transpiled(4)) == (
-        "rails needs several hosts, transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)); on one host data_parallel is the same"
+        "rails needs several hosts: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)); on one host, "
+        "take data_parallel in its place"
+    )
+    assert message(lambda: transpiled(fx.Mesh(dp=2, tp=2))) == (
+        "rails goes over the hosts of a Cluster, whose one axis is dp; with Mesh(dp=2, tp=2), take data_parallel in its place"
     )
     assert message(lambda: transpiled(["a:1", "a:2", "b:1"])) == (
         "every host must have the same number of ranks: a has 2, b has 1; list as many endpoints for each"
     )
-    assert message(lambda: fx.strategies.rails(slice_mb=0)) == "rails: slice_mb must be a number of MiB above 0, got 0"
+    assert message(lambda: fx.strategies.rails(slice_mb=0)) == "rails: slice_mb must be a finite number of MiB above 0, got 0"
+    assert message(lambda: fx.strategies.rails(slice_mb=inf, staging_mb=inf)) == (
+        "rails: slice_mb must be a finite number of MiB above 0, got inf"
+    )
     assert message(lambda: fx.strategies.rails(bucket_mb="large")) == (
         'rails: bucket_mb is a number of MiB, 0 or more, or "auto", got \'large\''
     )

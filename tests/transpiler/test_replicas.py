@@ -10,12 +10,12 @@ from fluidx.verify import verify_ranks
 L, D = fx.layers, "float64"
 
 
-def model(k=2, optimizer=None):
+def model(k=2, optimizer=None, placement=None):
     """A small net, trained by itself, whose parameters are averaged in every k-th run; and what is fed."""
     main, startup = fx.Program("alone"), fx.Program("alone_startup")
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x, y = fx.data("x", [-1, 6], D), fx.data("y", [-1, 1], D)
-        out = L.fc(L.batch_norm(L.fc(x, 5, act="tanh")), 1)
+        out = L.fc(L.batch_norm(L.fc(x, 5, act="tanh", param_attr=fx.ParamAttr(placement=placement))), 1)
         loss = L.mean(L.square(out - y))
         fx.optimizer.LocalSGDOptimizer(optimizer or fx.optimizer.Adam(0.05), k).minimize(loss)
     return main, startup, loss, out
@@ -71,6 +71,53 @@ def test_every_rank_is_a_device_by_itself_until_they_meet(n):
         for p in main.all_parameters():
             for s, mine in zip(scopes, exe.scopes, strict=True):
                 np.testing.assert_allclose(mine.get(p.name), s.get(p.name), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_replica_may_be_several_ranks(axis):
+    """Four ranks, two for each replica: they share the first weight and what is computed with it, and train as two devices do."""
+    k, given = 2, feeds([8, 7, 9, 8])
+    wanted, scopes = by_hand(*(whole := model(k)), k, 2, given)
+    main, startup, loss, out = model(k, placement=Shard(axis, "tp"))
+    t = transpiled(main, startup, fx.Mesh(dp=2, tp=2))
+    t.verify()
+    assert t.main.global_block().desc("fc_0.w_0").placement == (Shard(axis, "tp"), Own("dp"))
+    with fx.ParallelExecutor(t, places=fx.cpu_places(4)) as exe:
+        exe.run_startup()
+        for feed, (mean, rows) in zip(given, wanted, strict=True):
+            found = exe.run([loss, out], feed)
+            # sums in another order: rounding of float64, which Adam's division by small numbers magnifies
+            np.testing.assert_allclose(found[0], mean, rtol=1e-9)
+            np.testing.assert_allclose(found[1], rows, rtol=1e-9)
+        for p in trained(whole[0]):  # the last step was a meeting
+            np.testing.assert_allclose(exe.state(p.name), scopes[0].get(p.name), rtol=1e-9, atol=1e-12)
+
+
+def test_nothing_is_cut_among_replicas():
+    main, startup, *_ = model(placement=Shard(1, "dp"))
+    transpiled(main, startup, 1)
+    with pytest.raises(fx.TranspileError) as caught:
+        transpiled(main, startup, 2)
+    said, op, line = str(caught.value).split("\n")
+    assert said == (
+        "'fc_0.w_0' is annotated shard(1) over dp, and each rank of dp has one of its own here; leave the placement away, or cut it over "
+        "another axis, with trainers=fx.Mesh(dp=2, tp=2)"
+    )
+    assert op.startswith("  in %fc_0.tmp_0 = mul(%x, %fc_0.w_0)") and __file__ in line
+
+
+def test_a_mean_of_maxima_is_no_maximum_of_means():
+    """Each replica's columns lie on two ranks: its maximum is taken before replicas meet."""
+    main, startup = fx.Program("maxima"), fx.Program("maxima_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = L.shard(fx.data("x", [-1, 4], D), Shard(1, "tp"))
+        mean = L.replica_mean(L.reduce_max(L.reduce_sum(x, dim=0, keep_dim=True), dim=1))
+    t = transpiled(main, startup, fx.Mesh(dp=2, tp=2))
+    t.verify()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(4)) as exe:
+        exe.run_startup()
+        (found,) = exe.run([mean], {"x": np.array([[8.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 4.0]])})
+    assert found == [6.0]  # of the means the maximum is 4
 
 
 def test_nothing_is_sent_between_meetings():

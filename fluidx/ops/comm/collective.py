@@ -103,6 +103,7 @@ class NcclInit(OpDef):
     """
 
     name = "nccl_init"
+    activity = "INIT_NCCL"
     fluid_names = ("ncclInit", "c_comm_init")
     outputs = ()
     attrs = {"group": Required(str)}
@@ -130,6 +131,7 @@ class Barrier(OpDef):
     """Wait until every rank of the group has arrived."""
 
     name = "barrier"
+    activity = "BARRIER"
     outputs = ()
     attrs = {"group": Required(str)}
     effect = Effect.COLLECTIVE
@@ -209,6 +211,7 @@ class Reduce(OpDef):
     """
 
     name = "reduce"
+    activity = "REDUCE"
     fluid_names = ("ncclReduce", "c_reduce_{op}")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", "root": Required(int), **HOW}

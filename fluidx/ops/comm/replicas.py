@@ -24,7 +24,7 @@ class ReplicaMean(OpDef):
     name = "replica_mean"
     flops = 0
     inputs = ("X",)
-    pattern = "* -> * | R L(0) U(0)"
+    pattern = "* -> * | R L(0)"  # a mean of maxima is no maximum of means
     inplace = (("X", "Out"),)
     meets_by = "all_reduce", {"op": "avg"}
 
@@ -64,6 +64,7 @@ class SparseAllReduce(OpDef):
     """
 
     name = "sparse_all_reduce"
+    activity = "ALLGATHER"
     inputs = ("X",)
     attrs = {"group": Required(str)}
     effect = Effect.COLLECTIVE
@@ -125,7 +126,7 @@ class ReplicaAdasum(OpDef):
     name = "replica_adasum"
     flops = 0
     inputs = ("X",)
-    pattern = "* -> * | R L(0)"
+    pattern = "* -> * | R *!"  # what ranks have is weighted by all of its elements
     inplace = (("X", "Out"),)
     meets_by = "adasum_reduce", {}
 
@@ -150,6 +151,7 @@ class AdasumReduce(OpDef):
     """
 
     name = "adasum_reduce"
+    activity = "ADASUM"
     inputs = ("X",)
     attrs = {"group": Required(str)}
     effect = Effect.COLLECTIVE

@@ -27,8 +27,8 @@ class BroadcastStartup(Pass):
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
         ranks = job.mesh.axes.get(self.group, 1)
-        if self.root is not None and not 0 <= self.root < ranks:
-            raise TranspileError(f"BroadcastStartup: root={self.root} is no rank of {self.group}, which has {ranks}")
+        if self.root is not None and (not isinstance(self.root, int) or isinstance(self.root, bool) or not 0 <= self.root < ranks):
+            raise TranspileError(f"BroadcastStartup: root={self.root!r} is no rank of {self.group}, which has {ranks}")
         if ranks == 1:
             return pair
         writer = Writer(pair.startup)

@@ -11,7 +11,7 @@ from ...ir.operator import Operator, unary
 from ...ir.parts import coords_of, local_type
 from ...ir.program import ProgramPair
 from ...ir.types import At, Entry, Partial, Shard
-from ..cluster import SERVERS
+from ..cluster import SERVERS, need_hosts
 from ..hops import carried_by, others, why_whole
 from ..pass_ import Job, Pass
 from ..writer import Writer, each_op, filled
@@ -40,12 +40,12 @@ class Hierarchical(Pass):
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
         hosts = job.mesh.hosts
-        if self.when is True and hosts == 1:
-            raise TranspileError("hierarchical=True needs several hosts: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4))")
         if SERVERS in pair.main.groups:  # they stand beside the hosts, and gradients go to them: little is left over dp
             if self.when is True:
                 raise TranspileError("hierarchical=True has no use where gradients go to servers; leave it out")
             return pair
+        if self.when is True:
+            need_hosts("hierarchical=True", job.mesh, "leave it off")
         each = job.mesh.world_size // hosts
         if not self.when or hosts == 1 or each == 1:
             return pair

@@ -32,7 +32,8 @@ class Place(Pass):
     rest.
 
     `strict` refuses every redistribute that sends something and that the strategy itself does not ask for: all but those of parameters in
-    use, of finished gradients, between stages, and of what returns to its place at rest. `loss` names the loss, when that must be checked.
+    use, of finished gradients, between stages, of single numbers, and of what returns to its place at rest. `loss` names the loss, when
+    that must be checked.
     `own`: each rank trains by itself on its rows; nothing is one value but what `R` of a pattern makes of all.
     """
 
@@ -106,8 +107,19 @@ class Place(Pass):
         for d in descs.values():
             if d.placement:
                 _check_annotation(d, job)
-                rest[d.name] = _ordered(d.placement, job.mesh.axes)
+                if cut and self.own and entry_of(d.placement, self.group) is not None:
+                    self._refuse_cut(d, main)
+                own = (dealt,) if self.own and dealt in rest.get(d.name, ()) else ()
+                rest[d.name] = _ordered((*own, *d.placement), job.mesh.axes)
         return rest
+
+    def _refuse_cut(self, d: Var, main: Program) -> None:
+        """Nothing is cut over the group whose ranks train by themselves."""
+        reader = next((op for op in main.ops if d.name in op.input_arg_names), None)
+        raise TranspileError(
+            f"{d.name!r} is annotated {show_placement(d.placement)}, and each rank of {self.group} has one of its own here; leave the "
+            f"placement away, or cut it over another axis, with trainers=fx.Mesh({self.group}=2, tp=2)" + (where(reader) if reader else "")
+        )
 
     def _places(
         self, choice: Any, params: Mapping[str, Var], annotated: Mapping[str, Placement], main: Program, job: Job
@@ -153,7 +165,8 @@ class Place(Pass):
         return named
 
     def _refuse(self, move: Move, op: Operator) -> None:
-        asked = move.reason in ("update", "use") or opdef(op.type).lies is not None or between_stages(move.old, move.new)
+        number = move.type.numel == 1  # it has no axis to cut: nobody could have it otherwise
+        asked = number or move.reason in ("update", "use") or opdef(op.type).lies is not None or between_stages(move.old, move.new)
         if move.sends and not asked:
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
@@ -213,7 +226,8 @@ def check_loss(main: Program, loss: str) -> None:
 def _check_annotation(d: Var, job: Job) -> None:
     for e in d.placement:
         if e.group not in job.mesh.axes:
-            raise TranspileError(f"{d.name!r} is annotated {show_placement(d.placement)}, but {no_axis(e.group, job.mesh.axes)}")
+            what = no_axis(e.group, job.mesh.axes, job.mesh.groups())
+            raise TranspileError(f"{d.name!r} is annotated {show_placement(d.placement)}, but {what}")
     if what := check_placement(d.type, d.placement, job.mesh.groups(), job.mesh.world_size):
         raise TranspileError(f"{d.name!r} {d.type} is annotated {show_placement(d.placement)}: {what}")
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ...ir.errors import TranspileError
 from ...ir.operator import Operator, Role, unary
 from ...ir.program import ProgramPair, Var
 from ...ir.types import ANY, Partial, Placement, Shard, TensorType
 from ...view.diff import show_bytes
+from ..cluster import need_hosts
 from ..pass_ import Job, Pass
 from ..slices import growth, slices, steps
 from ..writer import Writer, filled
@@ -35,11 +35,7 @@ class Rails(Pass):
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        if job.mesh.hosts == 1:
-            raise TranspileError(
-                "rails needs several hosts, transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)); "
-                "on one host data_parallel is the same"
-            )
+        need_hosts("rails", job.mesh, "take data_parallel in its place")
         if self.grows:
             more = growth(job.mesh.hosts)
             return replace(self, slice_mb=self.slice_mb * more, staging_mb=self.staging_mb * more, grows=False).run(pair, job)

@@ -48,7 +48,7 @@ def get(name: Any, **options: Any) -> Strategy:
         return name
     if callable(name) and name in CATALOGUE.values():
         raise TranspileError(f"strategies.{name.__name__} is a function; call it: strategies.{name.__name__}()")
-    if name not in CATALOGUE:
+    if not isinstance(name, str) or name not in CATALOGUE:
         raise TranspileError(f"unknown strategy {name!r}; {nearest(str(name), CATALOGUE, 'there are')}")
     known = [*(p for p in inspect.signature(CATALOGUE[name]).parameters if p != "common"), *Common.__annotations__]
     for option in options:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 from ...ir.dtypes import HALVES
 from ...ir.errors import TranspileError, nearest
+from ...ir.variable import Variable
 from ..algorithms import ALGORITHMS
 from ..choices import EVERYWHERE
 from ..pass_ import Pass
@@ -43,6 +44,11 @@ class Strategy:
     steps: Steps
     servers: int = 0  # ranks behind those that train
     keep: bool = True  # do they keep parameters, or only add up?
+
+    def __post_init__(self) -> None:
+        for step, one in self.steps:
+            if not isinstance(one, Pass):
+                raise TranspileError(f"{self.name}: step {step!r} must be a pass, an instance of a transpiler.Pass, got {one!r}")
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -120,7 +126,11 @@ def strategy(
             raise TranspileError(f"{name} has no option {option!r}; {nearest(option, (*own_options, *Common.__annotations__), 'it has')}")
     loss, strict = common.get("loss"), common.get("strict", False)
     algorithm, hierarchical = common.get("algorithm", usual), common.get("hierarchical", "auto")
-    loss = loss if isinstance(loss, str) else getattr(loss, "name", "") if loss is not None else ""
+    if loss is not None and not isinstance(loss, (str, Variable)):
+        raise TranspileError(f"{name}: loss is a Variable or the name of one, got {loss!r}")
+    if not isinstance(strict, bool):
+        raise TranspileError(f"{name}: strict is True or False, got {strict!r}")
+    loss = loss.name if isinstance(loss, Variable) else loss or ""
     if algorithm not in ("", "auto", *ALGORITHMS):
         raise TranspileError(f"{name}: unknown algorithm {algorithm!r}; {nearest(str(algorithm), ('auto', *ALGORITHMS), 'there are')}")
     if hierarchical not in (True, False, "auto"):

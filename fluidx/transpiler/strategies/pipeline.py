@@ -32,7 +32,7 @@ def pipeline(micro_batches: int = 4, schedule: str = "1f1b", of: Strategy | None
     data_parallel, which takes what else is given. The answers are one device's.
     Source: Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019).
     """
-    if schedule not in SCHEDULES:
+    if schedule not in tuple(SCHEDULES):  # which asks for no hash
         raise TranspileError(f"pipeline: unknown schedule={schedule!r}; {nearest(str(schedule), SCHEDULES, 'there are')}")
     cut = _in_turns("pipeline", {"micro_batches": micro_batches, "schedule": schedule}, of, common)
     if cut.servers:
@@ -49,6 +49,11 @@ def _in_turns(name: str, options: dict[str, Any], of: Strategy | None, common: C
         raise TranspileError(f"{name}: of must be a strategy such as strategies.zero1(), got {of!r}")
     if of is not None and common:
         raise TranspileError(f"{name}: {', '.join(common)} beside of={of!r}; give {of.name} what it is to take")
+    if of is not None and any(isinstance(p, Turns) for p in of.passes):
+        within = "".join(f", of={s!r}" for given, s in of.options if given == "of")
+        raise TranspileError(
+            f"{name}: of={of!r} cuts the batch into micro-batches already; take that by itself, or {name}({option}={count}{within})"
+        )
     if of is None:
         inner = strategy(name, Everywhere(), options, **common)
     else:

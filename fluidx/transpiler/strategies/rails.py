@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Unpack
 
 from ...ir.errors import TranspileError
@@ -23,8 +24,8 @@ def rails(
     Sources: Fairring (Facebook Research); Thangakrishnan et al., "Herring" (2020).
     """
     for name, value in (("slice_mb", slice_mb), ("staging_mb", staging_mb)):
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise TranspileError(f"rails: {name} must be a number of MiB above 0, got {value!r}")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < inf:
+            raise TranspileError(f"rails: {name} must be a finite number of MiB above 0, got {value!r}")
     if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
         raise TranspileError(f"rails: parallelism must be a number of slices of at least 1, got {parallelism!r}")
     if staging_mb < slice_mb:
