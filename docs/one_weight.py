@@ -166,7 +166,8 @@ class OneWeight:
         if flat is not None:
             return (flat[0] / d.type.numel, flat[1] / d.type.numel, 0, 1) if flat[0] < flat[1] else None
         shape = [840 if n < 0 else n for n in d.type.shape]  # rows that 2 to 8 ranks cut evenly
-        (left, right), (top, bottom), *_ = [*((a / n, b / n) for (a, b), n in zip(intervals(shape, d.placement, at), shape)), (0, 1)]
+        box = [(start / n, stop / n) for (start, stop), n in zip(intervals(shape, d.placement, at), shape)]
+        (left, right), (top, bottom) = (*box, (0, 1))[:2]
         return left, right, top, bottom
 
     def _row(self, name: str) -> None:
