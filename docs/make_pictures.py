@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html import escape
+from itertools import accumulate
 from pathlib import Path
 
 import fluidx as fx
@@ -93,22 +95,25 @@ dist:
     return draw([special.rank_program(r) for r in range(ranks)])
 
 
-def in_slots(schedule: str, stages: int, turns: int) -> str:
-    """What each stage of a pipeline does in every slot of time."""
-    cell, left = 34, 70
+def in_slots(schedule: str, stages: int, turns: int, cell: int = 34, title: str = "") -> str:
+    """What each stage of a pipeline does in every slot of time, and how many micro-batches it keeps the activations of at most."""
+    left, top = max(56, 2 * cell + 2), 34 if title else 10
     found = slots(schedule, stages, turns)
     last = 1 + max(max(of.values()) for of in found)
-    boxes = []
-    for s, of in enumerate(found):
-        top = 10 + s * (cell + 6)
-        boxes.append(f'<text class="h" x="8" y="{top + 22}">stage {s}</text>')
+    boxes = [f'<text class="h" x="8" y="20">{escape(title)}</text>'] if title else []
+    for stage, of in enumerate(found):
+        boxes.append(f'<text class="k" x="8" y="{top + cell / 2 + 4:g}">stage {stage}</text>')
         for action, slot in of.items():
             fill, line = COLOURS["backward" if action.backward else "forward"]
             x = left + slot * cell
             boxes.append(f'<rect x="{x}" y="{top}" width="{cell - 2}" height="{cell}" rx="4" fill="{fill}" stroke="{line}"/>')
-            boxes.append(f'<text class="t" x="{x + cell / 2 - 1}" y="{top + 21}">{action}</text>')
-    width, height = left + last * cell + 10, 14 + stages * (cell + 6)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+            small = f' style="font-size: {cell * 0.45:g}px"' if cell < 26 else ""
+            boxes.append(f'<text class="t" x="{x + cell / 2 - 1:g}" y="{top + cell / 2 + 4:g}"{small}>{action}</text>')
+        kept = accumulate(-1 if action.backward else 1 for action in of)
+        boxes.append(f'<text class="k" x="{left + last * cell + 6}" y="{top + cell / 2 + 4:g}">keeps {max(kept)}</text>')
+        top += cell + 6
+    width = left + last * cell + 56
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top}" width="{width}" height="{top}">'
     return "\n".join([head, f"<style>{STYLE}</style>", '<rect width="100%" height="100%" fill="#ffffff"/>', *boxes, "</svg>", ""])
 
 

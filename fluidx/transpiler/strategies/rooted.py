@@ -18,8 +18,9 @@ def reduce_broadcast(
 ) -> Strategy:  # fmt: skip
     """Reduce each gradient to its parameter's root, optimize there, broadcast the parameter.
 
-    The optimizer's state exists once. `roots`: "greedy" balances bytes, "hash" is a fixed hash of the name. What goes to or comes from one
-    root travels in buckets, as with data_parallel. Source: Paddle's BuildStrategy.ReduceStrategy.Reduce.
+    The optimizer's state exists once. `roots`: "greedy" balances bytes, "round_robin" takes ranks in turn, "hash" is a fixed hash of the
+    name. What goes to or comes from one root travels in buckets, as with data_parallel.
+    Source: Paddle's BuildStrategy.ReduceStrategy.Reduce.
     """
     _check_roots(roots)
     bucket = buckets("reduce_broadcast", bucket_mb, first_bucket_mb)
@@ -30,7 +31,8 @@ def reduce_broadcast(
 def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", **common: Unpack[Common]) -> Strategy:
     """Carry gradients round the ring to their roots piece by piece, optimize there, carry the new values on round the ring.
 
-    2(n-1) hops in all; 1/n of the optimizer's work and state on each rank. `chunk_mb`: largest piece in MiB.
+    2(n-1) hops in all; 1/n of the optimizer's work and state on each rank. `chunk_mb`: largest piece in MiB. `roots`: which rank gets a
+    piece, as in reduce_broadcast.
     Source: the ring scheme of Paddle's NCCL design document (steps 1 to 6).
     """
     _check_roots(roots)
