@@ -169,7 +169,7 @@ def _leave_out(program: Program, coords: Coords, away: Collection[str] | None, u
     ends = {n for n, d in descs.items() if d.persistable and n not in gone and not (updates and _empty(d.placement, coords))}
     unless = set(descs) if is_server else {n for n, d in descs.items() if d.placement == _LOCAL or _empty(d.placement, coords)}
     block.oplist = _needed(program, left, ends, unless)
-    if not any(runs_bodies(op) for op in block.oplist):
+    if len(program.blocks) > 1 and not any(runs_bodies(op) for op in block.oplist):
         program.drop_blocks(1)
     named = set(chain.from_iterable(chain(*flow.touches(program, op)) for op in block.oplist))
     for n in [n for n, d in descs.items() if n in gone or n in unless and n not in named and not d.persistable]:

@@ -93,6 +93,23 @@ def test_what_is_no_sum_of_a_known_size_stays_among_the_trainers():
     assert left == ["max"] and sent(t)
 
 
+def test_a_sum_that_is_state_itself_is_kept_by_trainers_alone():
+    main, startup = fx.Program("counted"), fx.Program("counted_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 3], "float32")
+        last = fx.layers.create_global_var([1], 0.0, "float32", persistable=True, name="last")
+        h = fx.layers.fc(x, 2)
+        fx.layers.assign(fx.layers.reduce_sum(x), output=last)
+        fx.optimizer.SGD(0.5).minimize(fx.layers.reduce_sum(h))
+    t = fx.DistributeTranspiler(fx.strategies.reduction_servers(2)).transpile(program=main, startup_program=startup, trainers=2)
+    t.verify()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(4)) as exe:
+        exe.run_startup()
+        exe.run(feed={"x": np.ones((5, 3), "float32")}, fetch_list=[])
+        assert exe.state("last") == 15
+    assert not any(d.persistable for k in range(2) for d in t.get_pserver_program(k).list_vars())
+
+
 @pytest.mark.parametrize("options", [{"wire": "float16"}, {"wire": "bfloat16"}, {"algorithm": "tree"}, {"strict": True}], ids=str)
 def test_the_options_of_all_strategies(options):
     model = classifier(fx.optimizer.Adam(0.01, grad_clip=fx.clip.GradientClipByGlobalNorm(0.1)))
