@@ -48,6 +48,7 @@ KINDS = {
     "Parts, and changes of placement": "comm.parts",
     "Fewer bits on the way": "comm.wire",
     "Values that ranks have of their own": "comm.replicas",
+    "Adaptive sums": "comm.adasum",
     "Between trainers and servers": "comm.serve",
     "Point to point, and the ring forms": "comm.p2p",
     "Control flow": "control",

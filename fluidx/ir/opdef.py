@@ -135,7 +135,8 @@ class OpDef:
     # of a collective: (attributes) -> (type, attributes) of the one-device operator that it is on values that ranks have of their own
     of_own: ClassVar[Any] = None
     # of a collective that sends and receives can carry out: what an algorithm does for it, "all_reduce" (terms to sums on all ranks),
-    # "reduce" (terms to sums on the ranks that own them) or "spread" (from owners to all); see transpiler/algorithms
+    # "reduce" (terms to sums on the ranks that own them), "spread" (from owners to all) or "adaptive" (what ranks have of their own to its
+    # adaptive sum on all); see transpiler/algorithms
     carries: ClassVar[str] = ""
     # of one with owners: (type, number of ranks, attrs) -> the bounds of the flat range that each rank owns, None where they are no ranges
     blocks: ClassVar[Callable[..., Any] | None] = None

@@ -25,6 +25,7 @@ class AdasumOptimizer(RewritingOptimizer):
         b = step.b
         before = [b.assign(p) for p, _ in pairs]
         step.update(pairs)
-        for (p, _), old in zip(pairs, before, strict=True):
-            moved = b.replica_adasum(b.elementwise_sub(p, old))
-            b.elementwise_add(old, moved, out={"Out": p})
+        steps = [b.elementwise_sub(p, old) for (p, _), old in zip(pairs, before, strict=True)]
+        moved = [b.replica_adasum(step) for step in steps]  # neighbours travel together
+        for (p, _), old, by in zip(pairs, before, moved, strict=True):
+            b.elementwise_add(old, by, out={"Out": p})

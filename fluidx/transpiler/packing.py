@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from ..ir.operator import Operator, Role
@@ -33,6 +34,8 @@ class Packed:
         attrs: dict[str, Any] = dict(first.attrs)
         if attrs.get("bounds"):
             attrs["bounds"] = tuple(map(sum, zip(*(op.attrs["bounds"] for op in self.ops), strict=True)))
+        if "layers" in attrs:
+            attrs["layers"] = (0, *accumulate(self.descs[n].type.numel for n in self.xs))
         self._write(first.type, (self.whole,), (self.made,), **attrs)
 
     def unpack(self) -> None:

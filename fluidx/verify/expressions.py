@@ -6,7 +6,8 @@ Kept in a normal form, so that what is computed in another way is the same numbe
 - values laid out anew (reshape, chunk, pack, unpack, concat along axis 0) are *views*, *slices* of flat arrays, and *rows* of them one
   behind the other; neighbours that continue each other are one slice, and all slices of an array are the array;
 - a constant is a multiple of the *one* of its dtype and shape;
-- `terms` are what some ranks hold of a sum that is spread over ranks: the terms of all ranks are the sum.
+- `terms` are what some ranks hold of a sum that is spread over ranks: the terms of all ranks are the sum;
+- what ranks have of their own is combined in adaptive sums (see adaptive.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from ..ir.dtypes import FLOATS
 from ..ir.operator import BlockRef
 from ..ir.types import ANY, Placement, TensorType
+from .adaptive import Adaptive, Span
 from .refuse import Refused
 
 _MOST = 64  # a sum of more terms than that is not flattened into another sum: long chains stay linear
@@ -45,6 +47,7 @@ class Table:
         self._rows_end: dict[int, list[int]] = {}
         self.rows_with: dict[int, list[int]] = {}  # by what they have slices of (see `arrays`), values made of rows
         self.complete: Complete = lambda derivation, others, ranks: None
+        self.adaptive = Adaptive(self)
 
     def intern(self, key: tuple, type_: TensorType, args: Iterable[int | None] = (), ranked: bool = False) -> int:
         e = self.ids.get(key)
@@ -305,6 +308,7 @@ class Table:
         sums: dict[Any, float] = {}
         size: dict[Any, float] = {}
         terms: dict[tuple, list[tuple[int, float]]] = {}
+        products: dict[tuple, list[Span]] = {}
         for e, w in weighted:
             if not isfinite(w):
                 raise Refused(f"the weight {w} is no number")
@@ -318,12 +322,16 @@ class Table:
                 if (t := self._terms(a)) is not None:
                     terms.setdefault(t[0], []).append((t[1], u))
                     continue
+                if (key := self.keys[a])[0] == "products":
+                    products.setdefault(key[1:4], []).append((*key[4:], u))
+                    continue
                 sums[a] = sums.get(a, 0.0) + u
                 size[a] = max(size.get(a, 0.0), abs(u))
-        for t, found_terms in terms.items():
-            for a, u in self._gathered(t, found_terms, type_):
-                sums[a] = sums.get(a, 0.0) + u
-                size[a] = max(size.get(a, 0.0), abs(u))
+        added = [x for t, found_terms in terms.items() for x in self._gathered(t, found_terms, type_)]
+        added += [x for of, spans in products.items() for x in self.adaptive.together(of, spans, type_)]
+        for a, u in added:
+            sums[a] = sums.get(a, 0.0) + u
+            size[a] = max(size.get(a, 0.0), abs(u))
         # a weight that is rounding noise beside what it was made from is 0; how small it is by itself says nothing
         items = tuple(sorted((a, self.weight(u)) for a, u in sums.items() if abs(u) > 1e-12 * size[a]))
         if type_.dtype not in FLOATS and any(not u.is_integer() or abs(u) > _EXACT for _, u in items):
@@ -435,6 +443,14 @@ class Table:
             return f"the term{'s' * (len(at) > 1)} of index {listed}"
         if key[0] == "one":
             return "1"
+        if key[0] == "adaptive":
+            return f"replica_adasum({self.show(key[1], depth - 1)})"
+        if key[0] == "met":
+            return f"the adaptive sum of {self.show(key[1][0], depth - 1)} on ranks {key[3]} to {key[4] - 1}"
+        if key[0] == "part":
+            return f"the part of {self.show(key[1][0], depth - 1)} at {', '.join(f'{g} {k}' for g, k in key[2])}"
+        if key[0] == "products":
+            return f"the products of elements {key[4]} to {key[5]} of {self.show(key[1], depth - 1)} and {self.show(key[2], depth - 1)}"
         return f"%{key[1]}" if key[0] in ("data", "state") else f"{key[0]} {key[1]}"
 
     def _show_term(self, e: int, weight: float, depth: int) -> str:

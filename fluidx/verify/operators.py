@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 from ..ir.errors import ProgramError
@@ -209,7 +210,7 @@ class Operators:
         of_own = kind.definition.of_own
         if of_own is not None and isinstance(entry_of(self.values.atoms[a].placement, kind.attrs["group"]), Own):
             type_, attrs = of_own(**kind.attrs)
-            return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e, s), placement)
+            return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e, s, kind.attrs.get("layers", ())), placement)
         return self.values.moved(a, placement, (op.type, self._in_any_turn(kind)))
 
     def _in_any_turn(self, kind: Kind) -> int:
@@ -222,8 +223,8 @@ class Operators:
             known = self._hows[id(kind)] = self.kinds.attrs_id(Frozen({**kind.attrs, "group": turn.axis}))
         return known
 
-    def _of_own(self, type_: str, attrs: Mapping[str, Any], e: int, signature: Signature) -> int:
-        """What the one-device operator makes of an expression: that is what becomes of values that ranks have of their own. Over other
+    def _of_own(self, type_: str, attrs: Mapping[str, Any], e: int, signature: Signature, layers: Sequence[int]) -> int:
+        """What the one-device operator makes of an expression, of each layer by itself: so values that ranks have of their own meet. Over other
         groups operand and result lie alike, as `signature` says; Refused where the operator has no lemma for that."""
         definition = opdef(type_)
         (slot,), (out,) = definition.in_slots, definition.out_slots
@@ -231,9 +232,15 @@ class Operators:
         kind = self.kinds.of(op, (signature,), (signature,), ())
         if why := kind.wrong or kind.no_row:
             raise Refused(f"op {type_}, which ranks do together here: {why}")
-        (made,) = self.expressions(definition, op, self.kinds.attrs_id(op.attrs), (e,), [self.table.types[e]])
-        assert made is not None
-        return made
+
+        def made(x: int) -> int:
+            (out,) = self.expressions(definition, op, kind.attrs_id, (x,), [self.table.types[x]])
+            assert out is not None
+            return out
+
+        if not layers:
+            return made(e)
+        return self.table.join([made(self.table.cut(e, a, b)) for a, b in pairwise(layers)], self.table.types[e].shape)
 
     def emptied(self, kind: Kind, ins: Sequence[int | None], rank: int) -> bool:
         """Does an operator of which this rank has no elements make nothing but parts without elements, and terms that add nothing?"""

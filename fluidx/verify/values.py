@@ -37,7 +37,7 @@ class Values:
         self.atoms: list[Atom] = []
         self.derivations: dict[object, int] = {}
         self.spread: list[tuple[int, Placement]] = []  # derivation -> (expression, placement of its first terms)
-        table.complete = self._complete
+        table.complete, table.adaptive.ranks = self._complete, mesh.size
         self._plain: dict[tuple, int] = {}
         self._masks: dict[tuple, int] = {}
         self._divided: dict[tuple, bool] = {}

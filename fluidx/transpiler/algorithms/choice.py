@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ...ir.parts import bounds
 from ...ops.comm.collective import owned_by
-from . import algorithm, schedule
+from . import able, algorithm, schedule
 
 ALPHA = 15e-6  # seconds for a message between hosts, however small
 BETA = 1 / 10e9  # seconds for a byte: a link of 10 GB/s
@@ -28,19 +28,20 @@ def seconds(name: str, carries: str, n: int, nbytes: int, rooted: bool = False) 
 
 
 def cheapest(carries: str, n: int, nbytes: int, rooted: bool = False) -> str:
-    """The name of the cheapest algorithm.
+    """The name of the cheapest algorithm; "" where none does that among n ranks.
 
     >>> [cheapest("all_reduce", 8, size) for size in (1000, 10**7)]
     ['recursive_doubling', 'halving_doubling']
     """
-    return min(CANDIDATES, key=lambda name: seconds(name, carries, n, nbytes, rooted))
+    found = [name for name in CANDIDATES if able(name, carries, n)]
+    return min(found, key=lambda name: seconds(name, carries, n, nbytes, rooted), default="")
 
 
 @lru_cache(maxsize=1024)
 def _work(name: str, carries: str, n: int, rooted: bool) -> tuple[int, float]:
     """(messages, share of the value) that the busiest rank sends or receives, added up over the rounds."""
     cut = algorithm(name).cut if carries == "all_reduce" else (lambda n, size: owned_by(0, n, size)) if rooted else _even
-    marks = cut(n, _UNITS)
+    marks = [*cut(n, _UNITS), _UNITS]  # what lies behind the value is next to nothing
     messages, moved = 0, 0
     for r in schedule(name, carries, n):
         count: Counter[tuple[str, int]] = Counter()

@@ -5,7 +5,7 @@ Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication o
 
 from __future__ import annotations
 
-from .schedule import Algorithm, Round, Rounds, Transfer, backwards, runs
+from .schedule import Algorithm, Refused, Round, Rounds, Transfer, backwards, runs
 
 
 class HalvingDoubling(Algorithm):
@@ -44,9 +44,33 @@ class HalvingDoubling(Algorithm):
         )  # fmt: skip
         return (*rounds[:-1], last)
 
+    def adaptive(self, n: int) -> Rounds:
+        """Neighbours take a half each of both their values, then ranks at twice the distance of what has become of those, and so on.
+
+        Block n is the products of what has met: in each meeting they are added up among all that have some of it.
+        """
+        self._check_pairs(n)
+        mine, meetings, out = [(0, n)] * n, [], []
+        d = 1
+        while d < n:
+            halves = [((a, (a + b) // 2), ((a + b) // 2, b)) for a, b in mine]
+            mine = [halves[k][k & d > 0] for k in range(n)]
+            meetings.append(tuple(Transfer(k, k ^ d, *mine[k ^ d], True) for k in range(n)))
+            out.append(meetings[-1])
+            e = 1
+            while e <= d:
+                out.append(tuple(Transfer(k, k ^ e, n, n + 1, True) for k in range(n)))
+                e *= 2
+            d *= 2
+        return (*out, *backwards(meetings))
+
+    def _check_pairs(self, n: int) -> None:
+        if n & (n - 1):
+            raise Refused(f"{self.name} sums adaptively in pairs of pairs: a power of two of ranks, and not {n}; leave algorithm empty")
+
 
 class RecursiveDoubling(HalvingDoubling):
-    """An all_reduce exchanges whole values, at twice the distance in each round; all else is as in halving_doubling."""
+    """An all_reduce and an adaptive sum exchange whole values, at twice the distance in each round; all else is as in halving_doubling."""
 
     name = "recursive_doubling"
     gathers = True
@@ -59,6 +83,10 @@ class RecursiveDoubling(HalvingDoubling):
             d *= 2
         fold = _fold(folded, n)
         return (*fold, *out, *backwards(fold))
+
+    def adaptive(self, n: int) -> Rounds:
+        self._check_pairs(n)
+        return self.all_reduce(n)
 
 
 def _core(n: int) -> tuple[list[int], dict[int, tuple[int, ...]]]:

@@ -6,7 +6,7 @@ sent is what was there before the round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...ir.errors import ProgramError
@@ -46,6 +46,10 @@ class Algorithm:
         """From terms on all ranks to sums on all ranks."""
         return self.reduce(n) + self.spread(n)
 
+    def adaptive(self, n: int) -> Rounds:
+        """From what ranks have of their own to its adaptive sum on all ranks: see transpiler/adaptive.py for what a transfer then means."""
+        raise Refused(f"{self.name} makes no adaptive sum; halving_doubling does")
+
     def cut(self, n: int, size: int) -> list[int]:
         """Where an all_reduce of `size` elements cuts them into blocks."""
         return owned_by(0, n, size) if self.gathers else bounds(size, n)
@@ -55,7 +59,7 @@ class Refused(ProgramError):
     """An algorithm cannot carry a collective out."""
 
 
-def backwards(rounds: Rounds) -> Rounds:
+def backwards(rounds: Sequence[Round]) -> Rounds:
     """The same ways back: what added up on an owner goes from there to all."""
     return tuple(tuple(Transfer(t.target, t.source, t.start, t.stop, False) for t in r) for r in reversed(rounds))
 

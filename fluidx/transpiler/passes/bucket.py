@@ -18,7 +18,7 @@ from ..pass_ import Job, Pass
 from ..slices import growth
 from ..writer import Writer
 
-MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
+MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "adasum_reduce")
 
 
 @dataclass(frozen=True)

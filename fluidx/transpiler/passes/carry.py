@@ -9,10 +9,12 @@ from ...ir.operator import Operator
 from ...ir.parts import Coords, coords_of, local_type
 from ...ir.program import Block, Program, ProgramPair
 from ...ir.types import Partial, TensorType
-from ..algorithms import algorithm
+from ..algorithms import able, algorithm
 from ..algorithms.choice import cheapest
 from ..hops import carried_by, others, why_whole
 from ..pass_ import Job, Pass
+
+BETWEEN_HOSTS = ("ring", "halving_doubling")  # by the first that can, where nothing is chosen
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,9 @@ class Carry(Pass):
     """Give collectives without an algorithm this one: a name, "auto" for the cheapest, or "" to leave them to the communicator.
 
     On several hosts, and by "auto", what stays inside a host is whole. Between hosts a value always goes by send and recv: where nothing
-    is chosen, by a ring.
-    What no algorithm can carry (a maximum, a value of open size, a cut that gives no flat ranges) stays whole, and explain() says why.
+    is chosen, by a ring, and an adaptive sum by halving_doubling.
+    What no algorithm can carry (a maximum, a value of open size, a cut that gives no flat ranges) stays whole, and explain() says why; so
+    does what none of the candidates of "auto" can.
     `types`: the collectives that the choice is for; () for all.
     """
 
@@ -51,7 +54,7 @@ class Carry(Pass):
         if inside or self.types and op.type not in self.types:
             name = ""
         if not name and hosts == n:
-            name = "ring"
+            name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).carries, n)), "")
         if op.attrs["algorithm"] or n == 1 or not name:
             return op
         terms = next((e for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Partial)), None)
@@ -66,7 +69,8 @@ def carried(op: Operator, name: str, t: TensorType, n: int, job: Job) -> Operato
     if why := why_whole(op, t, n):
         job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {op.attrs['group']} stays whole: {why}")
         return op
-    return carried_by(op, named(op, name, n, t.nbytes, job), n)
+    name = named(op, name, n, t.nbytes, job)
+    return carried_by(op, name, n) if name else op
 
 
 def named(op: Operator, name: str, n: int, nbytes: int, job: Job) -> str:
@@ -74,5 +78,5 @@ def named(op: Operator, name: str, n: int, nbytes: int, job: Job) -> str:
     if name != "auto":
         return name
     name = cheapest(opdef(op.type).carries, n, nbytes, rooted="root" in op.attrs)
-    job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {op.attrs['group']}, {n} ranks, {nbytes} bytes: {name}")
+    job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {op.attrs['group']}, {n} ranks, {nbytes} bytes: {name or 'whole'}")
     return name
