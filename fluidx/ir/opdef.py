@@ -127,8 +127,8 @@ class OpDef:
     # of an op whose type rule leaves axes open though it is known how long they are: attrs -> for each open axis of the result, in order,
     # (what is fed, an axis of it, how often its size goes into the open one)
     open_axes: ClassVar[Callable[..., list[tuple[str, int, int]]] | None] = None
-    # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks) -> the share
-    # that each of them sends on average when nothing is sent twice
+    # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks, type, attrs)
+    # -> the share that each of them sends on average when nothing is sent twice
     sent: ClassVar[Any] = None
     # of an operator with `R` in its pattern: (type, attributes) of the collective that does it where ranks have values of their own
     meets_by: ClassVar[tuple[str, Mapping[str, Any]] | None] = None

@@ -93,7 +93,8 @@ class DGCMomentum(Momentum):
             b.elementwise_add(b.scale(u, scale=self.momentum), g, out={"Out": u})
             total = b.elementwise_add(v, u)
         chosen, zero = b.top_share(total, share), b.fill_zeros_like(total)
-        sent = b.replica_sparse_mean(b.where(chosen, total, zero))
+        behind = round(1.0 - self.sparsity[-1], 12)  # the share that is sent when the warm-up is over
+        sent = b.replica_sparse_mean(b.where(chosen, total, zero), share=behind)
         b.where(chosen, zero, total, out={"Out": v})
         b.where(b.logical_and(chosen, sparse), zero, u, out={"Out": u})
         b.sgd(p, sent, lr, out={"ParamOut": p})

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
-
-from ..ir.dtypes import np_dtype
 from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator
 from ..ir.parts import Coords, coords_of, local_shape
 from ..ir.program import Block, Program
-from ..ir.types import ANY, Partial
+from ..ir.types import ANY, Partial, TensorType
 from ..view.diff import show_bytes
 
 
@@ -51,19 +48,19 @@ def traffic(program: Program, rank: int, batch: int = 1) -> Traffic:
             if definition.effect is Effect.P2P and op.inputs:
                 share = 1.0
             elif definition.sent is not None and op.attrs["group"] in coords:
-                share = definition.sent(coords[op.attrs["group"]][1])
+                share = definition.sent(coords[op.attrs["group"]][1], _local_type(op, block, coords, batch), op.attrs)
             else:
                 continue
             group = op.attrs["group"]
-            found[group] = found.get(group, 0) + share * _nbytes(op, block, coords, batch)
+            found[group] = found.get(group, 0) + share * _local_type(op, block, coords, batch).nbytes
             found.operators += 1
     return found
 
 
-def _nbytes(op: Operator, block: Block, coords: Coords, batch: int) -> int:
-    """Bytes of what the members of the operator's group have together. What a message carries is all the sender's own."""
+def _local_type(op: Operator, block: Block, coords: Coords, batch: int) -> TensorType:
+    """The type of what the members of the operator's group have together. What a message carries is all the sender's own."""
     d = block.desc(op.input_arg_names[0])
     shape = [batch if s == ANY else s for s in d.type.shape]
     mine = () if opdef(op.type).effect is Effect.P2P else (op.attrs["group"],)
     others = tuple(e for e in d.placement if e.group and e.group not in mine and not isinstance(e, Partial))
-    return prod(local_shape(shape, others, coords)) * np_dtype(d.type.dtype).itemsize
+    return TensorType(d.type.dtype, local_shape(shape, others, coords))

@@ -134,15 +134,17 @@ def test_where_gradients_are_added_up_first_it_is_one_devices(strategy):
 
 
 MEET = "= sparse_all_reduce(%where.tmp_1)"
+SHARED = MEET + ' {group="dp", share=0.2}'
 KEPT = "= where(%top_share.tmp_0, %fill_zeros_like.tmp_0, %elementwise_add.tmp_0)"
 WRONG = {
-    "ranks do not meet": ([0, 1], MEET + ' {group="dp"}', "= assign(%where.tmp_1)"),
-    "one rank does not meet": ([1], MEET + ' {group="dp"}', "= assign(%where.tmp_1)"),
+    "ranks do not meet": ([0, 1], SHARED, "= assign(%where.tmp_1)"),
+    "one rank does not meet": ([1], SHARED, "= assign(%where.tmp_1)"),
     "they meet over what they keep": ([0, 1], MEET, "= sparse_all_reduce(%fc_0.w_0_dgc_v_0)"),
     "they meet over all of it": ([0, 1], MEET, "= sparse_all_reduce(%elementwise_add.tmp_0)"),
-    "they add their elements up": ([0, 1], MEET + " {", '= all_reduce(%where.tmp_1) {op="sum", '),
+    "they add their elements up": ([0, 1], SHARED, '= all_reduce(%where.tmp_1) {group="dp", op="sum"}'),
     "one rank keeps what it sends": ([1], KEPT, "= assign(%elementwise_add.tmp_0)"),
     "what is kept is called one value": ([0, 1], "dgc_v_0: f64[6,5] own over dp", "dgc_v_0: f64[6,5]"),
+    "one rank expects to send more": ([1], "share=0.2", "share=0.3"),
     "one rank chooses otherwise": ([1], "= top_share(%elementwise_add.tmp_0,", "= top_share(%fc_0.w_0_dgc_u_0,"),
 }  # fmt: skip
 
@@ -191,3 +193,21 @@ def test_what_it_takes():
 
 def test_small_parameters_are_as_fluid_leaves_them():
     assert not fx.optimizer.DGCMomentum(0.1, 0.9, 0).compresses(regression(rampup_begin_step=0)[0].global_block().var("fc_0.w_0"))
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("dtype, size", [("float32", 4), ("float64", 8)])
+def test_traffic_counts_values_and_their_places(n, dtype, size):
+    main, startup = fx.Program("sparse"), fx.Program("sparse_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 40], dtype)
+        loss = fx.layers.mean(fx.layers.square(fx.layers.fc(x, 25, bias_attr=False)))
+        fx.optimizer.DGCMomentumOptimizer(0.1, 0.9, rampup_begin_step=0, sparsity=[0.75, 0.99], least=10).minimize(loss)
+    t = fx.DistributeTranspiler("replicas").transpile(program=main, startup_program=startup, trainers=n)
+    pairs = 10  # of 1,000 elements what is sent when the warm-up is over
+    assert t.traffic(0).total == pytest.approx((n - 1) * (pairs * (size + 4) + 8))  # places are int32, their number is an int64
+
+
+def test_a_share_is_a_part():
+    with fx.program_guard(fx.Program("share"), fx.Program()), pytest.raises(fx.ProgramError, match="a number from 0 to 1, got 1.5"):
+        Builder(fx.default_main_program().global_block()).replica_sparse_mean(fx.data("x", [3], D), share=1.5)

@@ -78,7 +78,7 @@ class AdasumReduce(OpDef):
     carries = "adaptive"
     blocks = staticmethod(_blocks)
     effect = Effect.COLLECTIVE
-    sent = staticmethod(lambda n: (n.bit_length() - 1) * (1 << n.bit_length() - 1) / n + 2 * (n - (1 << n.bit_length() - 1)) / n)
+    sent = staticmethod(lambda n, *_: (n.bit_length() - 1) * (1 << n.bit_length() - 1) / n + 2 * (n - (1 << n.bit_length() - 1)) / n)
 
     @staticmethod
     def of_own(**attrs: Any) -> tuple[str, dict[str, Any]]:

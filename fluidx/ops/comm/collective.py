@@ -167,7 +167,7 @@ class AllReduce(OpDef):
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
     of_own: ClassVar[Any] = staticmethod(lambda group, op, **how: ("replica_mean", {}) if op == "avg" else None)
-    sent = staticmethod(lambda n: 2 * (n - 1) / n)
+    sent = staticmethod(lambda n, *_: 2 * (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, **how: Any) -> TensorType:
@@ -219,7 +219,7 @@ class Reduce(OpDef):
     blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
-    sent = staticmethod(lambda n: (n - 1) / n)
+    sent = staticmethod(lambda n, *_: (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, root: int, **how: Any) -> TensorType:
@@ -272,7 +272,7 @@ class Broadcast(OpDef):
     blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
-    sent = staticmethod(lambda n: (n - 1) / n)
+    sent = staticmethod(lambda n, *_: (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, root: int, **how: Any) -> TensorType:
@@ -334,7 +334,7 @@ class AllGather(Parted):
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": (), **HOW}
     carries = "spread"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
-    sent = staticmethod(lambda n: (n - 1) / n)
+    sent = staticmethod(lambda n, *_: (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple, **how: Any) -> TensorType:
@@ -379,7 +379,7 @@ class ReduceScatter(Parted):
     attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": (), **HOW}
     carries = "reduce"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
-    sent = staticmethod(lambda n: (n - 1) / n)
+    sent = staticmethod(lambda n, *_: (n - 1) / n)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: tuple, **how: Any) -> TensorType:
@@ -428,7 +428,7 @@ class AllToAll(Parted):
     fluid_names = ("alltoall", "alltoall")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1}
-    sent = staticmethod(lambda n: (n - 1) / n**2)
+    sent = staticmethod(lambda n, *_: (n - 1) / n**2)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int) -> TensorType:

@@ -9,6 +9,7 @@ import numpy as np
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import Entry, Own, TensorType
+from ..data.search import share_of
 from ..shared.samples import counting
 
 
@@ -27,7 +28,7 @@ class ReplicaMean(OpDef):
     meets_by = "all_reduce", {"op": "avg"}
 
     @staticmethod
-    def infer(x: TensorType) -> TensorType:
+    def infer(x: TensorType, **how: Any) -> TensorType:
         return x
 
     @staticmethod
@@ -35,7 +36,7 @@ class ReplicaMean(OpDef):
         return b.replica_mean(g)
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, out: Any) -> None:
+    def kernel(xp: Any, x: Any, *, out: Any, **how: Any) -> None:
         xp.copyto(out, x)
 
     @staticmethod
@@ -43,11 +44,25 @@ class ReplicaMean(OpDef):
         yield Sample.of(counting(4, 3))
 
 
+def _check_share(op: str, share: float) -> None:
+    if not 0.0 <= share <= 1.0:
+        raise ProgramError(f"op {op}: share of the elements that are not 0 is a number from 0 to 1, got {share!r}")
+
+
 class ReplicaSparseMean(ReplicaMean):
-    """`replica_mean` of values most of whose elements are 0: the ranks send the others, with their places."""
+    """`replica_mean` of values most of whose elements are 0: the ranks send the others, with their places.
+
+    `share` says how many others are expected, for who reckons with bytes.
+    """
 
     name = "replica_sparse_mean"
+    attrs = {"share": 1.0}
     meets_by = "sparse_all_reduce", {}
+
+    @staticmethod
+    def infer(x: TensorType, *, share: float = 1.0, **how: Any) -> TensorType:
+        _check_share("replica_sparse_mean", share)
+        return x
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -57,37 +72,46 @@ class ReplicaSparseMean(ReplicaMean):
 class SparseAllReduce(OpDef):
     """The mean of what the ranks of a group hold, on every one of them; elements that are 0 are not sent.
 
-    The ranks tell each other how many others they have, and gather these and their places. How many bytes that is depends on the data, so
-    `traffic` does not count it: of k elements among n ranks, each rank sends (n - 1) k values and as many int32 places.
+    The ranks tell each other how many others they have, and gather these and their places. How many bytes that is depends on the data:
+    of k elements among n ranks, each rank sends (n - 1) k values and as many places, int32 where those are enough, and their number.
+    `traffic` takes k from the `share` of all elements.
     """
 
     name = "sparse_all_reduce"
     activity = "ALLGATHER"
     inputs = ("X",)
-    attrs = {"group": Required(str)}
+    attrs = {"group": Required(str), "share": 1.0}
     effect = Effect.COLLECTIVE
 
     @staticmethod
-    def of_own(*, group: str) -> tuple[str, dict[str, Any]]:
-        return "replica_sparse_mean", {}
+    def of_own(*, group: str, share: float) -> tuple[str, dict[str, Any]]:
+        return "replica_sparse_mean", {"share": share}
 
     @staticmethod
-    def infer(x: TensorType, *, group: str) -> TensorType:
+    def sent(n: int, t: TensorType, attrs: Any) -> float:
+        if not t.numel:
+            return 0.0
+        pair = t.nbytes // t.numel + _place(t.numel).itemsize
+        return (n - 1) * (share_of(t.numel, attrs["share"]) * pair + np.dtype(np.int64).itemsize) / t.nbytes
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, share: float) -> TensorType:
+        _check_share("sparse_all_reduce", share)
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str) -> Entry | None:
+    def move(entry: Entry | None, **attrs: Any) -> Entry | None:
         return from_own("sparse_all_reduce", entry)
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str) -> None:
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, share: float) -> None:
         comm, ranks = ctx.comm, ctx.group(group)
         flat = x.reshape(-1)
         here = xp.flatnonzero(flat)  # NaN is not 0, and is sent
         counts = [xp.zeros(1, np.int64) for _ in ranks]
         comm.all_gather(xp.full(1, len(here), np.int64), counts, ranks)
         arrived(comm)
-        index = np.int32 if flat.size < 2**31 else np.int64
+        index = _place(flat.size)
         places, values = ([xp.empty(int(n.item()), dtype) for n in counts] for dtype in (index, flat.dtype))
         comm.all_gather(here.astype(index), places, ranks)
         comm.all_gather(flat[here], values, ranks)
@@ -100,6 +124,11 @@ class SparseAllReduce(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(counting(4, 3), group="dp", grad=(), why="needs ranks; tried in tests/transpiler/test_dgc.py")
+
+
+def _place(numel: int) -> np.dtype:
+    """The dtype of places among so many elements."""
+    return np.dtype(np.int32 if numel < 2**31 else np.int64)
 
 
 def from_own(name: str, entry: Entry | None) -> Entry | None:

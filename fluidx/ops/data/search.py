@@ -265,6 +265,11 @@ class Cumsum(OpDef):
         yield Sample.of(np.array([1, 2, 3], "int32"))
 
 
+def share_of(n: int, share: float) -> int:
+    """A share of n elements: to the nearest whole number, and one at least."""
+    return min(n, max(1, int(share * n + 0.5)))
+
+
 class TopShare(OpDef):
     """True at the elements of X that are largest in size: of n elements, Share * n of them to the nearest whole number, and one at least.
 
@@ -283,7 +288,7 @@ class TopShare(OpDef):
     @staticmethod
     def kernel(xp: Any, x: Any, share: Any, *, out: Any) -> None:
         n = x.size
-        k = min(n, max(1, int(float(share.reshape(())) * n + 0.5)))
+        k = share_of(n, float(share.reshape(())))
         if k == n:
             out.fill(True)
             return

@@ -49,7 +49,7 @@ class Lower(Pass):
         meets_by = opdef(op.type).meets_by
         assert meets_by is not None and len(own) == 1
         type_, attrs = meets_by
-        return [unary(type_, op.input_arg_names[0], op.output_arg_names[0], filled(type_, {"group": own[0], **attrs}), op.site)]
+        return [unary(type_, op.input_arg_names[0], op.output_arg_names[0], filled(type_, {"group": own[0], **attrs, **op.attrs}), op.site)]
 
     def _write(self, ops: list[Operator], block: Block, op: Operator, job: Job, known: dict[tuple, list]) -> None:
         source, target = op.input_arg_names[0], op.output_arg_names[0]
