@@ -135,11 +135,13 @@ class OpDef:
     # of a collective: (attributes) -> (type, attributes) of the one-device operator that it is on values that ranks have of their own
     of_own: ClassVar[Any] = None
     # of a collective that sends and receives can carry out: what an algorithm does for it, "all_reduce" (terms to sums on all ranks),
-    # "reduce" (terms to sums on the ranks that own them), "spread" (from owners to all) or "adaptive" (what ranks have of their own to its
-    # adaptive sum on all); see transpiler/algorithms
+    # "reduce" (terms to sums on the ranks that own them), "spread" (from owners to all), "exchange" (from each rank to each other) or
+    # "adaptive" (what ranks have of their own to its adaptive sum on all); see transpiler/algorithms
     carries: ClassVar[str] = ""
-    # of one with owners: (type, number of ranks, attrs) -> the bounds of the flat range that each rank owns, None where they are no ranges
+    # of one with owners: (type, number of ranks, attrs) -> the bounds of the flat range that each rank owns, None where there are none
     blocks: ClassVar[Callable[..., Any] | None] = None
+    # of one whose blocks are no ranges of the flat value: (type, number of ranks, attrs) -> the shape of each block, None where they are
+    boxes: ClassVar[Callable[..., Any] | None] = None
     # arithmetic operations: a number at each point of the pattern's loops (0 of what only moves), or (ins, outs, attrs) -> of the whole, as
     # `pattern` is called; None: 1 at each point, 2 where a product is summed
     flops: ClassVar[Any] = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import prod
 
 from ..ir.errors import TranspileError
 from ..ir.opdef import OPS, opdef
@@ -18,6 +19,7 @@ from ..ir.program import Block, Program
 from ..ir.types import ANY, Placement, Shard, TensorType
 from .adaptive import Adaptive
 from .algorithms import Part, Refused, algorithm, parts, schedule
+from .boxed import Boxed
 from .moving import Moving, Plan
 from .writer import filled
 
@@ -36,11 +38,15 @@ def why_whole(op: Operator, t: TensorType, n: int) -> str:
         return f"only terms of a sum are added up on their way, and this is {op.attrs['op']}"
     if ANY in t.shape:
         return f"messages have sizes, and {t} has none yet"
-    if definition.blocks is not None and definition.blocks(t, n, op.attrs) is None:
-        if "axis" not in op.attrs:
-            return f"{t} has fewer elements than there are ranks"
-        return f"a cut along axis {op.attrs['axis']} gives no ranges of the flat value"
+    if definition.blocks is not None and _boxes(op, t, n) is None and definition.blocks(t, n, op.attrs) is None:
+        return f"{t} has no block for each of {n} ranks"
     return ""
+
+
+def _boxes(op: Operator, t: TensorType, n: int) -> Sequence[tuple[int, ...]] | None:
+    """The shapes of the blocks in which a value travels; None where they are ranges of the flat value."""
+    boxes = opdef(op.type).boxes
+    return None if boxes is None else boxes(t, n, op.attrs)
 
 
 def carried_by(op: Operator, name: str, n: int, hosts: int = 1) -> Operator:
@@ -86,7 +92,7 @@ class Wave:
                 continue
             plan = self._plan(k, coords, len(members))
             if plan.type.numel and len(members) > 1:
-                kind = Adaptive if opdef(op.type).carries == "adaptive" else Moving
+                kind = Adaptive if opdef(op.type).carries == "adaptive" else Boxed if plan.boxes else Moving
                 values.append(kind(block, op, plan, me, coords))
             else:
                 block.oplist.append(op)  # there is nothing to send
@@ -110,10 +116,14 @@ class Wave:
                 raise TranspileError(f"{op.to_string()}: {why}; leave its algorithm empty")
             hosts = len(self.program.groups.get("node", ())) or 1
             try:
-                marks = definition.blocks(t, n, op.attrs) if definition.blocks is not None else algorithm(name, hosts).cut(n, t.numel)
+                if (boxes := _boxes(op, t, n)) is not None:
+                    marks = [*accumulate(map(prod, boxes), initial=0)]
+                else:
+                    marks = definition.blocks(t, n, op.attrs) if definition.blocks is not None else algorithm(name, hosts).cut(n, t.numel)
+                shapes = dict(zip(pairwise(marks), boxes or (), strict=False))
                 filled = tuple(k for k, (a, b) in enumerate(pairwise(marks)) if a < b)
                 each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
-                found = Plan(t, marks, parts(name, definition.carries, n, hosts, filled), each, {})
+                found = Plan(t, marks, parts(name, definition.carries, n, hosts, filled), shapes, each, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None
             if not any(isinstance(e, Shard) for e in self._others[k]):  # else other ranks have parts of other sizes

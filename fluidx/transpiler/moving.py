@@ -21,12 +21,13 @@ class Plan(NamedTuple):
     type: TensorType
     marks: Sequence[int]
     parts: Sequence[Sequence[Part]]
+    boxes: Mapping[tuple[int, int], tuple[int, ...]]  # the shapes of blocks that are no ranges of the flat value
     most: int  # elements of a message
     made: dict[tuple[str, TensorType], Var]  # what ranks declare of their own, which they share
 
     @property
     def size(self) -> int:
-        return self.marks[len(self.parts)]  # a block for each rank
+        return self.type.numel
 
     def messages(self, t: Transfer) -> list[tuple[int, int]]:
         """The ranges that travel for a transfer; what lies behind the value is one."""

@@ -4,7 +4,8 @@ Kept in a normal form, so that what is computed in another way is the same numbe
 
 - multiples and sums of floats are a weighted sum of what is no sum itself; of whole numbers, where the weights are whole;
 - values laid out anew (reshape, chunk, pack, unpack, concat along axis 0) are *views*, *slices* of flat arrays, and *rows* of them one
-  behind the other; neighbours that continue each other are one slice, and all slices of an array are the array;
+  behind the other; neighbours that continue each other are one slice, and all slices of an array are the array; what is cut along other
+  axes is a *box* (see boxes.py);
 - a constant is a multiple of the *one* of its dtype and shape;
 - `terms` are what some ranks hold of a sum that is spread over ranks: the terms of all ranks are the sum;
 - what ranks have of their own is combined in adaptive sums (see adaptive.py).
@@ -22,6 +23,7 @@ from ..ir.dtypes import FLOATS
 from ..ir.operator import BlockRef
 from ..ir.types import ANY, Placement, TensorType
 from .adaptive import Adaptive, Span
+from .boxes import Boxes
 from .refuse import Refused
 
 _MOST = 64  # a sum of more terms than that is not flattened into another sum: long chains stay linear
@@ -47,7 +49,7 @@ class Table:
         self._rows_end: dict[int, list[int]] = {}
         self.rows_with: dict[int, list[int]] = {}  # by what they have slices of (see `arrays`), values made of rows
         self.complete: Complete = lambda derivation, others, ranks: None
-        self.adaptive = Adaptive(self)
+        self.adaptive, self.boxes = Adaptive(self), Boxes(self)
 
     def intern(self, key: tuple, type_: TensorType, args: Iterable[int | None] = (), ranked: bool = False) -> int:
         e = self.ids.get(key)
@@ -250,6 +252,8 @@ class Table:
                 return self.cut(self.rounded(key[1], dtype), key[2], key[2] + key[3])
             case "rows":
                 return self.join([self.rounded(part, dtype) for part in key[1]])
+            case "box":
+                return self.intern(("box", self.rounded(key[1], dtype), *key[2:]), t, (key[1],))
         return self.intern(("rounded", e, dtype), t, (e,))
 
     def rows(self, x: int, shapes: Sequence[Sequence[int]]) -> list[int]:
@@ -373,22 +377,25 @@ class Table:
         return self.intern(("terms", derivation, others, ranks), type_, ranked=True)
 
     def _terms(self, a: int) -> tuple[tuple, int] | None:
-        """((derivation, others, type of all, start, shape), ranks) of terms, or of a slice or view of them."""
+        """((derivation, others, the box, where a slice of that starts, shape), ranks) of terms, or of a box, slice or view of them."""
         if not self.ranked[a]:
             return None
-        key, shape, start = self.keys[a], self.types[a].shape, -1
+        key, shape, start, box = self.keys[a], self.types[a].shape, -1, ()
         if key[0] == "view":
             key = self.keys[key[1]]
         if key[0] == "slice":
             start = key[2]
             key = self.keys[key[1]]
+        if key[0] == "box":
+            box = key[2:]
+            key = self.keys[key[1]]
         if key[0] != "terms":
             return None
-        return (key[1], key[2], start, shape), key[3]
+        return (key[1], key[2], box, start, shape), key[3]
 
     def _gathered(self, t: tuple, found: Sequence[tuple[int, float]], type_: TensorType) -> list[tuple[int, float]]:
         """Terms of one sum with equal weights together, whole where all ranks are there."""
-        derivation, others, start, shape = t
+        derivation, others, box, start, shape = t
         parts: list[tuple[int, float]] = []
         for ranks, w in found:
             rest = []
@@ -415,6 +422,7 @@ class Table:
             e = whole if whole is not None else self.ids.get(("terms", derivation, others, m))
             if e is None:
                 e = self.terms(derivation, others, m, self.types[self.ids["terms", derivation, others, found[0][0]]])
+            e = self.boxes.taken(e, *box) if box else e
             e = self.cut(e, start, start + prod(shape)) if start >= 0 else e
             out += [(a, u * v) for a, u in self.items(self.shaped(e, shape))]
         return out
@@ -435,6 +443,8 @@ class Table:
             return f"{self.show(key[1], depth)}[{key[2]}:{key[2] + key[3]}]"
         if key[0] == "view":
             return self.show(key[1], depth)
+        if key[0] == "box":
+            return f"{self.show(key[1], depth)}[{key[2]}, {' by '.join(f'{n} {s} apart' for n, s in zip(key[4], key[3], strict=True))}]"
         if key[0] == "rows":
             return "[" + "; ".join(self.show(x, depth - 1) for x in key[1][:4]) + (" ...]" if len(key[1]) > 4 else "]")
         if key[0] == "terms":

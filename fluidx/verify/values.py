@@ -11,7 +11,7 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from ..ir.types import At, Partial, Placement, TensorType
+from ..ir.types import ANY, At, Partial, Placement, Shard, TensorType
 from .expressions import Table
 from .mesh import Mesh, partial, without_roots
 from .refuse import Refused
@@ -114,6 +114,8 @@ class Values:
         local = self._type(placement, t, rank)
         if span is not None:
             return table.shaped(table.cut(e, *span), local.shape)
+        if d is None and ANY not in t.shape and all(isinstance(x, Shard) for x in placement):
+            return table.boxes.cut(e, self.mesh.box(placement, t.shape, rank))
         return table.intern(("part", (e, placement, d), coords), local, ranked=True)
 
     def _cut_of_terms(self, d: int, placement: Placement, t: TensorType, rank: int) -> tuple[Placement, tuple[int, int]] | None:
@@ -211,6 +213,11 @@ class Values:
             if table.ranked[x]:
                 raise Refused(f"it is {table.show(x)}, which ranks do not share")
             return self._of_slices(x, span, type_)
+        if ANY not in type_.shape and all(isinstance(e, Shard) for e in placement):
+            if table.ranked[x]:
+                raise Refused(f"it is {table.show(x)}, which ranks do not share")
+            box = self.mesh.box(placement, type_.shape, rank)
+            return table.lin([(table.boxes.whole(a, box, type_.shape), w) for a, w in table.items(x)], type_)
         coords = self.mesh.coords(placement, rank)
         items = []
         for a, w in table.items(x):

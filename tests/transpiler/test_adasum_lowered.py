@@ -170,7 +170,7 @@ def test_other_algorithms_are_refused_and_auto_takes_the_cheaper_one():
 def test_fewer_elements_than_ranks_stay_whole():
     t, _ = transpiled([(3,)], "halving_doubling", 4)
     t.verify()
-    assert any("stays whole: f64[3] has fewer elements than there are ranks" in line for line in t.explain()), t.explain()
+    assert any("stays whole: f64[3] has no block for each of 4 ranks" in line for line in t.explain()), t.explain()
 
 
 def test_hosts_are_crossed_by_halves():

@@ -1,5 +1,6 @@
 """Collectives written out by every algorithm: proved, run on ranks, and counted."""
 
+import re
 from math import prod
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import Program, ProgramPair
-from fluidx.ir.errors import TranspileError
+from fluidx.ir.errors import TranspileError, VerifyError
 from fluidx.testing import run_ranks
 from fluidx.testing.models import integer_mlp, train_ranks, train_single
 from fluidx.transpiler.algorithms import ALGORITHMS, algorithm, schedule
@@ -94,6 +95,28 @@ def test_a_reduce_scatter_and_an_all_gather_of_rows_and_of_uneven_pieces(name, n
             ])  # fmt: skip
 
 
+@every_count
+@pytest.mark.parametrize("name", BOTH)
+def test_a_reduce_scatter_and_an_all_gather_of_columns(name, n):
+    for shape, axis, unit in (([3, 7], 1, 1), ([3, 7], 1, 2), ([2, 3, 4], 2, 1), ([5, 2], 1, 1)):  # even, uneven and empty parts
+        by = f"{{BY, axis={axis}, unit={unit}}}"
+        check(name, n, shape, [
+            f"  %s: f32[SHAPE] shard({axis}{', 2' if unit > 1 else ''}) over dp = reduce_scatter(%t) {by}",
+            f"  %y: f32[SHAPE] = all_gather(%s) {by}",
+        ])  # fmt: skip
+
+
+@every_count
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_all_to_all_moves_a_cut_from_any_axis_to_any_other(name, n):
+    for shape, axis, to in (([8, 4], 0, 1), ([3, 5], 1, 0), ([2, 3, 4], 1, 2), ([1, 9], 1, 0)):
+        check(name, n, shape, [
+            f'  %a: f32[SHAPE] shard({axis}) over dp = reduce_scatter(%t) {{axis={axis}, group="dp"}}',
+            f"  %b: f32[SHAPE] shard({to}) over dp = all_to_all(%a) {{BY, axis={axis}, to_axis={to}}}",
+            f'  %y: f32[SHAPE] = all_gather(%b) {{axis={to}, group="dp"}}',
+        ])  # fmt: skip
+
+
 # -- what is sent -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +139,55 @@ def test_a_rank_sends_what_the_schedule_says_in_as_many_batches(name):
         assert len({b for p in ranks for b, _ in messages(p)}) == len(rounds)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_all_to_all_sends_all_but_what_stays_to_each_rank_directly(name):
+    for n in (2, 3, 4, 8):
+        shape = [2 * n, 3 * n]
+        _, ranks = written(name, n, shape, [
+            '  %a: f32[SHAPE] shard(0) over dp = reduce_scatter(%t) {group="dp"}',
+            "  %b: f32[SHAPE] shard(1) over dp = all_to_all(%a) {BY, to_axis=1}",
+            '  %y: f32[SHAPE] = all_gather(%b) {axis=1, group="dp"}',
+        ])  # fmt: skip
+        for r, p in enumerate(ranks):
+            assert [e for _, e in messages(p)] == [6] * (n - 1)  # (n-1)/n of what a rank has
+            assert {op.attrs["peer"] for op in p.ops if op.type == "send"} == {k for k in range(n) if k != r}
+        hops = {b for p in ranks for b, _ in messages(p)}
+        assert len(hops) == (1 if name in ("star", "direct") else n - 1)
+        if name not in ("star", "direct"):  # in each round a rank sends to one and receives from one
+            for p in ranks:
+                assert len({b for b, _ in messages(p)}) == n - 1
+
+
+COLUMNS = [
+    "  %s: f32[SHAPE] shard(1) over dp = reduce_scatter(%t) {BY, axis=1}",
+    "  %a: f32[SHAPE] shard(0) over dp = all_to_all(%s) {BY, axis=1, to_axis=0}",
+    "  %y: f32[SHAPE] = all_gather(%a) {BY}",
+]  # fmt: skip
+
+
+def test_wrong_boxes_are_refused():
+    one, ranks = written("ring", 2, [4, 6], COLUMNS)
+    startups = [Program("startup") for _ in ranks]
+    for p in startups:
+        p.groups = ranks[0].groups
+    texts = [str(p) for p in ranks]
+    verify_ranks(ProgramPair(one, Program("startup")), [Program.parse_from_string(t) for t in texts], startups)
+    for old, new in (
+        ("starts=[2]", "starts=[1]"),  # a box of other rows
+        ("ends=[4], starts=[2]", "ends=[2], starts=[0]"),  # one box twice
+        ("ends=[6], starts=[3]", "ends=[3], starts=[0]"),  # the other's columns
+    ):
+        assert any(old in t for t in texts), (old, texts[0])
+        wrong = [Program.parse_from_string(t.replace(old, new)) if k == 1 else Program.parse_from_string(t) for k, t in enumerate(texts)]
+        with pytest.raises(VerifyError):
+            verify_ranks(ProgramPair(one, Program("startup")), wrong, startups)
+    joined = re.compile(r"= concat\(\[(%\S+), (%\S+)\]\)")
+    assert joined.search(texts[0])
+    wrong = [Program.parse_from_string(joined.sub(r"= concat([\2, \1])", t)) for t in texts]
+    with pytest.raises(VerifyError):
+        verify_ranks(ProgramPair(one, Program("startup")), wrong, startups)
+
+
 def test_values_of_one_wave_share_its_batches_and_what_needs_a_result_waits():
     lines = [
         "  %a: f32[SHAPE] at(0) over dp = reduce(%t) {BY, root=0}",
@@ -136,6 +208,7 @@ STRATEGIES = {
     "ring_optimizer": BOTH,
     "zero1": BOTH,
     "zero2": BOTH,
+    "zero3": BOTH,  # whose parameters are cut along any axis
 }
 
 

@@ -8,8 +8,9 @@ The gradient of a sum over the ranks' losses by what each rank holds: a value th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar
 
@@ -62,6 +63,20 @@ def owned_by(root: int, n: int, size: int) -> list[int]:
     [0, 0, 10, 10]
     """
     return [0] * (root + 1) + [size] * (n - root)
+
+
+def _boxes(whole: TensorType, n: int, attrs: Any) -> list[tuple[int, ...]] | None:
+    """The shapes of the parts of a value that is cut along another axis than the first."""
+    axis = attrs["axis"]
+    return [_resized(whole.shape, {axis: k}) for k in _widths(whole, n, axis, attrs["unit"])] if axis and not attrs["bounds"] else None
+
+
+def _widths(t: TensorType, n: int, axis: int, unit: int) -> list[int]:
+    return [b - a for a, b in pairwise(cut_bounds(t.shape[axis], n, unit))]
+
+
+def _resized(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple([sizes.get(k, size) for k, size in enumerate(shape)])
 
 
 def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: tuple) -> list[int] | None:
@@ -334,6 +349,7 @@ class AllGather(Parted):
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": (), **HOW}
     carries = "spread"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
+    boxes = staticmethod(_boxes)
     sent = staticmethod(lambda n, *_: (n - 1) / n)
 
     @staticmethod
@@ -379,6 +395,7 @@ class ReduceScatter(Parted):
     attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": (), **HOW}
     carries = "reduce"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
+    boxes = staticmethod(_boxes)
     sent = staticmethod(lambda n, *_: (n - 1) / n)
 
     @staticmethod
@@ -427,11 +444,19 @@ class AllToAll(Parted):
     activity = "ALLTOALL"
     fluid_names = ("alltoall", "alltoall")
     inputs = ("X",)
-    attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1}
+    attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1, **HOW}
+    carries = "exchange"
     sent = staticmethod(lambda n, *_: (n - 1) / n**2)
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int) -> TensorType:
+    def boxes(t: TensorType, n: int, attrs: Any) -> list[tuple[int, ...]]:
+        """What each rank has for each rank, in their order."""
+        axis, to_axis = attrs["axis"], attrs["to_axis"]
+        columns = _widths(t, n, to_axis, attrs["to_unit"])
+        return [_resized(t.shape, {axis: a, to_axis: b}) for a in _widths(t, n, axis, attrs["unit"]) for b in columns]
+
+    @staticmethod
+    def infer(x: TensorType, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int, **how: Any) -> TensorType:
         check_cut("all_to_all", x, axis, unit, ())
         check_cut("all_to_all", x, to_axis, to_unit, ())
         if axis == to_axis:
@@ -439,7 +464,7 @@ class AllToAll(Parted):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int, **how: Any) -> Entry | None:
         expect("all_to_all", entry, Shard(axis, group, unit))
         return Shard(to_axis, group, to_unit)
 

@@ -61,7 +61,11 @@ class Concat(OpDef):
 
     @staticmethod
     def meaning(a, ins, outs, *, axis):
-        return [a.join(ins[0], outs[0].shape) if axis % outs[0].ndim == 0 else a.unknown()]
+        axis %= outs[0].ndim
+        made = None if outs[0].numel == ANY else a.boxes.join(ins[0], axis, outs[0].shape)
+        if made is None:
+            made = a.join(ins[0], outs[0].shape) if axis == 0 else a.unknown()
+        return [made]
 
     @staticmethod
     def pattern(ins, outs, attrs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -75,10 +74,10 @@ class Slice(OpDef):
     def meaning(a, ins, outs, *, axes, starts, ends, decrease_axis):
         x = a.type(ins[0])
         window = _window("slice", x.shape, axes, starts, ends, (1,) * len(axes))
-        if x.numel == ANY or not all(_keeps_all(d, s) for d, s in zip(x.shape[1:], window[1:], strict=True)):
+        if x.numel == ANY:
             return [a.unknown()]
-        rows, inner = range(*window[0].indices(x.shape[0])), prod(x.shape[1:])
-        return [a.shaped(a.cut(ins[0], rows.start * inner, (rows.start + len(rows)) * inner), outs[0].shape)]
+        kept = [range(*s.indices(d)) for d, s in zip(x.shape, window, strict=True)]
+        return [a.shaped(a.boxes.cut(ins[0], [(r.start, r.start + len(r)) for r in kept]), outs[0].shape)]
 
     @staticmethod
     def infer(x, *, axes, starts, ends, decrease_axis):

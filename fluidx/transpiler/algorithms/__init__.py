@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ def algorithm(name: str, hosts: int = 1) -> Algorithm:
 
 @lru_cache(maxsize=256)
 def schedule(name: str, carries: str, n: int, hosts: int = 1) -> Rounds:
-    """What `carries` ("all_reduce", "reduce", "spread", "adaptive") is among n ranks. Raises Refused where the algorithm does not do that.
+    """What `carries` ("all_reduce", "reduce", "spread", ...) is among n ranks. Raises Refused where the algorithm does not do that.
 
     >>> [[(t.source, t.target) for t in r] for r in schedule("ring", "all_reduce", 2)]
     [[(1, 0), (0, 1)], [(0, 1), (1, 0)]]
@@ -73,10 +74,9 @@ def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) 
 
 
 @lru_cache(maxsize=64)
-def _by_block(name: str, carries: str, n: int, hosts: int) -> list[list[tuple[int, int, Transfer]]]:
-    """(round, place in it, transfer) of all transfers that have a block, for each block and what lies behind the value: most values have
-    few that are not empty."""
-    out: list[list[tuple[int, int, Transfer]]] = [[] for _ in range(n + 1)]
+def _by_block(name: str, carries: str, n: int, hosts: int) -> dict[int, list[tuple[int, int, Transfer]]]:
+    """(round, place in it, transfer) of all transfers that have a block, for each block: most values have few that are not empty."""
+    out: dict[int, list[tuple[int, int, Transfer]]] = defaultdict(list)
     for k, r in enumerate(schedule(name, carries, n, hosts)):
         for i, t in enumerate(r):
             for b in range(t.start, t.stop):

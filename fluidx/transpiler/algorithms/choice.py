@@ -41,7 +41,7 @@ def cheapest(carries: str, n: int, nbytes: int, rooted: bool = False) -> str:
 def _work(name: str, carries: str, n: int, rooted: bool) -> tuple[int, float]:
     """(messages, share of the value) that the busiest rank sends or receives, added up over the rounds."""
     cut = algorithm(name).cut if carries == "all_reduce" else (lambda n, size: owned_by(0, n, size)) if rooted else _even
-    marks = [*cut(n, _UNITS), _UNITS]  # what lies behind the value is next to nothing
+    marks = [*cut(n * n if carries == "exchange" else n, _UNITS), _UNITS]  # what lies behind the value is next to nothing
     messages, moved = 0, 0
     for r in schedule(name, carries, n):
         count: Counter[tuple[str, int]] = Counter()

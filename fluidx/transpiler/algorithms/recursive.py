@@ -5,7 +5,7 @@ Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication o
 
 from __future__ import annotations
 
-from .schedule import Algorithm, Refused, Round, Rounds, Transfer, backwards, runs
+from .schedule import Algorithm, Refused, Round, Rounds, Transfer, backwards, handed, runs
 
 
 class HalvingDoubling(Algorithm):
@@ -43,6 +43,12 @@ class HalvingDoubling(Algorithm):
             Transfer(k, b, a, z, False) for k, more in folded.items() for b in more for a, z in runs(set(range(n)) - {b})
         )  # fmt: skip
         return (*rounds[:-1], last)
+
+    def exchange(self, n: int) -> Rounds:
+        """Pairs that differ in the same bits, where n is a power of two."""
+        if n & (n - 1):
+            return super().exchange(n)
+        return tuple(tuple(handed(k, k ^ h, n) for k in range(n)) for h in range(1, n))
 
     def adaptive(self, n: int) -> Rounds:
         """Neighbours take a half each of both their values, then ranks at twice the distance of what has become of those, and so on.

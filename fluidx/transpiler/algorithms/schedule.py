@@ -46,6 +46,11 @@ class Algorithm:
         """From terms on all ranks to sums on all ranks."""
         return self.reduce(n) + self.spread(n)
 
+    def exchange(self, n: int) -> Rounds:
+        """From what each rank has for each other to there; of n*n blocks, k*n + j is what rank k has for rank j. By default one after the
+        other, in the h-th round to the rank that is h further on."""
+        return tuple(tuple(handed(k, (k + h) % n, n) for k in range(n)) for h in range(1, n))
+
     def adaptive(self, n: int) -> Rounds:
         """From what ranks have of their own to its adaptive sum on all ranks: see transpiler/adaptive.py for what a transfer then means."""
         raise Refused(f"{self.name} makes no adaptive sum; halving_doubling does")
@@ -53,6 +58,11 @@ class Algorithm:
     def cut(self, n: int, size: int) -> list[int]:
         """Where an all_reduce of `size` elements cuts them into blocks."""
         return owned_by(0, n, size) if self.gathers else bounds(size, n)
+
+
+def handed(k: int, to: int, n: int) -> Transfer:
+    """What rank k of n has for another one."""
+    return Transfer(k, to, k * n + to, k * n + to + 1, False)
 
 
 class Refused(ProgramError):

@@ -14,6 +14,9 @@ class Star(Algorithm):
     def reduce(self, n: int) -> Rounds:
         return (_to_owners(n),) if n > 1 else ()
 
+    def exchange(self, n: int) -> Rounds:
+        return (tuple(t for r in super().exchange(n) for t in r),) if n > 1 else ()
+
 
 class Direct(Star):
     """The stars of all blocks at the same time: each rank adds up its block of an all_reduce, as the servers of Herring and Fairring."""

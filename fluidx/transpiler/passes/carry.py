@@ -23,8 +23,8 @@ class Carry(Pass):
 
     On several hosts, and by "auto", what stays inside a host is whole. Between hosts a value always goes by send and recv: where nothing
     is chosen, by a ring, and an adaptive sum by halving_doubling.
-    What no algorithm can carry (a maximum, a value of open size, a cut that gives no flat ranges) stays whole, and explain() says why; so
-    does what none of the candidates of "auto" can.
+    What no algorithm can carry (a maximum, a value of open size) stays whole, and explain() says why; so does what none can of which "auto"
+    chooses.
     `types`: the collectives that the choice is for; () for all.
     """
 
@@ -58,7 +58,7 @@ class Carry(Pass):
         if op.attrs["algorithm"] or n == 1 or not name:
             return op
         terms = next((e for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Partial)), None)
-        if terms is not None and opdef(op.type).carries == "spread":  # no proof follows parts of terms through messages
+        if terms is not None and opdef(op.type).carries in ("spread", "exchange"):  # no proof follows parts of terms through messages
             job.log.append(f"%{out}: {op.type} over {group} stays whole: what ranks hold of it is {terms}")
             return op
         return carried(op, name, local_type(block.desc(out).type, others(block.program, block, op), coords), n, job)

@@ -41,7 +41,6 @@ STAY = """
 dist:
   %m.max: f32[4,3] = all_reduce(%m) {group="dp", op="max"}
   %open.sum: f32[-1,3] = all_reduce(%open) {group="dp", op="sum"}
-  %g.columns: f32[4,3] shard(1) over dp = reduce_scatter(%g) {axis=1, group="dp", op="sum"}
 """
 
 
@@ -50,7 +49,6 @@ def test_what_no_algorithm_can_carry_stays_whole_and_says_why():
     assert job.log == [
         "%m.max: all_reduce over dp stays whole: only terms of a sum are added up on their way, and this is max",
         "%open.sum: all_reduce over dp stays whole: messages have sizes, and f32[-1,3] has none yet",
-        "%g.columns: reduce_scatter over dp stays whole: a cut along axis 1 gives no ranges of the flat value",
     ]
 
 
