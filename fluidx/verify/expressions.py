@@ -25,6 +25,7 @@ from ..ir.types import ANY, Placement, TensorType
 from .adaptive import Adaptive, Span
 from .boxes import Boxes
 from .refuse import Refused
+from .words import show
 
 _MOST = 64  # a sum of more terms than that is not flattened into another sum: long chains stay linear
 _EXACT = 1 << 53
@@ -427,46 +428,9 @@ class Table:
             out += [(a, u * v) for a, u in self.items(self.shaped(e, shape))]
         return out
 
-    # -- for messages ------------------------------------------------------------------------------------------------
-
     def show(self, e: int, depth: int = 4) -> str:
         """A few words for a person."""
-        key = self.keys[e]
-        if depth == 0:
-            return "..."
-        if key[0] == "op":
-            return f"{key[1]}({', '.join(self.show(x, depth - 1) for x in key[3][:4] if x is not None)})"
-        if key[0] == "lin":
-            said = " + ".join(self._show_term(a, w, depth - 1) for a, w in key[1][:4])
-            return (said + (" + ..." if len(key[1]) > 4 else "")) or "0"
-        if key[0] == "slice":
-            return f"{self.show(key[1], depth)}[{key[2]}:{key[2] + key[3]}]"
-        if key[0] == "view":
-            return self.show(key[1], depth)
-        if key[0] == "box":
-            return f"{self.show(key[1], depth)}[{key[2]}, {' by '.join(f'{n} {s} apart' for n, s in zip(key[4], key[3], strict=True))}]"
-        if key[0] == "rows":
-            return "[" + "; ".join(self.show(x, depth - 1) for x in key[1][:4]) + (" ...]" if len(key[1]) > 4 else "]")
-        if key[0] == "terms":
-            at = [k for k in range(key[3].bit_length()) if key[3] >> k & 1]
-            listed = ", ".join(map(str, at[:6])) + (", ..." if len(at) > 6 else "")
-            return f"the term{'s' * (len(at) > 1)} of index {listed}"
-        if key[0] == "one":
-            return "1"
-        if key[0] == "adaptive":
-            return f"replica_adasum({self.show(key[1], depth - 1)})"
-        if key[0] == "met":
-            return f"the adaptive sum of {self.show(key[1][0], depth - 1)} on ranks {key[3]} to {key[4] - 1}"
-        if key[0] == "part":
-            return f"the part of {self.show(key[1][0], depth - 1)} at {', '.join(f'{g} {k}' for g, k in key[2])}"
-        if key[0] == "products":
-            return f"the products of elements {key[4]} to {key[5]} of {self.show(key[1], depth - 1)} and {self.show(key[2], depth - 1)}"
-        return f"%{key[1]}" if key[0] in ("data", "state") else f"{key[0]} {key[1]}"
-
-    def _show_term(self, e: int, weight: float, depth: int) -> str:
-        if self.keys[e][0] == "one":
-            return f"{weight:g}"
-        return self.show(e, depth) if weight == 1 else f"{weight:g} {self.show(e, depth)}"
+        return show(self, e, depth)
 
 
 _PLAIN = (int, str, bool, type(None))  # values of one of these types that are equal say the same

@@ -224,8 +224,8 @@ class Operators:
         return known
 
     def _of_own(self, type_: str, attrs: Mapping[str, Any], e: int, signature: Signature, layers: Sequence[int]) -> int:
-        """What the one-device operator makes of an expression, of each layer by itself: so values that ranks have of their own meet. Over other
-        groups operand and result lie alike, as `signature` says; Refused where the operator has no lemma for that."""
+        """What the one-device operator makes of an expression, of each layer by itself: so values that ranks have of their own meet. Over
+        other groups operand and result lie alike, as `signature` says; Refused where the operator has no lemma for that."""
         definition = opdef(type_)
         (slot,), (out,) = definition.in_slots, definition.out_slots
         op = Operator(type_, {slot.name: ("x",)}, {out.name: ("out",)}, definition.complete_attrs(attrs))

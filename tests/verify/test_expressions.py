@@ -54,7 +54,8 @@ def test_constants_have_a_shape_and_a_dtype():
 def test_boxes_are_one_however_they_were_cut_out():
     t, a, b, _ = make((4, 6))
     box = t.boxes.cut(a, [(1, 3), (2, 5)])
-    assert box == t.boxes.cut(t.boxes.cut(a, [(1, 3), (0, 6)]), [(0, 2), (2, 5)]) == t.boxes.cut(t.boxes.cut(a, [(0, 4), (2, 5)]), [(1, 3), (0, 3)])
+    assert box == t.boxes.cut(t.boxes.cut(a, [(1, 3), (0, 6)]), [(0, 2), (2, 5)])
+    assert box == t.boxes.cut(t.boxes.cut(a, [(0, 4), (2, 5)]), [(1, 3), (0, 3)])
     assert box == t.boxes.cut(t.shaped(t.cut(a, 6, 18), (2, 6)), [(0, 2), (2, 5)])
     assert t.boxes.cut(a, [(1, 3), (0, 6)]) == t.shaped(t.cut(a, 6, 18), (2, 6))  # rows are a slice
     assert t.boxes.cut(a, [(1, 2), (2, 5)]) == t.shaped(t.cut(a, 8, 11), (1, 3))
