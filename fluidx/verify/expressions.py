@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from math import isfinite, prod
 from typing import Any
@@ -239,23 +240,27 @@ class Table:
 
     def rounded(self, e: int, dtype: str) -> int:
         """The same numbers as floats of another dtype: in exact arithmetic nothing changes."""
+        key = self.keys[e]
+        return key[2] if key[:2] == ("each", "rounded") and self.types[key[2]].dtype == dtype else self.each("rounded", e, dtype)
+
+    def each(self, what: str, e: int, dtype: str) -> int:
+        """What a linear function of each element by itself makes of a value; it leaves 1 as it is."""
         key, t = self.keys[e], self.types[e].with_dtype(dtype)
+        again = self.rounded if what == "rounded" else partial(self.each, what)
         match key[0]:
-            case "rounded" if self.types[key[1]].dtype == dtype:
-                return key[1]
             case "lin":
-                return self.lin([(self.rounded(a, dtype), w) for a, w in key[1]], t)
+                return self.lin([(again(a, dtype), w) for a, w in key[1]], t)
             case "one":
                 return self.one(dtype, t.shape)
             case "view":
-                return self.shaped(self.rounded(key[1], dtype), t.shape)
+                return self.shaped(again(key[1], dtype), t.shape)
             case "slice":
-                return self.cut(self.rounded(key[1], dtype), key[2], key[2] + key[3])
+                return self.cut(again(key[1], dtype), key[2], key[2] + key[3])
             case "rows":
-                return self.join([self.rounded(part, dtype) for part in key[1]])
+                return self.join([again(part, dtype) for part in key[1]])
             case "box":
-                return self.intern(("box", self.rounded(key[1], dtype), *key[2:]), t, (key[1],))
-        return self.intern(("rounded", e, dtype), t, (e,))
+                return self.intern(("box", again(key[1], dtype), *key[2:]), t, (key[1],))
+        return self.intern(("each", what, e, dtype), t, (e,))
 
     def rows(self, x: int, shapes: Sequence[Sequence[int]]) -> list[int]:
         out, at = [], 0

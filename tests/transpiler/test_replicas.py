@@ -217,3 +217,21 @@ def test_wrong_programs_of_replicas_are_refused(which):
     for mains in (broken, [Program.parse_from_string(texts[0]), broken[1]]):
         with pytest.raises(fx.VerifyError):
             verify_ranks(ProgramPair(main, startup), mains, [t.get_startup_program(r) for r in range(2)])
+
+
+def test_means_travel_together():
+    # gradients that each rank has of its own, and whose mean all ranks take: two of them go in one bucket
+    main, startup = fx.Program("means"), fx.Program("means_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        loss = L.mean(L.fc(L.fc(fx.data("x", [-1, 8], D), 8, bias_attr=False), 8, bias_attr=False))
+        fx.optimizer.DGCMomentumOptimizer(0.1, 0.9, rampup_begin_step=0).minimize(loss)  # both are too small to be compressed
+    t = transpiled(main, startup, 2)
+    assert [op.type for op in t.main.ops if op.type in ("pack", "all_reduce", "unpack")] == ["pack", "all_reduce", "unpack"]
+    t.verify()
+    wrong = [Program.parse_from_string(str(t.get_trainer_program(r))) for r in range(2)]
+    for p in wrong:  # each takes the other's mean
+        p.global_block().oplist = [
+            op.replace(outputs={"Out": op.output_arg_names[::-1]}) if op.type == "unpack" else op for op in p.global_block().oplist
+        ]
+    with pytest.raises(fx.VerifyError, match="does not hold one device's value"):
+        verify_ranks(ProgramPair(main, startup), wrong, [t.get_startup_program(r) for r in range(2)])

@@ -26,6 +26,7 @@ class ReplicaMean(OpDef):
     pattern = "* -> * | R L(0)"  # a mean of maxima is no maximum of means
     inplace = (("X", "Out"),)
     meets_by = "all_reduce", {"op": "avg"}
+    meaning = staticmethod(lambda a, ins, outs, **how: [a.each("replica_mean", ins[0], outs[0].dtype)])
 
     @staticmethod
     def infer(x: TensorType, **how: Any) -> TensorType:
