@@ -189,7 +189,7 @@ class Plan(NamedTuple):
     def _where(self, name: str) -> str:
         v = self.values[name]
         b = self.buffers[v.buffer]
-        said = f"%{name} {v.type} " + (f"at {b.offset}" if b.kind == "arena" else b.kind)
+        said = f"%{name} {v.type} " + (f"at {b.offset}" if b.kind == "arena" else b.kind) + (" of the host" if b.on_host else "")
         if v.lies is not None:
             said += f"+{v.lies.offset} in steps of {','.join(map(str, v.lies.strides))}"
         return said + (f" as %{v.view_of}" if v.view_of else "")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .opdef import opdef
 from .operator import Operator
+from .pattern import Pattern
 
 if TYPE_CHECKING:
     from .program import Block, Program
@@ -32,7 +33,13 @@ def elements_read(op: Operator, block: Block) -> dict[str, None]:
     definition = opdef(op.type)
     if definition.bodies:
         return {}
-    ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
-    in_types, out_types = ([None if n is None else block.desc(n).type for n in names] for names in (ins, outs))
-    shape_only = definition.pattern_of(in_types, out_types, op.attrs).shape_only
-    return {n: None for k, n in enumerate(ins) if n is not None and k not in shape_only}
+    shape_only = pattern_in(op, block).shape_only
+    return {n: None for k, n in enumerate(definition.flat_slots(op.inputs, definition.in_slots)) if n is not None and k not in shape_only}
+
+
+def pattern_in(op: Operator, block: Block) -> Pattern:
+    """The access pattern of an operator, by the types that its block declares."""
+    definition = opdef(op.type)
+    sides = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
+    ins, outs = ([None if n is None else block.desc(n).type for n in names] for names in sides)
+    return definition.pattern_of(ins, outs, op.attrs)

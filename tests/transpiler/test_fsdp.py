@@ -271,7 +271,7 @@ def test_inference_gathers_units_ahead_and_scatters_nothing():
         ({"prefetch": -1}, "fsdp: prefetch is a number of units, 0 or more, got -1"),
         ({"prefetch": 1.5}, "fsdp: prefetch is a number of units, 0 or more, got 1.5"),
         ({"reshard_after_forward": "no"}, "fsdp: reshard_after_forward is True or False, got 'no'"),
-        ({"cpu_offload": True}, "fsdp: cpu_offload is not available: updates run on the places of their ranks; leave it False"),
+        ({"cpu_offload": "params"}, "fsdp: cpu_offload is True or False, got 'params'"),
     ],
 )
 def test_options_are_checked(options, message):

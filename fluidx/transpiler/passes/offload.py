@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from ...ir import flow
-from ...ir.memories import elements_read
+from ...ir.memories import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.program import Block, Program, ProgramPair, Var
@@ -55,6 +55,23 @@ def _resting(main: Program) -> set[str]:
     return {n for n in used if n in descs and descs[n].persistable and (n in updated or n not in worked_on)}
 
 
+def _moved_for_updates(program: Program, resting: Container[str]) -> set[int]:
+    """The operators, by id, that lay out anew what the host alone reads: that is copied in one piece in front of them."""
+    found: set[int] = set()
+    block = program.global_block()
+    used: set[str] = set()
+    by_device: set[str] = set()
+    for op in reversed(block.oplist):
+        definition, reads, writes = opdef(op.type), flow.reads(program, op), op.output_arg_names
+        here = op.role in _UPDATES and definition.effect not in _TALKS
+        if op.role is Role.DIST and writes and all(n in resting or n in used and n not in by_device for n in writes):
+            here = not definition.bodies and pattern_in(op, block).laid
+            found.update([id(op)] if here else ())
+        used.update(reads)
+        by_device.update(() if here else reads)
+    return found
+
+
 class _Offloading:
     """Puts the operators of one program into the two memories, in place. `run` gives the number of copies written."""
 
@@ -63,6 +80,7 @@ class _Offloading:
         self.block = program.global_block()
         self.hosted = set(resting)  # what lies on the host, of all that has a place
         self.placed = {n for n, d in self.block.descs.items() if d.persistable or d.is_data}
+        self.moved = _moved_for_updates(program, self.hosted)
         self.copies: dict[str, str] = {}  # of values, in the other memory
         self.section = Role.DIST
         self.count = 0
@@ -121,16 +139,17 @@ class _Offloading:
         if op.role in _UPDATES:
             return True
         if op.input_arg_names:
-            return op.role is Role.DIST and self.hosted.issuperset(op.input_arg_names)
+            return id(op) in self.moved or op.role is Role.DIST and self.hosted.issuperset(op.input_arg_names)
         return bool(op.output_arg_names) and self.hosted.issuperset(op.output_arg_names)
 
     def _copied(self, name: str, op: Operator) -> str:
         """The name of a copy in the other memory; what only moves the value takes one of its own."""
-        if op.role is not Role.DIST and name in self.copies:
+        alone = op.role is Role.DIST
+        if not alone and name in self.copies:
             return self.copies[name]
         copy = self._new(name, name not in self.hosted)
         self._copy(name, copy, op)
-        if op.role is not Role.DIST:
+        if not alone:
             self.copies[name] = copy
         return copy
 
