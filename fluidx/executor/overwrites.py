@@ -23,8 +23,8 @@ from .told import where
 
 
 class Span(NamedTuple):
-    """Bytes of one piece of memory: the arena (-1), that of the host (-2), or the buffer of a feed or a variable by its number. With a `pitch` only the first
-    `run` of so many count, from `start` on."""
+    """Bytes of one piece of memory: the arena (-1), that of the host (-2), or the buffer of a feed or a variable by its number. With a
+    `pitch` only the first `run` of so many count, from `start` on."""
 
     space: int
     start: int

@@ -62,8 +62,9 @@ def _left_apart(op: Operator, block: Block) -> str:
     for body in bodies(op):
         inner = block.program.blocks[body.idx]
         for n, out in zip(body.results(op), op.output_arg_names, strict=False):
-            if _hosted(inner, n) is not _hosted(block, out):
-                return f"op {op.type} leaves %{out} on the {_memory(_hosted(block, out))}, and %{n} of block {body.idx} lies in the other memory"
+            lies, wanted = _hosted(inner, n), _hosted(block, out)
+            if lies is not wanted:
+                return f"op {op.type} leaves %{out} on the {_memory(wanted)}, and %{n} of block {body.idx} lies on the {_memory(lies)}"
     return ""
 
 

@@ -199,6 +199,15 @@ def test_parameters_gradients_and_state_fall_with_the_ranks(ranks, units):
         assert max(p.arena_bytes for p in plans) <= whole // ranks + 3 * LAYER + 2 * layers * 16 * 4 + 64 * 3 * layers
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_startup_makes_no_parameter_whole(ranks):
+    layers, width = 8, 64
+    t = made(deep(layers, width), ranks)
+    for p in (dry_plan(t.get_startup_program(r), fetch=[]) for r in range(ranks)):
+        assert p.nbytes("state") == 3 * layers * width * width * 4 // ranks + 4 * (1 + 2 * layers)
+        assert p.arena_bytes <= 2 * 64 * (1 + 2 * layers)  # the single numbers, which are broadcast together
+
+
 def test_a_run_allocates_what_the_plans_say():
     ranks = 4
     t = made(deep(8, 128), ranks, units=128 * 128 * 4 / 2**20)

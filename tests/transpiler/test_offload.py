@@ -136,15 +136,15 @@ def test_state_that_forward_writes_stays_on_the_device():
 
 
 def test_startup_makes_what_rests_on_the_host_there():
-    t = made(deep(), units="parameter")
+    t = made(deep())
     assert {op.type for op in t.startup.ops if op.output_arg_names[:1] in [(f"w{k}",) for k in range(4)]} == {"uniform_random"}
 
 
-@pytest.mark.parametrize("form", [lambda p: parse_pair(str(p)), lambda p: from_json(json.loads(json.dumps(to_json(p))))], ids=["text", "json"])
-def test_programs_with_two_memories_come_back(form):
+def test_programs_with_two_memories_come_back():
     t = made(deep())
     pair = ProgramPair(t.get_trainer_program(1), t.get_startup_program(1))
-    again = form(pair)
+    assert str(from_json(json.loads(json.dumps(to_json(pair))))) == str(pair)
+    again = parse_pair(str(pair))
     assert str(again) == str(pair) and again.main.global_block().descs["w0"].on_host
     assert not again.main.global_block().descs["w0.full"].on_host
 
@@ -262,7 +262,9 @@ WRONG = {
         "sgd(%fc_1.w_0, %fc_1.w_0@GRAD.sum.host,", "sgd(%fc_1.w_0, %fc_1.w_0@GRAD.sum,",
         "op sgd works in the memory of %fc_1.w_0, which lies on the host, and %fc_1.w_0@GRAD.sum lies on the device",
     ),
-    "a copy goes the other way": ("memcpy_h2d(%fc_1.w_0)", "memcpy_d2h(%fc_1.w_0)", "op memcpy_d2h copies to the host, and %fc_1.w_0 lies on the host"),
+    "a copy goes the other way": (
+        "memcpy_h2d(%fc_1.w_0)", "memcpy_d2h(%fc_1.w_0)", "op memcpy_d2h copies to the host, and %fc_1.w_0 lies on the host",
+    ),
     "a plain copy crosses": (
         "memcpy_h2d(%fc_1.w_0)", "assign(%fc_1.w_0)",
         "op assign works in the memory of %fc_1.w_0.device, which lies on the device, and %fc_1.w_0 lies on the host",

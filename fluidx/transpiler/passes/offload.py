@@ -21,9 +21,9 @@ _COMPUTES = (Role.FORWARD, Role.LOSS, Role.BACKWARD)
 class Offload(Pass):
     """Run updates on the host, and keep there what they write and what forward and backward do not work on.
 
-    Parameters that rest cut, the optimizer's state and learning rates are then on the host, and a device has parameters in use, gradients and
-    activations. What is read in the other memory is copied there in front of its reader; forward and backward copy what rests on the host
-    anew, so that it is on the device while it is used. Sources write what they define where it rests. Communication is the device's.
+    Parameters that rest cut, the optimizer's state and learning rates are then on the host; a device has parameters in use, gradients and
+    activations. What is read in the other memory is copied there in front of its reader, by forward and by backward each for itself.
+    Sources write what they define where it rests. Communication is the device's.
     Source: the CPU offload of ZeRO and of PyTorch's FSDP.
     """
 

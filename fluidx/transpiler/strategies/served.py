@@ -34,7 +34,8 @@ def parameter_server(
         )
     if common.get("cpu_offload"):
         raise TranspileError(
-            "parameter_server: cpu_offload is not available: servers do nothing but update, so there is nothing to make room for; leave it False"
+            "parameter_server: cpu_offload is not available: servers do nothing but update, so there is nothing to make room for; leave it "
+            "False"
         )
     rest = OnServers(servers, min_block, split)
     options = {"servers": servers, "min_block": min_block, "split": split}
