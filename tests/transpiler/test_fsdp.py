@@ -115,12 +115,13 @@ def test_units_are_in_the_order_in_which_forward_reads():
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt", "attention"])
-@pytest.mark.parametrize("kept, gathers", [(False, 2), (True, 1)])
-def test_a_unit_is_gathered_once_in_a_section_and_its_gradients_scattered_once(name, kept, gathers):
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_unit_is_gathered_once_in_a_section_and_its_gradients_scattered_once(name, kept):
     model = written(MODELS[name])
     t = made((model.main, model.startup), 4, units=25, reshard_after_forward=not kept)
     census = Counter(op.type for op in t.main.ops)
-    assert (census["all_gather"], census["reduce_scatter"]) == (gathers, 1)  # all of these models is one unit
+    # all of these models is one unit, the one that forward uses last: backward finds it whole
+    assert (census["all_gather"], census["reduce_scatter"]) == (1, 1)
     t = made((model.main, model.startup), 4, units=KB, reshard_after_forward=not kept)
     params = {p.name: t.main.global_block().descs[p.name] for p in model.main.all_parameters()}
     units = InFlatUnits(KB).seen(model.main).units(params)
@@ -128,14 +129,14 @@ def test_a_unit_is_gathered_once_in_a_section_and_its_gradients_scattered_once(n
     census = Counter(op.type for op in t.main.ops)
     assert census["reduce_scatter"] == len(units)
     # backward needs no unit of which it reads nothing but shapes
-    assert census["all_gather"] == len(units) or not kept and len(units) < census["all_gather"] <= 2 * len(units)
+    assert census["all_gather"] == len(units) or not kept and len(units) < census["all_gather"] < 2 * len(units)
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_rank_sends_each_byte_of_a_unit_once_for_each_section_and_once_back(kept):
     layers, ranks = 6, 4
     t = made(deep(layers), ranks, units=2 * LAYER / 2**20, reshard_after_forward=not kept)
-    read_in_backward = 0 if kept else layers - 1  # the first layer's input has no gradient
+    read_in_backward = 0 if kept else layers - 1 - 2  # the first layer's input has no gradient, and the last unit is whole
     share = (ranks - 1) / ranks
     assert [t.traffic(r)["dp"] for r in range(ranks)] == [share * LAYER * (2 * layers + read_in_backward)] * ranks
 
@@ -161,9 +162,9 @@ def order(t):
 @pytest.mark.parametrize(
     "ahead, forward, backward",
     [
-        (0, "+w0 w0 +w1 w1 +w2 w2 +w3 w3", "+w3 w3 +w2 w2 +w1 w1"),
-        (1, "+w0 +w1 w0 +w2 w1 +w3 w2 w3", "+w3 +w2 w3 +w1 w2 w1"),
-        (2, "+w0 +w1 +w2 w0 +w3 w1 w2 w3", "+w3 +w2 +w1 w3 w2 w1"),
+        (0, "+w0 w0 +w1 w1 +w2 w2 +w3 w3", "w3 +w2 w2 +w1 w1"),
+        (1, "+w0 +w1 w0 +w2 w1 +w3 w2 w3", "+w2 w3 +w1 w2 w1"),
+        (2, "+w0 +w1 +w2 w0 +w3 w1 w2 w3", "+w2 +w1 w3 w2 w1"),
     ],
 )
 def test_units_are_gathered_so_many_ahead_and_never_more(ahead, forward, backward):

@@ -16,7 +16,7 @@ def fsdp(units: float | str = 25, reshard_after_forward: bool = True, prefetch: 
     """zero3 by units: one all_gather brings a unit's parameters into use, and its gradients are scattered back together.
 
     `units`: at most so many MiB each, "scope" for those of one fx.name_scope, or "parameter". `prefetch`: so many units are gathered ahead
-    of the one at work. `reshard_after_forward=False` keeps what forward gathered for backward.
+    of the one at work. Backward finds the unit whole that forward used last; `reshard_after_forward=False` keeps all of them for it.
     Source: PyTorch's FullyShardedDataParallel.
     """
     mb = isinstance(units, (int, float)) and not isinstance(units, bool) and units > 0
