@@ -53,15 +53,17 @@ class _Binder:
     def __init__(self, plan: Plan, scope: Scope, ctx: RunContext, xp: Any):
         self.plan, self.scope, self.ctx, self.xp = plan, scope, ctx, xp
         self.arrays: dict[str, Any] = {}
-        self.carved: dict[tuple[int, str, tuple[int, ...]], Any] = {}
-        self.arena = _aligned(plan.arena_bytes, xp)
+        self.carved: dict[tuple[bool, int, str, tuple[int, ...]], Any] = {}
+        # by whether what lies there is said to lie on the host
+        self.modules = {False: xp, True: np}
+        self.arenas = {False: _aligned(plan.arena_bytes, xp), True: _aligned(plan.host_arena_bytes, np)}
 
     def bind(self) -> Bound:
         plan = self.plan
         bound = Bound(plan, self.ctx, self.xp)
         for name, v in plan.values.items():
             if plan.buffers[v.buffer].kind == "feed" and not v.view_of:
-                self.arrays.setdefault(name, self._made(v.type))
+                self.arrays.setdefault(name, self._made(v.type, self.xp))
         bound.feeds = [(name, self.arrays[name]) for name in plan.feeds]
         asynchronous = self.ctx.comm is not None and self.ctx.comm.asynchronous
         turns: Turns = Streams(self.ctx.comm, bound) if asynchronous else Threads(self.ctx, bound)
@@ -89,36 +91,38 @@ class _Binder:
         if a is None:
             v = self.plan.values[name]
             buffer = self.plan.buffers[v.buffer]
+            xp = self.modules[buffer.on_host]
             if v.lies is not None:
                 at = buffer.offset + v.lies.offset
-                a = carve_strided(self.xp, self.arena, at, v.type.shape, np_dtype(v.type.dtype), v.lies.strides)
+                a = carve_strided(xp, self.arenas[buffer.on_host], at, v.type.shape, np_dtype(v.type.dtype), v.lies.strides)
             elif buffer.kind == "arena":
-                a = self._carved(buffer.offset, v.type)
+                a = self._carved(buffer.on_host, buffer.offset, v.type)
             else:
-                a = self._state(name, v.type) if buffer.kind == "state" else self.arrays[buffer.name]
+                a = self._state(name, v.type, xp) if buffer.kind == "state" else self.arrays[buffer.name]
             self.arrays[name] = a
         return a
 
-    def _carved(self, offset: int, t: TensorType) -> Any:
+    def _carved(self, on_host: bool, offset: int, t: TensorType) -> Any:
         """One array object for one place and type: a result in the place of an operand is the operand's own object, for which NumPy
         does not look into whether the two overlap."""
-        key = offset, t.dtype, t.shape
+        key = on_host, offset, t.dtype, t.shape
         a = self.carved.get(key)
         if a is None:
-            a = self.carved[key] = carve(self.arena, offset, t.shape, np_dtype(t.dtype))
+            a = self.carved[key] = carve(self.arenas[on_host], offset, t.shape, np_dtype(t.dtype))
         return a
 
-    def _made(self, t: TensorType) -> Any:
-        return (zeros if self.xp is np else self.xp.zeros)(t.shape, np_dtype(t.dtype))
+    @staticmethod
+    def _made(t: TensorType, xp: Any) -> Any:
+        return (zeros if xp is np else xp.zeros)(t.shape, np_dtype(t.dtype))
 
-    def _state(self, name: str, t: TensorType) -> Any:
+    def _state(self, name: str, t: TensorType, xp: Any) -> Any:
         a = self.scope.arrays.get(name)
         # a startup program may find the variable of another model under the same name
         if a is None or (tuple(a.shape), dtype_name(a.dtype)) != (t.shape, t.dtype):
-            a = self._made(t)
+            a = self._made(t, xp)
             self.scope.bind(name, a)
-        elif (type(a) is np.ndarray) is not (self.xp is np):  # set before the program ran here, or by a run elsewhere
-            a = a.get() if self.xp is np else self.xp.asarray(a)
+        elif (type(a) is np.ndarray) is not (xp is np):  # set before the program ran here, or by a run elsewhere
+            a = a.get() if xp is np else xp.asarray(a)
             self.scope.bind(name, a)
         return a
 
@@ -161,19 +165,19 @@ class _Binder:
         read = written = self.array
         if aside:
             read, written = (lambda n, reads=reads: aside[n, reads] if (n, reads) in aside else self.array(n) for reads in (True, False))
-        ghosts = here is not None and bool(here.ghosts)
+        xp, ghosts = self.modules[step.on_host], here is not None and bool(here.ghosts)
         ins, outs = definition.operands(op, read if not ghosts else lambda n: None, written)
         if here is not None and ghosts:
-            ins = here.inputs(op, definition, read, self._ghost)
+            ins = here.inputs(op, definition, read, lambda t: xp.broadcast_to(xp.zeros((), np_dtype(t.dtype)), t.shape))
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
-        call = kernels.bind(definition, self.xp, ins, outs, attrs, self.ctx, part, step.kernel, self._scratch(step))
+        call = kernels.bind(definition, xp, ins, outs, attrs, self.ctx, part, step.kernel, self._scratch(step))
         if after and talks and self.ctx.comm.asynchronous:
             after.insert(0, partial(_finish, self.ctx.comm))
         return _sequence([*before, call, *after])
 
     def _scratch(self, step: Step) -> list[Any]:
         """What the body of a step asked for."""
-        return [self._carved(s.offset, s.type) for s in step.scratch if not s.of]
+        return [self._carved(step.on_host, s.offset, s.type) for s in step.scratch if not s.of]
 
     def _copies(self, step: Step) -> tuple[dict[tuple[str, bool], Any], list[Call], list[Call]]:
         """Arrays aside by name and whether they stand for an operand, and the calls that fill those and empty the others."""
@@ -182,9 +186,9 @@ class _Binder:
         after: list[Call] = []
         for s in step.scratch:
             if s.of:
-                a, home, reads = self._carved(s.offset, s.type), self.array(s.of), s.reads
+                a, home, reads = self._carved(step.on_host, s.offset, s.type), self.array(s.of), s.reads
                 aside[s.of, reads] = a
-                (before if reads else after).append(kernels.copying(self.xp, *((a, home) if reads else (home, a))))
+                (before if reads else after).append(kernels.copying(self.modules[step.on_host], *((a, home) if reads else (home, a))))
         return aside, before, after
 
     def _exchange(self, step: Step) -> Call:
@@ -200,9 +204,6 @@ class _Binder:
         calls = native_calls(self.ctx, "exchange", sends, recvs)
         exchange = partial(self.ctx.comm.exchange, sends, recvs) if calls is None else kernels.Native(calls)
         return _sequence([*before, exchange])
-
-    def _ghost(self, t: TensorType) -> Any:
-        return self.xp.broadcast_to(self.xp.zeros((), np_dtype(t.dtype)), t.shape)
 
     def block_runner(self, idx: int) -> Call:
         """A call that runs the operators of a sub-block in order."""

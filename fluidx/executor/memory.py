@@ -41,8 +41,8 @@ def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
             _, j = heappop(ends)
             insort(free, (sizes[j], offsets[j]))
         k = bisect_left(free, (need, -1))
-        # a block more than twice too large stays for a larger value
-        if k < len(free) and free[k][0] <= max(2 * need, 4096):
+        # a block that is twice as large stays for a larger value: a parameter that two ranks share, not its half
+        if k < len(free) and (free[k][0] < 2 * need or free[k][0] <= 4096):
             sizes[i], offsets[i] = free.pop(k)
         else:
             offsets[i], top = top, top + need

@@ -23,8 +23,8 @@ from .told import where
 
 
 class Span(NamedTuple):
-    """Bytes of one piece of memory: the arena (-1), or the buffer of a feed or a variable by its number. With a `pitch` only the first
-    `run` of so many count, from `start` on."""
+    """Bytes of one piece of memory: the arena (-1), that of the host (-2), or the buffer of a feed or a variable by its number. With a
+    `pitch` only the first `run` of so many count, from `start` on."""
 
     space: int
     start: int
@@ -92,7 +92,7 @@ class _Walk:
     def span(self, name: str) -> Span:
         buffer = self.plan.values[name].buffer
         b = self.plan.buffers[buffer]
-        whole = Span(-1, b.offset, b.offset + b.nbytes) if b.kind == "arena" else Span(buffer, 0, b.nbytes)
+        whole = Span(_arena(b.on_host), b.offset, b.offset + b.nbytes) if b.kind == "arena" else Span(buffer, 0, b.nbytes)
         return whole if self.plan.values[name].lies is None else self.rows(name, whole)
 
     def rows(self, name: str, whole: Span) -> Span:
@@ -271,8 +271,8 @@ class _Walk:
             if any(span.meets(other) for other in (*taken, *scratch[:k])):
                 self.refuse(f"{label} has scratch at {span.start} where its operands, results or other scratch lie", op)
         for span in (*taken, *scratch):
-            if span.space == -1 and not 0 <= span.start <= span.stop <= self.plan.arena_bytes:
-                self.refuse(f"{label} uses bytes {span.start} to {span.stop} of an arena of {self.plan.arena_bytes}", op)
+            if span.space < 0 and not 0 <= span.start <= span.stop <= (size := self.plan.nbytes("arena", on_host=span.space == -2)):
+                self.refuse(f"{label} uses bytes {span.start} to {span.stop} of an arena of {size}", op)
         if not step.beside:
             if self.running and talks(step):
                 self.refuse(f"{label} communicates while {self.running[0][1]} does so beside it", op)
@@ -341,7 +341,11 @@ class _Walk:
 
 
 def _scratch(step: Step) -> list[Span]:
-    return [Span(-1, s.offset, s.offset + s.type.nbytes) for s in step.scratch]
+    return [Span(_arena(step.on_host), s.offset, s.offset + s.type.nbytes) for s in step.scratch]
+
+
+def _arena(on_host: bool) -> int:
+    return -2 if on_host else -1
 
 
 def _place(a: np.ndarray) -> tuple[int, list[int]]:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Buffer(NamedTuple):
-    """Storage that values share: bytes of the arena from operator `start` to operator `stop`, a fed array, or a variable of the scope."""
+    """Storage that values share: bytes of the arena from operator `start` to operator `stop`, a fed array, or a variable of the scope.
+    Each of the two memories has an arena of its own."""
 
     kind: str  # "arena", "feed" or "state"
     name: str  # the value it was made for
@@ -26,6 +27,7 @@ class Buffer(NamedTuple):
     start: int
     stop: int
     offset: int = 0
+    on_host: bool = False
 
 
 class Lies(NamedTuple):
@@ -74,6 +76,7 @@ class Step(NamedTuple):
     beside: bool = False  # it starts when the steps before it that are not are through, and runs beside those behind it
     waits_for: int | None = None  # the number of a step beside the others that has to be through before
     marked: bool = False  # a later step waits for it
+    on_host: bool = False  # the host computes it, in its memory, whatever device the rank works on
 
     @property
     def op(self) -> Operator:
@@ -109,6 +112,7 @@ class Plan(NamedTuple):
     fetch_types: tuple[TensorType, ...]  # of the whole values, wherever their parts lie
     absent: frozenset[str] = frozenset()  # values that other ranks hold and this one does not
     waits_at_end: int | None = None
+    host_arena_bytes: int = 0  # of the arena in the memory of the host, for values that are said to lie there
 
     def all_steps(self) -> Iterator[Step]:
         """The steps, and those of sub-blocks behind them."""
@@ -116,14 +120,21 @@ class Plan(NamedTuple):
         for steps in self.bodies.values():
             yield from steps
 
-    def nbytes(self, kind: str) -> int:
-        """Bytes of all buffers of a kind; of the arena, which they share, its size."""
-        return self.arena_bytes if kind == "arena" else sum(b.nbytes for b in self.buffers if b.kind == kind)
+    def nbytes(self, kind: str, on_host: bool = False) -> int:
+        """Bytes of all buffers of a kind in the memory of the rank's device, or of the host; of the arena, which they share, its size."""
+        if kind == "arena":
+            return self.host_arena_bytes if on_host else self.arena_bytes
+        return sum(b.nbytes for b in self.buffers if b.kind == kind and b.on_host is on_host)
 
     @property
     def peak_bytes(self) -> int:
-        """What a run on this rank takes: state, feeds and the arena."""
+        """What a run on this rank takes of the memory of its device: state, feeds and the arena."""
         return self.nbytes("state") + self.nbytes("feed") + self.arena_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What it takes of the memory of the host for what is said to lie there. On a CPU that is one memory with the device's."""
+        return self.nbytes("state", on_host=True) + self.host_arena_bytes
 
     def cost(self, step: Step) -> Cost:
         """Bytes that a step reads and writes on this rank, and its arithmetic operations; worked out when asked.
@@ -150,9 +161,10 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         threads = f", each thread {self.thread_bytes}" if self.thread_bytes else ""
+        host = f", on the host arena {self.host_arena_bytes}, state {self.nbytes('state', on_host=True)}" if self.host_bytes else ""
         lines = [
             f"plan of {self.program.label()}: {len(self.steps)} steps, arena {self.arena_bytes} bytes, "
-            f"feeds {self.nbytes('feed')}, state {self.nbytes('state')}{threads}"
+            f"feeds {self.nbytes('feed')}, state {self.nbytes('state')}{host}{threads}"
         ]
         lines += [self._line(k, step) for k, step in enumerate(self.steps)]
         for idx, steps in self.bodies.items():
@@ -165,6 +177,8 @@ class Plan(NamedTuple):
         reads = ", ".join(self._where(n) for n in step.reads if n in self.values)
         writes = ", ".join(self._where(n) for n in step.writes if n in self.values)
         notes = [f"scratch {s.of and s.of + ' '}{s.type} at {s.offset}" for s in step.scratch]
+        if step.on_host:
+            notes.append("on the host")
         if step.beside:
             notes.append("beside compute")
         if step.waits_for is not None:
@@ -175,7 +189,7 @@ class Plan(NamedTuple):
     def _where(self, name: str) -> str:
         v = self.values[name]
         b = self.buffers[v.buffer]
-        said = f"%{name} {v.type} " + (f"at {b.offset}" if b.kind == "arena" else b.kind)
+        said = f"%{name} {v.type} " + (f"at {b.offset}" if b.kind == "arena" else b.kind) + (" of the host" if b.on_host else "")
         if v.lies is not None:
             said += f"+{v.lies.offset} in steps of {','.join(map(str, v.lies.strides))}"
         return said + (f" as %{v.view_of}" if v.view_of else "")

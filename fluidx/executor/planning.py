@@ -70,12 +70,17 @@ def plan(
     nodes = [storage.place(i, unit) for i, unit in enumerate(units)]
     for n in fetch:
         storage.fetched(n)
-    chooser = Chooser(storage, device, natively, answers, lies)
-    kernels = {id(node): chooser.kernel(node) for some in (nodes, *storage.inner.values()) for node in some}
+    chooser = here = Chooser(storage, device, natively, answers, lies)
+    if device != "cpu" and storage.on_host:
+        kinds = Answers.of(program, "cpu", native.enabled())
+        here = Chooser(storage, "cpu", native.enabled(), kinds, kinds.plain(sizes.types))
+    kernels = {
+        id(node): (here if node.on_host else chooser).kernel(node) for some in (nodes, *storage.inner.values()) for node in some
+    }
     order = list(_order(nodes, spans))
     beside = _beside(storage, nodes, order, overlap)
     marked = set(beside.stops.values())
-    values, buffers, total = storage.finish()
+    values, buffers, totals = storage.finish()
 
     def step(some: Sequence[Node], k: int | None = None) -> Step:
         first = some[0]
@@ -84,8 +89,8 @@ def plan(
         for node in some[1:]:
             ops, scratch = ops + node.ops, scratch + storage.placed(node)
         if k is None:
-            return Step(ops, kernel, first.here, scratch)
-        return Step(ops, kernel, first.here, scratch, k in beside.steps, beside.stops.get(k), k in marked)
+            return Step(ops, kernel, first.here, scratch, on_host=first.on_host)
+        return Step(ops, kernel, first.here, scratch, k in beside.steps, beside.stops.get(k), k in marked, first.on_host)
 
     planned = Plan(
         program,
@@ -93,12 +98,13 @@ def plan(
         {b: tuple([step([node]) for node in some]) for b, some in storage.inner.items()},
         values,
         buffers,
-        total,
+        totals[0],
         tuple([n for n in feed_types if n in values and n not in absent]),
         tuple(fetch),
         tuple([sizes.whole(n) for n in fetch]),
         absent,
         beside.stops.get(len(order)),
+        totals[1],
     )
     if config.verify_all():
         check_storage(planned)

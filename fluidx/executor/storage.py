@@ -14,6 +14,7 @@ import numpy as np
 
 from ..ir.dtypes import HALVES, dtype_name, np_dtype
 from ..ir.errors import ProgramError
+from ..ir.memories import on_host, runs_on_host
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.types import TensorType
@@ -76,6 +77,7 @@ class Root(Interval):
     aliases: list[str] = field(default_factory=list)
     number: int = -1  # of the buffer that it becomes
     offset: int = 0  # in the arena
+    on_host: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -97,6 +99,7 @@ class Node:
     index: int
     here: Here | None = None  # what it does on this rank, where that is not what it says
     made: str = ""  # "view" or "joined" (of a Step): the results are there without it
+    on_host: bool = False
     scratch: list[Aside] = field(default_factory=list)
 
     @property
@@ -110,6 +113,7 @@ class Storage:
     def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, lives: Lives):
         self.sizes, self.shadows, self.ctx = sizes, shadows, ctx
         self.state, self.pairs = outline.fact(_state), outline.fact(_in_place)
+        self.on_host = on_host(outline.program)
         self.spans, self.last, self.writers = lives.spans, lives.last, dict(lives.writers)
         self.types, self.program = sizes.types, sizes.program
         self.roots: dict[str, Root] = {}
@@ -129,7 +133,7 @@ class Storage:
         """Storage of its own for a value."""
         t = self.types[name]
         start = self.spans[start][0] if start in self.spans else start
-        root = self.roots[name] = Root(t.nbytes, start, stop, kind, [name])
+        root = self.roots[name] = Root(t.nbytes, start, stop, kind, [name], on_host=name in self.on_host)
         return root
 
     def _root(self, name: str, i: int) -> Root:
@@ -154,7 +158,7 @@ class Storage:
         op = unit[0]
         definition = opdef(op.type)
         here = self.sizes.here.get(id(op))
-        node = Node(unit, definition, i, here)
+        node = Node(unit, definition, i, here, on_host=bool(self.on_host) and runs_on_host(op, self.on_host))
         if len(unit) > 1:
             self._place_chain(node)
             return node
@@ -251,7 +255,7 @@ class Storage:
 
     def aside(self, node: Node, t: TensorType, of: str = "", reads: bool = False) -> None:
         start, stop = self.spans.get(node.index, (node.index, node.index))
-        node.scratch.append(Aside(t, Root(t.nbytes, start, stop, "arena"), of, reads))
+        node.scratch.append(Aside(t, Root(t.nbytes, start, stop, "arena", on_host=node.on_host), of, reads))
         self.asides.append(node.scratch[-1])
 
     def widen(self, node: Node, device: str) -> None:
@@ -354,8 +358,8 @@ class Storage:
 
     # -- offsets ------------------------------------------------------------------------------------------------------------
 
-    def finish(self) -> tuple[dict[str, Value], tuple[Buffer, ...], int]:
-        """Values, buffers, and the bytes of the arena; all scratch has its place then."""
+    def finish(self) -> tuple[dict[str, Value], tuple[Buffer, ...], tuple[int, int]]:
+        """Values, buffers, and the bytes of the two arenas, the device's and the host's; all scratch has its place then."""
         types, view_of = self.types, self.view_of
         roots: list[Root] = []
         for r in self.roots.values():
@@ -363,17 +367,23 @@ class Storage:
                 r.number = len(roots)
                 roots.append(r)
         shared = [r for r in (*roots, *[a.root for a in self.asides]) if r.kind == "arena"]
-        offsets, total = assign(shared)
-        for r, offset in zip(shared, offsets, strict=True):
-            r.offset = offset
+        totals = _laid_out([r for r in shared if not r.on_host]), _laid_out([r for r in shared if r.on_host])
         lies = self.lies.get
         values = {n: Value(types[n], r.number, view_of[n] if n in view_of else "", lies(n)) for n, r in self.roots.items()}
-        buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, r.start, r.stop, r.offset) for r in roots])
-        return values, buffers, total
+        buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, r.start, r.stop, r.offset, r.on_host) for r in roots])
+        return values, buffers, totals
 
     def placed(self, node: Node) -> tuple[Scratch, ...]:
         """Where the scratch of an operator lies, after `finish`."""
         return tuple([Scratch(a.type, a.root.offset, a.of, a.reads) for a in node.scratch]) if node.scratch else ()
+
+
+def _laid_out(roots: Sequence[Root]) -> int:
+    """Give each a place in one arena; the bytes of that."""
+    offsets, total = assign(roots)
+    for r, offset in zip(roots, offsets, strict=True):
+        r.offset = offset
+    return total
 
 
 def _state(outline: Outline) -> frozenset[str]:

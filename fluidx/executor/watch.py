@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 from .. import config
 from ..ir.errors import ExecutionError
 from ..ir.operator import Operator
@@ -73,9 +75,10 @@ def _check_nan(bound: Bound) -> After:
     def after(i: int, op: Operator, start: int, stop: int) -> None:
         for n in op.output_arg_names:
             a = bound.arrays.get(n)
+            xp = np if type(a) is np.ndarray else bound.xp
             # what only another rank holds is undefined here
-            if a is not None and n not in bound.plan.absent and a.dtype.kind not in "iub" and not bound.xp.isfinite(a).all():
-                bad = "NaN" if bound.xp.isnan(a).any() else "infinity"
+            if a is not None and n not in bound.plan.absent and a.dtype.kind not in "iub" and not xp.isfinite(a).all():
+                bad = "NaN" if xp.isnan(a).any() else "infinity"
                 raise ExecutionError(f"op {op.type} made {'a' if bad == 'NaN' else 'an'} {bad} in {n!r}")
 
     return after

@@ -122,6 +122,8 @@ class OpDef:
     lies: ClassVar[Callable[..., Any] | None] = None
     # of an operator that communicates: (entry of its group, **attrs) -> entry of the result; may raise ProgramError
     move: ClassVar[Callable[..., Any] | None] = None
+    # "host" or "device": it copies its operand from the other memory to this one; all other ops work in one memory (see Var.on_host)
+    copies_to: ClassVar[str] = ""
     # of an op that folds its operands, if they are of one type, into their "sum", "max" or "min"
     folds: ClassVar[str] = ""
     # of an op whose type rule leaves axes open though it is known how long they are: attrs -> for each open axis of the result, in order,

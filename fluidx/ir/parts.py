@@ -253,7 +253,7 @@ class Part:
 
     count: the product of the global sizes of the factors marked `#`. start, size: where this part of the located factor (`@`) begins, and
     its global size; of runs (`n/4@`), the first one here, and their number. box, shape: for `K`, the range of every axis of the first
-    output that is computed here, and its global shape.
+    output that is computed here, and its global shape; for a flat range, those of the output laid out flat.
     """
 
     count: int = 1
@@ -302,5 +302,8 @@ def part_of(
     box: tuple[tuple[int, int], ...] = ()
     shape: tuple[int, ...] = ()
     if p.keyed and outs[0] is not None:
-        shape, box = outs[0].shape, tuple(intervals(outs[0].shape, out_places[0], coords))
+        if (flat := flat_range(out_places[0], coords)) is not None:
+            shape, box = (prod(outs[0].shape),), (flat,)
+        else:
+            shape, box = outs[0].shape, tuple(intervals(outs[0].shape, out_places[0], coords))
     return Part(count, start, size, box, shape)

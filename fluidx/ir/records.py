@@ -27,6 +27,7 @@ class Var(NamedTuple):
     is_data: bool = False
     is_parameter: bool = False
     attrs: Mapping[str, Any] = _NO_ATTRS
+    on_host: bool = False  # it lives in the memory of the host, and not in that of the device which its rank works on
 
     def __hash__(self) -> int:  # attrs cannot be hashed
         return hash((self.name, self.type, self.placement))

@@ -102,7 +102,7 @@ def _all(entry: Entry, operands: Sequence[object]) -> tuple[Entry | None, ...]:
 
 def _flat_row(p: Pattern) -> Row | None:
     """Flat ranges, for a line that names no axis: every operand has all of the elements, or one for all of them."""
-    if not p.no_axes or p.keyed or p.whole - {f for f in p.whole if f[0] == "."} or not p.outs:
+    if not p.no_axes or p.whole - {f for f in p.whole if f[0] == "."} or not p.outs:
         return None
     flat = [None if axes is None else tuple(f for a in axes for f in a) for axes in (*p.ins, *p.outs)]
     full = max((t for t in flat if t is not None), key=len, default=())

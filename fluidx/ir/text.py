@@ -39,7 +39,7 @@ _device_re = re.compile(WORD + r"(?::[0-9]{1,9})?")
 _MISSING = object()
 
 # What a kind of declaration implies; only what differs is written, as `flag` or `not flag`.
-FLAGS = ("persistable", "stop_gradient", "is_data", "is_parameter")
+FLAGS = ("persistable", "stop_gradient", "is_data", "is_parameter", "on_host")
 IMPLIED: Mapping[str, frozenset[str]] = {
     "data": frozenset({"is_data", "stop_gradient"}),
     "param": frozenset({"is_parameter", "persistable"}),

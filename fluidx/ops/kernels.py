@@ -1,7 +1,7 @@
 """The table of kernels: for every op the bodies that can compute it, which device each is for, and the scratch that it asks for.
 
 The rows are read off the declarations: `native` gives calls of C kernels, `bind` is the body "numpy", for a CPU, and `kernel`, written
-over an array module, is "any".
+over an array module, is "any", as is `bind` of what communicates: a communicator knows its device.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import numpy as np
 from .. import native
 from ..ir.dtypes import HALVES, dtype_name
 from ..ir.errors import ProgramError
-from ..ir.opdef import OpDef
+from ..ir.opdef import Effect, OpDef
 from ..ir.types import TensorType
 from .shared.arrays import copy
 from .shared.native import copy_calls
 from .shared.types import type_of
 
 Step = Callable[[], Any]
+_TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 
 class Native:
@@ -84,6 +85,8 @@ def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Bod
             found.append(Body("native", partial(_copied, definition), covers=partial(_copies, definition)))
     if definition.bind is not None and device == "cpu":
         found.append(Body("numpy", partial(_bound, definition), definition.scratch))
+    elif definition.bind is not None and definition.effect in _TALKS:
+        found.append(Body("any", partial(_bound, definition)))
     if definition.kernel is not None or definition.view is not None:
         found.append(Body("any", partial(_kernel, definition)))
     return tuple(found)

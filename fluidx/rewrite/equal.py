@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir.opdef import Effect, OpDef
-from ..ir.operator import Frozen, Operator, attrs_key
+from ..ir.operator import Frozen, Operator, Role, attrs_key
 from .walk import Answer, Walk, most_bytes
 
 _MOST_BYTES = 64 * 1024  # of a value made out of nothing: a larger one is made again as fast as it is read, and needs no memory meanwhile
@@ -15,9 +15,12 @@ class Equal:
     def __init__(self, walk: Walk):
         self.walk = walk
         self.seen: dict[tuple, Operator] = {}
+        self.section = Role.DIST
 
     def __call__(self, op: Operator, definition: type[OpDef]) -> Answer:
         walk, reads, outs = self.walk, op.input_arg_names, op.output_arg_names
+        if op.role is not Role.DIST:
+            self.section = op.role
         if definition.effect is not Effect.PURE or not walk.changing.isdisjoint(outs):
             return None
         values: tuple = reads
@@ -27,8 +30,9 @@ class Equal:
             values = tuple([(n, walk.version.get(n, 0)) if n in walk.changing else n for n in reads])
         if not reads and not walk.ask(most_bytes, outs, _MOST_BYTES):
             return None
-        # not across sections: a backward pass that computes a value again does so in order not to keep it. By id, as an enum hashes slowly
-        key = (op.type, id(op.role), values, *op.attrs.values())
+        # not across sections: a backward pass that computes a value again, or moves it, does so in order not to keep it. By id, as an enum
+        # hashes slowly
+        key = (op.type, id(op.role), id(self.section), values, *op.attrs.values())
         first = self.seen.setdefault(key, op)
         if first is not op and not self._same(first, op):
             first = self.seen.setdefault((key, repr(op.inputs), attrs_key(op.attrs), op.device), op)

@@ -140,8 +140,10 @@ class Walk:
         return self.kept.isdisjoint(op.output_arg_names)
 
     def alike(self, name: str, other: str) -> bool:
-        """Have two values one type, and do their parts lie alike?"""
+        """Have two values one type, and do their parts lie alike, in one memory?"""
         a, b = self.descs.get(name), self.descs.get(other)
+        if a is not None and b is not None and a.on_host is not b.on_host:
+            return False
         if a is not None and b is not None and (a.placement or b.placement) and (a.placement != b.placement or a.type != b.type):
             return False
         return self.ask(equal_types, name, other)

@@ -15,7 +15,7 @@ _HEAD_LINE = re.compile(r"(?:data|param|var|group|strategy)\s+(\S+?):?(?:\s|$)")
 
 
 def check_pass(one: Pass, *, given: str, before: str, after: str) -> Job:
-    """Run a pass on the program text `before` and compare operators, and the types and placements of their variables, with `after`.
+    """Run a pass on the program text `before` and compare operators, and where their variables lie and the types, with `after`.
 
     `given` is the head of the program (groups, data, parameters), lines or parts separated by ";". `before` and `after` are operator lines,
     with section headers ("backward:") where they matter; `after` begins with the lines of the head that the pass changes. The ranks are
@@ -69,5 +69,6 @@ def lines_of(program: Program, wanted: Program) -> list[str]:
     variables = []
     for name in sorted(used):
         d = block.find(name)
-        variables.append(f"%{name}: " + (f"{d.type} {show_placement(d.placement)}" if d is not None else "not declared"))
+        lies = f"{d.type} {show_placement(d.placement)}{' on_host' if d.on_host else ''}" if d is not None else "not declared"
+        variables.append(f"%{name}: {lies}")
     return [*ops, *variables]

@@ -23,7 +23,7 @@ class Use:
     """Where parameters lie while forward and backward work on them.
 
     `places` names those that are in use elsewhere than they rest, `units` those that are brought together, by each member. What is lent is
-    given back at the end of forward and of backward; with `kept`, of backward only.
+    given back at the end of forward, but for the unit that was lent last, and of backward; with `kept`, of backward only.
     """
 
     places: Mapping[str, Placement]
@@ -44,6 +44,7 @@ class LendingWalk(Walk):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.role = self.section = Role.DIST  # the role of the operator of block 0 at hand, and the section: DIST, none yet
+        self.recent: Sequence[str] = ()  # the unit that was lent last
         self.lent: dict[str, tuple[Held, tuple[str, ...] | None]] = {}  # how what is in use lies at rest, and under which names
 
     def _before(self, op: Operator, reads: Names) -> None:
@@ -67,13 +68,15 @@ class LendingWalk(Walk):
         if section is not self.section:
             self.section = section
             if not self.use.kept:
-                self._take_back(tuple(self.lent))
+                stay = self.recent if section is Role.BACKWARD else ()
+                self._take_back([n for n in self.lent if n not in stay])
 
     def _lend_unit(self, name: str, op: Operator) -> None:
         """Lend a parameter and those of its unit that the section works on."""
         if name in self.lent:
             return
-        for member in self.use.units.get(name, (name,)):
+        self.recent = self.use.units.get(name, (name,))
+        for member in self.recent:
             if member == name or member not in self.lent and member in self.wanted[self.section]:
                 self._lend(member, op)
 

@@ -106,7 +106,7 @@ class Walk:
         self.home: dict[str, Placement] = {}  # where a value lies that has its own name: all that is written returns there
         self.keep: set[str] = set()
         for block in self.program.blocks:
-            for name, (_, t, _, persistable, _, is_data, _, _) in block.descs.items():
+            for name, (_, t, _, persistable, _, is_data, *_) in block.descs.items():
                 self.types[name] = t
                 number = self.by_id.get(id(t))
                 self.type_of[name] = self._number(t, t) if number is None else number

@@ -72,11 +72,11 @@ class Declared:
                 if first is d or (first.type == d.type and first.placement == d.placement and _flags(first) == _flags(d)):
                     continue
                 alike = is_local((first.type, first.placement)) and is_local((d.type, d.placement))
-                if not alike or (first.persistable, first.is_data) != (d.persistable, d.is_data):
+                if not alike or (first.persistable, first.is_data, first.on_host) != (d.persistable, d.is_data, d.on_host):
                     raise fail(
                         program, -1,
                         f"%{n} is declared {d.type}, {show_placement(d.placement)}, and otherwise by another rank: {first.type}, "
-                        f"{show_placement(first.placement)}, persistable {first.persistable}", rank=ranks[0],
+                        f"{show_placement(first.placement)}, persistable {first.persistable}, on_host {first.on_host}", rank=ranks[0],
                     )  # fmt: skip
                 differs.add(n)
             differs.update(n for n in there if n not in theirs)
@@ -110,5 +110,5 @@ class Declared:
         return Signatures(alike | {n: of[0] for n, of in self.by_rank.items() if 0 in of})
 
 
-def _flags(d: Var) -> tuple[bool, bool, bool]:
-    return d.persistable, d.is_data, d.is_parameter
+def _flags(d: Var) -> tuple[bool, ...]:
+    return d.persistable, d.is_data, d.is_parameter, d.on_host

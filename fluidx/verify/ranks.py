@@ -16,6 +16,7 @@ from .control import check_blocks
 from .expressions import Table
 from .kinds import Kinds, Signature
 from .lockstep import World
+from .memories import check_memories, mixed
 from .mesh import Mesh
 from .operators import Operators, is_local
 from .refuse import Refused, fail
@@ -62,6 +63,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
         ranks = World(Values(table, mesh), mesh, programs, stamp.twins(programs), has_state=is_main, loose=loose)
         _check_declared(one, ranks, is_main)
         ranks.run()
+        check_memories(ranks.declared.vars.values(), programs)
         if not is_main:
             _check_loaded(source.main, one, ranks)
         report.collectives += ranks.meetings.count
@@ -333,6 +335,8 @@ class _Checker:
         kind, _, _ = self.operators.kind(op, scope)
         if kind.no_row and not kind.definition.abstract:  # what stands for operators that are not written out yet has no rule
             raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
+        if why := mixed(op, block):
+            raise Refused(why)
         for b in op.sub_blocks():
             self.block(self.program.blocks[b], set(defined))
         defined.update(op.output_arg_names)

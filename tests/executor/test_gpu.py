@@ -32,3 +32,18 @@ def test_every_gpu_is_a_rank(strategy):
         exe.run_startup()
         got = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
     np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_updates_on_the_host_train_as_numpy_does():
+    places = fx.cuda_places()
+    model = classifier(fx.optimizer.Adam(0.01))
+    feeds = [model.feed(8, k) for k in range(3)]
+    want, _ = train_single(model, feeds, [model.loss])
+    t = fx.DistributeTranspiler(fx.strategies.fsdp(cpu_offload=True))
+    t.transpile(program=model.main, startup_program=model.startup, trainers=len(places))
+    with fx.ParallelExecutor(t, places=places, timeout=60) as exe:
+        exe.run_startup()
+        got = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
+        descs = t.main.global_block().descs
+        assert all((type(a) is np.ndarray) is descs[n].on_host for n, a in exe.scopes[0].arrays.items())
+    np.testing.assert_allclose(got, want, rtol=1e-4)

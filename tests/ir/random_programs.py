@@ -118,7 +118,7 @@ def records(draw: st.DrawFn, name: str) -> Var:
         if simple
         else {**(PARAM_DEFAULTS if draw(st.booleans()) else {}), **draw(st.dictionaries(st.sampled_from(VAR_ATTRS), values, max_size=2))}
     )
-    return Var(name, draw(types), draw(placements), *flags, attrs)
+    return Var(name, draw(types), draw(placements), *flags, attrs, not simple and draw(st.booleans()))
 
 
 def fill(draw: st.DrawFn, block: Block, known: tuple[Var, ...] = ()) -> None:

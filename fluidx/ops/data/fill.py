@@ -198,8 +198,8 @@ class AssignValue(OpDef):
 
     @staticmethod
     def _array(attrs, part):
-        array = np.array(attrs["values"]).astype(np_dtype(as_dtype(attrs["dtype"]))).reshape(attrs["shape"])
-        return array if part is None else array[tuple(slice(a, b) for a, b in part.box)]
+        array = np.array(attrs["values"]).astype(np_dtype(as_dtype(attrs["dtype"])))
+        return array.reshape(attrs["shape"]) if part is None else array.reshape(part.shape)[tuple(slice(a, b) for a, b in part.box)]
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):

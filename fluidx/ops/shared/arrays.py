@@ -19,6 +19,16 @@ def to_host(xp: Any, x: Any) -> np.ndarray:
     return x if xp is np else xp.asnumpy(x)
 
 
+def copy_across(xp: Any, out: Any, x: Any) -> None:
+    """Fill `out` with `x`, of which one may lie on the host and the other on a device. It is through when this returns."""
+    if (type(out) is np.ndarray) is (type(x) is np.ndarray):
+        xp.copyto(out, x)
+    elif type(out) is np.ndarray:
+        x.get(out=out)
+    else:
+        out.set(np.ascontiguousarray(x))
+
+
 def take(xp: Any, x: Any, ids: Any, axis: int, out: Any) -> None:
     """`out` filled with the slices of `x` along `axis` that `ids` names; they were checked before."""
     if xp is np:

@@ -274,6 +274,8 @@ class _Judged(Case):
             box = tuple((0, d) for d in shape)
             if isinstance(e, Shard):
                 box = (*box[: e.axis], (bounds[r] * e.unit, bounds[r + 1] * e.unit), *box[e.axis + 1 :])
+            elif isinstance(e, Pieces):
+                shape, box = (first.numel,), ((bounds[r], bounds[r + 1]),)
         return Part(prod(self.size(f, p) for f in p.counted), start, size, box, shape)
 
     def compare(self, j: int, entry: Entry | None, want: np.ndarray, got: Arrays, shapes: list[Any], style: str) -> None:

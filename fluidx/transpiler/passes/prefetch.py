@@ -65,7 +65,8 @@ class Prefetch(Pass):
 
 
 def _runs(main: Program) -> list[_Run]:
-    """The runs of block 0 that read what lies as it did before the program ran."""
+    """The runs of block 0 that read what lies as it did before the program ran, in order. What backward finds whole counts as one, without
+    operators, in front of its first reader there."""
     block = main.global_block()
     resting = {n for n, d in block.descs.items() if d.persistable}
     found: list[_Run] = []
@@ -83,7 +84,12 @@ def _runs(main: Program) -> list[_Run]:
             run.section = _SECTIONS.get(op.role, op.role)
         run = None
         resting.difference_update(writes)
-    return found
+    whole = {n for r in found if r.section is Role.FORWARD for n in r.made}
+    for k, op in enumerate(block.oplist):
+        if op.role is Role.BACKWARD and not whole.isdisjoint(op.input_arg_names):
+            found.append(_Run(k, section=Role.BACKWARD))
+            break
+    return sorted(found, key=lambda r: r.start)
 
 
 _SECTIONS = {Role.LOSS: Role.FORWARD}

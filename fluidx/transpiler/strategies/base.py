@@ -20,6 +20,7 @@ from ..passes.carry import Carry
 from ..passes.groups import InitGroups
 from ..passes.hosts import Hierarchical
 from ..passes.lower import Lower
+from ..passes.offload import Offload
 from ..passes.place import Place
 from ..passes.wire import Wire
 
@@ -98,7 +99,8 @@ class Common(TypedDict, total=False):
     `loss` names the loss, when it must be checked; `strict` refuses communication that the strategy itself does not ask for. `algorithm`
     says how collectives are carried out: a name (see algorithms/), "auto", or "" for the communicator's own. `hierarchical`: True, False,
     or "auto" for where there are several hosts. `wire`: "float16" or "bfloat16", as which gradients travel, or "" for as they are; they are
-    multiplied by `wire_scale` before and divided by it behind (see passes/wire.py for what is done without one).
+    multiplied by `wire_scale` before and divided by it behind (see passes/wire.py for what is done without one). `cpu_offload` keeps
+    parameters that rest cut, and the optimizer's state, in the memory of the host, and updates them there (passes/offload.py).
     """
 
     loss: Any
@@ -107,6 +109,7 @@ class Common(TypedDict, total=False):
     hierarchical: bool | str
     wire: str
     wire_scale: float | None
+    cpu_offload: bool
 
 
 def strategy(
@@ -135,11 +138,13 @@ def strategy(
         raise TranspileError(f"{name}: unknown algorithm {algorithm!r}; {nearest(str(algorithm), ('auto', *ALGORITHMS), 'there are')}")
     if hierarchical not in (True, False, "auto"):
         raise TranspileError(f"{name}: hierarchical must be True, False or 'auto', got {hierarchical!r}")
-    wire, scale = common.get("wire", ""), common.get("wire_scale")
+    wire, scale, offload = common.get("wire", ""), common.get("wire_scale"), common.get("cpu_offload", False)
     if wire not in ("", *HALVES):
         raise TranspileError(f"{name}: unknown wire={wire!r}; {nearest(str(wire), HALVES, 'there are')}")
     if scale is not None and not (wire and isinstance(scale, (int, float)) and not isinstance(scale, bool) and 0 < scale < inf):
         raise TranspileError(f"{name}: wire_scale is a number above 0, for wire={' or '.join(map(repr, HALVES))}; got {scale!r}")
+    if not isinstance(offload, bool):
+        raise TranspileError(f"{name}: cpu_offload is True or False, got {offload!r}")
     steps: Steps = (
         ("groups", InitGroups()),
         ("place", Place(update, rest, kept, strict=strict, loss=loss, own=own)),
@@ -150,10 +155,11 @@ def strategy(
         ("hosts", Hierarchical(hierarchical, algorithm, carried if hierarchical == "auto" else ())),
         ("carry", Carry(algorithm, carried)),
         *schedule,
+        *((("offload", Offload()),) if offload else ()),
     )
     given = (
         ("algorithm", algorithm, usual), ("hierarchical", hierarchical, "auto"), ("wire", wire, ""), ("wire_scale", scale, None),
-        ("strict", strict, False), ("loss", loss, ""),
+        ("cpu_offload", offload, False), ("strict", strict, False), ("loss", loss, ""),
     )  # fmt: skip
     shown = {**own_options, **{option: value for option, value, default in given if value != default}}
     return Strategy(name, tuple(shown.items()), steps)

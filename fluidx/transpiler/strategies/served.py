@@ -32,6 +32,11 @@ def parameter_server(
             "parameter_server: sync=False is not available: what a step gives would hang on which gradient comes first, and nothing could "
             "be proved of it; strategies.replicas() with optimizer.LocalSGDOptimizer lets trainers run apart, and says when they meet"
         )
+    if common.get("cpu_offload"):
+        raise TranspileError(
+            "parameter_server: cpu_offload is not available: servers do nothing but update, so there is nothing to make room for; leave it "
+            "False"
+        )
     rest = OnServers(servers, min_block, split)
     options = {"servers": servers, "min_block": min_block, "split": split}
     one_by_one = Bucket(0)  # startup hands out what servers keep and what they have no use for: together it would be for nobody

@@ -12,13 +12,11 @@ from ..passes.prefetch import Prefetch
 from .base import Common, Steps, Strategy, strategy
 
 
-def fsdp(
-    units: float | str = 25, reshard_after_forward: bool = True, prefetch: int = 1, cpu_offload: bool = False, **common: Unpack[Common]
-) -> Strategy:  # fmt: skip
+def fsdp(units: float | str = 25, reshard_after_forward: bool = True, prefetch: int = 1, **common: Unpack[Common]) -> Strategy:
     """zero3 by units: one all_gather brings a unit's parameters into use, and its gradients are scattered back together.
 
     `units`: at most so many MiB each, "scope" for those of one fx.name_scope, or "parameter". `prefetch`: so many units are gathered ahead
-    of the one at work. `reshard_after_forward=False` keeps what forward gathered for backward.
+    of the one at work. Backward finds the unit whole that forward used last; `reshard_after_forward=False` keeps all of them for it.
     Source: PyTorch's FullyShardedDataParallel.
     """
     mb = isinstance(units, (int, float)) and not isinstance(units, bool) and units > 0
@@ -28,11 +26,6 @@ def fsdp(
         raise TranspileError(f"fsdp: prefetch is a number of units, 0 or more, got {prefetch!r}")
     if not isinstance(reshard_after_forward, bool):
         raise TranspileError(f"fsdp: reshard_after_forward is True or False, got {reshard_after_forward!r}")
-    if cpu_offload:
-        raise TranspileError(
-            "fsdp: cpu_offload is not available: updates run on the places of their ranks; leave it False, and train on CPU places what "
-            "does not fit, fx.cpu_places(n)"
-        )
     rest = Sharded() if units == "parameter" else InFlatUnits(units)
     schedule: Steps = (("prefetch", Prefetch(prefetch)),) if prefetch else ()
     options: dict[str, Any] = {"units": units, "reshard_after_forward": reshard_after_forward, "prefetch": prefetch}

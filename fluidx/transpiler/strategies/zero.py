@@ -36,7 +36,8 @@ def _zero(name: str, late: tuple[str, ...], bucket_mb: float, first_bucket_mb: f
 def zero3(reshard_after_forward: bool = True, **common: Unpack[Common]) -> Strategy:
     """zero2 whose parameters rest cut, too: each is gathered in front of its first reader in forward and again in backward.
 
-    1/n of parameters, gradients and state on each rank, for at most half as many bytes more than data_parallel sends.
+    What forward gathered last, backward finds. 1/n of parameters, gradients and state on each rank, for at most half as many bytes more
+    than data_parallel sends.
     `reshard_after_forward=False` keeps what forward gathered for backward: the bytes of data_parallel again, and whole parameters until
     backward has read them. Source: Rajbhandari et al., "ZeRO" (2020), stage 3.
     """

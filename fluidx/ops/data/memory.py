@@ -1,0 +1,68 @@
+"""Copies between the two memories of a rank: that of the device which it works on, and that of the host."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...ir.opdef import OpDef, Sample
+from ..shared.arrays import copy_across
+from ..shared.native import copy_calls
+from ..shared.samples import points
+
+
+class _Copy(OpDef):
+    """Base of the two."""
+
+    flops = 0
+    inputs = ("X",)
+    pattern = staticmethod(lambda ins, outs, attrs: "* -> * | U(0)" + (" L(0)" if ins[0].dtype != "bool" else ""))
+    meaning = staticmethod(lambda a, ins, outs: [ins[0]])
+
+    @staticmethod
+    def infer(x):
+        return x
+
+    @staticmethod
+    def kernel(xp: Any, x: Any, *, out: Any) -> None:
+        copy_across(xp, out, x)
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx):
+        return partial(np.copyto, outs[0], ins[0])
+
+    native_any_size = True
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return copy_calls(outs[0], ins[0], dry)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(points((3, 4)))
+        yield Sample.of(np.arange(5))
+        yield Sample.of(points((7,)) > 0)
+
+
+class ToHost(_Copy):
+    """A copy of X, which a device holds, in the memory of the host. On a CPU both are one."""
+
+    name = "memcpy_d2h"
+    copies_to = "host"
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.memcpy_h2d(g)
+
+
+class ToDevice(_Copy):
+    """A copy of X, which the host holds, in the memory of the device. On a CPU both are one."""
+
+    name = "memcpy_h2d"
+    copies_to = "device"
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.memcpy_d2h(g)
