@@ -15,7 +15,7 @@ from . import __version__
 from .ir.errors import FluidxError, ProgramError
 
 _DEMO = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")  # one device's answers on n ranks
-_STRATEGIES = (*_DEMO, "micro_batches", "parameter_server", "pipeline", "rails", "replicas")
+_STRATEGIES = (*_DEMO, "micro_batches", "parameter_server", "pipeline", "rails", "reduction_servers", "replicas")
 
 
 class _Ranks(click.ParamType):

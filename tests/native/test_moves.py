@@ -69,7 +69,7 @@ def test_fills():
     assert one("fill_any_like", np.zeros(3, "float32"), value=2.0, dtype="int64").tolist() == [2, 2, 2]
     values = list(range(12))
     assert one("assign_value", shape=(3, 4), values=tuple(values)).reshape(-1).tolist() == values
-    part = {"part": Part(box=((1, 3), (0, 4)))}
+    part = {"part": Part(box=((1, 3), (0, 4)), shape=(3, 4))}
     assert one("assign_value", shape=(3, 4), values=tuple(values), outs=[np.empty((2, 4), "float32")], told=part).tolist() == [
         [4, 5, 6, 7], [8, 9, 10, 11],
     ]  # fmt: skip
