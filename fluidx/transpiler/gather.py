@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from functools import partial
 from operator import attrgetter
 
@@ -24,12 +24,10 @@ class Run:
         self.ops: list[Operator] = []
         self.place = (0, 0)  # in front of which of the other operators it stands; among the runs there, its turn
 
-    def takes(self, op: Operator) -> bool:
-        """May this operator join those that are there?"""
-        return True
-
-    def add(self, op: Operator) -> None:
+    def add(self, op: Operator) -> bool:
+        """Let an operator join those that are there, if it may. The first one may."""
         self.ops.append(op)
+        return True
 
     @property
     def full(self) -> bool:
@@ -97,15 +95,15 @@ class _Gathering:
 
     def _join(self, kind: Hashable, op: Operator, ins: tuple[str, ...], outs: tuple[str, ...]) -> None:
         run = self.open.get(kind)
-        if run is not None and not run.takes(op):
-            self._fill(run)
-            run = None
-        if run is None:
+        if run is None or not run.add(op):
+            if run is not None:
+                self._fill(run)
             run = self.open[kind] = self.begin(kind)
             self.runs.append(run)
-        run.add(op)
+            run.add(op)
         self._stand(run)
-        self.makes.update(dict.fromkeys(outs, run))
+        for n in outs:
+            self.makes[n] = run
         for n in ins:
             self.reads.setdefault(n, {})[run] = None
         if run.full:
@@ -161,12 +159,15 @@ class Waiting:
         found = tuple(names), write
         self.writes.update(dict.fromkeys(found[0], found))
 
-    def before(self, *ops: Operator) -> None:
-        """Write what these operators touch."""
-        for op in ops if self.writes else ():
-            for names in self.touches(op):
-                for n in () if self.writes.keys().isdisjoint(names) else names:
-                    self._write(n)
+    def before(self, op: Operator) -> None:
+        """Write what an operator touches."""
+        if not self.writes:
+            return
+        ins, outs = self.touches(op)
+        waiting = self.writes.keys()
+        if not (waiting.isdisjoint(ins) and waiting.isdisjoint(outs)):
+            for n in (*ins, *outs):
+                self._write(n)
 
     def rest(self) -> None:
         for n in list(self.writes):
@@ -180,21 +181,27 @@ class Waiting:
             write()
 
 
-def first_readers(program: Program) -> dict[int, Role | None]:
-    """For each operator of block 0, by id, the role of the first one that works with what it makes; None for what nobody reads.
+def first_readers(program: Program, types: Container[str]) -> dict[int, Role | None]:
+    """For each operator of these types in block 0, by id, the role of the first one that works with what it makes; None for what nobody
+    reads.
 
     What communicates works with nothing: its readers count.
     """
+    ops = program.global_block().oplist
+    touches = _touching(program)
+    followed = {n for op in ops if op.type in types or op.role is Role.DIST for n in touches(op)[1]}
     made: dict[int, Role | None] = {}
     found: dict[str, Role | None] = {}
-    touches = _touching(program)
-    for op in reversed(program.global_block().oplist):
+    for op in reversed(ops):
         ins, outs = touches(op)
+        if followed.isdisjoint(ins) and followed.isdisjoint(outs):
+            continue
         role = None
         for n in outs:
             later = found.pop(n, None)
             role = role or later
-        made[id(op)] = role
+        if op.type in types:
+            made[id(op)] = role
         mine = role if op.role is Role.DIST else op.role
         for n in ins:
             found[n] = mine

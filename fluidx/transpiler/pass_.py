@@ -33,6 +33,11 @@ class Job:
     log: list[Any] = field(default_factory=list)
     facts: set[str] = field(default_factory=set)
 
+    def say(self, op: Operator, said: str) -> None:
+        """Log what is to be said of what an operator makes, if anything."""
+        if said:
+            self.log.append(f"%{op.output_arg_names[0]}: {said}")
+
     def axes(self, program: Program) -> dict[str, int]:
         """What a program's values are cut over, outer before inner: the axes of ranks, and inside of them those of time."""
         return {**self.mesh.axes, **program.turns}

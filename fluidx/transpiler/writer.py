@@ -151,6 +151,20 @@ def _name(value: Any) -> str:
     return value if isinstance(value, str) else value.name
 
 
+class SharedAttrs:
+    """Gives operators changed attributes: one object to those that had one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple, tuple[Frozen, Frozen]] = {}  # with what they were made of, so that nothing else gets its id
+
+    def changed(self, op: Operator, **changes: Any) -> Operator:
+        key = id(op.attrs), *changes.items()
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = op.attrs, Frozen({**op.attrs, **changes})
+        return op.replace(attrs=made[1])
+
+
 def filled(op_type: str, attrs: Mapping[str, Any]) -> Frozen:
     """The attributes of an operator that a pass writes: the given ones, which are of the declared types, and the defaults of others."""
     return Frozen({**opdef(op_type).defaults, **attrs})

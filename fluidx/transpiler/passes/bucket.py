@@ -11,7 +11,7 @@ from typing import Any
 from ...ir.operator import Operator
 from ...ir.parts import bounds
 from ...ir.program import Program, ProgramPair
-from ...ir.types import Partial, Pieces, Placement, TensorType
+from ...ir.types import ANY, Partial, Pieces, Placement
 from ..gather import Run, Waiting, first_readers, gathered
 from ..packing import Packed, can_be_packed
 from ..pass_ import Job, Pass
@@ -47,29 +47,21 @@ class Bucket(Pass):
         return ProgramPair(self._gather(pair.main), self._gather(pair.startup))
 
     def _gather(self, program: Program) -> Program:
-        writer, readers = Writer(program), first_readers(program)
+        writer, kinds = Writer(program), _Kinds(program, self.types)
         filled: set[Hashable] = set()
-        descs = writer.block.descs
-        known: dict[tuple, tuple] = {}  # attributes and placements are few objects
-
-        def kind(op: Operator) -> Hashable | None:
-            if op.type not in self.types:
-                return None
-            x, out = descs[op.input_arg_names[0]], descs[op.output_arg_names[0]]
-            key = id(op.attrs), id(x.placement), id(out.placement)
-            alike = known.get(key)
-            if alike is None:
-                rest = tuple([pair for pair in op.attrs.items() if pair[0] != "bounds"])
-                alike = known[key] = rest, _alike(x.placement), _alike(out.placement)
-            return op.type, alike, x.type.dtype, readers[id(op)]
 
         def begin(kind: Any) -> _Filling:
             return _Filling(kind, self, writer, filled)
 
         waiting = Waiting(program)
-        for found in gathered(program, kind, begin):
-            ops = found.in_order() if isinstance(found, Run) else [found]
-            waiting.before(*ops)
+        for found in gathered(program, kinds.of, begin):
+            if not isinstance(found, Run):
+                waiting.before(found)
+                writer.keep(found)
+                continue
+            ops = found.in_order()
+            for op in ops:
+                waiting.before(op)
             if len(ops) == 1:
                 writer.keep(ops[0])
                 continue
@@ -79,6 +71,29 @@ class Bucket(Pass):
             waiting.add(bucket.outs, bucket.unpack)
         waiting.rest()
         return writer.program
+
+
+class _Kinds:
+    """The kinds of operators that may be gathered: what one bucket has is of one."""
+
+    def __init__(self, program: Program, types: tuple[str, ...]):
+        self.types = frozenset(types)
+        self.readers = first_readers(program, self.types)
+        self.descs = program.global_block().descs
+        self.known: dict[tuple, int] = {}  # the number of a way to lie, by the attributes and placements, which are few objects
+        self.numbers: dict[tuple, int] = {}
+
+    def of(self, op: Operator) -> tuple | None:
+        if op.type not in self.types:
+            return None
+        x, out = self.descs[op.input_arg_names[0]], self.descs[op.output_arg_names[0]]
+        key = id(op.attrs), id(x.placement), id(out.placement)
+        alike = self.known.get(key)
+        if alike is None:
+            rest = tuple([pair for pair in op.attrs.items() if pair[0] != "bounds"])
+            way = rest, _alike(x.placement), _alike(out.placement)
+            alike = self.known[key] = self.numbers.setdefault(way, len(self.numbers))
+        return op.type, alike, x.type.dtype, self.readers[id(op)]
 
 
 def _alike(placement: Placement) -> Placement:
@@ -98,27 +113,33 @@ class _Filling(Run):
         self.spans: list[tuple[int, int, int]] = []  # of what lies in flat ranges: first and last rank that has some of it, and its number
         self.marks: list[int] = []  # where the ranks' ranges of all of it begin and end
 
-    def takes(self, op: Operator) -> bool:
-        t = self._type(op)
-        if not self.packs or t.numel <= 0 or self.nbytes + t.nbytes > self.limit:
+    def add(self, op: Operator) -> bool:
+        t = self.writer.block.descs[op.input_arg_names[0]].type
+        nbytes = t.nbytes
+        if not self.ops:
+            self._begin(op)
+        elif not self.packs or ANY in t.shape or not nbytes or self.nbytes + nbytes > self.limit or not self._beside(op):
             return False
+        self.nbytes += nbytes
+        if self.marks:
+            self.marks = list(map(add, self.marks, op.attrs["bounds"]))
+            insort(self.spans, (*_span(op), len(self.ops)))
+        return super().add(op)
+
+    def _begin(self, op: Operator) -> None:
+        """An operator is the first one."""
+        self.packs = self.options.mb > 0 and can_be_packed(self.writer, op)
+        self.marks = [0] * len(op.attrs.get("bounds", ()))
+        terms = not self.marks and any(isinstance(e, Partial) for e in self.writer.block.desc(op.input_arg_names[0]).placement)
+        self.limit = (self.options.first_mb if terms and self.kind not in self.filled else self.options.mb) * 2**20
+
+    def _beside(self, op: Operator) -> bool:
+        """Are an operator's flat ranges behind those of some, and in front of those of the others?"""
         if not self.spans:
             return True
         first, last = _span(op)
         at = bisect_right(self.spans, (first, last, len(self.ops)))
         return (not at or self.spans[at - 1][1] <= first) and (at == len(self.spans) or last <= self.spans[at][0])
-
-    def add(self, op: Operator) -> None:
-        super().add(op)
-        if len(self.ops) == 1:
-            self.packs = self.options.mb > 0 and can_be_packed(self.writer, op)
-            self.marks = [0] * len(op.attrs.get("bounds", ()))
-            terms = not self.marks and any(isinstance(e, Partial) for e in self.writer.block.desc(op.input_arg_names[0]).placement)
-            self.limit = (self.options.first_mb if terms and self.kind not in self.filled else self.options.mb) * 2**20
-        self.nbytes += self._type(op).nbytes
-        if self.marks:
-            self.marks = list(map(add, self.marks, op.attrs["bounds"]))
-            insort(self.spans, (*_span(op), len(self.ops) - 1))
 
     @property
     def full(self) -> bool:
@@ -132,9 +153,6 @@ class _Filling(Run):
 
     def in_order(self) -> list[Operator]:
         return [self.ops[k] for _, _, k in self.spans] or self.ops  # flat ranges continue each other
-
-    def _type(self, op: Operator) -> TensorType:
-        return self.writer.block.descs[op.input_arg_names[0]].type
 
 
 def _span(op: Operator) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.opdef import opdef
-from ...ir.operator import Operator
+from ...ir.operator import Frozen, Operator, op_types
 from ...ir.parts import Coords, coords_of, local_type
 from ...ir.program import Block, Program, ProgramPair
 from ...ir.types import Partial, TensorType
@@ -44,11 +44,24 @@ class Carry(Pass):
         new = program.copy()
         coords = coords_of(new.groups, 0, new.turns)
         for block in new.blocks:
-            block.oplist = [self._carried(op, name, block, coords, job) if opdef(op.type).carries else op for op in block.oplist]
+            collectives = {t for t in op_types(block.oplist) if opdef(t).carries}
+            known: dict[tuple, tuple[Frozen, str]] = {}  # attributes, types and placements are few objects
+            for k, op in enumerate(block.oplist) if collectives else ():
+                if op.type not in collectives:
+                    continue
+                x, out = block.desc(op.input_arg_names[0]), block.desc(op.output_arg_names[0])
+                key = op.type, id(op.attrs), id(x.placement), id(out.placement), id(out.type)
+                if key not in known:
+                    first, said = self._carried(op, name, block, coords, job)
+                    known[key] = first.attrs, said
+                attrs, said = known[key]
+                job.say(op, said)
+                if attrs is not op.attrs:
+                    block.oplist[k] = op.replace(attrs=attrs)
         return new
 
-    def _carried(self, op: Operator, name: str, block: Block, coords: Coords, job: Job) -> Operator:
-        out, group = op.output_arg_names[0], op.attrs["group"]
+    def _carried(self, op: Operator, name: str, block: Block, coords: Coords, job: Job) -> tuple[Operator, str]:
+        group = op.attrs["group"]
         n, hosts = coords[group][1], job.mesh.hosts_of(block.program.groups[group][0])
         inside = hosts == 1 and (name == "auto" or job.mesh.hosts > 1)
         if inside or self.types and op.type not in self.types:
@@ -56,27 +69,30 @@ class Carry(Pass):
         if not name and hosts == n:
             name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).carries, n)), "")
         if op.attrs["algorithm"] or n == 1 or not name:
-            return op
+            return op, ""
         terms = next((e for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Partial)), None)
         if terms is not None and opdef(op.type).carries in ("spread", "exchange"):  # no proof follows parts of terms through messages
-            job.log.append(f"%{out}: {op.type} over {group} stays whole: what ranks hold of it is {terms}")
-            return op
-        return carried(op, name, local_type(block.desc(out).type, others(block.program, block, op), coords), n, job)
+            return op, stays_whole(op, f"what ranks hold of it is {terms}")
+        return carried(op, name, local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), coords), n)
 
 
-def carried(op: Operator, name: str, t: TensorType, n: int, job: Job) -> Operator:
-    """The operator with an algorithm among n ranks that have a value of this type together; as it is where no algorithm can carry it."""
+def carried(op: Operator, name: str, t: TensorType, n: int) -> tuple[Operator, str]:
+    """The operator with an algorithm among n ranks that have a value of this type together, as it is where no algorithm can carry it; and
+    what explain() says."""
     if why := why_whole(op, t, n):
-        job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {op.attrs['group']} stays whole: {why}")
-        return op
-    name = named(op, name, n, t.nbytes, job)
-    return carried_by(op, name, n) if name else op
+        return op, stays_whole(op, why)
+    name, said = named(op, name, n, t.nbytes)
+    return carried_by(op, name, n) if name else op, said
 
 
-def named(op: Operator, name: str, n: int, nbytes: int, job: Job) -> str:
-    """The name of the algorithm: what "auto" comes to for an operator among n ranks, which explain() says."""
+def stays_whole(op: Operator, why: str) -> str:
+    """What explain() says of a collective without an algorithm."""
+    return f"{op.type} over {op.attrs['group']} stays whole: {why}"
+
+
+def named(op: Operator, name: str, n: int, nbytes: int) -> tuple[str, str]:
+    """The name of the algorithm, and what explain() says: what "auto" comes to for an operator among n ranks."""
     if name != "auto":
-        return name
+        return name, ""
     name = cheapest(opdef(op.type).carries, n, nbytes, rooted="root" in op.attrs)
-    job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {op.attrs['group']}, {n} ranks, {nbytes} bytes: {name or 'whole'}")
-    return name
+    return name, f"{op.type} over {op.attrs['group']}, {n} ranks, {nbytes} bytes: {name or 'whole'}"

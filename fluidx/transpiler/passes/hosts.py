@@ -15,7 +15,7 @@ from ..cluster import SERVERS, need_hosts
 from ..hops import carried_by, others, why_whole
 from ..pass_ import Job, Pass
 from ..writer import Writer, each_op, filled
-from .carry import carried, named
+from .carry import carried, named, stays_whole
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,11 @@ class Hierarchical(Pass):
     def _parted(self, writer: Writer, op: Operator, job: Job, between: str) -> Operator:
         n, hosts, t = job.mesh.world_size, job.mesh.hosts, writer.block.desc(op.output_arg_names[0]).type
         if why := why_whole(op, t, n):
-            job.log.append(f"%{op.output_arg_names[0]}: {op.type} over {self.group} stays whole: {why}")
+            job.say(op, stays_whole(op, why))
             return op
-        return carried_by(op, f"direct/{named(op, between, hosts, t.nbytes * hosts // n, job)}", n, hosts)
+        name, said = named(op, between, hosts, t.nbytes * hosts // n)
+        job.say(op, said)
+        return carried_by(op, f"direct/{name}", n, hosts)
 
 
 @dataclass
@@ -96,7 +98,9 @@ class _Levels:
         op = unary(type_, x, out, filled(type_, {"group": "rail", **attrs}), self.op.site)
         block = self.writer.block
         t = local_type(block.desc(out).type, others(block.program, block, op), coords_of(block.program.groups, 0, block.program.turns))
-        self.writer.keep(carried(op, self.between, t, self.job.mesh.hosts, self.job))
+        op, said = carried(op, self.between, t, self.job.mesh.hosts)
+        self.job.say(op, said)
+        self.writer.keep(op)
 
 
 def _all_reduce(levels: _Levels, each: int) -> None:

@@ -24,26 +24,27 @@ class PackSmall(Pass):
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
         writer = Writer(pair.main)
-        for kind, run in groupby(writer.old, key=self._kind):
-            if kind is None:
+        kinds = {t: kind for kind, types in enumerate(self.types) for t in types}
+        small = _Small(writer, self.small_kb * 1024)
+
+        def wave(op: Operator) -> tuple | None:
+            kind = kinds.get(op.type)
+            return None if kind is None else (kind, op.attrs["group"], op.attrs["wave"])
+
+        for found, run in groupby(writer.old, key=wave):
+            if found is None:
                 for op in run:
                     writer.keep(op)
             else:
-                self._write(writer, list(run))
+                self._write(writer, list(run), small)
         return ProgramPair(writer.program, pair.startup)
 
-    def _kind(self, op: Operator) -> tuple | None:
-        kind = next((k for k, types in enumerate(self.types) if op.type in types), None)
-        return None if kind is None else (kind, op.attrs["group"], op.attrs["wave"])
-
-    def _write(self, writer: Writer, ops: list[Operator]) -> None:
+    @staticmethod
+    def _write(writer: Writer, ops: list[Operator], small: _Small) -> None:
         """One wave: what is packed before, and what is unpacked behind, so that its operators stay neighbours."""
         together: dict[object, list[Operator]] = {}
-        for k, op in enumerate(ops):
-            d = writer.block.desc(op.input_arg_names[0])
-            small = "root" in op.attrs and can_be_packed(writer, op) and d.type.nbytes < self.small_kb * 1024
-            # terms over another group stay apart from whole values
-            together.setdefault((op.type, *op.attrs.values(), d.type.dtype, d.placement) if small else k, []).append(op)
+        for op in ops:
+            together.setdefault(small.kind(op) or id(op), []).append(op)
         sent = [(members, Packed(writer, members)) for members in together.values()]
         packs = [p for members, p in sent if len(members) > 1]
         for p in packs:
@@ -55,3 +56,20 @@ class PackSmall(Pass):
                 writer.keep(members[0])
         for p in packs:
             p.unpack()
+
+
+class _Small:
+    """The kinds of operators that send little to or from a root: what is packed together is of one."""
+
+    def __init__(self, writer: Writer, most: float):
+        self.writer, self.most, self.descs = writer, most, writer.block.descs
+        self.known: dict[tuple, tuple | None] = {}  # attributes, types and placements are few objects
+
+    def kind(self, op: Operator) -> tuple | None:
+        x, out = self.descs[op.input_arg_names[0]], self.descs[op.output_arg_names[0]]
+        key = op.type, id(op.attrs), id(x.type), id(x.placement), id(out.type), id(out.placement)
+        if key not in self.known:
+            small = "root" in op.attrs and can_be_packed(self.writer, op) and x.type.nbytes < self.most
+            # terms over another group stay apart from whole values
+            self.known[key] = (op.type, *op.attrs.values(), x.type.dtype, x.placement) if small else None
+        return self.known[key]

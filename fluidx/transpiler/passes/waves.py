@@ -8,6 +8,7 @@ from ...ir.operator import Operator
 from ...ir.program import Program, ProgramPair
 from ..gather import Run, gathered
 from ..pass_ import Job, Pass
+from ..writer import SharedAttrs
 
 TO_OWNERS = ("reduce", "reduce_scatter")
 FROM_OWNERS = ("broadcast", "all_gather")
@@ -36,9 +37,9 @@ class GatherWaves(Pass):
         class Wave(Run):
             nbytes = 0
 
-            def add(self, op: Operator) -> None:
-                super().add(op)
+            def add(self, op: Operator) -> bool:
                 self.nbytes += block.desc(op.input_arg_names[0]).type.nbytes
+                return super().add(op)
 
             @property
             def full(self) -> bool:
@@ -46,12 +47,13 @@ class GatherWaves(Pass):
 
         kinds = {t: kind for kind, types in enumerate(self.types) for t in types}
         out: list[Operator] = []
+        attrs = SharedAttrs()
         waves = 0
         for found in gathered(new, lambda op: kinds.get(op.type), Wave):
             if not isinstance(found, Run):
                 out.append(found)
                 continue
-            out += [op.replace(attrs={**op.attrs, "wave": waves}) if op.attrs.get("algorithm") else op for op in found.ops]
+            out += [attrs.changed(op, wave=waves) if op.attrs.get("algorithm") else op for op in found.ops]
             waves += 1
         block.oplist = out
         return new

@@ -8,7 +8,7 @@ from math import ceil, log2
 
 from ...ir.dtypes import HALVES, SHORT
 from ...ir.opdef import Effect, opdef
-from ...ir.operator import Operator, Role
+from ...ir.operator import Operator, Role, op_types
 from ...ir.parts import entry_of
 from ...ir.program import ProgramPair, Var
 from ...ir.types import Partial, TensorType
@@ -33,14 +33,15 @@ class Wire(Pass):
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        writer, readers = Writer(pair.main), first_readers(pair.main)
+        writer = Writer(pair.main)
+        readers = first_readers(pair.main, {t for t in op_types(writer.old) if opdef(t).effect is Effect.COLLECTIVE})
         gradients = {g for op in writer.old for g in op.role_var[1::2]}
         waiting = Waiting(pair.main)
         for op in writer.old:
             waiting.before(op)
             if op.role is Role.DIST and op.input_arg_names and gradients.issuperset(op.input_arg_names):
                 gradients.update(op.output_arg_names)  # packed, or on its way
-            if readers[id(op)] is Role.OPTIMIZE and gradients.issuperset(op.input_arg_names) and self._adds_up(writer, op):
+            if readers.get(id(op)) is Role.OPTIMIZE and gradients.issuperset(op.input_arg_names) and self._adds_up(writer, op):
                 self._send(writer, op, waiting)
             else:
                 writer.keep(op)
@@ -49,7 +50,7 @@ class Wire(Pass):
 
     def _adds_up(self, writer: Writer, op: Operator) -> bool:
         """Does an operator add up what ranks hold, in more bits than are to be sent?"""
-        if opdef(op.type).effect is not Effect.COLLECTIVE or not op.input_arg_names:
+        if not op.input_arg_names:
             return False
         d, group = writer.block.desc(op.input_arg_names[0]), _summed_over(op)
         left = entry_of(writer.block.desc(op.output_arg_names[0]).placement, group)
