@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 from ..ir.opdef import OpDef
+from ..ir.operator import attrs_key
 from ..ir.parts import entry_of
 from ..ir.pattern import Pattern
 from ..ir.rows import FLAT, ROOT, Row, cut_twice, find_row, laid_out, rows, same_cut
@@ -53,7 +54,7 @@ def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
 
 @dataclass(eq=False)
 class Kind:
-    """Operators of one type, attributes and types: their pattern, its rows, and what they weigh."""
+    """Operators of one type, with one pattern and one list of types: the pattern, its rows, and what they weigh."""
 
     pattern: Pattern
     table: list[Row]
@@ -61,10 +62,20 @@ class Kind:
     sizes: list[int]  # bytes of the operands
     elements: list[int]  # of operands and results
 
-    @staticmethod
-    def of(definition: type[OpDef], ins: list[TensorType | None], outs: list[TensorType | None], attrs: Any) -> Kind:
-        p, types = definition.pattern_of(ins, outs, attrs), [*ins, *outs]
-        return Kind(p, rows(p), types, [nominal_bytes(t) for t in ins], [_nominal_numel(t) for t in types])
+
+class Kinds:
+    """The kinds of a program's operators. Attributes count where the pattern depends on them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple, Kind] = {}
+
+    def of(self, definition: type[OpDef], ins: Sequence[TensorType | None], outs: Sequence[TensorType | None], attrs: Any) -> Kind:
+        key = definition, attrs_key(attrs) if callable(definition.pattern) else "", tuple(ins), tuple(outs)
+        kind = self._known.get(key)
+        if kind is None:
+            p, types = definition.pattern_of(ins, outs, attrs), [*ins, *outs]
+            kind = self._known[key] = Kind(p, rows(p), types, [nominal_bytes(t) for t in ins], [_nominal_numel(t) for t in types])
+        return kind
 
 
 def may_write(kind: Kind, places: Sequence[Placement | None], axes: Iterable[tuple[str, int]]) -> bool:

@@ -20,7 +20,7 @@ from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
 from .cluster import SERVERS, several
 from .parts import written_out
-from .rules import Choice, Chosen, Held, Kind, annotated, at_root, choose, cut_across, may_write, move_cost, nominal_bytes
+from .rules import Choice, Chosen, Held, Kind, Kinds, annotated, at_root, choose, cut_across, may_write, move_cost, nominal_bytes
 from .writer import filled
 
 Names = Sequence[str | None]
@@ -92,7 +92,7 @@ class Walk:
     def __post_init__(self) -> None:
         self.groups = list(several(self.axes).items())
         self.turns = self.program.turns
-        self.kinds: dict[tuple, Kind] = {}
+        self.kinds = Kinds()
         self.choices: dict[tuple, Choice] = {}  # by type, attributes, how the operands lie and the results' types
         self.routes: dict[tuple[Held, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
         self.reasons: dict[str, Frozen] = {}  # the attributes of redistributes
@@ -226,13 +226,8 @@ class Walk:
                 raise TranspileError(f"op {op.type} reads %{n} before any operator defines it{where(op)}")
 
     def _kind(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Kind:
-        """What operators of this type, these attributes and types have in common."""
         found = [[None if n is None else self.types[n] for n in names] for names in (ins, outs)]
-        key = (op.type, attrs_key(op.attrs), *map(tuple, found))
-        kind = self.kinds.get(key)
-        if kind is None:
-            kind = self.kinds[key] = Kind.of(definition, found[0], found[1], op.attrs)
-        return kind
+        return self.kinds.of(definition, found[0], found[1], op.attrs)
 
     def _choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Choice:
         self._check_defined(op, ins)

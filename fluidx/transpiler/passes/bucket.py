@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import add
 from typing import Any
 
-from ...ir.operator import Operator
+from ...ir.operator import Operator, op_types
 from ...ir.parts import bounds
 from ...ir.program import Program, ProgramPair
 from ...ir.types import ANY, Partial, Pieces, Placement
@@ -47,6 +47,8 @@ class Bucket(Pass):
         return ProgramPair(self._gather(pair.main), self._gather(pair.startup))
 
     def _gather(self, program: Program) -> Program:
+        if op_types(program.global_block().oplist).isdisjoint(self.types):
+            return program
         writer, kinds = Writer(program), _Kinds(program, self.types)
         filled: set[Hashable] = set()
 

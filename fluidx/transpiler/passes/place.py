@@ -17,7 +17,7 @@ from ..choices import EVERYWHERE
 from ..cluster import SERVERS, several
 from ..lend import LendingWalk, Use
 from ..pass_ import Job, Pass
-from ..rules import Kind, may_write
+from ..rules import Kinds, may_write
 from ..stages import between_stages, pins, rest_at_stages
 from ..walk import Move, Walk, every_move, no_axis, where
 from ..writer import filled
@@ -132,16 +132,21 @@ class Place(Pass):
         ranks = job.mesh.axes.get(group, 1)
         free = {n: d for n, d in params.items() if entry_of(d.placement, group) is None}  # others are where they are cut
         entries = choice.entries(free, group, ranks) if ranks > 1 else {}
+        axes = job.axes(main)
         one: dict[Placement, Placement] = {}  # equal placements are one object: the walk finds them by their identity
+        known: dict[tuple, Placement] = {}
         places = {}
         for n, d in params.items():
             base, e = annotated.get(n, REPLICATE), entries.get(n)
-            q = base if e is None else _ordered((*base, e), job.axes(main))
-            what = check_placement(d.type, q, main.groups, job.mesh.world_size) if q else ""
-            if what or any(isinstance(e, (Partial, Local)) for e in q):
-                what = what or f"{show_placement(q)}; a parameter lies whole, cut, in pieces or at a root"
-                raise TranspileError(f"{choice!r} cannot have {n!r} there: {what}")
-            places[n] = one.setdefault(q, q)
+            key = base, e, id(d.type)
+            if key not in known:
+                q = base if e is None else _ordered((*base, e), axes)
+                what = check_placement(d.type, q, main.groups, job.mesh.world_size) if q else ""
+                if what or any(isinstance(e, (Partial, Local)) for e in q):
+                    what = what or f"{show_placement(q)}; a parameter lies whole, cut, in pieces or at a root"
+                    raise TranspileError(f"{choice!r} cannot have {n!r} there: {what}")
+                known[key] = one.setdefault(q, q)
+            places[n] = known[key]
         return places
 
     def _lent(self, at_rest: Mapping[str, Placement], annotated: Mapping[str, Placement]) -> dict[str, Placement]:
@@ -249,9 +254,10 @@ def place_startup(startup: Program, rest: dict[str, Placement], job: Job) -> Non
         if n in rest and rest[n] != d.placement:
             block.descs[n] = d.changed(placement=rest[n])
     ops, block.oplist = block.oplist, []
+    kinds = Kinds()
     for op in ops:
         cut = [n for n in op.output_arg_names if block.descs.get(n) is not None and block.descs[n].placement]
-        if not cut or _source(startup, op):
+        if not cut or _source(startup, op, kinds):
             reads = {n: _whole(block, n, op, job) for n in op.input_arg_names if block.descs[n].placement}
             block.oplist.append(op.renamed(reads) if reads else op)
             continue
@@ -263,14 +269,14 @@ def place_startup(startup: Program, rest: dict[str, Placement], job: Job) -> Non
             block.oplist.append(_redistribute(made, n, op))
 
 
-def _source(startup: Program, op: Operator) -> bool:
+def _source(startup: Program, op: Operator, kinds: Kinds) -> bool:
     """Can an operator without inputs write its outputs where they lie?"""
     if op.input_arg_names:
         return False
     definition, block = opdef(op.type), startup.global_block()
     names = definition.flat_slots(op.outputs, definition.out_slots)
     descs = [None if n is None else block.descs[n] for n in names]
-    kind = Kind.of(definition, [], [None if d is None else d.type for d in descs], op.attrs)
+    kind = kinds.of(definition, [], [None if d is None else d.type for d in descs], op.attrs)
     axes = [(group, len(sets[0])) for group, sets in startup.groups.items()]
     return may_write(kind, [None if d is None else d.placement for d in descs], axes)
 
