@@ -100,7 +100,10 @@ def local_shape(shape: Sequence[int], placement: Placement, coords: Coords) -> t
 
 
 def local_type(t: TensorType, placement: Placement, coords: Coords) -> TensorType:
-    return t if not placement else TensorType(t.dtype, local_shape(t.shape, placement, coords))
+    for e in placement:
+        if isinstance(e, (Shard, Pieces)):
+            return TensorType(t.dtype, local_shape(t.shape, placement, coords))
+    return t
 
 
 def cut(value: Any, placement: Placement, coords: Coords) -> Any:

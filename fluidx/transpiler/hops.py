@@ -123,7 +123,7 @@ class Wave:
                 shapes = dict(zip(pairwise(marks), boxes or (), strict=False))
                 filled = tuple(k for k, (a, b) in enumerate(pairwise(marks)) if a < b)
                 each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
-                found = Plan(t, marks, parts(name, definition.carries, n, hosts, filled), shapes, each, {})
+                found = Plan(t, marks, parts(name, definition.carries, n, hosts, filled), shapes, each, {}, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None
             if not any(isinstance(e, Shard) for e in self._others[k]):  # else other ranks have parts of other sizes
@@ -133,9 +133,9 @@ class Wave:
     def _round(self, now: Sequence[tuple[Moving, Part]], members: Sequence[int], block: Block) -> None:
         how = {"group": self.group, "batch": f"{self.ops[0].attrs['algorithm']}.{self.index}.hop{now[0][1].round + 1}"}
         sends = [(v.op, v.take(a, b, "out"), t.target) for v, part in now for t in part.gives for a, b in v.plan.messages(t)]
+        attrs = {to: filled("send", {"peer": members[to], **how}) for to in {to for _, _, to in sends}}
         for op, name, to in sends:
-            attrs = filled("send", {"peer": members[to], **how})
-            block.oplist.append(Operator("send", {"X": (name,)}, {}, attrs, role=Role.DIST, site=op.site))
+            block.oplist.append(Operator("send", {"X": (name,)}, {}, attrs[to], role=Role.DIST, site=op.site))
         arrived = [(v, v.receive(part, members, how)) for v, part in now if part.takes]
         for v, found in arrived:
             v.settle(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ class Plan(NamedTuple):
     boxes: Mapping[tuple[int, int], tuple[int, ...]]  # the shapes of blocks that are no ranges of the flat value
     most: int  # elements of a message
     made: dict[tuple[str, TensorType], Var]  # what ranks declare of their own, which they share
+    ops: dict[tuple, Operator]  # and what they work with it
 
     @property
     def size(self) -> int:
@@ -75,7 +75,7 @@ class Moving:
         self.keeps_result = holds(block.desc(self.out).placement, coords)
         self.parts = plan.parts[me]
         self.last = next((part for part in reversed(self.parts) if part.takes), None)
-        self._used: Counter[str] = Counter()
+        self._used: dict[str, int] = {}
 
     def _local(self, name: str, coords: Coords) -> TensorType:
         d = self.block.desc(name)
@@ -111,8 +111,9 @@ class Moving:
 
     def _is_result(self, a: int, b: int) -> bool:
         """Are these elements what the operator is to give, in its shape, and is its variable free?"""
-        free = all(p.name != self.out for p in self.held)  # the operator may write over its operand
-        return free and (a, b) == self.wanted and self._type(a, b) == self.out_type
+        if (a, b) != self.wanted or self._type(a, b) != self.out_type:
+            return False
+        return all(p.name != self.out for p in self.held)  # the operator may write over its operand
 
     # -- elements -----------------------------------------------------------------------------------------------------
 
@@ -175,9 +176,9 @@ class Moving:
     def _new(self, a: int, b: int, word: str, t: TensorType) -> str:
         """Declare a variable of this rank's own."""
         name = f"{self._base(a, b)}.{word}"
-        self._used[name] += 1
-        if self._used[name] > 1:
-            name += str(self._used[name])
+        again = self._used[name] = self._used.get(name, 0) + 1
+        if again > 1:
+            name += str(again)
         made = self.plan.made
         declared = made.get((name, t))
         if declared is None:
@@ -191,4 +192,9 @@ class Moving:
 
     def _op(self, type_: str, ins: Mapping[str, Sequence[str]], out: str, **attrs: Any) -> None:
         named = {slot: tuple(names) for slot, names in ins.items()}
-        self.block.oplist.append(Operator(type_, named, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site))
+        key = type_, *named.items(), out, *attrs.items()
+        op = self.plan.ops.get(key)
+        if op is None:
+            op = Operator(type_, named, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site)
+            self.plan.ops[key] = op
+        self.block.oplist.append(op)

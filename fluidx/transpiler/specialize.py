@@ -26,12 +26,21 @@ _PLACEMENT = attrgetter("placement")
 _LOCAL: Placement = (Local(),)
 
 
-@dataclass(frozen=True)
 class Rooted:
-    """Neighbouring operators whose results lie at the same roots."""
+    """Neighbouring operators whose results lie at roots: those of each root, with their numbers."""
 
-    roots: Placement
-    ops: tuple[Operator, ...]
+    def __init__(self, ops: Iterable[tuple[Placement, Operator]]):
+        self.at: dict[int, tuple[Placement, list[tuple[int, Operator]]]] = {}  # by the id of the roots, of which there are a few objects
+        for k, (roots, op) in enumerate(ops):
+            self.at.setdefault(id(roots), (roots, []))[1].append((k, op))
+
+    def of(self, coords: Coords, held: dict[int, bool]) -> list[Operator]:
+        """The operators that a rank has, in order. `held` says of roots, by id, whether they are the rank's."""
+        for key, (roots, _) in self.at.items():
+            if key not in held:
+                held[key] = holds(roots, coords)
+        mine = [ops for key, (_, ops) in self.at.items() if held[key]]
+        return [op for _, op in (mine[0] if len(mine) == 1 else sorted(chain(*mine)))]
 
 
 @dataclass(frozen=True)
@@ -77,11 +86,14 @@ class Specializer:
                 return (Wave, *(op.attrs[a] for a in ("algorithm", "group", "wave")))
             if op.type == TRANSFER:
                 return (Transfers,)
+            return (Rooted,) if roots(op) else ()
+
+        def roots(op: Operator) -> Placement:
             d = find(op.output_arg_names[0]) if op.output_arg_names else None
-            roots = None if d is None else roots_of.get(id(d.placement))
-            if roots and OPS[op.type].move is not None:  # everyone that may hold the operand takes part
-                roots = tuple(e for e in others(self.program, block, op) if isinstance(e, At))
-            return (Rooted, roots) if roots else ()
+            found = () if d is None else roots_of.get(id(d.placement), ())
+            if found and OPS[op.type].move is not None:  # everyone that may hold the operand takes part
+                return tuple(e for e in others(self.program, block, op) if isinstance(e, At))
+            return found
 
         out: list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers] = []
         for key, run in groupby(block.oplist, key=kind):
@@ -93,7 +105,7 @@ class Specializer:
             elif key[0] is Served:
                 out += [Served(tuple(together)) for together in _independent(ops)]
             else:
-                out.append(Rooted(key[1], ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
+                out.append(Rooted((roots(op), op) for op in ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
         return out
 
     def rank_program(self, rank: int) -> Program:
@@ -107,7 +119,7 @@ class Specializer:
                 continue
             ops: list[Operator] = []
             block.oplist = ops
-            here: dict[int, bool] = {}  # by the roots, of which there are a few objects
+            held: dict[int, bool] = {}
             for s in segments:
                 if isinstance(s, tuple):
                     ops.extend(s)
@@ -116,11 +128,7 @@ class Specializer:
                 elif isinstance(s, Served):
                     write_served(s.ops, rank, block, self.kept)
                 else:
-                    mine = here.get(id(s.roots))
-                    if mine is None:
-                        mine = here[id(s.roots)] = holds(s.roots, coords)
-                    if mine:
-                        ops.extend(s.ops)
+                    ops.extend(s.of(coords, held))
         is_server = any(g not in coords for g in program.groups)
         if is_server or self.updates:
             _leave_out(new, coords, self.away if is_server else None, self.updates)
