@@ -47,6 +47,10 @@ WRONG = {
         DP, None, SUM, SUM.replace("w@GRAD.sum", "t", 1) + "  %u: f32[4,3] = scale(%t) {scale=-1e-17}\n"
         "  %w@GRAD.sum: f32[4,3] = scale(%u) {scale=1e17}\n", "does not hold one device's value",
     ),
+    "one rank clips at a number that the dtype does not have": (
+        DP, [1], SUM, SUM + '  %mask: u8[4,3] = cast(%w) {dtype="uint8"}\n  %kept: u8[4,3] = clip(%mask) {max=1.0, min=-1000.0}\n',
+        "op clip: min is -1000.0, and uint8 has the whole numbers from 0 to 255",
+    ),
     "data is not split": (DP, None, "data %x: f32[-1,4] shard(0) over dp", "data %x: f32[-1,4]", "no rule allows"),
     # updates
     "the momentum is another": (DP, None, "{mu=0.9}", "{mu=0.8}", "does not hold one device's value"),

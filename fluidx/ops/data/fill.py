@@ -18,7 +18,7 @@ from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
 from ...ir.words import along
 from ..shared.native import copy_calls, fill_calls, text_of
-from ..shared.types import check_range, need_ids, need_ndim, need_size, norm_axis
+from ..shared.types import check_range, need_fit, need_ids, need_ndim, need_size, norm_axis
 
 
 def fixed_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -61,6 +61,7 @@ class FillConstant(OpDef):
 
     @staticmethod
     def infer(*, shape, dtype, value):
+        need_fit("fill_constant", "value", value, as_dtype(dtype), cut=True)
         return TensorType(as_dtype(dtype), fixed_shape("fill_constant", shape))
 
     @staticmethod
@@ -94,6 +95,7 @@ class FillConstantBatchSizeLike(OpDef):
 
     @staticmethod
     def infer(x, *, shape, dtype, value, input_dim_idx, output_dim_idx):
+        need_fit("fill_constant_batch_size_like", "value", value, as_dtype(dtype), cut=True)
         return TensorType(as_dtype(dtype), batch_shape("fill_constant_batch_size_like", x, shape, input_dim_idx, output_dim_idx))
 
     @staticmethod
@@ -152,7 +154,9 @@ class FillAnyLike(OpDef):
 
     @staticmethod
     def infer(x, *, value, dtype):
-        return x if dtype is None else x.with_dtype(as_dtype(dtype))
+        y = x if dtype is None else x.with_dtype(as_dtype(dtype))
+        need_fit("fill_any_like", "value", value, y.dtype, cut=True)
+        return y
 
     @staticmethod
     def kernel(xp, x, *, out, value, dtype):

@@ -20,9 +20,10 @@ from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, operations, subst
 from ..expr.numpy import bind_ufuncs, evaluate, ufunc_scratch
 from ..shared.broadcast import aligned, aligned_shape, broadcast_sizes, reduced
 from ..shared.samples import points
-from ..shared.types import NUMBERS
+from ..shared.types import NUMBERS, need_fit
 from .access import elementwise_pattern
 
+Fitting = Callable[[str, Mapping[str, Any]], None]  # raises where a dtype does not have the numbers of these attributes
 DTYPES = {"float": FLOATS, "number": NUMBERS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
 
 
@@ -71,8 +72,8 @@ def elementwise(
     fields |= {
         "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,
         "inplace": () if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots)),
-        "onnx": onnx, "infer": staticmethod(_infer(name, dtypes, is_bool, axis)), "precision": precision,
-        "folds": _folds(expr, inputs),
+        "onnx": onnx, "infer": staticmethod(_infer(name, dtypes, is_bool, axis, _fitting(name, expr, names, special))),
+        "precision": precision, "folds": _folds(expr, inputs),
     }  # fmt: skip
     draw = samples or (lambda: _draw(len(inputs), dtypes, domain, kinks, variants))
     fields["samples"] = staticmethod(draw)
@@ -146,7 +147,21 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
     return {**{k: staticmethod(v) for k, v in made.items()}, "native_any_size": True}
 
 
-def _infer(name: str, dtypes: str, is_bool: bool, axis: bool) -> Callable[..., TensorType]:
+def _fitting(name: str, expr: Expr, names: Sequence[str], special: Any) -> Fitting:
+    """A check that a dtype has the numbers that the body has of its attributes. A body that has a `special` one takes fractions."""
+
+    def check(dtype: str, attrs: Mapping[str, Any]) -> None:
+        if not names or dtype in FLOATS:
+            return
+        for n in nodes(substitute(expr, {k: lift(attrs[k]) for k in names})):  # a scale of -1 is a sign, and no number
+            if n.fn == "const":
+                said = [k for k in names if attrs[k] in n.args]
+                need_fit(name, " and ".join(said or names), n.args[0], dtype, cut=special is not None)
+
+    return check
+
+
+def _infer(name: str, dtypes: str, is_bool: bool, axis: bool, fitting: Fitting) -> Callable[..., TensorType]:
     allowed = DTYPES[dtypes]
 
     def infer(*types, **attrs):
@@ -159,6 +174,7 @@ def _infer(name: str, dtypes: str, is_bool: bool, axis: bool) -> Callable[..., T
                 raise ProgramError(f"op {name}: X is {dtype} and Y is {t.dtype}; cast one of them")
             if t.shape != shape:
                 shape = broadcast_sizes(name, shape, aligned(name, shape, t.shape, attrs["axis"]) if axis else t.shape)
+        fitting(dtype, attrs)
         return first if shape == first.shape and not is_bool else TensorType("bool" if is_bool else dtype, shape)
 
     return infer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from functools import cache
+from math import isfinite, prod, trunc
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,28 @@ def add_sizes(sizes: Sequence[int]) -> int:
 def mul_sizes(sizes: Sequence[int]) -> int:
     """The product of sizes, open when one of them is."""
     return ANY if ANY in sizes else prod(sizes)
+
+
+def need_fit(op: str, said: str, value: float, dtype: str, cut: bool = False) -> None:
+    """Raise ProgramError when an integer dtype does not have a number, which `said` names. With `cut`, one between two of its numbers is
+    cut to the one nearer to 0.
+
+    >>> need_fit("clip", "min", -0.5, "uint8", cut=True)
+    """
+    if dtype not in INTS:
+        return
+    low, high = _bounds(dtype)
+    kept = trunc(value) if cut and isfinite(value) else value
+    if not low <= kept <= high or kept % 1:
+        raise ProgramError(
+            f"op {op}: {said} is {value}, and {dtype} has the whole numbers from {low} to {high}; give one of them, or cast first"
+        )
+
+
+@cache
+def _bounds(dtype: str) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 def need_ndim(op: str, slot: str, x: TensorType, low: int, high: int | None = None) -> None:

@@ -25,6 +25,17 @@ def test_values_keep_their_digits(run_op):
         infer("assign_value", shape=(2,), values=(1, 2, 3))
 
 
+def test_a_whole_dtype_has_the_value_or_one_nearer_to_zero(run_op):
+    assert run_op("fill_constant", shape=(2,), dtype="uint8", value=255.5).tolist() == [255, 255]
+    assert run_op("fill_constant", shape=(2,), dtype="uint8", value=-0.5).tolist() == [0, 0]
+    for value in (-1.0, 256.0, float("inf"), float("nan")):
+        for name, types in (("fill_constant", ()), ("fill_constant_batch_size_like", (TensorType("float32", (2,)),))):
+            with pytest.raises(ProgramError, match=f"op {name}: value is {value}, and uint8 has the whole numbers from 0 to 255; give one of"):
+                infer(name, *types, shape=(2,), dtype="uint8", value=value)
+        with pytest.raises(ProgramError, match=f"op fill_any_like: value is {value}, and uint8 has"):
+            infer("fill_any_like", TensorType("uint8", (2,)), value=value)
+
+
 @pytest.mark.parametrize("start, end, step", [(0, 5, 1), (3, -2, -2), (0, 1, 0.25), (1, 0, 1), (0, 1, 0.3)])
 def test_range_stops_before_its_end(start, end, step, run_op):
     assert run_op("range", start=start, end=end, step=step, dtype="float64").tolist() == pytest.approx(np.arange(start, end, step).tolist())

@@ -1,5 +1,7 @@
 """Elementwise ops: how operands meet, whole-number division, open axes, and what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,40 @@ def test_open_axes_broadcast():
 def test_operands_that_do_not_fit(types, attrs, said):
     with pytest.raises(ProgramError, match=said):
         written(*types, **attrs)
+
+
+@pytest.mark.parametrize(
+    "op, dtype, attrs, said",
+    [
+        ("clip", "uint8", {"min": -1000.0, "max": 1.0}, "min is -1000.0, and uint8 has the whole numbers from 0 to 255; give one of them, or"),
+        ("clip", "int8", {"min": -128.0, "max": 128.0}, "max is 128.0, and int8 has the whole numbers from -128 to 127"),
+        ("clip", "int32", {"min": 0.5, "max": 2.0}, "min is 0.5, and int32 has"),
+        ("clip", "int64", {"min": 0.0, "max": math.inf}, "max is inf, and int64 has"),
+        ("increment", "int64", {"step": math.nan}, "step is nan, and int64 has"),
+        ("increment", "uint8", {"step": -1.0}, "step is -1.0, and uint8 has"),
+        ("scale", "uint8", {"bias": 256.0}, "bias is 256.0, and uint8 has"),
+        ("scale", "int32", {"scale": math.inf}, "scale is inf, and int32 has"),
+    ],
+)
+def test_numbers_that_a_whole_dtype_does_not_have(op, dtype, attrs, said):
+    with pytest.raises(ProgramError, match=f"op {op}: {said}"):
+        written((dtype, (4,)), op=op, **attrs)
+
+
+@pytest.mark.parametrize(
+    "op, dtype, attrs, made",
+    [
+        ("clip", "uint8", {"min": 1.0, "max": 255.0}, [1, 1, 2, 3]),
+        ("clip", "int8", {"min": -128.0, "max": 2.0}, [0, 1, 2, 2]),
+        ("clip", "float16", {"min": -1e30, "max": 1.5}, [0, 1, 1.5, 1.5]),
+        ("increment", "int32", {"step": -1.0}, [-1, 0, 1, 2]),
+        ("scale", "uint8", {"scale": -1.0, "bias": 3.0}, [3, 2, 1, 0]),  # counted round, as unsigned numbers are
+        ("scale", "uint8", {"scale": 0.5}, [0, 0, 1, 1]),  # worked in float64 and cut
+    ],
+)
+def test_numbers_that_a_dtype_has(run_op, op, dtype, attrs, made):
+    assert written((dtype, (4,)), op=op, **attrs).dtype == dtype
+    assert run_op(op, np.arange(4).astype(dtype), **attrs).tolist() == made
 
 
 def test_the_gradient_of_a_sum_of_equal_shapes_is_the_gradient_itself():
