@@ -571,9 +571,11 @@ class _Walk:
         outs = {s: tuple(out[n] for n in names) for s, names in op.outputs.items()}
         for n, copy in out.items():
             desc = block.desc(n)
-            block.declare(desc.changed(name=copy, persistable=False, is_parameter=False, attrs={}))
+            attrs: dict[str, Any] = {}
             if not desc.persistable:  # running statistics advance once; their second values are nobody's
                 self.copies[n], self.copies_made[copy] = copy, n
+                attrs["copy_of"] = n
+            block.declare(desc.changed(name=copy, persistable=False, is_parameter=False, attrs=attrs))
         block.oplist.append(op.replace(inputs=ins, outputs=outs, role=Role.BACKWARD))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.program import Block, Var
+from .rules import nominal_bytes
 
 
 def written_out(block: Block, op: Operator) -> list[Operator] | None:
@@ -30,3 +33,25 @@ def written_out(block: Block, op: Operator) -> list[Operator] | None:
                 if n not in old:
                     block.descs[n] = Var(n, t, stop_gradient=True)
     return parts
+
+
+def not_again(
+    block: Block, op: Operator, parts: list[Operator], before: Sequence[Operator], there: Container[str | None]
+) -> list[Operator]:
+    """The parts of an operator; of one that is computed again, without those whose results are few and `there` since the first time: what
+    ranks sent each other for them is not sent twice. `before` are the parts of the first time."""
+    if [(p.type, p.attrs) for p in before] != [(p.type, p.attrs) for p in parts]:
+        return parts
+    most = nominal_bytes(block.desc(op.output_arg_names[0]).type)
+    left: list[Operator] = []
+    names: dict[str, str] = {}
+    for part, first in zip(parts, before, strict=True):
+        made = part.output_arg_names
+        few = all(nominal_bytes(block.desc(n).type) < most and n not in op.output_arg_names for n in made)
+        if few and all(n in there for n in first.output_arg_names):
+            names.update(zip(made, first.output_arg_names, strict=True))
+            for n in made:
+                del block.descs[n]
+        else:
+            left.append(part.renamed(names))
+    return left

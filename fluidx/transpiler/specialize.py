@@ -74,6 +74,7 @@ class Specializer:
         if block.idx:  # a branch writes what enclosing blocks declare
             roots_of.update(self.roots_of[block.parent_idx])
         self.roots_of.append(roots_of)
+        same: dict[Placement, Placement] = {}
         carried = {t for t in op_types(block.oplist) if OPS[t].carries}
         beside = not op_types(block.oplist).isdisjoint((*SERVED, TRANSFER))
         if not roots_of and not beside and not any(op.type in carried and written_out(op) for op in block.oplist):
@@ -86,13 +87,14 @@ class Specializer:
                 return (Wave, *(op.attrs[a] for a in ("algorithm", "group", "wave")))
             if op.type == TRANSFER:
                 return (Transfers,)
-            return (Rooted,) if roots(op) else ()
+            return (Rooted,) if at_roots(op) else ()
 
-        def roots(op: Operator) -> Placement:
+        def at_roots(op: Operator) -> Placement:
             d = find(op.output_arg_names[0]) if op.output_arg_names else None
             found = () if d is None else roots_of.get(id(d.placement), ())
             if found and OPS[op.type].move is not None:  # everyone that may hold the operand takes part
-                return tuple(e for e in others(self.program, block, op) if isinstance(e, At))
+                found = tuple(e for e in others(self.program, block, op) if isinstance(e, At))
+                return same.setdefault(found, found)
             return found
 
         out: list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers] = []
@@ -105,7 +107,7 @@ class Specializer:
             elif key[0] is Served:
                 out += [Served(tuple(together)) for together in _independent(ops)]
             else:
-                out.append(Rooted((roots(op), op) for op in ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
+                out.append(Rooted((at_roots(op), op) for op in ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
         return out
 
     def rank_program(self, rank: int) -> Program:

@@ -19,7 +19,7 @@ from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
 from .cluster import SERVERS, several
-from .parts import written_out
+from .parts import not_again, written_out
 from .rules import Choice, Chosen, Held, Kind, Kinds, annotated, at_root, choose, cut_across, may_write, move_cost, nominal_bytes
 from .writer import filled
 
@@ -119,6 +119,7 @@ class Walk:
                         self.home[name] = place = self.rest.get(name, REPLICATE)
                         self.at[name] = self._held(name, (place,))
         self.finished: set[str] = set()
+        self.parts_of: dict[str, list[Operator]] = {}  # what stands for operators, by the first name that they write
         self.block = self.program.blocks[0]
         self.source = self.block.oplist
 
@@ -177,7 +178,12 @@ class Walk:
     def _parts(self, op: Operator) -> list[Operator] | None:
         """The operators that stand for one, their new values declared; None where it has none."""
         parts = written_out(self.block, op)
-        for part in parts or ():
+        if parts is None:
+            return None
+        out = self.block.desc(op.output_arg_names[0])
+        self.parts_of[out.name] = parts
+        parts = not_again(self.block, op, parts, self.parts_of.get(out.attrs.get("copy_of", ""), ()), self.at)
+        for part in parts:
             self.last.update((n, part) for n in part.output_arg_names if self.last.get(n) is op)
             for n in part.output_arg_names:
                 if n not in self.types:
