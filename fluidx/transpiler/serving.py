@@ -26,13 +26,30 @@ class _Piece(NamedTuple):
     stop: int
 
 
-def write_served(ops: Sequence[Operator], rank: int, block: Block, kept: bool) -> None:
-    """Append what a rank does in pushes and pulls that need nothing of each other: their messages start together. `kept`: do servers keep
-    what all ranks keep?"""
-    batch = f"{ops[0].type}.{ops[0].output_arg_names[0]}"
-    written = [_Writing(op, rank, block, batch, kept) for op in ops]
-    for stage in ([w.before for w in written], [w.messages for w in written], [w.behind for w in written]):
-        block.oplist += chain.from_iterable(stage)
+class Served:
+    """Pushes and pulls that need nothing of each other: their messages start together. The first trainer may send for all; the others do
+    the same as each other."""
+
+    def __init__(self, ops: Sequence[Operator]):
+        self.ops = ops
+        self.written: dict[int, tuple[list[Operator], dict[str, Var]]] = {}  # by rank, trainers but the first under the second's
+
+    def write(self, rank: int, block: Block, kept: bool) -> None:
+        """Append what a rank does to `block`, and declare what it receives. `kept`: do servers keep what all ranks keep?"""
+        trainers = block.program.groups[self.ops[0].attrs["trainers"]][0]
+        alike = trainers[1] if rank in trainers[1:] else rank
+        if alike not in self.written:
+            self.written[alike] = self._written(rank, block, kept)
+        ops, made = self.written[alike]
+        block.oplist += ops
+        block.descs.update(made)
+
+    def _written(self, rank: int, block: Block, kept: bool) -> tuple[list[Operator], dict[str, Var]]:
+        batch = f"{self.ops[0].type}.{self.ops[0].output_arg_names[0]}"
+        made: dict[str, Var] = {}
+        written = [_Writing(op, rank, block, batch, kept, made) for op in self.ops]
+        stages = [w.before for w in written], [w.messages for w in written], [w.behind for w in written]
+        return [*chain.from_iterable(chain(*stages))], made
 
 
 def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Piece]:
@@ -44,17 +61,18 @@ def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Pie
 class _Writing:
     """What a rank does in a push or a pull: what it makes of its own, what it sends and receives, and what it makes of that."""
 
-    def __init__(self, op: Operator, rank: int, block: Block, batch: str, kept: bool):
-        self.op, self.rank, self.block, self.batch = op, rank, block, batch
+    def __init__(self, op: Operator, rank: int, block: Block, batch: str, kept: bool, declared: dict[str, Var]):
+        self.op, self.rank, self.batch, self.declared = op, rank, batch, declared
         self.before: list[Operator] = []
         self.messages: list[Operator] = []
         self.behind: list[Operator] = []
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
-        self.type = block.desc(self.out).type
+        d = block.desc(self.out)
+        self.type, self.placement = d.type, d.placement
         groups = block.program.groups
         (everyone,) = groups[op.attrs["group"]]
         self.trainers = groups[op.attrs["trainers"]][0]
-        self.takers = everyone if kept and block.desc(self.out).persistable else self.trainers
+        self.takers = everyone if kept and d.persistable else self.trainers
         pieces = _pieces(op, everyone, self.type)
         (self.push if op.type == "push" else self.pull)(pieces)
 
@@ -88,7 +106,7 @@ class _Writing:
             elif pieces[0].server == self.rank:
                 self.behind.append(self.made("assign", [self.x], self.out))
             else:
-                self.recv(self.out, pieces[0].server, self.type.shape, self.block.desc(self.out).placement)
+                self.recv(self.out, pieces[0].server, self.type.shape, self.placement)
 
     def arrived(self, p: _Piece) -> str:
         """The name of a piece: one's own, or what its server sends."""
@@ -105,7 +123,7 @@ class _Writing:
         return made
 
     def local(self, name: str, shape: tuple[int, ...]) -> str:
-        self.block.descs[name] = Var(name, TensorType(self.type.dtype, shape), (Local(),), stop_gradient=True)
+        self.declared[name] = Var(name, TensorType(self.type.dtype, shape), (Local(),), stop_gradient=True)
         return name
 
     def send(self, name: str, peer: int) -> None:

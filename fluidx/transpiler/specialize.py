@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
+from typing import NamedTuple
 
 from ..ir import flow
 from ..ir.bodies import runs_bodies
@@ -18,7 +18,7 @@ from ..ir.sizes import Sizes
 from ..ir.types import At, Local, Pieces, Placement
 from .cluster import SERVERS
 from .hops import Wave, others, written_out
-from .serving import SERVED, write_served
+from .serving import SERVED, Served
 from .transfers import TRANSFER, Transfers
 from .walk import where
 
@@ -43,11 +43,13 @@ class Rooted:
         return [op for _, op in (mine[0] if len(mine) == 1 else sorted(chain(*mine)))]
 
 
-@dataclass(frozen=True)
-class Served:
-    """Neighbouring operators between trainers and servers, none of which needs what another makes."""
+class _Trainer(NamedTuple):
+    """What is left of a trainer's program beside servers. `before`: its operators before, so that nothing else gets their ids."""
 
-    ops: tuple[Operator, ...]
+    before: list[list[Operator]]
+    ops: list[Operator]
+    names: list[str]
+    blocks: int
 
 
 class Specializer:
@@ -63,6 +65,7 @@ class Specializer:
         self.roots_of: list[dict[int, Placement]] = []  # by block: the roots of the placements of what is declared there, by their ids
         self.segments = [self._segments(b) for b in program.blocks]
         ops = program.global_block().oplist if SERVERS in program.groups else ()
+        self.trainers: dict[tuple[int, ...], _Trainer] = {}  # by the ids of all operators before
         self.updates = any(op.role is Role.OPTIMIZE for op in ops)
         self.kept, self.away = _beside(program)
 
@@ -105,7 +108,7 @@ class Specializer:
             elif key[0] is Wave:
                 out += [Wave(block, together, len(out) + k) for k, together in enumerate(_independent(ops))]
             elif key[0] is Served:
-                out += [Served(tuple(together)) for together in _independent(ops)]
+                out += [Served(together) for together in _independent(ops)]
             else:
                 out.append(Rooted((at_roots(op), op) for op in ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
         return out
@@ -128,14 +131,27 @@ class Specializer:
                 elif isinstance(s, (Wave, Transfers)):
                     s.write(rank, coords, block)
                 elif isinstance(s, Served):
-                    write_served(s.ops, rank, block, self.kept)
+                    s.write(rank, block, self.kept)
                 else:
                     ops.extend(s.of(coords, held))
-        is_server = any(g not in coords for g in program.groups)
-        if is_server or self.updates:
-            _leave_out(new, coords, self.away if is_server else None, self.updates)
+        if any(g not in coords for g in program.groups):
+            _leave_out(new, coords, self.away, self.updates)
+        elif self.updates:
+            self._leave_out_on_trainer(new, coords)
         new.frozen = True
         return new
+
+    def _leave_out_on_trainer(self, new: Program, coords: Coords) -> None:
+        """Trainers have no elements of what lies on servers: those that have the same operators leave out the same."""
+        before = [b.oplist for b in new.blocks]
+        key = tuple(map(id, chain(*before)))
+        if key not in self.trainers:
+            _leave_out(new, coords, None, self.updates)
+            self.trainers[key] = _Trainer(before, [*new.global_block().oplist], [*new.global_block().descs], len(new.blocks))
+            return
+        left, block = self.trainers[key], new.global_block()
+        block.oplist, block.descs = [*left.ops], {n: block.descs[n] for n in left.names}
+        new.drop_blocks(left.blocks)
 
 
 def _independent(ops: Sequence[Operator]) -> Iterator[list[Operator]]:
