@@ -42,13 +42,13 @@ class Run:
 
 
 def gathered(
-    program: Program, run_of: Callable[[Operator], Hashable | None], begin: Callable[[Hashable], Run]
-) -> Iterator[Operator | Run]:
-    """The operators of block 0, those that stand together as one run.
+    program: Program, types: Container[str], run_of: Callable[[Operator], Hashable], begin: Callable[[Hashable], Run]
+) -> Iterator[list[Operator] | Run]:
+    """The operators of block 0: runs of those that stand together, and stretches of others.
 
-    `run_of` says the kind of an operator, None for one that stays where it is; `begin` makes an empty run of a kind.
+    Operators of other `types` stay where they are; `run_of` says the kind of one, and `begin` makes an empty run of a kind.
     """
-    return _Gathering(program, begin).run(run_of)
+    return _Gathering(program, begin).run(types, run_of)
 
 
 _NAMES = attrgetter("input_arg_names", "output_arg_names")
@@ -66,20 +66,19 @@ class _Gathering:
         self.runs: list[Run] = []
         self.open: dict[Hashable, Run] = {}  # what more operators may join
         self.makes: dict[str, Run] = {}  # the names that runs write which may still move, and those that they read
-        self.reads: dict[str, dict[Run, None]] = {}
+        self.reads: dict[str, tuple[Run, ...]] = {}
         self.turn = 0
 
-    def run(self, run_of: Callable[[Operator], Hashable | None]) -> Iterator[Operator | Run]:
+    def run(self, types: Container[str], run_of: Callable[[Operator], Hashable]) -> Iterator[list[Operator] | Run]:
         touches, made, read = _touching(self.program), self.makes.keys(), self.reads.keys()
         for op in self.program.global_block().oplist:
             ins, outs = touches(op)
             if made and not (made.isdisjoint(ins) and made.isdisjoint(outs) and read.isdisjoint(outs)):
                 self._settle(ins, outs)
-            kind = run_of(op)
-            if kind is None:
-                self.others.append(op)
+            if op.type in types:
+                self._join(run_of(op), op, ins, outs)
             else:
-                self._join(kind, op, ins, outs)
+                self.others.append(op)
         for run in dict.fromkeys(self.makes.values()):
             self._end(run)
         return self._merged()
@@ -90,7 +89,7 @@ class _Gathering:
             if (run := self.makes.get(n)) is not None:
                 self._end(run)
         for n in outs:
-            for run in list(self.reads.get(n, ())):
+            for run in self.reads.get(n, ()):
                 self._end(run)
 
     def _join(self, kind: Hashable, op: Operator, ins: tuple[str, ...], outs: tuple[str, ...]) -> None:
@@ -105,7 +104,9 @@ class _Gathering:
         for n in outs:
             self.makes[n] = run
         for n in ins:
-            self.reads.setdefault(n, {})[run] = None
+            runs = self.reads.get(n, ())
+            if run not in runs:
+                self.reads[n] = (*runs, run)
         if run.full:
             self._fill(run)
 
@@ -133,18 +134,16 @@ class _Gathering:
             for n in op.output_arg_names:
                 self.makes.pop(n, None)
             for n in op.input_arg_names:
-                if (runs := self.reads.get(n)) is not None:
-                    runs.pop(run, None)
-                    if not runs:
-                        del self.reads[n]
+                if left := tuple([r for r in self.reads.pop(n, ()) if r is not run]):
+                    self.reads[n] = left
 
-    def _merged(self) -> Iterator[Operator | Run]:
+    def _merged(self) -> Iterator[list[Operator] | Run]:
         done = 0
         for run in sorted(self.runs, key=lambda r: r.place):
-            yield from self.others[done : run.place[0]]
+            yield self.others[done : run.place[0]]
             yield run
             done = run.place[0]
-        yield from self.others[done:]
+        yield self.others[done:]
 
 
 class Waiting:
@@ -159,15 +158,17 @@ class Waiting:
         found = tuple(names), write
         self.writes.update(dict.fromkeys(found[0], found))
 
-    def before(self, op: Operator) -> None:
-        """Write what an operator touches."""
-        if not self.writes:
-            return
-        ins, outs = self.touches(op)
-        waiting = self.writes.keys()
-        if not (waiting.isdisjoint(ins) and waiting.isdisjoint(outs)):
-            for n in (*ins, *outs):
-                self._write(n)
+    def before(self, ops: Iterable[Operator], keep: Callable[[Operator], None] | None = None) -> None:
+        """Write what these operators touch, in front of each of them, which is then given to `keep`."""
+        touches, waiting = self.touches, self.writes.keys()
+        for op in ops:
+            if waiting:
+                ins, outs = touches(op)
+                if not (waiting.isdisjoint(ins) and waiting.isdisjoint(outs)):
+                    for n in (*ins, *outs):
+                        self._write(n)
+            if keep is not None:
+                keep(op)
 
     def rest(self) -> None:
         for n in list(self.writes):

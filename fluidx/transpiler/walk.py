@@ -389,7 +389,7 @@ class Walk:
         if away:
             self._write_away(op, inputs or op.inputs, away)
         else:
-            self.out.append(op if inputs is None else op.with_slots(inputs, op.outputs))
+            self.out.append(op if inputs is None else op.replace(inputs=inputs))
 
     def _write_away(self, op: Operator, inputs: Slots, away: Mapping[str, tuple[Held, Placement]]) -> None:
         """Append an operator whose results lie elsewhere than at home: they get names of their own, and are brought home."""

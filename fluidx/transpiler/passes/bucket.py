@@ -56,14 +56,12 @@ class Bucket(Pass):
             return _Filling(kind, self, writer, filled)
 
         waiting = Waiting(program)
-        for found in gathered(program, kinds.of, begin):
+        for found in gathered(program, kinds.types, kinds.of, begin):
             if not isinstance(found, Run):
-                waiting.before(found)
-                writer.keep(found)
+                waiting.before(found, writer.keep)
                 continue
             ops = found.in_order()
-            for op in ops:
-                waiting.before(op)
+            waiting.before(ops)
             if len(ops) == 1:
                 writer.keep(ops[0])
                 continue
@@ -85,9 +83,7 @@ class _Kinds:
         self.known: dict[tuple, int] = {}  # the number of a way to lie, by the attributes and placements, which are few objects
         self.numbers: dict[tuple, int] = {}
 
-    def of(self, op: Operator) -> tuple | None:
-        if op.type not in self.types:
-            return None
+    def of(self, op: Operator) -> tuple:
         x, out = self.descs[op.input_arg_names[0]], self.descs[op.output_arg_names[0]]
         key = id(op.attrs), id(x.placement), id(out.placement)
         alike = self.known.get(key)

@@ -59,6 +59,9 @@ class Lower(Pass):
         if path is None:
             found = steps(*key, job.axes(block.program), block.program.turns)
             path = known[key] = [(s.type, opdef(s.type).complete_attrs(s.attrs), s.after) for s in found]
+        if len(path) == 1:  # as mostly: it reads and writes the same
+            ops.append(op.replace(type=path[0][0], attrs=path[0][1]))
+            return
         for k, (type_, attrs, after) in enumerate(path):
             out = target
             if k < len(path) - 1:

@@ -40,7 +40,7 @@ class SumOnServers(Pass):
         self._check_blocks(pair.main)
         writer, waiting = Writer(pair.main), Waiting(pair.main)
         for op in writer.old:
-            waiting.before(op)
+            waiting.before([op])
             if not self._served(writer, op):
                 writer.keep(op)
                 continue

@@ -49,9 +49,9 @@ class GatherWaves(Pass):
         out: list[Operator] = []
         attrs = SharedAttrs()
         waves = 0
-        for found in gathered(new, lambda op: kinds.get(op.type), Wave):
+        for found in gathered(new, kinds, lambda op: kinds[op.type], Wave):
             if not isinstance(found, Run):
-                out.append(found)
+                out += found
                 continue
             out += [attrs.changed(op, wave=waves) if op.attrs.get("algorithm") else op for op in found.ops]
             waves += 1

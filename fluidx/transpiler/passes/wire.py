@@ -38,7 +38,7 @@ class Wire(Pass):
         gradients = {g for op in writer.old for g in op.role_var[1::2]}
         waiting = Waiting(pair.main)
         for op in writer.old:
-            waiting.before(op)
+            waiting.before([op])
             if op.role is Role.DIST and op.input_arg_names and gradients.issuperset(op.input_arg_names):
                 gradients.update(op.output_arg_names)  # packed, or on its way
             if readers.get(id(op)) is Role.OPTIMIZE and gradients.issuperset(op.input_arg_names) and self._adds_up(writer, op):
