@@ -51,7 +51,7 @@ from .layers.tensor import fluid_data as data
 from .param_attr import ParamAttr
 
 if TYPE_CHECKING:
-    from . import backward, clip, initializer, io, lr_scheduler, mixed_precision, nets, optimizer, regularizer, rewrite
+    from . import backward, clip, initializer, io, lr_scheduler, mixed_precision, nets, onnx, optimizer, regularizer, rewrite
     from .backward import append_backward, gradients
     from .data_feeder import DataFeeder
     from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope, scope_guard
@@ -74,7 +74,8 @@ _LAZY = {
 }  # fmt: skip
 _MODULES = (
     "backward", "clip", "comm", "config", "contrib", "data_feeder", "executor", "initializer", "io", "lr_scheduler",
-    "mixed_precision", "nets", "optimizer", "param_attr", "profiler", "regularizer", "rewrite", "testing", "transpiler", "verify", "view",
+    "mixed_precision", "nets", "onnx", "optimizer", "param_attr", "profiler", "regularizer", "rewrite", "testing", "transpiler", "verify",
+    "view",
 )  # fmt: skip
 
 __all__ = [
@@ -84,7 +85,7 @@ __all__ = [
     "VerifyError", "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
-    "mixed_precision", "name_scope", "nets", "one_hot", "ops", "optimizer", "program_guard", "regularizer", "rewrite", "save",
+    "mixed_precision", "name_scope", "nets", "one_hot", "onnx", "ops", "optimizer", "program_guard", "regularizer", "rewrite", "save",
     "scope_guard", "set_num_threads", "strategies", "tune", "unique_name",
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The `fluidx` command: demo, run, trace, show, diff, verify, ops, doctor, env."""
+"""The `fluidx` command: demo, run, trace, show, diff, verify, onnx, ops, doctor, env."""
 
 from __future__ import annotations
 
@@ -142,17 +142,24 @@ def trace(output: Path, steps: int | None, ranks: int | None, by: str, limit: in
         )
 
 
-def _read(path: str) -> Any:
-    """A program, or a pair with startup, from a text or JSON file."""
+def _read(*paths: str) -> list[Any]:
+    """A program, or a pair with startup, from each text or JSON file. Constants that lie beside one are there for all."""
+    from .io import constants_beside
+
+    constants = {digest: a for path in paths for digest, a in constants_beside(path).items()}
+    return [_parsed(path, constants) for path in paths]
+
+
+def _parsed(path: str, constants: Any) -> Any:
     from . import ops  # noqa: F401  (fills the op registry)
     from .ir.jsonform import from_json
-    from .ir.parser import parse_pair, parse_program
+    from .ir.parser import parse_any
 
     try:
         text = Path(path).read_text(encoding="utf-8")
         if text.lstrip().startswith("{"):
-            return from_json(json.loads(text))
-        return parse_pair(text) if "\nstartup" in text else parse_program(text)
+            return from_json(json.loads(text), constants)
+        return parse_any(text, constants)
     except UnicodeDecodeError as e:
         raise click.ClickException(f"{path} is no program: byte {e.start} is not UTF-8 text") from None
     except (json.JSONDecodeError, ProgramError) as e:
@@ -195,7 +202,7 @@ def show(
     """Print the program in FILE, or what a strategy makes of it, or the plan of either."""
     from .ir import ProgramPair
 
-    program = _read(file)
+    (program,) = _read(file)
     if strategy is not None:
         t = _transpiled(program, file, strategy, ranks)
         program = t.pair if rank is None else ProgramPair(t.get_trainer_program(rank), t.get_startup_program(rank))
@@ -238,7 +245,7 @@ def _transpiled(program: Any, file: str, strategy: str, ranks: Any) -> Any:
     from .transpiler import DistributeTranspiler, strategies
 
     if not hasattr(program, "startup"):
-        raise click.ClickException(f"{file} has no startup section; save str(fx.ProgramPair(main, startup)) to transpile from a file")
+        raise click.ClickException(f"{file} has no startup section; write both with fx.io.save_text(fx.ProgramPair(main, startup), FILE)")
     t = DistributeTranspiler(strategies.get(strategy))
     return t.transpile(program=program.main, startup_program=program.startup, trainers=ranks)
 
@@ -250,7 +257,8 @@ def diff(before: str, after: str) -> None:
     """Show what changed between two program files."""
     from .view import diff as difference
 
-    click.echo(str(difference(_read(before), _read(after), names=(before, after))))
+    old, new = _read(before, after)
+    click.echo(str(difference(old, new, names=(before, after))))
 
 
 @main.command()
@@ -266,11 +274,11 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
     """
     from .verify import check_program, verify_ranks
 
-    program = _read(file)
+    program, *ranked = _read(file, *rank_files)
     if rank_files:
         if strategy is not None:
             raise click.UsageError("--strategy makes rank programs, RANK_FILES are some; give one of both")
-        pairs = [(path, _read(path)) for path in (file, *rank_files)]
+        pairs = list(zip((file, *rank_files), (program, *ranked), strict=True))
         for path, pair in pairs:
             if not hasattr(pair, "startup"):
                 raise click.ClickException(
@@ -285,6 +293,52 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
     parts = [program.main, program.startup] if hasattr(program, "startup") else [program]
     count = sum(check_program(p) for p in parts)
     click.echo(f"{count} operators: inputs defined, types as their rules infer them, placements by a rule of each op")
+
+
+@main.group()
+def onnx() -> None:
+    """Look at, check and run ONNX models (needs fluidx[onnx])."""
+
+
+@onnx.command(name="info")
+@_file
+def onnx_info(file: str) -> None:
+    """List inputs, outputs, weights and operators of the model in FILE."""
+    from .onnx import report
+
+    click.echo(report.info(file))
+
+
+@onnx.command(name="check")
+@_file
+@click.option("--shapes", type=_Shapes(), help="Sizes of inputs, image=8x3x224x224, where the program has to know them.")
+def onnx_check(file: str, shapes: Any) -> None:
+    """Say whether fluidx takes the model in FILE, to run and to train; every node that it does not take is listed."""
+    from .onnx import report
+
+    click.echo(report.check(file, shapes))
+
+
+@onnx.command(name="run")
+@_file
+@click.option("-i", "--input", "inputs", multiple=True, help="NAME=FILE.npy, for each input.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs to one .npz file.")
+def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
+    """Run the model in FILE on arrays from files, and show the outputs or write them."""
+    import numpy as np
+
+    from .onnx import report
+
+    given = [part.partition("=") for part in inputs]
+    if wrong := next((part for part, (name, sign, path) in zip(inputs, given) if not (name and sign and path)), None):
+        raise click.UsageError(f"{wrong!r} is no input; give NAME=FILE.npy")
+    found = report.run(file, {name: Path(path) for name, _, path in given})
+    for name, value in found.items():
+        click.echo(f"{name}: {value.dtype.name}{list(value.shape)}\n{value}" if isinstance(value, np.ndarray) else f"{name}: {value!r}")
+    if output is not None:
+        with output.open("wb") as stream:
+            np.savez(stream, **found)
+        click.echo(f"wrote {output}")
 
 
 @main.command()

@@ -14,6 +14,7 @@ import numpy as np
 
 from ._checks import number, whole, wrong
 from .ir import Block, Program, Variable
+from .ir.constants import elements
 
 
 def derive_seed(program: Program, name: str) -> int:
@@ -192,5 +193,4 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _values(array: np.ndarray, var: Variable) -> tuple[str, dict[str, Any]]:
-    cast = np.asarray(array).astype("float64" if var.desc.type.is_float else var.dtype)
-    return "assign_value", {"values": tuple(cast.ravel().tolist())}
+    return "assign_value", {"values": elements(array, var.dtype)}

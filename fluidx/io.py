@@ -1,8 +1,8 @@
 """Save and load: variables as safetensors files, programs as text. Nothing is pickled, and a file is replaced whole or not at all.
 
-`save` and `load` keep a whole program in one file, `save_vars` and its kin keep variables one per file (or in one file),
-`save_inference_model` keeps what is needed to compute some targets. Values come from the global scope, or, when the executor is a
-ParallelExecutor, from its ranks: a file does not depend on how many there were.
+`save` and `load` keep a whole program in one file, `save_text` and `load_text` what it says, `save_vars` and its kin keep variables one
+per file (or in one file), `save_inference_model` keeps what is needed to compute some targets. Values come from the global scope, or, when
+the executor is a ParallelExecutor, from its ranks: a file does not depend on how many there were.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from urllib.parse import quote
 import numpy as np
 
 from ._checks import wrong
-from ._safetensors import ArrayFile, CheckpointError, save_arrays, write_atomically
+from ._safetensors import ArrayFile, CheckpointError, save_arrays
+from ._texts import constants_beside, constants_in, load_constants, load_text, path_of, read_text, save_text, write_text
 from .ir import (
     FeedError,
     NotInitializedError,
@@ -32,15 +33,16 @@ from .ir import (
     flow,
 )
 from .ir.bodies import copy_op
+from .ir.constants import Array, is_digest
 
 __all__ = [
-    "CheckpointError", "load", "load_inference_model", "load_params", "load_persistables", "load_program", "load_program_state",
-    "load_vars", "prune", "save", "save_inference_model", "save_params", "save_persistables", "save_vars", "set_program_state",
+    "CheckpointError", "load", "load_constants", "load_inference_model", "load_params", "load_persistables", "load_program",
+    "load_program_state", "load_text", "load_vars", "prune", "save", "save_inference_model", "save_params", "save_persistables",
+    "save_text", "save_vars", "set_program_state",
 ]  # fmt: skip
 
 _SUFFIX = ".safetensors"
 _MODEL, _PARAMS = "__model__", "__params__" + _SUFFIX
-_TEXT_LIMIT = 1 << 30
 
 
 # -- where values live ------------------------------------------------------------------------------------------------------
@@ -81,17 +83,11 @@ def _check(path: str, var: Var, dtype: str, shape: tuple[int, ...]) -> None:
         raise CheckpointError(f"{path}: variable {var.name!r} should be {var.type}, the file holds {found}")
 
 
-def _path(path: Any) -> str:
-    if not isinstance(path, (str, os.PathLike)) or not str(path):
-        raise wrong(f"a path must be a non-empty string or Path, got {type(path).__name__}: {path!r}")
-    return os.fspath(path)
-
-
 def _inside(dirname: Any, filename: Any) -> str:
     """dirname/filename, where filename may not lead out of dirname."""
     if not isinstance(filename, str) or os.path.basename(filename) != filename or filename in ("", ".", "..") or "\0" in filename:
         raise CheckpointError(f"{filename!r} is no file name; it must stand without a directory, which is {dirname!r}")
-    return os.path.join(_path(dirname), filename)
+    return os.path.join(path_of(dirname), filename)
 
 
 def _file_of(name: str) -> str:
@@ -110,13 +106,16 @@ def _file_of(name: str) -> str:
 
 
 def save(program: Program, model_path: Any, executor: Any = None) -> None:
-    """Write the program and all its persistable variables into one file, `model_path` plus ".safetensors".
+    """Write the program, its large constants and all its persistable variables into one file, `model_path` plus ".safetensors".
 
     Raises NotInitializedError when a variable has no value yet, CheckpointError when the file cannot be written; an older file is then
     still there, whole.
     """
     program = _program(program)
     values = {d.name: _get(executor, d) for d in _persistables(program)}
+    if taken := [n for n in values if is_digest(n)]:
+        raise CheckpointError(f"variable {taken[0]!r} cannot be saved under its name, which is that of a constant; rename it")
+    values.update((digest, a.values) for digest, a in program.constants().items())
     save_arrays(_with_suffix(model_path), values, {"format": "fluidx", "program": program.to_string()})
 
 
@@ -137,13 +136,14 @@ def load_program(model_path: Any) -> Program:
     with ArrayFile(path) as file:
         if "program" not in file.metadata:
             raise CheckpointError(f"{path} holds variables but no program; it was not written by fluidx.io.save")
-        return _parse(path, file.metadata["program"])
+        return _parse(path, file.metadata["program"], constants_in(file))
 
 
 def load_program_state(model_path: Any, var_list: Sequence[Variable] | None = None) -> dict[str, np.ndarray]:
     """The arrays of a file that `save` wrote, by name; those of `var_list` only, if given."""
     with ArrayFile(_with_suffix(model_path)) as file:
-        return {n: file.array(n) for n in (file.names if var_list is None else [v.name for v in var_list])}
+        names = [n for n in file.names if not is_digest(n)] if var_list is None else [v.name for v in var_list]
+        return {n: file.array(n) for n in names}
 
 
 def set_program_state(program: Program, state_dict: Mapping[str, Any], executor: Any = None) -> None:
@@ -159,7 +159,7 @@ def set_program_state(program: Program, state_dict: Mapping[str, Any], executor:
 
 
 def _with_suffix(path: Any) -> str:
-    path = _path(path)
+    path = path_of(path)
     if os.path.basename(path) in ("", ".", ".."):
         raise CheckpointError(f"{path!r} is no file name")
     return path if path.endswith(_SUFFIX) else path + _SUFFIX
@@ -192,9 +192,9 @@ def _load_all(path: str, wanted: Sequence[Var], executor: Any) -> None:
         _set(executor, name, array)
 
 
-def _parse(path: str, text: str) -> Program:
+def _parse(path: str, text: str, constants: Mapping[str, Array]) -> Program:
     try:
-        return Program.parse_from_string(text)
+        return Program.parse_from_string(text, constants)
     except ParseError as e:
         raise CheckpointError(f"{path}: the program in it cannot be read: {e}") from e
 
@@ -325,8 +325,8 @@ def save_inference_model(
 ) -> list[str]:
     """Write the part of the program that computes `target_vars` from the feeds, and the variables it reads; return the targets' names.
 
-    The program is text in `model_filename` ("__model__"), the variables are in `params_filename` ("__params__.safetensors").
-    `program_only` leaves the variables away; `export_for_deployment` has no effect.
+    The program is text in `model_filename` ("__model__"), with its large constants beside it as of `save_text`; the variables are in
+    `params_filename` ("__params__.safetensors"). `program_only` leaves the variables away; `export_for_deployment` has no effect.
     """
     feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names)
     targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
@@ -343,7 +343,7 @@ def save_inference_model(
     if not program_only:
         # the model is written last: its checksum in the other file shows when the two do not belong together
         save_arrays(params_path, values, {"format": "fluidx", "model_crc32": str(zlib.crc32(text.encode()))})
-    write_atomically(model_path, lambda stream: stream.write(text.encode()))
+    write_text(model_path, text, program.constants())
     return names
 
 
@@ -359,9 +359,9 @@ def load_inference_model(
     Raises CheckpointError when a file is missing or damaged, or when the two files come from different saves.
     """
     model_path, params_path = _inside(dirname, model_filename or _MODEL), _inside(dirname, params_filename or _PARAMS)
-    text = _read_text(model_path)
+    text = read_text(model_path)
     feeds, fetches = _names_in(model_path, text)
-    program = _parse(model_path, text)
+    program = _parse(model_path, text, constants_beside(model_path))
     wanted = _persistables(program)
     if wanted or os.path.exists(params_path):
         with ArrayFile(params_path) as file:
@@ -373,19 +373,6 @@ def load_inference_model(
         if block.find(name) is None:
             raise CheckpointError(f"{model_path}: its program has no variable {name!r}, which it lists as feed or fetch")
     return [program, feeds, [block.var(n) for n in fetches]]
-
-
-def _read_text(path: str) -> str:
-    try:
-        size = os.path.getsize(path)
-        if size > _TEXT_LIMIT:
-            raise CheckpointError(f"{path} has {size} bytes; a program text has {_TEXT_LIMIT} at most")
-        with open(path, encoding="utf-8", newline="") as stream:
-            return stream.read()
-    except OSError as e:
-        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
-    except UnicodeDecodeError:
-        raise CheckpointError(f"{path} is no program text") from None
 
 
 def _names_in(path: str, text: str) -> tuple[list[str], list[str]]:

@@ -152,6 +152,22 @@ def test_verify_proves_rank_programs_from_files(pair, single, tmp_path):
     assert "give one of both" in call("verify", pair, *paths, "--strategy", "zero1", code=2)
 
 
+def test_constants_are_found_beside_any_of_the_files(tmp_path):
+    main, startup = fx.Program("main"), fx.Program("startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        attr = fx.ParamAttr("w", initializer=fx.initializer.NumpyArrayInitializer(np.ones((12, 8))))
+        fx.optimizer.SGD(0.5).minimize(fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 12]), 8, param_attr=attr)))
+    whole, (digest,) = tmp_path / "whole.txt", startup.constants()
+    fx.io.save_text(fx.ProgramPair(main, startup), whole)
+    paths = [tmp_path / f"rank{r}.txt" for r in range(2)]
+    for r, path in enumerate(paths):
+        path.write_text(call("show", whole, "--strategy", "zero1", "-n", 2, "--rank", r))
+        assert f'array("{digest}", f32[12,8])' in path.read_text()
+    assert "on 2 ranks:" in call("verify", whole, *paths)
+    assert digest in call("show", whole) and digest in call("diff", whole, paths[0])
+    assert f"Error: {paths[0]} is no program: line" in (lacking := call("show", paths[0], code=1)) and "pass constants=" in lacking
+
+
 @pytest.mark.parametrize("ranks", ["0", "-1", "two", "dp=", "dp=2;tp=2", "=2"])
 def test_ranks_that_make_no_sense(pair, ranks):
     text = call("verify", pair, "--strategy", "zero1", "-n", ranks, code=2)
@@ -167,7 +183,7 @@ def test_verify_points_into_a_wrong_program(single):
 
 def test_transpiling_a_file_without_startup_says_what_to_save(single):
     assert call("verify", single, "--strategy", "data_parallel", code=1) == (
-        f"Error: {single} has no startup section; save str(fx.ProgramPair(main, startup)) to transpile from a file\n"
+        f"Error: {single} has no startup section; write both with fx.io.save_text(fx.ProgramPair(main, startup), FILE)\n"
     )
 
 

@@ -281,3 +281,97 @@ def test_a_file_does_not_depend_on_the_number_of_ranks(tmp_path):
         exe.run(feed={"x": X, "y": Y}, fetch_list=[model.loss])
         fx.load(model.main, tmp_path / "m", exe)
         assert all(np.array_equal(exe.state(n), v) for n, v in one.items())
+
+
+# -- constants beside a text ----------------------------------------------------------------------------------------------------------
+
+TABLE = np.arange(200, dtype="float32").reshape(4, 50)
+
+
+@pytest.fixture
+def looked_up():
+    """A program that adds a large constant, and its startup, which sets a parameter to another; the result of the first."""
+    main, startup = fx.Program("main"), fx.Program("startup")
+    with fx.scope_guard(fx.Scope()), fx.program_guard(main, startup), fx.unique_name.guard():
+        attr = fx.ParamAttr("w", initializer=fx.initializer.NumpyArrayInitializer(-TABLE))
+        y = fx.layers.fc(fx.data("x", [-1, 4]), 50, param_attr=attr) + fx.layers.reduce_sum(fx.layers.assign(TABLE), 0)
+        fx.Executor().run(startup)
+        yield main, startup, y
+
+
+def changed(path, old, new):
+    """The file with some of its bytes replaced by as many others."""
+    data = path.read_bytes()
+    assert data.count(old) == 1 and len(old) == len(new)
+    path.write_bytes(data.replace(old, new))
+
+
+def test_a_text_is_kept_with_its_large_constants_and_without_them_alone(looked_up, model, tmp_path):
+    main, startup, _ = looked_up
+    pair = fx.ir.ProgramPair(main, startup)
+    for kept in (main, pair):
+        fx.io.save_text(kept, tmp_path / "p.txt")
+        assert (tmp_path / "p.txt").read_text() == str(kept)
+        held = load_file(tmp_path / "p.txt.constants.safetensors")
+        assert equal(held, {digest: a.values for digest, a in kept.constants().items()}) and len(held) == (1 if kept is main else 2)
+        again = fx.io.load_text(tmp_path / "p.txt")
+        assert again == kept
+    fx.io.save_text(model.main, tmp_path / "small.txt")
+    assert fx.io.load_text(tmp_path / "small.txt") == model.main
+    assert not (tmp_path / "small.txt.constants.safetensors").exists()
+
+
+def test_a_text_without_its_constants_says_which_file_to_pass(looked_up, tmp_path):
+    fx.io.save_text(looked_up[0], tmp_path / "p.txt")
+    (tmp_path / "p.txt.constants.safetensors").rename(tmp_path / "elsewhere")
+    with pytest.raises(fx.ParseError, match=r"p.txt: line .* put it there, or pass constants=fx.io.load_constants\(FILE\)"):
+        fx.io.load_text(tmp_path / "p.txt")
+    given = fx.io.load_constants(tmp_path / "elsewhere")
+    assert fx.Program.parse_from_string((tmp_path / "p.txt").read_text(), constants=given) == looked_up[0]
+
+
+def test_a_saved_program_holds_its_constants_and_its_state_apart(looked_up, tmp_path):
+    main, _, _ = looked_up
+    fx.save(main, tmp_path / "m")
+    again = fx.io.load_program(tmp_path / "m")
+    assert again == main
+    assert fx.io.load_program_state(tmp_path / "m").keys() == {"w", "fc_0.b_0"}
+    fx.load(again, tmp_path / "m")
+
+
+def test_an_inference_model_computes_with_its_constants(looked_up, tmp_path):
+    main, _, y = looked_up
+    exe, x = fx.Executor(), np.ones((2, 4), "float32")
+    (want,) = exe.run(main, feed={"x": x}, fetch_list=[y])
+    fx.io.save_inference_model(tmp_path, ["x"], [y], exe, main)
+    with fx.scope_guard(fx.Scope()):
+        program, feeds, fetches = fx.io.load_inference_model(tmp_path, exe)
+        assert np.array_equal(exe.run(program, feed={feeds[0]: x}, fetch_list=fetches)[0], want)
+
+
+@pytest.mark.parametrize("kind", ["text", "program", "model"])
+def test_constants_that_were_changed_are_refused(looked_up, tmp_path, kind):
+    main, _, y = looked_up
+    if kind == "text":
+        fx.io.save_text(main, tmp_path / "p.txt")
+        path, read = tmp_path / "p.txt.constants.safetensors", lambda: fx.io.load_text(tmp_path / "p.txt")
+    elif kind == "program":
+        fx.save(main, tmp_path / "m")
+        path, read = tmp_path / "m.safetensors", lambda: fx.io.load_program(tmp_path / "m")
+    else:
+        fx.io.save_inference_model(tmp_path, ["x"], [y], fx.Executor(), main)
+        path, read = tmp_path / "__model__.constants.safetensors", lambda: fx.io.load_inference_model(tmp_path, None)
+    changed(path, TABLE[0].tobytes(), (TABLE[0] + 1).tobytes())
+    with pytest.raises(CheckpointError) as error:
+        read()
+    (digest,) = main.constants()
+    assert str(error.value).startswith(f"{path} was changed since it was written: what it holds as constant {digest} has the digest ")
+
+
+def test_a_variable_that_is_called_like_a_constant_is_not_saved_beside_it(tmp_path):
+    main = fx.Program("main")
+    with fx.scope_guard(fx.Scope()):
+        main.global_block().create_var("sha256:" + "0" * 64, [1], "float32", persistable=True)
+        fx.global_scope().set("sha256:" + "0" * 64, np.zeros(1, "float32"))
+        with pytest.raises(CheckpointError, match="which is that of a constant; rename it"):
+            fx.save(main, tmp_path / "m")

@@ -1,6 +1,7 @@
 """The intermediate representation: programs, operators, variables, their types and placements, and the base of op declarations."""
 
 from .builder import Builder
+from .constants import Array
 from .defaults import default_main_program, default_startup_program, device_guard, program_guard
 from .dtypes import as_dtype, np_dtype
 from .errors import (
@@ -26,9 +27,9 @@ from .types import ANY, REPLICATE, At, Local, Own, Partial, Pieces, Placement, S
 from .variable import Parameter, Variable
 
 __all__ = [
-    "ANY", "At", "Block", "BlockRef", "Builder", "Effect", "ExecutionError", "FeedError", "FluidxError", "Local", "NotInitializedError",
-    "OPS", "OpDef", "Operator", "Own", "Parameter", "ParseError", "Partial", "Pieces", "Placement", "Program", "ProgramError",
-    "ProgramPair", "REPLICATE", "RankError", "Required", "Role", "Sample", "Shard", "Site", "TensorType", "TranspileError", "Var",
-    "Variable", "VerifyError", "all_ops", "as_dtype", "default_main_program", "default_startup_program", "device_guard", "excerpt",
+    "ANY", "Array", "At", "Block", "BlockRef", "Builder", "Effect", "ExecutionError", "FeedError", "FluidxError", "Local",
+    "NotInitializedError", "OPS", "OpDef", "Operator", "Own", "Parameter", "ParseError", "Partial", "Pieces", "Placement", "Program",
+    "ProgramError", "ProgramPair", "REPLICATE", "RankError", "Required", "Role", "Sample", "Shard", "Site", "TensorType", "TranspileError",
+    "Var", "Variable", "VerifyError", "all_ops", "as_dtype", "default_main_program", "default_startup_program", "device_guard", "excerpt",
     "name_scope", "nearest", "np_dtype", "opdef", "parse_pair", "program_guard", "show_placement",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from .bodies import check_body
+from .constants import Array, Given
 from .dtypes import FULL, SHORT
 from .errors import ParseError, ProgramError
 from .operator import BlockRef, Operator, Role
@@ -89,6 +90,8 @@ def _value_out(v: Any) -> Any:
         return [_value_out(x) for x in v]
     if isinstance(v, BlockRef):
         return {"block": v.idx}
+    if isinstance(v, Array):
+        return {"array": v.digest, "dtype": v.type.dtype, "shape": list(v.type.shape)}
     if isinstance(v, float):  # a whole float is tagged: readers outside Python may write 1.0 as 1, and JSON has no nan and inf
         v = float(v)
         return v if math.isfinite(v) and not v.is_integer() else {"float": repr(v)}
@@ -97,9 +100,12 @@ def _value_out(v: Any) -> Any:
     raise ProgramError(f"an attribute of type {type(v).__name__} has no JSON form: {v!r}")
 
 
-def from_json(data: Mapping[str, Any]) -> Any:
-    """The Program, or the ProgramPair, that `to_json` wrote. Raises ParseError for anything else, naming the place in it."""
-    reader = _Reader()
+def from_json(data: Mapping[str, Any], constants: Mapping[str, Any] | None = None) -> Any:
+    """The Program, or the ProgramPair, that `to_json` wrote, `constants` being the arrays that it names by digest.
+
+    Raises ParseError for anything else, naming the place in it.
+    """
+    reader = _Reader(constants)
     if not isinstance(data, Mapping):
         reader.fail("the top", "a dictionary", data)
     if data.get("format") == PAIR_FORMAT:
@@ -109,6 +115,9 @@ def from_json(data: Mapping[str, Any]) -> Any:
 
 
 class _Reader:
+    def __init__(self, constants: Mapping[str, Any] | None):
+        self.constants = Given(constants)
+
     def fail(self, where: str, expected: str, found: Any) -> NoReturn:
         shown = (
             "nothing" if found is None else f"{type(found).__name__} {str(found)[:60]!r}" if isinstance(found, (str, int, float)) else ""
@@ -193,13 +202,7 @@ class _Reader:
 
     def var(self, data: Any, where: str) -> Var:
         data = self.dict_(data, where, ("name", "dtype", "shape", "placement", "attrs", *FLAGS))
-        dtype = self.str_(data.get("dtype"), f"{where}.dtype")
-        dtype = FULL.get(dtype, dtype)
-        if dtype not in SHORT:
-            self.fail(f"{where}.dtype", f"one of {', '.join(SHORT)}", dtype)
-        shape = tuple(
-            self.int_(n, f"{where}.shape[{k}]", -1, MAX_SIZE) for k, n in enumerate(self.list_(data.get("shape"), f"{where}.shape"))
-        )
+        type_ = self.type_(data, where)
         flags = {flag: data.get(flag, False) for flag in FLAGS}
         for flag, value in flags.items():
             if not isinstance(value, bool):
@@ -212,7 +215,15 @@ class _Reader:
         for attr in attrs:
             if attr not in VAR_ATTRS:
                 self.fail(f"{where}.attrs", f"attributes out of {', '.join(VAR_ATTRS)}", attr)
-        return Var(name, TensorType(dtype, shape), placement, attrs=attrs, **flags)
+        return Var(name, type_, placement, attrs=attrs, **flags)
+
+    def type_(self, data: Mapping[str, Any], where: str) -> TensorType:
+        dtype = self.str_(data.get("dtype"), f"{where}.dtype")
+        dtype = FULL.get(dtype, dtype)
+        if dtype not in SHORT:
+            self.fail(f"{where}.dtype", f"one of {', '.join(SHORT)}", dtype)
+        sizes = enumerate(self.list_(data.get("shape"), f"{where}.shape"))
+        return TensorType(dtype, tuple(self.int_(n, f"{where}.shape[{k}]", -1, MAX_SIZE) for k, n in sizes))
 
     def entry(self, data: Any, where: str) -> Entry:
         data = self.dict_(data, where, ("shard", "unit", "partial", "at", "pieces", "own", "local", "group"))
@@ -278,4 +289,10 @@ class _Reader:
             except ValueError:
                 self.fail(where, "a float", v["float"])
             return math.nan if value != value else value
-        self.fail(where, 'a value; of dictionaries only {"block": 1} and {"float": "inf"}', v)
+        if v.keys() == {"array", "dtype", "shape"}:
+            digest, type_ = self.str_(v["array"], f"{where}.array"), self.type_(v, where)
+            try:
+                return self.constants.array(digest, type_)
+            except ProgramError as e:
+                raise ParseError(f"{where}: {e}") from None
+        self.fail(where, 'a value; of dictionaries only {"block": 1}, {"float": "inf"} and {"array": ..., "dtype": ..., "shape": ...}', v)

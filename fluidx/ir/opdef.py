@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
 
+from .constants import Array, elements
 from .errors import ProgramError, nearest
 from .operator import BlockRef, Frozen, Operator, normalize_attr
 from .pattern import Pattern, Types, check_exceptions, parse_pattern
@@ -28,7 +29,8 @@ class Effect(enum.Enum):
 
 
 class Required:
-    """Default of an attribute that has none: `attrs = {"shape": Required(tuple)}`. A tuple holds ints, a tuple[str, ...] strings."""
+    """Default of an attribute that has none: `attrs = {"shape": Required(tuple)}`. A tuple holds ints, a tuple[str, ...] strings;
+    an Array may also be a tuple of numbers (constants.py: elements)."""
 
     def __init__(self, type: Any):
         self.type = type
@@ -108,7 +110,6 @@ class OpDef:
     constant: ClassVar[bool] = False
     # attributes that name a sub-block, with the attribute that lists the values which that block hands out ("" for none)
     bodies: ClassVar[Mapping[str, str]] = {}
-    onnx: ClassVar[str | None] = None
     # what Horovod's timeline calls the time that it takes
     activity: ClassVar[str] = ""
     # fluid's names of a collective, in the NCCL design and from 1.5 on; the text form can be written with them
@@ -315,7 +316,7 @@ class OpDef:
             if want is None:
                 raise ProgramError(f"op {cls.name} has no attribute {name!r}; {nearest(name, cls.attrs, 'it has')}")
             if value.__class__ is not want or not _exact(value):
-                value = _coerce(cls.name, name, normalize_attr(value), want)
+                value = _coerce(cls.name, name, _normal(value, want), want)
                 exact = exact and _exact(value)
             values.append(value)
         # one record for the same attributes: Program.infer knows it again
@@ -409,12 +410,19 @@ def _exact(value: Any) -> bool:
     return kind in _EXACT or kind is bool or kind is float and value == value and (value != 0.0 or copysign(1.0, value) > 0.0)
 
 
+def _normal(value: Any, want: Any) -> Any:
+    """An attribute as it is stored; what is declared to be an Array is made of one without a list of its numbers."""
+    return elements(value) if want is Array and isinstance(value, np.ndarray) else normalize_attr(value)
+
+
 def fits(value: Any, want: Any) -> bool:
     """Does an attribute that is declared so keep the value as it is?"""
     if want is Any or want is type(None):
         return True
     if (of := _element(want)) is not None:
         return isinstance(value, tuple) and all(fits(v, of) for v in value)
+    if want is Array:
+        return isinstance(value, (tuple, Array))
     return isinstance(value, want) and not (want is int and isinstance(value, bool))
 
 
@@ -428,6 +436,8 @@ def _coerce(op: str, name: str, value: Any, want: Any) -> Any:
         return value
     if (of := _element(want)) is not None and isinstance(value, (tuple, int, float, str)):
         return tuple(_coerce(op, f"{name}[{k}]", v, of) for k, v in enumerate(value if isinstance(value, tuple) else (value,)))
+    if want is Array and isinstance(value, (int, float)):
+        return (value,)
     if want is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if want is int and isinstance(value, float) and value.is_integer():

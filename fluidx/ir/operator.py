@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .constants import Array
 from .errors import ProgramError, nearest
 from .site import Site
 
@@ -37,7 +38,7 @@ class BlockRef:
 
 
 def normalize_attr(value: Any) -> Any:
-    """An attribute as it is stored: a bool, int, float, str, None, BlockRef, or a tuple of those.
+    """An attribute as it is stored: a bool, int, float, str, None, BlockRef, Array, or a tuple of those.
 
     >>> normalize_attr([np.float64(0.5), np.int32(2)])
     (0.5, 2)
@@ -48,14 +49,14 @@ def normalize_attr(value: Any) -> Any:
         return normalize_attr(value.value)
     if isinstance(value, float) and value != value:
         return math.nan  # the one object, so that equal attributes compare equal
-    if value is None or isinstance(value, BlockRef):
+    if value is None or isinstance(value, (BlockRef, Array)):
         return value
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, (list, tuple)):
         return tuple(normalize_attr(v) for v in value)
-    raise ProgramError(f"an attribute must be a bool, int, float, str, block or a list of those, not {type(value).__name__}: {value!r}")
+    raise ProgramError(f"an attribute must be a bool, number, str, block, Array or a list of those, not {type(value).__name__}: {value!r}")
 
 
 def attrs_key(attrs: Mapping[str, Any]) -> str:

@@ -7,10 +7,11 @@ expected and what was found; nesting and numbers are bounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .bodies import check_body
+from .constants import Array, Given
 from .dtypes import FULL
 from .errors import ParseError, ProgramError, nearest
 from .opdef import OPS, Slot
@@ -32,28 +33,36 @@ MAX_INDEX = (1 << 31) - 1  # of a rank, an axis or a block
 _Slots = dict[str, tuple[str, ...]]
 _ROLES = {r.value: r for r in Role}
 _CONSTANTS = {"true": True, "false": False, "none": None, "inf": float("inf")}
+_A_VALUE = "a value: a number, a quoted string, true, false, none, inf, nan, block N, an array or a list"
 _NAN = math.nan  # the one object: two programs that hold it compare equal
 
 
-def parse_program(text: str) -> Program:
-    """The program that a text describes. Raises ParseError, pointing at the line, for anything else.
+def parse_program(text: str, constants: Mapping[str, Any] | None = None) -> Program:
+    """The program that a text describes, `constants` being the arrays that it names by digest. Raises ParseError, pointing at the line, for
+    anything else.
 
     >>> parse_program("program p { data %x: f32[-1,2]; var %y: i64[3] persistable }")
     <Program p: 0 ops, 0 params>
     """
-    parser = _Parser(text)
+    parser = _Parser(text, constants)
     main, startup = parser.program()
     if startup is not None:
         raise ParseError(f"program {main.name} has a startup section, so it describes two programs; read it with parse_pair")
     return main
 
 
-def parse_pair(text: str) -> ProgramPair:
+def parse_pair(text: str, constants: Mapping[str, Any] | None = None) -> ProgramPair:
     """Main and startup as `show_program(main, startup=startup)` wrote them; without a startup section, startup is empty."""
-    main, startup = _Parser(text).program()
+    main, startup = _Parser(text, constants).program()
     if startup is None:
         startup = _like(main)
     return ProgramPair(main, startup)
+
+
+def parse_any(text: str, constants: Mapping[str, Any] | None = None) -> Program | ProgramPair:
+    """The pair, where the text has a startup section, or else the program."""
+    main, startup = _Parser(text, constants).program()
+    return main if startup is None else ProgramPair(main, startup)
 
 
 def _like(main: Program) -> Program:
@@ -63,8 +72,9 @@ def _like(main: Program) -> Program:
 
 
 class _Parser(Tokens):
-    def __init__(self, text: str):
+    def __init__(self, text: str, constants: Mapping[str, Any] | None):
         super().__init__(text)
+        self.constants = Given(constants)
         self.types: dict[str, TensorType] = {}
         self.blocks: list[tuple[int, int, Program, int]] = []  # (row, column, program, index) of every sub-block named
         self.runs: list[tuple[int, int, Block, Operator]] = []  # (row, column, block, operator) of those that run sub-blocks
@@ -277,7 +287,7 @@ class _Parser(Tokens):
 
     def _record(self, name: str, implied: frozenset[str] | None) -> Var:
         """The type, placement and flags of a variable; `implied` None stands for a definition by an operator."""
-        type_ = self._type(name)
+        type_ = self._type(f"{var_name(name)}:")
         if implied is None:
             implied = implied_inline(type_)
         placement: Placement = ()
@@ -303,10 +313,10 @@ class _Parser(Tokens):
         written: dict[str, Any] = {flag: flag in flags for flag in FLAGS}
         return Var(name, type_, placement, **written)
 
-    def _type(self, name: str) -> TensorType:
+    def _type(self, after: str) -> TensorType:
         text = self.texts[self.k]
         if self.kinds[self.k] != "type":
-            self._fail(f"a type such as f32[-1,10] after {var_name(name)}:")
+            self._fail(f"a type such as f32[-1,10] after {after}")
         type_ = self.types.get(text)
         if type_ is None:
             short, _, sizes = text[:-1].partition("[")
@@ -491,7 +501,9 @@ class _Parser(Tokens):
                 idx = self._int("the index of a block", 0, MAX_INDEX)
                 self.blocks.append((self.row, self.cols[at], program, idx))
                 return BlockRef(idx)
-            self._fail("a value: a number, a quoted string, true, false, none, inf, nan, block N or a list", self.k - 1)
+            if text == "array":
+                return self._array()
+            self._fail(_A_VALUE, self.k - 1)
         if kind == "[":
             if depth >= MAX_NESTING:
                 self._wrong(f"lists are nested more than {MAX_NESTING} deep")
@@ -502,7 +514,19 @@ class _Parser(Tokens):
                     self._take(",", "',' or ']' in a list")
                 values.append(self._value(program, depth + 1))
             return tuple(values)
-        self._fail("a value: a number, a quoted string, true, false, none, inf, nan, block N or a list")
+        self._fail(_A_VALUE)
+
+    def _array(self) -> Array:
+        """One of the constants; the word `array` was taken."""
+        self._take("(", "'(' after array")
+        at, digest = self.k, self._string()
+        self._take(",", "',' after the digest")
+        type_ = self._type("the digest")
+        self._take(")")
+        try:
+            return self.constants.array(digest, type_)
+        except ProgramError as e:
+            self._wrong(str(e), at)
 
     def _number(self, text: str) -> int | float:
         digits = text.lstrip("+-")

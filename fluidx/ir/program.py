@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from . import flow, unique_name
 from .bodies import check_body, runners
+from .constants import Array, arrays_in
 from .dtypes import as_dtype
 from .errors import ProgramError, nearest
 from .opdef import OPS, OpDef, Slot, opdef
@@ -332,11 +333,24 @@ class Program:
         return self.to_string()
 
     @staticmethod
-    def parse_from_string(text: str) -> Program:
-        """Read the text form back. Raises ParseError with the line for text that is truncated or not a program."""
+    def parse_from_string(text: str, constants: Mapping[str, Any] | None = None) -> Program:
+        """Read the text form back; `constants` are the arrays that it names, by digest.
+
+        Raises ParseError with the line for text that is truncated or not a program, or names an array that is not given.
+        """
         from .parser import parse_program
 
-        return parse_program(text)
+        return parse_program(text, constants)
+
+    def constants(self) -> dict[str, Array]:
+        """The arrays that the text names by digest and does not hold.
+
+        >>> p = Program("p")
+        >>> p.parse_from_string(str(p), p.constants()) == p
+        True
+        """
+        held = [op.attrs for b in self.blocks for op in b.oplist] + [d.attrs for b in self.blocks for d in b.descs.values() if d.attrs]
+        return {a.digest: a for attrs in held for a in arrays_in(attrs.values())}
 
     def graph(self) -> Any:
         """The dependence view: a networkx.DiGraph whose nodes are operator indices of block 0."""
@@ -503,6 +517,10 @@ class ProgramPair:
         from .text import show_program
 
         return show_program(self.main, startup=self.startup)
+
+    def constants(self) -> dict[str, Array]:
+        """The arrays that the text of the two names by digest."""
+        return {**self.startup.constants(), **self.main.constants()}
 
 
 def _check_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ Grammar in short (`;` may stand for a line end, `#` starts a comment):
     blocks         block 1 in 0 { declarations, sections }
 
 Attributes are sorted; one that equals the default of the op (or of parameters) is left out, except `group`, `op` and `root`, and
-`{only a=1}` says that no default is to be filled in. An operator whose slots are not those of a declared op names them:
+`{only a=1}` says that no default is to be filled in. A large array is named by digest and kept beside the text (`Program.constants`):
+`array("sha256:...", f32[64,3,7,7])`. An operator whose slots are not those of a declared op names them:
 `Out=[%y: f32[3]] = foreign(X=[%x])`.
 """
 
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from .constants import Array
 from .dtypes import SHORT
 from .errors import ProgramError
 from .opdef import OPS, OpDef, Required, Slot, fits
@@ -171,6 +173,8 @@ def show_value(value: Any) -> str:
         return f"[{', '.join(map(show_value, value))}]"
     if isinstance(value, BlockRef):
         return f"block {value.idx}"
+    if isinstance(value, Array):
+        return repr(value)
     if isinstance(value, float):  # NumPy's float64 is one
         return float.__repr__(value)
     if isinstance(value, int):

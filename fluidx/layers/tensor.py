@@ -11,6 +11,7 @@ import numpy as np
 from .._checks import number, unsupported, whole, wholes, wrong
 from ..initializer import Constant, Initializer, derive_seed
 from ..ir import Parameter, ProgramError, Variable, as_dtype, default_main_program, default_startup_program, unique_name
+from ..ir.constants import elements
 from ..param_attr import ParamAttr
 from .helper import LayerHelper
 
@@ -209,8 +210,7 @@ def assign(input: Any, output: Variable | None = None) -> Variable:
     if array.dtype == np.float64 and not isinstance(input, (np.ndarray, np.generic)):
         array = array.astype("float32")
     dtype = as_dtype(array.dtype)
-    values = tuple((array.astype("float64") if "float" in dtype else array).ravel().tolist())
-    y = helper.op("assign_value", out=out, shape=array.shape, dtype=dtype, values=values)
+    y = helper.op("assign_value", out=out, shape=array.shape, dtype=dtype, values=elements(array))
     y.stop_gradient = True
     return y
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.constants import elements
 from ..ir.dtypes import np_dtype
 from ..ir.opdef import OPS, Effect, OpDef
 from ..ir.operator import Operator
@@ -129,5 +130,5 @@ def _filling(op: Operator, name: str, t: TensorType, value: np.ndarray) -> Opera
     if first.size and value.tobytes() == first.tobytes() * value.size and float(first.item()) == first.item():
         made, attrs = "fill_constant", {**attrs, "value": float(first.item())}
     else:
-        made, attrs = "assign_value", {**attrs, "values": tuple(value.reshape(-1).tolist())}
+        made, attrs = "assign_value", {**attrs, "values": elements(value)}
     return op.replace(type=made, inputs={}, outputs={"Out": (name,)}, attrs=OPS[made].complete_attrs(attrs))

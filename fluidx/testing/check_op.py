@@ -240,7 +240,7 @@ class _Check:
 
     def check_text(self, program: Program) -> None:
         text = str(program)
-        again = Program.parse_from_string(text)
+        again = Program.parse_from_string(text, program.constants())
         if again != program:
             self.fail("the program text read back", text, str(again))
 

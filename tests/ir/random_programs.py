@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from hypothesis import strategies as st
 
 from fluidx.ir import OPS, At, Block, BlockRef, OpDef, Operator, Partial, Program, ProgramPair, Required, Role, Shard, TensorType, Var
+from fluidx.ir.constants import Array
 from fluidx.ir.dtypes import SHORT
 from fluidx.ir.records import PARAM_DEFAULTS, VAR_ATTRS
 
@@ -54,7 +56,13 @@ indices = st.integers(-3, 9)
 entries = st.one_of(st.builds(Shard, indices, words), st.builds(Partial, reductions, words), st.builds(At, indices, words))
 placements = st.lists(entries, max_size=3).map(tuple)
 floats = st.one_of(st.floats(allow_nan=False), st.just(math.nan))
-scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**64) + 1, 2**64 - 1), floats, st.text(max_size=6))
+arrays = st.builds(
+    lambda dtype, shape, first: Array(np.arange(first, first + math.prod(shape)).reshape(shape), dtype),
+    st.sampled_from(list(SHORT)),
+    st.lists(st.integers(0, 5), max_size=3),
+    st.integers(0, 9),
+)
+scalars = st.one_of(arrays, st.none(), st.booleans(), st.integers(-(2**64) + 1, 2**64 - 1), floats, st.text(max_size=6))
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
 attributes = st.dictionaries(words, values, max_size=4)
 roles = st.sampled_from(list(Role))

@@ -30,7 +30,7 @@ block 1 in 0 {
 @given(programs())
 def test_every_program_comes_back_equal_through_strict_json(program):
     text = json.dumps(to_json(program), allow_nan=False)
-    again = from_json(json.loads(text))
+    again = from_json(json.loads(text), program.constants())
     assert again == program
     assert str(again) == str(program)  # 1, 1.0 and True are equal in Python and three texts
 
@@ -38,7 +38,7 @@ def test_every_program_comes_back_equal_through_strict_json(program):
 @relaxed
 @given(pairs())
 def test_every_pair_comes_back_equal(pair):
-    again = from_json(to_json(pair))
+    again = from_json(to_json(pair), pair.constants())
     assert isinstance(again, ProgramPair)
     assert (again.main, again.startup) == (pair.main, pair.startup)
 

@@ -26,15 +26,15 @@ class Fill(OpDef):
 @given(programs())
 def test_every_program_comes_back_equal(program):
     text = str(program)
-    again = parse_program(text)
+    again = parse_program(text, program.constants())
     assert again == program
-    assert str(again) == str(parse_program(str(again)))
+    assert str(again) == str(parse_program(str(again), again.constants()))
 
 
 @relaxed
 @given(pairs())
 def test_every_pair_comes_back_equal(pair):
-    again = parse_pair(show_program(pair.main, startup=pair.startup))
+    again = parse_pair(show_program(pair.main, startup=pair.startup), pair.constants())
     assert again.main == pair.main
     assert again.startup == pair.startup
 
@@ -52,7 +52,7 @@ def test_damaged_text_gives_a_program_or_a_parse_error(program, data):
         text = text[:at] + insert + text[stop:]
     for read in (parse_program, parse_pair):
         try:
-            read(text)
+            read(text, program.constants())
         except ParseError:
             pass
 

@@ -24,7 +24,6 @@ class ShardValue(OpDef):
     keeps = Assign.keeps
     inputs = ("X", "Like?")
     inplace = (("X", "Out"),)
-    onnx = "Identity"
     attrs = {"groups": Required(tuple[str, ...]), "axes": Required(tuple), "units": Required(tuple)}
     meaning = staticmethod(lambda a, ins, outs, **attrs: [ins[0]])
     pattern = staticmethod(lambda ins, outs, attrs: f"*, ~* -> * | U(0){' L(0)' if ins[0].dtype != 'bool' else ''}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
+from ...ir.constants import Array
 from ...ir.dtypes import as_dtype, dtype_name, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
@@ -56,7 +57,6 @@ class FillConstant(OpDef):
     flops = 0
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0}
     pattern = staticmethod(lambda ins, outs, attrs: "-> *" if attrs["value"] else "-> * | L()")
-    onnx = "ConstantOfShape"
     meaning = staticmethod(lambda a, ins, outs, *, value, **_: [a.constant(value, outs[0])])
 
     @staticmethod
@@ -181,15 +181,15 @@ class AssignValue(OpDef):
 
     name = "assign_value"
     flops = 0
-    attrs = {"shape": Required(tuple), "dtype": "float32", "values": Required(tuple[Any, ...])}
-    onnx = "Constant"
+    attrs = {"shape": Required(tuple), "dtype": "float32", "values": Required(Array)}
     pattern = "-> * | K"
 
     @staticmethod
     def infer(*, shape, dtype, values):
         out = TensorType(as_dtype(dtype), fixed_shape("assign_value", shape))
-        if len(values) != out.numel:
-            raise ProgramError(f"op assign_value: shape {list(shape)} holds {out.numel} values, found {len(values)}")
+        found = values.type.numel if isinstance(values, Array) else len(values)
+        if found != out.numel:
+            raise ProgramError(f"op assign_value: shape {list(shape)} holds {out.numel} values, found {found}")
         return out
 
     @staticmethod
@@ -202,7 +202,7 @@ class AssignValue(OpDef):
 
     @staticmethod
     def _array(attrs, part):
-        array = np.array(attrs["values"]).astype(np_dtype(as_dtype(attrs["dtype"])))
+        array = np.asarray(attrs["values"]).astype(np_dtype(as_dtype(attrs["dtype"])), copy=False)
         return array.reshape(attrs["shape"]) if part is None else array.reshape(part.shape)[tuple(slice(a, b) for a, b in part.box)]
 
     @staticmethod
@@ -214,6 +214,7 @@ class AssignValue(OpDef):
         yield Sample.of(shape=(3, 4), values=tuple(range(12)))
         yield Sample.of(shape=(2, 2), values=(1.0, 2.0, 3.0, -4.5))
         yield Sample.of(shape=(1,), dtype="int64", values=(9007199254740993,))
+        yield Sample.of(shape=(5, 17), values=Array(np.arange(85).reshape(5, 17) % 7 - 2.5, "float32"))
 
 
 # -- ranges -----------------------------------------------------------------------------------------------------------------
@@ -225,7 +226,6 @@ class Range(OpDef):
     name = "range"
     flops = 0
     attrs = {"start": 0.0, "end": Required(float), "step": 1.0, "dtype": "float32"}
-    onnx = "Range"
     pattern = "-> n | n@"
 
     @staticmethod
@@ -276,7 +276,6 @@ class Eye(OpDef):
     name = "eye"
     flops = 0
     attrs = {"num_rows": Required(int), "num_columns": -1, "dtype": "float32"}
-    onnx = "EyeLike"
     pattern = "-> r c | K"
 
     @staticmethod
@@ -389,7 +388,6 @@ class OneHot(OpDef):
     flops = 0
     inputs = ("X",)
     attrs = {"depth": Required(int), "dtype": "float32", "allow_out_of_range": False}
-    onnx = "OneHot"
     pattern = "* . -> * c | c@"
 
     @staticmethod
@@ -426,7 +424,6 @@ class OneHotV2(OpDef):
     flops = 0
     inputs = ("X",)
     attrs = OneHot.attrs
-    onnx = "OneHot"
     pattern = "* -> * c | c@"
 
     @staticmethod

@@ -77,7 +77,6 @@ class Gather(OpDef):
     name = "gather"
     flops = 0
     inputs = ("X", "Index")
-    onnx = "Gather"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -150,7 +149,6 @@ class IndexSelect(OpDef):
     flops = 0
     inputs = ("X", "Index")
     attrs = {"dim": 0}
-    onnx = "Gather"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -273,7 +271,6 @@ class GatherNd(OpDef):
     name = "gather_nd"
     flops = 0
     inputs = ("X", "Index")
-    onnx = "GatherND"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -486,7 +483,6 @@ class Where(OpDef):
     name = "where"
     flops = 0
     inputs = ("Condition", "X", "Y")
-    onnx = "Where"
     pattern = "*, *, * -> * | L(1,2)"
 
     @staticmethod

@@ -57,7 +57,6 @@ class Concat(OpDef):
     keeps = staticmethod(one_whole)
     inputs = ("X*",)
     attrs = {"axis": 0}
-    onnx = "Concat"
 
     @staticmethod
     def meaning(a, ins, outs, *, axis):
@@ -177,7 +176,6 @@ class Split(OpDef):
     keeps = staticmethod(one_whole)
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
-    onnx = "Split"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -370,7 +368,6 @@ class Expand(OpDef):
     keeps = staticmethod(one_whole)
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
-    onnx = "Tile"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -577,7 +574,6 @@ class TrilTriu(OpDef):
     flops = 0
     inputs = ("X",)
     attrs = {"diagonal": 0, "lower": True}
-    onnx = "Trilu"
     pattern = "* r c -> * r c | K L(0)"
 
     @staticmethod

@@ -273,7 +273,6 @@ class UniformRandom(Drawing):
     name = "uniform_random"
     attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "offset": 0}
     pattern = "-> * | K"
-    onnx = "RandomUniform"
 
     @staticmethod
     def infer(*, shape, dtype, min, max, seed, per_run, offset):
@@ -342,7 +341,6 @@ class GaussianRandom(_Normal):
     """Numbers drawn from the normal distribution with `mean` and `std`; `offset` is the index of the first in the draw of `seed`."""
 
     name = "gaussian_random"
-    onnx = "RandomNormal"
     draw = staticmethod(_normal)
 
     @staticmethod
@@ -435,7 +433,6 @@ class Bernoulli(Drawing):
     name = "bernoulli"
     inputs = ("X",)
     attrs = _SEEDED
-    onnx = "Bernoulli"
     pattern = "* -> * | K"
 
     @staticmethod

@@ -107,7 +107,6 @@ class Reshape(OpDef):
     twice = staticmethod(lambda first, second: second if 0 not in second["shape"] else None)
     inputs = ("X",)
     attrs = {"shape": Required(tuple)}
-    onnx = "Reshape"
     pattern = staticmethod(_same_elements)
     meaning = staticmethod(_laid_out)
 
@@ -190,7 +189,6 @@ class Flatten(OpDef):
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axis": 1}
-    onnx = "Flatten"
     meaning = staticmethod(_laid_out)
 
     @staticmethod
@@ -251,7 +249,6 @@ class Squeeze(OpDef):
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": ()}
-    onnx = "Squeeze"
     meaning = staticmethod(_laid_out)
 
     @staticmethod
@@ -311,7 +308,6 @@ class Unsqueeze(OpDef):
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": Required(tuple)}
-    onnx = "Unsqueeze"
     meaning = staticmethod(_laid_out)
 
     @staticmethod
@@ -351,7 +347,6 @@ class Transpose(OpDef):
     flops = 0
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
-    onnx = "Transpose"
 
     @staticmethod
     def keeps(x, attrs, count):
@@ -402,7 +397,6 @@ class Shape(OpDef):
     constant = True
     inputs = ("Input",)
     attrs = {"dtype": "int32"}
-    onnx = "Shape"
 
     @staticmethod
     def pattern(ins, outs, attrs):

@@ -56,7 +56,6 @@ class TopK(OpDef):
     name = "top_k"
     inputs, outputs = ("X",), ("Out", "Indices")
     attrs = {"k": 1}
-    onnx = "TopK"
     pattern = _along("X -> K, K", "c! k!")
 
     @staticmethod
@@ -168,7 +167,6 @@ class ArgMax(OpDef):
     name = "arg_max"
     inputs = ("X",)
     attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
-    onnx = "ArgMax"
     pattern = staticmethod(_arg_words)
 
     @staticmethod
@@ -192,7 +190,6 @@ class ArgMin(OpDef):
     inputs = ("X",)
     attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
     pattern = staticmethod(_arg_words)
-    onnx = "ArgMin"
 
     @staticmethod
     def infer(x, *, axis, keepdims, dtype):
@@ -219,7 +216,6 @@ class Cumsum(OpDef):
     name = "cumsum"
     inputs = ("X",)
     attrs = {"axis": -1, "flatten": False, "exclusive": False, "reverse": False}
-    onnx = "CumSum"
 
     @staticmethod
     def pattern(ins, outs, attrs):

@@ -63,7 +63,6 @@ class Slice(OpDef):
     flops = 0
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
-    onnx = "Slice"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -118,7 +117,6 @@ class StridedSlice(OpDef):
     flops = 0
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
-    onnx = "Slice"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -201,7 +199,6 @@ class Pad(OpDef):
     flops = 0
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "pad_value": 0.0}
-    onnx = "Pad"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -253,7 +250,6 @@ class Pad2d(OpDef):
     flops = 0
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "mode": "constant", "pad_value": 0.0, "data_format": "NCHW"}
-    onnx = "Pad"
 
     @staticmethod
     def pattern(ins, outs, attrs):

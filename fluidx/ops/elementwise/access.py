@@ -19,7 +19,7 @@ from ..expr.nodes import Expr, is_const, lift, nodes, number_of, substitute, sym
 
 # Functions that never fall, for every argument including the infinities: the terms of a maximum may lie anywhere below it, so sqrt and
 # log, which are not defined everywhere, do not count.
-_RISING = {"exp", "tanh", "sigmoid", "softplus", "erf", "floor", "ceil", "round", "sign"}
+_RISING = {"exp", "tanh", "sinh", "asinh", "atan", "sigmoid", "softplus", "erf", "floor", "ceil", "round", "sign"}
 
 
 def elementwise_pattern(expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool) -> Callable[..., str]:

@@ -5,76 +5,114 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from ..expr import abs, ceil, cos, erf, exp, floor, log, log1p, max, min, round, rsqrt, sigmoid, sign, sin, softplus, sqrt, tanh, where
+from ..expr import (
+    abs,
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atanh,
+    ceil,
+    cos,
+    cosh,
+    erf,
+    exp,
+    floor,
+    log,
+    log1p,
+    max,
+    min,
+    round,
+    rsqrt,
+    sigmoid,
+    sign,
+    sin,
+    sinh,
+    softplus,
+    sqrt,
+    tan,
+    tanh,
+    where,
+)
 from .declare import elementwise
 
 POSITIVE = (0.2, 3.0)
 
 activation = partial(elementwise, precision="any")  # none outgrows X by much: where 16 bits hold X, they hold the result
 
-activation("relu", lambda x: max(x, 0), dtypes="number", kinks=(0,), onnx="Relu", doc="max(X, 0). The gradient at 0 is 0.")
+activation("relu", lambda x: max(x, 0), dtypes="number", kinks=(0,), doc="max(X, 0). The gradient at 0 is 0.")
 activation("relu6", lambda x, *, threshold: min(max(x, 0), threshold), attrs={"threshold": 6.0}, kinks=(0, 2), domain=(-4, 8),
     variants=({}, {"threshold": 2.0}), doc="min(max(X, 0), threshold).")  # fmt: skip
-activation("leaky_relu", lambda x, *, alpha: where(x > 0, x, alpha * x), attrs={"alpha": 0.02}, kinks=(0,), onnx="LeakyRelu",
+activation("leaky_relu", lambda x, *, alpha: where(x > 0, x, alpha * x), attrs={"alpha": 0.02}, kinks=(0,),
     variants=({}, {"alpha": 0.3}, {"alpha": 1.5}, {"alpha": 0.0}), doc="X where it is positive, else alpha * X.")  # fmt: skip
-activation("elu", lambda x, *, alpha: where(x > 0, x, alpha * (exp(min(x, 0)) - 1)), attrs={"alpha": 1.0}, kinks=(0,), onnx="Elu",
+activation("elu", lambda x, *, alpha: where(x > 0, x, alpha * (exp(min(x, 0)) - 1)), attrs={"alpha": 1.0}, kinks=(0,),
     slope=lambda x, *, alpha: where(x > 0, 1, alpha * exp(min(x, 0))),
     variants=({}, {"alpha": 0.5}), doc="X where it is positive, else alpha * (exp(X) - 1).")  # fmt: skip
-activation("selu", lambda x, *, scale, alpha: scale * where(x > 0, x, alpha * (exp(min(x, 0)) - 1)), kinks=(0,), onnx="Selu",
+activation("selu", lambda x, *, scale, alpha: scale * where(x > 0, x, alpha * (exp(min(x, 0)) - 1)), kinks=(0,),
     slope=lambda x, *, scale, alpha: scale * where(x > 0, 1, alpha * exp(min(x, 0))),
     attrs={"scale": 1.0507009873554805, "alpha": 1.6732632423543772}, variants=({}, {"scale": 1.5, "alpha": 0.5}),
     doc="scale * X where X is positive, else scale * alpha * (exp(X) - 1).\n\nThe defaults keep mean 0 and variance 1 (Klambauer et al., "
     "Self-Normalizing Neural Networks, 2017).")  # fmt: skip
-activation("sigmoid", lambda x: sigmoid(x), onnx="Sigmoid", doc="1 / (1 + exp(-X)).")
+activation("sigmoid", lambda x: sigmoid(x), doc="1 / (1 + exp(-X)).")
 activation("logsigmoid", lambda x: -softplus(-x), doc="log(sigmoid(X)), without overflow.")
-activation("tanh", lambda x: tanh(x), onnx="Tanh", doc="Hyperbolic tangent.")
+activation("tanh", lambda x: tanh(x), doc="Hyperbolic tangent.")
 activation("tanh_shrink", lambda x: x - tanh(x), doc="X - tanh(X).")
-activation("softplus", lambda x: softplus(x), onnx="Softplus", doc="log(1 + exp(X)), without overflow.")
-activation("softsign", lambda x: x / (1 + abs(x)), onnx="Softsign", slope=lambda x: 1 / ((1 + abs(x)) * (1 + abs(x))),
+activation("softplus", lambda x: softplus(x), doc="log(1 + exp(X)), without overflow.")
+activation("softsign", lambda x: x / (1 + abs(x)), slope=lambda x: 1 / ((1 + abs(x)) * (1 + abs(x))),
     doc="X / (1 + |X|).")  # fmt: skip
 activation("softshrink", lambda x, *, alpha: where(x > alpha, x - alpha, where(x < -alpha, x + alpha, 0)), attrs={"alpha": 0.5},
-    kinks=(-0.5, 0.5), onnx="Shrink", doc="X moved towards 0 by alpha; 0 where |X| <= alpha.")  # fmt: skip
+    kinks=(-0.5, 0.5), doc="X moved towards 0 by alpha; 0 where |X| <= alpha.")  # fmt: skip
 activation("hard_shrink", lambda x, *, threshold: where(abs(x) > threshold, x, 0), attrs={"threshold": 0.5}, kinks=(-0.5, 0.5),
-    onnx="Shrink", doc="X where |X| > threshold, else 0.")  # fmt: skip
+    doc="X where |X| > threshold, else 0.")  # fmt: skip
 activation("hard_sigmoid", lambda x, *, slope, offset: min(max(slope * x + offset, 0), 1), attrs={"slope": 0.2, "offset": 0.5},
-    kinks=(-2.5, 2.5, -1.25, 1.25), onnx="HardSigmoid", variants=({}, {"slope": 0.4}),
+    kinks=(-2.5, 2.5, -1.25, 1.25), variants=({}, {"slope": 0.4}),
     doc="slope * X + offset, cut to [0, 1].")  # fmt: skip
 activation("hard_swish", lambda x, *, threshold, scale, offset: x * min(max(x + offset, 0), threshold) / scale, domain=(-5, 5),
-    attrs={"threshold": 6.0, "scale": 6.0, "offset": 3.0}, kinks=(-3, 3), onnx="HardSwish",
+    attrs={"threshold": 6.0, "scale": 6.0, "offset": 3.0}, kinks=(-3, 3),
     doc="X * min(max(X + offset, 0), threshold) / scale.")  # fmt: skip
-activation("swish", lambda x, *, beta: x * sigmoid(beta * x), attrs={"beta": 1.0}, variants=({}, {"beta": 1.7}), onnx="Swish",
+activation("swish", lambda x, *, beta: x * sigmoid(beta * x), attrs={"beta": 1.0}, variants=({}, {"beta": 1.7}),
     doc="X * sigmoid(beta * X).")  # fmt: skip
 activation("gelu", lambda x, *, approximate: where(
         approximate,
         0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * (x * x))))),
         0.5 * x * (1 + erf(math.sqrt(0.5) * x))),
-    attrs={"approximate": False}, variants=({}, {"approximate": True}), onnx="Gelu",
+    attrs={"approximate": False}, variants=({}, {"approximate": True}),
     doc="X times the normal distribution function of X; `approximate` takes tanh for it.\n\nHendrycks and Gimpel, Gaussian Error Linear "
     "Units, 2016.")  # fmt: skip
-activation("mish", lambda x: x * tanh(softplus(x)), onnx="Mish", doc="X * tanh(softplus(X)).")
+activation("mish", lambda x: x * tanh(softplus(x)), doc="X * tanh(softplus(X)).")
 activation("brelu", lambda x, *, t_min, t_max: min(max(x, t_min), t_max), attrs={"t_min": 0.0, "t_max": 24.0}, kinks=(0, -1, 1),
     variants=({}, {"t_min": -1.0, "t_max": 1.0}), doc="X cut to [t_min, t_max].")  # fmt: skip
 activation("stanh", lambda x, *, scale_a, scale_b: scale_b * tanh(scale_a * x), attrs={"scale_a": 0.67, "scale_b": 1.7159},
     variants=({}, {"scale_a": 0.5}), doc="scale_b * tanh(scale_a * X).")  # fmt: skip
 activation("thresholded_relu", lambda x, *, threshold: where(x > threshold, x, 0), attrs={"threshold": 1.0}, kinks=(1, 0.5),
-    variants=({}, {"threshold": 0.5}), onnx="ThresholdedRelu", doc="X where it is above the threshold, else 0.")  # fmt: skip
+    variants=({}, {"threshold": 0.5}), doc="X where it is above the threshold, else 0.")  # fmt: skip
 
-elementwise("exp", lambda x: exp(x), onnx="Exp", doc="e to the power of X.")
-elementwise("log", lambda x: log(x), domain=POSITIVE, onnx="Log", doc="Natural logarithm.")
+elementwise("exp", lambda x: exp(x), doc="e to the power of X.")
+elementwise("log", lambda x: log(x), domain=POSITIVE, doc="Natural logarithm.")
 elementwise("log1p", lambda x: log1p(x), domain=POSITIVE, doc="log(1 + X), accurate near 0.")
-elementwise("sqrt", lambda x: sqrt(x), domain=POSITIVE, onnx="Sqrt", doc="Square root.")
+elementwise("sqrt", lambda x: sqrt(x), domain=POSITIVE, doc="Square root.")
 elementwise("rsqrt", lambda x: rsqrt(x), domain=POSITIVE, doc="1 / sqrt(X).")
 elementwise("square", lambda x: x * x, dtypes="number", doc="X * X.")
-elementwise("reciprocal", lambda x: 1 / x, domain=POSITIVE, onnx="Reciprocal", doc="1 / X.")
-activation("abs", lambda x: abs(x), dtypes="number", kinks=(0,), onnx="Abs", doc="Absolute value. The gradient at 0 is 0.")
-elementwise("sin", lambda x: sin(x), onnx="Sin", doc="Sine of radians.")
-elementwise("cos", lambda x: cos(x), onnx="Cos", doc="Cosine of radians.")
-elementwise("erf", lambda x: erf(x), onnx="Erf", doc="The error function, to 5e-7 in float32 and 1e-15 in float64.")
-activation("sign", lambda x: sign(x), dtypes="number", kinks=(0,), onnx="Sign", doc="-1, 0 or 1. No gradient flows.")
+elementwise("reciprocal", lambda x: 1 / x, domain=POSITIVE, doc="1 / X.")
+activation("abs", lambda x: abs(x), dtypes="number", kinks=(0,), doc="Absolute value. The gradient at 0 is 0.")
+elementwise("sin", lambda x: sin(x), doc="Sine of radians.")
+elementwise("cos", lambda x: cos(x), doc="Cosine of radians.")
+elementwise("tan", lambda x: tan(x), domain=(-1.4, 1.4), doc="Tangent of radians.")
+elementwise("sinh", lambda x: sinh(x), doc="Hyperbolic sine.")
+elementwise("cosh", lambda x: cosh(x), doc="Hyperbolic cosine.")
+elementwise("asin", lambda x: asin(x), domain=(-0.9, 0.9), doc="The angle in radians whose sine is X.")
+elementwise("acos", lambda x: acos(x), domain=(-0.9, 0.9), doc="The angle in radians whose cosine is X.")
+elementwise("atan", lambda x: atan(x), doc="The angle in radians whose tangent is X.")
+elementwise("asinh", lambda x: asinh(x), doc="The number whose hyperbolic sine is X.")
+elementwise("acosh", lambda x: acosh(x), domain=(1.2, 4.0), doc="The number, not negative, whose hyperbolic cosine is X.")
+elementwise("atanh", lambda x: atanh(x), domain=(-0.9, 0.9), doc="The number whose hyperbolic tangent is X.")
+elementwise("erf", lambda x: erf(x), doc="The error function, to 5e-7 in float32 and 1e-15 in float64.")
+activation("sign", lambda x: sign(x), dtypes="number", kinks=(0,), doc="-1, 0 or 1. No gradient flows.")
 
 STEPS = tuple(k / 2 for k in range(-6, 7))
-elementwise("floor", lambda x: floor(x), kinks=STEPS, onnx="Floor", doc="X rounded down. No gradient flows.")
-elementwise("ceil", lambda x: ceil(x), kinks=STEPS, onnx="Ceil", doc="X rounded up. No gradient flows.")
+elementwise("floor", lambda x: floor(x), kinks=STEPS, doc="X rounded down. No gradient flows.")
+elementwise("ceil", lambda x: ceil(x), kinks=STEPS, doc="X rounded up. No gradient flows.")
 elementwise(
-    "round", lambda x: round(x), kinks=STEPS, onnx="Round", doc="The nearest whole number, ties to the even one. No gradient flows."
+    "round", lambda x: round(x), kinks=STEPS, doc="The nearest whole number, ties to the even one. No gradient flows."
 )

@@ -73,21 +73,37 @@ def _int_div(xp, ins, out, attrs):
     return divide_safely if any(np.may_share_memory(a, out) for a in ins) else divide
 
 
-elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", precision="any", onnx="Add", samples=_pairs(),
+elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", precision="any", samples=_pairs(),
     grad=lambda b, op, g: _down(b, op, g, g),
     doc="The sum of two tensors.\n\nTwo partial sums add up; a partial sum and a whole value are refused by the verifier.")  # fmt: skip
-elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", precision="any", onnx="Sub", samples=_pairs(),
+elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", precision="any", samples=_pairs(),
     grad=_sub_grad, doc="The difference of two tensors.")  # fmt: skip
-elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", precision="any", onnx="Mul", samples=_pairs(),
+elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", precision="any", samples=_pairs(),
     grad=_mul_grad, doc="The elementwise product of two tensors.")  # fmt: skip
-elementwise("elementwise_div", lambda x, y: x / y, axis=True, dtypes="number", precision="any", onnx="Div", samples=_pairs(0.5, 2.0),
+elementwise("elementwise_div", lambda x, y: x / y, axis=True, dtypes="number", precision="any", samples=_pairs(0.5, 2.0),
     special=_int_div, doc="The quotient of two tensors. Integers are divided towards zero, as in C.")  # fmt: skip
-elementwise("elementwise_max", lambda x, y: ex.max(x, y), axis=True, dtypes="number", precision="any", onnx="Max", samples=_pairs(),
+elementwise("elementwise_max", lambda x, y: ex.max(x, y), axis=True, dtypes="number", precision="any", samples=_pairs(),
     doc="The larger of two tensors, element by element. At a tie Y takes the gradient.")  # fmt: skip
-elementwise("elementwise_min", lambda x, y: ex.min(x, y), axis=True, dtypes="number", precision="any", onnx="Min", samples=_pairs(),
+elementwise("elementwise_min", lambda x, y: ex.min(x, y), axis=True, dtypes="number", precision="any", samples=_pairs(),
     doc="The smaller of two tensors, element by element. At a tie Y takes the gradient.")  # fmt: skip
-elementwise("elementwise_pow", lambda x, y: x**y, axis=True, dtypes="number", onnx="Pow", samples=_pairs(0.5, 2.0, int_low=0, ints=False),
-    doc="X to the power of Y, element by element.")  # fmt: skip
+
+
+def _int_pow(xp, ins, out, attrs):
+    """Whole numbers, of which NumPy refuses negative powers: cut towards zero, only those of 1 and -1 are not 0."""
+    if out.dtype.kind not in "iu":
+        return None
+    x, y = ins
+    return lambda: _assign(out, xp.where(y < 0, xp.where(xp.abs(x) == 1, xp.power(x, y & 1), 0), xp.power(x, xp.maximum(y, 0))))
+
+
+def _pow_samples():
+    yield from _pairs(0.5, 2.0, int_low=0, ints=False)()
+    for dtype in ("int64", "int32"):
+        yield Sample.of(np.array([[-3, -1, 0, 1, 2, 5]], dtype), np.array([[-2], [-1], [0], [3]], dtype))
+
+
+elementwise("elementwise_pow", lambda x, y: x**y, axis=True, dtypes="number", samples=_pow_samples, special=_int_pow,
+    doc="X to the power of Y, element by element. Of whole numbers, negative powers are cut towards zero.")  # fmt: skip
 
 
 def _mod_samples():
@@ -97,8 +113,10 @@ def _mod_samples():
         yield Sample.of(points((2, 3), low, low + 0.3), points((3,), 1.1, 1.5, seed=1))
 
 
-elementwise("elementwise_mod", lambda x, y: x % y, axis=True, dtypes="number", onnx="Mod", samples=_mod_samples,
+elementwise("elementwise_mod", lambda x, y: x % y, axis=True, dtypes="number", samples=_mod_samples,
     doc="The remainder of X / Y, with the sign of Y.")  # fmt: skip
+elementwise("elementwise_fmod", lambda x, y: ex.fmod(x, y), axis=True, dtypes="number", samples=_mod_samples,
+    doc="The remainder of X / Y cut towards zero, with the sign of X.")  # fmt: skip
 elementwise("elementwise_floordiv", lambda x, y: x // y, axis=True, dtypes="number", samples=_mod_samples,
     doc="X / Y rounded down. (fluid 1.8 rounds towards zero, which does not go with its mod.)")  # fmt: skip
 
@@ -128,11 +146,11 @@ elementwise("scale", lambda x, *, scale, bias, bias_after_scale: ex.where(bias_a
     variants=({}, {"scale": 2.5, "bias": 0.5}, {"scale": -1.0}, {"bias": 1.5}, {"scale": 3.0, "bias": 1.0, "bias_after_scale": False}),
     doc="scale * X + bias, or scale * (X + bias) when `bias_after_scale` is off.")  # fmt: skip
 elementwise("clip", lambda x, *, min, max: ex.min(ex.max(x, min), max), attrs={"min": Required(float), "max": Required(float)},
-    dtypes="number", precision="any", onnx="Clip", kinks=(-1.0, 1.0), variants=({"min": -1.0, "max": 1.0}, {"min": -10.0, "max": 1.0}),
+    dtypes="number", precision="any", kinks=(-1.0, 1.0), variants=({"min": -1.0, "max": 1.0}, {"min": -10.0, "max": 1.0}),
     doc="X with values below `min` raised to it and values above `max` lowered to it.")  # fmt: skip
 elementwise("increment", lambda x, *, step: x + step, attrs={"step": 1.0}, dtypes="number", variants=({}, {"step": -2.0}),
     doc="X + step: how a loop counts. Written into X itself in fluid programs.")  # fmt: skip
-elementwise("pow", lambda x, *, factor: x**factor, attrs={"factor": 1.0}, onnx="Pow", domain=(0.5, 2.0),
+elementwise("pow", lambda x, *, factor: x**factor, attrs={"factor": 1.0}, domain=(0.5, 2.0),
     variants=({}, {"factor": 2.0}, {"factor": 3.0}, {"factor": 0.5}, {"factor": -1.5}, {"factor": 0.0}),
     doc="X to the power of the attribute `factor`.")  # fmt: skip
 
@@ -149,7 +167,6 @@ class Sum(OpDef):
     inputs = ("X*",)
     inplace = (("X", "Out"),)
     folds = "sum"
-    onnx = "Sum"
     meaning = staticmethod(lambda a, ins, outs: [a.sum(ins[0])])
 
     @staticmethod
@@ -227,7 +244,6 @@ class Cast(OpDef):
     keeps = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
-    onnx = "Cast"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -279,7 +295,6 @@ class Assign(OpDef):
     keeps = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     inplace = (("X", "Out"),)
-    onnx = "Identity"
     pattern = staticmethod(lambda ins, outs, attrs: "* -> * | U(0)" + (" L(0)" if ins[0].dtype != "bool" else ""))
     meaning = staticmethod(lambda a, ins, outs: [ins[0]])
 

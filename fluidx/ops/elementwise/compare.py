@@ -1,4 +1,4 @@
-"""Comparisons, logic and tests for NaN and infinity: the results are bool."""
+"""Comparisons, logic and tests for NaN and infinity, whose results are bool, and logic on the bits of whole numbers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def _equal_pairs():
     yield Sample.of(np.array([True, False, True]), np.array([True, True, False]))
 
 
-def _comparison(name, body, onnx, doc, samples=_pairs, dtypes="number"):
-    elementwise(name, body, axis=True, dtypes=dtypes, onnx=onnx, samples=samples, doc=doc)
+def _comparison(name, body, doc, samples=_pairs, dtypes="number"):
+    elementwise(name, body, axis=True, dtypes=dtypes, samples=samples, doc=doc)
 
 
-_comparison("equal", lambda x, y: ex.eq(x, y), "Equal", "True where X and Y are equal.", _equal_pairs, "any")
-_comparison("not_equal", lambda x, y: ex.ne(x, y), None, "True where X and Y differ.", _equal_pairs, "any")
-_comparison("less_than", lambda x, y: x < y, "Less", "True where X is less than Y.")
-_comparison("less_equal", lambda x, y: x <= y, "LessOrEqual", "True where X is at most Y.")
-_comparison("greater_than", lambda x, y: x > y, "Greater", "True where X is greater than Y.")
-_comparison("greater_equal", lambda x, y: x >= y, "GreaterOrEqual", "True where X is at least Y.")
+_comparison("equal", lambda x, y: ex.eq(x, y), "True where X and Y are equal.", _equal_pairs, "any")
+_comparison("not_equal", lambda x, y: ex.ne(x, y), "True where X and Y differ.", _equal_pairs, "any")
+_comparison("less_than", lambda x, y: x < y, "True where X is less than Y.")
+_comparison("less_equal", lambda x, y: x <= y, "True where X is at most Y.")
+_comparison("greater_than", lambda x, y: x > y, "True where X is greater than Y.")
+_comparison("greater_equal", lambda x, y: x >= y, "True where X is at least Y.")
 
-elementwise("logical_and", lambda x, y: x & y, dtypes="bool", onnx="And", doc="True where both are.")
-elementwise("logical_or", lambda x, y: x | y, dtypes="bool", onnx="Or", doc="True where one or both are.")
-elementwise("logical_xor", lambda x, y: x ^ y, dtypes="bool", onnx="Xor", doc="True where exactly one is.")
-elementwise("logical_not", lambda x: ~x, dtypes="bool", onnx="Not", doc="True where X is not.")
+elementwise("logical_and", lambda x, y: x & y, dtypes="bool", doc="True where both are.")
+elementwise("logical_or", lambda x, y: x | y, dtypes="bool", doc="True where one or both are.")
+elementwise("logical_xor", lambda x, y: x ^ y, dtypes="bool", doc="True where exactly one is.")
+elementwise("logical_not", lambda x: ~x, dtypes="bool", doc="True where X is not.")
 
 
 def _odd_values():
@@ -46,6 +46,37 @@ def _odd_values():
     yield Sample.of(np.arange(7, dtype="float32"))
 
 
-elementwise("isnan", lambda x: ex.isnan(x), onnx="IsNaN", samples=_odd_values, doc="True where X is NaN.")
-elementwise("isinf", lambda x: ex.isinf(x), onnx="IsInf", samples=_odd_values, doc="True where X is an infinity of either sign.")
+elementwise("isnan", lambda x: ex.isnan(x), samples=_odd_values, doc="True where X is NaN.")
+elementwise("isinf", lambda x: ex.isinf(x), samples=_odd_values, doc="True where X is an infinity of either sign.")
 elementwise("isfinite", lambda x: ex.isfinite(x), samples=_odd_values, doc="True where X is neither NaN nor infinite.")
+
+
+def _bits(*dtypes):
+    def samples():
+        rng = np.random.default_rng(5)
+        for k, dtype in enumerate(dtypes):
+            info = np.iinfo(dtype)
+            x = rng.integers(info.min, info.max, (3, 4), dtype, endpoint=True)
+            yield Sample.of(x, rng.integers(info.min, info.max, (3, 4)[k % 2 :], dtype, endpoint=True))
+            yield Sample.of(x, (np.arange(12, dtype=dtype) * 7 % 80 - (8 if info.min else 0)).astype(dtype).reshape(3, 4))
+
+    return samples
+
+
+def _whole():
+    for dtype in ("int8", "uint8", "int64"):
+        yield Sample.of(np.arange(-6 if dtype[0] == "i" else 0, 7).astype(dtype))
+
+
+_KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
+elementwise("bitwise_and", lambda x, y: ex.bit_and(x, y), dtypes="int", samples=_bits(*_KINDS),
+    doc="The bits that are set in X and in Y.")  # fmt: skip
+elementwise("bitwise_or", lambda x, y: ex.bit_or(x, y), dtypes="int", samples=_bits(*_KINDS),
+    doc="The bits that are set in X, in Y or in both.")  # fmt: skip
+elementwise("bitwise_xor", lambda x, y: ex.bit_xor(x, y), dtypes="int", samples=_bits(*_KINDS),
+    doc="The bits that are set in exactly one of X and Y.")  # fmt: skip
+elementwise("bitwise_not", lambda x: ex.bit_not(x), dtypes="int", samples=_whole, doc="The bits that are not set in X.")
+elementwise("shift_left", lambda x, y: ex.shift_left(x, y), dtypes="int", samples=_bits(*_KINDS),
+    doc="The bits of X moved up by Y; 0 where Y is negative or moves all of them out.")  # fmt: skip
+elementwise("shift_right", lambda x, y: ex.shift_right(x, y), dtypes="int", samples=_bits(*_KINDS),
+    doc="The bits of X moved down by Y, the sign staying: 0 or -1 where Y is negative or moves all of them out.")  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.dtypes import FLOATS, np_dtype
+from ...ir.dtypes import FLOATS, INTS, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import TensorType
@@ -24,7 +24,7 @@ from ..shared.types import NUMBERS, need_fit
 from .access import elementwise_pattern
 
 Fitting = Callable[[str, Mapping[str, Any]], None]  # raises where a dtype does not have the numbers of these attributes
-DTYPES = {"float": FLOATS, "number": NUMBERS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
+DTYPES = {"float": FLOATS, "number": NUMBERS, "int": INTS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
 
 
 # -- the family ------------------------------------------------------------------------------------------------------------------
@@ -36,7 +36,6 @@ def elementwise(
     *,
     doc: str,
     attrs: Mapping[str, Any] | None = None,
-    onnx: str | None = None,
     dtypes: str = "float",
     axis: bool = False,
     domain: tuple[float, float] = (-3.0, 3.0),
@@ -51,8 +50,8 @@ def elementwise(
     """Declare the elementwise op `name`, and `<name>_grad` where it has a derivative.
 
     `body` is a function of symbolic scalars: positional parameters x, y, ... are the inputs X, Y, ...; keyword-only ones are
-    attributes, whose defaults are in `attrs` and may also serve as conditions of `where`. `dtypes` is "float", "number", "bool" or
-    "any"; all inputs have one dtype, and the result too unless the body is a comparison. `axis` adds fluid's broadcast attribute.
+    attributes, whose defaults are in `attrs` and may also serve as conditions of `where`. `dtypes` is "float", "number", "int",
+    "bool" or "any"; all inputs have one dtype, and the result too unless the body is a comparison. `axis` adds fluid's broadcast attribute.
     Unary samples are drawn from `domain`, away from `kinks`, once for each of `variants` (attributes); or `samples` yields them.
     `slope` is the derivative by X where it is better written by hand, `grad` replaces the whole derived gradient.
     `special(xp, ins, out, attrs)` may return a call to run instead of the derived kernel (integer division), or None.
@@ -72,7 +71,7 @@ def elementwise(
     fields |= {
         "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,
         "inplace": () if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots)),
-        "onnx": onnx, "infer": staticmethod(_infer(name, dtypes, is_bool, axis, _fitting(name, expr, names, special))),
+        "infer": staticmethod(_infer(name, dtypes, is_bool, axis, _fitting(name, expr, names, special))),
         "precision": precision, "folds": _folds(expr, inputs),
     }  # fmt: skip
     draw = samples or (lambda: _draw(len(inputs), dtypes, domain, kinks, variants))
@@ -181,7 +180,7 @@ def _infer(name: str, dtypes: str, is_bool: bool, axis: bool, fitting: Fitting) 
 
 
 def _wording(dtypes: str) -> str:
-    return {"float": "a float dtype", "number": "a number", "bool": "bool", "any": "a number or bool"}[dtypes]
+    return {"float": "a float dtype", "number": "a number", "int": "a whole number", "bool": "bool", "any": "a number or bool"}[dtypes]
 
 
 def _derive(

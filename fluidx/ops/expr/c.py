@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...ir.dtypes import np_dtype
 from ...ir.errors import ProgramError
 from .nodes import BOOLEAN, COMPARE, Expr, nodes, substitute, sym, symbols
 
@@ -14,10 +15,15 @@ _C_TYPE = {
     "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short", "int32": "int",
     "uint32": "unsigned int", "int64": "long long", "uint64": "unsigned long long",
 }  # fmt: skip
-_C_CALL = {fn: fn for fn in ("exp", "log", "log1p", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil", "pow")} | {
-    "round": "rint", "abs": "fabs",
+_SAME_IN_C = (
+    "exp", "log", "log1p", "sqrt", "tanh", "erf", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
+    "floor", "ceil", "pow", "fmod",
+)  # fmt: skip
+_C_CALL = {fn: fn for fn in _SAME_IN_C} | {"round": "rint", "abs": "fabs"}
+_C_INFIX = {
+    **COMPARE, "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||", "bit_and": "&", "bit_or": "|", "bit_xor": "^",
 }  # fmt: skip
-_C_INFIX = {**COMPARE, "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||"}
+_REPEATS = {"max", "min", "sign", "mod", "floordiv", "softplus", "shift_left", "shift_right"}  # whose text has an operand more than once
 
 _NOT_FINITE = """\
 #ifndef INFINITY
@@ -43,10 +49,10 @@ def to_c(e: Expr, dtype: str, result: str = "out") -> str:
     uses: dict[Expr, int] = {}
     for n in nodes(e):
         for a in n.args if n.fn not in ("const", "sym") else ():
-            uses[a] = uses.get(a, 0) + (2 if n.fn in ("max", "min", "sign", "mod", "floordiv", "softplus") else 1)
+            uses[a] = uses.get(a, 0) + (2 if n.fn in _REPEATS else 1)
     lines: list[str] = []
     text: dict[Expr, str] = {}
-    integer = ctype not in ("float", "double")
+    integer, bits = ctype not in ("float", "double"), 8 * np_dtype(dtype).itemsize
 
     def number(v: Any) -> str:
         if isinstance(v, bool):
@@ -94,6 +100,14 @@ def to_c(e: Expr, dtype: str, result: str = "out") -> str:
                 t = f"({a[0]} / {a[1]} - (({a[0]} % {a[1]} != 0) && (({a[0]} < 0) != ({a[1]} < 0))))"
             case "floordiv":
                 t = f"floor{f}({a[0]} / {a[1]})"
+            case "fmod" if integer:
+                t = f"({a[0]} % {a[1]})"
+            case "bit_not":
+                t = f"(~{a[0]})"
+            case "shift_left":
+                t = f"({a[1]} >= 0 && {a[1]} < {bits} ? ({ctype})((unsigned long long){a[0]} << {a[1]}) : 0)"
+            case "shift_right":
+                t = f"({a[1]} >= 0 && {a[1]} < {bits} ? {a[0]} >> {a[1]} : -({a[0]} < 0))"
             case "abs" if integer:
                 t = f"({a[0]} < 0 ? -{a[0]} : {a[0]})"
             case "isnan" | "isinf" | "isfinite":

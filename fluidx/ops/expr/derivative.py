@@ -10,9 +10,32 @@ from __future__ import annotations
 import math
 
 from ...ir.errors import ProgramError
-from .nodes import BOOLEAN, Expr, apply, const, cos, div, eq, exp, log, nodes, power, sigmoid, sign, sin, sym, where
+from .nodes import (
+    BOOLEAN,
+    Expr,
+    abs,
+    apply,
+    const,
+    cos,
+    cosh,
+    div,
+    eq,
+    exp,
+    floor,
+    log,
+    nodes,
+    power,
+    rsqrt,
+    sigmoid,
+    sign,
+    sin,
+    sinh,
+    sym,
+    where,
+)
 
-_STEP = {"sign", "floor", "ceil", "round", "floordiv", *BOOLEAN}  # constant almost everywhere
+_BITS = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"}
+_STEP = {"sign", "floor", "ceil", "round", "floordiv", *_BITS, *BOOLEAN}  # constant almost everywhere, or of whole numbers
 
 
 def _partials(function: Expr, n: Expr) -> list[Expr]:
@@ -35,6 +58,8 @@ def _partials(function: Expr, n: Expr) -> list[Expr]:
             return [b * power(a, b - 1.0), n * log(where(eq(a, 0.0), 1.0, a))]
         case "mod":
             return [one, -apply("floordiv", a, b)]
+        case "fmod":  # a - trunc(a / b) * b
+            return [one, -(sign(a / b) * floor(abs(a / b)))]
         case "exp":
             return [n]
         case "log":
@@ -57,6 +82,24 @@ def _partials(function: Expr, n: Expr) -> list[Expr]:
             return [cos(a)]
         case "cos":
             return [-sin(a)]
+        case "tan":
+            return [1.0 + n * n]
+        case "sinh":
+            return [cosh(a)]
+        case "cosh":
+            return [sinh(a)]
+        case "asin":
+            return [rsqrt(1.0 - a * a)]
+        case "acos":
+            return [-rsqrt(1.0 - a * a)]
+        case "atan":
+            return [1.0 / (1.0 + a * a)]
+        case "asinh":
+            return [rsqrt(a * a + 1.0)]
+        case "acosh":
+            return [rsqrt(a * a - 1.0)]
+        case "atanh":
+            return [1.0 / (1.0 - a * a)]
         case "abs":
             return [sign(a)]
         case "max":  # at a tie the second takes the gradient: relu is flat at 0, as in fluid

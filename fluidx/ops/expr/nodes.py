@@ -359,7 +359,10 @@ _SCALAR: dict[str, Callable[..., Any]] = {
     "exp": math.exp, "log": math.log, "log1p": math.log1p, "sqrt": math.sqrt, "rsqrt": lambda a: 1 / math.sqrt(a), "tanh": math.tanh,
     "sigmoid": lambda a: 0.5 * math.tanh(0.5 * a) + 0.5,
     "softplus": lambda a: builtins.max(a, 0.0) + math.log1p(math.exp(-builtins.abs(a))),
-    "erf": math.erf, "sin": math.sin, "cos": math.cos, "abs": builtins.abs, "sign": lambda a: float((a > 0) - (a < 0)),
+    "erf": math.erf, "sin": math.sin, "cos": math.cos, "tan": math.tan, "sinh": math.sinh, "cosh": math.cosh, "asin": math.asin,
+    "acos": math.acos, "atan": math.atan, "asinh": math.asinh, "acosh": math.acosh, "atanh": math.atanh, "fmod": math.fmod,
+    "bit_and": lambda a, b: a & b, "bit_or": lambda a, b: a | b, "bit_xor": lambda a, b: a ^ b, "bit_not": lambda a: ~a,
+    "shift_left": lambda a, b: a << b, "shift_right": lambda a, b: a >> b, "abs": builtins.abs, "sign": lambda a: float((a > 0) - (a < 0)),
     "floor": lambda a: float(math.floor(a)), "ceil": lambda a: float(math.ceil(a)), "round": lambda a: float(np.rint(a)),
     "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b, "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
@@ -397,6 +400,22 @@ softplus = _function("softplus", 1, "log(1 + exp(a)), without overflow.")
 erf = _function("erf", 1, "The error function.")
 sin = _function("sin", 1, "Sine of radians.")
 cos = _function("cos", 1, "Cosine of radians.")
+tan = _function("tan", 1, "Tangent of radians.")
+sinh = _function("sinh", 1, "Hyperbolic sine.")
+cosh = _function("cosh", 1, "Hyperbolic cosine.")
+asin = _function("asin", 1, "The angle in radians whose sine is a.")
+acos = _function("acos", 1, "The angle in radians whose cosine is a.")
+atan = _function("atan", 1, "The angle in radians whose tangent is a.")
+asinh = _function("asinh", 1, "The number whose hyperbolic sine is a.")
+acosh = _function("acosh", 1, "The number, not negative, whose hyperbolic cosine is a.")
+atanh = _function("atanh", 1, "The number whose hyperbolic tangent is a.")
+fmod = _function("fmod", 2, "The remainder of a / b cut towards zero: it has the sign of a.")
+bit_and = _function("bit_and", 2, "The bits that are set in both whole numbers.")
+bit_or = _function("bit_or", 2, "The bits that are set in one or both whole numbers.")
+bit_xor = _function("bit_xor", 2, "The bits that are set in exactly one of two whole numbers.")
+bit_not = _function("bit_not", 1, "The bits that are not set.")
+shift_left = _function("shift_left", 2, "The bits of a moved up by b, and 0 where b is negative or all bits are moved out.")
+shift_right = _function("shift_right", 2, "The bits of a moved down by b, the sign staying: 0 or -1 where b is negative or too large.")
 abs = _function("abs", 1, "Absolute value.")
 sign = _function("sign", 1, "-1, 0 or 1")
 floor = _function("floor", 1, "Largest whole number not above a.")

@@ -25,11 +25,14 @@ from .nodes import BOOLEAN, Expr, const, exp, is_const, log1p, make_node, nodes,
 
 _UFUNC = {
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negative", "pow": "power", "mod": "remainder",
-    "floordiv": "floor_divide", "exp": "exp", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "tanh": "tanh", "sin": "sin",
-    "cos": "cos", "abs": "absolute", "sign": "sign", "floor": "floor", "ceil": "ceil", "round": "rint", "min": "minimum",
-    "max": "maximum", "gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal", "eq": "equal", "ne": "not_equal",
-    "and": "logical_and", "or": "logical_or", "xor": "logical_xor", "not": "logical_not", "isnan": "isnan", "isinf": "isinf",
-    "isfinite": "isfinite", "_xor": "bitwise_xor", "_and": "bitwise_and", "_mulb": "multiply",
+    "floordiv": "floor_divide", "exp": "exp", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "tanh": "tanh", "sin": "sin", "cos": "cos",
+    "tan": "tan", "sinh": "sinh", "cosh": "cosh", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
+    "acosh": "arccosh", "atanh": "arctanh", "fmod": "fmod", "bit_and": "bitwise_and", "bit_or": "bitwise_or", "bit_xor": "bitwise_xor",
+    "bit_not": "invert", "shift_left": "left_shift", "shift_right": "right_shift", "abs": "absolute", "sign": "sign", "floor": "floor",
+    "ceil": "ceil", "round": "rint", "min": "minimum", "max": "maximum", "gt": "greater", "ge": "greater_equal", "lt": "less",
+    "le": "less_equal", "eq": "equal", "ne": "not_equal", "and": "logical_and", "or": "logical_or", "xor": "logical_xor",
+    "not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite", "_xor": "bitwise_xor", "_and": "bitwise_and",
+    "_mulb": "multiply",
 }  # fmt: skip
 
 

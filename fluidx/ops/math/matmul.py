@@ -124,7 +124,6 @@ class Mul(Product):
     name = "mul"
     inputs = ("X", "Y")
     attrs = {"x_num_col_dims": 1, "y_num_col_dims": 1}
-    onnx = "MatMul"
 
     @staticmethod
     def infer(x, y, *, x_num_col_dims, y_num_col_dims):
@@ -327,7 +326,6 @@ class MatMul(Product):
     name = "matmul"
     inputs = ("X", "Y")
     attrs = {"transpose_x": False, "transpose_y": False, "alpha": 1.0}
-    onnx = "MatMul"
 
     @staticmethod
     def infer(x, y, *, transpose_x, transpose_y, alpha):
@@ -446,7 +444,6 @@ class Bmm(Product):
 
     name = "bmm"
     inputs = ("X", "Y")
-    onnx = "MatMul"
 
     @staticmethod
     def infer(x, y):

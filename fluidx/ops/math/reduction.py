@@ -187,7 +187,6 @@ class ReduceSum(_Reduction):
 
     name = "reduce_sum"
     method = how = "sum"
-    onnx = "ReduceSum"
     said, groups = ("{}:+",), "L(0)"
     calls = staticmethod(bind_sum)
     samples = staticmethod(_samples)
@@ -230,7 +229,6 @@ class ReduceMean(_Mean):
     """The mean over the axes `dim` (all of them when it is empty), which vanish unless `keep_dim`."""
 
     name = "reduce_mean"
-    onnx = "ReduceMean"
 
     @staticmethod
     def samples():
@@ -263,7 +261,6 @@ class ReduceMax(_Reduction):
 
     name = "reduce_max"
     method = how = "max"
-    onnx = "ReduceMax"
     said, groups = ("{}:max",), "U(0>max)"
     calls = _ufunc_calls(np.maximum)
     samples = staticmethod(_samples)
@@ -278,7 +275,6 @@ class ReduceMin(_Reduction):
 
     name = "reduce_min"
     method = how = "min"
-    onnx = "ReduceMin"
     said, groups = ("{}:min",), "U(0>min)"
     calls = _ufunc_calls(np.minimum)
     samples = staticmethod(_samples)
@@ -293,7 +289,6 @@ class ReduceProd(_Reduction):
 
     name = "reduce_prod"
     method = how = "prod"
-    onnx = "ReduceProd"
     calls = staticmethod(lambda x, axes, out: [partial(np.multiply.reduce, x, axes, x.dtype, _as_numpy_result(out, x, axes))])
 
     @staticmethod
@@ -356,7 +351,6 @@ class LogSumExp(_Reduction):
     """log(sum(exp(X))) over the axes `dim` (all of them when it is empty), without overflow."""
 
     name = "logsumexp"
-    onnx = "ReduceLogSumExp"
     dtypes = ReduceMean.dtypes
     calls = staticmethod(_logsumexp_calls)
 

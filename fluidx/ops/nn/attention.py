@@ -205,7 +205,6 @@ class ScaledDotProductAttention(OpDef):
     flops = _flops(2)
     inputs, outputs = ("Q", "K", "V", "Mask?"), ("Out", "Lse?")
     attrs = {"scale": Required(float), "causal": False}
-    onnx = "Attention"
     strided = staticmethod(_strided)
 
     @staticmethod

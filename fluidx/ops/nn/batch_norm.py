@@ -81,7 +81,6 @@ class BatchNorm(OpDef):
     outputs = ("Y", "MeanOut?", "VarianceOut?", "SavedMean?", "SavedVariance?")
     attrs = _BATCH_ATTRS
     inplace = (("Mean", "MeanOut"), ("Variance", "VarianceOut"))
-    onnx = "BatchNormalization"
     expand = staticmethod(_expand)
 
     @staticmethod

@@ -106,7 +106,6 @@ class _Conv(OpDef):
     precision = "half"
     inputs, outputs = ("Input", "Filter"), ("Output",)
     layout = ("data_format", ("Input", "Output"))
-    onnx = "Conv"
     product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups, room) -> the call that fills `out`; images are seen as NCHW
     windows: ClassVar[Callable[..., Windows]]  # (op, x, w, attrs)
     gradient: ClassVar[str]
@@ -342,7 +341,6 @@ class Conv2dTranspose(_Conv):
 
     name, gradient, transposed = "conv2d_transpose", "conv2d_transpose_grad", True
     attrs = _TRANSPOSE_ATTRS
-    onnx = "ConvTranspose"
     pattern = _pattern(transposed=True)
     flops = _flops(transposed=True)
     local_attrs = _local_groups(2)

@@ -57,7 +57,6 @@ class Dropout(Drawing):
     inputs, outputs = ("X",), ("Out", "Mask?")
     attrs = {"dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer"}
     inplace = (("X", "Out"),)
-    onnx = "Dropout"
     keeps = staticmethod(lambda x, attrs, count: attrs["is_test"] and attrs["dropout_implementation"] == "upscale_in_train")
 
     @staticmethod

@@ -25,7 +25,6 @@ class _Lookup(OpDef):
 
     inputs = ("W", "Ids")
     attrs = {"padding_idx": -1}
-    onnx = "Gather"
 
     @staticmethod
     def grad(b, op, g):

@@ -111,7 +111,6 @@ class GroupNorm(OpDef):
     flops = 7
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
-    onnx = "GroupNormalization"
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -249,7 +248,6 @@ class InstanceNorm(OpDef):
     flops = 7
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "SavedMean?", "SavedVariance?")
     attrs = {"epsilon": 1e-5}
-    onnx = "InstanceNormalization"
 
     @staticmethod
     def pattern(ins, outs, attrs):

@@ -145,7 +145,6 @@ class LayerNorm(OpDef):
     flops = 7
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
-    onnx = "LayerNormalization"
 
     @staticmethod
     def pattern(ins, outs, attrs):

@@ -102,7 +102,6 @@ class Lrn(OpDef):
     name = "lrn"
     inputs, outputs = ("X",), ("Out", "MidOut")
     attrs = {"n": 5, "k": 1.0, "alpha": 1e-4, "beta": 0.75}
-    onnx = "LRN"
     pattern = "n c * -> n c *, n c * | c!"
 
     @staticmethod

@@ -215,7 +215,6 @@ class Pool2d(OpDef):
     layout = ("data_format", ("X", "Out"))
     inputs = ("X",)
     attrs = _ATTRS
-    onnx = "MaxPool"
 
     @staticmethod
     def pattern(ins, outs, attrs):

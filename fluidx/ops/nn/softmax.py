@@ -139,7 +139,6 @@ class Softmax(_Forward):
     name = "softmax"
     expand = staticmethod(_expand_softmax)
     flops = 5
-    onnx = "Softmax"
 
     @staticmethod
     def whole(xp, x, out, *, axis):
@@ -195,7 +194,6 @@ class LogSoftmax(_Forward):
     name = "log_softmax"
     expand = staticmethod(_expand_log_softmax)
     flops = 5
-    onnx = "LogSoftmax"
 
     @staticmethod
     def whole(xp, x, out, *, axis):

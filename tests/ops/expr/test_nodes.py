@@ -98,7 +98,9 @@ def test_a_body_takes_scalars_only():
 # -- properties -----------------------------------------------------------------------------------------------------------------
 
 SMOOTH = [ex.tanh, ex.sigmoid, ex.softplus, ex.erf, ex.sin, ex.cos, lambda a: ex.exp(-(a * a)), lambda a: ex.sqrt(a * a + 1),
-          lambda a: ex.log(a * a + 1), lambda a: ex.log1p(a * a), lambda a: ex.rsqrt(a * a + 0.5), lambda a: -a]  # fmt: skip
+          lambda a: ex.log(a * a + 1), lambda a: ex.log1p(a * a), lambda a: ex.rsqrt(a * a + 0.5), lambda a: -a,
+          ex.atan, ex.asinh, lambda a: ex.sinh(ex.tanh(a)), lambda a: ex.acosh(a * a + 1.5),
+          lambda a: ex.asin(0.9 * ex.sin(a))]  # fmt: skip
 TWO = [ex.add, ex.sub, ex.mul, lambda a, b: a / (b * b + 1)]
 LEAVES = st.sampled_from([x, y, ex.lift(0.5), ex.lift(-1.0), ex.lift(2.0), ex.lift(0.0), ex.lift(1.0)])
 expressions = st.recursive(

@@ -72,7 +72,8 @@ def kernels():
         reads = [s for s in ex.symbols(e) if s not in op.attrs]
         settings = [op.complete_attrs(s.attrs) for s in op.samples()]
         forms = dict.fromkeys(ex.substitute(e, {k: a[k] for k in ex.symbols(e) if k in a}) for a in settings)
-        dtype = "bool" if {s.args[0].dtype.name for s in op.samples()} <= set(DTYPES["bool"]) else "float32"
+        of = {s.args[0].dtype.name for s in op.samples()}
+        dtype = "bool" if of <= set(DTYPES["bool"]) else "int32" if of <= set(DTYPES["int"]) else "float32"
         for k, form in enumerate(forms):
             yield f"{op.name}_{k}", cuda_kernel(f"{op.name}_{k}", form, dtype, reads)
 

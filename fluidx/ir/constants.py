@@ -1,0 +1,135 @@
+"""Arrays as attributes. A text writes out the elements of a small one; a large one it names by digest, and the array is kept beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .dtypes import as_dtype, is_float, np_dtype
+from .errors import ProgramError
+from .types import TensorType
+
+FEW = 64  # so many elements a text writes out
+_digest_re = re.compile("sha256:[0-9a-f]{64}")
+
+
+class Array:
+    """Values that nobody can write to any more, with their digest. Arrays of one digest are equal.
+
+    It is made of a copy, or of the memory itself where that is bytes, or an array that its owner marked as not writeable.
+
+    >>> a = Array(np.arange(3), "int32")
+    >>> a.type, a.digest[:12], a == Array(a.values.copy()), a == Array(a.values, "int64")
+    (i32[3], 'sha256:e790b', True, False)
+    """
+
+    __slots__ = ("_digest", "_values")
+
+    def __init__(self, values: Any, dtype: Any = None):
+        given = np.asarray(values)
+        kind = np_dtype(as_dtype(given.dtype if dtype is None else dtype))
+        self._values = given.astype(kind, order="C", copy=not _settled(given))
+        self._values.setflags(write=False)
+        self._digest = ""
+
+    @property
+    def values(self) -> np.ndarray:
+        return self._values
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(as_dtype(self._values.dtype), self._values.shape)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the type, as text writes it, a line end, and the bytes of the elements; computed when it is first asked for."""
+        if not self._digest:
+            found = hashlib.sha256(f"{self.type}\n".encode())
+            found.update(self._values.reshape(-1).view(np.uint8).data)
+            self._digest = f"sha256:{found.hexdigest()}"
+        return self._digest
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._values.astype(dtype or self._values.dtype, copy=bool(copy))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Array) and self.type == other.type and self.digest == other.digest)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f'array("{self.digest}", {self.type})'
+
+    def __copy__(self) -> Array:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return self
+
+    def __reduce__(self) -> tuple:
+        return Array, (self._values,)
+
+
+def _settled(array: Any) -> bool:
+    """Is the memory of an array such that nobody can write to it?"""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return False
+        array = array.base
+    return array is None or isinstance(array, bytes)
+
+
+def elements(values: np.ndarray, dtype: Any = None) -> tuple | Array:
+    """The elements of an array in order as an attribute holds them: few as a tuple of numbers, many as an Array of that dtype.
+
+    >>> elements(np.eye(2), "float32"), elements(np.ones((30, 3)), "float32").type
+    ((1.0, 0.0, 0.0, 1.0), f32[30,3])
+    """
+    name = as_dtype(values.dtype if dtype is None else dtype)
+    if values.size > FEW:
+        return Array(values, name)
+    return tuple(values.astype("float64" if is_float(name) else name).ravel().tolist())
+
+
+class Given:
+    """The arrays, by digest, that are there for a reader of programs. What it takes is checked once."""
+
+    def __init__(self, arrays: Mapping[str, Any] | None):
+        self._arrays = arrays or {}
+        self._taken: dict[str, Array] = {}
+
+    def array(self, digest: str, type_: TensorType) -> Array:
+        """The array that is named so. Raises ProgramError where it is not there, or is another one."""
+        found = self._taken.get(digest)
+        if found is None:
+            if not is_digest(digest):
+                raise ProgramError(f'{digest!r} is no digest of an array, "sha256:" and 64 digits from 0 to f')
+            if digest not in self._arrays:
+                raise ProgramError(
+                    f"constant {digest} of {type_} is not among those given; the file that was written beside the program has it, its path "
+                    "and .constants.safetensors: put it there, or pass constants=fx.io.load_constants(FILE)"
+                )
+            given = self._arrays[digest]
+            found = self._taken[digest] = given if isinstance(given, Array) else Array(given)
+        if (found.digest, found.type) != (digest, type_):
+            raise ProgramError(f"constant {digest} of {type_} is not what is given for it, which is {found}")
+        return found
+
+
+def is_digest(name: str) -> bool:
+    """Is it what `Array.digest` gives?"""
+    return _digest_re.fullmatch(name) is not None
+
+
+def arrays_in(values: Iterable[Any]) -> Iterator[Array]:
+    """The arrays among attributes, and in their lists."""
+    for v in values:
+        if isinstance(v, Array):
+            yield v
+        elif isinstance(v, tuple):
+            yield from arrays_in(v)

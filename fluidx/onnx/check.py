@@ -1,0 +1,84 @@
+"""Models are looked through before anything is made of them: operators that fluidx has not, and what the standard forbids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..ir.errors import nearest
+from .errors import OnnxError
+from .faces import FACES, HOSTS, load_all
+
+_MOST = 20  # nodes that a message lists
+
+
+def valid(model: Any) -> None:
+    """Raise OnnxError for a model that the standard's own checker refuses."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as e:
+        raise OnnxError(f"not a valid ONNX model: {e}") from None
+    except Exception as e:  # of its C++ side: what cannot be serialised, text that is no UTF-8
+        raise OnnxError(f"not a valid ONNX model: {type(e).__name__}: {e}") from None
+
+
+def readable(model: Any) -> None:
+    """Raise OnnxError where names are no text, as in a file with other bytes in it."""
+    for graph in _all_graphs(model.graph):
+        texts = [*graph.input, *graph.output, *graph.initializer, *graph.value_info]
+        names = [(graph.name, *(t.name for t in texts)), *((p.op_type, p.domain, p.name, *p.input, *p.output) for p in graph.node)]
+        names += [(a.name,) for p in graph.node for a in p.attribute]
+        if any(isinstance(n, bytes) for group in names for n in group):
+            raise OnnxError("not a valid ONNX model: a name in it is no UTF-8 text; the file is damaged")
+
+
+def _all_graphs(graph: Any) -> Iterator[Any]:
+    yield graph
+    for p in graph.node:
+        for a in p.attribute:
+            for g in (*([a.g] if a.HasField("g") else ()), *a.graphs):
+                yield from _all_graphs(g)
+
+
+def supported(model: Any) -> None:
+    """Raise OnnxError that lists every node which fluidx has no operator for, with the nearest one."""
+    load_all()
+    opsets = {_domain(o.domain): o.version for o in model.opset_import}
+    own = {(_domain(f.domain), f.name) for f in model.functions}
+    bodies = [g for top in (model.graph, *model.functions) for g in _all_graphs(top)]
+    wrong = [_missing(p, opsets) for g in bodies for p in g.node if not _has(p, opsets, own)]
+    if wrong:
+        more = f"\n  and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""
+        count = "one node" if len(wrong) == 1 else f"{len(wrong)} nodes"
+        raise OnnxError(f"fluidx has no operator for {count} of the model:\n  " + "\n  ".join(wrong[:_MOST]) + more)
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
+    import onnx
+
+    domain = _domain(p.domain)
+    key = domain, p.op_type
+    if key in FACES or key in HOSTS or key in own:
+        return True
+    try:
+        schema = onnx.defs.get_schema(p.op_type, opsets.get(domain, 1), domain)
+        newest = onnx.defs.get_schema(p.op_type, onnx.defs.onnx_opset_version(), domain) if not domain else schema
+    except onnx.defs.SchemaError:
+        return False
+    # an operator that the standard gave up is another one after conversion
+    return schema.has_function or schema.has_context_dependent_function or (newest.deprecated and not schema.deprecated)
+
+
+def _missing(p: Any, opsets: Mapping[str, int]) -> str:
+    domain = _domain(p.domain)
+    known = [op for d, op in (*FACES, *HOSTS) if d == domain]
+    where = f" of domain {domain!r}" if domain else ""
+    name = p.name or (p.output[0] if p.output else "")
+    hint = nearest(p.op_type, known, "fluidx has") if known else "fluidx has no operator of that domain"
+    return f"{name or 'a node without name'} ({p.op_type}{where}): {hint}"

@@ -1,0 +1,295 @@
+"""Programs as ONNX models: what is needed to compute some fetches, in its inference form, with the values that parameters have."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from .._safetensors import write_atomically
+from .._version import __version__
+from ..executor import Scope, global_scope
+from ..io import prune
+from ..ir import Block, NotInitializedError, Operator, Program, TensorType, Variable, flow
+from ..ir.dtypes import np_dtype
+from ..ir.errors import nearest
+from ..ir.opdef import opdef
+from ..ir.types import ANY
+from .errors import OnnxError, need_onnx
+from .nodes import NODES, load_all
+from .nodes.elementwise import by_expression, has_expression
+from .values import dtype_code
+
+_OPSET, _IR = 21, 10  # what runtimes of the last years read; the operators of opset 21 came with IR 10
+_LIMIT = (1 << 31) - (1 << 20)  # bytes: protobuf writes no larger message
+_MOST = 20  # operators that a message lists
+
+
+def save(
+    program: Program, path: Any, feeds: Sequence[Any] | None = None, fetches: Sequence[Any] = (), executor: Any = None, scope: Any = None
+) -> None:
+    """Write the part of a program that computes `fetches` as an ONNX model of opset 21, in its inference form.
+
+    `feeds` are its inputs in order; left out, all data that the fetches need. Parameters have the values that they have in `scope` (left
+    out: the global one), or on the ranks of a ParallelExecutor, `executor`. An older file is replaced when the model is whole. Raises
+    OnnxError that lists every operator which ONNX has not, NotInitializedError where a parameter has no value.
+
+    >>> import fluidx as fx
+    >>> main, startup = fx.Program("net"), fx.Program()
+    >>> with fx.program_guard(main, startup), fx.unique_name.guard():
+    ...     y = fx.layers.softmax(fx.layers.fc(fx.data("x", [-1, 4], "float32"), 2))
+    >>> exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    >>> _ = exe.run(startup, scope=scope)
+    >>> fx.onnx.save(main, "net.onnx", fetches=[y], scope=scope)
+    >>> [op.type for op in fx.onnx.load("net.onnx").main.ops]
+    ['matmul', 'elementwise_add', 'softmax']
+    """
+    model = to_onnx(program, feeds, fetches, executor, scope)
+    size = model.ByteSize()
+    if size > _LIMIT:
+        raise OnnxError(f"the model has {size} bytes, and protobuf writes {_LIMIT} at most")
+    write_atomically(os.fspath(path), lambda stream: stream.write(model.SerializeToString()))
+
+
+def to_onnx(
+    program: Program, feeds: Sequence[Any] | None = None, fetches: Sequence[Any] = (), executor: Any = None, scope: Any = None
+) -> Any:
+    """The ModelProto that `save` writes."""
+    need_onnx()
+    import onnx
+
+    targets = [_name(v) for v in ([fetches] if isinstance(fetches, (str, Variable)) else fetches)]
+    if not targets:
+        raise OnnxError("save: name at least one variable to compute in `fetches`")
+    if program.rank is not None or program.strategy:
+        raise OnnxError(
+            f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
+        )
+    names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
+    graph = _Graph(prune(program, names, targets), executor, scope)
+    proto = graph.written(names, targets)
+    model = onnx.helper.make_model(
+        proto, producer_name="fluidx", producer_version=__version__, ir_version=_IR, opset_imports=[onnx.helper.make_opsetid("", _OPSET)]
+    )
+    if model.ByteSize() <= _LIMIT:
+        _check(model, program)
+    return model
+
+
+def _check(model: Any, program: Program) -> None:
+    """An operator may be in ONNX, and not for these types."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as e:
+        raise OnnxError(f"{program.label()} cannot be written as ONNX: {e}") from None
+
+
+def _name(v: Any) -> str:
+    return v.name if isinstance(v, Variable) else v
+
+
+def _needed(program: Program, targets: Sequence[str]) -> list[str]:
+    """The data that targets need, in the order of declaration."""
+    source = program.clone(for_test=True)
+    for name in targets:
+        program.global_block().desc(name)
+    kept = flow.live_ops(source, targets, given=set())
+    used = {*flow.needs(source, kept), *targets}
+    return [n for n, d in source.global_block().descs.items() if d.is_data and n in used]
+
+
+class _Graph:
+    """The graph of one program: nodes, and the values of its parameters."""
+
+    def __init__(self, program: Program, executor: Any, scope: Any):
+        load_all()
+        self.program, self.block = program, program.global_block()
+        self.executor, self.scope = executor, scope if scope is not None else global_scope()
+        self.nodes: list[Any] = []
+        self.now: dict[str, str] = {}  # variable -> the value that it is at this point: a name that is written twice is two values
+        self.uses: Counter[str] = Counter()
+        self.taken = set(self.block.descs)
+        self.counts: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
+        self.constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def written(self, feeds: Sequence[str], targets: Sequence[str]) -> Any:
+        from onnx import helper
+
+        self._check()
+        self.now.update((n, n) for n in self.block.descs)
+        self.uses = Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(targets)
+        stored = [self._stored(n) for n, d in self.block.descs.items() if d.persistable and n not in feeds]
+        made: set[str] = set()
+        for op in self.block.oplist:
+            self._write(op, made)
+        results = [self._result(n, made) for n in targets]
+        inputs = [self._info(n, n) for n in feeds]
+        outputs = [self._info(n, r) for n, r in zip(targets, results, strict=True)]
+        return helper.make_graph(self.nodes, self.program.name, inputs, outputs, initializer=stored)
+
+    def _check(self) -> None:
+        wrong = [op for op in self.block.oplist if op.type not in NODES and not has_expression(op.type)]
+        if wrong:
+            lines = [f"{op.to_string()}: {nearest(op.type, NODES, 'there are')}" for op in wrong[:_MOST]]
+            more = f"\n  and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""
+            many = "one operator" if len(wrong) == 1 else f"{len(wrong)} operators"
+            raise OnnxError(f"{many} of {self.program.label()} cannot be written as ONNX:\n  " + "\n  ".join(lines) + more)
+
+    def _write(self, op: Operator, made: set[str]) -> None:
+        start = len(self.nodes)
+        handle = Op(self, op)
+        found = NODES[op.type](handle) if op.type in NODES else by_expression(handle)
+        operands = {self.now[n] for n in op.input_arg_names}
+        slots = found if isinstance(found, dict) else {opdef(op.type).out_slots[0].name: found}
+        for slot, values in slots.items():
+            for variable, value in zip(op.outputs.get(slot, ()), [values] if isinstance(values, str) else values):
+                self._give(variable, value, value in operands, start, made)
+
+    def _give(self, variable: str, value: str, is_operand: bool, start: int, made: set[str]) -> None:
+        """A value that nodes from `start` on make gets the name of its variable."""
+        name = self.fresh(variable) if variable in made or self.block.descs[variable].persistable else variable
+        if is_operand:  # of an operator that leaves its operand as it is
+            self.nodes.append(_node("Identity", [value], [name], {}))
+        else:
+            for p in self.nodes[max(start - 1, 0) :]:
+                p.input[:], p.output[:] = ([name if v == value else v for v in side] for side in (p.input, p.output))
+                p.name = p.output[0]
+        self.now[variable] = name
+        made.add(name)
+
+    def _result(self, name: str, made: set[str]) -> str:
+        """What the graph hands out is made by a node."""
+        if self.now[name] in made:
+            return self.now[name]
+        self.nodes.append(_node("Identity", [name], [out := self.fresh(name)], {}))
+        return out
+
+    def _stored(self, name: str) -> Any:
+        from onnx import numpy_helper
+
+        return numpy_helper.from_array(np.ascontiguousarray(self._value(name)), name)
+
+    def _value(self, name: str) -> np.ndarray:
+        if self.executor is not None and hasattr(self.executor, "state"):
+            return np.asarray(self.executor.state(name))
+        if not isinstance(self.scope, Scope):
+            raise OnnxError(f"save: scope must be a Scope, got {type(self.scope).__name__}")
+        if name not in self.scope.arrays:
+            raise NotInitializedError(f"cannot save {name!r}: it has no value in this scope; run the startup program first")
+        return np.asarray(self.scope.get(name))
+
+    def _info(self, variable: str, name: str) -> Any:
+        from onnx import helper
+
+        t = self.block.desc(variable).type
+        dims = [d if d != ANY else "batch" if k == 0 else f"{variable}_{k}" for k, d in enumerate(t.shape)]
+        return helper.make_tensor_value_info(name, dtype_code(np_dtype(t.dtype)), dims)
+
+    def fresh(self, name: str) -> str:
+        """A name that no variable has, and that was not given before."""
+        while (found := f"{name}_{next(self.counts[name])}") in self.taken:
+            pass
+        self.taken.add(found)
+        return found
+
+    def constant(self, array: np.ndarray) -> str:
+        """A constant, a node: an initializer of floats would be a parameter to whoever reads the model."""
+        key = array.dtype.name, array.shape, array.tobytes()
+        if key not in self.constants:
+            self.constants[key] = self.fresh("constant")
+            self.nodes.append(_node("Constant", [], [self.constants[key]], {"value": Op.tensor(array)}))
+        return self.constants[key]
+
+
+class Op:
+    """One operator of a program, while it is written as nodes."""
+
+    def __init__(self, graph: _Graph, op: Operator):
+        self.graph, self.op = graph, op
+        self.type, self.attrs = op.type, op.attrs
+        self.block: Block = graph.block
+
+    # -- operands ---------------------------------------------------------------------------------------------------------------
+
+    def has(self, slot: str) -> bool:
+        return bool(self.op.inputs.get(slot))
+
+    def many(self, slot: str) -> list[str]:
+        """The values of a slot."""
+        return [self.graph.now[n] for n in self.op.inputs.get(slot, ())]
+
+    def __getitem__(self, slot: str) -> str:
+        """The value of a slot that takes one."""
+        return self.many(slot)[0]
+
+    def type_of(self, slot: str) -> TensorType:
+        return self.block.desc(self.op.inputs[slot][0]).type
+
+    def dtype(self, slot: str) -> str:
+        return self.block.desc(self.op.inputs[slot][0]).type.dtype
+
+    def out_type(self, slot: str) -> TensorType:
+        return self.block.desc(self.op.outputs[slot][0]).type
+
+    # -- nodes ------------------------------------------------------------------------------------------------------------------
+
+    def emit(self, op_type: str, *inputs: str, **attrs: Any) -> str:
+        """Write a node with one output, whose name this is."""
+        return self.several(op_type, 1, *inputs, **attrs)[0]
+
+    def several(self, op_type: str, many: int, *inputs: str, **attrs: Any) -> list[str]:
+        """Write a node with several outputs."""
+        outs = [self.graph.fresh(f"{self.op.output_arg_names[0]}.{op_type.lower()}") for _ in range(many)]
+        self.graph.nodes.append(_node(op_type, list(inputs), outs, attrs))
+        return outs
+
+    def with_third(self, slot: str, kinds: Container[str], value: str) -> str | None:
+        """The node of one of `kinds` that was written last, given a third operand, if what it makes is for this operator alone."""
+        nodes, name = self.graph.nodes, self.op.inputs[slot][0]
+        last = nodes[-1] if nodes else None
+        if last is None or last.output[0] != name or last.op_type not in kinds or len(last.input) != 2 or self.graph.uses[name] > 1:
+            return None
+        last.input.append(value)
+        last.output[0] = self.graph.fresh(name)
+        return last.output[0]
+
+    def shaped(self, value: str, slot: str) -> str:
+        """A value in the shape of an output, of which one size may be open."""
+        shape = self.out_type(slot).shape
+        if shape.count(ANY) > 1:
+            raise self.wrong("more than one size of its result is open")
+        return self.emit("Reshape", value, self.ints(shape))
+
+    def const(self, array: np.ndarray) -> str:
+        return self.graph.constant(array)
+
+    def ints(self, values: Any) -> str:
+        """A vector of sizes, axes or the like."""
+        return self.const(np.array([*values], np.int64))
+
+    @staticmethod
+    def tensor(array: np.ndarray) -> Any:
+        from onnx import numpy_helper
+
+        return numpy_helper.from_array(array)
+
+    @staticmethod
+    def code(dtype: str) -> int:
+        """How ONNX numbers a dtype."""
+        return dtype_code(np_dtype(dtype))
+
+    def wrong(self, why: str) -> OnnxError:
+        site = f"\n  written at {self.op.site}" if self.op.site else ""
+        return OnnxError(f"op {self.type} cannot be written as ONNX: {why}\n  in {self.op.to_string()}{site}")
+
+
+def _node(op_type: str, inputs: list[str], outputs: list[str], attrs: dict[str, Any]) -> Any:
+    from onnx import helper
+
+    return helper.make_node(op_type, inputs, outputs, name=outputs[0], **attrs)

@@ -1,0 +1,43 @@
+"""Faces: what each ONNX operator is in a program. A face is a function of a Node that gives the node's outputs.
+
+`@face("Relu")` writes operators of a program with `n.b` and gives variables; of known operands alone it is computed at once.
+`@host("NonZero")` is taken where all operands are known, where a program cannot hold one of them, and where there is no other face. It
+computes with NumPy, or decides for itself: control flow writes graphs, sequences hold variables, and what is drawn at random is never
+known. An operator without either is expanded by the function body of its schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+Face = Callable[[Any], Any]
+FACES: dict[tuple[str, str], Face] = {}
+HOSTS: dict[tuple[str, str], Face] = {}
+
+def face(*names: str, domain: str = "") -> Callable[[Face], Face]:
+    """Enter a function as the face of operators."""
+    return _enter(FACES, names, domain)
+
+
+def host(*names: str, domain: str = "") -> Callable[[Face], Face]:
+    """Enter a function as what operators compute on the host."""
+    return _enter(HOSTS, names, domain)
+
+
+def _enter(table: dict[tuple[str, str], Face], names: tuple[str, ...], domain: str) -> Callable[[Face], Face]:
+    def enter(f: Face) -> Face:
+        for name in names:
+            assert (domain, name) not in table, name
+            table[domain, name] = f
+        return f
+
+    return enter
+
+
+def load_all() -> None:
+    """Import every file of faces."""
+    for file in iter_modules(__path__):
+        import_module(f"{__name__}.{file.name}")

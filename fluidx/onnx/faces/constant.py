@@ -1,0 +1,34 @@
+"""Constants, and what leaves a value as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..node import Node
+from . import host
+
+
+@host("Constant")
+def constant(n: Node) -> object:
+    for name in ("value", "value_int", "value_ints", "value_float", "value_floats", "value_string", "value_strings"):
+        found = n.attr(name)
+        if found is not None:
+            dtype = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}.get(name)
+            return n.held(found) if name == "value" else np.array(found, dtype or object)
+    sparse = n.attr("sparse_value")
+    if sparse is None:
+        raise n.wrong("it has no value")
+    from ..importer import _dense
+
+    return _dense(sparse)
+
+
+@host("Identity")
+def identity(n: Node) -> object:
+    return n.operands[0]
+
+
+@host("ConstantOfShape")
+def constant_of_shape(n: Node) -> object:
+    value = n.attr("value", np.zeros(1, np.float32))
+    return n.held(np.full(tuple(n.ints(0) or ()), value.reshape(-1)[0], value.dtype))

@@ -1,0 +1,151 @@
+"""Control flow: If takes the branch that its condition says, Scan and Loop are written out round by round.
+
+A Loop whose condition has to be computed in each round is run on the host: its body is a model of its own, whose program is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...ir import Variable
+from ..importer import Outputs, Weight, weights
+from ..node import Node
+from ..read import OPSET_8
+from ..values import ABSENT, leaves
+from . import host
+from .sequence import joined, nothing_of, slices
+
+
+@host("If")
+def if_(n: Node) -> object:
+    return Outputs(n.inline(n.attr("then_branch" if _truth(n, n.operands[0]) else "else_branch"), []))
+
+
+def _truth(n: Node, condition: Any) -> bool:
+    found = np.asarray(n.importer.value(condition, n))
+    if found.size != 1:
+        raise n.wrong(f"the condition has to be one bool, found an array of shape {found.shape}")
+    return bool(found.item())
+
+
+@host("Scan")
+def scan(n: Node) -> object:
+    body = n.attr("body")
+    count = n.attr("num_scan_inputs")
+    states, scanned = n.operands[: len(n.operands) - count], n.operands[len(n.operands) - count :]
+    axes, backward = n.attr("scan_input_axes") or [0] * count, n.attr("scan_input_directions") or [0] * count
+    elements = [slices(n, v, axis)[:: -1 if back else 1] for v, axis, back in zip(scanned, axes, backward)]
+    states, outputs = _scanned(n, weights(body), states, elements)
+    axes = n.attr("scan_output_axes") or [0] * len(outputs)
+    backward = n.attr("scan_output_directions") or [0] * len(outputs)
+    infos = body.output[len(states) :]
+    return Outputs([*states, *(_stacked(n, o[:: -1 if b else 1], i, a) for o, b, i, a in zip(outputs, backward, infos, axes))])
+
+
+def _scanned(n: Node, own: dict[str, Any], states: list[Any], elements: list[list[Any]]) -> tuple[list[Any], list[list[Any]]]:
+    """The states after the last round, and of each further output what the rounds gave."""
+    if len({len(e) for e in elements}) != 1:
+        raise n.wrong(f"the inputs that it scans have different lengths: {', '.join(str(len(e)) for e in elements)}")
+    body, rounds = n.attr("body"), []
+    for parts in zip(*elements):
+        made = n.inline(body, [*states, *parts], own)
+        states = made[: len(states)]
+        rounds.append(made[len(states) :])
+    return states, [[r[k] for r in rounds] for k in range(len(body.output) - len(states))]
+
+
+@host("Scan", domain=OPSET_8)
+def scan_of_batches(n: Node) -> object:
+    """Scan of opset 8: its first input holds lengths, axis 0 is the batch, axis 1 the time."""
+    body, count = n.attr("body"), n.attr("num_scan_inputs")
+    lengths, given = n.ints(0), [slices(n, v, 0) for v in n.operands[1:]]
+    backward, own, rows = n.attr("directions") or [0] * count, weights(body), []
+    for row, values in enumerate(zip(*given)):
+        states, scanned = list(values[: len(values) - count]), values[len(values) - count :]
+        elements = [slices(n, v, 0) for v in scanned]
+        full = len(elements[0])
+        length = full if lengths is None else lengths[row]
+        elements = [e[:length][:: -1 if back else 1] for e, back in zip(elements, backward)]
+        states, outputs = _scanned(n, own, states, elements)
+        padded = [o + [n.b.fill_zeros_like(n.importer.variable(o[0]))] * (full - length) if o else o for o in outputs]
+        infos = body.output[len(states) :]
+        rows.append([*states, *(_stacked(n, o, info, 0) for o, info in zip(padded, infos))])
+    return Outputs(joined(n, made, 0, new=True) for made in zip(*rows))
+
+
+def _stacked(n: Node, values: list[Any], info: Any, axis: int) -> Any:
+    if not values:
+        return nothing_of(info, axis)
+    return joined(n, values, axis % (len(n.importer.array(values[0]).shape) + 1), new=True)
+
+
+# -- Loop -------------------------------------------------------------------------------------------------------------------------------
+
+
+@host("Loop")
+def loop(n: Node) -> object:
+    """Ends at the trip count, or when the condition, which the body says anew, is false; either may be left away."""
+    body, states = n.attr("body"), list(n.operands[2:])
+    limit = int(np.asarray(n.value(0)).item()) if n.has(0) else None
+    goes = _truth(n, n.operands[1]) if n.has(1) else True
+    rounds: list[list[Any]] = []
+    write = _on_host(n, body) if _is_known(n, body, states) else _inline(n, body)
+    while goes and (limit is None or len(rounds) < limit):
+        condition, *made = write(len(rounds), states)
+        states = made[: len(states)]
+        rounds.append(made[len(states) :])
+        if isinstance(condition, Variable):
+            states, condition = n.importer.value([states, condition], n)
+            write = _on_host(n, body)
+        goes = _truth(n, condition)
+    infos = body.output[1 + len(states) :]
+    return Outputs([*states, *(_stacked(n, [r[k] for r in rounds], info, 0) for k, info in enumerate(infos))])
+
+
+def _is_known(n: Node, body: Any, states: list[Any]) -> bool:
+    """Does nothing of a loop lie in the program?"""
+    read = [n.importer.env[name] for name in _outer_names(body) if name in n.importer.env]
+    return not any(isinstance(v, (Variable, Weight)) for v in leaves([states, read]))
+
+
+def _inline(n: Node, body: Any) -> Any:
+    own = weights(body)
+    return lambda k, states: n.inline(body, [np.array(k, np.int64), np.array(True), *states], own)
+
+
+def _on_host(n: Node, body: Any) -> Any:
+    """A round of a loop by a session of its body, which is fed what it reads of the graphs around it."""
+    from onnx import GraphProto, helper
+
+    from ..sessions import Session
+
+    names = [name for name in dict.fromkeys(_outer_names(body)) if n.importer.env.get(name) is not None]
+    read = n.importer.value([n.importer.env[name] for name in names], n)
+    graph = GraphProto()
+    graph.CopyFrom(body)
+    for name in names:
+        graph.input.add().name = name
+    opsets = [helper.make_opsetid(domain, version) for domain, version in n.importer.opsets.items()]
+    session = Session(helper.make_model(graph, opset_imports=opsets))
+    own = [i.name for i in body.input]
+
+    def write(k: int, states: list[Any]) -> list[Any]:
+        feed = {**dict(zip(own, [np.array(k, np.int64), np.array(True), *states])), **dict(zip(names, read))}
+        return [ABSENT if v is None else v for v in session.run(feed)]
+
+    return write
+
+
+def _outer_names(graph: Any) -> Iterator[str]:
+    """The names that a graph reads of those around it."""
+    made = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    for node in graph.node:
+        inner = [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+        for name in [*node.input, *(name for g in inner for name in _outer_names(g))]:
+            if name and name not in made:
+                yield name
+        made.update(node.output)
+    yield from (o.name for o in graph.output if o.name not in made)

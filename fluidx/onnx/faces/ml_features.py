@@ -1,0 +1,80 @@
+"""Classical models: what makes features of columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..node import Node
+from . import host
+
+_ML = "ai.onnx.ml"
+
+
+@host("ArrayFeatureExtractor", domain=_ML)
+def array_feature_extractor(n: Node) -> object:
+    x, at = n.value(0), n.value(1).ravel()
+    size = x.shape[-1]
+    if len(at) and not (0 <= at.min() and at.max() < size):
+        raise n.wrong(f"it reads positions {at.min()} to {at.max()} of a last axis of {size}")
+    return np.take(np.atleast_2d(x) if x.ndim < 2 else x, at, -1)
+
+
+@host("Binarizer", domain=_ML)
+def binarizer(n: Node) -> object:
+    x = n.value(0)
+    return (x > n.attr("threshold", 0.0)).astype(x.dtype)
+
+
+@host("Scaler", domain=_ML)
+def scaler(n: Node) -> object:
+    x = n.value(0).astype(np.float32)
+    return (x - np.float32(n.attr("offset", [0.0]))) * np.float32(n.attr("scale", [1.0]))
+
+
+@host("Imputer", domain=_ML)
+def imputer(n: Node) -> object:
+    x = n.value(0)
+    kind = ("replaced_value_float", "imputed_value_floats") if x.dtype.kind == "f" else ("replaced_value_int64", "imputed_value_int64s")
+    wanted, values = n.attr(kind[0], 0), np.array(n.attr(kind[1], []), x.dtype)
+    if values.size not in (1, x.shape[-1]):
+        raise n.wrong(f"{kind[1]} has {values.size} values, and the input {x.shape[-1]} features")
+    missing = np.isnan(x) if wanted != wanted else x == x.dtype.type(wanted)
+    return np.where(missing, values, x)
+
+
+def _lengths(x: np.ndarray, norm: str) -> np.ndarray:
+    if norm == "MAX":
+        return x.max(-1, keepdims=True)
+    return np.abs(x).sum(-1, keepdims=True) if norm == "L1" else np.sqrt(np.square(x).sum(-1, keepdims=True))
+
+
+@host("Normalizer", domain=_ML)
+def normalizer(n: Node) -> object:
+    norm = n.attr("norm", "MAX")
+    if norm not in ("MAX", "L1", "L2"):
+        raise n.wrong(f"norm has to be MAX, L1 or L2, found {norm!r}")
+    x = n.value(0).astype(np.float32)
+    length = _lengths(x, norm)
+    return np.divide(x, length, out=x.copy(), where=length != 0)
+
+
+@host("OneHotEncoder", domain=_ML)
+def one_hot_encoder(n: Node) -> object:
+    x = n.value(0)
+    texts = n.attr("cats_strings")
+    categories: list[Any] = texts or n.attr("cats_int64s", [])
+    places = {c: k for k, c in enumerate(categories)}
+    at = np.array([places.get(v, -1) for v in (x if texts else x.astype(np.int64)).ravel().tolist()], np.int64).reshape(x.shape)
+    if not n.attr("zeros", 1) and (at < 0).any():
+        raise n.wrong(f"{x[at < 0][0]!r} is none of its categories, and `zeros` is 0")
+    return (at[..., None] == np.arange(len(categories))).astype(np.float32)
+
+
+@host("FeatureVectorizer", domain=_ML)
+def feature_vectorizer(n: Node) -> object:
+    parts = [np.atleast_2d(v).astype(np.float32) for v in n.values()]
+    sizes = n.attr("inputdimensions", [p.shape[1] for p in parts])
+    fitted = [np.pad(p[:, :size], ((0, 0), (0, max(size - p.shape[1], 0)))) for p, size in zip(parts, sizes)]
+    return np.concatenate(fitted, 1)

@@ -1,0 +1,68 @@
+"""Scores of classical models: what is done to them last, and which class they say."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from ..node import Node
+
+_ZERO = 1e-7  # what SOFTMAX_ZERO takes for 0: float32 has no more digits next to 1
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), without overflow."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def transformed(n: Node, scores: np.ndarray, how: str) -> np.ndarray:
+    """The scores [rows, classes] after `post_transform`. As in ONNX Runtime, of one score alone PROBIT is the only one that is done."""
+    if how == "NONE" or (scores.shape[-1] == 1 and how in TRANSFORMS and how != "PROBIT"):
+        return scores
+    if how == "LOGISTIC":
+        return logistic(scores)
+    if how == "SOFTMAX":
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+    if how == "SOFTMAX_ZERO":
+        e = np.where(np.abs(scores) <= _ZERO, 0, np.exp(scores - scores.max(-1, keepdims=True)))
+        return e / np.maximum(e.sum(-1, keepdims=True), np.finfo(e.dtype).tiny)
+    if how == "PROBIT":
+        return _probit(scores)
+    raise n.wrong(f"post_transform has to be one of {', '.join(TRANSFORMS)}, found {how!r}")
+
+
+def _probit(p: np.ndarray) -> np.ndarray:
+    """The point below which the normal distribution has the share p; NaN outside of (0, 1)."""
+    inverse = NormalDist().inv_cdf
+    flat = [inverse(v) if 0 < v < 1 else np.inf * np.sign(v - 0.5) if v in (0, 1) else np.nan for v in p.ravel().tolist()]
+    return np.array(flat, p.dtype).reshape(p.shape)
+
+
+def labels_of(n: Node, ints: str) -> np.ndarray | None:
+    """The names of the classes, numbers or strings; None where the node has none."""
+    texts, numbers = n.attr("classlabels_strings"), n.attr(ints)
+    if texts:
+        return np.array(texts, object)
+    return np.array(numbers, np.int64) if numbers else None
+
+
+def floats(n: Node, name: str, dtype: Any = np.float32) -> np.ndarray:
+    """A list of floats, or the tensor that takes its place."""
+    found = n.attr(f"{name}_as_tensor")
+    return np.asarray(n.attr(name, []), dtype) if found is None else found
+
+
+def of_two_classes(n: Node, score: np.ndarray, how: str, shares: bool) -> np.ndarray:
+    """Both columns of what has one score, that of the second class; `shares` where the two add up to 1, else they are opposite."""
+    if how == "PROBIT":
+        return _probit(score)[:, None]
+    if how == "LOGISTIC":
+        return logistic(np.stack([-score, score], 1))
+    if how not in TRANSFORMS:
+        raise n.wrong(f"post_transform has to be one of {', '.join(TRANSFORMS)}, found {how!r}")
+    return np.stack([1 - score if shares else -score, score], 1)

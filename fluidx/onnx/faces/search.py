@@ -1,0 +1,123 @@
+"""Operators that look for elements, and say where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ir import Variable
+from ..node import Node
+from . import face, host
+from .shape import reshaped
+
+# -- the largest ----------------------------------------------------------------------------------------------------------------------
+
+
+@face("ArgMax", "ArgMin")
+def arg_of(n: Node) -> object:
+    op = {"ArgMax": "arg_max", "ArgMin": "arg_min"}[n.op_type]
+    axis, x, keep = n.attr("axis", 0) % n.rank(), n.x(), bool(n.attr("keepdims", 1))
+    if not n.attr("select_last_index", 0):
+        return n.b.emit(op, x, axis=axis, keepdims=keep)
+    found = n.b.emit(op, n.b.reverse(x, axis=(axis,)), axis=axis, keepdims=keep)
+    return n.b.elementwise_sub(n.b.fill_constant(shape=found.shape, dtype="int64", value=float(n.shape()[axis] - 1)), found)
+
+
+@face("Hardmax")
+def hardmax(n: Node) -> object:
+    axis = n.attr("axis", -1) % n.rank()
+    found = n.b.arg_max(n.x(), axis=axis, keepdims=True)
+    return n.b.cast(n.b.equal(found, _along(n, n.shape()[axis], axis, n.rank())), dtype=n.dtype())
+
+
+def _along(n: Node, size: int, axis: int, ndim: int, dtype: str = "int64") -> Variable:
+    """0, 1, 2, ... along one of `ndim` axes."""
+    return n.const(np.arange(size).reshape([size if k == axis else 1 for k in range(ndim)]), dtype)
+
+
+@face("TopK")
+def top_k(n: Node) -> object:
+    """`top_k` finds the largest of the last axis; all else is a slice of what is sorted."""
+    axis, (k,), x = n.attr("axis", -1) % n.rank(), n.ints(1) or [1], n.x()
+    largest = bool(n.attr("largest", 1))
+    if k == 0:
+        shape = tuple(0 if a == axis else d for a, d in enumerate(n.shape()))
+        return tuple(n.b.fill_constant(shape=shape, dtype=dtype, value=0.0) for dtype in (x.dtype, "int64"))
+    if largest and axis == n.rank() - 1:
+        return n.b.top_k(x, k=k)
+    ordered = n.b.argsort(x, axis=axis, descending=largest)
+    return tuple(n.b.slice(v, axes=(axis,), starts=(0,), ends=(k,)) for v in ordered)
+
+
+# -- classes --------------------------------------------------------------------------------------------------------------------------
+
+
+def _one_hot_axis(n: Node) -> tuple[int, int]:
+    """(the new axis, how long it is) of OneHot."""
+    axis = n.attr("axis", -1)
+    return axis + n.rank() + 1 if axis < 0 else axis, int(np.ravel(n.value(1))[0])
+
+
+@face("OneHot")
+def one_hot(n: Node) -> object:
+    axis, depth = _one_hot_axis(n)
+    ids = n.b.unsqueeze(n.x() if n.dtype() == "int64" else n.b.cast(n.x(), dtype="int64"), axes=(axis,))
+    at = _along(n, depth, axis, n.rank() + 1)
+    less = n.b.elementwise_sub(at, n.b.fill_constant(shape=at.shape, dtype="int64", value=float(depth)))  # what counts from the end
+    off, on = n.b.split(n.x(2), num=2, n_out=2)
+    shape = (1,) * (n.rank() + 1)
+    hit = n.b.logical_or(n.b.equal(ids, at), n.b.equal(ids, less))
+    return n.b.where(hit, reshaped(n, on, shape), reshaped(n, off, shape))
+
+
+@host("OneHot")
+def host_one_hot(n: Node) -> object:
+    axis, depth = _one_hot_axis(n)
+    ids, values = np.expand_dims(n.value(0).astype(np.int64), axis), n.value(2)
+    at = np.arange(depth).reshape([depth if k == axis else 1 for k in range(ids.ndim)])
+    return values[((ids == at) | (ids == at - depth)).astype(np.int64)]
+
+
+# -- what there is --------------------------------------------------------------------------------------------------------------------
+
+
+@face("Compress")
+def compress(n: Node) -> object:
+    axis, chosen = n.attr("axis"), np.flatnonzero(n.value(1))
+    x = reshaped(n, n.x(), (int(np.prod(n.shape())),)) if axis is None else n.x()
+    return n.b.index_select(x, n.const(chosen, np.int64), dim=axis or 0)
+
+
+@host("Compress")
+def host_compress(n: Node) -> object:
+    return np.compress(n.value(1), n.value(0), axis=n.attr("axis"))
+
+
+@host("NonZero")
+def non_zero(n: Node) -> object:
+    return np.array(np.nonzero(np.atleast_1d(n.value(0))), np.int64)
+
+
+@host("Unique")
+def unique(n: Node) -> object:
+    x, axis = n.value(0), n.attr("axis")
+    line = x.reshape(-1) if axis is None else np.moveaxis(x, axis, 0)
+    numbers = _ranks(line.reshape(len(line), -1))
+    _, first, inverse, counts = np.unique(numbers, return_index=True, return_inverse=True, return_counts=True)
+    if not n.attr("sorted", 1):
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        first, inverse, counts = first[order], place[inverse], counts[order]
+    made = line[first] if axis is None else np.moveaxis(line[first], 0, axis)
+    return (made, *(v.reshape(-1).astype(np.int64) for v in (first, inverse, counts)))
+
+
+def _ranks(rows: np.ndarray) -> np.ndarray:
+    """A number for each row, in their order; equal rows have one number."""
+    if not rows.size:
+        return np.zeros(len(rows), np.int64)
+    order = np.lexsort([np.unique(column, return_inverse=True)[1] for column in rows.T[::-1]])
+    changed = (rows[order[1:]] != rows[order[:-1]]).any(axis=1)
+    numbers = np.empty(len(rows), np.int64)
+    numbers[order] = np.concatenate([[0], np.cumsum(changed)])
+    return numbers

@@ -1,0 +1,170 @@
+"""Sequences and optionals. A sequence is a list whose elements may be variables of the program: cutting and joining stay differentiable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir import ANY
+from ..node import Node
+from ..values import ABSENT, numpy_dtype
+from . import host
+
+# -- pieces of a tensor, in the program or known -------------------------------------------------------------------------------------
+
+
+def cut(n: Node, value: Any, sizes: Sequence[int], axis: int) -> list[Any]:
+    """A tensor in parts of these sizes along an axis."""
+    if isinstance(value, np.ndarray):
+        return np.split(value, np.cumsum(sizes)[:-1], axis)
+    x = n.importer.variable(value)
+    return list(n.b.split(x, sections=tuple(sizes), axis=axis, n_out=len(sizes))) if len(sizes) > 1 else [x]
+
+
+def slices(n: Node, value: Any, axis: int) -> list[Any]:
+    """The slices of a tensor along an axis, which they do not have."""
+    if isinstance(value, np.ndarray):
+        return [np.take(value, k, axis) for k in range(value.shape[axis])]
+    x = n.importer.variable(value)
+    count = x.shape[axis]
+    if count == ANY:
+        raise n.wrong(f"the size of axis {axis} has to be known: it says how many rounds or elements there are")
+    if count == 1:
+        return [n.b.squeeze(x, axes=(axis,))]
+    return list(n.b.unstack(x, axis=axis, num=count, n_out=count)) if count else []
+
+
+def joined(n: Node, values: Sequence[Any], axis: int, new: bool) -> Any:
+    """Tensors one behind the other along an axis, a new one if `new`."""
+    if all(isinstance(v, np.ndarray) for v in values):
+        return np.stack(values, axis) if new else np.concatenate(values, axis)
+    xs = [n.importer.variable(v) for v in values]
+    return n.b.stack(xs, axis=axis) if new else n.b.concat(xs, axis=axis)
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------------------------
+
+
+def _sequence(n: Node) -> list[Any]:
+    found = n.operands[0]
+    if not isinstance(found, list):
+        raise n.wrong("its first input has to be a sequence, found a tensor")
+    return found
+
+
+def _position(n: Node, k: int, count: int) -> int:
+    """Operand k as a position among `count`; one below 0 counts from the back."""
+    at = int(np.asarray(n.value(k)).item())
+    if not -count <= at < count:
+        raise n.wrong(f"position {at} lies outside of the sequence, which has {len(_sequence(n))} elements")
+    return at % count
+
+
+@host("SequenceEmpty")
+def sequence_empty(n: Node) -> object:
+    return []
+
+
+@host("SequenceConstruct")
+def sequence_construct(n: Node) -> object:
+    return list(n.operands)
+
+
+@host("SequenceLength")
+def sequence_length(n: Node) -> object:
+    return np.array(len(_sequence(n)), np.int64)
+
+
+@host("SequenceAt")
+def sequence_at(n: Node) -> object:
+    found = _sequence(n)
+    return found[_position(n, 1, len(found))]
+
+
+@host("SequenceInsert")
+def sequence_insert(n: Node) -> object:
+    found = _sequence(n)
+    at = len(found)
+    if n.has(2):
+        at = int(np.asarray(n.value(2)).item())
+        if not -len(found) <= at <= len(found):
+            raise n.wrong(f"position {at} lies outside of the sequence, which has {len(found)} elements")
+        at = at + len(found) if at < 0 else at
+    return [*found[:at], n.operands[1], *found[at:]]
+
+
+@host("SequenceErase")
+def sequence_erase(n: Node) -> object:
+    found = _sequence(n)
+    at = _position(n, 1, len(found)) if n.has(1) else len(found) - 1
+    return [*found[:at], *found[at + 1 :]]
+
+
+@host("SplitToSequence")
+def split_to_sequence(n: Node) -> object:
+    axis = n.attr("axis", 0) % n.rank()
+    size = n.shape()[axis]
+    if not n.has(1):
+        return cut(n, n.operands[0], [1] * size, axis) if n.attr("keepdims", 1) else slices(n, n.operands[0], axis)
+    split = np.asarray(n.value(1))
+    if split.ndim:
+        sizes = [int(s) for s in split]
+        if sum(sizes) != size or min(sizes, default=0) < 0:
+            raise n.wrong(f"the parts {sizes} do not add up to the {size} elements along axis {axis}")
+        return cut(n, n.operands[0], sizes, axis)
+    step = int(split)
+    if step <= 0:
+        raise n.wrong(f"the size of a part has to be positive, found {step}")
+    return cut(n, n.operands[0], [min(step, size - k) for k in range(0, size, step)], axis)
+
+
+@host("ConcatFromSequence")
+def concat_from_sequence(n: Node) -> object:
+    found, new = _sequence(n), bool(n.attr("new_axis", 0))
+    if not found:
+        raise n.wrong("there is nothing to join: the sequence is empty")
+    rank = len(n.importer.array(found[0]).shape) + new
+    return joined(n, found, n.attr("axis") % rank, new)
+
+
+@host("SequenceMap")
+def sequence_map(n: Node) -> object:
+    from ..importer import Outputs, weights
+
+    body, count = n.attr("body"), len(_sequence(n))
+    for k, v in enumerate(n.operands):
+        if isinstance(v, list) and len(v) != count:
+            raise n.wrong(f"input {k} has {len(v)} elements, and the first has {count}")
+    own = weights(body)
+    rounds = [n.inline(body, [v[k] if isinstance(v, list) else v for v in n.operands], own) for k in range(count)]
+    return Outputs([made[k] for made in rounds] for k in range(len(body.output)))
+
+
+# -- optionals --------------------------------------------------------------------------------------------------------------------------
+
+
+@host("Optional")
+def optional(n: Node) -> object:
+    return n.operands[0] if n.has(0) else ABSENT
+
+
+@host("OptionalHasElement")
+def optional_has_element(n: Node) -> object:
+    return np.array(n.has(0) and n.operands[0] is not ABSENT)
+
+
+@host("OptionalGetElement")
+def optional_get_element(n: Node) -> object:
+    if not n.has(0) or n.operands[0] is ABSENT:
+        raise n.wrong("the optional holds nothing; ask OptionalHasElement first")
+    return n.operands[0]
+
+
+def nothing_of(info: Any, axis: int) -> Any:
+    """What stacks no tensors at all of a declared type along an axis: sizes that are not declared are 0."""
+    declared = info.type.tensor_type
+    sizes = [d.dim_value for d in declared.shape.dim]
+    sizes.insert(axis if axis >= 0 else axis + len(sizes) + 1, 0)
+    return np.zeros(sizes, numpy_dtype(declared.elem_type or 1))

@@ -1,0 +1,115 @@
+"""Operators that say of a value what shape it has, or give it another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from ...ir import Variable
+from ...ir.types import ANY
+from ..node import Node
+from . import face, host
+
+
+@host("Shape")
+def shape(n: Node) -> object:
+    found = np.array(n.shape(), np.int64)
+    end = n.attr("end")
+    return found[n.attr("start", 0) : len(found) if end is None else end]
+
+
+@host("Size")
+def size(n: Node) -> object:
+    return np.array(np.prod(n.shape(), dtype=np.int64), np.int64)
+
+
+def reshaped(n: Node, x: Variable, shape: Sequence[int]) -> Variable:
+    """`x` in a shape, whose sizes are those of the result, one of which may be open; in `reshape` a size of 0 would say something else."""
+    if tuple(x.shape) == tuple(shape):
+        return x
+    return n.b.fill_constant(shape=tuple(shape), dtype=x.dtype, value=0.0) if 0 in shape else n.b.reshape(x, shape=tuple(shape))
+
+
+def axes_of(axes: Sequence[int], ndim: int) -> list[int]:
+    """Axes counted from the front, in order."""
+    return sorted(a % ndim for a in axes)
+
+
+def _target(n: Node) -> list[int]:
+    """The sizes that Reshape gives: 0 is that of the operand, unless `allowzero`, and -1 is worked out."""
+    given, old = n.ints(1) or [], n.shape()
+    if not n.attr("allowzero", 0):
+        given = [old[k] if d == 0 and k < len(old) else d for k, d in enumerate(given)]
+    if -1 in given and ANY not in old:
+        at = given.index(-1)
+        rest = prod(d for k, d in enumerate(given) if k != at)
+        given[at] = prod(old) // rest if rest else 0
+    return given
+
+
+@face("Reshape")
+def reshape(n: Node) -> object:
+    if ANY in n.shape():  # left to the operator, which knows of axes that are open
+        return n.b.reshape(n.x(0), shape=tuple(n.ints(1) or []))
+    return reshaped(n, n.x(0), _target(n))
+
+
+@host("Reshape")
+def host_reshape(n: Node) -> object:
+    return n.value(0).reshape(_target(n))
+
+
+def _flat(n: Node) -> tuple[int, int]:
+    axis, old = n.attr("axis", 1), n.shape()
+    axis += n.rank() if axis < 0 else 0
+    return prod(old[:axis]), prod(old[axis:])
+
+
+@face("Flatten")
+def flatten(n: Node) -> object:
+    axis = n.attr("axis", 1)
+    return n.b.flatten(n.x(0), axis=axis + n.rank() if axis < 0 else axis)
+
+
+@host("Flatten")
+def host_flatten(n: Node) -> object:
+    return n.value(0).reshape(_flat(n))
+
+
+@face("Squeeze")
+def squeeze(n: Node) -> object:
+    axes = n.ints(1)
+    return n.x() if axes == [] else n.b.squeeze(n.x(), axes=tuple(axes_of(axes or (), n.rank())))
+
+
+@host("Squeeze")
+def host_squeeze(n: Node) -> object:
+    axes = n.ints(1)
+    return np.squeeze(n.value(0), None if axes is None else tuple(axes))
+
+
+@face("Unsqueeze")
+def unsqueeze(n: Node) -> object:
+    axes = n.ints(1) or []
+    return n.b.unsqueeze(n.x(), axes=tuple(axes_of(axes, n.rank() + len(axes))))
+
+
+@host("Unsqueeze")
+def host_unsqueeze(n: Node) -> object:
+    return np.expand_dims(n.value(0), tuple(n.ints(1) or ()))
+
+
+def _order(n: Node) -> tuple[int, ...]:
+    return tuple(n.attr("perm", range(n.rank())[::-1]))
+
+
+@face("Transpose")
+def transpose(n: Node) -> object:
+    return n.b.transpose(n.x(0), axis=_order(n))
+
+
+@host("Transpose")
+def host_transpose(n: Node) -> object:
+    return n.value(0).transpose(_order(n))

@@ -1,0 +1,362 @@
+"""Importer: from the nodes of a graph to the operators of a program.
+
+What depends on known values alone (shapes, constants, what the host has) is known too, and computed while the program is written. Where a
+size or a choice depends on a value that the program computes, the program so far is run for it, if there is somebody to run it: what
+follows is written knowing the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..executor import Executor
+from ..executor.place import CPUPlace
+from ..executor.scope import Scope
+from ..initializer import NumpyArrayInitializer
+from ..ir import Builder, Program, ProgramError, Role, Variable
+from ..ir.dtypes import FLOATS, as_dtype
+from ..ir.errors import FluidxError, nearest
+from .errors import OnnxError
+from .faces import FACES, HOSTS, load_all
+from .node import Node
+from .sizes import Open, with_open
+from .values import ABSENT, array_of, each, in_programs, leaves, type_proto
+
+_DEFAULT = ("", "ai.onnx")
+_ODD = re.compile(r"[^A-Za-z0-9_.@/\-]")
+_SMALL = 64  # elements: constants up to here are operators of the program, larger ones variables that startup fills
+
+Evaluate = Callable[[Program, Sequence[Variable]], list[np.ndarray]]
+
+
+class Weight:
+    """A float initializer: known, and a parameter of the program where an operator computes with it."""
+
+    def __init__(self, name: str, array: np.ndarray):
+        self.name, self.array = name, array
+
+
+class Importer:
+    """Writes `main` and `startup`. `evaluate` runs the program so far for some of its variables; None where nobody can.
+
+    `checks` are the values that were asked for on the way: the program is right for feeds with which they recur. With `constants_train`
+    what nodes hold is a weight as initializers are, where it is more than a few floats: some exporters write all weights so.
+    """
+
+    def __init__(
+        self, main: Program, startup: Program, opsets: Mapping[str, int], evaluate: Evaluate | None = None, constants_train: bool = False
+    ):
+        load_all()
+        self.main, self.startup, self.opsets, self.evaluate = main, startup, opsets, evaluate
+        self.b = Builder(main.global_block(), role=Role.FORWARD)
+        self.constants_train = constants_train
+        self.env: dict[str, Any] = {}
+        self.inputs: list[Variable] = []
+        self.checks: list[tuple[Variable, np.ndarray]] = []
+        self.opened: dict[int, tuple[Variable, int]] = {}  # of a number that stands for an open size: an axis that has it
+        self._made: dict[int, tuple[Any, Variable]] = {}  # by id of what it was made of, which is kept alive
+        self._kept: set[str] = set()  # names of variables that are held elsewhere than in `env`
+
+    # -- graphs -----------------------------------------------------------------------------------------------------------------
+
+    def take_weights(self, graph: Any) -> None:
+        """Enter the initializers of a graph."""
+        self.env.update(weights(graph))
+
+    def run_nodes(self, nodes: Sequence[Any]) -> None:
+        """Write nodes, which stand in an order that computes what they read first."""
+        for proto in nodes:
+            self._write(proto)
+
+    def inline(self, graph: Any, feeds: Sequence[Any], own: Mapping[str, Any] | None = None) -> list[Any]:
+        """Write the nodes of a sub-graph; names of its own hide those around it. `own` are its weights, if it is written several times."""
+        outer = self.env
+        self.env = {**outer, **(weights(graph) if own is None else own)}
+        try:
+            self.env.update(zip((i.name for i in graph.input), feeds))
+            self.run_nodes(graph.node)
+            return [self.found(o.name) for o in graph.output]
+        finally:
+            self.env = outer
+
+    def found(self, name: str) -> Any:
+        """The value of that name."""
+        if name not in self.env:
+            raise OnnxError(f"a node reads {name!r}, which nothing before it makes: the nodes of a graph stand in the order of their work")
+        return self.env[name]
+
+    def _write(self, proto: Any) -> None:
+        operands = [self.found(n) if n else None for n in proto.input]
+        start, blocks = len(self.b.block.oplist), self.main.num_blocks
+        made = self._sure_outputs(Node(self, proto, operands))
+        made = list(made) if isinstance(made, (tuple, Outputs)) else [made]
+        if self.main.num_blocks == blocks:  # what sub-blocks hand out is named in attributes too
+            made = self._named(proto.output, made, start)
+        for name, value in zip(proto.output, made):
+            if name:
+                self.env[name] = np.asarray(value) if isinstance(value, np.generic) else value  # NumPy makes scalars of arrays without axes
+
+    def _named(self, wanted: Sequence[str], made: list[Any], start: int) -> list[Any]:
+        """What a node made, variables called as the model calls them where operators from `start` on make them."""
+        block = self.b.block
+        written = {n for op in block.oplist[start:] for n in op.output_arg_names} - self._kept
+        names: dict[str, str] = {}
+        for name, value in zip(wanted, made):
+            if name and isinstance(value, Variable) and value.name in written and value.name not in names:
+                names[value.name] = name if name == value.name else self.fresh(name)
+        if not names:
+            return made
+        block.oplist[start:] = [op.renamed(names, outputs=True) for op in block.oplist[start:]]
+        for old, new in names.items():
+            block.descs[new] = block.descs.pop(old).changed(name=new)
+        self._kept.update(names.values())  # a list may hold it by now, and a name that a node gave stays
+        self.b.__dict__.pop("sizes", None)  # it remembers operators
+        return [block.var(names.get(v.name, v.name)) if isinstance(v, Variable) else v for v in made]
+
+    # -- one node ---------------------------------------------------------------------------------------------------------------
+
+    def _sure_outputs(self, n: Node) -> Any:
+        """What a node gives, every error told as one of the node: models are not to be trusted, and faces take them at their word."""
+        try:
+            return self.outputs_of(n)
+        except OnnxError:
+            raise
+        except FluidxError as e:
+            raise n.wrong(str(e)) from None
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as e:
+            raise n.wrong(f"{type(e).__name__}: {e}") from e
+
+    def outputs_of(self, n: Node) -> Any:
+        """What a node gives: by its face, on the host, or by the body that its schema has."""
+        key = ("" if n.proto.domain in _DEFAULT else n.proto.domain), n.op_type
+        found = with_open(n) if not key[0] else None
+        if found is not None:
+            return found
+        face, on_host = FACES.get(key), HOSTS.get(key)
+        known = bool(n.operands) and all(v is None or self._is_known(v) for v in n.operands)
+        if on_host is not None and (face is None or known or any(self._stays_on_host(v) for v in n.operands)):
+            return on_host(n)
+        if face is None:
+            return self.by_body(n)
+        if known:
+            return self._folded(n, face)
+        return face(n)
+
+    @staticmethod
+    def _is_known(value: Any) -> bool:
+        return not any(isinstance(v, (Variable, Weight)) for v in leaves(value))
+
+    @staticmethod
+    def _stays_on_host(value: Any) -> bool:
+        return value is not None and not isinstance(value, (Variable, Weight)) and not in_programs(value)
+
+    def _folded(self, n: Node, face: Any) -> Any:
+        """What a face makes of known values is known: a program of its own computes it."""
+        inner = Importer(Program("folded"), Program("folded_startup"), self.opsets)
+        inner.evaluate = run_once(inner, {})
+        made = face(Node(inner, n.proto, n.operands))
+        several = isinstance(made, (tuple, Outputs))
+        made = list(made) if several else [made]
+        computed = [v for v in made if isinstance(v, Variable)]
+        values = iter(inner.evaluate(inner.main, computed) if computed else [])
+        out = [next(values) if isinstance(v, Variable) else v for v in made]
+        return Outputs(out) if several else out[0]
+
+    def by_body(self, n: Node) -> Any:
+        """Write the nodes of the function that the schema of an operator defines."""
+        import onnx
+
+        domain = "" if n.proto.domain in _DEFAULT else n.proto.domain
+        opset = self.opsets.get(domain, 1)
+        try:
+            schema = onnx.defs.get_schema(n.op_type, opset, domain)
+        except onnx.defs.SchemaError:
+            known = sorted({k[1] for k in (*FACES, *HOSTS) if k[0] == domain})
+            where = f" of domain {domain!r}" if domain else ""
+            raise n.wrong(f"there is no operator {n.op_type}{where} in opset {opset}; {nearest(n.op_type, known, 'fluidx has')}") from None
+        if schema.has_context_dependent_function:
+            types = [type_proto_of(self, v).SerializeToString() for v in n.operands]
+            version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
+            body = schema.get_context_dependent_function_with_opset_version(version, n.proto.SerializeToString(), types)
+        elif schema.has_function:
+            body = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= opset))
+        else:
+            raise n.wrong("fluidx has no such operator yet")
+        function = onnx.FunctionProto()
+        function.ParseFromString(body)
+        if not function.node:
+            raise n.wrong(f"its schema has no body for operands of {', '.join(n.dtype(k) for k in range(len(n.operands)) if n.has(k))}")
+        names = _names_outside(function, n.outputs)
+        outer, self.env = self.env, dict(zip(function.input, [*n.operands, *[None] * len(function.input)]))
+        outer_opsets, self.opsets = self.opsets, {**self.opsets, **{o.domain: o.version for o in function.opset_import}}
+        try:
+            self.run_nodes([_with_attributes(p, n, schema, names) for p in function.node])
+            # a body may not make what nobody asks for
+            return Outputs([self.found(names.get(name, name)) if n.wants(k) else None for k, name in enumerate(function.output)])
+        finally:
+            self.env, self.opsets = outer, outer_opsets
+
+    # -- values -----------------------------------------------------------------------------------------------------------------
+
+    def array(self, value: Any) -> Any:
+        """What is known of a value on the host: an array, a list; the array of a Weight or of open sizes."""
+        return each(value, lambda v: v.array if isinstance(v, (Weight, Open)) else v)
+
+    def value(self, value: Any, n: Node | None = None) -> Any:
+        """A value on the host; of a list, all its elements. Raises OnnxError where it has to be computed and nobody can."""
+        wanted = [v for v in leaves(value) if isinstance(v, Variable)]
+        if not wanted:
+            return self.array(value)
+        if self.evaluate is None:
+            who = f"node {n.proto.name or n.op_type!r} ({n.op_type})" if n is not None else "the model"
+            raise OnnxError(
+                f"{who} needs the value of {wanted[0].name!r} to know sizes or what to do, and that depends on what is fed; "
+                "Model.run takes such models, and a program for training does not hold them"
+            )
+        found = self.evaluate(self.main, wanted)
+        self.checks.extend(zip(wanted, found))
+        self._kept.update(v.name for v in wanted)
+        computed = iter(found)
+        return each(value, lambda v: next(computed) if isinstance(v, Variable) else self.array(v))
+
+    def variable(self, value: Any) -> Variable:
+        """A value as a variable of the program: an operator that makes a small constant, a parameter or a constant that startup fills."""
+        if isinstance(value, Variable):
+            return value
+        known = self._made.get(id(value))
+        if known is None:
+            known = self._made[id(value)] = value, self._constant(value)
+            self._kept.add(known[1].name)
+        return known[1]
+
+    def _constant(self, value: Any) -> Variable:
+        array = self.array(value)
+        if not in_programs(array):
+            found = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise ProgramError(f"a program cannot hold {found}")
+        dtype = as_dtype(array.dtype)
+        if isinstance(value, Weight):
+            name = self.fresh(value.name)
+            parameter = self.main.global_block().create_parameter(array.shape, dtype, name)
+            self.startup.global_block().create_parameter(array.shape, dtype, name)
+            NumpyArrayInitializer(array)(parameter, self.startup.global_block())
+            return parameter
+        if array.size == 0 or (array.size <= _SMALL and (array == array.flat[0]).all()):
+            return self.b.fill_constant(shape=array.shape, dtype=dtype, value=float(array.flat[0]) if array.size else 0.0)
+        if array.size <= _SMALL:
+            numbers = array.astype("float64" if dtype in FLOATS else dtype).ravel().tolist()
+            return self.b.assign_value(shape=array.shape, dtype=dtype, values=tuple(numbers))
+        name = self.fresh("constant")
+        for program in (self.main, self.startup):
+            program.global_block().create_var(name, array.shape, dtype, persistable=True, stop_gradient=True)
+        made = self.main.global_block().var(name)
+        NumpyArrayInitializer(array)(made, self.startup.global_block())
+        return made
+
+    def held(self, name: str, array: np.ndarray) -> Any:
+        """What a node holds under a name."""
+        trains = self.constants_train and array.dtype.name in FLOATS and array.size > _SMALL
+        return Weight(name, array) if trains else array
+
+    def fresh(self, name: str) -> str:
+        """A name of the program for a name of the model."""
+        base = _ODD.sub("_", name) or "value"
+        found, k = base, 0
+        while self.main.global_block().has_var(found):
+            k += 1
+            found = f"{base}_{k}"
+        return found
+
+    def data(self, name: str, shape: Sequence[int], dtype: str) -> Variable:
+        """An input that is fed."""
+        made = self.main.global_block().create_var(self.fresh(name), tuple(shape), dtype, is_data=True, stop_gradient=True)
+        self.env[name] = made
+        self.inputs.append(made)
+        return made
+
+
+def weights(graph: Any) -> dict[str, Any]:
+    """The initializers of a graph: weights where they are floats and no single numbers, and known values where not."""
+    found: dict[str, Any] = {}
+    for t in graph.initializer:
+        array = array_of(t)
+        found[t.name] = Weight(t.name, array) if array.dtype.name in FLOATS and array.ndim else array
+    return found | {s.values.name: _dense(s) for s in graph.sparse_initializer}
+
+
+class Outputs(list):
+    """Several outputs of a node; a plain list is one output that is a sequence."""
+
+
+def run_once(importer: Importer, feed: Mapping[str, np.ndarray]) -> Evaluate:
+    """Runs what an importer wrote so far, from the start."""
+
+    def evaluate(main: Program, wanted: Sequence[Variable]) -> list[np.ndarray]:
+        executor, scope = Executor(CPUPlace()), Scope()
+        if importer.startup.global_block().oplist:
+            executor.run(importer.startup, scope=scope)
+        fed = {n: a for n, a in feed.items() if main.global_block().has_var(n)}
+        return [np.array(v) for v in executor.run(main, feed=fed, fetch_list=list(wanted), scope=scope)]
+
+    return evaluate
+
+
+def type_proto_of(importer: Importer, value: Any) -> Any:
+    """The TypeProto of a value, on the host or in the program; an empty one where it is absent."""
+    from onnx import TypeProto, helper
+
+    if value is None or value is ABSENT:
+        return TypeProto()
+    if isinstance(value, Variable):
+        t = value.desc.type
+        from ..ir.dtypes import np_dtype
+        from .values import dtype_code
+
+        return helper.make_tensor_type_proto(dtype_code(np_dtype(t.dtype)), [None if d < 0 else d for d in t.shape])
+    if isinstance(value, list) and value:
+        return helper.make_sequence_type_proto(type_proto_of(importer, value[0]))
+    return type_proto(importer.array(value))
+
+
+def _names_outside(function: Any, outputs: Sequence[str]) -> dict[str, str]:
+    """Names of a function's outputs -> those of the node that calls it, where the body has no such name itself."""
+    if any(a.HasField("g") for p in function.node for a in p.attribute):
+        return {}  # a graph in it may read them
+    inside = {*function.input, *(name for p in function.node for name in (*p.input, *p.output))}
+    return {name: given for name, given in zip(function.output, outputs) if given and given not in inside}
+
+
+def _with_attributes(proto: Any, n: Node, schema: Any, names: Mapping[str, str]) -> Any:
+    """A node of a function body, whose attributes may be those of the node that calls it, as are the `names` of what it returns."""
+    import onnx
+
+    new = onnx.NodeProto()
+    new.CopyFrom(proto)
+    new.input[:], new.output[:] = ([names.get(v, v) for v in side] for side in (proto.input, proto.output))
+    del new.attribute[:]
+    for a in proto.attribute:
+        given = a
+        if a.ref_attr_name:
+            given = n._attrs.get(a.ref_attr_name)
+            if given is None and a.ref_attr_name in schema.attributes:
+                given = schema.attributes[a.ref_attr_name].default_value
+            if given is None or not given.type:
+                continue
+        copied = new.attribute.add()
+        copied.CopyFrom(given)
+        copied.name = a.name
+    return new
+
+
+def _dense(s: Any) -> np.ndarray:
+    values, indices = array_of(s.values), array_of(s.indices)
+    out = np.zeros(tuple(s.dims), values.dtype)
+    if indices.ndim == 1:
+        out.reshape(-1)[indices] = values
+    else:
+        out[tuple(indices.T)] = values
+    return out

@@ -1,0 +1,112 @@
+"""Models as programs: `load` writes the program of a model, whose open axes stay open, to be trained, transpiled and written out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ir import Parameter, Program, ProgramError, Variable, unique_name
+from ..ir.dtypes import as_dtype
+from ..ir.errors import nearest
+from ..ir.types import ANY
+from .check import readable, supported, valid
+from .errors import OnnxError
+from .importer import Importer
+from .read import parsed, read
+from .sessions import Session, program_name
+from .values import numpy_dtype
+
+
+class Model:
+    """An ONNX model as programs: `main` computes `outputs` of `inputs`, `startup` gives parameters the values of the model.
+
+    `model["name"]` is what `main` has under a name of the model. Build a loss on it under `fx.program_guard(model.main, model.startup)`.
+    """
+
+    def __init__(self, proto: Any, importer: Importer):
+        self.main, self.startup = importer.main, importer.startup
+        self.proto = proto
+        self._importer = importer
+        self._session: Session | None = None
+        given = {t.name for t in proto.graph.initializer} | {t.values.name for t in proto.graph.sparse_initializer}
+        self.inputs = {i.name: self[i.name] for i in proto.graph.input if i.name not in given}
+        self.outputs = {o.name: self[o.name] for o in proto.graph.output}
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The parameters of `main`, in the order of their first use."""
+        return self.main.all_parameters()
+
+    def __getitem__(self, name: str) -> Variable:
+        """The variable that holds a value of the model. Raises OnnxError where there is none."""
+        env = self._importer.env
+        if name not in env:
+            raise OnnxError(f"the model has no value {name!r}; {nearest(name, env, 'it has')}")
+        try:
+            return self._importer.variable(env[name])
+        except ProgramError as e:
+            raise OnnxError(f"value {name!r} is no variable of the program: {e}") from None
+
+    def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+        """The outputs for inputs by name or in order, with the values that the file has; they may be of any shape that it takes."""
+        if self._session is None:
+            self._session = Session(self.proto)
+        return self._session.run(feed)
+
+    def __repr__(self) -> str:
+        return f"<Model of {self.main!r}: {', '.join(self.inputs)} -> {', '.join(self.outputs)}>"
+
+
+def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Model:
+    """The program of a model: of a path, bytes or a ModelProto.
+
+    Sizes that the model leaves open stay open, -1; `shapes` gives those of inputs, by name, where the program has to know them, or opens
+    what the model has fixed. Raises OnnxError for what is no model, and for one that holds operators which fluidx does not have, all of
+    which it names.
+
+    >>> import fluidx as fx
+    >>> from onnx import TensorProto, helper
+    >>> x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 2]) for n in "xy")
+    >>> proto = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "small", [x], [y]))
+    >>> model = fx.onnx.load(proto)
+    >>> print(model, model["y"].shape)
+    <Model of <Program small: 1 ops, 0 params>: x -> y> (-1, 2)
+    """
+    raw = parsed(source)
+    readable(raw)
+    supported(raw)
+    valid(raw)
+    proto = read(raw)
+    supported(proto)
+    name = program_name(proto.graph)
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
+    importer = Importer(Program(name), Program(f"{name}_startup"), opsets, constants_train=True)
+    with unique_name.guard():  # a model gives one program, however often it is loaded
+        importer.take_weights(proto.graph)
+        _declare(importer, proto.graph, dict(shapes or {}))
+        importer.run_nodes(proto.graph.node)
+        return Model(proto, importer)
+
+
+def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int]]) -> None:
+    """Inputs as data of the program."""
+    inputs = [i for i in graph.input if i.name not in importer.env]
+    for name in shapes:
+        if all(i.name != name for i in inputs):
+            raise OnnxError(f"shapes names {name!r}; {nearest(name, [i.name for i in inputs], 'the inputs are')}")
+    for i in inputs:
+        declared, given = i.type.tensor_type, shapes.get(i.name)
+        if i.type.WhichOneof("value") != "tensor_type":
+            raise OnnxError(f"input {i.name!r} is no tensor, and a program is fed with tensors; fx.onnx.session runs such models")
+        if given is None and not declared.HasField("shape"):
+            raise OnnxError(f'input {i.name!r} has no shape; give it: load(shapes={{"{i.name}": [-1, 3, 224, 224]}})')
+        sizes = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else ANY for d in declared.shape.dim]
+        if given is not None and declared.HasField("shape") and len(given) != len(sizes):
+            raise OnnxError(f"shapes gives input {i.name!r} {len(given)} axes, {list(given)}; the model has {len(sizes)}, {sizes}")
+        dtype = numpy_dtype(declared.elem_type)
+        try:
+            importer.data(i.name, [int(d) for d in (sizes if given is None else given)], as_dtype(np.dtype(dtype)))
+        except (ProgramError, TypeError, ValueError) as e:
+            raise OnnxError(f"input {i.name!r}: {e}") from None

@@ -1,0 +1,126 @@
+"""Node: what a face is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..ir import Builder, TensorType, Variable
+from ..ir.dtypes import as_dtype
+from .errors import OnnxError
+from .values import array_of
+
+if TYPE_CHECKING:
+    from .importer import Importer
+
+
+class Node:
+    """One node of a graph: its operands as variables or known values, its attributes, and a builder."""
+
+    def __init__(self, importer: Importer, proto: Any, operands: list[Any]):
+        self.importer, self.proto, self.operands = importer, proto, operands
+        self.op_type: str = proto.op_type
+        self.b: Builder = importer.b
+        self._attrs = {a.name: a for a in proto.attribute}
+
+    # -- operands ---------------------------------------------------------------------------------------------------------------
+
+    def has(self, k: int) -> bool:
+        """Is operand k given?"""
+        return k < len(self.operands) and self.operands[k] is not None
+
+    def x(self, k: int = 0) -> Any:
+        """Operand k as a variable of the program, None where it is not given."""
+        return self.importer.variable(self.operands[k]) if self.has(k) else None
+
+    def xs(self, start: int = 0) -> list[Variable]:
+        """All operands from `start` on, as variables."""
+        return [self.x(k) for k in range(start, len(self.operands))]
+
+    def value(self, k: int = 0) -> Any:
+        """Operand k as a value on the host, computed now if need be; None where it is not given."""
+        return self.importer.value(self.operands[k], self) if self.has(k) else None
+
+    def values(self, start: int = 0) -> list[Any]:
+        """All operands from `start` on, as values on the host."""
+        return list(self.importer.value(self.operands[start:], self))
+
+    def ints(self, k: int) -> list[int] | None:
+        """A vector of sizes, axes or the like."""
+        found = self.value(k)
+        return None if found is None else [int(v) for v in np.asarray(found).ravel()]
+
+    def type(self, k: int = 0) -> TensorType:
+        """The type of operand k."""
+        v = self.operands[k]
+        if isinstance(v, Variable):
+            return v.desc.type
+        v = self.importer.array(v)
+        return TensorType(as_dtype(v.dtype), v.shape)
+
+    def shape(self, k: int = 0) -> tuple[int, ...]:
+        """The shape of operand k, also of one that a program cannot hold."""
+        return tuple(self.importer.array(self.operands[k]).shape)
+
+    def rank(self, k: int = 0) -> int:
+        return len(self.shape(k))
+
+    def dtype(self, k: int = 0) -> str:
+        return self.type(k).dtype
+
+    def const(self, value: Any, dtype: Any = None) -> Variable:
+        """A constant of the program."""
+        return self.importer.variable(np.asarray(value, dtype))
+
+    def held(self, array: np.ndarray) -> Any:
+        """An array that the node itself holds, as its output."""
+        return self.importer.held(self.proto.output[0], array)
+
+    # -- attributes, outputs --------------------------------------------------------------------------------------------------------
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute: a number, text, a list, an array, or a graph."""
+        from onnx import AttributeProto as A
+        from onnx import helper
+
+        a = self._attrs.get(name)
+        if a is None:
+            return default
+        found = helper.get_attribute_value(a)
+        if a.type == A.STRING:
+            return found.decode("utf-8", "replace")
+        if a.type == A.STRINGS:
+            return [s.decode("utf-8", "replace") for s in found]
+        if a.type == A.TENSOR:
+            return array_of(found)
+        if a.type in (A.FLOAT, A.FLOATS):  # the file has 32 bits of what was written as 1e-5
+            return _shortest(found) if a.type == A.FLOAT else [_shortest(v) for v in found]
+        return list(found) if a.type == A.INTS else found
+
+    @property
+    def outputs(self) -> list[str]:
+        return list(self.proto.output)
+
+    def wants(self, k: int) -> bool:
+        """Does somebody read output k?"""
+        return k < len(self.proto.output) and self.proto.output[k] != ""
+
+    def wrong(self, what: str) -> OnnxError:
+        return OnnxError(f"node {self.proto.name or self.op_type!r} ({self.op_type}): {what}")
+
+    def by_body(self) -> Any:
+        """The outputs by the body of the schema's function: for a face that covers common cases only."""
+        return self.importer.by_body(self)
+
+    # -- graphs ------------------------------------------------------------------------------------------------------------------
+
+    def inline(self, graph: Any, feeds: list[Any], own: Mapping[str, Any] | None = None) -> list[Any]:
+        """Write the nodes of a sub-graph here, its inputs being `feeds`, its weights `own` if given; the values of its outputs."""
+        return self.importer.inline(graph, feeds, own)
+
+
+def _shortest(value: float) -> float:
+    """The number with the fewest digits that is this one in float32."""
+    return float(str(np.float32(value)))

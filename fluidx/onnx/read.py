@@ -1,0 +1,117 @@
+"""Model files: read, confined to their folder, brought to one opset, with functions of their own written out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .errors import OnnxError, need_onnx
+
+NEWEST = 28  # the opset whose operators the faces speak
+OPSET_8 = "fluidx.opset8"  # the domain that Scan of opset 8 gets: it has a batch, which the converter takes away, and the data with it
+
+
+def read(source: Any) -> Any:
+    """A `ModelProto` of a path, of bytes or of a ModelProto, its operators those of the newest opset.
+
+    Tensors outside of the file have to lie in its folder. Raises OnnxError for what is no model, and for what cannot be converted.
+    """
+    import onnx
+
+    model = parsed(source)
+    if len(model.functions):
+        model = onnx.inliner.inline_local_functions(model, convert_version=True)
+    return _converted(model)
+
+
+def parsed(source: Any) -> Any:
+    """A `ModelProto` of a path, of bytes or of a ModelProto, as it stands there."""
+    need_onnx()
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if isinstance(source, onnx.ModelProto):
+        return source
+    path = None if isinstance(source, (bytes, bytearray, memoryview)) else Path(os.fspath(source))
+    try:
+        data = bytes(source) if path is None else path.read_bytes()
+    except OSError as e:
+        raise OnnxError(f"cannot read {path}: {e.strerror}") from None
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as e:
+        raise OnnxError(f"{path or 'the bytes'}: not an ONNX model, or a truncated one ({e})") from None
+    if not model.HasField("graph"):
+        raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: it has no graph")
+    if path is not None:
+        _load_outside(model, path.parent)
+    return model
+
+
+def _load_outside(model: Any, folder: Path) -> None:
+    """Load the tensors that lie in files beside the model."""
+    from onnx import external_data_helper
+
+    inside = folder.resolve()
+    for tensor in external_data_helper._get_all_tensors(model):
+        if not external_data_helper.uses_external_data(tensor):
+            continue
+        where = next((e.value for e in tensor.external_data if e.key == "location"), "")
+        file = (folder / where).resolve()
+        if not where or not file.is_relative_to(inside):
+            raise OnnxError(f"tensor {tensor.name!r} lies in {where!r}, outside of the model's folder; move it beside the model")
+        if not file.is_file():
+            raise OnnxError(f"tensor {tensor.name!r} lies in {where!r}, and there is no such file beside the model")
+        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+
+
+def _converted(model: Any) -> Any:
+    import onnx
+
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    target = min(NEWEST, onnx.defs.onnx_opset_version())
+    if opset is None or opset >= target:
+        return model
+    if opset == 8:
+        model = _with_scans_apart(model, target)
+    try:
+        converted = onnx.version_converter.convert_version(model, target)
+    except Exception as e:  # its C++ side raises RuntimeError, and ValueError for what it cannot serialise
+        raise OnnxError(f"the model is of opset {opset}, and cannot be brought to {target}: {e}") from None
+    if opset < 11:
+        _resize_as_before_11(converted.graph)
+    return converted
+
+
+def _resize_as_before_11(graph: Any) -> None:
+    """Give Resize the attributes that say what it, and Upsample, did before they were there; the converter leaves the newer defaults."""
+    from onnx import AttributeProto, helper
+
+    for node in graph.node:
+        if node.op_type == "Resize" and node.domain in ("", "ai.onnx"):
+            given = {a.name for a in node.attribute}
+            meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            node.attribute.extend(helper.make_attribute(k, v) for k, v in meant.items() if k not in given)
+        for a in node.attribute:
+            if a.type == AttributeProto.GRAPH:
+                _resize_as_before_11(a.g)
+
+
+def _with_scans_apart(model: Any, target: int) -> Any:
+    """The model with its Scans in a domain of their own, which no converter rewrites, their bodies already brought to the target."""
+    import onnx
+
+    if not any(node.op_type == "Scan" for node in model.graph.node):
+        return model
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    changed.opset_import.append(onnx.helper.make_opsetid(OPSET_8, 1))
+    for node in changed.graph.node:
+        if node.op_type == "Scan":
+            node.domain = OPSET_8
+            body = next(a for a in node.attribute if a.name == "body").g
+            alone = onnx.helper.make_model(body, opset_imports=model.opset_import)
+            body.CopyFrom(onnx.version_converter.convert_version(alone, target).graph)
+    return changed

@@ -1,0 +1,69 @@
+"""What the commands `fluidx onnx info | check | run` say and do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .check import readable, supported, valid
+from .errors import OnnxError
+from .model import load
+from .read import parsed
+from .sessions import session
+from .values import numpy_dtype
+
+
+def info(path: str) -> str:
+    """Inputs, outputs, weights and operators of a model."""
+    model = parsed(path)
+    readable(model)
+    graph = model.graph
+    given = {t.name for t in graph.initializer}
+    opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in model.opset_import)
+    written = f" by {model.producer_name} {model.producer_version}".rstrip() if model.producer_name else ""
+    lines = [f"{graph.name or 'a graph without name'}: IR {model.ir_version}, opset {opsets}, written{written or ' by nobody who says so'}"]
+    lines += [f"  input   {_value(i)}" for i in graph.input if i.name not in given]
+    lines += [f"  output  {_value(o)}" for o in graph.output]
+    elements = sum(int(np.prod(t.dims, dtype=np.int64)) for t in graph.initializer)
+    lines += [f"  {len(graph.initializer)} initializers of {elements} elements, {len(graph.node)} nodes"]
+    lines += [f"  {count:7d}  {op}" for op, count in sorted(Counter(p.op_type for p in graph.node).items(), key=lambda c: (-c[1], c[0]))]
+    return "\n".join(lines)
+
+
+def _value(info: Any) -> str:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return f"{info.name}: {kind or 'of no type'}"
+    t = info.type.tensor_type
+    dims = ",".join(d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in t.shape.dim)
+    return f"{info.name}: {numpy_dtype(t.elem_type).name}[{dims}]" if t.elem_type else f"{info.name}: of no type"
+
+
+def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
+    """Say whether fluidx takes a model; raises OnnxError with the reason where not."""
+    model = parsed(path)
+    readable(model)
+    supported(model)
+    valid(model)
+    said = "valid, and fluidx has every operator of it"
+    try:
+        program = load(path, shapes).main
+    except OnnxError as e:
+        return f"{path}: {said}\n  it runs, and is no program to train: {e}"
+    return f"{path}: {said}\n  as a program: {len(program.ops)} operators, {len(program.all_parameters())} parameters; it can be trained"
+
+
+def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    """The outputs of a model by name, for inputs from .npy files."""
+    ready = session(path)
+    fed = {}
+    for name, file in inputs.items():
+        try:
+            fed[name] = np.load(file, allow_pickle=False)
+        except (OSError, ValueError) as e:
+            raise OnnxError(f"input {name!r}: {file} is no array that np.save wrote: {e}") from None
+    return dict(zip(ready.outputs, ready.run(fed), strict=True))

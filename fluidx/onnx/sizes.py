@@ -1,0 +1,199 @@
+"""Open sizes: what Shape says of a variable with open axes, carried along by arithmetic on the host until an operator takes a shape.
+
+A number stands for each open size, as in ir/sizes.py: equal numbers are equal sizes. Only operators on integers that hold for every size
+that may be fed carry them along; what they come to is the shape of a result, or the model is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..ir import Variable
+from ..ir.types import ANY
+
+if TYPE_CHECKING:
+    from .node import Node
+
+_LEAST, _MOST = 1 << 32, 1 << 62  # between them a number stands for an open size, or a multiple or a part of one
+
+
+class Open:
+    """An array of sizes, some of them open."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+
+def is_open(number: int) -> bool:
+    return _LEAST <= number < _MOST
+
+
+def with_open(n: Node) -> Any:
+    """What a node makes where sizes are open; None where none of its operands has to do with them."""
+    if n.op_type in ("Shape", "Size"):
+        v = n.operands[0]
+        return _shape(n, v) if isinstance(v, Variable) and ANY in v.shape else None
+    at = [k for k, v in enumerate(n.operands) if isinstance(v, Open)]
+    if not at:
+        return None
+    taker = _TAKERS.get((n.op_type, at[0]))
+    if taker is not None and len(at) == 1:
+        return taker(n)
+    return _carried(n)
+
+
+def _refused(n: Node, why: str) -> Exception:
+    inputs = {v.name: v.shape for v in n.importer.inputs if ANY in v.shape}
+    name, shape = next(iter(inputs.items()), ("x", (ANY,)))
+    fixed = ", ".join("8" if d == ANY else str(d) for d in shape)
+    return n.wrong(f'{why}; give the sizes that will be fed: load(shapes={{"{name}": [{fixed}]}})')
+
+
+# -- makers and carriers ------------------------------------------------------------------------------------------------------
+
+
+def _shape(n: Node, v: Variable) -> Open:
+    found = n.b.sizes.shape(v.name)
+    for axis, number in enumerate(found):
+        if is_open(number):
+            n.importer.opened.setdefault(number, (v, axis))
+    if n.op_type == "Size":
+        if sum(map(is_open, found)) > 1:
+            raise _refused(n, f"it counts the elements of {v}, of which more than one axis is open")
+        return Open(np.array(prod(found), np.int64))
+    end = n.attr("end")
+    return Open(np.array(found[n.attr("start", 0) : len(found) if end is None else end], np.int64))
+
+
+# What moves sizes, and sums and products of them.
+_MOVES = frozenset({
+    "Concat", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
+    "Unsqueeze",
+})  # fmt: skip
+_INTEGER = (6, 7)  # the codes of int32 and int64
+
+
+def _carried(n: Node) -> Any:
+    from .importer import Outputs
+
+    values = [n.importer.array(v) for v in n.operands]
+    if any(isinstance(v, Variable) for v in values):
+        raise _refused(n, "it takes a size that is open together with what the program computes")
+    if n.op_type == "Cast" and n.attr("to") in _INTEGER:
+        return n.operands[0]
+    if n.op_type not in _MOVES and n.op_type not in _RULES:
+        raise _refused(n, f"operand {next(k for k, v in enumerate(n.operands) if isinstance(v, Open))} depends on a size that is open")
+    values = [v.astype(np.int64) if isinstance(v, np.ndarray) and v.dtype.kind in "iu" else v for v in values]
+    if n.op_type in _RULES:
+        return _wrapped(_RULES[n.op_type](n, *values))
+    made = n.importer.outputs_of(type(n)(n.importer, n.proto, values))
+    return Outputs(map(_wrapped, made)) if isinstance(made, (tuple, Outputs)) else _wrapped(made)
+
+
+def _wrapped(value: Any) -> Any:
+    sizes = isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.int64
+    return Open(np.asarray(value)) if sizes and any(map(is_open, value.ravel().tolist())) else value
+
+
+def _product(n: Node, x: Any, y: Any) -> Any:
+    if _any_open(x) and _any_open(y):
+        raise _refused(n, "it multiplies sizes that are both open")
+    return x * y
+
+
+def _quotient(n: Node, x: Any, y: Any) -> Any:
+    if _any_open(y) or not y.all() or (x % y).any():
+        raise _refused(n, "it divides a size that is open, perhaps with a remainder")
+    return x // y
+
+
+def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
+    if sum(map(is_open, x.ravel().tolist())) > 1:
+        raise _refused(n, "it multiplies sizes of which more than one is open")
+    keep = bool(n.attr("keepdims", 1))
+    if axes is None or not axes.size:
+        return x if n.attr("noop_with_empty_axes", 0) else np.prod(x, keepdims=keep)
+    return np.prod(x, axis=tuple(axes.tolist()), keepdims=keep)
+
+
+def _equal(n: Node, x: Any, y: Any) -> Any:
+    """Sizes are above 0; whether an open one equals some other number is not known."""
+    x, y = np.broadcast_arrays(x, y)
+    for a, b in zip(x.ravel().tolist(), y.ravel().tolist(), strict=True):
+        if a != b and max(a, b) >= _LEAST and min(a, b) > 0:
+            raise _refused(n, "it compares a size that is open")
+    return x == y
+
+
+def _any_open(x: Any) -> bool:
+    return any(map(is_open, x.ravel().tolist()))
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "Add": lambda n, x, y: x + y, "Sub": lambda n, x, y: x - y, "Mul": _product, "Div": _quotient, "ReduceProd": _product_of_all,
+    "Equal": _equal, "Where": lambda n, c, x, y: np.where(c, x, y),
+}  # fmt: skip
+
+
+# -- takers -------------------------------------------------------------------------------------------------------------------
+
+
+def _wanted(n: Node, k: int) -> list[int]:
+    return [int(v) for v in n.importer.array(n.operands[k]).ravel()]
+
+
+def _reshape(n: Node) -> Variable:
+    """An open size is that of the same axis, written 0, or what the others leave, written -1."""
+    x, target = n.x(0), _wanted(n, 1)
+    have = n.b.sizes.shape(x.name)
+    sizes = [have[k] if t == 0 and not n.attr("allowzero", 0) and k < len(have) else t for k, t in enumerate(target)]
+    rest = prod(d for d in sizes if d != ANY)
+    if ANY in sizes and rest and prod(have) % rest == 0:
+        sizes[sizes.index(ANY)] = prod(have) // rest
+    shape = [(0 if k < len(have) and have[k] == d else ANY) if is_open(d) else d for k, d in enumerate(sizes)]
+    if shape.count(ANY) > 1:
+        raise _refused(n, "more than one size of its result is open")
+    return n.b.reshape(x, shape=tuple(shape))
+
+
+def _expand(n: Node) -> Variable:
+    x, target = n.x(0), _wanted(n, 1)
+    have = n.b.sizes.shape(x.name)
+    axes = max(len(have), len(target))
+    have, target = (1,) * (axes - len(have)) + have, [1] * (axes - len(target)) + target
+    return _repeated(n, x, [t if h == 1 else 1 for h, t in zip(have, target, strict=True)])
+
+
+def _repeated(n: Node, x: Variable, times: list[int]) -> Variable:
+    """x, whose axes are those at the end of `times`, repeated so often along each of them."""
+    known = tuple(1 if is_open(t) else t for t in times)
+    fills = [n.b.fill_constant(shape=known, dtype=x.dtype, value=1.0)] if prod(known) != 1 or len(known) > x.ndim else []
+    fills += [_like(n, t, [1] * k + [ANY] + [1] * (len(times) - k - 1), k, x.dtype, 1.0) for k, t in enumerate(times) if is_open(t)]
+    for ones in fills:
+        x = n.b.logical_and(x, ones) if x.dtype == "bool" else n.b.elementwise_mul(x, ones)
+    return x
+
+
+def _filled(n: Node) -> Variable:
+    value, shape = n.attr("value", np.zeros(1, np.float32)), _wanted(n, 0)
+    at = next(k for k, d in enumerate(shape) if is_open(d))
+    known = [d if not is_open(d) or k == at else 1 for k, d in enumerate(shape)]
+    first = _like(n, shape[at], known, at, value.dtype.name, float(value.flat[0]))
+    return _repeated(n, first, [d if is_open(d) and k != at else 1 for k, d in enumerate(shape)])
+
+
+def _like(n: Node, number: int, shape: list[int], axis: int, dtype: str, value: float) -> Variable:
+    if number not in n.importer.opened:
+        raise _refused(n, f"axis {axis} of its result is computed of a size that is open")
+    v, source = n.importer.opened[number]
+    shape = [ANY if k == axis else d for k, d in enumerate(shape)]
+    return n.b.fill_constant_batch_size_like(v, shape=tuple(shape), dtype=dtype, value=value, input_dim_idx=source, output_dim_idx=axis)
+
+
+_TAKERS: dict[tuple[str, int], Callable[[Node], Variable]] = {
+    ("Reshape", 1): _reshape, ("Expand", 1): _expand, ("ConstantOfShape", 0): _filled,
+}  # fmt: skip

@@ -1,0 +1,77 @@
+"""Values of a model: tensors as arrays, and what only the host has, sequences, optionals and strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..ir.dtypes import SHORT
+from .errors import OnnxError
+
+# A sequence is a list, a map a dict, an optional that holds nothing is ABSENT, strings are an array of objects; all else is an array.
+Host = Any
+
+
+class Absent:
+    """An optional that holds nothing, fed or computed; an input that a node does not name is None."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = Absent()
+
+
+def each(value: Any, f: Callable[[Any], Any]) -> Any:
+    """A value with `f` of what it holds: of each element where it is a sequence, however deep."""
+    return [each(v, f) for v in value] if isinstance(value, list) else f(value)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The elements of sequences, however deep; a value that is none alone."""
+    return [leaf for v in value for leaf in leaves(v)] if isinstance(value, list) else [value]
+
+
+def array_of(tensor: Any) -> np.ndarray:
+    """The array of a TensorProto; strings as objects."""
+    from onnx import numpy_helper
+
+    try:
+        found = numpy_helper.to_array(tensor)
+    except (KeyError, TypeError, ValueError) as e:
+        shape = list(tensor.dims)
+        raise OnnxError(f"tensor {tensor.name!r} does not hold what its shape {shape} and type {tensor.data_type} say: {e}") from None
+    return found.astype(object) if found.dtype.kind in "SU" else found
+
+
+def numpy_dtype(code: int) -> np.dtype:
+    """The NumPy dtype of a TensorProto.DataType; strings are objects."""
+    from onnx import TensorProto, helper
+
+    return np.dtype(object) if code == TensorProto.STRING else np.dtype(helper.tensor_dtype_to_np_dtype(code))
+
+
+def dtype_code(dtype: np.dtype) -> int:
+    """The TensorProto.DataType of a NumPy dtype."""
+    from onnx import TensorProto, helper
+
+    return TensorProto.STRING if dtype.kind in "OSU" else helper.np_dtype_to_tensor_dtype(dtype)
+
+
+def in_programs(value: Any) -> bool:
+    """Can a program hold it? Others stay on the host: sequences, strings, 8-bit floats and what is smaller."""
+    return isinstance(value, np.ndarray) and value.dtype.name in SHORT
+
+
+def type_proto(value: Host) -> Any:
+    """The TypeProto of a value on the host."""
+    from onnx import helper
+
+    if isinstance(value, list):
+        inner = type_proto(value[0]) if value else helper.make_tensor_type_proto(1, None)
+        return helper.make_sequence_type_proto(inner)
+    if isinstance(value, np.ndarray):
+        return helper.make_tensor_type_proto(dtype_code(value.dtype), list(value.shape))
+    return helper.make_optional_type_proto(helper.make_tensor_type_proto(1, None))

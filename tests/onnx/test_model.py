@@ -1,0 +1,212 @@
+"""`fx.onnx.load`: open sizes, names, what is refused and how, and files that are damaged."""
+
+import random
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+
+onnx = pytest.importorskip("onnx")
+
+OnnxError = fx.onnx.OnnxError
+
+
+def model_of(text, **weights):
+    model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 18]> ' + text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in weights.items())
+    return model
+
+
+def run(model, feed, name):
+    exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    if model.startup.ops:
+        exe.run(model.startup, scope=scope)
+    return exe.run(model.main, feed=feed, fetch_list=[model[name]], scope=scope)[0]
+
+
+# -- open sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def attention_block():
+    """What an exporter writes for one block of a small encoder: shapes are read, picked and joined for every reshape."""
+    rng = np.random.default_rng(0)
+    weights = {n: np.float32(rng.standard_normal((8, 8)) / 3) for n in ("wq", "wk", "wv", "wo")}
+    weights |= {"table": np.float32(rng.standard_normal((10, 8))), "cls": np.float32(rng.standard_normal((1, 1, 8)))}
+    weights |= {"g": np.ones(8, np.float32), "b": np.zeros(8, np.float32)}
+    return model_of(
+        """block (int64[batch, 5] ids) => (float[batch, 8] y) {
+          e = Gather(table, ids)
+          s = Shape<start=0, end=1>(ids)
+          one = Constant<value_ints=[1]>()
+          eight = Constant<value_ints=[8]>()
+          many = Concat<axis=0>(s, one, eight)
+          first = Expand(cls, many)
+          x = Concat<axis=1>(first, e)
+          n = LayerNormalization(x, g, b)
+          sx = Shape(x)
+          zero = Constant<value_int=0>()
+          rows = Gather(sx, zero)
+          zeros = Constant<value_ints=[0]>()
+          r = Unsqueeze(rows, zeros)
+          rest = Constant<value_ints=[6, 2, 4]>()
+          heads = Concat<axis=0>(r, rest)
+          q0 = MatMul(n, wq)
+          q1 = Reshape(q0, heads)
+          q = Transpose<perm=[0, 2, 1, 3]>(q1)
+          k0 = MatMul(n, wk)
+          k1 = Reshape(k0, heads)
+          k = Transpose<perm=[0, 2, 3, 1]>(k1)
+          v0 = MatMul(n, wv)
+          v1 = Reshape(v0, heads)
+          v = Transpose<perm=[0, 2, 1, 3]>(v1)
+          half = Constant<value_float=0.5>()
+          qk = MatMul(q, k)
+          scores = Mul(qk, half)
+          p = Softmax<axis=-1>(scores)
+          o = MatMul(p, v)
+          o1 = Transpose<perm=[0, 2, 1, 3]>(o)
+          back = Constant<value_ints=[-1, 8]>()
+          joined = Concat<axis=0>(r, back)
+          o2 = Reshape(o1, joined)
+          o3 = MatMul(o2, wo)
+          a = Add(x, o3)
+          y = Gather<axis=1>(a, zero)
+        }""",
+        **weights,
+    )
+
+
+def test_an_open_batch_goes_through_shape_gather_concat_reshape_and_expand():
+    model = fx.onnx.load(attention_block())
+    assert model["y"].shape == (-1, 8) and model["q1"].shape == (-1, 6, 2, 4)
+    rng = np.random.default_rng(1)
+    for rows in (1, 3):
+        ids = rng.integers(0, 10, (rows, 5))
+        # the same operators, of which the session knows all shapes when it writes them
+        np.testing.assert_allclose(run(model, {"ids": ids}, "y"), model.run([ids])[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_with_an_open_batch_trains_on_ranks_as_on_one_device():
+    model = fx.onnx.load(attention_block())
+    with fx.unique_name.guard():
+        loss = fx.onnx.set_training(model, head=lambda m: fx.layers.fc(m["y"], 3), loss="softmax_with_cross_entropy")
+        with fx.program_guard(model.main, model.startup):
+            fx.optimizer.SGD(0.1).minimize(loss)
+    rng = np.random.default_rng(2)
+    feeds = [{"ids": rng.integers(0, 10, (4, 5)), "label": rng.integers(0, 3, (4, 1))} for _ in range(2)]
+    exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    exe.run(model.startup, scope=scope)
+    expected = [exe.run(model.main, feed=f, fetch_list=[loss], scope=scope)[0] for f in feeds]
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel())
+    t.transpile(program=model.main, startup_program=model.startup, trainers=2)
+    assert t.verify()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as ranks:
+        ranks.run_startup()
+        found = [ranks.run(feed=f, fetch_list=[loss])[0] for f in feeds]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)  # sums of float32 in another order
+
+
+def test_sizes_are_computed_with_and_products_of_one_open_size_are_known():
+    model = fx.onnx.load(model_of("""g (float[n, 6] x) => (float[m, 3] y) {
+      s = Shape(x)
+      zero = Constant<value_ints=[0]>()
+      two = Constant<value_ints=[2]>()
+      three = Constant<value_ints=[3]>()
+      n0 = Gather(s, zero)
+      twice = Mul(n0, two)
+      target = Concat<axis=0>(twice, three)
+      y = Reshape(x, target)
+    }"""))
+    assert model["y"].shape == (-1, 3)
+    x = np.float32(np.arange(24).reshape(4, 6))
+    assert np.array_equal(run(model, {"x": x}, "y"), x.reshape(8, 3))
+
+
+def test_where_an_open_size_is_not_enough_the_node_and_the_way_out_are_named():
+    text = """g (float[n, 6] x) => (float[n, 6] y) {
+      s = Shape(x)
+      zero = Constant<value_int=0>()
+      n0 = Gather(s, zero)
+      count = Cast<to=1>(n0)
+      y = Div(x, count)
+    }"""
+    with pytest.raises(OnnxError) as e:
+        fx.onnx.load(model_of(text))
+    assert str(e.value) == (
+        "node 'Cast' (Cast): operand 0 depends on a size that is open; give the sizes that will be fed: load(shapes={\"x\": [8, 6]})"
+    )
+    model = fx.onnx.load(model_of(text), shapes={"x": [8, 6]})
+    assert run(model, {"x": np.full((8, 6), 16, np.float32)}, "y").tolist() == [[2.0] * 6] * 8
+
+
+def test_a_size_that_is_fixed_in_the_model_can_be_opened():
+    model = fx.onnx.load(model_of("g (float[1, 6] x) => (float[1, 6] y) { y = Relu(x) }"), shapes={"x": [-1, 6]})
+    assert model["y"].shape == (-1, 6)
+
+
+# -- names ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_value_has_its_name():
+    model = fx.onnx.load(attention_block())
+    assert list(model.inputs) == ["ids"] and list(model.outputs) == ["y"]
+    assert model["scores"].name == "scores" and model["wq"].name == "wq" and [p.name for p in model.parameters][0] == "table"
+    with pytest.raises(OnnxError, match="the model has no value 'score'; did you mean 'scores'?"):
+        model["score"]
+
+
+def test_a_model_is_one_program_however_often_it_is_loaded():
+    assert fx.onnx.load(attention_block()).main == fx.onnx.load(attention_block()).main
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_nodes_that_are_unknown_are_listed_before_anything_is_built():
+    x = onnx.helper.make_tensor_value_info("x", 1, [2])
+    nodes = [
+        onnx.helper.make_node("Relux", ["x"], ["a"], name="first"),
+        onnx.helper.make_node("Relu", ["a"], ["b"]),
+        onnx.helper.make_node("FusedThing", ["b"], ["y"], domain="com.example"),
+    ]
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [onnx.helper.make_tensor_value_info("y", 1, [2])]))
+    with pytest.raises(OnnxError) as e:
+        fx.onnx.load(model)
+    assert str(e.value) == (
+        "fluidx has no operator for 2 nodes of the model:\n"
+        "  first (Relux): did you mean 'Relu'?\n"
+        "  y (FusedThing of domain 'com.example'): fluidx has no operator of that domain"
+    )
+
+
+@pytest.mark.parametrize(
+    "shapes, message",
+    [
+        ({"z": [1, 6]}, "shapes names 'z'; the inputs are: x"),
+        ({"x": [6]}, r"shapes gives input 'x' 1 axes, \[6\]; the model has 2, \[-1, 6\]"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shapes, message):
+    with pytest.raises(OnnxError, match=message):
+        fx.onnx.load(model_of("g (float[n, 6] x) => (float[n, 6] y) { y = Relu(x) }"), shapes=shapes)
+
+
+def test_a_file_that_is_none_is_said_to_be_none(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"no model at all")
+    with pytest.raises(OnnxError, match="m.onnx: not an ONNX model"):
+        fx.onnx.load(tmp_path / "m.onnx")
+    with pytest.raises(OnnxError, match="cannot read .*gone.onnx: No such file"):
+        fx.onnx.load(tmp_path / "gone.onnx")
+
+
+def test_a_damaged_file_gives_an_error_and_no_traceback():
+    whole, draw = attention_block().SerializeToString(), random.Random(5)
+    for k in range(150):
+        data = bytearray(whole[: draw.randrange(len(whole))] if k % 3 == 0 else whole)
+        for _ in range(0 if k % 3 == 0 else draw.choice([1, 3, 20])):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        try:
+            fx.onnx.load(bytes(data))
+        except OnnxError as e:
+            assert str(e)
