@@ -221,8 +221,12 @@ def replica_mean(x: Variable, name: str | None = None) -> Variable:
 
 _UNARY = {
     "abs": "The absolute value of x.",
+    "acos": "The angle in radians whose cosine is x.",
+    "asin": "The angle in radians whose sine is x.",
+    "atan": "The angle in radians whose tangent is x.",
     "ceil": "x rounded up.",
     "cos": "The cosine of x.",
+    "cosh": "The hyperbolic cosine of x.",
     "erf": "The error function of x.",
     "exp": "e to the power of x.",
     "floor": "x rounded down.",
@@ -235,10 +239,12 @@ _UNARY = {
     "sigmoid": "1 / (1 + exp(-x)).",
     "sign": "-1, 0 or 1, by the sign of x.",
     "sin": "The sine of x.",
+    "sinh": "The hyperbolic sine of x.",
     "softplus": "log(1 + exp(x)).",
     "softsign": "x / (1 + |x|).",
     "sqrt": "The square root of x.",
     "square": "x * x.",
+    "tan": "The tangent of x.",
     "tanh": "The hyperbolic tangent of x.",
     "tanh_shrink": "x - tanh(x).",
 }

@@ -57,6 +57,7 @@ class Importer:
         self.env: dict[str, Any] = {}
         self.inputs: list[Variable] = []
         self.checks: list[tuple[Variable, np.ndarray]] = []
+        self.kept: dict[int, tuple[Any, Any]] = {}  # by id of a node, which is kept alive: what was made of its attributes
         self.opened: dict[int, tuple[Variable, int]] = {}  # of a number that stands for an open size: an axis that has it
         self._made: dict[int, tuple[Any, Variable]] = {}  # by id of what it was made of, which is kept alive
         self._kept: set[str] = set()  # names of variables that are held elsewhere than in `env`

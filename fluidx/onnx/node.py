@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +98,13 @@ class Node:
         if a.type in (A.FLOAT, A.FLOATS):  # the file has 32 bits of what was written as 1e-5
             return _shortest(found) if a.type == A.FLOAT else [_shortest(v) for v in found]
         return list(found) if a.type == A.INTS else found
+
+    def once(self, make: Callable[[], Any]) -> Any:
+        """What `make` makes of the attributes, in the first run of this node alone."""
+        kept = self.importer.kept
+        if id(self.proto) not in kept:
+            kept[id(self.proto)] = self.proto, make()
+        return kept[id(self.proto)][1]
 
     @property
     def outputs(self) -> list[str]:

@@ -42,6 +42,7 @@ class Session:
         self.optional = given
         self.outputs = [o.name for o in self.graph.output]
         self._plans: OrderedDict[tuple, list[_Plan]] = OrderedDict()
+        self._kept: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
 
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
@@ -71,6 +72,7 @@ class Session:
     def _write(self, tensors: Mapping[str, np.ndarray], rest: Mapping[str, Any]) -> _Plan:
         main, startup = Program(program_name(self.graph)), Program(f"{program_name(self.graph)}_startup")
         importer = Importer(main, startup, self.opsets)
+        importer.kept = self._kept
         importer.take_weights(self.graph)
         names = {n: importer.data(n, v.shape, as_dtype(v.dtype)).name for n, v in tensors.items()}
         importer.env.update(rest)
@@ -105,7 +107,7 @@ class Session:
 
 def _host(value: Any) -> Any:
     """What is fed, as the host has it: arrays, lists of them, ABSENT."""
-    if value is None:
+    if value is None or value is ABSENT:
         return ABSENT
     if isinstance(value, list):
         return [_host(v) for v in value]

@@ -51,8 +51,8 @@ class DeviceArray(np.ndarray):
 
 def device(value):
     """`value` with every array in it on the device."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(device, value))
+    if isinstance(value, (tuple, list)):  # NumPy's tuples have names, CuPy's have none
+        return [*map(device, value)] if isinstance(value, list) else tuple(map(device, value))
     if isinstance(value, np.generic):  # CuPy gives arrays of no axes, never scalars
         return np.array(value).view(DeviceArray)
     return value.view(DeviceArray) if type(value) is np.ndarray else value

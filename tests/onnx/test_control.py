@@ -106,8 +106,7 @@ def test_gradients_pass_through_scans_and_sequences():
     m = onnx.parser.parse_model("""
         <ir_version: 9, opset_import: ["" : 18, "ai.onnx.preview.training" : 1]>
         g (float[3] x) => (float y, float[3] dx) {
-            one = Constant <value_int = 1> ()
-            parts = SplitToSequence (x, one)
+            parts = SplitToSequence (x)
             same = ConcatFromSequence <axis = 0> (parts)
             zero = Constant <value_float = 0.0> ()
             y = Scan (zero, same) <num_scan_inputs = 1, body = b (float a, float e) => (float s) {
@@ -173,7 +172,22 @@ def test_optionals_say_whether_they_hold_something():
 @pytest.mark.parametrize("feeds", [(1.0, 40.0), (2.0, 3.0)])
 def test_loops_agree_with_onnx_runtime(feeds):
     ort = pytest.importorskip("onnxruntime")
-    m, feed = model(_UNTIL), {"x": np.array(feeds[0], "float32"), "limit": np.array(feeds[1], "float32")}
+    m, feed = model(_UNTIL), {name: np.array(v, np.float32) for name, v in zip(("x", "limit"), feeds)}
     want = ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
     for g, w in zip(session(m).run(feed), want, strict=True):
         assert np.array_equal(g, w)
+
+
+def test_an_optional_that_holds_nothing_goes_through_the_rounds_of_a_loop():
+    m = model("""
+        g (int64 n, optional(seq(float[N])) first, float[2] x) => (bool has) {
+            go = Constant <value = bool {1}> ()
+            last = Loop (n, go, first) <body = b (int64 k, bool c, optional(seq(float[N])) o) => (bool d, optional(seq(float[N])) p) {
+                d = Identity(c)
+                p = Identity(o)
+            }>
+            has = OptionalHasElement(last)
+        }""")
+    s = session(m)
+    assert not s.run({"n": np.array(2), "first": None, "x": np.float32([1, 2])})[0]
+    assert s.run({"n": np.array(2), "first": [np.float32([1])], "x": np.float32([1, 2])})[0]

@@ -43,6 +43,11 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         {"partial(sum), shard(0), shard(0) -> partial(sum)"},
     ),
     "sgd": (RATE, {"partial(sum), whole, partial(sum) -> partial(sum)"}),
+    "shift_left": (
+        f"linear in X, and nobody holds bits in terms; {LUCK}: all are shifted out",
+        {"partial(sum), whole -> partial(sum)", "partial(sum), whole -> whole"},
+    ),
+    "shift_right": (f"{LUCK}: all bits are shifted out", {"partial(sum), whole -> whole"}),
     "update_loss_scaling": (
         f"{LUCK}: a bad step, which does not look at the good ones",
         {"whole, whole, partial(sum), whole -> whole, whole, whole"},

@@ -17,6 +17,7 @@ Face = Callable[[Any], Any]
 FACES: dict[tuple[str, str], Face] = {}
 HOSTS: dict[tuple[str, str], Face] = {}
 
+
 def face(*names: str, domain: str = "") -> Callable[[Face], Face]:
     """Enter a function as the face of operators."""
     return _enter(FACES, names, domain)

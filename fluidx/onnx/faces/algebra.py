@@ -7,7 +7,7 @@ from string import ascii_letters
 from ...ir import Variable
 from ..node import Node
 from . import face
-from .shape import reshaped
+from .shape import fixed, reshaped
 
 
 @face("CumSum", "CumProd")
@@ -62,7 +62,7 @@ def _of_diagonals(n: Node, x: Variable, term: str) -> tuple[Variable, str]:
         i = term.index(double)
         j = term.index(double, i + 1)
         rest = [k for k in range(len(term)) if k not in (i, j)]
-        size = x.shape[i]
+        size, _ = fixed(n, (x.shape[i], x.shape[j]))
         x = n.b.transpose(x, axis=(*rest, i, j))
         x = reshaped(n, x, (*x.shape[:-2], size * size))
         x = n.b.strided_slice(x, axes=(len(rest),), starts=(0,), ends=(size * size,), strides=(size + 1,))

@@ -9,17 +9,20 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.types import ANY
+from ...ops.shared.types import mul_sizes
 from ..node import Node
 from . import face, host
-from .shape import reshaped
+from .shape import fixed, reshaped
 
 
 def _positions(n: Node, k: int, sizes: int | Sequence[int]) -> Variable:
     """Operand k counted from the front: positions along an axis of some size, or along as many axes as its last axis is long."""
     known = n.importer.array(n.operands[k])
     if isinstance(known, np.ndarray):
+        if (known < 0).any():
+            fixed(n, np.ravel(sizes).tolist())
         return n.const(np.where(known < 0, known + np.asarray(sizes, known.dtype), known))
-    ids = n.x(k)
+    ids, _ = n.x(k), fixed(n, np.ravel(sizes).tolist())
     shape = (1,) * (len(ids.shape) - np.ndim(sizes)) + np.shape(sizes)
     zero, whole = n.const(np.zeros(shape), ids.dtype), n.const(np.reshape(sizes, shape), ids.dtype)
     return n.b.where(n.b.less_than(ids, zero), n.b.elementwise_add(ids, whole), ids)
@@ -29,7 +32,7 @@ def _flat(n: Node, ids: Variable, sizes: Sequence[int]) -> Variable:
     """Positions along several axes, which the last axis of `ids` holds, as a vector of positions in those axes laid out flat."""
     strides = np.reshape([prod(sizes[k + 1 :]) for k in range(len(sizes))], (1,) * (len(ids.shape) - 1) + (len(sizes),))
     flat = n.b.reduce_sum(n.b.elementwise_mul(ids, n.const(strides, ids.dtype)), dim=(-1,))
-    return reshaped(n, flat, (prod(ids.shape[:-1]),))
+    return reshaped(n, flat, (mul_sizes(ids.shape[:-1]),))
 
 
 # -- reading --------------------------------------------------------------------------------------------------------------------------
@@ -41,12 +44,10 @@ def gather(n: Node) -> object:
     known = n.importer.array(n.operands[1])
     if isinstance(known, np.ndarray) and known.size == 1 and known.ndim < 2:
         return _one(n, axis, int(known.flat[0]), known.ndim == 0)
-    if old[axis] == ANY:
-        raise n.wrong(f"axis {axis}, of which it reads several places, has an open size; give it: load(shapes=...)")
     places = _positions(n, 1, old[axis])
     if axis == 0 and len(old) == 2:
         return n.b.lookup_table_v2(n.x(), places)
-    found = n.b.index_select(n.x(), reshaped(n, places, (ANY if ANY in ids else prod(ids),)), dim=axis)
+    found = n.b.index_select(n.x(), reshaped(n, places, (mul_sizes(ids),)), dim=axis)
     return found if len(ids) == 1 else reshaped(n, found, (*old[:axis], *ids, *old[axis + 1 :]))
 
 
@@ -67,7 +68,7 @@ def host_gather(n: Node) -> object:
 
 def _narrow(n: Node, axis: int) -> tuple[list[int], list[int]]:
     """The axes of operand 0 that are longer than those of the ids of GatherElements, and what is read of them."""
-    long = [k for k, (d, size) in enumerate(zip(n.shape(), n.shape(1), strict=True)) if k != axis and size < d]
+    long = [k for k, (d, size) in enumerate(zip(n.shape(), n.shape(1), strict=True)) if k != axis and ANY != size < d]
     return long, [n.shape(1)[k] for k in long]
 
 
@@ -93,9 +94,10 @@ def gather_nd(n: Node) -> object:
     shared, old, ids = n.attr("batch_dims", 0), n.shape(), n.shape(1)
     depth = ids[-1]
     at = _positions(n, 1, old[shared : shared + depth])
+    fixed(n, old[: shared + depth])
     if shared:  # where an entry stands in the shared axes comes before what it says
         grid = np.moveaxis(np.indices(old[:shared]), 0, -1).reshape(*old[:shared], *(1,) * (len(ids) - 1 - shared), shared)
-        at = n.b.concat([n.const(np.broadcast_to(grid, (*ids[:-1], shared)).copy(), at.dtype), at], axis=len(ids) - 1)
+        at = n.b.concat([n.const(np.broadcast_to(grid, (*fixed(n, ids[:-1]), shared)).copy(), at.dtype), at], axis=len(ids) - 1)
     sizes, rest = old[: shared + depth], old[shared + depth :]
     found = n.b.index_select(reshaped(n, n.x(), (prod(sizes), *rest)), _flat(n, at, sizes), dim=0)
     return reshaped(n, found, (*ids[:-1], *rest))
@@ -127,7 +129,7 @@ def _scattered(n: Node, table: Variable, ids: Variable, rows: Variable) -> Varia
 
 @face("ScatterElements", "Scatter")
 def scatter_elements(n: Node) -> object:
-    axis, old, ids = n.attr("axis", 0) % n.rank(), n.shape(), n.shape(1)
+    axis, old, ids = n.attr("axis", 0) % n.rank(), fixed(n, n.shape()), fixed(n, n.shape(1))
     if 0 in ids:
         return n.x()
     stride = prod(old[axis + 1 :])
@@ -142,11 +144,11 @@ def scatter_elements(n: Node) -> object:
 @face("ScatterND")
 def scatter_nd(n: Node) -> object:
     old, ids = n.shape(), n.shape(1)
-    sizes, rest = old[: ids[-1]], old[ids[-1] :]
+    sizes, rest = fixed(n, old[: ids[-1]]), old[ids[-1] :]
     if 0 in ids or 0 in old:
         return n.x()
     flat = _flat(n, _positions(n, 1, sizes), sizes)
-    rows = reshaped(n, n.x(2), (prod(ids[:-1]), *rest))
+    rows = reshaped(n, n.x(2), (mul_sizes(ids[:-1]), *rest))
     return reshaped(n, _scattered(n, reshaped(n, n.x(), (prod(sizes), *rest)), flat, rows), old)
 
 
@@ -184,7 +186,7 @@ def _cache_order(n: Node) -> tuple[int, ...]:
 def tensor_scatter(n: Node) -> object:
     order = _cache_order(n)
     cache, update = (n.b.transpose(n.x(k), axis=order) for k in (0, 1))
-    (samples, room, *rest), steps = cache.shape, update.shape[1]
+    (samples, room, *rest), steps = fixed(n, cache.shape), update.shape[1]
     at = n.const(np.arange(steps)[None].repeat(samples, 0), np.int64)
     if n.has(2):
         at = n.b.elementwise_add(at, n.b.unsqueeze(n.x(2), axes=(1,)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..node import Node
 from . import host
+from .ml_maps import looked_up
 
 _ML = "ai.onnx.ml"
 
@@ -62,13 +61,11 @@ def normalizer(n: Node) -> object:
 
 @host("OneHotEncoder", domain=_ML)
 def one_hot_encoder(n: Node) -> object:
-    x = n.value(0)
-    texts = n.attr("cats_strings")
-    categories: list[Any] = texts or n.attr("cats_int64s", [])
-    places = {c: k for k, c in enumerate(categories)}
-    at = np.array([places.get(v, -1) for v in (x if texts else x.astype(np.int64)).ravel().tolist()], np.int64).reshape(x.shape)
+    x, texts = n.value(0), n.attr("cats_strings")
+    categories = np.array(texts, object) if texts else np.array(n.attr("cats_int64s", []), np.int64)
+    at = looked_up(x if texts else x.astype(np.int64), categories, np.arange(len(categories)), -1)
     if not n.attr("zeros", 1) and (at < 0).any():
-        raise n.wrong(f"{x[at < 0][0]!r} is none of its categories, and `zeros` is 0")
+        raise n.wrong(f"{x[at < 0].tolist()[0]!r} is none of its categories, and `zeros` is 0")
     return (at[..., None] == np.arange(len(categories))).astype(np.float32)
 
 

@@ -24,15 +24,15 @@ def label_encoder(n: Node) -> object:
     values = _listed(n, "values")
     if keys is None or values is None or len(keys) != len(values):
         raise n.wrong("it has to have keys_* and values_*, and as many of the one as of the other")
-    return _looked_up(n.value(0), keys, values, _default(n, values))
+    return looked_up(n.value(0), keys, values, _default(n, values))
 
 
 def _classes(n: Node, classes: list[str]) -> np.ndarray:
     names, at = np.array(classes, object), np.arange(len(classes))
     x = n.value(0)
     if x.dtype.kind == "O":
-        return _looked_up(x, names, at, n.attr("default_int64", -1))
-    return _looked_up(x, at, names, n.attr("default_string", "_Unused"))
+        return looked_up(x, names, at, n.attr("default_int64", -1))
+    return looked_up(x, at, names, n.attr("default_string", "_Unused"))
 
 
 def _listed(n: Node, what: str) -> np.ndarray | None:
@@ -54,10 +54,11 @@ def _default(n: Node, values: np.ndarray) -> Any:
     return n.attr(name, default)
 
 
-def _looked_up(x: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
+def looked_up(x: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
     """Values by key, element by element; NaN is a key like others."""
     places = {_key(k): at for at, k in enumerate(keys.tolist())}
-    at = np.array([places.get(_key(v), len(keys)) for v in x.ravel().tolist()], np.int64)
+    distinct, inverse = (x.ravel(), slice(None)) if x.dtype.kind == "O" else np.unique(x, return_inverse=True)
+    at = np.array([places.get(_key(v), len(keys)) for v in distinct.tolist()], np.int64)[inverse].ravel()
     table = np.empty(len(values) + 1, values.dtype)
     table[:-1], table[-1] = values, default
     return table[at].reshape(x.shape)
@@ -71,8 +72,8 @@ def _key(value: Any) -> Any:
 def category_mapper(n: Node) -> object:
     x, texts, numbers = n.value(0), np.array(n.attr("cats_strings"), object), np.array(n.attr("cats_int64s"), np.int64)
     if x.dtype.kind == "O":
-        return _looked_up(x, texts, numbers, n.attr("default_int64", -1))
-    return _looked_up(x, numbers, texts, n.attr("default_string", "_Unused"))
+        return looked_up(x, texts, numbers, n.attr("default_int64", -1))
+    return looked_up(x, numbers, texts, n.attr("default_string", "_Unused"))
 
 
 @host("DictVectorizer", domain=_ML)

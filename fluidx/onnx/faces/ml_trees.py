@@ -25,6 +25,7 @@ class _Forest(NamedTuple):
     feature: np.ndarray
     split: np.ndarray
     mode: np.ndarray  # -1 for a leaf, else the position in _MODES
+    kinds: np.ndarray  # the modes that occur
     yes: np.ndarray
     no: np.ndarray
     missing: np.ndarray  # whether NaN goes to `yes`
@@ -47,10 +48,9 @@ class _Forest(NamedTuple):
         return at
 
     def _says_yes(self, node: np.ndarray, value: np.ndarray) -> np.ndarray:
-        modes = np.unique(self.mode[node])
         found = np.zeros(len(node), bool)
-        for mode in modes:
-            here = np.flatnonzero(self.mode[node] == mode) if len(modes) > 1 else slice(None)
+        for mode in self.kinds:
+            here = np.flatnonzero(self.mode[node] == mode) if len(self.kinds) > 1 else slice(None)
             if mode < len(_COMPARED):
                 found[here] = _COMPARED[mode](value[here], self.split[node[here]])
                 continue
@@ -99,7 +99,7 @@ def _rows(n: Node) -> np.ndarray:
 def tree_ensemble(n: Node) -> object:
     x = _rows(n)
     how = ("AVERAGE", "SUM", "MIN", "MAX")[n.attr("aggregate_function", 1)]
-    scores = _forest(n).added(x, n.attr("n_targets", 1), how)
+    scores = n.once(lambda: _forest(n)).added(x, n.attr("n_targets", 1), how)
     return transformed(n, scores, TRANSFORMS[n.attr("post_transform", 0)]).astype(x.dtype)
 
 
@@ -120,7 +120,7 @@ def _forest(n: Node) -> _Forest:
     missing = n.attr("nodes_missing_value_tracks_true") or [0] * nodes
     return _Forest(
         np.array(n.attr("tree_roots")), padded(n.attr("nodes_featureids"), 0), padded(n.attr("nodes_splits"), 0), padded(mode, -1),
-        child("true"), child("false"), padded(missing, 0).astype(bool), dict(zip(member.tolist(), _members(n))),
+        np.unique(mode), child("true"), child("false"), padded(missing, 0).astype(bool), dict(zip(member.tolist(), _members(n))),
         *_entries(np.arange(leaves) + nodes, nodes + leaves, n.attr("leaf_targetids"), weight),
     )  # fmt: skip
 
@@ -160,14 +160,15 @@ def _numbered(n: Node, kind: str) -> _Forest:
     leaf = place(n.attr(f"{kind}_treeids"), n.attr(f"{kind}_nodeids"))
     missing = np.array(n.attr("nodes_missing_value_tracks_true") or [0] * len(ids)).astype(bool)
     return _Forest(
-        np.flatnonzero(~child), np.array(n.attr("nodes_featureids")), floats(n, "nodes_values"), modes, yes, no, missing, {},
+        np.flatnonzero(~child), np.array(n.attr("nodes_featureids")), floats(n, "nodes_values"), modes, np.unique(modes[inner]),
+        yes, no, missing, {},
         *_entries(leaf, len(ids), n.attr(f"{kind}_ids"), weight),
     )  # fmt: skip
 
 
 @host("TreeEnsembleRegressor", domain=_ML)
 def tree_ensemble_regressor(n: Node) -> object:
-    scores = _numbered(n, "target").added(_rows(n), n.attr("n_targets", 1), n.attr("aggregate_function", "SUM"))
+    scores = n.once(lambda: _numbered(n, "target")).added(_rows(n), n.attr("n_targets", 1), n.attr("aggregate_function", "SUM"))
     base = floats(n, "base_values")
     scores = scores + base if base.size else scores
     return transformed(n, scores, n.attr("post_transform", "NONE")).astype(np.float32)
@@ -179,7 +180,7 @@ def tree_ensemble_classifier(n: Node) -> object:
     labels, how = labels_of(n, "classlabels_int64s"), n.attr("post_transform", "NONE")
     if labels is None:
         raise n.wrong("it has no class labels")
-    forest, base = _numbered(n, "class"), floats(n, "base_values")
+    forest, base = n.once(lambda: _numbered(n, "class")), floats(n, "base_values")
     scores = forest.added(_rows(n), len(labels), "SUM")
     if len(labels) == 2 and len(np.unique(forest.target)) == 1:
         score = scores[:, forest.target[0]] + (base[-1] if base.size else 0)

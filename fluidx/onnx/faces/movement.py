@@ -6,10 +6,11 @@ import numpy as np
 
 from ...ir.dtypes import HALVES, np_dtype
 from ...ir.types import ANY
+from ...ops.data.slicing import INT_MAX
 from ..node import Node
 from ..values import numpy_dtype
 from . import face, host
-from .shape import reshaped
+from .shape import fixed, reshaped
 
 # -- joining and cutting --------------------------------------------------------------------------------------------------------------
 
@@ -29,7 +30,7 @@ def _parts(n: Node) -> list[int]:
     given = n.ints(1)
     if given is not None:
         return given
-    whole, count = n.shape()[n.attr("axis", 0)], n.attr("num_outputs", len(n.outputs))
+    (whole,), count = fixed(n, n.shape()[n.attr("axis", 0) :][:1]), n.attr("num_outputs", len(n.outputs))
     each = -(-whole // count)
     return [min(each, whole - k * each) for k in range(count)]
 
@@ -123,16 +124,16 @@ def _borders(n: Node) -> list[tuple[int, int]]:
     return found
 
 
-def _cropped(borders: list[tuple[int, int]], shape: tuple[int, ...]) -> tuple[list[int], list[int], list[int]]:
+def _cropped(borders: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int]]:
     """(axes, starts, ends) of what negative borders leave."""
-    cut = [(k, -min(lo, 0), d + min(hi, 0)) for k, ((lo, hi), d) in enumerate(zip(borders, shape, strict=True)) if min(lo, hi) < 0]
+    cut = [(k, -min(lo, 0), hi if hi < 0 else INT_MAX) for k, (lo, hi) in enumerate(borders) if min(lo, hi) < 0]
     return [c[0] for c in cut], [c[1] for c in cut], [c[2] for c in cut]
 
 
 @face("Pad")
 def pad(n: Node) -> object:
     borders, x = _borders(n), n.x()
-    axes, starts, ends = _cropped(borders, n.shape())
+    axes, starts, ends = _cropped(borders)
     if axes:
         x = n.b.slice(x, axes=tuple(axes), starts=tuple(starts), ends=tuple(ends))
     borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
@@ -141,7 +142,7 @@ def pad(n: Node) -> object:
         return n.b.pad(x, paddings=tuple(p for pair in borders for p in pair), pad_value=value) if any(map(any, borders)) else x
     for axis, (lo, hi) in enumerate(borders):
         if lo or hi:  # the border repeats elements: which ones is known
-            source = np.pad(np.arange(x.shape[axis]), (lo, hi), mode=n.attr("mode"))
+            source = np.pad(np.arange(*fixed(n, x.shape[axis : axis + 1])), (lo, hi), mode=n.attr("mode"))
             x = n.b.index_select(x, n.const(source), dim=axis)
     return x
 
@@ -149,7 +150,7 @@ def pad(n: Node) -> object:
 @host("Pad")
 def host_pad(n: Node) -> object:
     borders, x = _borders(n), n.value(0)
-    for axis, start, end in zip(*_cropped(borders, x.shape), strict=True):
+    for axis, start, end in zip(*_cropped(borders), strict=True):
         x = x[(slice(None),) * axis + (slice(start, end),)]
     borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
     if n.attr("mode", "constant") != "constant":
@@ -243,7 +244,7 @@ def reverse_sequence(n: Node) -> object:
     """Row t of a sequence of length m is its row m - 1 - t, as far as it reaches."""
     time, batch = n.attr("time_axis", 0), n.attr("batch_axis", 1)
     x = n.b.transpose(n.x(), axis=(time, batch, *range(2, n.rank())))
-    steps, count, *rest = x.shape
+    steps, count, *rest = fixed(n, x.shape)
     lengths = n.b.unsqueeze(n.x(1), axes=(0,))
     at = n.const(np.arange(steps)[:, None], np.int64)
     one = n.const(np.ones((1, 1)), np.int64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...ir import ANY
 from ...ir.dtypes import HALVES, np_dtype
-from ...ir.types import ANY
 from ..node import Node
 from ..values import dtype_code
 from . import face

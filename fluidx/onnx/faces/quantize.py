@@ -43,6 +43,8 @@ def quantize_on_host(n: Node) -> object:
 
 @face("DequantizeLinear")
 def dequantize_linear(n: Node) -> object:
+    if _is_known(n, (0, 1, 2)):  # weights, which need not be worked out at every run
+        return dequantize_on_host(n)
     to = _output(n)
     x = n.b.cast(n.x(0), dtype="float32")
     x = n.b.elementwise_sub(x, _beside(n, 2, "float32")) if n.has(2) else x
@@ -134,6 +136,10 @@ def _axis(n: Node) -> int:
     return n.attr("axis", 1) % max(n.rank(), 1)
 
 
+def _is_known(n: Node, at: Sequence[int]) -> bool:
+    return not any(isinstance(n.operands[k], Variable) for k in at if n.has(k))
+
+
 def _as(n: Node, x: Variable, dtype: str) -> Variable:
     return x if x.desc.type.dtype == dtype else n.b.cast(x, dtype=dtype)
 
@@ -211,7 +217,7 @@ def _exact(factors: int) -> str:
 
 def _largest_sum(n: Node, at: tuple[int, int], zero_shape: Sequence[int], axes: int | tuple[int, ...]) -> int | None:
     """The most that magnitudes add up to along axes of a known operand."""
-    if any(isinstance(n.operands[k], Variable) for k in at if n.has(k)):
+    if not _is_known(n, at):
         return None
     return int(np.abs(_centre(n, at, zero_shape)).sum(axes).max(initial=0))
 
@@ -219,7 +225,7 @@ def _largest_sum(n: Node, at: tuple[int, int], zero_shape: Sequence[int], axes: 
 def _centred(n: Node, at: tuple[int, int], zero_shape: Sequence[int], dtype: str) -> Variable:
     """An operand less its zero point."""
     x, zero = at
-    if not any(isinstance(n.operands[k], Variable) for k in at if n.has(k)):
+    if _is_known(n, at):
         return n.const(_centre(n, at, zero_shape), np_dtype(dtype))
     y = n.b.cast(n.x(x), dtype=dtype)
     return n.b.elementwise_sub(y, _aligned(n, zero, zero_shape, dtype)) if n.has(zero) else y

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import Variable
+from ...ops.shared.types import mul_sizes
 from ..node import Node
 from . import face, host
-from .shape import reshaped
+from .shape import fixed, reshaped
 
 # -- the largest ----------------------------------------------------------------------------------------------------------------------
 
@@ -19,7 +20,8 @@ def arg_of(n: Node) -> object:
     if not n.attr("select_last_index", 0):
         return n.b.emit(op, x, axis=axis, keepdims=keep)
     found = n.b.emit(op, n.b.reverse(x, axis=(axis,)), axis=axis, keepdims=keep)
-    return n.b.elementwise_sub(n.b.fill_constant(shape=found.shape, dtype="int64", value=float(n.shape()[axis] - 1)), found)
+    (size,) = fixed(n, n.shape()[axis : axis + 1])
+    return n.b.elementwise_sub(n.const(np.full((1,) * len(found.shape), size - 1), np.int64), found)
 
 
 @face("Hardmax")
@@ -31,7 +33,7 @@ def hardmax(n: Node) -> object:
 
 def _along(n: Node, size: int, axis: int, ndim: int, dtype: str = "int64") -> Variable:
     """0, 1, 2, ... along one of `ndim` axes."""
-    return n.const(np.arange(size).reshape([size if k == axis else 1 for k in range(ndim)]), dtype)
+    return n.const(np.arange(*fixed(n, (size,))).reshape([size if k == axis else 1 for k in range(ndim)]), dtype)
 
 
 @face("TopK")
@@ -83,7 +85,7 @@ def host_one_hot(n: Node) -> object:
 @face("Compress")
 def compress(n: Node) -> object:
     axis, chosen = n.attr("axis"), np.flatnonzero(n.value(1))
-    x = reshaped(n, n.x(), (int(np.prod(n.shape())),)) if axis is None else n.x()
+    x = reshaped(n, n.x(), (mul_sizes(n.shape()),)) if axis is None else n.x()
     return n.b.index_select(x, n.const(chosen, np.int64), dim=axis or 0)
 
 

@@ -32,6 +32,13 @@ def reshaped(n: Node, x: Variable, shape: Sequence[int]) -> Variable:
     return n.b.fill_constant(shape=tuple(shape), dtype=x.dtype, value=0.0) if 0 in shape else n.b.reshape(x, shape=tuple(shape))
 
 
+def fixed(n: Node, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes that have to be known. Raises OnnxError where one of them is left open."""
+    if ANY in sizes:
+        raise n.wrong(f"fluidx has to know these sizes here, and some are open: {list(sizes)}; give the inputs of the model fixed sizes")
+    return tuple(sizes)
+
+
 def axes_of(axes: Sequence[int], ndim: int) -> list[int]:
     """Axes counted from the front, in order."""
     return sorted(a % ndim for a in axes)
