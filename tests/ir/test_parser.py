@@ -11,7 +11,7 @@ from fluidx.ir.parser import parse_pair, parse_program
 from fluidx.ir.text import show_program
 from tests.ir.random_programs import pairs, programs
 
-relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Fill(OpDef):

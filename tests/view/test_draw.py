@@ -159,7 +159,7 @@ def test_an_empty_program_is_an_empty_panel():
     assert boxes(draw(Program("empty"))) == []
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
 @given(st.lists(programs(), min_size=1, max_size=3), st.integers(1, 6))
 def test_any_programs_give_well_formed_svg_without_overlaps(ranks, max_ops):
     svg = draw(ranks, max_ops=max_ops)
