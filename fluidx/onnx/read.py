@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OnnxError, need_onnx
+from .form import check_form
 
 NEWEST = 28  # the opset whose operators the faces speak
 OPSET_8 = "fluidx.opset8"  # the domain that Scan of opset 8 gets: it has a batch, which the converter takes away, and the data with it
@@ -17,11 +18,11 @@ def read(source: Any) -> Any:
 
     Tensors outside of the file have to lie in its folder. Raises OnnxError for what is no model, and for what cannot be converted.
     """
-    import onnx
 
     model = parsed(source)
+    check_form(model)
     if len(model.functions):
-        model = onnx.inliner.inline_local_functions(model, convert_version=True)
+        model = _inlined(model)
     return _converted(model)
 
 
@@ -52,19 +53,45 @@ def parsed(source: Any) -> Any:
 
 def _load_outside(model: Any, folder: Path) -> None:
     """Load the tensors that lie in files beside the model."""
-    from onnx import external_data_helper
+    from onnx import TensorProto, external_data_helper
 
     inside = folder.resolve()
     for tensor in external_data_helper._get_all_tensors(model):
-        if not external_data_helper.uses_external_data(tensor):
+        if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        where = next((e.value for e in tensor.external_data if e.key == "location"), "")
-        file = (folder / where).resolve()
-        if not where or not file.is_relative_to(inside):
+        place = {e.key: e.value for e in tensor.external_data}
+        where = place.get("location", "")
+        if "\0" in where or not (file := (folder / where).resolve()).is_relative_to(inside):
             raise OnnxError(f"tensor {tensor.name!r} lies in {where!r}, outside of the model's folder; move it beside the model")
         if not file.is_file():
             raise OnnxError(f"tensor {tensor.name!r} lies in {where!r}, and there is no such file beside the model")
-        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.raw_data = _part(tensor.name, where, file, place.get("offset", "0"), place.get("length", ""))
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def _part(name: str, where: str, file: Path, offset: str, length: str) -> bytes:
+    """The bytes of a file that are a tensor's: to its end, if no length is said."""
+    has = file.stat().st_size
+    try:
+        start = int(offset)
+        count = int(length) if length else has - start
+    except ValueError:
+        raise OnnxError(f"tensor {name!r} lies in {where!r}, at offset {offset!r} and of length {length!r}, which are no numbers") from None
+    if start < 0 or count < 0 or start + count > has:
+        raise OnnxError(f"tensor {name!r} lies in {where!r}, bytes {start} to {start + count}; the file has {has}")
+    with file.open("rb") as f:
+        f.seek(start)
+        return f.read(count)
+
+
+def _inlined(model: Any) -> Any:
+    import onnx
+
+    try:
+        return onnx.inliner.inline_local_functions(model, convert_version=True)
+    except Exception as e:  # as below
+        raise OnnxError(f"the functions of the model cannot be written out: {e}") from None
 
 
 def _converted(model: Any) -> Any:

@@ -13,6 +13,7 @@ from ..executor.place import CPUPlace
 from ..executor.scope import Scope
 from ..ir import Program, Variable
 from ..ir.dtypes import as_dtype
+from ..ir.errors import FluidxError
 from .errors import OnnxError
 from .importer import Importer, run_once
 from .read import read
@@ -46,7 +47,15 @@ class Session:
         self._executor = Executor(CPUPlace())
 
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-        """The outputs, for inputs by name or in order. Raises OnnxError for inputs that are missing or unknown."""
+        """The outputs, for inputs by name or in order. Raises OnnxError for inputs that are missing or unknown, and for what fails."""
+        try:
+            return self._run(feed)
+        except FluidxError:
+            raise
+        except Exception as e:  # a model, and what is fed, may be anything
+            raise OnnxError(f"the model cannot be run: {type(e).__name__}: {e}") from e
+
+    def _run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         fed = dict(feed) if isinstance(feed, Mapping) else dict(zip(self.inputs, feed, strict=False))
         known = {i.name for i in self.graph.input}
         missing, unknown = [n for n in self.inputs if n not in fed], [n for n in fed if n not in known]

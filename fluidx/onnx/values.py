@@ -36,13 +36,15 @@ def leaves(value: Any) -> list[Any]:
 
 def array_of(tensor: Any) -> np.ndarray:
     """The array of a TensorProto; strings as objects."""
-    from onnx import numpy_helper
+    from onnx import TensorProto, numpy_helper
 
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raise OnnxError(f"tensor {tensor.name!r} lies in another file; read the model by its path")
     try:
         found = numpy_helper.to_array(tensor)
     except (KeyError, TypeError, ValueError) as e:
-        shape = list(tensor.dims)
-        raise OnnxError(f"tensor {tensor.name!r} does not hold what its shape {shape} and type {tensor.data_type} say: {e}") from None
+        said = f"its shape {list(tensor.dims)} and type {tensor.data_type}"
+        raise OnnxError(f"tensor {tensor.name!r} does not hold what {said} say: {e}") from None
     return found.astype(object) if found.dtype.kind in "SU" else found
 
 

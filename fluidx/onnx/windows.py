@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..ir import ANY
+from .limits import room
 from .node import Node
 
 
@@ -30,6 +31,7 @@ class Along(NamedTuple):
     @property
     def reads(self) -> np.ndarray:
         """[out, kernel]: the position that each tap of each window reads; in the padding it is below 0 or not below `size`."""
+        room([self.out, self.kernel])
         return np.arange(self.out)[:, None] * self.stride + np.arange(self.kernel) * self.dilation - self.before
 
 
@@ -107,6 +109,7 @@ class Table(NamedTuple):
 def table(at: Sequence[Along], column_major: bool = False) -> Table:
     """The table of windows over axes of known sizes; places count by rows, or with `column_major` the first axis fastest."""
     rank, sizes = len(at), [a.size for a in at]
+    room([a.out for a in at] + [a.kernel for a in at])
     steps = [prod(sizes[:k]) if column_major else prod(sizes[k + 1 :]) for k in range(rank)]
     place, inside = np.zeros((1,) * (2 * rank), np.int64), np.ones((1,) * (2 * rank), bool)
     for k, a in enumerate(at):

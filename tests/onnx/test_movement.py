@@ -160,7 +160,8 @@ def test_what_programs_cannot_hold_moves_too(dtype):
         ("Tile", [ints(1, 2)], np.tile(x, 2)),
         ("ScatterND", [ints([0]), x[1:2]], x[[1, 1, 2]]), ("Pad", [ints(0, 0, 0, 1)], None),
     ):  # fmt: skip
-        y = ran(op, [x, *rest], known=tuple(range(1, 1 + len(rest))))
+        attrs = {"axis": 0} if op == "Concat" else {}  # which has no default
+        y = ran(op, [x, *rest], known=tuple(range(1, 1 + len(rest))), **attrs)
         if expected is None:
             y, expected = y[:, :2], x
         assert y.shape == expected.shape and (y == expected).all(), op

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..limits import room
 from ..node import Node
 from . import host
 
@@ -31,4 +32,4 @@ def identity(n: Node) -> object:
 @host("ConstantOfShape")
 def constant_of_shape(n: Node) -> object:
     value = n.attr("value", np.zeros(1, np.float32))
-    return n.held(np.full(tuple(n.ints(0) or ()), value.reshape(-1)[0], value.dtype))
+    return n.held(np.full(room(n.ints(0) or (), value.itemsize), value.reshape(-1)[0], value.dtype))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import Variable
+from .. import limits
 from ..importer import Outputs, Weight, weights
 from ..node import Node
 from ..read import OPSET_8
@@ -94,6 +95,8 @@ def loop(n: Node) -> object:
     rounds: list[list[Any]] = []
     write = _on_host(n, body) if _is_known(n, body, states) else _inline(n, body)
     while goes and (limit is None or len(rounds) < limit):
+        if len(rounds) >= limits.ROUNDS:
+            raise n.wrong(f"it has not ended after {limits.ROUNDS} rounds; fluidx.onnx.limits.ROUNDS says how many it may have")
         condition, *made = write(len(rounds), states)
         states = made[: len(states)]
         rounds.append(made[len(states) :])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..limits import room
 from ..node import Node
 from ..values import numpy_dtype
 from . import host
@@ -55,6 +56,7 @@ def _chosen(boxes: np.ndarray, scores: np.ndarray, count: int, overlap: float, t
 def mel_weight_matrix(n: Node) -> object:
     """Column k is a triangle over the bins from edge k up to edge k + 1, which has weight 1, and down to edge k + 2."""
     bins, length, rate, low, high = (np.asarray(v).item() for v in n.values())
+    room([length // 2 + 1, bins + 2])
     low_mel, high_mel = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
     mels = low_mel + np.arange(bins + 2) * (high_mel - low_mel) / (bins + 2)
     edges = ((length + 1) * 700 * (10 ** (mels / 2595) - 1) // rate).astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..limits import room
 from ..node import Node
 from . import host
 from .ml_maps import looked_up
@@ -73,5 +74,6 @@ def one_hot_encoder(n: Node) -> object:
 def feature_vectorizer(n: Node) -> object:
     parts = [np.atleast_2d(v).astype(np.float32) for v in n.values()]
     sizes = n.attr("inputdimensions", [p.shape[1] for p in parts])
+    room([len(parts[0]), sum(sizes)])
     fitted = [np.pad(p[:, :size], ((0, 0), (0, max(size - p.shape[1], 0)))) for p, size in zip(parts, sizes)]
     return np.concatenate(fitted, 1)

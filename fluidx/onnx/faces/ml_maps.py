@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..limits import room
 from ..node import Node
 from . import host
 
@@ -101,7 +102,7 @@ def cast_map(n: Node) -> object:
     size = n.attr("max_map", 1)
     if keys and not 0 <= keys[0] <= keys[-1] < size:
         raise n.wrong(f"its keys are {keys[0]} to {keys[-1]}, and max_map is {size}")
-    out = np.full((1, size), "0" if dtype is object else 0, dtype)
+    out = np.full(room([1, size]), "0" if dtype is object else 0, dtype)
     out[0, keys] = values
     return out
 

@@ -7,6 +7,7 @@ import numpy as np
 from ...ir.dtypes import HALVES, np_dtype
 from ...ir.types import ANY
 from ...ops.data.slicing import INT_MAX
+from ..limits import room
 from ..node import Node
 from ..values import numpy_dtype
 from . import face, host
@@ -31,6 +32,8 @@ def _parts(n: Node) -> list[int]:
     if given is not None:
         return given
     (whole,), count = fixed(n, n.shape()[n.attr("axis", 0) :][:1]), n.attr("num_outputs", len(n.outputs))
+    if not 0 < count <= len(n.outputs):
+        raise n.wrong(f"num_outputs is {count}, and it has {len(n.outputs)} outputs")
     each = -(-whole // count)
     return [min(each, whole - k * each) for k in range(count)]
 
@@ -93,7 +96,7 @@ def expand(n: Node) -> object:
 @host("Expand")
 def host_expand(n: Node) -> object:
     x = n.value(0)
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(n.ints(1) or ()))).copy()
+    return np.broadcast_to(x, room(np.broadcast_shapes(x.shape, tuple(n.ints(1) or ())), x.itemsize)).copy()
 
 
 @face("Tile")
@@ -103,7 +106,9 @@ def tile(n: Node) -> object:
 
 @host("Tile")
 def host_tile(n: Node) -> object:
-    return np.tile(n.value(0), n.ints(1) or [])
+    x, times = n.value(0), n.ints(1) or []
+    room([d * t for d, t in zip(x.shape, times, strict=True)], x.itemsize)
+    return np.tile(x, times)
 
 
 # -- borders --------------------------------------------------------------------------------------------------------------------------
@@ -142,9 +147,16 @@ def pad(n: Node) -> object:
         return n.b.pad(x, paddings=tuple(p for pair in borders for p in pair), pad_value=value) if any(map(any, borders)) else x
     for axis, (lo, hi) in enumerate(borders):
         if lo or hi:  # the border repeats elements: which ones is known
-            source = np.pad(np.arange(*fixed(n, x.shape[axis : axis + 1])), (lo, hi), mode=n.attr("mode"))
+            (size,) = fixed(n, x.shape[axis : axis + 1])
+            source = _repeating(n, size, lo, hi)
             x = n.b.index_select(x, n.const(source), dim=axis)
     return x
+
+
+def _repeating(n: Node, size: int, before: int, after: int) -> np.ndarray:
+    """The elements that an axis and its borders repeat."""
+    room([before + size + after])
+    return np.pad(np.arange(size), (before, after), mode=n.attr("mode"))
 
 
 @host("Pad")
@@ -155,10 +167,10 @@ def host_pad(n: Node) -> object:
     borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
     if n.attr("mode", "constant") != "constant":
         for axis, border in enumerate(borders):
-            x = np.take(x, np.pad(np.arange(x.shape[axis]), border, mode=n.attr("mode")), axis=axis)
+            x = np.take(x, _repeating(n, x.shape[axis], *border), axis=axis)
         return x
     value = np.ravel(n.value(2))[0] if n.has(2) else "" if x.dtype == object else 0
-    out = np.full([lo + d + hi for d, (lo, hi) in zip(x.shape, borders, strict=True)], value, x.dtype)
+    out = np.full(room([lo + d + hi for d, (lo, hi) in zip(x.shape, borders, strict=True)], x.itemsize), value, x.dtype)
     out[tuple(slice(lo, lo + d) for d, (lo, _) in zip(x.shape, borders, strict=True))] = x
     return out
 
@@ -235,7 +247,9 @@ def range_(n: Node) -> object:
     dtype = start.dtype
     if dtype.name in HALVES and n.attr("stash_type", 1):
         start, limit, delta = (np.float32(v) for v in (start, limit, delta))
-    count = max(int(np.ceil((limit - start) / delta)), 0)
+    if delta == 0:
+        raise n.wrong("its step is 0")
+    (count,) = room([max(int(np.ceil((limit - start) / delta)), 0)])
     return (start + np.arange(count).astype(start.dtype) * delta).astype(dtype)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, SHORT, np_dtype
+from ..limits import room
 from ..node import Node
 from ..values import numpy_dtype
 from ..windows import windows
@@ -120,6 +121,7 @@ def _spread(n: Node, v: np.ndarray) -> np.ndarray:
     sizes, axis = _meeting(n, v.shape), _axis(n)
     if sizes is not None:
         return v.reshape(sizes)
+    room([v.size, n.attr("block_size", 0)])
     return np.repeat(v, n.attr("block_size", 0), axis).take(range(n.shape(0)[axis]), axis)
 
 

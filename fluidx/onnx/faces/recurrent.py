@@ -48,6 +48,7 @@ class _Direction(NamedTuple):
     bias: Variable | None
     peepholes: Sequence[Variable]
     functions: list[Activation]
+    rounded: Activation  # what the product of the state takes of it
 
     def rows(self, v: Variable, first: int, last: int) -> Variable:
         """Rows of weights that belong to gates `first` up to `last`."""
@@ -86,7 +87,7 @@ def _gru(d: _Direction, given: Variable, state: State) -> State:
 def _lstm(d: _Direction, given: Variable, state: State) -> State:
     """Gates: input, output, forget, cell."""
     b, (f, g, to_output), (h, c) = d.n.b, d.functions, state
-    sums = b.elementwise_add(given, b.matmul(h, d.recurrent, transpose_y=True))
+    sums = b.elementwise_add(given, b.matmul(d.rounded(h), d.recurrent, transpose_y=True))
     coupled = bool(d.n.attr("input_forget", 0))
     if d.peepholes:
         at_in, at_out, at_forget = (lambda v, c, p=p: f(b.elementwise_add(v, b.elementwise_mul(p, c))) for p in d.peepholes)
@@ -125,23 +126,28 @@ _NETS = {
 
 @face(*_NETS)
 def recurrent(n: Node) -> object:
+    return walks(n, lambda v: v)
+
+
+def walks(n: Node, rounded: Activation) -> tuple[Variable, ...]:
+    """The outputs of a net, whose products take their operands `rounded`; a net other than LSTM does not round its states."""
     net, b = _NETS[n.op_type], n.b
     batch_first = bool(n.attr("layout", 0))
-    x = n.x()
+    x = rounded(n.x())
     if batch_first:
         x = b.transpose(x, axis=(1, 0, 2))
     steps = x.shape[0]
     if steps < 1:
         raise n.wrong("it is written step by step, and the number of steps is not known; give the input a size along that axis")
     direction = n.attr("direction", "forward")
-    walks = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
-    if walks is None or n.shape(1)[0] != len(walks):
+    backward = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
+    if backward is None or n.shape(1)[0] != len(backward):
         raise n.wrong(f"direction {direction!r} does not go with weights of {n.shape(1)[0]} directions")
-    functions = _functions(n, net, len(walks))
+    functions = _functions(n, net, len(backward))
     active = _active(n, steps)
     parts = []
-    for k, backwards in enumerate(walks):
-        d, given = _direction(n, net, x, k, functions[k * len(net.functions) :][: len(net.functions)])
+    for k, backwards in enumerate(backward):
+        d, given = _direction(n, net, x, k, functions[k * len(net.functions) :][: len(net.functions)], rounded)
         state = [_initial(n, at, k, x, d.hidden, batch_first) for at in net.initial]
         parts.append(_walk(d, net, given, state, active, backwards))
     ys = b.stack([y for y, _ in parts], axis=1)
@@ -166,7 +172,7 @@ def _walk(d: _Direction, net: _Net, given: Variable, state: State, active: list[
     return b.stack(ys, axis=0), state
 
 
-def _direction(n: Node, net: _Net, x: Variable, k: int, functions: list[Activation]) -> tuple[_Direction, Variable]:
+def _direction(n: Node, net: _Net, x: Variable, k: int, functions: list[Activation], rounded: Activation) -> tuple[_Direction, Variable]:
     """What one direction has of the weights, and what the input adds to its gates at all steps."""
     b, hidden = n.b, n.shape(2)[-1]
 
@@ -174,7 +180,7 @@ def _direction(n: Node, net: _Net, x: Variable, k: int, functions: list[Activati
         return b.slice(v, axes=(0,), starts=(k,), ends=(k + 1,), decrease_axis=(0,))
 
     given = b.matmul(x, of(n.x(1)), transpose_y=True)
-    d = _Direction(n, hidden, of(n.x(2)), None, (), functions)
+    d = _Direction(n, hidden, of(n.x(2)), None, (), functions, rounded)
     if n.has(3):
         bias = of(n.x(3))
         own, bias = d.rows(bias, 0, net.gates), d.rows(bias, net.gates, 2 * net.gates)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.dtypes import np_dtype
+from ..limits import room
 from ..node import Node
 from ..windows import need_sizes, table, windows
 from . import face
@@ -65,6 +66,7 @@ def _samples(start: Any, step: Any, cells: int, ratio: int, size: int, mean: boo
     """
     count = np.full(len(start), ratio) if ratio > 0 else np.ceil(step).astype(np.int64)
     count = np.maximum(count, 1)
+    room([len(start), cells, int(count.max(initial=1)), 2])
     k = np.arange(count.max(initial=1))
     known = k < count[:, None]
     k = np.minimum(k, count[:, None] - 1)
@@ -84,6 +86,7 @@ def _samples(start: Any, step: Any, cells: int, ratio: int, size: int, mean: boo
 def max_roi_pool(n: Node) -> object:
     rois, size, scale = np.asarray(n.value(1), np.float64), tuple(n.attr("pooled_shape")), n.attr("spatial_scale", 1.0)
     h, w = n.shape(0)[2:]
+    room([len(rois), *size, 8])
     cells = [
         [(int(roi[0]) * h + y) * w + x for y in rows for x in columns]
         for roi in rois

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS
+from ..limits import room
 from ..node import Node
 from . import face
 
@@ -72,6 +73,7 @@ def _axes(n: Node) -> list[_Axis]:
         if policy != "stretch":
             scale = min(scales) if policy == "not_larger" else max(scales)
             scales, outs = [scale] * len(axes), [int(scale * shape[a] + 0.5) for a in axes]
+    room([max(outs, default=0), max(shape, default=0)])  # a matrix says what is made of what
     return [_Axis(a, shape[a], out, s, span) for a, out, s, span in zip(axes, outs, scales, spans)]
 
 

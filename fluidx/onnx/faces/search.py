@@ -6,6 +6,7 @@ import numpy as np
 
 from ...ir import Variable
 from ...ops.shared.types import mul_sizes
+from ..limits import room
 from ..node import Node
 from . import face, host
 from .shape import fixed, reshaped
@@ -63,6 +64,7 @@ def _one_hot_axis(n: Node) -> tuple[int, int]:
 def one_hot(n: Node) -> object:
     axis, depth = _one_hot_axis(n)
     ids = n.b.unsqueeze(n.x() if n.dtype() == "int64" else n.b.cast(n.x(), dtype="int64"), axes=(axis,))
+    room([depth])
     at = _along(n, depth, axis, n.rank() + 1)
     less = n.b.elementwise_sub(at, n.b.fill_constant(shape=at.shape, dtype="int64", value=float(depth)))  # what counts from the end
     off, on = n.b.split(n.x(2), num=2, n_out=2)
@@ -75,6 +77,7 @@ def one_hot(n: Node) -> object:
 def host_one_hot(n: Node) -> object:
     axis, depth = _one_hot_axis(n)
     ids, values = np.expand_dims(n.value(0).astype(np.int64), axis), n.value(2)
+    room([depth, ids.size], values.itemsize)
     at = np.arange(depth).reshape([depth if k == axis else 1 for k in range(ids.ndim)])
     return values[((ids == at) | (ids == at - depth)).astype(np.int64)]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY
+from ..limits import room
 from ..node import Node
 from ..values import ABSENT, numpy_dtype
 from . import host
@@ -167,4 +168,4 @@ def nothing_of(info: Any, axis: int) -> Any:
     declared = info.type.tensor_type
     sizes = [d.dim_value for d in declared.shape.dim]
     sizes.insert(axis if axis >= 0 else axis + len(sizes) + 1, 0)
-    return np.zeros(sizes, numpy_dtype(declared.elem_type or 1))
+    return np.zeros(room(sizes), numpy_dtype(declared.elem_type or 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import Variable
+from ..limits import room
 from ..node import Node
 from . import face
 
@@ -18,6 +19,7 @@ def dft(n: Node) -> object:
     length = (n.ints(1) or [2 * (has - 1) if inverse and onesided else has])[0]
     if length < 1:
         raise n.wrong(f"expected a length of at least 1, found {length}; give dft_length, or a signal of known size")
+    room([length])
     x = n.x()
     if inverse and onesided:
         return _of_half(n, x, axis, length)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..importer import Outputs
+from ..limits import room
 from ..node import Node
 from . import host
 
@@ -84,10 +85,10 @@ def tf_idf_vectorizer(n: Node) -> object:
     rows = x.reshape(1, -1) if x.ndim < 2 else x
     grams, places = _pool(n), n.attr("ngram_indexes")
     smallest, largest, skips = n.attr("min_gram_length"), n.attr("max_gram_length"), n.attr("max_skip_count")
-    counts = np.zeros((len(rows), max(places) + 1), np.float32)
+    counts = np.zeros(room([len(rows), max(places) + 1]), np.float32)
     for row, items in enumerate(rows.tolist()):
-        for length in range(smallest, largest + 1):
-            for step in range(1, 2 if length == 1 else skips + 2):
+        for length in range(smallest, min(largest, len(items)) + 1):
+            for step in range(1, 2 if length == 1 else min(skips, len(items)) + 2):
                 for start in range(len(items) - step * (length - 1)):
                     found = grams.get(tuple(items[start : start + step * (length - 1) + 1 : step]))
                     if found is not None:

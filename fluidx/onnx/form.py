@@ -1,0 +1,142 @@
+"""The form of a model: names, operands and attributes, as schemas say. What converts models takes it for granted, and dies without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..ir.errors import nearest
+from .errors import OnnxError
+
+_DEPTH = 64  # of graphs in graphs; files cannot hold half as many
+
+
+# Attributes that onnx's shape inference takes at their word, which ends the process: what they have to be, and whether they are.
+_TRUSTED: dict[tuple[str, str], tuple[str, Callable[[Any, int], bool]]] = {
+    ("Split", "num_outputs"): ("the number of its outputs", lambda node, value: value == len(node.output)),
+    ("GatherND", "batch_dims"): ("not negative", lambda node, value: value >= 0),
+}
+
+
+class _Form(NamedTuple):
+    """Of an operator: how many operands and outputs, which operands have to be there, and the types of attributes."""
+
+    operands: tuple[int, int]
+    outputs: tuple[int, int]
+    single: tuple[bool, ...]
+    attributes: dict[str, int]
+    required: tuple[str, ...]
+
+
+def check_form(model: Any) -> None:
+    """Raises OnnxError for names that are none or are made twice, and for nodes that do not have the form of their operator."""
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    _check_graph(model.graph, opsets, set(), 0)
+    for f in model.functions:
+        own = {**opsets, **{("" if o.domain == "ai.onnx" else o.domain): o.version for o in f.opset_import}}
+        _check_names([f.name, f.domain, *f.input, *f.output])
+        _check_nodes(f.node, own, set(f.input), 0)
+
+
+def _check_graph(graph: Any, opsets: Mapping[str, int], outer: set[str], depth: int) -> None:
+    if depth > _DEPTH:
+        raise OnnxError(f"graphs stand in graphs, {_DEPTH} deep and deeper")
+    given = [i.name for i in graph.input], [t.name for t in graph.initializer], [s.values.name for s in graph.sparse_initializer]
+    _check_names([graph.name, *(name for names in given for name in names), *(o.name for o in graph.output)])
+    for names in given:
+        twice = next((name for k, name in enumerate(names) if name in names[:k]), None) if len(set(names)) < len(names) else None
+        if twice is not None:
+            raise OnnxError(f"two inputs or two initializers are called {twice!r}")
+    made = _check_nodes(graph.node, opsets, outer.union(*given), depth)
+    lost = next((o.name for o in graph.output if o.name not in made), None)
+    if lost is not None:
+        raise OnnxError(f"the graph {graph.name!r} gives {lost!r}, which nothing in it makes")
+
+
+def _check_nodes(nodes: Sequence[Any], opsets: Mapping[str, int], known: set[str], depth: int) -> set[str]:
+    """All names that there are after the nodes."""
+    known, made = set(known), set[str]()
+    for node in nodes:
+        _check_names([node.name, node.op_type, node.domain, *node.input, *node.output, *(a.name for a in node.attribute)])
+        who = f"node {node.name or node.op_type!r} ({node.op_type})"
+        for name in node.input:
+            if name and name not in known:
+                raise OnnxError(f"{who} reads {name!r}, which nothing before it makes; nodes stand in the order of their work")
+        for graph in graphs_of(node):
+            _check_graph(graph, opsets, known, depth + 1)
+        for name in filter(None, node.output):
+            if name in made:
+                raise OnnxError(f"{who} makes {name!r}, which a node before it makes too")
+            made.add(name)
+        known.update(node.output)
+        form = _form(node, who, opsets)
+        if form is not None and (what := _unlike(node, form)):
+            raise OnnxError(f"{who}: {what}")
+    return known
+
+
+def graphs_of(node: Any) -> Iterator[Any]:
+    """The graphs that a node holds."""
+    for a in node.attribute:
+        if a.HasField("g"):
+            yield a.g
+        yield from a.graphs
+
+
+def _check_names(names: Sequence[Any]) -> None:
+    odd = next((name for name in names if not isinstance(name, str)), None)  # protobuf gives what is no text as bytes
+    if odd is not None:
+        raise OnnxError(f"{odd!r:.80} is no name: names are UTF-8")
+
+
+def _form(node: Any, who: str, opsets: Mapping[str, int]) -> _Form | None:
+    """The form of a node's operator; None where only the model itself, or nobody, knows it."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    form = _form_of(node.op_type, domain, opsets[domain]) if domain in opsets else None
+    if form is None and not domain:
+        from onnx import defs
+
+        known = {s.name for s in defs.get_all_schemas() if not s.domain}
+        raise OnnxError(f"{who}: there is no such operator in opset {opsets.get(domain, 1)}; {nearest(node.op_type, known, 'there are')}")
+    return form
+
+
+@cache
+def _form_of(op_type: str, domain: str, opset: int) -> _Form | None:
+    from onnx import defs
+
+    if not 0 < opset < 2**31:
+        raise OnnxError(f"the model is of opset {opset} of {domain or 'ai.onnx'}, and there is no such opset")
+    try:
+        schema = defs.get_schema(op_type, opset, domain)
+    except defs.SchemaError:
+        return None
+    single = tuple(p.option == defs.OpSchema.FormalParameterOption.Single for p in schema.inputs)
+    attributes = {name: int(a.type.value) for name, a in schema.attributes.items()}
+    required = tuple(name for name, a in schema.attributes.items() if a.required)
+    return _Form((schema.min_input, schema.max_input), (schema.min_output, schema.max_output), single, attributes, required)
+
+
+def _unlike(node: Any, form: _Form) -> str:
+    """How a node differs from the form of its operator; "" where it does not."""
+    from onnx import AttributeProto
+
+    for what, found, (least, most) in (("operands", len(node.input), form.operands), ("outputs", len(node.output), form.outputs)):
+        if not least <= found <= most:
+            return f"expected {least} to {most} {what}, found {found}" if least < most else f"expected {least} {what}, found {found}"
+    for k, (name, needed) in enumerate(zip(node.input, form.single)):
+        if needed and not name:
+            return f"operand {k} is left out, and it has to be there"
+    given = set()
+    for a in node.attribute:
+        wanted = form.attributes.get(a.name)
+        if wanted is not None and a.type and a.type != wanted:
+            kinds = AttributeProto.AttributeType
+            return f"attribute {a.name!r} is of type {kinds.Name(wanted)}, found {kinds.Name(a.type)}"
+        given.add(a.name)
+        trusted = _TRUSTED.get((node.op_type, a.name))
+        if trusted is not None and not trusted[1](node, a.i):
+            return f"attribute {a.name!r} has to be {trusted[0]}, found {a.i}"
+    missing = next((name for name in form.required if name not in given), None)
+    return f"it has no attribute {missing!r}" if missing is not None else ""

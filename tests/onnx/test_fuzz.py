@@ -1,0 +1,199 @@
+"""Whatever a model holds, it gives something or a fluidx error, in little time and memory. FLUIDX_FUZZ=N breaks N models an operator."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+
+onnx = pytest.importorskip("onnx", minversion="1.23")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from fluidx.onnx import limits  # noqa: E402
+
+from . import fuzzing, suite  # noqa: E402
+
+OnnxError = fx.onnx.OnnxError
+EACH = int(os.environ.get("FLUIDX_FUZZ", "1"))
+# every fifth file: each that is taken has to make its cases first
+FILES = suite.node_files() if EACH > 1 else suite.node_files()[1::5]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(limits, "MEMORY", 2**26)
+    monkeypatch.setattr(limits, "ROUNDS", 20)
+
+
+def graph_of(nodes, inputs=(), outputs=("y",), held=None, name="g"):
+    ins = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in inputs]
+    ends = [helper.make_empty_tensor_value_info(n) for n in outputs]
+    return helper.make_graph(nodes, name, ins, ends, [numpy_helper.from_array(np.asarray(v), n) for n, v in (held or {}).items()])
+
+
+def model_of(nodes, inputs=(), outputs=("y",), held=None, opset=28):
+    return helper.make_model(graph_of(nodes, inputs, outputs, held), opset_imports=[helper.make_opsetid("", opset)])
+
+
+def refused(model, feed=(), match=""):
+    with pytest.raises(OnnxError, match=match):
+        fx.onnx.session(model).run(dict(feed))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_broken_cases_raise_fluidx_errors_alone(file):
+    draw = random.Random(file)
+    for case in draw.choices(list(suite.node_cases(file).values()), k=EACH * 3):
+        inputs = next(iter(suite.data_of(case)))[0]
+        for _ in range(2):
+            fuzzing.tried(fuzzing.mutated(case.model, draw), fuzzing.fed(list(inputs), draw))
+
+
+X = np.zeros((2, 3), np.float32)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "fed"])
+@pytest.mark.parametrize(
+    "op, operands",
+    [
+        ("ConstantOfShape", [np.array([2**40])]),
+        ("ConstantOfShape", [np.array([-1])]),
+        ("ConstantOfShape", [np.full(9, 2**62)]),
+        ("ConstantOfShape", [np.full(100, 1)]),
+        ("Expand", [X, np.array([2**50, 2, 3])]),
+        ("Tile", [X, np.array([2**25, 2**25])]),
+        ("Tile", [X, np.array([-1, 1])]),
+        ("Range", [np.array(0), np.array(10**12), np.array(1)]),
+        ("Range", [np.array(0), np.array(5), np.array(0)]),
+        ("Pad", [X, np.array([0, 0, 2**40, 0])]),
+        ("OneHot", [np.array([1]), np.array(2**40), np.float32([0, 1])]),
+        ("Resize", [X, None, None, np.array([2**30, 2**30])]),
+        ("Reshape", [X, np.array([2**40, -1])]),
+        ("BlackmanWindow", [np.array(2**45)]),
+        ("DFT", [X[..., None], np.array(2**45)]),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_sizes_that_no_memory_holds_are_refused_before_they_are_allocated(op, operands, held):
+    given = {f"x{k}": v for k, v in enumerate(operands) if v is not None}
+    node = helper.make_node(op, [f"x{k}" if v is not None else "" for k, v in enumerate(operands)], ["y"])
+    refused(model_of([node], [] if held else list(given), held=given if held else None), {} if held else given, f"node '({op}|Range)' ")
+
+
+def test_windows_that_no_memory_holds_are_refused():
+    node = helper.make_node("MaxPool", ["x"], ["y", "at"], kernel_shape=[2**30], pads=[2**31, 2**31])
+    refused(model_of([node], ["x"], ["y", "at"]), {"x": X[None]}, "it asks for")
+
+
+def test_the_message_says_how_much_is_asked_for_and_how_much_there_is():
+    refused(
+        model_of([helper.make_node("ConstantOfShape", ["n"], ["y"])], held={"n": np.array([2**40])}),
+        match=r"^node 'ConstantOfShape' \(ConstantOfShape\): it asks for the shape \[1099511627776\]: 4.1e\+03 GB, and this machine has",
+    )
+
+
+def test_what_is_not_expected_names_the_node_its_operands_and_the_cause(monkeypatch):
+    from fluidx.onnx.faces import FACES
+
+    monkeypatch.setitem(FACES, ("", "Relu"), lambda n: {}["lost"])
+    with pytest.raises(OnnxError, match=r"^node 'Relu' \(Relu\): KeyError: 'lost'; the operands are float32\[2, 3\]$") as e:
+        fx.onnx.session(model_of([helper.make_node("Relu", ["x"], ["y"])], ["x"])).run([X])
+    assert isinstance(e.value.__cause__, KeyError)
+
+
+def nested(depth):
+    """A copy behind so many conditions; written in place, since files cannot hold many."""
+    model = model_of([], ["x"], held={"c": np.array(True)})
+    graph = model.graph
+    for _ in range(depth):
+        node = graph.node.add(op_type="If", input=["c"], output=["y"])
+        node.attribute.add(name="else_branch", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph_of([], outputs=()))
+        graph = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g
+        graph.output.add(name="y")
+    graph.node.add(op_type="Identity", input=["x"], output=["y"])
+    return model
+
+
+def test_graphs_in_graphs_end_somewhere():
+    assert fx.onnx.session(nested(20)).run([X])[0].shape == (2, 3)
+    refused(nested(200), {"x": X}, "graphs stand in graphs, 64 deep")
+
+
+def test_a_loop_that_does_not_end_is_left():
+    body = graph_of(
+        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["s"], ["t"])], ["k", "c", "s"], ["d", "t"], name="body"
+    )
+    node = helper.make_node("Loop", ["", "", "x"], ["y"], body=body)
+    refused(model_of([node], ["x"]), {"x": X}, "has not ended after 20 rounds")
+
+
+RELU = helper.make_node("Relu", ["x"], ["y"])
+
+
+@pytest.mark.parametrize(
+    "nodes, message",
+    [
+        ([helper.make_node("Add", ["x", "z"], ["y"]), helper.make_node("Relu", ["y"], ["z"])], "reads 'z', which nothing before it makes"),
+        ([RELU, RELU], "makes 'y', which a node before it makes too"),
+        ([helper.make_node("Relu", ["x", "x"], ["y"])], "expected 1 operands, found 2"),
+        ([helper.make_node("Add", ["x", ""], ["y"])], "operand 1 is left out"),
+        ([helper.make_node("Flatten", ["x"], ["y"], axis="one")], "attribute 'axis' is of type INT, found STRING"),
+        ([helper.make_node("Cast", ["x"], ["y"])], "it has no attribute 'to'"),
+        ([helper.make_node("Transpose", ["x"], ["y"], perm=[0, 7])], "node 'Transpose'"),
+        ([helper.make_node("Softmax", ["x"], ["y"], axis=9)], "node 'Softmax'"),
+        ([helper.make_node("Fused", ["x"], ["y"], domain="com.example")], "Fused"),
+        ([helper.make_node("Relux", ["x"], ["y"])], "did you mean 'Relu'"),
+        ([helper.make_node("Relu", ["x"], ["z"])], "gives 'y', which nothing in it makes"),
+    ],
+)
+@pytest.mark.parametrize("opset", [18, 28])
+def test_what_has_not_the_form_of_a_model_is_refused(nodes, message, opset):
+    refused(model_of(nodes, ["x"], opset=opset), {"x": X}, message)
+
+
+def outside(tmp_path, **place):
+    model = model_of([helper.make_node("Add", ["x", "w"], ["y"])], ["x"], held={"w": X})
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=str(value))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "w.bin").write_bytes(np.float32([[1, 2, 3], [4, 5, 6]]).tobytes() + b"rest")
+    (tmp_path / "secret").write_bytes(b"x" * 24)
+    (folder / "link").symlink_to(tmp_path / "secret")
+    onnx.save(model, folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def test_a_tensor_beside_the_model_is_read_from_its_offset(tmp_path):
+    path = outside(tmp_path, location="w.bin", offset=4, length=24)
+    assert fx.onnx.session(path).run([X])[0].ravel()[:5].tolist() == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "place, message",
+    [
+        ({"location": "../secret"}, "outside of the model's folder"),
+        ({"location": "/etc/hostname"}, "outside of the model's folder"),
+        ({"location": "link"}, "outside of the model's folder"),
+        ({"location": "w\0.bin"}, "outside of the model's folder"),
+        ({"location": "gone.bin"}, "no such file"),
+        ({}, "no such file"),
+        ({"location": "w.bin", "offset": 20}, "does not hold"),
+        ({"location": "w.bin", "offset": 20, "length": 24}, "bytes 20 to 44; the file has 28"),
+        ({"location": "w.bin", "length": 2**60}, "the file has 28"),
+        ({"location": "w.bin", "offset": -4}, "the file has 28"),
+        ({"location": "w.bin", "offset": "far"}, "no numbers"),
+    ],
+)
+def test_tensors_outside_of_the_file_are_confined_to_its_folder(tmp_path, place, message):
+    refused(outside(tmp_path, **place), {"x": X}, message)
+
+
+def test_bytes_have_no_folder(tmp_path):
+    refused(outside(tmp_path, location="w.bin").read_bytes(), {"x": X}, "read the model by its path")
