@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,12 @@ def make(peer: str, name: str, train: bool, threads: int) -> Callable[[], Any]:
         import fluidx as fx
 
         session = fx.onnx.session(data)
-        run = lambda: session.run(next(feeds))  # noqa: E731
+        run = session.run
     else:
         other = runtime(data, threads)
-        run = lambda: other.run(None, next(feeds))  # noqa: E731
-    at = next(k for k, v in enumerate(run()) if v.dtype.kind == "f")
-    return lambda: run()[at]
+        run = partial(other.run, None)
+    at = next(k for k, v in enumerate(run(next(feeds))) if v.dtype.kind == "f")
+    return lambda: run(next(feeds))[at]
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ..ir.errors import nearest
 from .errors import OnnxError
 from .faces import FACES, HOSTS, load_all
+from .form import domain_of, graphs_of, opsets_of
 
 _MOST = 20  # nodes that a message lists
 
@@ -25,28 +26,32 @@ def valid(model: Any) -> None:
 
 
 def readable(model: Any) -> None:
-    """Raise OnnxError where names are no text, as in a file with other bytes in it."""
-    for graph in _all_graphs(model.graph):
-        texts = [*graph.input, *graph.output, *graph.initializer, *graph.value_info]
-        names = [(graph.name, *(t.name for t in texts)), *((p.op_type, p.domain, p.name, *p.input, *p.output) for p in graph.node)]
-        names += [(a.name,) for p in graph.node for a in p.attribute]
-        if any(isinstance(n, bytes) for group in names for n in group):
-            raise OnnxError("not a valid ONNX model: a name in it is no UTF-8 text; the file is damaged")
+    """Raise OnnxError where names are no text, as in a file with other bytes in it: protobuf gives them as bytes."""
+    tops = (model.graph, *model.functions)
+    for top in tops:
+        for owner in _all_graphs(top):
+            named = [*owner.input, *owner.output, *getattr(owner, "value_info", ())]
+            named += [*getattr(owner, "initializer", ()), *(t.values for t in getattr(owner, "sparse_initializer", ()))]
+            names = [owner.name, *(n if isinstance(n, (str, bytes)) else n.name for n in named)]
+            for p in owner.node:
+                names += [p.op_type, p.domain, p.name, *p.input, *p.output, *(a.name for a in p.attribute)]
+            odd = next((n for n in names if isinstance(n, bytes)), None)
+            if odd is not None:
+                raise OnnxError(f"not a valid ONNX model: {odd!r:.80} is no name, which is UTF-8 text; the file is damaged")
 
 
 def _all_graphs(graph: Any) -> Iterator[Any]:
     yield graph
     for p in graph.node:
-        for a in p.attribute:
-            for g in (*([a.g] if a.HasField("g") else ()), *a.graphs):
-                yield from _all_graphs(g)
+        for g in graphs_of(p):
+            yield from _all_graphs(g)
 
 
 def supported(model: Any) -> None:
     """Raise OnnxError that lists every node which fluidx has no operator for, with the nearest one."""
     load_all()
-    opsets = {_domain(o.domain): o.version for o in model.opset_import}
-    own = {(_domain(f.domain), f.name) for f in model.functions}
+    opsets = opsets_of(model)
+    own = {(domain_of(f.domain), f.name) for f in model.functions}
     bodies = [g for top in (model.graph, *model.functions) for g in _all_graphs(top)]
     wrong = [_missing(p, opsets) for g in bodies for p in g.node if not _has(p, opsets, own)]
     if wrong:
@@ -55,14 +60,10 @@ def supported(model: Any) -> None:
         raise OnnxError(f"fluidx has no operator for {count} of the model:\n  " + "\n  ".join(wrong[:_MOST]) + more)
 
 
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
-
-
 def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
     import onnx
 
-    domain = _domain(p.domain)
+    domain = domain_of(p.domain)
     key = domain, p.op_type
     if key in FACES or key in HOSTS or key in own:
         return True
@@ -76,7 +77,7 @@ def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
 
 
 def _missing(p: Any, opsets: Mapping[str, int]) -> str:
-    domain = _domain(p.domain)
+    domain = domain_of(p.domain)
     known = [op for d, op in (*FACES, *HOSTS) if d == domain]
     where = f" of domain {domain!r}" if domain else ""
     name = p.name or (p.output[0] if p.output else "")

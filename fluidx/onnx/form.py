@@ -19,6 +19,21 @@ _TRUSTED: dict[tuple[str, str], tuple[str, Callable[[Any, int], bool]]] = {
 }
 
 
+def domain_of(name: str) -> str:
+    """A domain as schemas call it: "" is the standard's own."""
+    return "" if name == "ai.onnx" else name
+
+
+def opsets_of(owner: Any) -> dict[str, int]:
+    """The opset of each domain that a model or a function imports."""
+    return {domain_of(o.domain): o.version for o in owner.opset_import}
+
+
+def initialized(graph: Any) -> set[str]:
+    """The names of a graph's initializers, which some exporters list as inputs too."""
+    return {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+
+
 class _Form(NamedTuple):
     """Of an operator: how many operands and outputs, which operands have to be there, and the types of attributes."""
 
@@ -30,12 +45,11 @@ class _Form(NamedTuple):
 
 
 def check_form(model: Any) -> None:
-    """Raises OnnxError for names that are none or are made twice, and for nodes that do not have the form of their operator."""
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    """Raises OnnxError for names that are made twice or not at all, and for nodes that do not have the form of their operator."""
+    opsets = opsets_of(model)
     _check_graph(model.graph, opsets, set(), 0)
     for f in model.functions:
-        own = {**opsets, **{("" if o.domain == "ai.onnx" else o.domain): o.version for o in f.opset_import}}
-        _check_names([f.name, f.domain, *f.input, *f.output])
+        own = {**opsets, **opsets_of(f)}
         _check_nodes(f.node, own, set(f.input), 0)
 
 
@@ -43,7 +57,6 @@ def _check_graph(graph: Any, opsets: Mapping[str, int], outer: set[str], depth: 
     if depth > _DEPTH:
         raise OnnxError(f"graphs stand in graphs, {_DEPTH} deep and deeper")
     given = [i.name for i in graph.input], [t.name for t in graph.initializer], [s.values.name for s in graph.sparse_initializer]
-    _check_names([graph.name, *(name for names in given for name in names), *(o.name for o in graph.output)])
     for names in given:
         twice = next((name for k, name in enumerate(names) if name in names[:k]), None) if len(set(names)) < len(names) else None
         if twice is not None:
@@ -58,7 +71,6 @@ def _check_nodes(nodes: Sequence[Any], opsets: Mapping[str, int], known: set[str
     """All names that there are after the nodes."""
     known, made = set(known), set[str]()
     for node in nodes:
-        _check_names([node.name, node.op_type, node.domain, *node.input, *node.output, *(a.name for a in node.attribute)])
         who = f"node {node.name or node.op_type!r} ({node.op_type})"
         for name in node.input:
             if name and name not in known:
@@ -84,15 +96,9 @@ def graphs_of(node: Any) -> Iterator[Any]:
         yield from a.graphs
 
 
-def _check_names(names: Sequence[Any]) -> None:
-    odd = next((name for name in names if not isinstance(name, str)), None)  # protobuf gives what is no text as bytes
-    if odd is not None:
-        raise OnnxError(f"{odd!r:.80} is no name: names are UTF-8")
-
-
 def _form(node: Any, who: str, opsets: Mapping[str, int]) -> _Form | None:
     """The form of a node's operator; None where only the model itself, or nobody, knows it."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = domain_of(node.domain)
     form = _form_of(node.op_type, domain, opsets[domain]) if domain in opsets else None
     if form is None and not domain:
         from onnx import defs

@@ -18,17 +18,18 @@ from ..executor.place import CPUPlace
 from ..executor.scope import Scope
 from ..initializer import NumpyArrayInitializer
 from ..ir import Builder, Program, ProgramError, Role, Variable
+from ..ir.constants import elements
 from ..ir.dtypes import FLOATS, as_dtype, np_dtype
 from ..ir.errors import FluidxError, nearest
 from ..ir.types import ANY
 from .errors import OnnxError
 from .faces import FACES, HOSTS, load_all
+from .form import domain_of, opsets_of
 from .limits import room
 from .node import Node
 from .sizes import Open, with_open
-from .values import ABSENT, array_of, each, in_programs, leaves, type_proto
+from .values import ABSENT, array_of, dtype_code, each, in_programs, leaves, type_proto
 
-_DEFAULT = ("", "ai.onnx")
 _ODD = re.compile(r"[^A-Za-z0-9_.@/\-]")
 _SMALL = 64  # elements: constants up to here are operators of the program, larger ones variables that startup fills
 
@@ -62,7 +63,7 @@ class Importer:
         self.kept: dict[int, tuple[Any, Any]] = {}  # by id of a node, which is kept alive: what was made of its attributes
         self.opened: dict[int, tuple[Variable, int]] = {}  # of a number that stands for an open size: an axis that has it
         self._made: dict[int, tuple[Any, Variable]] = {}  # by id of what it was made of, which is kept alive
-        self._kept: set[str] = set()  # names of variables that are held elsewhere than in `env`
+        self._fixed: set[str] = set()  # variables that are held elsewhere than in `env`, so that their names stay
 
     # -- graphs -----------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class Importer:
     def _named(self, wanted: Sequence[str], made: list[Any], start: int) -> list[Any]:
         """What a node made, variables called as the model calls them where operators from `start` on make them."""
         block = self.b.block
-        written = {n for op in block.oplist[start:] for n in op.output_arg_names} - self._kept
+        written = {n for op in block.oplist[start:] for n in op.output_arg_names} - self._fixed
         names: dict[str, str] = {}
         for name, value in zip(wanted, made):
             if name and isinstance(value, Variable) and value.name in written and value.name not in names:
@@ -116,7 +117,7 @@ class Importer:
         block.oplist[start:] = [op.renamed(names, outputs=True) for op in block.oplist[start:]]
         for old, new in names.items():
             block.descs[new] = block.descs.pop(old).changed(name=new)
-        self._kept.update(names.values())  # a list may hold it by now, and a name that a node gave stays
+        self._fixed.update(names.values())  # a list may hold it by now, and a name that a node gave stays
         self.b.__dict__.pop("sizes", None)  # it remembers operators
         return [block.var(names.get(v.name, v.name)) if isinstance(v, Variable) else v for v in made]
 
@@ -145,7 +146,7 @@ class Importer:
 
     def outputs_of(self, n: Node) -> Any:
         """What a node gives: by its face, on the host, or by the body that its schema has."""
-        key = ("" if n.proto.domain in _DEFAULT else n.proto.domain), n.op_type
+        key = domain_of(n.proto.domain), n.op_type
         found = with_open(n) if not key[0] else None
         if found is not None:
             return found
@@ -183,7 +184,7 @@ class Importer:
         """Write the nodes of the function that the schema of an operator defines."""
         import onnx
 
-        domain = "" if n.proto.domain in _DEFAULT else n.proto.domain
+        domain = domain_of(n.proto.domain)
         opset = self.opsets.get(domain, 1)
         try:
             schema = onnx.defs.get_schema(n.op_type, opset, domain)
@@ -205,7 +206,7 @@ class Importer:
             raise n.wrong(f"its schema has no body for operands of {', '.join(n.dtype(k) for k in range(len(n.operands)) if n.has(k))}")
         names = _names_outside(function, n.outputs)
         outer, self.env = self.env, dict(zip(function.input, [*n.operands, *[None] * len(function.input)]))
-        outer_opsets, self.opsets = self.opsets, {**self.opsets, **{o.domain: o.version for o in function.opset_import}}
+        outer_opsets, self.opsets = self.opsets, {**self.opsets, **opsets_of(function)}
         try:
             self.run_nodes([_with_attributes(p, n, schema, names) for p in function.node])
             # a body may not make what nobody asks for
@@ -228,11 +229,11 @@ class Importer:
             who = f"node {n.proto.name or n.op_type!r} ({n.op_type})" if n is not None else "the model"
             raise OnnxError(
                 f"{who} needs the value of {wanted[0].name!r} to know sizes or what to do, and that depends on what is fed; "
-                "Model.run takes such models, and a program for training does not hold them"
+                "fx.onnx.session runs such models, and a program for training does not hold them"
             )
         found = self.evaluate(self.main, wanted)
         self.checks.extend(zip(wanted, found))
-        self._kept.update(v.name for v in wanted)
+        self._fixed.update(v.name for v in wanted)
         computed = iter(found)
         return each(value, lambda v: next(computed) if isinstance(v, Variable) else self.array(v))
 
@@ -243,7 +244,7 @@ class Importer:
         known = self._made.get(id(value))
         if known is None:
             known = self._made[id(value)] = value, self._constant(value)
-            self._kept.add(known[1].name)
+            self._fixed.add(known[1].name)
         return known[1]
 
     def _constant(self, value: Any) -> Variable:
@@ -261,8 +262,7 @@ class Importer:
         if array.size == 0 or (array.size <= _SMALL and (array == array.flat[0]).all()):
             return self.b.fill_constant(shape=array.shape, dtype=dtype, value=float(array.flat[0]) if array.size else 0.0)
         if array.size <= _SMALL:
-            numbers = array.astype("float64" if dtype in FLOATS else dtype).ravel().tolist()
-            return self.b.assign_value(shape=array.shape, dtype=dtype, values=tuple(numbers))
+            return self.b.assign_value(shape=array.shape, dtype=dtype, values=elements(array, dtype))
         name = self.fresh("constant")
         for program in (self.main, self.startup):
             program.global_block().create_var(name, array.shape, dtype, persistable=True, stop_gradient=True)
@@ -327,9 +327,6 @@ def type_proto_of(importer: Importer, value: Any) -> Any:
         return TypeProto()
     if isinstance(value, Variable):
         t = value.desc.type
-        from ..ir.dtypes import np_dtype
-        from .values import dtype_code
-
         return helper.make_tensor_type_proto(dtype_code(np_dtype(t.dtype)), [None if d < 0 else d for d in t.shape])
     if isinstance(value, list) and value:
         return helper.make_sequence_type_proto(type_proto_of(importer, value[0]))

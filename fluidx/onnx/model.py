@@ -11,10 +11,10 @@ from ..ir import Parameter, Program, ProgramError, Variable, unique_name
 from ..ir.dtypes import as_dtype
 from ..ir.errors import nearest
 from ..ir.types import ANY
-from .check import readable, supported, valid
 from .errors import OnnxError
+from .form import initialized, opsets_of
 from .importer import Importer
-from .read import parsed, read
+from .read import read
 from .sessions import Session, program_name
 from .values import numpy_dtype
 
@@ -30,7 +30,7 @@ class Model:
         self.proto = proto
         self._importer = importer
         self._session: Session | None = None
-        given = {t.name for t in proto.graph.initializer} | {t.values.name for t in proto.graph.sparse_initializer}
+        given = initialized(proto.graph)
         self.inputs = {i.name: self[i.name] for i in proto.graph.input if i.name not in given}
         self.outputs = {o.name: self[o.name] for o in proto.graph.output}
 
@@ -74,15 +74,9 @@ def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Mode
     >>> print(model, model["y"].shape)
     <Model of <Program small: 1 ops, 0 params>: x -> y> (-1, 2)
     """
-    raw = parsed(source)
-    readable(raw)
-    supported(raw)
-    valid(raw)
-    proto = read(raw)
-    supported(proto)
+    proto = read(source, strict=True)
     name = program_name(proto.graph)
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
-    importer = Importer(Program(name), Program(f"{name}_startup"), opsets, constants_train=True)
+    importer = Importer(Program(name), Program(f"{name}_startup"), opsets_of(proto), constants_train=True)
     with unique_name.guard():  # a model gives one program, however often it is loaded
         importer.take_weights(proto.graph)
         _declare(importer, proto.graph, dict(shapes or {}))

@@ -6,24 +6,31 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .check import readable, supported, valid
 from .errors import OnnxError, need_onnx
-from .form import check_form
+from .form import check_form, domain_of, opsets_of
 
 NEWEST = 28  # the opset whose operators the faces speak
 OPSET_8 = "fluidx.opset8"  # the domain that Scan of opset 8 gets: it has a batch, which the converter takes away, and the data with it
 
 
-def read(source: Any) -> Any:
+def read(source: Any, strict: bool = False) -> Any:
     """A `ModelProto` of a path, of bytes or of a ModelProto, its operators those of the newest opset.
 
-    Tensors outside of the file have to lie in its folder. Raises OnnxError for what is no model, and for what cannot be converted.
+    Tensors outside of the file have to lie in its folder. Raises OnnxError for what is no model, for operators that fluidx does not have,
+    and for what cannot be converted; if `strict`, for what the standard's own checker refuses.
     """
-
     model = parsed(source)
+    readable(model)
+    supported(model)
     check_form(model)
+    if strict:
+        valid(model)
     if len(model.functions):
         model = _inlined(model)
-    return _converted(model)
+    model = _converted(model)
+    supported(model)
+    return model
 
 
 def parsed(source: Any) -> Any:
@@ -34,11 +41,17 @@ def parsed(source: Any) -> Any:
 
     if isinstance(source, onnx.ModelProto):
         return source
-    path = None if isinstance(source, (bytes, bytearray, memoryview)) else Path(os.fspath(source))
-    try:
-        data = bytes(source) if path is None else path.read_bytes()
-    except OSError as e:
-        raise OnnxError(f"cannot read {path}: {e.strerror}") from None
+    path: Path | None = None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        data = bytes(source)
+    elif isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        try:
+            data = path.read_bytes()
+        except OSError as e:
+            raise OnnxError(f"cannot read {path}: {e.strerror}") from None
+    else:
+        raise OnnxError(f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}: {source!r:.80}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -97,7 +110,7 @@ def _inlined(model: Any) -> Any:
 def _converted(model: Any) -> Any:
     import onnx
 
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    opset = opsets_of(model).get("")
     target = min(NEWEST, onnx.defs.onnx_opset_version())
     if opset is None or opset >= target:
         return model
@@ -117,7 +130,7 @@ def _resize_as_before_11(graph: Any) -> None:
     from onnx import AttributeProto, helper
 
     for node in graph.node:
-        if node.op_type == "Resize" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Resize" and not domain_of(node.domain):
             given = {a.name for a in node.attribute}
             meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             node.attribute.extend(helper.make_attribute(k, v) for k, v in meant.items() if k not in given)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from .check import readable, supported, valid
+from .check import readable
 from .errors import OnnxError
+from .form import initialized
 from .model import load
-from .read import parsed
+from .read import parsed, read
 from .sessions import session
 from .values import numpy_dtype
 
@@ -22,7 +23,7 @@ def info(path: str) -> str:
     model = parsed(path)
     readable(model)
     graph = model.graph
-    given = {t.name for t in graph.initializer}
+    given = initialized(graph)
     opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in model.opset_import)
     written = f" by {model.producer_name} {model.producer_version}".rstrip() if model.producer_name else ""
     lines = [f"{graph.name or 'a graph without name'}: IR {model.ir_version}, opset {opsets}, written{written or ' by nobody who says so'}"]
@@ -45,15 +46,12 @@ def _value(info: Any) -> str:
 
 def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
     """Say whether fluidx takes a model; raises OnnxError with the reason where not."""
-    model = parsed(path)
-    readable(model)
-    supported(model)
-    valid(model)
+    read(path, strict=True)
     said = "valid, and fluidx has every operator of it"
     try:
         program = load(path, shapes).main
     except OnnxError as e:
-        return f"{path}: {said}\n  it runs, and is no program to train: {e}"
+        return f"{path}: {said}\n  fx.onnx.session takes it, and it is no program to train: {e}"
     return f"{path}: {said}\n  as a program: {len(program.ops)} operators, {len(program.all_parameters())} parameters; it can be trained"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from ..ir import Program, Variable
 from ..ir.dtypes import as_dtype
 from ..ir.errors import FluidxError
 from .errors import OnnxError
+from .form import initialized, opsets_of
 from .importer import Importer, run_once
 from .read import read
-from .values import ABSENT, each, in_programs, leaves
+from .values import ABSENT, each, in_programs, leaves, numpy_dtype
 
 _MAX_PLANS = 16
 
@@ -37,10 +39,10 @@ class Session:
 
     def __init__(self, model: Any):
         self.model, self.graph = model, model.graph
-        self.opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-        given = {t.name for t in self.graph.initializer} | {s.values.name for s in self.graph.sparse_initializer}
-        self.inputs = [i.name for i in self.graph.input if i.name not in given]
-        self.optional = given
+        self.opsets = opsets_of(model)
+        self.optional = initialized(self.graph)
+        self.inputs = [i.name for i in self.graph.input if i.name not in self.optional]
+        self._types = {i.name: i.type for i in self.graph.input}
         self.outputs = [o.name for o in self.graph.output]
         self._plans: OrderedDict[tuple, list[_Plan]] = OrderedDict()
         self._kept: dict[int, tuple[Any, Any]] = {}
@@ -56,13 +58,9 @@ class Session:
             raise OnnxError(f"the model cannot be run: {type(e).__name__}: {e}") from e
 
     def _run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-        fed = dict(feed) if isinstance(feed, Mapping) else dict(zip(self.inputs, feed, strict=False))
-        known = {i.name for i in self.graph.input}
-        missing, unknown = [n for n in self.inputs if n not in fed], [n for n in fed if n not in known]
-        if missing or unknown:
-            what = f"input {missing[0]!r} is not fed" if missing else f"{unknown[0]!r} is no input"
-            raise OnnxError(f"{what}; the model has: {', '.join(self.inputs) or 'no inputs'}")
-        fed = {n: _host(v) for n, v in fed.items()}
+        fed = {n: _host(v) for n, v in self._by_name(feed).items()}
+        for name, value in fed.items():
+            self._check_type(name, value)
         tensors = {n: v for n, v in fed.items() if in_programs(v) and n not in self.optional}
         rest = {n: v for n, v in fed.items() if n not in tensors}
         key = tuple((n, v.dtype.name, v.shape) for n, v in tensors.items())
@@ -77,6 +75,33 @@ class Session:
             if len(self._plans) > _MAX_PLANS:
                 self._plans.popitem(last=False)
         return self._outputs(plan, tensors)
+
+    def _by_name(self, feed: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        has = f"the model has: {', '.join(self.inputs) or 'no inputs'}"
+        if isinstance(feed, Mapping):
+            fed = dict(feed)
+        elif not isinstance(feed, (list, tuple)):
+            raise OnnxError(f"inputs are fed by name in a dict, or in order in a list, not as {type(feed).__name__}; {has}")
+        elif len(feed) > len(self.inputs):
+            raise OnnxError(f"{len(feed)} values are fed; {has}")
+        else:
+            fed = dict(zip(self.inputs, feed, strict=False))
+        missing, unknown = [n for n in self.inputs if n not in fed], [n for n in fed if n not in self._types]
+        if missing or unknown:
+            raise OnnxError(f"{f'input {missing[0]!r} is not fed' if missing else f'{unknown[0]!r} is no input'}; {has}")
+        return fed
+
+    def _check_type(self, name: str, value: Any) -> None:
+        """Raise OnnxError for an array of another dtype or rank than the input's. Sizes are not looked at: files declare some that are not
+        so."""
+        t = self._types[name].tensor_type
+        if not isinstance(value, np.ndarray) or not t.elem_type:
+            return
+        if value.dtype != numpy_dtype(t.elem_type):
+            raise OnnxError(f"input {name!r} takes {_type(numpy_dtype(t.elem_type))}, found {_type(value.dtype)}; convert it first")
+        if t.HasField("shape") and value.ndim != len(t.shape.dim):
+            sizes = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in t.shape.dim]
+            raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}")
 
     def _write(self, tensors: Mapping[str, np.ndarray], rest: Mapping[str, Any]) -> _Plan:
         main, startup = Program(program_name(self.graph)), Program(f"{program_name(self.graph)}_startup")
@@ -126,10 +151,12 @@ def _host(value: Any) -> Any:
     return array.astype(object) if array.dtype.kind in "SU" else array
 
 
+def _type(dtype: np.dtype) -> str:
+    return "strings" if dtype.kind == "O" else dtype.name
+
+
 def program_name(graph: Any) -> str:
     """The name of a program for a graph."""
-    import re
-
     return re.sub(r"\W", "_", graph.name) or "model"
 
 

@@ -29,7 +29,8 @@ def small(monkeypatch):
 
 
 def graph_of(nodes, inputs=(), outputs=("y",), held=None, name="g"):
-    ins = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in inputs]
+    kinds = inputs if isinstance(inputs, dict) else dict.fromkeys(inputs, np.dtype("float32"))
+    ins = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(kind), None) for n, kind in kinds.items()]
     ends = [helper.make_empty_tensor_value_info(n) for n in outputs]
     return helper.make_graph(nodes, name, ins, ends, [numpy_helper.from_array(np.asarray(v), n) for n, v in (held or {}).items()])
 
@@ -80,7 +81,8 @@ X = np.zeros((2, 3), np.float32)
 def test_sizes_that_no_memory_holds_are_refused_before_they_are_allocated(op, operands, held):
     given = {f"x{k}": v for k, v in enumerate(operands) if v is not None}
     node = helper.make_node(op, [f"x{k}" if v is not None else "" for k, v in enumerate(operands)], ["y"])
-    refused(model_of([node], [] if held else list(given), held=given if held else None), {} if held else given, f"node '({op}|Range)' ")
+    inputs = {} if held else {name: v.dtype for name, v in given.items()}
+    refused(model_of([node], inputs, held=given if held else None), {} if held else given, f"node '({op}|Range)' ")
 
 
 def test_windows_that_no_memory_holds_are_refused():

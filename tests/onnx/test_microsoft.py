@@ -12,7 +12,10 @@ def quantized_lstm(rng, directions, zero_point, length, inputs=6, hidden=5):
     """A model of one DynamicQuantizeLSTM, and what to feed it."""
     from onnx import helper, numpy_helper
 
-    eight = lambda *shape: rng.integers(-100, 100, shape).astype("int8")  # noqa: E731
+
+    def eight(*shape):
+        return rng.integers(-100, 100, shape).astype("int8")
+
     scale, zero = np.full(directions, 0.01, "float32"), np.full(directions, zero_point, "int8")
     held = {
         "w": eight(directions, inputs, 4 * hidden), "r": eight(directions, hidden, 4 * hidden),

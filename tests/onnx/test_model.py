@@ -210,3 +210,25 @@ def test_a_damaged_file_gives_an_error_and_no_traceback():
             fx.onnx.load(bytes(data))
         except OnnxError as e:
             assert str(e)
+
+
+def test_what_a_session_is_fed_has_to_be_what_the_model_takes():
+    ready = fx.onnx.session(model_of("g (float[rows, 2] x) => (float[rows, 2] y) { y = Relu(x) }"))
+    x = np.ones((3, 2), "float32")
+    for feed, message in (
+        ([x, x], "2 values are fed; the model has: x"),
+        (x, "in a dict, or in order in a list, not as ndarray; the model has: x"),
+        ({"z": x}, "input 'x' is not fed; the model has: x"),
+        ({"x": x, "z": x}, "'z' is no input; the model has: x"),
+        ({"x": x.astype("float64")}, "input 'x' takes float32, found float64; convert it first"),
+        ({"x": "text"}, "input 'x' takes float32, found strings; convert it first"),
+        ({"x": x[0]}, r"input 'x' has 2 axes, \[rows, 2\]; found \[2\]"),
+    ):
+        with pytest.raises(fx.onnx.OnnxError, match=message):
+            ready.run(feed)
+
+
+@pytest.mark.parametrize("source", [5, None, [1]])
+def test_what_is_no_model_at_all_is_said(source):
+    with pytest.raises(fx.onnx.OnnxError, match="a model is a path, bytes or an onnx.ModelProto, not "):
+        fx.onnx.load(source)
