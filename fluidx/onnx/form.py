@@ -25,7 +25,10 @@ def domain_of(name: str) -> str:
 
 
 def opsets_of(owner: Any) -> dict[str, int]:
-    """The opset of each domain that a model or a function imports."""
+    """The opset of each domain that a model or a function imports. Raises OnnxError for a number that no opset has."""
+    for o in owner.opset_import:
+        if not 0 < o.version < 2**31:  # what onnx looks up are 32 bits
+            raise OnnxError(f"the model is of opset {o.version} of {o.domain or 'ai.onnx'}, and there is no such opset")
     return {domain_of(o.domain): o.version for o in owner.opset_import}
 
 
@@ -112,8 +115,6 @@ def _form(node: Any, who: str, opsets: Mapping[str, int]) -> _Form | None:
 def _form_of(op_type: str, domain: str, opset: int) -> _Form | None:
     from onnx import defs
 
-    if not 0 < opset < 2**31:
-        raise OnnxError(f"the model is of opset {opset} of {domain or 'ai.onnx'}, and there is no such opset")
     try:
         schema = defs.get_schema(op_type, opset, domain)
     except defs.SchemaError:
