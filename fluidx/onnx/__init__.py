@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from .errors import OnnxError
 from .export import save
-from .model import Model, load
+from .model import OnnxModel, load
 from .read import read
 from .sessions import Session, session
 from .training import set_training
 
-__all__ = ["Model", "OnnxError", "Session", "load", "read", "save", "session", "set_training"]
+__all__ = ["OnnxError", "OnnxModel", "Session", "load", "read", "save", "session", "set_training"]

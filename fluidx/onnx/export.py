@@ -45,7 +45,7 @@ def save(
     >>> exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
     >>> _ = exe.run(startup, scope=scope)
     >>> fx.onnx.save(main, "net.onnx", fetches=[y], scope=scope)
-    >>> [op.type for op in fx.onnx.load("net.onnx").main.ops]
+    >>> [op.type for op in fx.onnx.load("net.onnx").program.ops]
     ['matmul', 'elementwise_add', 'softmax']
     """
     model = to_onnx(program, feeds, fetches, executor, scope)

@@ -19,25 +19,25 @@ from .sessions import Session, program_name
 from .values import numpy_dtype
 
 
-class Model:
-    """An ONNX model as programs: `main` computes `outputs` of `inputs`, `startup` gives parameters the values of the model.
+class OnnxModel:
+    """An ONNX model as programs: `program` computes `fetches` of `feeds`, lists of variables; `startup` gives parameters their values.
 
-    `model["name"]` is what `main` has under a name of the model. Build a loss on it under `fx.program_guard(model.main, model.startup)`.
+    `model["name"]` is the variable of a name of the model. Build a loss on it under `fx.program_guard(model.program, model.startup)`.
     """
 
     def __init__(self, proto: Any, importer: Importer):
-        self.main, self.startup = importer.main, importer.startup
+        self.program, self.startup = importer.main, importer.startup
         self.proto = proto
         self._importer = importer
         self._session: Session | None = None
         given = initialized(proto.graph)
-        self.inputs = {i.name: self[i.name] for i in proto.graph.input if i.name not in given}
-        self.outputs = {o.name: self[o.name] for o in proto.graph.output}
+        self.feeds = [self[i.name] for i in proto.graph.input if i.name not in given]
+        self.fetches = [self[o.name] for o in proto.graph.output]
 
     @property
     def parameters(self) -> list[Parameter]:
-        """The parameters of `main`, in the order of their first use."""
-        return self.main.all_parameters()
+        """The parameters of `program`, in the order of their first use."""
+        return self.program.all_parameters()
 
     def __getitem__(self, name: str) -> Variable:
         """The variable that holds a value of the model. Raises OnnxError where there is none."""
@@ -56,10 +56,10 @@ class Model:
         return self._session.run(feed)
 
     def __repr__(self) -> str:
-        return f"<Model of {self.main!r}: {', '.join(self.inputs)} -> {', '.join(self.outputs)}>"
+        return f"<OnnxModel of {self.program!r}: {', '.join(v.name for v in self.feeds)} -> {', '.join(v.name for v in self.fetches)}>"
 
 
-def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Model:
+def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> OnnxModel:
     """The program of a model: of a path, bytes or a ModelProto.
 
     Sizes that the model leaves open stay open, -1; `shapes` gives those of inputs, by name, where the program has to know them, or opens
@@ -72,7 +72,7 @@ def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Mode
     >>> proto = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "small", [x], [y]))
     >>> model = fx.onnx.load(proto)
     >>> print(model, model["y"].shape)
-    <Model of <Program small: 1 ops, 0 params>: x -> y> (-1, 2)
+    <OnnxModel of <Program small: 1 ops, 0 params>: x -> y> (-1, 2)
     """
     proto = read(source, strict=True)
     name = program_name(proto.graph)
@@ -81,7 +81,7 @@ def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Mode
         importer.take_weights(proto.graph)
         _declare(importer, proto.graph, dict(shapes or {}))
         importer.run_nodes(proto.graph.node)
-        return Model(proto, importer)
+        return OnnxModel(proto, importer)
 
 
 def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int]]) -> None:

@@ -49,7 +49,7 @@ def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
     read(path, strict=True)
     said = "valid, and fluidx has every operator of it"
     try:
-        program = load(path, shapes).main
+        program = load(path, shapes).program
     except OnnxError as e:
         return f"{path}: {said}\n  fx.onnx.session takes it, and it is no program to train: {e}"
     return f"{path}: {said}\n  as a program: {len(program.ops)} operators, {len(program.all_parameters())} parameters; it can be trained"

@@ -10,17 +10,17 @@ from ..initializer import derive_seed
 from ..ir import Operator, Program, Role, Variable, flow, program_guard
 from ..ir.errors import nearest
 from .errors import OnnxError
-from .model import Model
+from .model import OnnxModel
 
 Patterns = bool | str | Sequence[str]
 
 
 def set_training(
-    model: Model | Program,
+    model: OnnxModel | Program,
     batch_norm: Patterns = True,
     dropout: bool | float = True,
     freeze: str | Sequence[str] = (),
-    head: Callable[[Model], Variable] | None = None,
+    head: Callable[[OnnxModel], Variable] | None = None,
     loss: str | Callable[[Variable], Variable] | None = None,
 ) -> Variable | None:
     """Prepare a loaded model for training, before a loss is built on it or as one is; returns the loss where `loss` asks for one.
@@ -34,22 +34,22 @@ def set_training(
     "label": int64[-1, 1]), "square_error_cost" or "sigmoid_cross_entropy_with_logits" (of "label", like the output): its mean. Where a
     model ends in a softmax, the cross entropy takes what lies before it.
     """
-    program = model.main if isinstance(model, Model) else model
+    program = model.program if isinstance(model, OnnxModel) else model
     if not isinstance(program, Program):
         raise OnnxError(f"set_training: expected what fx.onnx.load gave, or a Program, got {type(model).__name__}")
     for op in program.ops:
         if op.role in (Role.BACKWARD, Role.OPTIMIZE):
             raise OnnxError(f"{program.label()} computes gradients already, of the model as it was; call set_training before minimize")
-    if not isinstance(model, Model) and (head or loss):
+    if not isinstance(model, OnnxModel) and (head or loss):
         raise OnnxError("set_training: head and loss are for what fx.onnx.load gave; on a Program, build them with layers")
     if batch_norm is not False:
         _wake_batch_norms(program, ("*",) if batch_norm is True else _several(batch_norm))
     if dropout is not False:
         _wake_dropouts(program, None if dropout is True else float(dropout))
     _freeze(program, _several(freeze))
-    if isinstance(model, Model) and head is not None:
+    if isinstance(model, OnnxModel) and head is not None:
         _replace_head(model, head)
-    return _built_loss(model, loss) if isinstance(model, Model) and loss is not None else None
+    return _built_loss(model, loss) if isinstance(model, OnnxModel) and loss is not None else None
 
 
 def _several(patterns: Any) -> tuple[str, ...]:
@@ -124,47 +124,48 @@ def _all_used(patterns: Sequence[str], names: Sequence[str], option: str, what: 
 # -- heads and losses ---------------------------------------------------------------------------------------------------------
 
 
-def _replace_head(model: Model, head: Callable[[Model], Variable]) -> None:
-    with program_guard(model.main, model.startup):
+def _replace_head(model: OnnxModel, head: Callable[[OnnxModel], Variable]) -> None:
+    with program_guard(model.program, model.startup):
         made = head(model)
-    if not isinstance(made, Variable) or made.block.program is not model.main:
+    if not isinstance(made, Variable) or made.block.program is not model.program:
         raise OnnxError(f"set_training: head must return a Variable of the model's program, got {made!r}")
-    model.outputs = {made.name: made}
+    model.fetches = [made]
     _keep(model, [made.name])
 
 
-def _keep(model: Model, targets: Sequence[str]) -> None:
+def _keep(model: OnnxModel, targets: Sequence[str]) -> None:
     """Drop operators and parameters that only others than `targets` need."""
-    main, startup = model.main.global_block(), model.startup.global_block()
-    kept = flow.live_ops(model.main, targets, given=set())
-    used = {n for op in kept for n in (*flow.reads(model.main, op), *flow.writes(model.main, op))} | set(targets)
+    main, startup = model.program.global_block(), model.startup.global_block()
+    kept = flow.live_ops(model.program, targets, given=set())
+    used = {n for op in kept for n in (*flow.reads(model.program, op), *flow.writes(model.program, op))} | set(targets)
     main.oplist[:] = kept
     dead = [n for n, d in main.descs.items() if n not in used and not d.is_data]
     for name in dead:
         del main.descs[name]
         startup.descs.pop(name, None)
     startup.oplist[:] = [op for op in startup.oplist if not set(op.output_arg_names) <= set(dead)]
-    model.main._touch()
+    model.program._touch()
     model.startup._touch()
 
 
 _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
 
 
-def _built_loss(model: Model, loss: str | Callable[[Variable], Variable]) -> Variable:
+def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) -> Variable:
     from .. import layers
     from ..layers.tensor import fluid_data
 
-    if len(model.outputs) != 1:
-        raise OnnxError(f"set_training: loss is of one output, and the model has {', '.join(model.outputs)}; give a head that returns one")
-    (y,) = model.outputs.values()
-    with program_guard(model.main, model.startup):
+    if len(model.fetches) != 1:
+        has = ", ".join(v.name for v in model.fetches)
+        raise OnnxError(f"set_training: loss is of one output, and the model has {has}; give a head that returns one")
+    (y,) = model.fetches
+    with program_guard(model.program, model.startup):
         if callable(loss):
             return loss(y)
         if loss not in _LOSSES:
             raise OnnxError(f"set_training: there is no loss {loss!r}; {nearest(loss, _LOSSES, 'there are')}; or give a function")
         if loss == "softmax_with_cross_entropy":
-            y = _before_softmax(model.main, y)
+            y = _before_softmax(model.program, y)
             label = fluid_data("label", [*y.shape[:-1], 1], "int64")
             return layers.mean(layers.softmax_with_cross_entropy(y, label))
         label = fluid_data("label", list(y.shape), y.dtype)

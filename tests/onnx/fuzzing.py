@@ -170,6 +170,7 @@ def _broken(case: Any, seed: int) -> tuple[Any, list[Any]]:
 def _in_child(names: list[str], cases: dict[str, Any], seed: int, limit: float) -> Iterator[tuple[str, str]]:
     """(name, what went wrong) of cases, broken by a seed; those after one that kills the process go on in another."""
     import os
+    import signal
     import traceback
 
     while names:
@@ -182,6 +183,7 @@ def _in_child(names: list[str], cases: dict[str, Any], seed: int, limit: float) 
                     out.write(f"> {name}\n")
                     out.flush()
                     began = time.process_time()
+                    signal.setitimer(signal.ITIMER_VIRTUAL, 4 * limit)  # ends the process: what goes on for ever is told too
                     try:
                         tried(*_broken(cases[name], seed))
                         if time.process_time() - began > limit:

@@ -136,7 +136,7 @@ def test_a_trained_program_runs_alike_in_onnx_runtime_and_read_again(net, tmp_pa
     again = fx.onnx.load(tmp_path / "net.onnx")
     own = fx.Scope()
     exe.run(again.startup, scope=own)
-    close(exe.run(again.main, feed=feed, fetch_list=[again[y.name]], scope=own)[0], expected)
+    close(exe.run(again.program, feed=feed, fetch_list=[again[y.name]], scope=own)[0], expected)
 
 
 def test_a_folded_program_is_written_as_it_is(tmp_path):

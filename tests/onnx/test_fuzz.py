@@ -90,6 +90,17 @@ def test_windows_that_no_memory_holds_are_refused():
     refused(model_of([node], ["x"], ["y", "at"]), {"x": X[None]}, "it asks for")
 
 
+@pytest.mark.parametrize("smallest, largest, skips", [(-(2**63), 2, 0), (0, 2, 0), (2, 2**62, 2**62)])
+def test_n_grams_of_any_length_are_counted_in_bounded_time(smallest, largest, skips):
+    gram = {"mode": "TF", "min_gram_length": smallest, "max_gram_length": largest, "max_skip_count": skips}
+    node = helper.make_node("TfIdfVectorizer", ["x"], ["y"], **gram, ngram_counts=[0, 0], ngram_indexes=[0], pool_int64s=[1, 3])
+    model, x = model_of([node], {"x": np.dtype("int64")}), np.array([1, 2, 3])
+    if smallest < 1:
+        refused(model, {"x": x}, f"min_gram_length is {smallest}, and an n-gram has one item at least")
+    else:
+        assert fx.onnx.session(model).run([x])[0].tolist() == [1.0]  # 1 and 3, of which 2 is skipped
+
+
 def test_the_message_says_how_much_is_asked_for_and_how_much_there_is():
     refused(
         model_of([helper.make_node("ConstantOfShape", ["n"], ["y"])], held={"n": np.array([2**40])}),

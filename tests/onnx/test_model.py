@@ -22,7 +22,7 @@ def run(model, feed, name):
     exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
     if model.startup.ops:
         exe.run(model.startup, scope=scope)
-    return exe.run(model.main, feed=feed, fetch_list=[model[name]], scope=scope)[0]
+    return exe.run(model.program, feed=feed, fetch_list=[model[name]], scope=scope)[0]
 
 
 # -- open sizes ----------------------------------------------------------------------------------------------------------------
@@ -91,15 +91,15 @@ def test_a_model_with_an_open_batch_trains_on_ranks_as_on_one_device():
     model = fx.onnx.load(attention_block())
     with fx.unique_name.guard():
         loss = fx.onnx.set_training(model, head=lambda m: fx.layers.fc(m["y"], 3), loss="softmax_with_cross_entropy")
-        with fx.program_guard(model.main, model.startup):
+        with fx.program_guard(model.program, model.startup):
             fx.optimizer.SGD(0.1).minimize(loss)
     rng = np.random.default_rng(2)
     feeds = [{"ids": rng.integers(0, 10, (4, 5)), "label": rng.integers(0, 3, (4, 1))} for _ in range(2)]
     exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
     exe.run(model.startup, scope=scope)
-    expected = [exe.run(model.main, feed=f, fetch_list=[loss], scope=scope)[0] for f in feeds]
+    expected = [exe.run(model.program, feed=f, fetch_list=[loss], scope=scope)[0] for f in feeds]
     t = fx.DistributeTranspiler(fx.strategies.data_parallel())
-    t.transpile(program=model.main, startup_program=model.startup, trainers=2)
+    t.transpile(program=model.program, startup_program=model.startup, trainers=2)
     assert t.verify()
     with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as ranks:
         ranks.run_startup()
@@ -150,14 +150,14 @@ def test_a_size_that_is_fixed_in_the_model_can_be_opened():
 
 def test_every_value_has_its_name():
     model = fx.onnx.load(attention_block())
-    assert list(model.inputs) == ["ids"] and list(model.outputs) == ["y"]
+    assert [v.name for v in model.feeds] == ["ids"] and [v.name for v in model.fetches] == ["y"]
     assert model["scores"].name == "scores" and model["wq"].name == "wq" and [p.name for p in model.parameters][0] == "table"
     with pytest.raises(OnnxError, match="the model has no value 'score'; did you mean 'scores'?"):
         model["score"]
 
 
 def test_a_model_is_one_program_however_often_it_is_loaded():
-    assert fx.onnx.load(attention_block()).main == fx.onnx.load(attention_block()).main
+    assert fx.onnx.load(attention_block()).program == fx.onnx.load(attention_block()).program
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def feed(seed=0, rows=ROWS):
 def prepared(optimizer=None, **options):
     model = fx.onnx.load(small_net())
     loss = fx.onnx.set_training(model, loss="softmax_with_cross_entropy", **options)
-    with fx.program_guard(model.main, model.startup), fx.unique_name.guard("train_"):
+    with fx.program_guard(model.program, model.startup), fx.unique_name.guard("train_"):
         (optimizer or fx.optimizer.Adam(0.01)).minimize(loss)
     return model, loss
 
@@ -63,7 +63,7 @@ def on_runtime(path, image):
 def one_device(model, loss, steps):
     exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
     exe.run(model.startup, scope=scope)
-    losses = [exe.run(model.main, feed=feed(k), fetch_list=[loss], scope=scope)[0] for k in range(steps)]
+    losses = [exe.run(model.program, feed=feed(k), fetch_list=[loss], scope=scope)[0] for k in range(steps)]
     return np.concatenate(losses), scope
 
 
@@ -72,15 +72,15 @@ def test_a_model_trains_on_four_ranks_as_on_one_device_and_is_written_again(stra
     model, loss = prepared(fx.optimizer.Momentum(0.1, 0.9))
     expected, scope = one_device(model, loss, 3)
     t = fx.DistributeTranspiler(getattr(fx.strategies, strategy)())
-    t.transpile(program=model.main, startup_program=model.startup, trainers=4)
+    t.transpile(program=model.program, startup_program=model.startup, trainers=4)
     assert t.verify()
     with fx.ParallelExecutor(t, places=fx.cpu_places(4)) as ranks:
         ranks.run_startup()
         losses = np.concatenate([ranks.run(feed=feed(k), fetch_list=[loss])[0] for k in range(3)])
         # four ranks add up their parts of a sum in another order than one device does: float32 rounding, through three steps
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
-        fx.onnx.save(model.main, tmp_path / "ranks.onnx", fetches=[model["probability"]], executor=ranks)
-    fx.onnx.save(model.main, tmp_path / "one.onnx", fetches=[model["probability"]], scope=scope)
+        fx.onnx.save(model.program, tmp_path / "ranks.onnx", fetches=[model["probability"]], executor=ranks)
+    fx.onnx.save(model.program, tmp_path / "one.onnx", fetches=[model["probability"]], scope=scope)
     image = feed(9, rows=5)["image"]
     one, four = (on_runtime(tmp_path / f"{name}.onnx", image) for name in ("one", "ranks"))
     np.testing.assert_allclose(four, one, rtol=1e-5, atol=1e-6)
@@ -90,9 +90,9 @@ def test_a_model_trains_on_four_ranks_as_on_one_device_and_is_written_again(stra
 def test_what_is_written_computes_what_the_program_does(tmp_path):
     model, loss = prepared()
     _, scope = one_device(model, loss, 2)
-    fx.onnx.save(model.main, tmp_path / "trained.onnx", fetches=[model["probability"]], scope=scope)
+    fx.onnx.save(model.program, tmp_path / "trained.onnx", fetches=[model["probability"]], scope=scope)
     image = feed(5)["image"]
-    test = model.main.clone(for_test=True)
+    test = model.program.clone(for_test=True)
     (expected,) = fx.Executor(fx.CPUPlace()).run(test, feed={"image": image}, fetch_list=[model["probability"]], scope=scope)
     # both compute in float32 and add up in their own order: a few units in the last place
     np.testing.assert_allclose(on_runtime(tmp_path / "trained.onnx", image), expected, rtol=1e-5, atol=1e-7)
@@ -102,9 +102,9 @@ def test_what_is_written_computes_what_the_program_does(tmp_path):
 def test_a_written_model_gives_an_equal_program(tmp_path):
     model, scope = fx.onnx.load(small_net()), fx.Scope()
     fx.Executor(fx.CPUPlace()).run(model.startup, scope=scope)
-    fx.onnx.save(model.main, tmp_path / "again.onnx", fetches=list(model.outputs.values()), scope=scope)
+    fx.onnx.save(model.program, tmp_path / "again.onnx", fetches=model.fetches, scope=scope)
     again = fx.onnx.load(tmp_path / "again.onnx")
-    assert str(again.main) == str(model.main)
+    assert str(again.program) == str(model.program)
     assert str(again.startup) == str(model.startup)
 
 
@@ -112,7 +112,7 @@ def test_a_written_model_gives_an_equal_program(tmp_path):
 
 
 def ops(model, name):
-    return [op for op in model.main.ops if op.type == name]
+    return [op for op in model.program.ops if op.type == name]
 
 
 def test_batch_norm_takes_the_statistics_of_the_batch_and_updates_the_running_ones():
@@ -120,7 +120,7 @@ def test_batch_norm_takes_the_statistics_of_the_batch_and_updates_the_running_on
     fx.onnx.set_training(model, dropout=False)
     exe, scope, image = fx.Executor(fx.CPUPlace()), fx.Scope(), feed()["image"]
     exe.run(model.startup, scope=scope)
-    a, n = exe.run(model.main, feed={"image": image}, fetch_list=[model["a"], model["n"]], scope=scope)
+    a, n = exe.run(model.program, feed={"image": image}, fetch_list=[model["a"], model["n"]], scope=scope)
     mean, variance = a.mean(axis=(0, 2, 3)), a.var(axis=(0, 2, 3))
     weight, bias = scope.get("bn.scale")[:, None, None], scope.get("bn.bias")[:, None, None]
     normal = (a - mean[:, None, None]) / np.sqrt(variance[:, None, None] + 1e-3)
@@ -136,7 +136,7 @@ def test_dropout_drops_at_the_rate_of_the_model_or_another():
     fx.onnx.set_training(model, batch_norm=False)
     exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
     exe.run(model.startup, scope=scope)
-    x, y = exe.run(model.main, feed={"image": feed(rows=200)["image"]}, fetch_list=[model["features"], model["d"]], scope=scope)
+    x, y = exe.run(model.program, feed={"image": feed(rows=200)["image"]}, fetch_list=[model["features"], model["d"]], scope=scope)
     there = x != 0  # behind a Relu, other zeros are not told from dropped ones
     assert abs((y[there] == 0).mean() - 0.25) < 0.03, "of some thousand draws, six standard deviations"
     kept = there & (y != 0)
@@ -161,15 +161,15 @@ def test_a_new_head_takes_the_place_of_the_old_one():
         loss = fx.onnx.set_training(model, head=lambda m: fx.layers.fc(m["features"], 3), loss="softmax_with_cross_entropy")
     assert [p.name for p in model.parameters] == ["conv.w", "conv.b", "bn.scale", "bn.bias", "bn.mean", "bn.var", "fc_0.w_0", "fc_0.b_0"]
     assert not ops(model, "softmax") and not ops(model, "dropout")
-    with fx.program_guard(model.main, model.startup):
+    with fx.program_guard(model.program, model.startup):
         fx.optimizer.SGD(0.1).minimize(loss)
     exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
     exe.run(model.startup, scope=scope)
     data = feed()
     data["label"] %= 3
-    before = exe.run(model.main, feed=data, fetch_list=[loss], scope=scope)[0]
+    before = exe.run(model.program, feed=data, fetch_list=[loss], scope=scope)[0]
     for _ in range(20):
-        after = exe.run(model.main, feed=data, fetch_list=[loss], scope=scope)[0]
+        after = exe.run(model.program, feed=data, fetch_list=[loss], scope=scope)[0]
     assert after < before
 
 

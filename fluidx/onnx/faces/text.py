@@ -85,6 +85,8 @@ def tf_idf_vectorizer(n: Node) -> object:
     rows = x.reshape(1, -1) if x.ndim < 2 else x
     grams, places = _pool(n), n.attr("ngram_indexes")
     smallest, largest, skips = n.attr("min_gram_length"), n.attr("max_gram_length"), n.attr("max_skip_count")
+    if smallest < 1:
+        raise n.wrong(f"min_gram_length is {smallest}, and an n-gram has one item at least")
     counts = np.zeros(room([len(rows), max(places) + 1]), np.float32)
     for row, items in enumerate(rows.tolist()):
         for length in range(smallest, min(largest, len(items)) + 1):
