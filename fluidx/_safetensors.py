@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Mapping
 from math import prod
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from .ir import FluidxError, as_dtype, nearest, np_dtype
+from ._files import CheckpointError, Write, write_atomically
+from .ir import as_dtype, nearest, np_dtype
 
 _CODES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16", "uint32": "U32",
@@ -23,54 +24,54 @@ _CODES = {
 _DTYPES = {code: name for name, code in _CODES.items()}
 _HEADER_LIMIT = 100_000_000  # the format's own bound
 _MAX_AXES = 32
-
-
-class CheckpointError(FluidxError, ValueError):
-    """A saved file is missing, damaged, or does not fit the program."""
-
-
-def write_atomically(path: str, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file through `write(stream)` beside `path` and put it in place at once: readers see the old file or the new one."""
-    folder, name = os.path.split(os.path.abspath(path))
-    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with open(temporary, "xb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException as e:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        if isinstance(e, OSError):
-            raise CheckpointError(f"cannot write {path}: {e.strerror or e}") from e
-        raise
+_SUMS = "crc32"  # the key of the metadata that holds the checksums, as JSON, by name
 
 
 def save_arrays(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write arrays by name, with a few strings beside them."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    offset = 0
+    """Write a file of arrays by name, with a few strings beside them."""
+    write_atomically(path, arrays_in(path, arrays, metadata))
+
+
+def arrays_in(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> Write:
+    """What writes the content of a file of arrays. Each has a checksum in the metadata, as have the other metadata.
+
+    Raises CheckpointError, about the file of that path, for what the format cannot hold.
+    """
+    header: dict[str, Any] = {}
+    sums, offset = {"": _sum_of(metadata)}, 0
     for name in sorted(arrays):
         array = arrays[name]
-        if name == "__metadata__":
-            raise CheckpointError("a variable cannot be saved under the name '__metadata__'; the file format uses it")
-        header[name] = {"dtype": _CODES[as_dtype(array.dtype)], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        if name in ("", "__metadata__"):
+            raise CheckpointError(f"a variable cannot be saved under the name {name!r}; the file format uses it")
+        entry = {"dtype": _CODES[as_dtype(array.dtype)], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        header[name] = entry
+        sums[name] = _sum(name, entry["dtype"], array)
         offset += array.nbytes
+    header["__metadata__"] = {**metadata, _SUMS: json.dumps(sums)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _HEADER_LIMIT:
         raise CheckpointError(f"cannot write {path}: its header has {len(text)} bytes, the format allows {_HEADER_LIMIT}")
 
-    def write(stream: BinaryIO) -> None:
+    def write(stream: Any) -> None:
         stream.write(len(text).to_bytes(8, "little"))
         stream.write(text)
         for name in sorted(arrays):
-            array = np.ascontiguousarray(arrays[name])
-            stream.write(array.reshape(-1).view(np.uint8).data if array.size else b"")
+            stream.write(_bytes(arrays[name]))
 
-    write_atomically(path, write)
+    return write
+
+
+def _bytes(array: np.ndarray) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+
+
+def _sum(name: str, code: Any, array: np.ndarray) -> int:
+    return zlib.crc32(_bytes(array), zlib.crc32(f"{name} {code} {list(array.shape)}".encode()))
+
+
+def _sum_of(metadata: Mapping[str, str]) -> int:
+    return zlib.crc32(json.dumps(dict(metadata), sort_keys=True).encode())
 
 
 class ArrayFile:
@@ -105,6 +106,7 @@ class ArrayFile:
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             raise self._damaged("its __metadata__ is not a table of strings")
+        self._sums = self._checksums(metadata)
         self.metadata: dict[str, str] = metadata
         self._start = 8 + length
         self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
@@ -120,6 +122,22 @@ class ArrayFile:
             at = end
         if at != size - self._start:
             raise self._damaged(f"its arrays need {at} bytes, found {size - self._start}")
+        if self._sums and self._sums.keys() != self._entries.keys():
+            raise self._damaged("its checksums are of other arrays than it has")
+
+    def _checksums(self, metadata: dict[str, str]) -> dict[str, int]:
+        """The checksums of arrays, which are taken out of the metadata; none in a file that somebody else wrote."""
+        if _SUMS not in metadata:
+            if metadata.get("format") == "fluidx":
+                raise self._damaged("it has no checksums, which fluidx writes")
+            return {}
+        try:
+            sums = json.loads(metadata.pop(_SUMS))
+            if sums.pop("") == _sum_of(metadata):
+                return sums
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+            pass
+        raise self._damaged("its metadata do not have the checksum that was written with them")
 
     def _entry(self, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
         try:
@@ -159,6 +177,8 @@ class ArrayFile:
             raise self._damaged(f"it ends within array {name!r}")  # it was cut after it was opened
         if dtype == "bool" and array.size and (array.view(np.uint8) > 1).any():
             raise self._damaged(f"array {name!r} is bool and holds a byte that is neither 0 nor 1")
+        if self._sums and self._sums[name] != _sum(name, _CODES[dtype], array):
+            raise self._damaged(f"array {name!r} does not have the checksum that was written with it; bytes of it were changed")
         return array
 
     def __enter__(self) -> ArrayFile:

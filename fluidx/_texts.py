@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ._checks import wrong
-from ._safetensors import ArrayFile, CheckpointError, save_arrays, write_atomically
+from ._files import CheckpointError, write_atomically
+from ._safetensors import ArrayFile, save_arrays
 from .ir import ParseError, Program, ProgramPair
 from .ir.constants import Array, is_digest
 from .ir.parser import parse_any
 
-_CONSTANTS = ".constants.safetensors"
+SUFFIX = ".safetensors"
+CONSTANTS = ".constants" + SUFFIX
 _TEXT_LIMIT = 1 << 30
 
 
@@ -48,7 +52,7 @@ def load_constants(path: Any) -> dict[str, Array]:
 
 def constants_beside(path: Any) -> dict[str, Array]:
     """`load_constants` of the file beside a program text; nothing where there is none."""
-    beside = path_of(path) + _CONSTANTS
+    beside = path_of(path) + CONSTANTS
     return load_constants(beside) if os.path.exists(beside) else {}
 
 
@@ -67,9 +71,43 @@ def constants_in(file: ArrayFile) -> dict[str, Array]:
 
 
 def write_text(path: str, text: str, constants: Mapping[str, Array]) -> None:
-    if constants:
-        save_arrays(path + _CONSTANTS, {digest: a.values for digest, a in constants.items()}, {"format": "fluidx"})
+    """A text, with its constants beside it: those of the older text stay until the new one is in place."""
+    beside, values = path + CONSTANTS, {digest: a.values for digest, a in constants.items()}
+    older: dict[str, Any] = {}
+    if os.path.exists(beside):
+        with suppress(CheckpointError):
+            older = {digest: a.values for digest, a in load_constants(beside).items()}
+    if values:
+        save_arrays(beside, {**older, **values}, {"format": "fluidx"})
     write_atomically(path, lambda stream: stream.write(text.encode()))
+    if older.keys() - values.keys():
+        if values:
+            save_arrays(beside, values, {"format": "fluidx"})
+        else:
+            os.unlink(beside)
+
+
+def save_program(path: Any, program: Program, values: Mapping[str, Any], step: int, extra: Mapping[str, Any]) -> None:
+    """One file of a program, its constants and the values of its variables."""
+    arrays = {**values, **{digest: a.values for digest, a in program.constants().items()}}
+    metadata = {"format": "fluidx", "program": program.to_string(), "step": str(step), "extra": json.dumps(dict(extra))}
+    save_arrays(with_suffix(path), arrays, metadata)
+
+
+def parsed(path: str, text: str, constants: Mapping[str, Array]) -> Program:
+    """The program that a file says. Raises CheckpointError for what is none."""
+    try:
+        return Program.parse_from_string(text, constants)
+    except ParseError as e:
+        raise CheckpointError(f"{path}: the program in it cannot be read: {e}") from e
+
+
+def with_suffix(path: Any) -> str:
+    """The file of a path that may lack its suffix."""
+    path = path_of(path)
+    if os.path.basename(path) in ("", ".", ".."):
+        raise CheckpointError(f"{path!r} is no file name")
+    return path if path.endswith(SUFFIX) else path + SUFFIX
 
 
 def read_text(path: str) -> str:

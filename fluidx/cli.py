@@ -144,7 +144,7 @@ def trace(output: Path, steps: int | None, ranks: int | None, by: str, limit: in
 
 def _read(*paths: str) -> list[Any]:
     """A program, or a pair with startup, from each text or JSON file. Constants that lie beside one are there for all."""
-    from .io import constants_beside
+    from ._texts import constants_beside
 
     constants = {digest: a for path in paths for digest, a in constants_beside(path).items()}
     return [_parsed(path, constants) for path in paths]

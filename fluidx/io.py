@@ -1,14 +1,15 @@
 """Save and load: variables as safetensors files, programs as text. Nothing is pickled, and a file is replaced whole or not at all.
 
-`save` and `load` keep a whole program in one file, `save_text` and `load_text` what it says, `save_vars` and its kin keep variables one
-per file (or in one file), `save_inference_model` keeps what is needed to compute some targets. Values come from the global scope, or, when
-the executor is a ParallelExecutor, from its ranks: a file does not depend on how many there were.
+`save` and `load` keep a whole program in one file, or what ranks have in a folder, `CheckpointManager` the newest few of these folders.
+`save_text` and `load_text` keep what a program says, `save_vars` and its kin variables one per file (or in one file) and
+`save_inference_model` what is needed to compute some targets. Values come from the global scope, or from the ranks of a ParallelExecutor.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,64 +18,35 @@ from urllib.parse import quote
 import numpy as np
 
 from ._checks import wrong
-from ._safetensors import ArrayFile, CheckpointError, save_arrays
-from ._texts import constants_beside, constants_in, load_constants, load_text, path_of, read_text, save_text, write_text
-from .ir import (
-    FeedError,
-    NotInitializedError,
-    Parameter,
-    ParseError,
-    Program,
-    TensorType,
-    Var,
-    Variable,
-    as_dtype,
-    default_main_program,
-    flow,
-)
+from ._files import MANIFEST, Write, place_of, reading, write_together
+from ._safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
+from ._state import get, persistables, program_or_default, put, set_step, step
+from ._texts import (
+    CONSTANTS,
+    SUFFIX,
+    constants_in,
+    load_constants,
+    load_text,
+    parsed,
+    path_of,
+    read_text,
+    save_program,
+    save_text,
+    with_suffix,
+)  # fmt: skip
+from .checkpoint import CheckpointManager, consolidate, load_shards, save_shards
+from .ir import Parameter, Program, TensorType, Var, Variable, as_dtype, flow
 from .ir.bodies import copy_op
-from .ir.constants import Array, is_digest
+from .ir.constants import is_digest
 
 __all__ = [
-    "CheckpointError", "load", "load_constants", "load_inference_model", "load_params", "load_persistables", "load_program",
+    "CheckpointError", "CheckpointManager", "consolidate", "load", "load_constants", "load_inference_model",
+    "load_params", "load_persistables", "load_program",
     "load_program_state", "load_text", "load_vars", "prune", "save", "save_inference_model", "save_params", "save_persistables",
     "save_text", "save_vars", "set_program_state",
 ]  # fmt: skip
 
-_SUFFIX = ".safetensors"
-_MODEL, _PARAMS = "__model__", "__params__" + _SUFFIX
-
-
-# -- where values live ------------------------------------------------------------------------------------------------------
-
-
-def _get(executor: Any, var: Var) -> np.ndarray:
-    """The value of a persistable variable, checked against its declaration."""
-    if hasattr(executor, "state"):
-        try:
-            value = np.asarray(executor.state(var.name))
-        except FeedError as e:
-            raise CheckpointError(f"cannot save: {e}") from None
-    else:
-        from .executor import global_scope
-
-        held = global_scope().find_var(var.name)
-        if held is None:
-            raise NotInitializedError(f"cannot save variable {var.name!r}: it has no value; run the startup program first")
-        value = np.asarray(held.get_tensor())
-    found = TensorType(as_dtype(value.dtype), value.shape)
-    if not var.type.accepts(found):
-        raise CheckpointError(f"cannot save variable {var.name!r}: it is declared {var.type}, its value is {found}")
-    return value
-
-
-def _set(executor: Any, name: str, value: np.ndarray) -> None:
-    if hasattr(executor, "set_state"):
-        executor.set_state(name, value)
-        return
-    from .executor import global_scope
-
-    global_scope().set(name, value)
+_MODEL, _PARAMS = "__model__", "__params__" + SUFFIX
 
 
 def _check(path: str, var: Var, dtype: str, shape: tuple[int, ...]) -> None:
@@ -91,90 +63,83 @@ def _inside(dirname: Any, filename: Any) -> str:
 
 
 def _file_of(name: str) -> str:
-    """The file that holds the variable of that name, when each has its own. Slashes and the like are escaped.
+    """The file that holds the variable of that name, when each has its own: called as it is, slashes and the like escaped.
 
     >>> _file_of("fc_0.w_0"), _file_of("../w")
-    ('fc_0.w_0.safetensors', '..%2Fw.safetensors')
+    ('fc_0.w_0', '%2E.%2Fw')
     """
     encoded = quote(name, safe="@+,=")
-    if len(encoded) > 200:
-        encoded = f"{encoded[:180]}~{zlib.crc32(name.encode()):08x}"
-    return encoded + _SUFFIX
+    if encoded.startswith(".") or encoded == MANIFEST:
+        encoded = f"%{ord(encoded[0]):02X}{encoded[1:]}"
+    return encoded if len(encoded) <= 200 else f"{encoded[:180]}~{zlib.crc32(name.encode()):08x}"
 
 
 # -- a whole program ----------------------------------------------------------------------------------------------------------
 
 
-def save(program: Program, model_path: Any, executor: Any = None) -> None:
-    """Write the program, its large constants and all its persistable variables into one file, `model_path` plus ".safetensors".
+def save(
+    program: Program | None, model_path: Any, executor: Any = None, sharded: bool = False, extra: Mapping[str, Any] | None = None
+) -> None:
+    """Write the program, its large constants, all its persistable variables and how often it ran.
 
-    Raises NotInitializedError when a variable has no value yet, CheckpointError when the file cannot be written; an older file is then
-    still there, whole.
+    They go into one file, `model_path` plus ".safetensors", of whole values; with `sharded` into the folder `model_path`, a file for each
+    rank of a ParallelExecutor with what it has, and a manifest: the same ranks go on from that bit for bit, state that only their strategy
+    keeps included. `extra` is what JSON can say, such as the position in the data; `load` returns it. Raises NotInitializedError when a
+    variable has no value yet, CheckpointError when nothing can be written; what was there before is then still there, whole.
     """
-    program = _program(program)
-    values = {d.name: _get(executor, d) for d in _persistables(program)}
+    program = program_or_default(program)
+    if sharded:
+        save_shards(program, model_path, executor, extra)
+        return
+    values = {d.name: get(executor, d) for d in persistables(program)}
     if taken := [n for n in values if is_digest(n)]:
         raise CheckpointError(f"variable {taken[0]!r} cannot be saved under its name, which is that of a constant; rename it")
-    values.update((digest, a.values) for digest, a in program.constants().items())
-    save_arrays(_with_suffix(model_path), values, {"format": "fluidx", "program": program.to_string()})
+    save_program(model_path, program, values, step(program, executor), extra or {})
 
 
-def load(program: Program, model_path: Any, executor: Any = None, var_list: Sequence[Variable] | None = None) -> None:
-    """Read the values of the program's persistable variables (or of `var_list`) from a file that `save` wrote.
+def load(program: Program | None, model_path: Any, executor: Any = None, var_list: Sequence[Variable] | None = None) -> dict[str, Any]:
+    """Read the values of the program's persistable variables (or of `var_list`) that `save` wrote; returns its `extra`.
 
-    All of them are checked before the first is set. Raises CheckpointError, naming file and variable, when one is missing or has
-    another shape or dtype.
+    The program goes on counting its runs, by which random numbers are keyed, from those of the one that was saved. Any number of ranks, or
+    one device, may go on, under any strategy. All is checked before anything is set. Raises CheckpointError, naming file and variable, when
+    one is missing, damaged, or has another shape or dtype.
     """
-    program = _program(program)
-    wanted = _persistables(program) if var_list is None else [_record(program, v) for v in var_list]
-    _load_all(_with_suffix(model_path), wanted, executor)
+    program = program_or_default(program)
+    if os.path.isdir(path_of(model_path)) and not os.path.exists(with_suffix(model_path)):
+        return load_shards(program, model_path, executor, None if var_list is None else [_record(program, v) for v in var_list])
+    wanted = persistables(program) if var_list is None else [_record(program, v) for v in var_list]
+    said = _load_all(with_suffix(model_path), wanted, executor)
+    if var_list is None and "step" in said:
+        set_step(program, executor, int(said["step"]))
+    return json.loads(said.get("extra", "{}"))
 
 
 def load_program(model_path: Any) -> Program:
     """The program in a file that `save` wrote."""
-    path = _with_suffix(model_path)
+    path = with_suffix(model_path)
     with ArrayFile(path) as file:
         if "program" not in file.metadata:
             raise CheckpointError(f"{path} holds variables but no program; it was not written by fluidx.io.save")
-        return _parse(path, file.metadata["program"], constants_in(file))
+        return parsed(path, file.metadata["program"], constants_in(file))
 
 
 def load_program_state(model_path: Any, var_list: Sequence[Variable] | None = None) -> dict[str, np.ndarray]:
     """The arrays of a file that `save` wrote, by name; those of `var_list` only, if given."""
-    with ArrayFile(_with_suffix(model_path)) as file:
+    with ArrayFile(with_suffix(model_path)) as file:
         names = [n for n in file.names if not is_digest(n)] if var_list is None else [v.name for v in var_list]
         return {n: file.array(n) for n in names}
 
 
 def set_program_state(program: Program, state_dict: Mapping[str, Any], executor: Any = None) -> None:
     """Give the program's persistable variables the values in `state_dict`; names the program does not have are refused."""
-    program = _program(program)
+    program = program_or_default(program)
     pairs = []
     for name, value in state_dict.items():
         var, array = program.global_block().desc(name), np.asarray(value)
         _check("state_dict", var, as_dtype(array.dtype), array.shape)
         pairs.append((name, array))
     for name, array in pairs:
-        _set(executor, name, array)
-
-
-def _with_suffix(path: Any) -> str:
-    path = path_of(path)
-    if os.path.basename(path) in ("", ".", ".."):
-        raise CheckpointError(f"{path!r} is no file name")
-    return path if path.endswith(_SUFFIX) else path + _SUFFIX
-
-
-def _program(program: Any) -> Program:
-    if program is None:
-        return default_main_program()
-    if not isinstance(program, Program):
-        raise wrong(f"expected a Program, got {type(program).__name__}: {program!r}")
-    return program
-
-
-def _persistables(program: Program) -> list[Var]:
-    return [d for d in program.global_block().descs.values() if d.persistable]
+        put(executor, name, array)
 
 
 def _record(program: Program, var: Any) -> Var:
@@ -183,27 +148,22 @@ def _record(program: Program, var: Any) -> Var:
     return program.global_block().desc(var if isinstance(var, str) else var.name)
 
 
-def _load_all(path: str, wanted: Sequence[Var], executor: Any) -> None:
+def _load_all(path: str, wanted: Sequence[Var], executor: Any) -> dict[str, str]:
+    """Set variables from a file; returns its metadata."""
     with ArrayFile(path) as file:
         for var in wanted:
             _check(path, var, *file.type_of(var.name))
         arrays = [(var.name, file.array(var.name)) for var in wanted]
     for name, array in arrays:
-        _set(executor, name, array)
-
-
-def _parse(path: str, text: str, constants: Mapping[str, Array]) -> Program:
-    try:
-        return Program.parse_from_string(text, constants)
-    except ParseError as e:
-        raise CheckpointError(f"{path}: the program in it cannot be read: {e}") from e
+        put(executor, name, array)
+    return file.metadata
 
 
 # -- variables ------------------------------------------------------------------------------------------------------------------
 
 
 def _chosen(main_program: Any, vars: Any, predicate: Callable[[Variable], bool] | None) -> list[Var]:
-    program = _program(main_program)
+    program = program_or_default(main_program)
     if vars is not None:
         return [_record(program, v) for v in vars]
     keep = predicate or (lambda v: v.persistable)
@@ -220,15 +180,15 @@ def save_vars(
 ) -> None:
     """Write variables into `dirname`: those in `vars`, else those that `predicate` picks, else all persistable ones.
 
-    Each has a file of its own, named after it; with `filename` all are in that one.
+    Each has a file of its own, named after it, as safetensors, and a manifest beside them says which belong together; with `filename` all
+    are in that one. A crash leaves all old values or all new ones.
     """
     chosen = _chosen(main_program, vars, predicate)
-    values = {var.name: _get(executor, var) for var in chosen}
+    values = {var.name: get(executor, var) for var in chosen}
     if filename is not None:
         save_arrays(_inside(dirname, filename), values, {"format": "fluidx"})
         return
-    for name, value in values.items():
-        save_arrays(_inside(dirname, _file_of(name)), {name: value}, {"format": "fluidx"})
+    write_together(path_of(dirname), {_file_of(n): arrays_in(_file_of(n), {n: value}, {"format": "fluidx"}) for n, value in values.items()})
 
 
 def load_vars(
@@ -241,20 +201,24 @@ def load_vars(
 ) -> None:
     """Read back what save_vars wrote with the same arguments.
 
-    Raises CheckpointError, naming file and variable, when one is missing or has another shape or dtype; then none is set.
+    A predicate may ask for what is there, `lambda v: os.path.exists(os.path.join(dirname, v.name))`; UserWarning where it picks nothing.
+    Raises CheckpointError, naming file and variable, when one is missing, damaged, or has another shape or dtype; then none is set.
     """
     chosen = _chosen(main_program, vars, predicate)
+    if not chosen and predicate is not None and vars is None:
+        warnings.warn(f"load_vars: the predicate picks no variable of {program_or_default(main_program).label()}", stacklevel=2)
     if filename is not None:
         _load_all(_inside(dirname, filename), chosen, executor)
         return
-    arrays = []
-    for var in chosen:
-        path = _inside(dirname, _file_of(var.name))
-        with ArrayFile(path) as file:
-            _check(path, var, *file.type_of(var.name))
-            arrays.append((var.name, file.array(var.name)))
+    arrays, folder = [], path_of(dirname)
+    with reading(folder) as manifest:
+        for var in chosen:
+            path = place_of(folder, _file_of(var.name), manifest)
+            with ArrayFile(path) as file:
+                _check(path, var, *file.type_of(var.name))
+                arrays.append((var.name, file.array(var.name)))
     for name, array in arrays:
-        _set(executor, name, array)
+        put(executor, name, array)
 
 
 def _is_parameter(var: Variable) -> bool:
@@ -335,15 +299,17 @@ def save_inference_model(
             raise wrong(f"save_inference_model: target_vars must be Variables, got {type(t).__name__}: {t!r}")
     if not targets or not all(isinstance(f, str) for f in feeds):
         raise wrong("save_inference_model: give feeded_var_names as a list of names and at least one target Variable")
-    model_path, params_path = _inside(dirname, model_filename or _MODEL), _inside(dirname, params_filename or _PARAMS)
+    model, params = _model_files(dirname, model_filename, params_filename)
     names = [t.name for t in targets]
-    program = prune(_program(main_program), feeds, names)
-    values = {} if program_only else {d.name: _get(executor, d) for d in _persistables(program)}
+    program = prune(program_or_default(main_program), feeds, names)
+    values = {} if program_only else {d.name: get(executor, d) for d in persistables(program)}
     text = f"# fluidx inference model\n# feeds: {json.dumps(feeds)}\n# fetches: {json.dumps(names)}\n{program}\n"
+    files: dict[str, Write] = {model: lambda stream: stream.write(text.encode())}
+    if constants := {digest: a.values for digest, a in program.constants().items()}:
+        files[model + CONSTANTS] = arrays_in(model, constants, {"format": "fluidx"})
     if not program_only:
-        # the model is written last: its checksum in the other file shows when the two do not belong together
-        save_arrays(params_path, values, {"format": "fluidx", "model_crc32": str(zlib.crc32(text.encode()))})
-    write_text(model_path, text, program.constants())
+        files[params] = arrays_in(params, values, {"format": "fluidx"})
+    write_together(path_of(dirname), files)
     return names
 
 
@@ -356,23 +322,32 @@ def load_inference_model(
 ) -> list[Any]:
     """`[program, feed names, fetch Variables]` of what save_inference_model wrote; the variables' values go into the scope.
 
-    Raises CheckpointError when a file is missing or damaged, or when the two files come from different saves.
+    Raises CheckpointError when a file is missing or damaged, or is not the one that was saved with the others.
     """
-    model_path, params_path = _inside(dirname, model_filename or _MODEL), _inside(dirname, params_filename or _PARAMS)
-    text = read_text(model_path)
-    feeds, fetches = _names_in(model_path, text)
-    program = _parse(model_path, text, constants_beside(model_path))
-    wanted = _persistables(program)
-    if wanted or os.path.exists(params_path):
-        with ArrayFile(params_path) as file:
-            if file.metadata.get("model_crc32", "") != str(zlib.crc32(text.encode())):
-                raise CheckpointError(f"{params_path} and {model_path} come from different saves; save the model again")
-        _load_all(params_path, wanted, executor)
+    model, params = _model_files(dirname, model_filename, params_filename)
+    folder = path_of(dirname)
+    with reading(folder) as manifest:
+        model_path, params_path = place_of(folder, model, manifest), place_of(folder, params, manifest)
+        constants = place_of(folder, model + CONSTANTS, manifest)
+        text = read_text(model_path)
+        feeds, fetches = _names_in(model_path, text)
+        program = parsed(model_path, text, load_constants(constants) if os.path.exists(constants) else {})
+        wanted = persistables(program)
+        if wanted or os.path.exists(params_path):
+            _load_all(params_path, wanted, executor)
     block = program.global_block()
     for name in (*feeds, *fetches):
         if block.find(name) is None:
             raise CheckpointError(f"{model_path}: its program has no variable {name!r}, which it lists as feed or fetch")
     return [program, feeds, [block.var(n) for n in fetches]]
+
+
+def _model_files(dirname: Any, model: str | None, params: str | None) -> tuple[str, str]:
+    """The names of the files of a model and its variables, which may not lead out of the directory."""
+    names = model or _MODEL, params or _PARAMS
+    for name in names:
+        _inside(dirname, name)
+    return names
 
 
 def _names_in(path: str, text: str) -> tuple[list[str], list[str]]:

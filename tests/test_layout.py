@@ -26,10 +26,12 @@ ARROWS = {
     "profiler": ("config", "native", "ir", "ops", "executor"),
     "tuning": ("ir", "executor", "transpiler"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
-    "io": ("config", "ir", "ops", "executor", "_checks", "_safetensors", "_texts"),
-    "_texts": ("ir", "_checks", "_safetensors"),
+    "io": ("config", "ir", "ops", "executor", "checkpoint", "_checks", "_files", "_safetensors", "_state", "_texts"),
+    "checkpoint": ("ir", "executor", "_checks", "_files", "_safetensors", "_state", "_texts", "_version"),
+    "_state": ("ir", "executor", "_checks", "_files"),
+    "_texts": ("ir", "_checks", "_files", "_safetensors"),
     "simulator": ("config", "ir", "ops"),
-    "onnx": ("_safetensors", "_version", "backward", "config", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
+    "onnx": ("_files", "_version", "backward", "config", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }
 # They tie the parts together, so they see everything.
 UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "testing"}

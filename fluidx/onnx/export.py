@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._safetensors import write_atomically
+from .._files import write_atomically
 from .._version import __version__
 from ..executor import Scope, global_scope
 from ..io import prune

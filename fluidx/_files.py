@@ -1,0 +1,284 @@
+"""Files that are replaced whole, one by one or several together: a crash at any moment leaves all old ones or all new ones.
+
+What a crash leaves lying about is swept away by the next write to the same place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO
+
+from .ir import FluidxError
+
+try:
+    import fcntl
+except ImportError:  # where files cannot be locked so, nobody knows whose an unfinished one is, and none is swept away
+    fcntl = None  # type: ignore[assignment]
+
+MANIFEST = "__manifest__.json"
+_VERSION = 1
+_LIMIT = 1 << 28  # bytes of a manifest, at most
+
+Write = Callable[[BinaryIO], Any]
+
+
+class CheckpointError(FluidxError, ValueError):
+    """A saved file is missing, damaged, or does not fit the program."""
+
+
+# -- one file -----------------------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: str, write: Write) -> None:
+    """Write a file through `write(stream)` beside `path` and put it in place at once: readers see the old file or the new one."""
+    folder, name = os.path.split(os.path.abspath(path))
+    with _told(path):
+        os.makedirs(folder, exist_ok=True)
+        _sweep(folder, name)
+        with _temporary(folder, name) as stream:
+            write(stream)
+            _to_disk(stream)
+            os.replace(stream.name, path)
+        _folder_to_disk(folder)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise CheckpointError(f"cannot write {path}: {e.strerror or e}") from e
+
+
+@contextmanager
+def _temporary(folder: str, name: str) -> Iterator[BinaryIO]:
+    """A new file beside the one of that name, locked while it is written, gone afterwards unless it got another name."""
+    while True:
+        path = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
+        stream = open(path, "xb")
+        if _locked(stream) and os.fstat(stream.fileno()).st_nlink:
+            break  # nobody swept it away between the two
+        stream.close()
+    try:
+        with stream:
+            yield stream
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _sweep(folder: str, name: str) -> None:
+    """Remove what crashed writers of this file have left."""
+    left = re.compile(rf"\.{re.escape(name[:100])}\.[0-9a-f]{{16}}\.tmp")
+    for entry in os.listdir(folder) if fcntl else ():
+        if left.fullmatch(entry):
+            path = os.path.join(folder, entry)
+            with suppress(OSError), open(path, "rb") as stream:
+                if _locked(stream):
+                    os.unlink(path)
+
+
+def _locked(stream: BinaryIO) -> bool:
+    """Lock an open file, which ends with the process; False where somebody else has."""
+    try:
+        if fcntl:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+
+
+def _to_disk(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _folder_to_disk(folder: str) -> None:
+    """A file's new name lasts when its folder is on the disk."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+# -- several together -------------------------------------------------------------------------------------------------------
+
+
+class Manifest:
+    """What a folder's manifest says: the files that belong together, each with its checksum, and `about`, whatever the writer adds."""
+
+    def __init__(self, files: dict[str, dict[str, Any]], about: dict[str, Any]):
+        self.files, self.about = files, about
+
+
+def write_together(folder: str, files: Mapping[str, Write], about: Mapping[str, Any] | None = None, alone: bool = False) -> None:
+    """Write files, by name, into a folder, all at once: they are written beside those in place, named in the manifest, which is replaced
+    whole, and then put in place; a reader in between, or after a crash, goes by the manifest.
+
+    Files of earlier writes stay, and in the manifest, unless these are `alone`. `about` is added to what the manifest says.
+    """
+    with _told(folder):
+        os.makedirs(folder, exist_ok=True)
+        with _alone_in(folder):
+            old = _settled(folder)
+            entries = {} if alone else dict(old.files)
+            waiting: list[tuple[str, str]] = []
+            try:
+                for name, write in files.items():
+                    token = secrets.token_hex(8)
+                    waiting.append((name, token))
+                    entries[name] = {"token": token, **_written(_waiting(folder, name, token), write)}
+                said = {} if alone else old.about
+                content = {"format": "fluidx", "version": _VERSION, **said, **(about or {}), "files": entries}
+                write_atomically(os.path.join(folder, MANIFEST), lambda stream: stream.write(json.dumps(content, indent=1).encode()))
+            except BaseException:
+                for name, token in waiting:
+                    with suppress(OSError):
+                        os.unlink(_waiting(folder, name, token))
+                raise
+            _folder_to_disk(folder)
+            for name, token in waiting:
+                os.replace(_waiting(folder, name, token), os.path.join(folder, name))
+            for name in old.files.keys() - entries.keys():
+                with suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
+            _folder_to_disk(folder)
+
+
+def _waiting(folder: str, name: str, token: str) -> str:
+    return os.path.join(folder, f".{name[:200]}.{token}.new")
+
+
+class _Counted:
+    """A stream that is written through, its bytes counted and summed up."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream, self.crc32, self.bytes = stream, 0, 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        self.crc32, self.bytes = zlib.crc32(view, self.crc32), self.bytes + view.nbytes
+        return self.stream.write(view)
+
+
+def _written(path: str, write: Write) -> dict[str, int]:
+    with open(path, "xb") as stream:
+        counted: Any = _Counted(stream)
+        write(counted)
+        _to_disk(stream)
+    return {"crc32": counted.crc32, "bytes": counted.bytes}
+
+
+@contextmanager
+def _alone_in(folder: str) -> Iterator[None]:
+    """Nobody else writes files of the folder together meanwhile; the lock ends with the process."""
+    if not fcntl:
+        yield
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _settled(folder: str) -> Manifest:
+    """The manifest, after what a crashed writer left was put in place, if its manifest says so, or removed."""
+    found = manifest_of(folder) or Manifest({}, {})
+    for entry in os.listdir(folder):
+        if match := re.fullmatch(r"\.(.+)\.([0-9a-f]{16})\.new", entry):
+            path = os.path.join(folder, entry)
+            name = next((n for n, e in found.files.items() if e["token"] == match[2]), None)
+            if name is None:
+                os.unlink(path)
+            else:
+                os.replace(path, os.path.join(folder, name))
+    _sweep(folder, MANIFEST)
+    return found
+
+
+def manifest_of(folder: str) -> Manifest | None:
+    """The manifest of a folder, None where there is none. Raises CheckpointError for one that cannot be read."""
+    path = os.path.join(folder, MANIFEST)
+    try:
+        with open(path, "rb") as stream:
+            said = json.loads(stream.read(_LIMIT))
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
+    except (ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path} is damaged: {str(e)[:80]}") from None
+    files = said.pop("files", None) if isinstance(said, dict) else None
+    if not isinstance(files, dict) or said.get("format") != "fluidx" or not all(_is_entry(n, e) for n, e in files.items()):
+        raise CheckpointError(f"{path} is no manifest that fluidx wrote")
+    if not isinstance(version := said.get("version"), int) or version > _VERSION:
+        raise CheckpointError(f"{path} has version {version!r}, and this fluidx reads up to {_VERSION}; read it with the one that wrote it")
+    return Manifest(files, said)
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    plain = os.path.basename(name) == name and name not in ("", ".", "..") and "\0" not in name
+    return (
+        plain and isinstance(entry, dict) and all(isinstance(entry.get(k), t) for k, t in (("token", str), ("crc32", int), ("bytes", int)))
+    )
+
+
+def settle(folder: str) -> None:
+    """Finish or undo what a crashed writer began in a folder, where that can be written to."""
+    if os.path.exists(os.path.join(folder, MANIFEST)):
+        with suppress(OSError), _alone_in(folder):
+            _settled(folder)
+
+
+def place_of(folder: str, name: str, manifest: Manifest | None) -> str:
+    """Where a file of a folder is, by its manifest, if there is one; its checksum is looked at.
+
+    Raises CheckpointError for one that is not what the manifest says.
+    """
+    path = os.path.join(folder, name)
+    if manifest is None or name not in manifest.files:
+        return path
+    said = manifest.files[name]
+    waiting = _waiting(folder, name, said["token"])
+    path = waiting if os.path.exists(waiting) else path
+    crc32, size = 0, 0
+    try:
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 22):
+                crc32, size = zlib.crc32(block, crc32), size + len(block)
+    except OSError as e:
+        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
+    if (crc32, size) != (said["crc32"], said["bytes"]):
+        what = f"it has {size} bytes, expected {said['bytes']}" if size != said["bytes"] else "its checksum is another one"
+        raise CheckpointError(
+            f"{path} is not what was saved: {what}; it is damaged, or was put there from elsewhere (then remove {MANIFEST} beside it)"
+        )
+    return path
+
+
+@contextmanager
+def reading(folder: str) -> Iterator[Manifest | None]:
+    """Read files of a folder: nobody puts others in their place meanwhile, and what a crashed writer began is finished or undone first,
+    where the folder can be written to."""
+    settle(folder)
+    try:
+        fd = os.open(folder, os.O_RDONLY) if fcntl else -1
+    except OSError as e:
+        raise CheckpointError(f"cannot read {folder}: {e.strerror or e}") from e
+    try:
+        if fd >= 0:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        yield manifest_of(folder)
+    finally:
+        if fd >= 0:
+            os.close(fd)

@@ -1,0 +1,92 @@
+"""Where the values of persistable variables live: in the global scope, or on the ranks of a ParallelExecutor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ._checks import wrong
+from ._files import CheckpointError
+from .ir import FeedError, NotInitializedError, Program, TensorType, Var, as_dtype, default_main_program
+
+
+def program_or_default(program: Any) -> Program:
+    if program is None:
+        return default_main_program()
+    if not isinstance(program, Program):
+        raise wrong(f"expected a Program, got {type(program).__name__}: {program!r}")
+    return program
+
+
+def persistables(program: Program) -> list[Var]:
+    return [d for d in program.global_block().descs.values() if d.persistable]
+
+
+def get(executor: Any, var: Var) -> np.ndarray:
+    """The value of a persistable variable, checked against its declaration."""
+    if hasattr(executor, "state"):
+        try:
+            value = np.asarray(executor.state(var.name))
+        except FeedError as e:
+            raise CheckpointError(f"cannot save: {e}") from None
+    else:
+        value = _in_scope(var.name)
+    found = TensorType(as_dtype(value.dtype), value.shape)
+    if not var.type.accepts(found):
+        raise CheckpointError(f"cannot save variable {var.name!r}: it is declared {var.type}, its value is {found}")
+    return value
+
+
+def _in_scope(name: str) -> np.ndarray:
+    from .executor import global_scope
+
+    held = global_scope().find_var(name)
+    if held is None:
+        raise NotInitializedError(f"cannot save variable {name!r}: it has no value; run the startup program first")
+    return np.asarray(held.get_tensor())
+
+
+def put(executor: Any, name: str, value: np.ndarray) -> None:
+    if hasattr(executor, "set_state"):
+        executor.set_state(name, value)
+        return
+    from .executor import global_scope
+
+    global_scope().set(name, value)
+
+
+def layout(program: Program, executor: Any) -> Program:
+    """The persistable variables with their places on the ranks: those of the program, and those that a strategy keeps beside them."""
+    if hasattr(executor, "layout"):
+        return executor.layout()
+    found = Program(program.name)
+    found.global_block().descs.update((d.name, d) for d in persistables(program))
+    return found
+
+
+def parts(program: Program, executor: Any) -> Sequence[Mapping[str, np.ndarray]]:
+    """What each rank holds of persistable variables, by name, each part once."""
+    if hasattr(executor, "parts"):
+        return executor.parts()
+    return [{d.name: get(executor, d) for d in persistables(program)}]
+
+
+def step(program: Program, executor: Any) -> int:
+    """How often the program ran: what random numbers are keyed by, beside their seeds."""
+    if hasattr(executor, "layout"):
+        return executor.step
+    from .executor import global_scope
+
+    return global_scope().steps.get(program, 0)
+
+
+def set_step(program: Program, executor: Any, runs: int) -> None:
+    """Let the program go on as if it had run so often."""
+    if hasattr(executor, "layout"):
+        executor.step = runs
+        return
+    from .executor import global_scope
+
+    global_scope().steps[program] = runs

@@ -1,0 +1,284 @@
+"""Checkpoints of ranks: a folder with a file for each rank, what each has as it has it, and a manifest that says what lies where.
+
+The same ranks go on from it bit for bit: what each has of its own, runs so far (random numbers are keyed by them) and what the caller adds.
+Other ranks, or one device, are given the whole values. `CheckpointManager` keeps the newest few.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+
+from . import _state
+from ._checks import whole
+from ._files import MANIFEST, CheckpointError, Manifest, Write, manifest_of, place_of, reading, write_together
+from ._safetensors import ArrayFile, arrays_in
+from ._state import persistables, program_or_default
+from ._texts import CONSTANTS, load_constants, parsed, path_of, read_text, save_program
+from ._version import __version__
+from .ir import FluidxError, ParseError, Program, Var
+from .ir.jsonform import from_json, to_json
+from .ir.parts import coords_of, holds, join
+
+_PROGRAM = "program.txt"
+_STEP = re.compile(r"step-(\d{10,})")
+
+
+def _file_of(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+# -- saving -------------------------------------------------------------------------------------------------------------------
+
+
+def save_shards(program: Program | None, folder: Any, executor: Any = None, extra: Mapping[str, Any] | None = None) -> None:
+    """Write what the ranks of `executor` have into `folder`, a file for each; an older checkpoint there is replaced as a whole.
+
+    `program` is the one that was transpiled. Beside its persistable variables are those that its strategy keeps. `extra` is what JSON can
+    say, such as the position in the data; `load_shards` gives it back. A crash leaves the older checkpoint or the new one. Raises
+    NotInitializedError where a variable has no value, CheckpointError where nothing can be written.
+    """
+    _write(path_of(folder), *_snapshot(program_or_default(program), executor, extra, copies=False))
+
+
+def _snapshot(program: Program, executor: Any, extra: Mapping[str, Any] | None, copies: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What the manifest says, the arrays of each file, and the text of the program."""
+    held, layout = _state.parts(program, executor), _state.layout(program, executor)
+    about = {
+        "fluidx": __version__,
+        "world_size": len(held),
+        "step": _state.step(program, executor),
+        "layout": to_json(layout),
+        "extra": dict(extra or {}),
+    }
+    arrays: dict[str, Any] = {_file_of(r): {n: np.array(a) if copies else a for n, a in of.items()} for r, of in enumerate(held)}
+    if constants := program.constants():
+        arrays[_PROGRAM + CONSTANTS] = {digest: a.values for digest, a in constants.items()}
+    return about, arrays, program.to_string()
+
+
+def _write(folder: str, about: Mapping[str, Any], arrays: Mapping[str, Mapping[str, np.ndarray]], text: str) -> None:
+    files: dict[str, Write] = {name: arrays_in(name, of, {"format": "fluidx"}) for name, of in arrays.items()}
+    files[_PROGRAM] = lambda stream: stream.write(text.encode())
+    write_together(folder, files, about, alone=True)
+
+
+# -- loading ------------------------------------------------------------------------------------------------------------------
+
+
+class _Shards:
+    """An open checkpoint."""
+
+    def __init__(self, folder: str, manifest: Manifest | None, stack: ExitStack):
+        self.folder, self.stack = folder, stack
+        if manifest is None or "layout" not in manifest.about:
+            raise CheckpointError(f"{folder} holds no checkpoint: it has no {MANIFEST} that save_shards wrote")
+        self.manifest, self.about = manifest, manifest.about
+        try:
+            layout = from_json(self.about["layout"])
+            assert isinstance(layout, Program)
+            self.layout = layout
+        except (ParseError, AssertionError) as e:
+            raise CheckpointError(f"{os.path.join(folder, MANIFEST)} is damaged: {e}") from None
+        self.ranks = whole("checkpoint", "world_size", self.about.get("world_size"), 1)
+        self.coords = [coords_of(layout.groups, r, layout.turns) for r in range(self.ranks)]
+        self.files = [stack.enter_context(ArrayFile(self.place(_file_of(r)))) for r in range(self.ranks)]
+
+    def place(self, name: str) -> str:
+        return place_of(self.folder, name, self.manifest)
+
+    def var(self, name: str) -> Var | None:
+        return self.layout.global_block().descs.get(name)
+
+    def parts(self, name: str) -> dict[int, np.ndarray]:
+        """What the files of ranks hold of a variable."""
+        return {r: f.array(name) for r, f in enumerate(self.files) if name in f.names}
+
+    def value(self, name: str) -> np.ndarray:
+        """The whole value; of what ranks have of their own the mean."""
+        var, parts = self.layout.global_block().desc(name), self.parts(name)
+        if not var.placement:
+            return parts[min(parts)]
+        firsts: dict[tuple, np.ndarray] = {}
+        for r, part in parts.items():
+            firsts.setdefault(tuple(self.coords[r].get(e.group, ())[:1] for e in var.placement), part)
+        shared = [
+            firsts.get(tuple(c.get(e.group, ())[:1] for e in var.placement)) if holds(var.placement, c) else None for c in self.coords
+        ]
+        try:
+            return join(shared, var.placement, self.layout.groups, var.type.shape)
+        except (FluidxError, ValueError) as e:
+            raise CheckpointError(f"{self.folder}: the parts of variable {name!r} make no value: {e}") from None
+
+    def step(self) -> int:
+        return whole("checkpoint", "step", self.about.get("step", 0), 0)
+
+
+def load_shards(program: Program | None, folder: Any, executor: Any = None, only: Sequence[Var] | None = None) -> dict[str, Any]:
+    """Give the persistable variables of `program`, or `only` some, the values of a checkpoint, and return its `extra`.
+
+    Ranks that lie as those that were saved get what each had, bit for bit, strategy's state and all; others get their parts of the whole
+    values, and what only the strategy keeps begins anew unless it lies alike. The runs so far go on counting. All is checked before
+    anything is set. Raises CheckpointError, naming file and variable, for what is missing, damaged, or of another shape or dtype.
+    """
+    program, folder = program_or_default(program), path_of(folder)
+    with ExitStack() as stack:
+        shards = _Shards(folder, stack.enter_context(reading(folder)), stack)
+        layout = _state.layout(program, executor)
+        must = {d.name for d in (persistables(program) if only is None else only)}
+        wanted = []
+        for var in layout.global_block().descs.values():
+            found = shards.var(var.name)
+            if found is None and var.name in must:
+                raise CheckpointError(f"{folder} holds no variable {var.name!r}, which {program.label()} has")
+            if found is None or (only is not None and var.name not in must):
+                continue
+            if not var.type.accepts(found.type):
+                raise CheckpointError(f"{folder}: variable {var.name!r} should be {var.type}, the checkpoint holds {found.type}")
+            alike = var.placement == found.placement and layout.groups == shards.layout.groups
+            if alike or var.name in must:
+                wanted.append((var, alike))
+        for var, alike in wanted:
+            if alike and hasattr(executor, "set_parts"):
+                executor.set_parts(var.name, shards.parts(var.name))
+            else:
+                _state.put(executor, var.name, shards.value(var.name))
+        if only is None:
+            _state.set_step(program, executor, shards.step())
+        return dict(shards.about.get("extra") or {})
+
+
+def consolidate(folder: Any, model_path: Any) -> None:
+    """Write the whole values of a checkpoint, and its program, into one file, as `fx.io.save` does; what ranks have of their own becomes
+    the mean, and what only one rank understands is left out."""
+    folder = path_of(folder)
+    with ExitStack() as stack:
+        shards = _Shards(folder, stack.enter_context(reading(folder)), stack)
+        program = _program(shards)
+        values = {d.name: shards.value(d.name) for d in persistables(program)}
+        save_program(model_path, program, values, shards.step(), shards.about.get("extra") or {})
+
+
+def _program(shards: _Shards) -> Program:
+    path, constants = shards.place(_PROGRAM), _PROGRAM + CONSTANTS
+    return parsed(path, read_text(path), load_constants(shards.place(constants)) if constants in shards.manifest.files else {})
+
+
+# -- the newest few -------------------------------------------------------------------------------------------------------------
+
+
+class CheckpointManager:
+    """Checkpoints of a training in one folder, `step-0000000100` and so on, of which the newest `keep` stay (None: all).
+
+    `asynchronous`: `save` copies the values and returns, a thread writes them; the next `save`, `wait` or `close` raises what went wrong
+    there. An unfinished checkpoint is none: `latest` does not name it, and the next `save` removes it.
+
+    >>> import fluidx as fx
+    >>> main, startup = fx.Program("net"), fx.Program()
+    >>> with fx.program_guard(main, startup), fx.unique_name.guard():
+    ...     y = fx.layers.fc(fx.data("x", [-1, 2], "float32"), 1)
+    >>> exe = fx.Executor(fx.CPUPlace())
+    >>> with fx.scope_guard(fx.Scope()):
+    ...     _ = exe.run(startup)
+    ...     with fx.io.CheckpointManager("run", keep=2) as checkpoints:
+    ...         for step in (10, 20, 30):
+    ...             checkpoints.save(step, main, exe, extra={"epoch": step // 10})
+    ...         print(checkpoints.steps(), checkpoints.restore(main, exe))
+    [20, 30] {'epoch': 3}
+    """
+
+    def __init__(self, folder: Any, keep: int | None = 3, asynchronous: bool = False):
+        self.folder = path_of(folder)
+        self.keep = None if keep is None else whole("CheckpointManager", "keep", keep, 1)
+        self.asynchronous = asynchronous
+        self._writer: threading.Thread | None = None
+        self._failed: BaseException | None = None
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints there are, the oldest first."""
+        try:
+            entries = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise CheckpointError(f"cannot read {self.folder}: {e.strerror or e}") from e
+        found = (_STEP.fullmatch(e) for e in entries)
+        return sorted(int(m[1]) for m in found if m and manifest_of(os.path.join(self.folder, m[0])) is not None)
+
+    def latest(self) -> int | None:
+        """The newest step, None where there is no checkpoint."""
+        return max(self.steps(), default=None)
+
+    def save(self, step: int, program: Program | None = None, executor: Any = None, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint under a step's number, and remove those that are too many. `extra` is as of `save_shards`."""
+        self.wait()
+        step = whole("CheckpointManager.save", "step", step, 0)
+        made = _snapshot(program_or_default(program), executor, extra, copies=self.asynchronous)
+        path = self._path(step)
+
+        def write() -> None:
+            _write(path, *made)
+            self._retire()
+
+        if not self.asynchronous:
+            write()
+            return
+        self._writer = threading.Thread(target=self._kept, args=(write,), name="fluidx checkpoint")
+        self._writer.start()
+
+    def restore(self, program: Program | None = None, executor: Any = None, step: int | None = None) -> dict[str, Any] | None:
+        """`load_shards` of the newest checkpoint, or of a step; None where there is no checkpoint yet."""
+        self.wait()
+        there = self.steps()
+        if step is None and not there:
+            return None
+        if step is not None and step not in there:
+            raise CheckpointError(f"{self.folder} holds no checkpoint of step {step}; there are: {', '.join(map(str, there)) or 'none'}")
+        return load_shards(program, self._path(there[-1] if step is None else step), executor)
+
+    def wait(self) -> None:
+        """Until what is being written is on the disk; raises what went wrong with it."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _kept(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as e:
+            self._failed = e
+
+    def _path(self, step: int) -> str:
+        return os.path.join(self.folder, f"step-{step:010d}")
+
+    def _retire(self) -> None:
+        """Remove checkpoints beyond the newest few, and those that were never finished."""
+        there = self.steps()
+        old = there[: -self.keep] if self.keep is not None else []
+        for entry in os.listdir(self.folder):
+            if (m := _STEP.fullmatch(entry)) and (int(m[1]) in old or int(m[1]) not in there):
+                path = os.path.join(self.folder, entry)
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(path, MANIFEST))  # from now on it is none
+                shutil.rmtree(path, ignore_errors=True)
+
+    close = wait
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+__all__: Sequence[str] = ("CheckpointManager", "consolidate", "load_shards", "save_shards")
