@@ -18,6 +18,7 @@ from .export import save
 from .model import OnnxModel, load
 from .read import read
 from .sessions import Session, session
+from .steps import training_step
 from .training import set_training
 
-__all__ = ["OnnxError", "OnnxModel", "Session", "load", "read", "save", "session", "set_training"]
+__all__ = ["OnnxError", "OnnxModel", "Session", "load", "read", "save", "session", "set_training", "training_step"]

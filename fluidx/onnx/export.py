@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -22,21 +23,41 @@ from ..ir.types import ANY
 from .errors import OnnxError, need_onnx
 from .nodes import NODES, load_all
 from .nodes.elementwise import by_expression, has_expression
+from .ranks import describe, opaque_node, rank_model
+from .steps import training_info, training_step
 from .values import dtype_code
 
 _OPSET, _IR = 21, 10  # what runtimes of the last years read; the operators of opset 21 came with IR 10
+_OPSETS = range(13, 27)  # 13: the first in which axes are operands, and Softmax has one
 _LIMIT = (1 << 31) - (1 << 20)  # bytes: protobuf writes no larger message
 _MOST = 20  # operators that a message lists
+_END = (1 << 63) - 1
 
 
 def save(
-    program: Program, path: Any, feeds: Sequence[Any] | None = None, fetches: Sequence[Any] = (), executor: Any = None, scope: Any = None
+    program: Program,
+    path: Any,
+    feeds: Sequence[Any] | None = None,
+    fetches: Sequence[Any] = (),
+    executor: Any = None,
+    scope: Any = None,
+    opset: int = _OPSET,
+    ir_version: int = _IR,
+    loss: Any = None,
 ) -> None:
-    """Write the part of a program that computes `fetches` as an ONNX model of opset 21, in its inference form.
+    """Write the part of a program that computes `fetches` as an ONNX model, in its inference form.
 
     `feeds` are its inputs in order; left out, all data that the fetches need. Parameters have the values that they have in `scope` (left
     out: the global one), or on the ranks of a ParallelExecutor, `executor`. An older file is replaced when the model is whole. Raises
     OnnxError that lists every operator which ONNX has not, NotInitializedError where a parameter has no value.
+
+    The nodes are those of `opset`, 13 to 26, and what an older one lacks is written out in what it has, or listed. `ir_version` is that of
+    the file: runtimes refuse one that is newer than they are, whatever the opset.
+
+    With the `loss` that the program was minimized for, the model also holds a step of its training, `training_info`: loss, gradients and
+    updates as nodes, and the state of the optimizer with the values that it has. `fx.onnx.training_step` makes a model of that.
+
+    The program of a rank is written whole and without values, to be looked at: what ONNX has not are nodes of the domain `ai.fluidx`.
 
     >>> import fluidx as fx
     >>> main, startup = fx.Program("net"), fx.Program()
@@ -48,7 +69,7 @@ def save(
     >>> [op.type for op in fx.onnx.load("net.onnx").program.ops]
     ['matmul', 'elementwise_add', 'softmax']
     """
-    model = to_onnx(program, feeds, fetches, executor, scope)
+    model = to_onnx(program, feeds, fetches, executor, scope, opset, ir_version, loss)
     size = model.ByteSize()
     if size > _LIMIT:
         raise OnnxError(f"the model has {size} bytes, and protobuf writes {_LIMIT} at most")
@@ -56,28 +77,70 @@ def save(
 
 
 def to_onnx(
-    program: Program, feeds: Sequence[Any] | None = None, fetches: Sequence[Any] = (), executor: Any = None, scope: Any = None
+    program: Program,
+    feeds: Sequence[Any] | None = None,
+    fetches: Sequence[Any] = (),
+    executor: Any = None,
+    scope: Any = None,
+    opset: int = _OPSET,
+    ir_version: int = _IR,
+    loss: Any = None,
 ) -> Any:
     """The ModelProto that `save` writes."""
     need_onnx()
-    import onnx
-
+    _check_versions(opset, ir_version)
     targets = [_name(v) for v in ([fetches] if isinstance(fetches, (str, Variable)) else fetches)]
+    if program.rank is not None:
+        if loss is not None:
+            raise OnnxError(f"save: {program.label()} is written whole, as a rank runs it; loss is for the program that it was made from")
+        graph = _Graph(program, executor, scope, opset, opaque=True)
+        return _model(rank_model(program, targets, graph), [], opset, ir_version, program)
     if not targets:
         raise OnnxError("save: name at least one variable to compute in `fetches`")
-    if program.rank is not None or program.strategy:
+    if program.strategy:
         raise OnnxError(
             f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
         )
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
-    graph = _Graph(prune(program, names, targets), executor, scope)
-    proto = graph.written(names, targets)
-    model = onnx.helper.make_model(
-        proto, producer_name="fluidx", producer_version=__version__, ir_version=_IR, opset_imports=[onnx.helper.make_opsetid("", _OPSET)]
+    proto = _Graph(prune(program, names, targets), executor, scope, opset).written(names, targets)
+    step = None if loss is None else training_info(program, _name(loss), proto, lambda p: _Graph(p, executor, scope, opset))
+    return _model(proto, [step] if step else [], opset, ir_version, program)
+
+
+def _model(graph: Any, steps: list[Any], opset: int, ir_version: int, program: Program) -> Any:
+    from onnx import helper
+
+    nodes = [*graph.node, *(n for step in steps for n in step.algorithm.node)]
+    model = helper.make_model(
+        graph,
+        producer_name="fluidx",
+        producer_version=__version__,
+        ir_version=ir_version,
+        opset_imports=imports(nodes, opset),
     )
+    model.training_info.extend(steps)
+    if program.rank is not None:
+        describe(model, program)
     if model.ByteSize() <= _LIMIT:
-        _check(model, program)
+        _check(training_step(model) if steps else model, program)
     return model
+
+
+def _check_versions(opset: int, ir_version: int) -> None:
+    from onnx import IR_VERSION
+    from onnx.defs import onnx_opset_version
+
+    opsets = range(_OPSETS.start, min(_OPSETS.stop, onnx_opset_version() + 1))
+    for what, found, known in (("opset", opset, opsets), ("ir_version", ir_version, range(7, IR_VERSION + 1))):
+        if found not in known:
+            raise OnnxError(f"save: {what} must be one of {known[0]} to {known[-1]}, got {found!r}")
+
+
+def imports(nodes: Iterable[Any], opset: int) -> list[Any]:
+    """The opset of the standard, and version 1 of the other domains that nodes are of."""
+    from onnx import helper
+
+    return [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in sorted({n.domain for n in nodes} - {""}))]
 
 
 def _check(model: Any, program: Program) -> None:
@@ -107,8 +170,9 @@ def _needed(program: Program, targets: Sequence[str]) -> list[str]:
 class _Graph:
     """The graph of one program: nodes, and the values of its parameters."""
 
-    def __init__(self, program: Program, executor: Any, scope: Any):
+    def __init__(self, program: Program, executor: Any, scope: Any, opset: int, opaque: bool = False):
         load_all()
+        self.opset, self.opaque = opset, opaque
         self.program, self.block = program, program.global_block()
         self.executor, self.scope = executor, scope if scope is not None else global_scope()
         self.nodes: list[Any] = []
@@ -121,35 +185,64 @@ class _Graph:
     def written(self, feeds: Sequence[str], targets: Sequence[str]) -> Any:
         from onnx import helper
 
-        self._check()
-        self.now.update((n, n) for n in self.block.descs)
-        self.uses = Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(targets)
-        stored = [self._stored(n) for n, d in self.block.descs.items() if d.persistable and n not in feeds]
-        made: set[str] = set()
-        for op in self.block.oplist:
-            self._write(op, made)
-        results = [self._result(n, made) for n in targets]
-        inputs = [self._info(n, n) for n in feeds]
-        outputs = [self._info(n, r) for n, r in zip(targets, results, strict=True)]
+        stored = [self.stored(n) for n, d in self.block.descs.items() if d.persistable and n not in feeds]
+        results = self.computed(targets, set())
+        inputs = [self.info(n, n) for n in feeds]
+        outputs = [self.info(n, r) for n, r in zip(targets, results, strict=True)]
         return helper.make_graph(self.nodes, self.program.name, inputs, outputs, initializer=stored)
 
-    def _check(self) -> None:
-        wrong = [op for op in self.block.oplist if op.type not in NODES and not has_expression(op.type)]
+    def computed(self, targets: Sequence[str], made: set[str]) -> list[str]:
+        """Write all operators; the values that targets have then. No value gets a name that is `made` already."""
+        self.now.update((n, n) for n in self.block.descs)
+        self.uses = Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(targets)
+        made = set(made)
+        self._write_all(self.block.oplist, made)
+        return [self._result(n, made) for n in targets]
+
+    def _write_all(self, ops: Sequence[Operator], made: set[str]) -> None:
+        """Write operators; what cannot be written is told of all at once."""
+        wrong: list[OnnxError] = []
+        for op in ops:
+            start = len(self.nodes)
+            try:
+                self._write(op, made)
+            except OnnxError as e:
+                del self.nodes[start:]
+                if self.opaque:
+                    self._write_opaque(op, made)
+                    continue
+                wrong.append(e)
+                made.update(op.output_arg_names)
         if wrong:
-            lines = [f"{op.to_string()}: {nearest(op.type, NODES, 'there are')}" for op in wrong[:_MOST]]
             more = f"\n  and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""
             many = "one operator" if len(wrong) == 1 else f"{len(wrong)} operators"
-            raise OnnxError(f"{many} of {self.program.label()} cannot be written as ONNX:\n  " + "\n  ".join(lines) + more)
+            where = f"{self.program.label()} cannot be written as ONNX of opset {self.opset}"
+            raise OnnxError(f"{many} of {where}:\n  " + "\n  ".join(map(str, wrong[:_MOST])) + more)
 
     def _write(self, op: Operator, made: set[str]) -> None:
         start = len(self.nodes)
         handle = Op(self, op)
+        if op.type not in NODES and not has_expression(op.type):
+            raise handle.wrong(nearest(op.type, NODES, "there are"))
         found = NODES[op.type](handle) if op.type in NODES else by_expression(handle)
         operands = {self.now[n] for n in op.input_arg_names}
         slots = found if isinstance(found, dict) else {opdef(op.type).out_slots[0].name: found}
         for slot, values in slots.items():
             for variable, value in zip(op.outputs.get(slot, ()), [values] if isinstance(values, str) else values):
                 self._give(variable, value, value in operands, start, made)
+
+    def _write_opaque(self, op: Operator, made: set[str]) -> None:
+        """An operator that ONNX has not; one that gives nothing gives a name to stand for it."""
+        start, names = len(self.nodes), [*op.output_arg_names]
+        outputs = [self.fresh(n) for n in names] or [self.fresh(op.type)]
+        inputs = [self.now[n] if self._exists(n, made) else "" for n in op.input_arg_names]  # a root alone may have what it hands out
+        self.nodes.append(opaque_node(op, inputs, outputs))
+        for variable, value in zip(names, outputs):
+            self._give(variable, value, False, start, made)
+
+    def _exists(self, name: str, made: set[str]) -> bool:
+        d = self.block.desc(name)
+        return self.now[name] in made or d.is_data or d.persistable
 
     def _give(self, variable: str, value: str, is_operand: bool, start: int, made: set[str]) -> None:
         """A value that nodes from `start` on make gets the name of its variable."""
@@ -167,10 +260,14 @@ class _Graph:
         """What the graph hands out is made by a node."""
         if self.now[name] in made:
             return self.now[name]
+        maker = next((op for op in self.block.oplist if name in op.output_arg_names), None)
+        if maker is not None:
+            why = Op(self, maker).wrong(f"its output {name!r} is not in ONNX; fetch another one")
+            raise OnnxError(f"{self.program.label()} cannot be written as ONNX:\n  {why}")
         self.nodes.append(_node("Identity", [name], [out := self.fresh(name)], {}))
         return out
 
-    def _stored(self, name: str) -> Any:
+    def stored(self, name: str) -> Any:
         from onnx import numpy_helper
 
         return numpy_helper.from_array(np.ascontiguousarray(self._value(name)), name)
@@ -184,7 +281,7 @@ class _Graph:
             raise NotInitializedError(f"cannot save {name!r}: it has no value in this scope; run the startup program first")
         return np.asarray(self.scope.get(name))
 
-    def _info(self, variable: str, name: str) -> Any:
+    def info(self, variable: str, name: str) -> Any:
         from onnx import helper
 
         t = self.block.desc(variable).type
@@ -212,7 +309,7 @@ class Op:
 
     def __init__(self, graph: _Graph, op: Operator):
         self.graph, self.op = graph, op
-        self.type, self.attrs = op.type, op.attrs
+        self.type, self.attrs, self.opset = op.type, op.attrs, graph.opset
         self.block: Block = graph.block
 
     # -- operands ---------------------------------------------------------------------------------------------------------------
@@ -237,6 +334,10 @@ class Op:
     def out_type(self, slot: str) -> TensorType:
         return self.block.desc(self.op.outputs[slot][0]).type
 
+    def is_used(self, slot: str) -> bool:
+        """Whether an operator, or who asks for it, reads an output."""
+        return any(self.graph.uses[n] for n in self.op.outputs.get(slot, ()))
+
     # -- nodes ------------------------------------------------------------------------------------------------------------------
 
     def emit(self, op_type: str, *inputs: str, **attrs: Any) -> str:
@@ -244,10 +345,30 @@ class Op:
         return self.several(op_type, 1, *inputs, **attrs)[0]
 
     def several(self, op_type: str, many: int, *inputs: str, **attrs: Any) -> list[str]:
-        """Write a node with several outputs."""
+        """Write a node with several outputs. Raises OnnxError where the opset does not have it."""
+        if not attrs.get("domain") and self.lacks(op_type):
+            raise self.wrong(f"its {op_type} is in ONNX from opset {_first_opsets()[op_type]} on")
         outs = [self.graph.fresh(f"{self.op.output_arg_names[0]}.{op_type.lower()}") for _ in range(many)]
         self.graph.nodes.append(_node(op_type, list(inputs), outs, attrs))
         return outs
+
+    def lacks(self, op_type: str) -> bool:
+        """Whether the opset that is written is older than an operator."""
+        return _first_opsets()[op_type] > self.opset
+
+    def sizes(self, value: str, start: int, stop: int) -> str:
+        """Those of some axes of a value."""
+        if self.opset >= 15:
+            return self.emit("Shape", value, start=start, end=stop)
+        return self.emit("Slice", self.emit("Shape", value), self.ints([start]), self.ints([stop or _END]))
+
+    def reduced(self, op_type: str, value: str, axes: Sequence[int], keepdims: bool) -> str:
+        """A reduction; of all axes where none are named."""
+        if not axes:
+            return self.emit(op_type, value, keepdims=int(keepdims))
+        if self.opset >= 18 or op_type == "ReduceSum":
+            return self.emit(op_type, value, self.ints(axes), keepdims=int(keepdims))
+        return self.emit(op_type, value, axes=[*axes], keepdims=int(keepdims))
 
     def with_third(self, slot: str, kinds: Container[str], value: str) -> str | None:
         """The node of one of `kinds` that was written last, given a third operand, if what it makes is for this operator alone."""
@@ -285,8 +406,20 @@ class Op:
         return dtype_code(np_dtype(dtype))
 
     def wrong(self, why: str) -> OnnxError:
-        site = f"\n  written at {self.op.site}" if self.op.site else ""
-        return OnnxError(f"op {self.type} cannot be written as ONNX: {why}\n  in {self.op.to_string()}{site}")
+        site = f", written at {self.op.site}" if self.op.site else ""
+        return OnnxError(f"{self.op.to_string()}: {why}{site}")
+
+
+@cache
+def _first_opsets() -> dict[str, int]:
+    """The opset in which each operator came."""
+    from onnx.defs import get_all_schemas_with_history
+
+    found: dict[str, int] = {}
+    for schema in get_all_schemas_with_history():
+        if not schema.domain:
+            found[schema.name] = min(schema.since_version, found.get(schema.name, schema.since_version))
+    return found
 
 
 def _node(op_type: str, inputs: list[str], outputs: list[str], attrs: dict[str, Any]) -> Any:

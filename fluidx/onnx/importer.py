@@ -47,16 +47,23 @@ class Importer:
     """Writes `main` and `startup`. `evaluate` runs the program so far for some of its variables; None where nobody can.
 
     `checks` are the values that were asked for on the way: the program is right for feeds with which they recur. With `constants_train`
-    what nodes hold is a weight as initializers are, where it is more than a few floats: some exporters write all weights so.
+    what nodes hold is a weight as initializers are, where it is more than a few floats: some exporters write all weights so. `from_front`
+    says that no computed position counts from the end of an axis, as in models that fluidx wrote: its operators refuse such positions.
     """
 
     def __init__(
-        self, main: Program, startup: Program, opsets: Mapping[str, int], evaluate: Evaluate | None = None, constants_train: bool = False
+        self,
+        main: Program,
+        startup: Program,
+        opsets: Mapping[str, int],
+        evaluate: Evaluate | None = None,
+        constants_train: bool = False,
+        from_front: bool = False,
     ):
         load_all()
         self.main, self.startup, self.opsets, self.evaluate = main, startup, opsets, evaluate
         self.b = Builder(main.global_block(), role=Role.FORWARD)
-        self.constants_train = constants_train
+        self.constants_train, self.from_front = constants_train, from_front
         self.env: dict[str, Any] = {}
         self.inputs: list[Variable] = []
         self.checks: list[tuple[Variable, np.ndarray]] = []

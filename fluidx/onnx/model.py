@@ -14,7 +14,8 @@ from ..ir.types import ANY
 from .errors import OnnxError
 from .form import initialized, opsets_of
 from .importer import Importer
-from .read import read
+from .ranks import refuse
+from .read import parsed, read
 from .sessions import Session, program_name
 from .values import numpy_dtype
 
@@ -74,9 +75,12 @@ def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Onnx
     >>> print(model, model["y"].shape)
     <OnnxModel of <Program small: 1 ops, 0 params>: x -> y> (-1, 2)
     """
+    source = parsed(source)
+    refuse(source)
     proto = read(source, strict=True)
     name = program_name(proto.graph)
-    importer = Importer(Program(name), Program(f"{name}_startup"), opsets_of(proto), constants_train=True)
+    own = source.producer_name == "fluidx"
+    importer = Importer(Program(name), Program(f"{name}_startup"), opsets_of(proto), constants_train=True, from_front=own)
     with unique_name.guard():  # a model gives one program, however often it is loaded
         importer.take_weights(proto.graph)
         _declare(importer, proto.graph, dict(shapes or {}))

@@ -22,6 +22,8 @@ def _positions(n: Node, k: int, sizes: int | Sequence[int]) -> Variable:
         if (known < 0).any():
             fixed(n, np.ravel(sizes).tolist())
         return n.const(np.where(known < 0, known + np.asarray(sizes, known.dtype), known))
+    if n.importer.from_front:
+        return n.x(k)
     ids, _ = n.x(k), fixed(n, np.ravel(sizes).tolist())
     shape = (1,) * (len(ids.shape) - np.ndim(sizes)) + np.shape(sizes)
     zero, whole = n.const(np.zeros(shape), ids.dtype), n.const(np.reshape(sizes, shape), ids.dtype)

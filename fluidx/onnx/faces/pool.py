@@ -46,11 +46,15 @@ def lp_pool(n: Node) -> object:
 
 @face("GlobalAveragePool")
 def global_average_pool(n: Node) -> object:
+    if n.rank() == 4:
+        return n.b.pool2d(n.x(), ksize=(1, 1), pooling_type="avg", global_pooling=True)
     return n.b.reduce_mean(n.x(), dim=_spatial(n), keep_dim=True)
 
 
 @face("GlobalMaxPool")
 def global_max_pool(n: Node) -> object:
+    if n.rank() == 4:
+        return n.b.pool2d(n.x(), ksize=(1, 1), pooling_type="max", global_pooling=True)
     return n.b.reduce_max(n.x(), dim=_spatial(n), keep_dim=True)
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Writer = Callable[["Op"], "str | Mapping[str, Any]"]
 NODES: dict[str, Writer] = {}
 
-_FILES: tuple[str, ...] = ("elementwise", "layout", "loss", "product", "norm", "window")
+_FILES: tuple[str, ...] = (
+    "elementwise", "layout", "loss", "product", "norm", "window", "grad", "norm_grad", "window_grad", "update",
+)  # fmt: skip
 
 
 def nodes(*names: str) -> Callable[[Writer], Writer]:

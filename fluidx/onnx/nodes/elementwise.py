@@ -27,7 +27,7 @@ _SAME = {
 
 @nodes(*_SAME)
 def same(op: Op) -> str:
-    return op.emit(_SAME[op.type], op["X"])
+    return by_expression(op) if op.lacks(_SAME[op.type]) else op.emit(_SAME[op.type], op["X"])
 
 
 @nodes("sum")
@@ -64,6 +64,8 @@ def with_alpha(op: Op) -> str:
 
 @nodes("gelu")
 def gelu(op: Op) -> str:
+    if op.lacks("Gelu"):
+        return by_expression(op)
     return op.emit("Gelu", op["X"], approximate="tanh" if op.attrs["approximate"] else "none")
 
 
@@ -74,12 +76,32 @@ def clip(op: Op) -> str:
 
 
 @nodes("dropout")
-def dropout(op: Op) -> str:
-    """As it is in inference; a Dropout node, which changes nothing there, so that who trains the model again knows the rate."""
-    rate = op.attrs["dropout_prob"]
-    if op.attrs["dropout_implementation"] == "upscale_in_train":
+def dropout(op: Op) -> str | dict[str, str]:
+    """In inference a Dropout node, which changes nothing there, so that who trains the model again knows the rate."""
+    rate, upscale = op.attrs["dropout_prob"], op.attrs["dropout_implementation"] == "upscale_in_train"
+    if not op.attrs["is_test"]:
+        return _dropping(op, rate, upscale)
+    if upscale:
         return op.emit("Dropout", op["X"], op.const(np.array(rate, np.float32))) if rate < 1 else op.emit("Identity", op["X"])
     return op.emit("Mul", op["X"], op.const(np.array(1.0 - rate, np_dtype(op.dtype("X")))))
+
+
+def _dropping(op: Op, rate: float, upscale: bool) -> dict[str, str]:
+    if rate >= 1:
+        raise op.wrong("it drops everything, and a Dropout node drops less")
+    y, kept = op.several("Dropout", 2, op["X"], op.const(np.array(rate, np.float32)), op.const(np.array(True)), seed=op.attrs["seed"])
+    if not upscale:
+        y = op.emit("Mul", op["X"], op.emit("Cast", kept, to=op.code(op.dtype("X"))))
+    return {"Out": y, "Mask": op.emit("Cast", kept, to=op.code("uint8"))}
+
+
+@nodes("dropout_grad")
+def dropout_grad(op: Op) -> str:
+    rate, kept = op.attrs["dropout_prob"], op.emit("Cast", op["Mask"], to=op.code(op.dtype("Out@GRAD")))
+    g = op.emit("Mul", op["Out@GRAD"], kept)
+    if op.attrs["dropout_implementation"] != "upscale_in_train":
+        return g
+    return op.emit("Mul", g, op.const(np.array(1 / (1 - rate), np_dtype(op.dtype("Out@GRAD")))))
 
 
 # -- any expression -----------------------------------------------------------------------------------------------------------
@@ -120,13 +142,16 @@ _COMPOSED: dict[str, Callable[..., str]] = {
 }
 
 
+_SYMBOLS = {"Out": "Out", "Out@GRAD": "g"}  # slots of gradients, in their expressions
+
+
 def by_expression(op: Op) -> str:
     """The nodes of an elementwise operator's expression, a value that occurs twice computed once."""
     definition = opdef(op.type)
     slots = definition.inputs
     expr: Expr = definition.expr  # type: ignore[attr-defined]
     axis = op.attrs.get("axis", -1)
-    values: dict[str, str] = {s.lower(): _aligned(op, s, axis if s == "Y" else -1) for s in slots}
+    values: dict[str, str] = {_SYMBOLS.get(s, s.lower()): _aligned(op, s, axis if s == "Y" else -1) for s in slots}
     expr = substitute(expr, {n: lift(v) for n, v in op.attrs.items() if n != "axis"})
     found = _written(op, expr, values, {})
     return found if symbols(expr) else op.emit("Expand", found, op.emit("Shape", op[slots[0]]))
@@ -140,7 +165,7 @@ def has_expression(op_type: str) -> bool:
 
 def _aligned(op: Op, slot: str, axis: int) -> str:
     """An operand whose axes begin at `axis` of the result, -1 for those that end where it ends."""
-    behind = op.out_type("Out").ndim - axis - op.type_of(slot).ndim
+    behind = op.out_type(opdef(op.type).out_slots[0].name).ndim - axis - op.type_of(slot).ndim
     if axis == -1 or behind <= 0:
         return op[slot]
     ndim = op.type_of(slot).ndim

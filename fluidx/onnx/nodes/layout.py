@@ -74,14 +74,18 @@ def split(op: Op) -> dict[str, Any]:
     axis, parts = op.attrs["axis"], op.op.outputs["Out"]
     sizes = [op.block.desc(n).type.shape[axis] for n in parts]
     if ANY in sizes:
-        return {"Out": op.several("Split", len(parts), op["X"], axis=axis, num_outputs=len(parts))}
+        return {"Out": _evenly(op, axis, len(parts))}
     return {"Out": op.several("Split", len(parts), op["X"], op.ints(sizes), axis=axis)}
+
+
+def _evenly(op: Op, axis: int, count: int) -> list[str]:
+    return op.several("Split", count, op["X"], axis=axis, **({"num_outputs": count} if op.opset >= 18 else {}))
 
 
 @nodes("unstack")
 def unstack(op: Op) -> dict[str, Any]:
     axis, count = op.attrs["axis"], len(op.op.outputs["Out"])
-    parts = op.several("Split", count, op["X"], axis=axis, num_outputs=count)
+    parts = _evenly(op, axis, count)
     return {"Out": [op.emit("Squeeze", p, op.ints([axis])) for p in parts]}
 
 
@@ -121,9 +125,11 @@ def pad(op: Op) -> str:
 @nodes("pad2d")
 def pad2d(op: Op) -> str:
     (top, bottom, left, right), mode = op.attrs["paddings"], op.attrs["mode"]
-    axes = (2, 3) if op.attrs["data_format"] == "NCHW" else (1, 2)
-    value = [_value(op, op.attrs["pad_value"])] if mode == "constant" else [""]
-    return op.emit("Pad", op["X"], op.ints([top, left, bottom, right]), *value, op.ints(axes), mode=mode)
+    before, behind = (0, 0, top, left), (0, 0, bottom, right)
+    if op.attrs["data_format"] == "NHWC":
+        before, behind = (0, top, left, 0), (0, bottom, right, 0)
+    value = [_value(op, op.attrs["pad_value"])] if mode == "constant" else []
+    return op.emit("Pad", op["X"], op.ints([*before, *behind]), *value, mode=mode)
 
 
 @nodes("tril_triu")
@@ -158,6 +164,16 @@ def lookup(op: Op) -> str:
 def gather(op: Op) -> str:
     flat = op.type_of("Index").ndim == 1
     return op.emit("Gather", op["X"], op["Index"] if flat else op.emit("Reshape", op["Index"], op.ints([-1])), axis=0)
+
+
+@nodes("index_select")
+def index_select(op: Op) -> str:
+    return op.emit("Gather", op["X"], op["Index"], axis=op.attrs["dim"])
+
+
+@nodes("take_along_axis")
+def take_along_axis(op: Op) -> str:
+    return op.emit("GatherElements", op["X"], op["Index"], axis=op.attrs["axis"])
 
 
 @nodes("gather_nd")
@@ -219,7 +235,7 @@ def like(op: Op) -> str:
 def batch_like(op: Op) -> str:
     a = op.attrs
     source, target = a["input_dim_idx"] % op.type_of("Input").ndim, a["output_dim_idx"] % len(a["shape"])
-    size = op.emit("Shape", op["Input"], start=source, end=source + 1)
+    size = op.sizes(op["Input"], source, source + 1)
     before, behind = a["shape"][:target], a["shape"][target + 1 :]
     parts = [*([op.ints(before)] if before else []), size, *([op.ints(behind)] if behind else [])]
     sizes = op.emit("Concat", *parts, axis=0) if len(parts) > 1 else size

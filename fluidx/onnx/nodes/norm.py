@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from ...ir.dtypes import np_dtype
 from ...ir.types import ANY
 from . import nodes
+from .norm_grad import in_training, row_statistics
 from .window import channels_first
 
 if TYPE_CHECKING:
@@ -17,23 +18,54 @@ if TYPE_CHECKING:
 
 
 @nodes("batch_norm")
-def batch_norm(op: Op) -> str:
-    """As it is in inference."""
+def batch_norm(op: Op) -> str | dict[str, str]:
+    """As it is in inference, unless it takes the statistics of the batch."""
+    if not (op.attrs["is_test"] or op.attrs["use_global_stats"]):
+        return in_training(op)
+    return _by_running_statistics(op, momentum=op.attrs["momentum"])
+
+
+@nodes("ghost_batch_norm")
+def ghost_batch_norm(op: Op) -> str:
+    """In inference it is batch_norm."""
+    if not op.attrs["is_test"]:
+        raise op.wrong("it takes statistics by parts of the batch")
+    return _by_running_statistics(op)
+
+
+def _by_running_statistics(op: Op, **attrs: float) -> str:
     layout = op.attrs["data_layout"] if op.type_of("X").ndim > 2 else "NCHW"
     weights = [op[s] for s in ("Scale", "Bias", "Mean", "Variance")]
-    return channels_first(op, "X", layout, lambda x: op.emit(
-        "BatchNormalization", x, *weights, epsilon=op.attrs["epsilon"], momentum=op.attrs["momentum"]))  # fmt: skip
+
+    def emit(x: str) -> str:
+        return op.emit("BatchNormalization", x, *weights, epsilon=op.attrs["epsilon"], **attrs)
+
+    return channels_first(op, "X", layout, emit if op.opset >= 15 else lambda x: _as_weights(op, x, emit))
 
 
 @nodes("layer_norm")
-def layer_norm(op: Op) -> str:
+def layer_norm(op: Op) -> dict[str, str]:
+    return {"Y": _rows_normalized(op), **(row_statistics(op) if op.is_used("Mean") else {})}
+
+
+def _rows_normalized(op: Op) -> str:
     x, axis = op.type_of("X"), op.attrs["begin_norm_axis"]
     sizes = x.shape[axis:]
     if ANY in sizes:
         raise op.wrong("an axis that it normalizes is open")
     scale = _by_element(op, "Scale", sizes) if op.has("Scale") else _ones(op, sizes)
     bias = [_by_element(op, "Bias", sizes)] if op.has("Bias") else []
+    if op.lacks("LayerNormalization"):
+        return _as_weights(op, op["X"], lambda a: _rows_written_out(op, a, range(axis, x.ndim), scale, *bias))
     return _as_weights(op, op["X"], lambda a: op.emit("LayerNormalization", a, scale, *bias, axis=axis, epsilon=op.attrs["epsilon"]))
+
+
+def _rows_written_out(op: Op, x: str, axes: Sequence[int], scale: str, bias: str = "") -> str:
+    centered = op.emit("Sub", x, op.reduced("ReduceMean", x, axes, True))
+    variance = op.reduced("ReduceMean", op.emit("Mul", centered, centered), axes, True)
+    epsilon = op.const(np.array(op.attrs["epsilon"], np_dtype(_weight_dtype(op))))
+    out = op.emit("Mul", op.emit("Div", centered, op.emit("Sqrt", op.emit("Add", variance, epsilon))), scale)
+    return op.emit("Add", out, bias) if bias else out
 
 
 def _by_element(op: Op, slot: str, sizes: tuple[int, ...]) -> str:
@@ -66,7 +98,20 @@ def group_norm(op: Op) -> str:
     layout, x = op.attrs["data_layout"], op.type_of("X")
     weights = _by_channel(op, x.shape[-1] if layout == "NHWC" else x.shape[1])
     attrs = {"num_groups": op.attrs["groups"], "epsilon": op.attrs["epsilon"]}
-    return channels_first(op, "X", layout, lambda x: _as_weights(op, x, lambda a: op.emit("GroupNormalization", a, *weights, **attrs)))
+
+    def emit(x: str) -> str:
+        return op.emit("GroupNormalization", x, *weights, **attrs) if op.opset >= 21 else _groups_written_out(op, x, *weights)
+
+    return channels_first(op, "X", layout, lambda x: _as_weights(op, x, emit))
+
+
+def _groups_written_out(op: Op, x: str, scale: str, bias: str) -> str:
+    """Groups as the channels of an InstanceNormalization: before opset 21 the weights of GroupNormalization are those of groups."""
+    groups, behind = op.attrs["groups"], op.ints(range(1, op.type_of("X").ndim - 1))
+    ones, zeros = _ones(op, (groups,)), _ones(op, (groups,), 0.0)
+    even = op.emit("InstanceNormalization", op.emit("Reshape", x, op.ints([0, groups, -1])), ones, zeros, epsilon=op.attrs["epsilon"])
+    even = op.emit("Reshape", even, op.emit("Shape", x))
+    return op.emit("Add", op.emit("Mul", even, op.emit("Unsqueeze", scale, behind)), op.emit("Unsqueeze", bias, behind))
 
 
 def _by_channel(op: Op, channels: int) -> list[str]:
@@ -84,6 +129,6 @@ def lrn(op: Op) -> str:
 
 @nodes("norm")
 def norm(op: Op) -> dict[str, str]:
-    squares = op.emit("ReduceSumSquare", op["X"], op.ints([op.attrs["axis"]]), keepdims=1)
+    squares = op.reduced("ReduceSumSquare", op["X"], [op.attrs["axis"]], True)
     length = op.emit("Sqrt", op.emit("Add", squares, op.const(np.array(op.attrs["epsilon"], np_dtype(op.dtype("X"))))))
     return {"Out": op.emit("Div", op["X"], length), "Norm": length}

@@ -25,10 +25,11 @@ def matmul(op: Op) -> str:
         axis = -1 if tx else -2
         matrix = op.emit("Unsqueeze", b if tx else a, op.ints([-1 if tx else 0]))
         out = op.emit("Squeeze", op.emit("MatMul", a, matrix) if tx else op.emit("MatMul", matrix, b), op.ints([axis]))
+    elif x.ndim == y.ndim == 1:
+        out = op.emit("MatMul", op.emit("Unsqueeze", a, op.ints([0])), b)
     else:
         out = op.emit("MatMul", a, b)
-    out = op.emit("Mul", out, op.const(np.array(alpha, np_dtype(x.dtype)))) if alpha != 1.0 else out
-    return op.emit("Reshape", out, op.ints([1])) if x.ndim == y.ndim == 1 else out
+    return op.emit("Mul", out, op.const(np.array(alpha, np_dtype(x.dtype)))) if alpha != 1.0 else out
 
 
 def _swapped(ndim: int) -> list[int]:
@@ -62,22 +63,28 @@ _REDUCE = {
 @nodes(*_REDUCE)
 def reduce(op: Op) -> str:
     dims, keep = op.attrs["dim"], op.attrs["keep_dim"]
-    axes = [op.ints(dims)] if dims else []
-    out = op.emit(_REDUCE[op.type], op["X"], *axes, keepdims=int(keep))
-    whole = not keep and len(dims or range(op.type_of("X").ndim)) == op.type_of("X").ndim
-    return op.emit("Reshape", out, op.ints(op.out_type("Out").shape)) if whole else out
+    whole = len(dims or range(op.type_of("X").ndim)) == op.type_of("X").ndim
+    if whole and not keep:
+        return _single(op, _REDUCE[op.type], op["X"])
+    return op.reduced(_REDUCE[op.type], op["X"], () if whole else dims, keep)
+
+
+def _single(op: Op, op_type: str, x: str) -> str:
+    """A reduction of all axes, to a vector of one element."""
+    out = op.emit(op_type, x, keepdims=1)
+    return out if op.type_of("X").ndim == 1 else op.emit("Reshape", out, op.ints([1]))
 
 
 @nodes("mean")
 def mean(op: Op) -> str:
-    return op.emit("Reshape", op.emit("ReduceMean", op["X"], keepdims=0), op.ints([1]))
+    return _single(op, "ReduceMean", op["X"])
 
 
 @nodes("squared_l2_norm")
 def squared_l2_norm(op: Op) -> str:
     wide = op.out_type("Out").dtype
     x = op["X"] if op.dtype("X") == wide else op.emit("Cast", op["X"], to=op.code(wide))
-    return op.emit("Reshape", op.emit("ReduceSumSquare", x, keepdims=0), op.ints([1]))
+    return _single(op, "ReduceSumSquare", x)
 
 
 # -- softmax, attention -------------------------------------------------------------------------------------------------------
@@ -113,7 +120,7 @@ def _causal(op: Op) -> str:
     """Row i of Q looks at the first i + 1 rows of K."""
     places = []
     for slot, axis in (("Q", 1), ("K", 0)):
-        count = op.emit("Squeeze", op.emit("Shape", op[slot], start=-2, end=-1), op.ints([0]))
+        count = op.emit("Squeeze", op.sizes(op[slot], -2, -1), op.ints([0]))
         zero, one = (op.const(np.array(n, np.int64)) for n in (0, 1))
         places.append(op.emit("Unsqueeze", op.emit("Range", zero, count, one), op.ints([axis])))
     return op.emit("GreaterOrEqual", *places)

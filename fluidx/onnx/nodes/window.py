@@ -54,7 +54,7 @@ def conv_transpose(op: Op) -> str:
 
 def _longer(op: Op, attrs: dict[str, Any]) -> list[int]:
     """How much longer the result is than it need be."""
-    image = _image(op, "Input")
+    image = image_of(op, "Input")
     if ANY in image:
         raise op.wrong("output_size of an image of open size")
     wanted, pads = pair(op.type, "output_size", op.attrs["output_size"], 1), attrs["pads"]
@@ -81,7 +81,7 @@ def pool(op: Op) -> str:
 
 def _last_windows(op: Op) -> dict[str, Any]:
     """A window that begins behind the image is none, which ceil_mode means from opset 22 on: padding says it in all of them."""
-    a, image = op.attrs, _image(op, "X")
+    a, image = op.attrs, image_of(op, "X")
     if ANY in image:
         return {"ceil_mode": 1}
     size = pair(op.type, "ksize", a["ksize"], 1)
@@ -90,14 +90,14 @@ def _last_windows(op: Op) -> dict[str, Any]:
     return {"pads": [top, left, bottom, right], "auto_pad": "NOTSET"}
 
 
-def _image(op: Op, slot: str) -> tuple[int, ...]:
+def image_of(op: Op, slot: str) -> tuple[int, ...]:
     shape = op.type_of(slot).shape
     return shape[2:] if op.attrs["data_format"] == "NCHW" else shape[1:3]
 
 
 def _cells(op: Op) -> dict[str, Any]:
     """Adaptive pooling, where its windows are all alike."""
-    image = _image(op, "X")
+    image = image_of(op, "X")
     cells = pair(op.type, "ksize", op.attrs["ksize"], 1)
     if ANY in image or any(d % n for d, n in zip(image, cells)):
         raise op.wrong(f"adaptive pooling of an image of {list(image)} to {list(cells)} has windows of several sizes, which ONNX has not")
