@@ -13,6 +13,7 @@ from pathlib import Path
 import fluidx.ops  # noqa: F401  (fills the registry)
 from fluidx.ir import At, Effect, Partial, ProgramError, Shard
 from fluidx.ir.opdef import OpDef, Required, all_ops
+from fluidx.testing.alone import in_onnx
 from fluidx.view import patterns
 
 PAGE = Path(__file__).parent / "ops.md"
@@ -29,6 +30,7 @@ KINDS = {
     "Convolution": "nn.conv*",
     "Pooling": "nn.pool*",
     "Normalization": "nn.*norm*",
+    "Images: sizes, points, regions": "nn.[gr]*",
     "Dropout": "nn.dropout",
     "Softmax": "nn.softmax",
     "Attention": "nn.attention",
@@ -69,7 +71,8 @@ How to read an entry: `op(X, Y?, Z*) → Out` takes one variable as X, may take 
 `append_backward` can go through the operator. *Mixed precision* says what it works in there: in 16 bits, in what its operands come in, or,
 where nothing is said, in float32 (see [Precision and memory](precision.md)). *Access* says what it reads and writes, as it stands for the
 operator's own samples (at most three are shown); where operands may lie among ranks follows from that: see [Placements](placements.md),
-which explains the notation.
+which explains the notation. *ONNX* names the operators that `fx.onnx.save` writes an operator with, one or several, as its own samples
+were written ([Operators of ONNX](onnx_ops.md)).
 An operator that communicates says instead what it does to the placement of its operand.
 
 """
@@ -109,8 +112,14 @@ def _entry(d: type[OpDef]) -> str:
     lines.append(_doc(d) + "\n\n")
     if d.attrs:
         lines.append("Attributes: " + ", ".join(f"`{name}={_default(v)}`" for name, v in d.attrs.items()) + "\n\n")
-    lines.append(f"Gradient: {'yes' if d.grad is not None else 'no'}{_precision(d)} · {_access(d)}\n\n")
+    lines.append(f"Gradient: {'yes' if d.grad is not None else 'no'}{_precision(d)} · {_access(d)}{_onnx(d)}\n\n")
     return "".join(lines)
+
+
+def _onnx(d: type[OpDef]) -> str:
+    """The operators that its samples are written with."""
+    found = ", ".join(f"[{name}](onnx_ops.md)" for name in in_onnx(d.name))
+    return f" · ONNX: {found}" if found else ""
 
 
 def _precision(d: type[OpDef]) -> str:

@@ -281,9 +281,7 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
         pairs = list(zip((file, *rank_files), (program, *ranked), strict=True))
         for path, pair in pairs:
             if not hasattr(pair, "startup"):
-                raise click.ClickException(
-                    f"{path} has no startup section; fluidx show FILE --strategy ... --rank 0 prints a rank's pair"
-                )
+                raise click.ClickException(f"{path} has no startup section; fluidx show FILE --strategy ... --rank 0 prints a rank's pair")
         mains, startups = [p.main for _, p in pairs[1:]], [p.startup for _, p in pairs[1:]]
         click.echo(str(verify_ranks(program, mains, startups)))
         return
@@ -317,6 +315,15 @@ def onnx_check(file: str, shapes: Any) -> None:
     from .onnx import report
 
     click.echo(report.check(file, shapes))
+
+
+@onnx.command(name="ops")
+@click.option("--domain", help="Those of one domain: ai.onnx, ai.onnx.ml, com.microsoft, ...")
+def onnx_ops(domain: str | None) -> None:
+    """List the operators of ONNX that fluidx takes: domain, name, how each is done, versions."""
+    from .onnx import report
+
+    click.echo(report.operators(domain))
 
 
 @onnx.command(name="run")

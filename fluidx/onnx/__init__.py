@@ -1,7 +1,8 @@
 """ONNX models: read, run, trained as programs, and written. Needs the extra `fluidx[onnx]`.
 
 `load` gives a model as a program to train, `set_training` prepares it, `save` writes any program as a model, and `session` runs models that
-are no programs: whose sizes depend on values, with sequences and strings. `fluidx.onnx.backend` is the standard's interface of backends.
+are no programs: whose sizes depend on values, with sequences and strings. `known` lists the operators that are taken, `face` and `host` add
+one of your own. `fluidx.onnx.backend` is the standard's interface of backends.
 
 >>> import fluidx as fx, numpy as np
 >>> from onnx import TensorProto, helper
@@ -17,8 +18,11 @@ from .errors import OnnxError
 from .export import save
 from .model import OnnxModel, load
 from .read import read
+from .registry import face, host, known
 from .sessions import Session, session
 from .steps import training_step
 from .training import set_training
 
-__all__ = ["OnnxError", "OnnxModel", "Session", "load", "read", "save", "session", "set_training", "training_step"]
+__all__ = [
+    "OnnxError", "OnnxModel", "Session", "face", "host", "known", "load", "read", "save", "session", "set_training", "training_step",
+]  # fmt: skip

@@ -14,6 +14,7 @@ from .errors import OnnxError
 from .form import initialized
 from .model import load
 from .read import parsed, read
+from .registry import known
 from .sessions import session
 from .values import numpy_dtype
 
@@ -33,6 +34,15 @@ def info(path: str) -> str:
     lines += [f"  {len(graph.initializer)} initializers of {elements} elements, {len(graph.node)} nodes"]
     lines += [f"  {count:7d}  {op}" for op, count in sorted(Counter(p.op_type for p in graph.node).items(), key=lambda c: (-c[1], c[0]))]
     return "\n".join(lines)
+
+
+def operators(domain: str | None = None) -> str:
+    """The operators that fluidx takes, a line each: domain, name, how it is done, versions. Raises OnnxError for a domain without any."""
+    rows = known(domain)
+    if not rows:
+        raise OnnxError(f"fluidx takes no operator of domain {domain!r}; there are: {', '.join(sorted({k.domain for k in known()}))}")
+    places, names = (max(len(k[i]) for k in rows) for i in (0, 1))
+    return "\n".join(f"{k.domain:{places}}  {k.name:{names}}  {k.how:9}  {' '.join(map(str, k.versions)) or '-'}" for k in rows)
 
 
 def _value(info: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,15 @@ def check_gradient(
 
     Central differences of float64 are right to about 9 digits.
     """
+    found, _, loss = gradients_of(op, inputs, outputs, wrt, known, **attrs)
+    for k, g in zip(wrt, found):
+        np.testing.assert_allclose(g, numeric_grad(loss, inputs[k]), rtol=1e-6, atol=1e-6, err_msg=f"{op}, operand {k}")
+
+
+def gradients_of(
+    op: str, inputs: list[Any], outputs: int = 1, wrt: tuple[int, ...] = (0,), known: tuple[int, ...] = (), **attrs: Any
+) -> tuple[list[np.ndarray], list[np.ndarray], Callable[[np.ndarray], float]]:
+    """(gradients to the inputs `wrt`, the weights of the outputs, what gives their weighed sum for the inputs as they are then)."""
     main, startup = fx.Program("node"), fx.Program("node_startup")
     node = model(op, inputs, outputs, known, **attrs).graph.node[0]
     with fx.program_guard(main, startup):
@@ -76,9 +86,7 @@ def check_gradient(
     def loss(_: np.ndarray) -> float:
         return executor.run(main, feed=feed, fetch_list=[total], scope=scope)[0].item()
 
-    found = executor.run(main, feed=feed, fetch_list=wanted, scope=scope)
-    for k, g in zip(wrt, found):
-        np.testing.assert_allclose(g, numeric_grad(loss, inputs[k]), rtol=1e-6, atol=1e-6, err_msg=f"{op}, operand {k}")
+    return executor.run(main, feed=feed, fetch_list=wanted, scope=scope), weights, loss
 
 
-__all__ = ["by_runtime", "check_gradient", "ran"]
+__all__ = ["by_runtime", "check_gradient", "gradients_of", "model", "ran"]

@@ -12,15 +12,16 @@ from onnx import numpy_helper  # noqa: E402
 
 from fluidx.ir.opdef import OPS  # noqa: E402
 from fluidx.onnx.export import to_onnx  # noqa: E402
+from fluidx.testing.alone import alone  # noqa: E402
 
-from .written import IN_STEPS, LACKS, close, lenet, program_of, run, session_of, transformer  # noqa: E402
+from .written import IN_STEPS, LACKS, close, lenet, run, session_of, transformer  # noqa: E402
 
 
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_gradients_and_updates_mean_the_same_in_onnx(name):
     judged = 0
     for sample in OPS[name].samples():
-        program, _, feed = program_of(name, sample)
+        program, _, feed = alone(name, sample)
         outs = [program.global_block().var(n) for n in program.ops[-1].output_arg_names]
         try:
             model = to_onnx(program, None, outs)

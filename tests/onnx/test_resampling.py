@@ -77,7 +77,7 @@ def test_resize_has_gradients(mode):
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(Exception, match="nearest, linear or cubic"):
+    with pytest.raises(Exception, match="nearest, linear, cubic"):
         ran("Resize", [image(1, 1, 2, 2), None, None, sizes(1, 1, 4, 4)], known=(3,), mode="area")
 
 

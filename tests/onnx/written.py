@@ -6,12 +6,11 @@ import numpy as np
 import onnxruntime as ort
 
 import fluidx as fx
-from fluidx.ir import Builder
-from fluidx.ir.dtypes import dtype_name
 from fluidx.ir.opdef import OPS
 from fluidx.onnx.export import to_onnx
 from fluidx.onnx.nodes import NODES, load_all
 from fluidx.onnx.nodes.elementwise import has_expression
+from fluidx.testing.alone import alone
 
 load_all()
 ALL = sorted(name for name, d in OPS.items() if name in NODES or has_expression(name))
@@ -42,30 +41,11 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=limit, atol=limit)
 
 
-def program_of(name, sample):
-    """A program that is the operator alone, with the sample's operands fed; its inference form where it has one."""
-    definition, program = OPS[name], fx.Program(name)
-    feed, operands = {}, []
-    for slot, arg in zip(definition.in_slots, sample.args):
-        arrays = arg if isinstance(arg, (list, tuple)) else [] if arg is None else [arg]
-        found = []
-        for k, a in enumerate(map(np.asarray, arrays)):
-            feed[f"{slot.name}{k}"] = a
-            found.append(program.global_block().create_var(f"{slot.name}{k}", a.shape, dtype_name(a.dtype), is_data=True))
-        operands.append(found if slot.many else found[0] if found else None)
-    attrs = {**sample.attrs, **({"is_test": True} if "is_test" in definition.attrs else {})}
-    many = attrs.get("num") or len(attrs.get("sections", ())) or (sample.args[0].shape[attrs.get("axis", 0)] if name == "unstack" else 0)
-    many = len(sample.args[0]) if name == "concat_grad" else many
-    made = Builder(program.global_block()).emit(name, *operands, n_out=many, **attrs)
-    first = made[0] if isinstance(made, tuple) else made
-    return program, first if isinstance(first, list) else [first], feed
-
-
 def judged_samples(name, opset):
     """How many samples of an operator the runtime takes, as nodes of an opset; of each it gives what fluidx gives."""
     judged = 0
     for sample in OPS[name].samples():
-        program, fetches, feed = program_of(name, sample)
+        program, fetches, feed = alone(name, sample)
         try:
             model = to_onnx(program, None, fetches, opset=opset)
         except fx.onnx.OnnxError as e:

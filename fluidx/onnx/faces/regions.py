@@ -1,111 +1,44 @@
 """What reads an image at places of its own: pools over regions, deformed convolutions, and columns put back as an image.
 
-Where regions lie is known while the program is written; what is read there, and how it is weighed, are operators of the program.
+What is read there, and how it is weighed, are operators of the program.
 """
 
 from __future__ import annotations
 
 from functools import reduce
-from math import ceil, floor, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from ...ir.dtypes import np_dtype
-from ..limits import room
 from ..node import Node
 from ..windows import need_sizes, table, windows
 from . import face
-from .pool import contenders
-
-
-def _pixels(n: Node) -> Any:
-    """X [N, C, H, W] as rows of the channels of one pixel each."""
-    x = n.x()
-    return n.b.reshape(n.b.transpose(x, axis=(0, 2, 3, 1)), shape=(-1, x.shape[1]))
-
-
-def _read(n: Node, place: np.ndarray, weight: np.ndarray) -> Any:
-    """[cells, taps, C]: the pixels at `place` [cells, taps], times `weight`."""
-    need_sizes(n, n.op_type, n.shape(0)[1:])
-    rows = n.b.reshape(n.b.gather(_pixels(n), n.const(place.reshape(-1))), shape=(*place.shape, n.shape(0)[1]))
-    return n.b.elementwise_mul(rows, n.const(weight[:, :, None], np_dtype(n.dtype(0))))
-
-
-def _image(n: Node, cells: Any, regions: int, height: int, width: int) -> Any:
-    """[regions * height * width, C] as images."""
-    return n.b.transpose(n.b.reshape(cells, shape=(regions, height, width, n.shape(0)[1])), axis=(0, 3, 1, 2))
 
 
 @face("RoiAlign")
 def roi_align(n: Node) -> object:
-    rois, batch = np.asarray(n.value(1), np.float64), np.asarray(n.value(2), np.int64)
-    (h, w), size, scale = n.shape(0)[2:], (n.attr("output_height", 1), n.attr("output_width", 1)), n.attr("spatial_scale", 1.0)
-    half_pixel, mean = n.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel", n.attr("mode", "avg") == "avg"
-    corners = rois * scale - (0.5 if half_pixel else 0.0)
-    ways = []
-    for axis, image in ((1, h), (0, w)):
-        start, length = corners[:, axis], corners[:, axis + 2] - corners[:, axis]
-        length = length if half_pixel else np.maximum(length, 1.0)
-        ways.append(_samples(start, length / size[1 - axis], size[1 - axis], n.attr("sampling_ratio", 0), image, mean))
-    (py, wy, sy), (px, wx, sx) = ways
-    place = batch[:, None, None, None, None] * (h * w) + py[:, :, None, :, None] * w + px[:, None, :, None, :]
-    weight = wy[:, :, None, :, None] * wx[:, None, :, None, :]
-    cells = len(rois) * prod(size)
-    rows = _read(n, place.reshape(cells, -1), weight.reshape(cells, -1))
-    if mean:
-        return _image(n, n.b.reduce_sum(rows, dim=(1,)), len(rois), *size)
-    sampled = np.broadcast_to(sy[:, None, None, :, None] & sx[:, None, None, None, :], place.shape).reshape(cells, -1)
-    return _image(n, n.b.reduce_max(contenders(n, rows, sampled), dim=(1,)), len(rois), *size)
-
-
-def _samples(start: Any, step: Any, cells: int, ratio: int, size: int, mean: bool) -> tuple[np.ndarray, ...]:
-    """(places, weights), each [regions, cells, 2 * samples], of the samples along one axis, each of which lies between two pixels.
-
-    Then which of them there are, [regions, 2 * samples]: a region that has fewer samples than another repeats its last one.
-    """
-    count = np.full(len(start), ratio) if ratio > 0 else np.ceil(step).astype(np.int64)
-    count = np.maximum(count, 1)
-    room([len(start), cells, int(count.max(initial=1)), 2])
-    k = np.arange(count.max(initial=1))
-    known = k < count[:, None]
-    k = np.minimum(k, count[:, None] - 1)
-    at = start[:, None, None] + (np.arange(cells)[:, None] + ((k + 0.5) / count[:, None])[:, None, :]) * step[:, None, None]
-    inside = (at >= -1.0) & (at <= size)
-    at = np.clip(at, 0, size - 1)
-    low = np.floor(at).astype(np.int64)
-    share = at - low
-    weight = np.stack([1 - share, share], axis=-1) * inside[..., None]
-    if mean:
-        weight *= (known / count[:, None])[:, None, :, None]
-    place = np.stack([low, np.minimum(low + 1, size - 1)], axis=-1)
-    return place.reshape(*place.shape[:2], -1), weight.reshape(*weight.shape[:2], -1), known.repeat(2, axis=1)
+    return n.b.roi_align(
+        n.x(),
+        n.x(1),
+        n.x(2),
+        pooled_height=n.attr("output_height", 1),
+        pooled_width=n.attr("output_width", 1),
+        spatial_scale=n.attr("spatial_scale", 1.0),
+        sampling_ratio=n.attr("sampling_ratio", 0),
+        aligned=n.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel",
+        mode=n.attr("mode", "avg"),
+    )
 
 
 @face("MaxRoiPool")
 def max_roi_pool(n: Node) -> object:
-    rois, size, scale = np.asarray(n.value(1), np.float64), tuple(n.attr("pooled_shape")), n.attr("spatial_scale", 1.0)
-    h, w = n.shape(0)[2:]
-    room([len(rois), *size, 8])
-    cells = [
-        [(int(roi[0]) * h + y) * w + x for y in rows for x in columns]
-        for roi in rois
-        for rows in _bins(roi[2], roi[4], scale, size[0], h)
-        for columns in _bins(roi[1], roi[3], scale, size[1], w)
-    ]
-    most = max(map(len, cells), default=1) or 1
-    place = np.array([c + [0] * (most - len(c)) for c in cells], np.int64).reshape(len(cells), most)
-    there = np.arange(most) < np.array([max(len(c), 1) for c in cells], np.int64)[:, None]
-    weight = np.broadcast_to(np.array([bool(c) for c in cells], float)[:, None], place.shape)  # a cell without pixels is 0
-    return _image(n, n.b.reduce_max(contenders(n, _read(n, place, weight), there), dim=(1,)), len(rois), *size)
-
-
-def _bins(first: float, last: float, scale: float, cells: int, size: int) -> list[range]:
-    """The pixels of each cell of a region from `first` to `last`; neighbours may share one."""
-    start, end = floor(first * scale + 0.5), floor(last * scale + 0.5)
-    step = max(end - start + 1, 1) / cells
-    edges = [(floor(k * step) + start, ceil((k + 1) * step) + start) for k in range(cells)]
-    return [range(min(max(a, 0), size), min(max(b, 0), size)) for a, b in edges]
+    """Its regions have the number of their image in front."""
+    height, width = n.attr("pooled_shape")
+    image = n.b.cast(n.b.slice(n.x(1), axes=(1,), starts=(0,), ends=(1,), decrease_axis=(1,)), dtype="int64")
+    rois = n.b.slice(n.x(1), axes=(1,), starts=(1,), ends=(5,))
+    return n.b.roi_pool(n.x(), rois, image, pooled_height=height, pooled_width=width, spatial_scale=n.attr("spatial_scale", 1.0))
 
 
 # -- columns --------------------------------------------------------------------------------------------------------------------------

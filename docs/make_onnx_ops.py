@@ -1,0 +1,75 @@
+"""Write docs/onnx_ops.md: what operators of ONNX are taken, and what operators of fluidx are in ONNX: `python docs/make_onnx_ops.py`.
+
+What fluidx writes is found by writing: the samples of each operator are saved, and the nodes looked at. `tests/onnx/test_registry.py` holds
+that the page is up to date.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from fluidx.ir.opdef import all_ops
+from fluidx.onnx import faces, known
+from fluidx.onnx.faces import FACES, HOSTS
+from fluidx.onnx.form import domain_of
+from fluidx.onnx.registry import Known
+from fluidx.testing.alone import in_onnx
+
+PAGE = Path(__file__).parent / "onnx_ops.md"
+
+HEAD = """\
+# Operators of ONNX
+
+<!-- Written by docs/make_onnx_ops.py from what fluidx has; change that, not this page. -->
+
+{count} operators of ONNX, by domain. `fluidx onnx ops` prints them for the version of onnx that is installed; this page is of opsets
+up to {newest}. How an operator is done:
+
+- *operators*: it is one or several operators of a program, which are trained where they have a gradient (see [Operators](ops.md));
+- *body*: the function that its schema defines is written out, which is trained where what it consists of is;
+- *host*: NumPy computes it, in a session (`fx.onnx.session`), or while a program is written where its operands are known. It has no
+  gradient.
+
+Models of the standard's own domain are brought to the newest opset first, so that all versions are taken; operators of other domains are
+taken as they are. *Written by* names the operators of fluidx that `fx.onnx.save` writes with it. An operator of your own joins them by
+`@fx.onnx.face("MyOp", domain="com.example")` (see [ONNX](onnx.md#operators-of-your-own)).
+
+"""
+
+
+def writers() -> dict[str, list[str]]:
+    """By operator of ONNX: the operators of fluidx that are written with it."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for d in all_ops():
+        if d.__module__.startswith("fluidx.ops."):
+            for op in in_onnx(d.name):
+                found[op].append(d.name)
+    return found
+
+
+def _is_fluidx(k: Known) -> bool:
+    """Is it no operator that somebody has added?"""
+    key = domain_of(k.domain), k.name
+    found = FACES.get(key) or HOSTS.get(key)
+    return found is None or found.__module__.startswith(faces.__name__)
+
+
+def page() -> str:
+    """The text of docs/onnx_ops.md."""
+    rows = [k for k in known() if _is_fluidx(k)]
+    by, newest = writers(), max(v for k in rows if k.domain == "ai.onnx" for v in k.versions)
+    out = [HEAD.format(count=len(rows), newest=newest)]
+    for domain in dict.fromkeys(k.domain for k in rows):
+        out.append(f"## {domain}\n\n| operator | how | versions | written by |\n|---|---|---|---|\n")
+        for k in rows:
+            if k.domain == domain:
+                names = ", ".join(f"[{n}](ops.md#{n})" for n in by.get(k.name, ())) if domain == "ai.onnx" else ""
+                out.append(f"| {k.name} | {k.how} | {', '.join(map(str, k.versions))} | {names} |\n")
+        out.append("\n")
+    return "".join(out).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)

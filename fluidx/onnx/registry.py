@@ -1,0 +1,117 @@
+"""What operators of ONNX fluidx takes: by domain and name, their versions, and how each is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from . import faces
+from .errors import OnnxError, need_onnx
+from .faces import FACES, HOSTS, Face, load_all
+from .form import domain_of
+from .read import NEWEST, OPSET_8
+
+OPERATORS, HOST, BODY = "operators", "host", "body"
+
+
+class Known(NamedTuple):
+    """An operator of ONNX. `versions` are those that the installed onnx knows; none of a domain that it does not know.
+
+    `how` is "operators" where a program has it, "host" where NumPy computes it, "body" where the function that its schema defines is
+    written out.
+    """
+
+    domain: str
+    name: str
+    versions: tuple[int, ...]
+    how: str
+
+
+def known(domain: str | None = None) -> list[Known]:
+    """All operators that fluidx takes, those registered by users too, by domain and name; with `domain`, of that one.
+
+    The standard's own domain is "" or "ai.onnx". Its models are brought to the newest opset before anything is made of them, so that all
+    versions of an operator are taken; operators of other domains are taken as they are.
+
+    >>> import fluidx as fx
+    >>> fx.onnx.known("ai.onnx")[0]
+    Known(domain='ai.onnx', name='Abs', versions=(1, 6, 13), how='operators')
+    """
+    need_onnx()
+    load_all()
+    versions, bodies = _schemas()
+    keys = {key for key in (*FACES, *HOSTS, *bodies) if key[0] != OPSET_8}
+    found = [Known(d or "ai.onnx", name, versions.get((d, name), ()), _how((d, name))) for d, name in keys]
+    return sorted(k for k in found if domain is None or k.domain == (domain or "ai.onnx"))
+
+
+def face(*names: str, domain: str) -> Callable[[Face], Face]:
+    """Enter a function as what operators of a domain of your own are in programs; one that was entered before is replaced.
+
+    The function is given a node: `n.x(k)` is operand k as a variable, `n.attr(name, default)` an attribute, `n.b` a builder with a method
+    for each operator of a program. What it gives is the output, or a tuple of outputs. The gradient is that of the operators it writes.
+    Raises OnnxError for an operator that fluidx has itself.
+
+    >>> import fluidx as fx, numpy as np
+    >>> from onnx import TensorProto, helper
+    >>> @fx.onnx.face("Swash", domain="com.example")
+    ... def swash(n):
+    ...     return n.b.scale(n.b.tanh(n.x()), scale=n.attr("height", 1.0))
+    >>> x, y = (helper.make_tensor_value_info(v, TensorProto.FLOAT, ["n", 2]) for v in "xy")
+    >>> node = helper.make_node("Swash", ["x"], ["y"], domain="com.example", height=2.0)
+    >>> opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.example", 1)]
+    >>> model = fx.onnx.load(helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets))
+    >>> [op.type for op in model.program.ops]
+    ['tanh', 'scale']
+    """
+    return _own(FACES, names, domain)
+
+
+def host(*names: str, domain: str) -> Callable[[Face], Face]:
+    """Enter a function as what computes operators of a domain of your own with NumPy; one that was entered before is replaced.
+
+    The function is given a node, of which `n.value(k)` is operand k as an array. A model with such an operator is run by `session`; in a
+    program it can be only where its operands are known. Raises OnnxError for an operator that fluidx has itself.
+
+    >>> import fluidx as fx, numpy as np
+    >>> @fx.onnx.host("Count", domain="com.example")
+    ... def count(n):
+    ...     return np.int64(np.count_nonzero(n.value()))
+    >>> fx.onnx.known("com.example")[-1].how in ("host", "operators")
+    True
+    """
+    return _own(HOSTS, names, domain)
+
+
+def _own(table: dict[tuple[str, str], Face], names: tuple[str, ...], domain: str) -> Callable[[Face], Face]:
+    load_all()
+    if not names or not all(isinstance(n, str) and n for n in names):
+        raise OnnxError(f"name the operators that the function stands for: @fx.onnx.face('MyOp', domain='com.example'); got {names}")
+    keys = [(domain_of(domain), n) for n in names]
+    for key in keys:
+        if key in table and table[key].__module__.startswith(faces.__name__):
+            raise OnnxError(f"fluidx has operator {key[1]} of domain {domain or 'ai.onnx'!r}; take another name, or a domain of your own")
+
+    def enter(f: Face) -> Face:
+        table.update((key, f) for key in keys)
+        return f
+
+    return enter
+
+
+def _how(key: tuple[str, str]) -> str:
+    return OPERATORS if key in FACES else HOST if key in HOSTS else BODY
+
+
+def _schemas() -> tuple[dict[tuple[str, str], tuple[int, ...]], set[tuple[str, str]]]:
+    """The versions of all operators, and those which a schema of the standard gives a body."""
+    import onnx
+
+    versions: dict[tuple[str, str], set[int]] = {}
+    bodies = set()
+    for s in onnx.defs.get_all_schemas_with_history():
+        if s.domain or s.since_version <= NEWEST:
+            versions.setdefault((s.domain, s.name), set()).add(s.since_version)
+        if (s.has_function or s.has_context_dependent_function) and not s.deprecated:
+            bodies.add((s.domain, s.name))
+    return {key: tuple(sorted(v)) for key, v in versions.items()}, bodies
