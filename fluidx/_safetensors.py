@@ -20,6 +20,7 @@ from .ir import as_dtype, nearest, np_dtype
 _CODES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16", "uint32": "U32",
     "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
 _DTYPES = {code: name for name, code in _CODES.items()}
 _HEADER_LIMIT = 100_000_000  # the format's own bound
@@ -43,9 +44,12 @@ def arrays_in(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str
         array = arrays[name]
         if name in ("", "__metadata__"):
             raise CheckpointError(f"a variable cannot be saved under the name {name!r}; the file format uses it")
-        entry = {"dtype": _CODES[as_dtype(array.dtype)], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-        header[name] = entry
-        sums[name] = _sum(name, entry["dtype"], array)
+        code = _CODES.get(as_dtype(array.dtype))
+        if code is None:
+            has = f"the format has {', '.join(_CODES)}"
+            raise CheckpointError(f"cannot write {path}: variable {name!r} is {array.dtype}; {has}: cast it to one of them")
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        sums[name] = _sum(name, code, array)
         offset += array.nbytes
     header["__metadata__"] = {**metadata, _SUMS: json.dumps(sums)}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -15,7 +15,7 @@ from ..ir.program import Program
 from .bind import prepare
 from .bound import Bound
 from .context import RunContext
-from .feeds import check_feed, check_fetch, feed_types, fetch_names
+from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from .place import CPUPlace, Place, array_module, using
 from .scope import Scope, global_scope
 from .watch import asked, look
@@ -94,6 +94,7 @@ class Executor:
         if held is not None and held[1] == scope.version:
             self._ready.move_to_end(key)
             return held[0]
+        check_sizes(program.global_block().descs, {n: a.shape for n, a in arrays.items()})
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
         if program.groups:
             from ..comm.threads import ThreadWorld

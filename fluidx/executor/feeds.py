@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.dtypes import dtype_name, np_dtype
+from ..ir.dtypes import TINY, dtype_name, np_dtype
 from ..ir.errors import FeedError, nearest
 from ..ir.program import Program, Var
-from ..ir.types import TensorType
+from ..ir.types import TensorType, size_names
 
 
 def fetch_names(fetch_list: Any) -> list[str]:
@@ -61,6 +61,21 @@ def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[
     return out
 
 
+def check_sizes(descs: Mapping[str, Var], fed: Mapping[str, Sequence[int]]) -> None:
+    """Raise FeedError when the shapes of a feed give one name of an axis two sizes."""
+    known: dict[str, tuple[int, str, int]] = {}
+    for name, shape in fed.items():
+        for axis, called in enumerate(size_names(descs[name].type.shape)):
+            if called is None:
+                continue
+            size, first, at = known.setdefault(called, (shape[axis], name, axis))
+            if size != shape[axis]:
+                raise FeedError(
+                    f"axes called {called!r} have one size in a run: it is {size} along axis {at} of {first!r}, {descs[first].type}, and "
+                    f"{shape[axis]} along axis {axis} of {name!r}, {descs[name].type}; feed one size, or declare the axes with two names"
+                )
+
+
 def _converted(name: str, value: Any, want: np.dtype, declared: TensorType) -> np.ndarray:
     is_array = isinstance(value, (np.ndarray, np.generic))
     try:
@@ -71,6 +86,11 @@ def _converted(name: str, value: Any, want: np.dtype, declared: TensorType) -> n
         raise FeedError(f"variable {name!r} is declared {declared}, the feed holds {array.dtype} (rows of unequal length, or text?)")
     if array.dtype == want:
         return array
+    if declared.dtype in TINY:
+        made = f"np.asarray({name}, ml_dtypes.{declared.dtype})"
+        raise FeedError(
+            f"variable {name!r} is declared {declared}, the feed has dtype {array.dtype}; feed {made}, or feed floats and cast them"
+        )
     # plain Python numbers take the declared type; arrays must convert without loss
     if not is_array and np.can_cast(array.dtype, want, "same_kind") or np.can_cast(array.dtype, want, "safe"):
         converted = array.astype(want)

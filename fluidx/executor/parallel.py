@@ -25,7 +25,7 @@ from .bind import prepare
 from .bound import Bound
 from .context import RunContext
 from .deal import UNEVEN, Dealer, Recipe, is_local
-from .feeds import check_feed, check_fetch, feed_types, fetch_names
+from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from .memory import copied
 from .pairs import rank_programs
 from .place import CPUPlace, CUDAPlace, Place, array_module, using
@@ -212,6 +212,7 @@ class ParallelExecutor:
             return feed, ready
         check_fetch(self._mains[0], names, self._descs)
         given = check_feed(self._mains[0], feed, self._descs)
+        check_sizes(self._descs, {n: a.shape for n, a in given.items()})
         kind = _kind(names, given, merged, apart)
         self._ready.pop(kind, None)
         dealt = self.dealer.recipe(self._descs, given, self.uneven)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import as_dtype, is_float, np_dtype
+from .dtypes import TINY, as_dtype, is_float, np_dtype
 from .errors import ProgramError
 from .types import TensorType
 
@@ -93,7 +93,8 @@ def elements(values: np.ndarray, dtype: Any = None) -> tuple | Array:
     name = as_dtype(values.dtype if dtype is None else dtype)
     if values.size > FEW:
         return Array(values, name)
-    return tuple(values.astype("float64" if is_float(name) else name).ravel().tolist())
+    plain = name if name not in TINY else "float64" if "float" in name else "int64"
+    return tuple(values.astype("float64" if is_float(name) else plain).ravel().tolist())
 
 
 class Given:

@@ -14,10 +14,17 @@ SHORT = {
     "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
     "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
+    "float8_e4m3fn": "f8e4m3fn", "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2": "f8e5m2", "float8_e5m2fnuz": "f8e5m2fnuz",
+    "float8_e8m0fnu": "f8e8m0fnu", "float4_e2m1fn": "f4e2m1fn", "int4": "i4", "uint4": "u4", "int2": "i2", "uint2": "u2",
 }  # fmt: skip
 FULL = {short: full for full, short in SHORT.items()}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HALVES = ("float16", "bfloat16")
+# What values are stored in: they are moved and cast, and no arithmetic is done in them. Each element has a byte of its own.
+TINY = (
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn",
+    "int4", "uint4", "int2", "uint2",
+)  # fmt: skip
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
@@ -46,11 +53,11 @@ def as_dtype(value: Any) -> str:
 
 @cache
 def np_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of a full dtype name; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
+    """The NumPy dtype of a full dtype name; bfloat16 and what is shorter come from ml_dtypes."""
+    if name == "bfloat16" or name in TINY:
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name)
 
 

@@ -21,7 +21,7 @@ from .program import Block, Program, ProgramPair
 from .records import VAR_ATTRS, Var
 from .text import FLAGS
 from .turns import MAX_TURNS
-from .types import At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
+from .types import At, Dim, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
 FORMAT, PAIR_FORMAT, VERSION = "fluidx-program", "fluidx-pair", 1
 _ROLES = {r.value: r for r in Role}
@@ -52,7 +52,7 @@ def to_json(program: Program | ProgramPair) -> dict[str, Any]:
 
 
 def _var_out(d: Var) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": d.name, "dtype": d.type.dtype, "shape": list(d.type.shape)}
+    out: dict[str, Any] = {"name": d.name, "dtype": d.type.dtype, "shape": [n.name if n.__class__ is Dim else n for n in d.type.shape]}
     if d.placement:
         out["placement"] = [_entry_out(p) for p in d.placement]
     out.update((flag, True) for flag in FLAGS if getattr(d, flag))
@@ -223,7 +223,15 @@ class _Reader:
         if dtype not in SHORT:
             self.fail(f"{where}.dtype", f"one of {', '.join(SHORT)}", dtype)
         sizes = enumerate(self.list_(data.get("shape"), f"{where}.shape"))
-        return TensorType(dtype, tuple(self.int_(n, f"{where}.shape[{k}]", -1, MAX_SIZE) for k, n in sizes))
+        return TensorType(dtype, tuple(self.size(n, f"{where}.shape[{k}]") for k, n in sizes))
+
+    def size(self, value: Any, where: str) -> int:
+        if not isinstance(value, str):
+            return self.int_(value, where, -1, MAX_SIZE)
+        try:
+            return Dim(value)
+        except ProgramError as e:
+            raise ParseError(f"{where}: {e}") from None
 
     def entry(self, data: Any, where: str) -> Entry:
         data = self.dict_(data, where, ("shard", "unit", "partial", "at", "pieces", "own", "local", "group"))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 import numpy as np
 
 from .constants import Array, elements
+from .dtypes import TINY
 from .errors import ProgramError, nearest
 from .operator import BlockRef, Frozen, Operator, normalize_attr
 from .pattern import Pattern, Types, check_exceptions, parse_pattern
@@ -151,6 +152,8 @@ class OpDef:
     # do the bodies take 16-bit floats as they stand? Or (device, outs) -> that, over a flat list of types. None: where an op only moves
     # elements (`flops` is 0, views), talks or prints. All other bodies see float32 instead, converted before and rounded after the call
     halves: ClassVar[Any] = None
+    # does it take dtypes that have no arithmetic (dtypes.py: TINY)? For ops that move elements, and cast
+    tiny: ClassVar[bool] = False
     # in mixed precision: "half" works in 16 bits, "float32" in 32, "any" in what its operands come in. None: an op that only moves elements
     # takes any, every other one float32
     precision: ClassVar[str | None] = None
@@ -258,6 +261,15 @@ class OpDef:
     def samples() -> Iterator[Sample]:
         return iter(())
 
+    @classmethod
+    def typed(cls, *types: Any, **attrs: Any) -> Any:
+        """What `infer` says of types that the op takes at all; ProgramError for others."""
+        for t in types if not cls.tiny else ():
+            for one in t if t.__class__ is list else (t,):
+                if one is not None and one.dtype in TINY:
+                    raise ProgramError(f"op {cls.name} does not compute in {one.dtype}, found {one}; cast it to float32 or int32 first")
+        return cls.infer(*types, **attrs)
+
     # -- helpers over the declaration ------------------------------------------------------------------------------------
 
     @classmethod
@@ -337,7 +349,7 @@ class OpDef:
     @classmethod
     def infer_outputs(cls, types: Mapping[str, Sequence[TensorType]], attrs: Mapping[str, Any]) -> list[Any]:
         """The inferred output types, one entry (or a list) per declared output slot."""
-        result = cls.infer(*cls.arrange(types), **attrs)
+        result = cls.typed(*cls.arrange(types), **attrs)
         return [result] if len(cls.out_slots) == 1 else list(result)
 
     @classmethod

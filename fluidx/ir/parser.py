@@ -7,6 +7,7 @@ expected and what was found; nesting and numbers are bounded.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from .records import PARAM_DEFAULTS, Var, check_attrs
 from .text import FLAGS, IMPLIED, implied_inline, quote, startup_name, var_name
 from .tokens import Tokens
 from .turns import MAX_TURNS
-from .types import At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
+from .types import WORD, At, Dim, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
 PLACES = ("shard", "partial", "at", "pieces", "own", "local")
 MAX_NESTING = 32  # of lists in an attribute
@@ -30,6 +31,7 @@ MAX_INT = 1 << 64  # magnitude of an integer attribute; a seed may use all 64 bi
 MAX_SIZE = (1 << 63) - 1  # of one axis
 MAX_INDEX = (1 << 31) - 1  # of a rank, an axis or a block
 
+_word_re = re.compile(WORD)
 _Slots = dict[str, tuple[str, ...]]
 _ROLES = {r.value: r for r in Role}
 _CONSTANTS = {"true": True, "false": False, "none": None, "inf": float("inf")}
@@ -281,7 +283,7 @@ class _Parser(Tokens):
 
     def _declare(self, block: Block, desc: Var, at: int) -> None:
         old = block.descs.get(desc.name)
-        if old is not None and old != desc:
+        if old is not None and (old != desc or not old.type.says(desc.type)):
             self._wrong(f"{var_name(desc.name)} is declared twice, before as {old.type}; leave the type away where it is written again", at)
         block.descs[desc.name] = desc
 
@@ -320,15 +322,17 @@ class _Parser(Tokens):
         type_ = self.types.get(text)
         if type_ is None:
             short, _, sizes = text[:-1].partition("[")
-            shape = []
+            shape: list[int] = []
             for size in sizes.split(",") if sizes.strip() else ():
                 digits = size.strip()
                 if digits == "-1":
                     shape.append(-1)
                 elif digits.isascii() and digits.isdigit() and len(digits) <= 19 and int(digits) <= MAX_SIZE:
                     shape.append(int(digits))
+                elif _word_re.fullmatch(digits):
+                    shape.append(Dim(digits))
                 else:
-                    self._fail(f"sizes of 0 to {MAX_SIZE}, or -1 for an open axis")
+                    self._fail(f"sizes of 0 to {MAX_SIZE}, or a name or -1 for an open axis")
             type_ = self.types[text] = TensorType(FULL.get(short, short), tuple(shape))
         self.k += 1
         return type_

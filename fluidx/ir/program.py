@@ -16,7 +16,7 @@ from .opdef import OPS, OpDef, Slot, opdef
 from .operator import Frozen, Operator, Role
 from .records import PARAM_DEFAULTS, Var, check_attrs
 from .site import Site, call_site
-from .types import ANY, REPLICATE, TensorType
+from .types import ANY, REPLICATE, Dim, TensorType, size_names
 from .variable import Parameter, Variable
 
 
@@ -92,19 +92,22 @@ class Block:
     def create_var(
         self,
         name: str | None = None,
-        shape: Sequence[int] = (),
+        shape: Sequence[int | str] = (),
         dtype: Any = "float32",
         persistable: bool = False,
         stop_gradient: bool = False,
         is_data: bool = False,
         **attrs: Any,
     ) -> Variable:
-        """Declare a variable; without a name it gets a fresh one. An existing variable of the same type is returned."""
+        """Declare a variable; without a name it gets a fresh one. An existing variable of the same type is returned.
+
+        An axis of `shape` is a size, -1 where the feed decides it, or a name: axes of one name have one size in a run.
+        """
         name = name or unique_name.generate("_generated_var")
         type_ = self.program.shared(TensorType(as_dtype(dtype), _check_shape(name, shape)))
         old = self.descs.get(name)
         if old is not None:
-            if old.type != type_:
+            if not old.type.says(type_):
                 raise ProgramError(f"variable {name!r} is already declared as {old.type}, not {type_}; choose another name")
             return self._handle(old)
         check_attrs(name, attrs)
@@ -244,7 +247,7 @@ class Block:
     __str__ = to_string
 
 
-_INT = frozenset({int})
+_SIZES = frozenset({int, Dim})
 _MOST = 4096  # answers of type rules that a program remembers
 
 
@@ -279,7 +282,7 @@ class Program:
         self._role = Role.FORWARD
         self._device = ""
         self._runners: dict[int, Operator] | None = None
-        self._types: dict[tuple[str, tuple[int, ...]], TensorType] = {}
+        self._types: dict[tuple[str, tuple[int, ...], tuple[str | None, ...]], TensorType] = {}
         self._inferred = _ById()
         self.notes: dict[Any, Any] = _ById()  # what those who plan the program worked out of it, under keys of their own
 
@@ -399,18 +402,17 @@ class Program:
             if len(self._inferred) >= _MOST:
                 self._inferred.clear()
             # what was asked is kept too, so that nothing else gets its ids
-            known = self._inferred[key] = self.shared(definition.infer(*args, **attrs)), attrs, args
+            known = self._inferred[key] = self.shared(definition.typed(*args, **attrs)), attrs, args
         return known[0]
 
     def shared(self, found: Any) -> Any:
         """A type, or what a rule gave, with one record for equal types, so that `infer` knows them again."""
         if found.__class__ is TensorType:
-            known = self._types.get((found.dtype, found.shape))
-            if known is found:
+            # sizes of other kinds are equal too, (1,) and (True,), but not the same, and names are all equal to -1
+            kinds = {*map(type, found.shape)}
+            if found.dtype.__class__ is not str or not _SIZES.issuperset(kinds):
                 return found
-            # sizes of other kinds are equal too, (1,) and (True,), but not the same
-            plain = found.dtype.__class__ is str and _INT.issuperset(map(type, found.shape))
-            return self._types.setdefault((found.dtype, found.shape), found) if plain else found
+            return self._types.setdefault((found.dtype, found.shape, size_names(found.shape) if Dim in kinds else ()), found)
         return found.__class__(map(self.shared, found)) if found.__class__ in (tuple, list) else found
 
     def create_block(self, parent_idx: int | None = None) -> Block:
@@ -523,13 +525,15 @@ class ProgramPair:
         return {**self.startup.constants(), **self.main.constants()}
 
 
-def _check_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+def _check_shape(name: str, shape: Sequence[int | str]) -> tuple[int, ...]:
     try:
-        result = tuple([int(d) for d in shape])
+        result = tuple([d if d.__class__ is Dim else Dim(d) if isinstance(d, str) else int(d) for d in shape])
+    except ProgramError as e:
+        raise ProgramError(f"variable {name!r}: {e}") from None
     except (TypeError, ValueError):
-        raise ProgramError(f"variable {name!r}: shape must be a list of integers, got {shape!r}") from None
+        raise ProgramError(f"variable {name!r}: shape must be a list of integers and names, got {shape!r}") from None
     if result and min(result) < ANY:
-        raise ProgramError(f"variable {name!r}: a size must be 0 or more, or -1 for an open axis, got {list(shape)}")
+        raise ProgramError(f"variable {name!r}: a size must be 0 or more, or -1 or a name for an open axis, got {list(shape)}")
     return result
 
 

@@ -1,7 +1,8 @@
 """Which open axes have one size: types inferred once more, with a number standing for every size that the feed decides.
 
 An open axis only says that its size is not known yet. Two of them may be equal (`h` and `relu(h)`) or not (`h` and `h[0:1]`), and where a
-program broadcasts, its gradient must know which. The batch, axis 0 of every data variable, has one size for all.
+program broadcasts, its gradient must know which. Axes of one name have one size; so has the batch, axis 0 of every data variable whose
+axis 0 has no name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from .bodies import runs_bodies
 from .errors import ProgramError
 from .opdef import OPS
 from .operator import Operator
-from .types import ANY, TensorType
+from .types import ANY, Dim, TensorType
 
 if TYPE_CHECKING:
     from .program import Block
@@ -40,6 +41,7 @@ class Sizes:
         self._known: dict[str, TensorType] = {}
         self._writer: dict[str, Operator] = {}
         self._seen: dict[int, int] = {}  # block -> operators that `_writer` knows
+        self._named: dict[str, int] = {}
         self._others = 0
 
     def equal(self, a: Variable, b: Variable, stop: int | None = None) -> bool:
@@ -86,12 +88,15 @@ class Sizes:
 
     def _note(self, name: str, found: TensorType) -> None:
         if ANY in found.shape:  # what is still open has a size of its own
-            found = found.with_shape(self._open(name, axis) if size == ANY else size for axis, size in enumerate(found.shape))
+            found = found.with_shape(self._open(name, axis, size) if size == ANY else size for axis, size in enumerate(found.shape))
         self._known[name] = found
 
-    def _open(self, name: str, axis: int) -> int:
-        if axis == 0 and self.block.desc(name).is_data:
-            return _BATCH
+    def _open(self, name: str, axis: int, size: int) -> int:
+        if size.__class__ is Dim:
+            return self._named.get(size.name) or self._named.setdefault(size.name, self._other())
+        return _BATCH if axis == 0 and self.block.desc(name).is_data else self._other()
+
+    def _other(self) -> int:
         self._others += 1
         return _BATCH + 2 * _UNIT * self._others
 

@@ -4,7 +4,7 @@ Grammar in short (`;` may stand for a line end, `#` starts a comment):
 
     program NAME { settings, declarations, sections, blocks }
     settings       rank 2 | strategy "..." | seed 7 | group dp = [0, 1] [2, 3] | turns mb = 4
-    declarations   (data | param | var) %name: f32[-1,10] placement... flags... {attributes}
+    declarations   (data | param | var) %name: f32[batch,10] placement... flags... {attributes}     an open axis is a name, or -1
     sections       forward: | loss: | backward: | lr_sched: | optimize: | dist:      and before them  startup: | startup dist: | ...
     operator       %out: type placement flags, _, [%a, %b] = type(%x, _, [%y, %z]) {name=value} for %w, %w@GRAD device gpu:1
     blocks         block 1 in 0 { declarations, sections }
@@ -24,16 +24,14 @@ from functools import cache
 from typing import Any
 
 from .constants import Array
-from .dtypes import SHORT
 from .errors import ProgramError
 from .opdef import OPS, OpDef, Required, Slot, fits
 from .operator import BlockRef, Operator, Role
 from .program import Block, Program
 from .records import PARAM_DEFAULTS, Var
-from .types import At, Entry, Local, Own, Partial, Placement, Shard, TensorType
+from .types import WORD, At, Entry, Local, Own, Partial, Placement, Shard, TensorType
 
 ALWAYS_SHOWN = frozenset({"group", "op", "root"})
-WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 NAME = r"[A-Za-z0-9_.@/\-:]*[A-Za-z0-9_.@/\-]"
 _word_re = re.compile(WORD)
 _name_re = re.compile(NAME)
@@ -196,11 +194,6 @@ def _same(a: Any, b: Any) -> bool:
 # -- types, placements and flags --------------------------------------------------------------------------------------------------
 
 
-@cache
-def type_text(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
-
-
 def show_entries(placement: Placement) -> str:
     """Placement entries as text, each with a space in front; nothing for a replicated value."""
     return "".join(map(_entry_text, placement))
@@ -224,7 +217,7 @@ def _entry_text(p: Entry) -> str:
 
 
 def _record(d: Var, implied: frozenset[str]) -> str:
-    text = type_text(d.type.dtype, d.type.shape)
+    text = repr(d.type)
     if d.placement:
         text += show_entries(d.placement)
     for flag in FLAGS:

@@ -8,7 +8,8 @@ from typing import NoReturn
 
 from .dtypes import FULL, SHORT
 from .errors import ParseError
-from .text import NAME, WORD, quote
+from .text import NAME, quote
+from .types import WORD
 
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _DTYPE = "|".join(sorted({*SHORT, *FULL}, key=len, reverse=True))

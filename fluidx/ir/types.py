@@ -2,18 +2,82 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from .dtypes import FLOATS, SHORT, np_dtype
+from .errors import ProgramError
 
 ANY = -1  # an axis whose size is known when the program is fed, usually the batch
+WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"  # a name that text writes without quotes
+_word = re.compile(WORD)
+
+
+class Dim(int):
+    """An open axis with a name: ANY to whoever compares sizes. All axes of one name have one size in a run.
+
+    Two names may stand for one size or for two, so names are not compared with ==; `common_size` looks at them. What is computed of a
+    size, `n + 1`, is a number without a name. Raises ProgramError for a name that text could not write.
+
+    >>> batch = Dim("batch")
+    >>> batch == ANY, TensorType("float32", (batch, 4))
+    (True, f32[batch,4])
+    """
+
+    name: str
+
+    def __new__(cls, name: str) -> Dim:
+        if not isinstance(name, str) or not _word.fullmatch(name):
+            raise ProgramError(f"an axis cannot be called {name!r}; a name has letters, digits and _ . -, and begins with a letter or _")
+        made = super().__new__(cls, ANY)
+        made.name = name
+        return made
+
+    def __reduce__(self) -> tuple:
+        return Dim, (self.name,)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(self.name, spec)
+
+
+def size_names(shape: Iterable[int]) -> tuple[str | None, ...]:
+    """The name of each axis, None for one that has none; () where no axis has one.
+
+    >>> size_names((Dim("n"), 4)), size_names((-1, 4))
+    (('n', None), ())
+    """
+    names = tuple([d.name if d.__class__ is Dim else None for d in shape])
+    return names if any(names) else ()
+
+
+def common_size(a: int, b: int) -> int:
+    """The size of an axis that is as long as one of two, whichever it is: open where they may differ.
+
+    >>> common_size(Dim("n"), Dim("n")), common_size(Dim("n"), Dim("m")), common_size(3, 4)
+    (n, -1, -1)
+    """
+    return a if a == b and (a != ANY or size_names((a,)) == size_names((b,))) else ANY
+
+
+def equal_size(a: int, b: int) -> int:
+    """The size of two axes that are equally long: what is known of either, a number before a name.
+
+    >>> equal_size(-1, Dim("n")), equal_size(Dim("n"), 4)
+    (n, 4)
+    """
+    return max(a, b) if a != b else a if a.__class__ is Dim else b
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The dtype and shape of a value; -1 is an axis whose size the feed decides.
+    """The dtype and shape of a value; -1, or a name (Dim), is an axis whose size the feed decides.
 
     >>> TensorType("float32", (-1, 10))
     f32[-1,10]
@@ -53,8 +117,12 @@ class TensorType:
             return False
         return mine == theirs or all(a == b or a == ANY or b == ANY for a, b in zip(mine, theirs, strict=True))
 
+    def says(self, other: TensorType) -> bool:
+        """True when the two are equal and name their axes alike, which == does not ask."""
+        return self is other or self == other and size_names(self.shape) == size_names(other.shape)
+
     def __repr__(self) -> str:
-        return f"{SHORT[self.dtype]}[{','.join(map(str, self.shape))}]"
+        return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)

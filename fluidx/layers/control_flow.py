@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._checks import one_of, whole, wrong
-from ..ir import ANY, Block, BlockRef, Role, TensorType, Variable
+from ..ir import Block, BlockRef, Role, TensorType, Variable
 from ..ir.flow import sub_reads, sub_writes
+from ..ir.types import common_size
 from .compare import equal, logical_and, logical_not
 from .helper import LayerHelper
 from .tensor import assign, fill_constant
@@ -198,7 +199,7 @@ def _branch_output(helper: LayerHelper, yes: Variable, no: Variable, i: int) -> 
     a, b = yes.desc.type, no.desc.type
     if not a.accepts(b):
         raise wrong(f"{helper.label}: result {i} is {a} in true_fn and {b} in false_fn; give both one type")
-    merged = TensorType(a.dtype, tuple(p if p == q else ANY for p, q in zip(a.shape, b.shape)))
+    merged = TensorType(a.dtype, tuple(map(common_size, a.shape, b.shape)))
     return helper.block.create_var(helper.fresh(), merged.shape, merged.dtype, stop_gradient=yes.stop_gradient and no.stop_gradient)
 
 

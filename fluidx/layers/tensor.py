@@ -12,6 +12,7 @@ from .._checks import number, unsupported, whole, wholes, wrong
 from ..initializer import Constant, Initializer, derive_seed
 from ..ir import Parameter, ProgramError, Variable, as_dtype, default_main_program, default_startup_program, unique_name
 from ..ir.constants import elements
+from ..ir.types import Dim
 from ..param_attr import ParamAttr
 from .helper import LayerHelper
 
@@ -20,7 +21,7 @@ from .helper import LayerHelper
 
 def data(
     name: str,
-    shape: Sequence[int],
+    shape: Sequence[int | str | None],
     append_batch_size: bool = True,
     dtype: Any = "float32",
     lod_level: int = 0,
@@ -29,7 +30,8 @@ def data(
 ) -> Variable:
     """Declare an input that is fed at run time; a batch axis of -1 is put before `shape` unless append_batch_size=False.
 
-    As in fluid, no axis is put before a shape that has an open one already. `lod_level` above 0 is refused, `type` has no effect.
+    As in fluid, no axis is put before a shape that has an open one already, -1 or a name. `lod_level` above 0 is refused, `type` has no
+    effect.
     `fluidx.data` takes the shape as it is.
 
     >>> import fluidx as fx
@@ -37,24 +39,35 @@ def data(
     ...     fx.layers.data("image", [1, 28, 28])
     <Variable image: f32[-1,1,28,28]>
     """
-    shape = list(wholes("layers.data", "shape", [-1 if d is None else d for d in _list("layers.data", "shape", shape)]))
-    if append_batch_size and -1 not in shape:
-        shape = [-1, *shape]
-    return _declare_data("layers.data", name, shape, dtype, lod_level, stop_gradient)
+    sizes = _sizes("layers.data", shape)
+    if append_batch_size and -1 not in sizes:
+        sizes = [-1, *sizes]
+    return _declare_data("layers.data", name, sizes, dtype, lod_level, stop_gradient)
 
 
-def fluid_data(name: str, shape: Sequence[int], dtype: Any = "float32", lod_level: int = 0) -> Variable:
-    """Declare an input that is fed at run time. None or -1 in `shape` is an axis whose size the feed decides.
+def fluid_data(name: str, shape: Sequence[int | str | None], dtype: Any = "float32", lod_level: int = 0) -> Variable:
+    """Declare an input that is fed at run time. None, -1 or a name in `shape` is an axis whose size the feed decides.
 
-    This is `fluidx.data`.
+    A name stands for one size: what is fed must have it along every axis of that name. This is `fluidx.data`.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()):
     ...     fx.data("label", [None, 1], "int64")
     <Variable label: i64[-1,1]>
+    >>> with fx.program_guard(fx.Program(), fx.Program()):
+    ...     fx.layers.relu(fx.data("x", ["batch", "seq", 4], "float32"))
+    <Variable relu_0.tmp_0: f32[batch,seq,4]>
     """
-    shape = [-1 if d is None else d for d in _list("data", "shape", shape)]
-    return _declare_data("data", name, list(wholes("data", "shape", shape)), dtype, lod_level, True)
+    return _declare_data("data", name, _sizes("data", shape), dtype, lod_level, True)
+
+
+def _sizes(owner: str, shape: Any) -> list[int]:
+    """Sizes as a variable is declared with: numbers, and -1 or a name for what the feed decides."""
+    try:
+        given = [-1 if d is None else Dim(d) if isinstance(d, str) else d for d in _list(owner, "shape", shape)]
+    except ProgramError as e:
+        raise wrong(f"{owner}: {e}") from None
+    return [d if isinstance(d, Dim) else whole(owner, f"shape[{k}]", d) for k, d in enumerate(given)]
 
 
 def _declare_data(owner: str, name: str, shape: list[int], dtype: Any, lod_level: int, stop_gradient: bool) -> Variable:
@@ -241,7 +254,6 @@ def gaussian_random(
     return _random("gaussian_random", shape, dtype, seed, name, mean=mean, std=std)
 
 
-
 def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
     """start, start + step, ... up to but not including end. The three must be numbers, so that the length is known."""
     helper = LayerHelper("range")
@@ -414,9 +426,7 @@ def slice(input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Seq
     return helper.op("slice", x, **_slice_args(helper, x, axes, starts=starts, ends=ends))
 
 
-def strided_slice(
-    input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]
-) -> Variable:
+def strided_slice(input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]) -> Variable:
     """input cut to start, start + stride, ... before end along the given axes; a negative stride walks backwards."""
     helper = LayerHelper("strided_slice")
     x = helper.variable(input, "input")

@@ -19,7 +19,8 @@ from ..ir import Block, NotInitializedError, Operator, Program, TensorType, Vari
 from ..ir.dtypes import np_dtype
 from ..ir.errors import nearest
 from ..ir.opdef import opdef
-from ..ir.types import ANY
+from ..ir.sizes import Sizes
+from ..ir.types import ANY, Dim, size_names
 from .errors import OnnxError, need_onnx
 from .nodes import NODES, load_all
 from .nodes.elementwise import by_expression, has_expression
@@ -179,6 +180,9 @@ class _Graph:
         self.now: dict[str, str] = {}  # variable -> the value that it is at this point: a name that is written twice is two values
         self.uses: Counter[str] = Counter()
         self.taken = set(self.block.descs)
+        self.sizes = Sizes(self.block)
+        self.axes: dict[int, str] = {}  # what open axes are called, by the number that stands for their size
+        self.said = {n for d in self.block.descs.values() for n in size_names(d.type.shape)}
         self.counts: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
         self.constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
@@ -285,8 +289,19 @@ class _Graph:
         from onnx import helper
 
         t = self.block.desc(variable).type
-        dims = [d if d != ANY else "batch" if k == 0 else f"{variable}_{k}" for k, d in enumerate(t.shape)]
+        dims = [d if d != ANY else self._axis_name(variable, k) for k, d in enumerate(t.shape)]
         return helper.make_tensor_value_info(name, dtype_code(np_dtype(t.dtype)), dims)
+
+    def _axis_name(self, variable: str, axis: int) -> str:
+        """The name of an open axis: one for all that are known to be equally long."""
+        declared, number = self.block.desc(variable), self.sizes.shape(variable)[axis]
+        if number not in self.axes:
+            size = declared.type.shape[axis]
+            name = size.name if isinstance(size, Dim) else "batch" if declared.is_data and axis == 0 else f"{variable}_{axis}"
+            while name in self.axes.values() or not isinstance(size, Dim) and name in self.said:
+                name += "_"
+            self.axes[number] = name
+        return self.axes[number]
 
     def fresh(self, name: str) -> str:
         """A name that no variable has, and that was not given before."""

@@ -19,7 +19,7 @@ from ..executor.scope import Scope
 from ..initializer import NumpyArrayInitializer
 from ..ir import Builder, Program, ProgramError, Role, Variable
 from ..ir.constants import elements
-from ..ir.dtypes import FLOATS, as_dtype, np_dtype
+from ..ir.dtypes import FLOATS, TINY, as_dtype, np_dtype
 from ..ir.errors import FluidxError, nearest
 from ..ir.types import ANY
 from .errors import OnnxError
@@ -171,8 +171,9 @@ class Importer:
     def _is_known(value: Any) -> bool:
         return not any(isinstance(v, (Variable, Weight)) for v in leaves(value))
 
-    @staticmethod
-    def _stays_on_host(value: Any) -> bool:
+    def _stays_on_host(self, value: Any) -> bool:
+        if isinstance(value, Variable) and self.evaluate is not None:
+            return value.dtype in TINY
         return value is not None and not isinstance(value, (Variable, Weight)) and not in_programs(value)
 
     def _folded(self, n: Node, face: Any) -> Any:
@@ -291,7 +292,7 @@ class Importer:
             found = f"{base}_{k}"
         return found
 
-    def data(self, name: str, shape: Sequence[int], dtype: str) -> Variable:
+    def data(self, name: str, shape: Sequence[int | str], dtype: str) -> Variable:
         """An input that is fed."""
         made = self.main.global_block().create_var(self.fresh(name), tuple(shape), dtype, is_data=True, stop_gradient=True)
         self.env[name] = made

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from ..ir import Parameter, Program, ProgramError, Variable, unique_name
 from ..ir.dtypes import as_dtype
 from ..ir.errors import nearest
-from ..ir.types import ANY
+from ..ir.types import ANY, WORD, Dim
 from .errors import OnnxError
 from .form import initialized, opsets_of
 from .importer import Importer
@@ -60,12 +62,12 @@ class OnnxModel:
         return f"<OnnxModel of {self.program!r}: {', '.join(v.name for v in self.feeds)} -> {', '.join(v.name for v in self.fetches)}>"
 
 
-def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> OnnxModel:
+def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None) -> OnnxModel:
     """The program of a model: of a path, bytes or a ModelProto.
 
-    Sizes that the model leaves open stay open, -1; `shapes` gives those of inputs, by name, where the program has to know them, or opens
-    what the model has fixed. Raises OnnxError for what is no model, and for one that holds operators which fluidx does not have, all of
-    which it names.
+    Axes that the model leaves open stay open, under the names that it gives them; `shapes` gives the sizes of inputs, by name, where the
+    program has to know them, or opens (-1 or a name) what the model has fixed. Raises OnnxError for what is no model, and for one that
+    holds operators which fluidx does not have, all of which it names.
 
     >>> import fluidx as fx
     >>> from onnx import TensorProto, helper
@@ -73,7 +75,7 @@ def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Onnx
     >>> proto = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "small", [x], [y]))
     >>> model = fx.onnx.load(proto)
     >>> print(model, model["y"].shape)
-    <OnnxModel of <Program small: 1 ops, 0 params>: x -> y> (-1, 2)
+    <OnnxModel of <Program small: 1 ops, 0 params>: x -> y> (batch, 2)
     """
     source = parsed(source)
     refuse(source)
@@ -88,23 +90,56 @@ def load(source: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Onnx
         return OnnxModel(proto, importer)
 
 
-def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int]]) -> None:
+def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | str]]) -> None:
     """Inputs as data of the program."""
     inputs = [i for i in graph.input if i.name not in importer.env]
     for name in shapes:
         if all(i.name != name for i in inputs):
             raise OnnxError(f"shapes names {name!r}; {nearest(name, [i.name for i in inputs], 'the inputs are')}")
+    names = _AxisNames([i for i in inputs if i.name not in shapes])
     for i in inputs:
         declared, given = i.type.tensor_type, shapes.get(i.name)
         if i.type.WhichOneof("value") != "tensor_type":
             raise OnnxError(f"input {i.name!r} is no tensor, and a program is fed with tensors; fx.onnx.session runs such models")
         if given is None and not declared.HasField("shape"):
             raise OnnxError(f'input {i.name!r} has no shape; give it: load(shapes={{"{i.name}": [-1, 3, 224, 224]}})')
-        sizes = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else ANY for d in declared.shape.dim]
+        sizes = [names.size(i, k) for k in range(len(declared.shape.dim))]
         if given is not None and declared.HasField("shape") and len(given) != len(sizes):
             raise OnnxError(f"shapes gives input {i.name!r} {len(given)} axes, {list(given)}; the model has {len(sizes)}, {sizes}")
         dtype = numpy_dtype(declared.elem_type)
         try:
-            importer.data(i.name, [int(d) for d in (sizes if given is None else given)], as_dtype(np.dtype(dtype)))
+            importer.data(i.name, sizes if given is None else given, as_dtype(np.dtype(dtype)))
         except (ProgramError, TypeError, ValueError) as e:
             raise OnnxError(f"input {i.name!r}: {e}") from None
+
+
+class _AxisNames:
+    """The names that a model has for open axes, as a program can write them.
+
+    A program takes axes 0 without a name for one batch. A model says nothing of two of them, so each gets a name.
+    """
+
+    def __init__(self, inputs: Sequence[Any]):
+        said = [_said(i, k) for i in inputs for k in range(len(i.type.tensor_type.shape.dim))]
+        self._given = {s: Dim(s) for s in said if isinstance(s, str) and re.fullmatch(WORD, s)}
+        self._many = sum(bool(i.type.tensor_type.shape.dim) and _said(i, 0) == "" for i in inputs) > 1
+
+    def size(self, i: Any, axis: int) -> int:
+        said = _said(i, axis)
+        if isinstance(said, int):
+            return said
+        if said:
+            return self._given.get(said) or self._new(said, said)
+        return self._new(f"{i.name} {axis}", f"{i.name}_{axis}") if axis == 0 and self._many else ANY
+
+    def _new(self, key: str, name: str) -> Dim:
+        base = re.sub(r"[^A-Za-z0-9_.\-]+|^(?=[^A-Za-z_])", "_", name)
+        taken = {d.name for d in self._given.values()}
+        free = chain([base], (f"{base}_{k}" for k in count(1)))
+        return self._given.setdefault(key, Dim(next(n for n in free if n not in taken)))
+
+
+def _said(i: Any, axis: int) -> int | str:
+    """The size of an axis of an input, the name of an open one, "" for one without a name."""
+    d = i.type.tensor_type.shape.dim[axis]
+    return d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param

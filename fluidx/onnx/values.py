@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.dtypes import SHORT
+from ..ir.dtypes import SHORT, TINY
 from .errors import OnnxError
 
 # A sequence is a list, a map a dict, an optional that holds nothing is ABSENT, strings are an array of objects; all else is an array.
@@ -63,8 +63,8 @@ def dtype_code(dtype: np.dtype) -> int:
 
 
 def in_programs(value: Any) -> bool:
-    """Can a program hold it? Others stay on the host: sequences, strings, 8-bit floats and what is smaller."""
-    return isinstance(value, np.ndarray) and value.dtype.name in SHORT
+    """Does a program compute with it? Others stay on the host: sequences, optionals, strings, dtypes that have no arithmetic."""
+    return isinstance(value, np.ndarray) and value.dtype.name in SHORT and value.dtype.name not in TINY
 
 
 def type_proto(value: Host) -> Any:

@@ -13,7 +13,7 @@ from ..comm.threads import ThreadCommunicator, ThreadWorld
 from ..executor.bind import prepare
 from ..executor.context import RunContext
 from ..executor.deal import Dealer
-from ..executor.feeds import check_feed, check_fetch, feed_types, fetch_names
+from ..executor.feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from ..executor.scope import Scope
 from ..ir import Program
 
@@ -71,6 +71,7 @@ def run_ranks(
     names = fetch_names(fetch)
     if isinstance(feeds, Mapping):
         dealer, descs, given = Dealer(programs), programs[0].global_block().descs, check_feed(programs[0], feeds)
+        check_sizes(descs, {n: a.shape for n, a in given.items()})
         dealt = dealer.recipe(descs, given, "weight")
         parts: Sequence[Mapping[str, np.ndarray]] = dealer.deal(descs, given, dealt)
         wholes: Sequence[Mapping[str, np.ndarray]] = [dealer.evened(given, dealt)] * len(programs)

@@ -48,7 +48,7 @@ class Transfers:
 
     def _recv(self, op: Operator, peer: int, rest: Placement, coords: Coords) -> Operator:
         whole = self.block.desc(op.output_arg_names[0]).type
-        shape = local_type(whole, rest, coords).shape
+        shape = tuple(map(int, local_type(whole, rest, coords).shape))  # an attribute has numbers, and no names
         key = id(op), peer, shape
         if key not in self.written:
             attrs = {"peer": peer, "shape": shape, "dtype": whole.dtype, "group": op.attrs["group"], "batch": op.attrs["batch"]}

@@ -229,7 +229,7 @@ def test_updates_without_gradients():
 
 def test_no_batch_axis():
     assert message(lambda: transpile(net(shape=(8, 4)))) == (
-        "program net has no input with an open batch axis to split among the ranks: 'x' f32[8,4]; declare it with -1 as axis 0"
+        "program net has no input with an open batch axis to split among the ranks: 'x' f32[8,4]; declare it with -1 or a name as axis 0"
     )
 
 

@@ -34,7 +34,7 @@ def test_a_layer_comes_back(name, tmp_path):
     write, feed = CASES[name]
     main, startup = fx.Program(), fx.Program()
     with fx.program_guard(main, startup), fx.unique_name.guard():
-        data = {n: fx.data(n, [-1, *a.shape[1:]], str(a.dtype)) for n, a in feed.items()}
+        data = {n: fx.data(n, [f"rows_of_{n}", *a.shape[1:]], str(a.dtype)) for n, a in feed.items()}
         out = write(*data.values())
     exe, scope, back = fx.Executor(fx.CPUPlace()), fx.Scope(), fx.Scope()
     exe.run(startup, scope=scope)

@@ -108,7 +108,8 @@ def test_a_model_with_an_open_batch_trains_on_ranks_as_on_one_device():
 
 
 def test_sizes_are_computed_with_and_products_of_one_open_size_are_known():
-    model = fx.onnx.load(model_of("""g (float[n, 6] x) => (float[m, 3] y) {
+    model = fx.onnx.load(
+        model_of("""g (float[n, 6] x) => (float[m, 3] y) {
       s = Shape(x)
       zero = Constant<value_ints=[0]>()
       two = Constant<value_ints=[2]>()
@@ -117,7 +118,8 @@ def test_sizes_are_computed_with_and_products_of_one_open_size_are_known():
       twice = Mul(n0, two)
       target = Concat<axis=0>(twice, three)
       y = Reshape(x, target)
-    }"""))
+    }""")
+    )
     assert model["y"].shape == (-1, 3)
     x = np.float32(np.arange(24).reshape(4, 6))
     assert np.array_equal(run(model, {"x": x}, "y"), x.reshape(8, 3))
@@ -138,6 +140,36 @@ def test_where_an_open_size_is_not_enough_the_node_and_the_way_out_are_named():
     )
     model = fx.onnx.load(model_of(text), shapes={"x": [8, 6]})
     assert run(model, {"x": np.full((8, 6), 16, np.float32)}, "y").tolist() == [[2.0] * 6] * 8
+
+
+def axes_of(proto):
+    return [[d.dim_param or d.dim_value for d in i.type.tensor_type.shape.dim] for i in (*proto.graph.input, *proto.graph.output)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "declared", "result"),
+    [
+        ([["N", "seq"], ["N", "seq"]], [["N", "seq"], ["N", "seq"]], ["N", "seq"]),
+        ([["N", 3], ["M", 3]], [["N", 3], ["M", 3]], ["y_0", 3]),  # one of them may be 1
+        ([["2*n", 3], ["2*n", 3]], [["_2_n", 3], ["_2_n", 3]], ["_2_n", 3]),
+        ([["a b", 3], ["a_b", 3]], [["a_b_1", 3], ["a_b", 3]], ["y_0", 3]),
+        ([[None, 3], [None, 3]], [["x0_0", 3], ["x1_0", 3]], ["y_0", 3]),  # nothing says that they are equal
+    ],
+)
+def test_names_of_axes_are_kept_and_written_again(shapes, declared, result):
+    from onnx import TensorProto, helper
+
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x0", shapes[0]), ("x1", shapes[1]), ("y", [None] * 2))]
+    proto = helper.make_model(helper.make_graph([helper.make_node("Add", ["x0", "x1"], ["y"])], "g", infos[:2], infos[2:]))
+    model = fx.onnx.load(proto)
+    assert [[str(d) if d < 0 else d for d in v.shape] for v in model.feeds] == declared
+    again = fx.onnx.export.to_onnx(model.program, model.feeds, model.fetches)
+    assert axes_of(again) == [*declared, result] and str(fx.onnx.load(again).program) == str(model.program)
+
+
+def test_shapes_may_name_axes():
+    model = fx.onnx.load(model_of("g (float[2, 6] x) => (float[2, 6] y) { y = Relu(x) }"), shapes={"x": ["rows", 6]})
+    assert str(model["y"].desc.type) == "f32[rows,6]"
 
 
 def test_a_size_that_is_fixed_in_the_model_can_be_opened():
@@ -184,7 +216,7 @@ def test_all_nodes_that_are_unknown_are_listed_before_anything_is_built():
     "shapes, message",
     [
         ({"z": [1, 6]}, "shapes names 'z'; the inputs are: x"),
-        ({"x": [6]}, r"shapes gives input 'x' 1 axes, \[6\]; the model has 2, \[-1, 6\]"),
+        ({"x": [6]}, r"shapes gives input 'x' 1 axes, \[6\]; the model has 2, \[n, 6\]"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(shapes, message):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import Variable
-from ...ir.dtypes import FLOATS, SHORT, np_dtype
+from ...ir.dtypes import FLOATS, TINY, np_dtype
 from ..limits import room
 from ..node import Node
 from ..values import numpy_dtype
@@ -28,7 +28,7 @@ _LARGEST = 255  # of an 8-bit number less its zero point
 @face("QuantizeLinear")
 def quantize_linear(n: Node) -> object:
     to, work = _target(n), _precision(n)
-    if to.name not in SHORT:
+    if to.name in TINY:
         return quantize_on_host(n)
     real = n.b.elementwise_div(_as(n, n.x(0), work), _beside(n, 1, work))
     return _saturated(n, real, _beside(n, 2, "float32") if n.has(2) else None, to)

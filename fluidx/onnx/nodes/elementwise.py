@@ -49,7 +49,10 @@ _BIASED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 @nodes("cast")
 def cast(op: Op) -> str:
-    return op.emit("Cast", op["X"], to=op.code(op.attrs["dtype"]))
+    said = {} if op.attrs["saturate"] else {"saturate": 0}
+    if op.attrs["round_mode"] != "up":
+        said["round_mode"] = op.attrs["round_mode"]
+    return op.emit("Cast", op["X"], to=op.code(op.attrs["dtype"]), **said)
 
 
 @nodes("where")

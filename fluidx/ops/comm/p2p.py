@@ -135,6 +135,7 @@ class Chunk(OpDef):
 
     name = "chunk"
     flops = 0
+    tiny = True
     inputs = ("X",)
     attrs = {"start": Required(int), "stop": Required(int)}
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L(0) U(0)")

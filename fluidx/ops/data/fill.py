@@ -300,6 +300,7 @@ class Diag(OpDef):
 
     name = "diag"
     flops = 0
+    tiny = True
     inputs = ("Diagonal",)
     pattern = ". -> . . | L(0)"
 

@@ -76,6 +76,7 @@ class Gather(OpDef):
 
     name = "gather"
     flops = 0
+    tiny = True
     inputs = ("X", "Index")
 
     @staticmethod
@@ -147,6 +148,7 @@ class IndexSelect(OpDef):
 
     name = "index_select"
     flops = 0
+    tiny = True
     inputs = ("X", "Index")
     attrs = {"dim": 0}
 
@@ -270,6 +272,7 @@ class GatherNd(OpDef):
 
     name = "gather_nd"
     flops = 0
+    tiny = True
     inputs = ("X", "Index")
 
     @staticmethod
@@ -338,6 +341,7 @@ class Scatter(OpDef):
 
     name = "scatter"
     flops = 0
+    tiny = True
     halves = False  # updates of one row are added up
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
@@ -482,6 +486,7 @@ class Where(OpDef):
 
     name = "where"
     flops = 0
+    tiny = True
     inputs = ("Condition", "X", "Y")
     pattern = "*, *, * -> * | L(1,2)"
 

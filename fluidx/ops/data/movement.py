@@ -54,6 +54,7 @@ class Concat(OpDef):
 
     name = "concat"
     flops = 0
+    tiny = True
     keeps = staticmethod(one_whole)
     inputs = ("X*",)
     attrs = {"axis": 0}
@@ -173,6 +174,7 @@ class Split(OpDef):
 
     name = "split"
     flops = 0
+    tiny = True
     keeps = staticmethod(one_whole)
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
@@ -234,6 +236,7 @@ class Stack(OpDef):
 
     name = "stack"
     flops = 0
+    tiny = True
     inputs = ("X*",)
     attrs = {"axis": 0}
 
@@ -285,6 +288,7 @@ class Unstack(OpDef):
 
     name = "unstack"
     flops = 0
+    tiny = True
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"axis": 0, "num": 0}
 
@@ -365,6 +369,7 @@ class Expand(OpDef):
 
     name = "expand"
     flops = 0
+    tiny = True
     keeps = staticmethod(one_whole)
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
@@ -378,7 +383,7 @@ class Expand(OpDef):
     def infer(x, *, expand_times):
         if len(expand_times) != x.ndim or any(t < 1 for t in expand_times):
             raise ProgramError(f"op expand: expand_times {list(expand_times)} must hold {x.ndim} counts of 1 or more for {x}")
-        return x.with_shape(ANY if d == ANY else d * t for d, t in zip(x.shape, expand_times, strict=True))
+        return x.with_shape(d if t == 1 else ANY if d == ANY else d * t for d, t in zip(x.shape, expand_times, strict=True))
 
     @staticmethod
     def grad(b, op, g):
@@ -405,6 +410,7 @@ class ExpandAs(OpDef):
 
     name = "expand_as"
     flops = 0
+    tiny = True
     inputs = ("X", "target_tensor")
 
     @staticmethod
@@ -511,6 +517,7 @@ class Reverse(_Reversal):
 
     name = "reverse"
     flops = 0
+    tiny = True
     attrs = {"axis": Required(tuple)}
 
     @staticmethod
@@ -524,6 +531,7 @@ class Flip(_Reversal):
 
     name = "flip"
     flops = 0
+    tiny = True
     attrs = {"dims": Required(tuple)}
 
     @staticmethod
@@ -537,6 +545,7 @@ class Roll(OpDef):
 
     name = "roll"
     flops = 0
+    tiny = True
     inputs = ("X",)
     attrs = {"shifts": Required(tuple), "dims": ()}
 
@@ -572,6 +581,7 @@ class TrilTriu(OpDef):
 
     name = "tril_triu"
     flops = 0
+    tiny = True
     inputs = ("X",)
     attrs = {"diagonal": 0, "lower": True}
     pattern = "* r c -> * r c | K L(0)"

@@ -103,6 +103,7 @@ class Reshape(OpDef):
 
     name = "reshape"
     flops = 0
+    tiny = True
     keeps = staticmethod(same_elements)
     twice = staticmethod(lambda first, second: second if 0 not in second["shape"] else None)
     inputs = ("X",)
@@ -186,6 +187,7 @@ class Flatten(OpDef):
 
     name = "flatten"
     flops = 0
+    tiny = True
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axis": 1}
@@ -246,6 +248,7 @@ class Squeeze(OpDef):
 
     name = "squeeze"
     flops = 0
+    tiny = True
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": ()}
@@ -305,6 +308,7 @@ class Unsqueeze(OpDef):
 
     name = "unsqueeze"
     flops = 0
+    tiny = True
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": Required(tuple)}
@@ -345,6 +349,7 @@ class Transpose(OpDef):
 
     name = "transpose"
     flops = 0
+    tiny = True
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
 
@@ -394,6 +399,7 @@ class Shape(OpDef):
 
     name = "shape"
     flops = 0
+    tiny = True
     constant = True
     inputs = ("Input",)
     attrs = {"dtype": "int32"}

@@ -38,7 +38,9 @@ def _window(
 
 def _window_size(d: int, s: slice) -> int:
     """The size of what a slice leaves of an axis of size `d`; an open axis stays open."""
-    return ANY if d == ANY else len(range(*s.indices(d)))
+    if d == ANY:
+        return d if _keeps_all(d, s) else ANY
+    return len(range(*s.indices(d)))
 
 
 def _sliced(x: TensorType, attrs: Mapping[str, Any]) -> str:
@@ -61,6 +63,7 @@ class Slice(OpDef):
 
     name = "slice"
     flops = 0
+    tiny = True
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
 
@@ -115,6 +118,7 @@ class StridedSlice(OpDef):
 
     name = "strided_slice"
     flops = 0
+    tiny = True
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
 
@@ -188,6 +192,13 @@ def _borders(op: str, paddings: Sequence[int], ndim: int) -> list[tuple[int, int
     return [(paddings[2 * i], paddings[2 * i + 1]) for i in range(ndim)]
 
 
+def _bordered(d: int, lo: int, hi: int) -> int:
+    """The size of an axis with a border."""
+    if d == ANY:
+        return d if lo == hi == 0 else ANY
+    return lo + d + hi
+
+
 def _inside(borders: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(lo, lo + d) for (lo, _), d in zip(borders, shape, strict=True))
 
@@ -197,6 +208,7 @@ class Pad(OpDef):
 
     name = "pad"
     flops = 0
+    tiny = True
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "pad_value": 0.0}
 
@@ -208,9 +220,7 @@ class Pad(OpDef):
 
     @staticmethod
     def infer(x, *, paddings, pad_value):
-        return x.with_shape(
-            ANY if d == ANY else lo + d + hi for d, (lo, hi) in zip(x.shape, _borders("pad", paddings, x.ndim), strict=True)
-        )
+        return x.with_shape(_bordered(d, lo, hi) for d, (lo, hi) in zip(x.shape, _borders("pad", paddings, x.ndim), strict=True))
 
     @staticmethod
     def grad(b, op, g):
@@ -265,11 +275,9 @@ class Pad2d(OpDef):
             raise ProgramError(f"op pad2d: data_format must be NCHW or NHWC, found {data_format!r}")
         shape = list(x.shape)
         for axis, (lo, hi) in zip(_image_axes(data_format), _borders("pad2d", paddings, 2), strict=True):
-            if shape[axis] == ANY:
-                continue
-            if mode == "reflect" and max(lo, hi) >= shape[axis]:
+            if mode == "reflect" and ANY != shape[axis] <= max(lo, hi):
                 raise ProgramError(f"op pad2d: reflecting {max(lo, hi)} pixels needs more than that along axis {axis}, found {shape[axis]}")
-            shape[axis] += lo + hi
+            shape[axis] = _bordered(shape[axis], lo, hi)
         return x.with_shape(shape)
 
     @staticmethod

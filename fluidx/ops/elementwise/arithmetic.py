@@ -7,12 +7,14 @@ from functools import partial, reduce
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
+from ...ir.dtypes import TINY, dtype_name
 from .. import expr as ex
 from ..expr.nodes import make_node, sym
 from ..shared.blocked import in_order
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.native import copy_calls, expression
 from ..shared.samples import points
+from ..shared.tiny import ROUND_MODES, converted
 from .declare import elementwise
 
 
@@ -237,24 +239,33 @@ class Sum(OpDef):
 
 
 class Cast(OpDef):
-    """X in another dtype. Floats are cut towards zero when they become integers, and are True where they are not 0."""
+    """X in another dtype. Floats are cut towards zero when they become integers, and are True where they are not 0.
+
+    To 8-bit floats numbers are rounded to even; what is too large becomes the largest one, without `saturate` infinity or NaN.
+    float8_e8m0fnu has powers of two alone: `round_mode` is up, down or nearest. 4-bit and 2-bit integers keep the lowest bits of integers.
+    """
 
     name = "cast"
     flops = 0
+    tiny = True
     keeps = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
-    attrs = {"dtype": Required(str)}
+    attrs = {"dtype": Required(str), "saturate": True, "round_mode": "up"}
 
     @staticmethod
     def pattern(ins, outs, attrs):
         x, out = ins[0], outs[0]
         # terms that are rounded one by one add up to another sum, and whole numbers wrap around
+        if {x.dtype, out.dtype} & {*TINY}:
+            return "* -> *"
         widens = np.promote_types(np_dtype(x.dtype), np_dtype(out.dtype)) == np_dtype(out.dtype)
         linear = widens and x.is_float and out.is_float
         return "* -> * |" + (" L(0)" if linear else "") + (" U(0)" if widens or x.is_float and out.is_float else "")
 
     @staticmethod
-    def infer(x, *, dtype):
+    def infer(x, *, dtype, saturate, round_mode):
+        if round_mode not in ROUND_MODES:
+            raise ProgramError(f"op cast: round_mode must be up, down or nearest, found {round_mode!r}")
         return x.with_dtype(as_dtype(dtype))
 
     @staticmethod
@@ -262,11 +273,16 @@ class Cast(OpDef):
         return b.cast(g, dtype=op["X"].dtype)
 
     @staticmethod
-    def kernel(xp, x, *, out, dtype):
-        xp.copyto(out, x, casting="unsafe")
+    def kernel(xp, x, *, out, dtype, saturate, round_mode):
+        if dtype_name(x.dtype) in TINY or dtype_name(out.dtype) in TINY:
+            out[...] = converted(x, out.dtype, saturate, round_mode)
+        else:
+            xp.copyto(out, x, casting="unsafe")
 
     @staticmethod
     def bind(ins, outs, attrs, ctx):
+        if dtype_name(ins[0].dtype) in TINY or dtype_name(outs[0].dtype) in TINY:
+            return partial(Cast.kernel, np, ins[0], out=outs[0], **attrs)
         return partial(np.copyto, outs[0], ins[0], casting="unsafe")
 
     native_any_size = True
@@ -292,6 +308,7 @@ class Assign(OpDef):
 
     name = "assign"
     flops = 0
+    tiny = True
     keeps = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     inplace = (("X", "Out"),)

@@ -13,7 +13,7 @@ import numpy as np
 from ...ir.dtypes import FLOATS, INTS, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OPS, OpDef, Sample
-from ...ir.types import TensorType
+from ...ir.types import ANY, TensorType
 from ..expr.derivative import derivative, in_terms_of
 from ..expr.native import bind_native
 from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, operations, substitute, sym, symbols, trace
@@ -171,10 +171,11 @@ def _infer(name: str, dtypes: str, is_bool: bool, axis: bool, fitting: Fitting) 
                 raise ProgramError(f"op {name}: expected {_wording(dtypes)}, found {t.dtype}; cast it first")
             if t.dtype != dtype:
                 raise ProgramError(f"op {name}: X is {dtype} and Y is {t.dtype}; cast one of them")
-            if t.shape != shape:
+            if t.shape != shape or ANY in shape and t.shape is not shape:  # two names may be two sizes
                 shape = broadcast_sizes(name, shape, aligned(name, shape, t.shape, attrs["axis"]) if axis else t.shape)
         fitting(dtype, attrs)
-        return first if shape == first.shape and not is_bool else TensorType("bool" if is_bool else dtype, shape)
+        made = TensorType("bool" if is_bool else dtype, shape)
+        return first if first.says(made) else made
 
     return infer
 

@@ -7,12 +7,14 @@ from math import prod
 from typing import Any
 
 from ...ir.errors import ProgramError
-from ...ir.types import ANY
+from ...ir.types import ANY, common_size
 
 
 def broadcast_size(p: int, q: int) -> int | None:
     """The size two axes broadcast to; None when they do not. An open axis beside n > 1 is n, beside 1 or another open axis it is open."""
-    if p == q or q == 1:
+    if p == q:
+        return common_size(p, q)  # one of two names may be 1
+    if q == 1:
         return p
     if p == 1 or p == ANY:
         return q
@@ -30,7 +32,7 @@ def broadcast_sizes(op: str, *shapes: Sequence[int]) -> tuple[int, ...]:
     for shape in shapes:
         out[:0] = [1] * (len(shape) - len(out))
         for k, q in enumerate(shape, len(out) - len(shape)):
-            if out[k] != q:
+            if out[k] is not q:
                 size = broadcast_size(out[k], q)
                 if size is None:
                     listed = " and ".join(str(list(s)) for s in shapes)

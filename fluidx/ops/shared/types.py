@@ -11,7 +11,7 @@ import numpy as np
 
 from ...ir.dtypes import FLOATS, INTS, dtype_name, np_dtype
 from ...ir.errors import ExecutionError, ProgramError
-from ...ir.types import ANY, TensorType
+from ...ir.types import ANY, TensorType, equal_size
 
 NUMBERS = (*FLOATS, *INTS)
 
@@ -65,7 +65,7 @@ def merge_size(op: str, what: str, a: int, b: int) -> int:
     """The size that two equal axes have, one of which may be open. Raises ProgramError when they differ."""
     if not meet(a, b):
         raise ProgramError(f"op {op}: {what} must be equal, found {a} and {b}")
-    return max(a, b)
+    return equal_size(a, b)
 
 
 def add_sizes(sizes: Sequence[int]) -> int:

@@ -88,7 +88,8 @@ class Place(Pass):
         if data and not open_:
             listed = ", ".join(f"{d.name!r} {d.type}" for d in data[:5])
             raise TranspileError(
-                f"{main.label()} has no input with an open batch axis to split among the ranks: {listed}; declare it with -1 as axis 0"
+                f"{main.label()} has no input with an open batch axis to split among the ranks: {listed}; "
+                "declare it with -1 or a name as axis 0"
             )
         cut = self.group in several(job.mesh.axes)
         dealt: Entry = Own(self.group) if self.own else Shard(0, self.group)

@@ -12,7 +12,7 @@ from ...ir.operator import Operator
 from ...ir.parts import coords_of, holds
 from ...ir.program import Program
 from ...ir.records import Var
-from ...ir.text import type_text, var_name, word
+from ...ir.text import var_name, word
 from ...ir.types import Pieces
 from ..diff import communicates, show_bytes
 
@@ -103,7 +103,7 @@ def _subtitle(op: Operator, find: Callable[[str], Var | None], moves: bool) -> s
 
 def _typed(d: Var, room: int) -> str:
     """Name and type of a value, and its placement where there is room for it."""
-    text = f"{var_name(d.name)} {type_text(d.type.dtype, d.type.shape)}"
+    text = f"{var_name(d.name)} {d.type}"
     entries = ("pieces" if isinstance(e, Pieces) else str(e).partition(" over ")[0] for e in d.placement)
     long = " ".join([text, *(f"{short} {e.group}".rstrip() for short, e in zip(entries, d.placement, strict=True))])
     return long if len(long) <= room else text
