@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from copy import deepcopy
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,15 +21,16 @@ from ..initializer import NumpyArrayInitializer
 from ..ir import Builder, Program, ProgramError, Role, Variable
 from ..ir.constants import elements
 from ..ir.dtypes import FLOATS, TINY, as_dtype, np_dtype
-from ..ir.errors import FluidxError, nearest
+from ..ir.errors import FluidxError
 from ..ir.types import ANY
+from .bodies import function_of, names_outside, with_attributes
 from .errors import OnnxError
-from .faces import FACES, HOSTS, load_all
+from .faces import COMPUTES, FACES, HOSTS, load_all
 from .form import domain_of, opsets_of
 from .limits import room
 from .node import Node
 from .sizes import Open, with_open
-from .values import ABSENT, array_of, dtype_code, each, in_programs, leaves, type_proto
+from .values import Later, array_of, each, in_programs, leaves
 
 _ODD = re.compile(r"[^A-Za-z0-9_.@/\-]")
 _SMALL = 64  # elements: constants up to here are operators of the program, larger ones variables that startup fills
@@ -43,12 +45,28 @@ class Weight:
         self.name, self.array = name, array
 
 
+class Check(NamedTuple):
+    """A value that was asked for on the way: the program is right for feeds with which it recurs."""
+
+    of: Any
+    was: Any
+
+
+class Call(NamedTuple):
+    """What the host computes in each run: `work` makes the results of the operands, of both of which variables and Laters are filled in."""
+
+    work: Callable[[list[Any]], list[Any]]
+    operands: list[Any]
+    results: list[Any]
+
+
 class Importer:
     """Writes `main` and `startup`. `evaluate` runs the program so far for some of its variables; None where nobody can.
 
-    `checks` are the values that were asked for on the way: the program is right for feeds with which they recur. With `constants_train`
-    what nodes hold is a weight as initializers are, where it is more than a few floats: some exporters write all weights so. `from_front`
-    says that no computed position counts from the end of an axis, as in models that fluidx wrote: its operators refuse such positions.
+    `trail` has, in their order, the checks of a run and what the host computes in it; `fed` are the values of variables that are fed. With
+    `constants_train` what nodes hold is a weight as initializers are, where it is more than a few floats: some exporters write all weights
+    so. `from_front` says that no computed position counts from the end of an axis, as in models that fluidx wrote: its operators refuse
+    such positions.
     """
 
     def __init__(
@@ -66,7 +84,8 @@ class Importer:
         self.constants_train, self.from_front = constants_train, from_front
         self.env: dict[str, Any] = {}
         self.inputs: list[Variable] = []
-        self.checks: list[tuple[Variable, np.ndarray]] = []
+        self.trail: list[Check | Call] = []
+        self.fed: dict[str, np.ndarray] = {}
         self.kept: dict[int, tuple[Any, Any]] = {}  # by id of a node, which is kept alive: what was made of its attributes
         self.opened: dict[int, tuple[Variable, int]] = {}  # of a number that stands for an open size: an axis that has it
         self._made: dict[int, tuple[Any, Variable]] = {}  # by id of what it was made of, which is kept alive
@@ -90,7 +109,7 @@ class Importer:
         try:
             self.env.update(zip((i.name for i in graph.input), feeds))
             self.run_nodes(graph.node)
-            return [self.found(o.name) for o in graph.output]
+            return [self.sure(self.found(o.name)) for o in graph.output]
         finally:
             self.env = outer
 
@@ -104,7 +123,7 @@ class Importer:
         operands = [self.found(n) if n else None for n in proto.input]
         start, blocks = len(self.b.block.oplist), self.main.num_blocks
         made = self._sure_outputs(Node(self, proto, operands))
-        made = list(made) if isinstance(made, (tuple, Outputs)) else [made]
+        made = _several(made)
         if self.main.num_blocks == blocks:  # what sub-blocks hand out is named in attributes too
             made = self._named(proto.output, made, start)
         for name, value in zip(proto.output, made):
@@ -133,10 +152,18 @@ class Importer:
     def _sure_outputs(self, n: Node) -> Any:
         """What a node gives, every error told as one of the node: models are not to be trusted, and faces take them at their word."""
         start = len(self.b.block.oplist)
-        try:
+
+        def work() -> Any:
             made = self.outputs_of(n)
             self.check_sizes(start)
             return made
+
+        return self._told(n, work)
+
+    @staticmethod
+    def _told(n: Node, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
         except OnnxError:
             raise
         except FluidxError as e:
@@ -158,6 +185,12 @@ class Importer:
         if found is not None:
             return found
         face, on_host = FACES.get(key), HOSTS.get(key)
+        later = any(isinstance(v, Later) for v in n.operands)
+        if on_host is not None and key in COMPUTES and self.evaluate is not None:
+            if later or (face is None and any(isinstance(v, Variable) for v in n.operands)):
+                return self._called(n, on_host)
+        if later:
+            n.operands = [self.sure(v, n) for v in n.operands]
         known = bool(n.operands) and all(v is None or self._is_known(v) for v in n.operands)
         if on_host is not None and (face is None or known or any(self._stays_on_host(v) for v in n.operands)):
             return on_host(n)
@@ -166,6 +199,21 @@ class Importer:
         if known:
             return self._folded(n, face)
         return face(n)
+
+    def _called(self, n: Node, on_host: Any) -> Any:
+        """What the host makes of values that are others in each run: data of the program where that can hold them."""
+
+        def work(values: list[Any]) -> list[Any]:
+            made = self._told(n, lambda: on_host(Node(self, n.proto, values)))
+            return [np.asarray(v) if isinstance(v, np.generic) else v for v in _several(made)]
+
+        values = self._now(n.operands)
+        results = []
+        for name, value in zip(n.outputs, work(values)):
+            self.enter(name, value, bool(name) and in_programs(value) and value.size > 0)
+            results.append(self.env[name])
+        self.trail.append(Call(work, [self.settled(v) for v in n.operands], results))
+        return Outputs(results)
 
     @staticmethod
     def _is_known(value: Any) -> bool:
@@ -179,7 +227,7 @@ class Importer:
     def _folded(self, n: Node, face: Any) -> Any:
         """What a face makes of known values is known: a program of its own computes it."""
         inner = Importer(Program("folded"), Program("folded_startup"), self.opsets)
-        inner.evaluate = run_once(inner, {})
+        inner.evaluate = run_once(inner)
         made = face(Node(inner, n.proto, n.operands))
         several = isinstance(made, (tuple, Outputs))
         made = list(made) if several else [made]
@@ -190,33 +238,12 @@ class Importer:
 
     def by_body(self, n: Node) -> Any:
         """Write the nodes of the function that the schema of an operator defines."""
-        import onnx
-
-        domain = domain_of(n.proto.domain)
-        opset = self.opsets.get(domain, 1)
-        try:
-            schema = onnx.defs.get_schema(n.op_type, opset, domain)
-        except onnx.defs.SchemaError:
-            known = sorted({k[1] for k in (*FACES, *HOSTS) if k[0] == domain})
-            where = f" of domain {domain!r}" if domain else ""
-            raise n.wrong(f"there is no operator {n.op_type}{where} in opset {opset}; {nearest(n.op_type, known, 'fluidx has')}") from None
-        if schema.has_context_dependent_function:
-            types = [type_proto_of(self, v).SerializeToString() for v in n.operands]
-            version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
-            body = schema.get_context_dependent_function_with_opset_version(version, n.proto.SerializeToString(), types)
-        elif schema.has_function:
-            body = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= opset))
-        else:
-            raise n.wrong("fluidx has no such operator yet")
-        function = onnx.FunctionProto()
-        function.ParseFromString(body)
-        if not function.node:
-            raise n.wrong(f"its schema has no body for operands of {', '.join(n.dtype(k) for k in range(len(n.operands)) if n.has(k))}")
-        names = _names_outside(function, n.outputs)
+        function, schema = function_of(self, n)
+        names = names_outside(function, n.outputs)
         outer, self.env = self.env, dict(zip(function.input, [*n.operands, *[None] * len(function.input)]))
         outer_opsets, self.opsets = self.opsets, {**self.opsets, **opsets_of(function)}
         try:
-            self.run_nodes([_with_attributes(p, n, schema, names) for p in function.node])
+            self.run_nodes([with_attributes(p, n, schema, names) for p in function.node])
             # a body may not make what nobody asks for
             return Outputs([self.found(names.get(name, name)) if n.wants(k) else None for k, name in enumerate(function.output)])
         finally:
@@ -226,24 +253,39 @@ class Importer:
 
     def array(self, value: Any) -> Any:
         """What is known of a value on the host: an array, a list; the array of a Weight or of open sizes."""
+        return each(self.settled(value), lambda v: v.value if isinstance(v, Later) else v)
+
+    @staticmethod
+    def settled(value: Any) -> Any:
+        """A value of which variables and what comes later may be a part, all else being known."""
         return each(value, lambda v: v.array if isinstance(v, (Weight, Open)) else v)
+
+    def sure(self, value: Any, n: Node | None = None) -> Any:
+        """A value that may be relied on while the program is written: no Later."""
+        return self.value(value, n) if isinstance(value, Later) else value
 
     def value(self, value: Any, n: Node | None = None) -> Any:
         """A value on the host; of a list, all its elements. Raises OnnxError where it has to be computed and nobody can."""
-        wanted = [v for v in leaves(value) if isinstance(v, Variable)]
+        wanted = [v for v in leaves(value) if isinstance(v, (Variable, Later))]
+        now = self._now(wanted, n)
+        self.trail.extend(map(Check, wanted, deepcopy(now)))  # what was fed may be changed by who fed it
+        known = iter(now)
+        return each(value, lambda v: next(known) if isinstance(v, (Variable, Later)) else self.array(v))
+
+    def _now(self, values: list[Any], n: Node | None = None) -> list[Any]:
+        """Values as they are in the run for which the program is written."""
+        wanted = [v for v in leaves(values) if isinstance(v, Variable)]
         if not wanted:
-            return self.array(value)
+            return list(self.array(values))
         if self.evaluate is None:
             who = f"node {n.proto.name or n.op_type!r} ({n.op_type})" if n is not None else "the model"
             raise OnnxError(
                 f"{who} needs the value of {wanted[0].name!r} to know sizes or what to do, and that depends on what is fed; "
                 "fx.onnx.session runs such models, and a program for training does not hold them"
             )
-        found = self.evaluate(self.main, wanted)
-        self.checks.extend(zip(wanted, found))
+        computed = iter(self.evaluate(self.main, wanted))
         self._fixed.update(v.name for v in wanted)
-        computed = iter(found)
-        return each(value, lambda v: next(computed) if isinstance(v, Variable) else self.array(v))
+        return list(each(values, lambda v: next(computed) if isinstance(v, Variable) else self.array(v)))
 
     def variable(self, value: Any) -> Variable:
         """A value as a variable of the program: an operator that makes a small constant, a parameter or a constant that startup fills."""
@@ -299,6 +341,16 @@ class Importer:
         self.inputs.append(made)
         return made
 
+    def enter(self, name: str, value: Any, as_data: bool) -> Any:
+        """A value that is another one in each run: data of the program, of which the name is handed back, or a Later."""
+        if not as_data:
+            self.env[name] = Later(value)
+            return self.env[name]
+        made = self.data(name, value.shape, as_dtype(value.dtype))
+        self._fixed.add(made.name)
+        self.fed[made.name] = value
+        return made.name
+
 
 def weights(graph: Any) -> dict[str, Any]:
     """The initializers of a graph: weights where they are floats and no single numbers, and known values where not."""
@@ -313,7 +365,11 @@ class Outputs(list):
     """Several outputs of a node; a plain list is one output that is a sequence."""
 
 
-def run_once(importer: Importer, feed: Mapping[str, np.ndarray]) -> Evaluate:
+def _several(made: Any) -> list[Any]:
+    return list(made) if isinstance(made, (tuple, Outputs)) else [made]
+
+
+def run_once(importer: Importer) -> Evaluate:
     """Runs what an importer wrote so far, from the start."""
 
     def evaluate(main: Program, wanted: Sequence[Variable]) -> list[np.ndarray]:
@@ -321,54 +377,10 @@ def run_once(importer: Importer, feed: Mapping[str, np.ndarray]) -> Evaluate:
         executor, scope = Executor(CPUPlace()), Scope()
         if importer.startup.global_block().oplist:
             executor.run(importer.startup, scope=scope)
-        fed = {n: a for n, a in feed.items() if main.global_block().has_var(n)}
+        fed = {n: a for n, a in importer.fed.items() if main.global_block().has_var(n)}
         return [np.array(v) for v in executor.run(main, feed=fed, fetch_list=list(wanted), scope=scope)]
 
     return evaluate
-
-
-def type_proto_of(importer: Importer, value: Any) -> Any:
-    """The TypeProto of a value, on the host or in the program; an empty one where it is absent."""
-    from onnx import TypeProto, helper
-
-    if value is None or value is ABSENT:
-        return TypeProto()
-    if isinstance(value, Variable):
-        t = value.desc.type
-        return helper.make_tensor_type_proto(dtype_code(np_dtype(t.dtype)), [None if d < 0 else d for d in t.shape])
-    if isinstance(value, list) and value:
-        return helper.make_sequence_type_proto(type_proto_of(importer, value[0]))
-    return type_proto(importer.array(value))
-
-
-def _names_outside(function: Any, outputs: Sequence[str]) -> dict[str, str]:
-    """Names of a function's outputs -> those of the node that calls it, where the body has no such name itself."""
-    if any(a.HasField("g") for p in function.node for a in p.attribute):
-        return {}  # a graph in it may read them
-    inside = {*function.input, *(name for p in function.node for name in (*p.input, *p.output))}
-    return {name: given for name, given in zip(function.output, outputs) if given and given not in inside}
-
-
-def _with_attributes(proto: Any, n: Node, schema: Any, names: Mapping[str, str]) -> Any:
-    """A node of a function body, whose attributes may be those of the node that calls it, as are the `names` of what it returns."""
-    import onnx
-
-    new = onnx.NodeProto()
-    new.CopyFrom(proto)
-    new.input[:], new.output[:] = ([names.get(v, v) for v in side] for side in (proto.input, proto.output))
-    del new.attribute[:]
-    for a in proto.attribute:
-        given = a
-        if a.ref_attr_name:
-            given = n._attrs.get(a.ref_attr_name)
-            if given is None and a.ref_attr_name in schema.attributes:
-                given = schema.attributes[a.ref_attr_name].default_value
-            if given is None or not given.type:
-                continue
-        copied = new.attribute.add()
-        copied.CopyFrom(given)
-        copied.name = a.name
-    return new
 
 
 def _dense(s: Any) -> np.ndarray:

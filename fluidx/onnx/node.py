@@ -99,6 +99,11 @@ class Node:
             return _shortest(found) if a.type == A.FLOAT else [_shortest(v) for v in found]
         return list(found) if a.type == A.INTS else found
 
+    @property
+    def attributes(self) -> set[str]:
+        """The names of those that are given."""
+        return set(self._attrs)
+
     def once(self, make: Callable[[], Any]) -> Any:
         """What `make` makes of the attributes, in the first run of this node alone."""
         kept = self.importer.kept

@@ -5,33 +5,27 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from ..executor import Executor
 from ..executor.place import CPUPlace
 from ..executor.scope import Scope
-from ..ir import Program, Variable
-from ..ir.dtypes import as_dtype
+from ..ir import Program
 from ..ir.errors import FluidxError
+from ..rewrite.batch_norm import fold_batch_norms, what_trains
+from ..rewrite.scales import fold_scales
 from .errors import OnnxError
 from .form import initialized, opsets_of
 from .importer import Importer, run_once
+from .plans import Plan, read_by_host
 from .read import read
-from .values import ABSENT, each, in_programs, leaves, numpy_dtype
+from .values import ABSENT, in_programs, numpy_dtype
 
 _MAX_PLANS = 16
-
-
-class _Plan(NamedTuple):
-    """A program for feeds of one kind; `names` are those of the variables that are fed. It is right where `checks` recur."""
-
-    main: Program
-    scope: Scope
-    names: dict[str, str]
-    outputs: list[Any]
-    checks: list[tuple[Variable, np.ndarray]]
+_MAX_ALIKE = 4  # of them for feeds of one kind
 
 
 class Session:
@@ -44,7 +38,7 @@ class Session:
         self.inputs = [i.name for i in self.graph.input if i.name not in self.optional]
         self._types = {i.name: i.type for i in self.graph.input}
         self.outputs = [o.name for o in self.graph.output]
-        self._plans: OrderedDict[tuple, list[_Plan]] = OrderedDict()
+        self._plans: OrderedDict[tuple, list[tuple[Plan, dict[str, Any]]]] = OrderedDict()
         self._kept: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
 
@@ -59,22 +53,28 @@ class Session:
 
     def _run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         fed = {n: _host(v) for n, v in self._by_name(feed).items()}
-        for name, value in fed.items():
-            self._check_type(name, value)
-        tensors = {n: v for n, v in fed.items() if in_programs(v) and n not in self.optional}
-        rest = {n: v for n, v in fed.items() if n not in tensors}
-        key = tuple((n, v.dtype.name, v.shape) for n, v in tensors.items())
-        for plan in self._plans.get(key, ()) if not rest else ():
-            found = self._tried(plan, tensors)
-            if found is not None:
-                return found
-        plan = self._write(tensors, rest)
-        if not rest:
-            self._plans.setdefault(key, []).insert(0, plan)
-            del self._plans[key][4:]
-            if len(self._plans) > _MAX_PLANS:
-                self._plans.popitem(last=False)
-        return self._outputs(plan, tensors)
+        key = tuple([(n, v.dtype, v.shape) if isinstance(v, np.ndarray) else (n, type(v)) for n, v in fed.items()])
+        plans = self._plans.get(key)
+        if plans is None:
+            for name, value in fed.items():
+                self._check_type(name, value)
+        for plan, given in plans or ():
+            with suppress(FluidxError):  # it may be written for other values, and fail before it is seen that it is
+                found = plan.run({v: fed[n] for n, v in given.items()})
+                if found is not None:
+                    return found
+        plan, given = self._write(fed)
+        found = plan.run({v: fed[n] for n, v in given.items()})
+        assert found is not None, "what was written for values is right for them"
+        self._keep(key, plan, given)
+        return found
+
+    def _keep(self, key: tuple, plan: Plan, given: dict[str, Any]) -> None:
+        plans = self._plans.setdefault(key, [])
+        plans.insert(0, (plan, given))
+        del plans[_MAX_ALIKE:]
+        if len(self._plans) > _MAX_PLANS:
+            self._plans.popitem(last=False)
 
     def _by_name(self, feed: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
         has = f"the model has: {', '.join(self.inputs) or 'no inputs'}"
@@ -103,40 +103,33 @@ class Session:
             sizes = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in t.shape.dim]
             raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}")
 
-    def _write(self, tensors: Mapping[str, np.ndarray], rest: Mapping[str, Any]) -> _Plan:
+    def _write(self, fed: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
+        """A plan, and what each input is in it: the name of a variable, or a Later."""
         main, startup = Program(program_name(self.graph)), Program(f"{program_name(self.graph)}_startup")
         importer = Importer(main, startup, self.opsets)
         importer.kept = self._kept
         importer.take_weights(self.graph)
-        names = {n: importer.data(n, v.shape, as_dtype(v.dtype)).name for n, v in tensors.items()}
-        importer.env.update(rest)
-        importer.evaluate = run_once(importer, {names[n]: v for n, v in tensors.items()})
+        given = {n: importer.enter(n, v, in_programs(v) and n not in self.optional) for n, v in fed.items()}
+        importer.evaluate = run_once(importer)
         importer.run_nodes(self.graph.node)
-        outputs = [importer.array(importer.found(n)) for n in self.outputs]
+        outputs = [importer.settled(importer.found(n)) for n in self.outputs]
         scope = Scope()
         if startup.global_block().oplist:
             self._executor.run(startup, scope=scope)
-        return _Plan(main, scope, names, outputs, importer.checks)
+        return Plan(self._executor, _folded(main, scope, importer, outputs), scope, importer.trail, outputs, importer.fed), given
 
-    def _fetched(self, plan: _Plan, tensors: Mapping[str, np.ndarray], wanted: Sequence[Variable]) -> list[np.ndarray]:
-        block = plan.main.global_block()
-        feed = {plan.names[n]: v for n, v in tensors.items() if block.has_var(plan.names[n])}
-        return self._executor.run(plan.main, feed=feed, fetch_list=list(wanted), scope=plan.scope) if wanted else []
 
-    def _tried(self, plan: _Plan, tensors: Mapping[str, np.ndarray]) -> list[Any] | None:
-        """The outputs by a plan that was made before; None where a value that it was written for is another one now."""
-        for (_, was), now in zip(plan.checks, self._fetched(plan, tensors, [v for v, _ in plan.checks]), strict=True):
-            if was.shape != now.shape or not np.array_equal(was, now, equal_nan=was.dtype.kind == "f"):
-                return None
-        return self._outputs(plan, tensors)
-
-    def _outputs(self, plan: _Plan, tensors: Mapping[str, np.ndarray]) -> list[Any]:
-        computed = iter(self._fetched(plan, tensors, [v for v in leaves(plan.outputs) if isinstance(v, Variable)]))
-
-        def found(v: Any) -> Any:
-            return np.array(next(computed)) if isinstance(v, Variable) else None if v is ABSENT else v
-
-        return [each(v, found) for v in plan.outputs]
+def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any]) -> Program:
+    """The program with what is done by channel computed into the filters that lie in the scope, which is the program's own."""
+    if what_trains(main) is not None:
+        return main
+    wanted = read_by_host(importer.trail, outputs)
+    for fold in (fold_batch_norms, fold_scales):
+        folded = fold(main, scope.get, wanted)
+        for name, array in folded.values.items():
+            scope.set(name, array)
+        main = folded.program
+    return main
 
 
 def _host(value: Any) -> Any:

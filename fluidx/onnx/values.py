@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.dtypes import SHORT, TINY
+from ..ir.dtypes import SHORT, TINY, np_dtype
 from .errors import OnnxError
+
+_HELD = {np_dtype(name) for name in SHORT if name not in TINY}
 
 # A sequence is a list, a map a dict, an optional that holds nothing is ABSENT, strings are an array of objects; all else is an array.
 Host = Any
@@ -20,8 +22,18 @@ class Absent:
     def __repr__(self) -> str:
         return "absent"
 
+    def __reduce__(self) -> str:
+        return "ABSENT"  # there is one, also where values are copied
+
 
 ABSENT = Absent()
+
+
+class Later:
+    """What another run may have another value of, and no program holds; `value` is that of the run for which the program is written."""
+
+    def __init__(self, value: Host):
+        self.value = value
 
 
 def each(value: Any, f: Callable[[Any], Any]) -> Any:
@@ -64,7 +76,7 @@ def dtype_code(dtype: np.dtype) -> int:
 
 def in_programs(value: Any) -> bool:
     """Does a program compute with it? Others stay on the host: sequences, optionals, strings, dtypes that have no arithmetic."""
-    return isinstance(value, np.ndarray) and value.dtype.name in SHORT and value.dtype.name not in TINY
+    return isinstance(value, np.ndarray) and value.dtype in _HELD
 
 
 def type_proto(value: Host) -> Any:

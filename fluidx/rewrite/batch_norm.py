@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,20 @@ class Folded:
     log: tuple[str, ...]
 
 
-def fold_batch_norms(program: Program, value: Callable[[str], np.ndarray]) -> Folded:
+def fold_batch_norms(program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str] = ()) -> Folded:
     """Fold every batch_norm behind an operator that is linear in a parameter (a convolution, a product), and perhaps a bias.
 
-    `value` gives what a parameter holds. Where there is no bias, that of the normalization becomes one. Raises ProgramError for a
-    program that trains.
+    `value` gives what a parameter holds. Where there is no bias, that of the normalization becomes one. What is `fetched` stays as it is.
+    Raises ProgramError for a program that trains.
     """
-    _check_inference(program)
-    folder = _Folder(program, value)
+    if (found := what_trains(program)) is not None:
+        op, what = found
+        where = f"\n  written at {op.site}" if op.site else ""
+        raise ProgramError(
+            f"{program.label()} trains: op {op.type} {what}; filters can be rescaled for inference only, in "
+            f"program.clone(for_test=True)\n  in {op.to_string()}{where}"
+        )
+    folder = Folder(program, value, fetched)
     for op in program.global_block().oplist:
         if op.type == "batch_norm":
             reason = folder.fold(op)
@@ -46,25 +52,20 @@ def fold_batch_norms(program: Program, value: Callable[[str], np.ndarray]) -> Fo
     return Folded(new, folder.values, tuple(folder.log))
 
 
-def _check_inference(program: Program) -> None:
+def what_trains(program: Program) -> tuple[Operator, str] | None:
+    """An operator for which a program is no inference, and what it does; None where there is none."""
     for block in program.blocks:
         for op in block.oplist:
             if op.role in _TRAINS:
-                what = "computes gradients" if op.role is Role.BACKWARD else "updates parameters"
-            elif op.type == "batch_norm" and not (op.attrs["is_test"] or op.attrs["use_global_stats"]):
-                what = "takes statistics over the batch"
-            else:
-                continue
-            where = f"\n  written at {op.site}" if op.site else ""
-            raise ProgramError(
-                f"{program.label()} trains: op {op.type} {what}; filters can be rescaled for inference only, in "
-                f"program.clone(for_test=True)\n  in {op.to_string()}{where}"
-            )
+                return op, "computes gradients" if op.role is Role.BACKWARD else "updates parameters"
+            if op.type == "batch_norm" and not (op.attrs["is_test"] or op.attrs["use_global_stats"]):
+                return op, "takes statistics over the batch"
+    return None
 
 
-class _Folder:
-    def __init__(self, program: Program, value: Callable[[str], np.ndarray]):
-        self.program, self.value = program, value
+class Folder:
+    def __init__(self, program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str]):
+        self.program, self.value, self.fetched = program, value, fetched
         self.descs = program.global_block().descs
         ops = program.global_block().oplist
         self.uses, self.makers = flow.uses(program), flow.definitions(program)
@@ -77,6 +78,8 @@ class _Folder:
     def fold(self, norm: Operator) -> str:
         """Fold one normalization; returns why not."""
         scale, shift, mean, variance = (norm.inputs[slot][0] for slot in ("Scale", "Bias", "Mean", "Variance"))
+        if made := [n for n in (scale, shift, mean, variance) if n in self.makers and n not in norm.output_arg_names]:
+            return f"%{made[0]} is computed"
         if read := [n for n in norm.output_arg_names[1:] if n not in (mean, variance) and self.uses.get(n)]:
             return f"its statistics %{read[0]} are read"
         (x,) = norm.inputs["X"]
@@ -128,6 +131,8 @@ class _Folder:
         d, made = self.descs.get(name), self.makers.get(name, [])
         if len(made) != 1 or d is None or d.persistable:
             return None, f"%{name} is made by {'several operators' if made else 'no operator'}"
+        if name in self.fetched:
+            return None, f"%{name} is fetched"
         if len(self.uses[name]) > 1 or reader.input_arg_names.count(name) > 1:
             return None, f"%{name} is read elsewhere"
         return self.ops[made[0]], ""

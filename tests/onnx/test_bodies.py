@@ -23,6 +23,12 @@ def test_attention(attrs):
     check_gradient("Attention", [normal(2, 4, 3, 5), normal(2, 2, 6, 5), normal(2, 2, 6, 4)], wrt=(0, 1, 2), **attrs)
 
 
+def test_attention_of_rows_that_hold_all_heads():
+    mask = np.random.default_rng(0).random((3, 6)) < 0.7
+    operands = [normal(2, 3, 8), normal(2, 6, 4), normal(2, 6, 6), mask]
+    check_gradient("Attention", operands, wrt=(0, 1, 2), known=(3,), q_num_heads=4, kv_num_heads=2, scale=0.3)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_losses(reduction):
     scores, labels, weights = normal(4, 3), ids(2, 0, 1, 2), np.array([0.5, 1.0, 2.0])

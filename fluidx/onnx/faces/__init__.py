@@ -3,7 +3,8 @@
 `@face("Relu")` writes operators of a program with `n.b` and gives variables; of known operands alone it is computed at once.
 `@host("NonZero")` is taken where all operands are known, where a program cannot hold one of them, and where there is no other face. It
 computes with NumPy, or decides for itself: control flow writes graphs, sequences hold variables, and what is drawn at random is never
-known. An operator without either is expanded by the function body of its schema.
+known. With `computes` it does no more than compute with NumPy, of the values of its operands alone, and so a session can call it in each
+run. An operator without either is expanded by the function body of its schema.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 Face = Callable[[Any], Any]
 FACES: dict[tuple[str, str], Face] = {}
 HOSTS: dict[tuple[str, str], Face] = {}
+COMPUTES: set[tuple[str, str]] = set()  # those of HOSTS that only compute
 
 
 def face(*names: str, domain: str = "") -> Callable[[Face], Face]:
@@ -23,8 +25,10 @@ def face(*names: str, domain: str = "") -> Callable[[Face], Face]:
     return _enter(FACES, names, domain)
 
 
-def host(*names: str, domain: str = "") -> Callable[[Face], Face]:
+def host(*names: str, domain: str = "", computes: bool = False) -> Callable[[Face], Face]:
     """Enter a function as what operators compute on the host."""
+    if computes:
+        COMPUTES.update((domain, name) for name in names)
     return _enter(HOSTS, names, domain)
 
 

@@ -25,7 +25,7 @@ def cast(n: Node) -> object:
     return n.b.cast(n.x(), dtype=to.name, saturate=bool(n.attr("saturate", 1)), round_mode=n.attr("round_mode", "up"))
 
 
-@host("Cast", "CastLike")
+@host("Cast", "CastLike", computes=True)
 def cast_on_host(n: Node) -> object:
     return converted(n.value(0), _wanted(n), bool(n.attr("saturate", 1)), n.attr("round_mode", "up"))
 
@@ -82,7 +82,7 @@ def _number(text: str, whole: bool) -> float | int:
 # -- bits --------------------------------------------------------------------------------------------------------------------------
 
 
-@host("BitCast")
+@host("BitCast", computes=True)
 def bit_cast(n: Node) -> object:
     x, to = n.value(0), numpy_dtype(n.attr("to"))
     if to.kind == "O" or x.dtype.kind == "O" or width(x.dtype) != width(to):

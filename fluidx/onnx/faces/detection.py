@@ -12,7 +12,7 @@ from ..values import numpy_dtype
 from . import host
 
 
-@host("NonMaxSuppression")
+@host("NonMaxSuppression", computes=True)
 def non_max_suppression(n: Node) -> object:
     """A score has to lie above the threshold: ONNX Runtime and TensorFlow leave away what equals it, such as scores padded with 0."""
     boxes, scores, *limits = n.values()

@@ -137,22 +137,22 @@ def is_infinite(n: Node) -> object:
 # -- of what only the host has ------------------------------------------------------------------------------------------------------
 
 
-@host("Equal")
+@host("Equal", computes=True)
 def equal_on_host(n: Node) -> object:
     return np.asarray(n.value(0) == n.value(1), bool)
 
 
-@host("Where")
+@host("Where", computes=True)
 def where_on_host(n: Node) -> object:
     return np.where(n.value(0), n.value(1), n.value(2))
 
 
-@host("IsNaN")
+@host("IsNaN", computes=True)
 def is_nan_on_host(n: Node) -> object:
     return np.isnan(n.value(0).astype(np.float32))
 
 
-@host("IsInf")
+@host("IsInf", computes=True)
 def is_infinite_on_host(n: Node) -> object:
     x = n.value(0).astype(np.float32)
     return (np.isposinf(x) & bool(n.attr("detect_positive", 1))) | (np.isneginf(x) & bool(n.attr("detect_negative", 1)))

@@ -12,7 +12,7 @@ from . import host
 _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 
 
-@host("ImageDecoder")
+@host("ImageDecoder", computes=True)
 def image_decoder(n: Node) -> object:
     """Of what is no picture, an empty array, as the standard asks for."""
     try:

@@ -62,7 +62,7 @@ def _one(n: Node, axis: int, place: int, drop: bool) -> Variable:
     return n.b.slice(n.x(), axes=(axis,), starts=(place,), ends=(int(end),), decrease_axis=(axis,) if drop else ())
 
 
-@host("Gather")
+@host("Gather", computes=True)
 def host_gather(n: Node) -> object:
     x = n.value(0)
     return np.asarray(np.take(x, n.value(1), axis=n.attr("axis", 0)), x.dtype)
@@ -83,7 +83,7 @@ def gather_elements(n: Node) -> object:
     return n.b.take_along_axis(x, _positions(n, 1, n.shape()[axis]), axis=axis)
 
 
-@host("GatherElements")
+@host("GatherElements", computes=True)
 def host_gather_elements(n: Node) -> object:
     axis, x = n.attr("axis", 0) % n.rank(), n.value(0)
     long, ends = _narrow(n, axis)
@@ -105,7 +105,7 @@ def gather_nd(n: Node) -> object:
     return reshaped(n, found, (*ids[:-1], *rest))
 
 
-@host("GatherND")
+@host("GatherND", computes=True)
 def host_gather_nd(n: Node) -> object:
     x, ids, shared = n.value(0), n.value(1), n.attr("batch_dims", 0)
     grid = np.indices(x.shape[:shared]).reshape(shared, *x.shape[:shared], *(1,) * (ids.ndim - 1 - shared))
@@ -166,14 +166,14 @@ def _put(n: Node, where: tuple) -> object:
     return out
 
 
-@host("ScatterElements", "Scatter")
+@host("ScatterElements", "Scatter", computes=True)
 def host_scatter_elements(n: Node) -> object:
     where = list(np.indices(n.shape(1)))
     where[n.attr("axis", 0)] = n.value(1)
     return _put(n, tuple(where))
 
 
-@host("ScatterND")
+@host("ScatterND", computes=True)
 def host_scatter_nd(n: Node) -> object:
     return _put(n, tuple(np.moveaxis(n.value(1), -1, 0)))
 

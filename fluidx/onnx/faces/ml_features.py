@@ -12,7 +12,7 @@ from .ml_maps import looked_up
 _ML = "ai.onnx.ml"
 
 
-@host("ArrayFeatureExtractor", domain=_ML)
+@host("ArrayFeatureExtractor", domain=_ML, computes=True)
 def array_feature_extractor(n: Node) -> object:
     x, at = n.value(0), n.value(1).ravel()
     size = x.shape[-1]
@@ -21,19 +21,19 @@ def array_feature_extractor(n: Node) -> object:
     return np.take(np.atleast_2d(x) if x.ndim < 2 else x, at, -1)
 
 
-@host("Binarizer", domain=_ML)
+@host("Binarizer", domain=_ML, computes=True)
 def binarizer(n: Node) -> object:
     x = n.value(0)
     return (x > n.attr("threshold", 0.0)).astype(x.dtype)
 
 
-@host("Scaler", domain=_ML)
+@host("Scaler", domain=_ML, computes=True)
 def scaler(n: Node) -> object:
     x = n.value(0).astype(np.float32)
     return (x - np.float32(n.attr("offset", [0.0]))) * np.float32(n.attr("scale", [1.0]))
 
 
-@host("Imputer", domain=_ML)
+@host("Imputer", domain=_ML, computes=True)
 def imputer(n: Node) -> object:
     x = n.value(0)
     kind = ("replaced_value_float", "imputed_value_floats") if x.dtype.kind == "f" else ("replaced_value_int64", "imputed_value_int64s")
@@ -50,7 +50,7 @@ def _lengths(x: np.ndarray, norm: str) -> np.ndarray:
     return np.abs(x).sum(-1, keepdims=True) if norm == "L1" else np.sqrt(np.square(x).sum(-1, keepdims=True))
 
 
-@host("Normalizer", domain=_ML)
+@host("Normalizer", domain=_ML, computes=True)
 def normalizer(n: Node) -> object:
     norm = n.attr("norm", "MAX")
     if norm not in ("MAX", "L1", "L2"):
@@ -60,7 +60,7 @@ def normalizer(n: Node) -> object:
     return np.divide(x, length, out=x.copy(), where=length != 0)
 
 
-@host("OneHotEncoder", domain=_ML)
+@host("OneHotEncoder", domain=_ML, computes=True)
 def one_hot_encoder(n: Node) -> object:
     x, texts = n.value(0), n.attr("cats_strings")
     categories = np.array(texts, object) if texts else np.array(n.attr("cats_int64s", []), np.int64)
@@ -70,7 +70,7 @@ def one_hot_encoder(n: Node) -> object:
     return (at[..., None] == np.arange(len(categories))).astype(np.float32)
 
 
-@host("FeatureVectorizer", domain=_ML)
+@host("FeatureVectorizer", domain=_ML, computes=True)
 def feature_vectorizer(n: Node) -> object:
     parts = [np.atleast_2d(v).astype(np.float32) for v in n.values()]
     sizes = n.attr("inputdimensions", [p.shape[1] for p in parts])

@@ -18,7 +18,7 @@ def _rows(n: Node) -> np.ndarray:
     return x if x.dtype == np.float64 else x.astype(np.float32)
 
 
-@host("LinearRegressor", domain=_ML)
+@host("LinearRegressor", domain=_ML, computes=True)
 def linear_regressor(n: Node) -> object:
     targets = n.attr("targets", 1)
     scores = _rows(n) @ floats(n, "coefficients").reshape(targets, -1).T
@@ -27,7 +27,7 @@ def linear_regressor(n: Node) -> object:
     return transformed(n, scores, n.attr("post_transform", "NONE")).astype(np.float32)
 
 
-@host("LinearClassifier", domain=_ML)
+@host("LinearClassifier", domain=_ML, computes=True)
 def linear_classifier(n: Node) -> object:
     """One score for two labels is that of the second."""
     x, how = _rows(n), n.attr("post_transform", "NONE")
@@ -65,7 +65,7 @@ def _kernel(n: Node, x: np.ndarray, vectors: np.ndarray, kind: str) -> np.ndarra
     raise n.wrong(f"kernel_type has to be LINEAR, POLY, RBF or SIGMOID, found {kind!r}")
 
 
-@host("SVMRegressor", domain=_ML)
+@host("SVMRegressor", domain=_ML, computes=True)
 def svm_regressor(n: Node) -> object:
     x, coefficients, supports = _rows(n).astype(np.float64), floats(n, "coefficients", np.float64), n.attr("n_supports", 0)
     if supports:
@@ -79,7 +79,7 @@ def svm_regressor(n: Node) -> object:
     return transformed(n, scores[:, None], n.attr("post_transform", "NONE")).astype(np.float32)
 
 
-@host("SVMClassifier", domain=_ML)
+@host("SVMClassifier", domain=_ML, computes=True)
 def svm_classifier(n: Node) -> object:
     labels, how = labels_of(n, "classlabels_ints"), n.attr("post_transform", "NONE")
     classes = 1 if labels is None else len(labels)

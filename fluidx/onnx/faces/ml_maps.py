@@ -15,7 +15,7 @@ _DEFAULTS = {"strings": ("default_string", "_Unused"), "int64s": ("default_int64
 _DTYPES: dict[str, Any] = {"strings": object, "int64s": np.int64, "floats": np.float32}
 
 
-@host("LabelEncoder", domain=_ML)
+@host("LabelEncoder", domain=_ML, computes=True)
 def label_encoder(n: Node) -> object:
     """The value that stands at the place of each key, else the default. In version 1 classes and their positions are key and value."""
     classes = n.attr("classes_strings")
@@ -69,7 +69,7 @@ def _key(value: Any) -> Any:
     return "nan" if value != value else value
 
 
-@host("CategoryMapper", domain=_ML)
+@host("CategoryMapper", domain=_ML, computes=True)
 def category_mapper(n: Node) -> object:
     x, texts, numbers = n.value(0), np.array(n.attr("cats_strings"), object), np.array(n.attr("cats_int64s"), np.int64)
     if x.dtype.kind == "O":
@@ -77,7 +77,7 @@ def category_mapper(n: Node) -> object:
     return looked_up(x, numbers, texts, n.attr("default_string", "_Unused"))
 
 
-@host("DictVectorizer", domain=_ML)
+@host("DictVectorizer", domain=_ML, computes=True)
 def dict_vectorizer(n: Node) -> object:
     """One row; a sequence of maps gives one each."""
     given = n.value(0)
@@ -90,7 +90,7 @@ def dict_vectorizer(n: Node) -> object:
     return np.array(values, np.int64 if isinstance(first, (int, np.integer)) else np.asarray(first, np.float32).dtype)
 
 
-@host("CastMap", domain=_ML)
+@host("CastMap", domain=_ML, computes=True)
 def cast_map(n: Node) -> object:
     """The values by rising key; SPARSE puts each at its key, and 0 elsewhere."""
     given = n.value(0)
@@ -111,7 +111,7 @@ def _text(value: Any) -> str:
     return f"{value:f}" if isinstance(value, (float, np.floating)) else str(value)
 
 
-@host("ZipMap", domain=_ML)
+@host("ZipMap", domain=_ML, computes=True)
 def zip_map(n: Node) -> object:
     keys = n.attr("classlabels_strings") or n.attr("classlabels_int64s") or []
     rows = np.atleast_2d(n.value(0))

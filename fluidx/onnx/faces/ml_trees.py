@@ -13,7 +13,7 @@ from . import host
 from .ml_scores import TRANSFORMS, floats, labels_of, of_two_classes, transformed
 
 _ML = "ai.onnx.ml"
-_AT_ONCE = 1 << 20  # places of rows in trees: what is worked on at a time stays small
+_AT_ONCE = 1 << 14  # places of rows in trees: what is worked on at a time stays in the cache
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _COMPARED: tuple[Callable[[Any, Any], Any], ...] = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
 
@@ -36,16 +36,22 @@ class _Forest(NamedTuple):
     weight: np.ndarray
 
     def leaves(self, x: np.ndarray) -> np.ndarray:
-        """[rows, trees]: the leaf of each row in each tree."""
-        at = np.tile(self.roots, (len(x), 1))
-        row, tree = np.nonzero(self.mode[at] >= 0)
-        while len(row):
-            node = at[row, tree]
-            value = x[row, self.feature[node]]
-            at[row, tree] = node = np.where(self._says_yes(node, value), self.yes[node], self.no[node])
+        """[rows * trees]: the leaf of each row in each tree."""
+        at = np.tile(self.roots, len(x))
+        row, node, left = np.repeat(np.arange(len(x)), len(self.roots)), at, None
+        while True:
             inner = self.mode[node] >= 0
-            row, tree = row[inner], tree[inner]
-        return at
+            if not inner.all():
+                left = np.flatnonzero(inner) if left is None else left[inner]
+                if not len(left):
+                    return at
+                node, row = node[inner], row[inner]
+            value = x[row, self.feature[node]]
+            node = np.where(self._says_yes(node, value), self.yes[node], self.no[node])
+            if left is None:
+                at = node
+            else:
+                at[left] = node
 
     def _says_yes(self, node: np.ndarray, value: np.ndarray) -> np.ndarray:
         found = np.zeros(len(node), bool)
@@ -67,7 +73,7 @@ class _Forest(NamedTuple):
         return found / len(self.roots) if how == "AVERAGE" else found
 
     def _part(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
-        leaf = self.leaves(x).ravel()
+        leaf = self.leaves(x)
         counts = self.counts[leaf]
         entry = np.repeat(self.starts[leaf] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         place = np.repeat(np.repeat(np.arange(len(x)), len(self.roots)), counts) * targets + self.target[entry]
@@ -95,7 +101,7 @@ def _rows(n: Node) -> np.ndarray:
 # -- TreeEnsemble: nodes and leaves apart -----------------------------------------------------------------------------------------------
 
 
-@host("TreeEnsemble", domain=_ML)
+@host("TreeEnsemble", domain=_ML, computes=True)
 def tree_ensemble(n: Node) -> object:
     x = _rows(n)
     how = ("AVERAGE", "SUM", "MIN", "MAX")[n.attr("aggregate_function", 1)]
@@ -166,7 +172,7 @@ def _numbered(n: Node, kind: str) -> _Forest:
     )  # fmt: skip
 
 
-@host("TreeEnsembleRegressor", domain=_ML)
+@host("TreeEnsembleRegressor", domain=_ML, computes=True)
 def tree_ensemble_regressor(n: Node) -> object:
     scores = n.once(lambda: _numbered(n, "target")).added(_rows(n), n.attr("n_targets", 1), n.attr("aggregate_function", "SUM"))
     base = floats(n, "base_values")
@@ -174,7 +180,7 @@ def tree_ensemble_regressor(n: Node) -> object:
     return transformed(n, scores, n.attr("post_transform", "NONE")).astype(np.float32)
 
 
-@host("TreeEnsembleClassifier", domain=_ML)
+@host("TreeEnsembleClassifier", domain=_ML, computes=True)
 def tree_ensemble_classifier(n: Node) -> object:
     """Two classes of which the leaves name one have one score, that of the second: a share if no weight is negative, else a margin."""
     labels, how = labels_of(n, "classlabels_int64s"), n.attr("post_transform", "NONE")

@@ -66,7 +66,7 @@ def slice_(n: Node) -> object:
     return n.b.strided_slice(n.x(), axes=tuple(axes), starts=tuple(starts), ends=tuple(ends), strides=tuple(steps))
 
 
-@host("Slice")
+@host("Slice", computes=True)
 def host_slice(n: Node) -> object:
     window = [slice(None)] * n.rank()
     for axis, start, end, step in zip(*_window(n), strict=True):
@@ -93,7 +93,7 @@ def expand(n: Node) -> object:
     return _repeated(n, old, [t if d == 1 else 1 for d, t in zip(old, new, strict=True)])
 
 
-@host("Expand")
+@host("Expand", computes=True)
 def host_expand(n: Node) -> object:
     x = n.value(0)
     return np.broadcast_to(x, room(np.broadcast_shapes(x.shape, tuple(n.ints(1) or ())), x.itemsize)).copy()
@@ -104,7 +104,7 @@ def tile(n: Node) -> object:
     return _repeated(n, list(n.shape()), n.ints(1) or [])
 
 
-@host("Tile")
+@host("Tile", computes=True)
 def host_tile(n: Node) -> object:
     x, times = n.value(0), n.ints(1) or []
     room([d * t for d, t in zip(x.shape, times, strict=True)], x.itemsize)

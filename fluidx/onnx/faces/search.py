@@ -73,7 +73,7 @@ def one_hot(n: Node) -> object:
     return n.b.where(hit, reshaped(n, on, shape), reshaped(n, off, shape))
 
 
-@host("OneHot")
+@host("OneHot", computes=True)
 def host_one_hot(n: Node) -> object:
     axis, depth = _one_hot_axis(n)
     ids, values = np.expand_dims(n.value(0).astype(np.int64), axis), n.value(2)
@@ -92,17 +92,17 @@ def compress(n: Node) -> object:
     return n.b.index_select(x, n.const(chosen, np.int64), dim=axis or 0)
 
 
-@host("Compress")
+@host("Compress", computes=True)
 def host_compress(n: Node) -> object:
     return np.compress(n.value(1), n.value(0), axis=n.attr("axis"))
 
 
-@host("NonZero")
+@host("NonZero", computes=True)
 def non_zero(n: Node) -> object:
     return np.array(np.nonzero(np.atleast_1d(n.value(0))), np.int64)
 
 
-@host("Unique")
+@host("Unique", computes=True)
 def unique(n: Node) -> object:
     x, axis = n.value(0), n.attr("axis")
     line = x.reshape(-1) if axis is None else np.moveaxis(x, axis, 0)

@@ -65,7 +65,7 @@ def reshape(n: Node) -> object:
     return reshaped(n, n.x(0), _target(n))
 
 
-@host("Reshape")
+@host("Reshape", computes=True)
 def host_reshape(n: Node) -> object:
     return n.value(0).reshape(_target(n))
 
@@ -82,7 +82,7 @@ def flatten(n: Node) -> object:
     return n.b.flatten(n.x(0), axis=axis + n.rank() if axis < 0 else axis)
 
 
-@host("Flatten")
+@host("Flatten", computes=True)
 def host_flatten(n: Node) -> object:
     return n.value(0).reshape(_flat(n))
 
@@ -93,7 +93,7 @@ def squeeze(n: Node) -> object:
     return n.x() if axes == [] else n.b.squeeze(n.x(), axes=tuple(axes_of(axes or (), n.rank())))
 
 
-@host("Squeeze")
+@host("Squeeze", computes=True)
 def host_squeeze(n: Node) -> object:
     axes = n.ints(1)
     return np.squeeze(n.value(0), None if axes is None else tuple(axes))
@@ -105,7 +105,7 @@ def unsqueeze(n: Node) -> object:
     return n.b.unsqueeze(n.x(), axes=tuple(axes_of(axes, n.rank() + len(axes))))
 
 
-@host("Unsqueeze")
+@host("Unsqueeze", computes=True)
 def host_unsqueeze(n: Node) -> object:
     return np.expand_dims(n.value(0), tuple(n.ints(1) or ()))
 
@@ -119,6 +119,6 @@ def transpose(n: Node) -> object:
     return n.b.transpose(n.x(0), axis=_order(n))
 
 
-@host("Transpose")
+@host("Transpose", computes=True)
 def host_transpose(n: Node) -> object:
     return n.value(0).transpose(_order(n))

@@ -23,13 +23,13 @@ def _texts(shape: tuple[int, ...], values: Any) -> np.ndarray:
     return out
 
 
-@host("StringConcat")
+@host("StringConcat", computes=True)
 def string_concat(n: Node) -> object:
     a, b = np.broadcast_arrays(*n.values())
     return _texts(a.shape, (x + y for x, y in zip(a.flat, b.flat)))
 
 
-@host("StringSplit")
+@host("StringSplit", computes=True)
 def string_split(n: Node) -> object:
     x = n.value(0)
     parts = [text.split(n.attr("delimiter") or None, n.attr("maxsplit", -1)) for text in x.flat]
@@ -42,7 +42,7 @@ def string_split(n: Node) -> object:
 _CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
 
 
-@host("StringNormalizer")
+@host("StringNormalizer", computes=True)
 def string_normalizer(n: Node) -> object:
     x = n.value(0)
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
@@ -54,7 +54,7 @@ def string_normalizer(n: Node) -> object:
     return _texts((*x.shape[:-1], len(kept)), kept)
 
 
-@host("RegexFullMatch")
+@host("RegexFullMatch", computes=True)
 def regex_full_match(n: Node) -> object:
     x, pattern = n.value(0), n.attr("pattern", "")
     try:
@@ -78,7 +78,7 @@ def _python_pattern(pattern: str) -> str:
     return re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", pattern)
 
 
-@host("TfIdfVectorizer")
+@host("TfIdfVectorizer", computes=True)
 def tf_idf_vectorizer(n: Node) -> object:
     """Counts n-grams whose items lie 1, 2, ... max_skip_count + 1 apart; single items are counted once."""
     x = n.value(0)

@@ -1,0 +1,219 @@
+"""Sessions over several runs: what was written for one feed serves the next one, and its answers are those of that feed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, parser  # noqa: E402
+
+from fluidx.onnx import OnnxError, session  # noqa: E402
+from fluidx.onnx.sessions import Session  # noqa: E402
+
+
+def model(text: str):
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3]> {text}')
+
+
+def written(monkeypatch) -> list[object]:
+    """What sessions write from here on."""
+    plans: list[object] = []
+    write = Session._write
+
+    def counted(self, fed):
+        plans.append(write(self, fed))
+        return plans[-1]
+
+    monkeypatch.setattr(Session, "_write", counted)
+    return plans
+
+
+def test_what_the_host_computes_is_data_for_the_program_behind_it(monkeypatch):
+    plans = written(monkeypatch)
+    s = session(
+        model("""
+        g (float[rows, 2] x) => (float[rows, 2] y) {
+            d = Add (x, x)
+            s = ai.onnx.ml.Scaler <offset = [1.0, 0.0], scale = [2.0, 3.0]> (d)
+            y = Mul (s, d)
+        }""")
+    )
+    for x in np.float32([[[1, 2]], [[3, -4]], [[0, 5]]]):
+        assert s.run([x])[0].tolist() == [[2 * (2 * x[0, 0] - 1) * 2 * x[0, 0], 3 * (2 * x[0, 1]) ** 2]]
+    assert len(plans) == 1
+
+
+def test_a_program_is_written_anew_for_another_number_of_results_and_found_again(monkeypatch):
+    plans = written(monkeypatch)
+    s = session(
+        model("g (float[4] x) => (int64[k] y) { r = Relu (x)  n = NonZero (r)  k = Constant <value_ints = [-1]> ()  y = Reshape (n, k) }")
+    )
+    for x in ([1, 0, 2, 0], [0, 3, 0, 1], [1, 1, 1, 0], [-1, -1, 0, 0], [5, -5, -5, 1]):
+        assert s.run([np.float32(x)])[0].tolist() == np.flatnonzero(np.float32(x) > 0).tolist()
+    assert len(plans) == 3  # 2, 3 and 0 of them
+
+
+def test_strings_and_maps_go_through_without_a_program_of_their_own(monkeypatch):
+    plans = written(monkeypatch)
+    names = helper.make_node("LabelEncoder", ["x"], ["i"], domain="ai.onnx.ml", keys_strings=["a", "b"], values_int64s=[3, 4])
+    counted = helper.make_node("DictVectorizer", ["m"], ["v"], domain="ai.onnx.ml", string_vocabulary=["p", "q"])
+    said = helper.make_node("LabelEncoder", ["i"], ["t"], domain="ai.onnx.ml", keys_int64s=[3, 4], values_strings=["A", "B"])
+    rows = helper.make_node("ZipMap", ["v"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[7, 8])
+    strings = helper.make_tensor_type_proto(TensorProto.STRING, [None])
+    made = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    graph = helper.make_graph(
+        [names, said, counted, rows], "g", [helper.make_value_info("x", strings), helper.make_value_info("m", made)],
+        [helper.make_value_info("t", strings), helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    s = session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=10))
+    for x, m in ((["a", "b"], {"p": 1.0, "q": 2.0}), (["b", "b"], {"q": 5.0})):
+        t, z = s.run([np.array(x, object), m])
+        assert t.tolist() == [v.upper() for v in x] and z == [{7: m.get("p", 0), 8: m["q"]}]
+    assert len(plans) == 1
+
+
+def test_a_value_that_steers_is_checked_in_each_run(monkeypatch):
+    plans = written(monkeypatch)
+    s = session(
+        model("""
+        g (bool go, float[2] x) => (float[2] y) {
+            d = Exp (x)
+            y = If (go) <then_branch = t () => (float[2] a) { a = Neg (d) }, else_branch = e () => (float[2] b) { b = Add (d, x) }>
+        }""")
+    )
+    for go in (True, False, True, False):
+        x = np.float32([go, 0])
+        want = -np.exp(x) if go else np.exp(x) + x
+        assert np.allclose(s.run([np.array(go), x])[0], want, rtol=1e-6)  # exp to a unit in the last place
+    assert len(plans) == 2
+
+
+def test_what_fails_in_a_program_for_other_values_is_written_anew():
+    s = session(
+        model("""
+        g (int64[1] k, float[6] x, int64[1] i) => (float[1] y) {
+            zero = Constant <value_ints = [0]> ()
+            front = Slice (x, zero, k)
+            v = Gather (front, i)
+            low = Constant <value_floats = [0.0]> ()
+            go = Greater (v, low)
+            y = If (go) <then_branch = t () => (float[1] a) { a = Neg (v) }, else_branch = e () => (float[1] b) { b = Identity (v) }>
+        }""")
+    )
+    x = np.arange(6, dtype=np.float32)
+    for k, i in ((2, 1), (6, 5), (2, 1)):
+        assert s.run([np.array([k]), x, np.array([i])])[0].tolist() == [-i]
+    with pytest.raises(OnnxError, match="out of|outside"):
+        s.run([np.array([2]), x, np.array([5])])
+    assert s.run([np.array([6]), x, np.array([4])])[0].tolist() == [-4]
+
+
+def test_what_was_fed_may_be_changed_afterwards():
+    s = session(model("g (seq(float[2]) x) => (float[n] y) { y = ConcatFromSequence <axis = 0> (x) }"))
+    x = [np.float32([1, 2]), np.float32([3, 4])]
+    first = s.run([x])[0]
+    x[0][:] = 7
+    assert s.run([x])[0].tolist() == [7, 7, 3, 4] and first.tolist() == [1, 2, 3, 4]
+
+
+def test_outputs_are_the_callers_own():
+    s = session(
+        model(
+            "g (float[2] x) => (float[2] y, float[2] z, int64[2] c) { y = Identity (x)  z = Relu (x)  c = Constant <value_ints=[1, 2]> () }"
+        )
+    )
+    x = np.float32([1, 2])
+    for _ in range(2):
+        for v in s.run([x]):
+            assert v.tolist() == [1, 2]
+            v[:] = 9
+    assert x.tolist() == [1, 2]
+
+
+def test_what_is_drawn_at_random_is_one_draw_in_all_stages():
+    s = session(
+        model("""
+        g (float[64] x) => (float[64] r, int64[n, k] at) {
+            r = RandomUniformLike <low = -1.0, high = 1.0> (x)
+            p = Relu (r)
+            at = NonZero (p)
+        }""")
+    )
+    for _ in range(3):
+        r, at = s.run([np.zeros(64, np.float32)])
+        assert at.tolist() == [np.flatnonzero(r > 0).tolist()]
+
+
+def test_normalization_is_computed_into_the_filters_before_it_unless_somebody_wants_what_lies_between():
+    text = """
+        g (float[1, 2, 4, 4] x) => ({}float[1, 3, 3, 3] y)
+        <float[3, 2, 2, 2] w = {{{}}}, float[3] s = {{2, -1, 3}}, float[3] b = {{1, 0, -2}},
+         float[3] m = {{0.5, 1, -1}}, float[3] v = {{4, 1, 9}}> {{
+            c = Conv (x, w)
+            y = BatchNormalization (c, s, b, m, v)
+        }}"""
+    weights = ", ".join(str(k % 5 - 2) for k in range(24))
+    x = np.random.default_rng(0).standard_normal((1, 2, 4, 4)).astype(np.float32)
+    both, alone = (session(model(text.format(also, weights))) for also in ("float[1, 3, 3, 3] c, ", ""))
+    (c, y), (folded,) = both.run([x]), alone.run([x])
+    s, b, m, v = np.array([[2, -1, 3], [1, 0, -2], [0.5, 1, -1], [4, 1, 9]])[:, None, :, None, None]
+    want = (c - m) / np.sqrt(v + 1e-5) * s + b
+    for found in (y, folded):
+        assert np.allclose(found, want, rtol=1e-5, atol=1e-5)  # sums of 8 products in float32, scaled before or after
+    counts = [[op.type for op in s._plans.popitem()[1][0][0].main.ops].count("batch_norm") for s in (both, alone)]
+    assert counts == [1, 0]
+
+
+def test_a_normalization_by_what_nodes_hold_stays():
+    s = session(
+        model("""
+        g (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y) <float[2, 2, 1, 1] w = {1, 0, 0, 2}> {
+            c = Conv (x, w)
+            s = Constant <value_floats = [1.0, 2.0]> ()
+            m = Constant <value_floats = [3.0, 4.0]> ()
+            v = Constant <value_floats = [0.25, 4.0]> ()
+            y = BatchNormalization <epsilon = 0.0> (c, s, m, m, v)
+        }""")
+    )
+    x = np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2)
+    assert s.run([x])[0].tolist() == [[(2 * (x[0, 0] - 3) + 3).tolist(), (2 * x[0, 1] - 4 + 4).tolist()]]
+
+
+def test_products_and_sums_by_channel_are_computed_into_what_is_before_them():
+    text = """
+        g (float[1, 2, 4, 4] x{}) => (float[1, 2, 4, 4] y)
+        <float[2, 2, 1, 1] w = {{1, -2, 3, 1}}, float[2] b = {{1, 2}}, {} float[2, 1, 1] t = {{5, -7}}> {{
+            c = Conv (x, w, b)
+            d = Mul (c, s)
+            e = Add (d, t)
+            y = Relu (e)
+        }}"""
+    x = np.random.default_rng(0).integers(-4, 5, (1, 2, 4, 4)).astype(np.float32)  # whole numbers: any order gives the same sums
+    w, b, s, t = np.array([[1, -2], [3, 1]]), np.array([1, 2]), np.array([2, -3]), np.array([5, -7])
+    made = np.einsum("oi,nihw->nohw", w, x) + b[:, None, None]
+    want = np.maximum(made * s[:, None, None] + t[:, None, None], 0)
+    held = session(model(text.format("", "float[2, 1, 1] s = {2, -3},")))
+    fed = session(model(text.format(", float[2, 1, 1] s", "")))
+    assert np.array_equal(held.run([x])[0], want)
+    assert np.array_equal(fed.run([x, s.reshape(2, 1, 1).astype(np.float32)])[0], want)
+    kinds = [[op.type for op in of._plans.popitem()[1][0][0].main.ops] for of in (held, fed)]
+    assert kinds[0] == ["conv2d", "elementwise_add", "relu"] and kinds[1].count("elementwise_mul") == 1
+
+
+def test_a_product_behind_a_normalization_that_stays_is_its_scale():
+    s = session(
+        model("""
+        g (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y)
+        <float[2] g = {2, 4}, float[2] b = {1, -1}, float[2] m = {3, 5}, float[2] v = {4, 16},
+         float[2, 1, 1] p = {3, -1}, float[2, 1, 1] q = {1, 2}> {
+            n = BatchNormalization <epsilon = 0.0> (x, g, b, m, v)
+            o = Mul (n, p)
+            y = Add (o, q)
+        }""")
+    )
+    x = np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2)
+    want = np.stack([(x[0, 0] - 3 + 1) * 3 + 1, (x[0, 1] - 5 - 1) * -1 + 2])[None]
+    assert np.array_equal(s.run([x])[0], want)
+    assert [op.type for op in s._plans.popitem()[1][0][0].main.ops] == ["batch_norm"]
