@@ -20,6 +20,7 @@ from .bound import Bound
 from .context import RunContext
 from .fuse import fused
 from .memory import carve, carve_strided, zeros
+from .outline import Outline
 from .plan import Plan, Step
 from .planning import plan
 from .scope import Scope
@@ -43,9 +44,11 @@ def prepare(
     xp: Any = np,
     fuse: bool = True,
     overlap: int | None = None,
+    outline: Outline | None = None,
 ) -> Bound:
     """`plan` and `bind` in one: the program ready to run. Raises what `plan` raises."""
-    planned = plan(program, feed_types, fetch, scope.arrays, ctx, "cpu" if xp is np else "cuda", fuse=fuse, overlap=overlap)
+    device = "cpu" if xp is np else "cuda"
+    planned = plan(program, feed_types, fetch, scope.arrays, ctx, device, fuse=fuse, overlap=overlap, outline=outline)
     return bind(planned, scope, ctx, xp)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +15,39 @@ from ..ir.program import Program
 from .bind import prepare
 from .bound import Bound
 from .context import RunContext
+from .cut import Cut
 from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
+from .outline import Outline
 from .place import CPUPlace, Place, array_module, using
 from .scope import Scope, global_scope
+from .segments import segments
 from .watch import asked, look
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
+_MAX_SEGMENTS = 128  # plans of segments of programs that are cut
+T = TypeVar("T")
+
+
+class _Kept(OrderedDict[tuple, tuple[T, int, tuple]]):
+    """What was made for runs, by what it was made for; what was not asked for longest goes."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
+
+    def find(self, key: tuple, scope: Scope) -> T | None:
+        """What is kept; None where arrays of the scope are others by now."""
+        found = self.get(key)
+        if found is None or found[1] != scope.version:
+            return None
+        self.move_to_end(key)
+        return found[0]
+
+    def keep(self, key: tuple, made: T, scope: Scope, source: Any) -> T:
+        self[key] = made, scope.version, (source, scope)  # the references keep ids from being reused
+        if len(self) > self.most:
+            self.popitem(last=False)
+        return made
 
 
 class Executor:
@@ -39,7 +66,8 @@ class Executor:
     def __init__(self, place: Place | None = None):
         self.place = place or CPUPlace()
         self._xp = array_module(self.place)
-        self._ready: OrderedDict[tuple, tuple[Bound, int, tuple]] = OrderedDict()
+        self._ready: _Kept[Bound | Cut] = _Kept(_MAX_PLANS)
+        self._segments: _Kept[Bound] = _Kept(_MAX_SEGMENTS)
         self._closed = False
         self._lock = threading.RLock()  # a plan's buffers serve one run at a time
 
@@ -81,32 +109,38 @@ class Executor:
         check_fetch(program, names)
         with self._lock, using(self.place):
             watched = asked()
-            bound = self._bound(program, arrays, names, scope, fuse=not watched.apart)
-            bound.ctx.step = scope.steps.get(program, 0)
-            after = look(bound, watched)
-            values = bound.run(arrays, after)
-            scope.steps[program] = bound.ctx.step + 1
+            ready = self._made_ready(program, arrays, names, scope, fuse=not watched.apart)
+            ready.ctx.step = scope.steps.get(program, 0)
+            values = ready.run(arrays, watched) if isinstance(ready, Cut) else ready.run(arrays, look(ready, watched))
+            scope.steps[program] = ready.ctx.step + 1
             return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
 
-    def _bound(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope, fuse: bool) -> Bound:
+    def _made_ready(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope, fuse: bool) -> Bound | Cut:
         key = (id(program), program.version, id(scope), tuple(names), tuple(sorted((n, a.shape) for n, a in arrays.items())), fuse)
-        held = self._ready.get(key)
-        if held is not None and held[1] == scope.version:
-            self._ready.move_to_end(key)
-            return held[0]
+        found = self._ready.find(key, scope)
+        if found is not None:
+            return found
         check_sizes(program.global_block().descs, {n: a.shape for n, a in arrays.items()})
+        types = feed_types(arrays)
+        outline = Outline.of(program, types, names)
+        cut = outline.fact(segments)
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
         if program.groups:
             from ..comm.threads import ThreadWorld
 
             ctx.comm = ThreadWorld(1).communicator(0)
-        bound = prepare(program, feed_types(arrays), names, scope, ctx, self._xp, fuse)
-        self._ready[key] = (bound, scope.version, (program, scope))  # the references keep ids from being reused
-        if len(self._ready) > _MAX_PLANS:
-            self._ready.popitem(last=False)
-        return bound
+        if not cut:
+            bound = prepare(program, types, names, scope, ctx, self._xp, fuse, outline=outline)
+            return self._ready.keep(key, bound, scope, program)
+
+        def segment(planned: Outline, given: tuple, make: Callable[[], Bound]) -> Bound:
+            key = (id(planned), id(scope), given, fuse)
+            return self._segments.find(key, scope) or self._segments.keep(key, make(), scope, planned)
+
+        return self._ready.keep(key, Cut(program, cut, names, scope, ctx, self._xp, fuse, segment), scope, program)
 
     def close(self) -> None:
         """Drop plans and their buffers; the executor cannot run afterwards."""
         self._ready.clear()
+        self._segments.clear()
         self._closed = True

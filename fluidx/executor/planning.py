@@ -17,6 +17,7 @@ from .live import FOREVER, lifetimes
 from .outline import Outline
 from .overwrites import check_storage
 from .plan import Plan, Step
+from .segments import check_whole
 from .sizes import Sizes
 from .storage import Node, Shadows, Storage
 
@@ -33,13 +34,14 @@ def plan(
     fuse: bool = True,
     rewrite: bool | None = None,
     overlap: int | None = None,
+    outline: Outline | None = None,
 ) -> Plan:
     """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
     rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. `natively`: whether C kernels may be
     used; None: where they are built and FLUIDX_KERNELS allows it. `fuse`: whether a chain of operators may be one step. `rewrite`: whether
     what needs no operator goes (fluidx.rewrite), by which no bit changes; None: if `fuse`, and FLUIDX_REWRITE allows it. `overlap`: the
-    bytes of communication, at least, that a second thread of a CPU rank must hide for it to be used; None: there is none. Raises
-    FeedError, NotInitializedError or ProgramError.
+    bytes of communication, at least, that a second thread of a CPU rank must hide for it to be used; None: there is none. `outline`: what
+    is to be planned of the program; None: all that the fetches need, in one plan. Raises FeedError, NotInitializedError or ProgramError.
 
     >>> import fluidx as fx
     >>> main = fx.Program("double")
@@ -49,7 +51,9 @@ def plan(
     plan of program double: 1 steps, arena 64 bytes, feeds 64, state 0
         0 numpy    scale: %x f32[8,2] feed -> %scale_0.tmp_0 f32[8,2] at 0
     """
-    outline = Outline.of(program, feed_types, fetch)
+    if outline is None:
+        outline = Outline.of(program, feed_types, fetch)
+        check_whole(outline)
     sizes = Sizes(program, held, ctx)
     sizes.infer(outline, feed_types)
     natively = device == "cpu" and (native.enabled() if natively is None else natively)

@@ -121,8 +121,8 @@ class Sizes:
             try:
                 made = infer(definition, ins, op.attrs)
             except ProgramError as e:
-                raise _with_sizes(e, op) from None
-            for n, t in ((write, made),) if write else _by_name(op, definition, made):
+                raise with_sizes(e, op) from None
+            for n, t in ((write, made),) if write else by_name(op, definition, made):
                 old = types.get(n, t)
                 if old is not t and old != t:
                     raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {old}{site(op)}")
@@ -175,9 +175,9 @@ class Sizes:
 
     def _results(self, op: Operator, definition: type[OpDef], ins: list[Any]) -> list[tuple[str, TensorType]]:
         try:
-            return _by_name(op, definition, self.program.infer(definition, ins, op.attrs))
+            return by_name(op, definition, self.program.infer(definition, ins, op.attrs))
         except ProgramError as e:
-            raise _with_sizes(e, op) from None
+            raise with_sizes(e, op) from None
 
     def _define_part(self, local: Locals, op: Operator, name: str, t: TensorType) -> None:
         """Give a value its type from that of the part that lies here."""
@@ -214,11 +214,12 @@ class _Rule(NamedTuple):
         return _Rule(op, definition, reads, made[0] if len(outs) == len(made) == 1 and not outs[0].many else "")
 
 
-def _with_sizes(error: ProgramError, op: Operator) -> ProgramError:
+def with_sizes(error: ProgramError, op: Operator) -> ProgramError:
+    """An error of a type rule, told of the sizes of a run."""
     return ProgramError(f"{error}\n  in op {op.type}, with the sizes that were fed{site(op)}")
 
 
-def _by_name(op: Operator, definition: type[OpDef], results: Any) -> list[tuple[str, TensorType]]:
+def by_name(op: Operator, definition: type[OpDef], results: Any) -> list[tuple[str, TensorType]]:
     """What the type rule gave, with the name of each."""
     out: list[tuple[str, TensorType]] = []
     for (slot, _, many), result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):

@@ -131,6 +131,10 @@ class OpDef:
     # of an op whose type rule leaves axes open though it is known how long they are: attrs -> for each open axis of the result, in order,
     # (what is fed, an axis of it, how often its size goes into the open one)
     open_axes: ClassVar[Callable[..., list[tuple[str, int, int]]] | None] = None
+    # of an op whose results have sizes that values decide: a word for each output, a letter for each such axis in order; equal letters are
+    # equal sizes, and an axis behind the last letter has a size of its own. A program is planned up to such an operator; its kernel, which
+    # returns arrays, is handed values on the host, and the rest is planned when the sizes are known (executor/cut.py)
+    sized_by_values: ClassVar[tuple[str, ...]] = ()
     # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks, type, attrs)
     # -> the share that each of them sends on average when nothing is sent twice
     sent: ClassVar[Any] = None

@@ -43,6 +43,7 @@ class Sizes:
         self._seen: dict[int, int] = {}  # block -> operators that `_writer` knows
         self._named: dict[str, int] = {}
         self._others = 0
+        self._letters: dict[tuple[tuple[str, ...], str], int] = {}  # of results of an operator, sizes that values decide
 
     def equal(self, a: Variable, b: Variable, stop: int | None = None) -> bool:
         """Whether two variables have one shape (up to axis `stop`), whatever is fed. False where that cannot be told."""
@@ -93,10 +94,10 @@ class Sizes:
 
     def _open(self, name: str, axis: int, size: int) -> int:
         if size.__class__ is Dim:
-            return self._named.get(size.name) or self._named.setdefault(size.name, self._other())
-        return _BATCH if axis == 0 and self.block.desc(name).is_data else self._other()
+            return self._named.get(size.name) or self._named.setdefault(size.name, self._unlike())
+        return _BATCH if axis == 0 and self.block.desc(name).is_data else self._unlike()
 
-    def _other(self) -> int:
+    def _unlike(self) -> int:
         self._others += 1
         return _BATCH + 2 * _UNIT * self._others
 
@@ -126,10 +127,28 @@ class Sizes:
             results = self.block.program.infer(definition, args, op.attrs)
         except ProgramError:
             return {}
+        if len(definition.out_slots) == 1:
+            results = (results,)
+        if definition.sized_by_values:
+            results = self._lettered(op.output_arg_names, definition.sized_by_values, results)
         found: dict[str, TensorType] = {}
-        for slot, result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
+        for slot, result in zip(definition.out_slots, results, strict=True):
             found.update(zip(op.outputs.get(slot.name, ()), result if slot.many else (result,)))
         return found
+
+    def _lettered(self, names: tuple[str, ...], words: Sequence[str], results: Sequence[TensorType]) -> list[TensorType]:
+        """The results of an operator, whose open axes have sizes that values decide: one number for each letter."""
+        made = []
+        for word, t in zip(words, results, strict=True):
+            letters = iter(word)
+            made.append(t.with_shape(self._letter(names, next(letters, "")) if d == ANY else d for d in t.shape))
+        return made
+
+    def _letter(self, names: tuple[str, ...], letter: str) -> int:
+        key = names, letter
+        if letter and key not in self._letters:
+            self._letters[key] = self._unlike()
+        return self._letters[key] if letter else ANY
 
 
 def with_open_axes(t: TensorType, axes: Sequence[tuple[str, int, int]], shape: Callable[[str], Sequence[int]]) -> TensorType:

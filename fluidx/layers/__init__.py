@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compare, control_flow, experts, image, loss, math, mesh, metric, nn, parts, recurrent, tensor
+from . import compare, control_flow, experts, image, loss, math, mesh, metric, nn, parts, recurrent, selection, tensor
 from .compare import *  # noqa: F403
 from .control_flow import *  # noqa: F403
 from .experts import *  # noqa: F403
@@ -21,6 +21,7 @@ from .metric import *  # noqa: F403
 from .nn import *  # noqa: F403
 from .parts import *  # noqa: F403
 from .recurrent import *  # noqa: F403
+from .selection import *  # noqa: F403
 from .tensor import *  # noqa: F403
 
 # learning-rate schedules live in fluidx.lr_scheduler; fluid offers them as layers too
@@ -38,7 +39,7 @@ _INSTEAD = {
     "StaticRNN": "rnn(cell, x, time_major=True) with a cell of your own, a class of RNNCell",
 }
 
-_MODULES = (compare, control_flow, experts, image, loss, math, mesh, metric, nn, parts, recurrent, tensor)
+_MODULES = (compare, control_flow, experts, image, loss, math, mesh, metric, nn, parts, recurrent, selection, tensor)
 __all__ = ["LayerHelper", *_SCHEDULES, *(name for module in _MODULES for name in module.__all__)]
 
 

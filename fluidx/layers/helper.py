@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._checks import one_of, wrong
+from .._checks import one_of, whole, wrong
 from ..initializer import Constant, Initializer, Xavier
 from ..ir import (
     Builder,
@@ -94,6 +94,23 @@ class LayerHelper:
         if not -n <= axis < n:
             raise wrong(f"{self.label}: {what} is {axis}; variable {x.name!r} with shape {list(x.shape)} allows {-n} to {n - 1}")
         return int(axis) % n if n else 0
+
+    def sizes(self, value: Any, what: str) -> Variable | None:
+        """Sizes that the program computes, as a vector: of a Variable, or of a list with a Variable in it; None where all are numbers."""
+        if isinstance(value, Variable):
+            found = self.variable(value, what)
+            self.rank(found, what, 1)
+            return found
+        items = list(value) if isinstance(value, (list, tuple)) else []
+        if not any(isinstance(v, Variable) for v in items):
+            return None
+        pieces = [
+            self.op("reshape", self.op("cast", v, dtype="int64"), shape=(1,))
+            if isinstance(v, Variable)
+            else self.op("fill_constant", shape=(1,), dtype="int64", value=float(whole(self.label, what, v)))
+            for v in items
+        ]
+        return pieces[0] if len(pieces) == 1 else self.op("concat", pieces, axis=0)
 
     # -- results ----------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from ..ir.types import Dim
 from ..param_attr import ParamAttr
 from .helper import LayerHelper
 
+Sizes = Sequence[int | Variable] | Variable  # numbers, or what the program computes
+
 # -- declaring -----------------------------------------------------------------------------------------------------------
 
 
@@ -146,15 +148,19 @@ def create_global_var(
 
 
 def fill_constant(
-    shape: Sequence[int], dtype: Any, value: Any, force_cpu: bool = False, out: Variable | None = None, name: str | None = None
+    shape: Sizes, dtype: Any, value: Any, force_cpu: bool = False, out: Variable | None = None, name: str | None = None
 ) -> Variable:
     """A tensor filled with `value`; `out`, when given, receives it. `force_cpu` has no effect.
 
-    The sizes are integers: they must be known while the program is written (see fill_constant_batch_size_like).
+    The sizes are integers, or computed: a vector, or a list with Variables in it.
     """
     helper = LayerHelper("fill_constant", name)
-    dims = wholes(helper.label, "shape", shape, least=0)
     value = number(helper.label, "value", float(value) if isinstance(value, (bool, str)) else value)
+    if (computed := helper.sizes(shape, "shape")) is not None:
+        y = helper.op("fill_by", computed, out={} if out is None else {"Out": out}, dtype=as_dtype(dtype), value=value)
+        y.stop_gradient = True
+        return y
+    dims = wholes(helper.label, "shape", shape, least=0)
     y = helper.op("fill_constant", out={} if out is None else {"Out": out}, shape=dims, dtype=as_dtype(dtype), value=value)
     y.stop_gradient = True
     return y
@@ -255,8 +261,20 @@ def gaussian_random(
 
 
 def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
-    """start, start + step, ... up to but not including end. The three must be numbers, so that the length is known."""
+    """start, start + step, ... up to but not including end. The three are numbers, or Variables that have one.
+
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()):
+    ...     x = fx.data("x", [-1], "float32")
+    ...     chosen = fx.layers.range(0, fx.layers.size(fx.layers.masked_select(x, x > 0.0)), 1, "int64")
+    >>> fx.Executor().run(main, feed={"x": np.float32([3, -1, 2])}, fetch_list=[chosen])[0].tolist()
+    [0, 1]
+    """
     helper = LayerHelper("range")
+    if any(isinstance(v, Variable) for v in (start, end, step)):
+        given = [v if isinstance(v, Variable) else fill_constant([1], dtype, v) for v in (start, end, step)]
+        return helper.op("range_between", *(cast(helper.variable(v, "a bound"), dtype) for v in given))
     numbers: dict[str, Any] = {n: number(helper.label, n, v) for n, v in (("start", start), ("end", end), ("step", step))}
     return helper.op("range", dtype=as_dtype(dtype), **numbers)
 
@@ -347,11 +365,12 @@ def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable
 
 
 def reshape(
-    x: Variable, shape: Sequence[int], actual_shape: Any = None, act: str | None = None, inplace: bool = False, name: str | None = None
+    x: Variable, shape: Sizes, actual_shape: Any = None, act: str | None = None, inplace: bool = False, name: str | None = None
 ) -> Variable:
     """x with another shape and the same elements. One size may be -1 (what remains); 0 copies x's size at that axis.
 
-    `inplace` has no effect: the result shares x's memory anyway. `actual_shape` (a shape computed at run time) is refused.
+    `inplace` has no effect: the result shares x's memory anyway. A shape may be computed: a vector as `shape` or `actual_shape`, which goes
+    before, or a list with Variables in it.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -359,6 +378,11 @@ def reshape(
     <Variable reshape_0.tmp_0: f32[-1,784]>
     """
     helper = LayerHelper("reshape", name)
+    computed = helper.sizes(shape if actual_shape is None else actual_shape, "shape" if actual_shape is None else "actual_shape")
+    if computed is not None:
+        listed = [] if actual_shape is not None or isinstance(shape, Variable) else shape
+        known = tuple(v if isinstance(v, int) and v > 0 else -1 for v in listed)
+        return helper.activate(helper.op("reshape_by", helper.variable(x, "x"), computed, known=known), act)
     unsupported(helper.label, actual_shape=actual_shape)
     sizes = wholes(helper.label, "shape", shape, least=-1)
     if sizes.count(-1) > 1:
@@ -419,10 +443,14 @@ def _slice_args(helper: LayerHelper, x: Variable, axes: Any, **lists: Any) -> di
     return out
 
 
-def slice(input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Variable:
-    """input cut to [start, end) along the given axes; negative bounds count from the end."""
+def slice(input: Variable, axes: Sequence[int], starts: Sizes, ends: Sizes) -> Variable:
+    """input cut to [start, end) along the given axes; negative bounds count from the end. Bounds may be Variables, in lists or vectors."""
     helper = LayerHelper("slice")
     x = helper.variable(input, "input")
+    computed = [helper.sizes(v, what) for what, v in (("starts", starts), ("ends", ends))]
+    if any(v is not None for v in computed):
+        known = [assign(np.array(wholes(helper.label, "bounds", v), "int64")) if c is None else c for c, v in zip(computed, (starts, ends))]
+        return helper.op("slice_by", x, *known, axes=_axes(helper, x, axes))
     return helper.op("slice", x, **_slice_args(helper, x, axes, starts=starts, ends=ends))
 
 
@@ -436,10 +464,12 @@ def strided_slice(input: Variable, axes: Sequence[int], starts: Sequence[int], e
     return helper.op("strided_slice", x, **attrs)
 
 
-def expand(x: Variable, expand_times: Sequence[int], name: str | None = None) -> Variable:
-    """x repeated `expand_times[i]` times along each axis i."""
+def expand(x: Variable, expand_times: Sizes, name: str | None = None) -> Variable:
+    """x repeated `expand_times[i]` times along each axis i; a vector, or a list with Variables in it, says so when it is known."""
     helper = LayerHelper("expand", name)
     x = helper.variable(x, "x")
+    if (computed := helper.sizes(expand_times, "expand_times")) is not None:
+        return helper.op("tile_by", x, computed)
     times = wholes(helper.label, "expand_times", expand_times, least=1)
     if len(times) != x.ndim:
         raise wrong(f"{helper.label}: expand_times has {len(times)} entries; variable {x.name!r} has {x.ndim} axes")
@@ -519,13 +549,20 @@ def scatter(input: Variable, index: Variable, updates: Variable, name: str | Non
 
 
 def where(condition: Variable, x: Variable | None = None, y: Variable | None = None, name: str | None = None) -> Variable:
-    """x where `condition` (bool) is true, y elsewhere.
+    """x where `condition` (bool) is true, y elsewhere; with the condition alone, a row for each true element with its int64 position.
 
-    fluid's form with the condition alone returns the indices of true elements, whose number is known only at run time; it is refused.
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()):
+    ...     at = fx.layers.where(fx.data("go", [-1, 2], "bool"))
+    >>> fx.Executor().run(main, feed={"go": np.array([[True, False], [False, True]])}, fetch_list=[at])[0].tolist()
+    [[0, 0], [1, 1]]
     """
     helper = LayerHelper("where", name)
+    if x is None and y is None:
+        return helper.op("where_index", helper.variable(condition, "condition"))
     if x is None or y is None:
-        raise wrong(f"{helper.label}: x and y must be given; the indices of true elements have no size known while the program is written")
+        raise wrong(f"{helper.label}: give both x and y, or neither of them for the positions of true elements")
     return helper.op("where", helper.variable(condition, "condition"), helper.variable(x, "x"), helper.variable(y, "y"))
 
 
@@ -553,11 +590,14 @@ def argsort(input: Variable, axis: int = -1, descending: bool = False, name: str
 
 
 def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Variable]:
-    """The k largest elements of the last axis, largest first, and their int64 indices."""
+    """The k largest elements of the last axis, largest first, and their int64 indices. k may be a Variable that has one number."""
     helper = LayerHelper("top_k", name)
     x = helper.variable(input, "input")
-    if isinstance(k, Variable):
-        raise wrong(f"{helper.label}: k must be an integer known while the program is written, not a Variable")
+    if (computed := helper.sizes([k], "k")) is not None:
+        ordered = argsort(x, -1, descending=True)
+        first = assign(np.zeros(1, "int64"))
+        values, at = (helper.op("slice_by", v, first, computed, axes=(x.ndim - 1,)) for v in ordered)
+        return values, at
     k = whole(helper.label, "k", k, 1)
     if x.ndim and 0 <= x.shape[-1] < k:
         raise wrong(f"{helper.label}: k is {k}, the last axis of variable {x.name!r} has {x.shape[-1]} elements")

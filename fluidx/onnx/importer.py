@@ -25,7 +25,7 @@ from ..ir.errors import FluidxError
 from ..ir.types import ANY
 from .bodies import function_of, names_outside, with_attributes
 from .errors import OnnxError
-from .faces import COMPUTES, FACES, HOSTS, load_all
+from .faces import COMPUTED, COMPUTES, FACES, HOSTS, load_all
 from .form import domain_of, opsets_of
 from .limits import room
 from .node import Node
@@ -184,6 +184,9 @@ class Importer:
         found = with_open(n) if not key[0] else None
         if found is not None:
             return found
+        asked, by_values = COMPUTED.get(key, ((), None))
+        if by_values is not None and self.evaluate is None and any(n.has(k) and isinstance(n.operands[k], Variable) for k in asked):
+            return by_values(n)
         face, on_host = FACES.get(key), HOSTS.get(key)
         later = any(isinstance(v, Later) for v in n.operands)
         if on_host is not None and key in COMPUTES and self.evaluate is not None:

@@ -1,7 +1,8 @@
 """Open sizes: what Shape says of a variable with open axes, carried along by arithmetic on the host until an operator takes a shape.
 
 A number stands for each open size, as in ir/sizes.py: equal numbers are equal sizes. Only operators on integers that hold for every size
-that may be fed carry them along; what they come to is the shape of a result, or the model is refused.
+that may be fed carry them along; what they come to is the shape of a result. Where that is not enough the program computes the sizes, or
+the model is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..ir import Variable
 from ..ir.types import ANY
+from .errors import OnnxError
 
 if TYPE_CHECKING:
     from .node import Node
@@ -41,9 +43,35 @@ def with_open(n: Node) -> Any:
     if not at:
         return None
     taker = _TAKERS.get((n.op_type, at[0]))
-    if taker is not None and len(at) == 1:
-        return taker(n)
-    return _carried(n)
+    try:
+        return taker(n) if taker is not None and len(at) == 1 else _carried(n)
+    except OnnxError as refused:
+        return _computed(n, refused)
+
+
+def _computed(n: Node, refused: OnnxError) -> Any:
+    """What a node makes where the program computes the sizes; `refused` is raised where it cannot."""
+    numbers = [d for v in n.operands if isinstance(v, Open) for d in v.array.ravel().tolist()]
+    if not all(d in n.importer.opened for d in numbers if is_open(d)):
+        raise refused
+    operands = [_vector(n, v.array) if isinstance(v, Open) else v for v in n.operands]
+    try:
+        return n.importer.outputs_of(type(n)(n.importer, n.proto, operands))
+    except OnnxError:
+        raise refused from None
+
+
+def _vector(n: Node, sizes: np.ndarray) -> Variable:
+    """Sizes as a variable: what `shape` says of variables that have them, beside those that are known."""
+    pieces = []
+    for d in sizes.ravel().tolist():
+        if is_open(d):
+            v, axis = n.importer.opened[d]
+            pieces.append(n.b.slice(n.b.shape(v, dtype="int64"), axes=(0,), starts=(axis,), ends=(axis + 1,)))
+        else:
+            pieces.append(n.const([d], np.int64))
+    made = pieces[0] if len(pieces) == 1 else n.b.concat(pieces, axis=0)
+    return made if sizes.ndim == 1 else n.b.reshape(made, shape=sizes.shape) if sizes.ndim else n.b.squeeze(made, axes=(0,))
 
 
 def _refused(n: Node, why: str) -> Exception:
@@ -121,10 +149,12 @@ def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
 
 
 def _equal(n: Node, x: Any, y: Any) -> Any:
-    """Sizes are above 0; whether an open one equals some other number is not known."""
+    """What is fed has sizes above 0, which values that decide a size may not give; whether it equals some other number is not known."""
     x, y = np.broadcast_arrays(x, y)
+    fed = [s for v in n.importer.inputs for s in n.b.sizes.shape(v.name) if is_open(s)]
     for a, b in zip(x.ravel().tolist(), y.ravel().tolist(), strict=True):
-        if a != b and max(a, b) >= _LEAST and min(a, b) > 0:
+        least = 0 if any(max(a, b) % s == 0 for s in fed) else -1
+        if a != b and max(a, b) >= _LEAST and min(a, b) > least:
             raise _refused(n, "it compares a size that is open")
     return x == y
 

@@ -83,7 +83,7 @@ class _Check:
         types = [type_of(a) for a in self.args]
         for slot, want, got in zip(self.definition.outputs, self.infer(types), result, strict=True):
             for w, g in zip(_flat([want]), _flat([got]), strict=True):
-                if w != type_of(g):
+                if w != type_of(g) and not (self.definition.sized_by_values and w.accepts(type_of(g))):
                     self.fail(f"the type of output {slot}", w, type_of(g))
         first = next((t for t in _flat(types) if t.ndim), None)
         if first is None or first.shape[0] == 1:  # of size 1 are scalars, like a learning rate, which may not be open

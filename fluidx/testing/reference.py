@@ -40,7 +40,10 @@ def run_op(
         if outs is None:
             results = definition.infer(*map(type_of, ins), **attrs)
             results = [results] if len(definition.out_slots) == 1 else list(results)
-            outs = [None if present is not None and not p else _empty(t) for t, p in zip(results, present or results, strict=True)]
+            present = [True] * len(results) if present is None else present
+            if definition.sized_by_values:  # it makes its results, of whatever sizes
+                return _sized(definition, ins, attrs, present)
+            outs = [_empty(t) if p else None for t, p in zip(results, present, strict=True)]
         given, memory = kernels.wide(definition, np, ins, outs)
         return kernels.narrow(np, outs, _run(definition, given, attrs, ctx or RunContext(), body, memory, part))
 
@@ -68,6 +71,12 @@ def _run(
     got = definition.kernel(np, *ins, **attrs, **extra)
     got = [got] if len(definition.out_slots) == 1 and not isinstance(got, tuple) else list(got)
     return [None if o is None else g for o, g in zip(outs, got, strict=True)]
+
+
+def _sized(definition: type[OpDef], ins: Sequence[Any], attrs: Mapping[str, Any], present: Sequence[bool]) -> list[Any]:
+    assert definition.kernel is not None
+    got = definition.kernel(np, *ins, **attrs)
+    return [g if p else None for g, p in zip(got if len(present) > 1 else [got], present, strict=True)]
 
 
 def _empty(type_: Any) -> Any:

@@ -11,7 +11,8 @@ from .._collector import collections_paused
 from ..config import debug_level, dump_dir, verify_all
 from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError, VerifyError
-from ..ir.operator import Operator, Role
+from ..ir.opdef import opdef
+from ..ir.operator import Operator, Role, op_types
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
 from ..ir.types import TensorType
@@ -25,6 +26,7 @@ from .passes.unroll import Unroll
 from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic
+from .walk import where
 
 
 class DistributeTranspiler:
@@ -86,6 +88,7 @@ class DistributeTranspiler:
             raise TranspileError(f"{program.label()} is given as program and as startup_program; pass the one that initialises parameters")
         self.trainer_id = self._own_id(trainer_id, trainers, current_endpoint, cluster)
         self._check_startup(program, startup)
+        self._check_sizes(program, startup)
         source, job = ProgramPair(program, startup), Job(cluster)
         with collections_paused():
             pair = run_passes(self.strategy.steps, source, job, partial(self._after, source, job))
@@ -171,6 +174,17 @@ class DistributeTranspiler:
                 f"the startup program does not initialise parameter{'s' * (len(missing) > 1)} {', '.join(missing[:5])}; "
                 "pass the startup_program that was built together with the program"
             )
+
+    @staticmethod
+    def _check_sizes(*programs: Program) -> None:
+        for p in programs:
+            for ops in (b.oplist for b in p.blocks):
+                sized = {name for name in op_types(ops) if opdef(name).sized_by_values}
+                for op in (o for o in ops if o.type in sized) if sized else ():
+                    raise TranspileError(
+                        f"op {op.type} makes values whose sizes depend on values, and a rank program is planned as a whole; keep the "
+                        f"sizes, with a mask that multiplies or layers.where(condition, x, y), or run {p.label()} on one device{where(op)}"
+                    )
 
     @property
     def pair(self) -> ProgramPair:

@@ -17,7 +17,11 @@ from fluidx.testing.reference import type_of
 OPS = [
     d
     for d in all_ops()
-    if not d.name.startswith("t_") and d.effect not in (Effect.COLLECTIVE, Effect.P2P) and not hasattr(d, "run_reference") and d.in_slots
+    if not d.name.startswith("t_")
+    and d.effect not in (Effect.COLLECTIVE, Effect.P2P)
+    and not hasattr(d, "run_reference")
+    and d.in_slots
+    and not d.sized_by_values  # they are no part of a plan
 ]
 NATIVELY = pytest.mark.parametrize(
     "natively", [False, pytest.param(True, marks=pytest.mark.skipif(bool(native.why_not()), reason="the extension is not built"))]

@@ -53,7 +53,7 @@ CASES = [
     (lambda: L.split(x(), [3, 4]), "layers.split: sections [3, 4] add up to 7; axis 1 of variable 'x' is 8"),
     (lambda: L.topk(x(), 9), "layers.top_k: k is 9, the last axis of variable 'x' has 8 elements"),
     (lambda: L.clip(x(), 2, 1), "layers.clip: min is 2.0, above max, which is 1.0"),
-    (lambda: L.where(x() > 0.0), "layers.where: x and y must be given"),
+    (lambda: L.where(x() > 0.0, x()), "layers.where: give both x and y, or neither of them for the positions of true elements"),
     (lambda: L.data("x", [3], dtype="float33"), "unknown dtype 'float33'; did you mean 'float32'?"),
     (lambda: (x(), fx.data("x", [3])), "variable 'x' is already declared as f32[-1,8], not f32[3]; choose another name"),
     (lambda: fx.data("y", 3), "data: shape must be a list of integers, got int: 3"),

@@ -26,6 +26,7 @@ OTHERWISE = {
     "fill_zeros_like": "of known sizes it is a constant",
     "gather_nd": "positions along several axes are read as positions in all of them laid out flat",
     "layer_norm": "without Scale it has one of ones, which is laid out as the axes are",
+    "masked_select": "Compress is read as the places that are chosen, and what lies there",
     "norm": "a sum of squares is read as squares and their sum",
     "one_hot": "OneHot takes ids that count from the end, which is written out",
     "one_hot_v2": "OneHot takes ids that count from the end, which is written out",
@@ -38,6 +39,8 @@ OTHERWISE = {
     "shape": "of known sizes it is known",
     "softmax": "along another axis than fluid's it is written out",
     "squared_l2_norm": "a sum of squares is read as squares and their sum",
+    "unique": "positions in 32 bits that nobody reads are not cast again",
+    "where_index": "NonZero has a column for each element that it finds, where fluid has a row",
     "sum": "Sum takes operands of several shapes, and is read as one addition after another",
 }
 

@@ -125,7 +125,7 @@ def test_sizes_are_computed_with_and_products_of_one_open_size_are_known():
     assert np.array_equal(run(model, {"x": x}, "y"), x.reshape(8, 3))
 
 
-def test_where_an_open_size_is_not_enough_the_node_and_the_way_out_are_named():
+def test_an_open_size_is_computed_with():
     text = """g (float[n, 6] x) => (float[n, 6] y) {
       s = Shape(x)
       zero = Constant<value_int=0>()
@@ -133,13 +133,24 @@ def test_where_an_open_size_is_not_enough_the_node_and_the_way_out_are_named():
       count = Cast<to=1>(n0)
       y = Div(x, count)
     }"""
+    for model in fx.onnx.load(model_of(text)), fx.onnx.load(model_of(text), shapes={"x": [8, 6]}):
+        assert run(model, {"x": np.full((8, 6), 16, np.float32)}, "y").tolist() == [[2.0] * 6] * 8
+
+
+def test_where_an_open_size_is_not_enough_the_node_and_the_way_out_are_named():
+    text = """g (float[n, m] x) => (float[n, m] y) {
+      count = Size(x)
+      number = Cast<to=1>(count)
+      y = Div(x, number)
+    }"""
     with pytest.raises(OnnxError) as e:
         fx.onnx.load(model_of(text))
     assert str(e.value) == (
-        "node 'Cast' (Cast): operand 0 depends on a size that is open; give the sizes that will be fed: load(shapes={\"x\": [8, 6]})"
+        "node 'Size' (Size): it counts the elements of <Variable x: f32[n,m]>, of which more than one axis is open; give the sizes that "
+        "will be fed: load(shapes={\"x\": [8, 8]})"
     )
-    model = fx.onnx.load(model_of(text), shapes={"x": [8, 6]})
-    assert run(model, {"x": np.full((8, 6), 16, np.float32)}, "y").tolist() == [[2.0] * 6] * 8
+    model = fx.onnx.load(model_of(text), shapes={"x": [8, 2]})
+    assert run(model, {"x": np.full((8, 2), 16, np.float32)}, "y").tolist() == [[1.0] * 2] * 8
 
 
 def axes_of(proto):

@@ -4,7 +4,8 @@
 `@host("NonZero")` is taken where all operands are known, where a program cannot hold one of them, and where there is no other face. It
 computes with NumPy, or decides for itself: control flow writes graphs, sequences hold variables, and what is drawn at random is never
 known. With `computes` it does no more than compute with NumPy, of the values of its operands alone, and so a session can call it in each
-run. An operator without either is expanded by the function body of its schema.
+run. `@computed("NonZero", 0)` is taken where one of these operands is computed and nobody can run the program for its value: it writes
+operators whose results have sizes that values decide. An operator without any is expanded by the function body of its schema.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ Face = Callable[[Any], Any]
 FACES: dict[tuple[str, str], Face] = {}
 HOSTS: dict[tuple[str, str], Face] = {}
 COMPUTES: set[tuple[str, str]] = set()  # those of HOSTS that only compute
+COMPUTED: dict[tuple[str, str], tuple[tuple[int, ...], Face]] = {}
 
 
 def face(*names: str, domain: str = "") -> Callable[[Face], Face]:
@@ -30,6 +32,17 @@ def host(*names: str, domain: str = "", computes: bool = False) -> Callable[[Fac
     if computes:
         COMPUTES.update((domain, name) for name in names)
     return _enter(HOSTS, names, domain)
+
+
+def computed(name: str, *operands: int, domain: str = "") -> Callable[[Face], Face]:
+    """Enter a function as the face of an operator of which one of these operands is computed, and its value not to be had."""
+
+    def enter(f: Face) -> Face:
+        assert (domain, name) not in COMPUTED, name
+        COMPUTED[domain, name] = operands, f
+        return f
+
+    return enter
 
 
 def _enter(table: dict[tuple[str, str], Face], names: tuple[str, ...], domain: str) -> Callable[[Face], Face]:

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ...ops.data.boxes import NonMaxSuppression
 from ..limits import room
 from ..node import Node
 from ..values import numpy_dtype
-from . import host
+from . import computed, host
 
 
 @host("NonMaxSuppression", computes=True)
 def non_max_suppression(n: Node) -> object:
     """A score has to lie above the threshold: ONNX Runtime and TensorFlow leave away what equals it, such as scores padded with 0."""
-    boxes, scores, *limits = n.values()
-    count, overlap, threshold = [None if v is None else np.asarray(v).item() for v in [*limits, None, None, None][:3]]
-    corners = _corners(boxes, n.attr("center_point_box", 0))
-    chosen = [
-        (batch, c, box)
-        for batch in range(scores.shape[0])
-        for c in range(scores.shape[1])
-        for box in _chosen(corners[batch], scores[batch, c], int(count or 0), overlap or 0.0, threshold)
-    ]
-    return np.array(chosen, np.int64).reshape(-1, 3)
+    boxes, scores, *limits = [None if v is None else np.asarray(v) for v in n.values()]
+    center = bool(n.attr("center_point_box", 0))
+    return NonMaxSuppression.kernel(np, boxes, scores, *[*limits, None, None, None][:3], center_point_box=center)
 
 
-def _corners(boxes: np.ndarray, centered: int) -> np.ndarray:
-    """Boxes as [low, low, high, high]."""
-    a, b = boxes[..., :2], boxes[..., 2:]
-    if centered:
-        return np.concatenate([a - b / 2, a + b / 2], -1)
-    return np.concatenate([np.minimum(a, b), np.maximum(a, b)], -1)
-
-
-def _chosen(boxes: np.ndarray, scores: np.ndarray, count: int, overlap: float, threshold: Any) -> list[int]:
-    """Boxes by falling score, without those that cover one before by more than `overlap` of their union."""
-    left = np.argsort(-scores, kind="stable")
-    if threshold is not None:
-        left = left[scores[left] > threshold]
-    areas = np.prod(boxes[:, 2:] - boxes[:, :2], -1)
-    chosen: list[int] = []
-    while len(left) and len(chosen) < count:
-        best, left = left[0], left[1:]
-        chosen.append(int(best))
-        sides = np.minimum(boxes[best, 2:], boxes[left, 2:]) - np.maximum(boxes[best, :2], boxes[left, :2])
-        common = np.prod(np.maximum(sides, 0), -1)
-        union = areas[best] + areas[left] - common
-        left = left[~(np.divide(common, union, out=np.zeros_like(common), where=union > 0) > overlap)]
-    return chosen
+@computed("NonMaxSuppression", 0, 1, 2, 3, 4)
+def computed_non_max_suppression(n: Node) -> object:
+    limits = [n.x(k) for k in range(2, 5)]
+    return n.b.non_max_suppression(n.x(0), n.x(1), *limits, center_point_box=bool(n.attr("center_point_box", 0)))
 
 
 @host("MelWeightMatrix")

@@ -15,18 +15,25 @@ from . import face, host
 from .shape import fixed, reshaped
 
 
-def _positions(n: Node, k: int, sizes: int | Sequence[int]) -> Variable:
-    """Operand k counted from the front: positions along an axis of some size, or along as many axes as its last axis is long."""
+def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = None) -> Variable:
+    """Operand k counted from the front: positions along an axis of some size, or along as many axes as its last axis is long. `axis` is
+    the one of operand 0, or the first, which they are positions along; sizes may be open then."""
     known = n.importer.array(n.operands[k])
-    if isinstance(known, np.ndarray):
+    opened = axis is not None and ANY in np.ravel(sizes)
+    if isinstance(known, np.ndarray) and not (opened and (known < 0).any()):
         if (known < 0).any():
             fixed(n, np.ravel(sizes).tolist())
         return n.const(np.where(known < 0, known + np.asarray(sizes, known.dtype), known))
     if n.importer.from_front:
         return n.x(k)
-    ids, _ = n.x(k), fixed(n, np.ravel(sizes).tolist())
+    ids = n.x(k)
     shape = (1,) * (len(ids.shape) - np.ndim(sizes)) + np.shape(sizes)
-    zero, whole = n.const(np.zeros(shape), ids.dtype), n.const(np.reshape(sizes, shape), ids.dtype)
+    if opened:
+        own = n.b.slice(n.b.shape(n.x(), dtype=ids.dtype), axes=(0,), starts=(axis or 0,), ends=((axis or 0) + np.size(sizes),))
+        whole = reshaped(n, own, shape)
+    else:
+        whole = n.const(np.reshape(fixed(n, np.ravel(sizes).tolist()), shape), ids.dtype)
+    zero = n.const(np.zeros(shape), ids.dtype)
     return n.b.where(n.b.less_than(ids, zero), n.b.elementwise_add(ids, whole), ids)
 
 
@@ -46,7 +53,7 @@ def gather(n: Node) -> object:
     known = n.importer.array(n.operands[1])
     if isinstance(known, np.ndarray) and known.size == 1 and known.ndim < 2:
         return _one(n, axis, int(known.flat[0]), known.ndim == 0)
-    places = _positions(n, 1, old[axis])
+    places = _positions(n, 1, old[axis], axis)
     if axis == 0 and len(old) == 2:
         return n.b.lookup_table_v2(n.x(), places)
     found = n.b.index_select(n.x(), reshaped(n, places, (mul_sizes(ids),)), dim=axis)
@@ -80,7 +87,7 @@ def gather_elements(n: Node) -> object:
     long, ends = _narrow(n, axis)
     if long:
         x = n.b.slice(x, axes=tuple(long), starts=(0,) * len(long), ends=tuple(ends))
-    return n.b.take_along_axis(x, _positions(n, 1, n.shape()[axis]), axis=axis)
+    return n.b.take_along_axis(x, _positions(n, 1, n.shape()[axis], axis), axis=axis)
 
 
 @host("GatherElements", computes=True)
@@ -95,7 +102,9 @@ def host_gather_elements(n: Node) -> object:
 def gather_nd(n: Node) -> object:
     shared, old, ids = n.attr("batch_dims", 0), n.shape(), n.shape(1)
     depth = ids[-1]
-    at = _positions(n, 1, old[shared : shared + depth])
+    at = _positions(n, 1, old[shared : shared + depth], None if shared else 0)
+    if not shared and ANY in old[:depth]:
+        return n.b.gather_nd(n.x(), at)
     fixed(n, old[: shared + depth])
     if shared:  # where an entry stands in the shared axes comes before what it says
         grid = np.moveaxis(np.indices(old[:shared]), 0, -1).reshape(*old[:shared], *(1,) * (len(ids) - 1 - shared), shared)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import Variable
+from ...ops.data.selection import unique
 from ...ops.shared.types import mul_sizes
 from ..limits import room
 from ..node import Node
-from . import face, host
+from . import computed, face, host
 from .shape import fixed, reshaped
 
 # -- the largest ----------------------------------------------------------------------------------------------------------------------
@@ -102,27 +103,26 @@ def non_zero(n: Node) -> object:
     return np.array(np.nonzero(np.atleast_1d(n.value(0))), np.int64)
 
 
+@computed("NonZero", 0)
+def computed_non_zero(n: Node) -> object:
+    x = n.x() if n.rank() else n.b.reshape(n.x(), shape=(1,))
+    return n.b.transpose(n.b.where_index(x), axis=(1, 0))
+
+
+@computed("Compress", 1)
+def computed_compress(n: Node) -> object:
+    axis, x = n.attr("axis"), n.x()
+    if axis is None:
+        x = n.b.reshape(x, shape=(mul_sizes(n.shape()),)) if n.rank() != 1 else x
+    return n.b.index_select(x, n.b.squeeze(n.b.where_index(n.x(1)), axes=(1,)), dim=axis or 0)
+
+
 @host("Unique", computes=True)
-def unique(n: Node) -> object:
-    x, axis = n.value(0), n.attr("axis")
-    line = x.reshape(-1) if axis is None else np.moveaxis(x, axis, 0)
-    numbers = _ranks(line.reshape(len(line), -1))
-    _, first, inverse, counts = np.unique(numbers, return_index=True, return_inverse=True, return_counts=True)
-    if not n.attr("sorted", 1):
-        order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        first, inverse, counts = first[order], place[inverse], counts[order]
-    made = line[first] if axis is None else np.moveaxis(line[first], 0, axis)
-    return (made, *(v.reshape(-1).astype(np.int64) for v in (first, inverse, counts)))
+def host_unique(n: Node) -> object:
+    return unique(n.value(0), n.attr("axis"), bool(n.attr("sorted", 1)))
 
 
-def _ranks(rows: np.ndarray) -> np.ndarray:
-    """A number for each row, in their order; equal rows have one number."""
-    if not rows.size:
-        return np.zeros(len(rows), np.int64)
-    order = np.lexsort([np.unique(column, return_inverse=True)[1] for column in rows.T[::-1]])
-    changed = (rows[order[1:]] != rows[order[:-1]]).any(axis=1)
-    numbers = np.empty(len(rows), np.int64)
-    numbers[order] = np.concatenate([[0], np.cumsum(changed)])
-    return numbers
+@computed("Unique", 0)
+def computed_unique(n: Node) -> object:
+    axis = n.attr("axis")
+    return n.b.unique(n.x(), axis=axis or 0, flatten=axis is None, sorted=bool(n.attr("sorted", 1)))

@@ -1,8 +1,4 @@
-"""Ops that order values or pick them by order: top_k, argsort, arg_max, arg_min, cumsum.
-
-`where_index` and `unique` are left out on purpose: the sizes of their results depend on the data, and a plan knows every size
-before it runs.
-"""
+"""Ops that order values or pick them by order: top_k, argsort, arg_max, arg_min, cumsum."""
 
 from __future__ import annotations
 

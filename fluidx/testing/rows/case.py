@@ -27,7 +27,9 @@ _STEP = 3
 
 
 def has_rows(definition: type[OpDef]) -> bool:
-    """Ops that need ranks have `move` instead; the host's and those of sub-blocks have no rows."""
+    """Ops that need ranks have `move` instead; the host's, those of sub-blocks and those that run between plans have no rows."""
+    if definition.sized_by_values:
+        return False
     return definition.effect in (Effect.PURE, Effect.RANDOM) and not hasattr(definition, "run_reference")
 
 

@@ -1,0 +1,105 @@
+"""The segments of a program, one plan each: it is cut at operators whose results have sizes that values decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..ir import flow
+from ..ir.errors import ProgramError
+from ..ir.opdef import OpDef, opdef
+from ..ir.operator import Operator, op_types
+from ..ir.program import Program
+from .outline import Outline
+from .told import where
+
+
+class Segment(NamedTuple):
+    """Operators that are one plan, None where there are none, and the one behind them that runs on values, None at the end. `keeps` are the
+    values that something behind it needs."""
+
+    planned: Outline | None
+    host: Operator | None
+    keeps: frozenset[str]
+
+
+def on_values(definition: type[OpDef]) -> bool:
+    """Does an op run between plans?"""
+    return bool(definition.sized_by_values)
+
+
+def segments(outline: Outline) -> tuple[Segment, ...]:
+    """The segments of an outline in their order; none where it is one plan.
+
+    Raises ProgramError for an operator that would cut a sub-block.
+    """
+    program = outline.program
+    if len(program.blocks) > 1:
+        _check_bodies(program, outline.ops)
+    cutting = {name for name in op_types(outline.ops) if on_values(opdef(name))}
+    if not cutting:
+        return ()
+    runs: list[tuple[list[Operator], Operator | None]] = [([], None)]
+    for op in outline.ops:
+        if op.type in cutting:
+            runs[-1] = runs[-1][0], op
+            runs.append(([], None))
+        else:
+            runs[-1][0].append(op)
+    return tuple(_segments(outline, runs))
+
+
+def check_whole(outline: Outline) -> None:
+    """Raise ProgramError for an outline that is not one plan."""
+    for segment in outline.fact(segments):
+        if segment.host is not None:
+            raise ProgramError(
+                f"op {segment.host.type} makes values whose sizes depend on values, so {outline.program.label()} is no single plan; "
+                f"Executor.run plans it segment by segment{where(segment.host)}"
+            )
+
+
+def _check_bodies(program: Program, ops: Sequence[Operator]) -> None:
+    for op in ops:
+        for idx in op.sub_blocks():
+            inner = program.blocks[idx].oplist
+            for one in inner:
+                if on_values(opdef(one.type)):
+                    raise ProgramError(
+                        f"op {one.type} makes values whose sizes depend on values, and stands in block {idx}, which op {op.type} runs: a "
+                        f"block is planned as a whole; do this before or behind op {op.type}, or keep the sizes, with a mask{where(one)}"
+                    )
+            _check_bodies(program, inner)
+
+
+def _segments(outline: Outline, runs: Sequence[tuple[list[Operator], Operator | None]]) -> Iterator[Segment]:
+    """Each segment fetches what those behind it need of it, and is fed what it needs of those before it. State lies in the scope."""
+    program, given = outline.program, set(outline.given)
+    descs = program.global_block().descs
+
+    def carried(name: str) -> bool:
+        return name in given or (d := descs.get(name)) is None or not d.persistable
+
+    behind: list[tuple[set[str], frozenset[str]]] = []
+    needed = set(outline.fetch)
+    for ops, host in reversed(runs):
+        keeps = frozenset(needed)
+        if host is not None:
+            needed.update(host.input_arg_names)
+        behind.append((set(needed), keeps))
+        needed.update(n for op in ops for n in _needs(program, op))
+    for (ops, host), (wanted, keeps) in zip(runs, reversed(behind), strict=True):
+        writes = dict.fromkeys(n for op in ops for n in flow.writes(program, op))
+        fetch = [n for n in writes if n in wanted and carried(n)]
+        if host is None:  # the end, where state has the values that are fetched
+            fetch += [n for n in dict.fromkeys(outline.fetch) if not carried(n)]
+        reads = dict.fromkeys(n for op in ops for n in _needs(program, op))
+        planned = Outline(program, ops, tuple([n for n in reads if n in given]), tuple(fetch)) if ops or fetch else None
+        yield Segment(planned, host, keeps)
+        given.update(n for n in (*writes, *(host.output_arg_names if host is not None else ())) if carried(n))
+
+
+def _needs(program: Program, op: Operator) -> tuple[str, ...]:
+    """What an operator reads, and what its bodies may leave as it was."""
+    reads, writes = flow.touches(program, op)
+    return reads if reads is op.input_arg_names else (*reads, *writes)

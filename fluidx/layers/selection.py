@@ -1,0 +1,97 @@
+"""Layers that pick by value, so that values decide the sizes of their results: a run plans what follows when it knows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._checks import number, whole, wrong
+from ..ir import Variable, as_dtype
+from .helper import LayerHelper
+
+
+def masked_select(x: Variable, mask: Variable, name: str | None = None) -> Variable:
+    """The elements of x where `mask`, a bool of its shape, is true, as a vector. Gradients go to these elements.
+
+    >>> import numpy as np
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()):
+    ...     x = fx.data("x", [-1, 3], "float32")
+    ...     y = fx.layers.masked_select(x, x > 1.0)
+    >>> fx.Executor().run(main, feed={"x": np.float32([[1, 2, 3]])}, fetch_list=[y])[0].tolist()
+    [2.0, 3.0]
+    """
+    helper = LayerHelper("masked_select", name)
+    return helper.op("masked_select", helper.variable(x, "x"), helper.variable(mask, "mask"))
+
+
+def _unique(kind: str, x: Variable, dtype: Any, counted: bool) -> tuple[Variable, ...]:
+    helper = LayerHelper(kind)
+    x = helper.variable(x, "x")
+    helper.rank(x, "x", 1)
+    dtype = as_dtype(dtype)
+    if dtype not in ("int32", "int64"):
+        raise wrong(f"{helper.label}: dtype, which is that of positions, must be int32 or int64, got {dtype}")
+    out, _, index, count = helper.op("unique", x, dtype=dtype, out={"First": None} if counted else {"First": None, "Count": None})
+    return (out, index, count) if counted else (out, index)
+
+
+def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
+    """The different elements of a vector as they first occur, and for each element of x its position among them, of `dtype`.
+
+    >>> import numpy as np
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()):
+    ...     out, index = fx.layers.unique(fx.data("x", [-1], "int64"))
+    >>> [v.tolist() for v in fx.Executor().run(main, feed={"x": np.array([2, 3, 3, 1, 5, 3])}, fetch_list=[out, index])]
+    [[2, 3, 1, 5], [0, 1, 1, 2, 3, 1]]
+    """
+    out, index = _unique("unique", x, dtype, False)
+    return out, index
+
+
+def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable, Variable]:
+    """As `unique`, and how often each of the different elements occurs in x."""
+    out, index, count = _unique("unique_with_counts", x, dtype, True)
+    return out, index, count
+
+
+def multiclass_nms(
+    bboxes: Variable,
+    scores: Variable,
+    score_threshold: float,
+    nms_top_k: int,
+    keep_top_k: int,
+    nms_threshold: float = 0.3,
+    normalized: bool = True,
+    nms_eta: float = 1.0,
+    background_label: int = 0,
+    name: str | None = None,
+    return_index: bool = False,
+    return_rois_num: bool = False,
+) -> Any:
+    """The boxes of all classes, without those that cover a better one: rows of class, score, left, top, right, bottom.
+
+    `bboxes` are [images, boxes, 4], `scores` [images, classes, boxes]. Of each class but `background_label` the `nms_top_k` boxes of the
+    best scores above `score_threshold` are looked at; one that shares more than `nms_threshold` of its union with a better one goes.
+    `nms_eta` below 1 makes that share smaller from box to box, down to 0.5. `keep_top_k` boxes of an image are kept, -1: all.
+
+    fluid says with LoD which rows are whose: `return_rois_num` gives the number of rows of each image instead, [images] int32, and
+    `return_index` which of all boxes each row is, [rows, 1] int32. Where nothing is found there are no rows, where fluid has one of -1.
+    """
+    helper = LayerHelper("multiclass_nms", name)
+    bboxes, scores = helper.variable(bboxes, "bboxes"), helper.variable(scores, "scores")
+    left_out = {slot: None for slot, asked in (("Index", return_index), ("Count", return_rois_num)) if not asked}
+    out, index, count = helper.op(
+        "multiclass_nms", bboxes, scores, out=left_out or None,
+        background_label=whole(helper.label, "background_label", background_label),
+        score_threshold=number(helper.label, "score_threshold", score_threshold), nms_top_k=whole(helper.label, "nms_top_k", nms_top_k, -1),
+        nms_threshold=number(helper.label, "nms_threshold", nms_threshold), nms_eta=number(helper.label, "nms_eta", nms_eta),
+        keep_top_k=whole(helper.label, "keep_top_k", keep_top_k, -1), normalized=bool(normalized),
+    )  # fmt: skip
+    found = [v for v in (out, index, count) if v is not None]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+__all__ = ["masked_select", "multiclass_nms", "unique", "unique_with_counts"]

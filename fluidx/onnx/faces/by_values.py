@@ -1,0 +1,50 @@
+"""Operators that are told sizes by what a program computes, where nobody can run it for them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ir import Variable
+from ..node import Node
+from . import computed
+
+
+@computed("Range", 0, 1, 2)
+def computed_range(n: Node) -> object:
+    return n.b.range_between(*n.xs())
+
+
+@computed("Reshape", 1)
+def computed_reshape(n: Node) -> object:
+    return n.b.reshape_by(n.x(), n.x(1), zeros=bool(n.attr("allowzero", 0)))
+
+
+@computed("Expand", 1)
+def computed_expand(n: Node) -> object:
+    return n.b.expand_by(n.x(), n.x(1))
+
+
+@computed("Tile", 1)
+def computed_tile(n: Node) -> object:
+    return n.b.tile_by(n.x(), n.x(1))
+
+
+@computed("ConstantOfShape", 0)
+def computed_constant_of_shape(n: Node) -> object:
+    value = n.attr("value", np.zeros(1, np.float32))
+    return n.b.fill_by(n.x(), value=float(value.flat[0]), dtype=value.dtype.name)
+
+
+@computed("Slice", 1, 2)
+def computed_slice(n: Node) -> object:
+    starts, ends = n.x(1), n.x(2)
+    axes = n.ints(3)
+    axes = list(range(starts.shape[0])) if axes is None else [a % n.rank() for a in axes]
+    return n.b.slice_by(n.x(), starts, ends, axes=tuple(axes), steps=tuple(n.ints(4) or ()))
+
+
+@computed("TopK", 1)
+def computed_top_k(n: Node) -> object:
+    axis, k = n.attr("axis", -1) % n.rank(), n.x(1)
+    ordered: tuple[Variable, Variable] = n.b.argsort(n.x(), axis=axis, descending=bool(n.attr("largest", 1)))
+    return tuple(n.b.slice_by(v, n.const([0], np.int64), k, axes=(axis,)) for v in ordered)
