@@ -58,6 +58,7 @@ KINDS = {
     "Between trainers and servers": "comm.serve",
     "Point to point, and the ring forms": "comm.p2p",
     "Control flow": "control",
+    "Values of rounds": "data.stash",
     "Between the memories of a rank": "data.memory",
     "On the host": "host",
 }

@@ -7,7 +7,8 @@ does: `w@GRAD`, and `w@GRAD@RENAME@block0@0`, ... joined by one `sum` where a va
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,6 +35,8 @@ from .ir import (
     opdef,
 )
 from .ir.bodies import runs_bodies
+from .ir.flow import listed
+from .ir.memories import elements_read
 from .ir.operator import rename_slots
 
 _KEPT = (Effect.HOST, Effect.COLLECTIVE, Effect.P2P)  # operators that recompute must not run twice
@@ -174,6 +177,14 @@ class _View:
             return [value(n, self.index) for n in names]
         return value(names[0], self.index) if names else None
 
+    @contextmanager
+    def ahead(self, block: Block) -> Iterator[None]:
+        """What is written to `block` inside stands before the differentiated operator at last, or first in a block that it runs."""
+        start = len(block.oplist)
+        yield
+        self.walk.ahead.setdefault((self.index, block.idx), []).extend(block.oplist[start:])
+        del block.oplist[start:]
+
     def gradients(self, targets: list[Variable], inputs: list[Variable], target_gradients: list[Variable]) -> list[Variable | None]:
         """`gradients`, for an op that differentiates its own sub-blocks."""
         return gradients(targets, inputs, target_gradients)
@@ -213,6 +224,7 @@ class _Walk:
         self.passed_on: set[str] = set()
         self.last_write: dict[str, int] = {}
         self.depends = set(self.leaves)  # names that depend on a leaf, after all operators
+        self.ahead: dict[tuple[int, int], list[Operator]] = {}  # to be put before operator k of the block, or first in a block that it runs
         self.live: list[tuple[str, ...]] = []  # per operator, the inputs that depend on a leaf when it runs
         self._sweep(no_grad)
         self._plan_recompute(checkpoints)
@@ -313,9 +325,19 @@ class _Walk:
                                 self.terms.pop(name, None)
                 for name in sorted(self.leaves & set(self.terms)):  # a leaf that is itself a target, or written but never read
                     self._finish_leaf(name)
+                self._put_ahead()
         except BaseException:
             self.undo()
             raise
+
+    def _put_ahead(self) -> None:
+        """Put what gradients want of the forward pass where they want it; the last operators first, for indices to hold."""
+        program, oplist = self.block.program, self.block.oplist
+        for (_, idx), ops in self.ahead.items():
+            if idx != self.block.idx:
+                program.blocks[idx].oplist[:0] = ops
+        for i in sorted({i for i, _ in self.ahead}, reverse=True):
+            oplist[i : i + 1] = [*self.ahead.get((i, self.block.idx), ()), listed(program, oplist[i])]
 
     def _differentiate(self, i: int, op: Operator) -> None:
         definition = opdef(op.type)
@@ -425,7 +447,7 @@ class _Walk:
         for o in self.block.oplist[start:]:
             for n in o.input_arg_names:
                 last = self.last_write.get(n, -1)
-                if last > i or n in in_place:
+                if (last > i or n in in_place) and (runs_bodies(o) or n in elements_read(o, self.block)):
                     writer = self.ops[last]
                     at = f" at {writer.site}" if writer.site else ""
                     optimize = writer.role == Role.OPTIMIZE

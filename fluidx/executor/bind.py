@@ -16,6 +16,7 @@ from ..ir.program import Program
 from ..ir.types import TensorType
 from ..ops import kernels
 from ..ops.comm.collective import native_calls
+from ..ops.data.stash import Rows
 from .bound import Bound
 from .context import RunContext
 from .fuse import fused
@@ -57,6 +58,7 @@ class _Binder:
         self.plan, self.scope, self.ctx, self.xp = plan, scope, ctx, xp
         self.arrays: dict[str, Any] = {}
         self.carved: dict[tuple[bool, int, str, tuple[int, ...]], Any] = {}
+        self.stashes: dict[str, Rows] = {}
         # by whether what lies there is said to lie on the host
         self.modules = {False: xp, True: np}
         self.arenas = {False: _aligned(plan.arena_bytes, xp), True: _aligned(plan.host_arena_bytes, np)}
@@ -143,7 +145,8 @@ class _Binder:
             case "joined":
                 return None
             case "control":
-                return definition.bind_control(self, op)  # type: ignore[attr-defined]
+                assert definition.bind_control is not None
+                return definition.bind_control(self, op)
             case "exchange":
                 return self._exchange(step)
             case "fused":
@@ -207,6 +210,14 @@ class _Binder:
         calls = native_calls(self.ctx, "exchange", sends, recvs)
         exchange = partial(self.ctx.comm.exchange, sends, recvs) if calls is None else kernels.Native(calls)
         return _sequence([*before, exchange])
+
+    def rows(self, name: str) -> Rows:
+        """What the operators of one stash share."""
+        found = self.stashes.get(name)
+        if found is None:
+            array = self.array(name)
+            found = self.stashes[name] = Rows(np if isinstance(array, np.ndarray) else self.xp, array)
+        return found
 
     def block_runner(self, idx: int) -> Call:
         """A call that runs the operators of a sub-block in order."""

@@ -115,7 +115,7 @@ class Chooser:
             self._straighten(node)
             if not definition.native_tail:
                 return "fused"
-        if definition.bodies:
+        if definition.bind_control is not None:
             return "control"
         if here is not None and (here.skip or here.fills):
             return "nothing" if here.skip else "fill"

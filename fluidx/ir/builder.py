@@ -78,7 +78,7 @@ class Builder:
     def _fresh(self, key: str, first: str = "") -> str:
         """A new name. A program may be continued under another `unique_name.guard`, which counts from 0 again."""
         name = unique_name.generate(key)
-        while self.block.find(name + first) is not None:
+        while self.block.program.declares(name + first):
             name = unique_name.generate(key)
         return name
 

@@ -85,6 +85,15 @@ def _block(program: Program, op: Operator, idx: int) -> Block:
     return program.blocks[idx]
 
 
+def listed(program: Program, op: Operator) -> Operator:
+    """A loop with the variables that its body reads and writes in its slots, others not. It may run no round: what it writes it reads."""
+    (body,) = bodies(op)
+    reads, writes = sub_reads(program, _block(program, op, body.idx)), sub_writes(program, _block(program, op, body.idx))
+    first, (listing,) = opdef(op.type).in_slots[0].name, (s.name for s in opdef(op.type).in_slots[1:])
+    (out,) = (s.name for s in opdef(op.type).out_slots)
+    return op.replace(inputs={first: op.input(first), listing: tuple(dict.fromkeys([*writes, *reads]))}, outputs={out: writes})
+
+
 def acts(program: Program, op: Operator) -> bool:
     """Whether an operator, or one in its sub-blocks, does more than compute its outputs: prints, or communicates."""
     if opdef(op.type).effect not in (Effect.PURE, Effect.RANDOM):

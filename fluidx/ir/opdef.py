@@ -195,6 +195,8 @@ class OpDef:
     inside: ClassVar[Callable[..., list[Any]] | None] = None
     # its inputs may be made there by several operators: room for all is then taken as soon as the first one is made
     early: ClassVar[bool] = False
+    # of an op that runs sub-blocks, or keeps more than its arrays hold: (what binds the plan, operator) -> callable, instead of a kernel
+    bind_control: ClassVar[Callable[..., Any] | None] = None
     bind: ClassVar[Callable[..., Any] | None] = None
     scratch: ClassVar[Callable[..., Any] | None] = None
     native: ClassVar[Callable[..., Any] | None] = None

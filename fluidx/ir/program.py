@@ -426,6 +426,10 @@ class Program:
         del self.blocks[start:]
         self._runners = None
 
+    def declares(self, name: str) -> bool:
+        """Whether any block declares a variable of that name: a run knows values of all blocks by their names."""
+        return any(name in block.descs for block in self.blocks)
+
     def _run_by(self) -> dict[int, Operator]:
         """The operator that runs each sub-block, kept while the program is written."""
         if self._runners is None:
@@ -465,9 +469,25 @@ class Program:
         for b in new.blocks:
             kept = [op for op in b.oplist if op.role not in drop]
             b.oplist = [op.replace(attrs={**op.attrs, "is_test": True}) if "is_test" in op.attrs else op for op in kept]
+        new._drop_unrun_blocks()
+        for b in new.blocks:
+            b.oplist = [flow.listed(new, op) if opdef(op.type).repeats else op for op in b.oplist]
+        for b in new.blocks:
             used = {n for op in b.oplist for n in (*flow.reads(new, op), *flow.writes(new, op))}
             b.descs = {n: d for n, d in b.descs.items() if n in used or d.is_data or d.is_parameter}
         return new
+
+    def _drop_unrun_blocks(self) -> None:
+        """Empty the blocks that no operator runs, and remove the last ones: others have numbers behind them."""
+        run, left = {0}, [0]
+        while left:
+            found = [idx for op in self.blocks[left.pop()].oplist for idx in op.sub_blocks()]
+            run.update(found)
+            left += found
+        for b in self.blocks:
+            if b.idx not in run:
+                b.oplist, b.descs = [], {}
+        self.drop_blocks(max(run) + 1)
 
     def become(self, other: Program) -> None:
         """Hold what `other`, which a rewrite made of this program, holds: variables and operators of every block."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._checks import one_of, whole, wrong
-from ..ir import Block, BlockRef, Role, TensorType, Variable
+from ..ir import OPS, Block, BlockRef, Operator, Program, Role, TensorType, Variable
 from ..ir.flow import sub_reads, sub_writes
 from ..ir.types import common_size
 from .compare import equal, logical_and, logical_not
@@ -33,7 +33,8 @@ def _condition(helper: LayerHelper, value: Any, what: str) -> Variable:
 class While:
     """A loop that runs its block as long as `cond`, a bool variable of one element, is true.
 
-    The block must write `cond` anew (`layers.less_than(i, n, cond=cond)`). `is_test` has no effect.
+    The block must write `cond` anew (`layers.less_than(i, n, cond=cond)`). `is_test` has no effect. `max_rounds` ends the loop after so
+    many rounds at the latest, and bounds the memory that its gradient takes; 0 sets no bound.
 
     >>> import fluidx as fx
     >>> main = fx.Program()
@@ -47,8 +48,9 @@ class While:
     (2, 'while', ('fill_constant_0.tmp_0', 'less_than_0.tmp_0'))
     """
 
-    def __init__(self, cond: Variable, is_test: bool = False, name: str | None = None):
+    def __init__(self, cond: Variable, is_test: bool = False, name: str | None = None, max_rounds: int = 0):
         self.helper = LayerHelper("While", name)
+        self.max_rounds = whole(self.helper.label, "max_rounds", max_rounds, 0)
         self.cond_var = _condition(self.helper, cond, "cond")
 
     @contextmanager
@@ -65,16 +67,57 @@ class While:
             )
         # a loop may run zero times, so what it writes it also passes on
         xs = list(dict.fromkeys([*writes, *reads]))
-        outer.append_op("while", {"Condition": self.cond_var, "X": xs}, {"Out": writes}, {"sub_block": BlockRef(body.idx)})
+        attrs = {"sub_block": BlockRef(body.idx), "max_rounds": self.max_rounds}
+        outer.append_op("while", {"Condition": self.cond_var, "X": xs}, {"Out": writes}, attrs)
+        _carry_gradients(self.helper.main, outer, body, writes)
+
+
+def _carry_gradients(program: Program, outer: Block, body: Block, writes: Sequence[str]) -> None:
+    """What begins as a constant and goes on as something else is no constant, and neither is what a body made of it before that was known.
+
+    Where stop_gradient is set though an input has a gradient, it was set by the user, and stays.
+    """
+    ops, cut = list(_all_ops(program, body)), set[str]()
+
+    def follows(block: Block, op: Operator) -> bool:
+        return not OPS[op.type].constant and any(not block.desc(n).stop_gradient for n in op.input_arg_names)
+
+    inside = {n for block, _ in ops for n in block.descs}
+    for block, op in [*((outer, op) for op in outer.oplist[:-1]), *ops]:
+        if follows(block, op):
+            cut.update(n for n in op.output_arg_names if block.desc(n).stop_gradient and (block is outer or n in inside))
+    again = True
+    while again:
+        again = False
+        for block, op in ops:
+            for n in op.output_arg_names if follows(block, op) else ():
+                desc = block.desc(n)
+                if desc.stop_gradient and desc.type.is_float and n not in cut and (n in inside or n in writes):
+                    block.var(n).stop_gradient, again = False, True
+
+
+def _all_ops(program: Program, block: Block) -> Iterator[tuple[Block, Operator]]:
+    """The operators of a block and of those that they run, each with its block."""
+    for op in block.oplist:
+        for idx in op.sub_blocks():
+            yield from _all_ops(program, program.blocks[idx])
+        yield block, op
 
 
 def while_loop(
-    cond: Callable[..., Variable], body: Callable[..., Any], loop_vars: Sequence[Any], is_test: bool = False, name: str | None = None
+    cond: Callable[..., Variable],
+    body: Callable[..., Any],
+    loop_vars: Sequence[Any],
+    is_test: bool = False,
+    name: str | None = None,
+    max_rounds: int = 0,
 ) -> list[Any]:
     """Run `loop_vars = body(*loop_vars)` while `cond(*loop_vars)` holds, and return the last values.
 
     `loop_vars` is a list of Variables, or of lists of them; `body` returns as many of the same shapes and dtypes. The variables given
-    are copied first and keep their values. `is_test` has no effect.
+    are copied first and keep their values. `is_test` has no effect. `max_rounds` ends the loop after so many rounds at the latest; 0 sets
+    no bound. The gradient keeps what it needs of each round: with a bound there is room for all rounds from the start, without one it
+    grows with the rounds that a run has.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -94,7 +137,7 @@ def while_loop(
     go = _condition(helper, cond(*state), "the result of cond")
     if any(go.name == v.name for v in flat):
         go = assign(go)
-    with While(go).block():
+    with While(go, max_rounds=max_rounds).block():
         new = body(*state)
         # a single loop variable may come back without a list around it
         if _shape_of(state) not in (_shape_of(new), _shape_of([new])):

@@ -118,7 +118,7 @@ class LayerHelper:
         """A name no variable of the program has yet."""
         key = f"{self.name}.{suffix}"
         name = unique_name.generate(key)
-        while self.block.find(name) is not None:
+        while self.main.declares(name):
             name = unique_name.generate(key)
         return name
 

@@ -179,10 +179,11 @@ class _Graph:
         self.nodes: list[Any] = []
         self.now: dict[str, str] = {}  # variable -> the value that it is at this point: a name that is written twice is two values
         self.uses: Counter[str] = Counter()
-        self.taken = set(self.block.descs)
+        self.taken = {n for block in program.blocks for n in block.descs}
         self.sizes = Sizes(self.block)
         self.axes: dict[int, str] = {}  # what open axes are called, by the number that stands for their size
         self.said = {n for d in self.block.descs.values() for n in size_names(d.type.shape)}
+        self.wrong: list[OnnxError] = []
         self.counts: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
         self.constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
@@ -201,11 +202,41 @@ class _Graph:
         self.uses = Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(targets)
         made = set(made)
         self._write_all(self.block.oplist, made)
+        if self.wrong:
+            more = f"\n  and {len(self.wrong) - _MOST} more" if len(self.wrong) > _MOST else ""
+            many = "one operator" if len(self.wrong) == 1 else f"{len(self.wrong)} operators"
+            where = f"{self.program.label()} cannot be written as ONNX of opset {self.opset}"
+            raise OnnxError(f"{many} of {where}:\n  " + "\n  ".join(map(str, self.wrong[:_MOST])) + more)
         return [self._result(n, made) for n in targets]
 
+    def sub_graph(self, idx: int, feeds: Sequence[str], results: Sequence[str], before: Sequence[Any] = ()) -> Any:
+        """The graph of a sub-block, which begins with values for `feeds`, variables that it reads and may write; its outputs are `results`.
+
+        `before` are inputs that stand before those of the feeds.
+        """
+        from onnx import helper
+
+        outer = self.block, self.nodes, self.now, self.constants
+        self.block, self.nodes, self.now, self.constants = self.program.blocks[idx], [], dict(self.now), dict(self.constants)
+        self.now.update((n, n) for n in self.block.descs)
+        self.now.update((n, self.fresh(n)) for n in feeds)
+        self.uses += Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(results)
+        try:
+            inputs, made = [self.info(n, self.now[n], inner=True) for n in feeds], set[str]()
+            self._write_all(self.block.oplist, made)
+            found: list[str] = []
+            for n in results:
+                handed = self.now[n] in made and self.now[n] not in found
+                found.append(self.now[n] if handed else self.fresh(n))
+                if not handed:
+                    self.nodes.append(_node("Identity", [self.now[n]], [found[-1]], {}))
+            outputs = [self.info(n, name, inner=True) for n, name in zip(results, found, strict=True)]
+            return helper.make_graph(self.nodes, f"block_{idx}", [*before, *inputs], outputs)
+        finally:
+            self.block, self.nodes, self.now, self.constants = outer
+
     def _write_all(self, ops: Sequence[Operator], made: set[str]) -> None:
-        """Write operators; what cannot be written is told of all at once."""
-        wrong: list[OnnxError] = []
+        """Write operators; what cannot be written is kept, to be told of all at once."""
         for op in ops:
             start = len(self.nodes)
             try:
@@ -215,13 +246,8 @@ class _Graph:
                 if self.opaque:
                     self._write_opaque(op, made)
                     continue
-                wrong.append(e)
+                self.wrong.append(e)
                 made.update(op.output_arg_names)
-        if wrong:
-            more = f"\n  and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""
-            many = "one operator" if len(wrong) == 1 else f"{len(wrong)} operators"
-            where = f"{self.program.label()} cannot be written as ONNX of opset {self.opset}"
-            raise OnnxError(f"{many} of {where}:\n  " + "\n  ".join(map(str, wrong[:_MOST])) + more)
 
     def _write(self, op: Operator, made: set[str]) -> None:
         start = len(self.nodes)
@@ -250,7 +276,8 @@ class _Graph:
 
     def _give(self, variable: str, value: str, is_operand: bool, start: int, made: set[str]) -> None:
         """A value that nodes from `start` on make gets the name of its variable."""
-        name = self.fresh(variable) if variable in made or self.block.descs[variable].persistable else variable
+        desc = self.block.descs.get(variable)  # None: it is one of outside, with a value there
+        name = self.fresh(variable) if variable in made or desc is None or desc.persistable else variable
         if is_operand:  # of an operator that leaves its operand as it is
             self.nodes.append(_node("Identity", [value], [name], {}))
         else:
@@ -285,11 +312,12 @@ class _Graph:
             raise NotInitializedError(f"cannot save {name!r}: it has no value in this scope; run the startup program first")
         return np.asarray(self.scope.get(name))
 
-    def info(self, variable: str, name: str) -> Any:
+    def info(self, variable: str, name: str, inner: bool = False) -> Any:
+        """What a value is; inside of a sub-block open axes have no names."""
         from onnx import helper
 
         t = self.block.desc(variable).type
-        dims = [d if d != ANY else self._axis_name(variable, k) for k, d in enumerate(t.shape)]
+        dims: list[Any] = [d if d != ANY else None if inner else self._axis_name(variable, k) for k, d in enumerate(t.shape)]
         return helper.make_tensor_value_info(name, dtype_code(np_dtype(t.dtype)), dims)
 
     def _axis_name(self, variable: str, axis: int) -> str:

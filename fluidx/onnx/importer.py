@@ -113,6 +113,21 @@ class Importer:
         finally:
             self.env = outer
 
+    def inline_in_block(self, graph: Any, feeds: Sequence[Any], n: Node, own: Mapping[str, Any] | None = None) -> list[Variable]:
+        """Write the nodes of a sub-graph into the block that is being written, which may run or not; its outputs as variables."""
+        b, made = self.b, self._made
+        self.b, self._made = Builder(self.main.current_block(), role=Role.FORWARD), dict(made)
+        try:
+            found = self.inline(graph, feeds, own)
+            if others := [o.name for o, v in zip(graph.output, found) if not (isinstance(v, (Variable, Weight)) or in_programs(v))]:
+                raise n.wrong(f"whether its graph runs is computed, and what it gives as {others[0]!r} is nothing that a program can hold")
+            results = [self.variable(v) for v in found]
+        finally:
+            inside, self.b, self._made = self._made, b, made
+        made.update((k, v) for k, v in inside.items() if v[1].persistable)  # weights are everybody's, what operators made is not
+        self._fixed.update(v.name for v in results)
+        return results
+
     def found(self, name: str) -> Any:
         """The value of that name."""
         if name not in self.env:
@@ -125,12 +140,12 @@ class Importer:
         made = self._sure_outputs(Node(self, proto, operands))
         made = _several(made)
         if self.main.num_blocks == blocks:  # what sub-blocks hand out is named in attributes too
-            made = self._named(proto.output, made, start)
+            made = self.named(proto.output, made, start)
         for name, value in zip(proto.output, made):
             if name:
                 self.env[name] = np.asarray(value) if isinstance(value, np.generic) else value  # NumPy makes scalars of arrays without axes
 
-    def _named(self, wanted: Sequence[str], made: list[Any], start: int) -> list[Any]:
+    def named(self, wanted: Sequence[str], made: list[Any], start: int) -> list[Any]:
         """What a node made, variables called as the model calls them where operators from `start` on make them."""
         block = self.b.block
         written = {n for op in block.oplist[start:] for n in op.output_arg_names} - self._fixed
@@ -332,7 +347,7 @@ class Importer:
         """A name of the program for a name of the model."""
         base = _ODD.sub("_", name) or "value"
         found, k = base, 0
-        while self.main.global_block().has_var(found):
+        while self.main.declares(found):
             k += 1
             found = f"{base}_{k}"
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -14,44 +15,48 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef, Required
 from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
+from .rounds import keep_only, loop_gradient
 
 _Step = Callable[[], Any]
 
 
 class While(OpDef):
-    """Run the sub-block again and again while the condition variable, [1] bool, is true.
+    """Run the sub-block again and again while the condition variable, [1] bool, is true; `max_rounds` times at most, if that is not 0.
 
     The body writes the condition and the loop variables in place; shapes stay the same from round to round. `X` lists the outer
-    variables that the body reads, `Out` those that it writes. It has no gradient: the number of rounds is not known when the
-    program is written; unroll the loop in Python where a gradient is needed.
+    variables that the body reads, `Out` those that it writes. The gradient is a loop that runs the rounds again, the last one first:
+    what their gradients need of the values that a round began with is kept in stashes.
     """
 
     name = "while"
     inputs = ("Condition", "X*")
     outputs = ("Out*",)
-    attrs = {"sub_block": Required(BlockRef)}
+    attrs = {"sub_block": Required(BlockRef), "max_rounds": 0}
     bodies = {"sub_block": ""}
     repeats = True
 
     @staticmethod
-    def infer(condition: Any, xs: list, *, sub_block: BlockRef) -> list:
+    def infer(condition: Any, xs: list, *, sub_block: BlockRef, max_rounds: int) -> list:
+        if max_rounds < 0:
+            raise ProgramError(f"while: max_rounds must be 0 for any number, or more, got {max_rounds}")
         if condition.dtype != "bool" or condition.numel != 1:
             raise ProgramError(f"while: the condition must be a bool of one element, got {condition}")
         return [[]]
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
-        raise ProgramError(
-            "a while loop has no gradient: its number of rounds is not known when the program is written; unroll it in Python"
-        )
+        """A loop through the rounds, the last one first."""
+        return None, loop_gradient(b, op, g)
 
     @staticmethod
     def bind_control(planner: Any, op: Any) -> _Step:
         condition = planner.array(op.input("Condition")[0])
-        body = planner.block_runner(op.attrs["sub_block"].idx)
+        body, most = planner.block_runner(op.attrs["sub_block"].idx), op.attrs["max_rounds"]
 
         def step() -> None:
-            while condition.item():
+            for _ in range(most) if most else count():
+                if not condition.item():
+                    break
                 body()
 
         return step
@@ -59,7 +64,9 @@ class While(OpDef):
     @staticmethod
     def run_reference(op: Any, env: dict, run_block: Callable[[int], None]) -> None:
         name = op.input("Condition")[0]
-        while bool(np.asarray(env[name]).item()):
+        for _ in range(op.attrs["max_rounds"]) if op.attrs["max_rounds"] else count():
+            if not bool(np.asarray(env[name]).item()):
+                break
             run_block(op.attrs["sub_block"].idx)
 
 
@@ -109,7 +116,7 @@ class Cond(OpDef):
                 grads = op.gradients([y for y, _ in pairs], wanted, [v for _, v in pairs])
                 zeros = Builder(block, role=b.role)
                 outs.append([v.name if v is not None else zeros.fill_zeros_like(x).name for x, v in zip(wanted, grads, strict=True)])
-                _keep_only(block, outs[-1])
+                keep_only(block, outs[-1])
                 _check_copies(block, copies)
                 blocks.append(block)
         made = [b.block.create_var(f"{x.name}@GRAD@cond{blocks[0].idx}", x.shape, x.dtype, stop_gradient=True) for x in wanted]
@@ -143,18 +150,6 @@ class Cond(OpDef):
         run_block(op.attrs[f"{which}_block"].idx)
         for out, name in zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True):
             env[out] = env[name]
-
-
-def _keep_only(block: Block, results: list[str]) -> None:
-    """Drop the operators and variables of a block that its results do not need."""
-    program = block.program
-    live = flow.live_ops(program, results, ops=block.oplist)
-    named = {*results, *flow.uses(program, live), *flow.definitions(program, live)}
-    for op in block.oplist:
-        if op.sub_blocks() and not any(op is o for o in live):
-            for idx in op.sub_blocks():
-                program.blocks[idx].oplist, program.blocks[idx].descs = [], {}
-    block.oplist, block.descs = live, {n: d for n, d in block.descs.items() if n in named}
 
 
 def _check_copies(block: Block, copies: dict[str, str]) -> None:

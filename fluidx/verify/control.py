@@ -167,7 +167,8 @@ class Control:
             raise Refused(f"op {op.type}: a variable that it carries is not always defined")
         begin = tuple(atoms[v].e for v in first.values())
         start = atoms[scope.read(condition)].e
-        loop = self.table.intern(("loop", start, again, results, begin), self.table.types[start], (start, again, *results, *begin))
+        said = ("loop", op.attrs.get("max_rounds", 0), start, again, results, begin)
+        loop = self.table.intern(said, self.table.types[start], (start, again, *results, *begin))
         made = []
         for k, name in enumerate(first):
             t = scope.signature(name)[0]

@@ -249,14 +249,6 @@ def test_parameters_in_branches_are_trained():
     assert fx.global_scope().get("b").ravel().tolist() == [-1, -3]
 
 
-def test_a_loop_has_no_gradient_and_says_what_to_do():
-    x = fx.data("x", [1], "float32")
-    w = L.create_parameter([1], "float32", name="w")
-    (y,) = L.while_loop(lambda v: v < 10.0, lambda v: v * 2.0, [x * w])
-    with pytest.raises(fx.ProgramError, match="a while loop has no gradient: .*; unroll it in Python"):
-        fx.gradients([y], [w])
-
-
 # -- many ranks -----------------------------------------------------------------------------------------------------------
 
 

@@ -335,3 +335,10 @@ def test_convolutions_and_attention_are_planned_where_the_kernels_are_not_built(
     exe.run(fx.default_startup_program())
     (got,) = exe.run(feed={"x": np.ones((2, 4, 6, 6), "float32")}, fetch_list=[out])
     assert got.shape == (2, 8, 4, 4) and not native.has_products()
+
+
+def test_a_number_sliced_out_of_what_is_fed_is_that_of_the_run():
+    x = fx.data("x", [2], "int64")
+    block = fx.default_main_program().global_block()
+    block.append_op("slice", {"Input": x}, {"Out": "y"}, {"axes": [0], "starts": [1], "ends": [2], "decrease_axis": [0]})
+    assert [fx.Executor().run(feed={"x": np.int64([0, k])}, fetch_list=["y"])[0].item() for k in (3, 8)] == [3, 8]

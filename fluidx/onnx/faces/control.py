@@ -1,16 +1,20 @@
 """Control flow: If takes the branch that its condition says, Scan and Loop are written out round by round.
 
-A Loop whose condition has to be computed in each round is run on the host: its body is a model of its own, whose program is written once.
+Where the program computes a condition or a count, and nobody runs it meanwhile, it gets branches and loops of its own: `cond` and `while`.
+In a session, a Loop whose condition has to be computed in each round is run on the host: its body is a model of its own, whose program is
+written once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...ir import Variable
+from ...ir import ANY, Builder, Variable, program_guard
+from ...layers import control_flow
 from .. import limits
 from ..importer import Outputs, Weight, weights
 from ..node import Node
@@ -22,7 +26,31 @@ from .sequence import joined, nothing_of, slices
 
 @host("If")
 def if_(n: Node) -> object:
+    if _is_computed(n, n.operands[0]):
+        return _branches(n)
     return Outputs(n.inline(n.attr("then_branch" if _truth(n, n.operands[0]) else "else_branch"), []))
+
+
+def _is_computed(n: Node, value: Any) -> bool:
+    """Is a value known to a run of the program alone?"""
+    return isinstance(value, Variable) and n.importer.evaluate is None
+
+
+def _branches(n: Node) -> Outputs:
+    importer = n.importer
+    then, otherwise = (partial(importer.inline_in_block, n.attr(f"{which}_branch"), [], n) for which in ("then", "else"))
+    decides = _one_bool(n, n.x())
+    start = len(n.b.block.oplist)
+    with program_guard(importer.main, importer.startup):
+        made = control_flow.cond(decides, then, otherwise)
+    return Outputs(importer.named(n.outputs, made, start))
+
+
+def _one_bool(n: Node, condition: Variable) -> Variable:
+    t = condition.desc.type
+    if t.dtype != "bool" or t.numel not in (1, -1) and ANY not in t.shape:
+        raise n.wrong(f"the condition has to be one bool, found {t}")
+    return condition if t.numel == 1 else n.b.reshape(condition, shape=[1])
 
 
 def _truth(n: Node, condition: Any) -> bool:
@@ -90,6 +118,8 @@ def _stacked(n: Node, values: list[Any], info: Any, axis: int) -> Any:
 def loop(n: Node) -> object:
     """Ends at the trip count, or when the condition, which the body says anew, is false; either may be left away."""
     body, states = n.attr("body"), list(n.operands[2:])
+    if any(_is_computed(n, n.operands[k]) for k in (0, 1) if n.has(k)):
+        return _repeated(n, states, [], n.operands[1] if n.has(1) else np.array(True))
     limit = int(np.asarray(n.value(0)).item()) if n.has(0) else None
     goes = _truth(n, n.operands[1]) if n.has(1) else True
     rounds: list[list[Any]] = []
@@ -100,12 +130,50 @@ def loop(n: Node) -> object:
         condition, *made = write(len(rounds), states)
         states = made[: len(states)]
         rounds.append(made[len(states) :])
+        if _is_computed(n, condition):
+            return _repeated(n, states, rounds, condition)
         if isinstance(condition, Variable):
             states, condition = n.importer.value([states, condition], n)
             write = _on_host(n, body)
         goes = _truth(n, condition)
     infos = body.output[1 + len(states) :]
     return Outputs([*states, *(_stacked(n, [r[k] for r in rounds], info, 0) for k, info in enumerate(infos))])
+
+
+def _repeated(n: Node, states: list[Any], rounds: list[Any], condition: Any) -> Outputs:
+    """The rounds behind those that are written already, as a loop of the program; `condition` says whether there is one more."""
+    importer, body, b = n.importer, n.attr("body"), n.b
+    if len(body.output) > 1 + len(states):
+        name = body.output[1 + len(states)].name
+        raise n.wrong(f"how many rounds it has is computed, and so is the length of what it gathers as {name!r}; fx.onnx.session runs it")
+    known = not n.has(0) or not isinstance(n.operands[0], Variable)
+    limit = None if not n.has(0) else n.value(0) if known else b.reshape(n.x(0), shape=[])
+    most = 0 if limit is None or not known else int(np.asarray(limit).item()) - len(rounds)
+    if known and limit is not None and most <= 0:
+        return Outputs(states)
+    names = [importer.fresh(name) if name else None for name in [*n.outputs, *[""] * len(states)]]
+    held = [b.assign(importer.variable(v), name=name) for v, name in zip(states, names)]
+    count = b.fill_constant(shape=[], dtype="int64", value=float(len(rounds)))
+    with program_guard(importer.main, importer.startup):
+        first = _one_bool(n, importer.variable(condition))
+        more = b.assign(first) if known else b.logical_and(first, b.reshape(b.less_than(count, limit), shape=first.shape))
+        importer._fixed.update(v.name for v in (*held, count, more))
+        own = weights(body)
+        with control_flow.While(more, max_rounds=max(most, 0)).block() as block:
+            again, *made = importer.inline_in_block(body, [count, _true(n), *held], n, own)
+            inner = Builder(block, role=b.role)
+            for info, v, new in zip(body.output[1:], held, made):
+                if not v.desc.type.accepts(new.desc.type):
+                    raise n.wrong(f"{info.name!r} is {v.desc.type} when it begins and {new.desc.type} after a round; a loop of a program "
+                                  "carries values of one type, fx.onnx.session runs such models")  # fmt: skip
+            for v, new in zip(held, [inner.assign(new) for new in made]):
+                inner.assign(new, out={"Out": v})
+            inner.assign(inner.elementwise_add(count, inner.fill_constant(shape=[], dtype="int64", value=1.0)), out={"Out": count})
+            again = inner.reshape(_one_bool(n, again), shape=more.shape)
+            if not known:
+                again = inner.logical_and(again, inner.reshape(inner.less_than(count, limit), shape=more.shape))
+            inner.assign(again, out={"Out": more})
+    return Outputs(held)
 
 
 def _is_known(n: Node, body: Any, states: list[Any]) -> bool:
@@ -116,7 +184,12 @@ def _is_known(n: Node, body: Any, states: list[Any]) -> bool:
 
 def _inline(n: Node, body: Any) -> Any:
     own = weights(body)
-    return lambda k, states: n.inline(body, [np.array(k, np.int64), np.array(True), *states], own)
+    return lambda k, states: n.inline(body, [np.array(k, np.int64), _true(n), *states], own)
+
+
+def _true(n: Node) -> np.ndarray:
+    """The condition that a round is given, one element of as many axes as it begins with."""
+    return np.ones((1,) * n.rank(1) if n.has(1) else (), bool)
 
 
 def _on_host(n: Node, body: Any) -> Any:
@@ -136,7 +209,7 @@ def _on_host(n: Node, body: Any) -> Any:
     own = [i.name for i in body.input]
 
     def write(k: int, states: list[Any]) -> list[Any]:
-        feed = {**dict(zip(own, [np.array(k, np.int64), np.array(True), *states])), **dict(zip(names, read))}
+        feed = {**dict(zip(own, [np.array(k, np.int64), _true(n), *states])), **dict(zip(names, read))}
         return [ABSENT if v is None else v for v in session.run(feed)]
 
     return write

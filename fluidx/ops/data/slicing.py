@@ -102,16 +102,17 @@ class Slice(OpDef):
     def view(x, *, axes, starts, ends, decrease_axis):
         part = x[_window("slice", x.shape, axes, starts, ends, (1,) * len(axes))]
         drop = norm_axes("slice", decrease_axis, x.ndim)
-        return part[(*(0 if i in drop else slice(None) for i in range(x.ndim)), ...)] if drop else part  # `...`: of one element too
+        # without the dots, a single number would be a copy
+        return part[(*(0 if i in drop else slice(None) for i in range(x.ndim)), ...)] if drop else part
 
     @staticmethod
     def samples():
         yield Sample.of(f32(4, 3), axes=(0,), starts=(1,), ends=(3,))
         yield Sample.of(f32(4, 3, 2), axes=(0, -1), starts=(-3, 0), ends=(INT_MAX, -1))
         yield Sample.of(f32(4, 3), axes=(1,), starts=(2,), ends=(3,), decrease_axis=(1,))
+        yield Sample.of(f32(4), axes=(0,), starts=(1,), ends=(2,), decrease_axis=(0,))
         yield Sample.of(f32(4), axes=(0,), starts=(3,), ends=(3,), grad=(), why="the result is empty")
         yield Sample.of(f32(5, 4, 3), axes=(1, 0), starts=(2, -5), ends=(3, 5), decrease_axis=(1,))
-        yield Sample.of(f32(4), axes=(0,), starts=(2,), ends=(3,), decrease_axis=(0,))
 
 
 class StridedSlice(OpDef):

@@ -1,0 +1,136 @@
+"""A stash keeps a value of each round of a loop, so that another loop can go back through the rounds: how gradients of loops are written.
+
+With a bound it is a tensor with a row for each round. Without one its type has no rows: it takes memory as the rounds come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import ExecutionError
+from ...ir.opdef import OpDef, Sample
+from ..shared.samples import f32, i64
+
+
+class Rows:
+    """The rows of a stash. `array` has them all where there is a bound; else it is exchanged for one of twice the size when it is full."""
+
+    def __init__(self, xp: Any, array: Any):
+        self.xp, self.array, self.grows, self.count = xp, array, not len(array), 0
+
+    def clear(self) -> None:
+        """Begin with no rounds; memory is kept for the next run."""
+        self.count = 0
+
+    def write(self, x: Any, at: Any) -> None:
+        k = int(at.item())
+        if self.grows and k >= len(self.array):
+            larger = self.xp.empty((max(8, 2 * k), *x.shape), x.dtype)
+            larger[: self.count] = self.array[: self.count]
+            self.array = larger
+        _check(k, len(self.array), "stash_write")
+        self.array[k] = x
+        self.count = k + 1
+
+    def read(self, at: Any, out: Any) -> None:
+        k = int(at.item())
+        _check(k, self.count if self.grows else len(self.array), "stash_read")
+        out[...] = self.array[k]
+
+
+def _check(k: int, rows: int, op: str) -> None:
+    if not 0 <= k < rows:
+        raise ExecutionError(f"op {op}: the stash has rows for {rows} rounds, there is none for round {k}")
+
+
+class Stash(OpDef):
+    """Room for values like X, one for each of `rounds` rounds of a loop; 0: for any number, as they come."""
+
+    name = "stash"
+    inputs = ("X",)
+    attrs = {"rounds": 0}
+    flops = 0
+    constant = True
+    pattern = "~* -> . * | L()"
+
+    @staticmethod
+    def infer(x, *, rounds):
+        return x.with_shape((rounds, *x.shape))
+
+    @staticmethod
+    def kernel(xp, x, *, out, rounds):
+        out.fill(0)
+
+    @staticmethod
+    def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
+        return planner.rows(op.output("Out")[0]).clear
+
+    @staticmethod
+    def samples():
+        yield Sample.of(f32(4, 3), rounds=2, grad=(), why="the values do not depend on X")
+        yield Sample.of(i64(3, 1), rounds=3)
+
+
+class StashWrite(OpDef):
+    """The stash with X as its value of round Round, [1] int64, counted from 0."""
+
+    name = "stash_write"
+    inputs = ("Stash", "X", "Round")
+    inplace = (("Stash", "Out"),)
+    flops = 0
+    pattern = ". *, *, . -> . * | L(0,1)"
+
+    @staticmethod
+    def infer(stash, x, at):
+        return stash
+
+    @staticmethod
+    def kernel(xp, stash, x, at):
+        k = int(at.item())
+        _check(k, len(stash) + 1, "stash_write")  # the round behind the last one adds a row
+        return xp.concatenate([stash[:k], x[None], stash[k + 1 :]])
+
+    @staticmethod
+    def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
+        (name,), (x,), (at,) = op.input("Stash"), op.input("X"), op.input("Round")
+        if op.output("Out")[0] != name:
+            raise ExecutionError(f"op stash_write: a stash is written in place; it reads {name!r} and writes {op.output('Out')[0]!r}")
+        return partial(planner.rows(name).write, planner.array(x), planner.array(at))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(f32(2, 4, 3), f32(4, 3), i64(1), grad=(), why="the gradient of a loop through a gradient of a loop is refused")
+        yield Sample.of(i64(3, 1, 2), np.int64(7).reshape(()), i64(2))
+
+
+class StashRead(OpDef):
+    """The value of round Round, [1] int64, that the stash has."""
+
+    name = "stash_read"
+    inputs = ("Stash", "Round")
+    flops = 0
+    pattern = ". *, . -> * | L(0)"
+
+    @staticmethod
+    def infer(stash, at):
+        return stash.with_shape(stash.shape[1:])
+
+    @staticmethod
+    def kernel(xp, stash, at, *, out):
+        rows = Rows(xp, stash)
+        rows.count = len(stash)
+        rows.read(at, out)
+
+    @staticmethod
+    def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
+        (name,), (at,), (out,) = op.input("Stash"), op.input("Round"), op.output("Out")
+        return partial(planner.rows(name).read, planner.array(at), planner.array(out))
+
+    @staticmethod
+    def samples():
+        yield Sample.of(f32(2, 4, 3), i64(1), grad=(), why="the gradient of a loop through a gradient of a loop is refused")
+        yield Sample.of(i64(3, 1, 2), i64(2))

@@ -1,0 +1,76 @@
+"""Copies of operators in which every value has a name of its own: what a round of a loop computes, without writing anything outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..ir import flow
+from ..ir.bodies import bodies, copy_op, runs_bodies
+from ..ir.errors import ProgramError
+from ..ir.opdef import opdef
+from ..ir.operator import BlockRef, Operator
+from ..ir.program import Block, Program
+
+
+def copy_single(ops: Iterable[Operator], source: Block, target: Block, names: Mapping[str, str], suffix: str) -> dict[str, str]:
+    """Put copies of operators of `source` behind what `target` holds; return the name of each variable's last value.
+
+    `names` are those of values from outside of the copies. A loop goes on from copies of what it carries, a branch hands out what it
+    writes. Raises ProgramError for a branch that writes a variable which its operator does not name as an output.
+    """
+    copies = _Copies(source.program, target, suffix)
+    now = dict(names)
+    for op in ops:
+        copies.add(op, source, target, now)
+    return now
+
+
+class _Copies:
+    def __init__(self, program: Program, target: Block, suffix: str):
+        self.program, self.target, self.suffix = program, target, suffix
+        self.taken: set[str] = set()  # also in the other branch, which `find` does not see
+
+    def add(self, op: Operator, source: Block, block: Block, now: dict[str, str]) -> None:
+        if not runs_bodies(op):
+            fresh = {n: self._fresh(n, source, block) for n in op.output_arg_names}
+            outputs = {slot: tuple(fresh[n] for n in names) for slot, names in op.outputs.items()}
+            block.oplist.append(op.renamed(now).replace(outputs=outputs))
+            now.update(fresh)
+        elif opdef(op.type).repeats:
+            for n in flow.writes(self.program, op):
+                fresh_name = self._fresh(n, source, block)
+                block.oplist.append(Operator("assign", {"X": (now.get(n, n),)}, {"Out": (fresh_name,)}, role=op.role, site=op.site))
+                now[n] = fresh_name
+            block.oplist.append(copy_op(op, self.program, block, now, f"{self.suffix}.{len(block.oplist)}"))
+        else:
+            self._branches(op, source, block, now)
+
+    def _branches(self, op: Operator, source: Block, block: Block, now: dict[str, str]) -> None:
+        outs = op.output_arg_names
+        if beside := [n for n in flow.writes(self.program, op) if n not in outs]:
+            raise ProgramError(f"op {op.type} writes {beside[0]!r} in a branch, and does not name it as an output")
+        attrs: dict[str, Any] = dict(op.attrs)
+        for body in bodies(op):
+            branch = self.program.blocks[body.idx]
+            twin = self.target.program.create_block(block.idx)
+            inside = dict(now)
+            for inner in branch.oplist:
+                self.add(inner, branch, twin, inside)
+            attrs[body.attr] = BlockRef(twin.idx)
+            attrs[body.results_attr] = tuple(inside.get(n, n) for n in body.results(op))
+        fresh = {n: self._fresh(n, source, block) for n in outs}
+        outputs = {slot: tuple(fresh[n] for n in names) for slot, names in op.outputs.items()}
+        block.oplist.append(op.renamed(now).replace(outputs=outputs, attrs=attrs))
+        now.update(fresh)
+
+    def _fresh(self, name: str, source: Block, block: Block) -> str:
+        """Declare another variable like `name` in `block`."""
+        found = base = name + self.suffix
+        k = 0
+        while found in self.taken or block.find(found) is not None:
+            k += 1
+            found = f"{base}.{k}"
+        self.taken.add(found)
+        block.descs[found] = source.desc(name).changed(name=found, persistable=False, is_parameter=False, is_data=False, attrs={})
+        return found

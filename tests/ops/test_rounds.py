@@ -1,0 +1,255 @@
+"""Gradients of loops: against central differences, against the loop unrolled in Python, in programs of their own and on many ranks."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.ir.jsonform import from_json, to_json
+from fluidx.testing import interpret, numeric_grad
+
+L = fx.layers
+
+
+def check(build, feeds, sizes=(3,), bounds=(0,)):
+    """Build y of float64 inputs and the integer n; its gradients against central differences, in executor and interpreter."""
+    for bound in bounds:
+        with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+            xs = [fx.data(f"x{k}", [size], "float64") for k, size in enumerate(sizes)]
+            n = fx.data("n", [1], "int64")
+            loss = L.reduce_sum(build(*xs, n, bound))
+            grads = fx.gradients([loss], xs)
+            main, exe, rng = fx.default_main_program(), fx.Executor(), np.random.default_rng(0)
+            assert fx.Program.parse_from_string(str(main)) == main
+            for rounds in feeds:
+                feed = {x.name: rng.uniform(0.2, 0.9, size) for x, size in zip(xs, sizes, strict=True)} | {"n": np.int64([rounds])}
+                found, again = (exe.run(feed=feed, fetch_list=grads) for _ in range(2))
+                env = interpret(main, feed)
+                for x, g, g2, v in zip(xs, found, again, grads, strict=True):
+                    want = numeric_grad(lambda _: exe.run(feed=feed, fetch_list=[loss])[0].item(), feed[x.name])  # noqa: B023
+                    # central differences of float64 are right to about 1e-9 of the loss
+                    np.testing.assert_allclose(g, want, rtol=1e-6, atol=1e-8, err_msg=f"{rounds} rounds, {x.name}")
+                    assert g.tolist() == g2.tolist()
+                    # native kernels and NumPy add up in other orders
+                    np.testing.assert_allclose(g, env[v.name], rtol=1e-13)
+
+
+def counted(n, body, states, bound=0):
+    """`body(i, *states)` for i from 0 to n - 1."""
+    i = L.zeros([1], "int64")
+    made = L.while_loop(
+        lambda i, *s: L.less_than(i, n), lambda i, *s: [L.increment(i, in_place=False), *body(i, *s)], [i, *states], max_rounds=bound
+    )
+    return made[1:]
+
+
+def test_what_is_carried_and_what_is_read():
+    check(lambda x, w, n, k: counted(n, lambda i, h: [L.tanh(h * w + x)], [x], k)[0], [0, 1, 2, 7], (3, 3), bounds=(0, 9))
+
+
+def test_a_state_that_begins_as_a_constant():
+    check(lambda x, n, k: counted(n, lambda i, h: [h * x + L.square(x)], [L.ones([3], "float64")])[0], [0, 3])
+
+
+def test_states_that_change_places_and_results_used_again():
+    def build(x, y, n, k):
+        a, b = counted(n, lambda i, a, b: [b * y, L.sin(a)], [x, x * y])
+        return a * b + L.exp(a) + counted(n, lambda i, a: [a * b], [a])[0]
+
+    check(build, [0, 1, 4], (2, 2))
+
+
+def test_a_loop_in_a_loop():
+    def build(x, n, k):
+        def body(i, h):
+            (inner,) = counted(i, lambda j, u: [L.sin(u) + h * x], [h], k)
+            return [inner * x]
+
+        return counted(n, body, [x], k)[0]
+
+    check(build, [0, 1, 4], bounds=(0, 5))
+
+
+def test_a_branch_in_a_loop():
+    def build(x, n, k):
+        def body(i, h):
+            odd = L.equal(L.elementwise_mod(i, L.fill_constant([1], "int64", 2)), L.ones([1], "int64"))
+            return [L.cond(odd, lambda: h * x, lambda: L.sin(h) + x)]
+
+        return counted(n, body, [x])[0]
+
+    check(build, [0, 1, 5])
+
+
+def test_a_branch_that_writes_what_the_loop_carries():
+    def build(x, n, k):
+        h, i = L.scale(x, 1.0), L.zeros([1], "int64")
+        more = L.less_than(i, n)
+        with L.While(more).block():
+            odd = L.equal(L.elementwise_mod(i, L.fill_constant([1], "int64", 2)), L.ones([1], "int64"))
+            with L.Switch() as switch:
+                with switch.case(odd):
+                    L.assign(L.square(h) * x, output=h)
+                with switch.default():
+                    L.assign(L.sin(h), output=h)
+            L.increment(i)
+            L.less_than(i, n, cond=more)
+        return h
+
+    check(build, [0, 1, 5])
+
+
+def test_a_condition_that_is_computed_from_data():
+    def build(x, n, k):
+        top = L.fill_constant([1], "float64", 20.0)
+        h, s = L.while_loop(lambda h, s: L.less_than(s, top), lambda h, s: [h * 1.5, L.reduce_sum(h * 1.5)], [x, L.reduce_sum(x)])
+        return h * s
+
+    check(build, [0])
+
+
+def test_a_value_written_several_times_in_a_round():
+    def build(x, n, k):
+        h, i, kept = L.scale(x, 1.0), L.zeros([1], "int64"), L.zeros([3], "float64")
+        more = L.less_than(i, n)
+        with L.While(more).block():
+            L.assign(L.square(h), output=h)
+            L.assign(kept + h * x, output=kept)
+            L.assign(L.sin(h), output=h)
+            L.increment(i)
+            L.less_than(i, n, cond=more)
+        return h * kept
+
+    check(build, [0, 1, 3])
+
+
+def test_a_loop_is_the_loop_unrolled_in_python_to_the_bit():
+    def made(unrolled):
+        with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+            x, w = fx.data("x", [2, 2], "float64"), fx.data("w", [2, 2], "float64")
+            h = x
+            if unrolled:
+                for _ in range(4):
+                    h = L.matmul(h, w) - x
+            else:
+                (h,) = counted(L.fill_constant([1], "int64", 4), lambda i, h: [L.matmul(h, w) - x], [x])
+            grads = fx.gradients([h], [x, w])
+            feed = {"x": np.float64([[1, 2], [-1, 3]]), "w": np.float64([[2, -1], [1, 1]])}
+            return [g.tolist() for g in fx.Executor().run(feed=feed, fetch_list=[h, *grads])]
+
+    assert made(False) == made(True)
+
+
+def test_a_bound_ends_the_loop():
+    n = fx.data("n", [1], "int64")
+    (h,) = counted(n, lambda i, h: [h * 2.0], [L.ones([1], "float32")], 3)
+    assert [fx.Executor().run(feed={"n": np.int64([k])}, fetch_list=[h])[0].item() for k in (0, 2, 3, 8)] == [1, 4, 8, 8]
+
+
+def test_only_what_the_gradient_reads_is_kept():
+    x, n = fx.data("x", [3], "float64"), fx.data("n", [1], "int64")
+    a, b = counted(n, lambda i, a, b: [a + x, L.square(b)], [x, x])
+    fx.gradients([a * b], [x])
+    ops = fx.default_main_program().ops
+    assert [op.input("X") for op in ops if op.type == "stash"] == [(b.name,)]
+
+
+def test_a_program_for_tests_keeps_nothing():
+    x, n = fx.data("x", [3], "float64"), fx.data("n", [1], "int64")
+    (h,) = counted(n, lambda i, h: [L.sin(h)], [x])
+    plain = str(fx.default_main_program())
+    fx.gradients([h], [x])
+    assert "stash" in str(fx.default_main_program())
+    assert str(fx.default_main_program().clone(for_test=True)) == plain
+
+
+def test_the_gradient_of_a_gradient_of_a_loop_is_refused():
+    x, n = fx.data("x", [3], "float64"), fx.data("n", [1], "int64")
+    (h,) = counted(n, lambda i, h: [h * h], [x])
+    (g,) = fx.gradients([h], [x])
+    with pytest.raises(fx.ProgramError, match="op stash_read has no gradient"):
+        fx.gradients([g], [x])
+
+
+def test_two_gradients_of_one_loop():
+    x, n = fx.data("x", [3], "float64"), fx.data("n", [1], "int64")
+    (h,) = counted(n, lambda i, h: [h * h * x], [x])
+    (one,), (other,) = fx.gradients([h], [x]), fx.gradients([L.square(h)], [x])
+    xs, power = np.array([0.5, 1.5, -1.0]), 1
+    for rounds in range(4):
+        found = fx.Executor().run(feed={"x": xs, "n": np.int64([rounds])}, fetch_list=[h, one, other])
+        # h is x to this power; products of a few float64 are right to a few units in the last place
+        for a, b in zip(found, (xs**power, power * xs ** (power - 1), 2 * power * xs ** (2 * power - 1)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+        power = 2 * power + 1
+
+
+def test_a_loop_with_its_gradient_is_the_same_program_from_text_and_json():
+    x, n = fx.data("x", [3], "float64"), fx.data("n", [1], "int64")
+    (h,) = counted(n, lambda i, h: [h * h * x], [x], 5)
+    fx.gradients([h], [x])
+    main = fx.default_main_program()
+    assert fx.Program.parse_from_string(str(main)) == main
+    assert from_json(json.loads(json.dumps(to_json(main)))) == main
+
+
+# -- training -------------------------------------------------------------------------------------------------------------------
+
+
+def recurrent(steps=3, bound=0):
+    """A recurrent network over the time axis of x, as a loop."""
+    x, y = fx.data("x", [-1, steps, 2], "float64"), fx.data("y", [-1, 2], "float64")
+    w, u = (L.create_parameter([2, 2], "float64", name=name, default_initializer=fx.initializer.Constant(1.0)) for name in "wu")
+    time = L.transpose(x, [1, 0, 2])
+    h = L.fill_constant_batch_size_like(x, [-1, 2], "float64", 0.0)
+
+    def body(i, h):
+        return [L.matmul(h, w) + L.matmul(L.reshape(L.gather(time, i), [-1, 2]), u)]
+
+    (h,) = counted(L.fill_constant([1], "int64", steps), body, [h], bound)
+    return x, y, h
+
+
+def test_a_recurrent_network_learns_to_add_up():
+    x, y, h = recurrent()
+    loss = L.mean(L.square(h - y))
+    fx.optimizer.SGD(0.05).minimize(loss)
+    exe, rng = fx.Executor(), np.random.default_rng(0)
+    exe.run(fx.default_startup_program())
+    xs = rng.uniform(-1, 1, (16, 3, 2))
+    feed = {"x": xs, "y": xs.sum(1)}
+    losses = [exe.run(feed=feed, fetch_list=[loss])[0].item() for _ in range(60)]
+    assert losses[-1] < 0.05 * losses[0]
+
+
+@pytest.mark.parametrize("bound", [0, 4])
+@pytest.mark.parametrize("strategy", ["data_parallel", "ring_optimizer"])
+def test_ranks_train_it_as_one_device_does(strategy, bound):
+    def build():
+        x, y, h = recurrent(bound=bound)
+        loss = L.reduce_sum(h * y)
+        fx.optimizer.SGD(0.25).minimize(loss)
+        return loss
+
+    def run(places):
+        with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard(), fx.scope_guard(fx.Scope()):
+            loss = build()
+            main, startup = fx.default_main_program(), fx.default_startup_program()
+            t = None
+            if places > 1:
+                t = fx.DistributeTranspiler(getattr(fx.strategies, strategy)())
+                t.transpile(program=main, startup_program=startup, trainers=places)
+                t.verify()
+            rng = np.random.default_rng(1)
+            feeds = [{"x": rng.integers(-1, 2, (4, 3, 2)).astype(float), "y": rng.integers(-1, 2, (4, 2)).astype(float)} for _ in range(2)]
+            if t is None:
+                exe = fx.Executor()
+                exe.run(startup)
+                return [exe.run(main, feed=f, fetch_list=[loss, "w", "u"]) for f in feeds]
+            with fx.ParallelExecutor(t, places=fx.cpu_places(places)) as exe:
+                exe.run_startup()
+                return [exe.run(feed=f, fetch_list=[loss.name, "w", "u"]) for f in feeds]
+
+    for one, two in zip(run(1), run(2), strict=True):
+        assert [np.asarray(a).tolist() for a in one] == [np.asarray(a).tolist() for a in two]
