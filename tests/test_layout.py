@@ -34,7 +34,7 @@ ARROWS = {
     "onnx": ("_files", "_version", "backward", "config", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }
 # They tie the parts together, so they see everything.
-UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "testing"}
+UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "testing"}
 # Everything else is what users write programs with (layers, backward, optimizer, ...): it stands on ir and ops.
 WRITING = ("config", "ir", "ops")
 

@@ -64,9 +64,9 @@ class Importer:
     """Writes `main` and `startup`. `evaluate` runs the program so far for some of its variables; None where nobody can.
 
     `trail` has, in their order, the checks of a run and what the host computes in it; `fed` are the values of variables that are fed. With
-    `constants_train` what nodes hold is a weight as initializers are, where it is more than a few floats: some exporters write all weights
-    so. `from_front` says that no computed position counts from the end of an axis, as in models that fluidx wrote: its operators refuse
-    such positions.
+    `constants_train` what nodes hold is a weight as initializers are, where it is more than one float: some exporters write all weights so.
+    `from_front` says that no computed position counts from the end of an axis, as in models that fluidx wrote: its operators refuse such
+    positions.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class Importer:
 
     def held(self, name: str, array: np.ndarray) -> Any:
         """What a node holds under a name."""
-        trains = self.constants_train and array.dtype.name in FLOATS and array.size > _SMALL
+        trains = self.constants_train and array.dtype.name in FLOATS and array.ndim and array.size > 1
         return Weight(name, array) if trains else array
 
     def fresh(self, name: str) -> str:

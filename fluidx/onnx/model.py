@@ -82,7 +82,7 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None) -
     proto = read(source, strict=True)
     name = program_name(proto.graph)
     own = source.producer_name == "fluidx"
-    importer = Importer(Program(name), Program(f"{name}_startup"), opsets_of(proto), constants_train=True, from_front=own)
+    importer = Importer(Program(name), Program(f"{name}_startup"), opsets_of(proto), constants_train=not own, from_front=own)
     with unique_name.guard():  # a model gives one program, however often it is loaded
         importer.take_weights(proto.graph)
         _declare(importer, proto.graph, dict(shapes or {}))

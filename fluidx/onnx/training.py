@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..initializer import derive_seed
-from ..ir import Operator, Program, Role, Variable, flow, program_guard
+from ..ir import Block, Operator, Program, Role, Variable, flow, program_guard
 from ..ir.errors import nearest
+from ..ir.sizes import Sizes
 from .errors import OnnxError
 from .model import OnnxModel
 
@@ -33,6 +34,9 @@ def set_training(
     only the old outputs needed goes away. `loss` is a function of the output, or "softmax_with_cross_entropy" (of labels that are fed as
     "label": int64[-1, 1]), "square_error_cost" or "sigmoid_cross_entropy_with_logits" (of "label", like the output): its mean. Where a
     model ends in a softmax, the cross entropy takes what lies before it.
+
+    Raises OnnxError for a pattern that names nothing, and where parameters go into the loss through whole numbers, so that no gradient
+    reaches them: that is so in quantized models.
     """
     program = model.program if isinstance(model, OnnxModel) else model
     if not isinstance(program, Program):
@@ -42,14 +46,17 @@ def set_training(
             raise OnnxError(f"{program.label()} computes gradients already, of the model as it was; call set_training before minimize")
     if not isinstance(model, OnnxModel) and (head or loss):
         raise OnnxError("set_training: head and loss are for what fx.onnx.load gave; on a Program, build them with layers")
-    if batch_norm is not False:
-        _wake_batch_norms(program, ("*",) if batch_norm is True else _several(batch_norm))
+    _wake_batch_norms(program, ("*",) if batch_norm is True else () if batch_norm is False else _several(batch_norm))
     if dropout is not False:
         _wake_dropouts(program, None if dropout is True else float(dropout))
     _freeze(program, _several(freeze))
     if isinstance(model, OnnxModel) and head is not None:
         _replace_head(model, head)
-    return _built_loss(model, loss) if isinstance(model, OnnxModel) and loss is not None else None
+    if not isinstance(model, OnnxModel) or loss is None:
+        return None
+    made = _built_loss(model, loss)
+    _check_reached(program, made)
+    return made
 
 
 def _several(patterns: Any) -> tuple[str, ...]:
@@ -72,14 +79,17 @@ def _wake_batch_norms(program: Program, patterns: Sequence[str]) -> None:
     _all_used(patterns, known, "batch_norm", "values and parameters of batch normalizations are")
 
     def change(op: Operator) -> Operator:
-        if op.type != "batch_norm" or not _like((*op.outputs["Y"], *op.input_arg_names[1:]), patterns):
+        if op.type != "batch_norm":
             return op
+        woken = _like((*op.outputs["Y"], *op.input_arg_names[1:]), patterns)
         running = {slot: op.inputs[slot] for slot in ("Mean", "Variance")}
         for slot, (name,) in running.items():
-            desc = block.desc(name)
-            if not desc.is_parameter:
+            if block.desc(name).is_parameter:
+                _stays(block, name)
+            elif woken:
                 raise OnnxError(f"{op.to_string()}: {slot} is computed in the model, and cannot be updated; leave it out of batch_norm=")
-            block.declare(desc.changed(stop_gradient=True, attrs={**desc.attrs, "trainable": False}))
+        if not woken:
+            return op
         for slot in ("MeanOut", "VarianceOut"):
             block.descs.pop(op.outputs[slot][0], None)
         outs = {**op.outputs, "MeanOut": running["Mean"], "VarianceOut": running["Variance"]}
@@ -107,12 +117,17 @@ def _wake_dropouts(program: Program, rate: float | None) -> None:
 
 
 def _freeze(program: Program, patterns: Sequence[str]) -> None:
-    block = program.global_block()
-    parameters = [p.desc for p in program.all_parameters()]
-    _all_used(patterns, [d.name for d in parameters], "freeze", "the parameters are")
-    for desc in parameters:
-        if _like((desc.name,), patterns):
-            block.declare(desc.changed(stop_gradient=True, attrs={**desc.attrs, "trainable": False}))
+    names = [p.name for p in program.all_parameters()]
+    _all_used(patterns, names, "freeze", "the parameters are")
+    for name in names:
+        if _like((name,), patterns):
+            _stays(program.global_block(), name)
+
+
+def _stays(block: Block, parameter: str) -> None:
+    """No gradient changes that parameter."""
+    desc = block.desc(parameter)
+    block.declare(desc.changed(stop_gradient=True, attrs={**desc.attrs, "trainable": False}))
 
 
 def _all_used(patterns: Sequence[str], names: Sequence[str], option: str, what: str) -> None:
@@ -173,7 +188,48 @@ def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) ->
 
 
 def _before_softmax(program: Program, y: Variable) -> Variable:
-    maker = next((op for op in reversed(program.ops) if y.name in op.output_arg_names), None)
-    if maker is None or maker.type != "softmax" or maker.attrs["axis"] not in (-1, y.ndim - 1):
+    """What a softmax over the last axis makes y of; y where none does. Below opset 13 it works on two axes, with a reshape around it."""
+    block, sizes = program.global_block(), Sizes(program.global_block())
+    made = _maker(program, y)
+    inner = _maker(program, block.var(made.inputs["X"][0])) if made is not None and made.type == "reshape" else made
+    if inner is None or inner.type != "softmax":
         return y
-    return program.global_block().var(maker.inputs["X"][0])
+    x = block.var(inner.inputs["X"][0])
+    if inner.attrs["axis"] not in (-1, x.ndim - 1):
+        return y
+    flat = _maker(program, x) if inner is not made else None
+    before = block.var(flat.inputs["X"][0]) if flat is not None and flat.type == "flatten" else x
+    return before if before.shape[-1:] == x.shape[-1:] and sizes.equal(before, y) else y
+
+
+def _maker(program: Program, v: Variable) -> Operator | None:
+    return next((op for op in reversed(program.ops) if v.name in op.output_arg_names), None)
+
+
+def _check_reached(program: Program, loss: Variable) -> None:
+    """Refuse parameters that the loss is computed of and that no gradient reaches: they would silently stay."""
+    from ..backward import gradients
+
+    if not isinstance(loss, Variable) or loss.block.program is not program:
+        raise OnnxError(f"set_training: loss must give a Variable of the model's program, got {loss!r}")
+    block, live = program.global_block(), flow.live_ops(program, [loss.name], given=set())
+    read = {n for op in live for n in flow.reads(program, op)}
+    wanted = [p.name for p in program.all_parameters() if p.name in read and not p.stop_gradient]
+    if not wanted:
+        return
+    twin = program.clone().global_block()
+    found = gradients(twin.var(loss.name), [twin.var(n) for n in wanted])
+    stuck = [n for n, g in zip(wanted, found, strict=True) if g is None]
+    if not stuck:
+        return
+    behind, whole = set(stuck), ""
+    for op in live:
+        if behind.intersection(flow.reads(program, op)):
+            behind.update(flow.writes(program, op))
+            whole = whole or next((n for n in flow.writes(program, op) if not block.desc(n).type.is_float), "")
+    why = f"; {whole!r}, which they go into, is {block.desc(whole).type.dtype}" if whole else ""
+    some = ", ".join(stuck[:5]) + ", ..." * (len(stuck) > 5)
+    raise OnnxError(
+        f"set_training: no gradient reaches {len(stuck)} of {len(wanted)} parameters ({some}){why}. "
+        "Train the model that it was quantized from, or name them in freeze="
+    )

