@@ -256,6 +256,9 @@ def prune(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> Pro
     source = program.clone(for_test=True)
     block = source.global_block()
     for name in (*feeds, *targets):
+        known = program.global_block().desc(name)
+        if known.persistable and block.find(name) is None:  # no operator has to do with it
+            block.declare(known)
         block.desc(name)
     given = {n for n in feeds if not block.desc(n).is_data}
     kept = flow.live_ops(source, targets, given=given)
