@@ -66,7 +66,7 @@ _LAZY = {
     "append_backward": "backward", "gradients": "backward",
     "CPUPlace": "executor", "CUDAPlace": "executor", "Executor": "executor", "ParallelExecutor": "executor", "Scope": "executor",
     "cpu_places": "executor", "cuda_places": "executor", "global_scope": "executor", "scope_guard": "executor",
-    "mpi_places": "executor",
+    "mpi_places": "executor", "process_places": "executor",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
     "InferenceTranspiler": "inference", "tune": "tuning",

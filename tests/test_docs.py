@@ -25,7 +25,7 @@ MODULES = [
 ]
 OPTIONAL = {"cupy", "cupyx", "mpi4py", "onnx", "sklearn"}
 EXTRAS = {"fluidx.onnx": "onnx"}  # packages whose examples need a module that importing them does not
-NEEDS = re.compile(r"<!-- needs ([\w ]+) -->")
+NEEDS = re.compile(r"<!-- needs ([\w. ]+) -->")
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)```[ \t]*$", re.MULTILINE | re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""How ranks talk: one protocol, with threads of this process, MPI processes or NCCL behind it."""
+"""How ranks talk: one protocol, with threads of this process, processes that share memory, or NCCL behind it."""
 
 from .base import CommAborted, CommError, CommTimeout, Communicator
 from .threads import ThreadCommunicator, ThreadWorld

@@ -37,13 +37,16 @@ class Communicator(Protocol):
     Lists hold one array per rank of the group, in order: views, strided or not, of any sizes, also empty. What rank i gives for rank j
     has the shape that rank j expects from rank i. Every call returns within the deadline or raises CommError; every member of `ranks`
     makes the same calls in the same order.
+
+    A group is its members and their order, and needs no more to be made than that they call; ranks may be in many, which meet by turns.
+    Reductions add in rank order, small floats in float32: every rank has the same bits, and so has every run. Ranks that bring what does
+    not fit together are told so (CommError), and a passed deadline (CommTimeout) names those who are missing.
+    tests/comm/conformance holds every body to this.
     """
 
     rank: int
     world_size: int
-    # True: calls only start the work, on a stream of its own. `mark()` gives a token, `order_after(token)` makes compute wait for what
-    # was started before it.
-    asynchronous: bool
+    asynchronous: bool  # True: it is an AsynchronousCommunicator
     # The same methods, which do nothing and give the C calls that would: a list of `native.Call`, or None where there are none for these
     # arrays. None where there never are. They may stand in a block with other calls.
     calls: Any
@@ -83,3 +86,16 @@ class Communicator(Protocol):
 
     def abort(self, reason: BaseException) -> None:
         """Make every waiting rank stop with CommAborted."""
+
+
+class AsynchronousCommunicator(Communicator, Protocol):
+    """One whose calls only start the work, on a stream of its own."""
+
+    def mark(self) -> Any:
+        """A token for what was started before."""
+
+    def order_after(self, token: Any) -> None:
+        """Let compute wait for what was started before the token was given."""
+
+    def wait(self) -> None:
+        """Wait until all that was started is done, or the deadline has passed."""

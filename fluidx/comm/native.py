@@ -1,4 +1,4 @@
-"""Ranks as threads that meet in C: a collective is a call in a block of calls, and whoever waits there holds no interpreter lock."""
+"""Ranks that meet in C: a collective is a call in a block of calls, and whoever waits there holds no interpreter lock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from .. import native
 from ..native.world import Brought, World
 from .base import Ranks
-from .slots import Slot, work
-from .threads import ThreadCommunicator, ThreadWorld
+from .slots import NOTHING, Slot, work
+from .threads import ThreadCommunicator
 
 _MOST_BLOCKS = 128
 _ADDED = np.dtype(np.float32), np.dtype(np.float64)  # what C reduces
@@ -24,28 +24,42 @@ class NativeCommunicator(ThreadCommunicator):
     and ranks that differ in those disagree.
     """
 
-    def __init__(self, world: ThreadWorld, shared: World, rank: int):
+    def __init__(self, world: Any, shared: World, rank: int):
         super().__init__(world, rank)
-        self.calls = _Calls(world, shared, rank)
+        self.calls = Calls(world, shared, rank)
         self._shared = shared
         self._blocks: dict[tuple, Callable[[], None]] = {}
 
     def _meet(self, ranks: Ranks, slot: Slot) -> None:
-        given = slot
-        if slot.gives is None and not _in_one_piece(slot.x, slot.out):
-            slot = Slot(slot.what, np.ascontiguousarray(slot.x), np.array(slot.out, order="C"), slot.op, slot.root)
+        given, slot = slot, self._reachable(slot)
         working = _in_c(slot)
         meet = self._block_of(ranks, slot, working)
         if not working:
-            board = self.world.board(ranks)
-            board[self.rank] = slot
+            self._show(ranks, slot)
         meet()
         if not working:
             mine = ranks.index(self.rank)
-            work([board[r] for r in ranks], mine, mine + 1, self._block)
+            work(self._shown(ranks, slot), mine, mine + 1, self._block)
             meet()
         if slot is not given:
-            np.copyto(given.out, slot.out)
+            for place, made in zip(_results(given), _results(slot), strict=True):
+                if place is not made:
+                    np.copyto(place, made)
+
+    def _reachable(self, slot: Slot) -> Slot:
+        """The slot with arrays that C kernels and all ranks can work on: itself, or one with copies."""
+        if slot.gives is not None or in_one_piece(slot.x, slot.out):
+            return slot
+        return Slot(slot.what, np.ascontiguousarray(slot.x), np.array(slot.out, order="C"), slot.op, slot.root)
+
+    def _show(self, ranks: Ranks, slot: Slot) -> None:
+        """Let the members of a group see what this rank brings, when they have met."""
+        self.world.board(ranks)[self.rank] = slot
+
+    def _shown(self, ranks: Ranks, slot: Slot) -> list[Slot]:
+        """What all members bring to the call that this rank brings its slot to."""
+        board = self.world.board(ranks)
+        return [board[r] for r in ranks]
 
     def _block_of(self, ranks: Ranks, slot: Slot, working: bool) -> Callable[[], None]:
         """The meeting as a function. Its words hold no more than the key says, so it serves for other arrays in the same places."""
@@ -61,25 +75,32 @@ class NativeCommunicator(ThreadCommunicator):
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         given = recvs
-        sends = [(np.ascontiguousarray(x), peer) for x, peer in sends]
-        recvs = [(out if _in_one_piece(out) else np.empty(out.shape, out.dtype), peer) for out, peer in recvs]
+        sends = [(self._sent(x), peer) for x, peer in sends]
+        recvs = [(out if in_one_piece(out) else np.empty(out.shape, out.dtype), peer) for out, peer in recvs]
         native.compile([self._shared.exchange(self.rank, sends, recvs)])()
         for (out, _), (made, _) in zip(given, recvs, strict=True):
             if made is not out:
                 np.copyto(out, made)
 
+    def _sent(self, x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x)
 
-class _Calls(ThreadCommunicator):
+
+class Calls(ThreadCommunicator):
     """The methods of a communicator, giving the C calls that do what they say; None where NumPy takes part."""
 
-    def __init__(self, world: ThreadWorld, shared: World, rank: int):
+    def __init__(self, world: Any, shared: World, rank: int):
         super().__init__(world, rank)
         self._shared = shared
 
     def _meet(self, ranks: Ranks, slot: Slot) -> list[native.Call] | None:
-        if not _in_c(slot) or slot.gives is None and not _in_one_piece(slot.x, slot.out):
+        if not _in_c(slot) or not self._can_reach(slot):
             return None
         return [self._shared.meet(ranks, self.rank, _brought(slot))]
+
+    def _can_reach(self, slot: Slot) -> bool:
+        """Need nothing be copied?"""
+        return slot.gives is not None or in_one_piece(slot.x, slot.out)
 
     def reach(self, beside: bool, at: int) -> list[native.Call]:
         return [self._shared.reach(self.rank, beside, at)]
@@ -88,7 +109,7 @@ class _Calls(ThreadCommunicator):
         return [self._shared.follow(self.rank, beside, at)]
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> list[native.Call] | None:
-        if not _in_one_piece(*(a for a, _ in (*sends, *recvs))):
+        if not in_one_piece(*(a for a, _ in (*sends, *recvs))):
             return None
         return [self._shared.exchange(self.rank, sends, recvs)]
 
@@ -98,8 +119,13 @@ def _in_c(slot: Slot) -> bool:
     return not slot.op or slot.dtype in _ADDED
 
 
-def _in_one_piece(*arrays: np.ndarray) -> bool:
+def in_one_piece(*arrays: np.ndarray) -> bool:
     return all(a.flags.c_contiguous for a in arrays)
+
+
+def _results(slot: Slot) -> Sequence[np.ndarray]:
+    """What a call writes: all that it takes, or its one result."""
+    return [slot.out] if slot.out is not NOTHING or slot.takes is None else slot.takes
 
 
 def _brought(slot: Slot) -> Brought:

@@ -20,7 +20,7 @@ from ..ops.data.stash import Rows
 from .bound import Bound
 from .context import RunContext
 from .fuse import fused
-from .memory import carve, carve_strided, zeros
+from .memory import aligned_bytes, carve, carve_strided, zeros
 from .outline import Outline
 from .plan import Plan, Step
 from .planning import plan
@@ -228,9 +228,7 @@ class _Binder:
 def _aligned(total: int, xp: Any) -> Any:
     if xp is not np:
         return xp.empty(total, np.uint8)
-    raw = np.empty(total + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + total]
+    return aligned_bytes(total)
 
 
 def _run_block(pairs: list[tuple[Call, Operator]]) -> None:

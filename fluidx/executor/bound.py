@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..ir.types import TensorType
 from . import watch
 from .context import RunContext
 from .plan import Plan
@@ -26,23 +27,31 @@ class Bound:
         self.fetches: list[Any] = []
 
     @property
+    def fetch_types(self) -> Sequence[TensorType]:
+        return self.plan.fetch_types
+
+    @property
     def tracks(self) -> list[Track]:
         return [self.compute] if self.beside is None else [self.compute, self.beside]
 
     def run(self, feed: Mapping[str, Any], after: watch.After | None = None) -> list[Any]:
-        """Copy the feeds in, make every call, copy the fetches out. With `after`, which is called behind every step, one step by itself
-        after the other; the steps of all tracks are numbered through."""
+        """Copy the feeds in, make every call, copy the fetches out. `after` as of `walk`."""
         for name, buffer in self.feeds:
             value = feed[name]
             if type(buffer) is np.ndarray:
                 np.copyto(buffer, value)
             else:
                 buffer.set(np.ascontiguousarray(value))
+        self.walk(after)
+        return [f.copy() for f in self.fetches]
+
+    def walk(self, after: watch.After | None = None) -> None:
+        """Make every call. With `after`, which is called behind every step, one step by itself after the other; the steps of all tracks
+        are numbered through."""
         if after is None:
             self.compute.run()
         else:
             self.compute.run_watched(after, 0, self._finish if self.xp is not np else None)
-        return [f.copy() for f in self.fetches]
 
     def run_beside(self, after: watch.After | None = None) -> None:
         """What another thread does in a run, as of `run`."""

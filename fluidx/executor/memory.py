@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import prod
@@ -50,16 +50,27 @@ def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
     return offsets, top
 
 
+def _own_bytes(nbytes: int) -> np.ndarray:
+    return np.zeros(nbytes, np.uint8)
+
+
+new_bytes: Callable[[int], np.ndarray] = _own_bytes  # zeros; a process that is a rank takes them where other ranks see them
+
+
 def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Zeros that begin on a line of the cache. NumPy's own begin anywhere, and then half the loads of a vector kernel touch two lines.
 
     >>> zeros((3, 5), np.dtype("float32")).ctypes.data % ALIGN
     0
     """
-    n, spare = prod(shape), ALIGN // dtype.itemsize
-    raw = np.zeros(n + spare, dtype)
-    start = -raw.ctypes.data % ALIGN // dtype.itemsize
-    return raw[start : start + n].reshape(shape)
+    return aligned_bytes(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+
+def aligned_bytes(nbytes: int) -> np.ndarray:
+    """Zero bytes of which the first begins a line of the cache."""
+    raw = new_bytes(nbytes + ALIGN)
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + nbytes]
 
 
 def copied(a: np.ndarray) -> np.ndarray:

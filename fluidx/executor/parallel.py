@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import ChainMap, OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,32 +24,22 @@ from .beside import worth
 from .bind import prepare
 from .bound import Bound
 from .context import RunContext
-from .deal import UNEVEN, Dealer, Recipe, is_local
+from .deal import UNEVEN, Dealer, is_local
 from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from .memory import copied
 from .pairs import rank_programs
-from .place import CPUPlace, CUDAPlace, Place, array_module, using
+from .place import CPUPlace, CUDAPlace, Place, ProcessPlace, array_module, using
+from .ready import Ready, are_arrays, kind_of
 from .scope import Scope
-from .wanted import Gathered, Holders
+from .wanted import Holders
 from .workers import GRACE, Crew, Job, Outcome, cause, diagnose, stop, together
 
 _MAX_PLANS = 16
 _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
 
-class _Ready(NamedTuple):
-    """What runs of the same kinds of feeds and the same fetches take: how feeds are dealt, every rank's calls, and where those are all in C
-    one function that makes them together; and how fetches are gathered."""
-
-    dealt: Recipe
-    bounds: list[Bound]
-    launch: Launch | None
-    gathered: list[Gathered]
-    versions: tuple[int, ...]  # of the scopes
-
-
 class ParallelExecutor:
-    """Runs N ranks, one thread each, on the given places.
+    """Runs N ranks on the given places, as threads of this process, or as processes where the places are `process_places`.
 
     programs: a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order, perhaps read back from text. Who holds
     what, and who talks to whom, is in the programs.
@@ -68,6 +58,15 @@ class ParallelExecutor:
     Calls from several threads wait for one another. Raises RankError when a rank fails; the others stop at once and the executor refuses
     further runs until `run_startup`.
     """
+
+    _owned = "are threads of"
+
+    def __new__(cls, programs: Any = None, places: Sequence[Place] | None = None, *args: Any, **kwargs: Any) -> ParallelExecutor:
+        if cls is ParallelExecutor and any(isinstance(p, ProcessPlace) for p in places or ()):
+            from .processes import ProcessExecutor
+
+            cls = ProcessExecutor
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -100,18 +99,22 @@ class ParallelExecutor:
         self._descs: Mapping[str, Var] = ChainMap(*(m.global_block().descs for m in self._mains))
         self._holders = Holders(self._mains, self._descs, self.dealer)
         self.places, self.uneven = places, uneven
-        self.scopes = list(scopes) if scopes is not None else [Scope() for _ in range(n)]
-        self._modules = [array_module(p) for p in places]
         self.timeout = config.timeout() if timeout is None else float(timeout)
-        self._make_world()
-        self._ready: OrderedDict[tuple, _Ready] = OrderedDict()
+        self._ready: OrderedDict[tuple, Ready] = OrderedDict()
         self._current: list[Bound | None] = [None] * n  # what each rank ran last
         self._failed: BaseException | None = None
         self._lock = threading.RLock()
-        self._crew = Crew(places if n > 1 else [], self.world, self.timeout)
-        self._stop = weakref.finalize(self, stop, self._crew.workers)
         self._closed = False
         self._process = os.getpid()
+        self._open(scopes)
+
+    def _open(self, scopes: Sequence[Scope] | None) -> None:
+        """Have the ranks ready for work."""
+        self.scopes = list(scopes) if scopes is not None else [Scope() for _ in range(self.world_size)]
+        self._modules = [array_module(p) for p in self.places]
+        self._make_world()
+        self._crew = Crew(self.places if self.world_size > 1 else [], self.world, self.timeout)
+        self._stop: Any = weakref.finalize(self, stop, self._crew.workers)
 
     def _make_world(self) -> None:
         if any(isinstance(p, CUDAPlace) for p in self.places):
@@ -125,6 +128,11 @@ class ParallelExecutor:
         self._comms = [self.world.communicator(r) for r in range(self.world_size)]
 
     @property
+    def _tied(self) -> bool:
+        """Has this process what a fork of it has not?"""
+        return self.world_size > 1
+
+    @property
     def device_count(self) -> int:
         return self.world_size
 
@@ -136,16 +144,22 @@ class ParallelExecutor:
         with self._lock:
             self._check_open()
             self._failed = None
-            self.world.reset()
+            self._reset()
             for s in self.scopes:
                 s.steps.clear()
+            self._start()
 
-            def job(rank: int) -> None:
-                bound = self._current[rank] = self._compile(rank, self._startups[rank], {}, [])
-                bound.run({})
-                self._finish(rank)
+    def _reset(self) -> None:
+        """Forget that a rank failed."""
+        self.world.reset()
 
-            self._everywhere(job)
+    def _start(self) -> None:
+        def job(rank: int) -> None:
+            bound = self._current[rank] = self._compile(rank, self._startups[rank], {}, [])
+            bound.run({})
+            self._finish(rank)
+
+        self._everywhere(job)
 
     def run(
         self,
@@ -169,26 +183,36 @@ class ParallelExecutor:
                     "a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one "
                     f"({self._failed})"
                 )
-            if (shared := getattr(self.world, "shared", None)) is not None:
-                shared.expect()
+            self._expect()
             names, watched = fetch_names(fetch_list), watch.asked()
             given, ready = self._ready_for(names, feed if feed is not None else feed_dict, return_merged, watched.apart)
             feeds = self.dealer.deal(self._descs, given, ready.dealt)
             step = self.scopes[0].steps.get(self._mains[0], 0)
-            self._current[:] = ready.bounds
-            for bound in ready.bounds:
-                bound.ctx.step = step
-            launched = ready.launch is not None and not watched.apart and not watch.watchers
-            values = self._launch(ready, feeds) if launched else self._step(ready, feeds, watched)
+            values, lent = self._values(ready, feeds, step, watched)
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
             parts = [[g.part(r, fetched) for r, fetched in enumerate(values)] for g in ready.gathered]
             if not return_merged:
-                return [[p.copy() if launched and p is not None else p for p in of] for of in parts]
+                return [[p.copy() if lent and p is not None else p for p in of] for of in parts]
             merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
-            return [m.copy() if launched and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
+            return [m.copy() if lent and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
 
-    def _step(self, ready: _Ready, feeds: Sequence[Mapping[str, np.ndarray]], watched: watch.Asked) -> list[list[Any]]:
+    def _expect(self) -> None:
+        """A step is near."""
+        if (shared := getattr(self.world, "shared", None)) is not None:
+            shared.expect()
+
+    def _values(
+        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: watch.Asked
+    ) -> tuple[list[list[Any]], bool]:
+        """What the ranks fetch of a step, and whether it lies where the next one writes."""
+        self._current[:] = ready.bounds
+        for bound in ready.bounds:
+            bound.ctx.step = step
+        launched = ready.launch is not None and not watched.apart and not watch.watchers
+        return (self._launch(ready, feeds) if launched else self._step(ready, feeds, watched)), launched
+
+    def _step(self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], watched: watch.Asked) -> list[list[Any]]:
         """What the ranks fetch of a step that each rank's own threads do."""
         after = [watch.look(bound, watched, rank) for rank, bound in enumerate(ready.bounds)]
 
@@ -203,29 +227,33 @@ class ParallelExecutor:
         self.world.begin()
         return self._everywhere(job, lambda rank: ready.bounds[rank].run_beside(after[rank]))
 
-    def _ready_for(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], _Ready]:
+    def _ready_for(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], Ready]:
         """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
-        if not _are_arrays(feed):
+        if not are_arrays(feed):
             feed = check_feed(self._mains[0], feed, self._descs)
-        ready = self._ready.get(_kind(names, feed, merged, apart))
+        ready = self._ready.get(kind_of(names, feed, merged, apart))
         if ready is not None and ready.versions == self._versions():
             return feed, ready
         check_fetch(self._mains[0], names, self._descs)
         given = check_feed(self._mains[0], feed, self._descs)
         check_sizes(self._descs, {n: a.shape for n, a in given.items()})
-        kind = _kind(names, given, merged, apart)
+        kind = kind_of(names, given, merged, apart)
         self._ready.pop(kind, None)
         dealt = self.dealer.recipe(self._descs, given, self.uneven)
         wanted = self._holders.wanted(names, merged)
         whole = self.dealer.evened(given, dealt)
         overlap = None if apart else worth(self.world_size)
-        bounds = self._everywhere(lambda r: self._compile(r, self._mains[r], whole, wanted.ranks[r], not apart, overlap))
-        gathered = self._holders.gathered(names, wanted, [b.plan.fetch_types for b in bounds])
-        ready = _Ready(dealt, bounds, self._launcher(bounds), gathered, self._versions())
+        bounds = self._bound(whole, wanted.ranks, not apart, overlap)
+        gathered = self._holders.gathered(names, wanted, [b.fetch_types for b in bounds])
+        ready = Ready(dealt, bounds, self._launcher(bounds), gathered, self._versions())
         self._ready[kind] = ready
         if len(self._ready) > _MAX_PLANS:
             self._ready.popitem(last=False)
         return given, ready
+
+    def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
+        """Every rank's main program, ready to run on feeds like these."""
+        return self._everywhere(lambda r: self._compile(r, self._mains[r], whole, fetches[r], fuse, overlap))
 
     def _versions(self) -> tuple[int, ...]:
         return tuple([s.version for s in self.scopes])
@@ -243,16 +271,19 @@ class ParallelExecutor:
     def _compile(
         self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str], fuse: bool = True, overlap: int | None = None
     ) -> Bound:
-        if change := self._stamp.changed(program):
-            raise ProgramError(
-                f"rank {rank}: {change}\n  it was changed after it was given to this executor and proved; "
-                "transpile the changed source, or make a new executor"
-            )
+        self._check_unchanged(rank, program)
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups, program.turns)
         declared = program.global_block().descs  # a rank that only serves others is fed nothing
         given = {n: t for n, t in feed_types(feed).items() if n in declared}
         return prepare(program, given, fetch, self.scopes[rank], ctx, self._modules[rank], fuse, overlap)
+
+    def _check_unchanged(self, rank: int, program: Program) -> None:
+        if change := self._stamp.changed(program):
+            raise ProgramError(
+                f"rank {rank}: {change}\n  it was changed after it was given to this executor and proved; "
+                "transpile the changed source, or make a new executor"
+            )
 
     def _finish(self, rank: int) -> None:
         """Wait, with a deadline, for what the rank has queued on its GPU."""
@@ -367,7 +398,7 @@ class ParallelExecutor:
         self._failed = failed
         return [outcomes[r].value for r in range(self.world_size)]
 
-    def _launch(self, ready: _Ready, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[list[Any]]:
+    def _launch(self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[list[Any]]:
         """What the ranks fetch, where it lies, of a step that needs no Python: rank 0's is done on this thread."""
         assert ready.launch is not None
         given = tuple([np.ascontiguousarray(fed[n]) for bound, fed in zip(ready.bounds, feeds, strict=True) for n, _ in bound.feeds])
@@ -413,9 +444,9 @@ class ParallelExecutor:
     def _check_process(self) -> None:
         """Raise ExecutionError in a forked process: it has the executor, and none of the ranks' threads. Before the lock is taken, which
         another thread may have held when the process forked."""
-        if os.getpid() != self._process and self.world_size > 1:
+        if os.getpid() != self._process and self._tied:
             raise ExecutionError(
-                f"the ranks of this executor are threads of process {self._process}, and this is a fork of it, process {os.getpid()}; "
+                f"the ranks of this executor {self._owned} process {self._process}, and this is a fork of it, process {os.getpid()}; "
                 "make a ParallelExecutor in each process, behind the fork"
             )
 
@@ -424,28 +455,23 @@ class ParallelExecutor:
             raise ExecutionError("this executor is closed; make a new one")
 
     def close(self) -> None:
-        """Stop the rank threads and drop what is ready to run."""
+        """Stop the ranks and drop what is ready to run."""
         with self._lock:
-            workers = list(self._crew.workers)
-            self._stop()
-            for w in workers:
-                w.thread.join(GRACE)
+            self._end()
             self._ready.clear()
             self._current = [None] * self.world_size
             self._closed = True
-            if hasattr(self.world, "close"):
-                self.world.close()
+
+    def _end(self) -> None:
+        workers = list(self._crew.workers)
+        self._stop()
+        for w in workers:
+            w.thread.join(GRACE)
+        if hasattr(self.world, "close"):
+            self.world.close()
 
     def __enter__(self) -> ParallelExecutor:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _are_arrays(feed: Any) -> bool:
-    return type(feed) is dict and all(type(a) is np.ndarray and type(n) is str for n, a in feed.items())
-
-
-def _kind(names: list[str], feed: Mapping[str, np.ndarray], merged: bool, apart: bool) -> tuple:
-    return (merged, apart, *names, *sorted([(n, a.dtype, a.shape) for n, a in feed.items()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,16 @@ class CUDAPlace:
         return f"CUDAPlace({self.device})"
 
 
+@dataclass(frozen=True)
+class ProcessPlace(CPUPlace):
+    """The host, in a process of its own, which first imports these modules."""
+
+    imports: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "ProcessPlace"
+
+
 Place = CPUPlace | CUDAPlace
 
 
@@ -43,6 +54,18 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
     n = cpu_num() if device_count is None else device_count
     return [CPUPlace()] * int(n)
+
+
+def process_places(device_count: int | None = None, imports: Sequence[str] = ()) -> list[ProcessPlace]:
+    """`device_count` CPU ranks, each a process of its own on this host; without a count CPU_NUM decides, as for `cpu_places`.
+
+    A process is handed the texts of its rank's programs. Operators that modules of yours declare it knows when it has imported them:
+    `imports` names those modules.
+
+    >>> process_places(2)
+    [ProcessPlace, ProcessPlace]
+    """
+    return [ProcessPlace(tuple(imports))] * len(cpu_places(device_count))
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
@@ -62,7 +85,7 @@ _HERE = nullcontext()
 
 def mpi_places() -> list[Place]:
     """Ranks as MPI processes. Not available yet: always raises FluidxError."""
-    raise FluidxError("ranks as MPI processes are not available yet; cpu_places(n) runs n ranks as threads of this process")
+    raise FluidxError("ranks as MPI processes are not available yet; process_places(n) runs n ranks as processes of this host")
 
 
 @cache

@@ -19,6 +19,7 @@ from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.types import TensorType
 from ..ops.kernels import Body, wide_type
+from . import memory
 from .context import RunContext
 from .inside import Home, Readers
 from .live import FOREVER, Lives
@@ -44,7 +45,8 @@ class Shadows:
     def dummy(self) -> np.ndarray:
         """What all shadows share, and nothing touches; float32 may stand for 16-bit floats."""
         distinct = {id(t): t for t in self.types}.values()
-        return np.empty(max((wide_type(t).nbytes for t in distinct), default=1) or 1, np.uint8)
+        # where operands will be: which kernels there are of what communicates may depend on that
+        return memory.new_bytes(max((wide_type(t).nbytes for t in distinct), default=1) or 1)
 
     def of(self, t: TensorType) -> np.ndarray:
         """The shadow of a value in storage of its own."""

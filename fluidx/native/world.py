@@ -1,4 +1,4 @@
-"""Worlds: where ranks that are threads of this process meet in C, and the calls by which they do, which may stand in any block."""
+"""Worlds: where ranks that share memory meet in C, and the calls by which they do, which may stand in any block."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class World:
     """Where the ranks of one world meet. Calls that it makes keep it alive."""
 
     def __init__(self, capsule: Any):
-        self._capsule, self._module = capsule, _module()
+        self.capsule, self._module = capsule, _module()
         self._place = self._module.place(capsule)
         self._guard = threading.Lock()
         self._meetings: dict[Ranks, int] = {}
@@ -55,26 +55,32 @@ class World:
     def meet(self, ranks: Ranks, rank: int, brought: Brought, working: bool = True) -> Call:
         """The call that meets the others and, if `working`, does this rank's share of the work."""
         b = brought
-        texts = [_text(b.text)]
+        texts = [self._text(b.text)]
         places: dict[int, int] = {}
         records: list[int] = []
         first = 11 + len(b.gives) + len(b.takes)  # as meet.h lays out the words
         for a in (*b.gives, *b.takes):
             if id(a) not in places:
                 places[id(a)] = first + len(records)
-                texts.append(_text(f"{a.dtype}{list(a.shape)}"))
+                texts.append(self._text(f"{a.dtype}{list(a.shape)}"))
                 records += [address(a), address(texts[-1]), a.ndim, *a.shape, *a.strides]
         item = b.gives[0].itemsize if b.gives else 1
         words = [
-            self._meeting(ranks), ranks.index(rank), _WORK.get(b.what, 0) if working else 0, _HOW[b.op], b.root, item, b.size,
+            self.meeting(ranks), ranks.index(rank), _WORK.get(b.what, 0) if working else 0, _HOW[b.op], b.root, item, b.size,
             address(texts[0]), len(b.call), *((len(b.gives), len(b.takes)) if b.parts else (-1, -1)),
             *(places[id(a)] for a in (*b.gives, *b.takes)), *records,
         ]  # fmt: skip
-        return Call("meet", tuple(words), (self._capsule, texts, b.gives, b.takes))
+        return self._call(words, texts)._replace(keeps=(self.capsule, texts, b.gives, b.takes))
+
+    def _call(self, words: Sequence[int], texts: list[np.ndarray]) -> Call:
+        return Call("meet", tuple(words))
+
+    def _text(self, text: str) -> np.ndarray:
+        return _text(text)
 
     def exchange(self, rank: int, sends: Sequence[Sending], recvs: Sequence[Sending]) -> Call:
         """The call that sends and receives contiguous arrays, all at once."""
-        words, keeps = [self._place, rank, len(sends), len(recvs)], [self._capsule]
+        words, keeps = [self._place, rank, len(sends), len(recvs)], [self.capsule]
         for k, (a, peer) in enumerate((*sends, *recvs)):
             text = _text(f"{a.dtype}{list(a.shape)}")
             words += [self._mailbox(*((rank, peer) if k < len(sends) else (peer, rank))), peer, address(a), a.nbytes, address(text)]
@@ -83,15 +89,15 @@ class World:
 
     def reach(self, rank: int, beside: bool, at: int) -> Call:
         """The call by which a thread of a rank, the one that computes or the one `beside` it, says how far it has come."""
-        return Call("reach", (self._place, rank, int(beside), at), (self._capsule,))
+        return Call("reach", (self._place, rank, int(beside), at), (self.capsule,))
 
     def follow(self, rank: int, beside: bool, at: int) -> Call:
         """The call by which it waits until the other thread has come so far."""
-        return Call("await", (self._place, rank, int(beside), at), (self._capsule,))
+        return Call("await", (self._place, rank, int(beside), at), (self.capsule,))
 
-    def begin(self) -> None:
-        """A run begins in which ranks have two threads: none has come anywhere."""
-        self._module.begin(self._capsule)
+    def begin(self, rank: int = -1) -> None:
+        """A run begins in which the rank, or all have two threads: none has come anywhere."""
+        self._module.begin(self.capsule, rank)
 
     def launcher(self, blocks: Sequence[Block], buffers: Sequence[Sequence[np.ndarray]], beside: Sequence[Block | None]) -> Launch:
         """A function that does a block on every rank at once: rank 0's on the calling thread, the others', and the blocks beside them
@@ -101,37 +107,42 @@ class World:
         It returns None, or for each block its error or None, those beside behind the others. Python's handlers of signals run meanwhile,
         and an exception of theirs stops all ranks where they meet next and is raised when they have stopped.
         """
-        return self._module.launcher(self._capsule, tuple(blocks), tuple(map(tuple, buffers)), tuple(beside))
+        return self._module.launcher(self.capsule, tuple(blocks), tuple(map(tuple, buffers)), tuple(beside))
 
     def serve(self, rank: int, beside: bool = False) -> None:
         """Let the calling thread do what is launched on a rank, or beside it, until somebody knocks."""
-        self._module.serve(self._capsule, rank, beside)
+        self._module.serve(self.capsule, rank, beside)
 
     def knock(self, rank: int, beside: bool = False) -> None:
         """Let `serve` return, or the next one if there is none now."""
-        self._module.knock(self._capsule, rank, beside)
+        self._module.knock(self.capsule, rank, beside)
 
     def expect(self) -> None:
         """Wake the threads that serve: a launch is near."""
-        self._module.expect(self._capsule)
+        self._module.expect(self.capsule)
 
     def abort(self, why: str) -> None:
         """Make every waiting rank stop."""
-        self._module.abort(self._capsule, why.replace("\0", " ").encode("utf-8", "replace").decode())
+        self._module.abort(self.capsule, why.replace("\0", " ").encode("utf-8", "replace").decode())
+
+    def latest(self, rank: int) -> str:
+        """What a rank that is a process brought to its latest meeting, if it came to any."""
+        return self._module.latest(self.capsule, rank)
 
     def reset(self) -> None:
-        self._module.reset(self._capsule)
+        self._module.reset(self.capsule)
 
-    def _meeting(self, ranks: Ranks) -> int:
+    def meeting(self, ranks: Ranks) -> int:
+        """Where the members of a group meet."""
         with self._guard:
             if ranks not in self._meetings:
-                self._meetings[ranks] = self._module.meeting(self._capsule, ranks)
+                self._meetings[ranks] = self._module.meeting(self.capsule, ranks)
             return self._meetings[ranks]
 
     def _mailbox(self, source: int, to: int) -> int:
         with self._guard:
             if (source, to) not in self._mailboxes:
-                self._mailboxes[source, to] = self._module.mailbox(self._capsule, source, to)
+                self._mailboxes[source, to] = self._module.mailbox(self.capsule, source, to)
             return self._mailboxes[source, to]
 
 
@@ -141,7 +152,7 @@ def make_world(ranks: int, timeout: float, stall: float) -> World | None:
     capsule = _module().world(ranks, timeout, SPIN_US * 1000)
     if capsule is None:
         return None
-    _module().watch(capsule, stall, log.warning)
+    _module().watch(capsule, -1, stall, log.warning)
     return World(capsule)
 
 

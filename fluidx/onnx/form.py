@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..ir.errors import nearest
 from .errors import OnnxError
+from .limits import AXES
 
 _DEPTH = 64  # of graphs in graphs; files cannot hold half as many
 
@@ -142,6 +143,9 @@ def _unlike(node: Any, form: _Form) -> str:
             kinds = AttributeProto.AttributeType
             return f"attribute {a.name!r} is of type {kinds.Name(wanted)}, found {kinds.Name(a.type)}"
         given.add(a.name)
+        far = next((v for v in (a.i, *a.ints) if abs(v) > AXES), None) if a.name in ("axis", "axes") else None
+        if far is not None:  # onnx's shape inference counts axes in 32 bits, and writes where what is left of a number points
+            return f"attribute {a.name!r} names axis {far}, and no array has more than {AXES} axes"
         trusted = _TRUSTED.get((node.op_type, a.name))
         if trusted is not None and not trusted[1](node, a.i):
             return f"attribute {a.name!r} has to be {trusted[0]}, found {a.i}"

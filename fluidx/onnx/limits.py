@@ -9,7 +9,7 @@ from math import prod
 from ..ir.errors import ProgramError
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
-_AXES = 64  # of NumPy's arrays
+AXES = 64  # of NumPy's arrays
 ROUNDS = 1_000_000  # of a Loop, before it is said to have no end
 
 
@@ -18,7 +18,7 @@ def room(shape: Sequence[int], itemsize: int = 8) -> tuple[int, ...]:
     shape = tuple(int(d) for d in shape)
     if any(d < 0 for d in shape):
         raise ProgramError(f"it asks for the shape {list(shape)}: sizes are not negative")
-    if len(shape) > _AXES or prod(max(d, 1) for d in shape) * itemsize >= 2**63:
+    if len(shape) > AXES or prod(max(d, 1) for d in shape) * itemsize >= 2**63:
         raise ProgramError(f"it asks for {len(shape)} axes and the shape {str(list(shape)):.200}, which no array has")
     if prod(shape) * itemsize > MEMORY:
         raise ProgramError(f"it asks for the shape {list(shape)}: {_gb(prod(shape) * itemsize)} GB, and this machine has {_gb(MEMORY)}")

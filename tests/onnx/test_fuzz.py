@@ -146,6 +146,12 @@ def test_a_loop_that_does_not_end_is_left():
 RELU = helper.make_node("Relu", ["x"], ["y"])
 
 
+@pytest.mark.parametrize("op, value", [("LayerNormalization", 2**63 - 1), ("Softmax", -(2**32)), ("Flatten", 65)])
+def test_an_axis_that_no_array_has_is_refused(op, value):
+    node = helper.make_node(op, ["x", "x"] if op == "LayerNormalization" else ["x"], ["y"], axis=value)
+    refused(model_of([node], ["x"], opset=17), {"x": X}, f"attribute 'axis' names axis {value}, and no array has more than 64 axes")
+
+
 @pytest.mark.parametrize(
     "nodes, message",
     [

@@ -218,8 +218,8 @@ def test_a_run_allocates_what_the_plans_say():
         exe.run_startup()
         tracemalloc.start()
         exe.run(feed=feed, fetch_list=[])
-        arrays_of_bind = tracemalloc.Filter(True, "*/executor/bind.py", domain=np.lib.tracemalloc_domain)
-        arenas = tracemalloc.take_snapshot().filter_traces([arrays_of_bind])
+        arrays_of_plans = tracemalloc.Filter(True, "*/executor/memory.py", domain=np.lib.tracemalloc_domain)
+        arenas = tracemalloc.take_snapshot().filter_traces([arrays_of_plans])
         tracemalloc.stop()
         for scope, plan in zip(exe.scopes, plans, strict=True):
             assert sum(a.nbytes for a in scope.arrays.values()) == plan.nbytes("state")

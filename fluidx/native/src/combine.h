@@ -1,4 +1,4 @@
-/* What ranks that are threads do for one another when they meet: reductions of all members' arrays in rank order, and copies between them.
+/* What ranks that share memory do for one another when they meet: reductions of all members' arrays in rank order, and copies between them.
  * Blocks are read from all before they are written to any, so a result may take the place of a term. */
 #include "meet.h"
 
@@ -149,6 +149,7 @@ static void share(const int64_t *const *words, int64_t n, int64_t first, int64_t
 }
 
 static void meet(const int64_t *a, Team *team) { meet_others(a, a[MEET_WORK] == WORK_NONE ? NULL : share, team); }
+static void meet_at(const int64_t *a, Team *team) { meet(PTR(const int64_t, a[0]), team); }
 static void exchange(const int64_t *a, Team *team) { exchange_mail(a, team); }
 static void reach(const int64_t *a, Team *team) { reach_pace(a), (void)team; }
 static void await(const int64_t *a, Team *team) { await_pace(a, team); }

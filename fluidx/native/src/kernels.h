@@ -52,6 +52,7 @@ const Kernel LEVEL(kernels)[] = {
     {"add_rows_i64", ADD_WORDS, add_rows_i64},
     {"one_hot", IDS_WORDS, one_hot},
     {"meet", -1, meet},
+    {"meet_at", 1, meet_at},
     {"exchange", -1, exchange},
     {"reach", PACE_WORDS, reach},
     {"await", PACE_WORDS, await},

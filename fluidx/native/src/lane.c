@@ -9,7 +9,7 @@
 void world_serve(World *w, int rank, int thread) { (void)w, (void)rank, (void)thread; }
 void world_knock(World *w, int rank, int thread) { (void)w, (void)rank, (void)thread; }
 void world_expect(World *w) { (void)w; }
-void world_begin(World *w) { (void)w; }
+void world_begin(World *w, int rank) { (void)w, (void)rank; }
 void world_launch(World *w, Task *tasks, Interrupted interrupted, void *with) { (void)w, (void)tasks, (void)interrupted, (void)with; }
 void reach_pace(const int64_t *a) { (void)a; }
 void await_pace(const int64_t *a, Team *team) { (void)a, (void)team; }
@@ -56,9 +56,10 @@ void world_expect(World *w) {
     for (int r = 1; r < w->ranks; r++) call(&w->rank[r].lane[COMPUTES].seat);
 }
 
-void world_begin(World *w) {
-    for (Rank *r = w->rank; r < w->rank + w->ranks; r++)
-        for (int t = 0; t < THREADS; t++) atomic_store(&r->pace[t].at, 0);
+void world_begin(World *w, int rank) {
+    for (int r = 0; r < w->ranks; r++)
+        for (int t = 0; t < THREADS; t++)
+            if (rank < 0 || r == rank) atomic_store(&w->rank[r].pace[t].at, 0);
 }
 
 static void give(World *w, int rank, int thread, Seat *own, Task *task) {
@@ -71,7 +72,7 @@ static void give(World *w, int rank, int thread, Seat *own, Task *task) {
 void world_launch(World *w, Task *tasks, Interrupted asked, void *with) {
     Task *beside = tasks + w->ranks;
     Seat *own = own_seat(w, 0, beside);
-    world_begin(w);
+    world_begin(w, -1);
     w->launcher = own;
     for (int r = 0; r < w->ranks; r++) {
         if (r) give(w, r, COMPUTES, own_seat(w, r, &beside[r]), &tasks[r]);

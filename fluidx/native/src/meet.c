@@ -1,4 +1,4 @@
-/* Meetings and messages of ranks that are threads of one process. */
+/* Meetings and messages of ranks that share memory. */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -31,8 +31,9 @@ static void fail(World *w, Team *team, const char *kind, int rank) {
 #define SAY(team, ...) snprintf((team)->text, sizeof(team)->text, __VA_ARGS__)
 
 /* How long a rank waits for another before it says so, if it does at all, and not only when it gives up. */
-static int has_patience(const World *w) { return w->stalled && w->stall < w->timeout; }
-static int64_t before_stall(const World *w) { return has_patience(w) ? w->stall : w->timeout; }
+static int has_patience(const World *w, int rank) { return w->rank[rank].stalled && w->stall < w->timeout; }
+static int64_t before_stall(const World *w, int rank) { return has_patience(w, rank) ? w->stall : w->timeout; }
+static void tell(World *w, int rank, const char *text) { w->rank[rank].stalled(w->rank[rank].told, text); }
 
 /* -- meetings ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -132,7 +133,7 @@ static void tell_missing(Meeting *m, const int64_t *a, uint64_t came) {
     snprintf(text, sizeof text, "rank %d has waited %g s in %s: rank%s %s %s here, rank%s %s %s not arrived; it goes on waiting",
              m->members[a[MEET_ME]].rank, 1e-9 * (double)m->world->stall, text_of(a), S(here), here.names, here.count > 1 ? "are" : "is",
              S(late), late.names, late.count > 1 ? "have" : "has");
-    m->world->stalled(m->world->told, text);
+    tell(m->world, m->members[a[MEET_ME]].rank, text);
 }
 
 /* Whether this member, which will not wait any more, is out of the meeting; not if all have come meanwhile. */
@@ -157,14 +158,15 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
         return;
     }
     mine->words = a;
+    if (w->shared) atomic_store_explicit(&w->rank[mine->rank].latest, a, memory_order_relaxed);
     uint64_t came = atomic_fetch_add(&mine->came, 1) + 1, state = atomic_fetch_add(&m->state, 1) + 1;
     uint64_t goal = (state / ARRIVALS + 1) * ARRIVALS;
     if (state % ARRIVALS == (uint64_t)m->n) {
         m->verdict = preside(m, work, team);
         release(m, me, state);
     } else {
-        int found = wait_for(w, seat, &m->state, goal, before_stall(w));
-        if (found == LATE && has_patience(w)) {
+        int found = wait_for(w, seat, &m->state, goal, before_stall(w, mine->rank));
+        if (found == LATE && has_patience(w, mine->rank)) {
             tell_missing(m, a, came);
             found = wait_for(w, seat, &m->state, goal, w->timeout - w->stall);
         }
@@ -193,9 +195,9 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
 static const int64_t *mail(const int64_t *a, int64_t k) { return a + MAIL_FIRST + k * MAIL_WORDS; }
 
 /* Messages are a list of which the first is read already, so that sender and receiver never touch the same end. */
-static Message *message(const char *text, const char *data, size_t bytes, size_t copied) {
-    size_t length = strlen(text) + 1;
-    Message *made = malloc(sizeof(Message) + length + copied);
+static Message *message(const World *w, const char *text, const char *data, size_t bytes, size_t copied) {
+    size_t length = strlen(text) + 1, size = sizeof(Message) + length + copied;
+    Message *made = w->shared ? heap_take(size) : malloc(size);
     if (!made) return NULL;
     memcpy(made->text, text, length);
     made->next = NULL;
@@ -205,9 +207,15 @@ static Message *message(const char *text, const char *data, size_t bytes, size_t
 
 static int post(const int64_t *a) {
     Mailbox *box = PTR(Mailbox, a[MAIL_BOX]);
+    const World *w = box->world;
     size_t bytes = (size_t)a[MAIL_BYTES], copied = bytes <= EAGER ? bytes : 0;
-    if (!box->last && !(box->read = box->last = message("", "", 0, 0))) return -1;
-    Message *made = message(PTR(const char, a[MAIL_TEXT]), PTR(const char, a[MAIL_AT]), bytes, copied);
+    if (!box->last && !(box->read = box->oldest = box->last = message(w, "", "", 0, 0))) return -1;
+    for (uint64_t taken = atomic_load(&box->taken); box->gone < taken; box->gone++) { /* who made them frees them: it may be a process */
+        Message *old = box->oldest;
+        box->oldest = old->next;
+        w->shared ? heap_give(old) : free(old);
+    }
+    Message *made = message(w, PTR(const char, a[MAIL_TEXT]), PTR(const char, a[MAIL_AT]), bytes, copied);
     if (!made) return -1;
     box->last->next = made;
     box->last = made;
@@ -221,12 +229,12 @@ static int post(const int64_t *a) {
 /* Wait for the peer of a message, whose counter has to reach `goal`. */
 static int met(const int64_t *a, int rank, Counter *counter, uint64_t goal, const char *what, Team *team) {
     World *w = PTR(Mailbox, a[MAIL_BOX])->world;
-    int found = wait_for(w, &w->rank[rank].seat, counter, goal, before_stall(w)), peer = (int)a[MAIL_PEER];
-    if (found == LATE && has_patience(w)) {
+    int found = wait_for(w, &w->rank[rank].seat, counter, goal, before_stall(w, rank)), peer = (int)a[MAIL_PEER];
+    if (found == LATE && has_patience(w, rank)) {
         char text[200];
         snprintf(text, sizeof text, "rank %d has waited %g s in %s rank %d, which has not arrived; it goes on waiting", rank,
                  1e-9 * (double)w->stall, what, peer);
-        w->stalled(w->told, text);
+        tell(w, rank, text);
         found = wait_for(w, &w->rank[rank].seat, counter, goal, w->timeout - w->stall);
     }
     if (found == FAILED) stopped(w, team);
@@ -252,7 +260,6 @@ static int receive(const int64_t *a, int rank, Team *team) {
             fail(box->world, team, "CommError", box->from);
         } else {
             memcpy(PTR(char, a[MAIL_AT]), next->data, (size_t)a[MAIL_BYTES]);
-            free(box->read);
             box->read = next;
             atomic_store(&box->taken, taken + 1);
         }

@@ -1,4 +1,4 @@
-/* Where ranks that are threads of one process meet: meetings of the members of a group, and mailboxes between two ranks.
+/* Where ranks meet that share memory: meetings of the members of a group, and mailboxes between two ranks.
  *
  * A rank comes as a call in its block of calls, without the interpreter's lock; its words say what it brings. See meet.c. */
 #ifndef FLUIDX_MEET_H
@@ -33,13 +33,22 @@ typedef struct Task {
 } Task;
 
 World *world_make(int ranks, double timeout, int64_t spin);
-void world_watch(World *w, double seconds, Stalled stalled, void *told); /* have waits of so many seconds told of */
+World *world_in(void *memory, size_t bytes, int ranks, double timeout, int64_t spin); /* of processes, in zeroed memory that they share */
+void world_watch(World *w, int rank, double seconds, Stalled stalled, void *told); /* have waits of so many seconds told of; -1: by all */
 void world_free(World *w);
 int world_ranks(const World *w);
 void world_abort(World *w, const char *why); /* stop who waits and who comes; the first reason stays */
 void world_reset(World *w);                  /* forget failures and messages, while no rank is there */
-Meeting *world_meeting(World *w, int n, const int *ranks);
+Meeting *world_meeting(World *w, int n, const int *ranks); /* the one there is for a group, or a new one; NULL without memory */
 Mailbox *world_mailbox(World *w, int from, int to);
+int world_brought(const Meeting *m, const int64_t *const **words); /* by how many members, and what, to the latest meeting */
+const char *world_latest(World *w, int rank);                     /* the text of what it brought to its latest meeting, or NULL */
+
+/* heap.c. Memory that a rank which is a process takes from its own part of what all share. */
+void heap_begin(void *at, size_t bytes);
+void *heap_take(size_t bytes); /* aligned to 64 bytes; all zero if it is large. NULL when there is no more */
+void heap_give(void *p);
+enum { HEAP_LARGE = 1 << 20 };
 
 /* lane.c. A rank's thread serves: it sleeps without the interpreter's lock until it is called, carries out its task if it is called for one,
  * and returns if not. `world_launch` gives the threads their tasks, which are those that compute, by rank, then those beside them; one
@@ -47,7 +56,7 @@ Mailbox *world_mailbox(World *w, int from, int to);
 void world_serve(World *w, int rank, int thread);
 void world_knock(World *w, int rank, int thread); /* let the thread return */
 void world_expect(World *w);                      /* let the threads wake up: a launch is near */
-void world_begin(World *w);                       /* a run begins: no thread has come anywhere in it */
+void world_begin(World *w, int rank);             /* a run begins: no thread of the rank, or of any (-1), has come anywhere in it */
 void world_launch(World *w, Task *tasks, Interrupted interrupted, void *with);
 
 /* Words of the kernels `reach` and `await`: the world, the rank, which of its threads does it, and how far: what `reach` says of the thread
@@ -64,6 +73,8 @@ enum { ARRAY_AT, ARRAY_TEXT, ARRAY_AXES, ARRAY_SIZES };
 
 /* Do the work of the members from `first` to `end` for all n of them, whose words are given. */
 typedef void (*MeetWork)(const int64_t *const *words, int64_t n, int64_t first, int64_t end);
+
+/* A rank that is a process brings words, and texts and arrays in them, that lie in shared memory: `meet_at` has one word, their address. */
 
 /* Meet the others; when all have come and brought what fits together, do this member's share of the work. `work` may be NULL. */
 void meet_others(const int64_t *a, MeetWork work, Team *team);

@@ -16,7 +16,13 @@ World *world_make(int ranks, double timeout, int64_t spin) {
     (void)ranks, (void)timeout, (void)spin;
     return NULL; /* no C11 atomics: ranks meet in Python */
 }
-void world_watch(World *w, double seconds, Stalled stalled, void *told) { (void)w, (void)seconds, (void)stalled, (void)told; }
+World *world_in(void *memory, size_t bytes, int ranks, double timeout, int64_t spin) {
+    (void)memory, (void)bytes;
+    return world_make(ranks, timeout, spin);
+}
+void world_watch(World *w, int rank, double seconds, Stalled stalled, void *told) {
+    (void)w, (void)rank, (void)seconds, (void)stalled, (void)told;
+}
 void world_free(World *w) { (void)w; }
 int world_ranks(const World *w) {
     (void)w;
@@ -32,11 +38,23 @@ Mailbox *world_mailbox(World *w, int from, int to) {
     (void)w, (void)from, (void)to;
     return NULL;
 }
+int world_brought(const Meeting *m, const int64_t *const **words) {
+    (void)m, (void)words;
+    return 0;
+}
+const char *world_latest(World *w, int rank) {
+    (void)w, (void)rank;
+    return NULL;
+}
 
 #else
 
 #include <time.h>
 #include <unistd.h>
+#if FUTEXES
+#include <sys/syscall.h>
+enum { FUTEX_WAKE = 1, FUTEX_WAIT_BITSET = 9 }; /* <linux/futex.h> is not everywhere */
+#endif
 
 enum {
     LOOKS = 64,           /* at a counter between two looks at the clock */
@@ -55,15 +73,30 @@ static void *zeroed(size_t bytes) {
     return memset(p, 0, bytes);
 }
 
+/* Zeros that last as long as the world. Those of a shared one are taken without a lock, which a killed process could hold for ever. */
+static void *part_of(World *w, size_t bytes) {
+    if (!w->shared) return zeroed(bytes);
+    bytes = (bytes + 63) / 64 * 64;
+    size_t at = __atomic_fetch_add(&w->used, bytes, __ATOMIC_RELAXED);
+    return at + bytes <= w->shared ? (char *)w + at : NULL;
+}
+
 static void seat_free(Seat *s) {
+#if FUTEXES
+    (void)s;
+#else
     pthread_cond_destroy(&s->call);
     pthread_mutex_destroy(&s->mutex);
+#endif
 }
 
 static int seat_init(Seat *s, int64_t patience, int meets) {
-    pthread_condattr_t attr;
     s->patience = patience, s->meets = meets;
     atomic_store(&s->core, -1);
+#if FUTEXES
+    return 0;
+#else
+    pthread_condattr_t attr;
     if (pthread_condattr_init(&attr)) return -1;
 #if !defined(__APPLE__)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -71,6 +104,7 @@ static int seat_init(Seat *s, int64_t patience, int meets) {
     int wrong = pthread_mutex_init(&s->mutex, NULL) || pthread_cond_init(&s->call, &attr);
     pthread_condattr_destroy(&attr);
     return wrong ? -1 : 0;
+#endif
 }
 
 static int cores(void) {
@@ -81,9 +115,9 @@ static int cores(void) {
     return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-World *world_make(int ranks, double timeout, int64_t spin) {
-    World *w = ranks > 0 && ranks <= MOST_RANKS ? zeroed(sizeof(World) + (size_t)ranks * sizeof(Rank)) : NULL;
-    if (!w) return NULL;
+static size_t world_bytes(int ranks) { return sizeof(World) + (size_t)ranks * sizeof(Rank); }
+
+static int world_init(World *w, int ranks, double timeout, int64_t spin) {
     w->ranks = ranks, w->crowded = ranks > cores(), w->seconds = timeout, w->spin = spin;
     w->timeout = timeout < 1e9 ? (int64_t)(timeout * 1e9) : (int64_t)1e18;
     int wrong = 0;
@@ -91,25 +125,38 @@ World *world_make(int ranks, double timeout, int64_t spin) {
         wrong |= seat_init(&r->seat, spin, 1);
         for (int t = 0; t < THREADS; t++) wrong |= seat_init(&r->lane[t].seat, spin, 0) | seat_init(&r->pace[t].seat, spin, 0);
     }
-    if (!wrong) return w;
+    return wrong;
+}
+
+World *world_make(int ranks, double timeout, int64_t spin) {
+    World *w = ranks > 0 && ranks <= MOST_RANKS ? zeroed(world_bytes(ranks)) : NULL;
+    if (w && !world_init(w, ranks, timeout, spin)) return w;
     free(w);
     return NULL;
 }
 
-void world_watch(World *w, double seconds, Stalled stalled, void *told) {
+World *world_in(void *memory, size_t bytes, int ranks, double timeout, int64_t spin) {
+    World *w = memory;
+    if (ranks < 1 || ranks > MOST_RANKS || bytes < world_bytes(ranks)) return NULL;
+    w->shared = bytes, w->used = (world_bytes(ranks) + 63) / 64 * 64;
+    return world_init(w, ranks, timeout, spin) ? NULL : w;
+}
+
+void world_watch(World *w, int rank, double seconds, Stalled stalled, void *told) {
     w->stall = seconds < 1e9 ? (int64_t)(seconds * 1e9) : (int64_t)1e18;
-    w->told = told, w->stalled = stalled;
+    for (int r = 0; r < w->ranks; r++)
+        if (rank < 0 || r == rank) w->rank[r].told = told, w->rank[r].stalled = stalled;
 }
 
 int world_ranks(const World *w) { return w->ranks; }
 
 static void empty(Mailbox *box) {
-    for (Message *at = box->read, *next; at; at = next) {
+    for (Message *at = box->oldest, *next; at; at = next) {
         next = at->next;
         free(at);
     }
-    box->read = box->last = NULL;
-    box->waits_for = 0;
+    box->read = box->last = box->oldest = NULL;
+    box->waits_for = box->gone = 0;
     atomic_store(&box->posted, 0);
     atomic_store(&box->taken, 0);
 }
@@ -120,8 +167,6 @@ void world_reset(World *w) {
         for (int k = 0; k < m->n; k++) atomic_store(&m->members[k].came, 0);
     }
     for (Mailbox *box = w->mailboxes; box; box = box->next) empty(box);
-    free(w->why);
-    w->why = NULL;
     atomic_store(&w->failed, 0);
 }
 
@@ -146,18 +191,39 @@ void world_free(World *w) {
 }
 
 Meeting *world_meeting(World *w, int n, const int *ranks) {
-    Meeting *m = zeroed(sizeof(Meeting) + (size_t)n * sizeof(Member));
-    if (!m) return NULL;
-    m->world = w, m->n = n, m->next = w->meetings;
-    for (int k = 0; k < n; k++) m->members[k].rank = ranks[k];
-    return w->meetings = m;
+    Meeting *head = atomic_load(&w->meetings), *made = NULL;
+    for (;;) {
+        for (Meeting *m = head; m; m = m->next) {
+            int k = 0;
+            while (m->n == n && k < n && m->members[k].rank == ranks[k]) k++;
+            if (k == n) return m; /* memory of `made`, if another was faster, stays in the world */
+        }
+        if (!made && !(made = part_of(w, sizeof(Meeting) + (size_t)n * sizeof(Member)))) return NULL;
+        made->world = w, made->n = n, made->next = head;
+        for (int k = 0; k < n; k++) made->members[k].rank = ranks[k];
+        if (atomic_compare_exchange_strong(&w->meetings, &head, made)) return made;
+    }
 }
 
 Mailbox *world_mailbox(World *w, int from, int to) {
-    Mailbox *box = zeroed(sizeof(Mailbox));
-    if (!box) return NULL;
-    box->world = w, box->from = from, box->to = to, box->next = w->mailboxes;
-    return w->mailboxes = box;
+    Mailbox *head = atomic_load(&w->mailboxes), *made = NULL;
+    for (;;) {
+        for (Mailbox *box = head; box; box = box->next)
+            if (box->from == from && box->to == to) return box;
+        if (!made && !(made = part_of(w, sizeof(Mailbox)))) return NULL;
+        made->world = w, made->from = from, made->to = to, made->next = head;
+        if (atomic_compare_exchange_strong(&w->mailboxes, &head, made)) return made;
+    }
+}
+
+int world_brought(const Meeting *m, const int64_t *const **words) {
+    *words = (const int64_t *const *)m->words;
+    return m->n;
+}
+
+const char *world_latest(World *w, int rank) {
+    const int64_t *words = atomic_load(&w->rank[rank].latest);
+    return words ? PTR(const char, words[MEET_TEXT]) : NULL;
 }
 
 /* -- waiting ----------------------------------------------------------------------------------------------------------------------- */
@@ -167,6 +233,24 @@ static int64_t now(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
+
+#if FUTEXES
+
+/* A call that comes between the look at `called` and the sleep ends it at once. */
+static void doze(Seat *s, int64_t until) {
+    struct timespec t = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
+    syscall(SYS_futex, &s->called, FUTEX_WAIT_BITSET, 0, until == ENDLESS ? NULL : &t, NULL, UINT32_MAX);
+}
+static void lie_down(Seat *s) { (void)s; }
+static void get_up(Seat *s) { (void)s; }
+
+void call(Seat *s) {
+    if (!atomic_load(&s->asleep)) return;
+    atomic_store(&s->called, 1);
+    syscall(SYS_futex, &s->called, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+#else
 
 static void sleep_until(Seat *s, int64_t deadline) {
     int64_t left = deadline - now();
@@ -179,6 +263,25 @@ static void sleep_until(Seat *s, int64_t deadline) {
     pthread_cond_timedwait(&s->call, &s->mutex, &t);
 #endif
 }
+
+static void doze(Seat *s, int64_t until) {
+    if (until == ENDLESS)
+        pthread_cond_wait(&s->call, &s->mutex);
+    else
+        sleep_until(s, until);
+}
+static void lie_down(Seat *s) { pthread_mutex_lock(&s->mutex); }
+static void get_up(Seat *s) { pthread_mutex_unlock(&s->mutex); }
+
+void call(Seat *s) {
+    if (!atomic_load(&s->asleep)) return;
+    pthread_mutex_lock(&s->mutex);
+    atomic_store(&s->called, 1);
+    pthread_cond_signal(&s->call);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+#endif
 
 void note_core(Seat *s) {
 #if defined(__linux__)
@@ -236,18 +339,13 @@ static int look(World *w, Counter *counter, uint64_t goal, int what) {
 static int sleep_in(World *w, Seat *s, Counter *counter, uint64_t goal, int what, int64_t deadline) {
     int64_t until = s->interrupted && now() + ASK_NS < deadline ? now() + ASK_NS : deadline;
     int found;
-    pthread_mutex_lock(&s->mutex);
-    s->called = 0;
+    lie_down(s);
+    atomic_store(&s->called, 0);
     atomic_store(&s->asleep, 1); /* before the look at the counter: whoever moves it looks here afterwards */
-    while ((found = look(w, counter, goal, what)) == LATE && !s->called && now() < until) {
-        if (until == ENDLESS)
-            pthread_cond_wait(&s->call, &s->mutex);
-        else
-            sleep_until(s, until);
-    }
-    if (found == LATE && s->called) found = CALLED;
+    while ((found = look(w, counter, goal, what)) == LATE && !atomic_load(&s->called) && now() < until) doze(s, until);
+    if (found == LATE && atomic_load(&s->called)) found = CALLED;
     atomic_store(&s->asleep, 0);
-    pthread_mutex_unlock(&s->mutex);
+    get_up(s);
     return found == LATE && now() < deadline ? PAUSED : found;
 }
 
@@ -280,19 +378,10 @@ static int wait_in(World *w, Seat *s, Counter *counter, uint64_t goal, int what,
 int wait_for(World *w, Seat *s, Counter *counter, uint64_t goal, int64_t most) { return wait_in(w, s, counter, goal, FOR_RANK, most); }
 void wait_for_work(World *w, Seat *s, Counter *counter, uint64_t goal) { wait_in(w, s, counter, goal, FOR_WORK, ENDLESS); }
 
-void call(Seat *s) {
-    if (!atomic_load(&s->asleep)) return;
-    pthread_mutex_lock(&s->mutex);
-    s->called = 1;
-    pthread_cond_signal(&s->call);
-    pthread_mutex_unlock(&s->mutex);
-}
-
 void world_abort(World *w, const char *why) {
     int none = 0;
     if (!atomic_compare_exchange_strong(&w->failed, &none, 1)) return;
-    size_t size = sizeof STOPPED + strlen(why);
-    if ((w->why = malloc(size))) snprintf(w->why, size, "%s%s", STOPPED, why);
+    snprintf(w->why, sizeof w->why, "%s%s", STOPPED, why);
     atomic_store(&w->failed, 2);
     for (int r = 0; r < w->ranks; r++) {
         call(&w->rank[r].seat);
@@ -302,7 +391,7 @@ void world_abort(World *w, const char *why) {
 
 void stopped(World *w, Team *team) {
     while (!has_failed(w)) sched_yield(); /* somebody is writing why */
-    team->error = w->why ? w->why : STOPPED;
+    team->error = w->why;
     team->kind = "CommAborted", team->rank = -1;
 }
 

@@ -1,4 +1,7 @@
-/* What the ranks of one world share, for the files that work on it. A rank waits in a seat of its own for a counter that only grows. */
+/* What the ranks of one world share, for the files that work on it. A rank waits in a seat of its own for a counter that only grows.
+ *
+ * Ranks are threads of one process, or processes (`shared`): a world lies in memory then that all of them have at the same address, so that
+ * addresses in it mean the same to all, and so do those of what ranks bring to a meeting. */
 #ifndef FLUIDX_WORLD_H
 #define FLUIDX_WORLD_H
 
@@ -12,10 +15,20 @@
 
 typedef atomic_uint_least64_t Counter;
 
+/* Where who sits in a seat is called by a futex: a process that is killed holds nothing of it, as it would of a mutex. */
+#if defined(__linux__) && UINTPTR_MAX > UINT32_MAX
+#define FUTEXES 1
+#else
+#define FUTEXES 0
+#endif
+
 typedef struct {
+#if !FUTEXES
     pthread_mutex_t mutex;
     pthread_cond_t call;
-    int called, meets; /* whether its rank waits there for others, not for a task */
+#endif
+    atomic_int called;
+    int meets; /* whether its rank waits there for others, not for a task */
     _Alignas(64) atomic_int asleep;
     atomic_int core;  /* on which its rank was when it came to its latest meeting, or -1 */
     int64_t patience; /* ns to wait awake */
@@ -44,6 +57,9 @@ typedef struct {
 
 typedef struct {
     Seat seat; /* of whichever thread communicates */
+    Stalled stalled; /* of the process that the rank is in, and what it is given */
+    void *told;
+    _Atomic(const int64_t *) latest; /* words that it brought to a meeting, in a shared world */
     Lane lane[THREADS];
     Pace pace[THREADS];
 } Rank;
@@ -73,9 +89,10 @@ struct Mailbox {
     World *world;
     Mailbox *next;
     int from, to;
-    _Alignas(64) Counter posted; /* written by the sender, like the next two */
+    _Alignas(64) Counter posted; /* written by the sender, like the next four */
     uint64_t waits_for;          /* the number of the latest message that it has to see taken */
-    Message *last;
+    uint64_t gone;               /* how many messages it has freed, which were taken */
+    Message *oldest, *last;
     _Alignas(64) Counter taken; /* written by the receiver, like the next two */
     atomic_int taking;
     Message *read; /* the one before the first that is not taken */
@@ -85,13 +102,12 @@ struct World {
     int ranks, crowded; /* more of them than cores */
     int64_t spin, timeout, stall; /* ns */
     double seconds;
-    Stalled stalled;
-    void *told;     /* what `stalled` is given */
+    size_t shared, used; /* the bytes that a world of processes lies in, and has taken; 0 where ranks are threads */
     _Atomic(Seat *) launcher; /* where the thread that launches waits */
     atomic_int failed; /* 0, 1 while `why` is written, 2 */
-    char *why;
-    Meeting *meetings;
-    Mailbox *mailboxes;
+    char why[1024];
+    _Atomic(Meeting *) meetings;
+    _Atomic(Mailbox *) mailboxes;
     Rank rank[];
 };
 

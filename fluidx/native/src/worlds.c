@@ -10,16 +10,26 @@ static void free_world(PyObject *capsule) {
     world_free(w);
 }
 
+/* The memory of a shared world is its owner's, and may be gone. */
+static void forget_world(PyObject *capsule) { Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule)); }
+
 static PyObject *make_world(PyObject *Py_UNUSED(module), PyObject *args) {
     int ranks;
     double timeout;
-    long long spin;
-    if (!PyArg_ParseTuple(args, "idL:world", &ranks, &timeout, &spin)) return NULL;
-    World *w = world_make(ranks, timeout, spin);
+    long long spin, at = 0, bytes = 0;
+    if (!PyArg_ParseTuple(args, "idL|LL:world", &ranks, &timeout, &spin, &at, &bytes)) return NULL;
+    World *w = at ? world_in(PTR(void, at), (size_t)bytes, ranks, timeout, spin) : world_make(ranks, timeout, spin);
     if (!w) Py_RETURN_NONE;
-    PyObject *capsule = PyCapsule_New(w, WORLD, free_world);
-    if (!capsule) world_free(w);
+    PyObject *capsule = PyCapsule_New(w, WORLD, at ? forget_world : free_world);
+    if (!capsule && !at) world_free(w);
     return capsule;
+}
+
+static PyObject *join_world(PyObject *Py_UNUSED(module), PyObject *args) {
+    long long world, at, bytes;
+    if (!PyArg_ParseTuple(args, "LLL:join", &world, &at, &bytes)) return NULL;
+    heap_begin(PTR(void, at), (size_t)bytes);
+    return PyCapsule_New(PTR(void, world), WORLD, forget_world);
 }
 
 /* A thread that waits in C, without the interpreter's lock, has something to say. What goes wrong with that stops nothing. */
@@ -34,17 +44,53 @@ static void tell(void *told, const char *text) {
 static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *capsule, *told;
     double seconds;
-    if (!PyArg_ParseTuple(args, "OdO:watch", &capsule, &seconds, &told)) return NULL;
+    int rank;
+    if (!PyArg_ParseTuple(args, "OidO:watch", &capsule, &rank, &seconds, &told)) return NULL;
     World *w = PyCapsule_GetPointer(capsule, WORLD);
     if (!w) return NULL;
     PyObject *before = PyCapsule_GetContext(capsule);
     if (PyCapsule_SetContext(capsule, Py_NewRef(told))) return NULL;
-    world_watch(w, seconds, tell, told);
+    world_watch(w, rank, seconds, tell, told);
     Py_XDECREF(before);
     Py_RETURN_NONE;
 }
 
 static PyObject *place_of(const void *p) { return p ? PyLong_FromVoidPtr((void *)(intptr_t)p) : PyErr_NoMemory(); }
+
+static PyObject *take(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_ssize_t bytes;
+    return PyArg_ParseTuple(args, "n:take", &bytes) ? place_of(heap_take((size_t)bytes)) : NULL;
+}
+
+static PyObject *give(PyObject *Py_UNUSED(module), PyObject *args) {
+    long long at;
+    if (!PyArg_ParseTuple(args, "L:give", &at)) return NULL;
+    heap_give(PTR(void, at));
+    Py_RETURN_NONE;
+}
+
+static PyObject *brought(PyObject *Py_UNUSED(module), PyObject *args) {
+    long long at;
+    if (!PyArg_ParseTuple(args, "L:brought", &at)) return NULL;
+    const int64_t *const *words;
+    int n = world_brought(PTR(const Meeting, at), &words);
+    PyObject *all = PyTuple_New(n);
+    for (int k = 0; all && k < n; k++) {
+        PyObject *one = PyLong_FromVoidPtr((void *)(intptr_t)words[k]);
+        if (!one || PyTuple_SetItem(all, k, one)) Py_CLEAR(all);
+    }
+    return all;
+}
+
+static PyObject *latest(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int rank;
+    if (!PyArg_ParseTuple(args, "Oi:latest", &capsule, &rank)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    const char *text = rank >= 0 && rank < world_ranks(w) ? world_latest(w, rank) : NULL;
+    return PyUnicode_DecodeUTF8(text ? text : "", text ? (Py_ssize_t)strnlen(text, 200) : 0, "replace");
+}
 
 static PyObject *world_place(PyObject *Py_UNUSED(module), PyObject *capsule) {
     World *w = PyCapsule_GetPointer(capsule, WORLD);
@@ -125,10 +171,13 @@ static PyObject *knock(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *begin(PyObject *Py_UNUSED(module), PyObject *capsule) {
+static PyObject *begin(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int rank;
+    if (!PyArg_ParseTuple(args, "Oi:begin", &capsule, &rank)) return NULL;
     World *w = PyCapsule_GetPointer(capsule, WORLD);
     if (!w) return NULL;
-    world_begin(w);
+    world_begin(w, rank);
     Py_RETURN_NONE;
 }
 
@@ -290,15 +339,22 @@ static PyObject *launcher(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyMethodDef world_methods[] = {
-    {"world", make_world, METH_VARARGS, "world(ranks, seconds to wait, ns to wait awake): where they meet in C, or None where they cannot."},
+    {"world", make_world, METH_VARARGS,
+     "world(ranks, seconds to wait, ns to wait awake): where they meet in C, or None where they cannot. For processes, with the address and "
+     "the size of zeros that they share."},
+    {"join", join_world, METH_VARARGS, "join(address, address and size of this rank's own part): the world of processes that lies there."},
+    {"take", take, METH_VARARGS, "take(bytes): the address of so many in the part of shared memory that is this process's."},
+    {"give", give, METH_VARARGS, "give(address): have no more use for it."},
+    {"brought", brought, METH_VARARGS, "brought(meeting): the addresses of the words that its members brought to the latest one."},
+    {"latest", latest, METH_VARARGS, "latest(world, rank): the text of what a rank that is a process brought to its latest meeting."},
     {"place", world_place, METH_O, "Where a world lies."},
     {"meeting", meeting, METH_VARARGS, "meeting(world, ranks): where a meeting of a group lies, which lasts as long as the world."},
     {"mailbox", mailbox, METH_VARARGS, "mailbox(world, from, to): where messages between two ranks lie, as long as the world."},
     {"abort", abort_world, METH_VARARGS, "abort(world, why): stop all ranks that wait."},
-    {"watch", watch, METH_VARARGS, "watch(world, seconds, function of a text): have it told when a rank has waited so long for another."},
+    {"watch", watch, METH_VARARGS, "watch(world, rank or -1, seconds, function of a text): have it told when a rank has waited so long."},
     {"serve", serve, METH_VARARGS, "serve(world, rank, beside): let this thread carry out what is launched, until somebody knocks."},
     {"knock", knock, METH_VARARGS, "knock(world, rank, beside): let `serve` return, now or when it is called next."},
-    {"begin", begin, METH_O, "A run begins: no thread of any rank has come anywhere in it."},
+    {"begin", begin, METH_VARARGS, "begin(world, rank or -1): a run begins, in which no thread of the rank, or of any, has come anywhere."},
     {"expect", expect, METH_O, "Let the threads that serve a world wake up."},
     {"launcher", launcher, METH_VARARGS,
      "launcher(world, blocks, tuples of arrays, blocks beside them or None) -> a function of one tuple: the feeds of all ranks."},

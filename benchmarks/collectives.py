@@ -1,0 +1,110 @@
+"""all_reduce between ranks of one host: threads, processes, Open MPI where mpi4py is installed, and what memory allows.
+
+float32 in place, several a call, by blocks of C calls. "bound" is the time in which as many processes copy an array of that size each, all
+at once: an all_reduce among two reads and writes as much, and in place it spares what a copy reads to write. A rank's figure is the mean of
+its calls in a round, a round's that of its slowest rank.
+
+    --ranks 2   --sizes 4096,...   --rounds 10   --save
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from _common import Log, option, ratio, show
+
+from fluidx import native
+from fluidx.native import shared
+from fluidx.testing import each_rank
+from fluidx.testing.processes import Ranks
+
+SIZES = "4096,65536,1048576,26214400,104857600"
+_SPEED = 2e9  # bytes a second, about, to choose how many calls a figure takes
+
+
+def calls(nbytes: int) -> int:
+    return max(2, min(2000, int(0.05 * _SPEED / nbytes)))
+
+
+def all_reduce(comm: Any, nbytes: int) -> float:
+    """Seconds of one."""
+    ranks, count = tuple(range(comm.world_size)), calls(nbytes)
+    x = shared.take(nbytes).view(np.float32) if hasattr(comm.world, "memory") else np.zeros(nbytes // 4, np.float32)
+    block = native.compile(comm.calls.all_reduce(x, x, "sum", ranks) * count)
+    return _timed(comm, ranks, block, count)
+
+
+def copy(comm: Any, nbytes: int) -> float:
+    """Seconds of a copy, while all ranks copy."""
+    ranks, count = tuple(range(comm.world_size)), calls(nbytes)
+    x, y = np.zeros(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
+
+    def block() -> None:
+        for _ in range(count):
+            np.copyto(y, x)
+
+    return _timed(comm, ranks, block, count)
+
+
+def _timed(comm: Any, ranks: tuple[int, ...], block: Any, count: int) -> float:
+    block()
+    comm.barrier(ranks)
+    start = time.perf_counter()
+    block()
+    return (time.perf_counter() - start) / count
+
+
+_MPI = """
+import sys, time
+import numpy as np
+from mpi4py import MPI
+comm, (nbytes, count) = MPI.COMM_WORLD, map(int, sys.argv[1:])
+x = np.zeros(nbytes // 4, "float32")
+for k in range(2):
+    comm.Barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        comm.Allreduce(MPI.IN_PLACE, x)
+    mean = (time.perf_counter() - start) / count
+mean = comm.reduce(mean, MPI.MAX)
+if comm.rank == 0:
+    print(mean)
+"""
+
+
+def mpi(ranks: int, nbytes: int) -> float:
+    args = ["mpiexec", "--oversubscribe", "--allow-run-as-root", "-n", str(ranks), sys.executable, "-c", _MPI]
+    args += [str(nbytes), str(calls(nbytes))]
+    return float(subprocess.run(args, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> None:
+    ranks, rounds = int(option("ranks", "2")), int(option("rounds", "10"))
+    log = Log("collectives")
+    processes = Ranks(ranks, 60.0)
+    ways = {
+        "bound": lambda n: max(processes.each("collectives:copy", [n])),
+        "processes": lambda n: max(processes.each("collectives:all_reduce", [n])),
+        "threads": lambda n: max(each_rank(ranks, lambda comm: all_reduce(comm, n), 60.0)),
+    }
+    if find_spec("mpi4py"):
+        ways["Open MPI"] = lambda n: mpi(ranks, n)
+    log(f"all_reduce of float32 among {ranks} ranks, in place; microseconds")
+    for nbytes in map(int, option("sizes", SIZES).split(",")):
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, way in ways.items():
+                found[name].append(way(nbytes))
+        for name, seconds in found.items():
+            log(f"{nbytes / 1024:10.0f} KB  {name:10} {show(seconds, 1e6, 'us')}; of the bound {ratio(seconds, found['bound'])}")
+    processes.close()
+    log.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Ranks as processes of one host: the meetings of rank threads, in memory that the processes share.
+
+Arrays that lie in that memory are read and written where they lie, by all ranks. Others are copied there and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import config, native
+from ..native.shared import Memory, SharedWorld, take
+from .base import Ranks
+from .native import Calls, NativeCommunicator, in_one_piece
+from .slots import Slot
+
+
+class ProcessWorld:
+    """The world that this process is one rank of."""
+
+    def __init__(self, memory: Memory, rank: int, timeout: float):
+        self.memory, self.rank, self.world_size = memory, rank, memory.ranks
+        self.timeout, self.stall = timeout, config.stall()
+        self.shared: SharedWorld = memory.join(rank, self.stall)
+
+    def communicator(self, rank: int) -> ProcessCommunicator:
+        if rank != self.rank:
+            raise ValueError(f"this process is rank {self.rank}, not {rank}")
+        return ProcessCommunicator(self, self.shared, rank)
+
+    def begin(self) -> None:
+        """A run begins in which this rank has two threads: none has come anywhere."""
+        self.shared.begin(self.rank)
+
+    def abort(self, reason: BaseException) -> None:
+        self.shared.abort(str(reason))
+
+
+class ProcessCommunicator(NativeCommunicator):
+    """One rank's communicator in a ProcessWorld; implements comm.base.Communicator."""
+
+    def __init__(self, world: ProcessWorld, shared: SharedWorld, rank: int):
+        super().__init__(world, shared, rank)
+        self.calls = _SharedCalls(world, shared, rank)
+        self._memory, self._all = world.memory, shared
+
+    def reach(self, beside: bool, at: int) -> None:
+        native.compile(self.calls.reach(beside, at))()
+
+    def follow(self, beside: bool, at: int) -> None:
+        native.compile(self.calls.follow(beside, at))()
+
+    def _reachable(self, slot: Slot) -> Slot:
+        if _can_reach(self._memory, slot):
+            return slot
+        made: dict[int, np.ndarray] = {}  # an array that is given and taken is one there too
+
+        def there(a: Any) -> Any:
+            if not isinstance(a, np.ndarray):
+                return [there(one) for one in a]
+            if self._memory.holds(a) and (slot.gives is not None or in_one_piece(a)):
+                return a
+            if id(a) not in made:
+                made[id(a)] = _copied(a)
+            return made[id(a)]
+
+        parts = {} if slot.gives is None else {"gives": there(slot.gives), "takes": there(slot.takes)}
+        return Slot(slot.what, there(slot.x), there(slot.out), slot.op, slot.root, **parts)
+
+    def _sent(self, x: np.ndarray) -> np.ndarray:
+        return x if in_one_piece(x) and self._memory.holds(x) else _copied(x)
+
+    def _show(self, ranks: Ranks, slot: Slot) -> None:
+        """They see the words that it brings."""
+
+    def _shown(self, ranks: Ranks, slot: Slot) -> list[Slot]:
+        found = []
+        for gives, takes in self._all.brought(ranks):
+            parts = {} if slot.gives is None else {"gives": gives, "takes": takes}
+            found.append(Slot(slot.what, gives[0] if slot.gives is None else gives, takes[0], slot.op, slot.root, **parts))
+        return found
+
+
+class _SharedCalls(Calls):
+    """C calls where all arrays lie in shared memory; None elsewhere."""
+
+    def __init__(self, world: ProcessWorld, shared: SharedWorld, rank: int):
+        super().__init__(world, shared, rank)
+        self._memory = world.memory
+
+    def _can_reach(self, slot: Slot) -> bool:
+        return _can_reach(self._memory, slot)
+
+    def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> list[native.Call] | None:
+        return super().exchange(sends, recvs) if all(self._memory.holds(x) for x, _ in sends) else None
+
+
+def _can_reach(memory: Memory, slot: Slot) -> bool:
+    arrays = [slot.x, slot.out] if slot.gives is None else [*slot.gives, *slot.takes]
+    return all(map(memory.holds, arrays)) and (slot.gives is not None or in_one_piece(slot.x, slot.out))
+
+
+def _copied(a: np.ndarray) -> np.ndarray:
+    there = take(a.nbytes).view(a.dtype).reshape(a.shape)
+    there[...] = a
+    return there

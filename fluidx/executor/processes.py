@@ -1,0 +1,204 @@
+"""Ranks as processes of this host: a ParallelExecutor that deals and merges, and leaves running to a process for each rank."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from .. import native
+from ..comm.base import CommAborted, CommTimeout
+from ..ir.dtypes import dtype_name, np_dtype
+from ..ir.errors import ExecutionError, FluidxError, RankError
+from ..ir.program import ProgramPair
+from ..ir.types import TensorType
+from ..native import shared
+from . import watch
+from .affinity import cores_of
+from .faults import rebuilt
+from .parallel import ParallelExecutor
+from .place import ProcessPlace
+from .ready import Ready
+from .scope import Scope
+from .team import Team
+from .told import where
+from .workers import Outcome, cause, diagnose, root
+
+_TAKES = "as it took a value"
+
+
+class _FarBound(NamedTuple):
+    """A program that a rank's process has ready: its number there, and where its feeds and fetches lie."""
+
+    number: int
+    fetch_types: Sequence[TensorType]
+    feeds: Sequence[tuple[str, np.ndarray]]
+    fetches: Sequence[np.ndarray]
+
+
+class _FarScope(Scope):
+    """The variables of a rank, where they lie in the memory that its process shares."""
+
+    def __init__(self, executor: ProcessExecutor, rank: int):
+        super().__init__()
+        self._executor, self._rank = weakref.ref(executor), rank
+
+    def bind(self, name: str, array: Any) -> None:
+        """Make room for a variable in its rank's process, and put the value there."""
+        executor = self._executor()
+        if executor is None:
+            raise ExecutionError(f"variable {name!r} is of an executor that is gone")
+        executor._bind_far(self._rank, name, np.asarray(array))
+
+
+class ProcessExecutor(ParallelExecutor):
+    """A ParallelExecutor whose places are `process_places`."""
+
+    _owned = "are processes that belong to"
+    _tied = True
+
+    def _open(self, scopes: Sequence[Scope] | None) -> None:
+        if scopes is not None:
+            raise ExecutionError("ranks that are processes hold their variables themselves and take no scopes; use set_state and state")
+        if not all(isinstance(p, ProcessPlace) for p in self.places):
+            raise ExecutionError(f"places must be all process_places or none, got {self.places}")
+        if reason := native.why_not() or shared.why_not():
+            raise ExecutionError(f"process_places needs the C kernels and shared memory: {reason}; cpu_places(n) runs ranks as threads")
+        self._cores = cores_of(self.world_size)
+        self._numbers = count()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the processes and hand them their programs."""
+        pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
+        self.team = Team(self.world_size, self.timeout, self._cores)
+        self._stop = weakref.finalize(self, self.team.end)
+        self.scopes = [_FarScope(self, r) for r in range(self.world_size)]
+        self._ready.clear()
+        for rank, (pair, place) in enumerate(zip(pairs, self.places, strict=True)):
+            assert isinstance(place, ProcessPlace)
+            for digest, constant in pair.constants().items():
+                self._put(rank, digest, constant.values)
+            self._ask({rank: {"do": "programs", "text": str(pair), "imports": place.imports}}, "as it was handed its programs")
+
+    def _reset(self) -> None:
+        if self.team.ended:
+            self._begin()
+
+    def _start(self) -> None:
+        for rank, (main, startup) in enumerate(zip(self._mains, self._startups, strict=True)):
+            self._check_unchanged(rank, main)
+            self._check_unchanged(rank, startup)
+        self._told(self._ask({r: {"do": "start"} for r in range(self.world_size)}, "in the startup program", meet=True))
+
+    def _expect(self) -> None:
+        if watch.watchers:
+            raise ExecutionError("a profiler sees ranks that are threads; run with cpu_places(n) to profile")
+
+    def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
+        for rank, main in enumerate(self._mains):
+            self._check_unchanged(rank, main)
+        number, keep = next(self._numbers), [ready.bounds[0].number for ready in self._ready.values()]
+        feeds = {n: (dtype_name(a.dtype), a.shape) for n, a in whole.items()}
+        common = {"do": "ready", "number": number, "keep": keep, "feeds": feeds, "fuse": fuse, "overlap": overlap}
+        found = self._ask({r: {**common, "fetches": names} for r, names in enumerate(fetches)}, "as it made the main program ready")
+        self._told(found)
+        return [
+            _FarBound(
+                number, [TensorType(d, tuple(shape)) for d, shape in f["types"]], [(n, self._array(lies)) for n, lies in f["feeds"]],
+                [self._array(lies) for lies in f["fetches"]],
+            )
+            for f in (found[r] for r in range(self.world_size))
+        ]  # fmt: skip
+
+    def _launcher(self, bounds: Sequence[Any]) -> None:
+        return None
+
+    def _values(
+        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: watch.Asked
+    ) -> tuple[list[list[Any]], bool]:
+        bounds: Sequence[Any] = ready.bounds
+        for bound, fed in zip(bounds, feeds, strict=True):
+            for name, place in bound.feeds:
+                np.copyto(place, fed[name])
+        said = {"do": "run", "step": step, "asked": tuple(watched)}
+        self._ask({r: {**said, "number": b.number} for r, b in enumerate(bounds)}, f"in step {step}", meet=True)
+        return [list(bound.fetches) for bound in bounds], True
+
+    def _end(self) -> None:
+        self._stop()
+
+    # -- what lies in the ranks' processes ----------------------------------------------------------------------------------
+
+    def _array(self, lies: Sequence[Any]) -> np.ndarray:
+        at, dtype, shape = lies
+        return self.team.memory.array(at, shape, np_dtype(dtype))
+
+    def _put(self, rank: int, name: str, value: np.ndarray) -> None:
+        """Copy an array to where a rank can take it."""
+        lies = self._ask({rank: {"do": "room", "name": name, "lies": [dtype_name(value.dtype), value.shape]}}, _TAKES)[rank]
+        self._array(lies)[...] = value
+
+    def _bind_far(self, rank: int, name: str, value: np.ndarray) -> None:
+        self._check_open()
+        if self._failed is not None:
+            raise RankError(f"a rank failed in an earlier run; call run_startup() first ({self._failed})")
+        self._put(rank, name, value)
+        self._told(self._ask({rank: {"do": "bind", "name": name}}, _TAKES))
+
+    def _told(self, found: Mapping[int, Any]) -> None:
+        """The ranks said where their variables are."""
+        for rank, said in found.items():
+            if said["state"] is not None:
+                self.scopes[rank].arrays = {n: self._array(lies) for n, lies in said["state"]}
+                self.scopes[rank].version = said["version"]
+
+    # -- asking ----------------------------------------------------------------------------------------------------------------
+
+    def _ask(self, messages: Mapping[int, Any], at: str, meet: bool = False) -> dict[int, Any]:
+        """What ranks answer to a message for each. `at` says what they are at, and `meet` that they may wait for one another there."""
+        try:
+            answers = self.team.ask(messages)
+        except BaseException as e:  # Ctrl-C
+            self._failed = e
+            self.team.end()
+            raise
+        outcomes = {r: Outcome(a.get("done"), a["error"] if "error" in a else self._error(r, a)) for r, a in answers.items()}
+        if len(outcomes) < len(messages) or any(o.error is not None for o in outcomes.values()):
+            self._lose(outcomes, at, meet)
+        return {r: o.value for r, o in outcomes.items()}
+
+    def _error(self, rank: int, answer: Mapping[str, Any]) -> Exception | None:
+        return rebuilt(answer["fault"], self._mains[rank]) if "fault" in answer else None
+
+    def _lose(self, outcomes: dict[int, Outcome], at: str, meet: bool) -> NoReturn:
+        rank, error = cause(outcomes)
+        if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
+            if meet:  # others were told to stop
+                self._failed = error
+                self.team.end()
+            raise error
+        rank, text = diagnose(rank, error, outcomes, lambda r: None)
+        if isinstance(root(error), CommTimeout):  # whoever is late may only have waited for one that is stopped
+            rank = next((r for r, p in enumerate(self.team.processes) if p.stopped()), rank)
+        text += self._scene(rank, outcomes) + f"\n  {at}"
+        self._failed = error
+        self.team.end()
+        raise RankError(text, rank) from error
+
+    def _scene(self, rank: int, outcomes: Mapping[int, Outcome]) -> str:
+        """What is known of a rank that says nothing itself: what it was at, and which operator another one was in that waited for it."""
+        error = outcomes[rank].error if rank in outcomes else None
+        if error is not None and getattr(error, "operator", None) is not None:
+            return ""
+        text = f"\n  rank {rank} is stopped, as by SIGSTOP" if self.team.processes[rank].stopped() else ""
+        if latest := self.team.latest(rank):
+            text += f"\n  the latest meeting that rank {rank} came to is {latest}"
+        for other, outcome in sorted(outcomes.items()):
+            op = getattr(outcome.error, "operator", None)
+            if op is not None and isinstance(root(outcome.error), CommAborted):  # type: ignore[arg-type]
+                return f"{text}\n  rank {other} waited{where(op)}"
+        return text

@@ -1,0 +1,171 @@
+"""What a process does that is one rank: it is handed the texts of its programs, and runs them when it is told to.
+
+Feeds come, and fetches and state are taken, through memory that the processes share: messages say where things lie.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .. import native
+from ..comm.nursery import Channel
+from ..comm.processes import ProcessWorld
+from ..ir.constants import Array
+from ..ir.dtypes import dtype_name, np_dtype
+from ..ir.parser import parse_pair
+from ..ir.program import Program
+from ..ir.types import TensorType
+from ..native import shared
+from . import memory, watch
+from .affinity import keep_to
+from .bind import prepare
+from .bound import Bound
+from .context import RunContext
+from .faults import Fault
+from .scope import Scope
+
+Lies = tuple[int, str, list[int]]  # where an array is, of what dtype, and its shape
+
+
+def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
+    """Be a rank until nobody wants anything any more."""
+    rank = given["rank"]
+    keep_to(frozenset(given["cores"]) or None)
+    native.set_num_threads(given["threads"])
+    there = shared.Memory(fds[0], given["start"], given["ranks"])
+    there.close()
+    world = ProcessWorld(there, rank, given["timeout"])
+    memory.new_bytes = shared.take
+    served = _Rank(world, rank)
+    while True:
+        message, _ = channel.receive()
+        try:
+            answer: Any = {"done": getattr(served, message.pop("do"))(**message)}
+        except BaseException as e:  # whatever it is, the other ranks must not wait for this one
+            fault = Fault.of(e, served.running())
+            if served.meets:
+                world.abort(e)
+            answer = {"fault": fault}
+        sys.stdout.flush()
+        channel.send(answer)
+
+
+class _Rank:
+    """The messages, as methods; what they give goes back."""
+
+    def __init__(self, world: ProcessWorld, rank: int):
+        self.world, self.rank = world, rank
+        self.comm = world.communicator(rank)
+        self.scope = Scope()
+        self.told = -1  # the version of the scope that was last told of
+        self.rooms: dict[str, np.ndarray] = {}
+        self.bounds: dict[int, tuple[Bound, list[tuple[np.ndarray, np.ndarray]]]] = {}
+        self.current: Bound | None = None
+        self.meets = False  # others may wait for this rank
+
+    def running(self) -> Any:
+        return self.current.compute.running() if self.current is not None else None
+
+    def room(self, name: str, lies: Sequence[Any]) -> Lies:
+        """A place for an array that is to come."""
+        self.rooms[name] = memory.zeros(tuple(lies[1]), np_dtype(lies[0]))
+        return _lies(self.rooms[name])
+
+    def programs(self, text: str, imports: Sequence[str]) -> None:
+        for module in imports:
+            import_module(module)
+        constants = {digest: Array(there) for digest, there in self.rooms.items()}
+        self.rooms.clear()
+        pair = parse_pair(text, constants)
+        self.main, self.startup = pair.main, pair.startup
+
+    def bind(self, name: str) -> Any:
+        """Make the array that has come the storage of a variable."""
+        self.scope.bind(name, self.rooms.pop(name))
+        return self._state()
+
+    def start(self) -> Any:
+        """Run the startup program."""
+        self.meets = True
+        self.current = self._prepared(self.startup, {}, [], True, None)
+        self.current.run({})
+        self.meets = False
+        return self._state()
+
+    def ready(
+        self, number: int, keep: Sequence[int], feeds: Mapping[str, Any], fetches: Sequence[str], fuse: bool, overlap: int | None
+    ) -> dict[str, Any]:
+        """Prepare to run the main program on feeds of these types, and drop what was prepared but for those to keep."""
+        self.bounds = {k: b for k, b in self.bounds.items() if k in keep}
+        types = {n: TensorType(dtype, tuple(shape)) for n, (dtype, shape) in feeds.items()}
+        bound = self._prepared(self.main, types, fetches, fuse, overlap)
+        # what is fetched is read where it lies, if others see it there, and from a copy elsewhere
+        places = [a if self.world.memory.holds(a) and a.flags.c_contiguous else memory.zeros(a.shape, a.dtype) for a in bound.fetches]
+        self.bounds[number] = bound, [(a, place) for a, place in zip(bound.fetches, places, strict=True) if a is not place]
+        return {
+            "types": [(t.dtype, list(t.shape)) for t in bound.fetch_types],
+            "feeds": [(n, _lies(a)) for n, a in bound.feeds],
+            "fetches": [_lies(a) for a in places],
+            **self._state(),
+        }
+
+    def run(self, number: int, step: int, asked: Sequence[bool]) -> None:
+        """One step. Its feeds are there."""
+        bound, copies = self.bounds[number]
+        self.current = bound
+        bound.ctx.step = step
+        after = watch.look(bound, watch.Asked(*asked), self.rank)
+        self.meets = True
+        if bound.beside is None:
+            bound.walk(after)
+        else:
+            self.world.begin()
+            _both(lambda: bound.walk(after), lambda: bound.run_beside(after), self.world)
+        self.meets = False
+        for a, place in copies:
+            np.copyto(place, a)
+
+    def _prepared(self, program: Program, types: Mapping[str, TensorType], fetch: Sequence[str], fuse: bool, overlap: int | None) -> Bound:
+        declared = program.global_block().descs
+        groups = {g: program.group_ranks(g, self.rank) for g in program.groups}
+        ctx = RunContext(self.rank, self.world.world_size, self.comm, groups, program.turns)
+        return prepare(program, {n: t for n, t in types.items() if n in declared}, fetch, self.scope, ctx, np, fuse, overlap)
+
+    def _state(self) -> dict[str, Any]:
+        """Where the variables lie, where that has changed."""
+        if self.scope.version == self.told:
+            return {"state": None}
+        for name, a in list(self.scope.arrays.items()):
+            if not self.world.memory.holds(a):
+                self.scope.bind(name, memory.copied(a))
+        self.told = self.scope.version
+        return {"state": [(n, _lies(a)) for n, a in self.scope.arrays.items()], "version": self.told}
+
+
+def _lies(a: np.ndarray) -> Lies:
+    return native.address(a), dtype_name(a.dtype), list(a.shape)
+
+
+def _both(compute: Callable[[], None], beside: Callable[[], None], world: ProcessWorld) -> None:
+    """Two jobs on two threads; the first failure stops both and is raised."""
+    errors: list[BaseException] = []
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as e:
+            errors.append(e)
+            world.abort(e)
+
+    other = threading.Thread(target=guarded, args=(beside,), name="fluidx-beside")
+    other.start()
+    guarded(compute)
+    other.join()
+    if errors:
+        raise errors[0]

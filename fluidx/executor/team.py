@@ -1,0 +1,95 @@
+"""The processes of ranks: start them, ask them all and wait for their answers, notice who does not give one, and end them."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import native
+from ..comm.base import CommError, CommTimeout
+from ..comm.nursery import Process, start
+from ..ir.errors import ExecutionError
+from ..native import shared
+from .affinity import Cores
+from .workers import GRACE
+
+_LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
+
+
+class Team:
+    """The processes of the ranks, and the memory that they share."""
+
+    def __init__(self, ranks: int, timeout: float, cores: Sequence[Cores | None]):
+        self.timeout, self.ended = timeout, False
+        self.processes: list[Process] = []
+        threads = max(1, native.num_threads() // ranks)
+        try:
+            self.memory = shared.Memory.make(ranks)
+            self.world = self.memory.world(timeout)
+            given = {"start": self.memory.start, "ranks": ranks, "timeout": timeout, "threads": threads}
+            self._start([{**given, "rank": r, "cores": sorted(cores[r] or ())} for r in range(ranks)])
+        except OSError as e:
+            raise ExecutionError(f"{ranks} processes cannot be had: {e}; cpu_places({ranks}) runs ranks as threads") from e
+
+    def _start(self, given: Sequence[Any]) -> None:
+        try:
+            for own in given:
+                self.processes.append(start("fluidx.executor.rank:serve", own, [self.memory.fd]))
+                self.processes[-1].channel.sock.settimeout(self.timeout)
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            self.memory.close()
+
+    def latest(self, rank: int) -> str:
+        return self.world.latest(rank)
+
+    def end(self) -> None:
+        """End what is left of the processes, and give the memory back when nobody looks at it any more."""
+        self.ended = True
+        for p in self.processes:
+            p.end()
+
+    def ask(self, messages: Mapping[int, Any]) -> dict[int, Any]:
+        """What the ranks answer, or the error by which one did not. When one has failed the others have little time to stop in: of those
+        that do not there is nothing."""
+        answers: dict[int, Any] = {}
+        deadline, stopped = float("inf"), dict[int, float]()
+        with selectors.DefaultSelector() as waiting:
+            for r, message in messages.items():
+                waiting.register(self.processes[r].channel.sock, selectors.EVENT_READ, r)
+                try:
+                    self.processes[r].channel.send(message)
+                except TimeoutError:  # it takes nothing, as when it is stopped
+                    answers[r] = self._lost(r, CommTimeout(f"the process took no message for {self.timeout:g} s", rank=r))
+                except OSError:  # it has ended, as will show
+                    pass
+            while len(answers) < len(messages) and time.monotonic() < deadline:
+                come = waiting.select(_LOOK)
+                for key, _ in come:
+                    answers[key.data] = self._answer(key.data)
+                    waiting.unregister(key.fileobj)
+                for r in () if come else messages:
+                    if r in answers or not self.processes[r].stopped():
+                        stopped.pop(r, None)
+                    elif time.monotonic() > stopped.setdefault(r, time.monotonic()) + self.timeout:
+                        answers[r] = self._lost(r, CommTimeout(f"the process has been stopped for {self.timeout:g} s", rank=r))
+                if deadline == float("inf") and any("done" not in a for a in answers.values()):
+                    deadline = time.monotonic() + min(self.timeout, GRACE)
+        return answers
+
+    def _answer(self, rank: int) -> Any:
+        try:
+            return self.processes[rank].channel.receive()[0]
+        except (EOFError, OSError):
+            status = self.processes[rank].end()
+            how = f"was killed by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exited with status {status}"
+            return self._lost(rank, CommError(f"the process {how}", rank=rank))
+
+    def _lost(self, rank: int, error: CommError) -> Any:
+        self.world.abort(f"rank {rank}: {error}")
+        return {"error": error}

@@ -1,0 +1,200 @@
+"""Memory that ranks which are processes share, and the worlds in it.
+
+All processes have it at one address, so an address in it means the same to each of them: a rank reads and writes what the others bring to
+a meeting where it lies. In front lies the world; behind it every rank has a part of its own, from which it takes its arrays. The memory has
+no name in any file system, and is gone when the last process that has it has ended, however it ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from . import Call, _module, address
+from .world import SPIN_US, World, log
+
+_WORLD_BYTES = 256 << 20  # for the world, its meetings and mailboxes; memory is taken where it is touched
+_FIRST, _STEP, _TRIES = 1 << 44, 1 << 40, 64  # where there is room in an address space of 47 bits, far from what systems put there
+_MOST = 32 << 40  # bytes for all ranks' parts
+_MAP_FIXED_NOREPLACE, _MAP_NORESERVE = 0x100000, 0x4000
+
+
+def why_not() -> str:
+    """Why processes cannot share memory here, or an empty text."""
+    if sys.platform == "linux" and sys.maxsize > 1 << 32:
+        return ""
+    return f"processes share memory on Linux with addresses of 64 bits only, this is {sys.platform}"
+
+
+class Memory:
+    """Shared memory for a number of ranks, mapped into this process until nothing in it is used any more."""
+
+    def __init__(self, fd: int, start: int, ranks: int):
+        """Map what `fd` is open on at the address `start`. Raises OSError where there is no room."""
+        self.fd, self.start, self.ranks = fd, start, ranks
+        self.size = _size(ranks)
+        _map(fd, start, self.size)
+        self.unmap = weakref.finalize(self, _unmap, start, self.size)
+        self.unmap.atexit = False
+
+    @staticmethod
+    def make(ranks: int) -> Memory:
+        """New memory, all zero. Raises OSError."""
+        fd = os.memfd_create("fluidx")
+        try:
+            os.ftruncate(fd, _size(ranks))
+            for k in range(_TRIES):
+                try:
+                    return Memory(fd, _FIRST + k * max(_STEP, -(-_size(ranks) // _STEP) * _STEP), ranks)
+                except FileExistsError:  # the memory of another executor is there
+                    continue
+            raise OSError(f"no room for {_size(ranks)} bytes in the address space")
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Let nobody else have it. What is mapped stays."""
+        os.close(self.fd)
+
+    def part(self, rank: int) -> tuple[int, int]:
+        """Address and size of what a rank takes its arrays from."""
+        return self.start + _WORLD_BYTES + rank * _part(self.ranks), _part(self.ranks)
+
+    def holds(self, a: np.ndarray) -> bool:
+        """Does an array lie here?"""
+        return not a.size or self.start <= address(a) < self.start + self.size
+
+    def array(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """The contiguous array that lies at an address."""
+        nbytes = prod(shape) * dtype.itemsize
+        if not self.start <= at <= at + nbytes <= self.start + self.size:
+            raise ValueError(f"{nbytes} bytes at {at:#x} lie outside of the memory that ranks share")
+        raw: Any = (ctypes.c_char * nbytes).from_address(at)
+        raw.memory = self  # mapped as long as there are views
+        return np.frombuffer(raw, dtype, prod(shape)).reshape(tuple(shape))
+
+    def world(self, timeout: float) -> World:
+        """Make the world. By whoever made the memory, before any rank joins."""
+        return World(_module().world(self.ranks, timeout, SPIN_US * 1000, self.start, _WORLD_BYTES))
+
+    def join(self, rank: int, stall: float) -> SharedWorld:
+        """The world, for a process that is a rank of it."""
+        capsule = _module().join(self.start, *self.part(rank))
+        _module().watch(capsule, rank, stall, log.warning)
+        return SharedWorld(capsule)
+
+
+class SharedWorld(World):
+    """A world as a process that is one of its ranks sees it. What this rank brings to meetings is read by other processes."""
+
+    def __init__(self, capsule: Any):
+        super().__init__(capsule)
+        self._texts: dict[str, np.ndarray] = {}  # for ever: when this process has died another one reads what it was at
+
+    def _call(self, words: Sequence[int], texts: list[np.ndarray]) -> Call:
+        there = take(8 * len(words)).view(np.int64)
+        there[:] = words
+        texts.append(there)
+        return Call("meet_at", (address(there),))
+
+    def _text(self, text: str) -> np.ndarray:
+        found = self._texts.get(text)
+        if found is None:
+            data = np.frombuffer(text.encode() + b"\0", np.uint8)
+            found = self._texts[text] = take(data.size)
+            found[:] = data
+        return found
+
+    def brought(self, ranks: tuple[int, ...]) -> list[list[list[np.ndarray]]]:
+        """For each member of a group the arrays that it gave, and those that it takes, in the latest meeting, until the next."""
+        return [_brought(at) for at in self._module.brought(self.meeting(ranks))]
+
+
+def take(nbytes: int) -> np.ndarray:
+    """So many zero bytes of this rank's part of the memory that its process shares. MemoryError when there are no more."""
+    at = _module().take(max(nbytes, 1))
+    raw: Any = (ctypes.c_char * max(nbytes, 1)).from_address(at)
+    weakref.finalize(raw, _module().give, at).atexit = False
+    found = np.frombuffer(raw, np.uint8, nbytes)
+    if nbytes < _LARGE:
+        found[:] = 0
+    return found
+
+
+_LARGE = 2 << 20  # bytes that are zero when they are taken: twice what heap.c calls large, for a block has up to half as much again
+
+# as meet.h numbers them
+_GIVES, _TAKES, _ARRAYS = 9, 10, 11
+_AT, _TEXT, _AXES, _SIZES = range(4)
+
+
+def _brought(at: int) -> list[list[np.ndarray]]:
+    words = ctypes.cast(at, ctypes.POINTER(ctypes.c_int64))
+    gives, takes = (max(words[k], 1) if words[k] < 0 else words[k] for k in (_GIVES, _TAKES))
+    arrays = [_array(words, words[_ARRAYS + k]) for k in range(gives + takes)]
+    return [arrays[:gives], arrays[gives:]]
+
+
+def _array(words: Any, k: int) -> np.ndarray:
+    axes = words[k + _AXES]
+    shape, strides = (tuple(words[k + _SIZES + j * axes : k + _SIZES + (j + 1) * axes]) for j in (0, 1))
+    dtype = _dtype(ctypes.string_at(words[k + _TEXT]).decode().partition("[")[0])
+    # views are of stretches that begin at their first element: no stride of a communicator's operand is negative
+    nbytes = dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if prod(shape) else 0
+    raw: Any = (ctypes.c_char * nbytes).from_address(words[k + _AT])
+    return np.ndarray(shape, dtype, raw, 0, strides)
+
+
+@cache
+def _dtype(name: str) -> np.dtype:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def _part(ranks: int) -> int:
+    """Four times the machine's memory, for blocks are larger than what is taken and freed ones wait for others of their size."""
+    memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    return min(4 * memory, _MOST // ranks) // (1 << 20) * (1 << 20)
+
+
+def _size(ranks: int) -> int:
+    return _WORLD_BYTES + ranks * _part(ranks)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+def _map(fd: int, start: int, size: int) -> None:
+    flags = mmap.MAP_SHARED | _MAP_FIXED_NOREPLACE | _MAP_NORESERVE
+    found = _libc().mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if found == start:
+        return
+    if found in (None, ctypes.c_void_p(-1).value):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))  # FileExistsError where something is there
+    _unmap(found, size)  # a kernel that does not know the flag
+    raise FileExistsError(f"there is something at {start:#x}")
+
+
+def _unmap(start: int, size: int) -> None:
+    _libc().munmap(start, size)

@@ -1,0 +1,61 @@
+"""Run a function of a communicator on several ranks that are processes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from ..comm import base
+from ..comm.nursery import Channel, start
+from ..comm.processes import ProcessWorld
+from ..native.shared import Memory
+
+
+class Ranks:
+    """`n` processes, each a rank of one world, until `close`."""
+
+    def __init__(self, n: int, timeout: float = 10.0):
+        self.n, self.timeout = n, timeout
+        self.memory = Memory.make(n)
+        self.world = self.memory.world(timeout)
+        given = {"start": self.memory.start, "ranks": n, "timeout": timeout}
+        self.processes = [start("fluidx.testing.processes:answer", {**given, "rank": r}, [self.memory.fd]) for r in range(n)]
+        self.memory.close()
+
+    def each(self, function: str, args: Sequence[Any] = ()) -> list[Any]:
+        """What "module:function" of the communicator and the arguments gives on each rank, in rank order; both pass through JSON.
+
+        The first failure stops all ranks and is raised, and the ranks end; one that only stopped because another failed gives way to it.
+        """
+        for p in self.processes:
+            p.channel.send([function, list(args)])
+        found = [p.channel.receive()[0] for p in self.processes]
+        errors = [f["error"] for f in found if "error" in f]
+        if errors:
+            self.close()
+            kind, text, rank = ([e for e in errors if e[0] != "CommAborted"] or errors)[0]
+            if hasattr(base, kind):
+                raise getattr(base, kind)(text, rank)
+            raise RuntimeError(f"{kind}: {text}")
+        return [f["value"] for f in found]
+
+    def close(self) -> None:
+        for p in self.processes:
+            p.end()
+
+
+def answer(channel: Channel, fds: Sequence[int], given: Any) -> None:
+    """What such a process does."""
+    memory = Memory(fds[0], given["start"], given["ranks"])
+    memory.close()
+    world = ProcessWorld(memory, given["rank"], given["timeout"])
+    comm = world.communicator(given["rank"])
+    while True:
+        (function, args), _ = channel.receive()
+        module, _, name = function.partition(":")
+        try:
+            channel.send({"value": getattr(importlib.import_module(module), name)(comm, *args)})
+        except Exception as e:
+            world.abort(e)
+            channel.send({"error": [type(e).__name__, str(e), getattr(e, "rank", None)]})

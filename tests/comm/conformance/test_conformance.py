@@ -1,0 +1,149 @@
+"""What every communicator keeps, whatever is behind it: each test runs over each body that there is."""
+
+import inspect
+
+import pytest
+
+from fluidx import native
+from fluidx.comm import CommError, CommTimeout
+from fluidx.comm.base import AsynchronousCommunicator, Communicator
+from fluidx.comm.native import NativeCommunicator
+from fluidx.comm.nccl import NcclCommunicator
+from fluidx.comm.processes import ProcessCommunicator
+from fluidx.comm.threads import ThreadCommunicator
+from fluidx.native import shared
+from fluidx.testing import each_rank
+from fluidx.testing.processes import Ranks
+from tests.comm.conformance import jobs
+
+# nothing, one element, odd sizes; and larger than what the last to arrive does for all, than a block, than a message that is copied
+SHAPES = [(0,), (1,), (3,), (7, 3), (4099,), (3, 11_003)]
+GROUPS = [(1,), (2, 0), (0, 1, 3), (3, 1, 0, 2)]  # of four ranks, in orders of their own
+
+
+class Threads:
+    def __init__(self):
+        self.each = lambda n, job, *args: each_rank(n, lambda comm: getattr(jobs, job)(comm, *args))
+        self.failing = lambda n, timeout, job, *args: each_rank(n, lambda comm: getattr(jobs, job)(comm, *args), timeout)
+
+    def close(self):
+        pass
+
+
+class Processes:
+    """The ranks of a number live as long as the tests: what one test does must not show in the next."""
+
+    def __init__(self):
+        self.ranks = {}
+
+    def each(self, n, job, *args):
+        if n not in self.ranks:
+            self.ranks[n] = Ranks(n)
+        return self.ranks[n].each(f"{jobs.__name__}:{job}", args)
+
+    def failing(self, n, timeout, job, *args):
+        """With ranks that end with the test."""
+        ranks = Ranks(n, timeout)
+        try:
+            return ranks.each(f"{jobs.__name__}:{job}", args)
+        finally:
+            ranks.close()
+
+    def close(self):
+        for ranks in self.ranks.values():
+            ranks.close()
+
+
+BODIES = {"threads in C": Threads, "threads on locks": Threads, "processes": Processes}
+
+
+@pytest.fixture(scope="module", params=BODIES)
+def body(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "threads on locks":
+            patch.setenv("FLUIDX_KERNELS", "numpy")
+        elif reason := native.why_not() or (request.param == "processes" and shared.why_not()):
+            pytest.skip(reason)
+        made = BODIES[request.param]()
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("body", [ThreadCommunicator, NativeCommunicator, ProcessCommunicator, NcclCommunicator])
+def test_every_body_has_all_calls(body):
+    """With the parameters of the protocol, in its order."""
+    for protocol in (Communicator, AsynchronousCommunicator) if body.asynchronous else (Communicator,):
+        for name, call in vars(protocol).items():
+            if name.startswith("_") or (body.asynchronous and name in ("reach", "follow")):  # for threads beside one another
+                continue
+            if inspect.isfunction(call):
+                found, wanted = (list(inspect.signature(c).parameters)[1:] for c in (getattr(body, name), call))
+                assert len(found) == len(wanted) and (protocol is AsynchronousCommunicator or found == wanted), name
+
+
+@pytest.mark.parametrize("dtype", jobs.DTYPES)
+@pytest.mark.parametrize("job", ["reductions", "scattered"])
+def test_reductions(body, job, dtype):
+    for shape in SHAPES:
+        for ranks in GROUPS:
+            body.each(4, job, ranks, shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", jobs.MOVED)
+@pytest.mark.parametrize("job", ["moves", "messages"])
+def test_moves(body, job, dtype):
+    for shape in SHAPES:
+        for ranks in GROUPS:
+            body.each(4, job, ranks, shape, dtype)
+
+
+@pytest.mark.parametrize("size", [1, 6000])
+def test_messages_are_there_when_they_are_asked_for(body, size):
+    body.each(2, "many_ahead", 200, size)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod"])
+@pytest.mark.parametrize("size", [101, 40_003])
+def test_every_rank_has_the_same_bits_and_every_run_and_every_body(body, size, op):
+    found = body.each(4, "bits", size, op)
+    assert found == body.each(4, "bits", size, op) and all(f == found[0] for f in found)
+    assert found[0] == each_rank(4, lambda comm: jobs.bits(comm, size, op))[0]
+
+
+def test_several_groups_at_once(body):
+    assert body.each(4, "overlapping_groups", 20) == [[3, 2, 1, 0]] * 4
+    body.each(4, "side_by_side", 50)
+
+
+def test_two_threads_of_a_rank_wait_for_one_another(body):
+    body.failing(2, 10.0, "paces", 50)
+
+
+WAITS = ["barrier", "all_reduce", "all_gather", "int"]
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_a_passed_deadline_names_who_is_missing(body, what):
+    with pytest.raises(CommTimeout, match="waited 0.3 s in .*; ranks 1, 2 did not arrive") as error:
+        body.failing(4, 0.3, "without", what, (0, 1, 2, 3), (1, 2))
+    assert error.value.rank == 1
+
+
+@pytest.mark.parametrize("what", ["recv", "send"])
+def test_a_passed_deadline_names_the_peer(body, what):
+    with pytest.raises(CommTimeout, match="waited 0.3 s in (recv from|send to) rank 1; rank 1 did not arrive"):
+        body.failing(2, 0.3, "without", what, (0, 1), (1,))
+
+
+@pytest.mark.parametrize("what", [*WAITS, "recv"])
+def test_an_abort_wakes_all(body, what):
+    with pytest.raises(Exception, match="of all things") as error:
+        body.failing(3, 20.0, "raises", what, (0, 1, 2), 1)
+    assert "ValueError" in f"{type(error.value).__name__} {error.value}"
+
+
+@pytest.mark.parametrize("how", ["shape", "op", "call", "root", "dtype", "part", "message"])
+def test_ranks_that_disagree_are_told(body, how):
+    with pytest.raises(CommError, match="^ranks disagree: rank [01] ") as error:
+        body.failing(2, 5.0, "disagree", how)
+    assert not isinstance(error.value, CommTimeout)
