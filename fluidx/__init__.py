@@ -53,6 +53,7 @@ from .param_attr import ParamAttr
 if TYPE_CHECKING:
     from . import backward, clip, initializer, io, lr_scheduler, mixed_precision, nets, onnx, optimizer, regularizer, rewrite
     from .backward import append_backward, gradients
+    from .comm.launched import rank, world_size
     from .data_feeder import DataFeeder
     from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope, scope_guard
     from .inference import InferenceTranspiler
@@ -66,7 +67,7 @@ _LAZY = {
     "append_backward": "backward", "gradients": "backward",
     "CPUPlace": "executor", "CUDAPlace": "executor", "Executor": "executor", "ParallelExecutor": "executor", "Scope": "executor",
     "cpu_places": "executor", "cuda_places": "executor", "global_scope": "executor", "scope_guard": "executor",
-    "mpi_places": "executor", "process_places": "executor",
+    "mpi_places": "executor", "process_places": "executor", "rank": "comm.launched", "world_size": "comm.launched",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
     "InferenceTranspiler": "inference", "tune": "tuning",
@@ -85,8 +86,8 @@ __all__ = [
     "VerifyError", "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
-    "mixed_precision", "name_scope", "nets", "one_hot", "onnx", "ops", "optimizer", "program_guard", "regularizer", "rewrite", "save",
-    "scope_guard", "set_num_threads", "strategies", "tune", "unique_name",
+    "mixed_precision", "name_scope", "nets", "one_hot", "onnx", "ops", "optimizer", "program_guard", "rank", "regularizer", "rewrite",
+    "save", "scope_guard", "set_num_threads", "strategies", "tune", "unique_name", "world_size",
 ]  # fmt: skip
 
 

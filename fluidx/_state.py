@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,16 @@ def parts(program: Program, executor: Any) -> Sequence[Mapping[str, np.ndarray]]
     if hasattr(executor, "parts"):
         return executor.parts()
     return [{d.name: get(executor, d) for d in persistables(program)}]
+
+
+def writing(executor: Any) -> AbstractContextManager[bool]:
+    """A time in which values are written to files: is it this process that writes? Of processes that are ranks of one script one does."""
+    return executor.writing() if hasattr(executor, "writing") else nullcontext(True)
+
+
+def settled(executor: Any) -> AbstractContextManager[None]:
+    """A time in which values are read from files, which may be open to one process at a time, and given to variables."""
+    return executor.settled() if hasattr(executor, "settled") else nullcontext()
 
 
 def step(program: Program, executor: Any) -> int:

@@ -45,7 +45,10 @@ def save_shards(program: Program | None, folder: Any, executor: Any = None, extr
     say, such as the position in the data; `load_shards` gives it back. A crash leaves the older checkpoint or the new one. Raises
     NotInitializedError where a variable has no value, CheckpointError where nothing can be written.
     """
-    _write(path_of(folder), *_snapshot(program_or_default(program), executor, extra, copies=False))
+    with _state.writing(executor) as here:
+        made = _snapshot(program_or_default(program), executor, extra, copies=False)
+        if here:
+            _write(path_of(folder), *made)
 
 
 def _snapshot(program: Program, executor: Any, extra: Mapping[str, Any] | None, copies: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
@@ -130,6 +133,7 @@ def load_shards(program: Program | None, folder: Any, executor: Any = None, only
     """
     program, folder = program_or_default(program), path_of(folder)
     with ExitStack() as stack:
+        stack.enter_context(_state.settled(executor))
         shards = _Shards(folder, stack.enter_context(reading(folder)), stack)
         layout = _state.layout(program, executor)
         must = {d.name for d in (persistables(program) if only is None else only)}
@@ -220,18 +224,19 @@ class CheckpointManager:
         """Write a checkpoint under a step's number, and remove those that are too many. `extra` is as of `save_shards`."""
         self.wait()
         step = whole("CheckpointManager.save", "step", step, 0)
-        made = _snapshot(program_or_default(program), executor, extra, copies=self.asynchronous)
         path = self._path(step)
+        with _state.writing(executor) as here:
+            made = _snapshot(program_or_default(program), executor, extra, copies=self.asynchronous)
 
-        def write() -> None:
-            _write(path, *made)
-            self._retire()
+            def write() -> None:
+                _write(path, *made)
+                self._retire()
 
-        if not self.asynchronous:
-            write()
-            return
-        self._writer = threading.Thread(target=self._kept, args=(write,), name="fluidx checkpoint")
-        self._writer.start()
+            if here and self.asynchronous:
+                self._writer = threading.Thread(target=self._kept, args=(write,), name="fluidx checkpoint")
+                self._writer.start()
+            elif here:
+                write()
 
     def restore(self, program: Program | None = None, executor: Any = None, step: int | None = None) -> dict[str, Any] | None:
         """`load_shards` of the newest checkpoint, or of a step; None where there is no checkpoint yet."""

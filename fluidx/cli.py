@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from .ir.errors import FluidxError, ProgramError
 _DEMO = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")  # one device's answers on n ranks
 _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
 _STRATEGIES = (*_DEMO, "micro_batches", "parameter_server", "pipeline", "rails", "reduction_servers", "replicas")
+_BACKENDS = ("threads", "processes", "mpi", "nccl")
+_readable = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Ranks(click.ParamType):
@@ -93,20 +94,43 @@ def demo(ranks: int, epochs: int, strategy: str, svg: Path | None) -> None:
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
-@click.option("-n", "--ranks", type=click.IntRange(1), required=True, help="What fx.cpu_places() gives without a count.")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks; a Kubernetes job says it, PET_NPROC_PER_NODE.")
+@click.option("--backend", type=click.Choice(_BACKENDS), default="threads", show_default=True, help="What ranks are.")
+@click.option("--hosts", type=_readable, help="For mpirun: the hosts, one a line.")
+@click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, help="How often to start all again after a failure.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that ranks wait for one another [FLUIDX_TIMEOUT].")
+@click.option("--output", type=click.Choice(["rank0", "all"]), default="rank0", show_default=True, help="Whose output is shown.")
+@click.option("--metrics", type=click.Path(dir_okay=False, path_type=Path), help="Write what runs fetch, a line of JSON for each.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(ranks: int, script: str, args: tuple[str, ...]) -> None:
-    """Run SCRIPT with CPU_NUM set: its ParallelExecutor gets RANKS ranks, as threads."""
-    _run_script(script, args, ranks)
+def run(
+    ranks: int | None, backend: str, hosts: Path | None, restarts: int, timeout: float | None, output: str, metrics: Path | None,
+    script: str, args: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Run SCRIPT on RANKS ranks: a ParallelExecutor without places has them.
+
+    As threads they are of one process, which runs the script once; elsewhere each rank is a process and runs it. Options stand before
+    SCRIPT; what stands behind it is the script's own.
+    """
+    from .launch import command
+
+    ranks = ranks or command.ranks_here()
+    if ranks is None:
+        raise click.UsageError("how many ranks? give -n")
+    say = partial(click.echo, err=True)
+    try:
+        status = command.run(script, args, ranks, backend, hosts, restarts, timeout, output == "all", metrics, say)
+    except command.OptionError as e:
+        raise click.UsageError(str(e)) from None
+    raise SystemExit(status)
 
 
 def _run_script(script: str, args: tuple[str, ...], ranks: int | None) -> None:
+    from .launch.script import run_script
+
     if ranks is not None:
         os.environ["CPU_NUM"] = str(ranks)
-    sys.argv = [script, *args]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+    run_script(script, args)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

@@ -56,6 +56,10 @@ _WINOGRAD = Setting(
 _AFFINITY = Setting(
     "FLUIDX_AFFINITY", "auto, or cores for each rank such as 0-3;4-7", "", "Cores that CPU ranks keep to; auto: equal shares of all."
 )
+_RANK = Setting("FLUIDX_RANK", "a whole number, 0 or more", "", "Which rank this process is; `fluidx run` sets it.")
+_WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "How many ranks the script was launched for; `fluidx run` sets it.")
+_JOB = Setting("FLUIDX_JOB", "a name", "", "What ranks that are started by hand find each other by: the same for all, one for each job.")
+_RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How often all ranks were started again; set by `fluidx run`.")
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
 
@@ -63,10 +67,11 @@ def describe() -> tuple[Setting, ...]:
     """Return the table of environment variables, for the documentation and the command line.
 
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
-    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_AFFINITY', 'CPU_NUM']
+    ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_RESTART', 'CPU_NUM']
     """
+    launching = (_RANK, _WORLD_SIZE, _JOB, _RESTART)
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
-    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _AFFINITY, _CPU_NUM)
+    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _AFFINITY, *launching, _CPU_NUM)
 
 
 def debug_level(environ: Mapping[str, str] = os.environ) -> int:
@@ -206,6 +211,25 @@ def affinity(environ: Mapping[str, str] = os.environ) -> list[frozenset[int]] | 
     [[0, 1, 2, 8], [3]]
     """
     return _read(_AFFINITY, environ, lambda text: text if text in ("", "auto") else [_cores(part) for part in text.split(";")]) or []
+
+
+def world_size(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return FLUIDX_WORLD_SIZE, the number of ranks that the script was launched for, or None.
+
+    >>> world_size({})
+    >>> world_size({"FLUIDX_WORLD_SIZE": "4"})
+    4
+    """
+    return _read(_WORLD_SIZE, environ, lambda text: _within(int(text), 1, math.inf) if text else None)
+
+
+def restart(environ: Mapping[str, str] = os.environ) -> int:
+    """Return FLUIDX_RESTART, how often the job was started again.
+
+    >>> restart({})
+    0
+    """
+    return _read(_RESTART, environ, lambda text: _within(int(text), 0, math.inf))
 
 
 def cpu_num(environ: Mapping[str, str] = os.environ) -> int:

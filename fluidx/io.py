@@ -20,7 +20,7 @@ import numpy as np
 from ._checks import wrong
 from ._files import MANIFEST, Write, place_of, reading, write_together
 from ._safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
-from ._state import get, persistables, program_or_default, put, set_step, step
+from ._state import get, persistables, program_or_default, put, set_step, step, writing
 from ._texts import (
     CONSTANTS,
     SUFFIX,
@@ -94,7 +94,9 @@ def save(
     values = {d.name: get(executor, d) for d in persistables(program)}
     if taken := [n for n in values if is_digest(n)]:
         raise CheckpointError(f"variable {taken[0]!r} cannot be saved under its name, which is that of a constant; rename it")
-    save_program(model_path, program, values, step(program, executor), extra or {})
+    with writing(executor) as here:
+        if here:
+            save_program(model_path, program, values, step(program, executor), extra or {})
 
 
 def load(program: Program | None, model_path: Any, executor: Any = None, var_list: Sequence[Variable] | None = None) -> dict[str, Any]:
@@ -185,10 +187,12 @@ def save_vars(
     """
     chosen = _chosen(main_program, vars, predicate)
     values = {var.name: get(executor, var) for var in chosen}
-    if filename is not None:
-        save_arrays(_inside(dirname, filename), values, {"format": "fluidx"})
-        return
-    write_together(path_of(dirname), {_file_of(n): arrays_in(_file_of(n), {n: value}, {"format": "fluidx"}) for n, value in values.items()})
+    with writing(executor) as here:
+        if here and filename is not None:
+            save_arrays(_inside(dirname, filename), values, {"format": "fluidx"})
+        elif here:
+            files = {_file_of(n): arrays_in(_file_of(n), {n: value}, {"format": "fluidx"}) for n, value in values.items()}
+            write_together(path_of(dirname), files)
 
 
 def load_vars(

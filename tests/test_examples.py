@@ -55,6 +55,26 @@ def test_a_short_example_runs_and_gives_one_devices_losses(name, monkeypatch, ca
     assert "on one device" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_the_launched_script_is_the_same_on_one_rank_and_on_several(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    train = importlib.import_module("launched").main
+    one = train(steps=4)
+    monkeypatch.setenv("FLUIDX_WORLD_SIZE", "3")  # as `fluidx run -n 3` does
+    np.testing.assert_allclose(train(steps=4), one, rtol=1e-5)  # sums in another order
+    train(steps=2, every=2, folder=str(tmp_path))
+    np.testing.assert_allclose(train(steps=4, every=2, folder=str(tmp_path)), one[2:], rtol=1e-5)  # goes on where the other ended
+
+
+@pytest.mark.parametrize(
+    "mode, values", [("p2p", [(0, 1), (0, 1)]), ("all_reduce", [(1, 2), (1, 2)]), ("multi_device", [(4, 8), (4, 4), (4, 8), (4, 4)])]
+)
+def test_the_walkthrough_prints_the_tutorials_values(monkeypatch, capsys, mode, values):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    importlib.import_module("mpi_walkthrough").main(mode)
+    found = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert found == [f"{before} before, {after} after" for before, after in values]
+
+
 def test_a_model_learns_digits_from_its_file(monkeypatch, capsys, tmp_path):
     """The example fetches a real one; here a small net stands in for it."""
     pytest.importorskip("onnx")

@@ -22,7 +22,7 @@ ARROWS = {
     "verify": ("_collector", "ir", "ops"),
     "transpiler": ("_collector", "config", "ir", "ops", "verify", "view"),
     "rewrite": ("ir", "ops", "backward"),
-    "executor": ("_collector", "config", "native", "ir", "ops", "comm", "rewrite"),
+    "executor": ("_collector", "_version", "config", "native", "ir", "ops", "comm", "rewrite"),
     "profiler": ("config", "native", "ir", "ops", "executor"),
     "tuning": ("ir", "executor", "transpiler"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
@@ -34,7 +34,7 @@ ARROWS = {
     "onnx": ("_files", "_version", "backward", "config", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }
 # They tie the parts together, so they see everything.
-UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "testing"}
+UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "launch", "testing"}
 # Everything else is what users write programs with (layers, backward, optimizer, ...): it stands on ir and ops.
 WRITING = ("config", "ir", "ops")
 

@@ -21,7 +21,7 @@ from .outline import Outline
 from .place import CPUPlace, Place, array_module, using
 from .scope import Scope, global_scope
 from .segments import segments
-from .watch import asked, look
+from .watch import asked, listeners, look, tell
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
 _MAX_SEGMENTS = 128  # plans of segments of programs that are cut
@@ -113,6 +113,8 @@ class Executor:
             ready.ctx.step = scope.steps.get(program, 0)
             values = ready.run(arrays, watched) if isinstance(ready, Cut) else ready.run(arrays, look(ready, watched))
             scope.steps[program] = ready.ctx.step + 1
+            if listeners:
+                tell(program.name, ready.ctx.step, names, values)
             return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
 
     def _made_ready(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope, fuse: bool) -> Bound | Cut:

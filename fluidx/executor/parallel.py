@@ -6,12 +6,14 @@ import os
 import threading
 import weakref
 from collections import ChainMap, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
 
 from .. import config
+from ..comm.member import member
 from ..comm.threads import ThreadWorld
 from ..ir.errors import ExecutionError, FeedError, FluidxError, NotInitializedError, ProgramError, RankError, nearest
 from ..ir.parts import cut, holds
@@ -66,6 +68,10 @@ class ParallelExecutor:
             from .processes import ProcessExecutor
 
             cls = ProcessExecutor
+        if cls is ParallelExecutor and places is None and (rank := member()) is not None:
+            from .launched import LaunchedExecutor
+
+            return LaunchedExecutor.of(rank)
         return super().__new__(cls)
 
     def __init__(
@@ -195,6 +201,8 @@ class ParallelExecutor:
             if not return_merged:
                 return [[p.copy() if lent and p is not None else p for p in of] for of in parts]
             merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
+            if watch.listeners:
+                watch.tell(self._mains[0].name, step, names, merged)
             return [m.copy() if lent and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
 
     def _expect(self) -> None:
@@ -231,8 +239,8 @@ class ParallelExecutor:
         """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
         if not are_arrays(feed):
             feed = check_feed(self._mains[0], feed, self._descs)
-        ready = self._ready.get(kind_of(names, feed, merged, apart))
-        if ready is not None and ready.versions == self._versions():
+        ready = self._known(kind_of(names, feed, merged, apart))
+        if ready is not None:
             return feed, ready
         check_fetch(self._mains[0], names, self._descs)
         given = check_feed(self._mains[0], feed, self._descs)
@@ -250,6 +258,11 @@ class ParallelExecutor:
         if len(self._ready) > _MAX_PLANS:
             self._ready.popitem(last=False)
         return given, ready
+
+    def _known(self, kind: tuple) -> Ready | None:
+        """What was made ready for runs of a kind, if it still is."""
+        ready = self._ready.get(kind)
+        return ready if ready is not None and ready.versions == self._versions() else None
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
         """Every rank's main program, ready to run on feeds like these."""
@@ -332,6 +345,11 @@ class ParallelExecutor:
     def step(self, runs: int) -> None:
         for s, m in zip(self.scopes, self._mains, strict=True):
             s.steps[m] = runs
+
+    @contextmanager
+    def writing(self) -> Iterator[bool]:
+        """A time in which files are written of what the ranks hold: is it this process that writes?"""
+        yield True
 
     def layout(self) -> Program:
         """The persistable variables of all ranks, and their places, as a program without operators."""

@@ -75,7 +75,7 @@ class _Rank:
     def room(self, name: str, lies: Sequence[Any]) -> Lies:
         """A place for an array that is to come."""
         self.rooms[name] = memory.zeros(tuple(lies[1]), np_dtype(lies[0]))
-        return _lies(self.rooms[name])
+        return lies_at(self.rooms[name])
 
     def programs(self, text: str, imports: Sequence[str]) -> None:
         for module in imports:
@@ -110,8 +110,8 @@ class _Rank:
         self.bounds[number] = bound, [(a, place) for a, place in zip(bound.fetches, places, strict=True) if a is not place]
         return {
             "types": [(t.dtype, list(t.shape)) for t in bound.fetch_types],
-            "feeds": [(n, _lies(a)) for n, a in bound.feeds],
-            "fetches": [_lies(a) for a in places],
+            "feeds": [(n, lies_at(a)) for n, a in bound.feeds],
+            "fetches": [lies_at(a) for a in places],
             **self._state(),
         }
 
@@ -126,7 +126,7 @@ class _Rank:
             bound.walk(after)
         else:
             self.world.begin()
-            _both(lambda: bound.walk(after), lambda: bound.run_beside(after), self.world)
+            both(lambda: bound.walk(after), lambda: bound.run_beside(after), self.world)
         self.meets = False
         for a, place in copies:
             np.copyto(place, a)
@@ -145,14 +145,14 @@ class _Rank:
             if not self.world.memory.holds(a):
                 self.scope.bind(name, memory.copied(a))
         self.told = self.scope.version
-        return {"state": [(n, _lies(a)) for n, a in self.scope.arrays.items()], "version": self.told}
+        return {"state": [(n, lies_at(a)) for n, a in self.scope.arrays.items()], "version": self.told}
 
 
-def _lies(a: np.ndarray) -> Lies:
+def lies_at(a: np.ndarray) -> Lies:
     return native.address(a), dtype_name(a.dtype), list(a.shape)
 
 
-def _both(compute: Callable[[], None], beside: Callable[[], None], world: ProcessWorld) -> None:
+def both(compute: Callable[[], None], beside: Callable[[], None], world: ProcessWorld) -> None:
     """Two jobs on two threads; the first failure stops both and is raised."""
     errors: list[BaseException] = []
 

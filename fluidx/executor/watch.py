@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,9 @@ class Watcher(Protocol):
 
 watchers: list[Watcher] = []
 
+# what is called behind each run of an executor: name of the program, number of its run, names of what is fetched, and the values
+listeners: list[Callable[[str, int, Sequence[str], Sequence[Any]], None]] = []
+
 
 class Asked(NamedTuple):
     """What the environment asks for, looked up once a run: a look into it costs a microsecond."""
@@ -43,6 +46,12 @@ class Asked(NamedTuple):
 
 def asked() -> Asked:
     return Asked(config.check_nan(), config.debug_level() >= 4)
+
+
+def tell(program: str, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
+    """A run has ended."""
+    for hear in listeners:
+        hear(program, step, names, values)
 
 
 def look(bound: Bound, asked: Asked, rank: int | None = None) -> After | None:

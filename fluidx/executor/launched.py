@@ -1,0 +1,348 @@
+"""Ranks that a launcher started: every process runs the same script, and its ParallelExecutor is one rank of all.
+
+Whatever is called is called by all ranks: each begins with a meeting that compares what they are about to do. Fetched values and state lie
+in memory that the processes share, so each rank joins them by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from .._version import __version__
+from ..comm.member import Member
+from ..ir.constants import Array
+from ..ir.dtypes import np_dtype
+from ..ir.errors import ExecutionError, RankError
+from ..ir.parser import parse_pair
+from ..ir.program import ProgramPair
+from ..ir.types import TensorType
+from ..native import shared
+from . import memory, watch
+from .affinity import cores_of, keep_to
+from .bound import Bound
+from .faults import Fault, rebuilt
+from .parallel import ParallelExecutor
+from .rank import both, lies_at
+from .ready import Ready
+from .scope import Scope
+from .told import told_as, where
+from .workers import Job, root
+
+
+class _Elsewhere(NamedTuple):
+    """What another rank fetches, where it lies."""
+
+    fetch_types: Sequence[TensorType]
+    fetches: Sequence[np.ndarray]
+
+
+class _ScopeElsewhere(Scope):
+    """The variables of another rank, as it showed them last. Its own process gives them values."""
+
+    def set(self, name: str, value: Any) -> None:
+        pass
+
+
+class LaunchedExecutor(ParallelExecutor):
+    """A ParallelExecutor without places in a script that was launched as one of several ranks."""
+
+    _member: Member
+    _copies: weakref.WeakKeyDictionary[Bound, list[np.ndarray]]  # what this rank fetches, where others see it
+    _lost: BaseException | None = None  # since a rank failed the ranks can meet no more
+    _at = ""  # what is run
+    _quiet = False  # variables are given values without a meeting
+    _owned = "are processes, one of which is"
+
+    @classmethod
+    def of(cls, member: Member) -> LaunchedExecutor:
+        """A new one, not yet initialised, for this process as a rank."""
+        made = object.__new__(cls)
+        made._member, made._copies = member, weakref.WeakKeyDictionary()
+        return made
+
+    def __init__(self, programs: Any = None, places: Any = None, *args: Any, **kwargs: Any):
+        if isinstance(programs, ProgramPair):
+            programs = self._pairs_of_all(programs)
+        super().__init__(programs, places, *args, **kwargs)
+
+    def _open(self, scopes: Sequence[Scope] | None) -> None:
+        member, n = self._member, self.world_size
+        if scopes is not None:
+            raise ExecutionError("launched ranks hold their variables themselves and take no scopes; use set_state and state")
+        if n != member.world_size:
+            raise ExecutionError(
+                f"the program was transpiled for {n} rank{'s' * (n > 1)}, and this script was launched as {member.world_size} by "
+                f"{member.launched.by}; transpile it with trainers=fx.world_size(), or launch {n}"
+            )
+        self.rank, self.world, self.timeout = member.rank, member.world, member.world.timeout
+        memory.new_bytes = shared.take  # where the other ranks see them
+        keep_to(cores_of(n)[self.rank])
+        self._modules, self._comms = [np] * n, [member.comm] * n
+        self.scopes = [Scope() if r == self.rank else _ScopeElsewhere() for r in range(n)]
+        self._compare_programs()
+
+    def _reset(self) -> None:
+        if self._lost is not None:
+            raise RankError(f"a rank failed, and launched ranks end together; start all again, as fluidx run --restarts ({self._lost})")
+
+    # -- what all ranks do alike -----------------------------------------------------------------------------------------------
+
+    def _agree(self, what: tuple, ready: bool = True) -> bool:
+        """All ranks are about to do this, and none still reads what it did before. Are all ready? Raises ExecutionError where one is about
+        to do something else."""
+        mine = _digest(what)
+        all_of = self._meeting(lambda: self._member.gathered([mine, ready]))
+        if any(one[0] != mine for one in all_of):
+            said = self._meeting(lambda: self._member.gather(_in_words(what)))
+            error = ExecutionError(
+                "the ranks do different things: "
+                + "; ".join(f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} {words}" for words, ranks in _grouped(said))
+                + "\n  every rank runs the same script: it must not ask fx.rank() before it runs, feeds, saves or loads"
+            )
+            self._lose(error)
+        return all(bool(one[1]) for one in all_of)
+
+    def _meeting(self, meet: Callable[[], Any]) -> Any:
+        try:
+            return meet()
+        except BaseException as e:
+            self._lose(e)
+
+    def _together(self, make: Callable[[], Any]) -> list[Any]:
+        """What every rank makes, which JSON can say; the first error is raised on all of them."""
+        error, said = None, {}
+        try:
+            said = {"done": make()}
+        except Exception as e:
+            error, said = e, {"fault": Fault.of(e, None)}
+        all_said = self._meeting(lambda: self._member.gather(said))
+        for rank, one in enumerate(all_said):
+            if "fault" in one:
+                raise error if error is not None else rebuilt(one["fault"], self._mains[rank])
+        return [one["done"] for one in all_said]
+
+    def _lose(self, error: BaseException) -> NoReturn:
+        """This rank's failure, or that of another which ends this one."""
+        rank, text = getattr(root(error), "rank", None), told_as(error)
+        if not isinstance(error, Exception) and (own := self._current[self.rank]) is not None:
+            text += where(own.compute.running())
+        text = (text if text.startswith("rank ") else f"rank {self.rank}: {text}") + (f"\n  in {self._at}" if self._at else "")
+        self._failed = self._lost = error
+        self.world.abort(RuntimeError(text))
+        if not isinstance(error, Exception):  # Ctrl-C
+            raise error
+        raise RankError(text, self.rank if rank is None else rank) from error
+
+    def _everywhere(self, *jobs: Job) -> list[Any]:
+        """This rank's share of a job."""
+        values: list[Any] = [None] * self.world_size
+        try:
+            if len(jobs) == 1:
+                values[self.rank] = jobs[0](self.rank)
+            else:
+                both(lambda: jobs[0](self.rank), lambda: jobs[1](self.rank), self.world)
+        except BaseException as e:
+            self._lose(e)
+        return values
+
+    # -- programs --------------------------------------------------------------------------------------------------------------
+
+    def _pairs_of_all(self, pair: ProgramPair) -> list[ProgramPair]:
+        """All ranks' programs, where each has its own."""
+        constants = {digest: memory.copied(c.values) for digest, c in pair.constants().items()}
+        if pair.main.rank not in (None, self._member.rank):
+            raise ExecutionError(f"{pair.main.label()} is of rank {pair.main.rank}, and this process is rank {self._member.rank}")
+        said = self._member.gather([str(pair), {digest: lies_at(a) for digest, a in constants.items()}])
+        return [
+            pair if r == self._member.rank else parse_pair(text, {digest: Array(self._array(lies)) for digest, lies in lie.items()})
+            for r, (text, lie) in enumerate(said)
+        ]
+
+    def _compare_programs(self) -> None:
+        """Raise ExecutionError where ranks have different programs, or another fluidx."""
+        pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
+        digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
+        self._agree(("makes an executor",))
+        said = self._meeting(lambda: self._member.gather([__version__, digests, self.uneven]))
+        for k, what in ((0, "fluidx"), (2, "uneven=")):
+            if len(found := _grouped([one[k] for one in said])) > 1:
+                self._refuse("; ".join(f"{what} {which} on rank{'s' * (len(ranks) > 1)} {_listed(ranks)}" for which, ranks in found))
+        other = next((r for r in range(self.world_size) if len({one[1][r] for one in said}) > 1), None)
+        if other is None:
+            return
+        texts = self._meeting(lambda: self._member.gather(str(pairs[other])))
+        self._refuse(_first_difference(other, texts))
+
+    def _refuse(self, text: str) -> NoReturn:
+        """All ranks find the same."""
+        raise ExecutionError(f"the ranks do not run the same program: {text}")
+
+    # -- runs --------------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._at = "the startup program"
+        self._agree(("runs the startup program",))
+        super()._start()
+
+    def _known(self, kind: tuple) -> Ready | None:
+        found = super()._known(kind)
+        self._at = f"step {self.scopes[0].steps.get(self._mains[0], 0)}"
+        return found if self._agree(("run", *kind), found is not None) else None
+
+    def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
+        made: list[Bound] = []
+
+        def make() -> Any:
+            own = self._compile(self.rank, self._mains[self.rank], whole, fetches[self.rank], fuse, overlap)
+            made.append(own)
+            # what others are to see lies where they see it, or is copied there
+            self._copies[own] = [a if _seen(self.world.memory, a) else memory.zeros(a.shape, a.dtype) for a in own.fetches]
+            return [(t.dtype, list(t.shape)) for t in own.fetch_types], [lies_at(a) for a in self._copies[own]]
+
+        return [
+            made[0] if r == self.rank else _Elsewhere([TensorType(d, tuple(shape)) for d, shape in types], [self._array(at) for at in lie])
+            for r, (types, lie) in enumerate(self._together(make))
+        ]
+
+    def _launcher(self, bounds: Sequence[Any]) -> None:
+        return None
+
+    def _values(
+        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: watch.Asked
+    ) -> tuple[list[list[Any]], bool]:
+        bound = self._current[self.rank] = ready.bounds[self.rank]
+        bound.ctx.step = step
+        after = watch.look(bound, watched, self.rank)
+        for name, buffer in bound.feeds:
+            np.copyto(buffer, feeds[self.rank][name])
+        if bound.beside is None:
+            self._everywhere(lambda rank: bound.walk(after))
+        else:
+            self.world.begin()
+            self._everywhere(lambda rank: bound.walk(after), lambda rank: bound.run_beside(after))
+        for a, place in zip(bound.fetches, self._copies[bound], strict=True):
+            if place is not a:
+                np.copyto(place, a)
+        if ready.gathered:
+            self._meeting(self._member.meet)
+        return [self._copies[bound] if r == self.rank else list(b.fetches) for r, b in enumerate(ready.bounds)], True
+
+    def _array(self, lies: Sequence[Any]) -> np.ndarray:
+        at, dtype, shape = lies
+        return self._member.world.memory.array(at, shape, np_dtype(dtype))
+
+    def _end(self) -> None:
+        pass
+
+    # -- state -------------------------------------------------------------------------------------------------------------------
+
+    def state(self, name: str) -> np.ndarray:
+        """The global value of a persistable variable, joined from what the ranks hold of it. All ranks ask for it."""
+        with self._shown([name]):
+            return super().state(name)
+
+    def set_state(self, name: str, value: Any) -> None:
+        """Give a persistable variable a value: this rank takes its part of it. All ranks give the same."""
+        if not self._quiet:
+            self._agree((f"sets {name!r}",))
+        super().set_state(name, value)
+
+    @contextmanager
+    def writing(self) -> Iterator[bool]:
+        """As `ParallelExecutor.writing`: rank 0 writes, and the others wait until it has. What goes wrong is raised on all."""
+        self._agree(("writes files",))
+        failed: Exception | None = None
+        try:
+            yield self.rank == 0
+        except Exception as e:
+            failed = e
+        self._together(partial(_raise, failed))
+
+    def parts(self) -> list[dict[str, np.ndarray]]:
+        """As `ParallelExecutor.parts`, on all ranks; inside of `writing` the others leave their arrays as they are."""
+        with self._shown([*self.layout().global_block().descs]):
+            return super().parts()
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """A time, which all ranks begin together, in which variables are given values without another meeting: a checkpoint is open to one
+        process after the other."""
+        self._agree(("loads a checkpoint",))
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
+
+    @contextmanager
+    def _shown(self, names: Sequence[str]) -> Iterator[None]:
+        """A time in which every rank sees what the others hold, and none changes it."""
+        self._check_open()
+        self._agree((f"reads {', '.join(map(repr, names[:4]))}", *names[4:]))
+        own = self.scopes[self.rank]
+        for name in names:
+            if name in own.arrays and not _seen(self.world.memory, own.arrays[name]):
+                own.bind(name, memory.copied(own.arrays[name]))
+        there = self._together(lambda: {name: lies_at(own.arrays[name]) for name in names if name in own.arrays})
+        for rank, said in enumerate(there):
+            if rank != self.rank:
+                self.scopes[rank].arrays = {name: self._array(lies) for name, lies in said.items()}
+        try:
+            yield
+        finally:
+            for scope in self.scopes:
+                if scope is not own:
+                    scope.arrays = {}
+            self._meeting(self._member.meet)
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _seen(there: shared.Memory, a: np.ndarray) -> bool:
+    return there.holds(a) and a.flags.c_contiguous
+
+
+@lru_cache(1024)
+def _digest(what: tuple) -> int:
+    """The same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big")
+
+
+def _in_words(what: tuple) -> str:
+    if what[0] != "run":
+        return str(what[0])
+    merged, _, *rest = what[1:]
+    feeds = [f"{part[0]}: {part[1]}{list(part[2])}" for part in rest if isinstance(part, tuple)]
+    fetches = [repr(part) for part in rest if isinstance(part, str)]
+    apart = "" if merged else ", not merged,"
+    return f"runs on {', '.join(feeds) or 'no feed'} and fetches{apart} {', '.join(fetches) or 'nothing'}"
+
+
+def _grouped(things: Sequence[Any]) -> list[tuple[Any, list[int]]]:
+    found: dict[Any, list[int]] = {}
+    for rank, thing in enumerate(things):
+        found.setdefault(thing, []).append(rank)
+    return list(found.items())
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+def _first_difference(of: int, texts: Sequence[str]) -> str:
+    """The first line in which programs differ that ranks have for rank `of`."""
+    lines = itertools.zip_longest(*(text.splitlines() for text in texts), fillvalue="(nothing)")
+    found = next(_grouped([line.strip() for line in some]) for some in lines if len(set(some)) > 1)
+    shown = "".join(f"\n  rank{'s' * (len(ranks) > 1)} {_listed(ranks)}: {line}" for line, ranks in found)
+    return f"the first difference in rank {of}'s is{shown}\n  a script that is launched writes the same program on every rank"

@@ -1,0 +1,1 @@
+"""`fluidx run`: one script on many ranks, started, watched and ended together."""

@@ -1,0 +1,83 @@
+"""What `fluidx run` does with its options."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..comm import mpirun
+from ..executor import watch
+from ..ir.errors import ExecutionError
+from . import launcher
+from .metrics import Log, Told
+from .script import run_script
+
+
+class OptionError(ExecutionError):
+    """An option that cannot be had, or not with another one."""
+
+
+def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
+    """How many ranks a Kubernetes job asks for on each of its nodes, if it is one.
+
+    >>> ranks_here({"PET_NPROC_PER_NODE": "4"})
+    4
+    """
+    said = environ.get("PET_NPROC_PER_NODE", "")
+    return int(said) if said.isdigit() and int(said) else None
+
+
+def run(
+    script: str, args: Sequence[str], ranks: int, backend: str, hosts: Path | None, restarts: int, timeout: float | None, everything: bool,
+    metrics: Path | None, say: Callable[[str], None],
+) -> int:  # fmt: skip
+    """Run the script on ranks, and return the status to exit with. Raises OptionError for options that do not go together."""
+    if backend == "nccl":
+        raise OptionError(
+            "--backend nccl: GPUs are ranks of one process, places=fx.cuda_places() in the script; start it without fluidx run"
+        )
+    if hosts is not None and backend != "mpi":
+        raise OptionError(f"--hosts: ranks that are {backend} are on this host; --backend mpi has several")
+    if backend != "processes" and (restarts or everything):
+        raise OptionError("--restarts and --output all are of --backend processes; the other ranks end as their launcher ends them")
+    if timeout is not None:
+        os.environ["FLUIDX_TIMEOUT"] = f"{timeout:g}"
+    if backend == "mpi":
+        return _mpi(script, args, ranks, hosts, metrics)
+    with _log(metrics) as log:
+        if backend == "processes":
+            return launcher.run(script, args, ranks, restarts, say, timeout=timeout, everything=everything, hear=log.take)
+        os.environ.update(CPU_NUM=str(ranks), FLUIDX_WORLD_SIZE=str(ranks))
+        with heard(Told(log.take)):
+            run_script(script, args)
+    return 0
+
+
+@contextmanager
+def heard(told: Told) -> Iterator[None]:
+    """A time in which somebody hears what runs fetch."""
+    watch.listeners.append(told)
+    try:
+        yield
+    finally:
+        watch.listeners.remove(told)
+
+
+def _log(path: Path | None) -> Log:
+    try:
+        return Log(path)
+    except OSError as e:
+        raise OptionError(f"--metrics: {path} cannot be written: {e.strerror}") from None
+
+
+def _mpi(script: str, args: Sequence[str], ranks: int, hosts: Path | None, metrics: Path | None) -> int:
+    if metrics is not None:
+        raise OptionError("--metrics is of --backend threads and processes")
+    try:
+        words, environ = mpirun.command(ranks, [sys.executable, script, *args], None if hosts is None else str(hosts))
+    except FileNotFoundError as e:
+        raise OptionError(f"--backend mpi: {e}; on one host --backend processes needs none") from None
+    os.execve(words[0], words, environ)

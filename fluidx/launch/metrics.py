@@ -1,0 +1,96 @@
+"""What runs fetch, as they go on: a line of JSON for each, and on a terminal one line that shows the latest."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import numpy as np
+
+from ..config import show_progress
+
+_OFTEN = 0.1  # seconds between two changes of the line on a terminal
+_SMOOTH = 0.9  # what the steps before count for in the rate, when there is one more
+
+
+class Told:
+    """Hands what runs fetch, scalars only, to a function: `{"step": 3, "time": ..., "rate": ..., "loss": 0.25}`.
+
+    `time` is seconds since 1970, `rate` runs of this program in a second, the latest counting most. Runs that fetch nothing are not told.
+    """
+
+    def __init__(self, take: Callable[[dict[str, Any]], None], clock: Callable[[], float] = time.time):
+        self.take, self.clock = take, clock
+        self._latest: dict[str, tuple[float | None, float | None]] = {}  # by program: when it ran, seconds that a run takes
+
+    def __call__(self, program: str, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
+        if not names:
+            return
+        now = self.clock()
+        before, taken = self._latest.get(program, (None, None))
+        if before is not None:
+            last = max(now - before, 1e-9)
+            taken = last if taken is None else _SMOOTH * taken + (1 - _SMOOTH) * last
+        self._latest[program] = now, taken
+        record = {name: number for name, value in zip(names, values, strict=True) if (number := _scalar(value)) is not _NONE}
+        self.take({**record, "program": program, "step": step, "time": now, "rate": None if taken is None else 1 / taken})
+
+
+_NONE = object()
+
+
+def _scalar(value: Any) -> Any:
+    """A number that JSON has; None for one that is not finite, which it has not."""
+    array = np.asarray(value)
+    if array.size != 1:
+        return _NONE
+    number = array.reshape(()).item()
+    try:
+        number = number if isinstance(number, int) else float(number)
+    except (TypeError, ValueError):
+        return _NONE
+    return number if math.isfinite(number) else None
+
+
+class Log:
+    """A file of such lines, which pandas reads by `read_json(path, lines=True)`, and the line on a terminal. Either may be left away."""
+
+    def __init__(self, path: Path | None, stream: TextIO | None = None):
+        self.stream = stream or sys.stderr
+        self.shown = show_progress(self.stream)
+        self.file = path.open("w", encoding="utf-8") if path is not None else None
+        self._next = 0.0
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        if self.file is not None:
+            self.file.write(json.dumps(record) + "\n")
+            self.file.flush()
+        if self.shown and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _OFTEN
+            self.stream.write(f"\033[K{_line(record)}\r")  # what is printed next begins where this line did
+            self.stream.flush()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._next:
+            self.stream.write("\033[K")
+        if self.file is not None:
+            self.file.close()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    """
+    >>> _line({"loss": 0.25, "program": "net", "step": 7, "time": 0.0, "rate": 12.5})
+    'net: step 7, 12.5 a second, loss 0.25'
+    """
+    rate = "" if record["rate"] is None else f", {record['rate']:.3g} a second"
+    rest = [f", {n} {v:.6g}" for n, v in record.items() if n not in ("program", "step", "time", "rate") and v is not None]
+    return f"{record['program']}: step {record['step']}{rate}{''.join(rest[:4])}"

@@ -1,0 +1,94 @@
+"""What a process does that is one rank of a launched script: it runs the script, and tells whoever launched it how that went."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .. import executor, native, transpiler  # noqa: F401  (loaded once, for all ranks)
+from ..comm.base import CommAborted, CommTimeout
+from ..comm.launched import JOB, RANK, RESTART, WORLD_SIZE, Launched
+from ..comm.member import Member, enter
+from ..comm.nursery import Channel
+from ..comm.processes import ProcessWorld
+from ..executor import watch
+from ..executor.told import told_as
+from ..executor.workers import root
+from ..native.shared import Memory
+from .metrics import Told
+
+
+def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
+    """Be a rank of a script. The files are the memory, and what to print to."""
+    signal.signal(signal.SIGTERM, _interrupt)  # by whoever launched it; the terminal's own Ctrl-C is for that one alone
+    for number, fd in zip((1, 2), fds[1:], strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    rank, ranks = given["rank"], given["ranks"]
+    said = {RANK: rank, WORLD_SIZE: ranks, JOB: given["job"], RESTART: given["restart"]}
+    os.environ.update({name: str(value) for name, value in said.items()})
+    memory = Memory(fds[0], given["start"], ranks)
+    memory.close()
+    world = ProcessWorld(memory, rank, given["timeout"])
+    native.set_num_threads(given["threads"])
+    guard = threading.Lock()
+
+    def tell(message: Any) -> None:
+        with guard:
+            channel.send(message)
+
+    enter(Member(Launched("fluidx run", rank, ranks, ranks, given["job"]), world, tell))
+    if rank == 0:
+        watch.listeners.append(Told(tell))
+    atexit._clear()  # what the process that started this one had
+    status = _run(given["script"], given["args"], world, tell)
+    threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter ends: wait for the script's threads,
+    atexit._run_exitfuncs()  # and do what it asked for
+    tell({"ended": status})
+    raise SystemExit(status)
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _run(script: str, args: Sequence[str], world: ProcessWorld, tell: Any) -> int:
+    try:
+        run_script(script, args)
+    except SystemExit as e:
+        if e.code is None or isinstance(e.code, int):
+            return e.code or 0
+        print(e.code, file=sys.stderr)
+        return 1
+    except BaseException as e:
+        world.abort(e)
+        first = root(e)
+        how = "interrupted" if isinstance(e, KeyboardInterrupt) else "stopped" if isinstance(first, CommAborted) else "failed"
+        how = "waited" if isinstance(first, CommTimeout) else how
+        tell({"how": how, "text": told_as(e), "at": getattr(e, "rank", None), "trace": "".join(_trace(e))})
+        return 1
+    return 0
+
+
+def _trace(error: BaseException) -> list[str]:
+    """The traceback from the script on, without the message: it is told by itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = str(Path(__file__).resolve().parents[1])
+    return traceback.format_list([f for f in frames if not f.filename.startswith((own, "<frozen"))])
+
+
+def run_script(script: str, args: Sequence[str]) -> None:
+    """Run a script as Python would, in this process."""
+    sys.argv = [script, *args]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")

@@ -1,0 +1,25 @@
+"""Run a script in a process as if somebody else than fluidx had started it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..comm.nursery import Channel
+from ..launch.script import run_script
+
+_open: list[Channel] = []  # until the process has ended
+
+
+def started(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
+    """What such a process does: `environ` is added to its environment, and the files are where it prints to."""
+    _open.append(channel)
+    os.environ.update(given["environ"])
+    for number, fd in zip((1, 2), fds, strict=True):
+        os.dup2(fd, number)
+    try:
+        run_script(given["script"], given["args"])
+    finally:
+        atexit._run_exitfuncs()  # as an interpreter that ends would
