@@ -7,7 +7,9 @@ axis 0 has no name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from itertools import count
 from typing import TYPE_CHECKING
 
 from .bodies import runs_bodies
@@ -42,8 +44,23 @@ class Sizes:
         self._writer: dict[str, Operator] = {}
         self._seen: dict[int, int] = {}  # block -> operators that `_writer` knows
         self._named: dict[str, int] = {}
-        self._others = 0
+        self._others = count(1)
         self._letters: dict[tuple[tuple[str, ...], str], int] = {}  # of results of an operator, sizes that values decide
+
+    def inside(self, block: Block) -> Sizes:
+        """The same for a block within this one: a number stands for one size in both."""
+        inner = copy(self)
+        inner.block = block
+        return inner
+
+    def renamed(self, names: Mapping[str, str]) -> None:
+        """Take note that variables have other names, in all operators: old name to new one. Numbers stay what they are."""
+        for old, new in names.items():
+            if old in self._known:
+                self._known[new] = self._known.pop(old)
+        self._letters = {(tuple([names.get(n, n) for n in made]), letter): size for (made, letter), size in self._letters.items()}
+        self._writer.clear()
+        self._seen.clear()
 
     def equal(self, a: Variable, b: Variable, stop: int | None = None) -> bool:
         """Whether two variables have one shape (up to axis `stop`), whatever is fed. False where that cannot be told."""
@@ -98,8 +115,7 @@ class Sizes:
         return _BATCH if axis == 0 and self.block.desc(name).is_data else self._unlike()
 
     def _unlike(self) -> int:
-        self._others += 1
-        return _BATCH + 2 * _UNIT * self._others
+        return _BATCH + 2 * _UNIT * next(self._others)
 
     def _producer(self, name: str) -> Operator | None:
         """The operator that first writes `name`, unless its result is fed or comes out of a sub-block."""

@@ -107,8 +107,11 @@ def _form(node: Any, who: str, opsets: Mapping[str, int]) -> _Form | None:
     if form is None and not domain:
         from onnx import defs
 
-        known = {s.name for s in defs.get_all_schemas() if not s.domain}
-        raise OnnxError(f"{who}: there is no such operator in opset {opsets.get(domain, 1)}; {nearest(node.op_type, known, 'there are')}")
+        schemas = [s for s in defs.get_all_schemas_with_history() if not s.domain]
+        first = min((s.since_version for s in schemas if s.name == node.op_type), default=0)
+        opset = opsets.get(domain, 1)
+        way_out = f"it came with opset {first}" if first > opset else nearest(node.op_type, {s.name for s in schemas}, "there are")
+        raise OnnxError(f"{who}: there is no such operator in opset {opset}; {way_out}")
     return form
 
 

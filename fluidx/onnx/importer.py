@@ -117,6 +117,7 @@ class Importer:
         """Write the nodes of a sub-graph into the block that is being written, which may run or not; its outputs as variables."""
         b, made = self.b, self._made
         self.b, self._made = Builder(self.main.current_block(), role=Role.FORWARD), dict(made)
+        self.b.sizes = b.sizes.inside(self.b.block)
         try:
             found = self.inline(graph, feeds, own)
             if others := [o.name for o, v in zip(graph.output, found) if not (isinstance(v, (Variable, Weight)) or in_programs(v))]:
@@ -138,7 +139,7 @@ class Importer:
         operands = [self.found(n) if n else None for n in proto.input]
         start, blocks = len(self.b.block.oplist), self.main.num_blocks
         made = self._sure_outputs(Node(self, proto, operands))
-        made = _several(made)
+        made = several(made)
         if self.main.num_blocks == blocks:  # what sub-blocks hand out is named in attributes too
             made = self.named(proto.output, made, start)
         for name, value in zip(proto.output, made):
@@ -159,7 +160,7 @@ class Importer:
         for old, new in names.items():
             block.descs[new] = block.descs.pop(old).changed(name=new)
         self._fixed.update(names.values())  # a list may hold it by now, and a name that a node gave stays
-        self.b.__dict__.pop("sizes", None)  # it remembers operators
+        self.b.sizes.renamed(names)
         return [block.var(names.get(v.name, v.name)) if isinstance(v, Variable) else v for v in made]
 
     # -- one node ---------------------------------------------------------------------------------------------------------------
@@ -196,6 +197,8 @@ class Importer:
     def outputs_of(self, n: Node) -> Any:
         """What a node gives: by its face, on the host, or by the body that its schema has."""
         key = domain_of(n.proto.domain), n.op_type
+        if key[0]:
+            n.operands = [self.variable(v) if isinstance(v, Open) else v for v in n.operands]
         found = with_open(n) if not key[0] else None
         if found is not None:
             return found
@@ -223,7 +226,7 @@ class Importer:
 
         def work(values: list[Any]) -> list[Any]:
             made = self._told(n, lambda: on_host(Node(self, n.proto, values)))
-            return [np.asarray(v) if isinstance(v, np.generic) else v for v in _several(made)]
+            return [np.asarray(v) if isinstance(v, np.generic) else v for v in several(made)]
 
         values = self._now(n.operands)
         results = []
@@ -299,19 +302,19 @@ class Importer:
             who = f"node {n.proto.name or n.op_type!r} ({n.op_type})" if n is not None else "the model"
             raise OnnxError(
                 f"{who} needs the value of {wanted[0].name!r} to know sizes or what to do, and that depends on what is fed; "
-                "fx.onnx.session runs such models, and a program for training does not hold them"
+                "where sizes decide it, give them: load(shapes=...); fx.onnx.session runs such models, and a program does not hold them"
             )
         computed = iter(self.evaluate(self.main, wanted))
         self._fixed.update(v.name for v in wanted)
         return list(each(values, lambda v: next(computed) if isinstance(v, Variable) else self.array(v)))
 
     def variable(self, value: Any) -> Variable:
-        """A value as a variable of the program: an operator that makes a small constant, a parameter or a constant that startup fills."""
+        """A value as a variable of the program: operators that make sizes or a small constant, a parameter, or what startup fills."""
         if isinstance(value, Variable):
             return value
         known = self._made.get(id(value))
         if known is None:
-            known = self._made[id(value)] = value, self._constant(value)
+            known = self._made[id(value)] = value, value.write() if isinstance(value, Open) else self._constant(value)
             self._fixed.add(known[1].name)
         return known[1]
 
@@ -383,7 +386,7 @@ class Outputs(list):
     """Several outputs of a node; a plain list is one output that is a sequence."""
 
 
-def _several(made: Any) -> list[Any]:
+def several(made: Any) -> list[Any]:
     return list(made) if isinstance(made, (tuple, Outputs)) else [made]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..ir import Variable
+from ..ir.errors import FluidxError
 from ..ir.types import ANY
 from .errors import OnnxError
 
@@ -24,10 +25,11 @@ _LEAST, _MOST = 1 << 32, 1 << 62  # between them a number stands for an open siz
 
 
 class Open:
-    """An array of sizes, some of them open."""
+    """An array of sizes, some of them open. `write` writes the operators that compute it; where it is not `exact`, a division may have
+    left a remainder, which the numbers do not know."""
 
-    def __init__(self, array: np.ndarray):
-        self.array = array
+    def __init__(self, array: np.ndarray, write: Callable[[], Variable], exact: bool = True):
+        self.array, self.write, self.exact = array, write, exact
 
 
 def is_open(number: int) -> bool:
@@ -42,36 +44,24 @@ def with_open(n: Node) -> Any:
     at = [k for k, v in enumerate(n.operands) if isinstance(v, Open)]
     if not at:
         return None
-    taker = _TAKERS.get((n.op_type, at[0]))
+    taker = _TAKERS.get((n.op_type, at[0])) if len(at) == 1 else None
     try:
-        return taker(n) if taker is not None and len(at) == 1 else _carried(n)
+        if taker is None:
+            return _carried(n)
+        if taker is not _reshape and not n.operands[at[0]].exact:  # a reshape counts elements
+            raise _refused(n, "it takes a size that is open, divided, perhaps with a remainder")
+        return taker(n)
     except OnnxError as refused:
-        return _computed(n, refused)
+        try:
+            return computed(n)
+        except FluidxError:
+            raise refused from None
 
 
-def _computed(n: Node, refused: OnnxError) -> Any:
-    """What a node makes where the program computes the sizes; `refused` is raised where it cannot."""
-    numbers = [d for v in n.operands if isinstance(v, Open) for d in v.array.ravel().tolist()]
-    if not all(d in n.importer.opened for d in numbers if is_open(d)):
-        raise refused
-    operands = [_vector(n, v.array) if isinstance(v, Open) else v for v in n.operands]
-    try:
-        return n.importer.outputs_of(type(n)(n.importer, n.proto, operands))
-    except OnnxError:
-        raise refused from None
-
-
-def _vector(n: Node, sizes: np.ndarray) -> Variable:
-    """Sizes as a variable: what `shape` says of variables that have them, beside those that are known."""
-    pieces = []
-    for d in sizes.ravel().tolist():
-        if is_open(d):
-            v, axis = n.importer.opened[d]
-            pieces.append(n.b.slice(n.b.shape(v, dtype="int64"), axes=(0,), starts=(axis,), ends=(axis + 1,)))
-        else:
-            pieces.append(n.const([d], np.int64))
-    made = pieces[0] if len(pieces) == 1 else n.b.concat(pieces, axis=0)
-    return made if sizes.ndim == 1 else n.b.reshape(made, shape=sizes.shape) if sizes.ndim else n.b.squeeze(made, axes=(0,))
+def computed(n: Node) -> Any:
+    """What a node makes where the program computes the sizes."""
+    operands = [n.importer.variable(v) if isinstance(v, Open) else v for v in n.operands]
+    return n.importer.outputs_of(type(n)(n.importer, n.proto, operands))
 
 
 def _refused(n: Node, why: str) -> Exception:
@@ -84,17 +74,23 @@ def _refused(n: Node, why: str) -> Exception:
 # -- makers and carriers ------------------------------------------------------------------------------------------------------
 
 
-def _shape(n: Node, v: Variable) -> Open:
+def _shape(n: Node, v: Variable) -> Any:
     found = n.b.sizes.shape(v.name)
     for axis, number in enumerate(found):
         if is_open(number):
             n.importer.opened.setdefault(number, (v, axis))
-    if n.op_type == "Size":
-        if sum(map(is_open, found)) > 1:
-            raise _refused(n, f"it counts the elements of {v}, of which more than one axis is open")
-        return Open(np.array(prod(found), np.int64))
-    end = n.attr("end")
-    return Open(np.array(found[n.attr("start", 0) : len(found) if end is None else end], np.int64))
+    axes = range(len(found))[slice(n.attr("start"), n.attr("end"))]
+
+    def write() -> Variable:
+        b = n.importer.b
+        whole = b.shape(v, dtype="int64")
+        if n.op_type == "Size":
+            return b.squeeze(b.reduce_prod(whole, dim=(0,), keep_dim=True), axes=(0,))
+        return whole if len(axes) == len(found) else b.slice(whole, axes=(0,), starts=(axes.start,), ends=(axes.stop,))
+
+    if n.op_type == "Shape":
+        return _wrapped(np.array([found[k] for k in axes], np.int64), write)
+    return write() if sum(map(is_open, found)) > 1 else Open(np.array(prod(found), np.int64), write)
 
 
 # What moves sizes, and sums and products of them.
@@ -106,37 +102,67 @@ _INTEGER = (6, 7)  # the codes of int32 and int64
 
 
 def _carried(n: Node) -> Any:
-    from .importer import Outputs
+    from .importer import Outputs, several
 
     values = [n.importer.array(v) for v in n.operands]
     if any(isinstance(v, Variable) for v in values):
         raise _refused(n, "it takes a size that is open together with what the program computes")
-    if n.op_type == "Cast" and n.attr("to") in _INTEGER:
-        return n.operands[0]
-    if n.op_type not in _MOVES and n.op_type not in _RULES:
+    cast = n.op_type == "Cast" and n.attr("to") in _INTEGER
+    if not (cast or n.op_type in _MOVES or n.op_type in _RULES):
         raise _refused(n, f"operand {next(k for k, v in enumerate(n.operands) if isinstance(v, Open))} depends on a size that is open")
+    exact = all(v.exact for v in n.operands if isinstance(v, Open))
+    if n.op_type == "Equal" and not exact:
+        raise _refused(n, "it compares a size that is open, divided, perhaps with a remainder")
     values = [v.astype(np.int64) if isinstance(v, np.ndarray) and v.dtype.kind in "iu" else v for v in values]
-    if n.op_type in _RULES:
-        return _wrapped(_RULES[n.op_type](n, *values))
-    made = n.importer.outputs_of(type(n)(n.importer, n.proto, values))
-    return Outputs(map(_wrapped, made)) if isinstance(made, (tuple, Outputs)) else _wrapped(made)
+    if cast:
+        made = values[0]
+    elif n.op_type in _RULES:
+        made = _RULES[n.op_type](n, *values)
+    else:
+        made = n.importer.outputs_of(type(n)(n.importer, n.proto, values))
+    exact = exact and n.op_type != "Div"
+
+    def wrapped(k: int, value: Any) -> Any:
+        return _wrapped(value, lambda: n.importer.variable(several(computed(n))[k]), exact)
+
+    if isinstance(made, (tuple, Outputs)):
+        return Outputs(wrapped(k, v) for k, v in enumerate(made))
+    return wrapped(0, made)
 
 
-def _wrapped(value: Any) -> Any:
+def _wrapped(value: Any, write: Callable[[], Variable], exact: bool = True) -> Any:
     sizes = isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.int64
-    return Open(np.asarray(value)) if sizes and any(map(is_open, value.ravel().tolist())) else value
+    return Open(np.asarray(value), write, exact) if sizes and any(map(is_open, value.ravel().tolist())) else value
+
+
+def _sum(n: Node, x: Any, y: Any) -> Any:
+    return _numbers(n, x + y, x, y)
+
+
+def _difference(n: Node, x: Any, y: Any) -> Any:
+    """A number less another one stands for nothing, unless it is a multiple of it."""
+    if any(isinstance(v, Open) and not v.exact for v in n.operands) or (x % np.where(_opened(y), y, 1)).any():
+        raise _refused(n, "it subtracts a size that is open")
+    return _numbers(n, x - y, x, y)
 
 
 def _product(n: Node, x: Any, y: Any) -> Any:
-    if _any_open(x) and _any_open(y):
+    if _opened(x).any() and _opened(y).any():
         raise _refused(n, "it multiplies sizes that are both open")
-    return x * y
+    return _numbers(n, x * y, x, y)
 
 
 def _quotient(n: Node, x: Any, y: Any) -> Any:
-    if _any_open(y) or not y.all() or (x % y).any():
+    if _opened(y).any() or not y.all() or (x % y).any():
         raise _refused(n, "it divides a size that is open, perhaps with a remainder")
-    return x // y
+    return _numbers(n, x // y, x, y)
+
+
+def _numbers(n: Node, made: Any, x: Any, y: Any) -> Any:
+    """What is made of open sizes, if numbers stand for it: not where it is below 0, or too small or large a part."""
+    if not (_opened(made) | (made == 0) | ~(_opened(x) | _opened(y))).all():
+        raise _refused(n, "it computes with a size that is open")
+    return made
 
 
 def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
@@ -159,13 +185,13 @@ def _equal(n: Node, x: Any, y: Any) -> Any:
     return x == y
 
 
-def _any_open(x: Any) -> bool:
-    return any(map(is_open, x.ravel().tolist()))
+def _opened(x: Any) -> Any:
+    return (x >= _LEAST) & (x < _MOST)
 
 
 _RULES: dict[str, Callable[..., Any]] = {
-    "Add": lambda n, x, y: x + y, "Sub": lambda n, x, y: x - y, "Mul": _product, "Div": _quotient, "ReduceProd": _product_of_all,
-    "Equal": _equal, "Where": lambda n, c, x, y: np.where(c, x, y),
+    "Add": _sum, "Sub": _difference, "Mul": _product, "Div": _quotient, "ReduceProd": _product_of_all, "Equal": _equal,
+    "Where": lambda n, c, x, y: np.where(c, x, y),
 }  # fmt: skip
 
 

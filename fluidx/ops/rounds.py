@@ -7,6 +7,7 @@ from typing import Any
 
 from ..ir import flow
 from ..ir.builder import Builder
+from ..ir.errors import ProgramError
 from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
 from ..ir.variable import Variable
@@ -18,7 +19,13 @@ def loop_gradient(b: Builder, op: Any, g: Sequence[Variable | None]) -> list[Var
 
     The loop counts its rounds, and keeps of the values that each round begins with those that the gradient reads. A round of the gradient
     takes the values of the last round that is left, computes that round again on copies, and follows it backwards.
+    Raises ProgramError for a loop that is such a gradient itself: no gradient passes a stash, and what passes beside it is a part of one.
     """
+    if op.op.role == Role.BACKWARD:
+        raise ProgramError(
+            "op while has no gradient here: it is the gradient of a loop, and second derivatives of loops are not known; "
+            "write the rounds one after the other, if their number is known"
+        )
     return _Back(b, op, g).write()
 
 

@@ -18,6 +18,7 @@ from .written import WRITTEN, built, close, lenet, transformer  # noqa: E402
 
 # Operators of which an import makes other operators than those that were written, and why. All others come back node by node.
 OTHERWISE = {
+    "argsort": "TopK of as many as there are is read as one of a known number",
     "assign_value": "a large constant becomes a variable, which an Identity hands out",
     "conv2d_transpose": "output_size becomes a window that reaches further, and what is cut off it",
     "expand_as": "of known sizes the repeats are known",

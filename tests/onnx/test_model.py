@@ -138,19 +138,76 @@ def test_an_open_size_is_computed_with():
 
 
 def test_where_an_open_size_is_not_enough_the_node_and_the_way_out_are_named():
-    text = """g (float[n, m] x) => (float[n, m] y) {
-      count = Size(x)
-      number = Cast<to=1>(count)
-      y = Div(x, number)
+    text = """g (float[n, m] x) => (float[n, p] y, float[n, q] z) {
+      m = Shape<start=1>(x)
+      two = Constant<value_ints=[2]>()
+      half = Div(m, two)
+      rest = Sub(m, half)
+      parts = Concat<axis=0>(half, rest)
+      y, z = Split<axis=1>(x, parts)
     }"""
     with pytest.raises(OnnxError) as e:
         fx.onnx.load(model_of(text))
     assert str(e.value) == (
-        "node 'Size' (Size): it counts the elements of <Variable x: f32[n,m]>, of which more than one axis is open; give the sizes that "
-        "will be fed: load(shapes={\"x\": [8, 8]})"
+        "node 'Split' (Split) needs the value of 'parts' to know sizes or what to do, and that depends on what is fed; where sizes decide "
+        "it, give them: load(shapes=...); fx.onnx.session runs such models, and a program does not hold them"
     )
-    model = fx.onnx.load(model_of(text), shapes={"x": [8, 2]})
-    assert run(model, {"x": np.full((8, 2), 16, np.float32)}, "y").tolist() == [[1.0] * 2] * 8
+    model = fx.onnx.load(model_of(text), shapes={"x": [2, 5]})
+    assert run(model, {"x": np.zeros((2, 5), np.float32)}, "y").shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape", "expected"),
+    [
+        ("y = Shape(x)", (3, 5), [3, 5]),
+        ("y = Shape<start=-1>(x)", (3, 5), [5]),
+        ("y = Size(x)", (3, 5), 15),
+        ("s = Shape(x)  two = Constant<value_ints=[2]>()  y = Mul(s, two)", (3, 5), [6, 10]),
+        ("s = Shape(x)  two = Constant<value_ints=[2]>()  y = Div(s, two)", (3, 5), [1, 2]),
+        ("s = Shape(x)  two = Constant<value_ints=[2]>()  h = Div(s, two)  d = Mul(h, two)  y = Sub(s, d)", (3, 4), [1, 0]),
+        ("s = Shape(x)  less = Constant<value_ints=[-1]>()  y = Mul(s, less)", (3, 5), [-3, -5]),
+        ("s = Shape(x)  some = Constant<value_ints=[720]>()  y = Div(s, some)", (3, 1441), [0, 2]),
+        ("n = Shape<end=1>(x)  m = Shape<start=1>(x)  y = Sub(m, n)", (3, 5), [2]),
+        ("s = Shape(x)  ten = Constant<value_ints=[10]>()  y = Sub(ten, s)", (3, 5), [7, 5]),
+        ("s = Shape(x)  one = Constant<value_int=1>()  y = Gather(s, one)", (3, 5), 5),
+        ("s = Shape(x)  i = Cast<to=6>(s)  f = Cast<to=7>(i)  y = Identity(f)", (3, 5), [3, 5]),
+    ],
+)
+def test_sizes_are_results_as_other_values_are(nodes, shape, expected):
+    model = fx.onnx.load(model_of(f"g (float[n, m] x) => (int64[k] y) {{ {nodes} }}"))
+    found = run(model, {"x": np.zeros(shape, np.float32)}, "y")
+    assert (found.dtype, found.tolist()) == (np.int64, expected)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(4, [0, 1, 2, 3]), (5, [0, 1, 2, 3]), (1, [])])
+def test_half_a_size_is_rounded_down(size, expected):
+    text = """g (float[n] x) => (float[m] y) {
+      n = Shape(x)
+      two = Constant<value_ints=[2]>()
+      zero = Constant<value_ints=[0]>()
+      half = Div(n, two)
+      even = Mul(half, two)
+      y = Slice(x, zero, even)
+    }"""
+    assert run(fx.onnx.load(model_of(text)), {"x": np.arange(size, dtype="float32")}, "y").tolist() == expected
+
+
+def test_sizes_of_two_names_stay_apart_however_late_each_is_asked_for():
+    text = """g (float[a, 6] x, float[b, 3] z) => (float[p, q] y, float[b, 3] u, bool[1] same) {
+      b = Shape<start=0, end=1>(z)
+      u = Relu(z)
+      rest = Constant<value_ints=[-1]>()
+      shape = Concat<axis=0>(b, rest)
+      a = Shape<start=0, end=1>(x)
+      y = Reshape(x, shape)
+      same = Equal(a, b)
+    }"""
+    model = fx.onnx.load(model_of(text))
+    feed = {"x": np.zeros((4, 6), np.float32), "z": np.zeros((2, 3), np.float32)}
+    assert run(model, feed, "y").shape == (2, 12)
+    assert run(model, feed, "same").tolist() == [False]
+    feed["z"] = np.zeros((4, 3), np.float32)
+    assert run(model, feed, "same").tolist() == [True]
 
 
 def axes_of(proto):
@@ -275,3 +332,11 @@ def test_what_a_session_is_fed_has_to_be_what_the_model_takes():
 def test_what_is_no_model_at_all_is_said(source):
     with pytest.raises(fx.onnx.OnnxError, match="a model is a path, bytes or an onnx.ModelProto, not "):
         fx.onnx.load(source)
+
+
+def test_an_operator_that_a_later_opset_brought_is_told_with_that_opset():
+    text = "g (float[1, 1, 2, 4] q) => (float[1, 1, 2, 4] y) { y = Attention(q, q, q) }"
+    model = model_of(text)
+    model.opset_import[0].version = 21
+    with pytest.raises(OnnxError, match="there is no such operator in opset 21; it came with opset 23"):
+        fx.onnx.load(model)

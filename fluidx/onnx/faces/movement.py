@@ -249,7 +249,8 @@ def range_(n: Node) -> object:
         start, limit, delta = (np.float32(v) for v in (start, limit, delta))
     if delta == 0:
         raise n.wrong("its step is 0")
-    (count,) = room([max(int(np.ceil((limit - start) / delta)), 0)])
+    span = int(limit) - int(start) if dtype.kind == "i" else limit - start  # what lies between two int16 may be more than one holds
+    (count,) = room([max(int(np.ceil(span / delta)), 0)])
     return (start + np.arange(count).astype(start.dtype) * delta).astype(dtype)
 
 

@@ -204,6 +204,14 @@ def top_k(op: Op) -> dict[str, Any]:
     return {"Out": values, "Indices": places}
 
 
+@nodes("argsort")
+def argsort(op: Op) -> dict[str, Any]:
+    axis = op.attrs["axis"] % op.type_of("X").ndim
+    count = op.sizes(op["X"], axis, axis + 1)
+    values, places = op.several("TopK", 2, op["X"], count, axis=axis, largest=int(op.attrs["descending"]))
+    return {"Out": values, "Indices": places}
+
+
 # -- of nothing ---------------------------------------------------------------------------------------------------------------
 
 

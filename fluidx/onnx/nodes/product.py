@@ -52,6 +52,11 @@ def mul(op: Op) -> str:
     return out if op.out_type("Out").ndim == 2 else op.shaped(out, "Out")
 
 
+@nodes("einsum")
+def einsum(op: Op) -> str:
+    return op.emit("Einsum", *op.many("X"), equation=op.attrs["equation"])
+
+
 # -- reductions ---------------------------------------------------------------------------------------------------------------
 
 _REDUCE = {

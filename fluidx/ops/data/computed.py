@@ -48,7 +48,8 @@ class RangeBetween(OpDef):
         first, last, by = (v.reshape(-1)[0] for v in (start, end, step))
         if by == 0:
             raise ExecutionError("op range_between: Step is 0")
-        count = max(int(np.ceil((last - first) / by)), 0)
+        span = int(last) - int(first) if start.dtype.kind in "iu" else last - first  # may be more than the dtype holds
+        count = max(int(np.ceil(span / by)), 0)
         return (first + np.arange(count).astype(start.dtype) * by).astype(start.dtype)
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,7 @@ class Unique(OpDef):
 
 def _different(line: np.ndarray, sort: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of the rows of an array: the first of each kind, the kind of each, how many there are of it."""
-    numbers = _ranks(line.reshape(len(line), -1))
+    numbers = _ranks(line.reshape(len(line), prod(line.shape[1:])))
     _, first, index, count = np.unique(numbers, return_index=True, return_inverse=True, return_counts=True)
     if not sort:
         order = np.argsort(first)

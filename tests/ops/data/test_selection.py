@@ -22,6 +22,16 @@ def test_unique_as_fluid_documents_it():
     assert (out, first, index, count) == ([2, 3, 1, 5], [0, 1, 3, 4], [0, 1, 1, 2, 3, 1], [1, 3, 1, 1])
 
 
+def test_unique_of_nothing_is_nothing():
+    assert made("unique", np.zeros(0, "int64")) == [[], [], [], []]
+    assert made("unique", np.zeros((0, 3), "float32"), flatten=True) == [[], [], [], []]
+    assert made("unique", np.zeros((2, 0), "float32")) == [[[]], [0], [0, 0], [2]]  # rows without elements are equal
+
+
+def test_a_range_may_span_more_than_its_dtype_holds():
+    assert made("range_between", *np.int16([-30000, 30000, 20000])) == [[-30000, -10000, 10000]]
+
+
 def test_unique_rows_in_order():
     out, first, index, count = made("unique", np.array([[1, 0], [1, 0], [0, 9]]), sorted=True)
     assert (out, first, index, count) == ([[0, 9], [1, 0]], [2, 0], [1, 1, 0], [1, 2])
