@@ -1,8 +1,9 @@
-"""all_reduce between ranks of one host: threads, processes, Open MPI where mpi4py is installed, and what memory allows.
+"""all_reduce between ranks of one host: threads, processes, MPI where mpi4py is installed, and what memory allows.
 
-float32 in place, several a call, by blocks of C calls. "bound" is the time in which as many processes copy an array of that size each, all
-at once: an all_reduce among two reads and writes as much, and in place it spares what a copy reads to write. A rank's figure is the mean of
-its calls in a round, a round's that of its slowest rank.
+float32 in place, several a call, by blocks of C calls. "MPI" is its own Allreduce; "messages" is what fluidx makes of MPI's messages
+between two ranks, as where ranks are on several hosts: in rank order and with a deadline. "bound" is the time in which as many processes
+copy an array of that size each, all at once: an all_reduce among two reads and writes as much, and in place it spares what a copy reads to
+write. A rank's figure is the mean of its calls in a round, a round's that of its slowest rank.
 
     --ranks 2   --sizes 4096,...   --rounds 10   --save
 """
@@ -12,15 +13,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from _common import Log, option, ratio, show
 
 from fluidx import native
+from fluidx.comm import mpirun
+from fluidx.comm.mpi import why_not
 from fluidx.native import shared
 from fluidx.testing import each_rank
+from fluidx.testing.mpi import Job
 from fluidx.testing.processes import Ranks
 
 SIZES = "4096,65536,1048576,26214400,104857600"
@@ -35,7 +38,13 @@ def all_reduce(comm: Any, nbytes: int) -> float:
     """Seconds of one."""
     ranks, count = tuple(range(comm.world_size)), calls(nbytes)
     x = shared.take(nbytes).view(np.float32) if hasattr(comm.world, "memory") else np.zeros(nbytes // 4, np.float32)
-    block = native.compile(comm.calls.all_reduce(x, x, "sum", ranks) * count)
+    if comm.calls is not None:
+        return _timed(comm, ranks, native.compile(comm.calls.all_reduce(x, x, "sum", ranks) * count), count)
+
+    def block() -> None:
+        for _ in range(count):
+            comm.all_reduce(x, x, "sum", ranks)
+
     return _timed(comm, ranks, block, count)
 
 
@@ -78,9 +87,8 @@ if comm.rank == 0:
 
 
 def mpi(ranks: int, nbytes: int) -> float:
-    args = ["mpiexec", "--oversubscribe", "--allow-run-as-root", "-n", str(ranks), sys.executable, "-c", _MPI]
-    args += [str(nbytes), str(calls(nbytes))]
-    return float(subprocess.run(args, check=True, capture_output=True, text=True).stdout)
+    args, environ = mpirun.command(ranks, [sys.executable, "-c", _MPI, str(nbytes), str(calls(nbytes))])
+    return float(subprocess.run(args, check=True, capture_output=True, text=True, env=environ).stdout)
 
 
 def main() -> None:
@@ -92,8 +100,11 @@ def main() -> None:
         "processes": lambda n: max(processes.each("collectives:all_reduce", [n])),
         "threads": lambda n: max(each_rank(ranks, lambda comm: all_reduce(comm, n), 60.0)),
     }
-    if find_spec("mpi4py"):
-        ways["Open MPI"] = lambda n: mpi(ranks, n)
+    job = None if why_not() or mpirun.why_not() else Job(ranks)
+    if job is not None:
+        messages = job.ranks(ranks, 60.0)
+        ways["messages"] = lambda n: max(messages.each("collectives:all_reduce", [n]))
+        ways["MPI"] = lambda n: mpi(ranks, n)
     log(f"all_reduce of float32 among {ranks} ranks, in place; microseconds")
     for nbytes in map(int, option("sizes", SIZES).split(",")):
         found: dict[str, list[float]] = {name: [] for name in ways}
@@ -103,6 +114,8 @@ def main() -> None:
         for name, seconds in found.items():
             log(f"{nbytes / 1024:10.0f} KB  {name:10} {show(seconds, 1e6, 'us')}; of the bound {ratio(seconds, found['bound'])}")
     processes.close()
+    if job is not None:
+        job.close()
     log.close()
 
 

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from . import __version__, config, native
+from .comm import mpi, mpirun
 from .executor.place import CUDAPlace, array_module
 from .ir.errors import FluidxError
 
@@ -94,4 +95,4 @@ def _mpi() -> str:
         found = version("mpi4py")
     except PackageNotFoundError:
         return "mpi4py is not installed"
-    return f"mpi4py {found}; ranks as MPI processes are not available yet"
+    return f"mpi4py {found}; {mpi.why_not() or mpirun.why_not() or mpirun.program()}"

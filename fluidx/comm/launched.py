@@ -77,6 +77,9 @@ _LAUNCHERS = (
 _BY_HAND = _Launcher(RANK, (RANK,), RANK, (WORLD_SIZE,), _all, (JOB, RESTART))
 
 
+OF_MPI = ("Open MPI", "MPICH (Hydra)", "SLURM", "PMIx")  # where MPI can be what ranks meet by
+
+
 def found(environ: Mapping[str, str] = os.environ) -> Launched | None:
     """What the environment says, by the first launcher that it speaks of; None where the process is on its own.
 

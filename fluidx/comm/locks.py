@@ -47,7 +47,7 @@ class Meeting:
         elif not patiently(self.gates[rank], self.world, lambda: self.tell(rank)):
             missing, _ = self.sides()
             raise CommTimeout(
-                f"rank {rank} waited {self.world.timeout:g} s in {what}; {_some(missing)} did not arrive",
+                f"rank {rank} waited {self.world.timeout:g} s in {what}; {some(missing)} did not arrive",
                 rank=missing[0] if missing else None,
             )
         self.world.check()
@@ -60,8 +60,8 @@ class Meeting:
     def tell(self, rank: int) -> str:
         late, here = self.sides()
         return (
-            f"rank {rank} has waited {self.world.stall:g} s in {self.slots[rank]}: {_some(here)} {'are' if here[1:] else 'is'} here, "
-            f"{_some(late)} {'have' if late[1:] else 'has'} not arrived; it goes on waiting"
+            f"rank {rank} has waited {self.world.stall:g} s in {self.slots[rank]}: {some(here)} {'are' if here[1:] else 'is'} here, "
+            f"{some(late)} {'have' if late[1:] else 'has'} not arrived; it goes on waiting"
         )
 
     def agree(self) -> None:
@@ -95,7 +95,7 @@ class Meeting:
 class Pace:
     """How far the two threads of a rank have come in a run: the one that computes, and the one that communicates beside it."""
 
-    def __init__(self, world: ThreadWorld):
+    def __init__(self, world: Any):
         self.world = world
         self.moved = threading.Condition()
         self.at = [0, 0]
@@ -132,7 +132,8 @@ def patiently(lock: Any, world: ThreadWorld, tell: Callable[[], str]) -> bool:
     return lock.acquire(timeout=world.timeout - world.stall)
 
 
-def _some(ranks: Sequence[int]) -> str:
+def some(ranks: Sequence[int]) -> str:
+    """The ranks, in words."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks)) or '?'}"
 
 

@@ -10,7 +10,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,9 +19,10 @@ import numpy as np
 from .. import config, native
 from ..ir.errors import ExecutionError
 from ..native.shared import Memory, take, why_not
-from . import launched
+from . import launched, mpi
 from .base import CommError, Ranks
 from .launched import Launched
+from .mpi import MpiWorld
 from .nursery import Channel
 from .processes import ProcessWorld
 from .slots import Slot
@@ -42,24 +43,25 @@ class _Word(Slot):
 class Member:
     """A rank among the others. What `tell` is given goes to whoever launched it, if somebody listens."""
 
-    def __init__(self, there: Launched, world: ProcessWorld, tell: Callable[[Any], None] | None = None):
+    def __init__(self, there: Launched, world: ProcessWorld | MpiWorld, tell: Callable[[Any], None] | None = None):
         self.launched, self.world, self.tell = there, world, tell or (lambda message: None)
         self.rank, self.world_size = there.rank, there.world_size
-        self.comm = world.communicator(there.rank)
+        self.comm: Any = world.communicator(there.rank)
+        self.memory = world.memory  # that all ranks share, or None where some are on other hosts
         self.everyone: Ranks = tuple(range(there.world_size))
 
     def gather(self, said: Any) -> list[Any]:
         """What all ranks say, in rank order. It passes through JSON."""
         text = json.dumps(said).encode()
-        data = take(len(text))
+        data = self.room(len(text))
         data[:] = np.frombuffer(text, np.uint8)
-        texts = [take(int(n)) for (n,) in self.gathered([data.size])]
+        texts = [self.room(int(n)) for (n,) in self.gathered([data.size])]
         self._show(data, texts)
         return [json.loads(text.tobytes()) for text in texts]
 
     def gathered(self, numbers: Sequence[int]) -> list[np.ndarray]:
         """The numbers of all ranks, which bring equally many."""
-        mine, *parts = (take(8 * len(numbers)).view(np.int64) for _ in range(1 + self.world_size))
+        mine, *parts = (self.room(8 * len(numbers)).view(np.int64) for _ in range(1 + self.world_size))
         mine[:] = numbers
         self._show(mine, parts)
         return parts
@@ -67,9 +69,43 @@ class Member:
     def _show(self, x: np.ndarray, parts: list[np.ndarray]) -> None:
         self.comm._meet(self.everyone, _Word("all_gather", x, gives=[x] * self.world_size, takes=parts))
 
+    def room(self, nbytes: int) -> np.ndarray:
+        """So many zero bytes, where the others see them if any do."""
+        return np.zeros(nbytes, np.uint8) if self.memory is None else take(nbytes)
+
+    def shows(self, a: np.ndarray) -> bool:
+        """Can an array that lies here be told of as it is?"""
+        return a.flags.c_contiguous and (self.memory is None or self.memory.holds(a))
+
+    def sight(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """Where this rank sees an array of another one, which lies at an address there, when that has brought it (`bring`)."""
+        return np.empty(tuple(shape), dtype) if self.memory is None else self.memory.array(at, shape, dtype)
+
+    def bring(self, own: Sequence[np.ndarray], sights: Sequence[Sequence[np.ndarray]]) -> None:
+        """Have what every rank tells of where the others see it: `own` is what this one does. In shared memory it is there."""
+        if self.memory is not None:
+            self.meet()
+            return
+        parts = [self.room(sum(a.nbytes for a in (own if r == self.rank else of))) for r, of in enumerate(sights)]
+        for a, there in _stretches(own, parts[self.rank]):
+            there[:] = a
+        self.comm.all_gather(parts[self.rank], parts, self.everyone)
+        for r, of in enumerate(sights):
+            if r != self.rank:
+                for a, there in _stretches(of, parts[r]):
+                    a[:] = there
+
     def meet(self) -> None:
         """Wait for all others."""
         self.comm.barrier(self.everyone)
+
+
+def _stretches(arrays: Sequence[np.ndarray], whole: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The bytes of each array, and their place in the bytes of all."""
+    at = 0
+    for a in arrays:
+        yield a.reshape(-1).view(np.uint8), whole[at : at + a.nbytes]
+        at += a.nbytes
 
 
 _current: Member | None = None
@@ -93,15 +129,48 @@ def member() -> Member | None:
             there = launched.found()
             if there is None or there.world_size == 1:
                 return None
-            enter(_join(there))
+            if (joined := _join(there)) is not None:
+                enter(joined)
         return _current
 
 
-def _join(there: Launched) -> Member:
+def by_mpi() -> Member | None:
+    """This process as one of the ranks that mpirun started, each of which makes this call; None where it is the only one.
+
+    Raises ExecutionError where they cannot meet.
+    """
+    with _guard:
+        if _current is None and (joined := _join_mpi(launched.found())) is not None:
+            enter(joined)
+        return _current
+
+
+def _join_mpi(there: Launched | None) -> Member | None:
+    if reason := mpi.why_not():
+        raise ExecutionError(f"ranks that are MPI processes need MPI: {reason}")
+    by, ranks = "mpirun" if there is None else there.by, mpi.world_size()
+    if there is not None and there.world_size != ranks:
+        raise ExecutionError(
+            f"{by} launched {there.world_size} ranks, and MPI knows of {ranks}: start them with the mpirun of the MPI library that mpi4py "
+            "loads, which `fluidx run --backend mpi` finds"
+        )
+    if ranks == 1:
+        return None
+    world, here = mpi.meet(config.timeout())
+    if world.rank == 0:
+        print(f"fluidx: {ranks} ranks, launched by {by}, meet over MPI", file=sys.stderr)
+    native.set_num_threads(max(1, native.cores() // here))
+    mpi.end_together(world)
+    return Member(Launched(by, world.rank, world.world_size, here, "" if there is None else there.job), world)
+
+
+def _join(there: Launched) -> Member | None:
+    if there.here != there.world_size and there.by in launched.OF_MPI:
+        return _join_mpi(there)
     if there.here != there.world_size:
         raise ExecutionError(
             f"{there.by} launched {there.world_size} ranks, {there.here} of them on this host; ranks on several hosts meet over MPI: "
-            "ParallelExecutor(t, places=fx.mpi_places()) under mpirun. On one host, start them all there"
+            "start them with mpirun, or fluidx run --backend mpi. On one host, start them all there"
         )
     if reason := native.why_not() or why_not():
         raise ExecutionError(f"ranks that are processes need the C kernels and shared memory: {reason}")

@@ -21,7 +21,7 @@ def program() -> str | None:
 
 def why_not() -> str:
     """Why nothing can be started with mpirun, or an empty text."""
-    return "" if program() else "there is no mpirun; pip install 'fluidx[mpi]' brings Open MPI's"
+    return "" if program() else "there is no mpirun; in a checkout of fluidx: pip install -e '.[mpi]'"
 
 
 def command(
@@ -36,7 +36,9 @@ def command(
         raise FileNotFoundError(why_not())
     if not _is_open_mpi(found):
         return [found, "-n", str(ranks), *(["-f", hosts] if hosts else []), *args], dict(environ)
-    own = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", *(["--hostfile", hosts] if hosts else [])]
+    own = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    if hosts:  # to which it takes no variables along
+        own += ["--hostfile", hosts, *(word for name in sorted(environ) if name.startswith("FLUIDX_") for word in ("-x", name))]
     return [found, "-n", str(ranks), *own, *args], {**environ, **(_AS_ROOT if os.geteuid() == 0 else {})}
 
 

@@ -63,7 +63,7 @@ def _reduce_share(slots: Sequence[Slot], first: int, end: int, block: Block) -> 
     n, size, root = len(slots), slots[0].size, slots[0].root
     share = slice(size * first // n, size * end // n)
     outs = slots if root < 0 else slots[root : root + 1]
-    _reduce([s.x.reshape(-1)[share] for s in slots], [s.out.reshape(-1)[share] for s in outs], slots[0].op, block)
+    reduce_into([s.x.reshape(-1)[share] for s in slots], [s.out.reshape(-1)[share] for s in outs], slots[0].op, block)
 
 
 def _move(slots: Sequence[Slot], first: int, end: int, block: Block) -> None:
@@ -74,7 +74,7 @@ def _move(slots: Sequence[Slot], first: int, end: int, block: Block) -> None:
 
 def _scatter(slots: Sequence[Slot], first: int, end: int, block: Block) -> None:
     for k in range(first, end):
-        _reduce([s.gives[k] for s in slots], [slots[k].out], slots[0].op, block)
+        reduce_into([s.gives[k] for s in slots], [slots[k].out], slots[0].op, block)
 
 
 _WORK = {
@@ -83,7 +83,7 @@ _WORK = {
 }  # fmt: skip
 
 
-def _reduce(ins: list, outs: list, op: str, block: Block) -> None:
+def reduce_into(ins: list, outs: list, op: str, block: Block) -> None:
     """The reduction of `ins`, in rank order, into each of `outs`; 16-bit floats are added in float32."""
     ufunc, n = UFUNCS[op], len(ins)
     dtype = ins[0].dtype

@@ -24,7 +24,6 @@ from ..ir.errors import ExecutionError, RankError
 from ..ir.parser import parse_pair
 from ..ir.program import ProgramPair
 from ..ir.types import TensorType
-from ..native import shared
 from . import memory, watch
 from .affinity import cores_of, keep_to
 from .bound import Bound
@@ -83,7 +82,7 @@ class LaunchedExecutor(ParallelExecutor):
                 f"{member.launched.by}; transpile it with trainers=fx.world_size(), or launch {n}"
             )
         self.rank, self.world, self.timeout = member.rank, member.world, member.world.timeout
-        memory.new_bytes = shared.take  # where the other ranks see them
+        memory.new_bytes = member.room  # where the other ranks see them
         keep_to(cores_of(n)[self.rank])
         self._modules, self._comms = [np] * n, [member.comm] * n
         self.scopes = [Scope() if r == self.rank else _ScopeElsewhere() for r in range(n)]
@@ -161,9 +160,13 @@ class LaunchedExecutor(ParallelExecutor):
         if pair.main.rank not in (None, self._member.rank):
             raise ExecutionError(f"{pair.main.label()} is of rank {pair.main.rank}, and this process is rank {self._member.rank}")
         said = self._member.gather([str(pair), {digest: lies_at(a) for digest, a in constants.items()}])
+        there = [
+            constants if r == self._member.rank else {d: self._array(lies) for d, lies in lie.items()} for r, (_, lie) in enumerate(said)
+        ]
+        self._member.bring(list(constants.values()), [list(of.values()) for of in there])
         return [
-            pair if r == self._member.rank else parse_pair(text, {digest: Array(self._array(lies)) for digest, lies in lie.items()})
-            for r, (text, lie) in enumerate(said)
+            pair if r == self._member.rank else parse_pair(text, {digest: Array(a) for digest, a in there[r].items()})
+            for r, (text, _) in enumerate(said)
         ]
 
     def _compare_programs(self) -> None:
@@ -204,7 +207,7 @@ class LaunchedExecutor(ParallelExecutor):
             own = self._compile(self.rank, self._mains[self.rank], whole, fetches[self.rank], fuse, overlap)
             made.append(own)
             # what others are to see lies where they see it, or is copied there
-            self._copies[own] = [a if _seen(self.world.memory, a) else memory.zeros(a.shape, a.dtype) for a in own.fetches]
+            self._copies[own] = [a if self._member.shows(a) else memory.zeros(a.shape, a.dtype) for a in own.fetches]
             return [(t.dtype, list(t.shape)) for t in own.fetch_types], [lies_at(a) for a in self._copies[own]]
 
         return [
@@ -231,13 +234,14 @@ class LaunchedExecutor(ParallelExecutor):
         for a, place in zip(bound.fetches, self._copies[bound], strict=True):
             if place is not a:
                 np.copyto(place, a)
+        values = [self._copies[bound] if r == self.rank else list(b.fetches) for r, b in enumerate(ready.bounds)]
         if ready.gathered:
-            self._meeting(self._member.meet)
-        return [self._copies[bound] if r == self.rank else list(b.fetches) for r, b in enumerate(ready.bounds)], True
+            self._meeting(lambda: self._member.bring(values[self.rank], values))
+        return values, True
 
     def _array(self, lies: Sequence[Any]) -> np.ndarray:
         at, dtype, shape = lies
-        return self._member.world.memory.array(at, shape, np_dtype(dtype))
+        return self._member.sight(at, shape, np_dtype(dtype))
 
     def _end(self) -> None:
         pass
@@ -289,12 +293,14 @@ class LaunchedExecutor(ParallelExecutor):
         self._agree((f"reads {', '.join(map(repr, names[:4]))}", *names[4:]))
         own = self.scopes[self.rank]
         for name in names:
-            if name in own.arrays and not _seen(self.world.memory, own.arrays[name]):
+            if name in own.arrays and not self._member.shows(own.arrays[name]):
                 own.bind(name, memory.copied(own.arrays[name]))
         there = self._together(lambda: {name: lies_at(own.arrays[name]) for name in names if name in own.arrays})
         for rank, said in enumerate(there):
             if rank != self.rank:
                 self.scopes[rank].arrays = {name: self._array(lies) for name, lies in said.items()}
+        told = [[self.scopes[rank].arrays[name] for name in said] for rank, said in enumerate(there)]
+        self._meeting(lambda: self._member.bring(told[self.rank], told))
         try:
             yield
         finally:
@@ -307,10 +313,6 @@ class LaunchedExecutor(ParallelExecutor):
 def _raise(error: Exception | None) -> None:
     if error is not None:
         raise error
-
-
-def _seen(there: shared.Memory, a: np.ndarray) -> bool:
-    return there.holds(a) and a.flags.c_contiguous
 
 
 @lru_cache(1024)

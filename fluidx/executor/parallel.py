@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .. import config
-from ..comm.member import member
+from ..comm.member import Member, by_mpi, member
 from ..comm.threads import ThreadWorld
 from ..ir.errors import ExecutionError, FeedError, FluidxError, NotInitializedError, ProgramError, RankError, nearest
 from ..ir.parts import cut, holds
@@ -30,7 +30,7 @@ from .deal import UNEVEN, Dealer, is_local
 from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from .memory import copied
 from .pairs import rank_programs
-from .place import CPUPlace, CUDAPlace, Place, ProcessPlace, array_module, using
+from .place import CPUPlace, CUDAPlace, MpiPlace, Place, ProcessPlace, array_module, using
 from .ready import Ready, are_arrays, kind_of
 from .scope import Scope
 from .wanted import Holders
@@ -68,7 +68,7 @@ class ParallelExecutor:
             from .processes import ProcessExecutor
 
             cls = ProcessExecutor
-        if cls is ParallelExecutor and places is None and (rank := member()) is not None:
+        if cls is ParallelExecutor and (rank := _launched(places)) is not None:
             from .launched import LaunchedExecutor
 
             return LaunchedExecutor.of(rank)
@@ -93,7 +93,8 @@ class ParallelExecutor:
         self.world_size = n = len(pairs)
         places = list(places) if places is not None else [CPUPlace()] * n
         if len(places) != n:
-            raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {len(places)} places were given")
+            how = f"; mpirun starts that many: fluidx run -n {n} --backend mpi" if any(isinstance(p, MpiPlace) for p in places) else ""
+            raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {len(places)} places were given{how}")
         if verify and hasattr(programs, "verify"):
             programs.verify()
         if uneven not in UNEVEN:
@@ -493,3 +494,10 @@ class ParallelExecutor:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _launched(places: Sequence[Place] | None) -> Member | None:
+    """This process as the rank that it runs on these places, if it is to run one."""
+    if places is None:
+        return member()
+    return by_mpi() if any(isinstance(p, MpiPlace) for p in places) else None

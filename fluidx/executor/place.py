@@ -41,6 +41,14 @@ class ProcessPlace(CPUPlace):
         return "ProcessPlace"
 
 
+@dataclass(frozen=True)
+class MpiPlace(CPUPlace):
+    """The host that mpirun chose for a rank, which is this process or another one."""
+
+    def __repr__(self) -> str:
+        return "MpiPlace"
+
+
 Place = CPUPlace | CUDAPlace
 
 
@@ -83,9 +91,15 @@ def using(place: Place) -> AbstractContextManager[Any]:
 _HERE = nullcontext()
 
 
-def mpi_places() -> list[Place]:
-    """Ranks as MPI processes. Not available yet: always raises FluidxError."""
-    raise FluidxError("ranks as MPI processes are not available yet; process_places(n) runs n ranks as processes of this host")
+def mpi_places() -> list[MpiPlace]:
+    """The ranks that mpirun started, each a process that runs the script; one, where the script was started by itself.
+
+    Raises ExecutionError, which says what to install, where there is no MPI.
+    """
+    from ..comm.member import by_mpi
+
+    rank = by_mpi()
+    return [MpiPlace()] * (1 if rank is None else rank.world_size)
 
 
 @cache

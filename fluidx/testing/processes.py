@@ -31,14 +31,11 @@ class Ranks:
         for p in self.processes:
             p.channel.send([function, list(args)])
         found = [p.channel.receive()[0] for p in self.processes]
-        errors = [f["error"] for f in found if "error" in f]
-        if errors:
+        try:
+            return values(found)
+        except Exception:
             self.close()
-            kind, text, rank = ([e for e in errors if e[0] != "CommAborted"] or errors)[0]
-            if hasattr(base, kind):
-                raise getattr(base, kind)(text, rank)
-            raise RuntimeError(f"{kind}: {text}")
-        return [f["value"] for f in found]
+            raise
 
     def close(self) -> None:
         for p in self.processes:
@@ -53,9 +50,25 @@ def answer(channel: Channel, fds: Sequence[int], given: Any) -> None:
     comm = world.communicator(given["rank"])
     while True:
         (function, args), _ = channel.receive()
-        module, _, name = function.partition(":")
-        try:
-            channel.send({"value": getattr(importlib.import_module(module), name)(comm, *args)})
-        except Exception as e:
-            world.abort(e)
-            channel.send({"error": [type(e).__name__, str(e), getattr(e, "rank", None)]})
+        channel.send(reply(world, comm, function, args))
+
+
+def reply(world: Any, comm: base.Communicator, function: str, args: Sequence[Any]) -> dict[str, Any]:
+    """What a rank answers: what the function gives, or its error, which all ranks of its world are told of."""
+    module, _, name = function.partition(":")
+    try:
+        return {"value": getattr(importlib.import_module(module), name)(comm, *args)}
+    except Exception as e:
+        world.abort(e)
+        return {"error": [type(e).__name__, str(e), getattr(e, "rank", None)]}
+
+
+def values(replies: Sequence[dict[str, Any]]) -> list[Any]:
+    """The values, or the first error raised; one that only stopped because another failed gives way to it."""
+    errors = [f["error"] for f in replies if "error" in f]
+    if errors:
+        kind, text, rank = ([e for e in errors if e[0] != "CommAborted"] or errors)[0]
+        if hasattr(base, kind):
+            raise getattr(base, kind)(text, rank)
+        raise RuntimeError(f"{kind}: {text}")
+    return [f["value"] for f in replies]

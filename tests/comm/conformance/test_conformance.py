@@ -5,14 +5,16 @@ import inspect
 import pytest
 
 from fluidx import native
-from fluidx.comm import CommError, CommTimeout
+from fluidx.comm import CommError, CommTimeout, mpi, mpirun
 from fluidx.comm.base import AsynchronousCommunicator, Communicator
+from fluidx.comm.messages import MessageCommunicator
 from fluidx.comm.native import NativeCommunicator
 from fluidx.comm.nccl import NcclCommunicator
 from fluidx.comm.processes import ProcessCommunicator
 from fluidx.comm.threads import ThreadCommunicator
 from fluidx.native import shared
 from fluidx.testing import each_rank
+from fluidx.testing.mpi import Job
 from fluidx.testing.processes import Ranks
 from tests.comm.conformance import jobs
 
@@ -54,7 +56,31 @@ class Processes:
             ranks.close()
 
 
-BODIES = {"threads in C": Threads, "threads on locks": Threads, "processes": Processes}
+class Mpi:
+    """One mpirun for all tests of this file. Its ranks send messages, as those on several hosts do."""
+
+    def __init__(self):
+        self.job, self.ranks = Job(4), {}
+
+    def each(self, n, job, *args):
+        if n not in self.ranks:
+            self.ranks[n] = self.job.ranks(n, 20.0)
+        return self.ranks[n].each(f"{jobs.__name__}:{job}", args)
+
+    def failing(self, n, timeout, job, *args):
+        return self.job.ranks(n, timeout).each(f"{jobs.__name__}:{job}", args)
+
+    def close(self):
+        self.job.close()
+
+
+BODIES = {"threads in C": Threads, "threads on locks": Threads, "processes": Processes, "mpi": Mpi}
+
+
+def _why_not(body):
+    if body == "mpi":
+        return mpi.why_not() or mpirun.why_not()
+    return native.why_not() or ("" if body.startswith("threads") else shared.why_not())
 
 
 @pytest.fixture(scope="module", params=BODIES)
@@ -62,14 +88,14 @@ def body(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "threads on locks":
             patch.setenv("FLUIDX_KERNELS", "numpy")
-        elif reason := native.why_not() or (request.param == "processes" and shared.why_not()):
+        elif reason := _why_not(request.param):
             pytest.skip(reason)
         made = BODIES[request.param]()
         yield made
         made.close()
 
 
-@pytest.mark.parametrize("body", [ThreadCommunicator, NativeCommunicator, ProcessCommunicator, NcclCommunicator])
+@pytest.mark.parametrize("body", [ThreadCommunicator, NativeCommunicator, ProcessCommunicator, MessageCommunicator, NcclCommunicator])
 def test_every_body_has_all_calls(body):
     """With the parameters of the protocol, in its order."""
     for protocol in (Communicator, AsynchronousCommunicator) if body.asynchronous else (Communicator,):

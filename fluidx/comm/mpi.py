@@ -1,0 +1,305 @@
+"""Ranks as MPI processes, with mpi4py, which is loaded when it is used.
+
+Where all ranks run on one host MPI only brings them together: they meet in shared memory, by the code of `processes.py`. Else messages
+between two ranks are all that is asked of MPI (`messages.py` makes collectives of them).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from .. import config, native
+from ..native import shared
+from ..native.world import log
+from .base import CommAborted, CommError, CommTimeout
+from .locks import Pace, some
+from .messages import MessageCommunicator, Posted
+from .processes import ProcessWorld
+
+_EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer reads
+_REASON = 2048  # bytes of a text that says why a rank failed
+_PIECE = 1 << 30  # bytes of a message: a count of MPI has 31 bits
+_AWAKE = 5e-5  # seconds that a rank asks without a pause
+_LONGEST_PAUSE = 2e-4  # seconds: MPI moves messages while it is asked
+_TRIES = 8  # at memory that lies at one address in all processes
+_FAREWELL = 1.0  # seconds that messages have to leave in when this rank ends
+
+
+@cache
+def why_not() -> str:
+    """Why there is no MPI here, or an empty text."""
+    try:
+        from mpi4py import MPI  # noqa: F401
+    except (ImportError, RuntimeError) as e:  # RuntimeError where there is no MPI library to load
+        return f"{str(e).splitlines()[0]}; in a checkout of fluidx: pip install -e '.[mpi]'"
+    return ""
+
+
+def world_size() -> int:
+    """How many ranks mpirun started; 1 where it did not start this process."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.size
+
+
+def meet(timeout: float, among: Any = None, share: bool = True) -> tuple[ProcessWorld | MpiWorld, int]:
+    """The world of all ranks that mpirun started, or of those in the communicator `among`, of mpi4py, and how many are on this host. Each
+    of them makes this call.
+
+    Where all run on one host they share memory, if `share` and if they can; once, for a process takes its arrays from one such memory.
+    Raises CommError where MPI is missing.
+    """
+    if reason := why_not():
+        raise CommError(f"there is no MPI: {reason}")
+    from mpi4py import MPI
+
+    everyone = MPI.COMM_WORLD if among is None else among
+    close = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    here = close.size
+    close.Free()
+    memory = _memory(everyone, here == everyone.size, timeout) if share else None
+    return MpiWorld(everyone, timeout) if memory is None else ProcessWorld(memory, everyone.rank, timeout), here
+
+
+def end_together(world: ProcessWorld | MpiWorld) -> None:
+    """Let an error that nothing in this process catches end all ranks. At its end MPI waits for all, without a deadline."""
+    from mpi4py import MPI
+
+    before, me = sys.excepthook, os.getpid()
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == me:
+            world.abort(error)
+            if _was_stopped(error):
+                time.sleep(_FAREWELL)  # whoever failed says why, and ends this process as well
+            print(f"fluidx: rank {world.rank} of {world.world_size}, on host {socket.gethostname()}, fails", file=sys.stderr)
+        before(kind, error, trace)
+        if os.getpid() == me:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            MPI.COMM_WORLD.Abort(1)
+
+    sys.excepthook = uncaught
+    if isinstance(world, MpiWorld):
+        atexit.register(world.close)
+
+
+def _was_stopped(error: BaseException) -> bool:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return isinstance(error, CommAborted)
+
+
+def _memory(everyone: Any, one_host: bool, timeout: float) -> shared.Memory | None:
+    """Memory that all ranks share, with a world in it, or None where one of them cannot."""
+    able = one_host and not (native.why_not() or shared.why_not())
+    failed: list[shared.Memory] = []  # each keeps the next from lying where one rank had no room
+    while all(everyone.allgather(able)):
+        made = _made(everyone.size, timeout) if everyone.rank == 0 else None
+        where = everyone.bcast(made and (os.getpid(), made.fd, made.start))
+        memory, able = made, where is not None and len(failed) < _TRIES
+        try:
+            if where is not None and made is None:
+                pid, fd, start = where
+                memory = _opened(pid, fd, start, everyone.size)
+        except FileExistsError:
+            pass
+        except OSError:  # as from another container of this host
+            able = False
+        found = all(everyone.allgather(memory is not None))
+        if memory is not None:
+            memory.close()
+        if found:
+            return memory
+        failed += [] if memory is None else [memory]
+    return None
+
+
+def _made(ranks: int, timeout: float) -> shared.Memory | None:
+    try:
+        memory = shared.Memory.make(ranks)
+    except OSError:
+        return None
+    memory.world(timeout)
+    return memory
+
+
+def _opened(pid: int, of: int, start: int, ranks: int) -> shared.Memory:
+    """The memory that another process has open."""
+    fd = os.open(f"/proc/{pid}/fd/{of}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return shared.Memory(fd, start, ranks)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+class MpiWorld:
+    """The world that this process is one rank of, where ranks send each other messages.
+
+    Everything here asks MPI again and again and never waits in it, so that each wait has a deadline and hears when another rank failed.
+    """
+
+    memory = None
+
+    def __init__(self, everyone: Any, timeout: float):
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.comm, self._news = everyone.Dup(), everyone.Dup()
+        self.rank, self.world_size = self.comm.rank, self.comm.size
+        self.timeout, self.stall = timeout, config.stall()
+        self.failure: BaseException | None = None
+        self.tags = self.comm.Get_attr(MPI.TAG_UB)
+        self.paces = [Pace(self) for _ in range(self.world_size)]
+        self._guard = threading.Lock()
+        self._text = bytearray(_REASON)
+        self._heard = self._news.Irecv([self._text, MPI.BYTE])
+        self._outbox: list[Any] = []
+        self._open: dict[int, Any] = {}  # requests that nobody has seen the end of: MPI may still use their memory, also after a failure
+        self._posted, self._closed = threading.Event(), False
+        self._pusher = threading.Thread(target=_push, args=(weakref.ref(self), self._posted), name="fluidx-mpi", daemon=True)
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._pusher.start()
+
+    def communicator(self, rank: int) -> MessageCommunicator:
+        if rank != self.rank:
+            raise ValueError(f"this process is rank {self.rank}, not {rank}")
+        return MessageCommunicator(self, rank)
+
+    def begin(self) -> None:
+        """A run begins in which this rank has two threads: none has come anywhere."""
+        self.paces[self.rank].at[:] = 0, 0
+
+    def check(self) -> None:
+        """Raise CommAborted when a rank has failed."""
+        with self._guard:
+            if self.failure is None and self._heard is not None:
+                status = self.mpi.Status()
+                if self._heard.Test(status):
+                    self._heard = None
+                    self.failure = CommError(self._text[: status.Get_count()].decode(errors="replace"), rank=status.Get_source())
+        if self.failure is not None:
+            raise CommAborted(f"stopped because another rank failed: {self.failure}")
+
+    def abort(self, reason: BaseException) -> None:
+        """Tell all ranks, unless they have heard of a failure already. What was on its way is lost: this world is of no more use."""
+        with self._guard:
+            first = self.failure is None
+            self.failure = self.failure or reason
+        if first:
+            text = str(reason).encode()[:_REASON]
+            self._leave([self._news.Isend([text, self.mpi.BYTE], r) for r in range(self.world_size) if r != self.rank])
+        for pace in self.paces:
+            with pace.moved:
+                pace.moved.notify_all()
+
+    def close(self) -> None:
+        """Let what was sent leave. Communicators stay: giving them back is a call that waits for the other ranks."""
+        self._closed = True
+        self._posted.set()
+        if self._pusher.is_alive():
+            self._pusher.join(_FAREWELL)
+        with self._guard:
+            left, self._outbox = self._outbox, []
+            if self._heard is not None:
+                self._heard.Cancel()
+                left.append(self._heard)
+                self._heard = None
+        self._leave(left)
+
+    def _leave(self, requests: list[Any]) -> None:
+        end = time.monotonic() + min(self.timeout, _FAREWELL)
+        self._opened(self.rank, requests)
+        while not self.mpi.Request.Testall(requests) and time.monotonic() < end:
+            time.sleep(_AWAKE)
+
+    # -- messages ---------------------------------------------------------------------------------------------------------
+
+    def send(self, data: np.ndarray, to: int, tag: int) -> Posted:
+        """Begin to send a contiguous array; a request for each message, none where it is empty."""
+        return self._opened(to, [self.comm.Isend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(data)])
+
+    def receive(self, place: np.ndarray, source: int, tag: int) -> Posted:
+        """Begin to receive into a contiguous array."""
+        return self._opened(source, [self.comm.Irecv([piece, self.mpi.BYTE], source, tag) for piece in _pieces(place)])
+
+    def post(self, data: np.ndarray, to: int, tag: int) -> Posted:
+        """Begin to send; small messages are copied, and this rank is done with them."""
+        if data.nbytes > _EAGER:
+            return self._opened(to, [self.comm.Issend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(data)])
+        copied = data.copy()
+        with self._guard:
+            self._outbox += [self.comm.Isend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(copied)]
+        self._posted.set()
+        return []
+
+    def _opened(self, rank: int, requests: list[Any]) -> Posted:
+        self._open.update((id(request), request) for request in requests)
+        return [(rank, request) for request in requests]
+
+    def push(self) -> bool:
+        """Let what was posted go on; True when there is nothing any more."""
+        with self._guard:
+            self._outbox = [r for r in self._outbox if not r.Test()]
+            if not self._outbox:
+                self._posted.clear()
+            return self._closed
+
+    def finish(self, posted: Posted, what: str) -> None:
+        """Wait until all that is posted has happened."""
+        requests = [request for _, request in posted]
+        begun, told = time.monotonic(), False
+        while not self._happened(requests):
+            self.check()
+            waited = time.monotonic() - begun
+            if waited > self.timeout:
+                missing = _missing(posted)
+                raise CommTimeout(f"rank {self.rank} waited {self.timeout:g} s in {what}; {some(missing)} did not arrive", missing[0])
+            if waited > self.stall and not told:
+                told = True
+                who = some(missing := _missing(posted)) + (" have" if missing[1:] else " has")
+                log.warning(f"rank {self.rank} has waited {self.stall:g} s in {what}: {who} not arrived; it goes on waiting")
+            time.sleep(0 if waited < _AWAKE else min(waited / 8, _LONGEST_PAUSE))
+        for request in requests:
+            del self._open[id(request)]
+
+    def _happened(self, requests: list[Any]) -> bool:
+        try:
+            return self.mpi.Request.Testall(requests)
+        except self.mpi.Exception as e:
+            raise CommError(f"rank {self.rank}: MPI fails: {e}") from e
+
+
+def _missing(posted: Posted) -> list[int]:
+    return sorted({rank for rank, request in posted if not request.Test()}) or [posted[0][0]]
+
+
+def _push(world: weakref.ref[MpiWorld], posted: threading.Event) -> None:
+    """Have MPI move what a rank has posted while it computes: many do so only while they are asked for something."""
+    while True:
+        posted.wait()
+        there = world()
+        if there is None or there.push():
+            return
+        del there
+        time.sleep(_LONGEST_PAUSE)
+
+
+def _pieces(data: np.ndarray) -> Iterator[np.ndarray]:
+    """A contiguous array as messages of bytes, which are all that MPI needs to know."""
+    flat = data.reshape(-1).view(np.uint8)
+    for at in range(0, flat.size, _PIECE):
+        yield flat[at : at + _PIECE]

@@ -1,0 +1,94 @@
+"""Run a function of a communicator on several ranks that mpirun has started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..comm import mpi, mpirun
+from ..comm.nursery import Channel
+from .processes import reply, values
+
+_GRACE = 10.0  # seconds for it to end in
+_PATIENCE = 60.0  # seconds for mpirun to start all
+
+
+class Job:
+    """`n` processes that one mpirun has started, and worlds of some of them, until `close`. `prefix` is a command that runs mpirun."""
+
+    def __init__(self, n: int, prefix: Sequence[str] = (), hosts: str | None = None, environ: Mapping[str, str] = os.environ):
+        self.worlds = 0
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
+            path = str(Path(folder) / "door")
+            door.bind(path)
+            door.listen(n)
+            door.settimeout(_PATIENCE)
+            args, environ = mpirun.command(n, [sys.executable, "-m", __name__, path], hosts, environ)
+            self.process = subprocess.Popen([*prefix, *args], env={**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+            try:
+                channels = [Channel(door.accept()[0]) for _ in range(n)]
+                self.channels = [c for _, c in sorted((c.receive()[0], c) for c in channels)]
+            except BaseException:
+                self.process.kill()
+                self.process.wait()
+                raise
+
+    def ranks(self, n: int, timeout: float, share: bool = False) -> Ranks:
+        """A new world of the first `n` of the processes. They can `share` memory once."""
+        self.worlds += 1
+        return Ranks(self.channels[:n], {"n": n, "timeout": timeout, "share": share, "world": self.worlds})
+
+    def close(self) -> None:
+        for c in self.channels:
+            c.close()
+        try:  # by itself it cleans up behind ranks that have left
+            self.process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            self.process.wait()
+
+
+class Ranks:
+    """The ranks of one world. After a failure they take no more."""
+
+    def __init__(self, channels: Sequence[Channel], given: Any):
+        self.channels, self.given = channels, given
+
+    def each(self, function: str, args: Sequence[Any] = ()) -> list[Any]:
+        """As `fluidx.testing.processes.Ranks.each`."""
+        for c in self.channels:
+            c.send([self.given, function, list(args)])
+        return values([c.receive()[0] for c in self.channels])
+
+
+def _answer(path: str) -> None:
+    """What such a process does."""
+    from mpi4py import MPI
+
+    everyone, worlds = MPI.COMM_WORLD, dict[int, Any]()
+    door = socket.socket(socket.AF_UNIX)
+    door.connect(path)
+    channel = Channel(door)
+    channel.send(everyone.rank)
+    while True:
+        (given, function, args), _ = channel.receive()
+        number, n = given["world"], given["n"]
+        if number not in worlds:
+            among = everyone.Create_group(everyone.group.Incl(range(n)), number % 1000)
+            world, _ = mpi.meet(given["timeout"], among, given["share"])
+            worlds[number] = world, world.communicator(everyone.rank)
+        world, comm = worlds[number]
+        channel.send(reply(world, comm, function, args))
+
+
+if __name__ == "__main__":
+    try:
+        _answer(sys.argv[1])
+    except EOFError:  # nobody wants anything any more; MPI would wait for ranks that a failed test has left behind
+        os._exit(0)

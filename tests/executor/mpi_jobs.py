@@ -1,0 +1,84 @@
+"""What each rank does in test_mpi.py: functions of plain data, which a process is told by name."""
+
+import hashlib
+import os
+
+import numpy as np
+
+import fluidx as fx
+from fluidx.testing.models import classifier, integer_mlp
+from tests.transpiler.test_parity import STRATEGIES
+
+
+def answers(strategy, places, **how):
+    """What three steps fetch and what all state is then, as a digest of every bit."""
+    return [digest(a) for a in trained(integer_mlp("sum", fx.optimizer.Momentum(0.5, 0.5)), STRATEGIES[strategy](), places, **how)]
+
+
+def trained(model, strategy, places, **how):
+    t = fx.DistributeTranspiler(strategy)
+    t.transpile(program=model.main, startup_program=model.startup, trainers=len(places))
+    state = [d.name for d in model.main.global_block().descs.values() if d.persistable]
+    with fx.ParallelExecutor(t, places=places, **how) as exe:
+        exe.run_startup()
+        fetch = [model.loss, *(g for _, g in model.gradients)]
+        values = [exe.run(feed=model.feed(n, k), fetch_list=fetch) for k, n in enumerate((8, 8, 7))]
+        return [*(v for step in values for v in step), *map(exe.state, state)]
+
+
+def digest(a):
+    return f"{a.dtype}{list(a.shape)} {hashlib.sha256(a.tobytes()).hexdigest()}"
+
+
+def over_mpi(comm, strategies):
+    return [answers(strategy, fx.mpi_places(), verify=False) for strategy in strategies]
+
+
+def beside(places, overlap, **how):
+    """Answers that are rounded, of many small buckets, which are reduced on a thread of their own where that is asked for."""
+    os.environ["FLUIDX_OVERLAP"] = overlap
+    try:
+        strategy = fx.strategies.data_parallel(bucket_mb=1 / 1024, first_bucket_mb=1 / 4096)
+        return [digest(a) for a in trained(classifier(), strategy, places, **how)]
+    finally:
+        del os.environ["FLUIDX_OVERLAP"]
+
+
+def beside_over_mpi(comm, overlap):
+    return beside(fx.mpi_places(), overlap, verify=False)
+
+
+def state_goes_in_and_out(comm):
+    model = classifier()
+    t = fx.DistributeTranspiler("zero3")
+    t.transpile(program=model.main, startup_program=model.startup, trainers=comm.world_size)
+    with fx.ParallelExecutor(t, places=fx.mpi_places(), verify=False) as exe:
+        exe.run_startup()
+        name = model.gradients[0][0]
+        value = np.arange(exe.state(name).size, dtype="float32").reshape(exe.state(name).shape)
+        exe.set_state(name, value)
+        assert np.array_equal(exe.state(name), value)
+        parts = exe.run(feed=model.feed(8), fetch_list=[model.loss], return_merged=False)[0]
+        return [None if p is None else p.tolist() for p in parts]
+
+
+def own_pair(comm):
+    """Each rank has only its own programs."""
+    model = classifier()
+    t = fx.DistributeTranspiler("data_parallel")
+    t.transpile(program=model.main, startup_program=model.startup, trainers=comm.world_size)
+    own = fx.ProgramPair(t.get_trainer_program(comm.rank), t.get_startup_program(comm.rank))
+    found = []
+    for programs in (own, t):
+        with fx.ParallelExecutor(programs, places=fx.mpi_places(), verify=False) as exe:
+            exe.run_startup()
+            found.append(exe.run(feed=model.feed(7), fetch_list=[model.loss])[0].tolist())
+    assert found[0] == found[1]
+
+
+def other_ranks(comm):
+    """A program for another number of ranks."""
+    model = classifier()
+    t = fx.DistributeTranspiler("data_parallel")
+    t.transpile(program=model.main, startup_program=model.startup, trainers=comm.world_size + 1)
+    fx.ParallelExecutor(t, places=fx.mpi_places())

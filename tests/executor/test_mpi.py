@@ -1,0 +1,100 @@
+"""Ranks over MPI: what threads give they give, bit for bit, in shared memory and between two hosts."""
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.comm import mpi, mpirun
+from fluidx.testing.mpi import Job
+from tests.comm.hosts import two_hosts
+from tests.executor import mpi_jobs
+from tests.transpiler.test_parity import STRATEGIES
+
+SCRIPT = str(Path(__file__).with_name("mpi_script.py"))
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(bool(reason := mpi.why_not() or mpirun.why_not()), reason=reason)]
+
+
+@pytest.fixture(scope="module", params=["2 ranks", "4 ranks", "4 ranks on 2 hosts"])
+def ranks(request, tmp_path_factory):
+    n = int(request.param[0])
+    with ExitStack() as stack:
+        where = stack.enter_context(two_hosts(tmp_path_factory.mktemp("hosts"), n // 2)) if "hosts" in request.param else ()
+        processes = Job(n, *where)
+        stack.callback(processes.close)
+        yield processes.ranks(n, 30.0)
+
+
+def job(ranks, name, *args):
+    return ranks.each(f"{mpi_jobs.__name__}:{name}", args)
+
+
+def test_every_strategy_gives_the_bits_of_threads(ranks):
+    strategies = list(STRATEGIES)[:: 1 if len(ranks.channels) == 2 else 3]
+    found = job(ranks, "over_mpi", strategies)
+    assert all(rank == found[0] for rank in found)
+    for strategy, values in zip(strategies, found[0], strict=True):
+        assert values == mpi_jobs.answers(strategy, fx.cpu_places(len(found)), verify=False), strategy
+
+
+@pytest.mark.parametrize("overlap", ["0", "1"])
+def test_what_is_rounded_is_rounded_alike_and_may_be_sent_beside_compute(ranks, overlap):
+    found = job(ranks, "beside_over_mpi", overlap)
+    assert found == [mpi_jobs.beside(fx.cpu_places(len(found)), overlap, verify=False)] * len(found)
+
+
+def test_state_is_set_and_read_and_every_rank_sees_what_each_fetched(ranks):
+    found = job(ranks, "state_goes_in_and_out")
+    assert all(rank == found[0] for rank in found) and all(value is not None for value in found[0])
+
+
+def test_a_rank_needs_its_own_programs_only(ranks):
+    job(ranks, "own_pair")
+
+
+def test_a_program_for_another_number_of_ranks_is_refused(ranks):
+    n = len(ranks.channels)
+    with pytest.raises(RuntimeError, match=f"transpiled for {n + 1} ranks, {n} places were given; .*fluidx run -n {n + 1} --backend mpi"):
+        job(ranks, "other_ranks")
+
+
+def started(n, *args, where=()):
+    """What mpirun gives for the script: its status and what it printed."""
+    prefix, hosts, environ = where or ((), None, dict(os.environ))
+    environ |= {"FLUIDX_TIMEOUT": "1.5", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words, environ = mpirun.command(n, [sys.executable, SCRIPT, *args], hosts, environ)
+    done = subprocess.run([*prefix, *words], env=environ, capture_output=True, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def lines(n):
+    """What the ranks print: x's columns sum to -2, -1, 0 and 1, so w loses those in each of three steps; the loss is after two."""
+    columns = (np.arange(24).reshape(6, 4) % 5 - 2.0).sum(0)
+    w = [np.ones((4, 2)) - k * columns[:, None] for k in range(4)]
+    return sorted(f"rank {r} of {n} has {(columns @ w[2]).sum()} and {w[3].sum()}" for r in range(n))
+
+
+def test_a_script_on_two_hosts_needs_no_places(tmp_path):
+    with two_hosts(tmp_path, 1) as where:
+        status, said = started(2, "", "none", where=where)
+    assert status == 0 and sorted(line for line in said.splitlines() if line.startswith("rank")) == lines(2), said
+    assert "fluidx: 2 ranks, launched by Open MPI, meet over MPI" in said
+
+
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        ("raise", "fluidx: rank 1 of 2, on host .*, fails\n(.*\n)*ValueError: no more data"),
+        ("leave", "RankError: rank 0 waited 1.5 s in .*; rank 1 did not arrive\n  in step 2"),
+        ("kill", "process rank 1 (.|\n)*signal 9"),
+    ],
+)
+def test_what_ends_a_rank_ends_all(what, message):
+    status, said = started(2, what, "places")
+    assert status != 0 and re.search(message, said) and not re.search("^rank . of", said, re.M), said
