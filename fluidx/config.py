@@ -242,7 +242,8 @@ def cpu_num(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _read(setting: Setting, environ: Mapping[str, str], parse: Callable[[str], _T]) -> _T:
-    text = environ.get(setting.name, "").strip() or setting.default
+    # `in` first: to look for what is not there raises an error inside of os.environ, and runs look
+    text = (environ[setting.name].strip() if setting.name in environ else "") or setting.default
     try:
         return parse(text)
     except (ValueError, KeyError):

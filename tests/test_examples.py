@@ -10,6 +10,7 @@ import pytest
 import fluidx as fx
 from fluidx import cli
 from fluidx.testing.models import TestModel, train_ranks, train_single
+from tests.sweep import some
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
@@ -30,8 +31,7 @@ def example(request):
     return model, batch, values, scope
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 8])
-@pytest.mark.parametrize("strategy", cli._DEMO)
+@pytest.mark.parametrize("strategy, ranks", some(2, list(cli._DEMO), [1, 3, 8]))
 def test_one_step(example, strategy, ranks):
     model, batch, one, scope = example
     (many,), state = train_ranks(model, strategy, ranks, [batch], [model.loss])  # transpiles, verifies and runs

@@ -31,7 +31,7 @@ ARROWS = {
     "_state": ("ir", "executor", "_checks", "_files"),
     "_texts": ("ir", "_checks", "_files", "_safetensors"),
     "simulator": ("config", "ir", "ops"),
-    "onnx": ("_files", "_version", "backward", "config", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
+    "onnx": ("_files", "_version", "backward", "config", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }
 # They tie the parts together, so they see everything.
 UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "launch", "testing"}

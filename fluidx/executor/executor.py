@@ -106,7 +106,6 @@ class Executor:
         scope = scope or global_scope()
         arrays = check_feed(program, feed)
         names = fetch_names(fetch_list)
-        check_fetch(program, names)
         with self._lock, using(self.place):
             watched = asked()
             ready = self._made_ready(program, arrays, names, scope, fuse=not watched.apart)
@@ -118,10 +117,11 @@ class Executor:
             return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
 
     def _made_ready(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope, fuse: bool) -> Bound | Cut:
-        key = (id(program), program.version, id(scope), tuple(names), tuple(sorted((n, a.shape) for n, a in arrays.items())), fuse)
+        key = (id(program), program.version, id(scope), tuple(names), tuple(sorted([(n, a.shape) for n, a in arrays.items()])), fuse)
         found = self._ready.find(key, scope)
         if found is not None:
             return found
+        check_fetch(program, names)
         check_sizes(program.global_block().descs, {n: a.shape for n, a in arrays.items()})
         types = feed_types(arrays)
         outline = Outline.of(program, types, names)

@@ -41,7 +41,7 @@ def check_fetch(program: Program, names: Sequence[str], descs: Mapping[str, Var]
 def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[str, Var] | None = None) -> dict[str, np.ndarray]:
     """The feed as arrays of the declared dtypes. Raises FeedError that names the variable, what was expected and what came."""
     out = {}
-    if feed is not None and not isinstance(feed, Mapping):
+    if feed is not None and type(feed) is not dict and not isinstance(feed, Mapping):
         raise FeedError(f"feed must be a dict of name to array, got {type(feed).__name__}")
     descs = program.global_block().descs if descs is None else descs
     for key, value in (feed or {}).items():
@@ -55,7 +55,8 @@ def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[
             array = value
         else:
             array = _converted(name, value, want, d.type)
-        if len(array.shape) != len(d.type.shape) or any(a != b and b != -1 for a, b in zip(array.shape, d.type.shape, strict=False)):
+        found, declared = array.shape, d.type.shape
+        if found != declared and (len(found) != len(declared) or any(a != b and b != -1 for a, b in zip(found, declared, strict=True))):
             raise FeedError(f"variable {name!r} is declared {d.type}, the feed has shape {list(array.shape)}")
         out[name] = array
     return out

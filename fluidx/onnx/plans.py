@@ -36,9 +36,14 @@ class Plan:
         self._executor = executor
         self.stages = tuple(_stages(main, trail, outputs, given))
         self._runs = 0
+        fetch = self.stages[0].fetch
+        self._whole = not trail and list(fetch) == [v.name if isinstance(v, Variable) else None for v in outputs]
 
     def run(self, known: Known) -> list[Any] | None:
         """The outputs; None where a value that the program was written for is another one now."""
+        if self._whole:  # one run gives the outputs as they are
+            (stage,) = self.stages
+            return self._executor.run(self.main, {name: known[name] for name in stage.feed}, stage.fetch, scope=self.scope)
         step, self._runs = self._runs, self._runs + 1
         for feed, fetch, checks, call in self.stages:
             if fetch:

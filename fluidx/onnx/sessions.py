@@ -52,8 +52,12 @@ class Session:
             raise OnnxError(f"the model cannot be run: {type(e).__name__}: {e}") from e
 
     def _run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-        fed = {n: _host(v) for n, v in self._by_name(feed).items()}
-        key = tuple([(n, v.dtype, v.shape) if isinstance(v, np.ndarray) else (n, type(v)) for n, v in fed.items()])
+        fed: Any = feed
+        plain = type(fed) is dict and set(map(type, fed.values())) <= {np.ndarray}
+        key = _kind(fed) if plain else ()
+        if not plain or key not in self._plans:  # names and types that were fed before need no second look
+            fed = {n: _host(v) for n, v in self._by_name(feed).items()}
+            key = _kind(fed)
         plans = self._plans.get(key)
         if plans is None:
             for name, value in fed.items():
@@ -130,6 +134,11 @@ def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any])
             scope.set(name, array)
         main = folded.program
     return main
+
+
+def _kind(fed: Mapping[str, Any]) -> tuple:
+    """What a plan is kept by."""
+    return tuple([(n, v.dtype, v.shape) if isinstance(v, np.ndarray) else (n, type(v)) for n, v in fed.items()])
 
 
 def _host(value: Any) -> Any:

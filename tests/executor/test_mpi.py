@@ -15,13 +15,14 @@ from fluidx.comm import mpi, mpirun
 from fluidx.testing.mpi import Job
 from tests.comm.hosts import two_hosts
 from tests.executor import mpi_jobs
+from tests.sweep import ALL
 from tests.transpiler.test_parity import STRATEGIES
 
 SCRIPT = str(Path(__file__).with_name("mpi_script.py"))
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(bool(reason := mpi.why_not() or mpirun.why_not()), reason=reason)]
 
 
-@pytest.fixture(scope="module", params=["2 ranks", "4 ranks", "4 ranks on 2 hosts"])
+@pytest.fixture(scope="module", params=["2 ranks", "4 ranks on 2 hosts", *(["4 ranks"] if ALL else [])])
 def ranks(request, tmp_path_factory):
     n = int(request.param[0])
     with ExitStack() as stack:
@@ -36,7 +37,7 @@ def job(ranks, name, *args):
 
 
 def test_every_strategy_gives_the_bits_of_threads(ranks):
-    strategies = list(STRATEGIES)[:: 1 if len(ranks.channels) == 2 else 3]
+    strategies = list(STRATEGIES)[:: 1 if ALL else 3]
     found = job(ranks, "over_mpi", strategies)
     assert all(rank == found[0] for rank in found)
     for strategy, values in zip(strategies, found[0], strict=True):

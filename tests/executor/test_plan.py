@@ -9,6 +9,7 @@ import fluidx as fx
 from fluidx import native
 from fluidx.executor.memory import Interval, assign
 from fluidx.testing.reference import interpret
+from tests.sweep import examples
 
 L = fx.layers
 SHAPES = [(3, 4), (4, 3), (12,), (2, 6), (1, 12)]
@@ -91,7 +92,7 @@ def programs(draw):
     return w, fetch
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150, 300), deadline=None)
 @given(programs())
 def test_a_random_program_gives_the_interpreters_bits_twice(case):
     w, fetch = case

@@ -13,8 +13,9 @@ from fluidx.ir import ParseError, ProgramPair
 from fluidx.ir.jsonform import from_json, to_json
 from fluidx.ir.parser import parse_program
 from tests.ir.random_programs import pairs, programs
+from tests.sweep import examples
 
-relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=list(HealthCheck))
 
 TEXT = """program p {
   group dp = [0, 1]

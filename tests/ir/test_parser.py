@@ -10,8 +10,9 @@ from fluidx.ir import OpDef, ParseError, Required, Role
 from fluidx.ir.parser import parse_pair, parse_program
 from fluidx.ir.text import show_program
 from tests.ir.random_programs import pairs, programs
+from tests.sweep import examples
 
-relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Fill(OpDef):

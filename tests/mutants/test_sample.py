@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.sweep import examples
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,8 +19,8 @@ def run(*args):
 
 
 def test_no_mutant_that_is_accepted_is_wrong():
-    assert "0 HOLES" in run("--count", "120", "--cases", "6")
+    assert "0 HOLES" in run("--count", str(examples(80, 120)), "--cases", str(examples(4, 6)))
 
 
 def test_right_programs_are_accepted():
-    assert "0 FALSE ALARMS" in run("--false-alarms", "2")
+    assert "0 FALSE ALARMS" in run("--false-alarms", str(examples(1, 2)))

@@ -275,3 +275,12 @@ def test_halves_of_one_kind_become_the_other_with_one_rounding(level):
             want = x.astype("float32").astype(np_dtype(b))
         found, nan = copied(np.empty(x.shape, np_dtype(b)), x), np.isnan(x.astype("float32"))
         assert np.array_equal(found.view("uint16")[~nan], want.view("uint16")[~nan]) and np.isnan(found[nan].astype("float32")).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
+@pytest.mark.parametrize("shape, axis", [((3, 5), 1), ((2, 5, 3), 1), ((2, 3, 5), -1), ((4, 5, 40_001), 1), ((0, 5, 2), 1)])
+def test_slices_along_any_axis(shape, axis, dtype):
+    x, at = whole_numbers(shape, dtype), np.array([4, 0, 0, 3, 1, 4])
+    assert np.array_equal(one("index_select", x, at, dim=axis), np.take(x, at, axis))
+    with pytest.raises(ExecutionError, match="id 5 is out of range; axis 1 of X has 5 rows"):
+        one("index_select", whole_numbers((3, 5), dtype), np.array([1, 5]), dim=1)

@@ -153,6 +153,28 @@ def test_layer_norm(shape, axis, dtype):
                 assert np.abs(a - exact).max() <= 4 * np.finfo(dtype).eps * np.abs(g64 * (1 + np.abs(h))).sum(axis=0).max()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape, axis", NORMS)
+def test_rms_norm(shape, axis, dtype):
+    rows, columns = int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))
+    x, scale, g = normal(shape, dtype) + 1, normal(columns, dtype, 1), normal(shape, dtype, 3)
+    wide, g64 = x.astype("float64").reshape(rows, columns), g.astype("float64").reshape(rows, columns)
+    square = (wide * wide).mean(axis=1)
+    for s in (scale, None):
+        y, found = run("rms_norm", x, s, begin_norm_axis=axis)
+        hat = wide / np.sqrt(square + 1e-5)[:, None]
+        close(y.reshape(rows, columns), hat * (1 if s is None else s), ulps=6)  # some roundings one behind the other
+        assert found.shape == shape[:axis]
+        close(found.reshape(-1), square, ulps=4)
+        t = g64 if s is None else g64 * s
+        dx = (t - hat * (t * hat).mean(axis=1, keepdims=True)) / np.sqrt(square + 1e-5)[:, None]
+        outs = [np.empty_like(x), None if s is None else np.empty_like(scale)]
+        got = run("rms_norm_grad", x, s, found, g, begin_norm_axis=axis, outs=outs)
+        close(got[0].reshape(rows, columns), dx, ulps=20 if columns > 1 else 1e9)  # one column: epsilon alone is left of the difference
+        if s is not None:  # sums over the rows: their terms are larger than the result
+            assert np.abs(got[1] - (g64 * hat).sum(axis=0)).max() <= 8 * np.finfo(dtype).eps * np.abs(g64 * hat).sum(axis=0).max()
+
+
 def test_layer_norm_without_what_is_not_wanted():
     x, g = normal((6, 8)), normal((6, 8), seed=1)
     full = run("layer_norm", x, None, None)

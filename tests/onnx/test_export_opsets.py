@@ -17,7 +17,7 @@ CHANGED = {
     "reduce_mean": 17, "reduce_max": 17, "reduce_min": 17, "reduce_prod": 17, "logsumexp": 17, "norm": 17, "mean": 17, "layer_norm": 16,
     "group_norm": 20, "instance_norm": 21, "batch_norm": 14, "softmax": 13, "split": 17, "unstack": 17, "pad": 17, "pad2d": 17, "gelu": 19,
     "mish": 17, "cast": 18, "pool2d": 21, "fill_constant_batch_size_like": 14, "scaled_dot_product_attention": 14, "cumsum": 13,
-    "hard_swish": 13, "relu": 13, "elementwise_add": 13, "clip": 13,
+    "hard_swish": 13, "relu": 13, "elementwise_add": 13, "clip": 13, "rms_norm": 22,
 }  # fmt: skip
 
 

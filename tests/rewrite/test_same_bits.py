@@ -19,9 +19,10 @@ from fluidx.rewrite import rewritten, simplified
 from fluidx.testing.models import classifier
 from tests.mutants import programs
 from tests.mutants.models.base import build
+from tests.sweep import examples
 from tests.transpiler import random_models
 
-several = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+several = settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def run(main, startup, feeds, fetch, rewrite, natively):

@@ -14,6 +14,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.testing.models import TestModel, integer_mlp, train_ranks, train_single
+from tests.sweep import some
 from tests.transpiler import models
 from tests.transpiler.models import written
 
@@ -80,8 +81,12 @@ def _equal(name: str, what: str, found: np.ndarray, wanted: np.ndarray) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-9, err_msg=what)
 
 
-@pytest.mark.parametrize("name, ranks", [(name, n) for n, some in RANKS.items() for name in some])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+CASES = [(name, n) for n, names in RANKS.items() for name in names if name not in EXACT]
+
+
+@pytest.mark.parametrize("strategy, name, ranks", [
+    *((s, name, n) for s in STRATEGIES for name in EXACT for n in RANKS), *((s, *case) for s, case in some(2, list(STRATEGIES), CASES)),
+])  # fmt: skip
 def test_ranks_give_one_devices_answers(name, strategy, ranks):
     if (strategy, name, ranks) == ("parameter_server", "conv", 1):
         with pytest.raises(fx.TranspileError, match="one trainer beside servers has no other to share it with"):
@@ -93,7 +98,6 @@ def test_ranks_give_one_devices_answers(name, strategy, ranks):
 HOSTS = {**models.STRATEGIES, "rails": lambda: fx.strategies.rails(slice_mb=256 / 2**20, staging_mb=1 / 2**10)}
 
 
-@pytest.mark.parametrize("strategy", HOSTS)
-@pytest.mark.parametrize("name", ["conv", "gpt", "masked"])
+@pytest.mark.parametrize("name, strategy", some(3, ["conv", "gpt", "masked"], list(HOSTS)))
 def test_two_hosts_of_four_give_one_devices_answers(name, strategy):
     same(name, HOSTS[strategy](), fx.Cluster(2, 4))

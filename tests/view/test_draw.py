@@ -14,6 +14,7 @@ from fluidx.ir.parser import parse_pair, parse_program
 from fluidx.view.diff import diff
 from fluidx.view.draw import draw, draw_before_after
 from tests.ir.random_programs import pairs, programs
+from tests.sweep import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -159,14 +160,14 @@ def test_an_empty_program_is_an_empty_panel():
     assert boxes(draw(Program("empty"))) == []
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples(15, 30))
 @given(st.lists(programs(), min_size=1, max_size=3), st.integers(1, 6))
 def test_any_programs_give_well_formed_svg_without_overlaps(ranks, max_ops):
     svg = draw(ranks, max_ops=max_ops)
     assert not overlapping(svg)
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples(15, 30))
 @given(pairs(), pairs())
 def test_any_pairs_give_well_formed_svg(a, b):
     assert not overlapping(draw_before_after(a, [a, b], highlight=diff(a, b)))

@@ -14,6 +14,8 @@
 #include "reduce.h"
 #include "random.h"
 #include "combine.h"
+#include "trees.h"
+#include "grid.h"
 
 #define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
 const Kernel LEVEL(kernels)[] = {
@@ -33,8 +35,8 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(logsumexp, ROWS_WORDS),
     BOTH(xent, ROWS_WORDS),
     BOTH(xent_grad, ROWS_WORDS),
-    BOTH(layer_norm, 9),
-    BOTH(layer_norm_grad, 11),
+    BOTH(layer_norm, 10),
+    BOTH(layer_norm_grad, 12),
     BOTH(attention, ATTENTION_WORDS),
     BOTH(attention_grad, ATTENTION_WORDS),
     BOTH(reduce, REDUCE_WORDS),
@@ -44,8 +46,10 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(pick, ROWS_WORDS),
     BOTH(pick_grad, ROWS_WORDS),
     BOTH(dropout, DROPOUT_WORDS),
+    BOTH(trees, TREES_WORDS),
+    BOTH(grid_sample, GRID_WORDS),
     {"copy", -1, copy},
-    {"take_rows", IDS_WORDS, take_rows},
+    {"take_rows", TAKE_WORDS, take_rows},
     {"put_rows", IDS_WORDS, put_rows},
     BOTH(add_rows, ADD_WORDS),
     {"add_rows_i32", ADD_WORDS, add_rows_i32},

@@ -142,24 +142,35 @@ static int ids_wrong(const Ids *p, Team *team, int64_t text) {
 enum { IDS_WORDS = 13 };
 
 /* Row k of `rows` becomes row ids[k] of the table, or zeros: ids, bytes of one, their number, start, here, size, address of an error's
- * text, table, rows, bytes of a row, bytes from row to row of the table and of `rows`, an id whose row is zeros or -1 */
+ * text, table, rows, bytes of a row, bytes from row to row of the table and of `rows`, an id whose row is zeros or -1; and how many
+ * tables there are, one behind the other, of which the same rows are taken, one behind the other */
+enum { TAKE_WORDS = IDS_WORDS + 1 };
+
 static void take_range(void *ctx, int64_t begin, int64_t end) {
     const Ids *p = ctx;
-    for (int64_t k = begin; k < end; k++) {
+    const char *table = PTR(const char, p->table) + begin / p->n * p->here * p->row_stride;
+    char *to = PTR(char, p->rows) + begin * p->other_stride;
+    for (int64_t item = begin, k = begin % p->n; item < end; item++, to += p->other_stride) {
         int64_t id = id_of(p, k), row = id - p->start;
-        char *to = PTR(char, p->rows) + k * p->other_stride;
+        const char *from = table + row * p->row_stride;
         if (id == p->padding || row < 0 || row >= p->here)
             memset(to, 0, (size_t)p->width);
+        else if (p->width == 4) /* a copy of a size that the compiler knows is one instruction */
+            memcpy(to, from, 4);
+        else if (p->width == 8)
+            memcpy(to, from, 8);
         else
-            memcpy(to, PTR(const char, p->table) + row * p->row_stride, (size_t)p->width);
+            memcpy(to, from, (size_t)p->width);
+        if (++k == p->n) k = 0, table += p->here * p->row_stride;
     }
 }
 static void take_rows(const int64_t *a, Team *team) {
     Ids p = IDS(a);
-    if (!ids_wrong(&p, team, a[6])) parallel_for(team, p.n, grain_of((double)p.width * 0.1 + 10), take_range, &p);
+    if (p.n < 1 || ids_wrong(&p, team, a[6])) return;
+    parallel_for(team, p.n * a[IDS_WORDS], grain_of((double)p.width * 0.1 + 10), take_range, &p);
 }
 
-/* Row ids[k] of a table takes row k of `rows`, in the order of k: words as of take_rows, of which a padding is not read. */
+/* Row ids[k] of a table takes row k of `rows`, in the order of k: the first words of take_rows, of which a padding is not read. */
 static void put_range(void *ctx, int64_t begin, int64_t end) {
     const Ids *p = ctx;
     int64_t first = begin * p->chunk, last = end * p->chunk < p->here ? end * p->chunk : p->here;
@@ -180,7 +191,7 @@ static void put_rows(const int64_t *a, Team *team) {
     if (!ids_wrong(&p, team, a[6])) parallel_for(team, table_pieces(&p, (double)p.n * (double)p.width * 0.2), 1, put_range, &p);
 }
 
-/* A table of zeros, or as it is, with row k of `rows` added to row ids[k], in the order of k: words as of take_rows with the width in
+/* A table of zeros, or as it is, with row k of `rows` added to row ids[k], in the order of k: the first words of take_rows with the width in
  * elements and strides in elements. The padding's row stays zero. The last word says whether the table starts as zeros (1), whether only
  * the named rows do (2), or none (0). */
 enum { ADD_WORDS = 14 };
@@ -215,7 +226,7 @@ ADD(int32_t, add_rows_i32)
 ADD(int64_t, add_rows_i64)
 #undef ADD
 
-/* Rows of zeros with a one where an id says: words as of take_rows, where the table is the address of a one of `row stride` bytes, a row
+/* Rows of zeros with a one where an id says: the first words of take_rows, where the table is the address of a one of `row stride` bytes, a row
  * of the result has `here` columns, and a padding of 1 leaves the row of an id out of range zero. */
 static void one_hot_range(void *ctx, int64_t begin, int64_t end) {
     const Ids *p = ctx;

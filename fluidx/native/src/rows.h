@@ -1,4 +1,4 @@
-/* Kernels that work on rows: softmax, its logarithm and losses, layer_norm, and their gradients.
+/* Kernels that work on rows: softmax, its logarithm and losses, layer_norm, rms_norm, and their gradients.
  *
  * words of those along an axis: up to 3 operands of [outer, columns, inner] elements (addresses, 0 for none), the address of what has one
  * element in a row, of integer labels or 0, bytes of a label, the label to ignore, outer, columns, inner, the address of an error's text,

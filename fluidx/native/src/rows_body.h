@@ -155,25 +155,25 @@ ROWS(pick, pick_row, -1, 1, 0.01)
 ROWS(pick_grad, pick_grad_row, 1, 2, 0.1)
 #undef ROWS
 
-/* -- layer_norm ------------------------------------------------------------------------------------------------------------------------ */
+/* -- layer_norm, and rms_norm, which takes 0 for the mean ------------------------------------------------------------------------------ */
 
 typedef struct {
     const T *x, *g, *scale, *bias;
     T *y, *mean, *var;
     double *partial; /* sums of a panel of rows, [panels][2][columns], and as many T behind them */
     T *sums;
-    int64_t columns, panel, rows;
+    int64_t columns, panel, rows, centered;
     double epsilon;
 } FN(Norm);
 
-/* x, scale, bias, y, mean, variance (addresses, 0 for none), rows, columns, epsilon */
+/* x, scale, bias, y, mean, variance (addresses, 0 for none), rows, columns, epsilon, whether a mean is taken off */
 static void FN(layer_norm_range)(void *ctx, int64_t begin, int64_t end) {
     FN(Norm) *p = ctx;
     int64_t n = p->columns;
     const T *scale = p->scale, *bias = p->bias;
     for (int64_t r = begin; r < end; r++) {
         const T *x = p->x + r * n;
-        T *y = p->y + r * n, m = (T)(FN(sum)(x, n) / (double)n);
+        T *y = p->y + r * n, m = p->centered ? (T)(FN(sum)(x, n) / (double)n) : 0;
         double var = FN(sum_of_deviations)(x, m, n) / (double)n;
         T inv = (T)(1 / sqrt(var + p->epsilon));
         if (p->mean) p->mean[r] = m;
@@ -190,7 +190,7 @@ static void FN(layer_norm_range)(void *ctx, int64_t begin, int64_t end) {
 
 static void FN(layer_norm)(const int64_t *a, Team *team) {
     FN(Norm) p = {.x = PTR(T, a[0]), .scale = PTR(T, a[1]), .bias = PTR(T, a[2]), .y = PTR(T, a[3]), .mean = PTR(T, a[4]),
-                  .var = PTR(T, a[5]), .columns = a[7], .epsilon = as_double(a[8])};
+                  .var = PTR(T, a[5]), .columns = a[7], .epsilon = as_double(a[8]), .centered = a[9]};
     parallel_for(team, a[6], grain_of((double)a[7] * 0.3 * sizeof(T) / 4 + 30), FN(layer_norm_range), &p);
 }
 
@@ -206,7 +206,7 @@ static void FN(layer_norm_grad_range)(void *ctx, int64_t begin, int64_t end) {
         memset(b, 0, (size_t)n * 2 * sizeof *b);
         for (int64_t r = panel * p->panel, k = 1; r < last; r++, k++) {
             const T *x = p->x + r * n, *g = p->g + r * n;
-            T m = p->mean[r], inv = (T)(1 / sqrt((double)p->var[r] + p->epsilon));
+            T m = p->centered ? p->mean[r] : 0, inv = (T)(1 / sqrt((double)p->var[r] + p->epsilon));
             IVDEP for (int64_t i = 0; i < n; i++) {
                 b[i] += g[i];
                 s[i] += g[i] * ((x[i] - m) * inv);
@@ -219,7 +219,7 @@ static void FN(layer_norm_grad_range)(void *ctx, int64_t begin, int64_t end) {
             }
             if (!p->y) continue;
             T *dx = p->y + r * n;
-            T mean_g = (T)((scale ? FN(sum_of_scaled)(g, scale, n) : FN(sum)(g, n)) / (double)n);
+            T mean_g = p->centered ? (T)((scale ? FN(sum_of_scaled)(g, scale, n) : FN(sum)(g, n)) / (double)n) : 0;
             T mean_h = (T)((scale ? FN(dot_scaled)(g, scale, x, m, inv, n) : FN(dot_normal)(g, x, m, inv, n)) / (double)n);
             if (scale) {
                 IVDEP for (int64_t i = 0; i < n; i++) dx[i] = (g[i] * scale[i] - mean_g - (x[i] - m) * inv * mean_h) * inv;
@@ -230,10 +230,10 @@ static void FN(layer_norm_grad_range)(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-/* x, scale, mean, variance, gradient, dx, dscale, dbias (addresses, 0 for none), rows, columns, epsilon */
+/* x, scale, mean, variance, gradient, dx, dscale, dbias (addresses, 0 for none), rows, columns, epsilon, whether a mean was taken off */
 static void FN(layer_norm_grad)(const int64_t *a, Team *team) {
     FN(Norm) p = {.x = PTR(T, a[0]), .scale = PTR(T, a[1]), .mean = PTR(T, a[2]), .var = PTR(T, a[3]), .g = PTR(T, a[4]),
-                  .y = PTR(T, a[5]), .rows = a[8], .columns = a[9], .epsilon = as_double(a[10])};
+                  .y = PTR(T, a[5]), .rows = a[8], .columns = a[9], .epsilon = as_double(a[10]), .centered = a[11]};
     T *sums[2] = {PTR(T, a[7]), PTR(T, a[6])};
     int64_t n = p.columns;
     p.panel = (p.rows + 31) / 32 > 16 ? (p.rows + 31) / 32 : 16;

@@ -1,88 +1,18 @@
-"""Classical models: ensembles of trees. All rows go down all trees at once, a level at a time."""
+"""Classical models: ensembles of trees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from ..forest import MODES, Forest
 from ..importer import Outputs
 from ..node import Node
 from . import host
 from .ml_scores import TRANSFORMS, floats, labels_of, of_two_classes, transformed
 
 _ML = "ai.onnx.ml"
-_AT_ONCE = 1 << 14  # places of rows in trees: what is worked on at a time stays in the cache
-_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
-_COMPARED: tuple[Callable[[Any, Any], Any], ...] = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
-
-
-class _Forest(NamedTuple):
-    """Nodes of all trees, and what leaves add: `weight` to `target`, from `starts` on, `counts` of them."""
-
-    roots: np.ndarray
-    feature: np.ndarray
-    split: np.ndarray
-    mode: np.ndarray  # -1 for a leaf, else the position in _MODES
-    kinds: np.ndarray  # the modes that occur
-    yes: np.ndarray
-    no: np.ndarray
-    missing: np.ndarray  # whether NaN goes to `yes`
-    members: dict[int, np.ndarray]
-    starts: np.ndarray
-    counts: np.ndarray
-    target: np.ndarray
-    weight: np.ndarray
-
-    def leaves(self, x: np.ndarray) -> np.ndarray:
-        """[rows * trees]: the leaf of each row in each tree."""
-        at = np.tile(self.roots, len(x))
-        row, node, left = np.repeat(np.arange(len(x)), len(self.roots)), at, None
-        while True:
-            inner = self.mode[node] >= 0
-            if not inner.all():
-                left = np.flatnonzero(inner) if left is None else left[inner]
-                if not len(left):
-                    return at
-                node, row = node[inner], row[inner]
-            value = x[row, self.feature[node]]
-            node = np.where(self._says_yes(node, value), self.yes[node], self.no[node])
-            if left is None:
-                at = node
-            else:
-                at[left] = node
-
-    def _says_yes(self, node: np.ndarray, value: np.ndarray) -> np.ndarray:
-        found = np.zeros(len(node), bool)
-        for mode in self.kinds:
-            here = np.flatnonzero(self.mode[node] == mode) if len(self.kinds) > 1 else slice(None)
-            if mode < len(_COMPARED):
-                found[here] = _COMPARED[mode](value[here], self.split[node[here]])
-                continue
-            for one in np.unique(node[here]):
-                these = node == one
-                found[these] = np.isin(value[these], self.members[int(one)])
-        return np.where(np.isnan(value), found | self.missing[node], found)
-
-    def added(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
-        """[rows, targets]: what the leaves of each row add up to; the least or the largest of it; 0 where no leaf says anything."""
-        step = max(_AT_ONCE // max(len(self.roots), 1), 1)
-        parts = [self._part(x[k : k + step], targets, how) for k in range(0, len(x), step)]
-        found = np.concatenate(parts) if parts else np.zeros((0, targets))
-        return found / len(self.roots) if how == "AVERAGE" else found
-
-    def _part(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
-        leaf = self.leaves(x)
-        counts = self.counts[leaf]
-        entry = np.repeat(self.starts[leaf] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        place = np.repeat(np.repeat(np.arange(len(x)), len(self.roots)), counts) * targets + self.target[entry]
-        if how in ("SUM", "AVERAGE"):
-            return np.bincount(place, self.weight[entry], len(x) * targets).reshape(-1, targets)
-        least = how == "MIN"
-        found = np.full(len(x) * targets, np.inf if least else -np.inf)
-        (np.minimum if least else np.maximum).at(found, place, self.weight[entry])
-        return np.where(np.isinf(found), 0, found).reshape(-1, targets)
 
 
 def _entries(leaf: np.ndarray, nodes: int, target: Any, weight: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -109,7 +39,7 @@ def tree_ensemble(n: Node) -> object:
     return transformed(n, scores, TRANSFORMS[n.attr("post_transform", 0)]).astype(x.dtype)
 
 
-def _forest(n: Node) -> _Forest:
+def _forest(n: Node) -> Forest:
     """Leaves follow the nodes here."""
     mode = n.attr("nodes_modes").astype(np.int64)
     nodes, weight = len(mode), n.attr("leaf_weights")
@@ -122,9 +52,9 @@ def _forest(n: Node) -> _Forest:
     def padded(given: Any, fill: Any) -> np.ndarray:
         return np.concatenate([np.asarray(given), np.full(leaves, fill)])
 
-    member = np.flatnonzero(mode == _MODES.index("BRANCH_MEMBER"))
+    member = np.flatnonzero(mode == MODES.index("BRANCH_MEMBER"))
     missing = n.attr("nodes_missing_value_tracks_true") or [0] * nodes
-    return _Forest(
+    return Forest(
         np.array(n.attr("tree_roots")), padded(n.attr("nodes_featureids"), 0), padded(n.attr("nodes_splits"), 0), padded(mode, -1),
         np.unique(mode), child("true"), child("false"), padded(missing, 0).astype(bool), dict(zip(member.tolist(), _members(n))),
         *_entries(np.arange(leaves) + nodes, nodes + leaves, n.attr("leaf_targetids"), weight),
@@ -142,10 +72,10 @@ def _members(n: Node) -> list[np.ndarray]:
 # -- TreeEnsembleRegressor, TreeEnsembleClassifier: nodes by tree and number ------------------------------------------------------------
 
 
-def _numbered(n: Node, kind: str) -> _Forest:
+def _numbered(n: Node, kind: str) -> Forest:
     """`kind` says what the leaves add to: target or class."""
     trees, ids = np.array(n.attr("nodes_treeids"), np.int64), np.array(n.attr("nodes_nodeids"), np.int64)
-    modes = np.array([_MODES.index(m) if m != "LEAF" else -1 for m in n.attr("nodes_modes")])
+    modes = np.array([MODES.index(m) if m != "LEAF" else -1 for m in n.attr("nodes_modes")])
     span = ids.max() + 1
     key = trees * span + ids
     order = np.argsort(key)
@@ -165,7 +95,7 @@ def _numbered(n: Node, kind: str) -> _Forest:
     weight = floats(n, f"{kind}_weights")
     leaf = place(n.attr(f"{kind}_treeids"), n.attr(f"{kind}_nodeids"))
     missing = np.array(n.attr("nodes_missing_value_tracks_true") or [0] * len(ids)).astype(bool)
-    return _Forest(
+    return Forest(
         np.flatnonzero(~child), np.array(n.attr("nodes_featureids")), floats(n, "nodes_values"), modes, np.unique(modes[inner]),
         yes, no, missing, {},
         *_entries(leaf, len(ids), n.attr(f"{kind}_ids"), weight),

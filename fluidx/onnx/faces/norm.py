@@ -47,6 +47,16 @@ def layer_norm(n: Node) -> object:
     return y, mean, inverse
 
 
+@face("RMSNormalization")
+def rms_norm(n: Node) -> object:
+    axis = n.attr("axis", -1) % n.rank()
+    rows = n.shape(0)[axis:]
+    if axis == 0 or ANY in rows or not _in_one_dtype(n) or n.shape(1) != rows:
+        return n.by_body()
+    scale = n.b.reshape(n.x(1), shape=(-1,)) if len(rows) > 1 else n.x(1)
+    return n.b.rms_norm(n.x(), scale, begin_norm_axis=axis, epsilon=n.attr("epsilon", 1e-5))[0]
+
+
 @face("GroupNormalization")
 def group_norm(n: Node) -> object:
     if not _in_one_dtype(n):

@@ -68,6 +68,28 @@ def _rows_written_out(op: Op, x: str, axes: Sequence[int], scale: str, bias: str
     return op.emit("Add", out, bias) if bias else out
 
 
+@nodes("rms_norm")
+def rms_norm(op: Op) -> dict[str, str]:
+    x, axis = op.type_of("X"), op.attrs["begin_norm_axis"]
+    sizes, axes = x.shape[axis:], range(axis, x.ndim)
+    if ANY in sizes:
+        raise op.wrong("an axis that it normalizes is open")
+    scale = _by_element(op, "Scale", sizes) if op.has("Scale") else _ones(op, sizes)
+
+    def squares(a: str) -> str:
+        return op.reduced("ReduceMean", op.emit("Mul", a, a), axes, True)
+
+    def written_out(a: str) -> str:
+        epsilon = op.const(np.array(op.attrs["epsilon"], np_dtype(_weight_dtype(op))))
+        return op.emit("Mul", op.emit("Div", a, op.emit("Sqrt", op.emit("Add", squares(a), epsilon))), scale)
+
+    def node(a: str) -> str:
+        return op.emit("RMSNormalization", a, scale, axis=axis, epsilon=op.attrs["epsilon"])
+
+    found = {"Y": _as_weights(op, op["X"], written_out if op.lacks("RMSNormalization") else node)}
+    return {**found, **({"MeanSquare": op.emit("Squeeze", squares(op["X"]), op.ints(axes))} if op.is_used("MeanSquare") else {})}
+
+
 def _by_element(op: Op, slot: str, sizes: tuple[int, ...]) -> str:
     return op[slot] if len(sizes) == 1 else op.emit("Reshape", op[slot], op.ints(sizes))
 

@@ -70,27 +70,38 @@ def row_statistics(op: Op) -> dict[str, str]:
 
 @nodes("layer_norm_grad")
 def layer_norm_grad(op: Op) -> dict[str, str]:
+    return _rows_grad(op, "Variance", "Mean")
+
+
+@nodes("rms_norm_grad")
+def rms_norm_grad(op: Op) -> dict[str, str]:
+    return _rows_grad(op, "MeanSquare")
+
+
+def _rows_grad(op: Op, spread: str, mean: str = "") -> dict[str, str]:
+    """The gradients of rows divided by the root of the operand `spread`, less the operand `mean` if there is one."""
     x, first = op.type_of("X"), op.attrs["begin_norm_axis"]
     rows, sizes = range(first, x.ndim), x.shape[first:]
-    if ANY in sizes or x.dtype != op.dtype("Mean"):
+    if ANY in sizes or x.dtype != op.dtype(spread):
         raise op.wrong("an axis that it normalizes is open, or its weights are wider than what it normalizes")
     g = op["Y@GRAD"]
-    spread = op.emit("Sqrt", op.emit("Add", op["Variance"], number(op, op.attrs["epsilon"], "Variance")))
-    inverse = _seen(op, op.emit("Reciprocal", spread), rows)
-    normal = op.emit("Mul", op.emit("Sub", op["X"], _seen(op, op["Mean"], rows)), inverse)
+    root = op.emit("Sqrt", op.emit("Add", op[spread], number(op, op.attrs["epsilon"], spread)))
+    inverse = _seen(op, op.emit("Reciprocal", root), rows)
+    normal = op.emit("Mul", op.emit("Sub", op["X"], _seen(op, op[mean], rows)) if mean else op["X"], inverse)
     flat = op.ints([int(np.prod(sizes))])
     found = {
         "Scale@GRAD": lambda: op.emit("Reshape", op.reduced("ReduceSum", op.emit("Mul", g, normal), range(first), False), flat),
         "Bias@GRAD": lambda: op.emit("Reshape", op.reduced("ReduceSum", g, range(first), False), flat),
-        "X@GRAD": lambda: _row_grad(op, normal, inverse, rows, sizes),
+        "X@GRAD": lambda: _row_grad(op, normal, inverse, rows, sizes, bool(mean)),
     }
     return {slot: make() for slot, make in found.items() if op.op.outputs.get(slot)}
 
 
-def _row_grad(op: Op, normal: str, inverse: str, rows: Sequence[int], sizes: Sequence[int]) -> str:
+def _row_grad(op: Op, normal: str, inverse: str, rows: Sequence[int], sizes: Sequence[int], centered: bool) -> str:
     g = op["Y@GRAD"]
     if op.has("Scale"):
         g = op.emit("Mul", g, op.emit("Reshape", op["Scale"], op.ints(sizes)))
     along = op.emit("Mul", normal, op.reduced("ReduceMean", op.emit("Mul", g, normal), rows, True))
-    inner = op.emit("Sub", op.emit("Sub", g, op.reduced("ReduceMean", g, rows, True)), along)
-    return op.emit("Mul", inner, inverse)
+    if centered:
+        g = op.emit("Sub", g, op.reduced("ReduceMean", g, rows, True))
+    return op.emit("Mul", op.emit("Sub", g, along), inverse)

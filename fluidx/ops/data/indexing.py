@@ -20,7 +20,7 @@ from ...ir.words import along, letters
 from ..expr.nodes import make_node, sym
 from ..shared.arrays import add_rows, take
 from ..shared.broadcast import broadcast_sizes, reduced
-from ..shared.native import add_row_calls, copy_calls, expression, id_calls
+from ..shared.native import add_row_calls, copy_calls, expression, id_calls, take_calls
 from ..shared.samples import bits, f32, i64
 from ..shared.types import check_range, merge_size, need_dtype, need_ids, need_ndim, norm_axis
 
@@ -99,7 +99,7 @@ class Gather(OpDef):
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
         x, index = ins
-        return id_calls("take_rows", "gather", "X", x, index, outs[0], part, dry=dry)
+        return take_calls("gather", "X", x, index, outs[0], part, dry=dry)
 
     @staticmethod
     def samples():
@@ -179,11 +179,8 @@ class IndexSelect(OpDef):
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
-        """Along the first axis; along others NumPy does it."""
-        x, index = ins
-        if attrs["dim"] % x.ndim:
-            return None
-        return id_calls("take_rows", "index_select", "axis 0 of X", x, index, outs[0], part, dry=dry)
+        (x, index), dim = ins, attrs["dim"] % ins[0].ndim
+        return take_calls("index_select", f"axis {dim} of X", x, index, outs[0], part, dry=dry, axis=dim)
 
     @staticmethod
     def samples():

@@ -8,7 +8,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..data.indexing import add_local_rows, take_local_rows
-from ..shared.native import add_row_calls, id_calls
+from ..shared.native import add_row_calls, take_calls
 from ..shared.samples import f32
 from ..shared.types import need_ids, need_ndim
 
@@ -42,7 +42,7 @@ class _Lookup(OpDef):
     @classmethod
     def native(cls, ins, outs, attrs, dry=False, part=None):
         (w, ids), out = ins, outs[0]
-        return id_calls("take_rows", cls.name, "table W", w, ids, out, part, attrs["padding_idx"], dry=dry)
+        return take_calls(cls.name, "table W", w, ids, out, part, attrs["padding_idx"], dry)
 
 
 class LookupTable(_Lookup):

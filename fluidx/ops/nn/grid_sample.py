@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ... import native
 from ...ir import OpDef, ProgramError, Sample
+from ...ir.dtypes import dtype_name
 from ..shared.arrays import add_rows
+from ..shared.native import FLOATS
 from ..shared.samples import f32, points
 from ..shared.types import merge_size, need_float, need_ndim, same_dtype
 
@@ -155,6 +158,22 @@ class GridSample(OpDef):
             for place, taps in _combined(xp, grid, x.shape[2:], attrs):
                 made += rows[images, place] * _product(taps)[..., None]
         out[...] = xp.moveaxis(made, 1, 2).reshape(out.shape)
+
+    native_any_size = True
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        """For images of one to three axes."""
+        (x, grid), (out,), size = ins, outs, ins[0].shape[2:]
+        kind = FLOATS.get(dtype_name(x.dtype))
+        if kind is None or not x.size or not out.size or len(size) > 3 or not all(a.flags.c_contiguous for a in (x, grid, out)):
+            return None
+        if dry:
+            return []
+        how = (len(_OFFSETS[attrs["mode"]]), _PADDINGS.index(attrs["padding_mode"]), int(attrs["align_corners"]))
+        at = [native.address(a) for a in (x, grid, out)]
+        words = (*at, *out.shape[:2], len(size), *size, *[1] * (3 - len(size)), prod(out.shape[2:]), *how)
+        return [native.Call(f"grid_sample_{kind}", words, (x, grid, out))]
 
     @staticmethod
     def samples():

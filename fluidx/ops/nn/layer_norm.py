@@ -108,16 +108,20 @@ def rows_normalized_grad(
     return in_order(calls)
 
 
-def _layer_rows(x: Any, axis: int) -> Any:
+def layer_rows(x: Any, axis: int) -> Any:
     return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
 
 
-def _dense(*arrays: Any) -> bool:
+def dense(*arrays: Any) -> bool:
     return all(a is None or a.flags.c_contiguous for a in arrays)
 
 
-def norm_calls(kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, dry: bool) -> list[native.Call] | None:
-    """The call of a kernel of rows of X, the first of `arrays` (None for an absent one); all are contiguous and of X's float type."""
+def norm_calls(
+    kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, dry: bool, centered: bool = True
+) -> list[native.Call] | None:
+    """The call of a kernel of rows of X, the first of `arrays` (None for an absent one); all are contiguous and of X's float type.
+    Rows that are not `centered` have their squares for deviations.
+    """
     x = arrays[0]
     kind = FLOATS.get(dtype_name(x.dtype))
     if kind is None or not x.size or any(a is not None and (a.dtype != x.dtype or not a.flags.c_contiguous) for a in arrays):
@@ -125,10 +129,10 @@ def norm_calls(kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, 
     if dry:
         return []
     words = [0 if a is None else native.address(a) for a in arrays]
-    return [native.Call(f"{kernel}_{kind}", (*words, rows, x.size // rows, float(epsilon)), arrays)]
+    return [native.Call(f"{kernel}_{kind}", (*words, rows, x.size // rows, float(epsilon), int(centered)), arrays)]
 
 
-def _words(x: TensorType, axis: int) -> tuple[str, str, str]:
+def words_of(x: TensorType, axis: int) -> tuple[str, str, str]:
     """The access pattern's words for X, for a value per row and for a value per column."""
     rows, columns = letters(axis, "b"), letters(x.ndim - axis, "c")
     return f"{rows} {columns}", rows, fold(columns, x.shape[axis:])
@@ -148,7 +152,7 @@ class LayerNorm(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        x, row, column = _words(ins[0], attrs["begin_norm_axis"])
+        x, row, column = words_of(ins[0], attrs["begin_norm_axis"])
         return f"{x}, {column}, {column} -> {x}, {row}, {row} | c?! {linear_in_weights(ins)}"
 
     @staticmethod
@@ -181,11 +185,11 @@ class LayerNorm(OpDef):
     @staticmethod
     def _run(xp, rows, attrs, ins, outs):
         (x, scale, bias), (y, mean, var), axis = ins, outs, attrs["begin_norm_axis"]
-        if not _dense(x, y):
+        if not dense(x, y):
             return partial(by_copy, xp, partial(LayerNorm._run, xp, rows, attrs), ins, outs, (0,), (0,))
-        x2 = _layer_rows(x, axis)
+        x2 = layer_rows(x, axis)
         mean, var = (xp.empty(len(x2), x.dtype) if stat is None else stat.reshape(-1) for stat in (mean, var))
-        return rows(x2, _layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
+        return rows(x2, layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
 
     native_any_size = True
 
@@ -216,7 +220,7 @@ class LayerNormGrad(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        x, row, column = _words(ins[0], attrs["begin_norm_axis"])
+        x, row, column = words_of(ins[0], attrs["begin_norm_axis"])
         return f"{x}, {column}, ~{column}, {row}, {row}, {x} -> {x}, {column}, {column} | c?! b?:+ L(5)"
 
     @staticmethod
@@ -234,11 +238,11 @@ class LayerNormGrad(OpDef):
     @staticmethod
     def _run(xp, rows, attrs, ins, outs):
         (x, scale, _, mean, var, g), (dx, dscale, dbias), axis = ins, outs, attrs["begin_norm_axis"]
-        if not _dense(x, g, dx):
+        if not dense(x, g, dx):
             return partial(by_copy, xp, partial(LayerNormGrad._run, xp, rows, attrs), ins, outs, (0, 5), (0,))
-        dx2 = None if dx is None else _layer_rows(dx, axis)
+        dx2 = None if dx is None else layer_rows(dx, axis)
         return rows(
-            _layer_rows(x, axis), scale, mean.reshape(-1), var.reshape(-1), _layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"]
+            layer_rows(x, axis), scale, mean.reshape(-1), var.reshape(-1), layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"]
         )
 
     native_any_size = True

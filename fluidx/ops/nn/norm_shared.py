@@ -52,11 +52,11 @@ def by_copy(xp: Any, body: Any, ins: Sequence[Any], outs: Sequence[Any], in_at: 
         put(outs[k], dense[k]) if outs[k] is not None else None
 
 
-def through_first_only(name: str, op: Any, g: Sequence[Any], stats: tuple[str, str]) -> None:
+def through_first_only(name: str, op: Any, g: Sequence[Any], stats: Sequence[str]) -> None:
     if any(part is not None for part in g[1:]):
-        raise ProgramError(f"op {name} has a gradient through its first output only; {stats[0]} and {stats[1]} cannot be differentiated")
+        raise ProgramError(f"op {name} has a gradient through its first output only; {' and '.join(stats)} cannot be differentiated")
     if any(op[s] is None for s in stats):
-        raise ProgramError(f"op {name} needs its outputs {stats[0]} and {stats[1]} to have a gradient")
+        raise ProgramError(f"op {name} needs its output{'s' * (len(stats) > 1)} {' and '.join(stats)} to have a gradient")
 
 
 def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -> Any:

@@ -167,11 +167,11 @@ def text_of(text: str) -> np.ndarray:
 
 def id_calls(
     name: str, op: str, what: str, table: Any, ids: Any, rows: Any, part: Part | None = None, padding: int = -1, more: Sequence[int] = (),
-    dry: bool = False,
+    dry: bool = False, axis: int = 0,
 ) -> Calls | None:  # fmt: skip
     """A kernel of move.h between the rows of `table` [n, ...] and those of `rows` [number of ids, ...], a part of the table.
 
-    An id outside of the whole table is an error that names `what`.
+    An id outside of the whole table is an error that names `what`. `axis`: that of the rows in both.
     """
     if dtype_name(ids.dtype) not in ("int32", "int64") or not ids.flags.c_contiguous or table.dtype != rows.dtype:
         return None
@@ -179,12 +179,20 @@ def id_calls(
         return None
     if dry:
         return []
-    start, size = (0, table.shape[0]) if part is None else (part.start, part.size)
+    here = table.shape[axis]
+    start, size = (0, here) if part is None else (part.start, part.size)
     message = text_of(f"op {op}: id # is out of range; {what} has {size} rows, ids go from 0 to {size - 1}")
-    width = prod(table.shape[1:]) * (1 if name.startswith("add") else table.itemsize)
-    words = [native.address(ids), ids.itemsize, ids.size, start, table.shape[0], size, native.address(message)]
+    width = prod(table.shape[axis + 1 :]) * (1 if name.startswith("add") else table.itemsize)
+    words = [native.address(ids), ids.itemsize, ids.size, start, here, size, native.address(message)]
     words += [native.address(table), native.address(rows), width, width, width, padding, *more]
     return [native.Call(name, tuple(words), (ids, table, rows, message))]
+
+
+def take_calls(
+    op: str, what: str, table: Any, ids: Any, rows: Any, part: Part | None = None, padding: int = -1, dry: bool = False, axis: int = 0
+) -> Calls | None:
+    """The rows along an axis of `table` that ids name; zeros for `padding`, and for what lies in another part."""
+    return id_calls("take_rows", op, what, table, ids, rows, part, padding, (prod(table.shape[:axis]),), dry, axis)
 
 
 def add_row_calls(

@@ -1,0 +1,145 @@
+"""Forests: trees that rows go down, and what the leaves that they come to add up to.
+
+A C kernel takes one row after the other down the trees; NumPy takes all rows down all trees at once, a level at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import native
+from .errors import OnnxError
+
+_AT_ONCE = 1 << 14  # places of rows in trees: what NumPy works on at a time stays in the cache
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
+_COMPARED: tuple[Callable[[Any, Any], Any], ...] = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+_HOW = {"SUM": 0, "AVERAGE": 0, "MIN": 1, "MAX": 2}
+
+
+class _Packed(NamedTuple):
+    """A forest as trees.h lays it out, and how many features and targets it names."""
+
+    nodes: np.ndarray
+    roots: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+    features: int
+    targets: int
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Nodes of all trees, and what leaves add: `weight` to `target`, from `starts` on, `counts` of them."""
+
+    roots: np.ndarray
+    feature: np.ndarray
+    split: np.ndarray
+    mode: np.ndarray  # -1 for a leaf, else the position in MODES
+    kinds: np.ndarray  # the modes that occur
+    yes: np.ndarray
+    no: np.ndarray
+    missing: np.ndarray  # whether NaN goes to `yes`
+    members: dict[int, np.ndarray]
+    starts: np.ndarray
+    counts: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+    _packed: dict[np.dtype, _Packed | None] = field(default_factory=dict, init=False)  # by dtype of the rows
+
+    def leaves(self, x: np.ndarray) -> np.ndarray:
+        """[rows * trees]: the leaf of each row in each tree."""
+        at = np.tile(self.roots, len(x))
+        row, node, left = np.repeat(np.arange(len(x)), len(self.roots)), at, None
+        for _ in range(len(self.mode) + 1):
+            inner = self.mode[node] >= 0
+            if not inner.all():
+                left = np.flatnonzero(inner) if left is None else left[inner]
+                if not len(left):
+                    return at
+                node, row = node[inner], row[inner]
+            value = x[row, self.feature[node]]
+            node = np.where(self._says_yes(node, value), self.yes[node], self.no[node])
+            if left is None:
+                at = node
+            else:
+                at[left] = node
+        raise OnnxError("a tree of the ensemble leads from a node back to it")
+
+    def _says_yes(self, node: np.ndarray, value: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(node), bool)
+        for mode in self.kinds:
+            here = np.flatnonzero(self.mode[node] == mode) if len(self.kinds) > 1 else slice(None)
+            if mode < len(_COMPARED):
+                found[here] = _COMPARED[mode](value[here], self.split[node[here]])
+                continue
+            for one in np.unique(node[here]):
+                these = node == one
+                found[these] = np.isin(value[these], self.members[int(one)])
+        return np.where(np.isnan(value), found | self.missing[node], found)
+
+    def added(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
+        """[rows, targets]: what the leaves of each row add up to; the least or the largest of it; 0 where no leaf says anything."""
+        found = self._natively(x, targets, how) if native.enabled() else None
+        if found is None:
+            step = max(_AT_ONCE // max(len(self.roots), 1), 1)
+            parts = [self._part(x[k : k + step], targets, how) for k in range(0, len(x), step)]
+            found = np.concatenate(parts) if parts else np.zeros((0, targets))
+        return found / len(self.roots) if how == "AVERAGE" else found
+
+    def _part(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
+        leaf = self.leaves(x)
+        counts = self.counts[leaf]
+        entry = np.repeat(self.starts[leaf] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        place = np.repeat(np.repeat(np.arange(len(x)), len(self.roots)), counts) * targets + self.target[entry]
+        if how in ("SUM", "AVERAGE"):
+            return np.bincount(place, self.weight[entry], len(x) * targets).reshape(-1, targets)
+        least = how == "MIN"
+        found = np.full(len(x) * targets, np.inf if least else -np.inf)
+        (np.minimum if least else np.maximum).at(found, place, self.weight[entry])
+        return np.where(np.isinf(found), 0, found).reshape(-1, targets)
+
+    def _natively(self, x: np.ndarray, targets: int, how: str) -> np.ndarray | None:
+        """`added` by the C kernel, or None where it does not cover this forest."""
+        if x.dtype not in self._packed:
+            self._packed[x.dtype] = self._pack(x.dtype)
+        p = self._packed[x.dtype]
+        if p is None or x.shape[1] < p.features or targets < p.targets:
+            return None
+        work = p.nodes.dtype["split"]
+        x, found = np.ascontiguousarray(x, work), np.empty((len(x), targets))
+        at = [native.address(a) for a in (x, p.nodes, p.roots, p.target, p.weight, found)]
+        words = (at[0], *x.shape, *at[1:3], len(p.roots), *at[3:], targets, _HOW[how])
+        native.compile([native.Call(f"trees_f{8 * work.itemsize}", words, (x, *p[:4], found))])()
+        return found
+
+    def _pack(self, dtype: np.dtype) -> _Packed | None:
+        """None of what NumPy is left with: sets of values, and what is damaged, which C must not follow."""
+        count, leaf = len(self.mode), self.mode < 0
+        if dtype.name not in ("float32", "float64") or not count or (self.mode >= len(_COMPARED)).any() or not self._sound():
+            return None
+        exact = np.array_equal(self.split, self.split.astype(dtype), equal_nan=True)
+        kinds = [("split", dtype if exact else "f8"), ("yes", "i4"), ("no", "i4"), ("feature", "i4"), ("mode", "i1"), ("missing", "i1")]
+        nodes = np.empty(count, np.dtype(kinds, align=True))
+        nodes["split"], nodes["mode"], nodes["missing"] = self.split, self.mode, self.missing
+        nodes["feature"] = np.where(leaf, 0, self.feature)
+        nodes["yes"], nodes["no"] = np.where(leaf, self.starts, self.yes), np.where(leaf, self.counts, self.no)
+        features, targets = int(nodes["feature"].max()) + 1, int(self.target.max(initial=-1)) + 1
+        return _Packed(nodes, self.roots.astype("i4"), self.target.astype("i4"), self.weight, features, targets)
+
+    def _sound(self) -> bool:
+        """Whether all that nodes name is there, and no way leads back to where it was."""
+        inner, count = self.mode >= 0, len(self.mode)
+        named = np.concatenate([self.roots, self.yes[inner], self.no[inner]])
+        if len(named) and not 0 <= named.min() <= named.max() < count or (self.feature[inner] < 0).any() or (self.target < 0).any():
+            return False
+        level = np.unique(self.roots)
+        for _ in range(count):
+            level = level[inner[level]]
+            if not len(level):
+                return True
+            level = np.unique(np.concatenate([self.yes[level], self.no[level]]))
+        return not inner[level].any()
