@@ -86,12 +86,17 @@ def _block(program: Program, op: Operator, idx: int) -> Block:
 
 
 def listed(program: Program, op: Operator) -> Operator:
-    """A loop with the variables that its body reads and writes in its slots, others not. It may run no round: what it writes it reads."""
-    (body,) = bodies(op)
-    reads, writes = sub_reads(program, _block(program, op, body.idx)), sub_writes(program, _block(program, op, body.idx))
-    first, (listing,) = opdef(op.type).in_slots[0].name, (s.name for s in opdef(op.type).in_slots[1:])
-    (out,) = (s.name for s in opdef(op.type).out_slots)
-    return op.replace(inputs={first: op.input(first), listing: tuple(dict.fromkeys([*writes, *reads]))}, outputs={out: writes})
+    """An operator that runs blocks with the variables that these read in its slot for them, others not. A loop names what its body writes
+    too: it may run no round, so that what it writes it reads."""
+    definition = opdef(op.type)
+    first, (listing,) = definition.in_slots[0].name, (s.name for s in definition.in_slots[1:])
+    blocks = [(_block(program, op, body.idx), body.results(op)) for body in bodies(op)]
+    reads = [n for block, results in blocks for n in (*sub_reads(program, block), *(r for r in results if r not in block.descs))]
+    if not definition.repeats:
+        return op.replace(inputs={first: op.input(first), listing: tuple(dict.fromkeys(reads))})
+    ((body, _),), (out,) = blocks, definition.out_slots
+    writes = sub_writes(program, body)
+    return op.replace(inputs={first: op.input(first), listing: tuple(dict.fromkeys([*writes, *reads]))}, outputs={out.name: writes})
 
 
 def acts(program: Program, op: Operator) -> bool:

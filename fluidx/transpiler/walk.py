@@ -12,12 +12,13 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from ..ir.errors import TranspileError, nearest
-from ..ir.flow import sub_reads, sub_writes
+from ..ir.flow import listed, sub_reads, sub_writes
 from ..ir.opdef import OPS, OpDef, opdef
 from ..ir.operator import Frozen, Operator, attrs_key, unary
 from ..ir.parts import entry_of
 from ..ir.program import Block, Program, Var
 from ..ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
+from .carried import begun, only_added_to
 from .cluster import SERVERS, several
 from .parts import not_again, written_out
 from .rules import Choice, Chosen, Held, Kind, Kinds, annotated, at_root, choose, cut_across, may_write, move_cost, nominal_bytes
@@ -312,7 +313,7 @@ class Walk:
         """The name under which a value lies at `place`, after a redistribute when it does not yet."""
         held = self.at[name]
         if not held.places:  # a floating variable rests where its first operator wants it, and between steps there are no turns
-            rests = tuple([e for e in place if e.group not in self.turns]) if self.turns else place
+            rests = tuple([e for e in place if e.group not in self.turns]) if self.turns and name in self.keep else place
             self.home[name] = rests
             held = self._held(name, (rests,))
             self._hold(name, held)
@@ -424,26 +425,14 @@ class Walk:
 
     def _control(self, op: Operator, definition: type[OpDef]) -> None:
         """Blocks are placed like any other, all leave their results alike, and what decides between them is whole on every rank."""
-        decides = op.inputs[definition.in_slots[0].name]
-        changed = {n: self._moved(n, REPLICATE, op, f"{op.type}: what decides is the same on every rank") for n in decides}
-        changed = {n: m for n, m in changed.items() if n != m}
+        (decides,), pin = op.inputs[definition.in_slots[0].name], self.pins.get(op.device)
+        changed = {}
+        if not (definition.repeats and pin is not None and (pin,) in self.at[decides].places):  # who runs a loop decides how often
+            changed[decides] = self._moved(decides, REPLICATE, op, f"{op.type}: what decides is the same on every rank")
         bodies = [(self.program.blocks[op.attrs[which].idx], results) for which, results in definition.bodies.items()]
-        if (pin := self.pins.get(op.device)) is not None:
+        if pin is not None:
             changed |= self._brought_to(pin, dict.fromkeys(n for block, _ in bodies for n in sub_reads(self.program, block)), op)
-        for n in dict.fromkeys(n for block, _ in bodies for n in sub_writes(self.program, block) if n in self.at):
-            held = self.at[n]
-            if not held.places:
-                if not definition.repeats:
-                    continue  # the first operator of a branch that wants it says where it rests
-                self._moved(n, REPLICATE, op, "")
-            home = self.home.get(n, REPLICATE)
-            if definition.repeats and any(isinstance(e, Partial) for e in home):
-                raise TranspileError(
-                    f"op {op.type} writes %{n} in a block, which lies at {show_placement(home)}; write it whole before{where(op)}"
-                )
-            if home not in held.places:  # it is on its way: the block finds it where it rests
-                self._go_home(n, self._name(n, 0), held.places[0], op)
-            self._hold(n, self._held(n, (home,)))
+        added = self._written(op, definition, [block for block, _ in bodies])
         outer = self._state()
         ends = []
         for block, _ in bodies:
@@ -452,6 +441,9 @@ class Walk:
             ends.append((block, self._state()))
         for state in (outer, *(state for _, state in ends)):
             self._settle(state)
+        self.floating.difference_update(added)
+        for n, (k, before) in sorted(added.items(), key=lambda item: -item[1][0]):  # the last one first: numbers change behind it
+            self._begin(n, k, before)
         attrs = dict(op.attrs)
         results: list[tuple[Held, Placement]] = []
         named = [(which, block, state) for (_, which), (block, state) in zip(bodies, ends, strict=True) if which]
@@ -469,8 +461,51 @@ class Walk:
         moved = op.renamed(changed) if changed else op
         if any(attrs[a] != v for a, v in op.attrs.items()):
             moved = moved.replace(attrs=attrs)
+        moved = listed(self.program, moved)
         self.last.update((n, moved) for n in op.output_arg_names if self.last.get(n) is op)
         self._write(moved, None, op.output_arg_names if named else (), results)
+
+    def _written(self, op: Operator, definition: type[OpDef], blocks: Sequence[Block]) -> dict[str, tuple[int, Placement]]:
+        """Bring what blocks write to where it rests, before they run. What a loop only adds to rests where the loop wants it: such names,
+        with the number of the operator that wrote each, and how it lay."""
+        added: dict[str, tuple[int, Placement]] = {}
+        for n in dict.fromkeys(n for block in blocks for n in sub_writes(self.program, block) if n in self.at):
+            held, adds = self.at[n], definition.repeats and n not in self.keep and only_added_to(self.program, blocks[0], n, self._kind)
+            if adds and held.places and (k := begun(self.program, self.out, n)) is not None:
+                added[n] = k, self.home.pop(n)
+                self.floating.add(n)
+                self._hold(n, held := self._held(n, ()))
+            if not held.places:
+                if not definition.repeats or adds:
+                    continue  # the first operator of the block that wants it says where it rests
+                self._moved(n, REPLICATE, op, "")
+            home = self.home.get(n, REPLICATE)
+            if definition.repeats and not adds and any(isinstance(e, Partial) for e in home):
+                raise TranspileError(
+                    f"op {op.type} writes %{n} in a block, which lies at {show_placement(home)}; write it whole before{where(op)}"
+                )
+            if home not in held.places:  # it is on its way: the block finds it where it rests
+                self._go_home(n, self._name(n, 0), held.places[0], op)
+            self._hold(n, self._held(n, (home,)))
+        return added
+
+    def _begin(self, name: str, k: int, before: Placement) -> None:
+        """Bring what operator k wrote, which lay at `before`, to where the loop behind it wanted it."""
+        op, place = self.out[k], self.home[name]
+        if place == before:
+            return
+        definition = opdef(op.type)
+        ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
+        places = [None if n is None else self.home.get(n, REPLICATE) for n in outs]
+        if may_write(self._kind(op, definition, ins, outs), places, self.groups):
+            del self.out[k]  # it reads no elements of anything: it may as well stand in front of the loop, where all is at hand
+            away = [n for n in op.input_arg_names if n in self.at and _elsewhere(self.home.get(n, REPLICATE), place)]
+            self.out.append(op.renamed({n: self._moved(n, REPLICATE, op, f"{op.type}: its shape") for n in away}))
+            return
+        new = self._new(name, "new", before)
+        self.out[k] = op.with_slots(op.inputs, {s: tuple([new if n == name else n for n in names]) for s, names in op.outputs.items()})
+        self._go_home(name, new, before, op)
+        self.out.insert(k + 1, self.out.pop())
 
     def _brought_to(self, pin: At, names: Iterable[str], op: Operator) -> dict[str, str]:
         """Bring what a block reads to the root that runs it, before it runs: ranks that do not run it send from outside."""
@@ -539,8 +574,8 @@ def _serves(held: Placement, wanted: Placement) -> bool:
 
 
 def _elsewhere(held: Placement, wanted: Placement) -> bool:
-    """Is a value at a root where it is not wanted, so that not even its shape can be read there?"""
-    return any(isinstance(e, At) and e not in wanted for e in held)
+    """Is a value at a root, or on servers, where it is not wanted, so that not even its shape can be read there?"""
+    return any((isinstance(e, At) or e.group == SERVERS) and e not in wanted for e in held)
 
 
 def no_axis(group: str, axes: Mapping[str, int], groups: Mapping[str, Sequence[Sequence[int]]]) -> str:

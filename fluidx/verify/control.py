@@ -10,7 +10,7 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import OPS
 from ..ir.operator import Operator
 from ..ir.program import Block, Program
-from ..ir.types import At
+from ..ir.types import At, Placement
 from .expressions import Table
 from .kinds import Signature
 from .mesh import partial
@@ -129,6 +129,11 @@ class Control:
         for name, value in made:
             scope.write(name, value)
 
+    def _carried(self, e: int, placement: Placement, how: tuple) -> int:
+        """What a loop carries: a part; or a term, where a variable lies in terms. That the terms of all ranks add up to what one device
+        has in each round follows round by round: by the rules of the body's operators they do behind it if they do before it."""
+        return self.values.term(e, placement, how) if partial(placement) else self.values.atom(e, placement)
+
     def _before(self, scope: Scope, name: str) -> int:
         try:
             return scope.read(name)
@@ -152,28 +157,32 @@ class Control:
             before = self._before(scope, name)
             if before == UNDEFINED:
                 continue
-            if is_local(scope.signature(name)) or partial(self._placement(scope, name)):
-                raise Refused(f"op {op.type} carries %{name} from round to round, which ranks hold in terms or for themselves")
+            if is_local(scope.signature(name)):
+                raise Refused(f"op {op.type} carries %{name} from round to round, which ranks hold for themselves")
             first[name] = before
         symbols = {
             name: self.table.symbol("round", (depth, k), scope.signature(name)[0]) for k, name in enumerate(first)
         }  # fmt: skip
-        given = {name: self.values.atom(e, self._placement(scope, name)) for name, e in symbols.items()}
+        given = {name: self._carried(e, self._placement(scope, name), ("round",)) for name, e in symbols.items()}
         inner = self._body(body.idx, scope, program, given)
         atoms = self.values.atoms
         again = atoms[inner.read(condition)].e
-        results = tuple(atoms[inner.outer[n]].e if inner.outer[n] != UNDEFINED else -1 for n in first)
-        if -1 in results:
+        last = [inner.outer[n] for n in first]
+        if UNDEFINED in last:
             raise Refused(f"op {op.type}: a variable that it carries is not always defined")
+        results = tuple(atoms[v].e for v in last)
         begin = tuple(atoms[v].e for v in first.values())
         start = atoms[scope.read(condition)].e
         said = ("loop", op.attrs.get("max_rounds", 0), start, again, results, begin)
         loop = self.table.intern(said, self.table.types[start], (start, again, *results, *begin))
         made = []
+        # terms are told by all that the terms of a round are made of, in the first round and in those behind it
+        how = ("after", loop, *map(self.values.of_any_turn, (*first.values(), *last)))
         for k, name in enumerate(first):
             t = scope.signature(name)[0]
             e = begin[k] if results[k] == symbols[name] else self.table.intern(("after", loop, k, t), t, (loop,))
-            made.append((name, self.values.atom(e, self._placement(scope, name))))
+            unchanged = last[k] == given[name]
+            made.append((name, first[name] if unchanged else self._carried(e, self._placement(scope, name), (*how, k))))
         for name in inner.outer:
             if name not in first:
                 made.append((name, UNDEFINED))

@@ -73,9 +73,10 @@ class Holdings:
             placement = self.mesh.canonical(declared, t)
             found = range(self.n)
             some = [members for e in declared if len(members := self.mesh.where.get(e.group, found)) < self.n]
-            if some or 0 in t.shape or any(isinstance(e, (At, Pieces, Shard)) for e in placement):
+            if some or any(isinstance(e, (At, Pieces, Shard)) for e in placement):
                 holders = [r for r in found if all(r in members for members in some) and self.mesh.holds(placement, r)]
-                owners = [r for r in holders if 0 not in self.mesh.local_shape(placement, t.shape, r)]
+                # of a value that has no elements at all, none of them lacks any
+                owners = holders if 0 in t.shape else [r for r in holders if 0 not in self.mesh.local_shape(placement, t.shape, r)]
                 found = dict.fromkeys(owners).keys() if len(owners) < self.n else found
             self._owners[id(signature)] = found
         return found

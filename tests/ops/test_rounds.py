@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx.ir import ProgramPair
 from fluidx.ir.jsonform import from_json, to_json
+from fluidx.ir.opdef import OPS, Effect
 from fluidx.testing import interpret, numeric_grad
+from fluidx.verify import verify_ranks
+from tests.transpiler.models import STRATEGIES
 
 L = fx.layers
 
@@ -224,33 +228,146 @@ def test_a_recurrent_network_learns_to_add_up():
     assert losses[-1] < 0.05 * losses[0]
 
 
-@pytest.mark.parametrize("bound", [0, 4])
-@pytest.mark.parametrize("strategy", ["data_parallel", "ring_optimizer"])
-def test_ranks_train_it_as_one_device_does(strategy, bound):
-    def build():
-        x, y, h = recurrent(bound=bound)
-        loss = L.reduce_sum(h * y)
-        fx.optimizer.SGD(0.25).minimize(loss)
-        return loss
+EVERY = {
+    **STRATEGIES,
+    "parameter_server": lambda: fx.strategies.parameter_server(2, min_block=4),
+    "parameter_server, parts of weights": lambda: fx.strategies.parameter_server(2, min_block=1),
+    "reduction_servers": lambda: fx.strategies.reduction_servers(2),
+    "halving_doubling": lambda: fx.strategies.data_parallel(algorithm="halving_doubling"),
+    "double_binary_tree": lambda: fx.strategies.data_parallel(algorithm="double_binary_tree"),
+    "micro_batches": lambda: fx.strategies.micro_batches(2),
+    "micro_batches of zero1": lambda: fx.strategies.micro_batches(2, fx.strategies.zero1()),
+}
+MEET = {name for name, op in OPS.items() if op.effect in (Effect.COLLECTIVE, Effect.P2P)}
 
-    def run(places):
+
+def trained(build, strategy, trainers=2, fetch=("w", "u")):
+    """What one device and ranks fetch in two steps, on small whole numbers; and what communicates in the loops of rank 0."""
+
+    def run(strategy):
         with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard(), fx.scope_guard(fx.Scope()):
             loss = build()
             main, startup = fx.default_main_program(), fx.default_startup_program()
-            t = None
-            if places > 1:
-                t = fx.DistributeTranspiler(getattr(fx.strategies, strategy)())
-                t.transpile(program=main, startup_program=startup, trainers=places)
-                t.verify()
             rng = np.random.default_rng(1)
-            feeds = [{"x": rng.integers(-1, 2, (4, 3, 2)).astype(float), "y": rng.integers(-1, 2, (4, 2)).astype(float)} for _ in range(2)]
-            if t is None:
+            feeds = [
+                {d.name: rng.integers(-1, 2, (4, *d.shape[1:])).astype(float) for d in main.list_vars() if d.is_data} for _ in range(2)
+            ]
+            if strategy is None:
                 exe = fx.Executor()
                 exe.run(startup)
-                return [exe.run(main, feed=f, fetch_list=[loss, "w", "u"]) for f in feeds]
-            with fx.ParallelExecutor(t, places=fx.cpu_places(places)) as exe:
+                return [exe.run(main, feed=f, fetch_list=[loss, *fetch]) for f in feeds], set()
+            t = fx.DistributeTranspiler(strategy)
+            t.transpile(program=main, startup_program=startup, trainers=trainers)
+            assert t.verify()
+            with fx.ParallelExecutor(t, places=fx.cpu_places(t.world_size)) as exe:
                 exe.run_startup()
-                return [exe.run(feed=f, fetch_list=[loss.name, "w", "u"]) for f in feeds]
+                found = [exe.run(feed=f, fetch_list=[loss.name, *fetch]) for f in feeds]
+            return found, MEET & {op.type for b in t.get_trainer_program(0).blocks[1:] for op in b.ops}
 
-    for one, two in zip(run(1), run(2), strict=True):
-        assert [np.asarray(a).tolist() for a in one] == [np.asarray(a).tolist() for a in two]
+    (one, _), (many, inside) = run(None), run(strategy)
+    return [[np.asarray(a).tolist() for step in found for a in step] for found in (one, many)], inside
+
+
+def recurrent_loss(bound):
+    x, y, h = recurrent(bound=bound)
+    loss = L.reduce_sum(h * y)
+    fx.optimizer.SGD(0.25).minimize(loss)
+    return loss
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_ranks_train_it_as_one_device_does(strategy):
+    (one, many), inside = trained(lambda: recurrent_loss(4 if "parameter" in strategy else 0), EVERY[strategy]())
+    assert one == many
+    # weights that lie in parts are gathered where a round reads them, if at all; gradients meet behind the loop
+    assert inside <= ({"all_gather"} if strategy in ("zero3", "fsdp") else set())
+
+
+def test_hosts_train_it_over_their_rails():
+    (one, many), inside = trained(lambda: recurrent_loss(0), fx.strategies.rails(), fx.Cluster(2, 2))
+    assert one == many and not inside
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_stages_have_loops_of_their_own(schedule):
+    def build():
+        x, y = fx.data("x", [-1, 3], "float64"), fx.data("y", [-1, 3], "float64")
+        h = x
+        for stage, name in enumerate("wu"):
+            with fx.device_guard(f"stage:{stage}"):
+                w = L.create_parameter([3, 3], "float64", name=name, default_initializer=fx.initializer.Constant(1.0))
+                (h,) = counted(L.fill_constant([1], "int64", 2), lambda i, h: [L.matmul(h, w)], [h])  # noqa: B023
+        with fx.device_guard("stage:1"):
+            loss = L.reduce_sum(h * y)
+        fx.optimizer.SGD(2**-6).minimize(loss)
+        return loss
+
+    (one, many), inside = trained(build, fx.strategies.pipeline(2, schedule), fx.Mesh(pp=2, dp=2))
+    assert one == many and not inside
+
+
+def test_the_sum_over_rounds_of_sums_over_the_batch_meets_once():
+    def build():
+        x, y = fx.data("x", [-1, 2], "float64"), fx.data("y", [-1, 2], "float64")
+        w = L.create_parameter([2, 2], "float64", name="w", default_initializer=fx.initializer.Constant(1.0))
+        n, start = L.fill_constant([1], "int64", 3), L.fill_constant([1], "float64", 2.0)
+        h, total = counted(n, lambda i, h, total: [L.matmul(h, w), total + L.reduce_sum(h * y)], [x, start])
+        fx.optimizer.SGD(2**-4).minimize(total)
+        return total
+
+    for strategy in (fx.strategies.data_parallel(), fx.strategies.micro_batches(2), fx.strategies.reduction_servers(2)):
+        (one, many), inside = trained(build, strategy, fetch=("w",))
+        assert one == many and not inside
+
+
+def test_a_sum_that_decides_over_the_rounds_is_whole_in_each():
+    def build():
+        x, y = fx.data("x", [-1, 2], "float64"), fx.data("y", [-1, 2], "float64")
+        w = L.create_parameter([2, 2], "float64", name="w", default_initializer=fx.initializer.Constant(1.0))
+        top = L.fill_constant([1], "float64", 40.0)
+        h, total = L.while_loop(
+            lambda h, total: L.less_than(total, top),
+            lambda h, total: [L.matmul(h, w), total + L.reduce_sum(L.square(h)) + 1.0],
+            [x, L.fill_constant([1], "float64", 0.0)],
+        )
+        loss = L.reduce_sum(h * y) + total
+        fx.optimizer.SGD(2**-8).minimize(loss)
+        return loss
+
+    (one, many), inside = trained(build, fx.strategies.data_parallel(), fetch=("w",))
+    assert one == many and inside == {"all_reduce"}
+
+
+def test_rows_of_a_bounded_stash_that_no_round_wrote_are_zero():
+    x, n = fx.data("x", [2], "float64"), fx.data("n", [1], "int64")
+    (h,) = counted(n, lambda i, h: [h * h], [x], 3)
+    fx.gradients([h], [x])
+    (stash,) = (op.output("Out")[0] for op in fx.default_main_program().ops if op.type == "stash")
+    for rounds, want in ((3, [3, 9, 81]), (1, [3, 0, 0])):
+        (found,) = fx.Executor().run(feed={"x": np.full(2, 3.0), "n": np.int64([rounds])}, fetch_list=[stash])
+        assert found.tolist() == [[v, v] for v in want]
+
+
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        ("= sum([%w@GRAD@while1, %w@GRAD@block2])", "= sum([%w@GRAD@block2, %w@GRAD@block2])"),  # a round forgets those before it
+        ("= sum([%w@GRAD@while1, %w@GRAD@block2])", "= assign(%w@GRAD@while1)"),  # the weight stays as it is
+        ("partial(sum) over dp stop_gradient = fill_zeros_like(%w)", "partial(sum) over dp stop_gradient = fill_any_like(%w) {value=1.0}"),
+        ("%w@GRAD@while1: f64[2,2] partial(sum) over dp stop_gradient", "%w@GRAD@while1: f64[2,2] stop_gradient"),  # terms called whole
+    ],
+)
+def test_the_proof_refuses_a_loop_that_adds_up_something_else(right, wrong):
+    recurrent_loss(0)
+    main, startup = fx.default_main_program(), fx.default_startup_program()
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel(bucket_mb=0)).transpile(program=main, startup_program=startup, trainers=2)
+    texts = [str(t.get_trainer_program(r)) for r in range(2)]
+    assert all(text.count(right) == 1 for text in texts)
+
+    def verify(texts):
+        verify_ranks(ProgramPair(main, startup), [*map(fx.Program.parse_from_string, texts)], [t.get_startup_program(r) for r in range(2)])
+
+    verify(texts)
+    for changed in ([text.replace(right, wrong) for text in texts], [texts[0], texts[1].replace(right, wrong)]):
+        with pytest.raises(fx.VerifyError):
+            verify(changed)

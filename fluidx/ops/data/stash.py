@@ -23,8 +23,10 @@ class Rows:
         self.xp, self.array, self.grows, self.count = xp, array, not len(array), 0
 
     def clear(self) -> None:
-        """Begin with no rounds; memory is kept for the next run."""
+        """Begin with no rounds: rows of a bounded stash that no round writes are 0. What grows keeps its memory for the next run."""
         self.count = 0
+        if not self.grows:
+            self.array.fill(0)
 
     def write(self, x: Any, at: Any) -> None:
         k = int(at.item())

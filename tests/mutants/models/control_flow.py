@@ -68,3 +68,37 @@ def state_in_branches() -> None:
         L.increment(i)
         L.less_than(i, n, cond=more)
     fx.optimizer.SGD(0.2).minimize(L.mean(L.square(L.elementwise_mul(fc(x, 2), total) - y)))
+
+
+@model
+def while_trained() -> None:
+    """A loop with weights, bounded, and its gradient, which adds up terms of theirs over the rounds."""
+    x, y = real("x", 3), real("y", 3)
+    i, n = L.zeros([1], "int64"), L.fill_constant([1], "int64", 2)
+    _, h = L.while_loop(
+        lambda i, h: L.less_than(i, n),
+        lambda i, h: [L.increment(i, in_place=False), L.tanh(fc(h, 3, param_attr=attr("w"), bias_attr=attr("b"))) + x],
+        [i, L.scale(x, 1.0)], max_rounds=3,
+    )  # fmt: skip
+    fx.optimizer.Momentum(0.1, 0.9).minimize(L.mean(L.square(h - y)))
+
+
+@model
+def while_adds() -> None:
+    """The loss is added up in a loop inside of a loop: sums over the batch."""
+    x, y = real("x", 3), real("y", 2)
+    h, total = fc(x, 2, "tanh"), L.fill_constant([1], "float64", 0.25)
+    n = L.fill_constant([1], "int64", 2)
+
+    def inner(i: Any, total: Any) -> Any:
+        j = L.zeros([1], "int64")
+        return L.while_loop(
+            lambda j, t: L.less_than(j, n),
+            lambda j, t: [L.increment(j, in_place=False), t + L.reduce_sum(L.square(h - y))], [j, total],
+        )[1]  # fmt: skip
+
+    _, total = L.while_loop(
+        lambda i, t: L.less_than(i, n),
+        lambda i, t: [L.increment(i, in_place=False), inner(i, t)], [L.zeros([1], "int64"), total],
+    )  # fmt: skip
+    fx.optimizer.SGD(0.01).minimize(total)
