@@ -43,7 +43,7 @@ def main() -> None:
         main, startup, fetch, feed = program(name)
         scope, ctx = fx.Scope(), RunContext()
         fx.Executor(fx.CPUPlace()).run(startup, scope=scope)
-        fed = feed_types(check_feed(main, feed))
+        fed = feed_types(main, check_feed(main, feed))
 
         def cost(batch: int, fed=fed, main=main, fetch=fetch, scope=scope, ctx=ctx) -> tuple[float, float, int]:  # type: ignore[no-untyped-def]
             """Seconds of planning and of binding, and how many operators run."""

@@ -38,8 +38,10 @@ from .ir.bodies import runs_bodies
 from .ir.flow import listed
 from .ir.memories import elements_read
 from .ir.operator import rename_slots
+from .ir.valuetypes import SequenceType
 
 _KEPT = (Effect.HOST, Effect.COLLECTIVE, Effect.P2P)  # operators that recompute must not run twice
+_SUMMED_BY = {SequenceType: "sequence_sum"}  # the op that adds up gradients of a type; that of tensors is sum
 _BESIDE = (Role.OPTIMIZE, Role.LR_SCHED, Role.DIST)  # what they write starts anew, it is not a function to differentiate
 
 
@@ -514,7 +516,7 @@ class _Walk:
         self._write_for(block.oplist[terms[-1].stop - 1] if terms[-1].stop else None)
         self.b.role_var = role_var
         if others:
-            self.b.emit("sum", [block.var(t.name) for t in terms], name=target)
+            self.b.emit(_SUMMED_BY.get(type_.__class__, "sum"), [block.var(t.name) for t in terms], name=target)
         else:
             self.b.assign(block.var(first.name), name=target)
         self.b.role_var = ()

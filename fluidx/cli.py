@@ -85,12 +85,13 @@ def main() -> None:
 @click.option("-n", "--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="CPU ranks to train on.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--strategy", type=click.Choice(_DEMO), default="ring_optimizer", show_default=True)
+@click.option("--backend", type=click.Choice(["threads", "processes"]), default="threads", show_default=True, help="What a rank is.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing of the program before and after.")
-def demo(ranks: int, epochs: int, strategy: str, svg: Path | None) -> None:
+def demo(ranks: int, epochs: int, strategy: str, backend: str, svg: Path | None) -> None:
     """Train a digits classifier on one device and on several ranks, every step shown."""
     from .demo import run
 
-    run(ranks, epochs, strategy, svg)
+    run(ranks, epochs, strategy, svg, backend)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

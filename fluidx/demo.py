@@ -40,7 +40,9 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return {"image": x[:1500], "label": y[:1500]}, {"image": x[1500:], "label": y[1500:]}
 
 
-def run(ranks: int = 4, epochs: int = 5, strategy: str = "ring_optimizer", svg: Path | None = None) -> None:
+def run(
+    ranks: int = 4, epochs: int = 5, strategy: str = "ring_optimizer", svg: Path | None = None, backend: str = "threads"
+) -> None:
     """Build, transpile, verify, train on one device and on `ranks` ranks, and print what happened."""
     from rich.console import Console
 
@@ -75,11 +77,12 @@ def run(ranks: int = 4, epochs: int = 5, strategy: str = "ring_optimizer", svg: 
         svg.write_text(draw_before_after(main, [t.get_trainer_program(r) for r in range(ranks)]), encoding="utf-8")
         say.print(f"drawn before and after: {svg}", soft_wrap=True)
 
-    say.rule(f"5. one device and {ranks} rank{'s' * (ranks > 1)}, the same batches")
-    _train(say, t, (main, startup, loss, accuracy), (train, test), epochs)
+    say.rule(f"5. one device and {ranks} rank{'s' * (ranks > 1)} as {backend}, the same batches")
+    places = fx.process_places(ranks) if backend == "processes" else fx.cpu_places(ranks)
+    _train(say, t, (main, startup, loss, accuracy), (train, test), epochs, places)
 
 
-def _train(say: Any, t: Any, model: tuple[Any, Any, Any, Any], data: tuple[dict, dict], epochs: int) -> None:
+def _train(say: Any, t: Any, model: tuple[Any, Any, Any, Any], data: tuple[dict, dict], epochs: int, places: list[Any]) -> None:
     """Train both ways on the same batches, and print the losses and the accuracy side by side."""
     from rich.progress import track
     from rich.table import Table
@@ -92,7 +95,7 @@ def _train(say: Any, t: Any, model: tuple[Any, Any, Any, Any], data: tuple[dict,
     table = Table("epoch", "loss, 1 device", f"loss, {ranks} ranks", "largest difference", "1 device, ms", f"{ranks} ranks, ms")
     for column in table.columns:
         column.justify = "right"
-    with fx.ParallelExecutor(t, places=fx.cpu_places(ranks)) as many:
+    with fx.ParallelExecutor(t, places=places) as many:
         many.run_startup()
         for epoch in range(epochs):
             order = np.random.default_rng(epoch).permutation(len(train["image"]))

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import fluidx as fx
-from fluidx import cli, demo
+from fluidx import cli, demo, native
 from fluidx.cli import main as fluidx
 from fluidx.testing.models import classifier
 
@@ -64,6 +64,15 @@ def test_the_demo_shows_every_step_and_the_same_losses(strategy):
     accuracy = text.splitlines()[-1]
     assert accuracy.count("0.8") >= 2, accuracy
     assert max(map(len, text.splitlines())) <= 100 and len(text.splitlines()) < 100
+
+
+@pytest.mark.skipif(bool(native.why_not()), reason="ranks as processes need the C kernels")
+def test_the_demo_on_processes_has_the_losses_of_one_device():
+    text = call("demo", "-n", 4, "--epochs", 1, "--backend", "processes")
+    assert "5. one device and 4 ranks as processes, the same batches" in text
+    row = next(line for line in text.splitlines() if line.startswith("│     0 │"))
+    _, _, one, many, *_ = [cell.strip() for cell in row.split("│")]
+    assert one == many
 
 
 def test_the_demo_of_one_rank_and_its_drawing(tmp_path):

@@ -1,4 +1,5 @@
-"""Runs of programs with operators whose results have sizes that values decide: planned segment by segment, each when its sizes are known.
+"""Runs of programs with operators whose results have sizes that values decide, or that work on values which only the host has: planned
+segment by segment, each when its sizes are known.
 
 Between two segments stands an operator that is handed values on the host. What one makes and others read is copied out of its plan and into
 theirs; state stays where it is. The plan of a segment is kept for the next time that its sizes recur.
@@ -11,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.dtypes import np_dtype
 from ..ir.errors import ExecutionError, ProgramError
-from ..ir.opdef import opdef
+from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import TensorType
+from ..ir.valuetypes import AnyRankType, ValueType, unlike
 from ..ops.shared.arrays import to_host
 from ..ops.shared.types import type_of
 from . import watch
@@ -77,15 +80,14 @@ class Cut:
         """What an operator makes of values, which are the host's; state that it makes goes into the scope."""
         definition = opdef(op.type)
         ins = {n: self._value(n, op, values) for n in op.input_arg_names}
-        told = {"ctx": self.ctx} if definition.takes_ctx else {}
-        assert definition.kernel is not None
+        told = ({"ctx": self.ctx} if definition.takes_ctx else {}) | ({"part": None} if definition.takes_part else {})
         start = watch.clock()
         try:
             declared = self._types(op, ins)
             given = definition.arrange(op.inputs, value=ins.__getitem__)
             with np.errstate(all="ignore"):
-                results = definition.kernel(np, *given, **op.attrs, **told)
-            made = [(n, np.asarray(v)) for n, v in by_name(op, definition, results)]
+                results = self._results(definition, given, {**op.attrs, **told}, declared)
+            made = [(n, v if _none(declared[n]) else np.asarray(v)) for n, v in by_name(op, definition, results)]
         except Exception as e:
             explain(op, e)
         for n, value in made:
@@ -97,6 +99,19 @@ class Cut:
             self._keep(n, outs.pop(n))
         return outs
 
+    @staticmethod
+    def _results(definition: type[OpDef], given: list[Any], told: dict[str, Any], declared: Mapping[str, ValueType]) -> Any:
+        """What a kernel, or a view, makes of values."""
+        if definition.kernel is None:
+            assert definition.view is not None
+            return definition.view(given[0], **told)
+        if not definition.takes_out:
+            return definition.kernel(np, *given, **told)
+        outs = [np.empty(t.shape, np_dtype(t.dtype)) for t in declared.values()]
+        many = len(definition.out_slots) > 1 or definition.out_slots[0].many
+        definition.kernel(np, *given, out=(outs if definition.out_slots[0].many else tuple(outs)) if many else outs[0], **told)
+        return outs if many else outs[0]
+
     def _value(self, name: str, op: Operator, values: Mapping[str, Any]) -> Any:
         if name in values:
             return values[name]
@@ -105,18 +120,24 @@ class Cut:
             raise ProgramError(f"op {op.type} reads {name!r}, which has no value; run the startup program first{site(op)}")
         return to_host(self.xp, found)
 
-    def _types(self, op: Operator, ins: Mapping[str, Any]) -> dict[str, TensorType]:
+    def _types(self, op: Operator, ins: Mapping[str, Any]) -> dict[str, ValueType]:
         """What the type rule says of the results, from the sizes of the operands."""
         definition = opdef(op.type)
-        types = definition.arrange(op.inputs, value=lambda n: type_of(ins[n]))
+        block = self.program.global_block()
+
+        def known(name: str) -> ValueType:
+            declared = block.desc(name).type
+            return declared if _none(declared) else type_of(ins[name])
+
+        types = definition.arrange(op.inputs, value=known)
         try:
             return dict(by_name(op, definition, self.program.infer(definition, types, op.attrs)))
         except ProgramError as e:
             raise with_sizes(e, op) from None
 
-    def _check(self, op: Operator, name: str, declared: TensorType, value: Any) -> None:
-        if not declared.accepts(type_of(value)):
-            explain(op, ExecutionError(f"op {op.type} made {type_of(value)} of {name!r}, which its type rule says is {declared}"))
+    def _check(self, op: Operator, name: str, declared: ValueType, value: Any) -> None:
+        if why := unlike(value, declared):
+            explain(op, ExecutionError(f"op {op.type} made of {name!r} what its type rule does not say: {why}"))
 
     def _keep(self, name: str, value: Any) -> None:
         """Write state, which may change its sizes."""
@@ -130,6 +151,7 @@ class Cut:
         """Let whoever looks on see the operator as a plan of one step."""
         if not (watch.watchers or watched.apart):
             return
+        ins, outs = ({n: a for n, a in side.items() if isinstance(a, np.ndarray) and a.dtype.kind != "O"} for side in (ins, outs))
         values = {n: Value(type_of(a), 0) for n, a in {**ins, **outs}.items()}
         bound = Bound(Plan(self.program, (Step((op,), "host"),), {}, values, (), 0, (), (), ()), self.ctx, np)
         bound.arrays = dict(outs)
@@ -142,9 +164,18 @@ class Cut:
                 explain(op, e)
 
 
+def _none(t: ValueType) -> bool:
+    """Is a value of a type no array?"""
+    return not isinstance(t, (TensorType, AnyRankType))
+
+
 def _copied(value: Any, xp: Any) -> Any:
     """A value of the caller's own: a result may be part of an operand."""
-    return xp.asarray(np.array(value)) if isinstance(value, np.ndarray) else value
+    if isinstance(value, list):
+        return [_copied(v, np) for v in value]
+    if not isinstance(value, np.ndarray):
+        return dict(value) if isinstance(value, dict) else value
+    return np.array(value) if value.dtype.kind == "O" else xp.asarray(np.array(value))
 
 
 def _nothing() -> None:

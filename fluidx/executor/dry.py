@@ -55,7 +55,7 @@ def dry_plan(
     if program.rank is None:  # as an Executor runs it: annotations for a transpile, on one device
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
     feeds = {n: _shaped(n, t, shapes.get(n), batch) for n, t in data.items() if n in shapes or _is_read(program, n)}
-    check_sizes(block.descs, {n: t.shape for n, t in feeds.items()})
+    check_sizes(block.descs, feeds)
     return plan(program, feeds, leaves(program) if fetch is None else fetch, _state(program, ctx), ctx, fuse=fuse, overlap=overlap)
 
 

@@ -16,7 +16,7 @@ from .bind import prepare
 from .bound import Bound
 from .context import RunContext
 from .cut import Cut
-from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
+from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, sizes_of
 from .outline import Outline
 from .place import CPUPlace, Place, array_module, using
 from .scope import Scope, global_scope
@@ -114,16 +114,16 @@ class Executor:
             scope.steps[program] = ready.ctx.step + 1
             if listeners:
                 tell(program.name, ready.ctx.step, names, values)
-            return values if not return_numpy or self._xp is np else [self._xp.asnumpy(v) for v in values]
+            return values if not return_numpy or self._xp is np else [_to_numpy(self._xp, v) for v in values]
 
-    def _made_ready(self, program: Program, arrays: Mapping[str, np.ndarray], names: list[str], scope: Scope, fuse: bool) -> Bound | Cut:
-        key = (id(program), program.version, id(scope), tuple(names), tuple(sorted([(n, a.shape) for n, a in arrays.items()])), fuse)
+    def _made_ready(self, program: Program, arrays: Mapping[str, Any], names: list[str], scope: Scope, fuse: bool) -> Bound | Cut:
+        key = (id(program), program.version, id(scope), tuple(names), sizes_of(arrays), fuse)
         found = self._ready.find(key, scope)
         if found is not None:
             return found
         check_fetch(program, names)
-        check_sizes(program.global_block().descs, {n: a.shape for n, a in arrays.items()})
-        types = feed_types(arrays)
+        check_sizes(program.global_block().descs, arrays)
+        types = feed_types(program, arrays)
         outline = Outline.of(program, types, names)
         cut = outline.fact(segments)
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
@@ -146,3 +146,8 @@ class Executor:
         self._ready.clear()
         self._segments.clear()
         self._closed = True
+
+
+def _to_numpy(xp: Any, value: Any) -> Any:
+    """A value of which arrays may lie on a device; only the host has lists, dicts and None."""
+    return value if value is None or isinstance(value, (list, dict)) else xp.asnumpy(value)

@@ -11,6 +11,7 @@ from ..ir.dtypes import TINY, dtype_name, np_dtype
 from ..ir.errors import FeedError, nearest
 from ..ir.program import Program, Var
 from ..ir.types import TensorType, size_names
+from ..ir.valuetypes import AnyRankType, MapType, OptionalType, SequenceType, ValueType, tensors, unlike
 
 
 def fetch_names(fetch_list: Any) -> list[str]:
@@ -38,8 +39,8 @@ def check_fetch(program: Program, names: Sequence[str], descs: Mapping[str, Var]
             raise FeedError(f"fetch_list names {n!r}, which {program.label()} does not declare; {nearest(n, descs, 'it declares')}")
 
 
-def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[str, Var] | None = None) -> dict[str, np.ndarray]:
-    """The feed as arrays of the declared dtypes. Raises FeedError that names the variable, what was expected and what came."""
+def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[str, Var] | None = None) -> dict[str, Any]:
+    """The feed as values of the declared types. Raises FeedError that names the variable, what was expected and what came."""
     out = {}
     if feed is not None and type(feed) is not dict and not isinstance(feed, Mapping):
         raise FeedError(f"feed must be a dict of name to array, got {type(feed).__name__}")
@@ -50,6 +51,9 @@ def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[
         if d is None:
             data = [n for n, v in descs.items() if v.is_data]
             raise FeedError(f"feed names {name!r}, which {program.label()} does not declare; {nearest(name, data, 'it takes')}")
+        if d.type.__class__ is not TensorType or d.type.dtype == "string":
+            out[name] = _beyond_tensors(name, value, d.type)
+            continue
         want = np_dtype(d.type.dtype)
         if isinstance(value, np.ndarray) and value.dtype == want:
             array = value
@@ -62,22 +66,52 @@ def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[
     return out
 
 
-def check_sizes(descs: Mapping[str, Var], fed: Mapping[str, Sequence[int]]) -> None:
-    """Raise FeedError when the shapes of a feed give one name of an axis two sizes."""
+def _beyond_tensors(name: str, value: Any, declared: ValueType) -> Any:
+    """What is fed to a variable that is no dense tensor of numbers, the tensors in it as arrays."""
+    made = _with_arrays(name, value, declared)
+    if why := unlike(made, declared):
+        raise FeedError(f"variable {name!r} is declared {declared}, in the feed {why}")
+    return made
+
+
+def _with_arrays(name: str, value: Any, t: ValueType) -> Any:
+    if isinstance(t, OptionalType):
+        return None if value is None else _with_arrays(name, value, t.elem)
+    if isinstance(t, SequenceType):
+        return [_with_arrays(f"{name}[{k}]", v, t.elem) for k, v in enumerate(value)] if isinstance(value, (list, tuple)) else value
+    if isinstance(t, MapType) or value is None:
+        return value
+    if t.dtype == "string":
+        array = np.asarray(value)
+        return array.astype(object) if array.dtype.kind == "U" else array
+    want = np_dtype(t.dtype)
+    return value if isinstance(value, np.ndarray) and value.dtype == want else _converted(name, value, want, t)
+
+
+def sizes_of(feed: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The shapes of what is fed, by name; of what has none, ()."""
+    return tuple(sorted([(n, getattr(v, "shape", ())) for n, v in feed.items()]))
+
+
+def check_sizes(descs: Mapping[str, Var], fed: Mapping[str, Any]) -> None:
+    """Raise FeedError when a feed, of values or of their types, gives one name of an axis two sizes."""
     known: dict[str, tuple[int, str, int]] = {}
-    for name, shape in fed.items():
-        for axis, called in enumerate(size_names(descs[name].type.shape)):
-            if called is None:
-                continue
-            size, first, at = known.setdefault(called, (shape[axis], name, axis))
-            if size != shape[axis]:
-                raise FeedError(
-                    f"axes called {called!r} have one size in a run: it is {size} along axis {at} of {first!r}, {descs[first].type}, and "
-                    f"{shape[axis]} along axis {axis} of {name!r}, {descs[name].type}; feed one size, or declare the axes with two names"
-                )
+    for name, value in fed.items():
+        whole = descs[name].type
+        for declared, one in [(whole, value)] if whole.__class__ is TensorType else tensors(value, whole):
+            for axis, called in enumerate(size_names(declared.shape)):
+                if called is None:
+                    continue
+                found = one.shape[axis]
+                size, first, at = known.setdefault(called, (found, name, axis))
+                if size != found:
+                    raise FeedError(
+                        f"axes called {called!r} have one size in a run: it is {size} along axis {at} of {first!r}, {descs[first].type}, "
+                        f"and {found} along axis {axis} of {name!r}, {whole}; feed one size, or declare the axes with two names"
+                    )
 
 
-def _converted(name: str, value: Any, want: np.dtype, declared: TensorType) -> np.ndarray:
+def _converted(name: str, value: Any, want: np.dtype, declared: TensorType | AnyRankType) -> np.ndarray:
     is_array = isinstance(value, (np.ndarray, np.generic))
     try:
         array = np.asarray(value)
@@ -103,5 +137,7 @@ def _converted(name: str, value: Any, want: np.dtype, declared: TensorType) -> n
     raise FeedError(f"variable {name!r} is declared {declared}, the feed has dtype {array.dtype}; convert it with .astype({want.name!r})")
 
 
-def feed_types(feed: Mapping[str, np.ndarray]) -> dict[str, TensorType]:
-    return {n: TensorType(dtype_name(a.dtype), a.shape) for n, a in feed.items()}
+def feed_types(program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of what is fed; of what is no tensor, the declared ones."""
+    descs = program.global_block().descs
+    return {n: TensorType(dtype_name(a.dtype), a.shape) if isinstance(a, np.ndarray) else descs[n].type for n, a in feed.items()}

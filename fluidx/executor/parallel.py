@@ -6,8 +6,7 @@ import os
 import threading
 import weakref
 from collections import ChainMap, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,8 +14,7 @@ import numpy as np
 from .. import config
 from ..comm.member import Member, by_mpi, member
 from ..comm.threads import ThreadWorld
-from ..ir.errors import ExecutionError, FeedError, FluidxError, NotInitializedError, ProgramError, RankError, nearest
-from ..ir.parts import cut, holds
+from ..ir.errors import ExecutionError, FluidxError, ProgramError, RankError, nearest
 from ..ir.program import Program, Var
 from ..ir.stamp import Stamp
 from ..native.world import Launch, World
@@ -26,8 +24,9 @@ from .beside import worth
 from .bind import prepare
 from .bound import Bound
 from .context import RunContext
-from .deal import UNEVEN, Dealer, is_local
+from .deal import UNEVEN, Dealer
 from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
+from .held import Held
 from .memory import copied
 from .pairs import rank_programs
 from .place import CPUPlace, CUDAPlace, MpiPlace, Place, ProcessPlace, array_module, using
@@ -40,7 +39,7 @@ _MAX_PLANS = 16
 _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
 
-class ParallelExecutor:
+class ParallelExecutor(Held):
     """Runs N ranks on the given places, as threads of this process, or as processes where the places are `process_places`.
 
     programs: a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order, perhaps read back from text. Who holds
@@ -245,7 +244,7 @@ class ParallelExecutor:
             return feed, ready
         check_fetch(self._mains[0], names, self._descs)
         given = check_feed(self._mains[0], feed, self._descs)
-        check_sizes(self._descs, {n: a.shape for n, a in given.items()})
+        check_sizes(self._descs, given)
         kind = kind_of(names, given, merged, apart)
         self._ready.pop(kind, None)
         dealt = self.dealer.recipe(self._descs, given, self.uneven)
@@ -289,7 +288,7 @@ class ParallelExecutor:
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups, program.turns)
         declared = program.global_block().descs  # a rank that only serves others is fed nothing
-        given = {n: t for n, t in feed_types(feed).items() if n in declared}
+        given = feed_types(program, {n: v for n, v in feed.items() if n in declared})
         return prepare(program, given, fetch, self.scopes[rank], ctx, self._modules[rank], fuse, overlap)
 
     def _check_unchanged(self, rank: int, program: Program) -> None:
@@ -303,96 +302,6 @@ class ParallelExecutor:
         """Wait, with a deadline, for what the rank has queued on its GPU."""
         if self._modules[rank] is not np:
             self._comms[rank].wait()
-
-    # -- state --------------------------------------------------------------------------------------------------------------
-
-    def _desc(self, name: str) -> Var:
-        d = self._descs.get(name)
-        return self._mains[0].global_block().desc(name) if d is None else d  # desc() words the error
-
-    def state(self, name: str) -> np.ndarray:
-        """The global value of a persistable variable, joined from what the ranks hold of it."""
-        with self._lock:
-            d = self._desc(name)
-            if not d.placement:
-                return next((s for s in self.scopes if name in s.arrays), self.scopes[0]).get(name)
-            if is_local(d.placement):
-                raise FeedError(f"variable {name!r} is local: every rank has its own, and there is no global value")
-            values: list[Any] = [None] * self.world_size
-            for r in self.dealer.holders(d.placement):
-                values[r] = self.scopes[r].get(name)
-            return self.dealer.merge(name, values, d.placement, d.type.shape)
-
-    def set_state(self, name: str, value: Any) -> None:
-        """Give a persistable variable a value: every rank gets its part."""
-        with self._lock:
-            d, value = self._desc(name), np.asarray(value)
-            if is_local(d.placement):
-                raise FeedError(f"variable {name!r} is local: each rank has its own")
-            if len(value.shape) != d.type.ndim or any(a not in (b, -1) for a, b in zip(d.type.shape, value.shape, strict=True)):
-                raise FeedError(f"variable {name!r} is declared {d.type}, the new value is {value.dtype}{list(value.shape)}")
-            for main, scope, coords in zip(self._mains, self.scopes, self.dealer.coords, strict=True):
-                if name in main.global_block().descs and holds(d.placement, coords):
-                    scope.set(name, cut(value, d.placement, coords))
-
-    # -- what a checkpoint holds -----------------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """How often the ranks ran: what random numbers are keyed by, beside their seeds."""
-        return self.scopes[0].steps.get(self._mains[0], 0)
-
-    @step.setter
-    def step(self, runs: int) -> None:
-        for s, m in zip(self.scopes, self._mains, strict=True):
-            s.steps[m] = runs
-
-    @contextmanager
-    def writing(self) -> Iterator[bool]:
-        """A time in which files are written of what the ranks hold: is it this process that writes?"""
-        yield True
-
-    def layout(self) -> Program:
-        """The persistable variables of all ranks, and their places, as a program without operators."""
-        first = self._mains[0]
-        found = Program(first.name)
-        found.groups.update(first.groups)
-        found.turns.update(first.turns)
-        for main in self._mains:
-            found.global_block().descs.update((n, d) for n, d in main.global_block().descs.items() if d.persistable)
-        return found
-
-    def parts(self) -> list[dict[str, np.ndarray]]:
-        """What each rank holds of persistable variables, on the host: each part of a value once, of what ranks have of their own all.
-        Raises NotInitializedError where one has no value."""
-        with self._lock:
-            found: list[dict[str, np.ndarray]] = [{} for _ in self.scopes]
-            for name, d in self.layout().global_block().descs.items():
-                for rank in self._holders_of(d):
-                    if name not in self.scopes[rank].arrays:
-                        raise NotInitializedError(f"variable {name!r} has no value on rank {rank}; call run_startup() first")
-                    value = self.scopes[rank].arrays[name]
-                    found[rank][name] = value if type(value) is np.ndarray else value.get()
-            return found
-
-    def set_parts(self, name: str, parts: Mapping[int, np.ndarray]) -> None:
-        """Give the ranks their parts of a variable, as `parts` had them; those that were left out have what another rank has."""
-        with self._lock:
-            d = self._desc(name)
-            given = {self._seat(d, rank): part for rank, part in parts.items()}
-            for rank, (main, scope) in enumerate(zip(self._mains, self.scopes, strict=True)):
-                if name in main.global_block().descs and holds(d.placement, self.dealer.coords[rank]):
-                    scope.set(name, given[self._seat(d, rank)])
-
-    def _holders_of(self, d: Var) -> list[int]:
-        if is_local(d.placement):
-            return [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs]
-        there = [r for r in self.dealer.holders(d.placement) if d.name in self._mains[r].global_block().descs]
-        return there or [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs][:1]
-
-    def _seat(self, d: Var, rank: int) -> tuple[int, ...]:
-        """Where a rank stands among those that hold different parts of a variable."""
-        return (rank,) if is_local(d.placement) else tuple(self.dealer.coords[rank][e.group][0] for e in d.placement)
 
     # -- all ranks at once --------------------------------------------------------------------------------------------------
 

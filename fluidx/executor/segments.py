@@ -1,4 +1,5 @@
-"""The segments of a program, one plan each: it is cut at operators whose results have sizes that values decide."""
+"""The segments of a program, one plan each: it is cut at operators whose results have sizes that values decide, or that take or give values
+which only the host has."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..ir import flow
+from ..ir.cuts import Cuts
 from ..ir.errors import ProgramError
-from ..ir.opdef import OpDef, opdef
-from ..ir.operator import Operator, op_types
+from ..ir.operator import Operator
 from ..ir.program import Program
+from ..ir.valuetypes import on_host
 from .outline import Outline
 from .told import where
 
@@ -23,11 +25,6 @@ class Segment(NamedTuple):
     keeps: frozenset[str]
 
 
-def on_values(definition: type[OpDef]) -> bool:
-    """Does an op run between plans?"""
-    return bool(definition.sized_by_values)
-
-
 def segments(outline: Outline) -> tuple[Segment, ...]:
     """The segments of an outline in their order; none where it is one plan.
 
@@ -36,26 +33,27 @@ def segments(outline: Outline) -> tuple[Segment, ...]:
     program = outline.program
     if len(program.blocks) > 1:
         _check_bodies(program, outline.ops)
-    cutting = {name for name in op_types(outline.ops) if on_values(opdef(name))}
-    if not cutting:
-        return ()
+    cuts = Cuts(program.global_block(), outline.ops)
     runs: list[tuple[list[Operator], Operator | None]] = [([], None)]
-    for op in outline.ops:
-        if op.type in cutting:
+    for op in outline.ops if cuts else ():
+        if cuts.why(op):
             runs[-1] = runs[-1][0], op
             runs.append(([], None))
         else:
             runs[-1][0].append(op)
+    descs = program.global_block().descs
+    if len(runs) == 1 and not any(n in descs and on_host(descs[n].type) for n in outline.fetch):
+        return ()
     return tuple(_segments(outline, runs))
 
 
 def check_whole(outline: Outline) -> None:
     """Raise ProgramError for an outline that is not one plan."""
     for segment in outline.fact(segments):
-        if segment.host is not None:
+        if (op := segment.host) is not None and (why := Cuts(outline.program.global_block(), [op]).why(op)) is not None:
             raise ProgramError(
-                f"op {segment.host.type} makes values whose sizes depend on values, so {outline.program.label()} is no single plan; "
-                f"Executor.run plans it segment by segment{where(segment.host)}"
+                f"op {op.type} {why.does}, so {outline.program.label()} is no single plan; "
+                f"Executor.run plans it segment by segment{where(op)}"
             )
 
 
@@ -63,11 +61,12 @@ def _check_bodies(program: Program, ops: Sequence[Operator]) -> None:
     for op in ops:
         for idx in op.sub_blocks():
             inner = program.blocks[idx].oplist
+            cuts = Cuts(program.blocks[idx], inner)
             for one in inner:
-                if on_values(opdef(one.type)):
+                if (why := cuts.why(one)) is not None:
                     raise ProgramError(
-                        f"op {one.type} makes values whose sizes depend on values, and stands in block {idx}, which op {op.type} runs: a "
-                        f"block is planned as a whole; do this before or behind op {op.type}, or keep the sizes, with a mask{where(one)}"
+                        f"op {one.type} {why.does}, and stands in block {idx}, which op {op.type} runs: a "
+                        f"block is planned as a whole; do this before or behind op {op.type}, or {why.instead}{where(one)}"
                     )
             _check_bodies(program, inner)
 

@@ -24,12 +24,14 @@ from .records import Var
 from .site import Site, name_scope
 from .text import excerpt
 from .types import ANY, REPLICATE, At, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
+from .valuetypes import AnyRankType, MapType, OptionalType, SequenceType
 from .variable import Parameter, Variable
 
 __all__ = [
-    "ANY", "Array", "At", "Block", "BlockRef", "Builder", "Effect", "ExecutionError", "FeedError", "FluidxError", "Local",
-    "NotInitializedError", "OPS", "OpDef", "Operator", "Own", "Parameter", "ParseError", "Partial", "Pieces", "Placement", "Program",
-    "ProgramError", "ProgramPair", "REPLICATE", "RankError", "Required", "Role", "Sample", "Shard", "Site", "TensorType", "TranspileError",
-    "Var", "Variable", "VerifyError", "all_ops", "as_dtype", "default_main_program", "default_startup_program", "device_guard", "excerpt",
-    "name_scope", "nearest", "np_dtype", "opdef", "parse_pair", "program_guard", "show_placement",
+    "ANY", "AnyRankType", "Array", "At", "Block", "BlockRef", "Builder", "Effect", "ExecutionError", "FeedError", "FluidxError", "Local",
+    "MapType", "NotInitializedError", "OPS", "OpDef", "Operator", "OptionalType", "Own", "Parameter", "ParseError", "Partial", "Pieces",
+    "Placement", "Program", "ProgramError", "ProgramPair", "REPLICATE", "RankError", "Required", "Role", "Sample", "SequenceType", "Shard",
+    "Site", "TensorType", "TranspileError", "Var", "Variable", "VerifyError", "all_ops", "as_dtype", "default_main_program",
+    "default_startup_program", "device_guard", "excerpt", "name_scope", "nearest", "np_dtype", "opdef", "parse_pair", "program_guard",
+    "show_placement",
 ]  # fmt: skip

@@ -32,6 +32,8 @@ class Array:
     def __init__(self, values: Any, dtype: Any = None):
         given = np.asarray(values)
         kind = np_dtype(as_dtype(given.dtype if dtype is None else dtype))
+        if kind.kind == "O":
+            raise ProgramError("an array that a program holds has numbers; strings are a list of them, as attributes of op fill_string")
         self._values = given.astype(kind, order="C", copy=not _settled(given))
         self._values.setflags(write=False)
         self._digest = ""

@@ -16,6 +16,7 @@ SHORT = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
     "float8_e4m3fn": "f8e4m3fn", "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2": "f8e5m2", "float8_e5m2fnuz": "f8e5m2fnuz",
     "float8_e8m0fnu": "f8e8m0fnu", "float4_e2m1fn": "f4e2m1fn", "int4": "i4", "uint4": "u4", "int2": "i2", "uint2": "u2",
+    "string": "str",
 }  # fmt: skip
 FULL = {short: full for full, short in SHORT.items()}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -46,6 +47,8 @@ def as_dtype(value: Any) -> str:
         name = np.dtype(value).name
     except TypeError:
         name = str(value)
+    if value is str or name == "object":
+        return "string"
     if name not in SHORT:
         raise ProgramError(f"unknown dtype {value!r}; {nearest(name, SHORT, 'fluidx has')}")
     return name
@@ -53,7 +56,9 @@ def as_dtype(value: Any) -> str:
 
 @cache
 def np_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of a full dtype name; bfloat16 and what is shorter come from ml_dtypes."""
+    """The NumPy dtype of a full dtype name; bfloat16 and what is shorter come from ml_dtypes, strings are objects."""
+    if name == "string":
+        return np.dtype(object)
     if name == "bfloat16" or name in TINY:
         import ml_dtypes
 
@@ -63,8 +68,8 @@ def np_dtype(name: str) -> np.dtype:
 
 @cache
 def dtype_name(dtype: np.dtype) -> str:
-    """`dtype.name`, which NumPy makes anew each time: more than a microsecond."""
-    return dtype.name
+    """The full name of a NumPy dtype: mostly `dtype.name`, which NumPy makes anew each time, in more than a microsecond."""
+    return "string" if dtype.kind == "O" else dtype.name
 
 
 def is_float(name: str) -> bool:

@@ -15,13 +15,14 @@ from .constants import Array, Given
 from .dtypes import FULL, SHORT
 from .errors import ParseError, ProgramError
 from .operator import BlockRef, Operator, Role
-from .parser import MAX_INDEX, MAX_INT, MAX_NESTING, MAX_SIZE
+from .parser import MAX_INDEX, MAX_INT, MAX_NESTING
 from .parts import REDUCE
 from .program import Block, Program, ProgramPair
 from .records import VAR_ATTRS, Var
 from .text import FLAGS
 from .turns import MAX_TURNS
 from .types import At, Dim, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
+from .valuetypes import MAX_SIZE, ValueType, read_type
 
 FORMAT, PAIR_FORMAT, VERSION = "fluidx-program", "fluidx-pair", 1
 _ROLES = {r.value: r for r in Role}
@@ -52,7 +53,11 @@ def to_json(program: Program | ProgramPair) -> dict[str, Any]:
 
 
 def _var_out(d: Var) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": d.name, "dtype": d.type.dtype, "shape": [n.name if n.__class__ is Dim else n for n in d.type.shape]}
+    out: dict[str, Any] = {"name": d.name}
+    if isinstance(d.type, TensorType):
+        out |= {"dtype": d.type.dtype, "shape": [n.name if n.__class__ is Dim else n for n in d.type.shape]}
+    else:
+        out["type"] = str(d.type)
     if d.placement:
         out["placement"] = [_entry_out(p) for p in d.placement]
     out.update((flag, True) for flag in FLAGS if getattr(d, flag))
@@ -201,8 +206,8 @@ class _Reader:
         return block
 
     def var(self, data: Any, where: str) -> Var:
-        data = self.dict_(data, where, ("name", "dtype", "shape", "placement", "attrs", *FLAGS))
-        type_ = self.type_(data, where)
+        data = self.dict_(data, where, ("name", "dtype", "shape", "type", "placement", "attrs", *FLAGS))
+        type_ = self.written_type(data["type"], f"{where}.type") if "type" in data else self.type_(data, where)
         flags = {flag: data.get(flag, False) for flag in FLAGS}
         for flag, value in flags.items():
             if not isinstance(value, bool):
@@ -224,6 +229,12 @@ class _Reader:
             self.fail(f"{where}.dtype", f"one of {', '.join(SHORT)}", dtype)
         sizes = enumerate(self.list_(data.get("shape"), f"{where}.shape"))
         return TensorType(dtype, tuple(self.size(n, f"{where}.shape[{k}]") for k, n in sizes))
+
+    def written_type(self, value: Any, where: str) -> ValueType:
+        try:
+            return read_type(self.str_(value, where))
+        except ProgramError as e:
+            self.fail(where, str(e), value)
 
     def size(self, value: Any, where: str) -> int:
         if not isinstance(value, str):

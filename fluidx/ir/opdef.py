@@ -17,6 +17,7 @@ from .errors import ProgramError, nearest
 from .operator import BlockRef, Frozen, Operator, normalize_attr
 from .pattern import Pattern, Types, check_exceptions, parse_pattern
 from .types import TensorType
+from .valuetypes import AnyRankType, kind_of
 
 
 class Effect(enum.Enum):
@@ -75,6 +76,7 @@ OPS: dict[str, type[OpDef]] = {}
 _EXACT = frozenset({int, str})  # among values of these kinds equal ones are the same
 _INTS = frozenset({int})
 _MOST = 1024  # sets of attributes that an op remembers
+_NO_NUMBERS = frozenset({*TINY, "string"})
 
 
 class OpDef:
@@ -156,6 +158,9 @@ class OpDef:
     # do the bodies take 16-bit floats as they stand? Or (device, outs) -> that, over a flat list of types. None: where an op only moves
     # elements (`flops` is 0, views), talks or prints. All other bodies see float32 instead, converted before and rounded after the call
     halves: ClassVar[Any] = None
+    # values that are no dense tensors of numbers which it takes or gives: "sequence", "optional", "map", "string", "tensor of any rank"
+    # (valuetypes.py). Its kernel is handed lists, None, dicts and arrays of objects on the host, and makes such; it runs between plans
+    beyond_tensors: ClassVar[tuple[str, ...]] = ()
     # does it take dtypes that have no arithmetic (dtypes.py: TINY)? For ops that move elements, and cast
     tiny: ClassVar[bool] = False
     # in mixed precision: "half" works in 16 bits, "float32" in 32, "any" in what its operands come in. None: an op that only moves elements
@@ -270,11 +275,29 @@ class OpDef:
     @classmethod
     def typed(cls, *types: Any, **attrs: Any) -> Any:
         """What `infer` says of types that the op takes at all; ProgramError for others."""
-        for t in types if not cls.tiny else ():
+        ranked = True
+        for k, t in enumerate(types):
             for one in t if t.__class__ is list else (t,):
-                if one is not None and one.dtype in TINY:
-                    raise ProgramError(f"op {cls.name} does not compute in {one.dtype}, found {one}; cast it to float32 or int32 first")
-        return cls.infer(*types, **attrs)
+                if one is not None and (one.__class__ is not TensorType or one.dtype in _NO_NUMBERS):
+                    cls._check_taken(cls.in_slots[k].name, one)
+                    ranked = ranked and (one.__class__ is not AnyRankType or "tensor of any rank" in cls.beyond_tensors)
+        if ranked:
+            return cls.infer(*types, **attrs)
+        made = cls.infer(*(t if t is None else TensorType(t.dtype, ()) for t in types), **attrs)
+        return AnyRankType(made.dtype)
+
+    @classmethod
+    def _check_taken(cls, slot: str, t: Any) -> None:
+        if t.__class__ is TensorType and t.dtype in TINY:
+            if not cls.tiny:
+                raise ProgramError(f"op {cls.name} does not compute in {t.dtype}, found {t}; cast it to float32 or int32 first")
+            return
+        kind = kind_of(t)
+        if kind in cls.beyond_tensors or t.__class__ is AnyRankType and cls.element is not None and t.dtype not in _NO_NUMBERS:
+            return
+        if kind == "string":
+            raise ProgramError(f"op {cls.name} takes no strings, found {t} as {slot}; make numbers of them, with string_equal")
+        raise ProgramError(f"op {cls.name} takes no {kind}, found {t} as {slot}; {t.next_step}")
 
     # -- helpers over the declaration ------------------------------------------------------------------------------------
 

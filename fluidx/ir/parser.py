@@ -7,13 +7,11 @@ expected and what was found; nesting and numbers are bounded.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .bodies import check_body
 from .constants import Array, Given
-from .dtypes import FULL
 from .errors import ParseError, ProgramError, nearest
 from .opdef import OPS, Slot
 from .operator import BlockRef, Operator, Role
@@ -23,15 +21,14 @@ from .records import PARAM_DEFAULTS, Var, check_attrs
 from .text import FLAGS, IMPLIED, implied_inline, quote, startup_name, var_name
 from .tokens import Tokens
 from .turns import MAX_TURNS
-from .types import WORD, At, Dim, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
+from .types import At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
+from .valuetypes import A_TYPE, MAX_SIZE, ValueType, read_type
 
 PLACES = ("shard", "partial", "at", "pieces", "own", "local")
 MAX_NESTING = 32  # of lists in an attribute
 MAX_INT = 1 << 64  # magnitude of an integer attribute; a seed may use all 64 bits
-MAX_SIZE = (1 << 63) - 1  # of one axis
 MAX_INDEX = (1 << 31) - 1  # of a rank, an axis or a block
 
-_word_re = re.compile(WORD)
 _Slots = dict[str, tuple[str, ...]]
 _ROLES = {r.value: r for r in Role}
 _CONSTANTS = {"true": True, "false": False, "none": None, "inf": float("inf")}
@@ -77,7 +74,7 @@ class _Parser(Tokens):
     def __init__(self, text: str, constants: Mapping[str, Any] | None):
         super().__init__(text)
         self.constants = Given(constants)
-        self.types: dict[str, TensorType] = {}
+        self.types: dict[str, ValueType] = {}
         self.blocks: list[tuple[int, int, Program, int]] = []  # (row, column, program, index) of every sub-block named
         self.runs: list[tuple[int, int, Block, Operator]] = []  # (row, column, block, operator) of those that run sub-blocks
 
@@ -315,25 +312,16 @@ class _Parser(Tokens):
         written: dict[str, Any] = {flag: flag in flags for flag in FLAGS}
         return Var(name, type_, placement, **written)
 
-    def _type(self, after: str) -> TensorType:
+    def _type(self, after: str) -> ValueType:
         text = self.texts[self.k]
         if self.kinds[self.k] != "type":
-            self._fail(f"a type such as f32[-1,10] after {after}")
+            self._fail(f"{A_TYPE} after {after}")
         type_ = self.types.get(text)
         if type_ is None:
-            short, _, sizes = text[:-1].partition("[")
-            shape: list[int] = []
-            for size in sizes.split(",") if sizes.strip() else ():
-                digits = size.strip()
-                if digits == "-1":
-                    shape.append(-1)
-                elif digits.isascii() and digits.isdigit() and len(digits) <= 19 and int(digits) <= MAX_SIZE:
-                    shape.append(int(digits))
-                elif _word_re.fullmatch(digits):
-                    shape.append(Dim(digits))
-                else:
-                    self._fail(f"sizes of 0 to {MAX_SIZE}, or a name or -1 for an open axis")
-            type_ = self.types[text] = TensorType(FULL.get(short, short), tuple(shape))
+            try:
+                type_ = self.types[text] = read_type(text)
+            except ProgramError as e:
+                self._fail(str(e))
         self.k += 1
         return type_
 
@@ -526,6 +514,8 @@ class _Parser(Tokens):
         at, digest = self.k, self._string()
         self._take(",", "',' after the digest")
         type_ = self._type("the digest")
+        if not isinstance(type_, TensorType):
+            self._wrong(f"an array has a dtype and a shape, found {type_}", self.k - 1)
         self._take(")")
         try:
             return self.constants.array(digest, type_)

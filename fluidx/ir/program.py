@@ -17,6 +17,7 @@ from .operator import Frozen, Operator, Role
 from .records import PARAM_DEFAULTS, Var, check_attrs
 from .site import Site, call_site
 from .types import ANY, REPLICATE, Dim, TensorType, size_names
+from .valuetypes import ValueType, as_type, on_host
 from .variable import Parameter, Variable
 
 
@@ -97,14 +98,21 @@ class Block:
         persistable: bool = False,
         stop_gradient: bool = False,
         is_data: bool = False,
+        type: Any = None,
         **attrs: Any,
     ) -> Variable:
         """Declare a variable; without a name it gets a fresh one. An existing variable of the same type is returned.
 
-        An axis of `shape` is a size, -1 where the feed decides it, or a name: axes of one name have one size in a run.
+        An axis of `shape` is a size, -1 where the feed decides it, or a name: axes of one name have one size in a run. `type`, a type or
+        its text, stands for shape and dtype: "seq<f32[n,4]>", "opt<f32[4]>", "map<i64,f32[]>", "f32[*]" for a tensor of any rank.
+
+        >>> Program("p").global_block().create_var("parts", type="seq<f32[n,4]>")
+        <Variable parts: seq<f32[n,4]>>
         """
         name = name or unique_name.generate("_generated_var")
-        type_ = self.program.shared(TensorType(as_dtype(dtype), _check_shape(name, shape)))
+        type_ = self.program.shared(TensorType(as_dtype(dtype), _check_shape(name, shape)) if type is None else _given_type(name, type))
+        if persistable and (type_.__class__ is not TensorType or on_host(type_)):
+            raise ProgramError(f"variable {name!r}: {type_} cannot be persistable; state is tensors of numbers")
         old = self.descs.get(name)
         if old is not None:
             if not old.type.says(type_):
@@ -120,6 +128,8 @@ class Block:
         """Declare a persistable variable that optimizers train. Its sizes must be known."""
         name = name or unique_name.generate("_param")
         type_ = self.program.shared(TensorType(as_dtype(dtype), _check_shape(name, shape)))
+        if on_host(type_):
+            raise ProgramError(f"parameter {name!r} is declared {type_}; a parameter is a tensor of numbers")
         if ANY in type_.shape:
             raise ProgramError(f"parameter {name!r} has shape {list(shape)}; every size of a parameter must be known")
         block = self.program.global_block()
@@ -543,6 +553,13 @@ class ProgramPair:
     def constants(self) -> dict[str, Array]:
         """The arrays that the text of the two names by digest."""
         return {**self.startup.constants(), **self.main.constants()}
+
+
+def _given_type(name: str, type_: Any) -> ValueType:
+    try:
+        return as_type(type_)
+    except ProgramError as e:
+        raise ProgramError(f"variable {name!r}: {e}") from None
 
 
 def _check_shape(name: str, shape: Sequence[int | str]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .errors import ProgramError, nearest
-from .types import REPLICATE, Placement, TensorType
+from .types import REPLICATE, Placement
 
 _NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
@@ -21,7 +21,7 @@ class Var(NamedTuple):
     """
 
     name: str
-    type: TensorType
+    type: Any  # a ValueType; those who deal with tensors alone take it for a TensorType, and are told where it is none
     placement: Placement = REPLICATE
     persistable: bool = False
     stop_gradient: bool = False

@@ -77,6 +77,9 @@ class Sizes:
             n = waiting[-1]
             if n not in known:
                 declared = desc(n).type
+                if declared.__class__ is not TensorType:  # it has no axes that could be equal to others
+                    known[n] = declared
+                    continue
                 op = self._producer(n) if ANY in declared.shape else None
                 if op is not None and n not in begun:
                     begun.add(n)

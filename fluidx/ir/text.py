@@ -3,6 +3,7 @@
 Grammar in short (`;` may stand for a line end, `#` starts a comment):
 
     program NAME { settings, declarations, sections, blocks }
+    types          f32[batch,10] | f32[*] of any rank | str[4] | seq<f32[4]> | opt<f32[4]> | map<i64,f32[]>
     settings       rank 2 | strategy "..." | seed 7 | group dp = [0, 1] [2, 3] | turns mb = 4
     declarations   (data | param | var) %name: f32[batch,10] placement... flags... {attributes}     an open axis is a name, or -1
     sections       forward: | loss: | backward: | lr_sched: | optimize: | dist:      and before them  startup: | startup dist: | ...
@@ -29,7 +30,8 @@ from .opdef import OPS, OpDef, Required, Slot, fits
 from .operator import BlockRef, Operator, Role
 from .program import Block, Program
 from .records import PARAM_DEFAULTS, Var
-from .types import WORD, At, Entry, Local, Own, Partial, Placement, Shard, TensorType
+from .types import WORD, At, Entry, Local, Own, Partial, Placement, Shard
+from .valuetypes import ValueType
 
 ALWAYS_SHOWN = frozenset({"group", "op", "root"})
 NAME = r"[A-Za-z0-9_.@/\-:]*[A-Za-z0-9_.@/\-]"
@@ -81,9 +83,10 @@ def show_block(block: Block) -> str:
     return "\n".join(lines)
 
 
-def show_op(op: Operator, types: Mapping[str, Var | TensorType] | None = None, fluid_names: bool | str = False) -> str:
+def show_op(op: Operator, types: Mapping[str, Var | ValueType] | None = None, fluid_names: bool | str = False) -> str:
     """The operator as one line. Outputs found in `types` are written with their type, as where a name is defined.
 
+    >>> from fluidx.ir import TensorType
     >>> show_op(Operator("foreign", {"X": ("x",)}, {"Out": ("y",)}, {"scale": 0.5}), {"y": TensorType("float32", (-1, 3))})
     'Out=[%y: f32[-1,3]] = foreign(X=[%x]) {scale=0.5}'
     """
@@ -97,6 +100,7 @@ def show_op(op: Operator, types: Mapping[str, Var | TensorType] | None = None, f
 def show_var(desc: Var) -> str:
     """The declaration of a variable as one line.
 
+    >>> from fluidx.ir import TensorType
     >>> attrs = {**PARAM_DEFAULTS, "learning_rate": 0.5}
     >>> show_var(Var("w", TensorType("float32", (784, 10)), persistable=True, is_parameter=True, attrs=attrs))
     'param %w: f32[784,10] {learning_rate=0.5}'
@@ -230,7 +234,7 @@ _PLAIN: frozenset[str] = frozenset()
 _STOPPED = frozenset({"stop_gradient"})
 
 
-def implied_inline(type_: TensorType) -> frozenset[str]:
+def implied_inline(type_: ValueType) -> frozenset[str]:
     """Flags that a definition by an operator implies: no gradient flows through a value that is not a float."""
     return _PLAIN if type_.is_float else _STOPPED
 

@@ -16,7 +16,7 @@ _DTYPE = "|".join(sorted({*SHORT, *FULL}, key=len, reverse=True))
 _TOKEN = re.compile(
     rf"""(?P<blank>[ \t\r\f\v]+|\#.*)
     |(?P<name>%(?:{NAME}|{_STRING}))
-    |(?P<type>(?:{_DTYPE})\[[^\]%"=]*\])
+    |(?P<type>(?:{_DTYPE})\[[^\]%"=]*\]|(?:seq|opt|map)<[^%"={{}}();#]*>)
     |(?P<word>{WORD})
     |(?P<number>[-+]?(?:inf\b|[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?))
     |(?P<string>{_STRING})

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from .dtypes import FLOATS, SHORT, np_dtype
 from .errors import ProgramError
@@ -13,6 +14,11 @@ from .errors import ProgramError
 ANY = -1  # an axis whose size is known when the program is fed, usually the batch
 WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"  # a name that text writes without quotes
 _word = re.compile(WORD)
+
+
+def is_word(text: str) -> bool:
+    """Can text write a name without quotes?"""
+    return _word.fullmatch(text) is not None
 
 
 class Dim(int):
@@ -29,7 +35,7 @@ class Dim(int):
     name: str
 
     def __new__(cls, name: str) -> Dim:
-        if not isinstance(name, str) or not _word.fullmatch(name):
+        if not isinstance(name, str) or not is_word(name):
             raise ProgramError(f"an axis cannot be called {name!r}; a name has letters, digits and _ . -, and begins with a letter or _")
         made = super().__new__(cls, ANY)
         made.name = name
@@ -110,16 +116,18 @@ class TensorType:
     def with_dtype(self, dtype: str) -> TensorType:
         return TensorType(dtype, self.shape)
 
-    def accepts(self, other: TensorType) -> bool:
+    def accepts(self, other: Any) -> bool:
         """True when a value of type `other` can stand where this type is declared (open axes match any size)."""
+        if other.__class__ is not TensorType:
+            return other.accepts(self)  # a tensor of any rank does
         mine, theirs = self.shape, other.shape
         if self.dtype != other.dtype or len(mine) != len(theirs):
             return False
         return mine == theirs or all(a == b or a == ANY or b == ANY for a, b in zip(mine, theirs, strict=True))
 
-    def says(self, other: TensorType) -> bool:
+    def says(self, other: Any) -> bool:
         """True when the two are equal and name their axes alike, which == does not ask."""
-        return self is other or self == other and size_names(self.shape) == size_names(other.shape)
+        return self is other or self == other and other.__class__ is TensorType and size_names(self.shape) == size_names(other.shape)
 
     def __repr__(self) -> str:
         return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"

@@ -33,7 +33,7 @@ def data(
     """Declare an input that is fed at run time; a batch axis of -1 is put before `shape` unless append_batch_size=False.
 
     As in fluid, no axis is put before a shape that has an open one already, -1 or a name. `lod_level` above 0 is refused, `type` has no
-    effect.
+    effect here.
     `fluidx.data` takes the shape as it is.
 
     >>> import fluidx as fx
@@ -47,10 +47,15 @@ def data(
     return _declare_data("layers.data", name, sizes, dtype, lod_level, stop_gradient)
 
 
-def fluid_data(name: str, shape: Sequence[int | str | None], dtype: Any = "float32", lod_level: int = 0) -> Variable:
+def fluid_data(
+    name: str, shape: Sequence[int | str | None] | None = None, dtype: Any = "float32", lod_level: int = 0, *, type: Any = None
+) -> Variable:
     """Declare an input that is fed at run time. None, -1 or a name in `shape` is an axis whose size the feed decides.
 
     A name stands for one size: what is fed must have it along every axis of that name. This is `fluidx.data`.
+
+    `type`, a type or its text, stands for shape and dtype: "seq<f32[n,4]>" is fed with a list of arrays, "opt<f32[4]>" with an array or
+    None, "map<i64,f32[]>" with a dict, "str[n]" with an array of objects, "f32[*]" with an array of any rank.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()):
@@ -59,8 +64,13 @@ def fluid_data(name: str, shape: Sequence[int | str | None], dtype: Any = "float
     >>> with fx.program_guard(fx.Program(), fx.Program()):
     ...     fx.layers.relu(fx.data("x", ["batch", "seq", 4], "float32"))
     <Variable relu_0.tmp_0: f32[batch,seq,4]>
+    >>> with fx.program_guard(fx.Program(), fx.Program()):
+    ...     fx.data("parts", type="seq<f32[n,4]>")
+    <Variable parts: seq<f32[n,4]>>
     """
-    return _declare_data("data", name, _sizes("data", shape), dtype, lod_level, True)
+    if (shape is None) is (type is None):
+        raise wrong(f"data: give a shape or a type, got shape={shape!r} and type={type!r}")
+    return _declare_data("data", name, [] if shape is None else _sizes("data", shape), dtype, lod_level, True, type)
 
 
 def _sizes(owner: str, shape: Any) -> list[int]:
@@ -72,7 +82,7 @@ def _sizes(owner: str, shape: Any) -> list[int]:
     return [d if isinstance(d, Dim) else whole(owner, f"shape[{k}]", d) for k, d in enumerate(given)]
 
 
-def _declare_data(owner: str, name: str, shape: list[int], dtype: Any, lod_level: int, stop_gradient: bool) -> Variable:
+def _declare_data(owner: str, name: str, shape: list[int], dtype: Any, lod_level: int, stop_gradient: bool, type_: Any = None) -> Variable:
     if not isinstance(name, str) or not name:
         raise wrong(f"{owner}: name must be a non-empty string, got {name!r}")
     if lod_level:
@@ -81,7 +91,7 @@ def _declare_data(owner: str, name: str, shape: list[int], dtype: Any, lod_level
     if (old := block.descs.get(name)) is not None and not old.is_data:
         raise wrong(f"{owner}: {name!r} is already declared in {block.program.label()} and is no data variable; choose another name")
     try:
-        return block.create_var(name, shape, dtype, stop_gradient=stop_gradient, is_data=True)
+        return block.create_var(name, shape, dtype, stop_gradient=stop_gradient, is_data=True, type=type_)
     except ProgramError as e:
         raise wrong(f"{owner}: {e}") from None
 

@@ -182,7 +182,8 @@ class _Graph:
         self.taken = {n for block in program.blocks for n in block.descs}
         self.sizes = Sizes(self.block)
         self.axes: dict[int, str] = {}  # what open axes are called, by the number that stands for their size
-        self.said = {n for d in self.block.descs.values() for n in size_names(d.type.shape)}
+        types = (d.type for d in self.block.descs.values())
+        self.said = {n for t in types if isinstance(t, TensorType) for n in size_names(t.shape)}
         self.wrong: list[OnnxError] = []
         self.counts: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
         self.constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -317,6 +318,8 @@ class _Graph:
         from onnx import helper
 
         t = self.block.desc(variable).type
+        if not isinstance(t, TensorType):
+            raise OnnxError(f"save: {variable!r} is {t}, and models are written with tensors as inputs and outputs; {t.next_step}")
         dims: list[Any] = [d if d != ANY else None if inner else self._axis_name(variable, k) for k, d in enumerate(t.shape)]
         return helper.make_tensor_value_info(name, dtype_code(np_dtype(t.dtype)), dims)
 

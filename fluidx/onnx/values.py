@@ -10,7 +10,7 @@ import numpy as np
 from ..ir.dtypes import SHORT, TINY, np_dtype
 from .errors import OnnxError
 
-_HELD = {np_dtype(name) for name in SHORT if name not in TINY}
+_HELD = {np_dtype(name) for name in SHORT if name not in (*TINY, "string")}
 
 # A sequence is a list, a map a dict, an optional that holds nothing is ABSENT, strings are an array of objects; all else is an array.
 Host = Any

@@ -71,7 +71,7 @@ def run_ranks(
     names = fetch_names(fetch)
     if isinstance(feeds, Mapping):
         dealer, descs, given = Dealer(programs), programs[0].global_block().descs, check_feed(programs[0], feeds)
-        check_sizes(descs, {n: a.shape for n, a in given.items()})
+        check_sizes(descs, given)
         dealt = dealer.recipe(descs, given, "weight")
         parts: Sequence[Mapping[str, np.ndarray]] = dealer.deal(descs, given, dealt)
         wholes: Sequence[Mapping[str, np.ndarray]] = [dealer.evened(given, dealt)] * len(programs)
@@ -83,7 +83,7 @@ def run_ranks(
         check_fetch(program, names)
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, len(programs), comm, groups, program.turns)
-        bound = prepare(program, feed_types(wholes[rank]), names, scopes[rank] if scopes else Scope(), ctx)
+        bound = prepare(program, feed_types(program, wholes[rank]), names, scopes[rank] if scopes else Scope(), ctx)
         return bound.run(parts[rank])
 
     return each_rank(len(programs), job, timeout)

@@ -9,10 +9,10 @@ from typing import Any
 
 from .._collector import collections_paused
 from ..config import debug_level, dump_dir, verify_all
+from ..ir.cuts import cutting
 from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError, VerifyError
-from ..ir.opdef import opdef
-from ..ir.operator import Operator, Role, op_types
+from ..ir.operator import Operator, Role
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
 from ..ir.types import TensorType
@@ -178,12 +178,16 @@ class DistributeTranspiler:
     @staticmethod
     def _check_sizes(*programs: Program) -> None:
         for p in programs:
-            for ops in (b.oplist for b in p.blocks):
-                sized = {name for name in op_types(ops) if opdef(name).sized_by_values}
-                for op in (o for o in ops if o.type in sized) if sized else ():
+            for op, why in cutting(p):
+                raise TranspileError(
+                    f"op {op.type} {why.does}, and a rank program is planned as a whole; {why.instead}, or run {p.label()} on one "
+                    f"device{where(op)}"
+                )
+            for v in p.list_vars():
+                if v.desc.type.__class__ is not TensorType:
                     raise TranspileError(
-                        f"op {op.type} makes values whose sizes depend on values, and a rank program is planned as a whole; keep the "
-                        f"sizes, with a mask that multiplies or layers.where(condition, x, y), or run {p.label()} on one device{where(op)}"
+                        f"variable {v.name!r} is {v.desc.type}, and the ranks deal with tensors of a known number of axes; "
+                        f"{v.desc.type.next_step}, or run {p.label()} on one device"
                     )
 
     @property

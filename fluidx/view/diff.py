@@ -18,6 +18,7 @@ from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair
 from ..ir.text import declarations, op_text, section_header, settings, show_var
+from ..ir.valuetypes import known_bytes
 
 CONTEXT = 1  # unchanged operators shown on either side of a change
 WINDOW = 64  # longest stretch that is searched pair by pair
@@ -367,7 +368,7 @@ def _census(ops: Iterable[Operator], block: Block) -> Census:
 
 
 def _nbytes(names: Iterable[str], block: Block) -> int:
-    return sum(d.type.nbytes for n in names if (d := block.find(n)) is not None)
+    return sum(known_bytes(d.type) for n in names if (d := block.find(n)) is not None)
 
 
 def show_bytes(n: int) -> str:

@@ -11,7 +11,7 @@ import fluidx.ir
 from fluidx.ir import all_ops
 
 HOME = Path(fluidx.ir.__file__).parent
-WORDS = {"part", "shape", "shard", "sum"}  # a parameter of kernels, a field of types, a placement, a reduction
+WORDS = {"optional", "part", "shape", "shard", "sum"}  # a kind of value, a parameter of kernels, a field of types, a placement, a reduction
 
 
 @pytest.mark.parametrize("path", sorted(HOME.glob("*.py")), ids=lambda p: p.name)

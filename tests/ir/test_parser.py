@@ -86,7 +86,7 @@ def test_defaults_are_filled_in_for_a_declared_op():
         ("program p {\nblock 1 in 0 {\n", "expected '}' to close block 1, opened on line 2, found the end of the text"),
         ("program p { } program q { }", "expected the end of the text after the closing '}', found \"program\""),
         ("program p { data %x f32[3] }", "expected ':' and a type after %x, found \"f32\\[3\\]\""),
-        ("program p { data %x: g32[3] }", "expected a type such as f32\\[-1,10\\] after %x:, found \"g32\""),
+        ("program p { data %x: g32[3] }", "expected a type such as f32\\[-1,10\\], .*map<i64,f32\\[\\]> after %x:, found \"g32\""),
         ("program p { data %x: f32[-2] }", "expected sizes of 0 to 9223372036854775807, or a name or -1 for an open axis"),
         ("program p { data %x: f32[" + "9" * 5000 + "] }", "expected sizes of 0 to"),
         ("program p { seed " + "9" * 5000 + " }", "expected a seed from"),

@@ -32,7 +32,7 @@ def run(main, startup, feeds, fetch, rewrite, natively):
         for step, feed in enumerate(fed):
             arrays, ctx = check_feed(program, feed), RunContext()
             ctx.step = step
-            planned = plan(program, feed_types(arrays), names, scope.arrays, ctx, natively=natively, rewrite=rewrite)
+            planned = plan(program, feed_types(program, arrays), names, scope.arrays, ctx, natively=natively, rewrite=rewrite)
             check_storage(planned)
             values = bind(planned, scope, ctx).run(arrays)
             if program is main:

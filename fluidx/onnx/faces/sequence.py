@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY
+from ...ops.shared.lists import element, erased, inserted, part_sizes
 from ..limits import room
 from ..node import Node
 from ..values import ABSENT, numpy_dtype
@@ -55,12 +56,9 @@ def _sequence(n: Node) -> list[Any]:
     return found
 
 
-def _position(n: Node, k: int, count: int) -> int:
-    """Operand k as a position among `count`; one below 0 counts from the back."""
-    at = int(np.asarray(n.value(k)).item())
-    if not -count <= at < count:
-        raise n.wrong(f"position {at} lies outside of the sequence, which has {len(_sequence(n))} elements")
-    return at % count
+def _position(n: Node, k: int) -> int | None:
+    """Operand k as a position; None where it is not given."""
+    return int(np.asarray(n.value(k)).item()) if n.has(k) else None
 
 
 @host("SequenceEmpty")
@@ -80,27 +78,17 @@ def sequence_length(n: Node) -> object:
 
 @host("SequenceAt")
 def sequence_at(n: Node) -> object:
-    found = _sequence(n)
-    return found[_position(n, 1, len(found))]
+    return element(_sequence(n), int(np.asarray(n.value(1)).item()))
 
 
 @host("SequenceInsert")
 def sequence_insert(n: Node) -> object:
-    found = _sequence(n)
-    at = len(found)
-    if n.has(2):
-        at = int(np.asarray(n.value(2)).item())
-        if not -len(found) <= at <= len(found):
-            raise n.wrong(f"position {at} lies outside of the sequence, which has {len(found)} elements")
-        at = at + len(found) if at < 0 else at
-    return [*found[:at], n.operands[1], *found[at:]]
+    return inserted(_sequence(n), n.operands[1], _position(n, 2))
 
 
 @host("SequenceErase")
 def sequence_erase(n: Node) -> object:
-    found = _sequence(n)
-    at = _position(n, 1, len(found)) if n.has(1) else len(found) - 1
-    return [*found[:at], *found[at + 1 :]]
+    return erased(_sequence(n), _position(n, 1))
 
 
 @host("SplitToSequence")
@@ -109,16 +97,7 @@ def split_to_sequence(n: Node) -> object:
     size = n.shape()[axis]
     if not n.has(1):
         return cut(n, n.operands[0], [1] * size, axis) if n.attr("keepdims", 1) else slices(n, n.operands[0], axis)
-    split = np.asarray(n.value(1))
-    if split.ndim:
-        sizes = [int(s) for s in split]
-        if sum(sizes) != size or min(sizes, default=0) < 0:
-            raise n.wrong(f"the parts {sizes} do not add up to the {size} elements along axis {axis}")
-        return cut(n, n.operands[0], sizes, axis)
-    step = int(split)
-    if step <= 0:
-        raise n.wrong(f"the size of a part has to be positive, found {step}")
-    return cut(n, n.operands[0], [min(step, size - k) for k in range(0, size, step)], axis)
+    return cut(n, n.operands[0], part_sizes(size, np.asarray(n.value(1)).tolist()), axis)
 
 
 @host("ConcatFromSequence")

@@ -77,6 +77,7 @@ class Gather(OpDef):
     name = "gather"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("X", "Index")
 
     @staticmethod
@@ -149,6 +150,7 @@ class IndexSelect(OpDef):
     name = "index_select"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("X", "Index")
     attrs = {"dim": 0}
 
@@ -270,6 +272,7 @@ class GatherNd(OpDef):
     name = "gather_nd"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("X", "Index")
 
     @staticmethod
@@ -484,6 +487,7 @@ class Where(OpDef):
     name = "where"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("Condition", "X", "Y")
     pattern = "*, *, * -> * | L(1,2)"
 

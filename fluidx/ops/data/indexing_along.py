@@ -28,6 +28,7 @@ class TakeAlongAxis(OpDef):
     name = "take_along_axis"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("X", "Index")
     attrs = {"axis": -1}
 

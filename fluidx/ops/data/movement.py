@@ -55,6 +55,7 @@ class Concat(OpDef):
     name = "concat"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     keeps = staticmethod(one_whole)
     inputs = ("X*",)
     attrs = {"axis": 0}
@@ -175,6 +176,7 @@ class Split(OpDef):
     name = "split"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     keeps = staticmethod(one_whole)
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
@@ -237,6 +239,7 @@ class Stack(OpDef):
     name = "stack"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("X*",)
     attrs = {"axis": 0}
 
@@ -289,6 +292,7 @@ class Unstack(OpDef):
     name = "unstack"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"axis": 0, "num": 0}
 
@@ -370,6 +374,7 @@ class Expand(OpDef):
     name = "expand"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     keeps = staticmethod(one_whole)
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
@@ -546,6 +551,7 @@ class Roll(OpDef):
     name = "roll"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("X",)
     attrs = {"shifts": Required(tuple), "dims": ()}
 

@@ -104,6 +104,7 @@ class Reshape(OpDef):
     name = "reshape"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     keeps = staticmethod(same_elements)
     twice = staticmethod(lambda first, second: second if 0 not in second["shape"] else None)
     inputs = ("X",)
@@ -188,6 +189,7 @@ class Flatten(OpDef):
     name = "flatten"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axis": 1}
@@ -249,6 +251,7 @@ class Squeeze(OpDef):
     name = "squeeze"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": ()}
@@ -309,6 +312,7 @@ class Unsqueeze(OpDef):
     name = "unsqueeze"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     keeps = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": Required(tuple)}
@@ -350,6 +354,7 @@ class Transpose(OpDef):
     name = "transpose"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
 
@@ -400,6 +405,7 @@ class Shape(OpDef):
     name = "shape"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     constant = True
     inputs = ("Input",)
     attrs = {"dtype": "int32"}

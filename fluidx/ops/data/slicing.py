@@ -65,6 +65,7 @@ class Slice(OpDef):
     name = "slice"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
 
@@ -122,6 +123,7 @@ class StridedSlice(OpDef):
     name = "strided_slice"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
 

@@ -309,6 +309,7 @@ class Assign(OpDef):
     name = "assign"
     flops = 0
     tiny = True
+    beyond_tensors = ("string",)
     keeps = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     inplace = (("X", "Out"),)

@@ -107,7 +107,7 @@ class RMSNormGrad(OpDef):
     @staticmethod
     def pattern(ins, outs, attrs):
         x, row, column = words_of(ins[0], attrs["begin_norm_axis"])
-        return f"{x}, {column}, {row}, {x} -> {x}, {column} | c?! b?:+ L(3)"
+        return f"{x}, {column}, {row}, {x} -> {x}, {column} | c?! b?:+ L(3) {'' if ins[1] is None else 'L(1>0)'}"
 
     @staticmethod
     def infer(x, scale, square, g, **attrs):

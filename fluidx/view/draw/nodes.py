@@ -14,6 +14,7 @@ from ...ir.program import Program
 from ...ir.records import Var
 from ...ir.text import var_name, word
 from ...ir.types import Pieces
+from ...ir.valuetypes import known_bytes
 from ..diff import communicates, show_bytes
 
 COMM, DATA, PARAM, STATE = "communication", "data", "parameter", "state"
@@ -93,9 +94,8 @@ def _subtitle(op: Operator, find: Callable[[str], Var | None], moves: bool) -> s
     if moves:
         records = [r for n in names if (r := find(n)) is not None]
         text += f" +{len(names) - 1}" if len(names) > 1 else ""
-        return " · ".join(
-            [text] + [show_bytes(sum(r.type.nbytes for r in records))] * bool(records) + [str(op.attrs["group"])] * ("group" in op.attrs)
-        )
+        size = [show_bytes(sum(known_bytes(r.type) for r in records))] * bool(records)
+        return " · ".join([text, *size, *[str(op.attrs["group"])] * ("group" in op.attrs)])
     if len(names) > 1:
         return f"{text} +{len(names) - 1}"
     return _typed(d, 38) if d is not None else text
@@ -190,7 +190,7 @@ def link(nodes: list[Node], program: Program) -> list[Node]:
                     if not title:
                         title = _typed(known[0], 32) if known else var_name(bundle[0])
                     elif known:
-                        title += f", {show_bytes(sum(d.type.nbytes for d in known))}"
+                        title += f", {show_bytes(sum(known_bytes(d.type) for d in known))}"
                     pills[key] = Node(title, "", kind, pill=True, hint=", ".join(map(var_name, bundle)))
                     out.append(pills[key])
                 node.above.append(pills[key])

@@ -1,0 +1,53 @@
+"""Which operators no plan can hold, so that a program is cut at them: those whose results have sizes that values decide, and those that
+take or give values which only the host has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from .opdef import opdef
+from .operator import Operator, op_types
+from .program import Block, Program
+from .valuetypes import ValueType, on_host
+
+
+class Why(NamedTuple):
+    """What an operator does that no plan can, and what may be done instead, perhaps not in the same place."""
+
+    does: str
+    instead: str
+
+
+_SIZED = Why("makes values whose sizes depend on values", "keep the sizes, with a mask that multiplies or layers.where(condition, x, y)")
+
+
+class Cuts:
+    """Of operators of a block, those that run between plans; there are none where it is false."""
+
+    def __init__(self, block: Block, ops: Sequence[Operator]):
+        self._sized = {name for name in op_types(ops) if opdef(name).sized_by_values}
+        self._kinds: dict[str, ValueType] = {}
+        around: Block | None = block
+        while around is not None:
+            self._kinds = {n: d.type for n, d in around.descs.items() if on_host(d.type)} | self._kinds
+            around = around.parent
+
+    def __bool__(self) -> bool:
+        return bool(self._sized or self._kinds)
+
+    def why(self, op: Operator) -> Why | None:
+        """None of an operator that a plan holds."""
+        if op.type in self._sized:
+            return _SIZED
+        for n in (*op.input_arg_names, *op.output_arg_names) if self._kinds and not op.sub_blocks() else ():
+            if n in self._kinds:
+                return Why(f"works on {n!r}, which is {self._kinds[n]} and for the host alone", "give it tensors of numbers")
+        return None
+
+
+def cutting(program: Program) -> Iterator[tuple[Operator, Why]]:
+    """The operators of all blocks at which a program is cut."""
+    for block in program.blocks:
+        if cuts := Cuts(block, block.oplist):
+            yield from ((op, why) for op in block.oplist if (why := cuts.why(op)) is not None)

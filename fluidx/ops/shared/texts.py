@@ -1,0 +1,68 @@
+"""Strings as arrays of objects: what operators make of them, in programs and in sessions of ONNX models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import ExecutionError
+
+CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+
+
+def texts(shape: Sequence[int], values: Iterable[Any]) -> np.ndarray:
+    """An array of objects; NumPy would look into the values for more axes."""
+    out = np.empty(tuple(shape), object)
+    flat = out.reshape(-1)
+    for k, value in enumerate(values):
+        flat[k] = value
+    return out
+
+
+def concatenated(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Each string of x followed by that of y, of shapes that broadcast."""
+    a, b = np.broadcast_arrays(x, y)
+    return texts(a.shape, (p + q for p, q in zip(a.flat, b.flat, strict=True)))
+
+
+def split(x: np.ndarray, delimiter: str, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The parts of each string along a new last axis, filled up with "", and how many there are; "" stands for blanks."""
+    parts = [text.split(delimiter or None, most) for text in x.flat]
+    counts = np.array([len(p) for p in parts], np.int64)
+    width = int(counts.max(initial=0))
+    padded = (text for p in parts for text in p + [""] * (width - len(p)))
+    return texts((*x.shape, width), padded), counts.reshape(x.shape)
+
+
+def normalized(x: np.ndarray, case: str, sensitive: bool, stopwords: Sequence[str]) -> np.ndarray:
+    """The strings of [C] or [1, C] that are no stop words, in the case asked for; one empty string where none is left."""
+    same = str if sensitive else str.lower
+    stopped = {same(word) for word in stopwords}
+    kept = [CASES[case](word) for word in x.flat if same(word) not in stopped] or [""]
+    return texts((*x.shape[:-1], len(kept)), kept)
+
+
+def matched(x: np.ndarray, pattern: str) -> np.ndarray:
+    """Which strings a pattern of RE2 matches as a whole. Raises ExecutionError for what is no pattern."""
+    try:
+        compiled = re.compile(_python_pattern(pattern), re.ASCII)
+    except re.error as e:
+        raise ExecutionError(f"cannot take the pattern {pattern!r}: {e}") from None
+    return np.array([compiled.fullmatch(text) is not None for text in x.flat], bool).reshape(x.shape)
+
+
+_CLASSES = {
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "ascii": r"\x00-\x7f", "blank": r"\t ", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
+    "graph": "!-~", "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\t\n\v\f\r ", "upper": "A-Z",
+    "word": r"0-9A-Za-z_", "xdigit": "0-9A-Fa-f",
+}  # fmt: skip
+
+
+def _python_pattern(pattern: str) -> str:
+    """A pattern of RE2 in the words of Python: they differ in named classes, quoted text and the end of the text."""
+    pattern = re.sub(r"\\Q(.*?)(\\E|$)", lambda m: re.escape(m[1]), pattern, flags=re.DOTALL)
+    pattern = re.sub(r"\[:(\w+):\]", lambda m: _CLASSES.get(m[1], m[0]), pattern)
+    return re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", pattern)
