@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..ir import flow
 from ..ir.cuts import Cuts
 from ..ir.errors import ProgramError
+from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.valuetypes import on_host
@@ -92,10 +93,23 @@ def _segments(outline: Outline, runs: Sequence[tuple[list[Operator], Operator | 
         fetch = [n for n in writes if n in wanted and carried(n)]
         if host is None:  # the end, where state has the values that are fetched
             fetch += [n for n in dict.fromkeys(outline.fetch) if not carried(n)]
+        _check_rows(ops, fetch, host)
         reads = dict.fromkeys(n for op in ops for n in _needs(program, op))
         planned = Outline(program, ops, tuple([n for n in reads if n in given]), tuple(fetch)) if ops or fetch else None
         yield Segment(planned, host, keeps)
         given.update(n for n in (*writes, *(host.output_arg_names if host is not None else ())) if carried(n))
+
+
+def _check_rows(ops: Sequence[Operator], fetch: Sequence[str], host: Operator | None) -> None:
+    """Raise ProgramError where rows that grow with the rounds of a loop would have to leave their plan."""
+    for op in ops:
+        grows = opdef(op.type).grows
+        if grows and not op.attrs[grows] and (found := [n for n in op.output_arg_names if n in fetch]):
+            between = f"op {host.type} stands between it and the gradient{where(host)}" if host is not None else "it is fetched"
+            raise ProgramError(
+                f"{found[0]!r} keeps what rounds of a loop begin with, as many as there are, for its gradient, and {between}\n  such rows "
+                "do not leave a plan: say with max_rounds how many rounds there are at most"
+            )
 
 
 def _needs(program: Program, op: Operator) -> tuple[str, ...]:

@@ -174,6 +174,8 @@ class OpDef:
     meaning: ClassVar[Callable[..., Any] | None] = None
     # of an op that the proof takes for exact and that is not: (attrs) -> what it does to its values, for the report
     rounds: ClassVar[Callable[..., str] | None] = None
+    # the attribute that says how many rows its result has, where 0 means as many as are written: such rows do not leave their plan
+    grows: ClassVar[str] = ""
     # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks
     repeats: ClassVar[bool] = False
     # it stands for operators that are written out before a program runs

@@ -25,7 +25,8 @@ class While(OpDef):
 
     The body writes the condition and the loop variables in place; shapes stay the same from round to round. `X` lists the outer
     variables that the body reads, `Out` those that it writes. The gradient is a loop that runs the rounds again, the last one first:
-    what their gradients need of the values that a round began with is kept in stashes.
+    what their gradients need of the values that a round began with is kept in stashes. What is drawn at random is drawn once in a run: all
+    rounds of it have the same numbers, those that are run again too.
     """
 
     name = "while"

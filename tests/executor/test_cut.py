@@ -251,3 +251,22 @@ def test_state_may_be_made_by_an_operator_between_plans():
         want = [v for v in values if v > 0]
         found = run({"x": np.float32(values)}, y, kept, exe=exe)
         assert [v.tolist() for v in found] == [[2 * v for v in want], want] and fx.global_scope().get("kept").tolist() == want
+
+
+@pytest.mark.parametrize("most", [0, 5])
+def test_what_a_loop_keeps_for_its_gradient_crosses_a_cut_where_its_rows_are_bounded(most):
+    main = fx.Program("loop")
+    with fx.program_guard(main, fx.Program()):
+        x = fx.data("x", [-1], "float64")
+        x.stop_gradient = False
+        begin = fx.layers.fill_constant([1], "float64", 0.0)
+        _, y = fx.layers.while_loop(lambda i, y: i < 3.0, lambda i, y: [i + 1.0, y * x], [begin, x], max_rounds=most)
+        chosen = fx.layers.masked_select(y, y > 2.0)
+        (g,) = fx.gradients([fx.layers.reduce_sum(chosen)], [x])
+    feed, exe = {"x": np.array([1.0, 2.0])}, fx.Executor()
+    if not most:
+        with pytest.raises(fx.ProgramError, match="op masked_select stands between it and the gradient(.|\\n)*say with max_rounds"):
+            exe.run(main, feed=feed, fetch_list=[g])
+    else:  # y is x to the power of 4, of which 16 is chosen
+        found = exe.run(main, feed=feed, fetch_list=[chosen, g])
+        assert [v.tolist() for v in found] == [[16.0], [0.0, 32.0]]

@@ -216,10 +216,10 @@ def test_a_run_allocates_what_the_plans_say():
     plans = [dry_plan(t.get_trainer_program(r), batch=ranks, fetch=[]) for r in range(ranks)]
     with fx.ParallelExecutor(t, places=fx.cpu_places(ranks)) as exe:
         exe.run_startup()
-        tracemalloc.start()
+        tracemalloc.start(4)
         exe.run(feed=feed, fetch_list=[])
-        arrays_of_plans = tracemalloc.Filter(True, "*/executor/memory.py", domain=np.lib.tracemalloc_domain)
-        arenas = tracemalloc.take_snapshot().filter_traces([arrays_of_plans])
+        arrays_of_bind = tracemalloc.Filter(True, "*/executor/bind.py", all_frames=True, domain=np.lib.tracemalloc_domain)
+        arenas = tracemalloc.take_snapshot().filter_traces([arrays_of_bind])
         tracemalloc.stop()
         for scope, plan in zip(exe.scopes, plans, strict=True):
             assert sum(a.nbytes for a in scope.arrays.values()) == plan.nbytes("state")

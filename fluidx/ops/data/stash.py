@@ -55,6 +55,7 @@ class Stash(OpDef):
     name = "stash"
     inputs = ("X",)
     attrs = {"rounds": 0}
+    grows = "rounds"
     flops = 0
     constant = True
     pattern = "~* -> . * | L()"
