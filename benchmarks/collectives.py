@@ -37,7 +37,7 @@ def calls(nbytes: int) -> int:
 def all_reduce(comm: Any, nbytes: int) -> float:
     """Seconds of one."""
     ranks, count = tuple(range(comm.world_size)), calls(nbytes)
-    x = shared.take(nbytes).view(np.float32) if hasattr(comm.world, "memory") else np.zeros(nbytes // 4, np.float32)
+    x = shared.take(nbytes).view(np.float32) if getattr(comm.world, "memory", None) is not None else np.zeros(nbytes // 4, np.float32)
     if comm.calls is not None:
         return _timed(comm, ranks, native.compile(comm.calls.all_reduce(x, x, "sum", ranks) * count), count)
 
