@@ -30,7 +30,7 @@ from .form import domain_of, opsets_of
 from .limits import room
 from .node import Node
 from .sizes import Open, with_open
-from .values import Later, array_of, each, in_programs, leaves
+from .values import Later, array_of, each, in_float, in_programs, leaves
 
 _ODD = re.compile(r"[^A-Za-z0-9_.@/\-]")
 _SMALL = 64  # elements: constants up to here are operators of the program, larger ones variables that startup fills
@@ -330,7 +330,7 @@ class Importer:
             self.startup.global_block().create_parameter(array.shape, dtype, name)
             NumpyArrayInitializer(array)(parameter, self.startup.global_block())
             return parameter
-        if array.size == 0 or (array.size <= _SMALL and (array == array.flat[0]).all()):
+        if array.size == 0 or (array.size <= _SMALL and (array == array.flat[0]).all() and in_float(array.flat[0])):
             return self.b.fill_constant(shape=array.shape, dtype=dtype, value=float(array.flat[0]) if array.size else 0.0)
         if array.size <= _SMALL:
             return self.b.assign_value(shape=array.shape, dtype=dtype, values=elements(array, dtype))

@@ -10,7 +10,7 @@ import numpy as np
 from ..ir import Builder, TensorType, Variable
 from ..ir.dtypes import as_dtype
 from .errors import OnnxError
-from .values import array_of
+from .values import array_of, in_float
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -73,6 +73,13 @@ class Node:
     def const(self, value: Any, dtype: Any = None) -> Variable:
         """A constant of the program."""
         return self.importer.variable(np.asarray(value, dtype))
+
+    def filler(self, value: np.ndarray) -> float:
+        """The number that an operator fills with, which is the first of an array."""
+        number = value.flat[0]
+        if not in_float(number):
+            raise self.wrong(f"it fills with {number}; a program fills with numbers that a float of 64 bits has, fx.onnx.session runs it")
+        return float(number)
 
     def held(self, array: np.ndarray) -> Any:
         """An array that the node itself holds, as its output."""

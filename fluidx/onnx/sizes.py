@@ -238,7 +238,7 @@ def _filled(n: Node) -> Variable:
     value, shape = n.attr("value", np.zeros(1, np.float32)), _wanted(n, 0)
     at = next(k for k, d in enumerate(shape) if is_open(d))
     known = [d if not is_open(d) or k == at else 1 for k, d in enumerate(shape)]
-    first = _like(n, shape[at], known, at, value.dtype.name, float(value.flat[0]))
+    first = _like(n, shape[at], known, at, value.dtype.name, n.filler(value))
     return _repeated(n, first, [d if is_open(d) and k != at else 1 for k, d in enumerate(shape)])
 
 

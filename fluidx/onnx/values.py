@@ -74,6 +74,15 @@ def dtype_code(dtype: np.dtype) -> int:
     return TensorProto.STRING if dtype.kind in "OSU" else helper.np_dtype_to_tensor_dtype(dtype)
 
 
+def in_float(number: Any) -> bool:
+    """Is it the same number in 64 bits of a float, which operators that fill are told? Integers beyond 2^53 may not be.
+
+    >>> in_float(np.int64(2**53)), in_float(np.int64(2**53 + 1)), in_float(np.float32(0.1))
+    (True, False, True)
+    """
+    return number.dtype.kind not in "iu" or int(float(number)) == int(number)
+
+
 def in_programs(value: Any) -> bool:
     """Does a program compute with it? Others stay on the host: sequences, optionals, strings, dtypes that have no arithmetic."""
     return isinstance(value, np.ndarray) and value.dtype in _HELD

@@ -22,7 +22,7 @@ SCRIPT = str(Path(__file__).with_name("mpi_script.py"))
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(bool(reason := mpi.why_not() or mpirun.why_not()), reason=reason)]
 
 
-@pytest.fixture(scope="module", params=["2 ranks", "4 ranks on 2 hosts", *(["4 ranks"] if ALL else [])])
+@pytest.fixture(scope="module", params=["2 ranks", "4 ranks", "4 ranks on 2 hosts"] if ALL else ["4 ranks on 2 hosts"])
 def ranks(request, tmp_path_factory):
     n = int(request.param[0])
     with ExitStack() as stack:

@@ -340,3 +340,15 @@ def test_an_operator_that_a_later_opset_brought_is_told_with_that_opset():
     model.opset_import[0].version = 21
     with pytest.raises(OnnxError, match="there is no such operator in opset 21; it came with opset 23"):
         fx.onnx.load(model)
+
+
+def test_integers_that_no_float_has_stay_what_they_are():
+    text = """g (int64[1] s, int64[1] x) => (int64[1] z) {
+      big = Constant<value_ints=[9007199254740993]>()
+      z = Add(x, big)
+    }"""
+    assert run(fx.onnx.load(model_of(text)), {"x": np.array([0])}, "z").tolist() == [2**53 + 1]
+    filled = "g (int64[1] s) => (int64[n] y) { y = ConstantOfShape<value=int64[1] {9007199254740993}>(s) }"
+    with pytest.raises(OnnxError, match="it fills with 9007199254740993; a program fills with numbers that a float of 64 bits has"):
+        fx.onnx.load(model_of(filled))
+    assert fx.onnx.session(model_of(filled)).run([np.array([2])])[0].tolist() == [2**53 + 1] * 2

@@ -32,7 +32,7 @@ def computed_tile(n: Node) -> object:
 @computed("ConstantOfShape", 0)
 def computed_constant_of_shape(n: Node) -> object:
     value = n.attr("value", np.zeros(1, np.float32))
-    return n.b.fill_by(n.x(), value=float(value.flat[0]), dtype=value.dtype.name)
+    return n.b.fill_by(n.x(), value=n.filler(value), dtype=value.dtype.name)
 
 
 @computed("Slice", 1, 2)
