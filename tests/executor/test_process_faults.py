@@ -15,6 +15,7 @@ import fluidx as fx
 from fluidx import native
 from fluidx.native import shared
 from tests.executor import faulty
+from tests.sweep import examples
 
 if reason := native.why_not() or shared.why_not():
     pytest.skip(reason, allow_module_level=True)
@@ -144,7 +145,7 @@ def test_random_moments():
     """Ranks that are killed or stopped whenever it may be, while they run."""
     rng = np.random.default_rng(0)
     exe, loss = started("raise", step=-1)
-    for _ in range(5):
+    for _ in range(examples(2, 50)):
         exe.run_startup()
         victim, sign = int(rng.integers(3)), (signal.SIGKILL, signal.SIGSTOP)[rng.integers(2)]
         pid = exe.team.processes[victim].pid
