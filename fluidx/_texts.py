@@ -87,10 +87,21 @@ def write_text(path: str, text: str, constants: Mapping[str, Array]) -> None:
             os.unlink(beside)
 
 
+def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a caller adds to a checkpoint. Raises CheckpointError for what JSON cannot say."""
+    found = dict(extra or {})
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError) as e:
+        said = "numbers, strings, lists and dictionaries"
+        raise CheckpointError(f"extra must be what JSON can say, {said}: {e}; arrays: array.tolist()") from None
+    return found
+
+
 def save_program(path: Any, program: Program, values: Mapping[str, Any], step: int, extra: Mapping[str, Any]) -> None:
     """One file of a program, its constants and the values of its variables."""
     arrays = {**values, **{digest: a.values for digest, a in program.constants().items()}}
-    metadata = {"format": "fluidx", "program": program.to_string(), "step": str(step), "extra": json.dumps(dict(extra))}
+    metadata = {"format": "fluidx", "program": program.to_string(), "step": str(step), "extra": json.dumps(checked_extra(extra))}
     save_arrays(with_suffix(path), arrays, metadata)
 
 

@@ -21,7 +21,7 @@ from ._checks import whole
 from ._files import MANIFEST, CheckpointError, Manifest, Write, manifest_of, place_of, reading, write_together
 from ._safetensors import ArrayFile, arrays_in
 from ._state import persistables, program_or_default
-from ._texts import CONSTANTS, load_constants, parsed, path_of, read_text, save_program
+from ._texts import CONSTANTS, checked_extra, load_constants, parsed, path_of, read_text, save_program
 from ._version import __version__
 from .ir import FluidxError, ParseError, Program, Var
 from .ir.jsonform import from_json, to_json
@@ -59,7 +59,7 @@ def _snapshot(program: Program, executor: Any, extra: Mapping[str, Any] | None, 
         "world_size": len(held),
         "step": _state.step(program, executor),
         "layout": to_json(layout),
-        "extra": dict(extra or {}),
+        "extra": checked_extra(extra),
     }
     arrays: dict[str, Any] = {_file_of(r): {n: np.array(a) if copies else a for n, a in of.items()} for r, of in enumerate(held)}
     if constants := program.constants():
@@ -82,7 +82,7 @@ class _Shards:
     def __init__(self, folder: str, manifest: Manifest | None, stack: ExitStack):
         self.folder, self.stack = folder, stack
         if manifest is None or "layout" not in manifest.about:
-            raise CheckpointError(f"{folder} holds no checkpoint: it has no {MANIFEST} that save_shards wrote")
+            raise CheckpointError(f"{folder} holds no checkpoint: it has no {MANIFEST} that fx.io.save(..., sharded=True) wrote")
         self.manifest, self.about = manifest, manifest.about
         try:
             layout = from_json(self.about["layout"])

@@ -111,6 +111,8 @@ def load(program: Program | None, model_path: Any, executor: Any = None, var_lis
         return load_shards(program, model_path, executor, None if var_list is None else [_record(program, v) for v in var_list])
     wanted = persistables(program) if var_list is None else [_record(program, v) for v in var_list]
     said = _load_all(with_suffix(model_path), wanted, executor)
+    if said.get("format") != "fluidx":  # of another tool, whose metadata are its own
+        return {}
     if var_list is None and "step" in said:
         set_step(program, executor, int(said["step"]))
     return json.loads(said.get("extra", "{}"))

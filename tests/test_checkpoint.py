@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import fluidx as fx
 from fluidx.io import CheckpointError, CheckpointManager
@@ -169,6 +170,21 @@ def test_what_a_checkpoint_lacks_or_has_otherwise_is_said_and_nothing_is_set(tmp
         (tmp_path / "empty").mkdir()
         with pytest.raises(CheckpointError, match="empty holds no checkpoint"):
             fx.io.load(main, tmp_path / "empty")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_json_cannot_say_is_refused_before_anything_is_written(tmp_path, sharded):
+    with pytest.raises(CheckpointError, match=r"extra must be what JSON can say, .*ndarray.*; arrays: array.tolist\(\)"):
+        fx.io.save(fx.Program("empty"), tmp_path / "c", sharded=sharded, extra={"rows": np.ones(2)})
+    assert os.listdir(tmp_path) == []
+
+
+def test_metadata_of_other_tools_are_not_taken_for_ones_own(tmp_path):
+    main = fx.Program("net")
+    main.global_block().create_var("w", [2], "float32", persistable=True)
+    save_file({"w": np.ones(2, "float32")}, tmp_path / "m.safetensors", {"step": "epoch 3", "extra": "none"})
+    with fx.scope_guard(fx.Scope()):
+        assert fx.io.load(main, tmp_path / "m") == {} and fx.global_scope().get("w").tolist() == [1, 1]
 
 
 def test_a_manager_keeps_the_newest_and_goes_on_from_them(tmp_path):
