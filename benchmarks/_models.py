@@ -291,18 +291,16 @@ def start(scope: Any, c: Case) -> None:
         scope.set(name, value)
 
 
-def fluidx_ranks_step(c: Case, strategy: str, ranks: int) -> Callable[[], Any]:
-    """A step of ranks that are threads. Every rank gets a batch, the same one, so the loss is that of one device."""
+def fluidx_ranks_step(c: Case, strategy: str, ranks: int, places: Any) -> Callable[[], Any]:
+    """A step of ranks. Every one gets a batch, the same one, so the loss is that of one device."""
     import fluidx as fx
 
     m = fluidx_model(c)
     t = fx.DistributeTranspiler(strategy).transpile(program=m.main, startup_program=m.startup, trainers=ranks)
-    exe = fx.ParallelExecutor(t, places=fx.cpu_places(ranks))
+    exe = fx.ParallelExecutor(t, places=places)
     exe.run_startup()
-    for scope in exe.scopes:
-        for name, value in {**c.parameters, **c.moving}.items():
-            if name in scope.arrays and scope.arrays[name].shape == value.shape:
-                scope.set(name, value)
+    for name, value in {**c.parameters, **c.moving}.items():
+        exe.set_state(name, value)
     feed = {name: np.concatenate([value] * ranks) for name, value in m.feed.items()}
     return lambda: exe.run([m.result], feed)[0].item()
 

@@ -55,10 +55,10 @@ def has(peer: str, model: str) -> bool:
 
 
 def _import_only(peer: str) -> None:
-    if peer.startswith(("fluidx", "reduce_threads")):
+    if peer.startswith("fluidx"):
         import fluidx
         import fluidx.native  # noqa: F401
-    elif peer.startswith(("torch", "reduce_gloo")):
+    elif peer.startswith("torch"):
         import torch  # noqa: F401
     elif peer == "jax":
         import jax  # noqa: F401
@@ -68,13 +68,9 @@ def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]
     """The step of a peer."""
     import _models
 
-    if peer.startswith("reduce_"):
-        return _reduce_threads(int(model)) if peer == "reduce_threads" else _reduce_gloo(peer, int(model))
     c = _models.case(model)
-    if peer.startswith("fluidx_ranks:"):
-        _, strategy, *overlap = peer.split(":")
-        os.environ["FLUIDX_OVERLAP"] = overlap[0] if overlap else "auto"
-        return _models.fluidx_ranks_step(c, strategy, 2)
+    if peer.startswith(("fluidx_threads:", "fluidx_team:", "fluidx_rank:")):
+        return _ranks(peer, c)
     if peer.startswith("fluidx"):
         return _models.fluidx_step(c, train, "NHWC" if peer == "fluidx_nhwc" else "NCHW")
     if peer.startswith("torch") or peer == "onnxruntime":
@@ -94,6 +90,20 @@ def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]
     raise SystemExit(f"there is no peer {peer!r}; there are {', '.join(LEGEND)}")
 
 
+def _ranks(peer: str, c: Any) -> Callable[[], Any]:
+    """The step of two ranks; `fluidx_rank:rank:job:...` is one of them, launched."""
+    import _models
+
+    import fluidx as fx
+
+    body, *of, strategy, overlap = peer.split(":")
+    os.environ["FLUIDX_OVERLAP"] = overlap
+    if body == "fluidx_rank":
+        os.environ |= {"FLUIDX_RANK": of[0], "FLUIDX_WORLD_SIZE": "2", "FLUIDX_JOB": of[1]}
+        return _models.fluidx_ranks_step(c, strategy, 2, None)
+    return _models.fluidx_ranks_step(c, strategy, 2, fx.cpu_places(2) if body == "fluidx_threads" else fx.process_places(2))
+
+
 def _join_gloo(peer: str) -> int:
     """Join the group of `name:rank:file`; the number of its ranks."""
     import torch
@@ -101,61 +111,6 @@ def _join_gloo(peer: str) -> int:
     _, rank, store = peer.split(":")
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=int(rank), world_size=2)
     return 2
-
-
-def _reduce_gloo(peer: str, nbytes: int) -> Callable[[], Any]:
-    """all_reduce of float32 in place, the other rank being another process."""
-    import torch
-
-    torch.set_num_threads(1)
-    _join_gloo(peer)
-    x = torch.zeros(nbytes // 4)
-
-    def step() -> float:
-        torch.distributed.all_reduce(x)
-        return 0.0
-
-    return step
-
-
-def _reduce_threads(nbytes: int) -> Callable[[], Any]:
-    """The same between two ranks of fluidx that are threads, as a rank's program does it: a call in a block of them.
-
-    `step.many(n)` gives the seconds of n calls on rank 0.
-    """
-    import threading
-
-    import numpy as np
-
-    from fluidx import native
-    from fluidx.comm.threads import ThreadWorld
-
-    world, together = ThreadWorld(2), 8
-    comms = [world.communicator(r) for r in range(2)]
-    xs = [np.zeros(nbytes // 4, "float32") for _ in range(2)]
-    blocks = [native.compile(c.calls.all_reduce(x, x, "sum", (0, 1)) * together) for c, x in zip(comms, xs, strict=True)]
-
-    def rank(r: int, n: int) -> list[float]:
-        seconds = []
-        for _ in range(-(-n // together)):
-            start = time.perf_counter()
-            blocks[r]()
-            seconds.append((time.perf_counter() - start) / together)
-        return seconds
-
-    def many(n: int) -> list[float]:
-        other = threading.Thread(target=rank, args=(1, n))
-        other.start()
-        seconds = rank(0, n)
-        other.join()
-        return seconds
-
-    def step() -> float:
-        many(1)
-        return 0.0
-
-    step.many = many  # type: ignore[attr-defined]
-    return step
 
 
 def memory() -> dict[str, float]:
@@ -330,7 +285,7 @@ def environment(peer: str, threads: int) -> dict[str, str]:
         env["FLUIDX_KERNELS"] = "numpy"
     if peer.startswith("torch") and (library := mkl_fast_path()[0]):
         env["LD_PRELOAD"] = library
-    if peer.startswith(("torch_ddp", "reduce_gloo")):
+    if peer.startswith("torch_ddp"):
         env["GLOO_SOCKET_IFNAME"] = "lo"
     return env
 

@@ -1,18 +1,22 @@
-"""all_reduce between ranks of one host: threads, processes, MPI where mpi4py is installed, and what memory allows.
+"""all_reduce between ranks of one host: threads, processes, MPI where mpi4py is installed, gloo where PyTorch is, and what memory allows.
 
-float32 in place, several a call, by blocks of C calls. "MPI" is its own Allreduce; "messages" is what fluidx makes of MPI's messages
-between two ranks, as where ranks are on several hosts: in rank order and with a deadline. "bound" is the time in which as many processes
-copy an array of that size each, all at once: an all_reduce among two reads and writes as much, and in place it spares what a copy reads to
-write. A rank's figure is the mean of its calls in a round, a round's that of its slowest rank.
+float32 in place, several a call, by blocks of C calls. "MPI" and "gloo" are what those libraries call all_reduce, between processes;
+"messages" is what fluidx makes of MPI's messages between two ranks, as where ranks are on several hosts: in rank order and with a deadline.
+"bound" is the time in which as many processes copy an array of that size each, all at once: an all_reduce among two reads and writes as
+much, and in place it spares what a copy reads to write. A rank's figure is the mean of its calls in a round, a round's that of its slowest
+rank.
 
     --ranks 2   --sizes 4096,...   --rounds 10   --save
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -86,6 +90,34 @@ if comm.rank == 0:
 """
 
 
+_GLOO = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+(rank, ranks, nbytes, count), store = map(int, sys.argv[1:5]), sys.argv[5]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", "file://" + store, rank=rank, world_size=ranks)
+x = torch.zeros(nbytes // 4)
+for k in range(2):
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        dist.all_reduce(x)
+    mean = (time.perf_counter() - start) / count
+print(mean, flush=True)
+os._exit(0)  # its threads have nothing to say at the end
+"""
+
+
+def gloo(ranks: int, nbytes: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-W", "ignore", "-c", _GLOO]
+        told = [str(ranks), str(nbytes), str(calls(nbytes)), f"{folder}/store"]
+        environ = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+        peers = [subprocess.Popen([*words, str(r), *told], stdout=subprocess.PIPE, env=environ) for r in range(ranks)]
+        return max(float(p.communicate(timeout=300)[0]) for p in peers)
+
+
 def mpi(ranks: int, nbytes: int) -> float:
     args, environ = mpirun.command(ranks, [sys.executable, "-c", _MPI, str(nbytes), str(calls(nbytes))])
     return float(subprocess.run(args, check=True, capture_output=True, text=True, env=environ).stdout)
@@ -105,6 +137,8 @@ def main() -> None:
         messages = job.ranks(ranks, 60.0)
         ways["messages"] = lambda n: max(messages.each("collectives:all_reduce", [n]))
         ways["MPI"] = lambda n: mpi(ranks, n)
+    if find_spec("torch") is not None:
+        ways["gloo"] = lambda n: gloo(ranks, n)
     log(f"all_reduce of float32 among {ranks} ranks, in place; microseconds")
     for nbytes in map(int, option("sizes", SIZES).split(",")):
         found: dict[str, list[float]] = {name: [] for name in ways}

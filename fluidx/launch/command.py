@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..comm import mpirun
 from ..executor import watch
@@ -48,22 +49,25 @@ def run(
     if backend == "mpi":
         return _mpi(script, args, ranks, hosts, metrics)
     with _log(metrics) as log:
+        hear = log.take if log.shown or log.file is not None else None
         if backend == "processes":
-            return launcher.run(script, args, ranks, restarts, say, timeout=timeout, everything=everything, hear=log.take)
+            return launcher.run(script, args, ranks, restarts, say, timeout=timeout, everything=everything, hear=hear)
         os.environ.update(CPU_NUM=str(ranks), FLUIDX_WORLD_SIZE=str(ranks))
-        with heard(Told(log.take)):
+        with heard(hear):
             run_script(script, args)
     return 0
 
 
 @contextmanager
-def heard(told: Told) -> Iterator[None]:
-    """A time in which somebody hears what runs fetch."""
-    watch.listeners.append(told)
+def heard(hear: Callable[[Any], None] | None) -> Iterator[None]:
+    """A time in which `hear`, if there is one, is told what runs fetch."""
+    told = [] if hear is None else [Told(hear)]
+    watch.listeners += told
     try:
         yield
     finally:
-        watch.listeners.remove(told)
+        for one in told:
+            watch.listeners.remove(one)
 
 
 def _log(path: Path | None) -> Log:

@@ -51,7 +51,7 @@ class Job:
         self, script: str, args: Sequence[str], ranks: int, timeout: float | None = None, everything: bool = False, restart: int = 0,
         hear: Callable[[Any], None] | None = None,
     ):  # fmt: skip
-        """`everything`: show what all ranks print, each line with its rank. `hear` is given what ranks tell beside how they end."""
+        """`everything`: show what all ranks print, each line with its rank. `hear` is given what rank 0 fetches, if there is one."""
         if reason := native.why_not() or shared.why_not():
             raise ExecutionError(f"--backend processes needs the C kernels and shared memory: {reason}; --backend threads needs neither")
         self.ranks, self.everything = ranks, everything
@@ -60,7 +60,7 @@ class Job:
         cores_of(ranks)  # refused here, not by each rank
         self.given = {
             "ranks": ranks, "timeout": self.timeout, "threads": max(1, native.num_threads() // ranks), "script": script,
-            "args": list(args), "restart": restart, "job": secrets.token_hex(8),
+            "args": list(args), "restart": restart, "job": secrets.token_hex(8), "heard": hear is not None,
         }  # fmt: skip
         self.processes: list[Process] = []
         self.failures: dict[int, Failure] = {}
@@ -169,7 +169,7 @@ class Job:
         elif "how" in message:
             self._fail(Failure(rank, message["how"], message["text"], message["trace"], at=message["at"]))
         else:
-            self.hear(message)
+            self.hear(message["fetched"])
 
     def _close(self, rank: int, status: int) -> None:
         """A rank's process has ended."""

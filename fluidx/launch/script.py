@@ -48,8 +48,8 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
             channel.send(message)
 
     enter(Member(Launched("fluidx run", rank, ranks, ranks, given["job"]), world, tell))
-    if rank == 0:
-        watch.listeners.append(Told(tell))
+    if rank == 0 and given["heard"]:
+        watch.listeners.append(Told(lambda record: tell({"fetched": record})))
     atexit._clear()  # what the process that started this one had
     status = _run(given["script"], given["args"], world, tell)
     threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter ends: wait for the script's threads,
