@@ -17,6 +17,7 @@ from .errors import ProgramError, nearest
 from .operator import BlockRef, Frozen, Operator, normalize_attr
 from .pattern import Pattern, Types, check_exceptions, parse_pattern
 from .types import TensorType
+from .unranked import at_any_rank
 from .valuetypes import AnyRankType, kind_of
 
 
@@ -277,16 +278,16 @@ class OpDef:
     @classmethod
     def typed(cls, *types: Any, **attrs: Any) -> Any:
         """What `infer` says of types that the op takes at all; ProgramError for others."""
-        ranked = True
+        unranked = []
         for k, t in enumerate(types):
             for one in t if t.__class__ is list else (t,):
                 if one is not None and (one.__class__ is not TensorType or one.dtype in _NO_NUMBERS):
                     cls._check_taken(cls.in_slots[k].name, one)
-                    ranked = ranked and (one.__class__ is not AnyRankType or "tensor of any rank" in cls.beyond_tensors)
-        if ranked:
+                    if one.__class__ is AnyRankType and one.kind not in cls.beyond_tensors:
+                        unranked.append(one)
+        if not unranked:
             return cls.infer(*types, **attrs)
-        made = cls.infer(*(t if t is None else TensorType(t.dtype, ()) for t in types), **attrs)
-        return AnyRankType(made.dtype)
+        return at_any_rank(f"op {cls.name}", lambda *ranked: cls.infer(*ranked, **attrs), types, unranked)
 
     @classmethod
     def _check_taken(cls, slot: str, t: Any) -> None:
@@ -295,7 +296,7 @@ class OpDef:
                 raise ProgramError(f"op {cls.name} does not compute in {t.dtype}, found {t}; cast it to float32 or int32 first")
             return
         kind = kind_of(t)
-        if kind in cls.beyond_tensors or t.__class__ is AnyRankType and cls.element is not None and t.dtype not in _NO_NUMBERS:
+        if kind in cls.beyond_tensors or t.__class__ is AnyRankType and t.dtype not in _NO_NUMBERS:
             return
         if kind == "string":
             raise ProgramError(f"op {cls.name} takes no strings, found {t} as {slot}; make numbers of them, with string_equal")

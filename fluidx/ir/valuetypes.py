@@ -174,6 +174,11 @@ def kind_of(t: Any) -> str:
     return "" if isinstance(t, TensorType) else t.kind
 
 
+def is_ranked(*types: Any) -> bool:
+    """Are they types of tensors whose numbers of axes are known?"""
+    return all(t.__class__ is TensorType for t in types)
+
+
 def on_host(t: Any) -> bool:
     """Has the host alone values of a type?"""
     return t.__class__ is not TensorType and t.__class__ is not AnyRankType or t.dtype == "string"

@@ -412,6 +412,7 @@ class ScatterGrad(OpDef):
 
     @staticmethod
     def infer(ids, g, *, overwrite):
+        _row_ids("scatter_grad", "Ids", ids)
         return g, g.with_shape((ids.shape[0], *g.shape[1:]))
 
     @staticmethod

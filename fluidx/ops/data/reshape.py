@@ -14,6 +14,7 @@ from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
+from ...ir.valuetypes import is_ranked
 from ...ir.words import but, fold, letters, match_axes
 from ..shared.native import copy_calls
 from ..shared.samples import f32
@@ -77,9 +78,11 @@ def _resolve(op: str, x: TensorType, shape: Sequence[int]) -> tuple[int, ...]:
 
 def _reshape_back(b: Any, x: Any, g: Any) -> Any:
     """`g` in the shape of `x`: a plain reshape that leaves the first size open where the others are known, so the batch may vary."""
+    if not is_ranked(x.desc.type):
+        return b.reshape_grad(g, x)
     if x.ndim == 0:
         return b.reshape(g, shape=())
-    if x.ndim > 0 and all(d > 0 for d in x.shape[1:]):
+    if all(d > 0 for d in x.shape[1:]):
         return b.reshape(g, shape=(-1, *x.shape[1:]))
     return b.reshape_grad(g, x)
 

@@ -147,7 +147,7 @@ class GhostBatchNormGrad(OpDef):
 
     @staticmethod
     def infer(x, scale, mean, inv, g, *, sub_batches, data_layout):
-        if any(not meet(t.shape[0], sub_batches) for t in (mean, inv)):
+        if any(t.ndim != 2 or not meet(t.shape[0], sub_batches) for t in (mean, inv)):
             raise ProgramError(f"op ghost_batch_norm_grad needs statistics of {sub_batches} runs, got {mean} and {inv}")
         return x, scale, scale
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ir.errors import ProgramError
 from ...ir.types import ANY, common_size
+from ...ir.valuetypes import is_ranked
 
 
 def broadcast_size(p: int, q: int) -> int | None:
@@ -72,6 +73,8 @@ def reduced(b: Any, g: Any, like: Any, out: Any, *others: Any, axis: int = -1, s
 
     `others` are the operands that `like` met, `stop` the end of the axes that broadcast.
     """
+    if not is_ranked(like.desc.type, out.desc.type):
+        return b.reduce_to(g, like, axis=axis)
     alike = like.shape[:stop] == out.shape[:stop]
     # an open axis may have met a larger one
     if alike and (ANY not in like.shape or all(ANY not in y.shape for y in others) or b.sizes.equal(like, out, stop)):
