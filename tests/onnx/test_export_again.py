@@ -18,6 +18,7 @@ from .written import WRITTEN, built, close, lenet, transformer  # noqa: E402
 
 # Operators of which an import makes other operators than those that were written, and why. All others come back node by node.
 OTHERWISE = {
+    "accuracy": "of known sizes the number of rows is known",
     "argsort": "TopK of as many as there are is read as one of a known number",
     "assign_value": "a large constant becomes a variable, which an Identity hands out",
     "conv2d_transpose": "output_size becomes a window that reaches further, and what is cut off it",
@@ -26,6 +27,7 @@ OTHERWISE = {
     "fill_constant_batch_size_like": "of known sizes it is a constant",
     "fill_zeros_like": "of known sizes it is a constant",
     "gather_nd": "positions along several axes are read as positions in all of them laid out flat",
+    "label_smooth": "of known sizes the share of a class is known",
     "layer_norm": "without Scale it has one of ones, which is laid out as the axes are",
     "masked_select": "Compress is read as the places that are chosen, and what lies there",
     "norm": "a sum of squares is read as squares and their sum",
@@ -37,6 +39,10 @@ OTHERWISE = {
     "reduce_to": "of known sizes the shape is known",
     "reshape": "nothing is to be done where nothing is in it",
     "roi_pool": "MaxRoiPool has the number of the image beside its regions, which are read apart",
+    "scaled_dot_product_attention": "of known sizes what causal rows see is known",
+    "scatter": "ScatterND is read as a scatter of which it is not known that no id comes twice",
+    "scatter_fold": "positions are laid out flat when they are read",
+    "scatter_nd_add": "positions along several axes are read as positions in all of them laid out flat",
     "shape": "of known sizes it is known",
     "softmax": "along another axis than fluid's it is written out",
     "squared_l2_norm": "a sum of squares is read as squares and their sum",

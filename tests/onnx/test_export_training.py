@@ -165,7 +165,7 @@ def test_dropout_drops_in_a_step_and_its_gradient_follows_its_mask():
 
 def test_what_cannot_be_trained_in_a_model_is_refused():
     trained = Trained(transformer, PLAIN["sgd"])
-    with pytest.raises(fx.onnx.OnnxError, match="one operator of program transformer .*\n.*its ScatterND adds from opset 16 on"):
+    with pytest.raises(fx.onnx.OnnxError, match="one operator of program transformer .*\n.*its ScatterND has add from opset 16 on"):
         trained.model(opset=15)
     with pytest.raises(fx.onnx.OnnxError, match="6 operators of program images .*\n.* = ftrl"):
         Trained(images, lambda: fx.optimizer.Ftrl(0.1)).model()

@@ -39,6 +39,8 @@ def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = N
 
 def _flat(n: Node, ids: Variable, sizes: Sequence[int]) -> Variable:
     """Positions along several axes, which the last axis of `ids` holds, as a vector of positions in those axes laid out flat."""
+    if len(sizes) == 1:
+        return reshaped(n, ids, (mul_sizes(ids.shape),))
     strides = np.reshape([prod(sizes[k + 1 :]) for k in range(len(sizes))], (1,) * (len(ids.shape) - 1) + (len(sizes),))
     flat = n.b.reduce_sum(n.b.elementwise_mul(ids, n.const(strides, ids.dtype)), dim=(-1,))
     return reshaped(n, flat, (mul_sizes(ids.shape[:-1]),))

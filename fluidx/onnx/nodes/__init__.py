@@ -18,8 +18,8 @@ Writer = Callable[["Op"], "str | Mapping[str, Any]"]
 NODES: dict[str, Writer] = {}
 
 _FILES: tuple[str, ...] = (
-    "elementwise", "layout", "loss", "product", "norm", "window", "image", "selection", "control", "grad", "norm_grad", "window_grad",
-    "update",
+    "elementwise", "layout", "loss", "loss_each", "product", "attention", "norm", "window", "image", "selection", "scatter", "control",
+    "grad", "norm_grad", "window_grad", "update",
 )  # fmt: skip
 
 

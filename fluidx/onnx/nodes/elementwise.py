@@ -156,7 +156,7 @@ def by_expression(op: Op) -> str:
     axis = op.attrs.get("axis", -1)
     values: dict[str, str] = {_SYMBOLS.get(s, s.lower()): _aligned(op, s, axis if s == "Y" else -1) for s in slots}
     expr = substitute(expr, {n: lift(v) for n, v in op.attrs.items() if n != "axis"})
-    found = _written(op, expr, values, {})
+    found = written_out(op, expr, values)
     return found if symbols(expr) else op.emit("Expand", found, op.emit("Shape", op[slots[0]]))
 
 
@@ -173,6 +173,11 @@ def _aligned(op: Op, slot: str, axis: int) -> str:
         return op[slot]
     ndim = op.type_of(slot).ndim
     return op.emit("Unsqueeze", op[slot], op.ints(range(ndim, ndim + behind)))
+
+
+def written_out(op: Op, e: Expr, values: Mapping[str, str]) -> str:
+    """The nodes of an expression of values by the names of its symbols. Its numbers have the dtype of the first operand."""
+    return _written(op, e, values, {})
 
 
 def _written(op: Op, e: Expr, values: Mapping[str, str], seen: dict[Expr, str]) -> str:

@@ -192,6 +192,24 @@ def slice_grad(op: Op) -> str:
     return op.emit("Pad", op["Out@GRAD"], op.ints([*before, *behind]))
 
 
+@nodes("pad2d_grad")
+def pad2d_grad(op: Op) -> str:
+    """What lies inside of the padding."""
+    if op.attrs["mode"] != "constant":
+        raise op.wrong(f"what mode {op.attrs['mode']!r} repeats adds up at the border, which is not written")
+    (top, bottom, left, right), first = op.attrs["paddings"], 1 if op.attrs["data_format"] == "NHWC" else 2
+    ends = [-n or np.iinfo(np.int64).max for n in (bottom, right)]
+    return op.emit("Slice", op["Out@GRAD"], op.ints([top, left]), op.ints(ends), op.ints([first, first + 1]))
+
+
+@nodes("diag_grad")
+def diag_grad(op: Op) -> str:
+    g, size = op["Out@GRAD"], op.type_of("Out@GRAD").shape[0]
+    if size == ANY:
+        raise op.wrong("the size of the matrix is open")
+    return op.reduced("ReduceSum", op.emit("Where", op.const(np.eye(size, dtype=bool)), g, number(op, 0, "Out@GRAD")), [1], False)
+
+
 @nodes("expand_grad")
 def expand_grad(op: Op) -> str:
     x, g = op.type_of("X").shape, op.type_of("Out@GRAD").shape
@@ -200,39 +218,3 @@ def expand_grad(op: Op) -> str:
     if paired.count(ANY) > 1:
         raise op.wrong("more than one size of it is open")
     return op.reduced("ReduceSum", op.emit("Reshape", op["Out@GRAD"], op.ints(paired)), range(0, len(paired), 2), False)
-
-
-# -- looked up ----------------------------------------------------------------------------------------------------------------
-
-
-def _added(op: Op, like: str, places: str, values: str) -> str:
-    """Zeros in the shape of an operand with values added at places."""
-    if op.opset < 16:
-        raise op.wrong("its ScatterND adds from opset 16 on")
-    zeros = op.emit("ConstantOfShape", op.emit("Shape", op[like]), value=op.tensor(np.zeros(1, np_dtype(op.dtype(like)))))
-    return op.emit("ScatterND", zeros, places, values, reduction="add")
-
-
-def _places(op: Op, slot: str) -> str:
-    ids = op.emit("Reshape", op[slot], op.ints([-1, 1]))
-    return ids if op.dtype(slot) == "int64" else op.emit("Cast", ids, to=op.code("int64"))
-
-
-@nodes("lookup_table_grad")
-def lookup_table_grad(op: Op) -> str:
-    places, pad = _places(op, "Ids"), op.attrs["padding_idx"]
-    g = op.emit("Reshape", op["Out@GRAD"], op.ints([-1, op.type_of("W").shape[1]]))
-    if pad != -1:
-        padding = op.emit("Equal", places, op.const(np.array(pad, np.int64)))
-        g = op.emit("Where", padding, number(op, 0, "W"), g)
-    return _added(op, "W", places, g)
-
-
-@nodes("gather_grad")
-def gather_grad(op: Op) -> str:
-    return _added(op, "X", _places(op, "Index"), op["Out@GRAD"])
-
-
-@nodes("gather_nd_grad")
-def gather_nd_grad(op: Op) -> str:
-    return _added(op, "X", op.emit("Cast", op["Index"], to=op.code("int64")), op["Out@GRAD"])

@@ -102,12 +102,27 @@ def index_select(op: Op) -> str:
     return op.emit("Gather", op["X"], op["Index"], axis=op.attrs["dim"])
 
 
-@nodes("flip")
+@nodes("flip", "reverse")
 def flip(op: Op) -> str:
     """Backwards from the last element to before the first, which -1 would not say."""
-    dims = op.attrs["dims"]
+    dims = op.attrs["dims" if op.type == "flip" else "axis"]
     least, ones = [np.iinfo(np.int64).min] * len(dims), [-1] * len(dims)
     return op.emit("Slice", op["X"], op.ints(ones), op.ints(least), op.ints(dims), op.ints(ones))
+
+
+@nodes("roll")
+def roll(op: Op) -> str:
+    """Along each axis, or flattened, the end before the beginning."""
+    t, dims = op.type_of("X"), op.attrs["dims"]
+    sizes = [t.shape[d] for d in dims] or [t.numel]
+    if any(size < 0 for size in sizes):
+        raise op.wrong("an axis that it rolls is open")
+    x = op["X"] if dims else op.emit("Reshape", op["X"], op.ints([-1]))
+    for axis, shift, size in zip(dims or (0,), op.attrs["shifts"], sizes, strict=True):
+        if size and shift % size:
+            end, start = op.several("Split", 2, x, op.ints([size - shift % size, shift % size]), axis=axis)[::-1]
+            x = op.emit("Concat", end, start, axis=axis)
+    return x if dims else op.emit("Reshape", x, op.ints(t.shape))
 
 
 @nodes("expand")
@@ -227,10 +242,25 @@ def assign_value(op: Op) -> str:
     return op.emit("Constant", value=op.tensor(np.array(a["values"], np_dtype(a["dtype"])).reshape(a["shape"])))
 
 
-@nodes("range")
+@nodes("range", "linspace", "eye")
 def numbers(op: Op) -> str:
     a = op.attrs
-    return op.emit("Constant", value=op.tensor(np.arange(a["start"], a["end"], a["step"]).astype(np_dtype(a["dtype"]))))
+    if op.type == "range":
+        value = np.arange(a["start"], a["end"], a["step"])
+    elif op.type == "linspace":
+        value = np.linspace(a["start"], a["stop"], a["num"])
+    else:
+        rows, columns = op.out_type("Out").shape
+        value = np.eye(rows, columns)
+    return op.emit("Constant", value=op.tensor(value.astype(np_dtype(a["dtype"]))))
+
+
+@nodes("diag")
+def diag(op: Op) -> str:
+    size, zero = op.type_of("Diagonal").shape[0], op.const(np.zeros((), np_dtype(op.dtype("Diagonal"))))
+    if size == ANY:
+        raise op.wrong("the size of the matrix is open")
+    return op.emit("Where", op.const(np.eye(size, dtype=bool)), op.emit("Unsqueeze", op["Diagonal"], op.ints([1])), zero)
 
 
 @nodes("fill_zeros_like", "fill_any_like")

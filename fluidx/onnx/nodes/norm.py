@@ -10,7 +10,8 @@ import numpy as np
 from ...ir.dtypes import np_dtype
 from ...ir.types import ANY
 from . import nodes
-from .norm_grad import in_training, row_statistics
+from .grad import number
+from .norm_grad import in_training, neighbours, row_statistics
 from .window import channels_first
 
 if TYPE_CHECKING:
@@ -143,10 +144,14 @@ def _by_channel(op: Op, channels: int) -> list[str]:
 
 
 @nodes("lrn")
-def lrn(op: Op) -> str:
-    """ONNX takes the mean of squares where fluid takes their sum."""
-    a = op.attrs
-    return op.emit("LRN", op["X"], size=a["n"], bias=a["k"], alpha=a["alpha"] * a["n"], beta=a["beta"])
+def lrn(op: Op) -> dict[str, str]:
+    """ONNX takes the mean of squares where fluid takes their sum, and does not hand the bracket out."""
+    a, x = op.attrs, op["X"]
+    found = {"Out": op.emit("LRN", x, size=a["n"], bias=a["k"], alpha=a["alpha"] * a["n"], beta=a["beta"])}
+    if op.is_used("MidOut"):
+        squares = neighbours(op, op.emit("Mul", x, x))
+        found["MidOut"] = op.emit("Add", op.emit("Mul", squares, number(op, a["alpha"], "X")), number(op, a["k"], "X"))
+    return found
 
 
 @nodes("norm")

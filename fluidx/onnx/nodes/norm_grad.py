@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...ir.dtypes import np_dtype
 from ...ir.types import ANY
 from . import nodes
 from .grad import count, number
+from .window import channels_first, first
 
 if TYPE_CHECKING:
     from ..export import Op
@@ -105,3 +107,75 @@ def _row_grad(op: Op, normal: str, inverse: str, rows: Sequence[int], sizes: Seq
     if centered:
         g = op.emit("Sub", g, op.reduced("ReduceMean", g, rows, True))
     return op.emit("Mul", op.emit("Sub", g, along), inverse)
+
+
+# -- groups of channels, and rows of any axis -----------------------------------------------------------------------------------
+
+
+@nodes("group_norm_grad")
+def group_norm_grad(op: Op) -> dict[str, str]:
+    root = op.emit("Sqrt", op.emit("Add", op["Variance"], number(op, op.attrs["epsilon"], "Variance")))
+    return _groups_grad(op, op.attrs["groups"], op["Mean"], op.emit("Reciprocal", root), op.attrs["data_layout"])
+
+
+@nodes("instance_norm_grad")
+def instance_norm_grad(op: Op) -> dict[str, str]:
+    channels = op.type_of("X").shape[1]
+    if channels == ANY:
+        raise op.wrong("the number of channels is open")
+    by_image = op.ints([-1, channels])
+    mean, inverse = (op.emit("Reshape", op[slot], by_image) for slot in ("SavedMean", "SavedVariance"))
+    return _groups_grad(op, channels, mean, inverse, "NCHW")
+
+
+def _groups_grad(op: Op, groups: int, mean: str, inverse: str, layout: str) -> dict[str, str]:
+    """`mean` and `inverse` are [N, groups]. The channels of a group and their pixels are the rows that are normalized."""
+    if op.has("Scale") and op.dtype("Scale") != op.dtype("X"):
+        raise op.wrong("its weights are wider than what it normalizes")
+    ndim, found = op.type_of("X").ndim, {}
+    rows, mean, inverse = op.ints([0, groups, -1]), _seen(op, mean, [2]), _seen(op, inverse, [2])
+
+    def grad(x: str) -> str:
+        g = first(op, "Y@GRAD", layout)
+        normal = op.emit("Mul", op.emit("Sub", op.emit("Reshape", x, rows), mean), inverse)
+        others = [k for k in range(ndim) if k != 1]
+        if op.op.outputs.get("Scale@GRAD"):
+            each = op.emit("Mul", g, op.emit("Reshape", normal, op.emit("Shape", x)))
+            found["Scale@GRAD"] = op.reduced("ReduceSum", each, others, False)
+        if op.op.outputs.get("Bias@GRAD"):
+            found["Bias@GRAD"] = op.reduced("ReduceSum", g, others, False)
+        if op.has("Scale"):
+            g = op.emit("Mul", g, op.emit("Unsqueeze", op["Scale"], op.ints(range(1, ndim - 1))) if ndim > 2 else op["Scale"])
+        g = op.emit("Reshape", g, rows)
+        along = op.emit("Mul", normal, op.reduced("ReduceMean", op.emit("Mul", g, normal), [2], True))
+        even = op.emit("Sub", op.emit("Sub", g, op.reduced("ReduceMean", g, [2], True)), along)
+        return op.emit("Reshape", op.emit("Mul", even, inverse), op.emit("Shape", x))
+
+    found["X@GRAD"] = channels_first(op, "X", layout, grad)
+    return found
+
+
+@nodes("norm_grad")
+def norm_grad(op: Op) -> str:
+    along = op.reduced("ReduceSum", op.emit("Mul", op["Out@GRAD"], op["Out"]), [op.attrs["axis"]], True)
+    return op.emit("Div", op.emit("Sub", op["Out@GRAD"], op.emit("Mul", op["Out"], along)), op["Norm"])
+
+
+def neighbours(op: Op, value: str, back: bool = False) -> str:
+    """The sums of the channels that each channel of lrn sees, or with `back` of those that see it: a product with a matrix of ones and
+    zeros."""
+    n, channels = op.attrs["n"], op.type_of("X").shape[1]
+    if channels == ANY:
+        raise op.wrong("the number of channels is open")
+    distance = np.arange(channels) - np.arange(channels)[:, None]  # from the channel of a row to that of a column
+    sees = ((distance >= -((n - 1) // 2)) & (distance < n - (n - 1) // 2)).astype(np_dtype(op.dtype("X")))
+    rows = op.emit("Reshape", value, op.ints([0, channels, -1]))
+    return op.emit("Reshape", op.emit("MatMul", op.const(np.ascontiguousarray(sees.T) if back else sees), rows), op.emit("Shape", value))
+
+
+@nodes("lrn_grad")
+def lrn_grad(op: Op) -> str:
+    x, mid, alpha, beta = op["X"], op["MidOut"], op.attrs["alpha"], op.attrs["beta"]
+    share = op.emit("Mul", op["Out@GRAD"], op.emit("Pow", mid, number(op, -beta, "X")))
+    back = neighbours(op, op.emit("Div", op.emit("Mul", share, x), mid), back=True)
+    return op.emit("Sub", share, op.emit("Mul", op.emit("Mul", x, back), number(op, 2 * alpha * beta, "X")))

@@ -1,4 +1,4 @@
-"""Products of matrices, sums and other reductions, softmax, attention."""
+"""Products of matrices, sums and other reductions, softmax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def matmul(op: Op) -> str:
         return op.emit("Gemm", op["X"], op["Y"], transA=int(tx), transB=int(ty), alpha=alpha)
     if (tx and x.ndim == 1) or (ty and y.ndim == 1):
         raise op.wrong("a vector is transposed in it; reshape it to a matrix")
-    a, b = (op.emit("Transpose", op[s], perm=_swapped(op.type_of(s).ndim)) if t else op[s] for s, t in (("X", tx), ("Y", ty)))
+    a, b = (op.emit("Transpose", op[s], perm=swapped(op.type_of(s).ndim)) if t else op[s] for s, t in (("X", tx), ("Y", ty)))
     if (tx and y.ndim == 1) or (ty and x.ndim == 1):  # ONNX Runtime 1.31 goes wrong with a vector behind what is transposed
         axis = -1 if tx else -2
         matrix = op.emit("Unsqueeze", b if tx else a, op.ints([-1 if tx else 0]))
@@ -32,7 +32,7 @@ def matmul(op: Op) -> str:
     return op.emit("Mul", out, op.const(np.array(alpha, np_dtype(x.dtype)))) if alpha != 1.0 else out
 
 
-def _swapped(ndim: int) -> list[int]:
+def swapped(ndim: int) -> list[int]:
     return [*range(ndim - 2), ndim - 1, ndim - 2]
 
 
@@ -70,62 +70,46 @@ def reduce(op: Op) -> str:
     dims, keep = op.attrs["dim"], op.attrs["keep_dim"]
     whole = len(dims or range(op.type_of("X").ndim)) == op.type_of("X").ndim
     if whole and not keep:
-        return _single(op, _REDUCE[op.type], op["X"])
+        return single(op, _REDUCE[op.type], op["X"])
     return op.reduced(_REDUCE[op.type], op["X"], () if whole else dims, keep)
 
 
-def _single(op: Op, op_type: str, x: str) -> str:
+def single(op: Op, op_type: str, x: str) -> str:
     """A reduction of all axes, to a vector of one element."""
     out = op.emit(op_type, x, keepdims=1)
     return out if op.type_of("X").ndim == 1 else op.emit("Reshape", out, op.ints([1]))
 
 
+@nodes("reduce_all", "reduce_any")
+def of_bools(op: Op) -> str:
+    """The smallest or largest of 0 and 1: ONNX compares no bools before opset 20."""
+    dims, ndim = op.attrs["dim"], op.type_of("X").ndim
+    kind, x = {"reduce_all": "ReduceMin", "reduce_any": "ReduceMax"}[op.type], op.emit("Cast", op["X"], to=op.code("int32"))
+    whole = len(dims or range(ndim)) == ndim
+    found = single(op, kind, x) if whole and not op.attrs["keep_dim"] else op.reduced(kind, x, () if whole else dims, op.attrs["keep_dim"])
+    return op.emit("Cast", found, to=op.code("bool"))
+
+
+@nodes("det")
+def det(op: Op) -> str:
+    return op.emit("Det", op["X"])
+
+
 @nodes("mean")
 def mean(op: Op) -> str:
-    return _single(op, "ReduceMean", op["X"])
+    return single(op, "ReduceMean", op["X"])
 
 
 @nodes("squared_l2_norm")
 def squared_l2_norm(op: Op) -> str:
     wide = op.out_type("Out").dtype
     x = op["X"] if op.dtype("X") == wide else op.emit("Cast", op["X"], to=op.code(wide))
-    return _single(op, "ReduceSumSquare", x)
+    return single(op, "ReduceSumSquare", x)
 
 
-# -- softmax, attention -------------------------------------------------------------------------------------------------------
+# -- softmax ------------------------------------------------------------------------------------------------------------------
 
 
 @nodes("softmax", "log_softmax")
 def softmax(op: Op) -> str:
     return op.emit({"softmax": "Softmax", "log_softmax": "LogSoftmax"}[op.type], op["X"], axis=op.attrs["axis"])
-
-
-@nodes("scaled_dot_product_attention")
-def attention(op: Op) -> str:
-    """Written out: runtimes know this form of it since long before the operator."""
-    q, k, v = (op.type_of(s) for s in "QKV")
-    if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
-        raise op.wrong("several heads of Q share one of K and V; repeat K and V")
-    dtype = np_dtype(q.dtype)
-    scores = op.emit("MatMul", op["Q"], op.emit("Transpose", op["K"], perm=_swapped(k.ndim)))
-    scores = op.emit("Mul", scores, op.const(np.array(op.attrs["scale"], dtype)))
-    by_bools = op.has("Mask") and op.dtype("Mask") == "bool"
-    if op.has("Mask") and not by_bools:
-        scores = op.emit("Add", scores, op["Mask"])
-    seen = [*([op["Mask"]] if by_bools else []), *([_causal(op)] if op.attrs["causal"] else [])]
-    for places in seen:
-        scores = op.emit("Where", places, scores, op.const(np.array(np.finfo(dtype).min, dtype)))
-    weights = op.emit("Softmax", scores, axis=-1)
-    for places in seen:  # a row that looks nowhere gives zeros
-        weights = op.emit("Where", places, weights, op.const(np.array(0, dtype)))
-    return op.emit("MatMul", weights, op["V"])
-
-
-def _causal(op: Op) -> str:
-    """Row i of Q looks at the first i + 1 rows of K."""
-    places = []
-    for slot, axis in (("Q", 1), ("K", 0)):
-        count = op.emit("Squeeze", op.sizes(op[slot], -2, -1), op.ints([0]))
-        zero, one = (op.const(np.array(n, np.int64)) for n in (0, 1))
-        places.append(op.emit("Unsqueeze", op.emit("Range", zero, count, one), op.ints([axis])))
-    return op.emit("GreaterOrEqual", *places)

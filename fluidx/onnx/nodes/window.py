@@ -15,11 +15,18 @@ if TYPE_CHECKING:
 
 def channels_first(op: Op, slot: str, layout: str, emit: Callable[[str], str]) -> str:
     """What `emit` makes of an image, seen with its channels before its pixels, laid out as the image is."""
-    if layout in ("NCHW", "NCW", "NCDHW"):
-        return emit(op[slot])
+    made, ndim = emit(first(op, slot, layout)), op.type_of(slot).ndim
+    return made if _is_first(layout) else op.emit("Transpose", made, perm=[0, *range(2, ndim), 1])
+
+
+def first(op: Op, slot: str, layout: str) -> str:
+    """An image with its channels before its pixels."""
     ndim = op.type_of(slot).ndim
-    first, last = [0, ndim - 1, *range(1, ndim - 1)], [0, *range(2, ndim), 1]
-    return op.emit("Transpose", emit(op.emit("Transpose", op[slot], perm=first)), perm=last)
+    return op[slot] if _is_first(layout) else op.emit("Transpose", op[slot], perm=[0, ndim - 1, *range(1, ndim - 1)])
+
+
+def _is_first(layout: str) -> bool:
+    return layout in ("NCHW", "NCW", "NCDHW")
 
 
 def _pads(op: Op) -> dict[str, Any]:

@@ -10,14 +10,10 @@ from ...ir.dtypes import np_dtype
 from ...ir.types import ANY
 from ...ops.nn.windows import four_pads, pair, place_windows
 from . import nodes
-from .window import image_of
+from .window import first, image_of
 
 if TYPE_CHECKING:
     from ..export import Op
-
-
-def _first(op: Op, value: str, layout: str) -> str:
-    return value if layout == "NCHW" else op.emit("Transpose", value, perm=[0, 3, 1, 2])
 
 
 def _as_laid(op: Op, value: str, layout: str) -> str:
@@ -48,7 +44,7 @@ def conv_grad(op: Op) -> dict[str, str]:
         pads = four_pads(op.type, a["paddings"])
     else:
         pads = place_windows(op.type, image, size, strides, a["paddings"], dilations, a["padding_algorithm"], False).pad
-    found, g = {}, _first(op, op["Output@GRAD"], a["data_format"])
+    found, g = {}, first(op, "Output@GRAD", a["data_format"])
     around = [pads[0], pads[2], pads[1], pads[3]]
     if op.op.outputs.get("Input@GRAD"):
         more = _longer(image, cells, size, strides, dilations, pads)
@@ -56,7 +52,7 @@ def conv_grad(op: Op) -> dict[str, str]:
                      kernel_shape=[*size], output_padding=more)  # fmt: skip
         found["Input@GRAD"] = _as_laid(op, dx, a["data_format"])
     if op.op.outputs.get("Filter@GRAD"):
-        x = _first(op, op["Input"], a["data_format"])
+        x = first(op, "Input", a["data_format"])
         found["Filter@GRAD"] = _filter_grad(op, x, g, image, cells, {"pads": around, "strides": [*dilations], "dilations": [*strides]})
     return found
 
@@ -75,6 +71,26 @@ def _filter_grad(op: Op, x: str, g: str, image: Any, cells: Any, attrs: dict[str
     return op.emit("Transpose", dw, perm=[1, 0, 2, 3])
 
 
+@nodes("conv2d_transpose_grad")
+def conv_transpose_grad(op: Op) -> dict[str, str]:
+    """A convolution of the gradient; for the filter the two images change places."""
+    a, size = op.attrs, op.type_of("Filter").shape[2:]
+    if a["padding_algorithm"] == "SAME":
+        raise op.wrong("padding_algorithm SAME, whose padding depends on the image; give paddings")
+    strides, dilations = (pair(op.type, n, a[n], 1) for n in ("strides", "dilations"))
+    pads = four_pads(op.type, a["paddings"]) if a["padding_algorithm"] == "EXPLICIT" else (0, 0, 0, 0)
+    around, found = [pads[0], pads[2], pads[1], pads[3]], {}
+    x, g = (first(op, slot, a["data_format"]) for slot in ("Input", "Output@GRAD"))
+    if op.op.outputs.get("Input@GRAD"):
+        steps = {"pads": around, "strides": [*strides], "dilations": [*dilations]}
+        dx = op.emit("Conv", g, op["Filter"], group=a["groups"], kernel_shape=[*size], **steps)
+        found["Input@GRAD"] = _as_laid(op, dx, a["data_format"])
+    if op.op.outputs.get("Filter@GRAD"):
+        steps = {"pads": around, "strides": [*dilations], "dilations": [*strides]}
+        found["Filter@GRAD"] = _filter_grad(op, g, x, _sizes(op, "Output@GRAD"), _sizes(op, "Input"), steps)
+    return found
+
+
 @nodes("pool2d_grad")
 def pool_grad(op: Op) -> str:
     a, layout = op.attrs, op.attrs["data_format"]
@@ -90,7 +106,7 @@ def pool_grad(op: Op) -> str:
         size, strides = (pair(op.type, n, a[n], 1) for n in ("ksize", "strides"))
         pads = place_windows(op.type, image, size, strides, a["paddings"], (1, 1), a["padding_algorithm"], a["ceil_mode"]).pad
     attrs = {"kernel_shape": [*size], "strides": [*strides], "pads": [pads[0], pads[2], pads[1], pads[3]]}
-    x, g = _first(op, op["X"], layout), _first(op, op["Out@GRAD"], layout)
+    x, g = first(op, "X", layout), first(op, "Out@GRAD", layout)
     shape = op.emit("Shape", x)
     if a["pooling_type"] == "max":
         return _as_laid(op, op.emit("Reshape", _to_maxima(op, x, g, attrs), shape), layout)
