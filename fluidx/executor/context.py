@@ -12,9 +12,13 @@ from ..ir.turns import seats
 
 
 class RunContext:
-    """One rank's context. The executor sets `step` before each run; it lies in `cell`, an array of one uint64, where C kernels read it."""
+    """One rank's context. The executor sets `step`, the run count, before each run.
 
-    __slots__ = ("rank", "world_size", "comm", "groups", "turns", "cell")
+    Random numbers are drawn by `key`: the run count outside of loops, and a number of its own in each round of a loop. It lies in `cell`,
+    an array of one uint64, where C kernels read it.
+    """
+
+    __slots__ = ("rank", "world_size", "comm", "groups", "turns", "cell", "_step")
 
     def __init__(
         self,
@@ -30,14 +34,23 @@ class RunContext:
         self.groups = dict(groups or {})
         self.turns = seats(turns or {})
         self.cell = np.zeros(1, np.uint64)
+        self._step = 0
 
     @property
     def step(self) -> int:
-        return int(self.cell[0])
+        return self._step
 
     @step.setter
     def step(self, step: int) -> None:
-        self.cell[0] = step & 0xFFFFFFFFFFFFFFFF
+        self._step = self.key = step & 0xFFFFFFFFFFFFFFFF
+
+    @property
+    def key(self) -> int:
+        return int(self.cell[0])
+
+    @key.setter
+    def key(self, key: int) -> None:
+        self.cell[0] = key
 
     def group(self, name: str) -> Ranks:
         """The ranks of the group that this rank belongs to, in order."""

@@ -28,6 +28,7 @@ from .opdef import Effect, opdef
 from .operator import Operator
 
 if TYPE_CHECKING:
+    from .opdef import OpDef
     from .program import Block, Program
 
 
@@ -89,21 +90,34 @@ def listed(program: Program, op: Operator) -> Operator:
     """An operator that runs blocks with the variables that these read in its slot for them, others not. A loop names what its body writes
     too: it may run no round, so that what it writes it reads."""
     definition = opdef(op.type)
-    first, (listing,) = definition.in_slots[0].name, (s.name for s in definition.in_slots[1:])
     blocks = [(_block(program, op, body.idx), body.results(op)) for body in bodies(op)]
     reads = [n for block, results in blocks for n in (*sub_reads(program, block), *(r for r in results if r not in block.descs))]
     if not definition.repeats:
-        return op.replace(inputs={first: op.input(first), listing: tuple(dict.fromkeys(reads))})
+        return op.replace(inputs=_listing(op, definition, reads))
     ((body, _),), (out,) = blocks, definition.out_slots
     writes = sub_writes(program, body)
-    return op.replace(inputs={first: op.input(first), listing: tuple(dict.fromkeys([*writes, *reads]))}, outputs={out.name: writes})
+    return op.replace(inputs=_listing(op, definition, [*writes, *reads]), outputs={out.name: writes})
+
+
+def _listing(op: Operator, definition: type[OpDef], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The inputs of an operator with these names in its slot for lists."""
+    return {s.name: tuple(dict.fromkeys(names)) if s.many else op.input(s.name) for s in definition.in_slots if s.many or op.input(s.name)}
 
 
 def acts(program: Program, op: Operator) -> bool:
     """Whether an operator, or one in its sub-blocks, does more than compute its outputs: prints, or communicates."""
-    if opdef(op.type).effect not in (Effect.PURE, Effect.RANDOM):
+    return _does(program, op, lambda effect: effect not in (Effect.PURE, Effect.RANDOM))
+
+
+def draws(program: Program, op: Operator) -> bool:
+    """Whether an operator, or one in its sub-blocks, draws random numbers."""
+    return _does(program, op, lambda effect: effect is Effect.RANDOM)
+
+
+def _does(program: Program, op: Operator, what: Callable[[Effect], bool]) -> bool:
+    if what(opdef(op.type).effect):
         return True
-    return runs_bodies(op) and any(acts(program, o) for body in bodies(op) for o in _block(program, op, body.idx).oplist)
+    return runs_bodies(op) and any(_does(program, o, what) for body in bodies(op) for o in _block(program, op, body.idx).oplist)
 
 
 # -- over a list of operators, block 0's if none is given ---------------------------------------------------------------------------

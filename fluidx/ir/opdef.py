@@ -177,7 +177,8 @@ class OpDef:
     rounds: ClassVar[Callable[..., str] | None] = None
     # the attribute that says how many rows its result has, where 0 means as many as are written: such rows do not leave their plan
     grows: ClassVar[str] = ""
-    # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks
+    # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks. What it takes
+    # as a list is there for the sub-blocks; its other inputs are one number for all ranks that run them
     repeats: ClassVar[bool] = False
     # it stands for operators that are written out before a program runs
     abstract: ClassVar[bool] = False
@@ -398,6 +399,11 @@ class OpDef:
             return parse_pattern(text, ins, outs, sizes)
         except ProgramError as e:
             raise ProgramError(f"op {cls.name}: {e}") from None
+
+    @classmethod
+    def deciding(cls, op: Operator) -> list[str]:
+        """What an operator takes by itself, not in lists: of one that runs sub-blocks, what says which of them run, and as which round."""
+        return [n for slot in cls.in_slots if not slot.many for n in op.inputs.get(slot.name, ())]
 
     @classmethod
     def flat_slots(cls, slots: Mapping[str, Sequence[str]], which: Sequence[Slot]) -> list[str | None]:

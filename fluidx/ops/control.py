@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef, Required
 from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
+from ..ir.types import TensorType
+from .data.random import round_key
 from .rounds import keep_only, loop_gradient
 
 _Step = Callable[[], Any]
@@ -25,50 +28,61 @@ class While(OpDef):
 
     The body writes the condition and the loop variables in place; shapes stay the same from round to round. `X` lists the outer
     variables that the body reads, `Out` those that it writes. The gradient is a loop that runs the rounds again, the last one first:
-    what their gradients need of the values that a round began with is kept in stashes. What is drawn at random is drawn once in a run: all
-    rounds of it have the same numbers, those that are run again too.
+    what their gradients need of the values that a round began with is kept in stashes. What is drawn at random is drawn anew in each round.
+    A loop that runs the rounds of another again, the last one first, counts them down: `Left`, [1] int64, which its body writes, is 1 more
+    than the number of the round that comes next. Each round draws then what it drew before.
     """
 
     name = "while"
-    inputs = ("Condition", "X*")
+    inputs = ("Condition", "X*", "Left?")
     outputs = ("Out*",)
     attrs = {"sub_block": Required(BlockRef), "max_rounds": 0}
     bodies = {"sub_block": ""}
     repeats = True
 
     @staticmethod
-    def infer(condition: Any, xs: list, *, sub_block: BlockRef, max_rounds: int) -> list:
+    def infer(condition: Any, xs: list, left: Any, *, sub_block: BlockRef, max_rounds: int) -> list:
         if max_rounds < 0:
             raise ProgramError(f"while: max_rounds must be 0 for any number, or more, got {max_rounds}")
         if condition.dtype != "bool" or condition.numel != 1:
             raise ProgramError(f"while: the condition must be a bool of one element, got {condition}")
+        if left is not None and left != TensorType("int64", (1,)):
+            raise ProgramError(f"while: Left must be an int64 of shape [1], got {left}")
         return [[]]
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
         """A loop through the rounds, the last one first."""
-        return None, loop_gradient(b, op, g)
+        return None, loop_gradient(b, op, g), None
 
     @staticmethod
     def bind_control(planner: Any, op: Any) -> _Step:
-        condition = planner.array(op.input("Condition")[0])
-        body, most = planner.block_runner(op.attrs["sub_block"].idx), op.attrs["max_rounds"]
-
-        def step() -> None:
-            for _ in range(most) if most else count():
-                if not condition.item():
-                    break
-                body()
-
-        return step
+        body = planner.block_runner(op.attrs["sub_block"].idx)
+        holds = planner.array(op.input("Condition")[0]).item
+        left = [planner.array(n).item for n in op.input("Left")]
+        return partial(_run_rounds, op, planner.ctx, body, holds, *left)
 
     @staticmethod
-    def run_reference(op: Any, env: dict, run_block: Callable[[int], None]) -> None:
-        name = op.input("Condition")[0]
-        for _ in range(op.attrs["max_rounds"]) if op.attrs["max_rounds"] else count():
-            if not bool(np.asarray(env[name]).item()):
+    def run_reference(op: Any, env: dict, run_block: Callable[[int], None], ctx: Any) -> None:
+        values = [partial(_item, env, n) for n in (*op.input("Condition"), *op.input("Left"))]
+        _run_rounds(op, ctx, partial(run_block, op.attrs["sub_block"].idx), *values)
+
+
+def _item(env: dict, name: str) -> Any:
+    return np.asarray(env[name]).item()
+
+
+def _run_rounds(op: Any, ctx: Any, body: _Step, holds: Callable[[], bool], left: Callable[[], int] | None = None) -> None:
+    """Run the rounds of a loop, each with a key of its own for what it draws."""
+    most, key = op.attrs["max_rounds"], ctx.key
+    try:
+        for k in range(most) if most else count():
+            if not holds():
                 break
-            run_block(op.attrs["sub_block"].idx)
+            ctx.key = round_key(key, k if left is None else left() - 1)
+            body()
+    finally:
+        ctx.key = key
 
 
 class Cond(OpDef):
@@ -146,7 +160,7 @@ class Cond(OpDef):
         return step
 
     @staticmethod
-    def run_reference(op: Any, env: dict, run_block: Callable[[int], None]) -> None:
+    def run_reference(op: Any, env: dict, run_block: Callable[[int], None], ctx: Any) -> None:
         which = "true" if bool(np.asarray(env[op.input("Cond")[0]]).item()) else "false"
         run_block(op.attrs[f"{which}_block"].idx)
         for out, name in zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True):

@@ -85,7 +85,7 @@ class _Back:
             keep_only(block, [v.name for v in (left, more, *grads.values(), *sums.values())])
         self._keep_stashes(block, stashes, rounds)
         reads, writes = flow.sub_reads(self.program, block), flow.sub_writes(self.program, block)
-        b.emit("while", more, list(dict.fromkeys([*writes, *reads])), out={"Out": writes}, sub_block=BlockRef(block.idx))
+        b.emit("while", more, list(dict.fromkeys([*writes, *reads])), left, out={"Out": writes}, sub_block=BlockRef(block.idx))
         results = {**grads, **sums}
         return [results.get(x.name) if self.op.wants(x.name) else None for x in self.xs]
 

@@ -108,7 +108,7 @@ def interpret(
             definition = opdef(op.type)
             custom = getattr(definition, "run_reference", None)
             if custom is not None:
-                custom(op, env, run_block)
+                custom(op, env, run_block, ctx)
                 continue
             for name in op.input_arg_names:
                 if name not in env:

@@ -425,10 +425,10 @@ class Walk:
 
     def _control(self, op: Operator, definition: type[OpDef]) -> None:
         """Blocks are placed like any other, all leave their results alike, and what decides between them is whole on every rank."""
-        (decides,), pin = op.inputs[definition.in_slots[0].name], self.pins.get(op.device)
-        changed = {}
-        if not (definition.repeats and pin is not None and (pin,) in self.at[decides].places):  # who runs a loop decides how often
-            changed[decides] = self._moved(decides, REPLICATE, op, f"{op.type}: what decides is the same on every rank")
+        pin, changed = self.pins.get(op.device), {}
+        for decides in definition.deciding(op):
+            if not (definition.repeats and pin is not None and (pin,) in self.at[decides].places):  # who runs a loop decides how often
+                changed[decides] = self._moved(decides, REPLICATE, op, f"{op.type}: what decides is the same on every rank")
         bodies = [(self.program.blocks[op.attrs[which].idx], results) for which, results in definition.bodies.items()]
         if pin is not None:
             changed |= self._brought_to(pin, dict.fromkeys(n for block, _ in bodies for n in sub_reads(self.program, block)), op)

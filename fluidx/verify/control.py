@@ -64,13 +64,15 @@ class Control:
             if n is not None:
                 scope.read(n)
         definition, condition = kind.definition, self.condition(op, scope)
-        placement = self.mesh.canonical(scope.signature(condition)[1], scope.signature(condition)[0])
-        if any(not isinstance(e, At) for e in placement):
-            raise Refused(f"op {op.type}: the condition %{condition} must be whole on every rank that runs the block")
-        for n in op.output_arg_names:
-            after = self._placement(scope, n)
-            if any(isinstance(e, At) and e not in after for e in placement):
-                raise Refused(f"op {op.type}: %{condition} is on a root, and %{n} is said to be elsewhere too")
+        for decides in definition.deciding(op):
+            placement = self._placement(scope, decides)
+            if any(not isinstance(e, At) for e in placement):
+                what = "condition" if decides == condition else "number of the round"
+                raise Refused(f"op {op.type}: the {what} %{decides} must be whole on every rank that runs the block")
+            for n in op.output_arg_names:
+                after = self._placement(scope, n)
+                if any(isinstance(e, At) and e not in after for e in placement):
+                    raise Refused(f"op {op.type}: %{decides} is on a root, and %{n} is said to be elsewhere too")
         if definition.repeats:
             self._loop(op, scope, program, condition)
         else:
@@ -164,8 +166,10 @@ class Control:
             name: self.table.symbol("round", (depth, k), scope.signature(name)[0]) for k, name in enumerate(first)
         }  # fmt: skip
         given = {name: self._carried(e, self._placement(scope, name), ("round",)) for name, e in symbols.items()}
-        inner = self._body(body.idx, scope, program, given)
         atoms = self.values.atoms
+        _, *left = [atoms[given[n] if n in given else scope.read(n)].e for n in OPS[op.type].deciding(op)]
+        with self.operators.in_round(("round", depth, *left)):
+            inner = self._body(body.idx, scope, program, given)
         again = atoms[inner.read(condition)].e
         last = [inner.outer[n] for n in first]
         if UNDEFINED in last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -39,6 +40,7 @@ class Operators:
 
     def __init__(self, values: Values, kinds: Kinds):
         self.values, self.kinds, self.table, self.mesh = values, kinds, values.table, values.mesh
+        self.round: tuple = ()  # of the loops around, which takes part in what is drawn at random
         self._coefficients: dict[tuple, Any] = {}
         self._memo: dict[tuple, tuple[int | None, ...]] = {}
         self._forms: dict[tuple, tuple[type[OpDef], bool, tuple]] = {}
@@ -101,7 +103,21 @@ class Operators:
         given = tuple(ins)
         if counts is None:
             counts = tuple(len(op.inputs.get(s.name, ())) for s in definition.in_slots if s.many)
-        return [None if t is None else table.intern(("op", op.type, attrs_id, given, counts, k), t, given) for k, t in enumerate(types)]
+        said = ("op", op.type, attrs_id, given, counts, *self._drawn(definition))
+        return [None if t is None else table.intern((*said, k), t, given) for k, t in enumerate(types)]
+
+    @contextmanager
+    def in_round(self, of: tuple) -> Iterator[None]:
+        """Operators inside stand in a loop, and draw in each round anew: `of` says what decides which numbers."""
+        outside, self.round = self.round, (*self.round, of)
+        try:
+            yield
+        finally:
+            self.round = outside
+
+    def _drawn(self, definition: type[OpDef]) -> tuple:
+        """What the results of an operator depend on besides its operands and attributes."""
+        return self.round if definition.effect is Effect.RANDOM else ()
 
     def _expanded(
         self, definition: type[OpDef], op: Operator, parts: Sequence[Operator], ins: Sequence[int | None], depth: int
@@ -148,7 +164,7 @@ class Operators:
 
     def together(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """The atoms that an operator makes of atoms, by a lemma that its placements follow; Refused where there is none."""
-        key = (id(kind), ins)
+        key = (id(kind), ins, *self._drawn(kind.definition))
         found = self._memo.get(key)
         if found is None:
             found = self._memo[key] = self._made(kind, op, ins)
@@ -185,7 +201,8 @@ class Operators:
                     assert a.derivation is not None
                     sums[a.derivation] = sums.get(a.derivation, 0.0) + w
                 return "sum", tuple(sorted(sums.items()))
-        return "op", op.type, kind.attrs_id, tuple([a if a is None else self.values.of_any_turn(a) for a in ins]), k
+        terms = tuple([a if a is None else self.values.of_any_turn(a) for a in ins])
+        return "op", op.type, kind.attrs_id, terms, *self._drawn(kind.definition), k
 
     def _added(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> int:
         """The sum, or maximum, of terms that several turns made."""

@@ -55,6 +55,17 @@ def images():
     return fx.layers.fc(fx.layers.pool2d(hidden, 2, "avg", 1), 5)
 
 
+def noisy_rounds():
+    """A loop whose gradient needs nothing of a round but what it drew."""
+    w = fx.layers.create_parameter([5], "float32", name="w")
+    i, n = fx.layers.zeros([1], "int64"), fx.layers.fill_constant([1], "int64", 2)
+    more, hidden = fx.layers.less_than(i, n), fx.layers.fc(fx.data("image", [-1, 1, 12, 12], "float32"), 5)
+    with fx.layers.While(more).block():
+        fx.layers.assign(hidden + fx.layers.dropout(fx.layers.ones([5], "float32"), 0.5) * w, output=hidden)
+        fx.layers.less_than(fx.layers.increment(i), n, cond=more)
+    return hidden
+
+
 class Trained:
     """A minimized net after startup; `step` is one run of it."""
 
@@ -170,6 +181,8 @@ def test_what_cannot_be_trained_in_a_model_is_refused():
     with pytest.raises(fx.onnx.OnnxError, match="6 operators of program images .*\n.* = ftrl"):
         Trained(images, lambda: fx.optimizer.Ftrl(0.1)).model()
     inference = trained.main.clone(for_test=True)
+    with pytest.raises(fx.onnx.OnnxError, match="it runs rounds again that drew random numbers, and a Loop draws others"):
+        Trained(noisy_rounds, PLAIN["sgd"]).model()
     with pytest.raises(fx.onnx.OnnxError, match="moves no parameter.*call minimize first"):
         to_onnx(inference, None, [trained.y], scope=trained.scope, loss=trained.loss)
     with pytest.raises(fx.onnx.OnnxError, match=r"has no training_info; fx.onnx.save\(..., loss=\) writes it"):

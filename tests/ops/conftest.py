@@ -36,7 +36,7 @@ def run_bound():
 
 
 def one_device(step=0):
-    return SimpleNamespace(step=step, rank=0, world_size=1)
+    return SimpleNamespace(step=step, key=step, rank=0, world_size=1)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...ir import flow
 from . import nodes
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def while_(op: Op) -> Any:
     """All that the loop writes is carried, its condition too: what follows may read it."""
     from onnx import TensorProto, helper
 
+    if op.op.input("Left") and flow.draws(op.graph.program, op.op):
+        raise op.wrong("it runs rounds again that drew random numbers, and a Loop draws others")
     carried, (condition,) = op.op.output("Out"), op.op.input("Condition")
     counters = [
         helper.make_tensor_value_info(op.graph.fresh(f"{carried[0]}.round"), TensorProto.INT64, []),

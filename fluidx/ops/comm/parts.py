@@ -155,5 +155,5 @@ class Redistribute(OpDef):
         raise ProgramError("a redistribute stands for communication that is not written out yet; lower the program before it runs")
 
     @staticmethod
-    def run_reference(op: Any, env: dict, run_block: Any) -> None:
+    def run_reference(op: Any, env: dict, run_block: Any, ctx: Any) -> None:
         env[op.output_arg_names[0]] = env[op.input_arg_names[0]]

@@ -1,9 +1,10 @@
 """Counter-based random numbers, and the ops that draw them.
 
 Element i of a draw depends on (seed, step, i) alone: a rank that holds a slice of a value draws exactly the slice of what one device would
-draw, whatever the number of ranks. The generator is Philox4x64-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-1, 2, 3", SC 2011) with the key (seed, step); word w of its stream comes from block w // 4 + 1, as NumPy's `Philox` counts.
-NumPy's generator makes the words for NumPy arrays (`PHILOX`); the same rounds over array arithmetic make them anywhere (`rounds`).
+draw, whatever the number of ranks. In a loop the step is another one in each round (`round_key`). The generator is Philox4x64-10 (Salmon,
+Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the key (seed, step); word w of its stream comes from
+block w // 4 + 1, as NumPy's `Philox` counts. NumPy's generator makes the words for NumPy arrays (`PHILOX`); the same rounds over array
+arithmetic make them anywhere (`rounds`).
 """
 
 from __future__ import annotations
@@ -236,9 +237,22 @@ def _fill(source: Source, out: Any, part: Part | None, draw: Draw, seed: int, st
 # -- what the ops share -----------------------------------------------------------------------------------------------------
 
 
-def run_step(per_run: bool, ctx: Any) -> int:
-    """The step that takes part in the draw: the run count, or 0 for values that every run repeats."""
-    return ctx.step if per_run else 0
+def draw_key(per_run: bool, ctx: Any) -> int:
+    """What takes part in the draw as its step: the context's key, or 0 for values that every run repeats, and every round of its loops."""
+    return ctx.key if per_run else 0
+
+
+def round_key(key: int, k: int) -> int:
+    """The key of round `k`, counted from 0, of a loop that begins with `key`: SplitMix64 (Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014). Mixed, so that in loops in loops no two rounds draw alike.
+
+    >>> len({round_key(round_key(step, i), j) for step in range(4) for i in range(9) for j in range(9)})
+    324
+    """
+    z = (key + (k + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return z ^ z >> 31
 
 
 def float_dtype(op: str, dtype: str) -> str:
@@ -264,7 +278,7 @@ class Drawing(OpDef):
 
 
 _SHAPED = {"shape": Required(tuple), "dtype": "float32"}
-_SEEDED = {"seed": 0, "per_run": False}  # per_run: a fresh draw in every run, as in a main program; else the same one
+_SEEDED = {"seed": 0, "per_run": False}  # per_run: a fresh draw in every run and round, as in a main program; else the same one
 
 
 class UniformRandom(Drawing):
@@ -283,7 +297,7 @@ class UniformRandom(Drawing):
 
     @staticmethod
     def fill(source, *, out, ctx, shape, dtype, min, max, seed, per_run, offset, part):
-        _fill(source, out, part, _uniform, seed, run_step(per_run, ctx), offset, max - min, min)
+        _fill(source, out, part, _uniform, seed, draw_key(per_run, ctx), offset, max - min, min)
 
     @staticmethod
     def samples():
@@ -311,7 +325,7 @@ class UniformRandomBatchSizeLike(Drawing):
 
     @staticmethod
     def fill(source, x, *, out, ctx, shape, dtype, min, max, seed, per_run, input_dim_idx, output_dim_idx, part):
-        _fill(source, out, part, _uniform, seed, run_step(per_run, ctx), 0, max - min, min)
+        _fill(source, out, part, _uniform, seed, draw_key(per_run, ctx), 0, max - min, min)
 
     @staticmethod
     def samples():
@@ -334,7 +348,7 @@ class _Normal(Drawing):
 
     @classmethod
     def fill(cls, source, *, out, ctx, shape, dtype, mean, std, seed, per_run, offset, part):
-        _fill(source, out, part, cls.draw, seed, run_step(per_run, ctx), offset, std, mean)
+        _fill(source, out, part, cls.draw, seed, draw_key(per_run, ctx), offset, std, mean)
 
 
 class GaussianRandom(_Normal):
@@ -393,7 +407,7 @@ class Randint(Drawing):
     @staticmethod
     def fill(source, *, out, ctx, shape, dtype, low, high, seed, per_run, offset, part):
         def fill(first: int, flat: Any) -> None:
-            flat[...] = integers(source, seed, run_step(per_run, ctx), first, flat.size, low, high)
+            flat[...] = integers(source, seed, draw_key(per_run, ctx), first, flat.size, low, high)
 
         draw_part(source, out, part, offset, fill)
 
@@ -419,7 +433,7 @@ class Randperm(Drawing):
     @staticmethod
     def fill(source, *, out, ctx, n, dtype, seed, per_run, part):
         start = part.start if part is not None else 0
-        out[...] = source.xp.argsort(lanes(source, seed, run_step(per_run, ctx), 0, n, 64))[start : start + out.size]
+        out[...] = source.xp.argsort(lanes(source, seed, draw_key(per_run, ctx), 0, n, 64))[start : start + out.size]
 
     @staticmethod
     def samples():
@@ -443,7 +457,7 @@ class Bernoulli(Drawing):
     @staticmethod
     def fill(source, x, *, out, ctx, seed, per_run, part):
         u = source.xp.empty(x.shape, "float32")
-        _fill(source, u, part, _uniform, seed, run_step(per_run, ctx), 0, 1.0, 0.0)
+        _fill(source, u, part, _uniform, seed, draw_key(per_run, ctx), 0, 1.0, 0.0)
         out[...] = u < x
 
     @staticmethod
@@ -470,7 +484,7 @@ class SamplingId(Drawing):
     def fill(source, x, *, out, ctx, seed, per_run, part):
         xp = source.xp
         u = xp.empty((x.shape[0], 1), "float64")
-        _fill(source, u[:, 0], part, _uniform, seed, run_step(per_run, ctx), 0, 1.0, 0.0)
+        _fill(source, u[:, 0], part, _uniform, seed, draw_key(per_run, ctx), 0, 1.0, 0.0)
         upper = xp.cumsum(x, axis=1, dtype=xp.float64)
         # the last class takes what rounding leaves; a class of probability 0 is never the first above u * total
         out[...] = xp.minimum((upper <= u * upper[:, -1:]).sum(axis=1), x.shape[1] - 1)

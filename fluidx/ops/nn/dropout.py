@@ -45,7 +45,7 @@ def _signed(seed: int) -> int:
 
 
 class Dropout(Drawing):
-    """X with each element set to 0 with probability `dropout_prob`, anew in every run, and the Mask (uint8) of the elements kept.
+    """X with each element set to 0 with probability `dropout_prob`, anew in every run and round; Mask (uint8) is 1 where one is kept.
 
     Kept elements stay as they are and inference multiplies by 1 - dropout_prob (`downgrade_in_infer`), or they are divided by
     1 - dropout_prob and inference changes nothing (`upscale_in_train`). The probability is rounded to a multiple of 1/65536:
@@ -97,7 +97,7 @@ class Dropout(Drawing):
             if limit > 65535:
                 kept.fill(False)
             else:
-                xp.greater_equal(lanes(source, seed, ctx.step, first, kept.size, 16), xp.uint16(limit), out=kept)
+                xp.greater_equal(lanes(source, seed, ctx.key, first, kept.size, 16), xp.uint16(limit), out=kept)
 
         start = flat_start(part) if part is not None else 0
         if start is None:

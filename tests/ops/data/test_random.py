@@ -18,7 +18,7 @@ seeds = st.integers(-(2**63), 2**64 - 1)
 
 
 def context(step=0):
-    return SimpleNamespace(step=step, rank=0, world_size=1)
+    return SimpleNamespace(step=step, key=step, rank=0, world_size=1)
 
 
 @settings(max_examples=50)

@@ -11,7 +11,7 @@ from fluidx.ops.data import random
 
 
 def context(step=0):
-    return SimpleNamespace(step=step, rank=0, world_size=1)
+    return SimpleNamespace(step=step, key=step, rank=0, world_size=1)
 
 
 def test_kept_elements_stay_or_are_scaled_up(run_op):
