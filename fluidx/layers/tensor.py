@@ -600,14 +600,14 @@ def argsort(input: Variable, axis: int = -1, descending: bool = False, name: str
 
 
 def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Variable]:
-    """The k largest elements of the last axis, largest first, and their int64 indices. k may be a Variable that has one number."""
+    """The k largest elements of the last axis, largest first, and their int64 indices.
+
+    k may be a Variable that has one number; ExecutionError is raised in a run where that is negative, or more than there are elements.
+    """
     helper = LayerHelper("top_k", name)
     x = helper.variable(input, "input")
     if (computed := helper.sizes([k], "k")) is not None:
-        ordered = argsort(x, -1, descending=True)
-        first = assign(np.zeros(1, "int64"))
-        values, at = (helper.op("slice_by", v, first, computed, axes=(x.ndim - 1,)) for v in ordered)
-        return values, at
+        return helper.op("top_k_by", x, computed)
     k = whole(helper.label, "k", k, 1)
     if x.ndim and 0 <= x.shape[-1] < k:
         raise wrong(f"{helper.label}: k is {k}, the last axis of variable {x.name!r} has {x.shape[-1]} elements")

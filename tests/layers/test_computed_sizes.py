@@ -70,3 +70,12 @@ def test_what_is_no_vector_of_sizes_is_refused():
         L.reshape(x, fx.data("s", [2], "float32"))
     with pytest.raises(fx.ProgramError, match="how many sizes Shape has must be known"):
         L.reshape(x, fx.data("t", [-1], "int64"))
+
+
+@pytest.mark.parametrize("k", [-1, 4])
+def test_there_are_no_more_to_pick_than_there_are(k):
+    y = L.topk(fx.data("x", [-1, 3], "float32"), number("k"))[0]
+    said = f"op top_k_by: K is {k}; it must be from 0 to 3, the size of axis 1 of X"
+    with pytest.raises(fx.ExecutionError, match=said):
+        fx.Executor().run(feed={"x": X, "k": np.int32([k])}, fetch_list=[y])
+    assert fx.Executor().run(feed={"x": X, "k": np.int32([0])}, fetch_list=[y])[0].shape == (2, 0)

@@ -137,6 +137,9 @@ def test_range_and_top_k_by_computed_numbers():
     )  # fmt: skip
     values, at = agree(proto, {"x": X, "k": K})[0]
     assert values.tolist() == [[3, 1], [5, -4]] and at.tolist() == [[2, 0], [1, 0]]
+    for k in (-1, 4):
+        with pytest.raises(fx.ExecutionError, match=f"K is {k}; it must be from 0 to 3"):
+            agree(proto, {"x": X, "k": np.int64([k, 0])})
 
 
 def test_the_number_of_chosen_elements_is_computed_with():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx")
 
+from fluidx.ir import ProgramError  # noqa: E402
 from fluidx.onnx.backend import run_node  # noqa: E402
 from tests.onnx.one_node import check_gradient, ran  # noqa: E402
 
@@ -74,6 +77,9 @@ def test_top_k_of_any_axis_and_end():
     assert values.tolist() == [1, 1] and at.tolist() == [1, 2]
     values, at = ran("TopK", [np.float32([3, 1]), ints(0)], outputs=2)
     assert values.shape == at.shape == (0,)
+    for k, largest in itertools.product((-1, 3), (0, 1)):
+        with pytest.raises(ProgramError, match=rf"op top_k: (k is {k}|attribute k must be 0 or more, found {k})"):
+            ran("TopK", [np.float32([3, 1]), ints(k)], outputs=2, largest=largest)
 
 
 def test_one_hot_counts_from_the_end_and_leaves_out_what_is_beyond():

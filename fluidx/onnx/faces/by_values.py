@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir import Variable
 from ..node import Node
 from . import computed
 
@@ -45,6 +44,4 @@ def computed_slice(n: Node) -> object:
 
 @computed("TopK", 1)
 def computed_top_k(n: Node) -> object:
-    axis, k = n.attr("axis", -1) % n.rank(), n.x(1)
-    ordered: tuple[Variable, Variable] = n.b.argsort(n.x(), axis=axis, descending=bool(n.attr("largest", 1)))
-    return tuple(n.b.slice_by(v, n.const([0], np.int64), k, axes=(axis,)) for v in ordered)
+    return n.b.top_k_by(n.x(), n.x(1), axis=n.attr("axis", -1), largest=bool(n.attr("largest", 1)))

@@ -40,16 +40,8 @@ def _along(n: Node, size: int, axis: int, ndim: int, dtype: str = "int64") -> Va
 
 @face("TopK")
 def top_k(n: Node) -> object:
-    """`top_k` finds the largest of the last axis; all else is a slice of what is sorted."""
-    axis, (k,), x = n.attr("axis", -1) % n.rank(), n.ints(1) or [1], n.x()
-    largest = bool(n.attr("largest", 1))
-    if k == 0:
-        shape = tuple(0 if a == axis else d for a, d in enumerate(n.shape()))
-        return tuple(n.b.fill_constant(shape=shape, dtype=dtype, value=0.0) for dtype in (x.dtype, "int64"))
-    if largest and axis == n.rank() - 1:
-        return n.b.top_k(x, k=k)
-    ordered = n.b.argsort(x, axis=axis, descending=largest)
-    return tuple(n.b.slice(v, axes=(axis,), starts=(0,), ends=(k,)) for v in ordered)
+    (k,) = n.ints(1) or [1]
+    return n.b.top_k(n.x(), k=k, axis=n.attr("axis", -1), largest=bool(n.attr("largest", 1)))
 
 
 # -- classes --------------------------------------------------------------------------------------------------------------------------

@@ -215,7 +215,12 @@ def arg(op: Op) -> str:
 
 @nodes("top_k")
 def top_k(op: Op) -> dict[str, Any]:
-    values, places = op.several("TopK", 2, op["X"], op.ints([op.attrs["k"]]))
+    return picked(op, op.ints([op.attrs["k"]]))
+
+
+def picked(op: Op, k: str) -> dict[str, Any]:
+    """The k largest or smallest elements along an axis, and where they are."""
+    values, places = op.several("TopK", 2, op["X"], k, axis=op.attrs["axis"], largest=int(op.attrs["largest"]))
     return {"Out": values, "Indices": places}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...ir.dtypes import np_dtype
 from . import nodes
+from .layout import picked
 
 if TYPE_CHECKING:
     from ..export import Op
@@ -85,6 +86,11 @@ def slice_by(op: Op) -> str:
     axes = [a % op.type_of("X").ndim for a in op.attrs["axes"]]
     steps = [op.ints(op.attrs["steps"])] if op.attrs["steps"] else []
     return op.emit("Slice", op["X"], _sizes(op, "Starts"), _sizes(op, "Ends"), op.ints(axes), *steps)
+
+
+@nodes("top_k_by")
+def top_k_by(op: Op) -> dict[str, Any]:
+    return picked(op, _sizes(op, "K"))
 
 
 @nodes("fill_by")

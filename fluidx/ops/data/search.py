@@ -1,4 +1,4 @@
-"""Ops that order values or pick them by order: top_k, argsort, arg_max, arg_min, cumsum."""
+"""Ops that order values or pick them by order: top_k, top_k_by, argsort, arg_max, arg_min, cumsum."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ...ir.dtypes import as_dtype
-from ...ir.errors import ProgramError
+from ...ir.errors import ExecutionError, ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
 from ...ir.words import along, but
-from ..shared.samples import apart, f32
-from ..shared.types import need_ids, need_ndim, need_size, norm_axis
+from ..shared.samples import apart, f32, i64
+from ..shared.types import need_ids, need_size, norm_axis
 
 
 def _order(xp: Any, x: Any, axis: int, descending: bool) -> Any:
@@ -43,45 +43,94 @@ def _along(words: str, roles: str) -> Any:
     return staticmethod(pattern)
 
 
-class TopK(OpDef):
-    """The `k` largest elements of each row (last axis) of X, largest first, and their int64 positions; of equal ones the first.
+def _best(xp: Any, x: Any, k: int, axis: int, largest: bool) -> Any:
+    """The positions along `axis` of the k largest elements, largest first, or of the k smallest; of equal ones the first."""
+    if k == 1 and largest:
+        return xp.expand_dims(xp.argmax(x, axis=axis), axis)
+    return _order(xp, x, axis, largest)[(slice(None),) * (axis % x.ndim) + (slice(k),)]
 
-    Raises ProgramError when a row has fewer than k elements.
+
+def _picked_grad(b: Any, op: Any, g: Any) -> Any:
+    """The gradient of what is picked from X along `axis`, given those of Out and Indices."""
+    g = g[0] if isinstance(g, (tuple, list)) else g
+    return None if g is None else b.argsort_grad(op["X"], op["Indices"], g, axis=op.attrs["axis"])
+
+
+class TopK(OpDef):
+    """The `k` largest elements along `axis` of X, largest first, and their int64 positions; of equal ones the first. Not `largest`: the k
+    smallest, smallest first.
+
+    Raises ProgramError unless k is from 0 to the number of elements there.
     """
 
     name = "top_k"
     inputs, outputs = ("X",), ("Out", "Indices")
-    attrs = {"k": 1}
+    attrs = {"k": 1, "axis": -1, "largest": True}
     pattern = _along("X -> K, K", "c! k!")
+    grad = staticmethod(_picked_grad)
 
     @staticmethod
-    def infer(x, *, k):
-        need_ndim("top_k", "X", x, 1, 99)
-        need_size("top_k", "k", k, 1)
-        if x.shape[-1] != ANY and k > x.shape[-1]:
-            raise ProgramError(f"op top_k: k is {k}; a row of X {x} has {x.shape[-1]} elements")
-        shape = (*x.shape[:-1], k)
-        return x.with_shape(shape), TensorType("int64", shape)
+    def infer(x, *, k, axis, largest):
+        axis = norm_axis("top_k", axis, x.ndim)
+        need_size("top_k", "k", k, 0)
+        if x.shape[axis] != ANY and k > x.shape[axis]:
+            raise ProgramError(f"op top_k: k is {k}; axis {axis} of X {x} has {x.shape[axis]} elements")
+        out = x.with_shape((*x.shape[:axis], k, *x.shape[axis + 1 :]))
+        return out, out.with_dtype("int64")
 
     @staticmethod
-    def grad(b, op, g):
-        g = g[0] if isinstance(g, (tuple, list)) else g
-        return None if g is None else b.argsort_grad(op["X"], op["Indices"], g, axis=-1)
-
-    @staticmethod
-    def kernel(xp, x, *, out, k):
+    def kernel(xp, x, *, out, k, axis, largest):
         values, ids = out
-        found = xp.argmax(x, axis=-1)[..., None] if k == 1 else _order(xp, x, -1, True)[..., :k]
+        found = _best(xp, x, k, axis, largest)
         if ids is not None:
             ids[...] = found
         if values is not None:
-            values[...] = xp.take_along_axis(x, found, axis=-1)
+            values[...] = xp.take_along_axis(x, found, axis=axis)
 
     @staticmethod
     def samples():
         yield Sample.of(apart(3, 5))
         yield Sample.of(apart(5, 3, 4), k=2)
+        yield Sample.of(apart(5, 3, 4), k=2, axis=0, largest=False)
         yield Sample.of(np.array([3, 1, 3, 2], "int32"), k=4)
+
+
+class TopKBy(OpDef):
+    """`top_k` of as many elements as the number K says.
+
+    Raises ExecutionError unless that is from 0 to the number of elements along `axis`.
+    """
+
+    name = "top_k_by"
+    inputs, outputs = ("X", "K"), ("Out", "Indices")
+    attrs = {"axis": -1, "largest": True}
+    sized_by_values = ("k", "k")
+
+    @staticmethod
+    def infer(x, k, *, axis, largest):
+        axis = norm_axis("top_k_by", axis, x.ndim)
+        need_ids("top_k_by", "K", k)
+        if k.shape not in ((1,), (ANY,)):
+            raise ProgramError(f"op top_k_by: K must be a vector of one number, found {k}")
+        out = x.with_shape((*x.shape[:axis], ANY, *x.shape[axis + 1 :]))
+        return out, out.with_dtype("int64")
+
+    @staticmethod
+    def grad(b, op, g):
+        return _picked_grad(b, op, g), None
+
+    @staticmethod
+    def kernel(xp, x, k, *, axis, largest):
+        count, most = int(k.item()), x.shape[axis]
+        if not 0 <= count <= most:
+            raise ExecutionError(f"op top_k_by: K is {count}; it must be from 0 to {most}, the size of axis {axis % x.ndim} of X")
+        found = _best(xp, x, count, axis, largest)
+        return xp.take_along_axis(x, found, axis=axis), found
+
+    @staticmethod
+    def samples():
+        yield Sample.of(apart(3, 5), i64(2))
+        yield Sample.of(apart(5, 3, 4), np.array([3], "int32"), axis=0, largest=False)
 
 
 class Argsort(OpDef):
@@ -91,16 +140,12 @@ class Argsort(OpDef):
     inputs, outputs = ("X",), ("Out", "Indices")
     attrs = {"axis": -1, "descending": False}
     pattern = _along("X -> X, X", "c!")
+    grad = staticmethod(_picked_grad)
 
     @staticmethod
     def infer(x, *, axis, descending):
         norm_axis("argsort", axis, x.ndim)
         return x, x.with_dtype("int64")
-
-    @staticmethod
-    def grad(b, op, g):
-        g = g[0] if isinstance(g, (tuple, list)) else g
-        return None if g is None else b.argsort_grad(op["X"], op["Indices"], g, axis=op.attrs["axis"])
 
     @staticmethod
     def kernel(xp, x, *, out, axis, descending):
