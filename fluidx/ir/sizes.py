@@ -114,10 +114,11 @@ class Sizes:
 
     def _open(self, name: str, axis: int, size: int) -> int:
         if size.__class__ is Dim:
-            return self._named.get(size.name) or self._named.setdefault(size.name, self._unlike())
-        return _BATCH if axis == 0 and self.block.desc(name).is_data else self._unlike()
+            return self._named.get(size.name) or self._named.setdefault(size.name, self.another())
+        return _BATCH if axis == 0 and self.block.desc(name).is_data else self.another()
 
-    def _unlike(self) -> int:
+    def another(self) -> int:
+        """A number that stands for a size of which nothing is known."""
         return _BATCH + 2 * _UNIT * next(self._others)
 
     def _producer(self, name: str) -> Operator | None:
@@ -166,7 +167,7 @@ class Sizes:
     def _letter(self, names: tuple[str, ...], letter: str) -> int:
         key = names, letter
         if letter and key not in self._letters:
-            self._letters[key] = self._unlike()
+            self._letters[key] = self.another()
         return self._letters[key] if letter else ANY
 
 

@@ -25,15 +25,19 @@ _LEAST, _MOST = 1 << 32, 1 << 62  # between them a number stands for an open siz
 
 
 class Open:
-    """An array of sizes, some of them open. `write` writes the operators that compute it; where it is not `exact`, a division may have
-    left a remainder, which the numbers do not know."""
+    """An array of sizes, some of them open, and the `least` that each can be: an axis may be empty. `write` writes the operators that
+    compute it; where it is not `exact`, a division may have left a remainder, which the numbers do not know."""
 
-    def __init__(self, array: np.ndarray, write: Callable[[], Variable], exact: bool = True):
-        self.array, self.write, self.exact = array, write, exact
+    def __init__(self, array: np.ndarray, write: Callable[[], Variable], exact: bool, least: np.ndarray):
+        self.array, self.write, self.exact, self.least = array, write, exact, least
 
 
 def is_open(number: int) -> bool:
     return _LEAST <= number < _MOST
+
+
+def _opened(x: Any) -> Any:
+    return (x >= _LEAST) & (x < _MOST)
 
 
 def with_open(n: Node) -> Any:
@@ -75,7 +79,7 @@ def _refused(n: Node, why: str) -> Exception:
 
 
 def _shape(n: Node, v: Variable) -> Any:
-    found = n.b.sizes.shape(v.name)
+    found = _sizes(n, v)
     for axis, number in enumerate(found):
         if is_open(number):
             n.importer.opened.setdefault(number, (v, axis))
@@ -88,9 +92,20 @@ def _shape(n: Node, v: Variable) -> Any:
             return b.squeeze(b.reduce_prod(whole, dim=(0,), keep_dim=True), axes=(0,))
         return whole if len(axes) == len(found) else b.slice(whole, axes=(0,), starts=(axes.start,), ends=(axes.stop,))
 
-    if n.op_type == "Shape":
-        return _wrapped(np.array([found[k] for k in axes], np.int64), write)
-    return write() if sum(map(is_open, found)) > 1 else Open(np.array(prod(found), np.int64), write)
+    if n.op_type == "Size" and sum(map(is_open, found)) > 1:
+        return write()
+    made = np.array([found[k] for k in axes] if n.op_type == "Shape" else prod(found), np.int64)
+    return _wrapped(made, write, True, np.where(_opened(made), 0, made))
+
+
+def _sizes(n: Node, v: Variable) -> list[int]:
+    """The shape of a variable, numbers standing for its open sizes. What only long axes come to, as a slice up to 8, is open too."""
+    opened, found = n.importer.opened, list(n.b.sizes.shape(v.name))
+    for axis, (declared, size) in enumerate(zip(v.shape, found, strict=True)):
+        if declared == ANY and not is_open(size):
+            known = (number for number, (w, k) in opened.items() if (w.name, k) == (v.name, axis))
+            found[axis] = next(known, None) or n.b.sizes.another()
+    return found
 
 
 # What moves sizes, and sums and products of them.
@@ -108,31 +123,34 @@ def _carried(n: Node) -> Any:
     if any(isinstance(v, Variable) for v in values):
         raise _refused(n, "it takes a size that is open together with what the program computes")
     cast = n.op_type == "Cast" and n.attr("to") in _INTEGER
-    if not (cast or n.op_type in _MOVES or n.op_type in _RULES):
-        raise _refused(n, f"operand {next(k for k, v in enumerate(n.operands) if isinstance(v, Open))} depends on a size that is open")
+    told = [k for k, v in enumerate(n.operands) if isinstance(v, Open) and (n.op_type not in _MOVES or k and n.op_type != "Concat")]
+    if told and not (cast or n.op_type in _RULES):
+        raise _refused(n, f"operand {told[0]} depends on a size that is open")
     exact = all(v.exact for v in n.operands if isinstance(v, Open))
     if n.op_type == "Equal" and not exact:
         raise _refused(n, "it compares a size that is open, divided, perhaps with a remainder")
-    values = [v.astype(np.int64) if isinstance(v, np.ndarray) and v.dtype.kind in "iu" else v for v in values]
-    if cast:
-        made = values[0]
-    elif n.op_type in _RULES:
-        made = _RULES[n.op_type](n, *values)
-    else:
-        made = n.importer.outputs_of(type(n)(n.importer, n.proto, values))
-    exact = exact and n.op_type != "Div"
 
-    def wrapped(k: int, value: Any) -> Any:
-        return _wrapped(value, lambda: n.importer.variable(several(computed(n))[k]), exact)
+    def result(values: list[Any]) -> Any:
+        values = [v.astype(np.int64) if isinstance(v, np.ndarray) and v.dtype.kind in "iu" else v for v in values]
+        if cast:
+            return values[0]
+        return _RULES[n.op_type](n, *values) if n.op_type in _RULES else n.importer.outputs_of(type(n)(n.importer, n.proto, values))
+
+    made, exact = result(values), exact and n.op_type != "Div"
+    # sums and products of sizes, and what is moved, are least where the sizes are
+    least = result([v.least if isinstance(v, Open) else w for v, w in zip(n.operands, values, strict=True)]) if exact else made
+
+    def wrapped(k: int, value: Any, least: Any) -> Any:
+        return _wrapped(value, lambda: n.importer.variable(several(computed(n))[k]), exact, least)
 
     if isinstance(made, (tuple, Outputs)):
-        return Outputs(wrapped(k, v) for k, v in enumerate(made))
-    return wrapped(0, made)
+        return Outputs(wrapped(k, v, w) for k, (v, w) in enumerate(zip(made, least, strict=True)))
+    return wrapped(0, made, least)
 
 
-def _wrapped(value: Any, write: Callable[[], Variable], exact: bool = True) -> Any:
+def _wrapped(value: Any, write: Callable[[], Variable], exact: bool, least: Any) -> Any:
     sizes = isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.int64
-    return Open(np.asarray(value), write, exact) if sizes and any(map(is_open, value.ravel().tolist())) else value
+    return Open(np.asarray(value), write, exact, np.asarray(least)) if sizes and _opened(value).any() else value
 
 
 def _sum(n: Node, x: Any, y: Any) -> Any:
@@ -140,8 +158,9 @@ def _sum(n: Node, x: Any, y: Any) -> Any:
 
 
 def _difference(n: Node, x: Any, y: Any) -> Any:
-    """A number less another one stands for nothing, unless it is a multiple of it."""
-    if any(isinstance(v, Open) and not v.exact for v in n.operands) or (x % np.where(_opened(y), y, 1)).any():
+    """A number less another one stands for nothing, unless it is a multiple of it; and numbers that can be below 0 for no axis."""
+    unsure = _opened(y) & ((x % np.where(_opened(y), y, 1) != 0) | (_least(n, 0) < 0) | (_least(n, 1) < 0))
+    if any(isinstance(v, Open) and not v.exact for v in n.operands) or unsure.any():
         raise _refused(n, "it subtracts a size that is open")
     return _numbers(n, x - y, x, y)
 
@@ -168,25 +187,25 @@ def _numbers(n: Node, made: Any, x: Any, y: Any) -> Any:
 def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
     if sum(map(is_open, x.ravel().tolist())) > 1:
         raise _refused(n, "it multiplies sizes of which more than one is open")
-    keep = bool(n.attr("keepdims", 1))
-    if axes is None or not axes.size:
-        return x if n.attr("noop_with_empty_axes", 0) else np.prod(x, keepdims=keep)
-    return np.prod(x, axis=tuple(axes.tolist()), keepdims=keep)
+    axis = None if axes is None or not axes.size else tuple(axes.tolist())
+    if axis is None and n.attr("noop_with_empty_axes", 0):
+        return x
+    return _numbers(n, np.prod(x, axis=axis, keepdims=bool(n.attr("keepdims", 1))), x.max(), 0)
 
 
 def _equal(n: Node, x: Any, y: Any) -> Any:
-    """What is fed has sizes above 0, which values that decide a size may not give; whether it equals some other number is not known."""
-    x, y = np.broadcast_arrays(x, y)
-    fed = [s for v in n.importer.inputs for s in n.b.sizes.shape(v.name) if is_open(s)]
-    for a, b in zip(x.ravel().tolist(), y.ravel().tolist(), strict=True):
-        least = 0 if any(max(a, b) % s == 0 for s in fed) else -1
-        if a != b and max(a, b) >= _LEAST and min(a, b) > least:
-            raise _refused(n, "it compares a size that is open")
+    """Equal numbers that axes have are equal sizes, and a size is no number below the least that it can be; all else is not known."""
+    a, b, least_a, least_b = np.broadcast_arrays(x, y, _least(n, 0), _least(n, 1))
+    alike = (a == b) & (least_a >= 0) & (least_b >= 0)
+    apart = _opened(a) & ~_opened(b) & (b < least_a) | _opened(b) & ~_opened(a) & (a < least_b)
+    if not (alike | apart | ~_opened(a) & ~_opened(b)).all():
+        raise _refused(n, "it compares a size that is open")
     return x == y
 
 
-def _opened(x: Any) -> Any:
-    return (x >= _LEAST) & (x < _MOST)
+def _least(n: Node, k: int) -> Any:
+    v = n.operands[k]
+    return v.least if isinstance(v, Open) else n.importer.array(v)
 
 
 _RULES: dict[str, Callable[..., Any]] = {
@@ -205,7 +224,7 @@ def _wanted(n: Node, k: int) -> list[int]:
 def _reshape(n: Node) -> Variable:
     """An open size is that of the same axis, written 0, or what the others leave, written -1."""
     x, target = n.x(0), _wanted(n, 1)
-    have = n.b.sizes.shape(x.name)
+    have = _sizes(n, x)
     sizes = [have[k] if t == 0 and not n.attr("allowzero", 0) and k < len(have) else t for k, t in enumerate(target)]
     rest = prod(d for d in sizes if d != ANY)
     if ANY in sizes and rest and prod(have) % rest == 0:
@@ -218,9 +237,11 @@ def _reshape(n: Node) -> Variable:
 
 def _expand(n: Node) -> Variable:
     x, target = n.x(0), _wanted(n, 1)
-    have = n.b.sizes.shape(x.name)
+    have = _sizes(n, x)
     axes = max(len(have), len(target))
-    have, target = (1,) * (axes - len(have)) + have, [1] * (axes - len(target)) + target
+    have, target = [1] * (axes - len(have)) + have, [1] * (axes - len(target)) + target
+    if any(is_open(h) and t not in (1, h) for h, t in zip(have, target, strict=True)):
+        raise _refused(n, "it repeats along an axis that is open, if that has one element")
     return _repeated(n, x, [t if h == 1 else 1 for h, t in zip(have, target, strict=True)])
 
 

@@ -49,12 +49,16 @@ def host_split(n: Node) -> object:
     return tuple(np.split(n.value(0), np.cumsum(_parts(n))[:-1], axis=n.attr("axis", 0)))
 
 
+_ALL = 10**9  # what converters write where they mean the end of an axis
+
+
 def _window(n: Node) -> tuple[list[int], list[int], list[int], list[int]]:
     """(axes, starts, ends, steps) of Slice, which counts as Python does; only that backwards, too, a start before all is the first."""
     starts, ends = n.ints(1) or [], n.ints(2) or []
     axes, steps = n.ints(3), n.ints(4) or [1] * len(starts)
     axes = list(range(len(starts))) if axes is None else [a % n.rank() for a in axes]
     starts = [s if k > 0 or ANY == (d := n.shape()[a]) else max(s, -d) for a, s, k in zip(axes, starts, steps, strict=True)]
+    ends = [INT_MAX if e >= _ALL and n.shape()[a] == ANY else e for a, e in zip(axes, ends, strict=True)]
     return axes, starts, ends, steps
 
 
