@@ -75,7 +75,8 @@ class While:
 def _carry_gradients(program: Program, outer: Block, body: Block, writes: Sequence[str]) -> None:
     """What begins as a constant and goes on as something else is no constant, and neither is what a body made of it before that was known.
 
-    Where stop_gradient is set though an input has a gradient, it was set by the user, and stays.
+    Where stop_gradient is set though an input has a gradient, it was set by the user, and stays. Parameters that are not trained, such as
+    running statistics, stay so too.
     """
     ops, cut = list(_all_ops(program, body)), set[str]()
 
@@ -92,7 +93,8 @@ def _carry_gradients(program: Program, outer: Block, body: Block, writes: Sequen
         for block, op in ops:
             for n in op.output_arg_names if follows(block, op) else ():
                 desc = block.desc(n)
-                if desc.stop_gradient and desc.type.is_float and n not in cut and (n in inside or n in writes):
+                carried = desc.type.is_float and not desc.is_parameter and (n in inside or n in writes)
+                if desc.stop_gradient and carried and n not in cut:
                     block.var(n).stop_gradient, again = False, True
 
 

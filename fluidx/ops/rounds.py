@@ -44,20 +44,25 @@ class _Back:
 
     def _carried(self, writes: Sequence[str]) -> list[str]:
         """Of what the loop carries, that which depends on what gradients are wanted of, and on which the given gradients depend."""
-        program, ops, block = self.program, self.body.oplist, self.body
+        program, ops = self.program, self.body.oplist
         moved: set[str] = {x.name for x in self.wanted}
         size = -1
         while len(moved) != size:
             size = len(moved)
             for o in ops:
                 if not moved.isdisjoint(flow.reads(program, o)):
-                    moved.update(n for n in flow.writes(program, o) if block.desc(n).type.is_float)
+                    moved.update(n for n in flow.writes(program, o) if self._passes(n))
         needed, size = set(self.given), -1
         while len(needed) != size:
             size = len(needed)
             live = flow.live_ops(program, needed, ops=ops)
             needed.update(n for n in flow.needs(program, live) if n in writes)
         return [n for n in writes if n in moved and n in needed]
+
+    def _passes(self, name: str) -> bool:
+        """Whether a variable that the body writes may have a gradient. Parameters that are not trained have none: they are statistics."""
+        desc = self.body.desc(name)
+        return desc.type.is_float and not (desc.is_parameter and desc.stop_gradient)
 
     def write(self) -> list[Variable | None]:
         if not self.carried:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...ir import ProgramError, TensorType
+from ...ir import OPS, ProgramError, TensorType
 from ...ir.dtypes import HALVES
 from ..shared.types import meet, need_float
 
@@ -53,8 +53,11 @@ def by_copy(xp: Any, body: Any, ins: Sequence[Any], outs: Sequence[Any], in_at: 
 
 
 def through_first_only(name: str, op: Any, g: Sequence[Any], stats: Sequence[str]) -> None:
-    if any(part is not None for part in g[1:]):
-        raise ProgramError(f"op {name} has a gradient through its first output only; {' and '.join(stats)} cannot be differentiated")
+    first, *others = (s.name for s in OPS[name].out_slots)
+    for slot, part in zip(others, g[1:], strict=True):
+        if part is not None:
+            (n,) = op.op.output(slot)
+            raise ProgramError(f"op {name} has a gradient through {first} only, none through {slot}, {n!r}: set stop_gradient of that")
     if any(op[s] is None for s in stats):
         raise ProgramError(f"op {name} needs its output{'s' * (len(stats) > 1)} {' and '.join(stats)} to have a gradient")
 

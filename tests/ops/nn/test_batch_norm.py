@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fluidx as fx
 from fluidx.ir import ProgramError, TensorType
 from fluidx.ops.nn import batch_norm as batch_norm_ops
 from fluidx.ops.nn.batch_norm import BatchNorm, BatchNormGrad
 from fluidx.testing import numeric_grad
 
+L = fx.layers
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64
 
 
@@ -98,3 +100,51 @@ def test_channels_in_many_blocks_give_what_one_block_gives(run_bound, monkeypatc
 def test_operands_that_do_not_fit_are_refused(op, shapes, attrs, message):
     with pytest.raises(ProgramError, match=message):
         op.infer(*(s and TensorType("float32", s) for s in shapes), **op.complete_attrs(attrs))
+
+
+def looped(unrolled, trainers=None):
+    """Loss, weights and running statistics after two steps of a net that normalizes in each of three rounds, with the same weights."""
+    with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard(), fx.scope_guard(fx.Scope()):
+        x, n = fx.data("x", [-1, 3], "float64"), L.fill_constant([1], "int64", 3)
+        names = {"param_attr": "w", "bias_attr": "b", "moving_mean_name": "mean", "moving_variance_name": "variance"}
+
+        def normalized(h):
+            return L.batch_norm(h * h, **names) + x
+
+        if unrolled:
+            h = normalized(normalized(normalized(x)))
+        else:
+            i = L.zeros([1], "int64")
+            _, h = L.while_loop(lambda i, h: L.less_than(i, n), lambda i, h: [L.increment(i, in_place=False), normalized(h)], [i, x])
+        loss = L.mean(L.square(h))
+        fx.optimizer.SGD(0.1).minimize(loss)
+        main, startup = fx.default_main_program(), fx.default_startup_program()
+        feed, fetch = {"x": np.random.default_rng(0).normal(size=(5, 3))}, [loss.name, "w", "b", "mean", "variance"]
+        if trainers is None:
+            exe = fx.Executor()
+            exe.run(startup)
+            return [exe.run(main, feed=feed, fetch_list=fetch) for _ in range(2)]
+        t = fx.DistributeTranspiler(fx.strategies.data_parallel())
+        t.transpile(program=main, startup_program=startup, trainers=trainers)
+        assert t.verify()
+        with fx.ParallelExecutor(t, places=fx.cpu_places(trainers)) as exe:
+            exe.run_startup()
+            return [exe.run(feed=feed, fetch_list=fetch) for _ in range(2)]
+
+
+@pytest.mark.parametrize("trainers", [None, 2])
+def test_a_loop_that_normalizes_in_each_round_is_that_loop_written_out(trainers):
+    for found, want in zip(looped(False, trainers), looped(True), strict=True):
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11)  # sums of float64 over rounds and rows in another order
+
+
+def test_the_statistics_have_no_gradient_and_the_error_says_which():
+    with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+        x = fx.data("x", [-1, 3], "float64")
+        L.batch_norm(x, moving_mean_name="mean")
+        mean = x.block.var("mean")
+        mean.stop_gradient = False
+        said = "op batch_norm has a gradient through Y only, none through MeanOut, 'mean': set stop_gradient of that"
+        with pytest.raises(fx.ProgramError, match=said):
+            fx.gradients([L.reduce_sum(mean)], [x])
