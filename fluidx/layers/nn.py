@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from .._checks import number, one_of, unsupported, whole, wholes, wrong
@@ -457,16 +458,54 @@ def layer_norm(
     ((-1, 8, 16), [(16,), (16,)])
     """
     helper = LayerHelper("layer_norm", name)
-    x = helper.variable(input, "input")
-    axis = helper.axis(x, begin_norm_axis, "begin_norm_axis")
-    size = 1
-    for a in range(axis, x.ndim):
-        size *= helper.known(x, "input", a)
-    dtype = _wide(x.dtype)
-    w = helper.parameter(param_attr, (size,), dtype, default=Constant(1.0)) if scale else None
-    b = helper.parameter(bias_attr, (size,), dtype, is_bias=True) if shift else None
+    x, axis, sizes = _rows(helper, input, begin_norm_axis)
+    w = helper.parameter(param_attr, (prod(sizes),), _wide(x.dtype), default=Constant(1.0)) if scale else None
+    b = helper.parameter(bias_attr, (prod(sizes),), _wide(x.dtype), is_bias=True) if shift else None
     y, *_ = helper.op("layer_norm", x, w, b, begin_norm_axis=axis, epsilon=number(helper.label, "epsilon", epsilon))
     return helper.activate(y, act)
+
+
+def rms_norm(
+    input: Variable,
+    scale: bool = True,
+    shift: bool = False,
+    begin_norm_axis: int = 1,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
+    """Division by the root of the mean square over the axes from `begin_norm_axis` on: x / sqrt(mean(x * x) + epsilon) * scale + bias.
+
+    Scale, and bias if there is a `shift`, are vectors over the normalized elements, whose sizes must be known. Raises ProgramError unless
+    input has floats and an axis before `begin_norm_axis`.
+
+    >>> import numpy as np
+    >>> import fluidx as fx
+    >>> main, startup = fx.Program(), fx.Program()
+    >>> with fx.program_guard(main, startup), fx.unique_name.guard():
+    ...     y = fx.layers.rms_norm(fx.data("x", [-1, 4], "float32"), epsilon=0.0)
+    >>> exe = fx.Executor()
+    >>> _ = exe.run(startup)
+    >>> exe.run(main, feed={"x": np.float32([[4, 0, 0, 0], [3, -3, 3, 3]])}, fetch_list=[y])[0].tolist()  # the roots are 2 and 3
+    [[2.0, 0.0, 0.0, 0.0], [1.0, -1.0, 1.0, 1.0]]
+    """
+    helper = LayerHelper("rms_norm", name)
+    x, axis, sizes = _rows(helper, input, begin_norm_axis)
+    w = helper.parameter(param_attr, (prod(sizes),), _wide(x.dtype), default=Constant(1.0)) if scale else None
+    y, _ = helper.op("rms_norm", x, w, begin_norm_axis=axis, epsilon=number(helper.label, "epsilon", epsilon))
+    b = helper.parameter(bias_attr, (prod(sizes),), x.dtype, is_bias=True) if shift else None
+    if b is not None:
+        y = helper.op("elementwise_add", y, helper.op("reshape", b, shape=sizes), axis=axis)
+    return helper.activate(y, act)
+
+
+def _rows(helper: LayerHelper, input: Any, begin_norm_axis: int) -> tuple[Variable, int, tuple[int, ...]]:
+    """A layer's input, the first axis that it normalizes over, and the sizes from there on."""
+    x = helper.variable(input, "input")
+    axis = helper.axis(x, begin_norm_axis, "begin_norm_axis")
+    return x, axis, tuple(helper.known(x, "input", a) for a in range(axis, x.ndim))
 
 
 def group_norm(
@@ -685,6 +724,6 @@ def pad2d(
 
 __all__ = [
     "adaptive_pool2d", "batch_norm", "bmm", "conv2d", "conv2d_transpose", "dropout", "embedding", "fc", "group_norm", "instance_norm",
-    "l2_normalize", "label_smooth", "layer_norm", "log_softmax", "lrn", "matmul", "mul", "one_hot", "pad", "pad2d", "pool2d",
+    "l2_normalize", "label_smooth", "layer_norm", "log_softmax", "lrn", "matmul", "mul", "one_hot", "pad", "pad2d", "pool2d", "rms_norm",
     "scaled_dot_product_attention", "softmax",
 ]  # fmt: skip

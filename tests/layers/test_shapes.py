@@ -39,6 +39,7 @@ def d(*shape, dtype="float32"):
         (lambda: L.adaptive_pool2d(d(-1, 4, 9, 9), 3, "avg"), (-1, 4, 3, 3)),
         (lambda: L.batch_norm(d(-1, 4)), (-1, 4)),
         (lambda: L.layer_norm(d(-1, 4, 5), begin_norm_axis=2), (-1, 4, 5)),
+        (lambda: L.rms_norm(d(-1, 4, 5), begin_norm_axis=2, shift=True, act="relu"), (-1, 4, 5)),
         (lambda: L.group_norm(d(-1, 4, 5, 5), 2), (-1, 4, 5, 5)),
         (lambda: L.instance_norm(d(-1, 4, 5, 5)), (-1, 4, 5, 5)),
         (lambda: L.lrn(d(-1, 4, 5, 5)), (-1, 4, 5, 5)),
