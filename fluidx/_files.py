@@ -9,8 +9,10 @@ import json
 import os
 import re
 import secrets
+import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
@@ -24,6 +26,7 @@ except ImportError:  # where files cannot be locked so, nobody knows whose an un
 MANIFEST = "__manifest__.json"
 _VERSION = 1
 _LIMIT = 1 << 28  # bytes of a manifest, at most
+_WRITERS = 8  # threads that write files at the same time
 
 Write = Callable[[BinaryIO], Any]
 
@@ -62,7 +65,7 @@ def _temporary(folder: str, name: str) -> Iterator[BinaryIO]:
     while True:
         path = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
         stream = open(path, "xb")
-        if _locked(stream) and os.fstat(stream.fileno()).st_nlink:
+        if _locked(stream) is not False and os.fstat(stream.fileno()).st_nlink:
             break  # nobody swept it away between the two
         stream.close()
     try:
@@ -79,19 +82,22 @@ def _sweep(folder: str, name: str) -> None:
     for entry in os.listdir(folder) if fcntl else ():
         if left.fullmatch(entry):
             path = os.path.join(folder, entry)
-            with suppress(OSError), open(path, "rb") as stream:
+            with suppress(OSError), open(path, "r+b") as stream:  # over NFS who locks it must be able to write to it
                 if _locked(stream):
                     os.unlink(path)
 
 
-def _locked(stream: BinaryIO) -> bool:
-    """Lock an open file, which ends with the process; False where somebody else has."""
+def _locked(stream: BinaryIO) -> bool | None:
+    """Lock an open file, which ends with the process; False where somebody else has, None where the file system has no locks."""
+    if not fcntl:
+        return None
     try:
-        if fcntl:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
 
 
 def _to_disk(stream: BinaryIO) -> None:
@@ -119,38 +125,109 @@ class Manifest:
         self.files, self.about = files, about
 
 
-def write_together(folder: str, files: Mapping[str, Write], about: Mapping[str, Any] | None = None, alone: bool = False) -> None:
+Files = Mapping[str, Write]
+Entries = dict[str, dict[str, Any]]  # what a manifest says of files, by name
+
+
+def write_together(folder: str, files: Files, about: Mapping[str, Any] | None = None, alone: bool = False) -> None:
     """Write files, by name, into a folder, all at once: they are written beside those in place, named in the manifest, which is replaced
     whole, and then put in place; a reader in between, or after a crash, goes by the manifest.
 
     Files of earlier writes stay, and in the manifest, unless these are `alone`. `about` is added to what the manifest says.
     """
+    with opened(folder) as old:
+        put_in_place(folder, old, write_beside(folder, files), about, alone)
+
+
+@contextmanager
+def opened(folder: str) -> Iterator[Manifest]:
+    """A time in which nobody else writes files of the folder together, and its manifest; what a crashed writer left is settled."""
     with _told(folder):
         os.makedirs(folder, exist_ok=True)
         with _alone_in(folder):
-            old = _settled(folder)
-            entries = {} if alone else dict(old.files)
-            waiting: list[tuple[str, str]] = []
+            yield _settled(folder)
+
+
+def write_beside(folder: str, files: Files) -> Entries:
+    """Write files beside those in place, some at the same time, and return their entries for `put_in_place`. Where one fails all are
+    removed."""
+    tokens = {name: secrets.token_hex(8) for name in files}
+    try:
+        with _told(folder):
+            written = _at_once(lambda name: _written(_waiting(folder, name, tokens[name]), files[name]), files)
+    except BaseException:
+        remove_beside(folder, {name: {"token": token} for name, token in tokens.items()})
+        raise
+    return {name: {"token": tokens[name], **written[name]} for name in files}
+
+
+def remove_beside(folder: str, entries: Entries) -> None:
+    """Remove files that `write_beside` wrote."""
+    for name, entry in entries.items():
+        with suppress(OSError):
+            os.unlink(_waiting(folder, name, entry["token"]))
+
+
+def put_in_place(folder: str, old: Manifest, new: Entries, about: Mapping[str, Any] | None = None, alone: bool = False) -> None:
+    """Replace the manifest of an opened folder by one that names new files, which lie there, and put them in place."""
+    with _told(folder):
+        entries = new if alone else {**old.files, **new}
+        content = {"format": "fluidx", "version": _VERSION, **({} if alone else old.about), **(about or {}), "files": entries}
+        try:
+            for name, entry in new.items():
+                _look_at(_waiting(folder, name, entry["token"]), entry)
+            _folder_to_disk(folder)
+            write_atomically(os.path.join(folder, MANIFEST), lambda stream: stream.write(json.dumps(content, indent=1).encode()))
+        except BaseException:
+            remove_beside(folder, new)
+            raise
+        for name, entry in new.items():
+            os.replace(_waiting(folder, name, entry["token"]), os.path.join(folder, name))
+        for name in old.files.keys() - entries.keys():
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, name))
+        _folder_to_disk(folder)
+
+
+def mark(folder: str) -> str:
+    """Make a file by which others can tell whether they see the same folder; what a crash leaves of it is swept away."""
+    path = _waiting(folder, "mark", secrets.token_hex(8))
+    with _told(folder), open(path, "xb"):
+        return path
+
+
+def _look_at(path: str, entry: Mapping[str, Any]) -> None:
+    size = os.stat(path).st_size
+    if size != entry["bytes"]:
+        raise CheckpointError(f"cannot write {path}: it has {size} bytes, and {entry['bytes']} were written")
+
+
+def _at_once(do: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
+    """What `do` gives for each name, by a few threads; the first error is raised when all have ended."""
+    todo, done, errors = deque(names), dict[str, Any](), list[BaseException]()
+
+    def work() -> None:
+        while not errors:
             try:
-                for name, write in files.items():
-                    token = secrets.token_hex(8)
-                    waiting.append((name, token))
-                    entries[name] = {"token": token, **_written(_waiting(folder, name, token), write)}
-                said = {} if alone else old.about
-                content = {"format": "fluidx", "version": _VERSION, **said, **(about or {}), "files": entries}
-                write_atomically(os.path.join(folder, MANIFEST), lambda stream: stream.write(json.dumps(content, indent=1).encode()))
-            except BaseException:
-                for name, token in waiting:
-                    with suppress(OSError):
-                        os.unlink(_waiting(folder, name, token))
-                raise
-            _folder_to_disk(folder)
-            for name, token in waiting:
-                os.replace(_waiting(folder, name, token), os.path.join(folder, name))
-            for name in old.files.keys() - entries.keys():
-                with suppress(OSError):
-                    os.unlink(os.path.join(folder, name))
-            _folder_to_disk(folder)
+                name = todo.popleft()
+            except IndexError:
+                return
+            try:
+                done[name] = do(name)
+            except BaseException as e:
+                errors.append(e)
+
+    threads = [threading.Thread(target=work, name="fluidx files") for _ in range(min(len(todo), _WRITERS) - 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        work()
+    finally:
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return done
 
 
 def _waiting(folder: str, name: str, token: str) -> str:
@@ -179,13 +256,14 @@ def _written(path: str, write: Write) -> dict[str, int]:
 
 @contextmanager
 def _alone_in(folder: str) -> Iterator[None]:
-    """Nobody else writes files of the folder together meanwhile; the lock ends with the process."""
+    """Nobody else writes files of the folder together meanwhile, where the file system has locks; the lock ends with the process."""
     if not fcntl:
         yield
         return
     fd = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
@@ -277,7 +355,8 @@ def reading(folder: str) -> Iterator[Manifest | None]:
         raise CheckpointError(f"cannot read {folder}: {e.strerror or e}") from e
     try:
         if fd >= 0:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_SH)
         yield manifest_of(folder)
     finally:
         if fd >= 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -67,16 +67,36 @@ def layout(program: Program, executor: Any) -> Program:
     return found
 
 
-def parts(program: Program, executor: Any) -> Sequence[Mapping[str, np.ndarray]]:
-    """What each rank holds of persistable variables, by name, each part once."""
+def parts(program: Program, executor: Any) -> Mapping[int, Mapping[str, np.ndarray]]:
+    """What each rank of this process holds of persistable variables, by name, each part once."""
     if hasattr(executor, "parts"):
         return executor.parts()
-    return [{d.name: get(executor, d) for d in persistables(program)}]
+    return {0: {d.name: get(executor, d) for d in persistables(program)}}
 
 
-def writing(executor: Any) -> AbstractContextManager[bool]:
-    """A time in which values are written to files: is it this process that writes? Of processes that are ranks of one script one does."""
-    return executor.writing() if hasattr(executor, "writing") else nullcontext(True)
+def world_size(executor: Any) -> int:
+    return executor.world_size if hasattr(executor, "parts") else 1
+
+
+class Alone:
+    """The processes that hold the values of an executor, where this is the only one. Executors of ranks are such groups themselves."""
+
+    apart = False  # are there others, which do the same?
+    first = True  # is this the one of rank 0?
+
+    def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """What each of them makes, which JSON can say; the first error is raised on all."""
+        return [make()]
+
+
+def group(executor: Any) -> Any:
+    return executor if hasattr(executor, "together") else Alone()
+
+
+def told_by_first(executor: Any, what: str, make: Callable[[], Any]) -> Any:
+    """What the process of rank 0 makes, on all of them: others wait for it."""
+    processes = group(executor)
+    return processes.together(what, lambda: make() if processes.first else None)[0]
 
 
 def settled(executor: Any) -> AbstractContextManager[None]:

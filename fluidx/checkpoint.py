@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -18,8 +17,9 @@ import numpy as np
 
 from . import _state
 from ._checks import whole
-from ._files import MANIFEST, CheckpointError, Manifest, Write, manifest_of, place_of, reading, write_together
+from ._files import MANIFEST, CheckpointError, Manifest, Write, manifest_of, place_of, reading, settle
 from ._safetensors import ArrayFile, arrays_in
+from ._saves import Made, Save
 from ._state import persistables, program_or_default
 from ._texts import CONSTANTS, checked_extra, load_constants, parsed, path_of, read_text, save_program
 from ._version import __version__
@@ -39,38 +39,44 @@ def _file_of(rank: int) -> str:
 
 
 def save_shards(program: Program | None, folder: Any, executor: Any = None, extra: Mapping[str, Any] | None = None) -> None:
-    """Write what the ranks of `executor` have into `folder`, a file for each; an older checkpoint there is replaced as a whole.
+    """Write what the ranks of `executor` have into `folder`, a file for each; an older checkpoint there is replaced as a whole. Ranks that
+    are processes of one script each write their own.
 
     `program` is the one that was transpiled. Beside its persistable variables are those that its strategy keeps. `extra` is what JSON can
     say, such as the position in the data; `load_shards` gives it back. A crash leaves the older checkpoint or the new one. Raises
     NotInitializedError where a variable has no value, CheckpointError where nothing can be written.
     """
-    with _state.writing(executor) as here:
-        made = _snapshot(program_or_default(program), executor, extra, copies=False)
-        if here:
-            _write(path_of(folder), *made)
+    _save(program_or_default(program), path_of(folder), executor, extra).run()
 
 
-def _snapshot(program: Program, executor: Any, extra: Mapping[str, Any] | None, copies: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """What the manifest says, the arrays of each file, and the text of the program."""
-    held, layout = _state.parts(program, executor), _state.layout(program, executor)
-    about = {
-        "fluidx": __version__,
-        "world_size": len(held),
-        "step": _state.step(program, executor),
-        "layout": to_json(layout),
-        "extra": checked_extra(extra),
-    }
-    arrays: dict[str, Any] = {_file_of(r): {n: np.array(a) if copies else a for n, a in of.items()} for r, of in enumerate(held)}
-    if constants := program.constants():
-        arrays[_PROGRAM + CONSTANTS] = {digest: a.values for digest, a in constants.items()}
-    return about, arrays, program.to_string()
+def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any] | None, copies: bool = False, **then: Any) -> Save:
+    """A checkpoint to be written: of the values that there are now, where these are `copies`."""
+    group = _state.group(executor)
+
+    def make() -> Made:
+        held, layout = _state.parts(program, executor), _state.layout(program, executor)
+        about = {
+            "fluidx": __version__,
+            "world_size": _state.world_size(executor),
+            "step": _state.step(program, executor),
+            "layout": to_json(layout),
+            "extra": checked_extra(extra),
+        }
+        files = {_file_of(r): _content(_file_of(r), {n: np.array(a) if copies else a for n, a in of.items()}) for r, of in held.items()}
+        if group.first:
+            text = program.to_string().encode()
+            files[_PROGRAM] = lambda stream: stream.write(text)
+            if constants := program.constants():
+                name = _PROGRAM + CONSTANTS
+                files[name] = _content(name, {digest: a.values for digest, a in constants.items()})
+        return files, about
+
+    return Save(group, folder, make, **then)
 
 
-def _write(folder: str, about: Mapping[str, Any], arrays: Mapping[str, Mapping[str, np.ndarray]], text: str) -> None:
-    files: dict[str, Write] = {name: arrays_in(name, of, {"format": "fluidx"}) for name, of in arrays.items()}
-    files[_PROGRAM] = lambda stream: stream.write(text.encode())
-    write_together(folder, files, about, alone=True)
+def _content(name: str, arrays: Mapping[str, np.ndarray]) -> Write:
+    """What writes arrays. Their checksums are worked out by whoever calls it."""
+    return lambda stream: arrays_in(name, arrays, {"format": "fluidx"})(stream)
 
 
 # -- loading ------------------------------------------------------------------------------------------------------------------
@@ -133,6 +139,7 @@ def load_shards(program: Program | None, folder: Any, executor: Any = None, only
     """
     program, folder = program_or_default(program), path_of(folder)
     with ExitStack() as stack:
+        _state.told_by_first(executor, "loads a checkpoint", lambda: settle(folder))
         stack.enter_context(_state.settled(executor))
         shards = _Shards(folder, stack.enter_context(reading(folder)), stack)
         layout = _state.layout(program, executor)
@@ -182,7 +189,8 @@ class CheckpointManager:
     """Checkpoints of a training in one folder, `step-0000000100` and so on, of which the newest `keep` stay (None: all).
 
     `asynchronous`: `save` copies the values and returns, a thread writes them; the next `save`, `wait` or `close` raises what went wrong
-    there. An unfinished checkpoint is none: `latest` does not name it, and the next `save` removes it.
+    there. Of ranks that are processes of one script each has a thread, and a later run, or one of these calls, puts in place what all have
+    written. An unfinished checkpoint is none: `latest` does not name it, and the next `save` removes it.
 
     >>> import fluidx as fx
     >>> main, startup = fx.Program("net"), fx.Program()
@@ -202,8 +210,7 @@ class CheckpointManager:
         self.folder = path_of(folder)
         self.keep = None if keep is None else whole("CheckpointManager", "keep", keep, 1)
         self.asynchronous = asynchronous
-        self._writer: threading.Thread | None = None
-        self._failed: BaseException | None = None
+        self._behind: Save | None = None
 
     def steps(self) -> list[int]:
         """The steps of the checkpoints there are, the oldest first."""
@@ -223,45 +230,31 @@ class CheckpointManager:
     def save(self, step: int, program: Program | None = None, executor: Any = None, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint under a step's number, and remove those that are too many. `extra` is as of `save_shards`."""
         self.wait()
-        step = whole("CheckpointManager.save", "step", step, 0)
-        path = self._path(step)
-        with _state.writing(executor) as here:
-            made = _snapshot(program_or_default(program), executor, extra, copies=self.asynchronous)
-
-            def write() -> None:
-                _write(path, *made)
-                self._retire()
-
-            if here and self.asynchronous:
-                self._writer = threading.Thread(target=self._kept, args=(write,), name="fluidx checkpoint")
-                self._writer.start()
-            elif here:
-                write()
+        path = self._path(whole("CheckpointManager.save", "step", step, 0))
+        save = _save(program_or_default(program), path, executor, extra, copies=self.asynchronous, then=self._retire)
+        if self.asynchronous:
+            save.start()
+            self._behind = save
+        else:
+            save.run()
 
     def restore(self, program: Program | None = None, executor: Any = None, step: int | None = None) -> dict[str, Any] | None:
         """`load_shards` of the newest checkpoint, or of a step; None where there is no checkpoint yet."""
         self.wait()
+        found = _state.told_by_first(executor, f"restores from {self.folder}", lambda: self._found(step))
+        return None if found is None else load_shards(program, self._path(found), executor)
+
+    def _found(self, step: int | None) -> int | None:
         there = self.steps()
-        if step is None and not there:
-            return None
         if step is not None and step not in there:
             raise CheckpointError(f"{self.folder} holds no checkpoint of step {step}; there are: {', '.join(map(str, there)) or 'none'}")
-        return load_shards(program, self._path(there[-1] if step is None else step), executor)
+        return step if step is not None or not there else there[-1]
 
     def wait(self) -> None:
-        """Until what is being written is on the disk; raises what went wrong with it."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
-
-    def _kept(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BaseException as e:
-            self._failed = e
+        """Until what is being written is in place; raises what went wrong with it. Where ranks are processes all call it."""
+        save, self._behind = self._behind, None
+        if save is not None:
+            save.wait()
 
     def _path(self, step: int) -> str:
         return os.path.join(self.folder, f"step-{step:010d}")
@@ -283,7 +276,9 @@ class CheckpointManager:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        if exc[0] is None or self._behind is None or not self._behind.group.apart:
+            self.close()
+        # else the other ranks may not come here: what is written is put in place when all meet again, if they do
 
 
 __all__: Sequence[str] = ("CheckpointManager", "consolidate", "load_shards", "save_shards")

@@ -20,7 +20,7 @@ import numpy as np
 from ._checks import wrong
 from ._files import MANIFEST, Write, place_of, reading, write_together
 from ._safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
-from ._state import get, persistables, program_or_default, put, set_step, step, writing
+from ._state import get, persistables, program_or_default, put, set_step, step, told_by_first
 from ._texts import (
     CONSTANTS,
     SUFFIX,
@@ -46,6 +46,7 @@ __all__ = [
     "save_text", "save_vars", "set_program_state",
 ]  # fmt: skip
 
+_WRITES = "writes files"
 _MODEL, _PARAMS = "__model__", "__params__" + SUFFIX
 
 
@@ -84,8 +85,10 @@ def save(
 
     They go into one file, `model_path` plus ".safetensors", of whole values; with `sharded` into the folder `model_path`, a file for each
     rank of a ParallelExecutor with what it has, and a manifest: the same ranks go on from that bit for bit, state that only their strategy
-    keeps included. `extra` is what JSON can say, such as the position in the data; `load` returns it. Raises NotInitializedError when a
-    variable has no value yet, CheckpointError when nothing can be written; what was there before is then still there, whole.
+    keeps included. Ranks that are processes of one script all call this, as all that saves: each then writes its own file of a folder, and
+    rank 0 alone anything else. `extra` is what JSON can say, such as the position in the data; `load` returns it. Raises
+    NotInitializedError when a variable has no value yet, CheckpointError when nothing can be written; what was there before is then still
+    there, whole.
     """
     program = program_or_default(program)
     if sharded:
@@ -94,9 +97,7 @@ def save(
     values = {d.name: get(executor, d) for d in persistables(program)}
     if taken := [n for n in values if is_digest(n)]:
         raise CheckpointError(f"variable {taken[0]!r} cannot be saved under its name, which is that of a constant; rename it")
-    with writing(executor) as here:
-        if here:
-            save_program(model_path, program, values, step(program, executor), extra or {})
+    told_by_first(executor, _WRITES, lambda: save_program(model_path, program, values, step(program, executor), extra or {}))
 
 
 def load(program: Program | None, model_path: Any, executor: Any = None, var_list: Sequence[Variable] | None = None) -> dict[str, Any]:
@@ -189,12 +190,15 @@ def save_vars(
     """
     chosen = _chosen(main_program, vars, predicate)
     values = {var.name: get(executor, var) for var in chosen}
-    with writing(executor) as here:
-        if here and filename is not None:
+
+    def write() -> None:
+        if filename is not None:
             save_arrays(_inside(dirname, filename), values, {"format": "fluidx"})
-        elif here:
+        else:
             files = {_file_of(n): arrays_in(_file_of(n), {n: value}, {"format": "fluidx"}) for n, value in values.items()}
             write_together(path_of(dirname), files)
+
+    told_by_first(executor, _WRITES, write)
 
 
 def load_vars(
@@ -318,7 +322,7 @@ def save_inference_model(
         files[model + CONSTANTS] = arrays_in(model, constants, {"format": "fluidx"})
     if not program_only:
         files[params] = arrays_in(params, values, {"format": "fluidx"})
-    write_together(path_of(dirname), files)
+    told_by_first(executor, _WRITES, lambda: write_together(path_of(dirname), files))
     return names
 
 

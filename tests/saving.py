@@ -1,5 +1,9 @@
-"""A program of twelve variables, saved again and again: `python -m tests.saving KIND FOLDER` does so until it is killed."""
+"""A program of twelve variables, saved again and again: `python -m tests.saving KIND FOLDER` does so until it is killed.
 
+`fluidx run -n 2 --backend processes tests/saving.py KIND FOLDER` does it on ranks, which write down their processes' numbers.
+"""
+
+import os
 import sys
 
 import numpy as np
@@ -15,13 +19,23 @@ def program():
     return main, total
 
 
+def trained():
+    """A program with twelve variables of the same names, which ranks hold parts of."""
+    main, startup = fx.Program("p"), fx.Program("s")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        x = fx.data("x", [-1, 50], "float32")
+        held = [fx.layers.fc(x, 10, param_attr=f"v{k}", bias_attr=False) for k in range(12)]
+        fx.optimizer.SGD(0.0).minimize(fx.layers.reduce_sum(fx.layers.sum(held)))
+    return main, startup
+
+
 def fill(value):
     for k in range(12):
         fx.global_scope().set(f"v{k}", np.full(500, value, "float32"))
 
 
 def values():
-    return {float(v) for k in range(12) for v in fx.global_scope().get(f"v{k}")}
+    return {float(v) for k in range(12) for v in fx.global_scope().get(f"v{k}").flat}
 
 
 SAVES = {
@@ -37,8 +51,29 @@ LOADS = {
     "model": lambda main, path: fx.io.load_inference_model(path, None),
 }
 
+
+def on_ranks(save, path):
+    main, startup = trained()
+    t = fx.DistributeTranspiler("fsdp")
+    t.transpile(program=main, startup_program=startup, trainers=fx.world_size())
+    with open(f"{path}.rank-{fx.rank()}", "w") as f:
+        print(os.getpid(), file=f)
+    with fx.ParallelExecutor(t) as exe:
+        exe.run_startup()
+        for value in range(100000):
+            for k in range(12):
+                exe.set_state(f"v{k}", np.full((50, 10), value, "float32"))
+            save(value, main, exe)
+            if fx.rank() == 0:
+                print(value, flush=True)
+
+
 if __name__ == "__main__":
     kind, path = sys.argv[1:]
+    if kind == "ranks":
+        on_ranks(lambda value, main, exe: fx.io.save(main, path, exe, sharded=True), path)
+    if kind == "ranks behind":
+        on_ranks(fx.io.CheckpointManager(path, keep=2, asynchronous=True).save, path)
     main, total = program()
     for value in range(100000):
         fill(value)

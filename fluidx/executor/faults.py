@@ -41,14 +41,20 @@ def rebuilt(fault: dict[str, Any], program: Program) -> Exception:
 
 
 def _made(kind: str, text: str, rank: int | None) -> Exception:
-    for module in (base, errors, builtins):
-        found = getattr(module, kind, None)
+    for found in (*(getattr(module, kind, None) for module in (base, errors, builtins)), _declared(FluidxError, kind)):
         if isinstance(found, type) and issubclass(found, Exception):
             try:
                 return found(text, rank) if issubclass(found, base.CommError) else found(text)
             except TypeError:  # one that is not made of a text
                 break
     return RuntimeError(f"{kind}: {text}")
+
+
+def _declared(kind: type[Exception], name: str) -> type[Exception] | None:
+    """The kind of error of that name, of this kind, that some module declares."""
+    if kind.__name__ == name:
+        return kind
+    return next((found for sub in kind.__subclasses__() if (found := _declared(sub, name)) is not None), None)
 
 
 def _find(program: Program, kind: str, outputs: list[str], group: str | None) -> Operator | None:

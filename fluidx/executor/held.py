@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,8 @@ class Held:
     _mains: Sequence[Program]
     _descs: Mapping[str, Var]  # what any rank declares; a rank of another pipeline stage may not know a variable
     _lock: threading.RLock
+    apart = False  # do other processes hold values of ranks?
+    first = True  # does this one hold those of rank 0?
 
     def _desc(self, name: str) -> Var:
         d = self._descs.get(name)
@@ -67,10 +68,9 @@ class Held:
         for s, m in zip(self.scopes, self._mains, strict=True):
             s.steps[m] = runs
 
-    @contextmanager
-    def writing(self) -> Iterator[bool]:
-        """A time in which files are written of what the ranks hold: is it this process that writes?"""
-        yield True
+    def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """What the processes that hold values of ranks make, each for itself. This is the only one."""
+        return [make()]
 
     def layout(self) -> Program:
         """The persistable variables of all ranks, and their places, as a program without operators."""
@@ -82,18 +82,22 @@ class Held:
             found.global_block().descs.update((n, d) for n, d in main.global_block().descs.items() if d.persistable)
         return found
 
-    def parts(self) -> list[dict[str, np.ndarray]]:
-        """What each rank holds of persistable variables, on the host: each part of a value once, of what ranks have of their own all.
-        Raises NotInitializedError where one has no value."""
+    def parts(self) -> dict[int, dict[str, np.ndarray]]:
+        """What each rank of this process holds of persistable variables, on the host: each part of a value once, of what ranks have of
+        their own all. Raises NotInitializedError where one has no value."""
         with self._lock:
-            found: list[dict[str, np.ndarray]] = [{} for _ in self.scopes]
+            found: dict[int, dict[str, np.ndarray]] = {rank: {} for rank in self._here()}
             for name, d in self.layout().global_block().descs.items():
-                for rank in self._holders_of(d):
+                for rank in found.keys() & self._holders_of(d):
                     if name not in self.scopes[rank].arrays:
                         raise NotInitializedError(f"variable {name!r} has no value on rank {rank}; call run_startup() first")
                     value = self.scopes[rank].arrays[name]
                     found[rank][name] = value if type(value) is np.ndarray else value.get()
             return found
+
+    def _here(self) -> Sequence[int]:
+        """The ranks whose values this process holds."""
+        return range(self.world_size)
 
     def set_parts(self, name: str, parts: Mapping[int, np.ndarray]) -> None:
         """Give the ranks their parts of a variable, as `parts` had them; those that were left out have what another rank has."""

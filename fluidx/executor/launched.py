@@ -6,13 +6,14 @@ in memory that the processes share, so each rank joins them by itself.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import lru_cache, partial
-from typing import Any, NamedTuple, NoReturn
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -50,6 +51,16 @@ class _ScopeElsewhere(Scope):
         pass
 
 
+class Behind(Protocol):
+    """Files that threads of the ranks write."""
+
+    def written(self) -> bool:
+        """Has this rank's thread ended?"""
+
+    def finish(self) -> None:
+        """Wait for all ranks' threads, and do together what is left to do. What goes wrong with the files is kept for whoever asks."""
+
+
 class LaunchedExecutor(ParallelExecutor):
     """A ParallelExecutor without places in a script that was launched as one of several ranks."""
 
@@ -58,7 +69,9 @@ class LaunchedExecutor(ParallelExecutor):
     _lost: BaseException | None = None  # since a rank failed the ranks can meet no more
     _at = ""  # what is run
     _quiet = False  # variables are given values without a meeting
+    _behind: Behind | None = None  # what is written while the ranks go on
     _owned = "are processes, one of which is"
+    apart = True
 
     @classmethod
     def of(cls, member: Member) -> LaunchedExecutor:
@@ -82,6 +95,7 @@ class LaunchedExecutor(ParallelExecutor):
                 f"{member.launched.by}; transpile it with trainers=fx.world_size(), or launch {n}"
             )
         self.rank, self.world, self.timeout = member.rank, member.world, member.world.timeout
+        self.first = self.rank == 0
         memory.new_bytes = member.room  # where the other ranks see them
         keep_to(cores_of(n)[self.rank])
         self._modules, self._comms = [np] * n, [member.comm] * n
@@ -97,8 +111,8 @@ class LaunchedExecutor(ParallelExecutor):
     def _agree(self, what: tuple, ready: bool = True) -> bool:
         """All ranks are about to do this, and none still reads what it did before. Are all ready? Raises ExecutionError where one is about
         to do something else."""
-        mine = _digest(what)
-        all_of = self._meeting(lambda: self._member.gathered([mine, ready]))
+        mine, written = _digest(what), self._behind is not None and self._behind.written()
+        all_of = self._meeting(lambda: self._member.gathered([mine, ready, written]))
         if any(one[0] != mine for one in all_of):
             said = self._meeting(lambda: self._member.gather(_in_words(what)))
             error = ExecutionError(
@@ -107,6 +121,8 @@ class LaunchedExecutor(ParallelExecutor):
                 + "\n  every rank runs the same script: it must not ask fx.rank() before it runs, feeds, saves or loads"
             )
             self._lose(error)
+        if all(one[2] for one in all_of):
+            self.finish_behind()
         return all(bool(one[1]) for one in all_of)
 
     def _meeting(self, meet: Callable[[], Any]) -> Any:
@@ -259,26 +275,37 @@ class LaunchedExecutor(ParallelExecutor):
             self._agree((f"sets {name!r}",))
         super().set_state(name, value)
 
-    @contextmanager
-    def writing(self) -> Iterator[bool]:
-        """As `ParallelExecutor.writing`: rank 0 writes, and the others wait until it has. What goes wrong is raised on all."""
-        self._agree(("writes files",))
-        failed: Exception | None = None
-        try:
-            yield self.rank == 0
-        except Exception as e:
-            failed = e
-        self._together(partial(_raise, failed))
+    def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """What each rank makes, in rank order. All ranks call it; the first error is raised on all."""
+        self.finish_behind()
+        self._agree((what,))
+        return self._together(make)
 
-    def parts(self) -> list[dict[str, np.ndarray]]:
-        """As `ParallelExecutor.parts`, on all ranks; inside of `writing` the others leave their arrays as they are."""
-        with self._shown([*self.layout().global_block().descs]):
-            return super().parts()
+    def behind(self, save: Behind) -> None:
+        """Call `save.finish()` when a later meeting finds it written on all ranks, or when the script ends. All ranks call this."""
+        self.finish_behind()
+        self._behind = save
+        atexit.register(self._finish_at_exit)
+
+    def finish_behind(self) -> None:
+        """Finish now what is to be finished some time, on all ranks."""
+        save, self._behind = self._behind, None
+        if save is not None:
+            atexit.unregister(self._finish_at_exit)
+            save.finish()
+
+    def _finish_at_exit(self) -> None:
+        with suppress(ExecutionError):  # the others may not come any more, and somebody tells why
+            self.finish_behind()
+
+    def _here(self) -> Sequence[int]:
+        return (self.rank,)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
         """A time, which all ranks begin together, in which variables are given values without another meeting: a checkpoint is open to one
         process after the other."""
+        self.finish_behind()
         self._agree(("loads a checkpoint",))
         self._quiet = True
         try:
@@ -308,11 +335,6 @@ class LaunchedExecutor(ParallelExecutor):
                 if scope is not own:
                     scope.arrays = {}
             self._meeting(self._member.meet)
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error
 
 
 @lru_cache(1024)
