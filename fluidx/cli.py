@@ -99,14 +99,16 @@ def demo(ranks: int, epochs: int, strategy: str, backend: str, svg: Path | None)
 @click.option("--backend", type=click.Choice(_BACKENDS), default="threads", show_default=True, help="What ranks are.")
 @click.option("--hosts", type=_readable, help="For mpirun: the hosts, one a line.")
 @click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, help="How often to start all again after a failure.")
+@click.option("--elastic", is_flag=True, help="Start again on the ranks that did not fail; each step keeps its whole batch.")
+@click.option("--min-ranks", type=click.IntRange(1), help="As --elastic, as long as so many are left.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that ranks wait for one another [FLUIDX_TIMEOUT].")
 @click.option("--output", type=click.Choice(["rank0", "all"]), default="rank0", show_default=True, help="Whose output is shown.")
 @click.option("--metrics", type=click.Path(dir_okay=False, path_type=Path), help="Write what runs fetch, a line of JSON for each.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    ranks: int | None, backend: str, hosts: Path | None, restarts: int, timeout: float | None, output: str, metrics: Path | None,
-    script: str, args: tuple[str, ...],
+    ranks: int | None, backend: str, hosts: Path | None, restarts: int, elastic: bool, min_ranks: int | None, timeout: float | None,
+    output: str, metrics: Path | None, script: str, args: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT on RANKS ranks: a ParallelExecutor without places has them.
 
@@ -118,9 +120,9 @@ def run(
     ranks = ranks or command.ranks_here()
     if ranks is None:
         raise click.UsageError("how many ranks? give -n")
-    say = partial(click.echo, err=True)
+    say, least = partial(click.echo, err=True), min_ranks or (1 if elastic else None)
     try:
-        status = command.run(script, args, ranks, backend, hosts, restarts, timeout, output == "all", metrics, say)
+        status = command.run(script, args, ranks, backend, hosts, restarts, timeout, output == "all", metrics, say, least)
     except command.OptionError as e:
         raise click.UsageError(str(e)) from None
     raise SystemExit(status)

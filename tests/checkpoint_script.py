@@ -14,13 +14,18 @@ from fluidx.io import CheckpointError, CheckpointManager
 FEED = {"x": np.arange(24, dtype="float32").reshape(6, 4) % 5 - 2}
 
 
-def built(ranks):
+def net():
     main, startup = fx.Program("net"), fx.Program("net_startup")
     with fx.program_guard(main, startup), fx.unique_name.guard():
         x = fx.data("x", [-1, 4], "float32")
         y = fx.layers.fc(x, 2, param_attr=fx.ParamAttr("w", initializer=fx.initializer.ConstantInitializer(1.0)), bias_attr=False)
         loss = fx.layers.reduce_sum(y)
         fx.optimizer.Momentum(1.0, 0.5).minimize(loss)
+    return main, startup, y, loss
+
+
+def built(ranks):
+    main, startup, y, loss = net()
     t = fx.DistributeTranspiler(fx.strategies.fsdp())
     t.transpile(program=main, startup_program=startup, trainers=ranks)
     return main, y, loss, t
@@ -76,6 +81,25 @@ def one_alone(folder, main, y, loss, exe):
     if fx.rank() == 0:
         fx.io.save_inference_model(f"{folder}/model", ["x"], [y], exe, main)
     train(exe, loss, 1)
+
+
+def feed(step):
+    return {"x": np.arange(24, dtype="float32").reshape(6, 4) * (step + 1) % 5 - 2}
+
+
+def elastic(folder, main, y, loss, exe):
+    """Eight steps with a checkpoint behind every second. Of three ranks the last is killed in the fifth."""
+    checkpoints = CheckpointManager(folder)
+    exe.run_startup()
+    first = (checkpoints.restore(main, exe) or {"next": 0})["next"]
+    losses = []
+    for step in range(first, 8):
+        if fx.rank() == 2 and step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        losses.append(exe.run(feed=feed(step), fetch_list=[loss])[0].item())
+        if step % 2:
+            checkpoints.save(step + 1, main, exe, extra={"next": step + 1})
+    return fx.world_size(), first, losses, exe.state("w").tolist()
 
 
 def refused(save):

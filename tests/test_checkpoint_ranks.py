@@ -22,12 +22,12 @@ from . import saving
 pytestmark = pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reason="processes need the C kernels and shared memory")
 
 
-def launched(folder, what, ranks=2, status=0):
+def launched(folder, what, ranks=2, status=0, said=None, **how):
     """What each rank found and wrote, or what the launcher said."""
-    said = []
-    ended = launcher.run(script.__file__, [what, str(folder)], ranks, say=said.append, timeout=10.0)
+    said = [] if said is None else said
+    ended = launcher.run(script.__file__, [what, str(folder)], ranks, say=said.append, timeout=10.0, **how)
     assert ended == status, said
-    return said if status else [json.loads((folder / f"{r}.json").read_text()) for r in range(ranks)]
+    return said if status else [json.loads((folder / f"{r}.json").read_text()) for r in range(ranks) if (folder / f"{r}.json").exists()]
 
 
 def contents(folder):
@@ -92,6 +92,23 @@ def test_a_rank_that_saves_alone_is_told_so(tmp_path):
     (report,) = launched(tmp_path, "one_alone", status=1)
     assert "the ranks do different things: rank 0 reads 'w'; rank 1 runs on x: float32[6, 4]" in report
     assert not (Path(tmp_path) / "model").exists()
+
+
+# -- with the ranks that are left ---------------------------------------------------------------------------------------------------
+
+
+def test_two_of_three_ranks_go_on_and_find_what_one_device_finds(tmp_path):
+    said = []
+    first, second = launched(tmp_path, "elastic", 3, said=said, restarts=1, least=1)
+    main, startup, _, loss = script.net()
+    with fx.scope_guard(fx.Scope()):
+        exe = fx.Executor()
+        exe.run(startup)
+        losses = [exe.run(main, feed=script.feed(step), fetch_list=[loss])[0].item() for step in range(8)]
+        w = fx.global_scope().get("w").tolist()
+    assert first["found"] == second["found"] == [2, 4, losses[4:], w]
+    assert said[0].startswith("fluidx run: rank 2: its process was killed by signal 9")
+    assert said[1:] == ["fluidx run: starting again on 2 of 3 ranks, restart 1 of 1; a step's whole batch stays, a rank takes 1/2 of it"]
 
 
 # -- killed ---------------------------------------------------------------------------------------------------------------------------

@@ -103,6 +103,38 @@ def test_ranks_are_started_again(tmp_path):
     assert said[1:] == ["fluidx run: starting all 2 ranks again, restart 1 of 2"]
 
 
+@pytest.mark.parametrize(
+    "lost, least, ranks, last",
+    [
+        ([1, 1, 0], None, [4, 4, 4], "starting all 4 ranks again, restart 2 of 3"),
+        ([1, 2, 0], 1, [4, 3, 1], "starting again on 1 of 3 ranks, restart 2 of 3; a step's whole batch stays, a rank takes 1/1 of it"),
+        ([1, 1, 0], 3, [4, 3], "2 of 3 ranks are left, and --min-ranks asks for 3: the script is not started again"),
+        ([4, 1, 0], 2, [4, 4, 3], "starting again on 3 of 4 ranks, restart 2 of 3; a step's whole batch stays, a rank takes 1/3 of it"),
+    ],
+)
+def test_who_is_started_again(monkeypatch, lost, least, ranks, last):
+    """What fails on all ranks is no rank's fault. Failures come in the order of `lost`, which ends with a run that goes well."""
+    started, said = [], []
+
+    class Job:
+        def __init__(self, script, args, ranks, restart):
+            started.append(ranks)
+
+        def run(self):
+            gone = lost[len(started) - 1]
+            return launcher.Ended(bool(gone), "", bool(gone), gone)
+
+    monkeypatch.setattr(launcher, "Job", Job)
+    status = launcher.run(SCRIPT, [], 4, restarts=3, say=said.append, least=least)
+    assert (started, said[-1], status) == (ranks, f"fluidx run: {last}", int(len(started) < len(lost)))
+
+
+@pytest.mark.parametrize("what, ranks", [("raise", {1}), ("kill", {1}), ("leave", {1}), ("other feed", {0, 1})])
+def test_which_ranks_failed_by_themselves(tmp_path, what, ranks):
+    job = launcher.Job(SCRIPT, ["data_parallel", str(tmp_path), what], 2, timeout=1.0)
+    assert job.run().lost == len(ranks) and job._lost() == ranks
+
+
 def test_what_all_ranks_print_stands_behind_their_number(tmp_path, capfd):
     launched(tmp_path, everything=True)
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] rank 0 is done", "[1] rank 1 is done"]
@@ -178,6 +210,9 @@ def test_the_rate_follows_the_clock_and_json_has_no_nan():
         (["--backend", "nccl"], "GPUs are ranks of one process, places=fx.cuda_places()"),
         (["--hosts", SCRIPT], "--hosts: ranks that are threads are on this host; --backend mpi has several"),
         (["--restarts", "1"], "--restarts and --output all are of --backend processes"),
+        (["--backend", "mpi", "--elastic"], "--elastic and --min-ranks are of --backend processes; start a job of mpi anew on fewer ranks"),
+        (["--backend", "processes", "--elastic"], "give --restarts, how often it may be"),
+        (["--backend", "processes", "--restarts", "1", "--min-ranks", "3"], "--min-ranks 3 is more than the 2 ranks of -n"),
         (["--metrics", "/nowhere/log"], "--metrics: /nowhere/log cannot be written: No such file or directory"),
     ],
 )

@@ -33,7 +33,7 @@ def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
 
 def run(
     script: str, args: Sequence[str], ranks: int, backend: str, hosts: Path | None, restarts: int, timeout: float | None, everything: bool,
-    metrics: Path | None, say: Callable[[str], None],
+    metrics: Path | None, say: Callable[[str], None], least: int | None = None,
 ) -> int:  # fmt: skip
     """Run the script on ranks, and return the status to exit with. Raises OptionError for options that do not go together."""
     if backend == "nccl":
@@ -44,6 +44,8 @@ def run(
         raise OptionError(f"--hosts: ranks that are {backend} are on this host; --backend mpi has several")
     if backend != "processes" and (restarts or everything):
         raise OptionError("--restarts and --output all are of --backend processes; the other ranks end as their launcher ends them")
+    if least is not None:
+        _check_elastic(ranks, backend, restarts, least)
     if timeout is not None:
         os.environ["FLUIDX_TIMEOUT"] = f"{timeout:g}"
     if backend == "mpi":
@@ -51,11 +53,23 @@ def run(
     with _log(metrics) as log:
         hear = log.take if log.shown or log.file is not None else None
         if backend == "processes":
-            return launcher.run(script, args, ranks, restarts, say, timeout=timeout, everything=everything, hear=hear)
+            return launcher.run(script, args, ranks, restarts, say, least, timeout=timeout, everything=everything, hear=hear)
         os.environ.update(CPU_NUM=str(ranks), FLUIDX_WORLD_SIZE=str(ranks))
         with heard(hear):
             run_script(script, args)
     return 0
+
+
+def _check_elastic(ranks: int, backend: str, restarts: int, least: int) -> None:
+    if backend != "processes":
+        raise OptionError(
+            f"--elastic and --min-ranks are of --backend processes; start a job of {backend} anew on fewer ranks: it goes on from a "
+            "checkpoint of any number of ranks"
+        )
+    if not restarts:
+        raise OptionError("--elastic and --min-ranks say on how many ranks a script is started again: give --restarts, how often it may be")
+    if least > ranks:
+        raise OptionError(f"--min-ranks {least} is more than the {ranks} ranks of -n")
 
 
 @contextmanager

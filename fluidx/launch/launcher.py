@@ -42,6 +42,7 @@ class Ended(NamedTuple):
     status: int
     report: str
     again: bool  # may it be started once more?
+    lost: int = 0  # how many ranks failed by themselves
 
 
 class Job:
@@ -202,7 +203,13 @@ class Job:
             return Ended(128 + self.signal, f"interrupted by {signal.Signals(self.signal).name}; all ranks were ended", False)
         if not self.failures:
             return Ended(0, "", False)
-        return Ended(self._cause().status, self._report(), True)
+        return Ended(self._cause().status, self._report(), True, len(self._lost()))
+
+    def _lost(self) -> set[int]:
+        """The ranks that failed by themselves, or did not come."""
+        own = {f.rank for f in self.failures.values() if f.how in ("failed", "lost")}
+        cause = self._cause()
+        return own or {cause.rank if cause.at is None else cause.at}
 
     def _cause(self) -> Failure:
         """The first failure of the kind that says most."""
@@ -253,13 +260,26 @@ class _Lines:
                 print(f"[{self.rank}] {text}", file=self.shown, flush=True)
 
 
-def run(script: str, args: Sequence[str], ranks: int, restarts: int = 0, say: Callable[[str], None] = print, **how: Any) -> int:
-    """Run a script on ranks that are processes; start all again after a failure, so often. Returns the status to exit with."""
+def run(
+    script: str, args: Sequence[str], ranks: int, restarts: int = 0, say: Callable[[str], None] = print, least: int | None = None,
+    **how: Any,
+) -> int:  # fmt: skip
+    """Run a script on ranks that are processes; start it again after a failure, so often: on as many ranks, or, where it may run on `least`
+    of them, on those that did not fail. What fails on all ranks is the fault of none. Returns the status to exit with."""
     for restart in range(restarts + 1):
         ended = Job(script, args, ranks, restart=restart, **how).run()
         if ended.report:
             say(f"fluidx run: {ended.report}")
         if not ended.again or restart == restarts:
             return ended.status
-        say(f"fluidx run: starting all {ranks} ranks again, restart {restart + 1} of {restarts}")
+        left = ranks if least is None or ended.lost == ranks else ranks - ended.lost
+        if least is not None and left < least:
+            say(f"fluidx run: {left} of {ranks} ranks are left, and --min-ranks asks for {least}: the script is not started again")
+            return ended.status
+        turn = f"restart {restart + 1} of {restarts}"
+        if left == ranks:
+            say(f"fluidx run: starting all {ranks} ranks again, {turn}")
+        else:
+            say(f"fluidx run: starting again on {left} of {ranks} ranks, {turn}; a step's whole batch stays, a rank takes 1/{left} of it")
+        ranks = left
     raise AssertionError("the last turn returns")
