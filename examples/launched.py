@@ -6,7 +6,8 @@
     mpirun -n 4 python examples/launched.py
     srun -n 4 python examples/launched.py
 
-After a failure it goes on from its last checkpoint: `fluidx run -n 4 --backend processes --restarts 3 examples/launched.py --folder run`.
+After a failure it goes on from its last checkpoint: `fluidx run -n 4 --backend processes --restarts 3 examples/launched.py --folder run`,
+with `--elastic` on the ranks that are left.
 """
 
 import argparse

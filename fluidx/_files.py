@@ -13,7 +13,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO
 
 from .ir import FluidxError
@@ -144,7 +144,7 @@ def opened(folder: str) -> Iterator[Manifest]:
     """A time in which nobody else writes files of the folder together, and its manifest; what a crashed writer left is settled."""
     with _told(folder):
         os.makedirs(folder, exist_ok=True)
-        with _alone_in(folder):
+        with _locked_folder(folder, alone=True):
             yield _settled(folder)
 
 
@@ -255,17 +255,20 @@ def _written(path: str, write: Write) -> dict[str, int]:
 
 
 @contextmanager
-def _alone_in(folder: str) -> Iterator[None]:
-    """Nobody else writes files of the folder together meanwhile, where the file system has locks; the lock ends with the process."""
+def _locked_folder(folder: str, alone: bool) -> Iterator[None]:
+    """Nobody else writes files of the folder together meanwhile, nor reads them where this is to be `alone`, if the file system has locks.
+    They end with the process."""
     if not fcntl:
         yield
         return
     fd = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            fcntl.flock(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
     finally:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # also where a fork of this process has the file open still
         os.close(fd)
 
 
@@ -314,7 +317,7 @@ def _is_entry(name: str, entry: Any) -> bool:
 def settle(folder: str) -> None:
     """Finish or undo what a crashed writer began in a folder, where that can be written to."""
     if os.path.exists(os.path.join(folder, MANIFEST)):
-        with suppress(OSError), _alone_in(folder):
+        with suppress(OSError), _locked_folder(folder, alone=True):
             _settled(folder)
 
 
@@ -345,19 +348,14 @@ def place_of(folder: str, name: str, manifest: Manifest | None) -> str:
 
 
 @contextmanager
-def reading(folder: str) -> Iterator[Manifest | None]:
+def reading(folder: str, settled: bool = False) -> Iterator[Manifest | None]:
     """Read files of a folder: nobody puts others in their place meanwhile, and what a crashed writer began is finished or undone first,
-    where the folder can be written to."""
-    settle(folder)
-    try:
-        fd = os.open(folder, os.O_RDONLY) if fcntl else -1
-    except OSError as e:
-        raise CheckpointError(f"cannot read {folder}: {e.strerror or e}") from e
-    try:
-        if fd >= 0:
-            with suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_SH)
+    where the folder can be written to, unless it is `settled`: processes that read together settle it before any of them reads."""
+    if not settled:
+        settle(folder)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_locked_folder(folder, alone=False))
+        except OSError as e:
+            raise CheckpointError(f"cannot read {folder}: {e.strerror or e}") from e
         yield manifest_of(folder)
-    finally:
-        if fd >= 0:
-            os.close(fd)

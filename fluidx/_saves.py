@@ -25,7 +25,8 @@ class Save:
     def __init__(self, group: Any, folder: str, make: Callable[[], Made], then: Callable[[], None] = lambda: None):
         """`then` is called by the first when all is in place."""
         self.group, self.folder, self.then = group, folder, then
-        self._open, self._thread = ExitStack(), threading.Thread(target=self._behind, name="fluidx checkpoint")
+        self._open, self._thread = ExitStack(), threading.Thread(target=self._go_on, name="fluidx checkpoint")
+        self._started = False
         self._entries: Entries = {}
         self._failed: Exception | None = None
         self._together(lambda: self._take(make()))
@@ -46,6 +47,7 @@ class Save:
 
     def start(self) -> None:
         """Have a thread write the files while the caller goes on."""
+        self._started = True
         self._thread.start()
         if self.group.apart:
             self.group.behind(self)
@@ -106,7 +108,7 @@ class Save:
             "folder that all hosts share, or save whole values, which rank 0 writes alone: fx.io.save without sharded=True"
         )
 
-    def _behind(self) -> None:
+    def _go_on(self) -> None:
         """What the thread does: all, or what this process does before it meets the others."""
         if not self.group.apart:
             self.finish()
@@ -117,21 +119,19 @@ class Save:
             self._failed = e
 
     def _own(self) -> Entries:
-        """This process's files are on the disk."""
-        if not self.group.apart or self._thread.ident is None:
+        """Have this process's files on the disk."""
+        if self._started and self.group.apart:
+            self._thread.join()
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
+        else:
             self._write()
-            return self._entries
-        self._thread.join()
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
         return self._entries
 
     def _write(self) -> None:
-        try:
-            self._entries = write_beside(self.folder, self.files)
-        except CheckpointError as e:
-            raise CheckpointError(f"{e} (on host {socket.gethostname()})" if self.group.apart else str(e)) from e
+        self._entries = write_beside(self.folder, self.files)
+        self.files = {}  # which may hold copies of values
 
     def _put_in_place(self, new: Entries) -> None:
         put_in_place(self.folder, self.old, new, self.about, alone=True)

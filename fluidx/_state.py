@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ._checks import wrong
 from ._files import CheckpointError
 from .ir import FeedError, NotInitializedError, Program, TensorType, Var, as_dtype, default_main_program
+
+T = TypeVar("T")
 
 
 def program_or_default(program: Any) -> Program:
@@ -58,6 +60,12 @@ def put(executor: Any, name: str, value: np.ndarray) -> None:
     global_scope().set(name, value)
 
 
+def put_all(executor: Any, values: Sequence[tuple[str, np.ndarray]]) -> None:
+    with settled(executor):
+        for name, value in values:
+            put(executor, name, value)
+
+
 def layout(program: Program, executor: Any) -> Program:
     """The persistable variables with their places on the ranks: those of the program, and those that a strategy keeps beside them."""
     if hasattr(executor, "layout"):
@@ -99,8 +107,15 @@ def told_by_first(executor: Any, what: str, make: Callable[[], Any]) -> Any:
     return processes.together(what, lambda: make() if processes.first else None)[0]
 
 
+def made_by_all(executor: Any, what: str, make: Callable[[], T]) -> T:
+    """What this process makes, when all have; the first error is raised on all."""
+    made: list[T] = []
+    group(executor).together(what, lambda: made.append(make()))
+    return made[0]
+
+
 def settled(executor: Any) -> AbstractContextManager[None]:
-    """A time in which values are read from files, which may be open to one process at a time, and given to variables."""
+    """A time in which many variables are given values."""
     return executor.settled() if hasattr(executor, "settled") else nullcontext()
 
 

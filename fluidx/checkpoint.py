@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -27,6 +27,7 @@ from .ir import FluidxError, ParseError, Program, Var
 from .ir.jsonform import from_json, to_json
 from .ir.parts import coords_of, holds, join
 
+_LOADS = "loads a checkpoint"
 _PROGRAM = "program.txt"
 _STEP = re.compile(r"step-(\d{10,})")
 
@@ -139,23 +140,14 @@ def load_shards(program: Program | None, folder: Any, executor: Any = None, only
     """
     program, folder = program_or_default(program), path_of(folder)
     with ExitStack() as stack:
-        _state.told_by_first(executor, "loads a checkpoint", lambda: settle(folder))
+
+        def opened() -> tuple[_Shards, list[tuple[Var, bool]]]:
+            found = _Shards(folder, stack.enter_context(reading(folder, settled=True)), stack)
+            return found, list(_wanted(found, program, executor, only))
+
+        _state.made_by_all(executor, _LOADS, lambda: settle(folder))
+        shards, wanted = _state.made_by_all(executor, _LOADS, opened)
         stack.enter_context(_state.settled(executor))
-        shards = _Shards(folder, stack.enter_context(reading(folder)), stack)
-        layout = _state.layout(program, executor)
-        must = {d.name for d in (persistables(program) if only is None else only)}
-        wanted = []
-        for var in layout.global_block().descs.values():
-            found = shards.var(var.name)
-            if found is None and var.name in must:
-                raise CheckpointError(f"{folder} holds no variable {var.name!r}, which {program.label()} has")
-            if found is None or (only is not None and var.name not in must):
-                continue
-            if not var.type.accepts(found.type):
-                raise CheckpointError(f"{folder}: variable {var.name!r} should be {var.type}, the checkpoint holds {found.type}")
-            alike = var.placement == found.placement and layout.groups == shards.layout.groups
-            if alike or var.name in must:
-                wanted.append((var, alike))
         for var, alike in wanted:
             if alike and hasattr(executor, "set_parts"):
                 executor.set_parts(var.name, shards.parts(var.name))
@@ -164,6 +156,23 @@ def load_shards(program: Program | None, folder: Any, executor: Any = None, only
         if only is None:
             _state.set_step(program, executor, shards.step())
         return dict(shards.about.get("extra") or {})
+
+
+def _wanted(shards: _Shards, program: Program, executor: Any, only: Sequence[Var] | None) -> Iterator[tuple[Var, bool]]:
+    """The variables that are to get values, and whether ranks hold their parts as the checkpoint does."""
+    layout = _state.layout(program, executor)
+    must = {d.name for d in (persistables(program) if only is None else only)}
+    for var in layout.global_block().descs.values():
+        found = shards.var(var.name)
+        if found is None and var.name in must:
+            raise CheckpointError(f"{shards.folder} holds no variable {var.name!r}, which {program.label()} has")
+        if found is None or (only is not None and var.name not in must):
+            continue
+        if not var.type.accepts(found.type):
+            raise CheckpointError(f"{shards.folder}: variable {var.name!r} should be {var.type}, the checkpoint holds {found.type}")
+        alike = var.placement == found.placement and layout.groups == shards.layout.groups
+        if alike or var.name in must:
+            yield var, alike
 
 
 def consolidate(folder: Any, model_path: Any) -> None:
@@ -241,7 +250,7 @@ class CheckpointManager:
     def restore(self, program: Program | None = None, executor: Any = None, step: int | None = None) -> dict[str, Any] | None:
         """`load_shards` of the newest checkpoint, or of a step; None where there is no checkpoint yet."""
         self.wait()
-        found = _state.told_by_first(executor, f"restores from {self.folder}", lambda: self._found(step))
+        found = _state.told_by_first(executor, _LOADS, lambda: self._found(step))
         return None if found is None else load_shards(program, self._path(found), executor)
 
     def _found(self, step: int | None) -> int | None:

@@ -20,7 +20,7 @@ import numpy as np
 from ._checks import wrong
 from ._files import MANIFEST, Write, place_of, reading, write_together
 from ._safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
-from ._state import get, persistables, program_or_default, put, set_step, step, told_by_first
+from ._state import get, made_by_all, persistables, program_or_default, put_all, set_step, step, told_by_first
 from ._texts import (
     CONSTANTS,
     SUFFIX,
@@ -46,7 +46,7 @@ __all__ = [
     "save_text", "save_vars", "set_program_state",
 ]  # fmt: skip
 
-_WRITES = "writes files"
+_READS, _WRITES = "reads files", "writes files"
 _MODEL, _PARAMS = "__model__", "__params__" + SUFFIX
 
 
@@ -108,10 +108,12 @@ def load(program: Program | None, model_path: Any, executor: Any = None, var_lis
     one is missing, damaged, or has another shape or dtype.
     """
     program = program_or_default(program)
-    if os.path.isdir(path_of(model_path)) and not os.path.exists(with_suffix(model_path)):
+    path = with_suffix(model_path)
+    if told_by_first(executor, _READS, lambda: os.path.isdir(path_of(model_path)) and not os.path.exists(path)):
         return load_shards(program, model_path, executor, None if var_list is None else [_record(program, v) for v in var_list])
     wanted = persistables(program) if var_list is None else [_record(program, v) for v in var_list]
-    said = _load_all(with_suffix(model_path), wanted, executor)
+    arrays, said = made_by_all(executor, _READS, lambda: _read_all(path, wanted))
+    put_all(executor, arrays)
     if said.get("format") != "fluidx":  # of another tool, whose metadata are its own
         return {}
     if var_list is None and "step" in said:
@@ -143,8 +145,7 @@ def set_program_state(program: Program, state_dict: Mapping[str, Any], executor:
         var, array = program.global_block().desc(name), np.asarray(value)
         _check("state_dict", var, as_dtype(array.dtype), array.shape)
         pairs.append((name, array))
-    for name, array in pairs:
-        put(executor, name, array)
+    put_all(executor, pairs)
 
 
 def _record(program: Program, var: Any) -> Var:
@@ -153,15 +154,15 @@ def _record(program: Program, var: Any) -> Var:
     return program.global_block().desc(var if isinstance(var, str) else var.name)
 
 
-def _load_all(path: str, wanted: Sequence[Var], executor: Any) -> dict[str, str]:
-    """Set variables from a file; returns its metadata."""
+_Arrays = list[tuple[str, np.ndarray]]
+
+
+def _read_all(path: str, wanted: Sequence[Var]) -> tuple[_Arrays, dict[str, str]]:
+    """The values of variables in a file, and its metadata."""
     with ArrayFile(path) as file:
         for var in wanted:
             _check(path, var, *file.type_of(var.name))
-        arrays = [(var.name, file.array(var.name)) for var in wanted]
-    for name, array in arrays:
-        put(executor, name, array)
-    return file.metadata
+        return [(var.name, file.array(var.name)) for var in wanted], file.metadata
 
 
 # -- variables ------------------------------------------------------------------------------------------------------------------
@@ -217,18 +218,15 @@ def load_vars(
     chosen = _chosen(main_program, vars, predicate)
     if not chosen and predicate is not None and vars is None:
         warnings.warn(f"load_vars: the predicate picks no variable of {program_or_default(main_program).label()}", stacklevel=2)
-    if filename is not None:
-        _load_all(_inside(dirname, filename), chosen, executor)
-        return
-    arrays, folder = [], path_of(dirname)
-    with reading(folder) as manifest:
-        for var in chosen:
-            path = place_of(folder, _file_of(var.name), manifest)
-            with ArrayFile(path) as file:
-                _check(path, var, *file.type_of(var.name))
-                arrays.append((var.name, file.array(var.name)))
-    for name, array in arrays:
-        put(executor, name, array)
+
+    def read() -> _Arrays:
+        if filename is not None:
+            return _read_all(_inside(dirname, filename), chosen)[0]
+        folder = path_of(dirname)
+        with reading(folder) as manifest:
+            return [a for var in chosen for a in _read_all(place_of(folder, _file_of(var.name), manifest), [var])[0]]
+
+    put_all(executor, made_by_all(executor, _READS, read))
 
 
 def _is_parameter(var: Variable) -> bool:
@@ -337,8 +335,13 @@ def load_inference_model(
 
     Raises CheckpointError when a file is missing or damaged, or is not the one that was saved with the others.
     """
-    model, params = _model_files(dirname, model_filename, params_filename)
-    folder = path_of(dirname)
+    files = _model_files(dirname, model_filename, params_filename)
+    program, feeds, fetches, arrays = made_by_all(executor, _READS, lambda: _read_model(path_of(dirname), *files))
+    put_all(executor, arrays)
+    return [program, feeds, [program.global_block().var(n) for n in fetches]]
+
+
+def _read_model(folder: str, model: str, params: str) -> tuple[Program, list[str], list[str], _Arrays]:
     with reading(folder) as manifest:
         model_path, params_path = place_of(folder, model, manifest), place_of(folder, params, manifest)
         constants = place_of(folder, model + CONSTANTS, manifest)
@@ -346,13 +349,11 @@ def load_inference_model(
         feeds, fetches = _names_in(model_path, text)
         program = parsed(model_path, text, load_constants(constants) if os.path.exists(constants) else {})
         wanted = persistables(program)
-        if wanted or os.path.exists(params_path):
-            _load_all(params_path, wanted, executor)
-    block = program.global_block()
+        arrays = _read_all(params_path, wanted)[0] if wanted or os.path.exists(params_path) else []
     for name in (*feeds, *fetches):
-        if block.find(name) is None:
+        if program.global_block().find(name) is None:
             raise CheckpointError(f"{model_path}: its program has no variable {name!r}, which it lists as feed or fetch")
-    return [program, feeds, [block.var(n) for n in fetches]]
+    return program, feeds, fetches, arrays
 
 
 def _model_files(dirname: Any, model: str | None, params: str | None) -> tuple[str, str]:

@@ -55,11 +55,13 @@ def not_waited_for(folder, main, y, loss, exe):
 
 
 def elsewhere(folder, main, y, loss, exe):
-    """Rank 1 is on another host, as it were: the path leads it to another folder."""
+    """Rank 1 is on another host, as it were: a path leads it to another folder than rank 0."""
+    fx.io.save(main, f"{folder}/run", exe, sharded=True)
     if fx.rank() == 1:
         os.makedirs(f"{folder}/host-1")
     os.chdir(f"{folder}/host-1" if fx.rank() == 1 else folder)
-    return refused(lambda: fx.io.save(main, "run", exe, sharded=True)), train(exe, loss, 1)
+    train(exe, loss, 1)
+    return refused(lambda: fx.io.save(main, "run", exe, sharded=True)), refused(lambda: fx.io.load(main, "run", exe)), train(exe, loss, 1)
 
 
 def full(folder, main, y, loss, exe):

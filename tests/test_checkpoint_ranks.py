@@ -36,20 +36,20 @@ def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in found}
 
 
-@pytest.mark.parametrize("places", [fx.cpu_places, fx.process_places])
-def test_each_rank_writes_its_file_and_the_bytes_are_those_of_one_process(tmp_path, places):
-    main, y, loss, t = script.built(2)
-    with fx.ParallelExecutor(t, places=places(2)) as exe:
-        exe.run_startup()
-        script.train(exe, loss, 2)
-        values = script.saved(str(tmp_path / "one"), main, y, loss, exe)
-    (tmp_path / "ranks").mkdir()
-    first, second = launched(tmp_path / "ranks", "saved")
-    assert first["found"] == second["found"] == values
+def test_each_rank_writes_its_file_and_the_bytes_are_those_of_one_process(tmp_path):
+    first, second = launched(tmp_path, "saved")
     assert "rank-00000" in first["wrote"] and second["wrote"] == ["rank-00001"]
-    assert contents(tmp_path / "ranks") == contents(tmp_path / "one")
+    bytes_of_ranks = contents(tmp_path)
+    for places in (fx.cpu_places(2), fx.process_places(2)):
+        main, y, loss, t = script.built(2)
+        with fx.ParallelExecutor(t, places=places) as exe:
+            exe.run_startup()
+            script.train(exe, loss, 2)
+            values = script.saved(str(tmp_path / "one"), main, y, loss, exe)
+        assert first["found"] == second["found"] == values
+        assert contents(tmp_path / "one") == bytes_of_ranks
     with fx.scope_guard(fx.Scope()):
-        model, feeds, fetches = fx.io.load_inference_model(tmp_path / "ranks" / "model", fx.Executor())
+        model, feeds, fetches = fx.io.load_inference_model(tmp_path / "model", fx.Executor())
         (got,) = fx.Executor().run(model, feed=script.FEED, fetch_list=fetches)
     assert np.array_equal(got, script.FEED["x"] @ final_weights())
 
@@ -68,18 +68,21 @@ def test_what_a_script_does_not_wait_for_is_in_place_when_it_ends(tmp_path):
     assert fx.io.CheckpointManager(tmp_path).steps() == [2]
 
 
-def test_a_folder_that_ranks_do_not_share_is_refused_with_what_would_be_missing(tmp_path):
+def test_a_folder_that_ranks_do_not_share_is_refused_on_all_with_what_is_missing(tmp_path):
+    first, second = (one["found"] for one in launched(tmp_path, "elsewhere"))
     host = os.uname().nodename
-    (first, _), (second, _) = (one["found"] for one in launched(tmp_path, "elsewhere"))
-    assert first == second and first.startswith("cannot save in run: it is not one folder for all ranks.")
-    assert f"what would be missing is rank-00001.safetensors of {host}. Give a folder that all hosts share" in first
-    assert contents(tmp_path) == {}
+    assert first[0] == second[0] and first[0].startswith("cannot save in run: it is not one folder for all ranks.")
+    assert f"what would be missing is rank-00001.safetensors of {host}. Give a folder that all hosts share" in first[0]
+    assert second[1] == "cannot read run: No such file or directory" and first[1] == f"{second[1]} (rank 1, on host {host})"
+    assert first[2] == second[2]  # they go on
+    assert sorted(contents(tmp_path)) == ["run/program.txt", "run/rank-00000.safetensors", "run/rank-00001.safetensors"]
 
 
 def test_what_one_rank_cannot_write_is_said_on_all_and_the_old_one_is_left(tmp_path):
     first, second = (one["found"] for one in launched(tmp_path, "full"))
     step = str(tmp_path / "step-0000000001")
-    assert first == second and first[0] == f"cannot write {step}: File too large (on host {os.uname().nodename})"
+    assert second[0] == f"cannot write {step}: File too large"
+    assert first[0] == f"{second[0]} (rank 1, on host {os.uname().nodename})" and first[1:] == second[1:]
     assert first[1] == {} and sorted(os.listdir(step)) == [
         "__manifest__.json",
         "program.txt",
@@ -92,6 +95,54 @@ def test_a_rank_that_saves_alone_is_told_so(tmp_path):
     (report,) = launched(tmp_path, "one_alone", status=1)
     assert "the ranks do different things: rank 0 reads 'w'; rank 1 runs on x: float32[6, 4]" in report
     assert not (Path(tmp_path) / "model").exists()
+
+
+# -- all that a training goes on from -------------------------------------------------------------------------------------------------
+
+
+def training():
+    """Dropout, a loss scale that grows with every second step, a rate that falls, Adam, and samples fed in an order of their own."""
+    main, startup = fx.Program("net"), fx.Program("net_startup")
+    main.random_seed = startup.random_seed = 5
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        x, label = fx.data("x", [-1, 4], "float32"), fx.data("label", [-1, 1], "int64")
+        hidden = fx.layers.dropout(fx.layers.fc(x, 6, act="relu"), 0.5)
+        loss = fx.layers.mean(fx.layers.softmax_with_cross_entropy(fx.layers.fc(hidden, 2), label))
+        adam = fx.optimizer.Adam(fx.layers.exponential_decay(0.1, decay_steps=2, decay_rate=0.5))
+        optimizer = fx.mixed_precision.decorate(adam, init_loss_scaling=8.0, incr_every_n_steps=2)
+        optimizer.minimize(loss)
+    t = fx.DistributeTranspiler("fsdp")
+    t.transpile(program=main, startup_program=startup, trainers=2)
+    return main, loss, fx.DataFeeder([x, label]), t
+
+
+def test_random_numbers_rate_scale_optimizer_and_data_go_on_together_bit_for_bit(tmp_path):
+    rng = np.random.default_rng(0)
+    samples = [(rng.standard_normal(4).astype("float32"), int(rng.integers(2))) for _ in range(64)]
+    order = rng.permutation(64).tolist()
+
+    def train(first, last, saved_at=None):
+        """The losses of some steps, and all state behind them."""
+        main, loss, feeder, t = training()
+        losses, at = [], 0
+        with (
+            fx.ParallelExecutor(t, places=fx.process_places(2)) as exe,
+            fx.io.CheckpointManager(tmp_path, asynchronous=True) as checkpoints,
+        ):
+            exe.run_startup()
+            if first:
+                at = checkpoints.restore(main, exe)["samples"]
+                assert at == 8 * first
+            for step in range(first, last):
+                losses.append(exe.run(feed=feeder.feed([samples[k] for k in order[at : at + 8]]), fetch_list=[loss])[0].tolist())
+                at += 8
+                if step + 1 == saved_at:
+                    checkpoints.save(step + 1, main, exe, extra={"samples": at})
+            return losses, {v.name: exe.state(v.name).tolist() for v in main.list_vars() if v.persistable}
+
+    losses, state = train(0, 7, saved_at=3)
+    assert train(3, 7) == (losses[3:], state)
+    assert state["loss_scaling_0"] == [8 * 2.0**3] and state["num_good_steps_0"] == [1]  # seven steps: it grew three times
 
 
 # -- with the ranks that are left ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import itertools
+import socket
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -131,13 +132,15 @@ class LaunchedExecutor(ParallelExecutor):
         except BaseException as e:
             self._lose(e)
 
-    def _together(self, make: Callable[[], Any]) -> list[Any]:
-        """What every rank makes, which JSON can say; the first error is raised on all of them."""
+    def _together(self, make: Callable[[], Any], whose: str = "") -> list[Any]:
+        """What every rank makes, which JSON can say; the first error is raised on all of them, on the others with words `whose` it is."""
         error, said = None, {}
         try:
             said = {"done": make()}
         except Exception as e:
-            error, said = e, {"fault": Fault.of(e, None)}
+            error, fault = e, Fault.of(e, None)
+            fault["own"][1] += whose
+            said = {"fault": fault}
         all_said = self._meeting(lambda: self._member.gather(said))
         for rank, one in enumerate(all_said):
             if "fault" in one:
@@ -276,10 +279,10 @@ class LaunchedExecutor(ParallelExecutor):
         super().set_state(name, value)
 
     def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
-        """What each rank makes, in rank order. All ranks call it; the first error is raised on all."""
+        """What each rank makes, in rank order. All ranks call it; the first error is raised on all, on the others with rank and host."""
         self.finish_behind()
         self._agree((what,))
-        return self._together(make)
+        return self._together(make, f" (rank {self.rank}, on host {socket.gethostname()})")
 
     def behind(self, save: Behind) -> None:
         """Call `save.finish()` when a later meeting finds it written on all ranks, or when the script ends. All ranks call this."""
@@ -296,6 +299,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     def _finish_at_exit(self) -> None:
         with suppress(ExecutionError):  # the others may not come any more, and somebody tells why
+            self._agree(("comes to the end of its script",))
             self.finish_behind()
 
     def _here(self) -> Sequence[int]:
@@ -303,8 +307,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """A time, which all ranks begin together, in which variables are given values without another meeting: a checkpoint is open to one
-        process after the other."""
+        """A time, which all ranks begin together, in which variables are given values without a meeting for each."""
         self.finish_behind()
         self._agree(("loads a checkpoint",))
         self._quiet = True

@@ -62,6 +62,32 @@ def state_goes_in_and_out(comm):
         return [None if p is None else p.tolist() for p in parts]
 
 
+def checkpoints(comm, folder):
+    """Two steps that are done again, from what was saved while they were done first; and what a folder of one host alone is told."""
+    model = classifier()
+    t = fx.DistributeTranspiler("zero3")
+    t.transpile(program=model.main, startup_program=model.startup, trainers=comm.world_size)
+    with fx.ParallelExecutor(t, places=fx.mpi_places(), verify=False) as exe, fx.io.CheckpointManager(folder, asynchronous=True) as kept:
+        exe.run_startup()
+
+        def steps():
+            return [exe.run(feed=model.feed(8, k), fetch_list=[model.loss])[0].tolist() for k in range(2)]
+
+        steps()
+        kept.save(2, model.main, exe, extra={"next": 2})
+        first = steps()
+        assert kept.restore(model.main, exe) == {"next": 2} and steps() == first
+        here = os.getcwd()
+        os.makedirs(f"{folder}/{comm.rank}")
+        os.chdir(f"{folder}/{comm.rank}" if comm.rank > 1 else folder)
+        try:
+            fx.io.save(model.main, "run", exe, sharded=True)
+        except fx.io.CheckpointError as e:
+            return str(e)
+        finally:
+            os.chdir(here)
+
+
 def own_pair(comm):
     """Each rank has only its own programs."""
     model = classifier()
