@@ -26,6 +26,8 @@ help:
 
 # Ranks are threads here; a BLAS pool of its own under each of them would fight over the cores and make timings random.
 demo test mutants onnx-suite onnx-models onnx-training: export OPENBLAS_NUM_THREADS = 1
+# Many tests start Python anew: what is compiled is kept, also where the environment says that it should not be.
+test: export PYTHONDONTWRITEBYTECODE =
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/fluidx demo

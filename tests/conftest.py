@@ -1,5 +1,7 @@
 """Every test starts with fresh default programs, names counted from 0, and an empty global scope."""
 
+import gc
+
 import pytest
 
 import fluidx as fx
@@ -17,6 +19,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if reason and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish():
+    """What is there by now stays: the garbage collector need not look through thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _no_gpu():

@@ -16,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.exists()]
-MODULES = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted((ROOT / "fluidx").rglob("*.py"))
     if path.name != "__main__.py"
-]
+}
 OPTIONAL = {"cupy", "cupyx", "mpi4py", "onnx", "sklearn"}
 EXTRAS = {"fluidx.onnx": "onnx"}  # packages whose examples need a module that importing them does not
 NEEDS = re.compile(r"<!-- needs ([\w. ]+) -->")
@@ -39,17 +41,28 @@ def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     run_page(page)
 
 
-@pytest.mark.parametrize("name", MODULES)
+def _imported(name):
+    """The module, or the name of an optional one that it needs and that is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OPTIONAL:
+            raise
+        return error.name
+
+
+@each("name", [*MODULES])
+def test_every_module_can_be_imported(name):
+    _imported(name)
+
+
+@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if ">>>" in path.read_text(encoding="utf-8")])
 def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     for package, module in EXTRAS.items():
         if name == package or name.startswith(f"{package}."):
             pytest.importorskip(module)
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OPTIONAL:
-            raise
-        pytest.skip(f"{error.name} is not installed")
+    if isinstance(module := _imported(name), str):
+        pytest.skip(f"{module} is not installed")
     monkeypatch.chdir(tmp_path)
     report = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

@@ -205,7 +205,7 @@ def tend(fd: int, parent: int) -> None:
     """What the helper does: start processes and tell how they ended, until its own parent has."""
     _die_with(parent)
     channel = Channel(socket.socket(fileno=fd))
-    for name in ("fluidx", "fluidx._native", "ml_dtypes"):
+    for name in ("fluidx", "fluidx._native", "ml_dtypes", "numpy.random"):
         importlib.import_module(name)
     gc.freeze()
     while True:

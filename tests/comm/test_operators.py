@@ -11,6 +11,7 @@ from fluidx.ir import OPS, At, Effect, Partial, Pieces, ProgramError, Shard, opd
 from fluidx.ir.parts import cut, join, local_shape
 from fluidx.testing import each_rank, numeric_grad, run_ranks
 from fluidx.testing.reference import run_op
+from tests.each import each
 from tests.sweep import ALL
 
 SHAPE = (5, 7, 6)
@@ -46,8 +47,7 @@ def cases(n):
 
 COUNTS = (1, 2, 3, 4) if ALL else (1, 3)
 every_count = pytest.mark.parametrize("n", [1, 2, 3, 4])
-CASES = [pytest.param(n, *c, id=f"{c[0]} {c[1]} from {c[2]} on {n}") for n in COUNTS for c in cases(n)]
-every_case = pytest.mark.parametrize("n, name, attrs, before", CASES)
+every_case = each("n, name, attrs, before", [(n, *c) for n in COUNTS for c in cases(n)])
 
 
 def test_every_operator_that_communicates_is_tried():
@@ -173,10 +173,7 @@ def inner(a, b, entry):
     return sum(float((x * y).sum()) for r, (x, y) in enumerate(zip(a, b, strict=True)) if not isinstance(entry, At) or r == entry.root)
 
 
-@pytest.mark.parametrize(
-    "n, name, attrs, before",
-    [pytest.param(n, *c, id=f"{c[0]} {c[1]} from {c[2]} on {n}") for n in COUNTS for c in linear_cases(n)],
-)
+@each("n, name, attrs, before", [(n, *c) for n in COUNTS for c in linear_cases(n)])
 def test_a_gradient_is_the_adjoint_of_its_operator(n, name, attrs, before):
     """<w, A x> = <A'w, x> over all ranks, for whatever the ranks hold: the derivative of the sum of their losses by what each holds."""
     p, x, y = program_of(n, lambda b, x: getattr(b, name)(x, group="dp", **attrs))

@@ -9,6 +9,7 @@ import pytest
 import fluidx as fx
 from fluidx.comm import CommAborted, CommError, CommTimeout, ThreadWorld
 from fluidx.testing import each_rank, run_ranks
+from tests.each import each
 from tests.sweep import some
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -25,7 +26,6 @@ NUMPY = {
 }
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 every_count = pytest.mark.parametrize("n", RANKS)
-in_place = pytest.mark.parametrize("same", [False, True], ids=["apart", "in place"])
 
 
 def inputs(n, shape, dtype, seed=0):
@@ -43,7 +43,7 @@ def out_for(x, shape, same):
 
 @every_dtype
 @every_count
-@pytest.mark.parametrize("op", NUMPY)
+@each("op", NUMPY)
 def test_all_reduce_and_reduce(op, n, dtype):
     everyone = tuple(range(n))
     for shape, same in some(1 if n == 3 else 2, SHAPES, [False, True]):
@@ -70,7 +70,7 @@ def test_all_reduce_and_reduce(op, n, dtype):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, np.dtype(bool)], ids=str)
 @every_count
-@in_place
+@each("same", [False, True])
 def test_broadcast(n, dtype, same):
     everyone = tuple(range(n))
     for shape in SHAPES:

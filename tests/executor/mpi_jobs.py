@@ -1,51 +1,27 @@
 """What each rank does in test_mpi.py: functions of plain data, which a process is told by name."""
 
-import hashlib
 import os
+from functools import partial
 
 import numpy as np
 
 import fluidx as fx
-from fluidx.testing.models import classifier, integer_mlp
-from tests.transpiler.test_parity import STRATEGIES
+from fluidx.testing.models import classifier
+from tests.executor import bodies
 
 
-def answers(strategy, places, **how):
-    """What three steps fetch and what all state is then, as a digest of every bit."""
-    return [digest(a) for a in trained(integer_mlp("sum", fx.optimizer.Momentum(0.5, 0.5)), STRATEGIES[strategy](), places, **how)]
-
-
-def trained(model, strategy, places, **how):
-    t = fx.DistributeTranspiler(strategy)
-    t.transpile(program=model.main, startup_program=model.startup, trainers=len(places))
-    state = [d.name for d in model.main.global_block().descs.values() if d.persistable]
-    with fx.ParallelExecutor(t, places=places, **how) as exe:
-        exe.run_startup()
-        fetch = [model.loss, *(g for _, g in model.gradients)]
-        values = [exe.run(feed=model.feed(n, k), fetch_list=fetch) for k, n in enumerate((8, 8, 7))]
-        return [*(v for step in values for v in step), *map(exe.state, state)]
-
-
-def digest(a):
-    return f"{a.dtype}{list(a.shape)} {hashlib.sha256(a.tobytes()).hexdigest()}"
-
-
-def over_mpi(comm, strategies):
-    return [answers(strategy, fx.mpi_places(), verify=False) for strategy in strategies]
-
-
-def beside(places, overlap, **how):
+def beside(places, overlap):
     """Answers that are rounded, of many small buckets, which are reduced on a thread of their own where that is asked for."""
     os.environ["FLUIDX_OVERLAP"] = overlap
     try:
-        strategy = fx.strategies.data_parallel(bucket_mb=1 / 1024, first_bucket_mb=1 / 4096)
-        return [digest(a) for a in trained(classifier(), strategy, places, **how)]
+        strategy = partial(fx.strategies.data_parallel, bucket_mb=1 / 1024, first_bucket_mb=1 / 4096)
+        return bodies.of_ranks(bodies.Case("mlp classifier", strategy, len(places)), places)
     finally:
         del os.environ["FLUIDX_OVERLAP"]
 
 
 def beside_over_mpi(comm, overlap):
-    return beside(fx.mpi_places(), overlap, verify=False)
+    return beside(fx.mpi_places(), overlap)
 
 
 def state_goes_in_and_out(comm):

@@ -9,6 +9,7 @@ from fluidx.ir import Effect, all_ops, np_dtype
 from fluidx.ops import kernels
 from fluidx.testing.models import classifier, train_single
 from fluidx.testing.reference import run_op, type_of
+from tests.each import each
 from tests.executor.fake_cupy import DeviceArray, device, fake
 
 OPS = [
@@ -33,7 +34,7 @@ def _flat(values):
     return [v for a in values if a is not None for v in (a if isinstance(a, list) else [a])]
 
 
-@pytest.mark.parametrize("definition", OPS, ids=lambda d: d.name)
+@each("definition", OPS)
 def test_a_kernel_gives_numpys_values(definition):
     for sample in definition.samples():
         attrs = definition.complete_attrs(sample.attrs)

@@ -14,9 +14,8 @@ import fluidx as fx
 from fluidx.comm import mpi, mpirun
 from fluidx.testing.mpi import Job
 from tests.comm.hosts import two_hosts
-from tests.executor import mpi_jobs
-from tests.sweep import ALL
-from tests.transpiler.test_parity import STRATEGIES
+from tests.executor import bodies, mpi_jobs
+from tests.sweep import ALL, some
 
 SCRIPT = str(Path(__file__).with_name("mpi_script.py"))
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(bool(reason := mpi.why_not() or mpirun.why_not()), reason=reason)]
@@ -36,18 +35,18 @@ def job(ranks, name, *args):
     return ranks.each(f"{mpi_jobs.__name__}:{name}", args)
 
 
-def test_every_strategy_gives_the_bits_of_threads(ranks):
-    strategies = list(STRATEGIES)[:: 1 if ALL else 3]
-    found = job(ranks, "over_mpi", strategies)
-    assert all(rank == found[0] for rank in found)
-    for strategy, values in zip(strategies, found[0], strict=True):
-        assert values == mpi_jobs.answers(strategy, fx.cpu_places(len(found)), verify=False), strategy
+def test_strategies_give_the_bits_of_threads(ranks):
+    n = len(ranks.channels)
+    names = [name for (name,) in some(6, [*bodies.cases(n)])]
+    wanted = [bodies.of_ranks(bodies.cases(n)[name], fx.cpu_places(n)) for name in names]
+    for found in ranks.each(f"{bodies.__name__}:over_mpi", [names]):
+        assert dict(zip(names, found, strict=True)) == dict(zip(names, wanted, strict=True))
 
 
 @pytest.mark.parametrize("overlap", ["0", "1"])
 def test_what_is_rounded_is_rounded_alike_and_may_be_sent_beside_compute(ranks, overlap):
     found = job(ranks, "beside_over_mpi", overlap)
-    assert found == [mpi_jobs.beside(fx.cpu_places(len(found)), overlap, verify=False)] * len(found)
+    assert found == [mpi_jobs.beside(fx.cpu_places(len(found)), overlap)] * len(found)
 
 
 def test_state_is_set_and_read_and_every_rank_sees_what_each_fetched(ranks):

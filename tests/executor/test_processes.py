@@ -1,6 +1,7 @@
-"""Ranks as processes: what threads give they give, bit for bit, and what they hold can be fetched, saved and set."""
+"""Ranks as processes: what they hold can be fetched, saved and set. That they give the bits of threads is in test_bodies.py."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,55 +9,18 @@ import pytest
 import fluidx as fx
 from fluidx import native
 from fluidx.native import shared
-from fluidx.testing.models import classifier, integer_mlp, train_single
-from tests.transpiler import staged
-from tests.transpiler.test_parity import STRATEGIES
+from fluidx.testing.models import classifier, train_single
+from tests.executor import bodies
 
 if reason := native.why_not() or shared.why_not():
     pytest.skip(reason, allow_module_level=True)
 
 
-def the_same(model, strategy, trainers, rows=(8, 8, 7), fetch=()):
-    """Three steps on threads and on processes, from the same programs: fetches and state."""
-    t = fx.DistributeTranspiler(strategy())
-    t.transpile(program=model.main, startup_program=model.startup, trainers=trainers)
-    state = [d.name for d in model.main.global_block().descs.values() if d.persistable]
-    found = []
-    for places in (fx.cpu_places, fx.process_places):
-        with fx.ParallelExecutor(t, places=places(t.world_size), timeout=20) as exe:
-            exe.run_startup()
-            values = [exe.run(feed=model.feed(n, k), fetch_list=[model.loss, *fetch]) for k, n in enumerate(rows)]
-            found.append([*(v for step in values for v in step), *map(exe.state, state)])
-    for x, y in zip(*found, strict=True):
-        assert x.dtype == y.dtype and np.array_equal(x, y)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_strategy_gives_the_bits_of_threads(strategy, ranks):
-    model = integer_mlp("sum", fx.optimizer.Momentum(0.5, 0.5))
-    the_same(model, strategy, ranks, fetch=[g for _, g in model.gradients])
-
-
-@pytest.mark.parametrize("kind", ["mlp", "dropout", "norm", "batch_norm", "conv"])
-def test_models_of_which_sums_are_rounded_give_the_bits_of_threads(kind):
-    the_same(classifier(kind=kind), fx.strategies.data_parallel, 2)
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_stages_in_processes(schedule):
-    model = staged.layers(2)
-    the_same(model, lambda: fx.strategies.pipeline(micro_batches=2, schedule=schedule), fx.Mesh(dp=2, pp=2), rows=(8, 8, 8))
-
-
-def test_weights_cut_among_processes():
-    the_same(staged.layers(2, tp=True), lambda: fx.strategies.pipeline(micro_batches=2), fx.Mesh(pp=2, tp=2), rows=(8, 8, 8))
-
-
 @pytest.mark.parametrize("overlap", ["0", "1"])
 def test_communication_on_a_thread_of_its_own(monkeypatch, overlap):
     monkeypatch.setenv("FLUIDX_OVERLAP", overlap)
-    the_same(classifier(), lambda: fx.strategies.data_parallel(bucket_mb=1 / 1024, first_bucket_mb=1 / 4096), 2)
+    small = bodies.Case("mlp classifier", partial(fx.strategies.data_parallel, bucket_mb=1 / 1024, first_bucket_mb=1 / 4096), 2)
+    assert bodies.of_ranks(small, fx.process_places(2)) == bodies.of_ranks(small, fx.cpu_places(2))
 
 
 def test_sums_of_integers_and_of_half_floats():

@@ -16,6 +16,7 @@ from fluidx.ir import OPS, TensorType, opdef
 from fluidx.profiler import Ceilings, Exposed, ceilings
 from fluidx.profiler.profile import Call, Run
 from fluidx.testing.models import classifier
+from tests.each import each
 
 L = fx.layers
 
@@ -68,7 +69,7 @@ def test_the_gradient_of_a_convolution_costs_a_convolution_for_each_result():
     assert flops("conv2d_grad", x, w, y, out=[None, w]) == forward
 
 
-@pytest.mark.parametrize("name", sorted(n for n, d in OPS.items() if d.move is None and not d.bodies and not d.abstract))
+@each("name", sorted(n for n, d in OPS.items() if d.move is None and not d.bodies and not d.abstract))
 def test_every_op_says_its_operations_for_its_samples(name):
     definition = OPS[name]
 

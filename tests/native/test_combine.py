@@ -5,6 +5,7 @@ import pytest
 
 from fluidx import native
 from fluidx.testing import each_rank
+from tests.each import each
 
 UFUNC = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
@@ -23,8 +24,8 @@ def in_order(arrays, op):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("op", UFUNC)
-@pytest.mark.parametrize("n, size", [(1, 5), (2, 0), (2, 1), (2, 2047), (3, 4096), (3, 4097), (4, 5001), (2, 70_001)])
+@each("op", UFUNC)
+@each("n, size", [(1, 5), (2, 0), (2, 1), (2, 2047), (3, 4096), (3, 4097), (4, 5001), (2, 70_001)])
 def test_each_rank_gets_the_reduction_in_rank_order(n, size, op, dtype, level):
     xs = terms(n, size, dtype)
     want = in_order(xs, op)

@@ -11,6 +11,7 @@ from fluidx import native
 from fluidx.executor.dry import dry_plan
 from fluidx.ir import TensorType, opdef
 from fluidx.ops.nn import conv_native as cn
+from tests.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +167,7 @@ def test_in_float64(case):
 
 @pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", [*(c for c in CASES if c[-1] not in (cn.WINOGRAD, cn.DIRECT)), *LARGE], ids=str)
+@each("case", [*(c for c in CASES if c[-1] not in (cn.WINOGRAD, cn.DIRECT)), *LARGE])
 def test_sums_of_whole_numbers_are_exact_at_every_level(level, case, dtype, fmt):
     """Registers hold other numbers of pixels and outputs at each, and other numbers of columns are made at a time."""
     x, w, g, attrs = (np.round(a) if isinstance(a, np.ndarray) else a for a in example(case, dtype))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fluidx import native
+from tests.each import each
 
 LEVELS = native.levels() if native.enabled() else []
 OWN = [name for name in LEVELS if name != "base"]
@@ -59,9 +60,9 @@ SIZES += [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)]
 SIZES += [(300, 10, 70), (2, 900, 20), (40, 1100, 300), (30, 33, 1000), (520, 16, 9)]  # few columns, few rows, several blocks
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("transposed", LAYOUTS)
-@pytest.mark.parametrize("m, n, k", SIZES)
+@each("dtype", ["float32", "float64"])
+@each("transposed", LAYOUTS)
+@each("m, n, k", SIZES)
 def test_a_product_is_exact(m, n, k, transposed, dtype, level):
     a, b = whole((m, k), dtype, 0, transposed[0]), whole((k, n), dtype, 1, transposed[1])
     assert np.array_equal(multiply(a, b), a.astype("float64") @ b.astype("float64"))
@@ -84,8 +85,8 @@ def test_every_edge_of_a_tile_writes_its_part_alone(k, transposed, dtype, level)
             assert (around == 7).all(), (m, n)
 
 
-@pytest.mark.parametrize("m, n, k", [(9, 6, 4), (100, 90, 600), (60, 5, 20), (64, 64, 0)])
-@pytest.mark.parametrize("alpha, beta", [(2.0, -1.0), (0.5, 0.0), (1.0, 1.0), (-1.0, 0.5)])
+@each("m, n, k", [(9, 6, 4), (100, 90, 600), (60, 5, 20), (64, 64, 0)])
+@each("alpha, beta", [(2.0, -1.0), (0.5, 0.0), (1.0, 1.0), (-1.0, 0.5)])
 def test_alpha_and_beta(alpha, beta, m, n, k, level):
     a, b, out = whole((m, k), "float32", 0), whole((k, n), "float32", 1), whole((m, n), "float32", 2)
     expected = alpha * (a @ b) + beta * out

@@ -7,6 +7,7 @@ import fluidx
 from fluidx import native
 from fluidx.ir.opdef import OPS
 from fluidx.ops.update.base import SCALARS, Update
+from tests.each import each
 
 UPDATES = {name: op for name, op in sorted(OPS.items()) if isinstance(op, type) and issubclass(op, Update)}
 CASES = [(name, i) for name, op in UPDATES.items() for i, _ in enumerate(op.samples())]
@@ -46,8 +47,8 @@ def by_native(op, ins, outs, attrs):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("n", [None, 1025, 40_000])
-@pytest.mark.parametrize("name, case", CASES)
+@each("n", [None, 1025, 40_000])
+@each("name, case", CASES)
 def test_a_step_has_the_bits_of_numpy(name, case, n, threads):
     op, sample = UPDATES[name], list(UPDATES[name].samples())[case]
     attrs = {**op.attrs, **sample.attrs}

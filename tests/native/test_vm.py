@@ -11,6 +11,7 @@ from fluidx import native
 from fluidx.ops import expr as ex
 from fluidx.ops.expr.native import bind_native
 from fluidx.ops.expr.numpy import evaluate
+from tests.each import each
 
 X, Y, Z, C = (ex.sym(n) for n in "xyzc")
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -2.5]
@@ -63,8 +64,8 @@ EXACT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", EXACT)
+@each("dtype", ["float32", "float64"])
+@each("name", EXACT)
 def test_arithmetic_has_the_bits_of_numpy(name, dtype, level):
     e = EXACT[name]
     x, y = some(1500, dtype), some(1500, dtype, seed=1)

@@ -9,6 +9,7 @@ from fluidx import native
 from fluidx.ir import ProgramError, TensorType
 from fluidx.ir.dtypes import np_dtype
 from fluidx.ir.opdef import OPS
+from tests.each import each
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
 
@@ -59,7 +60,7 @@ def test_the_ops_of_deep_models_say_so():
     assert not any(OPS[name].native_takes_ctx for name in SAID)  # what hangs on the rank is asked in every plan
 
 
-@pytest.mark.parametrize("name", SAID)
+@each("name", SAID)
 def test_other_sizes_above_1_are_covered_alike(name):
     definition, tried = OPS[name], 0
     for k, sample in enumerate(definition.samples()):

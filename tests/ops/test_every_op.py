@@ -13,6 +13,7 @@ from fluidx.ops.expr.native import bind_native
 from fluidx.ops.expr.nodes import trace
 from fluidx.testing import check_op
 from fluidx.testing.rows import thin_factors
+from tests.each import each
 
 # other test files declare ops of their own
 OURS = [op.name for op in all_ops() if op.__module__.startswith("fluidx.ops.")]
@@ -29,7 +30,7 @@ def test_op(name):
     check_op(name)
 
 
-@pytest.mark.parametrize("name", OURS)
+@each("name", OURS)
 def test_op_says_why_its_gradient_is_not_checked(name):
     for k, sample in enumerate(OPS[name].samples()):
         floats = [a for a in sample.args if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
@@ -37,7 +38,7 @@ def test_op_says_why_its_gradient_is_not_checked(name):
             assert sample.why, f"sample {k} of {name} switches the gradient check off without saying why"
 
 
-@pytest.mark.parametrize("name", OURS)
+@each("name", OURS)
 def test_samples_exercise_every_factor_of_the_pattern(name):
     assert thin_factors(name) == []
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fluidx.transpiler.algorithms import ALGORITHMS, Refused, algorithm, schedule
 from fluidx.transpiler.algorithms.choice import ALPHA, BETA, cheapest, seconds
+from tests.each import each
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 BOTH = [a for a in ALGORITHMS if a != "double_binary_tree"]
@@ -38,9 +39,9 @@ def terms(n, size):
     return np.random.default_rng(n).integers(-9, 10, (n, size)).astype(float)
 
 
-@every_size
-@every_algorithm
-@pytest.mark.parametrize("size", [0, 1, 3, 29])
+@each("n", SIZES)
+@each("name", ALGORITHMS)
+@each("size", [0, 1, 3, 29])
 def test_an_all_reduce_gives_every_rank_the_sum(name, n, size):
     x = terms(n, size)
     got = carried_out(schedule(name, "all_reduce", n), algorithm(name).cut(n, size), x)
@@ -56,8 +57,8 @@ def cuts(n):
         yield [0] * (root + 1) + [5] * (n - root)
 
 
-@every_size
-@pytest.mark.parametrize("name", BOTH)
+@each("n", SIZES)
+@each("name", BOTH)
 def test_a_reduce_brings_each_block_to_its_owner_and_spread_from_there_to_all(name, n):
     for marks in cuts(n):
         x = terms(n, marks[-1])
