@@ -120,6 +120,8 @@ LARGE = [
     (1, 43, 96, 1, (58, 57), (3, 3), (2, 2), (1, 1), (1, 0, 0, 1), cn.SHIFTED),
     (7, 33, 260, 1, (13, 12), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), cn.SHIFTED),
     (3, 48, 66, 3, (21, 22), (5, 3), (1, 1), (1, 1), (2, 2, 1, 1), cn.COLUMNS),
+    (1, 16, 160, 1, (37, 36), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD),
+    (2, 48, 200, 1, (13, 15), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD),
 ]
 
 
@@ -185,7 +187,8 @@ def tiles(monkeypatch, size):
 
 
 WAY = 20  # the word of a call that says it, as conv.h counts them
-WITH_TILES = [((9, *c[1:]), 2) for c in CASES] + [(c, 2) for c in LARGE] + [((9, *c[1:]), 4) for c in CASES if c[-1] == cn.WINOGRAD]
+WITH_TILES = [((9, *c[1:]), 2) for c in CASES] + [(c, 2) for c in LARGE]
+WITH_TILES += [(c, 4) for c in [*((9, *c[1:]) for c in CASES), *LARGE] if c[-1] == cn.WINOGRAD]
 
 
 @pytest.mark.parametrize("case, size", WITH_TILES, ids=str)
@@ -332,6 +335,29 @@ def test_few_large_tiles_are_left_to_small_ones(monkeypatch):
         win = opdef("conv2d").windows("conv2d", x, w, opdef("conv2d").complete_attrs(attrs))
         found = cn.calls([(cn.FORWARD, x, w, g), (cn.BACK, x, w, g), (cn.FILTER, x, w, g)], win, 1, "NCHW", (), False)
         assert [c.args[WAY] for c in found] == [how, how, cn.WINOGRAD]
+
+
+def ways(batch, channels, side):
+    """How outputs, gradient of the image and gradient of the filter of a 3x3 convolution are computed."""
+    x, w, g, attrs = example((batch, channels, channels, 1, (side, side), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), None))
+    win = opdef("conv2d").windows("conv2d", x, w, opdef("conv2d").complete_attrs(attrs))
+    return [c.args[WAY] for c in cn.calls([(p, x, w, g) for p in (cn.FORWARD, cn.BACK, cn.FILTER)], win, 1, "NCHW", (), True)]
+
+
+def test_too_few_pixels_for_transforms_of_filters():
+    assert ways(1, 64, 2) == [cn.COLUMNS, cn.WINOGRAD, cn.WINOGRAD]
+    assert ways(1, 512, 7) == [cn.WINOGRAD, cn.WINOGRAD, cn.SHIFTED]
+    assert ways(4, 512, 7) == [cn.WINOGRAD] * 3
+
+
+@pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])
+def test_an_image_has_the_same_results_alone_and_in_a_batch(fmt):
+    """Alone its filters are transformed in passing, and its outputs are cut."""
+    x, w, g, attrs = example((3, 130, 150, 1, (14, 13), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD))
+    told = {**attrs, "data_format": fmt}
+    for name, ins in (("conv2d", (x, w)), ("conv2d_grad", (x, w, g))):
+        many, one = (run(name, [a if a is w else to(fmt, a[:n]) for a in ins], told, (True, False))[0] for n in (3, 1))
+        assert many[:1].tobytes() == one.tobytes()
 
 
 def test_small_whole_numbers_are_exact():

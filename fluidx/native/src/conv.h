@@ -32,6 +32,7 @@ enum { PIXEL_WIDE = 512 }; /* pixels that are fetched and multiplied at a time *
 enum { PIECE_COLUMNS = 192, PIECE_ROWS = 384, PIECE_LEAST = 10000000, MOST_PIECES = 8 };
 /* Columns that are made at a time: rows, so few that `product` reads them in place, and elements of results that are worked on meanwhile */
 enum { COLUMN_ROWS = 256, COLUMN_RESULTS = 1 << 17 };
+enum { BAND_BYTES = 512 << 10 }; /* of pixels and results of a band of rows, for Winograd */
 #if HAVE_FMA
 #define COLUMN_WIDTH (128 / (int64_t)sizeof(T))
 #else

@@ -107,13 +107,8 @@ INLINE void FN(complete)(const FN(Job) *j, const T *at, int64_t rows, int64_t co
     if (j->tail) FN(vm_part)(j->tail, at, rows, columns, apart);
 }
 
-/* -- Winograd ------------------------------------------------------------------------------------------------------------------------ */
-
-#include "winograd_body.h"
-
-/* -- the other ways ------------------------------------------------------------------------------------------------------------------- */
-
 #include "conv_pieces_body.h"
+#include "winograd_body.h"
 #include "conv_pixel_body.h"
 #include "conv_shifted_body.h"
 #include "conv_columns_body.h"

@@ -91,7 +91,7 @@ INLINE void FN(complete_piece)(const FN(Job) *j, const FN(View) *v, const FN(Pie
  * each of them packs for itself counts. */
 typedef struct {
     FN(Job) *j;
-    int64_t group, rows, outputs, row_cuts, output_cuts, items, grain;
+    int64_t height, group, rows, outputs, row_cuts, output_cuts, items, grain;
 } FN(Cut);
 
 INLINE int64_t FN(group_of)(const Conv *k, int64_t least) {
@@ -102,7 +102,7 @@ INLINE int64_t FN(group_of)(const Conv *k, int64_t least) {
 static FN(Cut) FN(cut)(FN(Job) *j) {
     const Conv *k = &j->k;
     int64_t pixels = k->oh * k->ow, outputs = j->co / k->groups, depth = j->ci / k->groups * k->kh * k->kw;
-    FN(Cut) cut = {.j = j, .group = FN(group_of)(k, k->nhwc ? PIECE_ROWS : PIECE_COLUMNS)};
+    FN(Cut) cut = {.j = j, .height = k->oh, .group = FN(group_of)(k, k->nhwc ? PIECE_ROWS : PIECE_COLUMNS)};
     int64_t most = k->n * k->groups * pixels * outputs * depth / PIECE_LEAST, blocks = up_div(k->n, cut.group) * k->groups;
     int64_t down = cut.group > 1 ? 1 : at_least(1, at_most(up_div(at_most(MOST_PIECES, most), blocks), pixels / PIECE_COLUMNS));
     cut.rows = up_div(k->oh, down), cut.row_cuts = up_div(k->oh, cut.rows);
@@ -121,7 +121,7 @@ INLINE void FN(pieces_of)(const FN(Cut) *cut, int64_t i, FN(Piece) *in, FN(Piece
     int64_t at = i / cut->output_cuts / k->groups, group = i / cut->output_cuts % k->groups, o0 = i % cut->output_cuts * cut->outputs;
     int64_t depth = cut->j->ci / k->groups, outputs = cut->j->co / k->groups;
     int64_t first = at / cut->row_cuts * cut->group, y0 = at % cut->row_cuts * cut->rows;
-    *in = (FN(Piece)){first, at_most(cut->group, k->n - first), y0, at_most(k->oh, y0 + cut->rows), group * depth, (group + 1) * depth};
+    *in = (FN(Piece)){first, at_most(cut->group, k->n - first), y0, at_most(cut->height, y0 + cut->rows), group * depth, (group + 1) * depth};
     *out = *in;
     out->c0 = group * outputs + o0, out->c1 = group * outputs + at_most(outputs, o0 + cut->outputs);
 }

@@ -1,36 +1,55 @@
 /* conv.h for one type: convolutions of 3x3 filters at stride 1 by Winograd's transforms, and their gradients; T, FN(name), MULADD. */
 
-/* The part [side][side] of an image at (y, x) with zeros around it: in place where it lies inside, else copied to `room`. */
-INLINE const T *FN(patch)(const T *image, int64_t h, int64_t w, int64_t c, int64_t y, int64_t x, int side, T *room, int64_t *row) {
+/* The first `some` of c channels of the part [side][side] of an image at (y, x) with zeros around it: in place where it lies inside, else
+ * copied to `room`. Also how far apart its rows and its pixels are. */
+INLINE const T *FN(patch)(const T *image, int64_t h, int64_t w, int64_t c, int64_t some, int64_t y, int64_t x, int side, T *room,
+                          int64_t *row, int64_t *pixel) {
     if (y >= 0 && x >= 0 && y + side <= h && x + side <= w) {
-        *row = w * c;
+        *row = w * c, *pixel = c;
         return image + (y * w + x) * c;
     }
     for (int i = 0; i < side; i++)
         for (int k = 0; k < side; k++) {
             int inside = y + i >= 0 && y + i < h && x + k >= 0 && x + k < w;
             if (inside)
-                FN(move)(room + (i * side + k) * c, image + ((y + i) * w + x + k) * c, c);
+                FN(move)(room + (i * side + k) * some, image + ((y + i) * w + x + k) * c, some);
             else
-                FN(clear)(room + (i * side + k) * c, c);
+                FN(clear)(room + (i * side + k) * some, some);
         }
-    *row = side * c;
+    *row = side * some, *pixel = some;
     return room;
 }
 
-/* m [rows][width] = v [rows][k] u [k][width]. An output sums 9 of these with signs, so that their errors weigh 5/3 as much as in a sum of the
- * same length taken directly; chains of CHAIN products and of few sums of them make up for it. */
-static int FN(channel_sums)(int64_t rows, int64_t width, int64_t k, const T *v, const T *u, T *m, int64_t ldm) {
+/* m [rows][width] = v [rows][k] u [k][width], or with that added. An output sums 9 of these with signs, so that their errors weigh 5/3 as
+ * much as in a sum of the same length taken directly; chains of CHAIN products and of few sums of them make up for it. */
+static int FN(channel_sums)(int64_t rows, int64_t width, int64_t k, const T *v, const T *u, T *m, int64_t ldm, int add) {
     T more[TILES * PANEL];
-    for (int64_t first = 0; first < k; first += DEPTH) {
-        T *to = first ? more : m;
-        int64_t ld = first ? PANEL : ldm, end = at_most(k, first + DEPTH);
+    for (int64_t first = 0; first < k; first += DEPTH, add = 1) {
+        T *to = add ? more : m;
+        int64_t ld = add ? PANEL : ldm, end = at_most(k, first + DEPTH);
         for (int64_t l = first; l < end; l += CHAIN)
             if (FN(product)(0, 0, rows, width, at_most(CHAIN, end - l), 1, v + l, k, u + l * width, width, l > first, to, ld)) return -1;
-        for (int64_t r = 0; r < rows && first; r++)
+        for (int64_t r = 0; r < rows && add; r++)
             for (int64_t c = 0; c < width; c++) m[r * ldm + c] += more[r * PANEL + c];
     }
     return 0;
+}
+
+/* The taps of filters [lanes][9], turned over. */
+INLINE void FN(taps_back)(const T *from, int64_t lanes, T (*w)[TILE_LANES]) {
+#if HAVE_FMA
+    enum { few = 16 / sizeof(T) };
+    if (lanes == TILE_LANES) {
+        int64_t row[FN(LANES)];
+        for (int i = 0; i < FN(LANES); i++) row[i] = 9 * i;
+        for (int l = 0; l < TILE_LANES; l += FN(LANES))
+            for (int t = 0; t < 9; t = t == 9 - few ? 9 : t + 2 * few > 9 ? 9 - few : t + few)
+                FN(product_turn)(from + 9 * l + t, row, w[8 - t] + l, -TILE_LANES);
+        return;
+    }
+#endif
+    for (int64_t l = 0; l < lanes; l++)
+        for (int t = 0; t < 9; t++) w[8 - t][l] = from[l * 9 + t];
 }
 
 #define W(name) FN(name##_2)
@@ -107,11 +126,11 @@ static void FN(winograd_sums)(void *ctx, int64_t begin, int64_t end) {
             for (int64_t t0 = 0; t0 < count * tiles; t0 += block, fresh = 0) {
                 int64_t some = at_most(block, count * tiles - t0), apart = some * ci + SPREAD, apart_m = some * co + SPREAD;
                 for (int64_t t = 0; t < some; t++) {
-                    int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, c = 0;
-                    const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, 4, room, &row);
+                    int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * 2, x = (t0 + t) % tw * 2, row, pixel, c = 0;
+                    const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, ci, y - j->top, x - j->left, 4, room, &row, &pixel);
                     for (; c + TILE_LANES <= ci; c += TILE_LANES) FN(tile_in_2)(s + c, row, ci, v + t * ci + c, apart, TILE_LANES);
                     if (c < ci) FN(tile_in_2)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
-                    s = FN(patch)(g + image * out_size, j->oh, j->ow, co, y, x, 2, room, &row);
+                    s = FN(patch)(g + image * out_size, j->oh, j->ow, co, co, y, x, 2, room, &row, &pixel);
                     for (c = 0; c + TILE_LANES <= co; c += TILE_LANES) FN(tile_grad)(s + c, row, co, m + t * co + c, apart_m, TILE_LANES);
                     if (c < co) FN(tile_grad)(s + c, row, co, m + t * co + c, apart_m, (int)(co - c));
                 }

@@ -108,107 +108,198 @@ INLINE void W(filter_in)(T (*w)[TILE_LANES], T (*u)[TILE_LANES]) {
         }
 }
 
-/* The matrices of transformed filters, each in panels of 64 outputs: [ELEMENTS][co / 64][ci][64], SPREAD elements between them: at distances
- * of a power of two they would all meet in the same few lines of the cache. Backwards the filters are turned over. Items are blocks of
- * TILE_LANES outputs. */
-static void W(filters)(void *ctx, int64_t begin, int64_t end) {
-    const FN(Job) *j = ctx;
-    int64_t lane = j->back ? 9 : j->ci * 9, step = j->back ? j->co * 9 : 9, size = j->ci * j->co + SPREAD;
-    for (int64_t block = begin; block < end; block++) {
-        int64_t o = block * TILE_LANES, lanes = at_most(TILE_LANES, j->co - o), first = o / PANEL * PANEL, width = at_most(PANEL, j->co - first);
-        T w[TILE_LANES][9][TILE_LANES], u[ELEMENTS][TILE_LANES];
-        memset(w, 0, sizeof w);
-        for (int64_t c0 = 0; c0 < j->ci; c0 += TILE_LANES) {
-            int64_t some = at_most(TILE_LANES, j->ci - c0);
-            const T *from = j->filter + o * lane + c0 * step;
-            if (j->back) {
-                for (int64_t c = 0; c < some; c++)
-                    for (int64_t l = 0; l < lanes; l++)
-                        for (int t = 0; t < 9; t++) w[c][8 - t][l] = from[c * step + l * 9 + t];
-            } else {
-                for (int64_t l = 0; l < lanes; l++)
-                    for (int64_t c = 0; c < some; c++)
-                        for (int t = 0; t < 9; t++) w[c][t][l] = from[l * lane + c * 9 + t];
-            }
-            for (int64_t c = 0; c < some; c++) {
-                W(filter_in)(w[c], u);
-                T *to = j->scratch + first * j->ci + (c0 + c) * width + (o - first);
-                for (int e = 0; e < ELEMENTS; e++) {
-                    T *row = to + e * size;
-                    if (lanes == TILE_LANES)
-                        for (int l = 0; l < TILE_LANES; l++) row[l] = u[e][l];
-                    else
-                        for (int64_t l = 0; l < lanes; l++) row[l] = u[e][l];
-                }
-            }
+/* Filters of `lanes` outputs from o on and `some` channels from c0 on, transformed: to [ELEMENTS][some][width], matrices `apart` apart.
+ * Backwards they are turned over. */
+static void W(filters_of)(const FN(Job) *j, int64_t o, int64_t lanes, int64_t c0, int64_t some, T *to, int64_t width, int64_t apart) {
+    int64_t lane = j->back ? 9 : j->ci * 9, step = j->back ? j->co * 9 : 9;
+    T w[TILE_LANES][9][TILE_LANES], u[ELEMENTS][TILE_LANES];
+    if (lanes < TILE_LANES) memset(w, 0, sizeof w);
+    for (int64_t first = 0; first < some; first += TILE_LANES) {
+        int64_t here = at_most(TILE_LANES, some - first);
+        const T *from = j->filter + o * lane + (c0 + first) * step;
+        if (!j->back) FN(turn_part)(from, lane, lanes, here * 9, w[0][0], TILE_LANES);
+        for (int64_t c = 0; c < here; c++) {
+            if (j->back) FN(taps_back)(from + c * step, lanes, w[c]);
+            W(filter_in)(w[c], u);
+            T *row = to + (first + c) * width;
+            for (int e = 0; e < ELEMENTS; e++, row += apart)
+                if (lanes == TILE_LANES)
+                    for (int l = 0; l < TILE_LANES; l++) row[l] = u[e][l];
+                else
+                    for (int64_t l = 0; l < lanes; l++) row[l] = u[e][l];
         }
     }
 }
 
-/* Images [begin, end): transform, multiply, transform back, a block of tiles at a time. */
+/* The matrices of all transformed filters, each in panels of 64 outputs: [ELEMENTS][co / 64][ci][64], SPREAD elements between them: at
+ * distances of a power of two they would all meet in the same few lines of the cache. Items are blocks of TILE_LANES outputs. */
+static void W(filters)(void *ctx, int64_t begin, int64_t end) {
+    const FN(Job) *j = ctx;
+    for (int64_t o = begin * TILE_LANES; o < at_most(j->co, end * TILE_LANES); o += TILE_LANES) {
+        int64_t first = o / PANEL * PANEL, width = at_most(PANEL, j->co - first);
+        T *to = j->scratch + first * j->ci + o - first;
+        W(filters_of)(j, o, at_most(TILE_LANES, j->co - o), 0, j->ci, to, width, j->ci * j->co + SPREAD);
+    }
+}
+
+/* Where the whole batch is two blocks of tiles or one, filters are transformed for each, in cache: to store them all and to read them again
+ * takes longer. As in conv_native.py. */
+INLINE int W(passing)(const FN(Job) *j) { return j->k.n * up_div(j->oh, OUT) * up_div(j->ow, OUT) <= 2 * BLOCK; }
+
+/* A piece of results, `high` by `wide` tiles of each image, and the `rows` rows of pixels that it needs, from row `low` on; how far apart
+ * images and pixels are; room for a block of tiles, `deep` of its channels at a time, and for filters that are transformed in passing. */
+typedef struct {
+    const FN(Job) *j;
+    FN(Piece) p;
+    int64_t deep, wide, high, low, rows, in_image, out_image, out_pixel;
+    const T *in;
+    T *out, *v, *m, *u, *room;
+} W(Work);
+
+INLINE void W(tile_at)(const W(Work) *w, int64_t t, int64_t *image, int64_t *y, int64_t *x) {
+    *image = t / (w->wide * w->high), *y = t / w->wide % w->high * OUT, *x = t % w->wide * OUT;
+}
+
+/* Channels [c0, c0 + some) of tiles [t0, t0 + count), transformed: v [ELEMENTS][count][some] */
+static void W(transform)(const W(Work) *w, int64_t t0, int64_t count, int64_t c0, int64_t some) {
+    const FN(Job) *j = w->j;
+    int64_t apart = count * some + SPREAD;
+    for (int64_t t = 0; t < count; t++) {
+        int64_t image, y, x, row, pixel, c = 0;
+        W(tile_at)(w, t0 + t, &image, &y, &x);
+        const T *s = FN(patch)(w->in + image * w->in_image + c0, w->rows, j->iw, j->ci, some, w->p.y0 + y - j->top - w->low,
+                               x - j->left, SIDE, w->room, &row, &pixel);
+        for (; c + TILE_LANES <= some; c += TILE_LANES) W(tile_in)(s + c, row, pixel, w->v + t * some + c, apart, TILE_LANES);
+        if (c < some) W(tile_in)(s + c, row, pixel, w->v + t * some + c, apart, (int)(some - c));
+    }
+}
+
+/* Their products with the filters: m [ELEMENTS][count][outputs], or what is added to it. All matrices of a panel of outputs follow on each
+ * other where its filters are transformed in passing, else all panels of a matrix. */
+static int W(products)(const W(Work) *w, int64_t count, int64_t c0, int64_t some) {
+    const FN(Job) *j = w->j;
+    int64_t outputs = w->p.c1 - w->p.c0, apart = count * some + SPREAD, apart_m = count * outputs + SPREAD, failed = 0;
+    for (int64_t i = 0, panels = up_div(outputs, PANEL); i < ELEMENTS * panels; i++) {
+        int64_t e = w->u ? i % ELEMENTS : i / panels, first = (w->u ? i / ELEMENTS : i % panels) * PANEL, o = w->p.c0 + first;
+        int64_t width = at_most(PANEL, outputs - first), apart_u = w->u ? some * width + SPREAD : j->ci * j->co + SPREAD;
+        for (int64_t l = 0; l < width && w->u && !e; l += TILE_LANES)
+            W(filters_of)(j, o + l, at_most(TILE_LANES, width - l), c0, some, w->u + l, width, apart_u);
+        const T *u = (w->u ? w->u : j->scratch + o * j->ci + c0 * width) + e * apart_u;
+        failed |= FN(channel_sums)(count, width, some, w->v + e * apart, u, w->m + e * apart_m + first, outputs, c0 > 0);
+    }
+    return (int)failed;
+}
+
+/* m to outputs */
+static void W(transform_back)(const W(Work) *w, int64_t t0, int64_t count) {
+    const FN(Job) *j = w->j;
+    int64_t outputs = w->p.c1 - w->p.c0, apart = count * outputs + SPREAD;
+    for (int64_t t = 0; t < count; t++) {
+        int64_t image, y, x;
+        W(tile_at)(w, t0 + t, &image, &y, &x);
+        T *to = w->out + image * w->out_image + (y * j->ow + x) * w->out_pixel;
+        int64_t down = at_most(OUT, w->p.y1 - w->p.y0 - y), right = at_most(OUT, j->ow - x);
+        for (int64_t c = 0; c < outputs; c += TILE_LANES) {
+            T r[OUT * OUT][TILE_LANES];
+            int lanes = (int)at_most(TILE_LANES, outputs - c);
+            if (lanes == TILE_LANES)
+                W(tile_out)(w->m + t * outputs + c, apart, r, TILE_LANES);
+            else
+                W(tile_out)(w->m + t * outputs + c, apart, r, lanes);
+            for (int64_t i = 0; i < down; i++)
+                for (int64_t k = 0; k < right; k++) {
+                    T *p = to + (i * j->ow + k) * w->out_pixel + c;
+                    if (lanes == TILE_LANES)
+                        LANEWISE for (int l = 0; l < TILE_LANES; l++) p[l] = r[i * OUT + k][l];
+                    else
+                        for (int l = 0; l < lanes; l++) p[l] = r[i * OUT + k][l];
+                }
+        }
+    }
+}
+
+/* A piece whose pixels and results have their channels next to each other */
+static int W(tiles)(const W(Work) *w) {
+    int64_t tiles = w->p.count * w->wide * w->high, block = up_div(tiles, up_div(tiles, BLOCK)), failed = 0;
+    for (int64_t t = 0; t < tiles; t += block) {
+        int64_t count = at_most(block, tiles - t);
+        for (int64_t c = 0; c < w->j->ci; c += w->deep) {
+            int64_t some = at_most(w->deep, w->j->ci - c);
+            W(transform)(w, t, count, c, some);
+            failed |= W(products)(w, count, c, some);
+        }
+        W(transform_back)(w, t, count);
+    }
+    return (int)failed;
+}
+
+/* A piece as it lies, by way of `turned` and `made` in NCHW */
+static int W(piece)(W(Work) *w, T *turned, T *made) {
+    const FN(Job) *j = w->j;
+    int64_t nhwc = j->k.nhwc, rows = w->p.y1 - w->p.y0, outputs = w->p.c1 - w->p.c0, in_area = j->ih * j->iw, area = j->oh * j->ow;
+    const T *in = j->in + w->p.first * in_area * j->ci;
+    T *out = j->out + w->p.first * area * j->co;
+    w->high = up_div(rows, OUT), w->low = at_least(0, w->p.y0 - j->top);
+    w->rows = at_least(0, at_most(j->ih, w->p.y0 - j->top + w->high * OUT + SIDE - OUT) - w->low);
+    w->in = nhwc ? in + w->low * j->iw * j->ci : turned, w->in_image = (nhwc ? j->ih : w->rows) * j->iw * j->ci;
+    w->out = nhwc ? out + w->p.y0 * j->ow * j->co + w->p.c0 : made, w->out_pixel = nhwc ? j->co : outputs;
+    w->out_image = (nhwc ? j->oh : rows) * j->ow * w->out_pixel;
+    for (int64_t i = 0; i < w->p.count && !nhwc; i++) {
+        const T *image = in + i * in_area * j->ci + w->low * j->iw;
+        FN(turn_part)(image, in_area, j->ci, w->rows * j->iw, turned + i * w->in_image, j->ci);
+    }
+    int failed = W(tiles)(w);
+    for (int64_t i = 0; i < w->p.count && !nhwc; i++) {
+        T *image = out + (i * j->co + w->p.c0) * area + w->p.y0 * j->ow;
+        FN(turn_part)(made + i * w->out_image, outputs, rows * j->ow, outputs, image, area);
+    }
+    FN(View) view = {j->co, j->oh, j->ow, 1, 1};
+    FN(complete_piece)(j, &view, &w->p, nhwc);
+    return failed;
+}
+
 static void W(images)(void *ctx, int64_t begin, int64_t end) {
-    FN(Job) *j = ctx;
-    int64_t ci = j->ci, co = j->co, th = up_div(j->oh, OUT), tw = up_div(j->ow, OUT), tiles = th * tw, nhwc = j->k.nhwc;
-    int64_t in_size = j->ih * j->iw * ci, out_size = j->oh * j->ow * co, group = j->group, block = BLOCK;
-    T *v = scratch(sizeof(T) * (size_t)(ELEMENTS * (block * (ci + co) + 2 * SPREAD + ci) + (nhwc ? 0 : group * (in_size + out_size))));
+    const FN(Cut) *cut = ctx;
+    FN(Job) *j = cut->j;
+    int64_t most = at_most(j->co, cut->outputs), passing = W(passing)(j), deep = passing ? at_most(j->ci, DEPTH) : j->ci;
+    int64_t in_size = cut->group * at_most(j->ih, cut->rows + SIDE - OUT) * j->iw * j->ci;
+    int64_t out_size = cut->group * at_most(j->oh, cut->rows) * j->ow * most;
+    int64_t size = ELEMENTS * (BLOCK * (deep + most) + 2 * SPREAD + deep + (passing ? deep * PANEL + SPREAD : 0));
+    T *v = scratch(sizeof(T) * (size_t)(size + (j->k.nhwc ? 0 : in_size + out_size)));
     if (!v) {
         j->failed = 1;
         return;
     }
-    T *m = v + ELEMENTS * (block * ci + SPREAD), *room = m + ELEMENTS * (block * co + SPREAD);
-    T *turned = room + ELEMENTS * ci, *made = turned + group * in_size;
-    for (int64_t first = begin * group; first < at_most(end * group, j->k.n); first += group) {
-        int64_t count = at_most(group, j->k.n - first);
-        for (int64_t i = 0; i < count && !nhwc; i++) FN(turn)(j->in + (first + i) * in_size, ci, j->ih * j->iw, turned + i * in_size);
-        const T *in = nhwc ? j->in + first * in_size : turned;
-        T *out = nhwc ? j->out + first * out_size : made;
-        for (int64_t t0 = 0; t0 < count * tiles; t0 += block) {
-            int64_t some = at_most(block, count * tiles - t0), apart = some * ci + SPREAD, apart_m = some * co + SPREAD;
-            for (int64_t t = 0; t < some; t++) {
-                int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * OUT, x = (t0 + t) % tw * OUT, row, c = 0;
-                const T *s = FN(patch)(in + image * in_size, j->ih, j->iw, ci, y - j->top, x - j->left, SIDE, room, &row);
-                for (; c + TILE_LANES <= ci; c += TILE_LANES) W(tile_in)(s + c, row, ci, v + t * ci + c, apart, TILE_LANES);
-                if (c < ci) W(tile_in)(s + c, row, ci, v + t * ci + c, apart, (int)(ci - c));
-            }
-            for (int64_t e = 0; e < ELEMENTS; e++)
-                for (int64_t o = 0; o < co; o += PANEL)
-                    if (FN(channel_sums)(some, at_most(PANEL, co - o), ci, v + e * apart, j->scratch + e * (ci * co + SPREAD) + o * ci,
-                                         m + e * apart_m + o, co))
-                        j->failed = 1;
-            for (int64_t t = 0; t < some; t++) {
-                int64_t image = (t0 + t) / tiles, y = (t0 + t) % tiles / tw * OUT, x = (t0 + t) % tw * OUT;
-                T *to = out + image * out_size + (y * j->ow + x) * co;
-                int64_t down = at_most(OUT, j->oh - y), right = at_most(OUT, j->ow - x);
-                for (int64_t c = 0; c < co; c += TILE_LANES) {
-                    T r[OUT * OUT][TILE_LANES];
-                    int lanes = (int)at_most(TILE_LANES, co - c);
-                    if (lanes == TILE_LANES)
-                        W(tile_out)(m + t * co + c, apart_m, r, TILE_LANES);
-                    else
-                        W(tile_out)(m + t * co + c, apart_m, r, lanes);
-                    for (int64_t i = 0; i < down; i++)
-                        for (int64_t k = 0; k < right; k++) {
-                            T *p = to + (i * j->ow + k) * co + c;
-                            if (lanes == TILE_LANES)
-                                LANEWISE for (int l = 0; l < TILE_LANES; l++) p[l] = r[i * OUT + k][l];
-                            else
-                                for (int l = 0; l < lanes; l++) p[l] = r[i * OUT + k][l];
-                        }
-                }
-            }
-        }
-        for (int64_t i = 0; i < count; i++) {
-            T *image = j->out + (first + i) * out_size;
-            if (!nhwc) FN(turn)(made + i * out_size, j->oh * j->ow, co, image);
-            FN(complete)(j, image, 1, out_size, out_size);
-        }
+    T *m = v + ELEMENTS * (BLOCK * deep + SPREAD), *room = m + ELEMENTS * (BLOCK * most + SPREAD);
+    W(Work) w = {.j = j, .deep = deep, .wide = up_div(j->ow, OUT), .v = v, .m = m, .room = room};
+    if (passing) w.u = room + ELEMENTS * deep;
+    for (int64_t item = begin; item < end; item++) {
+        FN(Piece) in;
+        FN(pieces_of)(cut, item, &in, &w.p);
+        if (W(piece)(&w, v + size, v + size + in_size)) j->failed = 1;
     }
 }
 
+/* Bands of rows, enough of them for a few threads and for pixels and results to stay in cache, but of three quarters of a block of tiles at
+ * least; and cuts of outputs where bands are too few, each of which transforms the same pixels. */
+static FN(Cut) W(cut)(FN(Job) *j) {
+    int64_t high = up_div(j->oh, OUT), tiles = high * up_div(j->ow, OUT), n = j->k.n;
+    int64_t most = n * j->oh * j->ow * j->co * j->ci * 9 / PIECE_LEAST, bytes = j->oh * j->ow * (j->ci + j->co) * (int64_t)sizeof(T);
+    int64_t group = up_div(n, up_div(n, at_least(1, BLOCK / tiles))), blocks = up_div(n, group);
+    FN(Cut) cut = {.j = j, .height = j->oh, .group = group, .grain = 1};
+    int64_t down = at_least(up_div(at_most(MOST_PIECES, most), blocks), up_div(bytes, BAND_BYTES));
+    down = group > 1 ? 1 : at_least(1, at_most(down, tiles / (BLOCK - BLOCK / 4)));
+    cut.rows = up_div(high, down) * OUT, cut.row_cuts = up_div(j->oh, cut.rows);
+    int64_t across = at_least(1, up_div(at_most(MOST_PIECES / 2, most), blocks * cut.row_cuts));
+    cut.outputs = at_least(2 * PANEL, up_div(up_div(j->co, across), PANEL) * PANEL), cut.output_cuts = up_div(j->co, cut.outputs);
+    cut.items = blocks * cut.row_cuts * cut.output_cuts;
+    return cut;
+}
+
 static void W(convolve)(FN(Job) *j, Team *team) {
-    j->group = at_most(j->k.n, at_least(1, BLOCK / (up_div(j->oh, OUT) * up_div(j->ow, OUT))));
-    parallel_for(team, up_div(j->co, TILE_LANES), 1, W(filters), j);
-    parallel_for(team, up_div(j->k.n, j->group), 1, W(images), j);
+    FN(Cut) cut = W(cut)(j);
+    if (!W(passing)(j)) parallel_for(team, up_div(j->co, TILE_LANES), 1, W(filters), j);
+    parallel_for(team, cut.items, cut.grain, W(images), &cut);
 }
 
 #undef SIDE

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ... import config, native
-from ...ir.dtypes import dtype_name, np_dtype
+from ...ir.dtypes import dtype_name
 from ...ir.types import TensorType
 from ..shared.types import empties
 from .windows import Windows
@@ -14,6 +16,7 @@ from .windows import Windows
 WINOGRAD, WINOGRAD_4, SHIFTED, PIXEL, COLUMNS, DIRECT, FEW = range(7)
 MOST_TAPS, MOST_GRIDS, SPREAD, LEAST_CHANNELS, LANES = 128, 16, 80, 16, 16
 LEAST_TILES = 128  # of 4x4 outputs in a batch: with fewer, transforming the filters takes longer than smaller tiles lose
+PASSING = {WINOGRAD: (2, 128), WINOGRAD_4: (4, 64)}  # a tile's side; up to so many in a batch nothing keeps transformed filters
 FORWARD, BACK, FILTER = "conv", "conv_back", "conv_filter"
 
 
@@ -36,13 +39,36 @@ def _parts(batch: int, nbytes: int) -> int:
     return min(2 if nbytes > 8 << 20 else 4 if nbytes > 2 << 20 else 8, max(batch, 1))
 
 
+def _made(product: str, win: Windows) -> Sequence[int]:
+    """The size of the images that tiles cover."""
+    return win.image if product == BACK else win.out
+
+
+def _tiles(batch: int, size: Sequence[int], side: int) -> int:
+    return batch * -(-size[0] // side) * -(-size[1] // side)
+
+
+def _winograd_pays(product: str, batch: int, win: Windows, filters: int) -> bool:
+    """Do fewer products outweigh the transforms, with filters of so many bytes? Forward hardly with less than four tiles. The gradient of
+    filters takes sums 16/9 as long, for each part of the batch: the fewer pixels a part has, the smaller must these be. Measured."""
+    if product != FILTER:
+        return product == BACK or _tiles(batch, win.out, 2) >= 4
+    sums = filters * 16 // 9
+    parts = _parts(batch, sums)
+    pixels = batch * win.out[0] * win.out[1] // parts
+    return pixels >= 64 or parts * sums <= pixels * (170 << 10)
+
+
 def _way(product: str, batch: int, channels: int, w: Any, win: Windows, groups: int, fmt: str) -> int:
     """How one of the products is computed. Forward, columns win against shifted images that had to be turned first; and against going
     without them, where there are few channels, if a column is long and meets outputs enough to be worth its making. Measured."""
     how, depth = way(win, channels, w.shape[0], groups, fmt), channels * win.kernel[0] * win.kernel[1]
-    if product != FILTER and how == WINOGRAD and config.winograd() == 4:
-        height, width = win.out if product == FORWARD else win.image
-        return WINOGRAD_4 if batch * -(-height // 4) * -(-width // 4) >= LEAST_TILES else WINOGRAD
+    if how == WINOGRAD:
+        if product != FILTER and config.winograd() == 4 and _tiles(batch, _made(product, win), 4) >= LEAST_TILES:
+            return WINOGRAD_4
+        if _winograd_pays(product, batch, win, w.shape[0] * depth * np.dtype(w.dtype).itemsize):
+            return WINOGRAD
+        how = SHIFTED
     if product != FORWARD or groups > 1:
         return how
     if how == COLUMNS:
@@ -51,16 +77,18 @@ def _way(product: str, batch: int, channels: int, w: Any, win: Windows, groups: 
     return COLUMNS if how == SHIFTED and fmt == "NCHW" else how
 
 
-def scratch_size(product: str, batch: int, w: Any, itemsize: int, how: int) -> int:
+def scratch_size(product: str, batch: int, w: Any, itemsize: int, win: Windows, how: int) -> int:
     """Elements of scratch that one product of a convolution with the filter `w` needs beside what its threads have of their own."""
     o, c, kh, kw = w.shape
     if how == FEW:
         return -(-o // LANES) * LANES * c * kh * kw
-    elements = {WINOGRAD: 16, WINOGRAD_4: 36}.get(how)
-    size = elements * (o * c + SPREAD) if elements else o * c * kh * kw
+    side, few = PASSING.get(how, (0, 0))
+    size = (side + 2) ** 2 * (o * c + SPREAD) if side else o * c * kh * kw
     if product == FILTER:
         return 0 if how == DIRECT else size * _parts(batch, size * itemsize)
-    return size if how in (WINOGRAD, WINOGRAD_4, SHIFTED) else 0
+    if side and _tiles(batch, _made(product, win), side) <= few:
+        return 0
+    return size if side or how == SHIFTED else 0
 
 
 def scratch_types(
@@ -69,8 +97,8 @@ def scratch_types(
     """The scratch of products that are computed one after the other: one array, which they share."""
     if w.dtype not in ("float32", "float64"):
         return []
-    itemsize = np_dtype(w.dtype).itemsize
-    size = max((scratch_size(p, batch, w, itemsize, _way(p, batch, channels, w, win, groups, fmt)) for p in products), default=0)
+    itemsize = np.dtype(w.dtype).itemsize
+    size = max((scratch_size(p, batch, w, itemsize, win, _way(p, batch, channels, w, win, groups, fmt)) for p in products), default=0)
     return [TensorType(w.dtype, (size,))] if size else []
 
 
@@ -94,7 +122,7 @@ def calls(
         how = _way(product, n, c, w, win, groups, fmt)
         if not all(a.size for a in arrays) or not native.has_products() and how not in (DIRECT, FEW):
             return None
-        size = scratch_size(product, n, w, x.itemsize, how)
+        size = scratch_size(product, n, w, x.itemsize, win, how)
         room = [w] if dry else scratch or empties([TensorType(dtype, (size,))] if size else [])
         assert dry or not size or room[0].size >= size, "a plan put other scratch aside than this convolution takes"
         sizes = (*win.image, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, int(fmt == "NHWC"), how)
