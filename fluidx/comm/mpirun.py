@@ -42,7 +42,16 @@ def command(
     return [found, "-n", str(ranks), *own, *args], {**environ, **(_AS_ROOT if os.geteuid() == 0 else {})}
 
 
-@cache
+def version() -> str:
+    """The mpirun at hand, and its version, or that there is none."""
+    return (_said(found).strip().splitlines() or [found])[0] if (found := program()) else "no mpirun"
+
+
 def _is_open_mpi(found: str) -> bool:
+    return "Open MPI" in _said(found)
+
+
+@cache
+def _said(found: str) -> str:
     said = subprocess.run([found, "--version"], capture_output=True, text=True, env={**os.environ, **_AS_ROOT}, check=False)
-    return "Open MPI" in said.stdout + said.stderr
+    return said.stdout + said.stderr

@@ -69,7 +69,7 @@ class NativeCommunicator(ThreadCommunicator):
         if block is None:
             if len(self._blocks) >= _MOST_BLOCKS:
                 self._blocks.clear()
-            call = self._shared.meet(ranks, self.rank, _brought(slot), working)
+            call = self._shared.meet(ranks, self.rank, _brought(slot, ranks), working)
             block = self._blocks[key] = native.compile([call._replace(keeps=call.keeps[:2])])
         return block
 
@@ -96,7 +96,7 @@ class Calls(ThreadCommunicator):
     def _meet(self, ranks: Ranks, slot: Slot) -> list[native.Call] | None:
         if not _in_c(slot) or not self._can_reach(slot):
             return None
-        return [self._shared.meet(ranks, self.rank, _brought(slot))]
+        return [self._shared.meet(ranks, self.rank, _brought(slot, ranks))]
 
     def _can_reach(self, slot: Slot) -> bool:
         """Need nothing be copied?"""
@@ -128,10 +128,11 @@ def _results(slot: Slot) -> Sequence[np.ndarray]:
     return [slot.out] if slot.out is not NOTHING or slot.takes is None else slot.takes
 
 
-def _brought(slot: Slot) -> Brought:
+def _brought(slot: Slot, ranks: Ranks) -> Brought:
     parts = slot.gives is not None
     gives, takes = (slot.gives, slot.takes) if parts else ([slot.x], [slot.out])
-    return Brought(slot.what, slot.op, slot.root, str(slot), slot.call, slot.size, gives, takes, parts)
+    told = f"{slot} among ranks {', '.join(map(str, ranks))}"
+    return Brought(slot.what, slot.op, slot.root, str(slot), slot.call, told, slot.kept, slot.size, gives, takes, parts)
 
 
 def _layout(a: np.ndarray | None) -> Any:

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+GONE = EOFError, BrokenPipeError, ConnectionResetError  # by which a channel's side learns that the other one has ended
 _LENGTH = struct.Struct("<Q")
 _PATIENCE = 30.0  # seconds for the helper to start, or to answer
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -77,11 +78,7 @@ class Process:
 
     def stopped(self) -> bool:
         """Has somebody stopped it, by SIGSTOP or in a debugger?"""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as f:
-                return f.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-        except OSError:
-            return False
+        return is_stopped(self.pid)
 
     def end(self) -> int:
         """Kill it, where it has not ended yet, and return the status that it ended with: of `os.waitstatus_to_exitcode`."""
@@ -89,6 +86,15 @@ class Process:
             self.status = self.nursery.ask({"end": self.pid})["status"]
             self.channel.close()
         return self.status
+
+
+def is_stopped(pid: int) -> bool:
+    """Has somebody stopped a process of this host?"""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            return f.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 def start(role: str, given: Any, fds: Sequence[int] = ()) -> Process:
@@ -203,7 +209,7 @@ def _carry_out(orders: queue.SimpleQueue[_Made]) -> None:
 
 def tend(fd: int, parent: int) -> None:
     """What the helper does: start processes and tell how they ended, until its own parent has."""
-    _die_with(parent)
+    die_with(parent)
     channel = Channel(socket.socket(fileno=fd))
     for name in ("fluidx", "fluidx._native", "ml_dtypes", "numpy.random"):
         importlib.import_module(name)
@@ -211,7 +217,7 @@ def tend(fd: int, parent: int) -> None:
     while True:
         try:
             message, fds = channel.receive(files=8)
-        except EOFError:
+        except GONE:
             return
         if (said := message.get("start")) is None:
             os.kill(message["end"], signal.SIGKILL)  # it is not waited for yet, so the number is still its own
@@ -226,7 +232,7 @@ def tend(fd: int, parent: int) -> None:
             continue
         status = 1
         try:
-            _die_with(me)
+            die_with(me)
             channel.close()
             status = _begin(said, fds)
         finally:
@@ -246,7 +252,7 @@ def _begin(said: Any, fds: Sequence[int]) -> int:
         module, _, name = said["role"].partition(":")
         getattr(importlib.import_module(module), name)(Channel(socket.socket(fileno=fds[0])), list(fds[3:]), said["given"])
         return 0
-    except EOFError:  # nobody wants anything any more
+    except GONE:  # nobody wants anything any more
         return 0
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 1
@@ -258,8 +264,17 @@ def _begin(said: Any, fds: Sequence[int]) -> int:
         sys.stderr.flush()
 
 
-def _die_with(parent: int) -> None:
+def outlive() -> None:
+    """Let this process go on when its parent ends."""
+    _at_death_of_the_parent(0)
+
+
+def _at_death_of_the_parent(number: int) -> None:
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, number)
+
+
+def die_with(parent: int) -> None:
     """Have this process killed when its parent ends, even while it is stopped."""
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    _at_death_of_the_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os._exit(1)

@@ -22,6 +22,7 @@ class Slot:
     Where every rank has a part for each of the others, `gives` are those by reader and `takes` the places for what the others give.
     """
 
+    kept = True  # does a flight recorder remember it as done?
     __slots__ = ("what", "x", "out", "op", "root", "gives", "takes", "dtype", "size")
 
     def __init__(self, what: str, x: Any = NOTHING, out: Any = NOTHING, op: str = "", root: int = -1, gives: Any = None, takes: Any = None):

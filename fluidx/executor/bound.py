@@ -12,6 +12,7 @@ from . import watch
 from .context import RunContext
 from .plan import Plan
 from .track import Track
+from .trail import Trail
 
 
 class Bound:
@@ -52,6 +53,10 @@ class Bound:
             self.compute.run()
         else:
             self.compute.run_watched(after, 0, self._finish if self.xp is not np else None)
+
+    def leave(self, trail: Trail) -> None:
+        """Have runs leave a trail, which follows what computes."""
+        self.compute.leave(trail)
 
     def run_beside(self, after: watch.After | None = None) -> None:
         """What another thread does in a run, as of `run`."""

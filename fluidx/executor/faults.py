@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +25,22 @@ class Fault(dict[str, Any]):
         text = told_as(error)
         if not isinstance(error, Exception):  # not a failure of the operator, but it was there
             text, op = text + where(running), running
-        shown = None if op is None else [op.type, list(op.output_arg_names), op.attrs.get("group")]
+        shown = None if op is None else _shown(op)
         own, cause = ([type(e).__name__, str(e), getattr(e, "rank", None)] for e in (error, first))
         return cls(own=own, cause=cause, text=text, op=shown)
+
+
+def _shown(op: Operator) -> list[Any]:
+    return [op.type, list(op.output_arg_names), op.attrs.get("group")]
+
+
+def shown(op: Operator) -> str:
+    """An operator as plain text, from which `operator_of` finds it in another process's program."""
+    return json.dumps(_shown(op))
+
+
+def operator_of(program: Program, text: str) -> Operator | None:
+    return _find(program, *json.loads(text)) if text else None
 
 
 def rebuilt(fault: dict[str, Any], program: Program) -> Exception:

@@ -20,6 +20,7 @@ import numpy as np
 
 from .._version import __version__
 from ..comm.member import Member
+from ..comm.processes import ProcessWorld
 from ..ir.constants import Array
 from ..ir.dtypes import np_dtype
 from ..ir.errors import ExecutionError, RankError
@@ -35,6 +36,7 @@ from .rank import both, lies_at
 from .ready import Ready
 from .scope import Scope
 from .told import told_as, where
+from .trail import STARTUP, Trail
 from .workers import Job, root
 
 
@@ -68,7 +70,6 @@ class LaunchedExecutor(ParallelExecutor):
     _member: Member
     _copies: weakref.WeakKeyDictionary[Bound, list[np.ndarray]]  # what this rank fetches, where others see it
     _lost: BaseException | None = None  # since a rank failed the ranks can meet no more
-    _at = ""  # what is run
     _quiet = False  # variables are given values without a meeting
     _behind: Behind | None = None  # what is written while the ranks go on
     _owned = "are processes, one of which is"
@@ -97,6 +98,7 @@ class LaunchedExecutor(ParallelExecutor):
             )
         self.rank, self.world, self.timeout = member.rank, member.world, member.world.timeout
         self.first = self.rank == 0
+        self._trail = Trail(self.world.shared, self.rank, where) if isinstance(self.world, ProcessWorld) else None
         memory.new_bytes = member.room  # where the other ranks see them
         keep_to(cores_of(n)[self.rank])
         self._modules, self._comms = [np] * n, [member.comm] * n
@@ -106,6 +108,10 @@ class LaunchedExecutor(ParallelExecutor):
     def _reset(self) -> None:
         if self._lost is not None:
             raise RankError(f"a rank failed, and launched ranks end together; start all again, as fluidx run --restarts ({self._lost})")
+
+    def _begin_run(self, step: int) -> None:
+        if self._trail is not None:
+            self._trail.begin(step)
 
     # -- what all ranks do alike -----------------------------------------------------------------------------------------------
 
@@ -210,13 +216,19 @@ class LaunchedExecutor(ParallelExecutor):
     # -- runs --------------------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._at = "the startup program"
+        self._begin_run(STARTUP)
         self._agree(("runs the startup program",))
         super()._start()
 
+    def _compile(self, *args: Any, **how: Any) -> Bound:
+        bound = super()._compile(*args, **how)
+        if self._trail is not None:
+            bound.leave(self._trail)
+        return bound
+
     def _known(self, kind: tuple) -> Ready | None:
         found = super()._known(kind)
-        self._at = f"step {self.scopes[0].steps.get(self._mains[0], 0)}"
+        self._begin_run(self.scopes[0].steps.get(self._mains[0], 0))
         return found if self._agree(("run", *kind), found is not None) else None
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:

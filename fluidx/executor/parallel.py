@@ -61,6 +61,7 @@ class ParallelExecutor(Held):
     """
 
     _owned = "are threads of"
+    _at = ""  # what is run
 
     def __new__(cls, programs: Any = None, places: Sequence[Place] | None = None, *args: Any, **kwargs: Any) -> ParallelExecutor:
         if cls is ParallelExecutor and any(isinstance(p, ProcessPlace) for p in places or ()):
@@ -153,6 +154,7 @@ class ParallelExecutor(Held):
             self._reset()
             for s in self.scopes:
                 s.steps.clear()
+            self._at = "the startup program"
             self._start()
 
     def _reset(self) -> None:
@@ -190,10 +192,11 @@ class ParallelExecutor(Held):
                     f"({self._failed})"
                 )
             self._expect()
+            step = self.scopes[0].steps.get(self._mains[0], 0)
+            self._at = f"step {step}"
             names, watched = fetch_names(fetch_list), watch.asked()
             given, ready = self._ready_for(names, feed if feed is not None else feed_dict, return_merged, watched.apart)
             feeds = self.dealer.deal(self._descs, given, ready.dealt)
-            step = self.scopes[0].steps.get(self._mains[0], 0)
             values, lent = self._values(ready, feeds, step, watched)
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
@@ -355,7 +358,7 @@ class ParallelExecutor(Held):
         self._failed = error
         rank, text = diagnose(rank, error, outcomes, lambda r: bound.compute.running() if (bound := self._current[r]) is not None else None)
         self._replace(lost)
-        raise RankError(text, rank) from error
+        raise RankError(f"{text}\n  in {self._at}", rank) from error
 
     def _replace(self, lost: Sequence[int]) -> None:
         """Leave stuck threads behind: whatever they still do, they do to a world and to arrays that nobody uses any more."""

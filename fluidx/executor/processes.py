@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from .. import native
-from ..comm.base import CommAborted, CommTimeout
+from ..comm.base import CommError, CommTimeout
 from ..ir.dtypes import dtype_name, np_dtype
 from ..ir.errors import ExecutionError, FluidxError, RankError
 from ..ir.program import ProgramPair
@@ -18,7 +18,7 @@ from ..ir.types import TensorType
 from ..native import shared
 from . import watch
 from .affinity import cores_of
-from .faults import rebuilt
+from .faults import operator_of, rebuilt
 from .parallel import ParallelExecutor
 from .place import ProcessPlace
 from .ready import Ready
@@ -184,21 +184,27 @@ class ProcessExecutor(ParallelExecutor):
         rank, text = diagnose(rank, error, outcomes, lambda r: None)
         if isinstance(root(error), CommTimeout):  # whoever is late may only have waited for one that is stopped
             rank = next((r for r, p in enumerate(self.team.processes) if p.stopped()), rank)
-        text += self._scene(rank, outcomes) + f"\n  {at}"
+        late = isinstance(root(error), CommTimeout)
+        scene = self._scene(rank, outcomes, late and isinstance(error, ExecutionError))
+        halted = late and self.team.processes[rank].stopped()
+        text = f"rank {rank} is stopped, as by SIGSTOP{scene}\n  {text}" if halted else text + scene
+        text += f"\n  {at}" + self.team.scene(rank)
         self._failed = error
         self.team.end()
         raise RankError(text, rank) from error
 
-    def _scene(self, rank: int, outcomes: Mapping[int, Outcome]) -> str:
-        """What is known of a rank that says nothing itself: what it was at, and which operator another one was in that waited for it."""
+    def _scene(self, rank: int, outcomes: Mapping[int, Outcome], late: bool) -> str:
+        """What is known of a rank that does not say it itself: the operator that it was at, and one in which another rank waited for it,
+        which has said so if it was too `late` for that one."""
         error = outcomes[rank].error if rank in outcomes else None
-        if error is not None and getattr(error, "operator", None) is not None:
-            return ""
-        text = f"\n  rank {rank} is stopped, as by SIGSTOP" if self.team.processes[rank].stopped() else ""
-        if latest := self.team.latest(rank):
-            text += f"\n  the latest meeting that rank {rank} came to is {latest}"
+        op, text = getattr(error, "operator", None), ""
+        if op is None:
+            op = operator_of(self._mains[rank], self.team.said(rank)) or operator_of(self._startups[rank], self.team.said(rank))
+            text = where(op)
+        if late or (op is not None and op.attrs.get("group") is not None):
+            return text
         for other, outcome in sorted(outcomes.items()):
-            op = getattr(outcome.error, "operator", None)
-            if op is not None and isinstance(root(outcome.error), CommAborted):  # type: ignore[arg-type]
-                return f"{text}\n  rank {other} waited{where(op)}"
+            waits = getattr(outcome.error, "operator", None)
+            if other != rank and waits is not None and isinstance(root(outcome.error), CommError):  # type: ignore[arg-type]
+                return f"{text}\n  rank {other} waited{where(waits)}"
         return text

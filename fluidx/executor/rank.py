@@ -27,8 +27,9 @@ from .affinity import keep_to
 from .bind import prepare
 from .bound import Bound
 from .context import RunContext
-from .faults import Fault
+from .faults import Fault, shown
 from .scope import Scope
+from .trail import STARTUP, Trail
 
 Lies = tuple[int, str, list[int]]  # where an array is, of what dtype, and its shape
 
@@ -62,6 +63,7 @@ class _Rank:
     def __init__(self, world: ProcessWorld, rank: int):
         self.world, self.rank = world, rank
         self.comm = world.communicator(rank)
+        self.trail = Trail(world.shared, rank, shown)
         self.scope = Scope()
         self.told = -1  # the version of the scope that was last told of
         self.rooms: dict[str, np.ndarray] = {}
@@ -93,6 +95,7 @@ class _Rank:
     def start(self) -> Any:
         """Run the startup program."""
         self.meets = True
+        self.trail.begin(STARTUP)
         self.current = self._prepared(self.startup, {}, [], True, None)
         self.current.run({})
         self.meets = False
@@ -120,6 +123,7 @@ class _Rank:
         bound, copies = self.bounds[number]
         self.current = bound
         bound.ctx.step = step
+        self.trail.begin(step)
         after = watch.look(bound, watch.Asked(*asked), self.rank)
         self.meets = True
         if bound.beside is None:
@@ -135,7 +139,9 @@ class _Rank:
         declared = program.global_block().descs
         groups = {g: program.group_ranks(g, self.rank) for g in program.groups}
         ctx = RunContext(self.rank, self.world.world_size, self.comm, groups, program.turns)
-        return prepare(program, {n: t for n, t in types.items() if n in declared}, fetch, self.scope, ctx, np, fuse, overlap)
+        bound = prepare(program, {n: t for n, t in types.items() if n in declared}, fetch, self.scope, ctx, np, fuse, overlap)
+        bound.leave(self.trail)
+        return bound
 
     def _state(self) -> dict[str, Any]:
         """Where the variables lie, where that has changed."""

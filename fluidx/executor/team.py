@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import selectors
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import native
+from ..comm import recorder
 from ..comm.base import CommError, CommTimeout
 from ..comm.nursery import Process, start
 from ..ir.errors import ExecutionError
@@ -45,8 +47,13 @@ class Team:
         finally:
             self.memory.close()
 
-    def latest(self, rank: int) -> str:
-        return self.world.latest(rank)
+    def said(self, rank: int) -> str:
+        """What the rank left of where it is, though it may be gone."""
+        return self.world.whereabouts(rank)[0]
+
+    def scene(self, rank: int) -> str:
+        """Lines that say which process a rank is, and what every rank completed last."""
+        return f"\n  on host {socket.gethostname()}, process {self.processes[rank].pid}" + recorder.told(self.world, len(self.processes))
 
     def end(self) -> None:
         """End what is left of the processes, and give the memory back when nobody looks at it any more."""

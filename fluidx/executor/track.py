@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,7 @@ from ..ir.operator import Operator
 from ..ops import kernels
 from . import watch
 from .told import explain
+from .trail import Trail
 
 Call = Callable[[], Any]
 
@@ -32,7 +33,10 @@ class Track:
         self.block: Call | None = None  # all of it as one call into C
         self._calls: list[Call] = []
         self._ops: list[Operator] = []
+        self._lengths: list[int] = []  # how many steps a call is
         self._rest: Iterator[Call] = iter(())
+        self._trail: Trail | None = None
+        self._said: Sequence[int] = ()  # for each call what the trail is told
 
     def add(self, op: Operator, call: Call, number: int) -> None:
         self.steps.append((op, call))
@@ -49,21 +53,30 @@ class Track:
             ops, calls = zip(*some, strict=True)
             self._calls += [kernels.joined(calls)] if native else calls
             self._ops += ops[:1] if native else ops
+            self._lengths += [len(ops)] if native else [1] * len(ops)
             self.block = self._calls[0] if native and len(self.steps) == len(ops) else None
+
+    def leave(self, trail: Trail) -> None:
+        """Have runs leave a trail: of calls that are one operator. Several C kernels that are one call are not told apart."""
+        self._trail = trail
+        self._said = [trail.said(op) if n == 1 else 0 for op, n in zip(self._ops, self._lengths, strict=True)]
 
     def run(self) -> None:
         self._rest = rest = iter(self._calls)
         try:
             with np.errstate(all="ignore"):  # overflow and 0/0 are values; FLUIDX_CHECK_NAN finds where they come from
-                for call in rest:
-                    call()
+                if self._trail is None:
+                    for call in rest:
+                        call()
+                else:
+                    self._trail.follow(rest, self._said)
         except Exception as e:
             explain(self._failed(e), e)
 
     def run_watched(self, after: watch.After, first: int, finish: Call | None) -> None:
         """`run`, one step after the other, with `after(first + i, op, start, stop)` called behind the step number i, once that is through
         (`finish`)."""
-        joined = self._calls, self._ops
+        joined = self._calls, self._ops, self._said
         clock = watch.clock
         for _, step in self.steps:
             if isinstance(step, kernels.Native):
@@ -81,10 +94,11 @@ class Track:
             for i, ((op, call), number) in enumerate(zip(self.steps, self.numbers, strict=True))
         ]
         self._ops = [op for op, _ in self.steps]
+        self._said = [] if self._trail is None else [self._trail.said(op) for op in self._ops]
         try:
             self.run()
         finally:
-            self._calls, self._ops = joined
+            self._calls, self._ops, self._said = joined
 
     def explained(self, error: Exception) -> Exception:
         """An error of the block, as a run would raise it."""

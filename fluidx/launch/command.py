@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..comm import mpirun
-from ..executor import watch
 from ..ir.errors import ExecutionError
 from . import launcher
-from .metrics import Log, Told
+from .metrics import Log, heard
+from .over_mpi import MpiJob
 from .script import run_script
 
 
@@ -42,18 +40,21 @@ def run(
         )
     if hosts is not None and backend != "mpi":
         raise OptionError(f"--hosts: ranks that are {backend} are on this host; --backend mpi has several")
-    if backend != "processes" and (restarts or everything):
-        raise OptionError("--restarts and --output all are of --backend processes; the other ranks end as their launcher ends them")
+    if backend == "threads" and (restarts or everything):
+        raise OptionError("--restarts and --output all are of --backend processes and mpi; threads end, and print, as one process does")
     if least is not None:
         _check_elastic(ranks, backend, restarts, least)
     if timeout is not None:
         os.environ["FLUIDX_TIMEOUT"] = f"{timeout:g}"
-    if backend == "mpi":
-        return _mpi(script, args, ranks, hosts, metrics)
     with _log(metrics) as log:
         hear = log.take if log.shown or log.file is not None else None
+        how: dict[str, Any] = {"timeout": timeout, "everything": everything, "hear": hear}
         if backend == "processes":
-            return launcher.run(script, args, ranks, restarts, say, least, timeout=timeout, everything=everything, hear=hear)
+            return launcher.run(script, args, ranks, restarts, say, least, **how)
+        if backend == "mpi":
+            if reason := mpirun.why_not():
+                raise OptionError(f"--backend mpi: {reason}; on one host --backend processes needs none")
+            return launcher.run(script, args, ranks, restarts, say, job=MpiJob, hosts=hosts, metrics=metrics, **how)
         os.environ.update(CPU_NUM=str(ranks), FLUIDX_WORLD_SIZE=str(ranks))
         with heard(hear):
             run_script(script, args)
@@ -72,30 +73,8 @@ def _check_elastic(ranks: int, backend: str, restarts: int, least: int) -> None:
         raise OptionError(f"--min-ranks {least} is more than the {ranks} ranks of -n")
 
 
-@contextmanager
-def heard(hear: Callable[[Any], None] | None) -> Iterator[None]:
-    """A time in which `hear`, if there is one, is told what runs fetch."""
-    told = [] if hear is None else [Told(hear)]
-    watch.listeners += told
-    try:
-        yield
-    finally:
-        for one in told:
-            watch.listeners.remove(one)
-
-
 def _log(path: Path | None) -> Log:
     try:
         return Log(path)
     except OSError as e:
         raise OptionError(f"--metrics: {path} cannot be written: {e.strerror}") from None
-
-
-def _mpi(script: str, args: Sequence[str], ranks: int, hosts: Path | None, metrics: Path | None) -> int:
-    if metrics is not None:
-        raise OptionError("--metrics is of --backend threads and processes")
-    try:
-        words, environ = mpirun.command(ranks, [sys.executable, script, *args], None if hosts is None else str(hosts))
-    except FileNotFoundError as e:
-        raise OptionError(f"--backend mpi: {e}; on one host --backend processes needs none") from None
-    os.execve(words[0], words, environ)

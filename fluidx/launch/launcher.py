@@ -6,34 +6,25 @@ import os
 import secrets
 import selectors
 import signal
-import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import config, native
-from ..comm.nursery import Process, start
+from ..comm.nursery import start
 from ..executor.affinity import cores_of
 from ..ir.errors import ExecutionError
 from ..native import shared
+from .report import Failure, Seen, cause, lost, report
 
 _LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
 _GRACE = 4.0  # seconds that the other ranks have to stop in when one has failed
 _TAIL = 20  # lines that a rank whose output is not shown wrote last, told of when it fails
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Failure(NamedTuple):
-    """Why a rank did not come to the end of its script. `how` tells causes from consequences."""
-
-    rank: int
-    how: str  # failed, lost: by itself; waited: too long for another; stopped: because of another; interrupted
-    text: str
-    trace: str = ""
-    status: int = 1
-    at: int | None = None  # the rank that is to blame
 
 
 class Ended(NamedTuple):
@@ -48,27 +39,37 @@ class Ended(NamedTuple):
 class Job:
     """A script on some ranks."""
 
+    interrupt = signal.SIGTERM  # by which ranks are told that somebody wants them to end
+
     def __init__(
         self, script: str, args: Sequence[str], ranks: int, timeout: float | None = None, everything: bool = False, restart: int = 0,
-        hear: Callable[[Any], None] | None = None,
+        hear: Callable[[Any], None] | None = None, say: Callable[[str], None] = print,
     ):  # fmt: skip
-        """`everything`: show what all ranks print, each line with its rank. `hear` is given what rank 0 fetches, if there is one."""
-        if reason := native.why_not() or shared.why_not():
-            raise ExecutionError(f"--backend processes needs the C kernels and shared memory: {reason}; --backend threads needs neither")
+        """`everything`: show what all ranks print, each line with its rank. `hear` is given what rank 0 fetches, if there is one, and `say`
+        what a rank warns of."""
+        self._check()
         self.ranks, self.everything = ranks, everything
         self.timeout = config.timeout() if timeout is None else timeout
-        self.hear = hear or (lambda message: None)
+        self.hear, self.say = hear or (lambda message: None), say
+        self._quiet = 0.0  # until then no warning is shown
         cores_of(ranks)  # refused here, not by each rank
-        self.given = {
+        self.given: dict[str, Any] = {
             "ranks": ranks, "timeout": self.timeout, "threads": max(1, native.num_threads() // ranks), "script": script,
             "args": list(args), "restart": restart, "job": secrets.token_hex(8), "heard": hear is not None,
+            "interrupt": int(self.interrupt),
         }  # fmt: skip
-        self.processes: list[Process] = []
+        self.processes: dict[int, Any] = {}  # by rank
         self.failures: dict[int, Failure] = {}
         self.ended: dict[int, int] = {}  # statuses of scripts that came to their end
+        self.read: dict[int, Lines] = {}  # by the file that they come from
         self.closed: set[int] = set()
+        self.halted: list[int] = []
         self.tails = [deque[str](maxlen=_TAIL) for _ in range(ranks)]
         self.signal: int | None = None
+
+    def _check(self) -> None:
+        if reason := native.why_not() or shared.why_not():
+            raise ExecutionError(f"--backend processes needs the C kernels and shared memory: {reason}; --backend threads needs neither")
 
     def run(self) -> Ended:
         """Start the ranks, and wait until all have ended."""
@@ -78,8 +79,7 @@ class Job:
                 self._start()
                 self._watch()
         finally:
-            for p in self.processes:
-                p.end()
+            self._end()
             for number, handler in before.items():
                 signal.signal(number, handler)
         return self._ended()
@@ -87,97 +87,139 @@ class Job:
     def _on_signal(self, number: int, frame: Any) -> None:
         self.signal = number
 
+    def _end(self) -> None:
+        for p in self.processes.values():
+            p.end()
+
     # -- starting ----------------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        try:
-            self.memory = shared.Memory.make(self.ranks)
-        except OSError as e:
-            raise ExecutionError(f"memory for {self.ranks} processes cannot be had: {e}") from e
-        self.world = self.memory.world(self.timeout)
+        self._make_memory()
         nothing = os.open(os.devnull, os.O_WRONLY)
         try:
             for rank in range(self.ranks):
-                self._start_rank(rank, nothing)
+                given = {**self.given, "start": self.memory.start, "rank": rank}
+                with self._streams(rank, nothing) as (out, err):
+                    self._enter(rank, start("fluidx.launch.script:serve", given, [self.memory.fd, out, err]))
         except OSError as e:
             raise ExecutionError(f"{self.ranks} processes cannot be had: {e}; --backend threads runs ranks as threads") from e
         finally:
             os.close(nothing)
             self.memory.close()
 
-    def _start_rank(self, rank: int, nothing: int) -> None:
-        """Rank 0 prints where this process does. Of the others the lines are read here, and shown or kept for the report."""
+    def _make_memory(self) -> None:
+        try:
+            self.memory = shared.Memory.make(self.ranks)
+        except OSError as e:
+            raise ExecutionError(f"memory for {self.ranks} processes cannot be had: {e}") from e
+        self.world = self.memory.world(self.timeout)
+
+    @contextmanager
+    def _streams(self, rank: int, nothing: int) -> Iterator[tuple[int, int]]:
+        """What a rank prints to. Rank 0 prints where this process does. Of the others the lines are read here, and shown or kept for the
+        report."""
         out, err = 1 if rank == 0 else nothing, 2
         made = []
         if self.everything or rank:
-            reading, err = os.pipe()
+            err = self._heard(Lines(rank, self.tails[rank], sys.stderr if self.everything else None))
             made.append(err)
-            self.waiting.register(reading, selectors.EVENT_READ, _Lines(rank, self.tails[rank], sys.stderr if self.everything else None))
         if self.everything:
-            reading, out = os.pipe()
+            out = self._heard(Lines(rank, None, sys.stdout))
             made.append(out)
-            self.waiting.register(reading, selectors.EVENT_READ, _Lines(rank, None, sys.stdout))
         try:
-            given = {**self.given, "start": self.memory.start, "rank": rank}
-            process = start("fluidx.launch.script:serve", given, [self.memory.fd, out, err])
+            yield out, err
         finally:
             for fd in made:
                 os.close(fd)
+
+    def _heard(self, lines: Lines) -> int:
+        """A file that somebody may write to, and what happens to its lines."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        self.read[reading] = lines
+        self.waiting.register(reading, selectors.EVENT_READ, partial(self._read, reading, lines))
+        return writing
+
+    def _enter(self, rank: int, process: Any) -> None:
         process.channel.sock.settimeout(self.timeout)
-        self.processes.append(process)
-        self.waiting.register(process.channel.sock, selectors.EVENT_READ, rank)
+        self.processes[rank] = process
+        self.waiting.register(process.channel.sock, selectors.EVENT_READ, partial(self._hear, rank))
 
     # -- watching ----------------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         deadline, stopped, interrupted = float("inf"), dict[int, float](), False
-        while len(self.closed) < self.ranks and time.monotonic() < deadline:
+        while not self._over() and time.monotonic() < deadline:
             come = self.waiting.select(_LOOK)
             for key, _ in come:
-                if isinstance(key.data, _Lines):
-                    self._read(key)
-                else:
-                    self._hear(key.data)
+                key.data()
             if not come:
                 self._look_for_stopped(stopped)
             if self.signal is not None and not interrupted:
                 interrupted = True
-                self.world.abort("the run was interrupted")
-                for rank in set(range(self.ranks)) - self.closed:
-                    os.kill(self.processes[rank].pid, signal.SIGTERM)
+                self._interrupt()
             if deadline == float("inf") and (interrupted or self.failures):
                 deadline = time.monotonic() + _GRACE
-        for key in list(self.waiting.get_map().values()):
-            if isinstance(key.data, _Lines) and key.data.rank in self.closed:
-                self._read(key)
+        for fd, lines in list(self.read.items()):
+            self._read(fd, lines)
 
-    def _read(self, key: selectors.SelectorKey) -> None:
-        data = os.read(key.fd, 1 << 16)
-        key.data.take(data)
+    def _over(self) -> bool:
+        return len(self.closed | set(self.halted)) >= self.ranks
+
+    def _interrupt(self) -> None:
+        self.world.abort("the run was interrupted")
+        for rank in self._open():
+            os.kill(self.processes[rank].pid, self.interrupt)
+
+    def _open(self) -> list[int]:
+        """The ranks whose processes have not ended."""
+        return [rank for rank in self.processes if rank not in self.closed]
+
+    def _read(self, fd: int, lines: Lines) -> None:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return
+        lines.take(data)
         if not data:
-            self.waiting.unregister(key.fd)
-            os.close(key.fd)
+            self.waiting.unregister(fd)
+            os.close(fd)
+            del self.read[fd]
 
     def _hear(self, rank: int) -> None:
         try:
             message, _ = self.processes[rank].channel.receive()
         except (EOFError, OSError):
             self.waiting.unregister(self.processes[rank].channel.sock)
-            self._close(rank, self.processes[rank].end())
+            self._close(rank, self._status(rank))
             return
         if "ended" in message:
             self.ended[rank] = message["ended"]
         elif "how" in message:
-            self._fail(Failure(rank, message["how"], message["text"], message["trace"], at=message["at"]))
+            self._fail(Failure(rank, message["how"], message["text"], message["trace"], at=message["at"], op=message["op"]))
+        elif "warns" in message:
+            self._warn(message["warns"])
         else:
             self.hear(message["fetched"])
 
-    def _close(self, rank: int, status: int) -> None:
+    def _warn(self, text: str) -> None:
+        """A rank waits for another: all that do say so at about the same time, and once is enough."""
+        if time.monotonic() > self._quiet:
+            self._quiet = time.monotonic() + config.stall() / 2
+            self.say(f"fluidx run: {text}")
+
+    def _status(self, rank: int) -> int | None:
+        """What a rank's process ended with."""
+        return self.processes[rank].end()
+
+    def _close(self, rank: int, status: int | None) -> None:
         """A rank's process has ended."""
         self.closed.add(rank)
         if rank in self.failures or (status == 0 and rank in self.ended):
             return
-        if status < 0:
+        if status is None:
+            how, status = "its process ended in the middle of the script", 1
+        elif status < 0:
             how = f"its process was killed by signal {-status} ({signal.Signals(-status).name})"
         elif rank in self.ended:
             how = f"its script exited with status {status}"
@@ -186,14 +228,18 @@ class Job:
         self._fail(Failure(rank, "lost", how, status=128 - status if status < 0 else max(status, 1)))
 
     def _fail(self, failure: Failure) -> None:
+        if failure.how == "waited" and not self.halted:  # whoever is late may only have waited for one that is stopped
+            self.halted = [r for r in self._open() if self.processes[r].stopped()]
+            failure = failure._replace(at=self.halted[0]) if self.halted else failure
         self.failures.setdefault(failure.rank, failure)
         self.world.abort(f"rank {failure.rank}: {failure.text}")
 
     def _look_for_stopped(self, since: dict[int, float]) -> None:
-        for rank in set(range(self.ranks)) - self.closed:
+        for rank in self._open():
             if not self.processes[rank].stopped():
                 since.pop(rank, None)
             elif time.monotonic() > since.setdefault(rank, time.monotonic()) + self.timeout:
+                self.halted = [rank]
                 self._fail(Failure(rank, "lost", f"its process has been stopped for {self.timeout:g} s, as by SIGSTOP"))
 
     # -- telling -----------------------------------------------------------------------------------------------------------------
@@ -203,49 +249,18 @@ class Job:
             return Ended(128 + self.signal, f"interrupted by {signal.Signals(self.signal).name}; all ranks were ended", False)
         if not self.failures:
             return Ended(0, "", False)
-        return Ended(self._cause().status, self._report(), True, len(self._lost()))
-
-    def _lost(self) -> set[int]:
-        """The ranks that failed by themselves, or did not come."""
-        own = {f.rank for f in self.failures.values() if f.how in ("failed", "lost")}
-        cause = self._cause()
-        return own or {cause.rank if cause.at is None else cause.at}
-
-    def _cause(self) -> Failure:
-        """The first failure of the kind that says most."""
-        for kind in (("failed", "lost"), ("waited",), ("interrupted",)):
-            for failure in self.failures.values():
-                if failure.how in kind:
-                    return failure
-        return next(iter(self.failures.values()))
-
-    def _report(self) -> str:
-        cause = self._cause()
-        blamed = cause.rank if cause.at is None else cause.at
-        lines = [cause.text if cause.text.startswith("rank ") else f"rank {cause.rank}: {cause.text}"]
-        if blamed != cause.rank:
-            lines[0] = f"rank {blamed} did not come{self._whereabouts(blamed)}\n  {lines[0]}"
-        lines.append(f"  on host {socket.gethostname()}, process {self.processes[blamed].pid}")
-        if cause.trace:
-            lines.append(f"  where rank {cause.rank} was:\n{cause.trace.rstrip()}")
-        if self.tails[blamed] and not self.everything:
-            lines.append(f"  what rank {blamed} wrote last:\n" + "\n".join(f"    {line}" for line in self.tails[blamed]))
-        lines.append("  the latest meeting that each rank came to:")
-        lines += [f"    rank {r}: {self.world.latest(r) or 'none'}{self._whereabouts(r)}" for r in range(self.ranks)]
-        return "\n".join(lines)
-
-    def _whereabouts(self, rank: int) -> str:
-        failure = self.failures.get(rank)
-        if failure is None:
-            return ": its script had come to its end" if rank in self.ended else ": it said nothing until it was ended"
-        return {"stopped": ": stopped", "waited": ": waited too long", "interrupted": ": interrupted"}.get(failure.how, "")
+        tails = [() if self.everything else tail for tail in self.tails]
+        pids = {rank: process.pid for rank, process in self.processes.items()}
+        seen = Seen(self.world, self.ranks, pids, self.failures, self.ended, self.halted, tails)
+        return Ended(cause(self.failures).status, report(seen), True, len(lost(self.failures)))
 
 
-class _Lines:
+class Lines:
     """What a rank prints, line by line: shown behind its rank, or its last lines kept."""
 
-    def __init__(self, rank: int, tail: deque[str] | None, shown: Any):
+    def __init__(self, rank: int, tail: deque[str] | None, shown: Any, prefix: str | None = None):
         self.rank, self.tail, self.shown, self.rest = rank, tail, shown, b""
+        self.prefix = f"[{rank}] " if prefix is None else prefix
 
     def take(self, data: bytes) -> None:
         """The next bytes; none: that was all."""
@@ -257,17 +272,17 @@ class _Lines:
             if self.tail is not None:
                 self.tail.append(text)
             if self.shown is not None:
-                print(f"[{self.rank}] {text}", file=self.shown, flush=True)
+                print(f"{self.prefix}{text}", file=self.shown, flush=True)
 
 
 def run(
     script: str, args: Sequence[str], ranks: int, restarts: int = 0, say: Callable[[str], None] = print, least: int | None = None,
-    **how: Any,
+    job: type[Job] = Job, **how: Any,
 ) -> int:  # fmt: skip
     """Run a script on ranks that are processes; start it again after a failure, so often: on as many ranks, or, where it may run on `least`
     of them, on those that did not fail. What fails on all ranks is the fault of none. Returns the status to exit with."""
     for restart in range(restarts + 1):
-        ended = Job(script, args, ranks, restart=restart, **how).run()
+        ended = job(script, args, ranks, restart=restart, say=say, **how).run()
         if ended.report:
             say(f"fluidx run: {ended.report}")
         if not ended.again or restart == restarts:

@@ -6,7 +6,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -14,6 +15,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..config import show_progress
+from ..executor import watch
 
 _OFTEN = 0.1  # seconds between two changes of the line on a terminal
 _SMOOTH = 0.9  # what the steps before count for in the rate, when there is one more
@@ -56,6 +58,18 @@ def _scalar(value: Any) -> Any:
     except (TypeError, ValueError):
         return _NONE
     return number if math.isfinite(number) else None
+
+
+@contextmanager
+def heard(hear: Callable[[Any], None] | None) -> Iterator[None]:
+    """A time in which `hear`, if there is one, is told what runs fetch."""
+    told = [] if hear is None else [Told(hear)]
+    watch.listeners += told
+    try:
+        yield
+    finally:
+        for one in told:
+            watch.listeners.remove(one)
 
 
 class Log:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import runpy
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,15 +21,16 @@ from ..comm.member import Member, enter
 from ..comm.nursery import Channel
 from ..comm.processes import ProcessWorld
 from ..executor import watch
-from ..executor.told import told_as
+from ..executor.told import told_as, where
 from ..executor.workers import root
 from ..native.shared import Memory
+from ..native.world import log
 from .metrics import Told
 
 
 def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
     """Be a rank of a script. The files are the memory, and what to print to."""
-    signal.signal(signal.SIGTERM, _interrupt)  # by whoever launched it; the terminal's own Ctrl-C is for that one alone
+    signal.signal(given["interrupt"], _interrupt)  # by whoever launched it; the terminal's own Ctrl-C is for that one alone
     for number, fd in zip((1, 2), fds[1:], strict=True):
         os.dup2(fd, number)
         os.close(fd)
@@ -45,9 +47,13 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
 
     def tell(message: Any) -> None:
         with guard:
-            channel.send(message)
+            try:
+                channel.send(message)
+            except OSError:  # nobody wants anything any more
+                os._exit(1)
 
     enter(Member(Launched("fluidx run", rank, ranks, ranks, given["job"]), world, tell))
+    log.addHandler(_Teller(tell))
     if rank == 0 and given["heard"]:
         watch.listeners.append(Told(lambda record: tell({"fetched": record})))
     atexit._clear()  # what the process that started this one had
@@ -56,6 +62,17 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
     atexit._run_exitfuncs()  # and do what it asked for
     tell({"ended": status})
     raise SystemExit(status)
+
+
+class _Teller(logging.Handler):
+    """Hands the warnings of a rank that waits to whoever launched it: what a rank prints may not be shown."""
+
+    def __init__(self, tell: Callable[[Any], None]):
+        super().__init__(logging.WARNING)
+        self.tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.tell({"warns": record.getMessage()})
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:
@@ -75,9 +92,19 @@ def _run(script: str, args: Sequence[str], world: ProcessWorld, tell: Any) -> in
         first = root(e)
         how = "interrupted" if isinstance(e, KeyboardInterrupt) else "stopped" if isinstance(first, CommAborted) else "failed"
         how = "waited" if isinstance(first, CommTimeout) else how
-        tell({"how": how, "text": told_as(e), "at": getattr(e, "rank", None), "trace": "".join(_trace(e))})
+        tell({"how": how, "text": told_as(e), "at": getattr(e, "rank", None), "trace": "".join(_trace(e)), "op": _waits(e)})
         return 1
     return 0
+
+
+def _waits(error: BaseException | None) -> str:
+    """The operator of a group that failed, in words; an empty text where none did."""
+    while error is not None:
+        op = getattr(error, "operator", None)
+        if op is not None and op.attrs.get("group") is not None:
+            return where(op)
+        error = error.__cause__
+    return ""
 
 
 def _trace(error: BaseException) -> list[str]:

@@ -97,23 +97,16 @@ class Memory:
 class SharedWorld(World):
     """A world as a process that is one of its ranks sees it. What this rank brings to meetings is read by other processes."""
 
-    def __init__(self, capsule: Any):
-        super().__init__(capsule)
-        self._texts: dict[str, np.ndarray] = {}  # for ever: when this process has died another one reads what it was at
-
     def _call(self, words: Sequence[int], texts: list[np.ndarray]) -> Call:
         there = take(8 * len(words)).view(np.int64)
         there[:] = words
         texts.append(there)
         return Call("meet_at", (address(there),))
 
-    def _text(self, text: str) -> np.ndarray:
-        found = self._texts.get(text)
-        if found is None:
-            data = np.frombuffer(text.encode() + b"\0", np.uint8)
-            found = self._texts[text] = take(data.size)
-            found[:] = data
-        return found
+    def _lasting(self, data: np.ndarray) -> np.ndarray:
+        there = take(data.size)
+        there[:] = data
+        return there
 
     def brought(self, ranks: tuple[int, ...]) -> list[list[list[np.ndarray]]]:
         """For each member of a group the arrays that it gave, and those that it takes, in the latest meeting, until the next."""
@@ -134,7 +127,7 @@ def take(nbytes: int) -> np.ndarray:
 _LARGE = 2 << 20  # bytes that are zero when they are taken: twice what heap.c calls large, for a block has up to half as much again
 
 # as meet.h numbers them
-_GIVES, _TAKES, _ARRAYS = 9, 10, 11
+_GIVES, _TAKES, _ARRAYS = 11, 12, 13
 _AT, _TEXT, _AXES, _SIZES = range(4)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,8 @@ _HOW = {"": 0, "sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4}
 class Brought(NamedTuple):
     """What one rank brings to a meeting: `text` shows it, and `call` is the part of the text that is alike on all ranks.
 
-    `gives` and `takes` are single arrays, contiguous ones, or (`parts`) one for each rank.
+    `told` is what the flight recorder shows, and `kept` whether it remembers it as done. `gives` and `takes` are single arrays, contiguous
+    ones, or (`parts`) one for each rank.
     """
 
     what: str
@@ -36,6 +37,8 @@ class Brought(NamedTuple):
     root: int
     text: str
     call: str
+    told: str
+    kept: bool
     size: int
     gives: Sequence[np.ndarray]
     takes: Sequence[np.ndarray]
@@ -51,14 +54,15 @@ class World:
         self._guard = threading.Lock()
         self._meetings: dict[Ranks, int] = {}
         self._mailboxes: dict[tuple[int, int], int] = {}
+        self._texts: dict[str, np.ndarray] = {}  # for ever: others read what a rank was at when it is gone
 
     def meet(self, ranks: Ranks, rank: int, brought: Brought, working: bool = True) -> Call:
         """The call that meets the others and, if `working`, does this rank's share of the work."""
         b = brought
-        texts = [self._text(b.text)]
+        texts, told = [self._text(b.text)], address(self._text(b.told))
         places: dict[int, int] = {}
         records: list[int] = []
-        first = 11 + len(b.gives) + len(b.takes)  # as meet.h lays out the words
+        first = 13 + len(b.gives) + len(b.takes)  # as meet.h lays out the words
         for a in (*b.gives, *b.takes):
             if id(a) not in places:
                 places[id(a)] = first + len(records)
@@ -67,7 +71,7 @@ class World:
         item = b.gives[0].itemsize if b.gives else 1
         words = [
             self.meeting(ranks), ranks.index(rank), _WORK.get(b.what, 0) if working else 0, _HOW[b.op], b.root, item, b.size,
-            address(texts[0]), len(b.call), *((len(b.gives), len(b.takes)) if b.parts else (-1, -1)),
+            address(texts[0]), told, told if b.kept else 0, len(b.call), *((len(b.gives), len(b.takes)) if b.parts else (-1, -1)),
             *(places[id(a)] for a in (*b.gives, *b.takes)), *records,
         ]  # fmt: skip
         return self._call(words, texts)._replace(keeps=(self.capsule, texts, b.gives, b.takes))
@@ -76,13 +80,22 @@ class World:
         return Call("meet", tuple(words))
 
     def _text(self, text: str) -> np.ndarray:
-        return _text(text)
+        """A text for C, which ends with a zero byte."""
+        found = self._texts.get(text)
+        if found is None:
+            found = self._texts.setdefault(text, self._lasting(np.frombuffer(text.encode() + b"\0", np.uint8)))
+        return found
+
+    def _lasting(self, data: np.ndarray) -> np.ndarray:
+        """Bytes where all ranks can read them."""
+        return data
 
     def exchange(self, rank: int, sends: Sequence[Sending], recvs: Sequence[Sending]) -> Call:
         """The call that sends and receives contiguous arrays, all at once."""
-        words, keeps = [self._place, rank, len(sends), len(recvs)], [self.capsule]
+        told = self._text(", ".join([_mail("send", a, "to", p) for a, p in sends] + [_mail("recv", a, "from", p) for a, p in recvs]))
+        words, keeps = [self._place, rank, len(sends), len(recvs), address(told)], [self.capsule, told]
         for k, (a, peer) in enumerate((*sends, *recvs)):
-            text = _text(f"{a.dtype}{list(a.shape)}")
+            text = self._text(f"{a.dtype}{list(a.shape)}")
             words += [self._mailbox(*((rank, peer) if k < len(sends) else (peer, rank))), peer, address(a), a.nbytes, address(text)]
             keeps += [a, text]
         return Call("exchange", tuple(words), tuple(keeps))
@@ -125,9 +138,27 @@ class World:
         """Make every waiting rank stop."""
         self._module.abort(self.capsule, why.replace("\0", " ").encode("utf-8", "replace").decode())
 
-    def latest(self, rank: int) -> str:
-        """What a rank that is a process brought to its latest meeting, if it came to any."""
-        return self._module.latest(self.capsule, rank)
+    def latest(self, rank: int, done: bool = False) -> str:
+        """The latest collective, or messages, that a rank came to, or got behind; an empty text where there is none."""
+        return self._module.latest(self.capsule, rank, done)
+
+    def inside(self, rank: int) -> bool:
+        """Is a rank not behind what it came to?"""
+        return self._module.inside(self.capsule, rank)
+
+    def trail(self, rank: int) -> memoryview:
+        """Two words in which a rank says where it is: `at` of the text that shows its operator, or 0, and the number of its run."""
+        raw: Any = (ctypes.c_char * 16).from_address(self._module.trail(self.capsule, rank))
+        return np.frombuffer(raw, np.int64).data
+
+    def at(self, text: str) -> int:
+        """The address of a text that others can read."""
+        return address(self._text(text))
+
+    def whereabouts(self, rank: int) -> tuple[str, int]:
+        """What a rank says of where it is: the text, which is empty where it says nothing, and the number of its run."""
+        at, step = self.trail(rank)
+        return ctypes.string_at(at).decode(errors="replace") if at else "", step
 
     def reset(self) -> None:
         self._module.reset(self.capsule)
@@ -156,7 +187,5 @@ def make_world(ranks: int, timeout: float, stall: float) -> World | None:
     return World(capsule)
 
 
-@lru_cache(maxsize=1024)
-def _text(text: str) -> np.ndarray:
-    """A text for C, which ends with a zero byte."""
-    return np.frombuffer(text.encode() + b"\0", np.uint8)
+def _mail(what: str, a: np.ndarray, way: str, peer: int) -> str:
+    return f"{what} of {a.dtype}{list(a.shape)} {way} rank {peer}"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ from .processes import reply, values
 
 _GRACE = 10.0  # seconds for it to end in
 _PATIENCE = 60.0  # seconds for mpirun to start all
+
+
+def why_not() -> str:
+    """Why there can be no such job, or an empty text. MPI is not loaded to see that: a process that has, and ends by `os._exit`, as those
+    do in which tests run side by side, leaves a file in /dev/shm."""
+    return mpirun.why_not() if find_spec("mpi4py") else "mpi4py is not installed; in a checkout of fluidx: pip install -e '.[mpi]'"
 
 
 class Job:

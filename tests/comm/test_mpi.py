@@ -2,14 +2,14 @@
 
 import pytest
 
-from fluidx.comm import CommTimeout, mpi, mpirun
+from fluidx.comm import CommTimeout
 from fluidx.comm.processes import ProcessCommunicator
 from fluidx.testing import each_rank
-from fluidx.testing.mpi import Job
+from fluidx.testing.mpi import Job, why_not
 from tests.comm.conformance import jobs
 from tests.comm.hosts import two_hosts
 
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(bool(reason := mpi.why_not() or mpirun.why_not()), reason=reason)]
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(bool(reason := why_not()), reason=reason)]
 ALL = (0, 1, 2, 3)
 
 

@@ -1,5 +1,6 @@
 """Ranks over MPI: what threads give they give, bit for bit, in shared memory and between two hosts."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,14 +12,14 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.comm import mpi, mpirun
-from fluidx.testing.mpi import Job
+from fluidx.comm import mpirun
+from fluidx.testing.mpi import Job, why_not
 from tests.comm.hosts import two_hosts
 from tests.executor import bodies, mpi_jobs
 from tests.sweep import ALL, some
 
 SCRIPT = str(Path(__file__).with_name("mpi_script.py"))
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(bool(reason := mpi.why_not() or mpirun.why_not()), reason=reason)]
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(bool(reason := why_not()), reason=reason)]
 
 
 @pytest.fixture(scope="module", params=["2 ranks", "4 ranks", "4 ranks on 2 hosts"] if ALL else ["4 ranks on 2 hosts"])
@@ -106,3 +107,14 @@ def test_a_script_on_two_hosts_needs_no_places(tmp_path):
 def test_what_ends_a_rank_ends_all(what, message):
     status, said = started(2, what, "places")
     assert status != 0 and re.search(message, said) and not re.search("^rank . of", said, re.M), said
+
+
+def test_fluidx_run_shows_what_ranks_on_two_hosts_print_and_logs_what_they_fetch(tmp_path):
+    log = tmp_path / "log"
+    with two_hosts(tmp_path, 1) as (prefix, hosts, environ):
+        options = ["-n", "2", "--backend", "mpi", "--hosts", hosts, "--metrics", str(log)]
+        words = [sys.executable, "-m", "fluidx.cli", "run", *options, SCRIPT, "", "none"]
+        environ |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run([*prefix, *words], env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == lines(2), done.stderr
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [0, 1, 2]

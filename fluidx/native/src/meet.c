@@ -136,6 +136,21 @@ static void tell_missing(Meeting *m, const int64_t *a, uint64_t came) {
     tell(m->world, m->members[a[MEET_ME]].rank, text);
 }
 
+/* Do this member's share where each has one; it is through then. */
+static void finish(Meeting *m, const int64_t *a, MeetWork work) {
+    World *w = m->world;
+    int64_t me = a[MEET_ME];
+    if (m->verdict == SHARED) {
+        work(m->words, m->n, me, me + 1);
+        uint64_t state = atomic_fetch_add(&m->state, 1) + 1;
+        if (state % ARRIVALS == (uint64_t)m->n)
+            release(m, me, state);
+        else
+            wait_for_work(w, &w->rank[m->members[me].rank].seat, &m->state, (state / ARRIVALS + 1) * ARRIVALS);
+    }
+    if (m->verdict != REFUSED) note_done(w, m->members[me].rank, PTR(const char, a[MEET_KEPT]));
+}
+
 /* Whether this member, which will not wait any more, is out of the meeting; not if all have come meanwhile. */
 static int left(Meeting *m, uint64_t goal) {
     uint64_t s = atomic_load(&m->state);
@@ -158,7 +173,7 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
         return;
     }
     mine->words = a;
-    if (w->shared) atomic_store_explicit(&w->rank[mine->rank].latest, a, memory_order_relaxed);
+    note_came(w, mine->rank, PTR(const char, a[MEET_TOLD]));
     uint64_t came = atomic_fetch_add(&mine->came, 1) + 1, state = atomic_fetch_add(&m->state, 1) + 1;
     uint64_t goal = (state / ARRIVALS + 1) * ARRIVALS;
     if (state % ARRIVALS == (uint64_t)m->n) {
@@ -181,13 +196,7 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
         wait_for_work(w, seat, &m->state, goal);
         if (m->verdict == REFUSED) stopped(w, team);
     }
-    if (m->verdict != SHARED) return;
-    work(m->words, m->n, me, me + 1);
-    state = atomic_fetch_add(&m->state, 1) + 1;
-    if (state % ARRIVALS == (uint64_t)m->n)
-        release(m, me, state);
-    else
-        wait_for_work(w, seat, &m->state, (state / ARRIVALS + 1) * ARRIVALS);
+    finish(m, a, work);
 }
 
 /* -- messages ---------------------------------------------------------------------------------------------------------------------- */
@@ -280,7 +289,10 @@ void exchange_mail(const int64_t *a, Team *team) {
     int rank = (int)a[MAIL_ME], well = !has_failed(w);
     int64_t sends = a[MAIL_SENDS], all = sends + a[MAIL_RECVS];
     note_core(&w->rank[rank].seat);
-    if (!well) stopped(w, team);
+    if (!well)
+        stopped(w, team);
+    else
+        note_came(w, rank, PTR(const char, a[MAIL_TOLD]));
     for (int64_t k = 0; well && k < sends; k++) {
         if ((well = !post(mail(a, k)))) continue;
         SAY(team, "rank %d has no memory for a message to rank %d", rank, (int)mail(a, k)[MAIL_PEER]);
@@ -291,7 +303,10 @@ void exchange_mail(const int64_t *a, Team *team) {
         Mailbox *box = PTR(Mailbox, mail(a, k)[MAIL_BOX]);
         well = met(mail(a, k), rank, &box->taken, box->waits_for, "send to", team);
     }
-    if (!well) give_up(a);
+    if (well)
+        note_done(w, rank, PTR(const char, a[MAIL_TOLD]));
+    else
+        give_up(a);
 }
 
 #endif

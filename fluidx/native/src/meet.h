@@ -42,7 +42,10 @@ void world_reset(World *w);                  /* forget failures and messages, wh
 Meeting *world_meeting(World *w, int n, const int *ranks); /* the one there is for a group, or a new one; NULL without memory */
 Mailbox *world_mailbox(World *w, int from, int to);
 int world_brought(const Meeting *m, const int64_t *const **words); /* by how many members, and what, to the latest meeting */
-const char *world_latest(World *w, int rank);                     /* the text of what it brought to its latest meeting, or NULL */
+enum { TRAIL_TEXT, TRAIL_STEP, TRAIL }; /* the address of a text of the operator, or 0; the number of the run */
+int64_t *world_trail(World *w, int rank);
+const char *world_latest(World *w, int rank, int done); /* what it came to, or got behind it, last: a text, or NULL */
+int world_inside(World *w, int rank);                    /* is it not behind what it came to? */
 
 /* heap.c. Memory that a rank which is a process takes from its own part of what all share. */
 void heap_begin(void *at, size_t bytes);
@@ -65,10 +68,11 @@ enum { PACE_WORLD, PACE_RANK, PACE_THREAD, PACE_AT, PACE_WORDS };
 void reach_pace(const int64_t *a);
 void await_pace(const int64_t *a, Team *team);
 
-/* Words of the kernel `meet`: what one member brings. After MEET_TAKES follow the places, in the words, of the arrays: given ones by reader,
+/* Words of the kernel `meet`: what one member brings. MEET_TOLD is a text for the
+ * flight recorder, and MEET_KEPT the same again or NULL where nobody asks whether it got behind it. After MEET_TAKES follow the places, in the words, of the arrays: given ones by reader,
  * then those that take what the others give; of a call without parts (MEET_GIVES is -1) there is one of each. An array is its address, a
  * text of its type, its number of axes, their sizes and their strides in bytes. */
-enum { MEET_AT, MEET_ME, MEET_WORK, MEET_HOW, MEET_ROOT, MEET_ITEM, MEET_SIZE, MEET_TEXT, MEET_ALIKE, MEET_GIVES, MEET_TAKES, MEET_ARRAYS };
+enum { MEET_AT, MEET_ME, MEET_WORK, MEET_HOW, MEET_ROOT, MEET_ITEM, MEET_SIZE, MEET_TEXT, MEET_TOLD, MEET_KEPT, MEET_ALIKE, MEET_GIVES, MEET_TAKES, MEET_ARRAYS };
 enum { ARRAY_AT, ARRAY_TEXT, ARRAY_AXES, ARRAY_SIZES };
 
 /* Do the work of the members from `first` to `end` for all n of them, whose words are given. */
@@ -79,9 +83,9 @@ typedef void (*MeetWork)(const int64_t *const *words, int64_t n, int64_t first, 
 /* Meet the others; when all have come and brought what fits together, do this member's share of the work. `work` may be NULL. */
 void meet_others(const int64_t *a, MeetWork work, Team *team);
 
-/* Words of the kernel `exchange`: the world, my rank, how many messages are sent and received, and for each its mailbox, the peer, address,
- * bytes, and a text of the type. All are posted before the first is waited for. */
-enum { MAIL_WORLD, MAIL_ME, MAIL_SENDS, MAIL_RECVS, MAIL_FIRST };
+/* Words of the kernel `exchange`: the world, my rank, how many messages are sent and received, a text for the flight recorder, and for each
+ * message its mailbox, the peer, address, bytes, and a text of the type. All are posted before the first is waited for. */
+enum { MAIL_WORLD, MAIL_ME, MAIL_SENDS, MAIL_RECVS, MAIL_TOLD, MAIL_FIRST };
 enum { MAIL_BOX, MAIL_PEER, MAIL_AT, MAIL_BYTES, MAIL_TEXT, MAIL_WORDS };
 void exchange_mail(const int64_t *a, Team *team);
 

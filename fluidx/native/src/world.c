@@ -42,8 +42,16 @@ int world_brought(const Meeting *m, const int64_t *const **words) {
     (void)m, (void)words;
     return 0;
 }
-const char *world_latest(World *w, int rank) {
+int64_t *world_trail(World *w, int rank) {
     (void)w, (void)rank;
+    return NULL;
+}
+int world_inside(World *w, int rank) {
+    (void)w, (void)rank;
+    return 0;
+}
+const char *world_latest(World *w, int rank, int done) {
+    (void)w, (void)rank, (void)done;
     return NULL;
 }
 
@@ -221,10 +229,13 @@ int world_brought(const Meeting *m, const int64_t *const **words) {
     return m->n;
 }
 
-const char *world_latest(World *w, int rank) {
-    const int64_t *words = atomic_load(&w->rank[rank].latest);
-    return words ? PTR(const char, words[MEET_TEXT]) : NULL;
+int64_t *world_trail(World *w, int rank) { return w->rank[rank].trail; }
+
+const char *world_latest(World *w, int rank, int done) {
+    return atomic_load(done ? &w->rank[rank].done : &w->rank[rank].came);
 }
+
+int world_inside(World *w, int rank) { return atomic_load(&w->rank[rank].inside); }
 
 /* -- waiting ----------------------------------------------------------------------------------------------------------------------- */
 

@@ -59,7 +59,9 @@ typedef struct {
     Seat seat; /* of whichever thread communicates */
     Stalled stalled; /* of the process that the rank is in, and what it is given */
     void *told;
-    _Atomic(const int64_t *) latest; /* words that it brought to a meeting, in a shared world */
+    _Atomic(const char *) came, done; /* the texts of the meeting or the messages that it came to, and got behind it, last */
+    atomic_int inside;                /* it is not behind what it came to */
+    int64_t trail[TRAIL];             /* where it is in its program, by whoever runs that */
     Lane lane[THREADS];
     Pace pace[THREADS];
 } Rank;
@@ -122,6 +124,16 @@ void wait_for_work(World *w, Seat *s, Counter *counter, uint64_t goal);
 void call(Seat *s); /* who sits there, to look again */
 int interrupted(World *w, Seat *s); /* whether a user has stopped the run, which is looked into now and then; the world has failed then */
 void note_core(Seat *s);
+
+/* A flight recorder: whoever shares the memory reads it when the rank is gone. Texts last as long as the world. */
+static inline void note_came(World *w, int rank, const char *text) {
+    atomic_store_explicit(&w->rank[rank].inside, 1, memory_order_relaxed);
+    atomic_store_explicit(&w->rank[rank].came, text, memory_order_relaxed);
+}
+static inline void note_done(World *w, int rank, const char *text) {
+    if (text) atomic_store_explicit(&w->rank[rank].done, text, memory_order_relaxed);
+    atomic_store_explicit(&w->rank[rank].inside, 0, memory_order_relaxed);
+}
 
 #endif
 #endif

@@ -84,12 +84,31 @@ static PyObject *brought(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyObject *latest(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *capsule;
-    int rank;
-    if (!PyArg_ParseTuple(args, "Oi:latest", &capsule, &rank)) return NULL;
+    int rank, done;
+    if (!PyArg_ParseTuple(args, "Oip:latest", &capsule, &rank, &done)) return NULL;
     World *w = PyCapsule_GetPointer(capsule, WORLD);
     if (!w) return NULL;
-    const char *text = rank >= 0 && rank < world_ranks(w) ? world_latest(w, rank) : NULL;
-    return PyUnicode_DecodeUTF8(text ? text : "", text ? (Py_ssize_t)strnlen(text, 200) : 0, "replace");
+    if (rank < 0 || rank >= world_ranks(w)) return PyErr_Format(PyExc_ValueError, "there is no rank %d", rank);
+    const char *text = world_latest(w, rank, done);
+    return PyUnicode_DecodeUTF8(text ? text : "", text ? (Py_ssize_t)strnlen(text, 400) : 0, "replace");
+}
+
+static PyObject *inside(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int rank;
+    if (!PyArg_ParseTuple(args, "Oi:inside", &capsule, &rank)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    return PyBool_FromLong(rank >= 0 && rank < world_ranks(w) && world_inside(w, rank));
+}
+
+static PyObject *trail(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int rank;
+    if (!PyArg_ParseTuple(args, "Oi:trail", &capsule, &rank)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    return rank >= 0 && rank < world_ranks(w) ? place_of(world_trail(w, rank)) : PyErr_Format(PyExc_ValueError, "there is no rank %d", rank);
 }
 
 static PyObject *world_place(PyObject *Py_UNUSED(module), PyObject *capsule) {
@@ -346,7 +365,9 @@ PyMethodDef world_methods[] = {
     {"take", take, METH_VARARGS, "take(bytes): the address of so many in the part of shared memory that is this process's."},
     {"give", give, METH_VARARGS, "give(address): have no more use for it."},
     {"brought", brought, METH_VARARGS, "brought(meeting): the addresses of the words that its members brought to the latest one."},
-    {"latest", latest, METH_VARARGS, "latest(world, rank): the text of what a rank that is a process brought to its latest meeting."},
+    {"latest", latest, METH_VARARGS, "latest(world, rank, done): the text of what a rank came to, or got behind it, last."},
+    {"inside", inside, METH_VARARGS, "inside(world, rank): is it not behind what it came to?"},
+    {"trail", trail, METH_VARARGS, "trail(world, rank): where two words lie, the address of a text of its operator and the number of its run."},
     {"place", world_place, METH_O, "Where a world lies."},
     {"meeting", meeting, METH_VARARGS, "meeting(world, ranks): where a meeting of a group lies, which lasts as long as the world."},
     {"mailbox", mailbox, METH_VARARGS, "mailbox(world, from, to): where messages between two ranks lie, as long as the world."},

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from fluidx import native
-from fluidx.comm import CommError, CommTimeout, mpi, mpirun
+from fluidx.comm import CommError, CommTimeout
 from fluidx.comm.base import AsynchronousCommunicator, Communicator
 from fluidx.comm.messages import MessageCommunicator
 from fluidx.comm.native import NativeCommunicator
@@ -14,7 +14,7 @@ from fluidx.comm.processes import ProcessCommunicator
 from fluidx.comm.threads import ThreadCommunicator
 from fluidx.native import shared
 from fluidx.testing import each_rank
-from fluidx.testing.mpi import Job
+from fluidx.testing.mpi import Job, why_not
 from fluidx.testing.processes import Ranks
 from tests.comm.conformance import jobs
 
@@ -79,7 +79,7 @@ BODIES = {"threads in C": Threads, "threads on locks": Threads, "processes": Pro
 
 def _why_not(body):
     if body == "mpi":
-        return mpi.why_not() or mpirun.why_not()
+        return why_not()
     return native.why_not() or ("" if body.startswith("threads") else shared.why_not())
 
 

@@ -1,0 +1,87 @@
+"""What is said of a job that failed: which rank, why, where it was, and how far all of them had come."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..comm import recorder
+from ..executor.trail import STARTUP
+from ..native.world import World
+
+
+class Failure(NamedTuple):
+    """Why a rank did not come to the end of its script. `how` tells causes from consequences."""
+
+    rank: int
+    how: str  # failed, lost: by itself; waited: too long for another; stopped: because of another; interrupted
+    text: str
+    trace: str = ""
+    status: int = 1
+    at: int | None = None  # the rank that is to blame
+    op: str = ""  # the operator of a group in which it waited
+
+
+class Seen(NamedTuple):
+    """What is known of the ranks of a job when it has ended."""
+
+    world: World
+    ranks: int
+    pids: Mapping[int, int]
+    failures: Mapping[int, Failure]
+    ended: Mapping[int, int]  # statuses of scripts that came to their end
+    halted: Sequence[int]  # whose processes somebody had stopped
+    tails: Sequence[Sequence[str]]  # what each wrote last, where nobody saw it
+
+
+def cause(failures: Mapping[int, Failure]) -> Failure:
+    """The first failure of the kind that says most."""
+    for kind in (("failed", "lost"), ("waited",), ("interrupted",)):
+        for failure in failures.values():
+            if failure.how in kind:
+                return failure
+    return next(iter(failures.values()))
+
+
+def lost(failures: Mapping[int, Failure]) -> set[int]:
+    """The ranks that failed by themselves, or did not come."""
+    first = cause(failures)
+    return {f.rank for f in failures.values() if f.how in ("failed", "lost")} or {first.rank if first.at is None else first.at}
+
+
+def report(seen: Seen) -> str:
+    """The report, without a line break at its end."""
+    first = cause(seen.failures)
+    blamed = first.rank if first.at is None else first.at
+    lines = [first.text if first.text.startswith("rank ") else f"rank {first.rank}: {first.text}"]
+    if blamed != first.rank:
+        lines[0] = f"rank {blamed} did not come{_whereabouts(seen, blamed)}{_scene(seen, blamed)}\n  {lines[0]}"
+    elif "\n  in " not in lines[0]:  # it says nothing of it itself
+        lines[0] += _scene(seen, blamed)
+    if "group=" not in lines[0] and (waits := next(((f.rank, f.op) for f in seen.failures.values() if f.op), None)):
+        lines[0] += f"\n  rank {waits[0]} waited{waits[1]}"
+    lines.append(f"  on host {socket.gethostname()}, process {seen.pids.get(blamed, 'unknown')}")
+    if first.trace:
+        lines.append(f"  where rank {first.rank} was:\n{first.trace.rstrip()}")
+    if seen.tails[blamed]:
+        lines.append(f"  what rank {blamed} wrote last:\n" + "\n".join(f"    {line}" for line in seen.tails[blamed]))
+    return "\n".join(lines) + recorder.told(seen.world, seen.ranks, lambda r: _whereabouts(seen, r))
+
+
+def _scene(seen: Seen, rank: int) -> str:
+    """The operator that a rank left word of, and the step."""
+    op, step = seen.world.whereabouts(rank)
+    run = "the startup program" if step == STARTUP else f"step {step}"
+    if op:
+        return f"{op}\n  in {run}"
+    return f"\n  behind {run}" if seen.world.latest(rank, done=True) else ""
+
+
+def _whereabouts(seen: Seen, rank: int) -> str:
+    failure = seen.failures.get(rank)
+    if rank in seen.halted:
+        return ": its process was stopped, as by SIGSTOP"
+    if failure is None:
+        return ": its script had come to its end" if rank in seen.ended else ": it said nothing until it was ended"
+    return {"stopped": ": stopped", "waited": ": waited too long", "interrupted": ": interrupted"}.get(failure.how, "")
