@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,17 @@ class _OpenShapes(_Shapes):
     """Shapes of inputs, of which some sizes are open: image=?x3x224x224."""
 
     open_sizes = True
+
+
+class _Rate(click.FloatRange):
+    """A learning rate: a finite number above 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0, math.inf, min_open=True, max_open=True)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is no rate", param, ctx) if math.isnan(found) else found
 
 
 class _Group(click.Group):
@@ -328,9 +340,19 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
     click.echo(f"{count} operators: inputs defined, types as their rules infer them, placements by a rule of each op")
 
 
+def _check_folder(output: Path | None) -> None:
+    """Refuse a file that could not be written, before the work of what goes into it."""
+    if output is not None and not output.resolve().parent.is_dir():
+        raise click.UsageError(f"{output} cannot be written: there is no folder {output.resolve().parent}")
+
+
 @main.group()
-def onnx() -> None:
+@click.pass_context
+def onnx(ctx: click.Context) -> None:
     """Look at, check, run and train ONNX models (needs fluidx[onnx])."""
+    from .ir.site import by_command
+
+    ctx.with_resource(by_command())
 
 
 @onnx.command(name="info")
@@ -370,16 +392,20 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
     import numpy as np
 
     from .onnx import report
+    from .onnx.arrays import write_arrays
 
     given = [part.partition("=") for part in inputs]
     if wrong := next((part for part, (name, sign, path) in zip(inputs, given) if not (name and sign and path)), None):
         raise click.UsageError(f"{wrong!r} is no input; give NAME=FILE.npy")
+    names = [name for name, _, _ in given]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise click.UsageError(f"input {twice!r} is given twice")
+    _check_folder(output)
     found = report.run(file, {name: Path(path) for name, _, path in given})
     for name, value in found.items():
         click.echo(f"{name}: {value.dtype.name}{list(value.shape)}\n{value}" if isinstance(value, np.ndarray) else f"{name}: {value!r}")
     if output is not None:
-        with output.open("wb") as stream:
-            np.savez(stream, **found)
+        write_arrays(output, found)
         click.echo(f"wrote {output}")
 
 
@@ -389,7 +415,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Where the trained model is written.")
 @click.option("--loss", type=click.Choice(_LOSSES), default=_LOSSES[0], show_default=True)
 @click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True)
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-3, show_default=True, help="The learning rate.")
+@click.option("--lr", type=_Rate(), default=1e-3, show_default=True, help="The learning rate.")
 @click.option("-n", "--ranks", type=_Ranks(), default=1, show_default=True, help="CPU ranks to train on.")
 @click.option("--strategy", type=click.Choice(_DEMO), default="data_parallel", show_default=True)
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
@@ -405,8 +431,7 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
     """
     from .finetune import Training, train
 
-    if not output.resolve().parent.is_dir():
-        raise click.UsageError(f"{output} cannot be written: there is no folder {output.resolve().parent}")
+    _check_folder(output)
     train(file, data, Training(shapes=shapes or {}, **options), output, click.echo)
 
 

@@ -16,6 +16,7 @@ from .executor.place import cpu_places
 from .ir import ANY, Variable, program_guard, unique_name
 from .ir.dtypes import np_dtype
 from .ir.errors import nearest
+from .onnx.arrays import read_arrays
 from .onnx.errors import OnnxError
 from .onnx.export import save
 from .onnx.form import initialized
@@ -55,7 +56,7 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
     not fit the model or each other, and what loading, transpiling and proving raise.
     """
     model, loss = _prepared(path, how)
-    feeds = _checked(model, _arrays(data), data, how)
+    feeds = _checked(model, read_arrays(data), data, how)
     t = DistributeTranspiler(strategies.get(how.strategy))
     t.transpile(program=model.program, startup_program=model.startup, trainers=how.ranks)
     rows = len(next(iter(feeds.values())))
@@ -68,6 +69,8 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
     with ParallelExecutor(t, places=cpu_places(t.world_size)) as exe:
         exe.run_startup()
         means = _run(exe, loss, feeds, how, say)
+        if gone := next((p.name for p in model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
+            raise OnnxError(f"{gone!r} is not finite after the last step, and nothing was written; a smaller --lr may help")
         save(model.program, output, fetches=model.fetches, executor=exe)
     say(f"wrote {output}; the loss went from {means[0]:.4g} in the first epoch to {means[-1]:.4g} in the last")
     return means
@@ -95,23 +98,14 @@ def _head(model: OnnxModel, classes: int) -> Variable:
     raise OnnxError("the model has no product with a parameter whose place a new head could take; write it: fx.onnx.set_training(head=...)")
 
 
-def _arrays(data: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(data, allow_pickle=False) as found:
-            if not isinstance(found, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one array without a name")
-            return {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError) as e:
-        raise OnnxError(f"{data} is no file of arrays that np.savez wrote: {e}") from None
-
-
 def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: Training) -> dict[str, np.ndarray]:
     """What is fed, by the program's names. Raises OnnxError."""
     held = initialized(model.proto.graph)
     given = [i.name for i in model.proto.graph.input if i.name not in held]
     wanted = dict(zip(given, model.feeds, strict=True)) | {"label": model.program.global_block().var("label")}
     wanted = {n: v for n, v in wanted.items() if n == "label" or any(v.name in op.input_arg_names for op in model.program.ops)}
-    rest = set(arrays)
+    _check_open({name: v for name, v in wanted.items() if name != "label"})
+    rest = set(arrays).difference(given, (v.name for v in model.feeds))
     fed = {}
     for name, v in wanted.items():
         key = name if name in arrays else v.name
@@ -129,11 +123,20 @@ def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: T
     if how.loss == "softmax_with_cross_entropy":
         classes, label = model.fetches[0].shape[-1], fed["label"]
         if label.min() < 0 or label.max() >= classes > 0:
-            raise OnnxError(
-                f"labels go from {label.min()} to {label.max()}, and the model has {classes} classes: 0 to {classes - 1}; "
-                f"--head {label.max() + 1} gives it a last layer for as many as there are"
-            )
+            way_out = f"; --head {label.max() + 1} gives it a last layer for as many as there are" if label.min() >= 0 else ""
+            has = f"the model has {classes} classes: 0 to {classes - 1}"
+            raise OnnxError(f"labels go from {label.min()} to {label.max()}, and {has}{way_out}")
     return fed
+
+
+def _check_open(inputs: Mapping[str, Variable]) -> None:
+    """Refuse a model of which no input takes batches of any size."""
+    fixed = next(((name, v) for name, v in inputs.items() if v.ndim and v.shape[0] != ANY), None)
+    if fixed is None or any(v.ndim and v.shape[0] == ANY for v in inputs.values()):
+        return
+    name, v = fixed
+    opened = "x".join(["?", *("?" if d == ANY else str(d) for d in v.shape[1:])])
+    raise OnnxError(f"the model fixes the batch: input {name!r} is {_type(v)}; --shapes {name}={opened} opens it")
 
 
 def _fitting(name: str, a: np.ndarray, v: Variable) -> np.ndarray:

@@ -26,14 +26,15 @@ class Site(NamedTuple):
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _scopes: list[str] = []
+_commands: list[None] = []
 # file name -> is it passed over: fluidx's own, and what stands between a `with` line and fluidx
 _last: list[Site | None] = [None]
 _inside: dict[str, bool] = {contextlib.__file__: True}
 
 
 def call_site() -> Site | None:
-    """The innermost frame outside the fluidx package; None when there is none."""
-    frame: FrameType | None = sys._getframe(1)
+    """The innermost frame outside the fluidx package; None when there is none, and where a command of fluidx is at work."""
+    frame: FrameType | None = None if _commands else sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
@@ -63,3 +64,13 @@ def name_scope(prefix: str) -> Iterator[None]:
         yield
     finally:
         _scopes.pop()
+
+
+@contextmanager
+def by_command() -> Iterator[None]:
+    """Operators written inside have no line of a user, who called a command of fluidx."""
+    _commands.append(None)
+    try:
+        yield
+    finally:
+        _commands.pop()

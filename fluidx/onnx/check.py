@@ -14,22 +14,38 @@ _MOST = 20  # nodes that a message lists
 
 
 def valid(model: Any) -> None:
-    """Raise OnnxError for a model that the standard's own checker refuses."""
+    """Raise OnnxError for a model that the standard's own checker refuses, but for inputs and outputs without a shape: files have them."""
     import onnx
 
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(_with_shapes(model))
     except onnx.checker.ValidationError as e:
         raise OnnxError(f"not a valid ONNX model: {e}") from None
     except Exception as e:  # of its C++ side: what cannot be serialised, text that is no UTF-8
         raise OnnxError(f"not a valid ONNX model: {type(e).__name__}: {e}") from None
 
 
+def _with_shapes(model: Any) -> Any:
+    """The model with some shape wherever an input or an output of it has none."""
+
+    def without(m: Any) -> list[Any]:
+        tensors = [v.type.tensor_type for v in (*m.graph.input, *m.graph.output) if v.type.HasField("tensor_type")]
+        return [t for t in tensors if not t.HasField("shape")]
+
+    if not without(model):
+        return model
+    changed = type(model)()
+    changed.CopyFrom(model)
+    for t in without(changed):
+        t.shape.SetInParent()
+    return changed
+
+
 def readable(model: Any) -> None:
     """Raise OnnxError where names are no text, as in a file with other bytes in it: protobuf gives them as bytes."""
     tops = (model.graph, *model.functions)
     for top in tops:
-        for owner in _all_graphs(top):
+        for owner in all_graphs(top):
             named = [*owner.input, *owner.output, *getattr(owner, "value_info", ())]
             named += [*getattr(owner, "initializer", ()), *(t.values for t in getattr(owner, "sparse_initializer", ()))]
             names = [owner.name, *(n if isinstance(n, (str, bytes)) else n.name for n in named)]
@@ -40,11 +56,12 @@ def readable(model: Any) -> None:
                 raise OnnxError(f"not a valid ONNX model: {odd!r:.80} is no name, which is UTF-8 text; the file is damaged")
 
 
-def _all_graphs(graph: Any) -> Iterator[Any]:
+def all_graphs(graph: Any) -> Iterator[Any]:
+    """A graph, or a function, and all graphs in it."""
     yield graph
     for p in graph.node:
         for g in graphs_of(p):
-            yield from _all_graphs(g)
+            yield from all_graphs(g)
 
 
 def supported(model: Any) -> None:
@@ -52,7 +69,7 @@ def supported(model: Any) -> None:
     load_all()
     opsets = opsets_of(model)
     own = {(domain_of(f.domain), f.name) for f in model.functions}
-    bodies = [g for top in (model.graph, *model.functions) for g in _all_graphs(top)]
+    bodies = [g for top in (model.graph, *model.functions) for g in all_graphs(top)]
     wrong = [_missing(p, opsets) for g in bodies for p in g.node if not _has(p, opsets, own)]
     if wrong:
         more = f"\n  and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""

@@ -90,6 +90,7 @@ def to_onnx(
     """The ModelProto that `save` writes."""
     need_onnx()
     _check_versions(opset, ir_version)
+    _check_program(program)
     targets = [_name(v) for v in ([fetches] if isinstance(fetches, (str, Variable)) else fetches)]
     if program.rank is not None:
         if loss is not None:
@@ -98,6 +99,8 @@ def to_onnx(
         return _model(rank_model(program, targets, graph), [], opset, ir_version, program)
     if not targets:
         raise OnnxError("save: name at least one variable to compute in `fetches`")
+    if twice := [n for n, times in Counter(targets).items() if times > 1]:
+        raise OnnxError(f"save: {twice[0]!r} is fetched twice, and the outputs of a model have different names")
     if program.strategy:
         raise OnnxError(
             f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
@@ -125,6 +128,12 @@ def _model(graph: Any, steps: list[Any], opset: int, ir_version: int, program: P
     if model.ByteSize() <= _LIMIT:
         _check(training_step(model) if steps else model, program)
     return model
+
+
+def _check_program(program: Any) -> None:
+    if not isinstance(program, Program):
+        hint = "; give its .program" if hasattr(program, "program") else ""
+        raise OnnxError(f"save: expected a Program, got {type(program).__name__}{hint}")
 
 
 def _check_versions(opset: int, ir_version: int) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..ir.errors import nearest
+from ..ir.errors import ProgramError, nearest
 from .errors import OnnxError
 from .limits import AXES
+from .values import numpy_dtype
 
 _DEPTH = 64  # of graphs in graphs; files cannot hold half as many
 
@@ -30,7 +31,11 @@ def opsets_of(owner: Any) -> dict[str, int]:
     for o in owner.opset_import:
         if not 0 < o.version < 2**31:  # what onnx looks up are 32 bits
             raise OnnxError(f"the model is of opset {o.version} of {o.domain or 'ai.onnx'}, and there is no such opset")
-    return {domain_of(o.domain): o.version for o in owner.opset_import}
+    found: dict[str, int] = {}
+    for o in owner.opset_import:
+        if found.setdefault(domain_of(o.domain), o.version) != o.version:
+            raise OnnxError(f"two opsets of {o.domain or 'ai.onnx'} are imported, {found[domain_of(o.domain)]} and {o.version}")
+    return found
 
 
 def initialized(graph: Any) -> set[str]:
@@ -65,10 +70,21 @@ def _check_graph(graph: Any, opsets: Mapping[str, int], outer: set[str], depth: 
         twice = next((name for k, name in enumerate(names) if name in names[:k]), None) if len(set(names)) < len(names) else None
         if twice is not None:
             raise OnnxError(f"two inputs or two initializers are called {twice!r}")
+    for v in (*graph.input, *graph.output):
+        _check_type(v)
     made = _check_nodes(graph.node, opsets, outer.union(*given), depth)
     lost = next((o.name for o in graph.output if o.name not in made), None)
     if lost is not None:
         raise OnnxError(f"the graph {graph.name!r} gives {lost!r}, which nothing in it makes")
+
+
+def _check_type(value: Any) -> None:
+    code = value.type.tensor_type.elem_type
+    if code:
+        try:
+            numpy_dtype(code)
+        except ProgramError as e:
+            raise OnnxError(f"value {value.name!r}: {e}") from None
 
 
 def _check_nodes(nodes: Sequence[Any], opsets: Mapping[str, int], known: set[str], depth: int) -> set[str]:
@@ -109,7 +125,9 @@ def _form(node: Any, who: str, opsets: Mapping[str, int]) -> _Form | None:
 
         schemas = [s for s in defs.get_all_schemas_with_history() if not s.domain]
         first = min((s.since_version for s in schemas if s.name == node.op_type), default=0)
-        opset = opsets.get(domain, 1)
+        if domain not in opsets:
+            raise OnnxError(f"{who}: the model names no opset of ai.onnx; add one to its opset_import")
+        opset = opsets[domain]
         way_out = f"it came with opset {first}" if first > opset else nearest(node.op_type, {s.name for s in schemas}, "there are")
         raise OnnxError(f"{who}: there is no such operator in opset {opset}; {way_out}")
     return form
@@ -142,7 +160,10 @@ def _unlike(node: Any, form: _Form) -> str:
     given = set()
     for a in node.attribute:
         wanted = form.attributes.get(a.name)
-        if wanted is not None and a.type and a.type != wanted:
+        if wanted is None:
+            known = nearest(a.name, form.attributes, "there are") if form.attributes else "there are none"
+            return f"its operator has no attribute {a.name!r} in this opset; {known}"
+        if a.type and a.type != wanted:
             kinds = AttributeProto.AttributeType
             return f"attribute {a.name!r} is of type {kinds.Name(wanted)}, found {kinds.Name(a.type)}"
         given.add(a.name)

@@ -379,7 +379,7 @@ def weights(graph: Any) -> dict[str, Any]:
     for t in graph.initializer:
         array = array_of(t)
         found[t.name] = Weight(t.name, array) if array.dtype.name in FLOATS and array.ndim else array
-    return found | {s.values.name: _dense(s) for s in graph.sparse_initializer}
+    return found
 
 
 class Outputs(list):
@@ -402,19 +402,6 @@ def run_once(importer: Importer) -> Evaluate:
         return [np.array(v) for v in executor.run(main, feed=fed, fetch_list=list(wanted), scope=scope)]
 
     return evaluate
-
-
-def _dense(s: Any) -> np.ndarray:
-    values, indices = array_of(s.values), array_of(s.indices)
-    try:
-        out = np.zeros(room(s.dims, values.itemsize), values.dtype)
-        if indices.ndim == 1:
-            out.reshape(-1)[indices] = values
-        else:
-            out[tuple(indices.T)] = values
-    except (IndexError, ProgramError, ValueError) as e:
-        raise OnnxError(f"the sparse tensor {s.values.name!r} of shape {list(s.dims)} does not hold what it says: {e}") from None
-    return out
 
 
 def _said(value: Any) -> str:

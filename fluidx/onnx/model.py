@@ -77,6 +77,8 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None) -
     >>> print(model, model["y"].shape)
     <OnnxModel of <Program small: 1 ops, 0 params>: x -> y> (batch, 2)
     """
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise OnnxError(f'shapes are given by name, such as {{"image": [-1, 3, 224, 224]}}, not as {type(shapes).__name__}')
     source = parsed(source)
     refuse(source)
     proto = read(source, strict=True)
@@ -96,6 +98,8 @@ def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | st
     for name in shapes:
         if all(i.name != name for i in inputs):
             raise OnnxError(f"shapes names {name!r}; {nearest(name, [i.name for i in inputs], 'the inputs are')}")
+        if isinstance(shapes[name], str) or not isinstance(shapes[name], Sequence):
+            raise OnnxError(f"shapes gives input {name!r} {shapes[name]!r}; a shape is a list of sizes and names: [-1, 3, 224, 224]")
     names = _AxisNames([i for i in inputs if i.name not in shapes])
     for i in inputs:
         declared, given = i.type.tensor_type, shapes.get(i.name)

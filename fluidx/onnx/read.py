@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .check import readable, supported, valid
+from .check import all_graphs, readable, supported, valid
 from .errors import OnnxError, need_onnx
 from .form import check_form, domain_of, opsets_of
+from .old import brought_up, show
+from .values import dense_of
 
 NEWEST = 28  # the opset whose operators the faces speak
 OPSET_8 = "fluidx.opset8"  # the domain that Scan of opset 8 gets: it has a batch, which the converter takes away, and the data with it
@@ -21,11 +23,14 @@ def read(source: Any, strict: bool = False) -> Any:
     and for what cannot be converted; if `strict`, for what the standard's own checker refuses.
     """
     model = parsed(source)
+    if outside := _outside(model):
+        raise OnnxError(f"tensor {outside[0].name!r} lies in another file; read the model by its path")
     readable(model)
     supported(model)
     check_form(model)
     if strict:
         valid(model)
+    model = _with_dense(model)
     if len(model.functions):
         model = _inlined(model)
     model = _converted(model)
@@ -60,21 +65,27 @@ def parsed(source: Any) -> Any:
     if not model.HasField("graph"):
         raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: it has no graph")
     if path is not None:
-        _load_outside(model, path.parent)
+        _load_outside(model, path)
     return model
 
 
-def _load_outside(model: Any, folder: Path) -> None:
-    """Load the tensors that lie in files beside the model."""
+def _outside(model: Any) -> list[Any]:
+    """The tensors that lie in other files."""
     from onnx import TensorProto, external_data_helper
 
-    inside = folder.resolve()
-    for tensor in external_data_helper._get_all_tensors(model):
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
+    return [t for t in external_data_helper._get_all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
+
+
+def _load_outside(model: Any, path: Path) -> None:
+    """Load the tensors that lie in files beside the model; of a model that is a link, also beside what it links to."""
+    from onnx import TensorProto
+
+    folder = path.parent
+    inside = {folder.resolve(), path.resolve().parent}
+    for tensor in _outside(model):
         place = {e.key: e.value for e in tensor.external_data}
         where = place.get("location", "")
-        if "\0" in where or not (file := (folder / where).resolve()).is_relative_to(inside):
+        if "\0" in where or not any((file := (folder / where).resolve()).is_relative_to(f) for f in inside):
             raise OnnxError(f"tensor {tensor.name!r} lies in {where!r}, outside of the model's folder; move it beside the model")
         if not file.is_file():
             raise OnnxError(f"tensor {tensor.name!r} lies in {where!r}, and there is no such file beside the model")
@@ -98,13 +109,52 @@ def _part(name: str, where: str, file: Path, offset: str, length: str) -> bytes:
         return f.read(count)
 
 
+def _with_dense(model: Any) -> Any:
+    """The model with all elements of its sparse tensors, which the converter does not know."""
+    from onnx import helper, numpy_helper
+
+    if not any(_sparse(top) for top in (model.graph, *model.functions)):
+        return model
+    changed = type(model)()
+    changed.CopyFrom(model)
+    for sparse in (part for top in (changed.graph, *changed.functions) for part in _sparse(top)):
+        if isinstance(sparse, type(changed.graph)):
+            sparse.initializer.extend(numpy_helper.from_array(dense_of(s), s.values.name) for s in sparse.sparse_initializer)
+            del sparse.sparse_initializer[:]
+        else:  # of a Constant
+            sparse.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(dense_of(sparse.sparse_tensor))))
+    return changed
+
+
+def _sparse(top: Any) -> list[Any]:
+    """The graphs that have sparse initializers, and the attributes that are sparse tensors, in a graph or a function."""
+    graphs = list(all_graphs(top))
+    attributes = [a for g in graphs for p in g.node for a in p.attribute if a.HasField("sparse_tensor")]
+    return [g for g in graphs if getattr(g, "sparse_initializer", ())] + attributes
+
+
 def _inlined(model: Any) -> Any:
-    import onnx
+    from onnx import inliner
 
     try:
-        return onnx.inliner.inline_local_functions(model, convert_version=True)
+        return inliner.inline_local_functions(_with_defaults(model), convert_version=True)
     except Exception as e:  # as below
         raise OnnxError(f"the functions of the model cannot be written out: {e}") from None
+
+
+def _with_defaults(model: Any) -> Any:
+    """The model with the defaults of attributes in each call of a function that does not give them; the inliner forgets them."""
+    if not any(f.attribute_proto for f in model.functions):
+        return model
+    changed = type(model)()
+    changed.CopyFrom(model)
+    defaults = {(domain_of(f.domain), f.name, f.overload): f.attribute_proto for f in changed.functions}
+    for top in (changed.graph, *changed.functions):
+        for node in (p for g in all_graphs(top) for p in g.node):
+            given = {a.name for a in node.attribute}
+            known = defaults.get((domain_of(node.domain), node.op_type, node.overload), ())
+            node.attribute.extend(a for a in known if a.name not in given)
+    return changed
 
 
 def _converted(model: Any) -> Any:
@@ -114,29 +164,15 @@ def _converted(model: Any) -> Any:
     target = min(NEWEST, onnx.defs.onnx_opset_version())
     if opset is None or opset >= target:
         return model
+    model = brought_up(model, opset)
     if opset == 8:
         model = _with_scans_apart(model, target)
     try:
         converted = onnx.version_converter.convert_version(model, target)
     except Exception as e:  # its C++ side raises RuntimeError, and ValueError for what it cannot serialise
         raise OnnxError(f"the model is of opset {opset}, and cannot be brought to {target}: {e}") from None
-    if opset < 11:
-        _resize_as_before_11(converted.graph)
+    show(converted)
     return converted
-
-
-def _resize_as_before_11(graph: Any) -> None:
-    """Give Resize the attributes that say what it, and Upsample, did before they were there; the converter leaves the newer defaults."""
-    from onnx import AttributeProto, helper
-
-    for node in graph.node:
-        if node.op_type == "Resize" and not domain_of(node.domain):
-            given = {a.name for a in node.attribute}
-            meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-            node.attribute.extend(helper.make_attribute(k, v) for k, v in meant.items() if k not in given)
-        for a in node.attribute:
-            if a.type == AttributeProto.GRAPH:
-                _resize_as_before_11(a.g)
 
 
 def _with_scans_apart(model: Any, target: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import read_array, wider
 from .check import readable
 from .errors import OnnxError
 from .form import initialized
@@ -51,7 +52,10 @@ def _value(info: Any) -> str:
         return f"{info.name}: {kind or 'of no type'}"
     t = info.type.tensor_type
     dims = ",".join(d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in t.shape.dim)
-    return f"{info.name}: {numpy_dtype(t.elem_type).name}[{dims}]" if t.elem_type else f"{info.name}: of no type"
+    if not t.elem_type:
+        return f"{info.name}: of no type"
+    dtype = numpy_dtype(t.elem_type)
+    return f"{info.name}: {'string' if dtype.kind == 'O' else dtype.name}[{dims}]"
 
 
 def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
@@ -61,6 +65,8 @@ def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
     try:
         program = load(path, shapes).program
     except OnnxError as e:
+        if shapes:
+            raise OnnxError(f"{path}: {said}, and with these shapes it is no program: {e}") from None
         return f"{path}: {said}\n  fx.onnx.session takes it, and it is no program to train: {e}"
     return f"{path}: {said}\n  as a program: {len(program.ops)} operators, {len(program.all_parameters())} parameters; it can be trained"
 
@@ -68,10 +74,9 @@ def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
 def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
     """The outputs of a model by name, for inputs from .npy files."""
     ready = session(path)
-    fed = {}
-    for name, file in inputs.items():
-        try:
-            fed[name] = np.load(file, allow_pickle=False)
-        except (OSError, ValueError) as e:
-            raise OnnxError(f"input {name!r}: {file} is no array that np.save wrote: {e}") from None
+    fed = {name: read_array(file) for name, file in inputs.items()}
+    for name, array in fed.items():
+        own = ready.dtype(name)
+        if own is not None and own != wider(own) == array.dtype:
+            fed[name] = array.astype(own)
     return dict(zip(ready.outputs, ready.run(fed), strict=True))

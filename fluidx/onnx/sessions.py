@@ -56,7 +56,7 @@ class Session:
         plain = type(fed) is dict and set(map(type, fed.values())) <= {np.ndarray}
         key = _kind(fed) if plain else ()
         if not plain or key not in self._plans:  # names and types that were fed before need no second look
-            fed = {n: _host(v) for n, v in self._by_name(feed).items()}
+            fed = {n: on_host(v) for n, v in self._by_name(feed).items()}
             key = _kind(fed)
         plans = self._plans.get(key)
         if plans is None:
@@ -91,16 +91,25 @@ class Session:
         else:
             fed = dict(zip(self.inputs, feed, strict=False))
         missing, unknown = [n for n in self.inputs if n not in fed], [n for n in fed if n not in self._types]
-        if missing or unknown:
-            raise OnnxError(f"{f'input {missing[0]!r} is not fed' if missing else f'{unknown[0]!r} is no input'}; {has}")
+        wrong = [*(f"{n!r} is no input" for n in unknown[:1]), *(f"input {n!r} is not fed" for n in missing[:1])]
+        if wrong:
+            raise OnnxError(f"{', and '.join(wrong)}; {has}")
         return fed
+
+    def dtype(self, name: str) -> np.dtype | None:
+        """The dtype of an input; None where there is no such input, or it is no tensor of one."""
+        code = self._types[name].tensor_type.elem_type if name in self._types else 0
+        return numpy_dtype(code) if code else None
 
     def _check_type(self, name: str, value: Any) -> None:
         """Raise OnnxError for an array of another dtype or rank than the input's. Sizes are not looked at: files declare some that are not
         so."""
         t = self._types[name].tensor_type
-        if not isinstance(value, np.ndarray) or not t.elem_type:
+        if not t.elem_type or isinstance(value, dict):  # what takes maps says so itself
             return
+        if not isinstance(value, np.ndarray):
+            what = "nothing" if value is ABSENT else f"a {type(value).__name__}"
+            raise OnnxError(f"input {name!r} takes an array of {_type(numpy_dtype(t.elem_type))}, found {what}")
         if value.dtype != numpy_dtype(t.elem_type):
             raise OnnxError(f"input {name!r} takes {_type(numpy_dtype(t.elem_type))}, found {_type(value.dtype)}; convert it first")
         if t.HasField("shape") and value.ndim != len(t.shape.dim):
@@ -141,15 +150,17 @@ def _kind(fed: Mapping[str, Any]) -> tuple:
     return tuple([(n, v.dtype, v.shape) if isinstance(v, np.ndarray) else (n, type(v)) for n, v in fed.items()])
 
 
-def _host(value: Any) -> Any:
+def on_host(value: Any) -> Any:
     """What is fed, as the host has it: arrays, lists of them, ABSENT."""
     if value is None or value is ABSENT:
         return ABSENT
     if isinstance(value, list):
-        return [_host(v) for v in value]
+        return [on_host(v) for v in value]
     if isinstance(value, dict):
         return value
     array = np.asarray(value)
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
     return array.astype(object) if array.dtype.kind in "SU" else array
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any
 
 from ..initializer import derive_seed
@@ -46,10 +47,16 @@ def set_training(
             raise OnnxError(f"{program.label()} computes gradients already, of the model as it was; call set_training before minimize")
     if not isinstance(model, OnnxModel) and (head or loss):
         raise OnnxError("set_training: head and loss are for what fx.onnx.load gave; on a Program, build them with layers")
-    _wake_batch_norms(program, ("*",) if batch_norm is True else () if batch_norm is False else _several(batch_norm))
+    if head is not None and not callable(head):
+        raise OnnxError(f"set_training: head must be a function of the model that gives the new output, got {head!r}")
+    norms = ("*",) if batch_norm is True else () if batch_norm is False else _several("batch_norm", batch_norm)
+    frozen = _several("freeze", freeze)
+    if dropout is not True and not _is_rate(dropout):
+        raise OnnxError(f"set_training: dropout must be True, False or a rate of at least 0 and below 1, got {dropout!r}")
+    _wake_batch_norms(program, norms)
     if dropout is not False:
         _wake_dropouts(program, None if dropout is True else float(dropout))
-    _freeze(program, _several(freeze))
+    _freeze(program, frozen)
     if isinstance(model, OnnxModel) and head is not None:
         _replace_head(model, head)
     if not isinstance(model, OnnxModel) or loss is None:
@@ -59,8 +66,15 @@ def set_training(
     return made
 
 
-def _several(patterns: Any) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, Real) and 0.0 <= float(value) < 1.0
+
+
+def _several(option: str, patterns: Any) -> tuple[str, ...]:
+    found = (patterns,) if isinstance(patterns, str) else tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
+    if wrong := [p for p in found if not isinstance(p, str)]:
+        raise OnnxError(f"set_training: {option} must be a pattern of names or a list of them, got {wrong[0]!r}")
+    return found
 
 
 def _like(names: Iterable[str], patterns: Sequence[str]) -> bool:
@@ -99,8 +113,6 @@ def _wake_batch_norms(program: Program, patterns: Sequence[str]) -> None:
 
 
 def _wake_dropouts(program: Program, rate: float | None) -> None:
-    if rate is not None and not 0.0 <= rate < 1.0:
-        raise OnnxError(f"set_training: dropout must be True, False or a rate of at least 0 and below 1, got {rate}")
     block = program.global_block()
 
     def change(op: Operator) -> Operator:

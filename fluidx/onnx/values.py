@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..ir.dtypes import SHORT, TINY, np_dtype
+from ..ir.errors import ProgramError
 from .errors import OnnxError
+from .limits import room
 
 _HELD = {np_dtype(name) for name in SHORT if name not in (*TINY, "string")}
 
@@ -60,10 +62,26 @@ def array_of(tensor: Any) -> np.ndarray:
     return found.astype(object) if found.dtype.kind in "SU" else found
 
 
+def dense_of(s: Any) -> np.ndarray:
+    """The array of a SparseTensorProto."""
+    values, indices = array_of(s.values), array_of(s.indices)
+    try:
+        out = np.zeros(room(s.dims, values.itemsize), values.dtype)
+        if indices.ndim == 1:
+            out.reshape(-1)[indices] = values
+        else:
+            out[tuple(indices.T)] = values
+    except (IndexError, ProgramError, ValueError) as e:
+        raise OnnxError(f"the sparse tensor {s.values.name!r} of shape {list(s.dims)} does not hold what it says: {e}") from None
+    return out
+
+
 def numpy_dtype(code: int) -> np.dtype:
-    """The NumPy dtype of a TensorProto.DataType; strings are objects."""
+    """The NumPy dtype of a TensorProto.DataType; strings are objects. Raises ProgramError for a number of none."""
     from onnx import TensorProto, helper
 
+    if code not in TensorProto.DataType.values() or code == TensorProto.UNDEFINED:
+        raise ProgramError(f"there is no tensor type {code}; they go from 1 to {max(TensorProto.DataType.values())}")
     return np.dtype(object) if code == TensorProto.STRING else np.dtype(helper.tensor_dtype_to_np_dtype(code))
 
 

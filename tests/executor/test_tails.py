@@ -251,3 +251,16 @@ def test_a_chain_over_a_view_that_no_kernel_takes_reads_a_copy():
     feed = {"x": np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype("float32"), "z": np.ones((5, 1, 1, 1), "float32")}
     names, fused, apart = both_ways(feed, [y])
     assert names == ["transpose", "elementwise_add+relu+sigmoid"] and np.array_equal(fused[0], apart[0])
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_tail_over_rows_of_a_view_may_have_no_rows(rows):
+    """Rows of few columns that do not follow one another in memory are copied first; where there are none, nothing is."""
+    main = fx.Program("rows")
+    with fx.program_guard(main):
+        x, w, u = fx.data("x", [-1, 4]), fx.data("w", [4, 3]), fx.data("u", [4, 9])
+        columns = L.slice(L.matmul(x, u), [1], [3], [6])
+        y = L.elementwise_mul(L.matmul(x, w), columns)
+    feed = {"x": np.arange(rows * 4).reshape(rows, 4) - 5, "w": np.arange(12).reshape(4, 3), "u": np.arange(36).reshape(4, 9)}
+    (found,) = fx.Executor().run(main, feed={n: a.astype("float32") for n, a in feed.items()}, fetch_list=[y])
+    assert np.array_equal(found, (feed["x"] @ feed["w"]) * (feed["x"] @ feed["u"][:, 3:6]))

@@ -51,6 +51,88 @@ def test_run_computes_outputs_for_arrays_in_files(file, tmp_path):
     assert "'x' is no input; give NAME=FILE.npy" in fluidx("run", file, "-i", "x")[1]
 
 
+@pytest.fixture
+def feeds(tmp_path):
+    np.save(tmp_path / "x.npy", np.float32([[1, -1]]))
+    np.savez(tmp_path / "several.npz", x=np.ones(1), z=np.ones(1))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "several.npz").read_bytes()[:60])
+    (tmp_path / "text.npy").write_text("1 2 3")
+    (tmp_path / "empty.npy").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["-i", "x={}/none.npy"], 1, "none.npy is no array that np.save wrote: No such file or directory"),
+        (["-i", "x={}/text.npy"], 1, "text.npy is no array that np.save wrote: it begins as no file of NumPy does"),
+        (["-i", "x={}/empty.npy"], 1, "empty.npy is no array that np.save wrote"),
+        (["-i", "x={}/several.npz"], 1, "several.npz is no array that np.save wrote: it holds several, x, z; save the one alone"),
+        (["-i", "x={}/cut.npz"], 1, "cut.npz is no array that np.save wrote"),
+        (["-i", "q={}/x.npy"], 1, "'q' is no input, and input 'x' is not fed; the model has: x"),
+        (["-i", "x={}/x.npy", "-i", "x={}/x.npy"], 2, "input 'x' is given twice"),
+        (["-i", "x={}/x.npy", "-o", "{}/none/y.npz"], 2, "cannot be written: there is no folder"),
+    ],
+)
+def test_run_says_what_is_wrong_with_files_and_names(file, feeds, args, code, message):
+    found, said = fluidx("run", file, *(a.format(feeds) for a in args))
+    assert found == code and message in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind", "expected"),
+    [
+        ("file = Relu (x)", "float[n, 2]", {"file": np.float32([[1, 0]])}),
+        ("allow_pickle = Relu (x)", "float[n, 2]", {"allow_pickle": np.float32([[1, 0]])}),
+        ('s = Constant <value_strings = ["a", "bc"]> ()', "string[2]", {"s": np.array(["a", "bc"])}),
+        ("b = Cast <to = 16> (x)", "bfloat16[n, 2]", {"b": np.float32([[1, -1]])}),
+        ("q = SplitToSequence <axis = 1, keepdims = 0> (x)", "seq(float[n])", {"q.0": np.float32([1]), "q.1": np.float32([-1])}),
+    ],
+)
+def test_run_writes_what_numpy_reads_without_pickle(feeds, nodes, kind, expected):
+    name = nodes.split()[0]
+    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[n, 2] x) => ({kind} {name}) {{ {nodes} }}'
+    onnx.save(onnx.parser.parse_model(text), feeds / "odd.onnx")
+    code, said = fluidx("run", feeds / "odd.onnx", "-i", f"x={feeds / 'x.npy'}", "-o", feeds / "y.npz")
+    assert code == 0, said
+    with np.load(feeds / "y.npz", allow_pickle=False) as found:
+        assert {n: (a.dtype.kind, a.tolist()) for n, a in found.items()} == {n: (a.dtype.kind, a.tolist()) for n, a in expected.items()}
+
+
+def test_what_files_of_numpy_cannot_hold_is_read_as_it_is_written(feeds):
+    text = '<ir_version: 9, opset_import: ["" : 18]> g (bfloat16[n, 2] x) => (bfloat16[n, 2] y) { y = Relu (x) }'
+    onnx.save(onnx.parser.parse_model(text), feeds / "short.onnx")
+    code, said = fluidx("run", feeds / "short.onnx", "-i", f"x={feeds / 'x.npy'}", "-o", feeds / "y.npz")
+    assert code == 0, said
+    assert np.load(feeds / "y.npz")["y"].tolist() == [[1, 0]]
+
+
+def test_errors_of_commands_point_at_no_line_of_a_program(file, tmp_path):
+    np.save(tmp_path / "wide.npy", np.ones((1, 3), "float32"))
+    code, said = fluidx("run", file, "-i", f"x={tmp_path / 'wide.npy'}")
+    assert code == 1 and "node 'Mul' (Mul)" in said and "written at" not in said
+
+
+def test_info_calls_strings_strings(tmp_path):
+    text = '<ir_version: 9, opset_import: ["" : 18]> g (string[n] x) => (string[n] y) { y = Identity (x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "text.onnx")
+    assert "  input   x: string[n]\n" in fluidx("info", tmp_path / "text.onnx")[1]
+
+
+@pytest.mark.parametrize("command", [["info"], ["check"], ["run", "-i", "x={}/x.npy"]])
+def test_a_type_that_does_not_exist_is_told(feeds, file, command):
+    model = onnx.load(file)
+    model.graph.input[0].type.tensor_type.elem_type = 99
+    onnx.save(model, feeds / "odd.onnx")
+    code, said = fluidx(command[0], feeds / "odd.onnx", *(c.format(feeds) for c in command[1:]))
+    assert code == 1 and said.startswith("Error: ") and "Traceback" not in said and "99" in said
+
+
+def test_check_refuses_shapes_that_do_not_fit(file):
+    code, said = fluidx("check", file, "--shapes", "z=1x2")
+    assert code == 1 and "with these shapes it is no program: shapes names 'z'; the inputs are: x" in said
+
+
 # -- train ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -109,6 +191,7 @@ def test_train_freezes_and_replaces_the_head(digits):
     assert np.array_equal(written.pop("w"), before["w"]) and {a.shape for a in written.values()} == {(4, 5), (5,)}
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # a rate that float32 has not
 @pytest.mark.parametrize(
     "arrays, args, message",
     [
@@ -123,6 +206,9 @@ def test_train_freezes_and_replaces_the_head(digits):
         ({"x": np.ones((4, 3)), "label": np.ones(4, int), "z": np.ones(4)}, (), "has an array 'z', which nothing in the model is called"),
         ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--freeze", "u"), "set_training: freeze names 'u', and nothing is called so"),
         ({"x": np.full((4, 3), np.nan), "label": np.ones(4, int)}, (), "the loss is nan in epoch 1, and nothing was written"),
+        ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--optimizer", "sgd", "--lr", "1e39"),
+         "is not finite after the last step, and nothing was written; a smaller --lr may help"),
+        ({"x": np.ones((4, 3)), "label": -np.ones(4, int)}, (), "labels go from -1 to -1, and the model has 3 classes: 0 to 2\n"),
     ],
 )  # fmt: skip
 def test_train_says_what_is_expected(digits, arrays, args, message):
@@ -132,6 +218,23 @@ def test_train_says_what_is_expected(digits, arrays, args, message):
     assert not (digits / "trained.onnx").exists()
 
 
-def test_train_wants_arrays(digits):
-    code, said = train(digits, data="small.onnx")
+@pytest.mark.parametrize("data", ["small.onnx", "x.npy", "cut.npz"])
+def test_train_wants_arrays(digits, feeds, data):
+    code, said = train(digits, data=data)
     assert code == 1 and "is no file of arrays that np.savez wrote" in said
+
+
+def test_train_says_how_a_batch_is_opened(digits):
+    model = onnx.load(digits / "small.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, digits / "small.onnx")
+    code, said = train(digits)
+    assert code == 1 and "the model fixes the batch: input 'x' is float32[1,3]; --shapes x=?x3 opens it" in said
+    assert train(digits, "--shapes", "x=?x3")[0] == 0
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "0", "-1"])
+def test_train_wants_a_rate(digits, rate):
+    code, said = train(digits, "--lr", rate)
+    assert code == 2 and "Invalid value for '--lr'" in said and not (digits / "trained.onnx").exists()

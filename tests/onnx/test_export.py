@@ -77,3 +77,12 @@ def test_a_parameter_without_a_value_and_no_fetches_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(fx.onnx.OnnxError, match="save: name at least one variable to compute in `fetches`"):
         fx.onnx.save(main, tmp_path / "no.onnx")
+    with pytest.raises(fx.onnx.OnnxError, match=f"save: {y.name!r} is fetched twice, and the outputs of a model have different names"):
+        fx.onnx.save(main, tmp_path / "no.onnx", fetches=[y, y])
+
+
+def test_a_loaded_model_is_saved_by_its_program(tmp_path):
+    text = '<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = Relu (x) }'
+    loaded = fx.onnx.load(onnx.parser.parse_model(text))
+    with pytest.raises(fx.onnx.OnnxError, match="save: expected a Program, got OnnxModel; give its .program"):
+        fx.onnx.save(loaded, tmp_path / "no.onnx", fetches=loaded.fetches)

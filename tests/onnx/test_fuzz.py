@@ -216,3 +216,20 @@ def test_tensors_outside_of_the_file_are_confined_to_its_folder(tmp_path, place,
 
 def test_bytes_have_no_folder(tmp_path):
     refused(outside(tmp_path, location="w.bin").read_bytes(), {"x": X}, "read the model by its path")
+
+
+def test_a_model_and_its_tensors_may_be_links_to_files_that_lie_together(tmp_path):
+    """As caches of downloaded models have them."""
+    path, links = outside(tmp_path, location="w.bin", offset=4, length=24), tmp_path / "links"
+    expected = fx.onnx.session(path).run([X])[0]
+    links.mkdir()
+    for name in ("m.onnx", "w.bin"):
+        (links / name).symlink_to(path.with_name(name))
+    np.testing.assert_array_equal(fx.onnx.session(links / "m.onnx").run([X])[0], expected)
+
+
+def test_a_model_in_memory_has_no_folder(tmp_path):
+    proto = onnx.load(outside(tmp_path, location="w.bin", offset=4, length=24), load_external_data=False)
+    for read in (fx.onnx.load, fx.onnx.session):
+        with pytest.raises(fx.onnx.OnnxError, match="tensor 'w' lies in another file; read the model by its path"):
+            read(proto)

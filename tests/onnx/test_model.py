@@ -285,11 +285,44 @@ def test_all_nodes_that_are_unknown_are_listed_before_anything_is_built():
     [
         ({"z": [1, 6]}, "shapes names 'z'; the inputs are: x"),
         ({"x": [6]}, r"shapes gives input 'x' 1 axes, \[6\]; the model has 2, \[n, 6\]"),
+        ({"x": 6}, "shapes gives input 'x' 6; a shape is a list of sizes and names"),
+        ([[1, 6]], "shapes are given by name, .* not as list"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(shapes, message):
     with pytest.raises(OnnxError, match=message):
         fx.onnx.load(model_of("g (float[n, 6] x) => (float[n, 6] y) { y = Relu(x) }"), shapes=shapes)
+
+
+def test_inputs_and_outputs_may_have_no_shape_in_the_file():
+    proto = model_of("g (float[n, 6] x) => (float[n, 6] y) { y = Relu(x) }")
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    with pytest.raises(OnnxError, match=r"input 'x' has no shape; give it: load\(shapes="):
+        fx.onnx.load(proto)
+    model = fx.onnx.load(proto, shapes={"x": ["rows", 6]})
+    assert [str(v.desc.type) for v in (*model.feeds, *model.fetches)] == ["f32[rows,6]"] * 2
+
+
+@pytest.mark.parametrize("at", [[1, 5], [[0, 1], [2, 1]]])
+def test_a_sparse_initializer_is_a_weight(at):
+    """Its elements lie where flat or full positions say; all others are 0."""
+    proto = model_of("g (float[n, 3] x) => (float[n, 2] y) { y = MatMul(x, w) }")
+    values = onnx.numpy_helper.from_array(np.float32([3, -4]), "w")
+    proto.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, onnx.numpy_helper.from_array(np.int64(at)), [3, 2]))
+    model, x = fx.onnx.load(proto), np.float32([[1, 2, 5]])
+    assert [str(p.desc.type) for p in model.parameters] == ["f32[3,2]"]
+    assert run(model, {"x": x}, "y").tolist() == fx.onnx.session(proto).run([x])[0].tolist() == [[0, 3 - 20]]
+    constant = onnx.helper.make_node("Constant", [], ["w"], sparse_value=proto.graph.sparse_initializer.pop())
+    proto.graph.node.insert(0, constant)
+    assert fx.onnx.session(proto).run([x])[0].tolist() == [[0, 3 - 20]]
+
+
+def test_two_opsets_of_one_domain_are_refused():
+    proto = model_of("g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }")
+    proto.opset_import.add(domain="ai.onnx", version=13)
+    with pytest.raises(OnnxError, match="two opsets of ai.onnx are imported, 18 and 13"):
+        fx.onnx.load(proto)
 
 
 def test_a_file_that_is_none_is_said_to_be_none(tmp_path):
@@ -318,7 +351,8 @@ def test_what_a_session_is_fed_has_to_be_what_the_model_takes():
     for feed, message in (
         ([x, x], "2 values are fed; the model has: x"),
         (x, "in a dict, or in order in a list, not as ndarray; the model has: x"),
-        ({"z": x}, "input 'x' is not fed; the model has: x"),
+        ({}, "input 'x' is not fed; the model has: x"),
+        ({"z": x}, "'z' is no input, and input 'x' is not fed; the model has: x"),
         ({"x": x, "z": x}, "'z' is no input; the model has: x"),
         ({"x": x.astype("float64")}, "input 'x' takes float32, found float64; convert it first"),
         ({"x": "text"}, "input 'x' takes float32, found strings; convert it first"),

@@ -16,12 +16,7 @@ def constant(n: Node) -> object:
         if found is not None:
             dtype = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}.get(name)
             return n.held(found) if name == "value" else np.array(found, dtype or object)
-    sparse = n.attr("sparse_value")
-    if sparse is None:
-        raise n.wrong("it has no value")
-    from ..importer import _dense
-
-    return _dense(sparse)
+    raise n.wrong("it has no value")
 
 
 @host("Identity")

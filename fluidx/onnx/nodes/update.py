@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...ir.dtypes import np_dtype
+from ...ops.update.base import work_dtype
 from . import nodes
-from .grad import number
 
 if TYPE_CHECKING:
     from ..export import Op
@@ -15,53 +17,91 @@ if TYPE_CHECKING:
 TRAINING = "ai.onnx.preview.training"
 
 
-def _n(op: Op, value: float) -> str:
-    return number(op, value, "Param")
+class _Update:
+    """An update as it is computed: what has 16 bits as float32, as the optimizer's state is."""
+
+    def __init__(self, op: Op):
+        self._op, self._wide = op, dict[str, str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._op, name)
+
+    def __getitem__(self, slot: str) -> str:
+        if self.dtype(slot) == self._op.dtype(slot):
+            return self._op[slot]
+        if slot not in self._wide:
+            self._wide[slot] = self._op.emit("Cast", self._op[slot], to=self._op.code(self.dtype(slot)))
+        return self._wide[slot]
+
+    def dtype(self, slot: str) -> str:
+        return work_dtype(self._op.dtype(slot))
 
 
-def _moved(op: Op, step: str) -> str:
+def _update(*names: str) -> Callable[[Any], Any]:
+    """Enter how updates are written; the parameter gets its own dtype again."""
+
+    def enter(write: Any) -> Any:
+        @nodes(*names)
+        def written(op: Op) -> dict[str, str]:
+            made = write(_Update(op))
+            found = {"ParamOut": made} if isinstance(made, str) else made
+            own = op.dtype("Param")
+            if work_dtype(own) != own:
+                found["ParamOut"] = op.emit("Cast", found["ParamOut"], to=op.code(own))
+            return found
+
+        return written
+
+    return enter
+
+
+def _n(op: Op | _Update, value: float) -> str:
+    return op.const(np.array(value, np_dtype(op.dtype("Param"))))
+
+
+def _moved(op: Op | _Update, step: str) -> str:
     return op.emit("Sub", op["Param"], step)
 
 
-def _decayed(op: Op, state: str, keep: str, value: str) -> str:
+def _decayed(op: Op | _Update, state: str, keep: str, value: str) -> str:
     """keep * state + (1 - keep) * value."""
     beta = op.attrs[keep]
     return op.emit("Add", op.emit("Mul", op[state], _n(op, beta)), op.emit("Mul", value, _n(op, 1 - beta)))
 
 
-def _square(op: Op) -> str:
+def _square(op: Op | _Update) -> str:
     return op.emit("Mul", op["Grad"], op["Grad"])
 
 
-def _over_root(op: Op, value: str, square: str, epsilon: str) -> str:
+def _over_root(op: Op | _Update, value: str, square: str, epsilon: str) -> str:
     return op.emit("Div", value, op.emit("Add", op.emit("Sqrt", square), epsilon))
 
 
-@nodes("sgd")
-def sgd(op: Op) -> str:
+@_update("sgd")
+def sgd(op: _Update) -> str:
     return _moved(op, op.emit("Mul", op["LearningRate"], op["Grad"]))
 
 
-def _standard(op: Op, op_type: str, state: str, **attrs: Any) -> dict[str, str]:
+def _standard(op: _Update, op_type: str, state: str, **attrs: Any) -> dict[str, str]:
     """An operator of the training domain. Its count of steps changes nothing with these attributes."""
     rate, step = op.emit("Reshape", op["LearningRate"], op.ints([])), op.const(np.array(1, np.int64))
     param, moved = op.several(op_type, 2, rate, step, op["Param"], op["Grad"], op[state], domain=TRAINING, **attrs)
     return {"ParamOut": param, f"{state}Out": moved}
 
 
-@nodes("momentum")
-def momentum(op: Op) -> dict[str, str]:
+@_update("momentum")
+def momentum(op: _Update) -> dict[str, str]:
     mode = "nesterov" if op.attrs["use_nesterov"] else "standard"
     return _standard(op, "Momentum", "Velocity", alpha=op.attrs["mu"], beta=1.0, norm_coefficient=0.0, mode=mode)
 
 
-@nodes("adagrad")
-def adagrad(op: Op) -> dict[str, str]:
+@_update("adagrad")
+def adagrad(op: _Update) -> dict[str, str]:
     return _standard(op, "Adagrad", "Moment", epsilon=op.attrs["epsilon"], decay_factor=0.0, norm_coefficient=0.0)
 
 
-@nodes("adam", "adamw")
-def adam(op: Op) -> dict[str, str]:
+@_update("adam", "adamw")
+def adam(op: _Update) -> dict[str, str]:
     """In nodes: fluid corrects the bias of epsilon too, which Adam of the training domain does not."""
     one, a = _n(op, 1.0), op.attrs
     root = op.emit("Sqrt", op.emit("Sub", one, op["Beta2Pow"]))
@@ -74,8 +114,8 @@ def adam(op: Op) -> dict[str, str]:
     return {"ParamOut": op.emit("Sub", start, step), "Moment1Out": first, "Moment2Out": second}
 
 
-@nodes("adamax")
-def adamax(op: Op) -> dict[str, str]:
+@_update("adamax")
+def adamax(op: _Update) -> dict[str, str]:
     moment = _decayed(op, "Moment", "beta1", op["Grad"])
     known = op.emit("Add", op.emit("Mul", op["InfNorm"], _n(op, op.attrs["beta2"])), _n(op, op.attrs["epsilon"]))
     norm = op.emit("Max", known, op.emit("Abs", op["Grad"]))
@@ -83,15 +123,15 @@ def adamax(op: Op) -> dict[str, str]:
     return {"ParamOut": _moved(op, op.emit("Mul", op.emit("Div", moment, norm), rate)), "MomentOut": moment, "InfNormOut": norm}
 
 
-@nodes("decayed_adagrad")
-def decayed_adagrad(op: Op) -> dict[str, str]:
+@_update("decayed_adagrad")
+def decayed_adagrad(op: _Update) -> dict[str, str]:
     moment = _decayed(op, "Moment", "decay", _square(op))
     step = _over_root(op, op["Grad"], moment, _n(op, op.attrs["epsilon"]))
     return {"ParamOut": _moved(op, op.emit("Mul", step, op["LearningRate"])), "MomentOut": moment}
 
 
-@nodes("adadelta")
-def adadelta(op: Op) -> dict[str, str]:
+@_update("adadelta")
+def adadelta(op: _Update) -> dict[str, str]:
     epsilon, squares = _n(op, op.attrs["epsilon"]), _decayed(op, "AvgSquaredGrad", "rho", _square(op))
     ratio = op.emit("Div", op.emit("Add", op["AvgSquaredUpdate"], epsilon), op.emit("Add", squares, epsilon))
     step = op.emit("Mul", op.emit("Sqrt", ratio), op["Grad"])
@@ -99,8 +139,8 @@ def adadelta(op: Op) -> dict[str, str]:
     return {"ParamOut": _moved(op, op.emit("Mul", step, op["LearningRate"])), "AvgSquaredGradOut": squares, "AvgSquaredUpdateOut": updates}
 
 
-@nodes("rmsprop")
-def rmsprop(op: Op) -> dict[str, str]:
+@_update("rmsprop")
+def rmsprop(op: _Update) -> dict[str, str]:
     found = {"MeanSquareOut": _decayed(op, "MeanSquare", "decay", _square(op))}
     spread = found["MeanSquareOut"]
     if op.attrs["centered"]:

@@ -128,6 +128,8 @@ def _around(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str, An
 def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -> tuple[Any, list[tuple[int, ...]]] | None:
     """Sizes of three loops and each operand's strides in them, in bytes; axes that every operand walks evenly are joined."""
     _, shape, order = lead
+    if 0 in shape:  # nothing is walked, whatever the strides: NumPy too calls what is empty contiguous
+        return (1, 1, 0), [(0, 0, _WIDTH[dtype]) for dtype, _, _ in layout]
     if layout.count(lead) == len(layout) and _is_dense(*lead):
         size = prod(shape)
         return (1, 1, size), [(0, 0, _WIDTH[lead[0]] if size > 1 else 0)] * len(layout)
@@ -156,11 +158,11 @@ def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -
 
 
 def _is_dense(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Do elements, of which there are some, lie one behind the other in the order of the axes?"""
+    """Do elements lie one behind the other in the order of the axes?"""
     step = _WIDTH[dtype]
     for n, s in zip(reversed(shape), reversed(strides)):
         if n != 1:
-            if s != step or not n:
+            if s != step:
                 return False
             step *= n
     return True

@@ -42,8 +42,8 @@ class _Grouped:
     @staticmethod
     def forward(xp, rows, x, scale, bias, y, mean, var, groups, eps):
         """x and y seen as [N, C, pixels] and contiguous; mean and var are [N * groups] (var the biased variance)."""
-        n = len(x)
-        rows(x.reshape(n * groups, -1), y.reshape(n * groups, -1), None, None, mean, var, eps)()
+        shape = _rows_of(x, groups)
+        rows(x.reshape(shape), y.reshape(shape), None, None, mean, var, eps)()
         if scale is not None:
             xp.multiply(y, scale[None, :, None], out=y)
         if bias is not None:
@@ -51,16 +51,22 @@ class _Grouped:
 
     @staticmethod
     def backward(xp, x, scale, mean, var, g, dx, dscale, dbias, groups, eps):
-        n, c, pixels = x.shape
+        shape = _rows_of(x, groups)
         inv = 1 / xp.sqrt(var + eps)
-        hat = (x.reshape(n * groups, -1) - mean[:, None]) * inv[:, None]
+        hat = (x.reshape(shape) - mean[:, None]) * inv[:, None]
         put(dbias, g.sum(axis=(0, 2)))
         put(dscale, (g * hat.reshape(x.shape)).sum(axis=(0, 2)) if dscale is not None else None)
         if dx is None:
             return
-        t = (g if scale is None else g * scale[None, :, None]).reshape(n * groups, -1)
+        t = (g if scale is None else g * scale[None, :, None]).reshape(shape)
         t = (t - t.mean(axis=1, keepdims=True) - hat * (t * hat).mean(axis=1, keepdims=True)) * inv[:, None]
         dx[...] = t.reshape(x.shape)
+
+
+def _rows_of(x: Any, groups: int) -> tuple[int, int]:
+    """The shape of [N, C, pixels] with a row for each image and group, of which there may be none."""
+    n, c, pixels = x.shape
+    return n * groups, c // groups * pixels
 
 
 def _channels_view(xp: Any, a: Any, layout: str) -> Any:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fluidx.ir import ProgramError, TensorType
-from fluidx.ops.nn.group_norm import GroupNorm, InstanceNorm
+from fluidx.ops.nn.group_norm import GroupNorm, GroupNormGrad, InstanceNorm, InstanceNormGrad
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64
 
@@ -21,6 +21,15 @@ def test_group_norm_with_one_channel_per_group_is_instance_norm(run_bound):
     assert (y == z).all() and (mean.reshape(-1) == saved).all()
     np.testing.assert_allclose(inv, 1 / np.sqrt(var.reshape(-1) + 1e-5), rtol=1e-6)
     np.testing.assert_allclose((y[1, 2] - bias[2]) / scale[2], (x[1, 2] - x[1, 2].mean()) / np.sqrt(x[1, 2].var() + 1e-5), **CLOSE)
+
+
+@pytest.mark.parametrize("op, grad, attrs", [(GroupNorm, GroupNormGrad, {"groups": 3}), (InstanceNorm, InstanceNormGrad, {})])
+def test_no_images_are_normalized_to_none_and_move_no_weight(run_bound, op, grad, attrs):
+    x, weight = np.ones((0, 6, 4), "float32"), np.ones(6, "float32")
+    y, *stats = run_bound(op, x, weight, weight, **attrs)
+    assert y.shape == x.shape and all(s.size == 0 for s in stats)
+    dx, dscale, dbias = run_bound(grad, x, weight, weight, *stats, x, **attrs)
+    assert dx.shape == x.shape and not dscale.any() and not dbias.any()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Arrays in files of NumPy, as commands read and write them: no file is trusted, and none is written that NumPy reads by pickle alone."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._files import write_atomically
+from .errors import OnnxError
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The array that np.save wrote to a file. Raises OnnxError."""
+    found = _read(path, "no array that np.save wrote")
+    if not isinstance(found, np.ndarray):
+        raise OnnxError(f"{path} is no array that np.save wrote: it holds several, {', '.join(found) or 'none'}; save the one alone")
+    return found
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays, by name, that np.savez wrote to a file. Raises OnnxError."""
+    found = _read(path, "no file of arrays that np.savez wrote")
+    if isinstance(found, np.ndarray):
+        raise OnnxError(f"{path} is no file of arrays that np.savez wrote: it holds one array without a name")
+    return found
+
+
+def _read(path: Path, else_what: str) -> Any:
+    try:
+        with path.open("rb") as stream:
+            begins = stream.read(6)
+            if begins != b"\x93NUMPY" and begins[:2] != b"PK":
+                raise ValueError("it begins as no file of NumPy does")
+            stream.seek(0)
+            found = np.load(stream, allow_pickle=False)
+            return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+    except Exception as e:  # headers, archives and sizes that anybody wrote: what reads them raises as it likes
+        said = e.strerror if isinstance(e, OSError) and e.strerror else e
+        raise OnnxError(f"{path} is {else_what}: {said}") from None
+
+
+def wider(dtype: np.dtype) -> np.dtype:
+    """The dtype in which a file holds arrays of this one: another one for those of ml_dtypes, which np.load does not know."""
+    if dtype.kind != "V":
+        return dtype
+    return np.dtype({"int": np.int8, "uint": np.uint8}.get(dtype.name.rstrip("0123456789"), np.float32))
+
+
+def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as np.savez does: element k of a sequence as `name.k`, and what NumPy has no dtype for in the next wider one.
+
+    Raises OnnxError for what is no array and no sequence of arrays, before anything is written.
+    """
+    arrays = dict(part for name, value in values.items() for part in _parts(name, value))
+
+    def write(stream: Any) -> None:
+        with zipfile.ZipFile(stream, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    write_atomically(str(path), write)
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(value, list):
+        for k, element in enumerate(value):
+            yield from _parts(f"{name}.{k}", element)
+        return
+    if not isinstance(value, np.ndarray):
+        raise OnnxError(f"output {name!r} is a {type(value).__name__}, and an .npz file holds arrays; fx.onnx.session(path).run gives it")
+    yield name, value.astype(str if value.dtype.kind == "O" else wider(value.dtype), copy=False)
