@@ -116,11 +116,12 @@ def demo(ranks: int, epochs: int, strategy: str, backend: str, svg: Path | None)
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that ranks wait for one another [FLUIDX_TIMEOUT].")
 @click.option("--output", type=click.Choice(["rank0", "all"]), default="rank0", show_default=True, help="Whose output is shown.")
 @click.option("--metrics", type=click.Path(dir_okay=False, path_type=Path), help="Write what runs fetch, a line of JSON for each.")
+@click.option("--steps", type=click.IntRange(1), help="How many steps there will be, for a terminal to show how long they will take.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
     ranks: int | None, backend: str, hosts: Path | None, restarts: int, elastic: bool, min_ranks: int | None, timeout: float | None,
-    output: str, metrics: Path | None, script: str, args: tuple[str, ...],
+    output: str, metrics: Path | None, steps: int | None, script: str, args: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT on RANKS ranks: a ParallelExecutor without places has them.
 
@@ -134,7 +135,7 @@ def run(
         raise click.UsageError("how many ranks? give -n")
     say, least = partial(click.echo, err=True), min_ranks or (1 if elastic else None)
     try:
-        status = command.run(script, args, ranks, backend, hosts, restarts, timeout, output == "all", metrics, say, least)
+        status = command.run(script, args, ranks, backend, hosts, restarts, timeout, output == "all", metrics, say, least, steps)
     except command.OptionError as e:
         raise click.UsageError(str(e)) from None
     raise SystemExit(status)

@@ -31,7 +31,7 @@ def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
 
 def run(
     script: str, args: Sequence[str], ranks: int, backend: str, hosts: Path | None, restarts: int, timeout: float | None, everything: bool,
-    metrics: Path | None, say: Callable[[str], None], least: int | None = None,
+    metrics: Path | None, say: Callable[[str], None], least: int | None = None, steps: int | None = None,
 ) -> int:  # fmt: skip
     """Run the script on ranks, and return the status to exit with. Raises OptionError for options that do not go together."""
     if backend == "nccl":
@@ -46,7 +46,7 @@ def run(
         _check_elastic(ranks, backend, restarts, least)
     if timeout is not None:
         os.environ["FLUIDX_TIMEOUT"] = f"{timeout:g}"
-    with _log(metrics) as log:
+    with _log(metrics, steps) as log:
         hear = log.take if log.shown or log.file is not None else None
         how: dict[str, Any] = {"timeout": timeout, "everything": everything, "hear": hear}
         if backend == "processes":
@@ -73,8 +73,8 @@ def _check_elastic(ranks: int, backend: str, restarts: int, least: int) -> None:
         raise OptionError(f"--min-ranks {least} is more than the {ranks} ranks of -n")
 
 
-def _log(path: Path | None) -> Log:
+def _log(path: Path | None, steps: int | None) -> Log:
     try:
-        return Log(path)
+        return Log(path, steps=steps)
     except OSError as e:
         raise OptionError(f"--metrics: {path} cannot be written: {e.strerror}") from None

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -73,10 +74,13 @@ def heard(hear: Callable[[Any], None] | None) -> Iterator[None]:
 
 
 class Log:
-    """A file of such lines, which pandas reads by `read_json(path, lines=True)`, and the line on a terminal. Either may be left away."""
+    """A file of such lines, which pandas reads by `read_json(path, lines=True)`, and the line on a terminal. Either may be left away.
 
-    def __init__(self, path: Path | None, stream: TextIO | None = None):
-        self.stream = stream or sys.stderr
+    Where it is known how many `steps` there will be, that line says how long they will take.
+    """
+
+    def __init__(self, path: Path | None, stream: TextIO | None = None, steps: int | None = None):
+        self.stream, self.steps = stream or sys.stderr, steps
         self.shown = show_progress(self.stream)
         self.file = path.open("w", encoding="utf-8") if path is not None else None
         self._next = 0.0
@@ -87,7 +91,7 @@ class Log:
             self.file.flush()
         if self.shown and time.monotonic() >= self._next:
             self._next = time.monotonic() + _OFTEN
-            self.stream.write(f"\033[K{_line(record)}\r")  # what is printed next begins where this line did
+            self.stream.write(f"\033[K{_line(record, self.steps)}\r")  # what is printed next begins where this line did
             self.stream.flush()
 
     def __enter__(self) -> Log:
@@ -100,11 +104,15 @@ class Log:
             self.file.close()
 
 
-def _line(record: Mapping[str, Any]) -> str:
+def _line(record: Mapping[str, Any], steps: int | None = None) -> str:
     """
     >>> _line({"loss": 0.25, "program": "net", "step": 7, "time": 0.0, "rate": 12.5})
     'net: step 7, 12.5 a second, loss 0.25'
+    >>> _line({"loss": 0.25, "program": "net", "step": 7, "time": 0.0, "rate": 12.5}, steps=50_008)
+    'net: step 7 of 50008, 12.5 a second, 1:06:40 left, loss 0.25'
     """
-    rate = "" if record["rate"] is None else f", {record['rate']:.3g} a second"
+    rate, of = "" if record["rate"] is None else f", {record['rate']:.3g} a second", "" if steps is None else f" of {steps}"
+    if steps is not None and record["rate"] is not None:
+        rate += f", {timedelta(seconds=round(max(0, steps - 1 - record['step']) / record['rate']))} left"
     rest = [f", {n} {v:.6g}" for n, v in record.items() if n not in ("program", "step", "time", "rate") and v is not None]
-    return f"{record['program']}: step {record['step']}{rate}{''.join(rest[:4])}"
+    return f"{record['program']}: step {record['step']}{of}{rate}{''.join(rest[:4])}"
