@@ -18,7 +18,7 @@ from fluidx.comm import mpirun, nursery
 from fluidx.comm.launched import found
 from fluidx.config import ConfigError
 from fluidx.launch import command as run
-from fluidx.launch import launcher
+from fluidx.launch import launcher, report
 from fluidx.launch.metrics import Told
 from fluidx.native import shared
 
@@ -124,27 +124,26 @@ def test_ranks_are_started_again(tmp_path):
         ([4, 1, 0], 2, [4, 4, 3], "starting again on 3 of 4 ranks, restart 2 of 3; a step's whole batch stays, a rank takes 1/3 of it"),
     ],
 )
-def test_who_is_started_again(monkeypatch, lost, least, ranks, last):
+def test_who_is_started_again(lost, least, ranks, last):
     """What fails on all ranks is no rank's fault. Failures come in the order of `lost`, which ends with a run that goes well."""
     started, said = [], []
 
     class Job:
-        def __init__(self, script, args, ranks, restart):
+        def __init__(self, script, args, ranks, restart, say):
             started.append(ranks)
 
         def run(self):
             gone = lost[len(started) - 1]
             return launcher.Ended(bool(gone), "", bool(gone), gone)
 
-    monkeypatch.setattr(launcher, "Job", Job)
-    status = launcher.run(SCRIPT, [], 4, restarts=3, say=said.append, least=least)
+    status = launcher.run(SCRIPT, [], 4, restarts=3, say=said.append, least=least, job=Job)
     assert (started, said[-1], status) == (ranks, f"fluidx run: {last}", int(len(started) < len(lost)))
 
 
 @pytest.mark.parametrize("what, ranks", [("raise", {1}), ("kill", {1}), ("leave", {1}), ("other feed", {0, 1})])
 def test_which_ranks_failed_by_themselves(tmp_path, what, ranks):
     job = launcher.Job(SCRIPT, ["data_parallel", str(tmp_path), what], 2, timeout=1.0)
-    assert job.run().lost == len(ranks) and job._lost() == ranks
+    assert job.run().lost == len(ranks) and report.lost(job.failures) == ranks
 
 
 def test_what_all_ranks_print_stands_behind_their_number(tmp_path, capfd):

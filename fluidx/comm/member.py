@@ -171,7 +171,7 @@ def _join_mpi(there: Launched | None) -> Member | None:
 
 def _end_with(there: Launched | None) -> None:
     """Have this process end with mpirun, or with what that started on this host: they end their ranks only where they are not killed."""
-    if there is not None and there.by in launched.OF_MPI and sys.platform == "linux":
+    if there is not None and there.by in launched.OF_MPI:
         die_with(os.getppid())
 
 

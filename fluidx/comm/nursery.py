@@ -270,7 +270,8 @@ def outlive() -> None:
 
 
 def _at_death_of_the_parent(number: int) -> None:
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, number)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, number)
 
 
 def die_with(parent: int) -> None:

@@ -6,10 +6,10 @@ mpirun ends its ranks when it is told to, and leaves them, and files, when it is
 from __future__ import annotations
 
 import os
-import selectors
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -50,15 +50,16 @@ def _with_places_of_its_own(environ: Mapping[str, str], folders: list[str]) -> d
 
 
 def _run(channel: Channel, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    with subprocess.Popen(words, env=dict(environ), stdin=subprocess.DEVNULL) as command, selectors.DefaultSelector() as waiting:
-        ended = os.pidfd_open(command.pid)
-        waiting.register(ended, selectors.EVENT_READ)
-        waiting.register(channel.sock, selectors.EVENT_READ)
-        if ended not in [key.fd for key, _ in waiting.select()]:  # nobody wants it any more
-            command.terminate()
-        os.close(ended)
-        try:
-            return command.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            command.kill()
-            return command.wait()
+    with subprocess.Popen(words, env=dict(environ), stdin=subprocess.DEVNULL) as command:
+        threading.Thread(target=_end_when_told, args=(channel, command), daemon=True).start()
+        return command.wait()
+
+
+def _end_when_told(channel: Channel, command: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError, EOFError):  # nobody is there any more who could tell
+        channel.receive()
+    command.terminate()
+    try:
+        command.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        command.kill()

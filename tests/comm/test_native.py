@@ -9,7 +9,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.comm import CommAborted, CommError, CommTimeout, ThreadWorld
+from fluidx.comm import CommAborted, CommError, CommTimeout, ThreadWorld, recorder
 from fluidx.native import world as worlds
 from fluidx.testing import each_rank
 from fluidx.testing.models import classifier
@@ -328,3 +328,38 @@ def test_the_trace_of_such_a_step_has_a_line_for_each_collective(monkeypatch, ca
     wanted = sum(op.type == "all_reduce" for op in t.get_trainer_program(0).global_block().oplist)
     for r in range(2):  # two ranks print at once, so a line may not begin where it should
         assert len(re.findall(rf"rank {r}: +\d+ +[\d.]+ us  all_reduce -> ", out)) == wanted > 0
+
+
+# -- the flight recorder -----------------------------------------------------------------------------------------------------
+
+
+def test_a_flight_recorder_has_what_each_rank_completed_last_and_what_it_was_in(spin):
+    """Both reduce, then rank 1 sends a message that rank 0 takes, then rank 0 alone comes to a barrier."""
+    left = {}
+
+    def job(comm):
+        comm.all_reduce(ones(3), np.zeros(3, "float32"), "sum", (0, 1))
+        if comm.rank == 1:
+            comm.exchange([(ones(2), 0)], [])
+            left["world"] = comm.world.shared
+            return
+        comm.exchange([], [(np.zeros(2, "float32"), 1)])
+        comm.barrier((0, 1))
+
+    assert isinstance(fails(2, job), CommTimeout)
+    world = left["world"]
+    assert [world.latest(r, done=True) for r in (0, 1)] == ["recv of float32[2] from rank 1", "send of float32[2] to rank 0"]
+    assert [world.latest(r) for r in (0, 1)] == ["barrier among ranks 0, 1", "send of float32[2] to rank 0"]
+    assert [world.inside(r) for r in (0, 1)] == [True, False]
+    assert recorder.told(world, 2).splitlines()[2:] == [
+        "    rank 0: recv of float32[2] from rank 1; then it was in barrier among ranks 0, 1",
+        "    rank 1: send of float32[2] to rank 0",
+    ]
+
+
+def test_a_trail_says_which_operator_a_rank_is_at(spin):
+    world = ThreadWorld(2, 1.0).shared
+    trail = world.trail(1)
+    assert world.whereabouts(1) == ("", 0)
+    trail[0], trail[1] = world.at("in %y = relu(%x)"), 7
+    assert (world.whereabouts(1), world.whereabouts(0)) == (("in %y = relu(%x)", 7), ("", 0))

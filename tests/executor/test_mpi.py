@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -118,3 +119,24 @@ def test_fluidx_run_shows_what_ranks_on_two_hosts_print_and_logs_what_they_fetch
         done = subprocess.run([*prefix, *words], env=environ, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0 and sorted(done.stdout.splitlines()) == lines(2), done.stderr
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [0, 1, 2]
+
+
+def test_ranks_end_with_an_mpirun_that_is_killed(tmp_path):
+    script = tmp_path / "wait.py"
+    script.write_text("import os, time\nfrom fluidx.comm import member\nmember.member()\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
+    words, environ = mpirun.command(2, [sys.executable, str(script)], None, environ)
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+    deadline = time.monotonic() + 10
+    while any(map(runs, pids)):
+        assert time.monotonic() < deadline
+
+
+def runs(pid):
+    """Is it a process that has not ended, though nobody may have asked yet how it did?"""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False

@@ -105,7 +105,7 @@ def run(fault: Fault) -> Outcome:
             ended = time.monotonic()
             left = _gone(mark, names, own, limit)
             wrong = _wrong(fault, status, log.read_text(errors="replace"), ended - begin) or left
-            return Outcome(wrong, max(ended, time.monotonic() if left else ended) - begin, log.read_text(errors="replace"))
+            return Outcome(wrong, time.monotonic() - begin, log.read_text(errors="replace"))
         except TimeoutError as e:
             return Outcome(str(e), STARTS, log.read_text(errors="replace"))
         finally:
