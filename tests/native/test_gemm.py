@@ -58,6 +58,7 @@ def multiply(a, b):
 SIZES = [(1, 1, 1), (5, 7, 3), (1, 64, 32), (64, 1, 32), (33, 17, 129), (70, 300, 40), (300, 70, 40), (257, 255, 100)]
 SIZES += [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)]
 SIZES += [(300, 10, 70), (2, 900, 20), (40, 1100, 300), (30, 33, 1000), (520, 16, 9)]  # few columns, few rows, several blocks
+SIZES += [(20, 4099, 70)]  # few rows, and long ones that begin anywhere
 
 
 @each("dtype", ["float32", "float64"])
@@ -168,7 +169,7 @@ def test_threads_do_not_change_bits(m, n, k, transposed, level):
     np.testing.assert_allclose(results[0], a.astype("float64") @ b, atol=1e-4)  # 600 roundings of sums of some 25
 
 
-@pytest.mark.parametrize("m, n, k", [(150, 170, 600), (40, 12, 300), (33, 65, 7)])
+@pytest.mark.parametrize("m, n, k", [(150, 170, 600), (40, 12, 300), (33, 65, 7), (20, 4099, 60)])
 def test_bits_depend_on_the_factors_alone(m, n, k):
     """Whole or by rows, columns and single elements, in any layout and at any level that multiplies and adds in one."""
     a, b = normal((m, k), 0), normal((k, n), 1)

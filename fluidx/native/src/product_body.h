@@ -217,8 +217,9 @@ static int FN(product_then)(int64_t ta, int64_t tb, int64_t m, int64_t n, int64_
         return FN(product_turned)(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, tail);
     int64_t parts = (k + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH, depth = parts ? ((k + parts - 1) / parts + 3) / 4 * 4 : 1;
     int64_t most = depth < k ? depth : k;
-    int64_t row = ldb * (int64_t)sizeof(T), passes = m / TILE_ROWS * (row % 64 ? 4 * row : row); /* rows that begin anywhere lie in more lines */
-    int copy_b = tb || (m > 2 * TILE_ROWS && most * row > PRODUCT_CLOSE && passes > PRODUCT_PASSES);
+    int64_t row = ldb * (int64_t)sizeof(T), even = row % 64 == 0; /* rows that begin anywhere lie in more lines */
+    int64_t passes = m / TILE_ROWS * (even ? row : 4 * row), least = (even ? 2 : 1) * TILE_ROWS;
+    int copy_b = tb || (m > least && most * row > PRODUCT_CLOSE && passes > PRODUCT_PASSES);
     int copy_a = ta && n > 2 * width && most * lda * (int64_t)sizeof(T) > PRODUCT_CLOSE;
     T *room = NULL;
     if (copy_a || copy_b) {
