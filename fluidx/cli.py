@@ -386,11 +386,10 @@ def onnx_ops(domain: str | None) -> None:
 
 @onnx.command(name="run")
 @_file
-@click.option("-i", "--input", "inputs", multiple=True, help="NAME=FILE.npy, for each input.")
+@click.option("-i", "--input", "inputs", multiple=True, help="NAME=FILE.npy, for each input; an .npz file for a sequence.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs to one .npz file.")
 def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
     """Run the model in FILE on arrays from files, and show the outputs or write them."""
-    import numpy as np
 
     from .onnx import report
     from .onnx.arrays import write_arrays
@@ -404,7 +403,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
     _check_folder(output)
     found = report.run(file, {name: Path(path) for name, _, path in given})
     for name, value in found.items():
-        click.echo(f"{name}: {value.dtype.name}{list(value.shape)}\n{value}" if isinstance(value, np.ndarray) else f"{name}: {value!r}")
+        click.echo(report.shown(name, value))
     if output is not None:
         write_arrays(output, found)
         click.echo(f"wrote {output}")

@@ -1,7 +1,7 @@
 """ONNX models: read, run, trained as programs, and written. Needs the extra `fluidx[onnx]`.
 
 `load` gives a model as a program to train, `set_training` prepares it, `save` writes any program as a model, and `session` runs models that
-are no programs: whose sizes depend on values, with sequences and strings. `known` lists the operators that are taken, `face` and `host` add
+are no programs too: forests, loops whose results grow. `known` lists the operators that are taken, `face` and `host` add
 one of your own. `fluidx.onnx.backend` is the standard's interface of backends.
 
 >>> import fluidx as fx, numpy as np

@@ -51,9 +51,10 @@ def wider(dtype: np.dtype) -> np.dtype:
 
 
 def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
-    """Write values as np.savez does: element k of a sequence as `name.k`, and what NumPy has no dtype for in the next wider one.
+    """Write values as np.savez does: element k of a sequence as `name.k`, what a map has at a key as `name.key`, of what is absent nothing,
+    and what NumPy has no dtype for in the next wider one.
 
-    Raises OnnxError for what is no array and no sequence of arrays, before anything is written.
+    Raises OnnxError for other values, before anything is written.
     """
     arrays = dict(part for name, value in values.items() for part in _parts(name, value))
 
@@ -67,10 +68,14 @@ def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
-    if isinstance(value, list):
-        for k, element in enumerate(value):
+    if isinstance(value, (list, dict)):
+        for k, element in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _parts(f"{name}.{k}", element)
         return
+    if value is None:
+        return
+    if isinstance(value, (bool, int, float, str, np.generic)):
+        value = np.asarray(value, object if isinstance(value, str) else None)
     if not isinstance(value, np.ndarray):
         raise OnnxError(f"output {name!r} is a {type(value).__name__}, and an .npz file holds arrays; fx.onnx.session(path).run gives it")
     yield name, value.astype(str if value.dtype.kind == "O" else wider(value.dtype), copy=False)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir import Variable
-from ..ir.dtypes import np_dtype
 from ..ir.errors import nearest
 from .faces import FACES, HOSTS
 from .form import domain_of
 from .node import Node
-from .values import ABSENT, dtype_code, type_proto
+from .types import type_proto_of
+from .values import ABSENT, type_proto
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -30,7 +30,7 @@ def function_of(importer: Importer, n: Node) -> tuple[Any, Any]:
         where = f" of domain {domain!r}" if domain else ""
         raise n.wrong(f"there is no operator {n.op_type}{where} in opset {opset}; {nearest(n.op_type, known, 'fluidx has')}") from None
     if schema.has_context_dependent_function:
-        types = [type_proto_of(importer, v).SerializeToString() for v in n.operands]
+        types = [_type_of(importer, v).SerializeToString() for v in n.operands]
         version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
         body = schema.get_context_dependent_function_with_opset_version(version, n.proto.SerializeToString(), types)
     elif schema.has_function:
@@ -44,17 +44,16 @@ def function_of(importer: Importer, n: Node) -> tuple[Any, Any]:
     return function, schema
 
 
-def type_proto_of(importer: Importer, value: Any) -> Any:
+def _type_of(importer: Importer, value: Any) -> Any:
     """The TypeProto of a value, on the host or in the program; an empty one where it is absent."""
     from onnx import TypeProto, helper
 
     if value is None or value is ABSENT:
         return TypeProto()
     if isinstance(value, Variable):
-        t = value.desc.type
-        return helper.make_tensor_type_proto(dtype_code(np_dtype(t.dtype)), [None if d < 0 else d for d in t.shape])
+        return type_proto_of(value.desc.type, lambda t: [None if d < 0 else d for d in t.shape])
     if isinstance(value, list) and value:
-        return helper.make_sequence_type_proto(type_proto_of(importer, value[0]))
+        return helper.make_sequence_type_proto(_type_of(importer, value[0]))
     return type_proto(importer.array(value))
 
 

@@ -17,32 +17,24 @@ import numpy as np
 from ..executor import Executor
 from ..executor.place import CPUPlace
 from ..executor.scope import Scope
-from ..initializer import NumpyArrayInitializer
-from ..ir import Builder, Program, ProgramError, Role, Variable
-from ..ir.constants import elements
+from ..ir import Builder, Program, ProgramError, Role, TensorType, Variable
+from ..ir.cuts import Cuts
 from ..ir.dtypes import FLOATS, TINY, as_dtype, np_dtype
 from ..ir.errors import FluidxError
 from ..ir.types import ANY
 from .bodies import function_of, names_outside, with_attributes
+from .constants import constant, in_plans
 from .errors import OnnxError
 from .faces import COMPUTED, COMPUTES, FACES, HOSTS, load_all
 from .form import domain_of, opsets_of
 from .limits import room
 from .node import Node
 from .sizes import Open, with_open
-from .values import Later, array_of, each, in_float, in_programs, leaves
+from .values import Later, Weight, are_texts, array_of, each, in_programs, leaves
 
 _ODD = re.compile(r"[^A-Za-z0-9_.@/\-]")
-_SMALL = 64  # elements: constants up to here are operators of the program, larger ones variables that startup fills
 
 Evaluate = Callable[[Program, Sequence[Variable]], list[np.ndarray]]
-
-
-class Weight:
-    """A float initializer: known, and a parameter of the program where an operator computes with it."""
-
-    def __init__(self, name: str, array: np.ndarray):
-        self.name, self.array = name, array
 
 
 class Check(NamedTuple):
@@ -83,7 +75,7 @@ class Importer:
         self.b = Builder(main.global_block(), role=Role.FORWARD)
         self.constants_train, self.from_front = constants_train, from_front
         self.env: dict[str, Any] = {}
-        self.inputs: list[Variable] = []
+        self.inputs: list[Variable] = []  # tensors that are fed
         self.trail: list[Check | Call] = []
         self.fed: dict[str, np.ndarray] = {}
         self.kept: dict[int, tuple[Any, Any]] = {}  # by id of a node, which is kept alive: what was made of its attributes
@@ -120,14 +112,24 @@ class Importer:
         self.b.sizes = b.sizes.inside(self.b.block)
         try:
             found = self.inline(graph, feeds, own)
-            if others := [o.name for o, v in zip(graph.output, found) if not (isinstance(v, (Variable, Weight)) or in_programs(v))]:
-                raise n.wrong(f"whether its graph runs is computed, and what it gives as {others[0]!r} is nothing that a program can hold")
+            if others := [o.name for o, v in zip(graph.output, found) if not in_plans(v)]:
+                raise n.wrong(f"whether its graph runs is computed, and what it gives as {others[0]!r} is no tensor of numbers, as all "
+                              "is that blocks of a program give; fx.onnx.session runs it")  # fmt: skip
             results = [self.variable(v) for v in found]
+            self._check_block(n)
         finally:
             inside, self.b, self._made = self._made, b, made
         made.update((k, v) for k, v in inside.items() if v[1].persistable)  # weights are everybody's, what operators made is not
         self._fixed.update(v.name for v in results)
         return results
+
+    def _check_block(self, n: Node) -> None:
+        """Refuse an operator in the block of a node that no plan can hold."""
+        cuts = Cuts(self.b.block, self.b.block.oplist)
+        for op in self.b.block.oplist if cuts else ():
+            if (why := cuts.why(op)) is not None:
+                raise n.wrong(f"whether its graph runs is computed, and in it op {op.type} {why.does}; a block of a program is planned as "
+                              "a whole, fx.onnx.session runs it")  # fmt: skip
 
     def found(self, name: str) -> Any:
         """The value of that name."""
@@ -192,7 +194,8 @@ class Importer:
         block = self.b.block
         for op in block.oplist[start:]:
             for t in (block.descs[name].type for name in op.output_arg_names if name in block.descs):
-                room([1 if d == ANY else d for d in t.shape], np_dtype(t.dtype).itemsize)
+                if isinstance(t, TensorType):
+                    room([1 if d == ANY else d for d in t.shape], np_dtype(t.dtype).itemsize)
 
     def outputs_of(self, n: Node) -> Any:
         """What a node gives: by its face, on the host, or by the body that its schema has."""
@@ -243,7 +246,9 @@ class Importer:
     def _stays_on_host(self, value: Any) -> bool:
         if isinstance(value, Variable) and self.evaluate is not None:
             return value.dtype in TINY
-        return value is not None and not isinstance(value, (Variable, Weight)) and not in_programs(value)
+        if value is None or isinstance(value, (Variable, Weight)) or in_programs(value):
+            return False
+        return self.evaluate is not None or not are_texts(value)  # a program that nobody runs meanwhile has operators on strings
 
     def _folded(self, n: Node, face: Any) -> Any:
         """What a face makes of known values is known: a program of its own computes it."""
@@ -314,32 +319,9 @@ class Importer:
             return value
         known = self._made.get(id(value))
         if known is None:
-            known = self._made[id(value)] = value, value.write() if isinstance(value, Open) else self._constant(value)
+            known = self._made[id(value)] = value, value.write() if isinstance(value, Open) else constant(self, value)
             self._fixed.add(known[1].name)
         return known[1]
-
-    def _constant(self, value: Any) -> Variable:
-        array = self.array(value)
-        if not in_programs(array):
-            found = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise ProgramError(f"a program cannot hold {found}")
-        dtype = as_dtype(array.dtype)
-        if isinstance(value, Weight):
-            name = self.fresh(value.name)
-            parameter = self.main.global_block().create_parameter(array.shape, dtype, name)
-            self.startup.global_block().create_parameter(array.shape, dtype, name)
-            NumpyArrayInitializer(array)(parameter, self.startup.global_block())
-            return parameter
-        if array.size == 0 or (array.size <= _SMALL and (array == array.flat[0]).all() and in_float(array.flat[0])):
-            return self.b.fill_constant(shape=array.shape, dtype=dtype, value=float(array.flat[0]) if array.size else 0.0)
-        if array.size <= _SMALL:
-            return self.b.assign_value(shape=array.shape, dtype=dtype, values=elements(array, dtype))
-        name = self.fresh("constant")
-        for program in (self.main, self.startup):
-            program.global_block().create_var(name, array.shape, dtype, persistable=True, stop_gradient=True)
-        made = self.main.global_block().var(name)
-        NumpyArrayInitializer(array)(made, self.startup.global_block())
-        return made
 
     def held(self, name: str, array: np.ndarray) -> Any:
         """What a node holds under a name."""
@@ -355,11 +337,12 @@ class Importer:
             found = f"{base}_{k}"
         return found
 
-    def data(self, name: str, shape: Sequence[int | str], dtype: str) -> Variable:
-        """An input that is fed."""
-        made = self.main.global_block().create_var(self.fresh(name), tuple(shape), dtype, is_data=True, stop_gradient=True)
+    def data(self, name: str, shape: Sequence[int | str] = (), dtype: str = "float32", type: Any = None) -> Variable:
+        """An input that is fed: a tensor, or a value of a type."""
+        made = self.main.global_block().create_var(self.fresh(name), tuple(shape), dtype, is_data=True, stop_gradient=True, type=type)
         self.env[name] = made
-        self.inputs.append(made)
+        if type is None:
+            self.inputs.append(made)
         return made
 
     def enter(self, name: str, value: Any, as_data: bool) -> Any:
@@ -406,5 +389,7 @@ def run_once(importer: Importer) -> Evaluate:
 
 def _said(value: Any) -> str:
     """An operand, in an error."""
+    if isinstance(value, Variable) and not isinstance(value.desc.type, TensorType):
+        return str(value.desc.type)
     t = value.desc.type if isinstance(value, Variable) else value.array if isinstance(value, Weight) else value
     return f"{t.dtype}{list(t.shape)}" if hasattr(t, "dtype") else "none" if t is None else type(t).__name__

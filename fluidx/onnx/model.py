@@ -7,19 +7,17 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
-import numpy as np
-
 from ..ir import Parameter, Program, ProgramError, Variable, unique_name
-from ..ir.dtypes import as_dtype
 from ..ir.errors import nearest
 from ..ir.types import ANY, WORD, Dim
+from .constants import output
 from .errors import OnnxError
 from .form import initialized, opsets_of
 from .importer import Importer
 from .ranks import refuse
 from .read import parsed, read
 from .sessions import Session, program_name
-from .values import numpy_dtype
+from .types import dtype_of, value_type
 
 
 class OnnxModel:
@@ -35,12 +33,18 @@ class OnnxModel:
         self._session: Session | None = None
         given = initialized(proto.graph)
         self.feeds = [self[i.name] for i in proto.graph.input if i.name not in given]
-        self.fetches = [self[o.name] for o in proto.graph.output]
+        self.fetches = [self._output(o) for o in proto.graph.output]
 
     @property
     def parameters(self) -> list[Parameter]:
         """The parameters of `program`, in the order of their first use."""
         return self.program.all_parameters()
+
+    def _output(self, info: Any) -> Variable:
+        try:
+            return output(self._importer, info)
+        except ProgramError as e:
+            raise OnnxError(f"output {info.name!r} is no variable of the program: {e}") from None
 
     def __getitem__(self, name: str) -> Variable:
         """The variable that holds a value of the model. Raises OnnxError where there is none."""
@@ -104,17 +108,28 @@ def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | st
     for i in inputs:
         declared, given = i.type.tensor_type, shapes.get(i.name)
         if i.type.WhichOneof("value") != "tensor_type":
-            raise OnnxError(f"input {i.name!r} is no tensor, and a program is fed with tensors; fx.onnx.session runs such models")
+            _declare_no_tensor(importer, i, given)
+            continue
         if given is None and not declared.HasField("shape"):
             raise OnnxError(f'input {i.name!r} has no shape; give it: load(shapes={{"{i.name}": [-1, 3, 224, 224]}})')
         sizes = [names.size(i, k) for k in range(len(declared.shape.dim))]
         if given is not None and declared.HasField("shape") and len(given) != len(sizes):
             raise OnnxError(f"shapes gives input {i.name!r} {len(given)} axes, {list(given)}; the model has {len(sizes)}, {sizes}")
-        dtype = numpy_dtype(declared.elem_type)
         try:
-            importer.data(i.name, sizes if given is None else given, as_dtype(np.dtype(dtype)))
+            importer.data(i.name, sizes if given is None else given, dtype_of(declared.elem_type))
         except (ProgramError, TypeError, ValueError) as e:
             raise OnnxError(f"input {i.name!r}: {e}") from None
+
+
+def _declare_no_tensor(importer: Importer, i: Any, given: Sequence[int | str] | None) -> None:
+    """A sequence, optional or map as data of the program."""
+    try:
+        declared = value_type(i.type)
+        if given is not None:
+            raise OnnxError(f"shapes gives it the sizes {list(given)}, and it is {declared}; leave it out there")
+        importer.data(i.name, type=declared)
+    except ProgramError as e:
+        raise OnnxError(f"input {i.name!r}: {e}") from None
 
 
 class _AxisNames:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from . import faces
 from .errors import OnnxError, need_onnx
-from .faces import FACES, HOSTS, Face, load_all
+from .faces import COMPUTED, FACES, HOSTS, Face, load_all
 from .form import domain_of
 from .read import NEWEST, OPSET_8
 
@@ -100,7 +100,7 @@ def _own(table: dict[tuple[str, str], Face], names: tuple[str, ...], domain: str
 
 
 def _how(key: tuple[str, str]) -> str:
-    return OPERATORS if key in FACES else HOST if key in HOSTS else BODY
+    return OPERATORS if key in FACES or key in COMPUTED else HOST if key in HOSTS else BODY
 
 
 def _schemas() -> tuple[dict[tuple[str, str], tuple[int, ...]], set[tuple[str, str]]]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import read_array, wider
+from ..ir.cuts import cutting
+from .arrays import read_array, read_arrays, wider
 from .check import readable
 from .errors import OnnxError
 from .form import initialized
@@ -47,15 +48,31 @@ def operators(domain: str | None = None) -> str:
 
 
 def _value(info: Any) -> str:
-    kind = info.type.WhichOneof("value")
-    if kind != "tensor_type":
-        return f"{info.name}: {kind or 'of no type'}"
-    t = info.type.tensor_type
+    return f"{info.name}: {_type(info.type)}"
+
+
+def _type(t: Any) -> str:
+    """A TypeProto in words."""
+    kind = t.WhichOneof("value")
+    if kind == "tensor_type" and t.tensor_type.elem_type:
+        return _tensor(t.tensor_type)
+    if kind == "sequence_type":
+        return f"sequence of {_type(t.sequence_type.elem_type)}"
+    if kind == "optional_type":
+        return f"optional {_type(t.optional_type.elem_type)}"
+    if kind == "map_type":
+        return f"map of {_dtype(t.map_type.key_type)} to {_type(t.map_type.value_type)}"
+    return "sparse tensor" if kind == "sparse_tensor_type" else "of no type"
+
+
+def _tensor(t: Any) -> str:
     dims = ",".join(d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in t.shape.dim)
-    if not t.elem_type:
-        return f"{info.name}: of no type"
-    dtype = numpy_dtype(t.elem_type)
-    return f"{info.name}: {'string' if dtype.kind == 'O' else dtype.name}[{dims}]"
+    return f"{_dtype(t.elem_type)}[{dims if t.HasField('shape') else '*'}]"
+
+
+def _dtype(code: int) -> str:
+    found = numpy_dtype(code)
+    return "string" if found.kind == "O" else found.name
 
 
 def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
@@ -68,15 +85,27 @@ def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
         if shapes:
             raise OnnxError(f"{path}: {said}, and with these shapes it is no program: {e}") from None
         return f"{path}: {said}\n  fx.onnx.session takes it, and it is no program to train: {e}"
-    return f"{path}: {said}\n  as a program: {len(program.ops)} operators, {len(program.all_parameters())} parameters; it can be trained"
+    cut = next((f"; on one device, as op {op.type} {why.does}" for op, why in cutting(program)), "")
+    trained = "; it can be trained" if program.all_parameters() else ""
+    return f"{path}: {said}\n  as a program: {len(program.ops)} operators, {len(program.all_parameters())} parameters{trained}{cut}"
 
 
 def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
-    """The outputs of a model by name, for inputs from .npy files."""
+    """The outputs of a model by name, for inputs from .npy files, sequences from .npz files of elements. Optionals may be missing."""
     ready = session(path)
-    fed = {name: read_array(file) for name, file in inputs.items()}
-    for name, array in fed.items():
-        own = ready.dtype(name)
-        if own is not None and own != wider(own) == array.dtype:
-            fed[name] = array.astype(own)
+    types = {i.name: i.type for i in ready.graph.input}
+    fed: dict[str, Any] = {n: None for n in ready.inputs if types[n].HasField("optional_type")}
+    for name, file in inputs.items():
+        if name in types and "sequence of" in _type(types[name]):
+            fed[name] = list(read_arrays(file).values())
+            continue
+        array, own = read_array(file), ready.dtype(name)
+        fed[name] = array.astype(own) if own is not None and own != wider(own) == array.dtype else array
     return dict(zip(ready.outputs, ready.run(fed), strict=True))
+
+
+def shown(name: str, value: Any) -> str:
+    """An output in print."""
+    if not isinstance(value, np.ndarray):
+        return f"{name}: {value!r}"
+    return f"{name}: {'string' if value.dtype.kind == 'O' else value.dtype.name}{list(value.shape)}\n{value}"

@@ -31,6 +31,13 @@ class Absent:
 ABSENT = Absent()
 
 
+class Weight:
+    """A float initializer: known, and a parameter of the program where an operator computes with it."""
+
+    def __init__(self, name: str, array: np.ndarray):
+        self.name, self.array = name, array
+
+
 class Later:
     """What another run may have another value of, and no program holds; `value` is that of the run for which the program is written."""
 
@@ -102,8 +109,13 @@ def in_float(number: Any) -> bool:
 
 
 def in_programs(value: Any) -> bool:
-    """Does a program compute with it? Others stay on the host: sequences, optionals, strings, dtypes that have no arithmetic."""
+    """Does a plan compute with it? Others stay on the host: sequences, optionals, strings, dtypes that have no arithmetic."""
     return isinstance(value, np.ndarray) and value.dtype in _HELD
+
+
+def are_texts(value: Any) -> bool:
+    """Is it an array of strings?"""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "O"
 
 
 def type_proto(value: Host) -> Any:

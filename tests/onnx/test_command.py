@@ -133,6 +133,34 @@ def test_check_refuses_shapes_that_do_not_fit(file):
     assert code == 1 and "with these shapes it is no program: shapes names 'z'; the inputs are: x" in said
 
 
+def test_values_that_are_no_tensors_are_listed_and_run(tmp_path):
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 22]>
+        small (seq(float[n]) s, optional(seq(string[2])) o, string[2] t) => (seq(float[n]) r, bool has, string[2] u) {
+            r = SequenceErase (s)
+            has = OptionalHasElement (o)
+            u = StringConcat (t, t)
+        }
+    """)
+    path = tmp_path / "values.onnx"
+    onnx.save(model, path)
+    assert fluidx("info", path)[1].splitlines()[1:7] == [
+        "  input   s: sequence of float32[n]", "  input   o: optional sequence of string[2]", "  input   t: string[2]",
+        "  output  r: sequence of float32[n]", "  output  has: bool[]", "  output  u: string[2]",
+    ]  # fmt: skip
+    why = "op sequence_erase works on 's', which is seq<f32[-1]> and for the host alone"
+    assert fluidx("check", path)[1].splitlines()[1] == f"  as a program: 3 operators, 0 parameters; on one device, as {why}"
+    np.savez(tmp_path / "s.npz", a=np.float32([1]), b=np.float32([2, 3]))
+    np.save(tmp_path / "t.npy", np.array(["a", "b"]))
+    given = ["-i", f"s={tmp_path / 's.npz'}", "-i", f"t={tmp_path / 't.npy'}"]
+    code, said = fluidx("run", path, *given, "-o", tmp_path / "found.npz")
+    assert code == 0 and "\nhas: bool[]\nFalse\nu: string[2]\n['aa' 'bb']\n" in said
+    found = np.load(tmp_path / "found.npz")
+    assert {n: found[n].tolist() for n in found.files} == {"r.0": [1.0], "has": False, "u": ["aa", "bb"]}
+    code, said = fluidx("run", path, "-i", f"s={tmp_path / 't.npy'}")
+    assert code == 1 and "t.npy is no file of arrays that np.savez wrote: it holds one array without a name" in said
+
+
 # -- train ---------------------------------------------------------------------------------------------------------------------
 
 

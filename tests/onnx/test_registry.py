@@ -53,7 +53,7 @@ def test_versions_are_those_of_the_standard():
     (relu,) = [k for k in fx.onnx.known("") if k.name == "Relu"]
     assert relu == ("ai.onnx", "Relu", (1, 6, 13, 14), "operators")
     hows = {k.name: k.how for k in fx.onnx.known()}
-    assert (hows["NonZero"], hows["Celu"], hows["Resize"]) == ("host", "body", "operators")
+    assert (hows["EyeLike"], hows["Celu"], hows["Resize"], hows["NonZero"]) == ("host", "body", "operators", "operators")
 
 
 def test_the_command_lists_one_domain():

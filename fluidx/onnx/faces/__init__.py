@@ -5,7 +5,8 @@
 computes with NumPy, or decides for itself: control flow writes graphs, sequences hold variables, and what is drawn at random is never
 known. With `computes` it does no more than compute with NumPy, of the values of its operands alone, and so a session can call it in each
 run. `@computed("NonZero", 0)` is taken where one of these operands is computed and nobody can run the program for its value: it writes
-operators whose results have sizes that values decide. An operator without any is expanded by the function body of its schema.
+operators whose results have sizes that values decide, or which work on sequences, optionals and strings. An operator without any is
+expanded by the function body of its schema.
 """
 
 from __future__ import annotations

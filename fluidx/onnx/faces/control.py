@@ -16,10 +16,11 @@ import numpy as np
 from ...ir import ANY, Builder, Variable, program_guard
 from ...layers import control_flow
 from .. import limits
-from ..importer import Outputs, Weight, weights
+from ..constants import in_plans
+from ..importer import Outputs, weights
 from ..node import Node
 from ..read import OPSET_8
-from ..values import ABSENT, leaves
+from ..values import ABSENT, Weight, leaves
 from . import host
 from .sequence import joined, nothing_of, slices
 
@@ -146,6 +147,10 @@ def _repeated(n: Node, states: list[Any], rounds: list[Any], condition: Any) -> 
     if len(body.output) > 1 + len(states):
         name = body.output[1 + len(states)].name
         raise n.wrong(f"how many rounds it has is computed, and so is the length of what it gathers as {name!r}; fx.onnx.session runs it")
+    for info, v in zip(body.input[2:], states):
+        if not in_plans(v):
+            raise n.wrong(f"how many rounds it has is computed, and {info.name!r}, which it carries, is no tensor of numbers, as all is "
+                          "that loops of a program carry; fx.onnx.session runs it")  # fmt: skip
     known = not n.has(0) or not isinstance(n.operands[0], Variable)
     limit = None if not n.has(0) else n.value(0) if known else b.reshape(n.x(0), shape=[])
     most = 0 if limit is None or not known else int(np.asarray(limit).item()) - len(rounds)

@@ -20,7 +20,7 @@ _UNARY = {
 }  # fmt: skip
 _BINARY = {
     "Add": "elementwise_add", "Sub": "elementwise_sub", "Mul": "elementwise_mul", "Div": "elementwise_div",
-    "Equal": "equal", "Less": "less_than", "LessOrEqual": "less_equal", "Greater": "greater_than", "GreaterOrEqual": "greater_equal",
+    "Less": "less_than", "LessOrEqual": "less_equal", "Greater": "greater_than", "GreaterOrEqual": "greater_equal",
     "And": "logical_and", "Or": "logical_or", "Xor": "logical_xor",
     "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
 }  # fmt: skip
@@ -45,6 +45,11 @@ def unary(n: Node) -> object:
 @face(*_BINARY)
 def binary(n: Node) -> object:
     return n.b.emit(_BINARY[n.op_type], n.x(0), n.x(1))
+
+
+@face("Equal")
+def equal(n: Node) -> object:
+    return n.b.emit("string_equal" if n.dtype() == "string" else "equal", n.x(0), n.x(1))
 
 
 @face(*_SHAPED)

@@ -1,4 +1,7 @@
-"""Sequences and optionals. A sequence is a list whose elements may be variables of the program: cutting and joining stay differentiable."""
+"""Sequences and optionals. A sequence is a list whose elements may be variables of the program: cutting and joining stay differentiable.
+
+Where nobody knows, while the program is written, how many elements there are or which one is meant, it is a variable of the program.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import ANY
+from ...ir import ANY, TensorType, Variable
+from ...ir.valuetypes import OptionalType, SequenceType
 from ...ops.shared.lists import element, erased, inserted, part_sizes
 from ..limits import room
 from ..node import Node
 from ..values import ABSENT, numpy_dtype
-from . import host
+from . import computed, host
 
 # -- pieces of a tensor, in the program or known -------------------------------------------------------------------------------------
 
@@ -54,6 +58,21 @@ def _sequence(n: Node) -> list[Any]:
     if not isinstance(found, list):
         raise n.wrong("its first input has to be a sequence, found a tensor")
     return found
+
+
+# operator -> of fluidx, and the operands of which one has to be computed for it
+_OF_PROGRAMS = {
+    "SequenceLength": ("sequence_length", (0,)), "SequenceAt": ("sequence_at", (0, 1)), "SequenceInsert": ("sequence_insert", (0, 2)),
+    "SequenceErase": ("sequence_erase", (0, 1)),
+}  # fmt: skip
+
+
+def _of_program(n: Node) -> object:
+    return n.b.emit(_OF_PROGRAMS[n.op_type][0], *n.xs())
+
+
+for _name, (_, _asked) in _OF_PROGRAMS.items():
+    computed(_name, *_asked)(_of_program)
 
 
 def _position(n: Node, k: int) -> int | None:
@@ -100,6 +119,15 @@ def split_to_sequence(n: Node) -> object:
     return cut(n, n.operands[0], part_sizes(size, np.asarray(n.value(1)).tolist()), axis)
 
 
+@computed("SplitToSequence", 0, 1)
+def computed_split(n: Node) -> object:
+    """A list where it is known how many parts there are."""
+    split = n.operands[1] if n.has(1) else None
+    if not isinstance(split, Variable) and isinstance(n.type(), TensorType) and n.shape()[n.attr("axis", 0)] != ANY:
+        return split_to_sequence(n)
+    return n.b.split_to_sequence(n.x(), n.x(1), axis=n.attr("axis", 0), keepdims=bool(n.attr("keepdims", 1)))
+
+
 @host("ConcatFromSequence")
 def concat_from_sequence(n: Node) -> object:
     found, new = _sequence(n), bool(n.attr("new_axis", 0))
@@ -109,10 +137,19 @@ def concat_from_sequence(n: Node) -> object:
     return joined(n, found, n.attr("axis") % rank, new)
 
 
+@computed("ConcatFromSequence", 0)
+def computed_concat(n: Node) -> object:
+    return n.b.concat_from_sequence(n.x(), axis=n.attr("axis"), new_axis=bool(n.attr("new_axis", 0)))
+
+
 @host("SequenceMap")
 def sequence_map(n: Node) -> object:
     from ..importer import Outputs, weights
 
+    fed = next((v for v in n.operands if isinstance(v, Variable) and isinstance(v.desc.type, SequenceType)), None)
+    if fed is not None:
+        raise n.wrong(f"how many elements {fed.name!r} has is known when the program runs, and a loop of a program carries no sequences; "
+                      "fx.onnx.session runs it")  # fmt: skip
     body, count = n.attr("body"), len(_sequence(n))
     for k, v in enumerate(n.operands):
         if isinstance(v, list) and len(v) != count:
@@ -140,6 +177,16 @@ def optional_get_element(n: Node) -> object:
     if not n.has(0) or n.operands[0] is ABSENT:
         raise n.wrong("the optional holds nothing; ask OptionalHasElement first")
     return n.operands[0]
+
+
+@computed("OptionalHasElement", 0)
+def computed_has_element(n: Node) -> object:
+    return n.b.optional_has_element(n.x()) if isinstance(n.x().desc.type, OptionalType) else optional_has_element(n)
+
+
+@computed("OptionalGetElement", 0)
+def computed_get_element(n: Node) -> object:
+    return n.b.optional_get_element(n.x()) if isinstance(n.x().desc.type, OptionalType) else optional_get_element(n)
 
 
 def nothing_of(info: Any, axis: int) -> Any:

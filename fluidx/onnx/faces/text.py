@@ -1,4 +1,4 @@
-"""Strings. They are arrays of objects on the host; a program never holds them."""
+"""Strings, which are arrays of objects on the host. A session computes with them itself; a loaded program has operators for that."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ...ir import Variable
 from ...ops.shared.texts import concatenated, matched, normalized, split
 from ..importer import Outputs
 from ..limits import room
 from ..node import Node
-from . import host
+from . import computed, host
 
 
 @host("StringConcat", computes=True)
@@ -18,9 +19,20 @@ def string_concat(n: Node) -> object:
     return concatenated(*n.values())
 
 
+@computed("StringConcat", 0, 1)
+def computed_concat(n: Node) -> object:
+    return n.b.string_concat(n.x(0), n.x(1))
+
+
 @host("StringSplit", computes=True)
 def string_split(n: Node) -> object:
     return Outputs(split(n.value(0), n.attr("delimiter", ""), n.attr("maxsplit", -1)))
+
+
+@computed("StringSplit", 0)
+def computed_split(n: Node) -> object:
+    made: tuple[Variable, Variable] = n.b.string_split(n.x(), delimiter=n.attr("delimiter", ""), maxsplit=n.attr("maxsplit", -1))
+    return made
 
 
 @host("StringNormalizer", computes=True)
@@ -28,12 +40,28 @@ def string_normalizer(n: Node) -> object:
     x = n.value(0)
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
         raise n.wrong(f"it takes strings of shape [C] or [1, C], found {list(x.shape)}")
-    return normalized(x, n.attr("case_change_action", "NONE"), bool(n.attr("is_case_sensitive", 0)), n.attr("stopwords", []))
+    return normalized(x, *_normal(n))
+
+
+@computed("StringNormalizer", 0)
+def computed_normalizer(n: Node) -> object:
+    case, sensitive, stopwords = _normal(n)
+    return n.b.string_normalizer(n.x(), case=case, case_sensitive=sensitive, stopwords=tuple(stopwords))
+
+
+def _normal(n: Node) -> tuple[str, bool, list[str]]:
+    """Which case is asked for, whether it counts among stop words, and those."""
+    return n.attr("case_change_action", "NONE"), bool(n.attr("is_case_sensitive", 0)), n.attr("stopwords", [])
 
 
 @host("RegexFullMatch", computes=True)
 def regex_full_match(n: Node) -> object:
     return matched(n.value(0), n.attr("pattern", ""))
+
+
+@computed("RegexFullMatch", 0)
+def computed_match(n: Node) -> object:
+    return n.b.regex_full_match(n.x(), pattern=n.attr("pattern", ""))
 
 
 @host("TfIdfVectorizer", computes=True)

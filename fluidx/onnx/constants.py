@@ -1,0 +1,75 @@
+"""Constants: what is known while a program is written, as variables of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..initializer import NumpyArrayInitializer
+from ..ir import ProgramError, Variable
+from ..ir.constants import elements
+from ..ir.dtypes import as_dtype
+from ..ir.valuetypes import OptionalType, SequenceType, on_host
+from .types import value_type
+from .values import ABSENT, Weight, are_texts, in_float, in_programs
+
+if TYPE_CHECKING:
+    from .importer import Importer
+
+_SMALL = 64  # elements: constants up to here are operators of the program, larger ones variables that startup fills
+
+
+def in_plans(value: Any) -> bool:
+    """Can a block of a program give it, which is planned as a whole? So it can tensors of numbers."""
+    return not on_host(value.desc.type) if isinstance(value, Variable) else isinstance(value, Weight) or in_programs(value)
+
+
+def constant(importer: Importer, value: Any) -> Variable:
+    """A known value: an operator that makes it, a parameter, or what startup fills. Raises ProgramError for what is of no type."""
+    if isinstance(value, list):
+        return _sequence(importer, value)
+    array, b = importer.array(value), importer.b
+    if are_texts(array):
+        return b.fill_string(shape=array.shape, values=tuple(array.ravel().tolist()))
+    if not in_programs(array):
+        found = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise ProgramError(f"a program cannot hold {found}")
+    if isinstance(value, Weight):
+        return _parameter(importer, value)
+    dtype = as_dtype(array.dtype)
+    if array.size == 0 or (array.size <= _SMALL and (array == array.flat[0]).all() and in_float(array.flat[0])):
+        return b.fill_constant(shape=array.shape, dtype=dtype, value=float(array.flat[0]) if array.size else 0.0)
+    if array.size <= _SMALL:
+        return b.assign_value(shape=array.shape, dtype=dtype, values=elements(array, dtype))
+    name = importer.fresh("constant")
+    for program in (importer.main, importer.startup):
+        program.global_block().create_var(name, array.shape, dtype, persistable=True, stop_gradient=True)
+    made = importer.main.global_block().var(name)
+    NumpyArrayInitializer(array)(made, importer.startup.global_block())
+    return made
+
+
+def _parameter(importer: Importer, weight: Weight) -> Variable:
+    array, name = weight.array, importer.fresh(weight.name)
+    made, _ = (p.global_block().create_parameter(array.shape, as_dtype(array.dtype), name) for p in (importer.main, importer.startup))
+    NumpyArrayInitializer(array)(made, importer.startup.global_block())
+    return made
+
+
+def _sequence(importer: Importer, values: list[Any], name: str | None = None) -> Variable:
+    if not values:
+        raise ProgramError("the sequence is empty, and nothing says of what type its elements would be")
+    return importer.b.sequence_construct([importer.variable(v) for v in values], name=name)
+
+
+def output(importer: Importer, info: Any) -> Variable:
+    """The variable of an output of the model. One that holds nothing is of the type that the model declares."""
+    value, name, b = importer.found(info.name), importer.fresh(info.name), importer.b
+    if value is ABSENT and isinstance(t := value_type(info.type), OptionalType):
+        return b.optional(elem=str(t.elem), name=name)
+    if not isinstance(value, list):
+        return importer.variable(value)
+    if not value and isinstance(t := value_type(info.type), SequenceType):
+        return b.sequence_empty(elem=str(t.elem), name=name)
+    return _sequence(importer, value, name)

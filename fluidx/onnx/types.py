@@ -1,0 +1,55 @@
+"""Types that models declare, as types of programs, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..ir.dtypes import as_dtype, np_dtype
+from ..ir.types import ANY, TensorType
+from ..ir.valuetypes import MAX_NESTING, AnyRankType, MapType, OptionalType, SequenceType, ValueType
+from .errors import OnnxError
+from .values import dtype_code, numpy_dtype
+
+
+def value_type(declared: Any, depth: int = 0) -> ValueType:
+    """The type that a TypeProto declares. Open axes have no names in it: files give those of all elements one name, whatever their sizes.
+
+    Raises OnnxError for what is of no type, and for sparse tensors.
+    """
+    kind = declared.WhichOneof("value")
+    if depth > MAX_NESTING:
+        raise OnnxError(f"its type is nested deeper than {MAX_NESTING}")
+    if kind == "tensor_type":
+        t = declared.tensor_type
+        if not t.HasField("shape"):
+            return AnyRankType(dtype_of(t.elem_type))
+        return TensorType(dtype_of(t.elem_type), tuple(d.dim_value if d.HasField("dim_value") else ANY for d in t.shape.dim))
+    if kind == "sequence_type":
+        return SequenceType(value_type(declared.sequence_type.elem_type, depth + 1))
+    if kind == "optional_type":
+        return OptionalType(value_type(declared.optional_type.elem_type, depth + 1))
+    if kind == "map_type":
+        return MapType(dtype_of(declared.map_type.key_type), value_type(declared.map_type.value_type, depth + 1))
+    raise OnnxError(f"it is {'a sparse tensor' if kind else 'of no type'}; a program is fed with tensors, sequences, optionals and maps")
+
+
+def dtype_of(code: int) -> str:
+    """The dtype that a TensorProto.DataType is. Raises OnnxError for a number that is none."""
+    try:
+        return as_dtype(numpy_dtype(code))
+    except (KeyError, TypeError, ValueError):
+        raise OnnxError(f"it is of dtype {code} of ONNX, and a program has no such numbers") from None
+
+
+def type_proto_of(t: ValueType, sizes: Callable[[TensorType], Iterable[Any]]) -> Any:
+    """The TypeProto that declares a type; `sizes` gives those of a tensor, None or a name for what is open."""
+    from onnx import helper
+
+    if isinstance(t, SequenceType):
+        return helper.make_sequence_type_proto(type_proto_of(t.elem, sizes))
+    if isinstance(t, OptionalType):
+        return helper.make_optional_type_proto(type_proto_of(t.elem, sizes))
+    if isinstance(t, MapType):
+        return helper.make_map_type_proto(dtype_code(np_dtype(t.key)), type_proto_of(t.value, sizes))
+    return helper.make_tensor_type_proto(dtype_code(np_dtype(t.dtype)), None if isinstance(t, AnyRankType) else list(sizes(t)))

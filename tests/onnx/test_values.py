@@ -1,0 +1,193 @@
+"""Models of sequences, optionals and strings as programs: what the official cases expect, and what the specification says."""
+
+import re
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+
+onnx = pytest.importorskip("onnx", minversion="1.23")
+
+from fluidx.onnx import OnnxError  # noqa: E402
+
+from . import suite  # noqa: E402
+
+
+def model(text, opset=22):
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>{text}')
+
+
+def load(text, opset=22):
+    return fx.onnx.load(model(text, opset))
+
+
+def texts(*values):
+    return np.array(values, object)
+
+
+def ran(loaded, *feed):
+    """The outputs of a loaded model for inputs in order; its program is read back from its text first."""
+    exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    exe.run(loaded.startup, scope=scope)
+    program = fx.Program.parse_from_string(str(loaded.program))
+    assert program == loaded.program
+    fed = {v.name: value for v, value in zip(loaded.feeds, feed, strict=True)}
+    return exe.run(program, feed=fed, fetch_list=[v.name for v in loaded.fetches], scope=scope)
+
+
+# -- the official cases --------------------------------------------------------------------------------------------------------
+
+FILES = ("identity", "if_", "loop", "sequenceinsert", "splittosequence", "sequence_map", "optionalgetelement", "optionalhaselement",
+         "string_concat", "string_split", "stringnormalizer", "regex_full_match", "equal")  # fmt: skip
+# Blocks are planned as a whole, and carry no sequences: these loops and branches are of sequences whose length is fed.
+NO_PROGRAMS = "test_if_(seq|opt)|test_loop.*_seq.*|test_sequence_map_.*"
+
+
+def _beyond_tensors(graph):
+    kinds = {(i.type.WhichOneof("value"), i.type.tensor_type.elem_type) for i in (*graph.input, *graph.output)}
+    made = ("Sequence", "SplitToSequence", "Optional", "String", "Regex")
+    return any(k != "tensor_type" or t == onnx.TensorProto.STRING for k, t in kinds) or any(p.op_type.startswith(made) for p in graph.node)
+
+
+def check_as_program(case):
+    if re.fullmatch(NO_PROGRAMS, case.name):
+        with pytest.raises(OnnxError, match="fx.onnx.session runs it"):
+            fx.onnx.load(suite.model_of(case))
+        return
+    loaded = fx.onnx.load(suite.model_of(case))
+    for inputs, outputs in suite.data_of(case):
+        for got, want in zip(ran(loaded, *inputs), outputs, strict=True):
+            assert suite.same(got, want, case.rtol, case.atol) == "", case.name
+
+
+@pytest.mark.parametrize("file", [*FILES, "simple"])
+def test_official_cases_run_as_programs(file):
+    cases = suite.other_cases(file) if file in suite.OTHERS else suite.node_cases(file)
+    some = [c for c in cases.values() if _beyond_tensors(suite.model_of(c).graph)]
+    assert some
+    for case in some:
+        check_as_program(case)
+
+
+# -- sequences -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fed_sequence_is_edited_at_computed_positions():
+    loaded = load("""
+        g (seq(float[n]) s, float[n] x, int64 k) => (seq(float[n]) more, seq(float[n]) less, float[n] at, int64 many, float[m] all) {
+            more = SequenceInsert (s, x, k)
+            less = SequenceErase (s, k)
+            at = SequenceAt (s, k)
+            many = SequenceLength (more)
+            all = ConcatFromSequence <axis = 0> (more)
+        }""")
+    assert [str(v.desc.type) for v in loaded.feeds] == ["seq<f32[-1]>", "f32[n]", "i64[]"]
+    s, x = [np.float32([1]), np.float32([2, 3]), np.float32([4])], np.float32([9, 9])
+    more, less, at, many, all_ = ran(loaded, s, x, np.array(-2))
+    assert [v.tolist() for v in more] == [[1], [9, 9], [2, 3], [4]] and [v.tolist() for v in less] == [[1], [4]]
+    assert at.tolist() == [2, 3] and many == 4 and all_.tolist() == [1, 9, 9, 2, 3, 4]
+
+
+def test_known_and_computed_elements_make_one_sequence_which_is_called_as_the_output_is():
+    loaded = load("""
+        g (float[2] x, int64 k) => (seq(float[2]) s, float[2] y, seq(float[2]) none) {
+            c = Constant <value_floats = [1.0, 2.0]> ()
+            s = SequenceConstruct (c, x)
+            y = SequenceAt (s, k)
+            none = SequenceEmpty ()
+        }""")
+    assert [v.name for v in loaded.fetches] == ["s", "y", "none"]
+    s, y, none = ran(loaded, np.float32([5, 6]), np.array(0))
+    assert [v.tolist() for v in s] == [[1, 2], [5, 6]] and y.tolist() == [1, 2] and none == []
+
+
+def test_a_tensor_of_open_size_is_cut_and_trained():
+    # y = sum of (w * part k) over the parts of two rows each: dy/dw is the sum of the rows of part k
+    loaded = load("""
+        g (float[n, 2] x, int64 k) => (float y) <float[2] w = {1, 1}> {
+            two = Constant <value_int = 2> ()
+            scaled = Mul (x, w)
+            parts = SplitToSequence (scaled, two)
+            part = SequenceAt (parts, k)
+            y = ReduceSum <keepdims = 0> (part)
+        }""", 18)  # fmt: skip
+    with fx.program_guard(loaded.program, loaded.startup):
+        (g,) = fx.gradients(loaded.fetches, loaded.parameters)
+    exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    exe.run(loaded.startup, scope=scope)
+    x = np.arange(10, dtype="float32").reshape(5, 2)
+    for k, rows in enumerate((x[:2], x[2:4], x[4:])):
+        y, found = exe.run(loaded.program, feed={"x": x, "k": np.array(k)}, fetch_list=[*loaded.fetches, g], scope=scope)
+        assert y == rows.sum() and found.tolist() == rows.sum(0).tolist()
+
+
+def test_a_loop_of_known_length_edits_a_fed_sequence():
+    loaded = load("""
+        g (seq(float[n]) s, float[n] x) => (seq(float[n]) t) {
+            three = Constant <value = int64 {3}> ()
+            t = Loop (three, "", s) <body = b (int64 k, bool c, seq(float[n]) u) => (bool d, seq(float[n]) v) {
+                d = Identity (c)
+                v = SequenceInsert (u, x)
+            }>
+        }""")
+    (t,) = ran(loaded, [np.float32([1])], np.float32([2, 3]))
+    assert [v.tolist() for v in t] == [[1], [2, 3], [2, 3], [2, 3]]
+
+
+# -- optionals -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_optional_is_asked_and_opened():
+    loaded = load("""
+        g (optional(seq(float[n])) o, float[2] x) => (bool has, bool sure, bool not, optional(float[2]) nothing) {
+            has = OptionalHasElement (o)
+            held = Optional (x)
+            sure = OptionalHasElement (held)
+            not = OptionalHasElement ()
+            nothing = Optional <type = float[2]> ()
+        }""")
+    x = np.float32([1, 2])
+    assert [v.tolist() if v is not None else v for v in ran(loaded, None, x)] == [False, True, False, None]
+    assert ran(loaded, [x], x)[0]
+
+
+# -- strings -------------------------------------------------------------------------------------------------------------------
+
+
+def test_fed_and_known_strings_are_moved_compared_and_chosen():
+    loaded = load("""
+        g (string[n] t, int64[2] k) => (string[m] all, string[2] two, bool[n] same, string[n] z) {
+            known = Constant <value_strings = ["a", "ä"]> ()
+            one = Constant <value_strings = ["a"]> ()
+            all = Concat <axis = 0> (known, t)
+            two = Gather (all, k)
+            same = Equal (t, one)
+            marked = StringConcat (t, one)
+            z = Where (same, marked, t)
+        }""")
+    all_, two, same, z = ran(loaded, texts("b", "a", ""), np.array([1, 4]))
+    assert all_.tolist() == ["a", "ä", "b", "a", ""] and two.tolist() == ["ä", ""]
+    assert same.tolist() == [False, True, False] and z.tolist() == ["b", "aa", ""]
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_blocks_cannot_hold_is_refused_when_the_model_is_loaded():
+    branches = """
+        g (bool c, seq(float[n]) s) => (int64 y) {
+            y = If (c) <then_branch = yes () => (int64 a) { a = SequenceLength (s) }, else_branch = no () => (int64 b) {
+                b = Constant <value = int64 {0}> () }>
+        }"""
+    why = r"in it op sequence_length works on 's', which is seq<f32\[-1\]> and for the host alone; a block of a program is planned as"
+    with pytest.raises(OnnxError, match=why):
+        fx.onnx.load(model(branches))
+
+
+def test_shapes_are_of_tensors_and_feeds_of_the_declared_type():
+    m = model("g (seq(float[2]) s) => (float[m] y) { y = ConcatFromSequence <axis = 0> (s) }")
+    with pytest.raises(OnnxError, match=r"input 's': shapes gives it the sizes \[3\], and it is seq<f32\[2\]>; leave it out there"):
+        fx.onnx.load(m, shapes={"s": [3]})
+    with pytest.raises(fx.FeedError, match=r"variable 's' is declared seq<f32\[2\]>, in the feed element 1 is f32\[3\], expected f32\[2\]"):
+        ran(fx.onnx.load(m), [np.zeros(2, "float32"), np.zeros(3, "float32")])
