@@ -26,6 +26,7 @@ from .nodes import NODES, load_all
 from .nodes.elementwise import by_expression, has_expression
 from .ranks import describe, opaque_node, rank_model
 from .steps import training_info, training_step
+from .types import open_sizes, type_proto_of
 from .values import dtype_code
 
 _OPSET, _IR = 21, 10  # what runtimes of the last years read; the operators of opset 21 came with IR 10
@@ -195,7 +196,7 @@ class _Graph:
         self.said = {n for t in types if isinstance(t, TensorType) for n in size_names(t.shape)}
         self.wrong: list[OnnxError] = []
         self.counts: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
-        self.constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self.constants: dict[tuple[str, tuple[int, ...], Any], str] = {}
 
     def written(self, feeds: Sequence[str], targets: Sequence[str]) -> Any:
         from onnx import helper
@@ -328,7 +329,7 @@ class _Graph:
 
         t = self.block.desc(variable).type
         if not isinstance(t, TensorType):
-            raise OnnxError(f"save: {variable!r} is {t}, and models are written with tensors as inputs and outputs; {t.next_step}")
+            return helper.make_value_info(name, type_proto_of(t, open_sizes))
         dims: list[Any] = [d if d != ANY else None if inner else self._axis_name(variable, k) for k, d in enumerate(t.shape)]
         return helper.make_tensor_value_info(name, dtype_code(np_dtype(t.dtype)), dims)
 
@@ -352,7 +353,7 @@ class _Graph:
 
     def constant(self, array: np.ndarray) -> str:
         """A constant, a node: an initializer of floats would be a parameter to whoever reads the model."""
-        key = array.dtype.name, array.shape, array.tobytes()
+        key = array.dtype.name, array.shape, tuple(array.flat) if array.dtype.kind == "O" else array.tobytes()
         if key not in self.constants:
             self.constants[key] = self.fresh("constant")
             self.nodes.append(_node("Constant", [], [self.constants[key]], {"value": Op.tensor(array)}))

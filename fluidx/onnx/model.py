@@ -91,13 +91,13 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None) -
     importer = Importer(Program(name), Program(f"{name}_startup"), opsets_of(proto), constants_train=not own, from_front=own)
     with unique_name.guard():  # a model gives one program, however often it is loaded
         importer.take_weights(proto.graph)
-        _declare(importer, proto.graph, dict(shapes or {}))
+        _declare(importer, proto.graph, dict(shapes or {}), named=own)
         importer.run_nodes(proto.graph.node)
         return OnnxModel(proto, importer)
 
 
-def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | str]]) -> None:
-    """Inputs as data of the program."""
+def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | str]], named: bool) -> None:
+    """Inputs as data of the program; axes of what is no tensor have the model's names if `named`."""
     inputs = [i for i in graph.input if i.name not in importer.env]
     for name in shapes:
         if all(i.name != name for i in inputs):
@@ -108,7 +108,7 @@ def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | st
     for i in inputs:
         declared, given = i.type.tensor_type, shapes.get(i.name)
         if i.type.WhichOneof("value") != "tensor_type":
-            _declare_no_tensor(importer, i, given)
+            _declare_no_tensor(importer, i, given, named)
             continue
         if given is None and not declared.HasField("shape"):
             raise OnnxError(f'input {i.name!r} has no shape; give it: load(shapes={{"{i.name}": [-1, 3, 224, 224]}})')
@@ -121,10 +121,10 @@ def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | st
             raise OnnxError(f"input {i.name!r}: {e}") from None
 
 
-def _declare_no_tensor(importer: Importer, i: Any, given: Sequence[int | str] | None) -> None:
+def _declare_no_tensor(importer: Importer, i: Any, given: Sequence[int | str] | None, named: bool) -> None:
     """A sequence, optional or map as data of the program."""
     try:
-        declared = value_type(i.type)
+        declared = value_type(i.type, named)
         if given is not None:
             raise OnnxError(f"shapes gives it the sizes {list(given)}, and it is {declared}; leave it out there")
         importer.data(i.name, type=declared)

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..ir.dtypes import as_dtype, np_dtype
-from ..ir.types import ANY, TensorType
+from ..ir.types import ANY, Dim, TensorType, is_word
 from ..ir.valuetypes import MAX_NESTING, AnyRankType, MapType, OptionalType, SequenceType, ValueType
 from .errors import OnnxError
 from .values import dtype_code, numpy_dtype
 
 
-def value_type(declared: Any, depth: int = 0) -> ValueType:
-    """The type that a TypeProto declares. Open axes have no names in it: files give those of all elements one name, whatever their sizes.
+def value_type(declared: Any, named: bool = False, depth: int = 0) -> ValueType:
+    """The type that a TypeProto declares. Open axes have their names in it only if `named`: most files give those of all elements one name,
+    whatever their sizes.
 
     Raises OnnxError for what is of no type, and for sparse tensors.
     """
@@ -24,14 +25,20 @@ def value_type(declared: Any, depth: int = 0) -> ValueType:
         t = declared.tensor_type
         if not t.HasField("shape"):
             return AnyRankType(dtype_of(t.elem_type))
-        return TensorType(dtype_of(t.elem_type), tuple(d.dim_value if d.HasField("dim_value") else ANY for d in t.shape.dim))
+        return TensorType(dtype_of(t.elem_type), tuple(_size(d, named) for d in t.shape.dim))
     if kind == "sequence_type":
-        return SequenceType(value_type(declared.sequence_type.elem_type, depth + 1))
+        return SequenceType(value_type(declared.sequence_type.elem_type, named, depth + 1))
     if kind == "optional_type":
-        return OptionalType(value_type(declared.optional_type.elem_type, depth + 1))
+        return OptionalType(value_type(declared.optional_type.elem_type, named, depth + 1))
     if kind == "map_type":
-        return MapType(dtype_of(declared.map_type.key_type), value_type(declared.map_type.value_type, depth + 1))
+        return MapType(dtype_of(declared.map_type.key_type), value_type(declared.map_type.value_type, named, depth + 1))
     raise OnnxError(f"it is {'a sparse tensor' if kind else 'of no type'}; a program is fed with tensors, sequences, optionals and maps")
+
+
+def _size(d: Any, named: bool) -> int:
+    if d.HasField("dim_value"):
+        return d.dim_value if d.dim_value >= 0 else ANY
+    return Dim(d.dim_param) if named and is_word(d.dim_param) else ANY
 
 
 def dtype_of(code: int) -> str:
@@ -40,6 +47,11 @@ def dtype_of(code: int) -> str:
         return as_dtype(numpy_dtype(code))
     except (KeyError, TypeError, ValueError):
         raise OnnxError(f"it is of dtype {code} of ONNX, and a program has no such numbers") from None
+
+
+def open_sizes(t: TensorType) -> list[Any]:
+    """The sizes of a tensor, as ONNX writes them: None or a name for what is open."""
+    return [d if d != ANY else d.name if isinstance(d, Dim) else None for d in t.shape]
 
 
 def type_proto_of(t: ValueType, sizes: Callable[[TensorType], Iterable[Any]]) -> Any:

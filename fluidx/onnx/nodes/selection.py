@@ -46,13 +46,13 @@ def non_max_suppression(op: Op) -> str:
     limits = {"MaxOutput": "int64", "IouThreshold": "float32", "ScoreThreshold": "float32"}
     if op.dtype("Boxes") != "float32":
         raise op.wrong(f"NonMaxSuppression takes float32, Boxes are {op.dtype('Boxes')}")
-    given = [_single(op, slot, dtype) if op.has(slot) else "" for slot, dtype in limits.items()]
+    given = [single(op, slot, dtype) if op.has(slot) else "" for slot, dtype in limits.items()]
     while given and not given[-1]:
         given.pop()
     return op.emit("NonMaxSuppression", op["Boxes"], op["Scores"], *given, center_point_box=int(op.attrs["center_point_box"]))
 
 
-def _single(op: Op, slot: str, dtype: str) -> str:
+def single(op: Op, slot: str, dtype: str) -> str:
     """One number of a dtype, without axes."""
     found = op[slot] if op.dtype(slot) == dtype else op.emit("Cast", op[slot], to=op.code(dtype))
     return op.emit("Reshape", found, op.ints([])) if op.type_of(slot).ndim else found
@@ -63,7 +63,7 @@ def _single(op: Op, slot: str, dtype: str) -> str:
 
 @nodes("range_between")
 def range_between(op: Op) -> str:
-    return op.emit("Range", *(_single(op, slot, op.dtype(slot)) for slot in ("Start", "End", "Step")))
+    return op.emit("Range", *(single(op, slot, op.dtype(slot)) for slot in ("Start", "End", "Step")))
 
 
 @nodes("reshape_by")
