@@ -37,7 +37,7 @@ KINDS = {
     "Experts": "nn.experts",
     "Losses": "loss.*_loss",
     "Metrics": "loss.metric",
-    "Sequences, optionals, strings": "values.*",
+    "Sequences, optionals, maps, strings": "values.*",
     "Embedding": "nn.embedding",
     "Shape": "data.reshape",
     "Joining, splitting and moving": "data.movement",

@@ -113,7 +113,7 @@ class MapType(_NoTensor):
     key: str
     value: ValueType
     kind: ClassVar[str] = "map"
-    next_step: ClassVar[str] = "no op takes maps yet, they are fed and fetched; feed its keys and values as tensors"
+    next_step: ClassVar[str] = "make a tensor of it, with dict_vectorizer or cast_map"
 
     def __post_init__(self) -> None:
         if self.key not in KEYS:

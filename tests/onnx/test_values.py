@@ -15,7 +15,7 @@ from . import suite  # noqa: E402
 
 
 def model(text, opset=22):
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>{text}')
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 1]>{text}')
 
 
 def load(text, opset=22):
@@ -169,6 +169,91 @@ def test_fed_and_known_strings_are_moved_compared_and_chosen():
     all_, two, same, z = ran(loaded, texts("b", "a", ""), np.array([1, 4]))
     assert all_.tolist() == ["a", "ä", "b", "a", ""] and two.tolist() == ["ä", ""]
     assert same.tolist() == [False, True, False] and z.tolist() == ["b", "aa", ""]
+
+
+def test_strings_are_cut_read_as_numbers_and_written():
+    loaded = load("""
+        g (string[n] t) => (float[n] sums, string[n] said) {
+            parts, count = StringSplit <delimiter = "+"> (t)
+            numbers = Cast <to = 1> (parts)
+            last = Constant <value_ints = [-1]> ()
+            sums = ReduceSum <keepdims = 0> (numbers, last)
+            whole = Cast <to = 7> (sums)
+            said = Cast <to = 8> (whole)
+        }""")
+    sums, said = ran(loaded, texts("1.5+2", "-3+0"))
+    assert sums.tolist() == [3.5, -3] and said.tolist() == ["3", "-3"]
+
+
+# -- maps, and the classifiers that give them ----------------------------------------------------------------------------------------
+
+
+def classifier(labels, coefficients, how):
+    """What converters write for a scaled linear classifier: its label, and a map of the shares of classes for each row."""
+    kind = "int64s" if isinstance(labels[0], int) else "strings"
+    said, listed = kind[:-1], ", ".join(str(v) if kind == "int64s" else f'"{v}"' for v in labels)
+    held = f"coefficients = {coefficients}, intercepts = {[0.5] * (len(coefficients) // 2)}"
+    return f"""
+        g (float[n, 2] x) => ({said}[n] label, seq(map({said}, float)) shares) {{
+            v = ai.onnx.ml.Scaler <offset = [1.0, 0.0], scale = [1.0, 2.0]> (x)
+            label, p = ai.onnx.ml.LinearClassifier <classlabels_{kind.replace("64", "")} = [{listed}], {held}, post_transform = "{how}"> (v)
+            q = ai.onnx.ml.Normalizer <norm = "L1"> (p)
+            shares = ai.onnx.ml.ZipMap <classlabels_{kind} = [{listed}]> (q)
+        }}"""
+
+
+POINTS = np.float32([[2, 1], [0, -1], [3, 0.5], [1, 0]])
+SCALED = (POINTS - [1, 0]) * [1, 2]
+
+
+def test_a_classifier_of_many_classes_gives_labels_and_maps():
+    label, shares = ran(load(classifier([4, 9, 2], [1.0, 2.0, -1.0, 0.0, 0.5, -1.0], "SOFTMAX")), POINTS)
+    scores = SCALED @ np.array([[1, -1, 0.5], [2, 0, -1]]) + 0.5
+    want = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    assert label.tolist() == [(4, 9, 2)[k] for k in scores.argmax(1)] and [list(s) for s in shares] == [[4, 9, 2]] * 4
+    # float32 against float64, of sums of two terms and one exponential
+    np.testing.assert_allclose([list(s.values()) for s in shares], want, rtol=1e-5)
+
+
+def test_a_classifier_of_two_classes_has_one_score():
+    label, shares = ran(load(classifier(["no", "yes"], [1.0, -2.0], "LOGISTIC")), POINTS)
+    scores = SCALED @ [1, -2] + 0.5
+    assert label.tolist() == ["yes" if s > 0 else "no" for s in scores]
+    np.testing.assert_allclose([s["yes"] for s in shares], 1 / (1 + np.exp(-scores)), rtol=1e-5)  # as above
+
+
+def test_a_linear_model_is_trained():
+    # the sum of x @ w + b, 2 targets: its gradient is the sum of the rows of x for each target, and the number of rows
+    loaded = load("""
+        g (float[n, 2] x) => (float[n, 2] y) {
+            y = ai.onnx.ml.LinearRegressor <targets = 2, coefficients = [1.0, 2.0, 3.0, 4.0], intercepts = [5.0, 6.0]> (x)
+        }""")
+    with fx.program_guard(loaded.program, loaded.startup):
+        grads = fx.gradients(loaded.fetches, loaded.parameters)
+    exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    exe.run(loaded.startup, scope=scope)
+    y, w, b = exe.run(loaded.program, feed={"x": POINTS}, fetch_list=[*loaded.fetches, *grads], scope=scope)
+    assert y.tolist() == (POINTS @ np.float32([[1, 3], [2, 4]]) + [5, 6]).tolist()
+    assert w.tolist() == [[6, 6], [0.5, 0.5]] and b.tolist() == [4, 4]
+
+
+def test_maps_are_fed():
+    loaded = load("""
+        g (map(int64, float) m, map(string, float) named) => (float[1, k] dense, string[1, 4] places, float[1, 3] row) {
+            dense = ai.onnx.ml.CastMap <cast_to = "TO_FLOAT"> (m)
+            places = ai.onnx.ml.CastMap <cast_to = "TO_STRING", map_form = "SPARSE", max_map = 4> (m)
+            row = ai.onnx.ml.DictVectorizer <string_vocabulary = ["b", "z", "a"]> (named)
+        }""")
+    dense, places, row = ran(loaded, {3: np.float32(1.5), 1: np.float32(2)}, {"a": np.float32(7), "b": np.float32(8)})
+    assert dense.tolist() == [[2, 1.5]] and places.tolist() == [["0", "2.000000", "0", "1.500000"]] and row.tolist() == [[8, 0, 7]]
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_rows_are_normalized_but_those_of_length_zero(norm):
+    loaded = load(f'g (float[n, 2] x) => (float[n, 2] y) {{ y = ai.onnx.ml.Normalizer <norm = "{norm}"> (x) }}')
+    (y,) = ran(loaded, np.float32([[3, 4], [0, 0]]))
+    assert y[1].tolist() == [0, 0]
+    np.testing.assert_allclose(y[0], np.array([3, 4]) / {"MAX": 4, "L1": 7, "L2": 5}[norm], rtol=1e-6)  # a rounding or two of float32
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------------------

@@ -44,12 +44,25 @@ def asked(b, o, x, **_):
             b.optional_get_element(x)]  # fmt: skip
 
 
+def zipped(b, rows, m, **_):
+    return [b.zip_map(rows, keys=("p", "q", "r")), b.zip_map(rows, keys=(4, 2, 9)), b.dict_vectorizer(m, keys=(5, 7, 2)), b.cast_map(m),
+            b.cast_map(m, dtype="int64"), b.cast_map(m, size=6)]  # fmt: skip
+
+
 def written(b, t, u, **_):
-    known = b.fill_string(shape=(2,), values=("a", "ü"))
+    known, digits = b.fill_string(shape=(2,), values=("a", "ü")), b.fill_string(shape=(2,), values=("1", "-2"))
     parts, counts = b.string_split(b.string_concat(t, u), delimiter=",", maxsplit=1)
-    return [b.string_concat(t, known), b.string_equal(t, known), parts, counts, b.string_split(u)[0],
-            b.string_normalizer(t, case="UPPER", stopwords=("b",)), b.string_normalizer(t, case_sensitive=True, stopwords=()),
-            b.regex_full_match(t, pattern="[a-c,]+")]  # fmt: skip
+    return [
+        b.string_concat(t, known),
+        b.string_equal(t, known),
+        parts,
+        counts,
+        b.string_split(u)[0],
+        b.string_normalizer(t, case="UPPER", stopwords=("b",)),
+        b.string_normalizer(t, case_sensitive=True, stopwords=()),
+        b.regex_full_match(t, pattern="[a-c,]+"),
+        b.string_cast(b.string_cast(digits, dtype="int64"), dtype="string"),
+    ]
 
 
 def judge(path):
@@ -65,9 +78,10 @@ X = np.float32([[0, -2, 3], [-4, 3, 0], [5, 0, 1]])
 VALUES = {
     "s": ("seq<f32[-1]>", [np.float32([1]), np.float32([2, 3])]), "x": ("f32[3]", X[0]), "k": ("i64[]", np.array(1)),
     "rows": ("f32[n,3]", X), "sizes": ("i32[2]", np.int32([1, 2])), "o": ("opt<f32[3]>", X[1]),
+    "m": ("map<i64,f32[]>", {5: 1.5, 2: 3.0}),
     "t": ("str[2]", np.array(["a", "b,c"], object)), "u": ("str[2]", np.array(["x y,1", ""], object)),
 }  # fmt: skip
-CASES = [edited, cut, made, asked, written]
+CASES = [edited, cut, made, asked, zipped, written]
 
 
 @pytest.mark.parametrize("build", CASES)

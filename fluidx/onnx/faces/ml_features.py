@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...ir import Variable
 from ..limits import room
 from ..node import Node
-from . import host
+from . import computed, host
 from .ml_maps import looked_up
 
 _ML = "ai.onnx.ml"
@@ -21,6 +22,12 @@ def array_feature_extractor(n: Node) -> object:
     return np.take(np.atleast_2d(x) if x.ndim < 2 else x, at, -1)
 
 
+@computed("ArrayFeatureExtractor", 0, 1, domain=_ML)
+def computed_extractor(n: Node) -> object:
+    x = n.x() if n.rank() > 1 else n.b.reshape(n.x(), shape=(1, -1))
+    return n.b.index_select(x, n.b.reshape(n.x(1), shape=(-1,)), dim=-1)
+
+
 @host("Binarizer", domain=_ML, computes=True)
 def binarizer(n: Node) -> object:
     x = n.value(0)
@@ -31,6 +38,16 @@ def binarizer(n: Node) -> object:
 def scaler(n: Node) -> object:
     x = n.value(0).astype(np.float32)
     return (x - np.float32(n.attr("offset", [0.0]))) * np.float32(n.attr("scale", [1.0]))
+
+
+@computed("Scaler", 0, domain=_ML)
+def computed_scaler(n: Node) -> object:
+    x, offset, scale = _floats(n), n.attr("offset", [0.0]), n.attr("scale", [1.0])
+    return n.b.elementwise_mul(n.b.elementwise_sub(x, n.const(offset, np.float32)), n.const(scale, np.float32))
+
+
+def _floats(n: Node) -> Variable:
+    return n.x() if n.dtype() == "float32" else n.b.cast(n.x(), dtype="float32")
 
 
 @host("Imputer", domain=_ML, computes=True)
@@ -50,14 +67,30 @@ def _lengths(x: np.ndarray, norm: str) -> np.ndarray:
     return np.abs(x).sum(-1, keepdims=True) if norm == "L1" else np.sqrt(np.square(x).sum(-1, keepdims=True))
 
 
-@host("Normalizer", domain=_ML, computes=True)
-def normalizer(n: Node) -> object:
-    norm = n.attr("norm", "MAX")
+def _norm(n: Node) -> str:
+    norm: str = n.attr("norm", "MAX")
     if norm not in ("MAX", "L1", "L2"):
         raise n.wrong(f"norm has to be MAX, L1 or L2, found {norm!r}")
-    x = n.value(0).astype(np.float32)
+    return norm
+
+
+@host("Normalizer", domain=_ML, computes=True)
+def normalizer(n: Node) -> object:
+    norm, x = _norm(n), n.value(0).astype(np.float32)
     length = _lengths(x, norm)
     return np.divide(x, length, out=x.copy(), where=length != 0)
+
+
+@computed("Normalizer", 0, domain=_ML)
+def computed_normalizer(n: Node) -> object:
+    """A row of length 0 is left as it is."""
+    norm, x, last = _norm(n), _floats(n), {"dim": (-1,), "keep_dim": True}
+    if norm == "MAX":
+        length = n.b.reduce_max(x, **last)
+    else:
+        length = n.b.reduce_sum(n.b.abs(x), **last) if norm == "L1" else n.b.sqrt(n.b.reduce_sum(n.b.square(x), **last))
+    ones = n.b.fill_any_like(length, value=1.0)
+    return n.b.elementwise_div(x, n.b.where(n.b.equal(length, n.b.fill_zeros_like(length)), ones, length))
 
 
 @host("OneHotEncoder", domain=_ML, computes=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...ir import Variable
 from ..importer import Outputs
 from ..node import Node
-from . import host
-from .ml_scores import floats, labels_of, logistic, of_two_classes, transformed
+from . import computed, host
+from .ml_scores import chosen, floats, labels_of, logistic, of_two_classes, of_two_in_program, transformed, transformed_in_program
+from .shape import fixed
 
 _ML = "ai.onnx.ml"
 
@@ -44,6 +46,38 @@ def linear_classifier(n: Node) -> object:
         scores = of_two_classes(n, scores[:, 0], how, shares=True) if two else transformed(n, scores, how)
         labels = labels if two else None
     return Outputs([said if labels is None else labels[said], scores.astype(np.float32)])
+
+
+def _rows_in_program(n: Node) -> Variable:
+    x = n.x() if n.rank() > 1 else n.b.reshape(n.x(), shape=(1, -1))
+    return x if x.dtype == "float32" else n.b.cast(x, dtype="float32")
+
+
+def _scores_in_program(n: Node) -> Variable:
+    """The scores [rows, classes], of coefficients and intercepts that are trained where weights are."""
+    x = _rows_in_program(n)
+    (features,) = fixed(n, x.shape[1:])
+    held = {"coefficients": floats(n, "coefficients").reshape(-1, features).T, "intercepts": floats(n, "intercepts")}
+    weights = [n.importer.held(f"{n.outputs[-1]}.{name}", np.ascontiguousarray(v)) for name, v in held.items() if v.size]
+    product = n.b.matmul(x, n.importer.variable(weights[0]))
+    return product if len(weights) == 1 else n.b.elementwise_add(product, n.importer.variable(weights[1]))
+
+
+@computed("LinearRegressor", 0, domain=_ML)
+def computed_regressor(n: Node) -> object:
+    return transformed_in_program(n, _scores_in_program(n), n.attr("post_transform", "NONE"))
+
+
+@computed("LinearClassifier", 0, domain=_ML)
+def computed_classifier(n: Node) -> object:
+    scores, how, labels = _scores_in_program(n), n.attr("post_transform", "NONE"), labels_of(n, "classlabels_ints")
+    if scores.shape[1] > 1:
+        return chosen(n, n.b.arg_max(scores, axis=1), labels), transformed_in_program(n, scores, how)
+    above = n.b.greater_than(scores, n.b.fill_zeros_like(scores))
+    said = n.b.reshape(n.b.cast(above, dtype="int64"), shape=(-1,))
+    if labels is None or len(labels) != 2:
+        return said, transformed_in_program(n, scores, how)
+    return chosen(n, said, labels), of_two_in_program(n, scores, how)
 
 
 # -- support vectors --------------------------------------------------------------------------------------------------------------------

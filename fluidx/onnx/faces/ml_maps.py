@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.dtypes import np_dtype
+from ...ir.valuetypes import MapType, SequenceType
+from ...ops.shared.maps import maps_as_rows, rows_as_maps, values_in_order
 from ..limits import room
 from ..node import Node
-from . import host
+from . import computed, host
 
 _ML = "ai.onnx.ml"
 _DEFAULTS = {"strings": ("default_string", "_Unused"), "int64s": ("default_int64", -1), "floats": ("default_float", -0.0)}
@@ -81,40 +84,56 @@ def category_mapper(n: Node) -> object:
 def dict_vectorizer(n: Node) -> object:
     """One row; a sequence of maps gives one each."""
     given = n.value(0)
-    names = n.attr("string_vocabulary") or n.attr("int64_vocabulary") or []
     rows = given if isinstance(given, list) else [given]
-    values = [[row.get(name, 0) for name in names] for row in rows]
     first = next((v for row in rows for v in row.values()), 0.0)
     if isinstance(first, str):
-        return np.array([[row.get(name, "") for name in names] for row in rows], object)
-    return np.array(values, np.int64 if isinstance(first, (int, np.integer)) else np.asarray(first, np.float32).dtype)
+        return maps_as_rows(rows, _vocabulary(n), object)
+    return maps_as_rows(rows, _vocabulary(n), np.int64 if isinstance(first, (int, np.integer)) else np.asarray(first, np.float32).dtype)
+
+
+@computed("DictVectorizer", 0, domain=_ML)
+def computed_vectorizer(n: Node) -> object:
+    t = n.x().desc.type
+    one = t.elem if isinstance(t, SequenceType) else t
+    dtype = one.value.dtype if isinstance(one, MapType) else "float32"
+    return n.b.dict_vectorizer(n.x(), keys=tuple(_vocabulary(n)), dtype=dtype)
+
+
+def _vocabulary(n: Node) -> list[Any]:
+    return n.attr("string_vocabulary") or n.attr("int64_vocabulary") or []
+
+
+_CASTS = {"TO_FLOAT": "float32", "TO_INT64": "int64", "TO_STRING": "string"}
+
+
+def _cast(n: Node) -> tuple[str, int]:
+    """The dtype that CastMap gives, and the size of its row, 0 where the values stand by rising key."""
+    size = n.attr("max_map", 1) if n.attr("map_form", "DENSE") == "SPARSE" else 0
+    return _CASTS[n.attr("cast_to", "TO_FLOAT")], room([1, size])[1]
 
 
 @host("CastMap", domain=_ML, computes=True)
 def cast_map(n: Node) -> object:
     """The values by rising key; SPARSE puts each at its key, and 0 elsewhere."""
-    given = n.value(0)
-    dtype = {"TO_FLOAT": np.float32, "TO_INT64": np.int64, "TO_STRING": object}[n.attr("cast_to", "TO_FLOAT")]
-    keys = sorted(given)
-    values = [_text(given[k]) if dtype is object else given[k] for k in keys]
-    if n.attr("map_form", "DENSE") == "DENSE":
-        return np.array([values], dtype)
-    size = n.attr("max_map", 1)
-    if keys and not 0 <= keys[0] <= keys[-1] < size:
-        raise n.wrong(f"its keys are {keys[0]} to {keys[-1]}, and max_map is {size}")
-    out = np.full(room([1, size]), "0" if dtype is object else 0, dtype)
-    out[0, keys] = values
-    return out
+    dtype, size = _cast(n)
+    return values_in_order(n.value(0), np_dtype(dtype), size)
 
 
-def _text(value: Any) -> str:
-    return f"{value:f}" if isinstance(value, (float, np.floating)) else str(value)
+@computed("CastMap", 0, domain=_ML)
+def computed_cast_map(n: Node) -> object:
+    dtype, size = _cast(n)
+    return n.b.cast_map(n.x(), dtype=dtype, size=size)
 
 
 @host("ZipMap", domain=_ML, computes=True)
 def zip_map(n: Node) -> object:
-    keys = n.attr("classlabels_strings") or n.attr("classlabels_int64s") or []
-    rows = np.atleast_2d(n.value(0))
-    if rows.shape[1] != len(keys):
-        raise n.wrong(f"it has {len(keys)} class labels, and {rows.shape[1]} columns to name")
-    return [dict(zip(keys, row.tolist())) for row in rows]
+    return rows_as_maps(n.value(0), _class_labels(n))
+
+
+@computed("ZipMap", 0, domain=_ML)
+def computed_zip_map(n: Node) -> object:
+    return n.b.zip_map(n.x(), keys=tuple(_class_labels(n)))
+
+
+def _class_labels(n: Node) -> list[Any]:
+    return n.attr("classlabels_strings") or n.attr("classlabels_int64s") or []

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ir import Variable
 from ..node import Node
 
 _ZERO = 1e-7  # what SOFTMAX_ZERO takes for 0: float32 has no more digits next to 1
@@ -43,6 +44,19 @@ def _probit(p: np.ndarray) -> np.ndarray:
     return np.array(flat, p.dtype).reshape(p.shape)
 
 
+def transformed_in_program(n: Node, scores: Variable, how: str) -> Variable:
+    """The same of scores that a program computes."""
+    _check_in_program(n, how)
+    if how == "NONE" or scores.shape[-1] == 1:
+        return scores
+    return n.b.sigmoid(scores) if how == "LOGISTIC" else n.b.softmax(scores, axis=-1)
+
+
+def _check_in_program(n: Node, how: str) -> None:
+    if how not in ("NONE", "LOGISTIC", "SOFTMAX"):
+        raise n.wrong(f"post_transform {how!r} is for sessions, a program has NONE, SOFTMAX and LOGISTIC; fx.onnx.session runs it")
+
+
 def labels_of(n: Node, ints: str) -> np.ndarray | None:
     """The names of the classes, numbers or strings; None where the node has none."""
     texts, numbers = n.attr("classlabels_strings"), n.attr(ints)
@@ -66,3 +80,16 @@ def of_two_classes(n: Node, score: np.ndarray, how: str, shares: bool) -> np.nda
     if how not in TRANSFORMS:
         raise n.wrong(f"post_transform has to be one of {', '.join(TRANSFORMS)}, found {how!r}")
     return np.stack([1 - score if shares else -score, score], 1)
+
+
+def of_two_in_program(n: Node, score: Variable, how: str) -> Variable:
+    """The same of scores [rows, 1] that a program computes; shares."""
+    _check_in_program(n, how)
+    other = n.b.scale(score, scale=-1.0, bias=0.0 if how == "LOGISTIC" else 1.0)
+    both = n.b.concat([other, score], axis=1)
+    return n.b.sigmoid(both) if how == "LOGISTIC" else both
+
+
+def chosen(n: Node, said: Variable, labels: np.ndarray | None) -> Variable:
+    """The names of classes by their positions, [rows]; the positions where they have none."""
+    return said if labels is None else n.b.index_select(n.importer.variable(labels), said, dim=0)

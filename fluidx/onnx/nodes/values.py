@@ -1,4 +1,4 @@
-"""Sequences, optionals and strings."""
+"""Sequences, optionals, maps and strings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...ir.types import TensorType
-from ...ir.valuetypes import AnyRankType, OptionalType, as_type
+from ...ir.valuetypes import AnyRankType, MapType, OptionalType, as_type
 from ...ops.shared.texts import texts
 from ..types import open_sizes, type_proto_of
 from . import nodes
@@ -100,12 +100,50 @@ def optional_get_element(op: Op) -> str:
     return op.emit("OptionalGetElement", op["X"]) if isinstance(op.type_of("X"), OptionalType) else op["X"]
 
 
+# -- maps -------------------------------------------------------------------------------------------------------------------------
+
+_CASTS = {"float32": "TO_FLOAT", "int64": "TO_INT64", "string": "TO_STRING"}
+_ML = "ai.onnx.ml"
+
+
+def _named(op: Op, texts: str, numbers: str) -> dict[str, Any]:
+    """The attribute that lists the keys."""
+    keys = list(op.attrs["keys"])
+    return {texts if isinstance(keys[0], str) else numbers: keys, "domain": _ML}
+
+
+@nodes("zip_map")
+def zip_map(op: Op) -> str:
+    if op.dtype("X") != "float32":
+        raise op.wrong(f"ZipMap takes float32, X is {op.dtype('X')}")
+    return op.emit("ZipMap", op["X"], **_named(op, "classlabels_strings", "classlabels_int64s"))
+
+
+@nodes("dict_vectorizer")
+def dict_vectorizer(op: Op) -> str:
+    if not isinstance(op.type_of("X"), MapType):
+        raise op.wrong(f"DictVectorizer takes one map, X is {op.type_of('X')}")
+    return op.emit("DictVectorizer", op["X"], **_named(op, "string_vocabulary", "int64_vocabulary"))
+
+
+@nodes("cast_map")
+def cast_map(op: Op) -> str:
+    size = op.attrs["size"]
+    places = {"map_form": "SPARSE", "max_map": size} if size else {"map_form": "DENSE"}
+    return op.emit("CastMap", op["X"], domain=_ML, cast_to=_CASTS[op.attrs["dtype"]], **places)
+
+
 # -- strings ----------------------------------------------------------------------------------------------------------------------
 
 
 @nodes("fill_string")
 def fill_string(op: Op) -> str:
     return op.const(texts(op.attrs["shape"], op.attrs["values"]))
+
+
+@nodes("string_cast")
+def string_cast(op: Op) -> str:
+    return op.emit("Cast", op["X"], to=op.code(op.attrs["dtype"]))
 
 
 @nodes("string_equal")

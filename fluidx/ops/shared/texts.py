@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.errors import ExecutionError
+from ...ir.errors import ProgramError
 
 CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
 
@@ -45,13 +45,47 @@ def normalized(x: np.ndarray, case: str, sensitive: bool, stopwords: Sequence[st
     return texts((*x.shape[:-1], len(kept)), kept)
 
 
-def matched(x: np.ndarray, pattern: str) -> np.ndarray:
-    """Which strings a pattern of RE2 matches as a whole. Raises ExecutionError for what is no pattern."""
+def written(x: np.ndarray) -> np.ndarray:
+    """Numbers as text, as ONNX's Cast writes them.
+
+    >>> written(np.float32([0.5, np.inf])).tolist(), written(np.array(True)).tolist()
+    (['0.5', 'INF'], '1')
+    """
+    if x.dtype.kind in "biu":
+        return texts(x.shape, (str(int(v)) for v in x.flat))
+    special = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
+    return texts(x.shape, (special.get(t, t) for t in map(str, x.flat)))
+
+
+def parsed(x: np.ndarray, to: np.dtype) -> np.ndarray:
+    """Text as numbers, to be converted: whole ones where whole ones are wanted and written."""
+    whole = to.kind in "iu" or to.name in ("int4", "uint4", "int2", "uint2")
+    values: list[Any] = [_number(t, whole) for t in x.flat]
+    kind = (np.uint64 if any(v >= 1 << 63 for v in values) else np.int64) if whole else np.float64
+    return np.array(values, kind).reshape(x.shape)
+
+
+def _number(text: str, whole: bool) -> float | int:
+    if not whole:
+        return float(text)
     try:
-        compiled = re.compile(_python_pattern(pattern), re.ASCII)
+        return int(text)
+    except ValueError:
+        return int(float(text))
+
+
+def matched(x: np.ndarray, pattern: str) -> np.ndarray:
+    """Which strings a pattern of RE2 matches as a whole. Raises ProgramError for what is no pattern."""
+    matches = compiled(pattern)
+    return np.array([matches.fullmatch(text) is not None for text in x.flat], bool).reshape(x.shape)
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern of RE2, ready to match. Raises ProgramError for what is none."""
+    try:
+        return re.compile(_python_pattern(pattern), re.ASCII)
     except re.error as e:
-        raise ExecutionError(f"cannot take the pattern {pattern!r}: {e}") from None
-    return np.array([compiled.fullmatch(text) is not None for text in x.flat], bool).reshape(x.shape)
+        raise ProgramError(f"cannot take the pattern {pattern!r}: {e}") from None
 
 
 _CLASSES = {

@@ -6,11 +6,13 @@ from math import prod
 
 import numpy as np
 
+from ...ir.dtypes import SHORT, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required
 from ...ir.types import ANY, TensorType
 from ..shared.broadcast import broadcast_sizes
-from ..shared.texts import CASES, concatenated, matched, normalized, split, texts
+from ..shared.texts import CASES, compiled, concatenated, matched, normalized, parsed, split, texts, written
+from ..shared.tiny import converted
 
 _STRINGS = ("string",)
 
@@ -37,6 +39,25 @@ class FillString(OpDef):
     @staticmethod
     def kernel(xp, *, shape, values):
         return texts(shape, values)
+
+
+class StringCast(OpDef):
+    """X as `dtype`: strings as the numbers that they write, or numbers as strings. Ones that are not finite are NaN, INF and -INF."""
+
+    name = "string_cast"
+    beyond_tensors = _STRINGS
+    inputs = ("X",)
+    attrs = {"dtype": Required(str)}
+
+    @staticmethod
+    def infer(x, *, dtype):
+        if dtype not in SHORT or (x.dtype == "string") is (dtype == "string"):
+            raise ProgramError(f"op string_cast: of X and dtype one must be strings, found {x} and {dtype!r}; cast is for numbers")
+        return x.with_dtype(dtype)
+
+    @staticmethod
+    def kernel(xp, x, *, dtype):
+        return written(x) if dtype == "string" else converted(parsed(x, np_dtype(dtype)), np_dtype(dtype))
 
 
 class StringEqual(OpDef):
@@ -127,6 +148,7 @@ class RegexFullMatch(OpDef):
     @staticmethod
     def infer(x, *, pattern):
         _need_strings("regex_full_match", X=x)
+        compiled(pattern)
         return x.with_dtype("bool")
 
     @staticmethod

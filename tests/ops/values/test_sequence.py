@@ -142,10 +142,3 @@ def test_a_sequence_in_a_sub_block_is_refused(b):
     )
     with pytest.raises(ProgramError, match="op split_to_sequence works on .* and stands in block 1"):
         run(b, [taken], x=counting(2, 2))
-
-
-def test_a_model_is_not_written_with_a_sequence(b):
-    pytest.importorskip("onnx")
-    s = fx.data("s", type="seq<f32[-1,2]>")
-    with pytest.raises(fx.onnx.OnnxError, match=r"save: 's' is seq<f32\[-1,2\]>, and models are written with tensors"):
-        fx.onnx.save(b.block.program, "unused.onnx", feeds=[s], fetches=[s])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.ir import Builder, Program, ProgramError
+from fluidx.ir import Builder, ExecutionError, Program, ProgramError
 
 
 @pytest.fixture
@@ -42,6 +42,27 @@ def test_stop_words_go_and_case_changes(b):
     exact = b.string_normalizer(x, case="UPPER", case_sensitive=True, stopwords=("monday", "tuesday"))
     assert run(b, lower, exact, x=np.array(["Monday", "tuesday"], object)) == [["tuesday"], ["MONDAY"]]
     assert run(b, lower, x=np.array(["monday"], object)) == [[""]]
+
+
+def test_numbers_are_written_and_read(b):
+    x, t, w = fx.data("x", [-1]), fx.data("t", ["n"], "string"), fx.data("w", ["n"], "string")
+    made = [
+        b.string_cast(x, dtype="string"),
+        b.string_cast(t, dtype="float32"),
+        *(b.string_cast(w, dtype=d) for d in ("int64", "float8_e5m2")),
+    ]
+    feed = {"t": np.array(["1e-5", "-INF"], object), "w": np.array(["9007199254740993", "2.5"], object)}
+    found = run(b, *made, x=np.float32([0.1, -np.inf, np.nan]), **feed)
+    assert found == [["0.1", "-INF", "NaN"], [np.float32(1e-5), -np.inf], [2**53 + 1, 2], [57344, 2.5]]
+    with pytest.raises(ProgramError, match=r"of X and dtype one must be strings, found f32\[-1\] and 'int64'; cast is for numbers"):
+        b.string_cast(x, dtype="int64")
+    with pytest.raises(ExecutionError, match="op string_cast failed: ValueError: could not convert string to float: 'one'"):
+        run(b, b.string_cast(t, dtype="float32"), t=np.array(["one"], object))
+
+
+def test_what_is_no_pattern_is_refused_where_it_is_written(b):
+    with pytest.raises(ProgramError, match="cannot take the pattern '\\('"):
+        b.regex_full_match(fx.data("x", ["n"], "string"), pattern="(")
 
 
 def test_a_pattern_matches_a_whole_string(b):
