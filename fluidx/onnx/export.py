@@ -31,6 +31,7 @@ from .values import dtype_code
 
 _OPSET, _IR = 21, 10  # what runtimes of the last years read; the operators of opset 21 came with IR 10
 _OPSETS = range(13, 27)  # 13: the first in which axes are operands, and Softmax has one
+_VERSIONS = {"ai.onnx.ml": 4}  # of domains: the LabelEncoder of that takes NaN for a key
 _LIMIT = (1 << 31) - (1 << 20)  # bytes: protobuf writes no larger message
 _MOST = 20  # operators that a message lists
 _END = (1 << 63) - 1
@@ -148,10 +149,13 @@ def _check_versions(opset: int, ir_version: int) -> None:
 
 
 def imports(nodes: Iterable[Any], opset: int) -> list[Any]:
-    """The opset of the standard, and version 1 of the other domains that nodes are of."""
+    """The opset of the standard, and the versions of the other domains that nodes are of."""
     from onnx import helper
 
-    return [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in sorted({n.domain for n in nodes} - {""}))]
+    return [
+        helper.make_opsetid("", opset),
+        *(helper.make_opsetid(d, _VERSIONS.get(d, 1)) for d in sorted({n.domain for n in nodes} - {""})),
+    ]
 
 
 def _check(model: Any, program: Program) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from fluidx.onnx import OnnxError, session  # noqa: E402
+from fluidx.onnx import OnnxError, load, session  # noqa: E402
 
 
 def one(op, inputs, outputs=1, domain="", opset=18, **attrs):
@@ -78,6 +78,15 @@ def test_n_grams_are_counted_with_gaps_and_weighed():
     assert run("TfIdfVectorizer", x, mode="TF", max_skip_count=0, **attrs).tolist() == [1, 0, 2]
     assert run("TfIdfVectorizer", x, mode="TF", max_skip_count=1, **attrs).tolist() == [1, 1, 2]
     assert run("TfIdfVectorizer", x, mode="IDF", max_skip_count=1, weights=[5.0, 3.0, 4.0], **attrs).tolist() == [3, 4, 5]
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_that_is_fed_is_not_taken_for_one_that_cannot_be_read():
+    model = '<ir_version: 10, opset_import: ["" : 20]> g (uint8[n] x) => (uint8[h, w, 3] y) { y = ImageDecoder (x) }'
+    with pytest.raises(OnnxError, match="needs the value of 'x'"):
+        load(onnx.parser.parse_model(model))
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from . import suite  # noqa: E402
 
 
 def model(text, opset=22):
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 1]>{text}')
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3]>{text}')
 
 
 def load(text, opset=22):
@@ -246,6 +246,24 @@ def test_maps_are_fed():
         }""")
     dense, places, row = ran(loaded, {3: np.float32(1.5), 1: np.float32(2)}, {"a": np.float32(7), "b": np.float32(8)})
     assert dense.tolist() == [[2, 1.5]] and places.tolist() == [["0", "2.000000", "0", "1.500000"]] and row.tolist() == [[8, 0, 7]]
+
+
+def test_features_are_looked_up_filled_in_and_compared():
+    loaded = load("""
+        g (string[n] t, float[n, 2] x, int64[n] k)
+        => (int64[n] at, string[n] name, float[n, 3] hot, float[n, 2] full, float[n, 2] over, float[n, 1] first) {
+            at = ai.onnx.ml.LabelEncoder <keys_strings = ["b", "a"], values_int64s = [7, 8], default_int64 = 9> (t)
+            name = ai.onnx.ml.CategoryMapper <cats_strings = ["one", "two"], cats_int64s = [1, 2], default_string = "many"> (k)
+            hot = ai.onnx.ml.OneHotEncoder <cats_int64s = [2, 5, 1]> (k)
+            full = ai.onnx.ml.Imputer <imputed_value_floats = [7.0, 8.0], replaced_value_float = 0.0> (x)
+            over = ai.onnx.ml.Binarizer <threshold = 1.5> (full)
+            zero = Constant <value_ints = [0]> ()
+            first = ai.onnx.ml.ArrayFeatureExtractor (x, zero)
+        }""")
+    at, name, hot, full, over, first = ran(loaded, texts("a", "z", "b"), np.float32([[1, 0], [0, 2], [3, 4]]), np.array([1, 3, 2]))
+    assert at.tolist() == [8, 9, 7] and name.tolist() == ["one", "many", "two"]
+    assert hot.tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 0]] and first.tolist() == [[1], [0], [3]]
+    assert full.tolist() == [[1, 8], [7, 2], [3, 4]] and over.tolist() == [[0, 1], [1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])

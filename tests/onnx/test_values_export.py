@@ -61,6 +61,8 @@ def written(b, t, u, **_):
         b.string_normalizer(t, case="UPPER", stopwords=("b",)),
         b.string_normalizer(t, case_sensitive=True, stopwords=()),
         b.regex_full_match(t, pattern="[a-c,]+"),
+        b.look_up(t, keys=("a", "b,c"), values=(4, 5), default=-1, dtype="int64"),
+        b.look_up(b.string_cast(digits, dtype="int64"), keys=(1,), values=("one",), default="other", dtype="string"),
         b.string_cast(b.string_cast(digits, dtype="int64"), dtype="string"),
     ]
 

@@ -15,6 +15,7 @@ _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 @host("ImageDecoder", computes=True)
 def image_decoder(n: Node) -> object:
     """Of what is no picture, an empty array, as the standard asks for."""
+    data = n.value(0).tobytes()
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -23,7 +24,7 @@ def image_decoder(n: Node) -> object:
     if wanted not in _MODES:
         raise n.wrong(f"pixel_format has to be one of {', '.join(_MODES)}, found {wanted!r}")
     try:
-        found = np.array(Image.open(io.BytesIO(n.value(0).tobytes())).convert(_MODES[wanted]))
+        found = np.array(Image.open(io.BytesIO(data)).convert(_MODES[wanted]))
     except (UnidentifiedImageError, OSError, ValueError):
         return np.zeros((0, 0, 1 if wanted == "Grayscale" else 3), np.uint8)
     if wanted == "Grayscale":

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import Variable
+from ...ir.dtypes import FLOATS, np_dtype
+from ...ops.shared.tables import looked_up
 from ..limits import room
 from ..node import Node
 from . import computed, host
-from .ml_maps import looked_up
+from .ml_maps import Table, look_up
+from .shape import fixed
 
 _ML = "ai.onnx.ml"
 
@@ -34,6 +37,12 @@ def binarizer(n: Node) -> object:
     return (x > n.attr("threshold", 0.0)).astype(x.dtype)
 
 
+@computed("Binarizer", 0, domain=_ML)
+def computed_binarizer(n: Node) -> object:
+    x = n.x() if n.dtype() in FLOATS else n.b.cast(n.x(), dtype="float64")  # which holds every threshold beside whole numbers
+    return n.b.cast(n.b.greater_than(x, n.b.fill_any_like(x, value=n.attr("threshold", 0.0))), dtype=n.dtype())
+
+
 @host("Scaler", domain=_ML, computes=True)
 def scaler(n: Node) -> object:
     x = n.value(0).astype(np.float32)
@@ -52,13 +61,26 @@ def _floats(n: Node) -> Variable:
 
 @host("Imputer", domain=_ML, computes=True)
 def imputer(n: Node) -> object:
-    x = n.value(0)
-    kind = ("replaced_value_float", "imputed_value_floats") if x.dtype.kind == "f" else ("replaced_value_int64", "imputed_value_int64s")
-    wanted, values = n.attr(kind[0], 0), np.array(n.attr(kind[1], []), x.dtype)
-    if values.size not in (1, x.shape[-1]):
-        raise n.wrong(f"{kind[1]} has {values.size} values, and the input {x.shape[-1]} features")
+    x, (wanted, values) = n.value(0), _imputed(n)
     missing = np.isnan(x) if wanted != wanted else x == x.dtype.type(wanted)
     return np.where(missing, values, x)
+
+
+@computed("Imputer", 0, domain=_ML)
+def computed_imputer(n: Node) -> object:
+    x, (wanted, values) = n.x(), _imputed(n)
+    missing = n.b.isnan(x) if wanted != wanted else n.b.equal(x, n.b.fill_any_like(x, value=float(wanted)))
+    return n.b.where(missing, n.const(values), x)
+
+
+def _imputed(n: Node) -> tuple[float, np.ndarray]:
+    """The value that stands for a missing one, and what takes its place, for all features or for each."""
+    kind = ("replaced_value_float", "imputed_value_floats") if n.dtype() in FLOATS else ("replaced_value_int64", "imputed_value_int64s")
+    (size,) = fixed(n, n.shape()[-1:])
+    values = np.array(n.attr(kind[1], []), np_dtype(n.dtype()))
+    if values.size not in (1, size):
+        raise n.wrong(f"{kind[1]} has {values.size} values, and the input {size} features")
+    return n.attr(kind[0], 0), values
 
 
 def _lengths(x: np.ndarray, norm: str) -> np.ndarray:
@@ -95,12 +117,26 @@ def computed_normalizer(n: Node) -> object:
 
 @host("OneHotEncoder", domain=_ML, computes=True)
 def one_hot_encoder(n: Node) -> object:
-    x, texts = n.value(0), n.attr("cats_strings")
-    categories = np.array(texts, object) if texts else np.array(n.attr("cats_int64s", []), np.int64)
-    at = looked_up(x if texts else x.astype(np.int64), categories, np.arange(len(categories)), -1)
+    x, places = n.value(0), _places(n)
+    at = looked_up(x if x.dtype.kind == "O" else x.astype(np.int64), *places)
     if not n.attr("zeros", 1) and (at < 0).any():
         raise n.wrong(f"{x[at < 0].tolist()[0]!r} is none of its categories, and `zeros` is 0")
-    return (at[..., None] == np.arange(len(categories))).astype(np.float32)
+    return (at[..., None] == places.values).astype(np.float32)
+
+
+@computed("OneHotEncoder", 0, domain=_ML)
+def computed_one_hot(n: Node) -> object:
+    if not n.attr("zeros", 1):
+        raise n.wrong("`zeros` is 0, so it refuses what is none of its categories, which no program does; fx.onnx.session runs it")
+    x, places = n.x(), _places(n)
+    at = look_up(n, x if x.dtype in ("string", "int64") else n.b.cast(x, dtype="int64"), places)
+    return n.b.cast(n.b.equal(n.b.unsqueeze(at, axes=(at.ndim,)), n.const(places.values)), dtype="float32")
+
+
+def _places(n: Node) -> Table:
+    """Which one of its categories each is."""
+    categories = n.attr("cats_strings") or n.attr("cats_int64s", [])
+    return Table(categories, np.arange(len(categories)), -1)
 
 
 @host("FeatureVectorizer", domain=_ML, computes=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...ir.dtypes import np_dtype
+from ...ir import Variable
+from ...ir.dtypes import as_dtype, np_dtype
 from ...ir.valuetypes import MapType, SequenceType
 from ...ops.shared.maps import maps_as_rows, rows_as_maps, values_in_order
+from ...ops.shared.tables import looked_up
 from ..limits import room
 from ..node import Node
 from . import computed, host
@@ -18,25 +20,50 @@ _DEFAULTS = {"strings": ("default_string", "_Unused"), "int64s": ("default_int64
 _DTYPES: dict[str, Any] = {"strings": object, "int64s": np.int64, "floats": np.float32}
 
 
+class Table(NamedTuple):
+    """Values by key; `dtype` is theirs."""
+
+    keys: list[Any]
+    values: np.ndarray
+    default: Any
+
+    @property
+    def dtype(self) -> str:
+        return as_dtype(self.values.dtype)
+
+
 @host("LabelEncoder", domain=_ML, computes=True)
 def label_encoder(n: Node) -> object:
-    """The value that stands at the place of each key, else the default. In version 1 classes and their positions are key and value."""
+    return looked_up(n.value(0), *_labels(n))
+
+
+@computed("LabelEncoder", 0, domain=_ML)
+def computed_encoder(n: Node) -> object:
+    return look_up(n, n.x(), _labels(n))
+
+
+def look_up(n: Node, x: Variable, table: Table) -> Variable:
+    """Values by key, in a program."""
+    default = np.asarray(table.default, table.values.dtype).item()
+    return n.b.look_up(x, keys=tuple(table.keys), values=tuple(table.values.tolist()), default=default, dtype=table.dtype)
+
+
+def _labels(n: Node) -> Table:
+    """The value that stands at the place of each key. In version 1 classes and their positions are key and value."""
     classes = n.attr("classes_strings")
     if classes is not None:
-        return _classes(n, classes)
-    keys = _listed(n, "keys")
-    values = _listed(n, "values")
+        return _either_way(n, classes, list(range(len(classes))))
+    keys, values = _listed(n, "keys"), _listed(n, "values")
     if keys is None or values is None or len(keys) != len(values):
         raise n.wrong("it has to have keys_* and values_*, and as many of the one as of the other")
-    return looked_up(n.value(0), keys, values, _default(n, values))
+    return Table(keys.tolist(), values, _default(n, values))
 
 
-def _classes(n: Node, classes: list[str]) -> np.ndarray:
-    names, at = np.array(classes, object), np.arange(len(classes))
-    x = n.value(0)
-    if x.dtype.kind == "O":
-        return looked_up(x, names, at, n.attr("default_int64", -1))
-    return looked_up(x, at, names, n.attr("default_string", "_Unused"))
+def _either_way(n: Node, texts: list[str], numbers: list[int]) -> Table:
+    """Numbers by text where the operand is text, else texts by number."""
+    if n.dtype() == "string":
+        return Table(texts, np.array(numbers, np.int64), n.attr("default_int64", -1))
+    return Table(numbers, np.array(texts, object), n.attr("default_string", "_Unused"))
 
 
 def _listed(n: Node, what: str) -> np.ndarray | None:
@@ -58,26 +85,18 @@ def _default(n: Node, values: np.ndarray) -> Any:
     return n.attr(name, default)
 
 
-def looked_up(x: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
-    """Values by key, element by element; NaN is a key like others."""
-    places = {_key(k): at for at, k in enumerate(keys.tolist())}
-    distinct, inverse = (x.ravel(), slice(None)) if x.dtype.kind == "O" else np.unique(x, return_inverse=True)
-    at = np.array([places.get(_key(v), len(keys)) for v in distinct.tolist()], np.int64)[inverse].ravel()
-    table = np.empty(len(values) + 1, values.dtype)
-    table[:-1], table[-1] = values, default
-    return table[at].reshape(x.shape)
-
-
-def _key(value: Any) -> Any:
-    return "nan" if value != value else value
-
-
 @host("CategoryMapper", domain=_ML, computes=True)
 def category_mapper(n: Node) -> object:
-    x, texts, numbers = n.value(0), np.array(n.attr("cats_strings"), object), np.array(n.attr("cats_int64s"), np.int64)
-    if x.dtype.kind == "O":
-        return looked_up(x, texts, numbers, n.attr("default_int64", -1))
-    return looked_up(x, numbers, texts, n.attr("default_string", "_Unused"))
+    return looked_up(n.value(0), *_categories(n))
+
+
+@computed("CategoryMapper", 0, domain=_ML)
+def computed_mapper(n: Node) -> object:
+    return look_up(n, n.x(), _categories(n))
+
+
+def _categories(n: Node) -> Table:
+    return _either_way(n, n.attr("cats_strings"), n.attr("cats_int64s"))
 
 
 @host("DictVectorizer", domain=_ML, computes=True)

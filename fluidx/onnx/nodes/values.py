@@ -103,6 +103,7 @@ def optional_get_element(op: Op) -> str:
 # -- maps -------------------------------------------------------------------------------------------------------------------------
 
 _CASTS = {"float32": "TO_FLOAT", "int64": "TO_INT64", "string": "TO_STRING"}
+_LISTS = {"string": "strings", "int64": "int64s", "float32": "floats"}
 _ML = "ai.onnx.ml"
 
 
@@ -131,6 +132,18 @@ def cast_map(op: Op) -> str:
     size = op.attrs["size"]
     places = {"map_form": "SPARSE", "max_map": size} if size else {"map_form": "DENSE"}
     return op.emit("CastMap", op["X"], domain=_ML, cast_to=_CASTS[op.attrs["dtype"]], **places)
+
+
+@nodes("look_up")
+def look_up(op: Op) -> str:
+    sides = ("keys", op.dtype("X")), ("values", op.attrs["dtype"]), ("default", op.attrs["dtype"])
+    attrs: dict[str, Any] = {}
+    for what, dtype in sides:
+        if dtype not in _LISTS:
+            raise op.wrong(f"LabelEncoder has tables of {', '.join(_LISTS)}, and {what} are {dtype}")
+        found = op.attrs[what]
+        attrs[f"{what}_{_LISTS[dtype].removesuffix('s' if what == 'default' else '')}"] = list(found) if isinstance(found, tuple) else found
+    return op.emit("LabelEncoder", op["X"], domain=_ML, **attrs)
 
 
 # -- strings ----------------------------------------------------------------------------------------------------------------------
