@@ -17,7 +17,7 @@ import numpy as np
 from ..executor import Executor
 from ..executor.place import CPUPlace
 from ..executor.scope import Scope
-from ..ir import Builder, Program, ProgramError, Role, TensorType, Variable
+from ..ir import Builder, Program, Role, TensorType, Variable
 from ..ir.cuts import Cuts
 from ..ir.dtypes import FLOATS, TINY, as_dtype, np_dtype
 from ..ir.errors import FluidxError
