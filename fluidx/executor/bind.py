@@ -58,7 +58,6 @@ class _Binder:
         self.plan, self.scope, self.ctx, self.xp = plan, scope, ctx, xp
         self.arrays: dict[str, Any] = {}
         self.carved: dict[tuple[bool, int, str, tuple[int, ...]], Any] = {}
-        self.stashes: dict[str, Rows] = {}
         # by whether what lies there is said to lie on the host
         self.modules = {False: xp, True: np}
         self.arenas = {False: _aligned(plan.arena_bytes, xp), True: _aligned(plan.host_arena_bytes, np)}
@@ -212,12 +211,9 @@ class _Binder:
         return _sequence([*before, exchange])
 
     def rows(self, name: str) -> Rows:
-        """What the operators of one stash share."""
-        found = self.stashes.get(name)
-        if found is None:
-            array = self.array(name)
-            found = self.stashes[name] = Rows(np if isinstance(array, np.ndarray) else self.xp, array)
-        return found
+        """The rows of a value."""
+        array = self.array(name)
+        return Rows(np if isinstance(array, np.ndarray) else self.xp, array)
 
     def block_runner(self, idx: int) -> Call:
         """A call that runs the operators of a sub-block in order."""

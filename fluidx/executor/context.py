@@ -14,11 +14,7 @@ from ..ir.turns import seats
 class RunContext:
     """One rank's context. The executor sets `step`, the run count, before each run.
 
-    Random numbers are drawn by `key`: the run count outside of loops, and a number of its own in each round of a loop. It lies in `cell`,
-    an array of one uint64, where C kernels read it.
-    """
-
-    __slots__ = ("rank", "world_size", "comm", "groups", "turns", "cell", "_step")
+    __slots__ = ("rank", "world_size", "comm", "groups", "turns", "cell", "_step", "stashes")
 
     def __init__(
         self,
@@ -35,6 +31,7 @@ class RunContext:
         self.turns = seats(turns or {})
         self.cell = np.zeros(1, np.uint64)
         self._step = 0
+        self.stashes: dict[str, Any] = {}  # what the run keeps of rounds of loops, by name: several plans may write and read it
 
     @property
     def step(self) -> int:

@@ -1,84 +1,75 @@
 """Runs of programs with operators whose results have sizes that values decide, or that work on values which only the host has: planned
 segment by segment, each when its sizes are known.
 
-Between two segments stands an operator that is handed values on the host. What one makes and others read is copied out of its plan and into
-theirs; state stays where it is. The plan of a segment is kept for the next time that its sizes recur.
+Between two segments stands an operator that is handed values on the host; one that runs sub-blocks runs them as programs of their own,
+round by round. What one makes and others read is copied out of its plan and into theirs; state stays where it is. The plan of a segment
+is kept for the next time that its sizes recur.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..ir import flow
+from ..ir.bodies import bodies
 from ..ir.dtypes import np_dtype
 from ..ir.errors import ExecutionError, ProgramError
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator
-from ..ir.program import Program
 from ..ir.types import TensorType
 from ..ir.valuetypes import AnyRankType, ValueType, unlike
 from ..ops.shared.arrays import to_host
 from ..ops.shared.types import type_of
 from . import watch
-from .bind import prepare
+from .body import BodyProgram, body_program
 from .bound import Bound
-from .context import RunContext
 from .outline import Outline
 from .plan import Plan, Step, Value
-from .scope import Scope
 from .segments import Segment
 from .sizes import by_name, with_sizes
 from .told import explain, site
 
-Find = Callable[[Outline, tuple, Callable[[], Bound]], Bound]
+if TYPE_CHECKING:
+    from .maker import Maker
 
 
 class Cut:
-    """A program in segments. `find(outline, types, make)` gives the plan of a segment that was made for such feeds, or keeps what `make`
-    makes."""
+    """An outline in segments."""
 
-    def __init__(
-        self,
-        program: Program,
-        segments: Sequence[Segment],
-        fetch: Sequence[str],
-        scope: Scope,
-        ctx: RunContext,
-        xp: Any,
-        fuse: bool,
-        find: Find,
-    ):
-        self.program, self.segments, self.fetch, self.scope = program, segments, fetch, scope
-        self.ctx, self.xp, self.fuse, self.find = ctx, xp, fuse, find
+    def __init__(self, outline: Outline, segments: Sequence[Segment], maker: Maker):
+        self.program, self.fetch, self.segments, self.maker = outline.program, outline.fetch, segments, maker
+        self.scope, self.ctx, self.xp = maker.scope, maker.ctx, maker.xp
+        self.bodies: dict[int, BodyProgram] = {}
 
     def run(self, feed: Mapping[str, Any], watched: watch.Asked) -> list[Any]:
         """One run: the plans of the segments one after the other, and the operators between them."""
         values = dict(feed)
         for planned, host, keeps in self.segments:
             if planned is not None:
-                bound = self._bound(planned, values)
-                made = bound.run(values, watch.look(bound, watched))
-                values.update(zip(planned.fetch, made if self.xp is np else map(self.xp.asnumpy, made), strict=True))
+                values.update(self._run(planned, {n: values[n] for n in planned.given}, watched))
             if host is not None:
                 values.update(self._call(host, values, feed, watched))
             values = {n: v for n, v in values.items() if n in keeps}
         return [_copied(values[n], self.xp) for n in self.fetch]
 
-    def _bound(self, planned: Outline, values: Mapping[str, Any]) -> Bound:
-        types = {n: type_of(values[n]) for n in planned.given}
-
-        def make() -> Bound:
-            return prepare(self.program, types, planned.fetch, self.scope, self.ctx, self.xp, self.fuse, outline=planned)
-
-        return self.find(planned, tuple(types.values()), make)
+    def _run(self, outline: Outline, feed: Mapping[str, Any], watched: watch.Asked) -> dict[str, Any]:
+        """What a part of the program makes, on the host."""
+        block = outline.program.global_block()
+        types = {n: type_of(v) if isinstance(v, np.ndarray) else block.desc(n).type for n, v in feed.items()}
+        ready = self.maker.part(outline, types)
+        made = ready.run(feed, watched) if isinstance(ready, Cut) else ready.run(feed, watch.look(ready, watched))
+        return dict(zip(outline.fetch, made if self.xp is np else [to_numpy(self.xp, v) for v in made], strict=True))
 
     # -- operators between plans ------------------------------------------------------------------------------------------------
 
     def _call(self, op: Operator, values: Mapping[str, Any], fed: Collection[str], watched: watch.Asked) -> dict[str, Any]:
         """What an operator makes of values, which are the host's; state that it makes goes into the scope."""
         definition = opdef(op.type)
+        if definition.bodies:
+            return self._kept_apart(self._run_bodies(op, values, watched), fed)
         ins = {n: self._value(n, op, values) for n in op.input_arg_names}
         told = ({"ctx": self.ctx} if definition.takes_ctx else {}) | ({"part": None} if definition.takes_part else {})
         start = watch.clock()
@@ -94,10 +85,33 @@ class Cut:
             self._check(op, n, declared[n], value)
         outs = dict(made)
         self._look(op, ins, outs, watched, start, watch.clock())
-        state = [n for n in outs if n not in fed and (d := self.program.global_block().find(n)) is not None and d.persistable]
+        return self._kept_apart(outs, fed)
+
+    def _kept_apart(self, made: dict[str, Any], fed: Collection[str]) -> dict[str, Any]:
+        """Values without state, which goes into the scope."""
+        state = [n for n in made if n not in fed and (d := self.program.global_block().find(n)) is not None and d.persistable]
         for n in state:
-            self._keep(n, outs.pop(n))
-        return outs
+            self._keep(n, made.pop(n))
+        return made
+
+    def _run_bodies(self, op: Operator, values: Mapping[str, Any], watched: watch.Asked) -> dict[str, Any]:
+        """What an operator makes that runs sub-blocks: each time what such a block comes to with the sizes that its values have then."""
+        now = _Now(lambda n: self._value(n, op, values))
+        found = {body.idx: body for body in bodies(op)}
+
+        def run_block(idx: int) -> None:
+            body = self.bodies.get(idx)
+            if body is None:
+                body = self.bodies[idx] = body_program(self.program, op, found[idx])
+            made = self._run(body.outline, {n: now[n] for n in body.outline.given}, watched)
+            now.update({name: made[inner] for name, inner in body.gives.items()})
+
+        opdef(op.type).run_reference(op, now, run_block, self.ctx)
+        made = {n: now[n] for n in flow.writes(self.program, op)}
+        block = self.program.global_block()
+        for n, value in made.items():
+            self._check(op, n, block.desc(n).type, value)
+        return made
 
     @staticmethod
     def _results(definition: type[OpDef], given: list[Any], told: dict[str, Any], declared: Mapping[str, ValueType]) -> Any:
@@ -164,9 +178,26 @@ class Cut:
                 explain(op, e)
 
 
+class _Now(dict[str, Any]):
+    """Values while sub-blocks run; one that none of them has written is what it was."""
+
+    def __init__(self, before: Callable[[str], Any]):
+        super().__init__()
+        self.before = before
+
+    def __missing__(self, name: str) -> Any:
+        value = self[name] = self.before(name)
+        return value
+
+
 def _none(t: ValueType) -> bool:
     """Is a value of a type no array?"""
     return not isinstance(t, (TensorType, AnyRankType))
+
+
+def to_numpy(xp: Any, value: Any) -> Any:
+    """A value of which arrays may lie on a device; only the host has lists, dicts and None."""
+    return value if value is None or isinstance(value, (list, dict)) else xp.asnumpy(value)
 
 
 def _copied(value: Any, xp: Any) -> Any:

@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError
 from ..ir.program import Program
-from .bind import prepare
 from .bound import Bound
 from .context import RunContext
-from .cut import Cut
+from .cut import Cut, to_numpy
 from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, sizes_of
+from .maker import Kept, Maker
 from .outline import Outline
 from .place import CPUPlace, Place, array_module, using
 from .scope import Scope, global_scope
-from .segments import segments
 from .watch import asked, listeners, look, tell
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
 _MAX_SEGMENTS = 128  # plans of segments of programs that are cut
-T = TypeVar("T")
-
-
-class _Kept(OrderedDict[tuple, tuple[T, int, tuple]]):
-    """What was made for runs, by what it was made for; what was not asked for longest goes."""
-
-    def __init__(self, most: int):
-        super().__init__()
-        self.most = most
-
-    def find(self, key: tuple, scope: Scope) -> T | None:
-        """What is kept; None where arrays of the scope are others by now."""
-        found = self.get(key)
-        if found is None or found[1] != scope.version:
-            return None
-        self.move_to_end(key)
-        return found[0]
-
-    def keep(self, key: tuple, made: T, scope: Scope, source: Any) -> T:
-        self[key] = made, scope.version, (source, scope)  # the references keep ids from being reused
-        if len(self) > self.most:
-            self.popitem(last=False)
-        return made
 
 
 class Executor:
@@ -66,8 +41,8 @@ class Executor:
     def __init__(self, place: Place | None = None):
         self.place = place or CPUPlace()
         self._xp = array_module(self.place)
-        self._ready: _Kept[Bound | Cut] = _Kept(_MAX_PLANS)
-        self._segments: _Kept[Bound] = _Kept(_MAX_SEGMENTS)
+        self._ready: Kept[Bound | Cut] = Kept(_MAX_PLANS)
+        self._segments: Kept[Bound | Cut] = Kept(_MAX_SEGMENTS)
         self._closed = False
         self._lock = threading.RLock()  # a plan's buffers serve one run at a time
 
@@ -114,7 +89,7 @@ class Executor:
             scope.steps[program] = ready.ctx.step + 1
             if listeners:
                 tell(program.name, ready.ctx.step, names, values)
-            return values if not return_numpy or self._xp is np else [_to_numpy(self._xp, v) for v in values]
+            return values if not return_numpy or self._xp is np else [to_numpy(self._xp, v) for v in values]
 
     def _made_ready(self, program: Program, arrays: Mapping[str, Any], names: list[str], scope: Scope, fuse: bool) -> Bound | Cut:
         key = (id(program), program.version, id(scope), tuple(names), sizes_of(arrays), fuse)
@@ -125,29 +100,16 @@ class Executor:
         check_sizes(program.global_block().descs, arrays)
         types = feed_types(program, arrays)
         outline = Outline.of(program, types, names)
-        cut = outline.fact(segments)
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
         if program.groups:
             from ..comm.threads import ThreadWorld
 
             ctx.comm = ThreadWorld(1).communicator(0)
-        if not cut:
-            bound = prepare(program, types, names, scope, ctx, self._xp, fuse, outline=outline)
-            return self._ready.keep(key, bound, scope, program)
-
-        def segment(planned: Outline, given: tuple, make: Callable[[], Bound]) -> Bound:
-            key = (id(planned), id(scope), given, fuse)
-            return self._segments.find(key, scope) or self._segments.keep(key, make(), scope, planned)
-
-        return self._ready.keep(key, Cut(program, cut, names, scope, ctx, self._xp, fuse, segment), scope, program)
+        ready = Maker(scope, ctx, self._xp, fuse, self._segments).ready(outline, types)
+        return self._ready.keep(key, ready, scope, program)
 
     def close(self) -> None:
         """Drop plans and their buffers; the executor cannot run afterwards."""
         self._ready.clear()
         self._segments.clear()
         self._closed = True
-
-
-def _to_numpy(xp: Any, value: Any) -> Any:
-    """A value of which arrays may lie on a device; only the host has lists, dicts and None."""
-    return value if value is None or isinstance(value, (list, dict)) else xp.asnumpy(value)

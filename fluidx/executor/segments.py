@@ -9,7 +9,6 @@ from typing import NamedTuple
 from ..ir import flow
 from ..ir.cuts import Cuts
 from ..ir.errors import ProgramError
-from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.valuetypes import on_host
@@ -26,18 +25,13 @@ class Segment(NamedTuple):
     keeps: frozenset[str]
 
 
-def segments(outline: Outline) -> tuple[Segment, ...]:
-    """The segments of an outline in their order; none where it is one plan.
-
-    Raises ProgramError for an operator that would cut a sub-block.
-    """
+def segments(outline: Outline, apart: Operator | None = None) -> tuple[Segment, ...]:
+    """The segments of an outline in their order; none where it is one plan. `apart`: one more operator to stand between plans."""
     program = outline.program
-    if len(program.blocks) > 1:
-        _check_bodies(program, outline.ops)
     cuts = Cuts(program.global_block(), outline.ops)
     runs: list[tuple[list[Operator], Operator | None]] = [([], None)]
     for op in outline.ops if cuts else ():
-        if cuts.why(op):
+        if op is apart or cuts.why(op):
             runs[-1] = runs[-1][0], op
             runs.append(([], None))
         else:
@@ -58,20 +52,6 @@ def check_whole(outline: Outline) -> None:
             )
 
 
-def _check_bodies(program: Program, ops: Sequence[Operator]) -> None:
-    for op in ops:
-        for idx in op.sub_blocks():
-            inner = program.blocks[idx].oplist
-            cuts = Cuts(program.blocks[idx], inner)
-            for one in inner:
-                if (why := cuts.why(one)) is not None:
-                    raise ProgramError(
-                        f"op {one.type} {why.does}, and stands in block {idx}, which op {op.type} runs: a "
-                        f"block is planned as a whole; do this before or behind op {op.type}, or {why.instead}{where(one)}"
-                    )
-            _check_bodies(program, inner)
-
-
 def _segments(outline: Outline, runs: Sequence[tuple[list[Operator], Operator | None]]) -> Iterator[Segment]:
     """Each segment fetches what those behind it need of it, and is fed what it needs of those before it. State lies in the scope."""
     program, given = outline.program, set(outline.given)
@@ -85,7 +65,7 @@ def _segments(outline: Outline, runs: Sequence[tuple[list[Operator], Operator | 
     for ops, host in reversed(runs):
         keeps = frozenset(needed)
         if host is not None:
-            needed.update(host.input_arg_names)
+            needed.update(_needs(program, host))
         behind.append((set(needed), keeps))
         needed.update(n for op in ops for n in _needs(program, op))
     for (ops, host), (wanted, keeps) in zip(runs, reversed(behind), strict=True):
@@ -93,23 +73,10 @@ def _segments(outline: Outline, runs: Sequence[tuple[list[Operator], Operator | 
         fetch = [n for n in writes if n in wanted and carried(n)]
         if host is None:  # the end, where state has the values that are fetched
             fetch += [n for n in dict.fromkeys(outline.fetch) if not carried(n)]
-        _check_rows(ops, fetch, host)
         reads = dict.fromkeys(n for op in ops for n in _needs(program, op))
         planned = Outline(program, ops, tuple([n for n in reads if n in given]), tuple(fetch)) if ops or fetch else None
         yield Segment(planned, host, keeps)
-        given.update(n for n in (*writes, *(host.output_arg_names if host is not None else ())) if carried(n))
-
-
-def _check_rows(ops: Sequence[Operator], fetch: Sequence[str], host: Operator | None) -> None:
-    """Raise ProgramError where rows that grow with the rounds of a loop would have to leave their plan."""
-    for op in ops:
-        grows = opdef(op.type).grows
-        if grows and not op.attrs[grows] and (found := [n for n in op.output_arg_names if n in fetch]):
-            between = f"op {host.type} stands between it and the gradient{where(host)}" if host is not None else "it is fetched"
-            raise ProgramError(
-                f"{found[0]!r} keeps what rounds of a loop begin with, as many as there are, for its gradient, and {between}\n  such rows "
-                "do not leave a plan: say with max_rounds how many rounds there are at most"
-            )
+        given.update(n for n in (*writes, *(flow.writes(program, host) if host is not None else ())) if carried(n))
 
 
 def _needs(program: Program, op: Operator) -> tuple[str, ...]:

@@ -20,6 +20,14 @@ from .outline import Outline
 from .told import site
 
 
+class SizesChange(ProgramError):
+    """A sub-block of operator `op` gives a value another size than it had: what `op` does is planned round by round."""
+
+    def __init__(self, message: str, op: Operator):
+        super().__init__(message)
+        self.op = op
+
+
 class Sizes:
     """`types` of what lies on this rank, and for operators that do not do here what they say (`here`, by id), what they do.
 
@@ -36,7 +44,8 @@ class Sizes:
         self.uninitialized: list[str] = []
 
     def infer(self, outline: Outline, feed_types: Mapping[str, TensorType]) -> None:
-        """Fill `types` and `here`. Raises NotInitializedError for state that is read and not there."""
+        """Fill `types` and `here`. Raises NotInitializedError for state that is read and not there, SizesChange where the sizes of a value
+        change from round to round of a loop, or differ between branches."""
         for n, t in feed_types.items():
             self.define(n, t if self.local is None else self.local.fed(n, t))
         self._infer_ops(outline.fact(_rules))
@@ -105,11 +114,12 @@ class Sizes:
             raise ProgramError(f"variable {name!r} has no value to fetch: no operator defines it")
         raise ProgramError(f"op {op.type} reads {name!r} before any operator defines it{site(op)}")
 
-    def _infer_ops(self, rules: Iterable[_Rule]) -> None:
+    def _infer_ops(self, rules: Iterable[_Rule], within: Operator | None = None) -> None:
+        """`within`: the operator of block 0 that runs these."""
         types, infer = self.types, self.program.infer
         for op, definition, reads, write in rules:
             if definition.bodies:
-                self._infer_control(op)
+                self._infer_control(op, within or op)
                 continue
             for n in op.input_arg_names:
                 if n not in types:
@@ -125,19 +135,19 @@ class Sizes:
             for n, t in ((write, made),) if write else by_name(op, definition, made):
                 old = types.get(n, t)
                 if old is not t and old != t:
-                    raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {old}{site(op)}")
+                    raise _changed(f"op {op.type} writes {t} into {n!r}, which holds {old}{site(op)}", within)
                 types[n] = t
 
-    def _infer_control(self, op: Operator) -> None:
+    def _infer_control(self, op: Operator, within: Operator) -> None:
         """The bodies first; what they hand out has one type in all of them."""
         for b in op.sub_blocks():
-            self._infer_ops(map(_Rule.of, self.program.blocks[b].oplist))
+            self._infer_ops(map(_Rule.of, self.program.blocks[b].oplist), within)
         handed = {body.attr: body.results(op) for body in bodies(op) if body.results_attr}
         for k, n in enumerate(op.output_arg_names if handed else ()):
             made = {attr: self.known(names[k], op) for attr, names in handed.items()}
             if len(set(made.values())) > 1:
                 found = " and ".join(f"{t} in {attr}" for attr, t in made.items())
-                raise ProgramError(f"op {op.type}: {n!r} is {found}{site(op)}")
+                raise _changed(f"op {op.type}: {n!r} is {found}{site(op)}", within)
             self.define(n, self.whole(next(iter(handed.values()))[k]))
         for n in op.input_arg_names:
             self.known(n, op)
@@ -212,6 +222,10 @@ class _Rule(NamedTuple):
         if not definition.many_ins and len(ins) == len(slots) == len(op.input_arg_names):
             reads = tuple([ins[name][0] for name, _, _ in slots])
         return _Rule(op, definition, reads, made[0] if len(outs) == len(made) == 1 and not outs[0].many else "")
+
+
+def _changed(message: str, within: Operator | None) -> ProgramError:
+    return ProgramError(message) if within is None else SizesChange(message, within)
 
 
 def with_sizes(error: ProgramError, op: Operator) -> ProgramError:

@@ -1,5 +1,5 @@
-"""Which operators no plan can hold, so that a program is cut at them: those whose results have sizes that values decide, and those that
-take or give values which only the host has."""
+"""Which operators no plan can hold, so that a program is cut at them: those whose results have sizes that values decide, those that take or
+give values which only the host has, and those that run sub-blocks with such operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Cuts:
     """Of operators of a block, those that run between plans; there are none where it is false."""
 
     def __init__(self, block: Block, ops: Sequence[Operator]):
-        self._sized = {name for name in op_types(ops) if opdef(name).sized_by_values}
+        types = op_types(ops)
+        self._program = block.program
+        self._sized = {name for name in types if opdef(name).sized_by_values}
+        self._runs = any(opdef(name).bodies for name in types)
         self._kinds: dict[str, ValueType] = {}
         around: Block | None = block
         while around is not None:
@@ -34,20 +37,26 @@ class Cuts:
             around = around.parent
 
     def __bool__(self) -> bool:
-        return bool(self._sized or self._kinds)
+        return bool(self._sized or self._kinds or self._runs)
 
     def why(self, op: Operator) -> Why | None:
         """None of an operator that a plan holds."""
         if op.type in self._sized:
             return _SIZED
-        for n in (*op.input_arg_names, *op.output_arg_names) if self._kinds and not op.sub_blocks() else ():
+        for idx in op.sub_blocks() if self._runs else ():
+            body = self._program.blocks[idx]
+            cuts = Cuts(body, body.oplist)
+            for inner in body.oplist if cuts else ():
+                if (why := cuts.why(inner)) is not None:
+                    return why if inner.sub_blocks() else Why(f"runs op {inner.type}, which {why.does}", why.instead)
+        for n in (*op.input_arg_names, *op.output_arg_names) if self._kinds else ():
             if n in self._kinds:
                 return Why(f"works on {n!r}, which is {self._kinds[n]} and for the host alone", "give it tensors of numbers")
         return None
 
 
 def cutting(program: Program) -> Iterator[tuple[Operator, Why]]:
-    """The operators of all blocks at which a program is cut."""
+    """The operators of all blocks at which a program is cut, but for those that only run such ones."""
     for block in program.blocks:
         if cuts := Cuts(block, block.oplist):
-            yield from ((op, why) for op in block.oplist if (why := cuts.why(op)) is not None)
+            yield from ((op, why) for op in block.oplist if not op.sub_blocks() and (why := cuts.why(op)) is not None)

@@ -175,8 +175,8 @@ class OpDef:
     meaning: ClassVar[Callable[..., Any] | None] = None
     # of an op that the proof takes for exact and that is not: (attrs) -> what it does to its values, for the report
     rounds: ClassVar[Callable[..., str] | None] = None
-    # the attribute that says how many rows its result has, where 0 means as many as are written: such rows do not leave their plan
-    grows: ClassVar[str] = ""
+    # its result is its first operand, which it changes, under the one name: no copy of the operator writes to another
+    in_place: ClassVar[bool] = False
     # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks. What it takes
     # as a list is there for the sub-blocks; its other inputs are one number for all ranks that run them
     repeats: ClassVar[bool] = False
@@ -206,6 +206,9 @@ class OpDef:
     early: ClassVar[bool] = False
     # of an op that runs sub-blocks, or keeps more than its arrays hold: (what binds the plan, operator) -> callable, instead of a kernel
     bind_control: ClassVar[Callable[..., Any] | None] = None
+    # of one that runs sub-blocks: (operator, values by name, what runs a block by its number on these, context) -> None; the results are
+    # put there
+    run_reference: ClassVar[Callable[..., None]]
     bind: ClassVar[Callable[..., Any] | None] = None
     scratch: ClassVar[Callable[..., Any] | None] = None
     native: ClassVar[Callable[..., Any] | None] = None

@@ -116,10 +116,10 @@ def while_loop(
 ) -> list[Any]:
     """Run `loop_vars = body(*loop_vars)` while `cond(*loop_vars)` holds, and return the last values.
 
-    `loop_vars` is a list of Variables, or of lists of them; `body` returns as many of the same shapes and dtypes. The variables given
-    are copied first and keep their values. `is_test` has no effect. `max_rounds` ends the loop after so many rounds at the latest; 0 sets
-    no bound. The gradient keeps what it needs of each round: with a bound there is room for all rounds from the start, without one it
-    grows with the rounds that a run has.
+    `loop_vars` is a list of Variables, or of lists of them; `body` returns as many of the same shapes and dtypes; a size that is declared
+    open may change from round to round, and has no gradient then. The variables given are copied first and keep their values. `is_test` has
+    no effect. `max_rounds` ends the loop after so many rounds at the latest; 0 sets no bound. The gradient keeps what it needs of each
+    round: with a bound there is room for all rounds from the start, without one it grows with the rounds that a run has.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():

@@ -26,11 +26,11 @@ _Step = Callable[[], Any]
 class While(OpDef):
     """Run the sub-block again and again while the condition variable, [1] bool, is true; `max_rounds` times at most, if that is not 0.
 
-    The body writes the condition and the loop variables in place; shapes stay the same from round to round. `X` lists the outer
-    variables that the body reads, `Out` those that it writes. The gradient is a loop that runs the rounds again, the last one first:
-    what their gradients need of the values that a round began with is kept in stashes. What is drawn at random is drawn anew in each round.
-    A loop that runs the rounds of another again, the last one first, counts them down: `Left`, [1] int64, which its body writes, is 1 more
-    than the number of the round that comes next. Each round draws then what it drew before.
+    The body writes the condition and the loop variables in place; sizes that are declared open may change from round to round. `X` lists
+    the outer variables that the body reads, `Out` those that it writes. The gradient is a loop that runs the rounds again, the last one
+    first: what their gradients need of the values that a round began with is kept in stashes. What is drawn at random is drawn anew in
+    each round. A loop that runs the rounds of another again, the last one first, counts them down: `Left`, [1] int64, which its body
+    writes, is 1 more than the number of the round that comes next. Each round draws then what it drew before.
     """
 
     name = "while"
@@ -88,7 +88,8 @@ def _run_rounds(op: Any, ctx: Any, body: _Step, holds: Callable[[], bool], left:
 class Cond(OpDef):
     """The results of one of two sub-blocks, chosen by a [1] bool.
 
-    `true_out` and `false_out` name the results inside (or outside) the blocks, in the order of `Out`; both must have the same types.
+    `true_out` and `false_out` name the results inside (or outside) the blocks, in the order of `Out`; both have the same types, but for
+    sizes that are declared open.
     The gradient runs the gradient of the chosen branch, which computes the branch anew.
     """
 

@@ -33,8 +33,8 @@ class _Copies:
 
     def add(self, op: Operator, source: Block, block: Block, now: dict[str, str]) -> None:
         if not runs_bodies(op):
-            fresh = {n: self._fresh(n, source, block) for n in op.output_arg_names}
-            outputs = {slot: tuple(fresh[n] for n in names) for slot, names in op.outputs.items()}
+            fresh = {n: self._fresh(n, source, block) for n in op.output_arg_names if not opdef(op.type).in_place}
+            outputs = {slot: tuple(fresh.get(n) or now.get(n, n) for n in names) for slot, names in op.outputs.items()}
             block.oplist.append(op.renamed(now).replace(outputs=outputs))
             now.update(fresh)
         elif opdef(op.type).repeats:

@@ -56,6 +56,8 @@ class Constants:
         """Is all known that the operator's results depend on, and small?"""
         if definition.effect is not Effect.PURE or definition.takes_ctx or definition.view_ctx or definition.native_takes_ctx:
             return False
+        if definition.bind_control is not None:  # what it does is more than its result
+            return False
         return (definition.constant or all(n in self.known for n in op.input_arg_names)) and self._is_small(op)
 
     def _know(self, op: Operator, value: Any, name: str = "") -> None:

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx.executor.context import RunContext
+from fluidx.executor.planning import plan
+from fluidx.ir import TensorType
 from fluidx.testing import interpret, numeric_grad
 from fluidx.testing.models import TestModel, train_ranks, train_single
 
@@ -84,12 +87,12 @@ def test_a_branch_that_writes_state_writes_the_scope():
         assert fx.global_scope().get("w").tolist() == [want]
 
 
-def test_branches_of_other_sizes_are_refused_when_they_are_fed():
+def test_branches_of_other_sizes_are_no_single_plan():
     a, b, flag = fx.data("a", [-1], "float32"), fx.data("b", [-1], "float32"), fx.data("flag", [1], "bool")
     y = L.cond(flag, lambda: a * 1.0, lambda: b * 1.0)
-    feed = {"a": np.ones(2, "float32"), "b": np.ones(1, "float32"), "flag": [False]}
+    types = {"a": TensorType("float32", (2,)), "b": TensorType("float32", (1,)), "flag": TensorType("bool", (1,))}
     with pytest.raises(fx.ProgramError, match=r"op cond: 'cond_0.tmp_0' is f32\[2\] in true_block and f32\[1\] in false_block"):
-        fx.Executor().run(feed=feed, fetch_list=[y])
+        plan(fx.default_main_program(), types, [y.name], {}, RunContext())
 
 
 def test_a_failure_in_a_body_names_the_operator_in_it():

@@ -5,7 +5,7 @@ With a bound it is a tensor with a row for each round. Without one its type has 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from ..shared.samples import f32, i64
 
 
 class Rows:
-    """The rows of a stash. `array` has them all where there is a bound; else it is exchanged for one of twice the size when it is full."""
+    """The rows of a stash, which a run keeps by name: the plans of parts of a program share them. `array` has them all where there is a
+    bound; else it is exchanged for one of twice the size when it is full."""
 
     def __init__(self, xp: Any, array: Any):
         self.xp, self.array, self.grows, self.count = xp, array, not len(array), 0
@@ -30,6 +31,9 @@ class Rows:
 
     def write(self, x: Any, at: Any) -> None:
         k = int(at.item())
+        if x.shape != self.array.shape[1:]:
+            sizes = f"{list(self.array.shape[1:])} before the first round and {list(x.shape)} in round {k}"
+            raise ExecutionError(f"op stash_write: the gradient of a loop needs values that keep their sizes; one of its values is {sizes}")
         if self.grows and k >= len(self.array):
             larger = self.xp.empty((max(8, 2 * k), *x.shape), x.dtype)
             larger[: self.count] = self.array[: self.count]
@@ -49,13 +53,25 @@ def _check(k: int, rows: int, op: str) -> None:
         raise ExecutionError(f"op {op}: the stash has rows for {rows} rounds, there is none for round {k}")
 
 
+def _begin(stashes: dict[str, Rows], name: str, rows: Rows) -> None:
+    stashes[name] = rows
+    rows.clear()
+
+
+def _write(stashes: dict[str, Rows], name: str, rows: Rows, x: Any, at: Any) -> None:
+    stashes.setdefault(name, rows).write(x, at)
+
+
+def _read(stashes: Mapping[str, Rows], name: str, rows: Rows, at: Any, out: Any) -> None:
+    stashes.get(name, rows).read(at, out)
+
+
 class Stash(OpDef):
     """Room for values like X, one for each of `rounds` rounds of a loop; 0: for any number, as they come."""
 
     name = "stash"
     inputs = ("X",)
     attrs = {"rounds": 0}
-    grows = "rounds"
     flops = 0
     constant = True
     pattern = "~* -> . * | L()"
@@ -70,7 +86,8 @@ class Stash(OpDef):
 
     @staticmethod
     def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
-        return planner.rows(op.output("Out")[0]).clear
+        (name,) = op.output("Out")
+        return partial(_begin, planner.ctx.stashes, name, planner.rows(name))
 
     @staticmethod
     def samples():
@@ -84,6 +101,7 @@ class StashWrite(OpDef):
     name = "stash_write"
     inputs = ("Stash", "X", "Round")
     inplace = (("Stash", "Out"),)
+    in_place = True
     flops = 0
     pattern = ". *, *, . -> . * | L(0,1)"
 
@@ -102,7 +120,7 @@ class StashWrite(OpDef):
         (name,), (x,), (at,) = op.input("Stash"), op.input("X"), op.input("Round")
         if op.output("Out")[0] != name:
             raise ExecutionError(f"op stash_write: a stash is written in place; it reads {name!r} and writes {op.output('Out')[0]!r}")
-        return partial(planner.rows(name).write, planner.array(x), planner.array(at))
+        return partial(_write, planner.ctx.stashes, name, planner.rows(name), planner.array(x), planner.array(at))
 
     @staticmethod
     def samples():
@@ -131,7 +149,7 @@ class StashRead(OpDef):
     @staticmethod
     def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
         (name,), (at,), (out,) = op.input("Stash"), op.input("Round"), op.output("Out")
-        return partial(planner.rows(name).read, planner.array(at), planner.array(out))
+        return partial(_read, planner.ctx.stashes, name, planner.rows(name), planner.array(at), planner.array(out))
 
     @staticmethod
     def samples():

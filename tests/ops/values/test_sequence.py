@@ -131,14 +131,16 @@ def test_programs_with_sequences_are_for_one_device(b):
         fx.DistributeTranspiler().transpile(program=b.block.program, startup_program=fx.default_startup_program(), trainers=2)
 
 
-def test_a_sequence_in_a_sub_block_is_refused(b):
+def test_a_branch_works_with_a_sequence(b):
     x = fx.data("x", [2, 2])
-    taken = fx.layers.cond(
-        fx.layers.reduce_sum(x) > 0.0,
-        lambda: b.__class__(b.block.program.current_block()).concat_from_sequence(
-            b.__class__(b.block.program.current_block()).split_to_sequence(x), axis=0
-        ),
-        lambda: fx.layers.scale(x, 2.0),
-    )
-    with pytest.raises(ProgramError, match="op split_to_sequence works on .* and stands in block 1"):
-        run(b, [taken], x=counting(2, 2))
+
+    def turned():
+        inner = b.__class__(b.block.program.current_block())
+        rows = inner.split_to_sequence(x)
+        first, second = (inner.sequence_at(rows, fx.layers.fill_constant([1], "int64", k)) for k in (0, 1))
+        return fx.layers.concat([second, first], 0)
+
+    taken = fx.layers.cond(fx.layers.reduce_sum(x) > 0.0, turned, lambda: fx.layers.scale(x, 2.0))
+    values = counting(2, 2)
+    assert run(b, [taken], x=values)[0].tolist() == values[::-1].tolist()
+    assert run(b, [taken], x=-values)[0].tolist() == (-2 * values).tolist()

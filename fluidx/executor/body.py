@@ -1,0 +1,44 @@
+"""Sub-blocks that no plan holds, as programs of their own: what a block reads from around it is fed, what it gives is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..ir import flow
+from ..ir.bodies import Body, runs_bodies
+from ..ir.operator import Operator
+from ..ir.program import Program
+from ..ops.single import copy_single
+from ..rewrite.live import live_ops
+from .outline import Outline
+
+
+class BodyProgram(NamedTuple):
+    """`gives` has the names around the block of what the program computes, with those that they have in the program."""
+
+    outline: Outline
+    gives: Mapping[str, str]
+
+
+def body_program(program: Program, op: Operator, body: Body) -> BodyProgram:
+    """The program of a sub-block that `op` runs.
+
+    Every value has a name of its own there, so that one which changes its size from round to round is two values. State that the block only
+    reads stays state.
+    """
+    source, made = program.blocks[body.idx], Program(program.name)
+    made.groups, made.turns = program.groups, program.turns
+    block = made.global_block()
+    writes = flow.sub_writes(program, source)
+    ops = [flow.listed(program, o) if runs_bodies(o) else o for o in source.oplist]
+    read = [n for n in flow.needs(program, ops) if n not in source.descs]
+    given = [n for n in read if n in writes or not source.desc(n).persistable]
+    for n in read:
+        d = source.desc(n)
+        block.descs[n] = d.changed(persistable=False, is_parameter=False, is_data=True, attrs={}) if n in given else d
+    now = copy_single(source.oplist, source, block, {}, "@round")
+    results = [n for n in body.results(op) if n in source.descs]
+    gives = {n: now.get(n, n) for n in dict.fromkeys([*writes, *results])}
+    fetch = tuple(gives.values())
+    return BodyProgram(Outline(made, live_ops(made, given, fetch), tuple(given), fetch), gives)
