@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ..ir import flow
 from ..ir.bodies import Body, runs_bodies
+from ..ir.opdef import opdef
 from ..ir.operator import Operator
-from ..ir.program import Program
+from ..ir.program import Block, Program
 from ..ops.single import copy_single
 from ..rewrite.live import live_ops
 from .outline import Outline
@@ -37,8 +38,17 @@ def body_program(program: Program, op: Operator, body: Body) -> BodyProgram:
     for n in read:
         d = source.desc(n)
         block.descs[n] = d.changed(persistable=False, is_parameter=False, is_data=True, attrs={}) if n in given else d
-    now = copy_single(source.oplist, source, block, {}, "@round")
+    now = copy_single(source.oplist, source, block, {}, "@round", set(_kept_in_place(program, source)))
     results = [n for n in body.results(op) if n in source.descs]
     gives = {n: now.get(n, n) for n in dict.fromkeys([*writes, *results])}
     fetch = tuple(gives.values())
     return BodyProgram(Outline(made, live_ops(made, given, fetch), tuple(given), fetch), gives)
+
+
+def _kept_in_place(program: Program, block: Block) -> Iterator[str]:
+    """What operators of a block, and of those that it runs, change under its one name."""
+    for op in block.oplist:
+        if opdef(op.type).in_place:
+            yield from op.output_arg_names
+        for idx in op.sub_blocks():
+            yield from _kept_in_place(program, program.blocks[idx])

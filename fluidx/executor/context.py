@@ -14,6 +14,10 @@ from ..ir.turns import seats
 class RunContext:
     """One rank's context. The executor sets `step`, the run count, before each run.
 
+    Random numbers are drawn by `key`: the run count outside of loops, and a number of its own in each round of a loop. It lies in `cell`,
+    an array of one uint64, where C kernels read it.
+    """
+
     __slots__ = ("rank", "world_size", "comm", "groups", "turns", "cell", "_step", "stashes")
 
     def __init__(

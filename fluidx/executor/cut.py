@@ -53,11 +53,12 @@ class Cut:
             if host is not None:
                 values.update(self._call(host, values, feed, watched))
             values = {n: v for n, v in values.items() if n in keeps}
-        return [_copied(values[n], self.xp) for n in self.fetch]
+        return [_copied(self._rows(n, values[n], counted=True), self.xp) for n in self.fetch]
 
     def _run(self, outline: Outline, feed: Mapping[str, Any], watched: watch.Asked) -> dict[str, Any]:
         """What a part of the program makes, on the host."""
         block = outline.program.global_block()
+        feed = {n: self._rows(n, v, counted=True) for n, v in feed.items()}
         types = {n: type_of(v) if isinstance(v, np.ndarray) else block.desc(n).type for n, v in feed.items()}
         ready = self.maker.part(outline, types)
         made = ready.run(feed, watched) if isinstance(ready, Cut) else ready.run(feed, watch.look(ready, watched))
@@ -128,11 +129,16 @@ class Cut:
 
     def _value(self, name: str, op: Operator, values: Mapping[str, Any]) -> Any:
         if name in values:
-            return values[name]
+            return self._rows(name, values[name], counted=bool(op.sub_blocks()))
         found = self.scope.arrays.get(name)
         if found is None:
             raise ProgramError(f"op {op.type} reads {name!r}, which has no value; run the startup program first{site(op)}")
         return to_host(self.xp, found)
+
+    def _rows(self, name: str, value: Any, counted: bool = False) -> Any:
+        """A value; of a stash, which plans share, the rows that are written by now, if `counted` only where it says how many there are."""
+        rows = self.ctx.stashes.get(name)
+        return value if rows is None or (counted and rows.grows) else to_host(self.xp, rows.written())
 
     def _types(self, op: Operator, ins: Mapping[str, Any]) -> dict[str, ValueType]:
         """What the type rule says of the results, from the sizes of the operands."""

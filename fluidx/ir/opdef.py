@@ -175,8 +175,12 @@ class OpDef:
     meaning: ClassVar[Callable[..., Any] | None] = None
     # of an op that the proof takes for exact and that is not: (attrs) -> what it does to its values, for the report
     rounds: ClassVar[Callable[..., str] | None] = None
-    # its result is its first operand, which it changes, under the one name: no copy of the operator writes to another
+    # its result is its first operand, which it changes, under the one name
     in_place: ClassVar[bool] = False
+    # its result is its first operand, which it changes, under the one name
+    in_place: ClassVar[bool] = False
+    # of a gradient operator whose result is 0 outside of a part: (builder, operator, total) -> total, to which the result is added in place
+    adds_to: ClassVar[Callable[..., Any] | None] = None
     # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks. What it takes
     # as a list is there for the sub-blocks; its other inputs are one number for all ranks that run them
     repeats: ClassVar[bool] = False

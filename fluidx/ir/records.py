@@ -17,7 +17,7 @@ class Var(NamedTuple):
 
     `attrs` holds what only some variables have: of a parameter `trainable`, `learning_rate`, `regularizer`, `need_clip`; of an
     optimizer's state the parameter that it is for, `state_of`; of a variable whose gradient is clipped, `error_clip`; of a value that is
-    computed again, what it was called the first time, `copy_of`.
+    computed again, what it was called the first time, `copy_of`; of one whose open sizes change while a program runs, `resized`.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Var(NamedTuple):
 
 # A parameter's attributes that go without saying.
 PARAM_DEFAULTS: Mapping[str, Any] = {"learning_rate": 1.0, "need_clip": True, "regularizer": None, "trainable": True}
-VAR_ATTRS = (*PARAM_DEFAULTS, "error_clip", "state_of", "copy_of")
+VAR_ATTRS = (*PARAM_DEFAULTS, "error_clip", "state_of", "copy_of", "resized")
 
 
 def check_attrs(name: str, attrs: Iterable[str]) -> None:

@@ -91,6 +91,16 @@ class Sizes:
             waiting.pop()
         return known[name].shape
 
+    def changed(self, names: Iterable[str], body: Block) -> list[str]:
+        """Of variables of the block, those to which a sub-block gives other sizes than they had, for all that can be told."""
+        before = {n: self.shape(n) for n in names}
+        inside = self.inside(body)
+        writers = {n: op for op in body.oplist for n in op.output_arg_names if n in before}
+        for op in writers.values():
+            for n in op.input_arg_names:
+                inside.shape(n)
+        return [n for n, op in writers.items() if not runs_bodies(op) and inside._infer(op).get(n, self._known[n]).shape != before[n]]
+
     def filled(self, t: TensorType, axes: Sequence[tuple[str, int, int]]) -> TensorType:
         """A type with the sizes of its open axes: what is fed, an axis of it, and how often its size goes into the open one."""
         return with_open_axes(t, axes, self.shape)
@@ -122,8 +132,8 @@ class Sizes:
         return _BATCH + 2 * _UNIT * next(self._others)
 
     def _producer(self, name: str) -> Operator | None:
-        """The operator that first writes `name`, unless its result is fed or comes out of a sub-block."""
-        if self.block.desc(name).is_data:
+        """The operator that first writes `name`, unless its result is fed, comes out of a sub-block, or does not keep its sizes."""
+        if (desc := self.block.desc(name)).is_data or desc.attrs.get("resized"):
             return None
         block: Block | None = self.block
         while name not in self._writer and block is not None:

@@ -72,6 +72,15 @@ class Variable:
         self._set(stop_gradient=bool(value))
 
     @property
+    def is_resized(self) -> bool:
+        """Do open sizes of it change while a program runs? They equal no others then."""
+        return bool(self.desc.attrs.get("resized"))
+
+    @is_resized.setter
+    def is_resized(self, value: bool) -> None:
+        self._set(attrs={**{k: v for k, v in self.desc.attrs.items() if k != "resized"}, **({"resized": True} if value else {})})
+
+    @property
     def is_data(self) -> bool:
         return self.desc.is_data
 

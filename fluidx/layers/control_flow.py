@@ -14,7 +14,8 @@ from typing import Any
 from .._checks import one_of, whole, wrong
 from ..ir import OPS, Block, BlockRef, Operator, Program, Role, TensorType, Variable
 from ..ir.flow import sub_reads, sub_writes
-from ..ir.types import common_size
+from ..ir.sizes import Sizes
+from ..ir.types import ANY, common_size
 from .compare import equal, logical_and, logical_not
 from .helper import LayerHelper
 from .tensor import assign, fill_constant
@@ -69,7 +70,15 @@ class While:
         xs = list(dict.fromkeys([*writes, *reads]))
         attrs = {"sub_block": BlockRef(body.idx), "max_rounds": self.max_rounds}
         outer.append_op("while", {"Condition": self.cond_var, "X": xs}, {"Out": writes}, attrs)
+        _note_sizes(outer, body, writes)
         _carry_gradients(self.helper.main, outer, body, writes)
+
+
+def _note_sizes(outer: Block, body: Block, writes: Sequence[str]) -> None:
+    """Take note of variables whose open sizes a round changes: they equal no others."""
+    open_ones = [n for n in writes if isinstance(t := outer.desc(n).type, TensorType) and ANY in t.shape]
+    for n in Sizes(outer).changed(open_ones, body) if open_ones else ():
+        outer.var(n).is_resized = True
 
 
 def _carry_gradients(program: Program, outer: Block, body: Block, writes: Sequence[str]) -> None:

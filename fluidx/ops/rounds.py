@@ -8,6 +8,7 @@ from typing import Any
 from ..ir import flow
 from ..ir.builder import Builder
 from ..ir.errors import ProgramError
+from ..ir.opdef import opdef
 from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
 from ..ir.variable import Variable
@@ -41,6 +42,8 @@ class _Back:
         self.live = flow.live_ops(self.program, self.carried, ops=self.body.oplist)  # of a round, what the carried values depend on
         self.begins = [n for n in flow.needs(self.program, self.live) if n in writes]
         self.read = [x for x in self.wanted if x.name not in writes]
+        # what rounds only fill in, each its own part: the gradient of all parts is there before the last round, and stays
+        self.filled = {n for n in self.carried if all(opdef(o.type).in_place for o in self.live if n in flow.writes(self.program, o))}
 
     def _carried(self, writes: Sequence[str]) -> list[str]:
         """Of what the loop carries, that which depends on what gradients are wanted of, and on which the given gradients depend."""
@@ -79,11 +82,13 @@ class _Back:
             stashes = {n: self._stash(n) for n in self.begins}
             start = {n: again.stash_read(stashes[n], left, name=f"{n}@again{block.idx}") for n in self.begins}
             now = copy_single(self.live, self.body, block, {n: v.name for n, v in start.items()}, f"@again{block.idx}")
-            inputs = [*(start[n] for n in self.carried if n in start), *self.read]
+            inputs = [*(start[n] for n in self.carried if n in start and n not in self.filled), *self.read]
             made = self.op.gradients([block.var(now[n]) for n in self.carried], inputs, list(grads.values()))
             found = dict(zip([v.name for v in inputs], made, strict=True))
             sums = self._add_up(back, found)
             for n, carried in grads.items():
+                if n in self.filled:
+                    continue
                 v = found.get(start[n].name) if n in start else None
                 back.assign(v if v is not None else back.fill_zeros_like(carried), out={"Out": carried})
             back.greater_than(left, none, out={"Out": more})
@@ -103,9 +108,9 @@ class _Back:
 
     def _begin(self, name: str) -> Variable:
         """The gradient of a carried value behind the last round, in a variable that the rounds overwrite."""
-        var = self.outer.var(name)
-        mine = self._fresh(f"{name}@GRAD@while{self.body.idx}", var)
-        given = self.given.get(name)
+        var, given = self.outer.var(name), self.given.get(name)
+        like = var if given is None else given  # which has as many rows as there were rounds, of a stash that does not say how many
+        mine = self._fresh(f"{name}@GRAD@while{self.body.idx}", like)
         return self.b.assign(given, out={"Out": mine}) if given is not None else self.b.fill_zeros_like(var, out={"Out": mine})
 
     def _add_up(self, back: Builder, found: dict[str, Variable | None]) -> dict[str, Variable]:
@@ -115,7 +120,9 @@ class _Back:
             term = found[x.name]
             if term is not None:
                 total = self.b.fill_zeros_like(x, out={"Out": self._fresh(f"{x.name}@GRAD@while{self.body.idx}", x)})
-                sums[x.name] = back.sum([total, term], out={"Out": total})
+                maker = next(op for op in reversed(back.block.oplist) if term.name in op.output_arg_names)
+                add = opdef(maker.type).adds_to
+                sums[x.name] = back.sum([total, term], out={"Out": total}) if add is None else add(back, maker, total)
         return sums
 
     # -- what the first loop does for it --------------------------------------------------------------------------------------

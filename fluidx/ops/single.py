@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..ir import flow
@@ -13,13 +13,16 @@ from ..ir.operator import BlockRef, Operator
 from ..ir.program import Block, Program
 
 
-def copy_single(ops: Iterable[Operator], source: Block, target: Block, names: Mapping[str, str], suffix: str) -> dict[str, str]:
+def copy_single(
+    ops: Iterable[Operator], source: Block, target: Block, names: Mapping[str, str], suffix: str, same: Collection[str] = ()
+) -> dict[str, str]:
     """Put copies of operators of `source` behind what `target` holds; return the name of each variable's last value.
 
-    `names` are those of values from outside of the copies. A loop goes on from copies of what it carries, a branch hands out what it
-    writes. Raises ProgramError for a branch that writes a variable which its operator does not name as an output.
+    `names` are those of values from outside of the copies; `same` are variables that copies write where the operators do. A loop goes on
+    from copies of what it carries, a branch hands out what it writes. Raises ProgramError for a branch that writes a variable which its
+    operator does not name as an output.
     """
-    copies = _Copies(source.program, target, suffix)
+    copies = _Copies(source.program, target, suffix, same)
     now = dict(names)
     for op in ops:
         copies.add(op, source, target, now)
@@ -27,18 +30,20 @@ def copy_single(ops: Iterable[Operator], source: Block, target: Block, names: Ma
 
 
 class _Copies:
-    def __init__(self, program: Program, target: Block, suffix: str):
-        self.program, self.target, self.suffix = program, target, suffix
+    def __init__(self, program: Program, target: Block, suffix: str, same: Collection[str]):
+        self.program, self.target, self.suffix, self.same = program, target, suffix, same
         self.taken: set[str] = set()  # also in the other branch, which `find` does not see
 
     def add(self, op: Operator, source: Block, block: Block, now: dict[str, str]) -> None:
         if not runs_bodies(op):
-            fresh = {n: self._fresh(n, source, block) for n in op.output_arg_names if not opdef(op.type).in_place}
-            outputs = {slot: tuple(fresh.get(n) or now.get(n, n) for n in names) for slot, names in op.outputs.items()}
+            fresh = {n: n if n in self.same else self._fresh(n, source, block) for n in op.output_arg_names}
+            outputs = {slot: tuple(fresh[n] for n in names) for slot, names in op.outputs.items()}
             block.oplist.append(op.renamed(now).replace(outputs=outputs))
             now.update(fresh)
         elif opdef(op.type).repeats:
             for n in flow.writes(self.program, op):
+                if n in self.same:
+                    continue
                 fresh_name = self._fresh(n, source, block)
                 block.oplist.append(Operator("assign", {"X": (now.get(n, n),)}, {"Out": (fresh_name,)}, role=op.role, site=op.site))
                 now[n] = fresh_name
@@ -59,7 +64,7 @@ class _Copies:
                 self.add(inner, branch, twin, inside)
             attrs[body.attr] = BlockRef(twin.idx)
             attrs[body.results_attr] = tuple(inside.get(n, n) for n in body.results(op))
-        fresh = {n: self._fresh(n, source, block) for n in outs}
+        fresh = {n: n if n in self.same else self._fresh(n, source, block) for n in outs}
         outputs = {slot: tuple(fresh[n] for n in names) for slot, names in op.outputs.items()}
         block.oplist.append(op.renamed(now).replace(outputs=outputs, attrs=attrs))
         now.update(fresh)

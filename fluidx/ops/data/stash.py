@@ -13,6 +13,7 @@ import numpy as np
 
 from ...ir.errors import ExecutionError
 from ...ir.opdef import OpDef, Sample
+from ...ir.types import ANY
 from ..shared.samples import f32, i64
 
 
@@ -47,10 +48,20 @@ class Rows:
         _check(k, self.count if self.grows else len(self.array), "stash_read")
         out[...] = self.array[k]
 
+    def written(self) -> Any:
+        """The rows of all rounds."""
+        return self.array[: self.count] if self.grows else self.array
+
 
 def _check(k: int, rows: int, op: str) -> None:
     if not 0 <= k < rows:
         raise ExecutionError(f"op {op}: the stash has rows for {rows} rounds, there is none for round {k}")
+
+
+def _row(stash: Any, at: Any, op: str) -> Any:
+    k = int(at.item())
+    _check(k, len(stash), op)
+    return stash[k]
 
 
 def _begin(stashes: dict[str, Rows], name: str, rows: Rows) -> None:
@@ -96,7 +107,10 @@ class Stash(OpDef):
 
 
 class StashWrite(OpDef):
-    """The stash with X as its value of round Round, [1] int64, counted from 0."""
+    """The stash with X as its value of round Round, one integer, counted from 0. A round is written once.
+
+    The gradient of X is the row of that round, of a gradient with a row for each.
+    """
 
     name = "stash_write"
     inputs = ("Stash", "X", "Round")
@@ -108,6 +122,10 @@ class StashWrite(OpDef):
     @staticmethod
     def infer(stash, x, at):
         return stash
+
+    @staticmethod
+    def grad(b, op, g):
+        return g, b.stash_read(g, op["Round"]), None
 
     @staticmethod
     def kernel(xp, stash, x, at):
@@ -124,12 +142,12 @@ class StashWrite(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(2, 4, 3), f32(4, 3), i64(1), grad=(), why="the gradient of a loop through a gradient of a loop is refused")
+        yield Sample.of(f32(2, 4, 3), f32(4, 3), i64(1), grad=("X",), why="a round is written once: nothing is lost of Stash")
         yield Sample.of(i64(3, 1, 2), np.int64(7).reshape(()), i64(2))
 
 
 class StashRead(OpDef):
-    """The value of round Round, [1] int64, that the stash has."""
+    """The value of round Round, one integer, that the stash has; of any tensor, its row of that number."""
 
     name = "stash_read"
     inputs = ("Stash", "Round")
@@ -139,6 +157,10 @@ class StashRead(OpDef):
     @staticmethod
     def infer(stash, at):
         return stash.with_shape(stash.shape[1:])
+
+    @staticmethod
+    def grad(b, op, g):
+        return b.stash_read_grad(op["Stash"], op["Round"], g), None
 
     @staticmethod
     def kernel(xp, stash, at, *, out):
@@ -153,5 +175,89 @@ class StashRead(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(2, 4, 3), i64(1), grad=(), why="the gradient of a loop through a gradient of a loop is refused")
+        yield Sample.of(f32(2, 4, 3), i64(1))
         yield Sample.of(i64(3, 1, 2), i64(2))
+
+
+class StashReadGrad(OpDef):
+    """Zeros in the shape of Stash, but the gradient as the row of round Round; of Stash only the shape is read."""
+
+    name = "stash_read_grad"
+    inputs, outputs = ("Stash", "Round", "Out@GRAD"), ("Stash@GRAD",)
+    flops = 0
+    pattern = "~. *, ., * -> . * | L(2)"
+
+    @staticmethod
+    def adds_to(b, op, total):
+        return b.stash_add(total, b.block.var(op.input("Out@GRAD")[0]), b.block.var(op.input("Round")[0]), out={"Out": total})
+
+    @staticmethod
+    def infer(stash, at, g):
+        return stash
+
+    @staticmethod
+    def grad(b, op, g):
+        return None, None, b.stash_read(g, op["Round"])
+
+    @staticmethod
+    def kernel(xp, stash, at, g, *, out):
+        out.fill(0)
+        _row(out, at, "stash_read_grad")[...] = g
+
+    @staticmethod
+    def samples():
+        yield Sample.of(f32(3, 4, 3), i64(1), f32(4, 3))
+
+
+class StashAdd(OpDef):
+    """Stash, with X added to its row of round Round."""
+
+    name = "stash_add"
+    inputs = ("Stash", "X", "Round")
+    inplace = (("Stash", "Out"),)
+    pattern = ". *, *, . -> . * | L(0,1)"
+
+    @staticmethod
+    def infer(stash, x, at):
+        return stash
+
+    @staticmethod
+    def grad(b, op, g):
+        return g, b.stash_read(g, op["Round"]), None
+
+    @staticmethod
+    def kernel(xp, stash, x, at, *, out):
+        if out is not stash:
+            xp.copyto(out, stash)
+        row = _row(out, at, "stash_add")
+        row += x
+
+    @staticmethod
+    def samples():
+        yield Sample.of(f32(2, 4, 3), f32(4, 3), i64(1))
+
+
+class StashRows(OpDef):
+    """The rows of all rounds that a stash without a bound keeps."""
+
+    name = "stash_rows"
+    inputs = ("Stash",)
+    flops = 0
+    sized_by_values = ("n",)
+
+    @staticmethod
+    def infer(stash):
+        return stash.with_shape((ANY, *stash.shape[1:]))
+
+    @staticmethod
+    def grad(b, op, g):
+        return g
+
+    @staticmethod
+    def kernel(xp, stash):
+        return stash
+
+    @staticmethod
+    def samples():
+        yield Sample.of(f32(2, 3), grad=(), why="the gradient has as many rows as there are rounds, the stash says none")
+        yield Sample.of(i64(0, 1, 2))
