@@ -62,6 +62,13 @@ class Sizes:
         self._writer.clear()
         self._seen.clear()
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Take note that variables are gone, with all that wrote them."""
+        for n in names:
+            self._known.pop(n, None)
+        self._writer.clear()
+        self._seen.clear()
+
     def equal(self, a: Variable, b: Variable, stop: int | None = None) -> bool:
         """Whether two variables have one shape (up to axis `stop`), whatever is fed. False where that cannot be told."""
         declared = a.shape[:stop]

@@ -10,7 +10,7 @@ from ..initializer import NumpyArrayInitializer
 from ..ir import ProgramError, Variable
 from ..ir.constants import elements
 from ..ir.dtypes import as_dtype
-from ..ir.valuetypes import OptionalType, SequenceType, on_host
+from ..ir.valuetypes import OptionalType, SequenceType
 from .types import value_type
 from .values import ABSENT, Weight, are_texts, in_float, in_programs
 
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from .importer import Importer
 
 _SMALL = 64  # elements: constants up to here are operators of the program, larger ones variables that startup fills
-
-
-def in_plans(value: Any) -> bool:
-    """Can a block of a program give it, which is planned as a whole? So it can tensors of numbers."""
-    return not on_host(value.desc.type) if isinstance(value, Variable) else isinstance(value, Weight) or in_programs(value)
 
 
 def constant(importer: Importer, value: Any) -> Variable:

@@ -18,12 +18,11 @@ from ..executor import Executor
 from ..executor.place import CPUPlace
 from ..executor.scope import Scope
 from ..ir import Builder, Program, Role, TensorType, Variable
-from ..ir.cuts import Cuts
 from ..ir.dtypes import FLOATS, TINY, as_dtype, np_dtype
 from ..ir.errors import FluidxError
 from ..ir.types import ANY
 from .bodies import function_of, names_outside, with_attributes
-from .constants import constant, in_plans
+from .constants import constant
 from .errors import OnnxError
 from .faces import COMPUTED, COMPUTES, FACES, HOSTS, load_all
 from .form import domain_of, opsets_of
@@ -42,6 +41,15 @@ class Check(NamedTuple):
 
     of: Any
     was: Any
+
+
+class Mark(NamedTuple):
+    """How far a block was written: operators, names, blocks of the program, and the variables of values."""
+
+    ops: int
+    names: frozenset[str]
+    blocks: int
+    made: dict[int, tuple[Any, Variable]]
 
 
 class Call(NamedTuple):
@@ -105,31 +113,20 @@ class Importer:
         finally:
             self.env = outer
 
-    def inline_in_block(self, graph: Any, feeds: Sequence[Any], n: Node, own: Mapping[str, Any] | None = None) -> list[Variable]:
-        """Write the nodes of a sub-graph into the block that is being written, which may run or not; its outputs as variables."""
+    def inline_in_block(self, graph: Any, feeds: Sequence[Any], n: Node, own: Mapping[str, Any] | None = None, plain: int = 0) -> list[Any]:
+        """Write the nodes of a sub-graph into the block that is being written, which may run or not; its outputs as variables, but for the
+        first `plain` of them where they are known."""
         b, made = self.b, self._made
         self.b, self._made = Builder(self.main.current_block(), role=Role.FORWARD), dict(made)
         self.b.sizes = b.sizes.inside(self.b.block)
         try:
             found = self.inline(graph, feeds, own)
-            if others := [o.name for o, v in zip(graph.output, found) if not in_plans(v)]:
-                raise n.wrong(f"whether its graph runs is computed, and what it gives as {others[0]!r} is no tensor of numbers, as all "
-                              "is that blocks of a program give; fx.onnx.session runs it")  # fmt: skip
-            results = [self.variable(v) for v in found]
-            self._check_block(n)
+            results = [v if k < plain and self._is_known(v) else self.variable(v) for k, v in enumerate(found)]
         finally:
             inside, self.b, self._made = self._made, b, made
         made.update((k, v) for k, v in inside.items() if v[1].persistable)  # weights are everybody's, what operators made is not
-        self._fixed.update(v.name for v in results)
+        self.fix([v for v in results if isinstance(v, Variable)])
         return results
-
-    def _check_block(self, n: Node) -> None:
-        """Refuse an operator in the block of a node that no plan can hold."""
-        cuts = Cuts(self.b.block, self.b.block.oplist)
-        for op in self.b.block.oplist if cuts else ():
-            if (why := cuts.why(op)) is not None:
-                raise n.wrong(f"whether its graph runs is computed, and in it op {op.type} {why.does}; a block of a program is planned as "
-                              "a whole, fx.onnx.session runs it")  # fmt: skip
 
     def found(self, name: str) -> Any:
         """The value of that name."""
@@ -164,6 +161,26 @@ class Importer:
         self._fixed.update(names.values())  # a list may hold it by now, and a name that a node gave stays
         self.b.sizes.renamed(names)
         return [block.var(names.get(v.name, v.name)) if isinstance(v, Variable) else v for v in made]
+
+    def fix(self, variables: Sequence[Variable]) -> None:
+        """Let variables keep their names, whatever the model calls what they hold."""
+        self._fixed.update(v.name for v in variables)
+
+    def mark(self) -> Mark:
+        """What `undo` goes back to: nothing written since then is left in the block that is being written, and no block within."""
+        block = self.b.block
+        return Mark(len(block.oplist), frozenset(block.descs), self.main.num_blocks, dict(self._made))
+
+    def undo(self, mark: Mark) -> None:
+        """Take back what was written since `mark`, but for state, such as weights, which others may read by now."""
+        block = self.b.block
+        del block.oplist[mark.ops :]
+        self.main.drop_blocks(mark.blocks)
+        gone = [n for n, d in block.descs.items() if n not in mark.names and not d.persistable]
+        for n in gone:
+            del block.descs[n]
+        self.b.sizes.forget(gone)
+        self._made = mark.made | {k: v for k, v in self._made.items() if v[1].persistable}
 
     # -- one node ---------------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from ..ir.errors import ProgramError
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 AXES = 64  # of NumPy's arrays
+UNROLLED = 512  # operators of rounds that are written one behind the other
 ROUNDS = 1_000_000  # of a Loop, before it is said to have no end
 
 

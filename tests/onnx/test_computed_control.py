@@ -123,17 +123,155 @@ def test_a_weight_in_a_computed_loop_is_trained():
     assert found[0].tolist() == (x @ w @ w).tolist() and found[1].tolist() == want.tolist()
 
 
-def test_what_a_program_cannot_repeat_is_refused():
-    gathers = _UNTIL.replace("(float y)", "(float y, float[N] all)").replace("y = Loop", "y, all = Loop")
-    gathers = gathers.replace("float w) {", "float w, float out) {").replace("more = Less", "out = Identity(w)\n more = Less")
-    with pytest.raises(OnnxError, match="the length of what it gathers as 'out'; fx.onnx.session runs it"):
-        loaded(gathers)
-    grows = """
+_GATHERS = """
+    g (float x, float limit) => (float y, float[N] all) {
+        go = Constant <value = bool {1}> ()
+        y, all = Loop ("", go, x) <body = b (int64 k, bool c, float v) => (bool more, float w, float out) {
+            w = Add(v, v)
+            out = Mul(w, x)
+            more = Less(w, limit)
+        }>
+    }"""
+
+
+def test_a_loop_of_computed_length_gathers_and_is_trained_through():
+    m = loaded(_GATHERS)
+    assert m["all"].name == "all" and m["all"].shape == (-1,)
+    with fx.program_guard(m.program, m.startup):
+        (g,) = fx.gradients([m["all"]], [m["x"]])
+    exe = fx.Executor()
+    for x, limit in ((1.0, 40.0), (3.0, 4.0), (1.0, 100.0)):
+        doubled = [2 * x]
+        while doubled[-1] < limit:
+            doubled.append(2 * doubled[-1])
+        y, rows, slope = exe.run(m.program, feed={"x": np.float32(x), "limit": np.float32(limit)}, fetch_list=[*m.fetches, g])
+        # round k gives 2^k x * x, whose derivative is 2 * 2^k x
+        assert y == doubled[-1] and rows.tolist() == [v * x for v in doubled] and slope == 2 * sum(doubled)
+
+
+def test_a_loop_of_no_rounds_gathers_nothing():
+    m = loaded("""
+        g (int64 n, float[2] x) => (float[2] y, float[N, 2] all) {
+            y, all = Loop (n, "", x) <body = b (int64 k, bool c, float[2] v) => (bool c2, float[2] w, float[2] out) {
+                w = Add(v, v)
+                c2 = Identity(c)
+                out = Identity(v)
+            }>
+        }""")
+    x = np.float32([1, 3])
+    for n in (2, 0, 3):
+        rows = [(x * 2**k).tolist() for k in range(n)]
+        assert run(m, n=np.int64(n), x=x) == [(x * 2**n).tolist(), rows]
+
+
+def test_what_a_loop_gathers_behind_rounds_that_are_written_out():
+    m = loaded("""
+        g (float x) => (float y, float[N] all) {
+            go = Constant <value = bool {1}> ()
+            first = Constant <value_float = 1.0> ()
+            y, all = Loop ("", go, first) <body = b (int64 k, bool c, float v) => (bool more, float w, float out) {
+                w = Mul(v, x)
+                out = Add(w, x)
+                limit = Constant <value_float = 100.0> ()
+                more = Less(w, limit)
+            }>
+        }""")
+    assert run(m, x=np.float32(5)) == [125, [10, 30, 130]]
+    assert run(m, x=np.float32(200)) == [200, [400]]
+
+
+def test_a_value_may_grow_from_round_to_round():
+    m = loaded("""
+        g (float[1] x, int64 n) => (float[M] y, int64[R,1] lengths) {
+            y, lengths = Loop (n, "", x) <body = b (int64 k, bool c, float[K] v) => (bool c2, float[L] w, int64[1] s) {
+                w = Concat <axis = 0> (v, x)
+                s = Shape(v)
+                c2 = Identity(c)
+            }>
+        }""")
+    for n in (0, 1, 3):
+        assert run(m, x=np.float32([2]), n=np.int64(n)) == [[2.0] * (1 + n), [[k + 1] for k in range(n)]]
+
+
+def test_states_of_another_dtype_or_rank_are_refused():
+    text = """
         g (float[1] x, int64 n) => (float[M] y) {
             y = Loop (n, "", x) <body = b (int64 k, bool c, float[K] v) => (bool c2, float[L] w) {
-                w = Concat <axis = 0> (v, x)
+                axes = Constant <value = int64[1] {0}> ()
+                w = Unsqueeze (v, axes)
                 c2 = Identity(c)
             }>
         }"""
-    with pytest.raises(OnnxError, match=r"'w' is f32\[1\] when it begins and f32\[2\] after a round"):
-        loaded(grows)
+    with pytest.raises(OnnxError, match=r"'w' is f32\[1\] when it begins and f32\[1,1\] after a round"):
+        loaded(text)
+
+
+def scan(length):
+    return f"""
+        g (float[2] h, float[2, {length}] x) => (float[2] last, float[2, S] squares) <float[2] w = {{1, 2}}> {{
+            last, squares = Scan (h, x) <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], scan_output_axes = [-1],
+                scan_output_directions = [1], body = b (float[2] a, float[2] e) => (float[2] s, float[2] o) {{
+                t = Mul(e, w)
+                s = Add(a, t)
+                o = Mul(s, s)
+            }}>
+        }}"""
+
+
+@pytest.mark.parametrize("length", [200, "N"])
+def test_a_long_scan_is_a_loop_with_gradients(length):
+    m = loaded(scan(length))
+    assert "while" in types(m) and len(types(m)) < 30
+    with fx.program_guard(m.program, m.startup):
+        grads = fx.gradients(m.fetches, [m["h"], m["x"], m["w"]])
+    exe, rng = fx.Executor(), np.random.default_rng(0)
+    h, x, w = rng.integers(-1, 2, 2), rng.integers(-1, 2, (2, 200)), np.array([1, 2])
+    exe.run(m.startup)
+    found = exe.run(m.program, feed={"h": np.float32(h), "x": np.float32(x)}, fetch_list=[*m.fetches, *grads])
+    # from the last column on: s_t = h + w (x_t + x_(t+1) + ...), and the results are s_0 and all squares
+    tails = np.cumsum(x[:, ::-1], 1)[:, ::-1]
+    s = h[:, None] + w[:, None] * tails
+    ds = 2 * s + (np.arange(200) == 0)
+    want = [s[:, 0], s**2, ds.sum(1), w[:, None] * np.cumsum(ds, 1), (ds * tails).sum(1)]
+    # small integers, exact in float32
+    assert all(np.array_equal(f, v) for f, v in zip(found, want, strict=True))
+
+
+def test_a_loop_of_many_rounds_that_are_known_is_one_too():
+    text = """
+        g (float[2] x) => (float[2] y, float[N, 2] all) {
+            n = Constant <value = int64 {300}> ()
+            y, all = Loop (n, "", x) <body = b (int64 k, bool c, float[2] v) => (bool c2, float[2] w, float[2] out) {
+                w = Add(v, x)
+                out = Identity(w)
+                c2 = Identity(c)
+            }>
+        }"""
+    m = loaded(text)
+    assert "while" in types(m) and len(types(m)) < 20 and m["all"].shape == (300, 2)
+    x = np.float32([1, -2])
+    assert run(m, x=x) == [(301 * x).tolist(), (np.arange(2, 302)[:, None] * x).tolist()]
+
+
+def test_a_long_scan_over_batches_is_trained_by_ranks_as_by_one_device():
+    m = loaded("""
+        g (float[B, 2] h, float[200, B, 2] x) => (float[B, 2] last, float[200, B, 2] sums) <float[2,2] w = {1, 0, 1, 1}> {
+            last, sums = Scan (h, x) <num_scan_inputs = 1, body = b (float[B, 2] a, float[B, 2] e) => (float[B, 2] s, float[B, 2] o) {
+                o = MatMul(e, w)
+                s = Add(a, o)
+            }>
+        }""")
+    with fx.program_guard(m.program, m.startup):
+        loss = fx.layers.reduce_sum(m["sums"] * m["x"]) + fx.layers.reduce_sum(m["last"])
+        fx.optimizer.SGD(2.0**-6).minimize(loss)
+    rng, exe = np.random.default_rng(0), fx.Executor()
+    feeds = [{"h": rng.integers(0, 2, (4, 2)).astype("float32"), "x": rng.integers(0, 2, (200, 4, 2)).astype("float32")} for _ in range(2)]
+    with fx.scope_guard(fx.Scope()):
+        exe.run(m.startup)
+        want = [exe.run(m.program, feed=f, fetch_list=[loss])[0].item() for f in feeds]
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel()).transpile(program=m.program, startup_program=m.startup, trainers=2)
+    t.verify()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as ranks:
+        ranks.run_startup()
+        # small integers, weights in steps of 1/64: exact in float32
+        assert [ranks.run(feed=f, fetch_list=[loss])[0].item() for f in feeds] == want

@@ -16,12 +16,13 @@ import numpy as np
 from ...ir import ANY, Builder, Variable, program_guard
 from ...layers import control_flow
 from .. import limits
-from ..constants import in_plans
+from ..errors import OnnxError
 from ..importer import Outputs, weights
 from ..node import Node
 from ..read import OPSET_8
 from ..values import ABSENT, Weight, leaves
 from . import host
+from .rounds import Rounds, is_long
 from .sequence import joined, nothing_of, slices
 
 
@@ -40,18 +41,18 @@ def _is_computed(n: Node, value: Any) -> bool:
 def _branches(n: Node) -> Outputs:
     importer = n.importer
     then, otherwise = (partial(importer.inline_in_block, n.attr(f"{which}_branch"), [], n) for which in ("then", "else"))
-    decides = _one_bool(n, n.x())
+    decides = _one_bool(n, n.x(), n.b)
     start = len(n.b.block.oplist)
     with program_guard(importer.main, importer.startup):
         made = control_flow.cond(decides, then, otherwise)
     return Outputs(importer.named(n.outputs, made, start))
 
 
-def _one_bool(n: Node, condition: Variable) -> Variable:
+def _one_bool(n: Node, condition: Variable, b: Builder) -> Variable:
     t = condition.desc.type
     if t.dtype != "bool" or t.numel not in (1, -1) and ANY not in t.shape:
         raise n.wrong(f"the condition has to be one bool, found {t}")
-    return condition if t.numel == 1 else n.b.reshape(condition, shape=[1])
+    return condition if t.numel == 1 else b.reshape(condition, shape=[1])
 
 
 def _truth(n: Node, condition: Any) -> bool:
@@ -67,12 +68,64 @@ def scan(n: Node) -> object:
     count = n.attr("num_scan_inputs")
     states, scanned = n.operands[: len(n.operands) - count], n.operands[len(n.operands) - count :]
     axes, backward = n.attr("scan_input_axes") or [0] * count, n.attr("scan_input_directions") or [0] * count
+    infos = body.output[len(states) :]
+    out_axes = n.attr("scan_output_axes") or [0] * len(infos)
+    out_backward = n.attr("scan_output_directions") or [0] * len(infos)
+    start = len(n.b.block.oplist)
+    if (made := _scanned_in_loop(n, states, list(zip(scanned, axes, backward)))) is not None:
+        states, rows = made
+        rows = [_turned(n, v, a, back) for v, a, back in zip(rows, out_axes, out_backward)]
+        return Outputs(n.importer.named(n.outputs, [*states, *rows], start))
     elements = [slices(n, v, axis)[:: -1 if back else 1] for v, axis, back in zip(scanned, axes, backward)]
     states, outputs = _scanned(n, weights(body), states, elements)
-    axes = n.attr("scan_output_axes") or [0] * len(outputs)
-    backward = n.attr("scan_output_directions") or [0] * len(outputs)
-    infos = body.output[len(states) :]
-    return Outputs([*states, *(_stacked(n, o[:: -1 if b else 1], i, a) for o, b, i, a in zip(outputs, backward, infos, axes))])
+    return Outputs([*states, *(_stacked(n, o[:: -1 if b else 1], i, a) for o, b, i, a in zip(outputs, out_backward, infos, out_axes))])
+
+
+def _scanned_in_loop(n: Node, states: list[Any], scanned: list[tuple[Any, int, int]]) -> tuple[list[Any], list[Any]] | None:
+    """The same by a loop of the program, where the rounds are many or how many there are is fed; None where they are written out."""
+    body, importer, b = n.attr("body"), n.importer, n.b
+    if importer.evaluate is not None or not any(isinstance(v, (Variable, Weight)) for v in leaves([states, [v for v, _, _ in scanned]])):
+        return None
+    (value, axis, _), *_ = scanned
+    rounds = importer.array(value).shape[axis]
+    if rounds != ANY and not is_long(n, body, rounds):
+        return None
+    xs = [_first(n, importer.variable(v), axis) for v, axis, _ in scanned]
+    if any(x.shape[0] != rounds for x in xs):
+        return None
+    limit = rounds if rounds != ANY else b.squeeze(b.slice(b.shape(xs[0], dtype="int64"), axes=(0,), starts=(0,), ends=(1,)), axes=(0,))
+    own = weights(body)
+
+    def make(k: Variable, held: list[Variable]) -> tuple[Variable | None, list[Variable]]:
+        inner = Builder(importer.main.current_block(), role=b.role)
+        last = inner.fill_constant(shape=[], dtype="int64", value=rounds - 1.0) if rounds != ANY else _less_one(inner, limit)
+        at = [inner.reshape(inner.elementwise_sub(last, k) if back else k, shape=[1]) for _, _, back in scanned]
+        parts = [inner.stash_read(x, position) for x, position in zip(xs, at)]
+        return None, importer.inline_in_block(body, [*held, *parts], n, own)
+
+    try:
+        return Rounds(n, body.output, limit).write(states, None, make)
+    except OnnxError:
+        if rounds == ANY:
+            raise
+        return None  # a round needs more than a loop knows
+
+
+def _less_one(b: Builder, v: Variable) -> Variable:
+    return b.elementwise_sub(v, b.fill_constant(shape=[], dtype="int64", value=1.0))
+
+
+def _first(n: Node, x: Variable, axis: int) -> Variable:
+    """A tensor with an axis as its first one."""
+    axis %= len(x.shape)
+    return n.b.transpose(x, axis=(axis, *(k for k in range(len(x.shape)) if k != axis))) if axis else x
+
+
+def _turned(n: Node, rows: Variable, axis: int, back: int) -> Variable:
+    """Rows along an axis, the last one first where they go back."""
+    axis %= len(rows.shape)
+    rows = n.b.reverse(rows, axis=(0,)) if back else rows
+    return n.b.transpose(rows, axis=(*range(1, axis + 1), 0, *range(axis + 1, len(rows.shape)))) if axis else rows
 
 
 def _scanned(n: Node, own: dict[str, Any], states: list[Any], elements: list[list[Any]]) -> tuple[list[Any], list[list[Any]]]:
@@ -122,6 +175,8 @@ def loop(n: Node) -> object:
     if any(_is_computed(n, n.operands[k]) for k in (0, 1) if n.has(k)):
         return _repeated(n, states, [], n.operands[1] if n.has(1) else np.array(True))
     limit = int(np.asarray(n.value(0)).item()) if n.has(0) else None
+    if is_long(n, body, limit) and not _is_known(n, body, states) and (made := _long(n, states)) is not None:
+        return made
     goes = _truth(n, n.operands[1]) if n.has(1) else True
     rounds: list[list[Any]] = []
     write = _on_host(n, body) if _is_known(n, body, states) else _inline(n, body)
@@ -137,48 +192,46 @@ def loop(n: Node) -> object:
             states, condition = n.importer.value([states, condition], n)
             write = _on_host(n, body)
         goes = _truth(n, condition)
-    infos = body.output[1 + len(states) :]
-    return Outputs([*states, *(_stacked(n, [r[k] for r in rounds], info, 0) for k, info in enumerate(infos))])
+    return Outputs([*states, *_gathered(n, rounds, body.output[1 + len(states) :])])
+
+
+def _long(n: Node, states: list[Any]) -> Outputs | None:
+    """Many rounds as a loop of the program; None where they are written out, because a round needs more than a loop knows."""
+    try:
+        return _repeated(n, states, [], n.operands[1] if n.has(1) else np.array(True))
+    except OnnxError:
+        return None
 
 
 def _repeated(n: Node, states: list[Any], rounds: list[Any], condition: Any) -> Outputs:
     """The rounds behind those that are written already, as a loop of the program; `condition` says whether there is one more."""
-    importer, body, b = n.importer, n.attr("body"), n.b
-    if len(body.output) > 1 + len(states):
-        name = body.output[1 + len(states)].name
-        raise n.wrong(f"how many rounds it has is computed, and so is the length of what it gathers as {name!r}; fx.onnx.session runs it")
-    for info, v in zip(body.input[2:], states):
-        if not in_plans(v):
-            raise n.wrong(f"how many rounds it has is computed, and {info.name!r}, which it carries, is no tensor of numbers, as all is "
-                          "that loops of a program carry; fx.onnx.session runs it")  # fmt: skip
+    importer, body = n.importer, n.attr("body")
     known = not n.has(0) or not isinstance(n.operands[0], Variable)
-    limit = None if not n.has(0) else n.value(0) if known else b.reshape(n.x(0), shape=[])
-    most = 0 if limit is None or not known else int(np.asarray(limit).item()) - len(rounds)
-    if known and limit is not None and most <= 0:
-        return Outputs(states)
-    names = [importer.fresh(name) if name else None for name in [*n.outputs, *[""] * len(states)]]
-    held = [b.assign(importer.variable(v), name=name) for v, name in zip(states, names)]
-    count = b.fill_constant(shape=[], dtype="int64", value=float(len(rounds)))
-    with program_guard(importer.main, importer.startup):
-        first = _one_bool(n, importer.variable(condition))
-        more = b.assign(first) if known else b.logical_and(first, b.reshape(b.less_than(count, limit), shape=first.shape))
-        importer._fixed.update(v.name for v in (*held, count, more))
-        own = weights(body)
-        with control_flow.While(more, max_rounds=max(most, 0)).block() as block:
-            again, *made = importer.inline_in_block(body, [count, _true(n), *held], n, own)
-            inner = Builder(block, role=b.role)
-            for info, v, new in zip(body.output[1:], held, made):
-                if not v.desc.type.accepts(new.desc.type):
-                    raise n.wrong(f"{info.name!r} is {v.desc.type} when it begins and {new.desc.type} after a round; a loop of a program "
-                                  "carries values of one type, fx.onnx.session runs such models")  # fmt: skip
-            for v, new in zip(held, [inner.assign(new) for new in made]):
-                inner.assign(new, out={"Out": v})
-            inner.assign(inner.elementwise_add(count, inner.fill_constant(shape=[], dtype="int64", value=1.0)), out={"Out": count})
-            again = inner.reshape(_one_bool(n, again), shape=more.shape)
-            if not known:
-                again = inner.logical_and(again, inner.reshape(inner.less_than(count, limit), shape=more.shape))
-            inner.assign(again, out={"Out": more})
-    return Outputs(held)
+    limit = None if not n.has(0) else int(np.asarray(n.value(0)).item()) if known else n.b.reshape(n.x(0), shape=[])
+    infos, own, start = body.output[1:], weights(body), len(n.b.block.oplist)
+    if known and limit is not None and limit <= len(rounds):
+        return Outputs([*states, *_gathered(n, rounds, infos[len(states) :])])
+
+    def make(k: Variable, held: list[Variable]) -> tuple[Variable | None, list[Variable]]:
+        again, *made = importer.inline_in_block(body, [k, _true(n), *held], n, own, plain=1)
+        inner = Builder(importer.main.current_block(), role=n.b.role)
+        if not isinstance(again, Variable):
+            return None if holds(again) else inner.fill_constant(shape=[1], dtype="bool", value=float(_truth(n, again))), made
+        return _one_bool(n, again, inner), made
+
+    def holds(value: Any) -> bool:
+        """Is it known that there is another round, so that their number alone ends them?"""
+        return limit is not None and not isinstance(value, Variable) and _truth(n, value)
+
+    first = None if holds(condition) else _one_bool(n, importer.variable(condition), n.b)
+    states, rows = Rounds(n, infos, limit, len(rounds)).write(states, first, make)
+    if rounds:
+        rows = [joined(n, [before, v], 0, new=False) for before, v in zip(_gathered(n, rounds, infos[len(states) :]), rows)]
+    return Outputs(importer.named(n.outputs, [*states, *rows], start))
+
+
+def _gathered(n: Node, rounds: list[list[Any]], infos: Any) -> list[Any]:
+    return [_stacked(n, [r[k] for r in rounds], info, 0) for k, info in enumerate(infos)]
 
 
 def _is_known(n: Node, body: Any, states: list[Any]) -> bool:

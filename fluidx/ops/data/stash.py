@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.errors import ExecutionError
+from ...ir.errors import ExecutionError, ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY
 from ..shared.samples import f32, i64
@@ -33,8 +33,10 @@ class Rows:
     def write(self, x: Any, at: Any) -> None:
         k = int(at.item())
         if x.shape != self.array.shape[1:]:
-            sizes = f"{list(self.array.shape[1:])} before the first round and {list(x.shape)} in round {k}"
-            raise ExecutionError(f"op stash_write: the gradient of a loop needs values that keep their sizes; one of its values is {sizes}")
+            if k or not self.grows:
+                sizes = f"{list(self.array.shape[1:])} in the first round and {list(x.shape)} in round {k}"
+                raise ExecutionError(f"op stash_write: what is kept of all rounds, as gradients need it, has one size; it is {sizes}")
+            self.array = self.xp.empty((0, *x.shape), x.dtype)
         if self.grows and k >= len(self.array):
             larger = self.xp.empty((max(8, 2 * k), *x.shape), x.dtype)
             larger[: self.count] = self.array[: self.count]
@@ -56,6 +58,12 @@ class Rows:
 def _check(k: int, rows: int, op: str) -> None:
     if not 0 <= k < rows:
         raise ExecutionError(f"op {op}: the stash has rows for {rows} rounds, there is none for round {k}")
+
+
+def _at_round(stash: Any, at: Any) -> Any:
+    if at.dtype != "int64" or at.shape != (1,):
+        raise ProgramError(f"the round of a stash must be i64[1], found {at}")
+    return stash
 
 
 def _row(stash: Any, at: Any, op: str) -> Any:
@@ -107,7 +115,7 @@ class Stash(OpDef):
 
 
 class StashWrite(OpDef):
-    """The stash with X as its value of round Round, one integer, counted from 0. A round is written once.
+    """The stash with X as its value of round Round, [1] int64, counted from 0. A round is written once.
 
     The gradient of X is the row of that round, of a gradient with a row for each.
     """
@@ -121,7 +129,7 @@ class StashWrite(OpDef):
 
     @staticmethod
     def infer(stash, x, at):
-        return stash
+        return _at_round(stash, at)
 
     @staticmethod
     def grad(b, op, g):
@@ -147,7 +155,7 @@ class StashWrite(OpDef):
 
 
 class StashRead(OpDef):
-    """The value of round Round, one integer, that the stash has; of any tensor, its row of that number."""
+    """The value of round Round, [1] int64, that the stash has; of any tensor, its row of that number."""
 
     name = "stash_read"
     inputs = ("Stash", "Round")
@@ -156,7 +164,7 @@ class StashRead(OpDef):
 
     @staticmethod
     def infer(stash, at):
-        return stash.with_shape(stash.shape[1:])
+        return _at_round(stash, at).with_shape(stash.shape[1:])
 
     @staticmethod
     def grad(b, op, g):
@@ -193,7 +201,7 @@ class StashReadGrad(OpDef):
 
     @staticmethod
     def infer(stash, at, g):
-        return stash
+        return _at_round(stash, at)
 
     @staticmethod
     def grad(b, op, g):
@@ -219,7 +227,7 @@ class StashAdd(OpDef):
 
     @staticmethod
     def infer(stash, x, at):
-        return stash
+        return _at_round(stash, at)
 
     @staticmethod
     def grad(b, op, g):
