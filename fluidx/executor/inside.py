@@ -8,7 +8,7 @@ sent), results of any operators are, and the rest is copied there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ..ir import flow
 from ..ir.opdef import opdef
 from ..ir.operator import Operator, op_types
 from .context import RunContext
+from .live import nested
 from .outline import Outline
 from .plan import Lies
 from .sizes import Sizes
@@ -157,11 +158,18 @@ class Readers:
 
 
 def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, list[Operator]]:
-    """The operators that read each value. `reads`: what an operator reads, if not all that it names."""
+    """The operators that read each value in its own block. `reads`: what an operator reads, if not all that it names."""
     found: dict[str, list[Operator]] = {}
-    for op in outline.ops:
+
+    def note(op: Operator, own: Container[str] | None = None) -> None:
         for n in dict.fromkeys(flow.reads(outline.program, op) if reads is None else reads(op)):
-            found.setdefault(n, []).append(op)
+            if own is None or n in own:
+                found.setdefault(n, []).append(op)
+
+    for op in outline.ops:
+        note(op)
+        for block, inner in nested(outline.program, op) if op.sub_blocks() else ():
+            note(inner, block.descs)
     return found
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..ir import flow
 from ..ir.batches import forwarded, spans
+from ..ir.bodies import bodies
 from ..ir.errors import FeedError, ProgramError, nearest
 from ..ir.operator import Operator
-from ..ir.program import Program
+from ..ir.program import Block, Program
 from ..ir.types import TensorType
 from .told import site, where
 
@@ -50,11 +51,29 @@ def started_together(ops: Sequence[Operator]) -> dict[int, tuple[int, int]]:
 
 class Lives(NamedTuple):
     """Of units, which are operators or chains of them, by number: sends and receives that start together, the last unit that touches
-    a value, and the units that write it."""
+    a value, and the units that write it. Operators of sub-blocks have numbers between those of units (`times`)."""
 
     spans: Mapping[int, tuple[int, int]]
-    last: Mapping[str, int]
-    writers: Mapping[str, Sequence[int]]
+    last: Mapping[str, float]
+    writers: Mapping[str, Sequence[float]]
+
+
+def nested(program: Program, op: Operator) -> Iterator[tuple[Block, Operator]]:
+    """The operators of the blocks that `op` runs, each behind those of the blocks that it runs itself, with the block that holds it."""
+    for idx in op.sub_blocks():
+        block = program.blocks[idx]
+        for inner in block.oplist:
+            yield from nested(program, inner)
+            yield block, inner
+
+
+def times(i: int, count: int) -> list[float]:
+    """The numbers of so many operators in sub-blocks that unit `i` runs: it is through behind them.
+
+    >>> times(3, 4)
+    [2.2, 2.4, 2.6, 2.8]
+    """
+    return [i - 1 + k / (count + 1) for k in range(1, count + 1)]
 
 
 def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator], Iterable[str]] | None = None) -> Lives:
@@ -65,15 +84,24 @@ def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator
     program, rest = outline.program, iter(outline.ops)
     units = [tuple(islice(rest, n)) for n in counts]
     spans = started_together([unit[0] for unit in units])
-    last: dict[str, int] = {}
-    writers: dict[str, list[int]] = {}
+    last: dict[str, float] = {}
+    writers: dict[str, list[float]] = {}
+
+    def note(op: Operator, at: float, until: float) -> None:
+        for n in flow.reads(program, op) if reads is None else reads(op):
+            last[n] = until
+        for n in flow.writes(program, op):
+            last[n] = until
+            writers.setdefault(n, []).append(at)
+        for body in bodies(op) if op.sub_blocks() else ():
+            last.update(dict.fromkeys(body.results(op), until))
+
     for i, unit in enumerate(units):
         until = spans[i][1] if i in spans else i  # what a batch sends is read until the whole batch is through
         for op in unit:
-            for n in flow.reads(program, op) if reads is None else reads(op):
-                last[n] = until
-            for n in flow.writes(program, op):
-                last[n] = until
-                writers.setdefault(n, []).append(i)
+            inside = [inner for _, inner in nested(program, op)] if op.sub_blocks() else []
+            for at, inner in zip(times(i, len(inside)), inside, strict=True):
+                note(inner, at, at)
+            note(op, i, until)
     last.update(dict.fromkeys(outline.fetch, FOREVER))
     return Lives(spans, last, writers)

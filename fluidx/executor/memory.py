@@ -16,11 +16,11 @@ ALIGN = 64  # bytes: a cache line, and what vector loads like
 
 @dataclass(slots=True)
 class Interval:
-    """Bytes needed from operator `start` to operator `stop`, both included."""
+    """Bytes needed from operator `start` to operator `stop`, both included. Operators of sub-blocks are numbered by fractions."""
 
     nbytes: int
-    start: int
-    stop: int
+    start: float
+    stop: float
 
 
 def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
@@ -30,7 +30,7 @@ def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
     ([0, 128, 0], 256)
     """
     starts = [it.start for it in intervals]
-    ends: list[tuple[int, int]] = []  # (stop, block index), kept as a heap
+    ends: list[tuple[float, int]] = []  # (stop, block index), kept as a heap
     free: list[tuple[int, int]] = []  # (size, offset), sorted
     top = 0
     offsets = [0] * len(intervals)

@@ -5,9 +5,10 @@ Views are asked of the ops on shadow arrays, which have shapes and strides and s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..ops.kernels import Body, wide_type
 from . import memory
 from .context import RunContext
 from .inside import Home, Readers
-from .live import FOREVER, Lives
+from .live import FOREVER, Lives, nested, times
 from .local import Here
 from .memory import Interval, assign
 from .outline import Outline
@@ -98,7 +99,7 @@ class Node:
 
     ops: tuple[Operator, ...]
     definition: type[OpDef]
-    index: int
+    index: float  # whole, of a unit
     here: Here | None = None  # what it does on this rank, where that is not what it says
     made: str = ""  # "view" or "joined" (of a Step): the results are there without it
     on_host: bool = False
@@ -116,7 +117,8 @@ class Storage:
         self.sizes, self.shadows, self.ctx = sizes, shadows, ctx
         self.state, self.pairs = outline.fact(_state), outline.fact(_in_place)
         self.on_host = on_host(outline.program)
-        self.spans, self.last, self.writers = lives.spans, lives.last, dict(lives.writers)
+        self.spans: Mapping[Any, tuple[int, int]] = lives.spans
+        self.last, self.writers = lives.last, dict(lives.writers)
         self.types, self.program = sizes.types, sizes.program
         self.roots: dict[str, Root] = {}
         self.shadow = _Lies(shadows, sizes.types)
@@ -131,14 +133,14 @@ class Storage:
 
     # -- roots --------------------------------------------------------------------------------------------------------------
 
-    def new_root(self, name: str, kind: str, start: int, stop: int) -> Root:
+    def new_root(self, name: str, kind: str, start: float, stop: float) -> Root:
         """Storage of its own for a value."""
         t = self.types[name]
         start = self.spans[start][0] if start in self.spans else start
         root = self.roots[name] = Root(t.nbytes, start, stop, kind, [name], on_host=name in self.on_host)
         return root
 
-    def _root(self, name: str, i: int) -> Root:
+    def _root(self, name: str, i: float) -> Root:
         r = self.roots.get(name)
         if r is not None:
             return r
@@ -155,8 +157,21 @@ class Storage:
 
     # -- one operator -------------------------------------------------------------------------------------------------------
 
-    def place(self, i: int, unit: Unit, inner: bool = False) -> Node:
-        """Decide where the results of unit `i` live. Values of a body live as long as the operator that runs it."""
+    def place(self, i: int, unit: Unit) -> Node:
+        """Decide where the results of unit `i` live, and before them what the operators of its sub-blocks make."""
+        if unit[0].sub_blocks():
+            count = sum(1 for _ in nested(self.program, unit[0]))
+            self._place_bodies(unit[0], iter(times(i, count)))
+        return self._place(i, unit)
+
+    def _place_bodies(self, op: Operator, at: Iterator[float]) -> None:
+        for b in op.sub_blocks():
+            self.inner[b] = []
+            for inner in self.program.blocks[b].oplist:
+                self._place_bodies(inner, at)
+                self.inner[b].append(self._place(next(at), (inner,)))
+
+    def _place(self, i: float, unit: Unit) -> Node:
         op = unit[0]
         definition = opdef(op.type)
         here = self.sizes.here.get(id(op))
@@ -170,25 +185,23 @@ class Storage:
             return node
         read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
         ins, outs = {n: self.roots.get(n) or self._root(n, i) for n in read}, op.output_arg_names
-        for b in op.sub_blocks() if definition.bodies else ():
-            self.inner[b] = [self.place(i, (o,), inner=True) for o in self.program.blocks[b].oplist]
         views = definition.view is not None or definition.view_ctx is not None
-        if views and not inner and all(map(self._is_new, outs)) and self._try_view(node):
+        if views and all(map(self._is_new, outs)) and self._try_view(node):
             return node
         if inside:  # the others are copied there
             return node
-        elsewhere = () if inner or definition.bodies else self._made_elsewhere(self._homes(op, definition), i)
-        self._results(node, ins, [n for n in outs if n not in elsewhere], inner)
+        elsewhere = () if definition.bodies else self._made_elsewhere(self._homes(op, definition), i)
+        self._results(node, ins, [n for n in outs if n not in elsewhere])
         if definition.effect in TALKS:  # what is sent lies in one piece
             for n in read:
                 if not self.shadow[n].flags.c_contiguous:
                     self.aside(node, self.types[n], n, reads=True)
         return node
 
-    def _results(self, node: Node, ins: Mapping[str, Root], outs: Iterable[str], inner: bool = False) -> None:
+    def _results(self, node: Node, ins: Mapping[str, Root], outs: Iterable[str]) -> None:
         """Storage for these results of an operator by itself, or of the first of a chain."""
         op, definition, i = node.op, node.definition, node.index
-        pairs = _pairs(op) if inner else self.pairs[id(op)]
+        pairs = self.pairs[id(op)]
         for name in outs:
             source = pairs.get(name)
             if not self._is_new(name):
@@ -198,7 +211,7 @@ class Storage:
                     self.aside(node, self.types[name], name)
                 root.stop = max(root.stop, self.last.get(name, i))
             else:
-                self._new(name, i, [source] if source is not None and not inner else [], ins)
+                self._new(name, i, [source] if source is not None else [], ins)
 
     def _place_chain(self, node: Node) -> None:
         """Results that are read behind the chain get storage, that of an operand where one is free; the others have none."""
@@ -219,7 +232,7 @@ class Storage:
                 self._new(name, i, [n for n in ins if n not in taken and not node.definition.native_tail], ins)
                 taken.update(n for n, r in ins.items() if r is self.roots[name])
 
-    def _new(self, name: str, i: int, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
+    def _new(self, name: str, i: float, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
         """Storage for a new result: that of the first of the operands `sources` that is free, or its own."""
         for source in sources:
             if self._may_take(source, name, i, ins):
@@ -234,7 +247,7 @@ class Storage:
         early = self.readers.early_homes(op.output_arg_names)
         return early if early or definition.strided is None else self.readers.homes(op)
 
-    def _made_elsewhere(self, homes: Mapping[str, Home], i: int) -> Collection[str]:
+    def _made_elsewhere(self, homes: Mapping[str, Home], i: float) -> Collection[str]:
         """Places for results that have a home."""
         for name, (shadow, lies, join, number) in homes.items():
             if join is None:
@@ -314,7 +327,7 @@ class Storage:
             ins = here.inputs(op, definition, lambda n: aside.get((n, True), types[n]), lambda t: t)
         return body.scratch(ins, outs, here.attrs)
 
-    def _may_take(self, source: str, name: str, i: int, ins: Mapping[str, Root]) -> bool:
+    def _may_take(self, source: str, name: str, i: float, ins: Mapping[str, Root]) -> bool:
         """May a result lie where an operand lies that nothing reads any more?"""
         root = self.roots[source]
         return (
@@ -354,7 +367,7 @@ class Storage:
         node.made = "view"
         return True
 
-    def _later_writes(self, root: Root, i: int, stop: int) -> bool:
+    def _later_writes(self, root: Root, i: float, stop: float) -> bool:
         """Is the storage overwritten by name between operator `i` and `stop`? In-place results never are while a view is alive."""
         return any(i < w <= stop for n in root.aliases for w in self.writers.get(n, ()))
 
@@ -372,7 +385,7 @@ class Storage:
         totals = _laid_out([r for r in shared if not r.on_host]), _laid_out([r for r in shared if r.on_host])
         lies = self.lies.get
         values = {n: Value(types[n], r.number, view_of[n] if n in view_of else "", lies(n)) for n, r in self.roots.items()}
-        buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, r.start, r.stop, r.offset, r.on_host) for r in roots])
+        buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, ceil(r.start), ceil(r.stop), r.offset, r.on_host) for r in roots])
         return values, buffers, totals
 
     def placed(self, node: Node) -> tuple[Scratch, ...]:
@@ -394,7 +407,8 @@ def _state(outline: Outline) -> frozenset[str]:
 
 
 def _in_place(outline: Outline) -> dict[int, dict[str, str]]:
-    return {id(op): _pairs(op) for op in outline.ops}
+    inside = [inner for op in outline.ops if op.sub_blocks() for _, inner in nested(outline.program, op)]
+    return {id(op): _pairs(op) for op in (*outline.ops, *inside)}
 
 
 def _pairs(op: Operator) -> dict[str, str]:

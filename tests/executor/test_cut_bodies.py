@@ -103,6 +103,7 @@ def test_all_rounds_have_the_random_numbers_of_a_plan():
     x, n = fx.data("x", [8], "float32"), fx.data("n", [1], "int64")
     drawn = []
     for selects in (False, True):
+
         def body(i, kept, selects=selects):
             now = kept * L.dropout(x, 0.5, seed=3, dropout_implementation="upscale_in_train")
             return [now + 0.0 * L.reduce_sum(L.masked_select(x, x > 0.0)) if selects else now]
