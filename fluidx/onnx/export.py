@@ -328,13 +328,15 @@ class _Graph:
         return np.asarray(self.scope.get(name))
 
     def info(self, variable: str, name: str, inner: bool = False) -> Any:
-        """What a value is; inside of a sub-block open axes have no names."""
+        """What a value is; inside of a sub-block open axes have no names, and rows that come with the rounds no number."""
         from onnx import helper
 
         t = self.block.desc(variable).type
         if not isinstance(t, TensorType):
             return helper.make_value_info(name, type_proto_of(t, open_sizes))
-        dims: list[Any] = [d if d != ANY else None if inner else self._axis_name(variable, k) for k, d in enumerate(t.shape)]
+        dims: list[Any] = [
+            None if inner and d in (ANY, 0) else d if d != ANY else self._axis_name(variable, k) for k, d in enumerate(t.shape)
+        ]
         return helper.make_tensor_value_info(name, dtype_code(np_dtype(t.dtype)), dims)
 
     def _axis_name(self, variable: str, axis: int) -> str:

@@ -180,15 +180,18 @@ def test_what_a_loop_gathers_behind_rounds_that_are_written_out():
     assert run(m, x=np.float32(200)) == [200, [400]]
 
 
+_GROWS = """
+    g (float[1] x, int64 n) => (float[M] y, int64[R,1] lengths) {
+        y, lengths = Loop (n, "", x) <body = b (int64 k, bool c, float[K] v) => (bool c2, float[L] w, int64[1] s) {
+            w = Concat <axis = 0> (v, x)
+            s = Shape(v)
+            c2 = Identity(c)
+        }>
+    }"""
+
+
 def test_a_value_may_grow_from_round_to_round():
-    m = loaded("""
-        g (float[1] x, int64 n) => (float[M] y, int64[R,1] lengths) {
-            y, lengths = Loop (n, "", x) <body = b (int64 k, bool c, float[K] v) => (bool c2, float[L] w, int64[1] s) {
-                w = Concat <axis = 0> (v, x)
-                s = Shape(v)
-                c2 = Identity(c)
-            }>
-        }""")
+    m = loaded(_GROWS)
     for n in (0, 1, 3):
         assert run(m, x=np.float32([2]), n=np.int64(n)) == [[2.0] * (1 + n), [[k + 1] for k in range(n)]]
 
@@ -253,19 +256,21 @@ def test_a_loop_of_many_rounds_that_are_known_is_one_too():
     assert run(m, x=x) == [(301 * x).tolist(), (np.arange(2, 302)[:, None] * x).tolist()]
 
 
-def test_a_long_scan_over_batches_is_trained_by_ranks_as_by_one_device():
+def test_a_long_scan_over_batches_is_trained_by_ranks_as_by_one_device(monkeypatch):
+    monkeypatch.setattr(fx.onnx.limits, "UNROLLED", 8)
     m = loaded("""
-        g (float[B, 2] h, float[200, B, 2] x) => (float[B, 2] last, float[200, B, 2] sums) <float[2,2] w = {1, 0, 1, 1}> {
+        g (float[B, 2] h, float[12, B, 2] x) => (float[B, 2] last, float[12, B, 2] sums) <float[2,2] w = {1, 0, 1, 1}> {
             last, sums = Scan (h, x) <num_scan_inputs = 1, body = b (float[B, 2] a, float[B, 2] e) => (float[B, 2] s, float[B, 2] o) {
                 o = MatMul(e, w)
                 s = Add(a, o)
             }>
         }""")
+    assert "while" in types(m)
     with fx.program_guard(m.program, m.startup):
         loss = fx.layers.reduce_sum(m["sums"] * m["x"]) + fx.layers.reduce_sum(m["last"])
         fx.optimizer.SGD(2.0**-6).minimize(loss)
     rng, exe = np.random.default_rng(0), fx.Executor()
-    feeds = [{"h": rng.integers(0, 2, (4, 2)).astype("float32"), "x": rng.integers(0, 2, (200, 4, 2)).astype("float32")} for _ in range(2)]
+    feeds = [{"h": rng.integers(0, 2, (4, 2)).astype("float32"), "x": rng.integers(0, 2, (12, 4, 2)).astype("float32")} for _ in range(2)]
     with fx.scope_guard(fx.Scope()):
         exe.run(m.startup)
         want = [exe.run(m.program, feed=f, fetch_list=[loss])[0].item() for f in feeds]
@@ -275,3 +280,28 @@ def test_a_long_scan_over_batches_is_trained_by_ranks_as_by_one_device():
         ranks.run_startup()
         # small integers, weights in steps of 1/64: exact in float32
         assert [ranks.run(feed=f, fetch_list=[loss])[0].item() for f in feeds] == want
+
+
+_SIGNS = np.float32(np.random.default_rng(0).integers(-1, 2, (2, 200)))
+
+
+@pytest.mark.parametrize(
+    ("text", "feed"),
+    [
+        (_GATHERS, {"x": np.float32(1), "limit": np.float32(40)}),
+        (_GROWS, {"x": np.float32([2]), "n": np.int64(3)}),
+        (scan(200), {"h": np.float32([1, 2]), "x": _SIGNS}),
+        (scan("N"), {"h": np.float32([1, 2]), "x": _SIGNS[:, :30]}),
+    ],
+)
+def test_such_loops_are_written_and_read_again(text, feed, tmp_path):
+    m, path = loaded(text), tmp_path / "loop.onnx"
+    want, exe = run(m, **feed), fx.Executor()
+    with fx.scope_guard(fx.Scope()):
+        exe.run(m.startup)
+        fx.onnx.save(m.program, path, fetches=m.fetches)
+    again = fx.onnx.load(path)
+    assert run(again, **feed) == want
+    runtime = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+    found = runtime.run(None, {name: np.asarray(v) for name, v in feed.items()})
+    assert [a.tolist() for a in found] == want

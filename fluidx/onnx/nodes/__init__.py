@@ -19,7 +19,7 @@ NODES: dict[str, Writer] = {}
 
 _FILES: tuple[str, ...] = (
     "elementwise", "layout", "loss", "loss_each", "product", "attention", "norm", "window", "image", "selection", "scatter", "control",
-    "grad", "norm_grad", "window_grad", "update", "values",
+    "stash", "grad", "norm_grad", "window_grad", "update", "values",
 )  # fmt: skip
 
 
