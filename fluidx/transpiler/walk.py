@@ -497,7 +497,9 @@ class Walk:
         definition = opdef(op.type)
         ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
         places = [None if n is None else self.home.get(n, REPLICATE) for n in outs]
-        if may_write(self._kind(op, definition, ins, outs), places, self.groups):
+        kind = self._kind(op, definition, ins, outs)
+        reads = any(n is not None and j not in kind.pattern.shape_only for j, n in enumerate(ins))
+        if not reads and may_write(kind, places, self.groups):
             del self.out[k]  # it reads no elements of anything: it may as well stand in front of the loop, where all is at hand
             away = [n for n in op.input_arg_names if n in self.at and _elsewhere(self.home.get(n, REPLICATE), place)]
             self.out.append(op.renamed({n: self._moved(n, REPLICATE, op, f"{op.type}: its shape") for n in away}))

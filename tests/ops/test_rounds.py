@@ -371,3 +371,24 @@ def test_the_proof_refuses_a_loop_that_adds_up_something_else(right, wrong):
     for changed in ([text.replace(right, wrong) for text in texts], [texts[0], texts[1].replace(right, wrong)]):
         with pytest.raises(fx.VerifyError):
             verify(changed)
+
+
+def test_what_a_loop_adds_to_whole_is_brought_together_before_it():
+    def build():
+        h, x = fx.data("h", [-1, 2], "float64"), fx.data("x", [-1, 2], "float64")
+        w = L.create_parameter([2, 2], "float64", name="w", default_initializer=fx.initializer.Constant(2.0))
+        shift = L.reduce_sum(L.matmul(x, w))
+        _, end = L.while_loop(lambda i, h: i < 3.0, lambda i, h: [i + 1.0, h + shift], [L.fill_constant([1], "float64", 0.0), h])
+        return L.reduce_sum(end)
+
+    main, startup = fx.default_main_program(), fx.default_startup_program()
+    loss, exe = build(), fx.Executor()
+    fx.optimizer.SGD(2.0**-6).minimize(loss)
+    feeds = [{"h": np.arange(6.0).reshape(3, 2), "x": np.arange(6.0).reshape(3, 2) - k} for k in range(2)]
+    exe.run(startup)
+    want = [exe.run(main, feed=f, fetch_list=[loss])[0].item() for f in feeds]
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel()).transpile(program=main, startup_program=startup, trainers=2)
+    t.verify()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as ranks:
+        ranks.run_startup()
+        assert [ranks.run(feed=f, fetch_list=[loss])[0].item() for f in feeds] == want  # small integers and powers of 2
