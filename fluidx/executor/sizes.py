@@ -135,7 +135,7 @@ class Sizes:
             for n, t in ((write, made),) if write else by_name(op, definition, made):
                 old = types.get(n, t)
                 if old is not t and old != t:
-                    raise _changed(f"op {op.type} writes {t} into {n!r}, which holds {old}{site(op)}", within)
+                    raise _changed(f"op {op.type} writes {t} into {n!r}, which holds {old}", op, within)
                 types[n] = t
 
     def _infer_control(self, op: Operator, within: Operator) -> None:
@@ -147,7 +147,7 @@ class Sizes:
             made = {attr: self.known(names[k], op) for attr, names in handed.items()}
             if len(set(made.values())) > 1:
                 found = " and ".join(f"{t} in {attr}" for attr, t in made.items())
-                raise _changed(f"op {op.type}: {n!r} is {found}{site(op)}", within)
+                raise _changed(f"op {op.type}: {n!r} is {found}", op, within)
             self.define(n, self.whole(next(iter(handed.values()))[k]))
         for n in op.input_arg_names:
             self.known(n, op)
@@ -224,8 +224,10 @@ class _Rule(NamedTuple):
         return _Rule(op, definition, reads, made[0] if len(outs) == len(made) == 1 and not outs[0].many else "")
 
 
-def _changed(message: str, within: Operator | None) -> ProgramError:
-    return ProgramError(message) if within is None else SizesChange(message, within)
+def _changed(message: str, op: Operator, within: Operator | None) -> ProgramError:
+    if within is None:
+        return ProgramError(message + site(op))
+    return SizesChange(f"{message}; Executor.run plans op {within.type} round by round, ranks and single plans do not{site(op)}", within)
 
 
 def with_sizes(error: ProgramError, op: Operator) -> ProgramError:

@@ -177,8 +177,6 @@ class OpDef:
     rounds: ClassVar[Callable[..., str] | None] = None
     # its result is its first operand, which it changes, under the one name
     in_place: ClassVar[bool] = False
-    # its result is its first operand, which it changes, under the one name
-    in_place: ClassVar[bool] = False
     # of a gradient operator whose result is 0 outside of a part: (builder, operator, total) -> total, to which the result is added in place
     adds_to: ClassVar[Callable[..., Any] | None] = None
     # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks. What it takes

@@ -203,17 +203,21 @@ def common_type(a: ValueType, b: ValueType) -> ValueType:
     f32[2,-1]
     >>> common_type(TensorType("float32", (2,)), TensorType("float32", ()))
     f32[*]
+    >>> common_type(as_type("seq<f32[2]>"), as_type("seq<f32[*]>"))
+    seq<f32[*]>
     """
     if a.__class__ is TensorType and b.__class__ is TensorType and a.dtype == b.dtype:
         if len(a.shape) == len(b.shape):
             return a if a == b and a.says(b) else a.with_shape(x if x == y and x != ANY else ANY for x, y in zip(a.shape, b.shape))
         return AnyRankType(a.dtype)
+    if isinstance(a, (TensorType, AnyRankType)) and isinstance(b, (TensorType, AnyRankType)) and a.dtype == b.dtype:
+        return AnyRankType(a.dtype)
+    if a.__class__ is b.__class__ and a.__class__ in (SequenceType, OptionalType):
+        return a.__class__(common_type(a.elem, b.elem))  # type: ignore[union-attr]
     if a.accepts(b):
         return a
     if b.accepts(a):
         return b
-    if a.__class__ is b.__class__ and a.__class__ in (SequenceType, OptionalType):
-        return a.__class__(common_type(a.elem, b.elem))  # type: ignore[union-attr]
     raise ProgramError(f"no type holds both {a} and {b}; cast, or convert one of them")
 
 

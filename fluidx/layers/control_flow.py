@@ -16,6 +16,7 @@ from ..ir import OPS, Block, BlockRef, Operator, Program, Role, TensorType, Vari
 from ..ir.flow import sub_reads, sub_writes
 from ..ir.sizes import Sizes
 from ..ir.types import ANY, common_size
+from ..ir.valuetypes import common_type
 from .compare import equal, logical_and, logical_not
 from .helper import LayerHelper
 from .tensor import assign, fill_constant
@@ -253,8 +254,9 @@ def _branch_output(helper: LayerHelper, yes: Variable, no: Variable, i: int) -> 
     a, b = yes.desc.type, no.desc.type
     if not a.accepts(b):
         raise wrong(f"{helper.label}: result {i} is {a} in true_fn and {b} in false_fn; give both one type")
-    merged = TensorType(a.dtype, tuple(map(common_size, a.shape, b.shape)))
-    return helper.block.create_var(helper.fresh(), merged.shape, merged.dtype, stop_gradient=yes.stop_gradient and no.stop_gradient)
+    ranked = isinstance(a, TensorType) and isinstance(b, TensorType)
+    merged = TensorType(a.dtype, tuple(map(common_size, a.shape, b.shape))) if ranked else common_type(a, b)
+    return helper.block.create_var(helper.fresh(), type=merged, stop_gradient=yes.stop_gradient and no.stop_gradient)
 
 
 def case(

@@ -58,6 +58,17 @@ def _sequence(importer: Importer, values: list[Any], name: str | None = None) ->
     return importer.b.sequence_construct([importer.variable(v) for v in values], name=name)
 
 
+def given_out(importer: Importer, value: Any, info: Any) -> Variable:
+    """The variable that a block gives for a value, of the type that its graph declares where that is an optional or a sequence."""
+    t = value_type(info.type) if info.type.WhichOneof("value") in ("optional_type", "sequence_type") else None
+    if value is ABSENT and isinstance(t, OptionalType):
+        return importer.b.optional(elem=str(t.elem))
+    if isinstance(value, list) and not value and isinstance(t, SequenceType):
+        return importer.b.sequence_empty(elem=str(t.elem))
+    made = importer.variable(value)
+    return importer.b.optional(made) if isinstance(t, OptionalType) and not isinstance(made.desc.type, OptionalType) else made
+
+
 def output(importer: Importer, info: Any) -> Variable:
     """The variable of an output of the model. One that holds nothing is of the type that the model declares."""
     value, name, b = importer.found(info.name), importer.fresh(info.name), importer.b

@@ -22,7 +22,7 @@ from ..ir.dtypes import FLOATS, TINY, as_dtype, np_dtype
 from ..ir.errors import FluidxError
 from ..ir.types import ANY
 from .bodies import function_of, names_outside, with_attributes
-from .constants import constant
+from .constants import constant, given_out
 from .errors import OnnxError
 from .faces import COMPUTED, COMPUTES, FACES, HOSTS, load_all
 from .form import domain_of, opsets_of
@@ -121,7 +121,8 @@ class Importer:
         self.b.sizes = b.sizes.inside(self.b.block)
         try:
             found = self.inline(graph, feeds, own)
-            results = [v if k < plain and self._is_known(v) else self.variable(v) for k, v in enumerate(found)]
+            infos = zip(found, graph.output)
+            results = [v if k < plain and self._is_known(v) else given_out(self, v, info) for k, (v, info) in enumerate(infos)]
         finally:
             inside, self.b, self._made = self._made, b, made
         made.update((k, v) for k, v in inside.items() if v[1].persistable)  # weights are everybody's, what operators made is not

@@ -34,6 +34,7 @@ class While(OpDef):
     """
 
     name = "while"
+    beyond_tensors = ("sequence", "optional", "map", "string", "tensor of any rank")
     inputs = ("Condition", "X*", "Left?")
     outputs = ("Out*",)
     attrs = {"sub_block": Required(BlockRef), "max_rounds": 0}
@@ -94,6 +95,7 @@ class Cond(OpDef):
     """
 
     name = "cond"
+    beyond_tensors = While.beyond_tensors
     inputs = ("Cond", "X*")
     outputs = ("Out*",)
     attrs = {

@@ -11,6 +11,7 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import opdef
 from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
+from ..ir.types import TensorType
 from ..ir.variable import Variable
 from .single import copy_single
 
@@ -20,7 +21,7 @@ def loop_gradient(b: Builder, op: Any, g: Sequence[Variable | None]) -> list[Var
 
     The loop counts its rounds, and keeps of the values that each round begins with those that the gradient reads. A round of the gradient
     takes the values of the last round that is left, computes that round again on copies, and follows it backwards.
-    Raises ProgramError for a loop that is such a gradient itself: no gradient passes a stash, and what passes beside it is a part of one.
+    Raises ProgramError for a loop that is such a gradient itself: second derivatives of loops are not known.
     """
     if op.op.role == Role.BACKWARD:
         raise ProgramError(
@@ -40,6 +41,8 @@ class _Back:
         self.wanted = [x for x in self.xs if x.desc.type.is_float and op.wants(x.name)]
         self.carried = self._carried(writes)
         self.live = flow.live_ops(self.program, self.carried, ops=self.body.oplist)  # of a round, what the carried values depend on
+        if other := next((n for n in self.carried if not isinstance(self.body.desc(n).type, TensorType)), None):
+            raise ProgramError(f"the gradient of a loop goes through tensors, and {other!r} is {self.body.desc(other).type}; carry tensors")
         self.begins = [n for n in flow.needs(self.program, self.live) if n in writes]
         self.read = [x for x in self.wanted if x.name not in writes]
         # what rounds only fill in, each its own part: the gradient of all parts is there before the last round, and stays

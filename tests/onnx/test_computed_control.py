@@ -9,6 +9,7 @@ onnx = pytest.importorskip("onnx")
 
 import fluidx as fx  # noqa: E402
 from fluidx.onnx import OnnxError  # noqa: E402
+from tests.onnx.suite import data_of, node_cases, same  # noqa: E402
 
 
 def loaded(text: str):
@@ -305,3 +306,39 @@ def test_such_loops_are_written_and_read_again(text, feed, tmp_path):
     runtime = pytest.importorskip("onnxruntime").InferenceSession(str(path))
     found = runtime.run(None, {name: np.asarray(v) for name, v in feed.items()})
     assert [a.tolist() for a in found] == want
+
+
+OFFICIAL = {
+    "loop": ("test_loop11", "test_loop13_seq", "test_loop16_seq_none"),
+    "rangeop": ("test_range_float_type_positive_delta_expanded", "test_range_int32_type_negative_delta_expanded"),
+    "if_": ("test_if_seq",),
+    "sequence_map": ("test_sequence_map_add_2_sequences", "test_sequence_map_identity_1_sequence_1_tensor_expanded"),
+}
+
+
+@pytest.mark.parametrize("name", [name for names in OFFICIAL.values() for name in names])
+def test_official_cases_of_computed_control_flow_are_programs(name):
+    (file,) = (f for f, names in OFFICIAL.items() if name in names)
+    case = node_cases(file)[name]
+    m, exe = fx.onnx.load(case.model), fx.Executor()
+    for ins, outs in data_of(case):
+        with fx.scope_guard(fx.Scope()):
+            exe.run(m.startup)
+            found = exe.run(m.program, feed={v.name: x for v, x in zip(m.feeds, ins, strict=True)}, fetch_list=m.fetches)
+        assert not any(same(f, want, 0, 0) for f, want in zip(found, outs, strict=True))
+
+
+def test_a_sequence_is_gathered_by_a_loop_and_joined():
+    m = loaded("""
+        g (int64 n, float[2] x) => (float[N] y) {
+            none = SequenceEmpty ()
+            rows = Loop (n, "", none) <body = b (int64 k, bool c, seq(float[M]) s) => (bool c2, seq(float[L]) t) {
+                t = SequenceInsert (s, x)
+                c2 = Identity(c)
+            }>
+            y = ConcatFromSequence <axis = 0> (rows)
+        }""")
+    for n in (1, 3):
+        assert run(m, n=np.int64(n), x=np.float32([1, 2])) == [[1, 2] * n]
+    with fx.program_guard(m.program, m.startup), pytest.raises(fx.ProgramError, match=r"and 'rows' is seq<f32\[-1\]>; carry tensors"):
+        fx.gradients(m.fetches, [m["x"]])

@@ -268,7 +268,7 @@ def test_all_nodes_that_are_unknown_are_listed_before_anything_is_built():
     nodes = [
         onnx.helper.make_node("Relux", ["x"], ["a"], name="first"),
         onnx.helper.make_node("Relu", ["a"], ["b"]),
-        onnx.helper.make_node("FusedThing", ["b"], ["y"], domain="com.example"),
+        onnx.helper.make_node("FusedThing", ["b"], ["y"], domain="com.unheard"),
     ]
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [onnx.helper.make_tensor_value_info("y", 1, [2])]))
     with pytest.raises(OnnxError) as e:
@@ -276,7 +276,7 @@ def test_all_nodes_that_are_unknown_are_listed_before_anything_is_built():
     assert str(e.value) == (
         "fluidx has no operator for 2 nodes of the model:\n"
         "  first (Relux): did you mean 'Relu'?\n"
-        "  y (FusedThing of domain 'com.example'): fluidx has no operator of that domain"
+        "  y (FusedThing of domain 'com.unheard'): fluidx has no operator of that domain"
     )
 
 

@@ -13,11 +13,10 @@ from fluidx.onnx.nodes.elementwise import has_expression
 from fluidx.testing.alone import alone
 
 load_all()
-# operators that run blocks, and those on sequences, optionals and strings, which have no samples, have files of their own:
-# test_control_export.py, test_values_export.py
-ALL = sorted(
-    n for n, d in OPS.items() if not d.bodies and (n in NODES or has_expression(n)) and (d.beyond_tensors == () or any(d.samples()))
-)
+# operators that run blocks or write what loops keep, and those on sequences, optionals and strings, which have no samples, have files of
+# their own: test_control_export.py, test_values_export.py
+WITH_NODES = [n for n, d in OPS.items() if not (d.bodies or d.in_place) and (n in NODES or has_expression(n))]
+ALL = sorted(n for n in WITH_NODES if OPS[n].beyond_tensors == () or any(OPS[n].samples()))
 IN_STEPS = [n for n in ALL if "_grad" in n or n == "ema_update" or any(s.name == "ParamOut" for s in OPS[n].out_slots)]  # of training alone
 WRITTEN = [n for n in ALL if n not in IN_STEPS]
 # Both sides sum float32 in their own orders: a few units in the last place of sums of at most hundreds of terms. In 16 bits fluidx rounds

@@ -104,7 +104,7 @@ def _scanned_in_loop(n: Node, states: list[Any], scanned: list[tuple[Any, int, i
         return None, importer.inline_in_block(body, [*held, *parts], n, own)
 
     try:
-        return Rounds(n, body.output, limit).write(states, None, make)
+        return Rounds(n, body.input, body.output, limit).write(states, None, make)
     except OnnxError:
         if rounds == ANY:
             raise
@@ -224,7 +224,7 @@ def _repeated(n: Node, states: list[Any], rounds: list[Any], condition: Any) -> 
         return limit is not None and not isinstance(value, Variable) and _truth(n, value)
 
     first = None if holds(condition) else _one_bool(n, importer.variable(condition), n.b)
-    states, rows = Rounds(n, infos, limit, len(rounds)).write(states, first, make)
+    states, rows = Rounds(n, body.input[2:], infos, limit, len(rounds)).write(states, first, make)
     if rounds:
         rows = [joined(n, [before, v], 0, new=False) for before, v in zip(_gathered(n, rounds, infos[len(states) :]), rows)]
     return Outputs(importer.named(n.outputs, [*states, *rows], start))

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...ir import ANY, Block, Builder, TensorType, Variable, program_guard
+from ...ir.valuetypes import OptionalType, SequenceType, ValueType, common_type
 from ...layers import control_flow
 from .. import limits
 from ..errors import OnnxError
 from ..node import Node
+from ..types import value_type
 
 # what a round makes of its number and the states: whether there is another one (None: their number alone says so), and the outputs
 Round = Callable[[Variable, list[Variable]], tuple[Variable | None, list[Variable]]]
@@ -18,27 +20,28 @@ Round = Callable[[Variable, list[Variable]], tuple[Variable | None, list[Variabl
 class _Grows(Exception):
     """A round gives states of other sizes than it took: `types` are of both."""
 
-    def __init__(self, types: list[TensorType]):
+    def __init__(self, types: list[ValueType]):
         self.types = types
 
 
 class Rounds:
-    """Writes one `while` for a node. `infos` are the outputs of the body: those of the states, and behind them those that are gathered.
+    """Writes one `while` for a node. `taken` are the inputs of the body that are states, `infos` its outputs: the states, and behind them
+    those that are gathered.
 
     `limit` is the number of rounds at most, known or a variable, None for any; `start` of them are written already.
     """
 
-    def __init__(self, n: Node, infos: Sequence[Any], limit: Any = None, start: int = 0):
-        self.n, self.b, self.importer, self.infos, self.start = n, n.b, n.importer, infos, start
+    def __init__(self, n: Node, taken: Sequence[Any], infos: Sequence[Any], limit: Any = None, start: int = 0):
+        self.n, self.b, self.importer, self.taken, self.infos, self.start = n, n.b, n.importer, taken, infos, start
         self.known = not isinstance(limit, Variable)
-        self.limit = limit if limit is None or not self.known else int(limit)
+        self.limit = limit if limit is None or not self.known else min(int(limit), 1 << 53)  # which no loop reaches, and floats hold
 
     def write(self, states: Sequence[Any], first: Variable | None, make: Round) -> tuple[list[Variable], list[Variable]]:
         """The states behind the last round, and the rows of what the rounds gather; `first` says whether there is a round (None: there is).
 
         Sizes that a round changes are open: it is written anew knowing that. Raises OnnxError for what no program repeats.
         """
-        begin = [self.importer.variable(v) for v in states]
+        begin = [self._begin(v, info) for v, info in zip(states, self.taken)]
         types = [v.desc.type for v in begin]
         while True:
             before = self.importer.mark()
@@ -51,8 +54,15 @@ class Rounds:
                 self.importer.undo(before)
                 raise
 
+    def _begin(self, value: Any, info: Any) -> Variable:
+        if isinstance(value, list) and not value:  # of what, says the body
+            t = value_type(info.type)
+            if isinstance(t, SequenceType):
+                return self.b.sequence_empty(elem=str(t.elem))
+        return self.importer.variable(value)
+
     def _attempt(
-        self, begin: list[Variable], types: list[TensorType], first: Variable | None, make: Round
+        self, begin: list[Variable], types: list[ValueType], first: Variable | None, make: Round
     ) -> tuple[list[Variable], list[Variable]]:
         b, importer = self.b, self.importer
         names = [importer.fresh(name) if name else None for name in [*self.n.outputs, *[""] * len(begin)]]
@@ -64,6 +74,7 @@ class Rounds:
             with control_flow.While(more, max_rounds=self._most()).block() as block:
                 again, made = make(count, held)
                 inner = Builder(block, role=b.role)
+                made = [_as_optional(inner, v, new) for v, new in zip(held, made)] + made[len(held) :]
                 self._check_types(held, made)
                 exact = first is None and again is None  # the number of rounds is the limit
                 stashes = [self._gather(inner, row, count, exact) for row in made[len(held) :]]
@@ -73,7 +84,7 @@ class Rounds:
                 inner.assign(inner.reshape(self._more(inner, count, again), shape=more.shape), out={"Out": more})
         return held, [s if s.shape[0] else b.stash_rows(s) for s in stashes]
 
-    def _held(self, value: Variable, t: TensorType, name: str | None) -> Variable:
+    def _held(self, value: Variable, t: ValueType, name: str | None) -> Variable:
         """A copy of what a state begins with, which the rounds overwrite."""
         made = self.b.assign(value, name=name)
         if t != value.desc.type:
@@ -82,20 +93,23 @@ class Rounds:
 
     def _more(self, b: Builder, count: Variable, again: Variable | None) -> Variable:
         """Is there another round?"""
-        if again is not None and (self.known or self.limit is None):
-            return again  # a known limit is the loop's own
+        if again is not None and (self.limit is None or self._most()):
+            return again
         limit = b.fill_constant(shape=[], dtype="int64", value=float(self.limit)) if self.known else self.limit
         left = b.less_than(count, limit)
         return left if again is None else b.logical_and(again, b.reshape(left, shape=again.shape))
 
     def _most(self) -> int:
-        """A bound to the rounds; what no loop reaches is none."""
+        """The loop's own bound to its rounds, for as many of which its gradient has room from the start: 0 where they are too many."""
         return self.limit - self.start if self.known and self.limit is not None and self.limit <= limits.ROUNDS else 0
 
     def _check_types(self, held: list[Variable], made: list[Variable]) -> None:
-        types = []
+        types: list[ValueType] = []
         for info, v, new in zip(self.infos, held, made):
             was, now = v.desc.type, new.desc.type
+            if not (isinstance(was, TensorType) and isinstance(now, TensorType)):
+                types.append(common_type(was, now))
+                continue
             if was.dtype != now.dtype or was.ndim != now.ndim:
                 raise self.n.wrong(
                     f"{info.name!r} is {was} when it begins and {now} after a round; a loop of a program carries values of one dtype, with "
@@ -133,6 +147,11 @@ class Rounds:
         like.is_resized = True
         dims = [0 if d == ANY else d for d in shape]
         return b.fill_constant(shape=dims, dtype=row.dtype, value=0.0, out={"Out": like}), False
+
+
+def _as_optional(b: Builder, held: Variable, new: Variable) -> Variable:
+    """A value as an optional that holds it, where the loop begins with an optional."""
+    return b.optional(new) if isinstance(held.desc.type, OptionalType) and not isinstance(new.desc.type, OptionalType) else new
 
 
 def is_long(n: Node, graph: Any, rounds: int | None) -> bool:

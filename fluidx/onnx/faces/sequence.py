@@ -146,10 +146,8 @@ def computed_concat(n: Node) -> object:
 def sequence_map(n: Node) -> object:
     from ..importer import Outputs, weights
 
-    fed = next((v for v in n.operands if isinstance(v, Variable) and isinstance(v.desc.type, SequenceType)), None)
-    if fed is not None:
-        raise n.wrong(f"how many elements {fed.name!r} has is known when the program runs, and a loop of a program carries no sequences; "
-                      "fx.onnx.session runs it")  # fmt: skip
+    if any(isinstance(v, Variable) and isinstance(v.desc.type, SequenceType) for v in n.operands):
+        return n.by_body()  # a loop over as many elements as there are in a run
     body, count = n.attr("body"), len(_sequence(n))
     for k, v in enumerate(n.operands):
         if isinstance(v, list) and len(v) != count:

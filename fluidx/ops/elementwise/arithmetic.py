@@ -309,7 +309,7 @@ class Assign(OpDef):
     name = "assign"
     flops = 0
     tiny = True
-    beyond_tensors = ("string",)
+    beyond_tensors = ("sequence", "optional", "map", "string")
     keeps = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     inplace = (("X", "Out"),)
