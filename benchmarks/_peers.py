@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, redirect_stdout, suppress
 from functools import lru_cache
 from importlib import import_module
@@ -182,10 +182,27 @@ def _serve(peer: str, model: str, mode: str, threads: int, answer: Callable[[Any
             answer(memory()["peak"])
         elif order["do"] == "turn":
             step()
-            cpu, whole = time.process_time(), time.perf_counter()
+            cpu, whole = _processor_time(), time.perf_counter()
             seconds = step.many(order["steps"]) if hasattr(step, "many") else _timed(step, order["steps"])
-            took, now = time.perf_counter() - whole, time.process_time()
+            took, now = time.perf_counter() - whole, _processor_time()
             answer({"seconds": seconds, "cores": (now - cpu) / took, "cpu": (now - cpu) / order["steps"], "until": now})
+
+
+def _processor_time() -> float:
+    """Seconds that this process has used, and the processes that it has started and those have started."""
+    return time.process_time() + sum(map(_seconds_of, _below(os.getpid())))
+
+
+def _below(pid: int) -> Iterator[int]:
+    for task in os.listdir(f"/proc/{pid}/task"):
+        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+            yield int(child)
+            yield from _below(int(child))
+
+
+def _seconds_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _timed(step: Callable[[], Any], steps: int) -> list[float]:

@@ -49,7 +49,7 @@ def efficiency(one: list[float], ranks: list[float]) -> str:
 
 
 def steps(log: Log, model: str, rounds: int, seconds: float) -> None:
-    bodies, strategies = options("bodies", "threads,processes,team"), options("strategies", "data_parallel,zero1,ring_optimizer")
+    bodies, strategies = options("bodies", "threads,processes,team"), options("strategies", "data_parallel")
     names = {
         "fluidx alone": ["fluidx"],
         "fluidx independent": ["fluidx", "fluidx"],
