@@ -7,9 +7,12 @@ package works on NumPy alone.
 import os
 import sysconfig
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 # Strict IEEE arithmetic with two exceptions that change no value: nobody reads errno or the exception flags after a loop. Contraction
 # would let a compiler fuse a * b + c where it likes, and results would differ between levels of instructions.
@@ -38,6 +41,21 @@ def extensions(environ: Mapping[str, str] = os.environ) -> list[Extension]:
     ]
 
 
+class BuildAtOnce(build_ext):
+    """Compiles the sources of an extension at the same time, one for each core: each level of instructions is a source of its own."""
+
+    def build_extension(self, ext: Extension) -> None:
+        if self.compiler.compiler_type == "unix":
+            one = self.compiler.compile
+
+            def compile_all(sources: list[str], **how: Any) -> list[str]:
+                with ThreadPoolExecutor(os.cpu_count()) as pool:
+                    return [o for objects in pool.map(lambda source: one([source], **how), sources) for o in objects]
+
+            self.compiler.compile = compile_all
+        super().build_extension(ext)
+
+
 def free_threaded() -> bool:
     """Whether this interpreter has no GIL: it has no stable ABI either."""
     return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -45,4 +63,5 @@ def free_threaded() -> bool:
 
 if __name__ == "__main__":
     native = extensions()
-    setup(ext_modules=native, options={"bdist_wheel": {"py_limited_api": "cp311"}} if native and not free_threaded() else {})
+    stable = {"bdist_wheel": {"py_limited_api": "cp311"}} if native and not free_threaded() else {}
+    setup(ext_modules=native, cmdclass={"build_ext": BuildAtOnce}, options=stable)
