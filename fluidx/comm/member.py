@@ -53,6 +53,7 @@ class Member:
         self.comm: Any = world.communicator(there.rank)
         self.memory = world.memory  # that all ranks share, or None where some are on other hosts
         self.everyone: Ranks = tuple(range(there.world_size))
+        self.lent: Sequence[np.ndarray] = ()  # others read these until all meet again, also when the executor that made them is gone
 
     def gather(self, said: Any) -> list[Any]:
         """What all ranks say, in rank order. It passes through JSON."""

@@ -268,6 +268,7 @@ class LaunchedExecutor(ParallelExecutor):
         values = [self._copies[bound] if r == self.rank else list(b.fetches) for r, b in enumerate(ready.bounds)]
         if ready.gathered:
             self._meeting(lambda: self._member.bring(values[self.rank], values))
+            self._member.lent = values[self.rank]
         return values, True
 
     def _array(self, lies: Sequence[Any]) -> np.ndarray:
