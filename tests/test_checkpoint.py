@@ -220,12 +220,13 @@ def test_a_write_behind_the_training_tells_of_its_failure(tmp_path):
 # -- killed ---------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(saving.SECONDS)
 @pytest.mark.parametrize("kind", list(saving.SAVES))
 def test_killed_at_any_moment_one_whole_set_is_left(tmp_path, kind):
     """FLUIDX_KILLS=N kills so often."""
     main, total = saving.program()
     draw, command = np.random.default_rng(3), [sys.executable, "-m", "tests.saving", kind, str(tmp_path)]
-    for _ in range(int(os.environ.get("FLUIDX_KILLS", "1"))):
+    for _ in range(saving.KILLS):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as victim:
             assert victim.stdout.readline() == "0\n"
             time.sleep(draw.uniform(0, 0.05))  # what is tested holds for every moment; this one is drawn

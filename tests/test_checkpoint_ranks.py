@@ -165,12 +165,13 @@ def test_two_of_three_ranks_go_on_and_find_what_one_device_finds(tmp_path):
 # -- killed ---------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(saving.SECONDS)
 @pytest.mark.parametrize("kind", ["ranks", "ranks behind"])
 def test_a_rank_or_the_launcher_killed_at_any_moment_leaves_one_whole_set(tmp_path, kind):
     """FLUIDX_KILLS=N kills so often."""
     draw, main, path = np.random.default_rng(3), saving.trained()[0], tmp_path / "run"
     command = [sys.executable, "-m", "fluidx.cli", "run", "-n", "2", "--backend", "processes", saving.__file__, kind, str(path)]
-    for _ in range(int(os.environ.get("FLUIDX_KILLS", "1"))):
+    for _ in range(saving.KILLS):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
             lines = [job.stdout.readline() for _ in range(3)]
             assert lines == ["0\n", "1\n", "2\n"]

@@ -52,6 +52,51 @@ def test_every_rank_has_one_devices_answers(tmp_path, strategy):
     assert said == []
 
 
+LENT = """
+import gc, sys, time
+from pathlib import Path
+import numpy as np
+import fluidx as fx
+from fluidx.native.shared import take
+
+done = Path(sys.argv[1])
+with fx.program_guard(fx.Program("lent"), fx.Program()):
+    y = fx.layers.scale(fx.data("x", [-1, 1024], "float32"), 2.0)
+    t = fx.DistributeTranspiler().transpile(trainers=fx.world_size())
+exe = fx.ParallelExecutor(t)
+exe.run_startup()
+merge = exe.dealer.merge
+
+
+def merge_late(*args):  # when rank 0 has closed its executor and has written over all memory that this gave back
+    deadline = time.monotonic() + 20
+    while fx.rank() and not done.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return merge(*args)
+
+
+exe.dealer.merge = merge_late
+(found,) = exe.run(feed={"x": np.ones((4, 1024), "float32")}, fetch_list=[y])
+exe.close()
+del exe, merge, merge_late
+gc.collect()
+if fx.rank() == 0:
+    room = [take(1 << k) for k in range(6, 20) for _ in range(64)]
+    for a in room:
+        a[:] = 7
+    done.touch()
+assert (found == 2).all(), found
+"""
+
+
+def test_what_a_rank_gave_at_last_stays_until_others_have_read_it(tmp_path):
+    """One rank may have closed its executor, and work on, while another one still joins what both were to give."""
+    script, said = tmp_path / "script.py", []
+    script.write_text(LENT)
+    assert launcher.run(str(script), [str(tmp_path / "done")], 2, say=said.append, timeout=30.0) == 0, said
+    assert (tmp_path / "done").exists()
+
+
 def test_a_rank_needs_its_own_programs_only(tmp_path):
     found, _ = launched(tmp_path, "own pair", "ring_optimizer")
     assert all(f["steps"] == one_device(np.ones((4, 2)))[0] for f in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .errors import ProgramError
 from .site import wrong
 
 if TYPE_CHECKING:
@@ -30,11 +31,19 @@ class Variable:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.desc.type.shape
+        """Raises ProgramError for a value that has none, such as a sequence, or a tensor of unknown rank."""
+        try:
+            return self.desc.type.shape
+        except ProgramError as e:
+            raise wrong(f"variable {self.name!r}: {e}") from None
 
     @property
     def dtype(self) -> str:
-        return self.desc.type.dtype
+        """Raises ProgramError for a value that has none, such as a sequence."""
+        try:
+            return self.desc.type.dtype
+        except ProgramError as e:
+            raise wrong(f"variable {self.name!r}: {e}") from None
 
     @property
     def ndim(self) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compare, control_flow, experts, image, loss, math, mesh, metric, nn, parts, recurrent, selection, tensor
+from . import compare, control_flow, conv, experts, image, loss, math, mesh, metric, nn, norm, parts, recurrent, selection, tensor
 from .compare import *  # noqa: F403
 from .control_flow import *  # noqa: F403
+from .conv import *  # noqa: F403
 from .experts import *  # noqa: F403
 from .helper import LayerHelper
 from .image import *  # noqa: F403
@@ -19,6 +20,7 @@ from .math import *  # noqa: F403
 from .mesh import *  # noqa: F403
 from .metric import *  # noqa: F403
 from .nn import *  # noqa: F403
+from .norm import *  # noqa: F403
 from .parts import *  # noqa: F403
 from .recurrent import *  # noqa: F403
 from .selection import *  # noqa: F403
@@ -39,7 +41,7 @@ _INSTEAD = {
     "StaticRNN": "rnn(cell, x, time_major=True) with a cell of your own, a class of RNNCell",
 }
 
-_MODULES = (compare, control_flow, experts, image, loss, math, mesh, metric, nn, parts, recurrent, selection, tensor)
+_MODULES = (compare, control_flow, conv, experts, image, loss, math, mesh, metric, nn, norm, parts, recurrent, selection, tensor)
 __all__ = ["LayerHelper", *_SCHEDULES, *(name for module in _MODULES for name in module.__all__)]
 
 

@@ -95,6 +95,10 @@ class LayerHelper:
             raise wrong(f"{self.label}: {what} is {axis}; variable {x.name!r} with shape {list(x.shape)} allows {-n} to {n - 1}")
         return int(axis) % n if n else 0
 
+    def layout(self, layout: str, what: str = "data_format") -> str:
+        """NCHW or NHWC; fluid's AnyLayout is the former."""
+        return "NCHW" if layout == "AnyLayout" else one_of(self.label, what, layout, ("NCHW", "NHWC"))
+
     def sizes(self, value: Any, what: str) -> Variable | None:
         """Sizes that the program computes, as a vector: of a Variable, or of a list with a Variable in it; None where all are numbers."""
         if isinstance(value, Variable):

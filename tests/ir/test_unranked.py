@@ -77,6 +77,11 @@ def test_what_takes_no_rank_is_refused_with_the_reason(b):
         b.lookup_table_v2(table, x)
 
 
+def test_a_layer_that_counts_axes_names_the_variable_and_the_line(b):
+    with pytest.raises(ProgramError, match=r"variable 'x': f32\[\*\] has no shape; .* declare as many(.|\n)*written at .*test_unranked.py"):
+        fx.layers.softmax(fx.data("x", type="f32[*]"))
+
+
 def test_a_program_is_trained_on_what_has_any_number_of_axes():
     main, startup = Program("m"), Program("s")
     with fx.program_guard(main, startup):
