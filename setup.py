@@ -30,7 +30,7 @@ def extensions(environ: Mapping[str, str] = os.environ) -> list[Extension]:
     return [
         Extension(
             "fluidx._native",
-            sorted(glob("fluidx/native/src/*.c")),
+            sorted(glob("fluidx/native/src/*.c"), reverse=True),  # the level that takes longest is begun first
             depends=sorted(glob("fluidx/native/src/*.h")),
             define_macros=[] if free_threaded() else [("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=not free_threaded(),

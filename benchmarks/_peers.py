@@ -355,6 +355,7 @@ class Entrant:
     def __init__(self, name: str, peers: list[Peer]):
         self.name, self.peers = name, peers
         self.seconds: list[list[float]] = []  # of each step, by round
+        self.slowest: list[float] = []  # of each step the seconds that the worker took that took longest
         self.cores: list[float] = []
         self.cpu: list[float] = []  # seconds of processor time of a step, one figure a round
         self.steps = 1
@@ -377,6 +378,7 @@ class Entrant:
             p.send("turn", steps=self.steps)
         told = [p.receive() for p in self.peers]
         self.seconds.append([s for t in told for s in t["seconds"]])
+        self.slowest += map(max, zip(*(t["seconds"] for t in told), strict=True))
         self.cores.append(sum(t["cores"] for t in told))
         self.cpu.append(sum(t["cpu"] for t in told))
         used = sum(t["until"] - p.cpu for t, p in zip(told, self.peers, strict=True))
@@ -425,7 +427,7 @@ def race(log: Any, entrants: list[Entrant], rounds: int, seconds: float, toleran
         e.steps = 2
         e.turn()
         e.steps = max(1, min(100, round(seconds / min(e.times()))))
-        for figures in (e.seconds, e.cores, e.cpu):
+        for figures in (e.seconds, e.slowest, e.cores, e.cpu):
             figures.clear()
     watch = Watch()
     for _ in range(rounds):

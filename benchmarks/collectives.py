@@ -1,7 +1,8 @@
 """all_reduce between ranks of one host: threads, processes, MPI where mpi4py is installed, gloo where PyTorch is, and what memory allows.
 
 float32 in place, several a call, by blocks of C calls. "MPI" and "gloo" are what those libraries call all_reduce, between processes;
-"messages" is what fluidx makes of MPI's messages between two ranks, as where ranks are on several hosts: in rank order and with a deadline.
+"messages" is what fluidx makes of MPI's messages between two ranks, as where ranks are on a host each: in rank order and with a deadline.
+In "two hosts" (of an even number of ranks from 4 on) each half shares memory and sends the other messages, which stay on this host too.
 "bound" is the time in which as many processes copy an array of that size each, all at once: an all_reduce among two reads and writes as
 much, and in place it spares what a copy reads to write. A rank's figure is the mean of its calls in a round, a round's that of its slowest
 rank.
@@ -41,9 +42,10 @@ def calls(nbytes: int) -> int:
 def all_reduce(comm: Any, nbytes: int) -> float:
     """Seconds of one."""
     ranks, count = tuple(range(comm.world_size)), calls(nbytes)
-    x = shared.take(nbytes).view(np.float32) if getattr(comm.world, "memory", None) is not None else np.zeros(nbytes // 4, np.float32)
-    if comm.calls is not None:
-        return _timed(comm, ranks, native.compile(comm.calls.all_reduce(x, x, "sum", ranks) * count), count)
+    shares = isinstance(getattr(comm.world, "shared", None), shared.SharedWorld)
+    x = shared.take(nbytes).view(np.float32) if shares else np.zeros(nbytes // 4, np.float32)
+    if comm.calls is not None and (made := comm.calls.all_reduce(x, x, "sum", ranks)) is not None:
+        return _timed(comm, ranks, native.compile(made * count), count)
 
     def block() -> None:
         for _ in range(count):
@@ -136,6 +138,9 @@ def main() -> None:
     if job is not None:
         messages = job.ranks(ranks, 60.0)
         ways["messages"] = lambda n: max(messages.each("collectives:all_reduce", [n]))
+        if ranks > 2 and ranks % 2 == 0:
+            halves = job.ranks(ranks, 60.0, share=True, hosts=2)
+            ways["two hosts"] = lambda n: max(halves.each("collectives:all_reduce", [n]))
         ways["MPI"] = lambda n: mpi(ranks, n)
     if find_spec("torch") is not None:
         ways["gloo"] = lambda n: gloo(ranks, n)

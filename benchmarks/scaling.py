@@ -2,8 +2,11 @@
 
 Every rank has a batch of the model's own size, the same one, so all losses must be those of one device. "alone" is one process with one
 rank's step, "independent" two processes that do that step at the same time and never talk: the most that two ranks can reach on this
-machine, whose cores share memory. Ranks of fluidx are "threads" of one process, "processes" of which each runs the script, as
-`fluidx run --backend processes` and DDP have it, or a "team" of processes that one script drives, as `fx.process_places` gives it.
+machine, whose cores share memory. Ranks that meet in each step wait for the slower one: the line behind it takes the longer of the two
+processes' steps, one by one, which is the most that ranks can reach that do the same work and meet.
+
+Ranks of fluidx are "threads" of one process, "processes" of which each runs the script, as `fluidx run --backend processes` and DDP have
+it, or a "team" of processes that one script drives, as `fx.process_places` gives it.
 "+beside" is a strategy whose ranks have a second thread each, which communicates (FLUIDX_OVERLAP=1); without it FLUIDX_OVERLAP is auto, by
 which ranks that have no second core do without one. Efficiency is the time of one of these over that of the ranks. As in `train.py`
 everything is interleaved, in processes of their own, and a figure is one step; of two processes the steps of both count.
@@ -49,7 +52,7 @@ def efficiency(one: list[float], ranks: list[float]) -> str:
 
 
 def steps(log: Log, model: str, rounds: int, seconds: float) -> None:
-    bodies, strategies = options("bodies", "threads,processes,team"), options("strategies", "data_parallel")
+    bodies, strategies = options("bodies", "threads,processes,team"), options("strategies", "data_parallel,ring_optimizer")
     names = {
         "fluidx alone": ["fluidx"],
         "fluidx independent": ["fluidx", "fluidx"],
@@ -76,6 +79,8 @@ def steps(log: Log, model: str, rounds: int, seconds: float) -> None:
                 if by == "fluidx" and "torch DDP" in times:
                     line += f"; {ratio(times[e.name], times['torch DDP'])} of torch DDP"
             log(line)
+            if what == "independent":
+                log(f"    the slower of the two {show(e.slowest, 1e3, 'ms')}; efficiency {efficiency(times[e.name], e.slowest)}")
         log(f"  {watch}")
 
 

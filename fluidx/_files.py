@@ -13,8 +13,8 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, BinaryIO
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import Any, BinaryIO, NamedTuple
 
 from .ir import FluidxError
 
@@ -24,8 +24,9 @@ except ImportError:  # where files cannot be locked so, nobody knows whose an un
     fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "__manifest__.json"
-_VERSION = 1
+VERSION = 1  # of files of arrays, and of manifests
 _LIMIT = 1 << 28  # bytes of a manifest, at most
+_SUM = re.compile(rb',\n "crc32": ([0-9]+)\n}\Z')  # how a manifest ends
 _WRITERS = 8  # threads that write files at the same time
 
 Write = Callable[[BinaryIO], Any]
@@ -125,7 +126,26 @@ class Manifest:
         self.files, self.about = files, about
 
 
-Files = Mapping[str, Write]
+class Elsewhere(NamedTuple):
+    """A file that another process writes: `ask(path)` has it do so, and gives what a manifest says of the file. Where that process has
+    ended before it was through, which is an EOFError, this one writes the file."""
+
+    ask: Callable[[str], dict[str, int]]
+    write: Write
+    close: Callable[[], Any]  # the other process is needed no more
+
+    def written(self, path: str) -> dict[str, int]:
+        try:
+            return self.ask(path)
+        except EOFError:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            return written(path, self.write)
+        finally:
+            self.close()
+
+
+Files = Mapping[str, Write | Elsewhere]
 Entries = dict[str, dict[str, Any]]  # what a manifest says of files, by name
 
 
@@ -140,12 +160,15 @@ def write_together(folder: str, files: Files, about: Mapping[str, Any] | None = 
 
 
 @contextmanager
-def opened(folder: str) -> Iterator[Manifest]:
-    """A time in which nobody else writes files of the folder together, and its manifest; what a crashed writer left is settled."""
+def opened(folder: str, anew: bool = False) -> Iterator[Manifest]:
+    """A time in which nobody else writes files of the folder together, and its manifest; what a crashed writer left is settled.
+
+    `anew`: nothing of what is there is to stay, so that a manifest which cannot be read is as good as none.
+    """
     with _told(folder):
         os.makedirs(folder, exist_ok=True)
         with _locked_folder(folder, alone=True):
-            yield _settled(folder)
+            yield _settled(folder, anew)
 
 
 def write_beside(folder: str, files: Files) -> Entries:
@@ -153,12 +176,11 @@ def write_beside(folder: str, files: Files) -> Entries:
     removed."""
     tokens = {name: secrets.token_hex(8) for name in files}
     try:
-        with _told(folder):
-            written = _at_once(lambda name: _written(_waiting(folder, name, tokens[name]), files[name]), files)
+        entries = _at_once(lambda name: written(_waiting(folder, name, tokens[name]), files[name]), files)
     except BaseException:
         remove_beside(folder, {name: {"token": token} for name, token in tokens.items()})
         raise
-    return {name: {"token": tokens[name], **written[name]} for name in files}
+    return {name: {"token": tokens[name], **entries[name]} for name in files}
 
 
 def remove_beside(folder: str, entries: Entries) -> None:
@@ -172,12 +194,12 @@ def put_in_place(folder: str, old: Manifest, new: Entries, about: Mapping[str, A
     """Replace the manifest of an opened folder by one that names new files, which lie there, and put them in place."""
     with _told(folder):
         entries = new if alone else {**old.files, **new}
-        content = {"format": "fluidx", "version": _VERSION, **({} if alone else old.about), **(about or {}), "files": entries}
+        content = {"format": "fluidx", "version": VERSION, **({} if alone else old.about), **(about or {}), "files": entries}
         try:
             for name, entry in new.items():
                 _look_at(_waiting(folder, name, entry["token"]), entry)
             _folder_to_disk(folder)
-            write_atomically(os.path.join(folder, MANIFEST), lambda stream: stream.write(json.dumps(content, indent=1).encode()))
+            write_atomically(os.path.join(folder, MANIFEST), lambda stream: stream.write(_summed(json.dumps(content, indent=1).encode())))
         except BaseException:
             remove_beside(folder, new)
             raise
@@ -187,6 +209,11 @@ def put_in_place(folder: str, old: Manifest, new: Entries, about: Mapping[str, A
             with suppress(OSError):
                 os.unlink(os.path.join(folder, name))
         _folder_to_disk(folder)
+
+
+def _summed(text: bytes) -> bytes:
+    """A table in JSON with its own checksum as the last entry."""
+    return text[:-2] + b',\n "crc32": %d\n}' % zlib.crc32(text)
 
 
 def mark(folder: str) -> str:
@@ -246,8 +273,11 @@ class _Counted:
         return self.stream.write(view)
 
 
-def _written(path: str, write: Write) -> dict[str, int]:
-    with open(path, "xb") as stream:
+def written(path: str, write: Write | Elsewhere) -> dict[str, int]:
+    """Write a new file, and have it on the disk. What a manifest says of it."""
+    if isinstance(write, Elsewhere):
+        return write.written(path)
+    with _told(os.path.dirname(path)), open(path, "xb") as stream:
         counted: Any = _Counted(stream)
         write(counted)
         _to_disk(stream)
@@ -272,9 +302,11 @@ def _locked_folder(folder: str, alone: bool) -> Iterator[None]:
         os.close(fd)
 
 
-def _settled(folder: str) -> Manifest:
+def _settled(folder: str, anew: bool = False) -> Manifest:
     """The manifest, after what a crashed writer left was put in place, if its manifest says so, or removed."""
-    found = manifest_of(folder) or Manifest({}, {})
+    found = Manifest({}, {})
+    with suppress(CheckpointError) if anew else nullcontext():
+        found = manifest_of(folder) or found
     for entry in os.listdir(folder):
         if match := re.fullmatch(r"\.(.+)\.([0-9a-f]{16})\.new", entry):
             path = os.path.join(folder, entry)
@@ -292,7 +324,8 @@ def manifest_of(folder: str) -> Manifest | None:
     path = os.path.join(folder, MANIFEST)
     try:
         with open(path, "rb") as stream:
-            said = json.loads(stream.read(_LIMIT))
+            text = stream.read(_LIMIT)
+        said = json.loads(text)
     except FileNotFoundError:
         return None
     except OSError as e:
@@ -302,9 +335,17 @@ def manifest_of(folder: str) -> Manifest | None:
     files = said.pop("files", None) if isinstance(said, dict) else None
     if not isinstance(files, dict) or said.get("format") != "fluidx" or not all(_is_entry(n, e) for n, e in files.items()):
         raise CheckpointError(f"{path} is no manifest that fluidx wrote")
-    if not isinstance(version := said.get("version"), int) or version > _VERSION:
-        raise CheckpointError(f"{path} has version {version!r}, and this fluidx reads up to {_VERSION}; read it with the one that wrote it")
-    return Manifest(files, said)
+    check_version(path, said.get("version"))
+    end = _SUM.search(text)
+    if end is None or zlib.crc32(text[: end.start()] + b"\n}") != int(end[1]):
+        raise CheckpointError(f"{path} is damaged: it does not have the checksum that was written with it")
+    return Manifest(files, {k: v for k, v in said.items() if k != "crc32"})
+
+
+def check_version(path: str, version: Any) -> None:
+    """Raise CheckpointError for a file of a version that this fluidx does not know."""
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise CheckpointError(f"{path} has version {version!r}, and this fluidx reads up to {VERSION}; read it with the one that wrote it")
 
 
 def _is_entry(name: str, entry: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ._files import CheckpointError, Write, write_atomically
+from ._files import VERSION, CheckpointError, Write, check_version, write_atomically
 from .ir import as_dtype, nearest, np_dtype
 
 _CODES = {
@@ -28,17 +28,18 @@ _MAX_AXES = 32
 _SUMS = "crc32"  # the key of the metadata that holds the checksums, as JSON, by name
 
 
-def save_arrays(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def save_arrays(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] = {}) -> None:
     """Write a file of arrays by name, with a few strings beside them."""
     write_atomically(path, arrays_in(path, arrays, metadata))
 
 
-def arrays_in(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> Write:
-    """What writes the content of a file of arrays. Each has a checksum in the metadata, as have the other metadata.
+def arrays_in(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] = {}) -> Write:
+    """What writes the content of a file of arrays. Each has a checksum in the metadata, as have the other metadata, which say who wrote it.
 
     Raises CheckpointError, about the file of that path, for what the format cannot hold.
     """
     header: dict[str, Any] = {}
+    metadata = {"format": "fluidx", "version": str(VERSION), **metadata}
     sums, offset = {"": _sum_of(metadata)}, 0
     for name in sorted(arrays):
         array = arrays[name]
@@ -51,7 +52,7 @@ def arrays_in(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
         sums[name] = _sum(name, code, array)
         offset += array.nbytes
-    header["__metadata__"] = {**metadata, _SUMS: json.dumps(sums)}
+    header["__metadata__"] = metadata | {_SUMS: json.dumps(sums)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _HEADER_LIMIT:
@@ -131,8 +132,11 @@ class ArrayFile:
 
     def _checksums(self, metadata: dict[str, str]) -> dict[str, int]:
         """The checksums of arrays, which are taken out of the metadata; none in a file that somebody else wrote."""
+        if ours := metadata.get("format") == "fluidx":
+            version = metadata.get("version")
+            check_version(self.path, int(version) if version and version.isdigit() else version)
         if _SUMS not in metadata:
-            if metadata.get("format") == "fluidx":
+            if ours:
                 raise self._damaged("it has no checksums, which fluidx writes")
             return {}
         try:

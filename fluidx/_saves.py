@@ -80,7 +80,7 @@ class Save:
         self.files, self.about = made
 
     def _open_folder(self) -> None:
-        self.old: Manifest = self._open.enter_context(opened(self.folder))
+        self.old: Manifest = self._open.enter_context(opened(self.folder, anew=True))
 
     def _open_together(self) -> None:
         """The first opens the folder, and the others see that it is theirs too."""

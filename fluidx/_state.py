@@ -82,6 +82,11 @@ def parts(program: Program, executor: Any) -> Mapping[int, Mapping[str, np.ndarr
     return {0: {d.name: get(executor, d) for d in persistables(program)}}
 
 
+def asides(executor: Any, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> Mapping[int, Any]:
+    """For ranks that are processes beside this one, threads there that do `role` with values of variables; of others there are none."""
+    return executor.asides(role, names, copies) if hasattr(executor, "asides") else {}
+
+
 def world_size(executor: Any) -> int:
     return executor.world_size if hasattr(executor, "parts") else 1
 

@@ -78,17 +78,19 @@ def write_text(path: str, text: str, constants: Mapping[str, Array]) -> None:
         with suppress(CheckpointError):
             older = {digest: a.values for digest, a in load_constants(beside).items()}
     if values:
-        save_arrays(beside, {**older, **values}, {"format": "fluidx"})
+        save_arrays(beside, {**older, **values})
     write_atomically(path, lambda stream: stream.write(text.encode()))
     if older.keys() - values.keys():
         if values:
-            save_arrays(beside, values, {"format": "fluidx"})
+            save_arrays(beside, values)
         else:
             os.unlink(beside)
 
 
 def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a caller adds to a checkpoint. Raises CheckpointError for what JSON cannot say."""
+    if not isinstance(extra, Mapping | None):
+        raise wrong(f"extra must be a dictionary, got {type(extra).__name__}: {extra!r}")
     found = dict(extra or {})
     try:
         json.dumps(found)
@@ -98,10 +100,10 @@ def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     return found
 
 
-def save_program(path: Any, program: Program, values: Mapping[str, Any], step: int, extra: Mapping[str, Any]) -> None:
+def save_program(path: Any, program: Program, values: Mapping[str, Any], step: int, extra: Mapping[str, Any] | None) -> None:
     """One file of a program, its constants and the values of its variables."""
     arrays = {**values, **{digest: a.values for digest, a in program.constants().items()}}
-    metadata = {"format": "fluidx", "program": program.to_string(), "step": str(step), "extra": json.dumps(checked_extra(extra))}
+    metadata = {"program": program.to_string(), "step": str(step), "extra": json.dumps(checked_extra(extra))}
     save_arrays(with_suffix(path), arrays, metadata)
 
 

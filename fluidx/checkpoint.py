@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import _state
 from ._checks import whole
-from ._files import MANIFEST, CheckpointError, Manifest, Write, manifest_of, place_of, reading, settle
+from ._files import MANIFEST, CheckpointError, Elsewhere, Manifest, Write, manifest_of, place_of, reading, settle, written
 from ._safetensors import ArrayFile, arrays_in
 from ._saves import Made, Save
 from ._state import persistables, program_or_default
@@ -55,7 +57,8 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
     group = _state.group(executor)
 
     def make() -> Made:
-        held, layout = _state.parts(program, executor), _state.layout(program, executor)
+        files = _files_of_ranks(_state.parts(program, executor), executor, copies)
+        layout = _state.layout(program, executor)
         about = {
             "fluidx": __version__,
             "world_size": _state.world_size(executor),
@@ -63,7 +66,6 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
             "layout": to_json(layout),
             "extra": checked_extra(extra),
         }
-        files = {_file_of(r): _content(_file_of(r), {n: np.array(a) if copies else a for n, a in of.items()}) for r, of in held.items()}
         if group.first:
             text = program.to_string().encode()
             files[_PROGRAM] = lambda stream: stream.write(text)
@@ -75,9 +77,27 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
     return Save(group, folder, make, **then)
 
 
+def _files_of_ranks(held: Mapping[int, Mapping[str, np.ndarray]], executor: Any, copies: bool) -> dict[str, Write | Elsewhere]:
+    """The files of what ranks hold. Where the executor's ranks are processes each writes its own."""
+    asides = _state.asides(executor, f"{__name__}:write_part", {r: list(of) for r, of in held.items()}, copies)
+    files: dict[str, Write | Elsewhere] = {}
+    for r, of in held.items():
+        name, aside = _file_of(r), asides.get(r)
+        if aside is None:
+            files[name] = _content(name, {n: np.array(a) if copies else a for n, a in of.items()})
+        else:
+            files[name] = Elsewhere(partial(aside.ask, name), _content(name, aside.values), aside.close)
+    return files
+
+
+def write_part(values: Mapping[str, np.ndarray], name: str, path: str) -> dict[str, int]:
+    """What a rank's process does that writes a file, of that name once it is in place. What the manifest says of it."""
+    return written(path, _content(name, values))
+
+
 def _content(name: str, arrays: Mapping[str, np.ndarray]) -> Write:
     """What writes arrays. Their checksums are worked out by whoever calls it."""
-    return lambda stream: arrays_in(name, arrays, {"format": "fluidx"})(stream)
+    return lambda stream: arrays_in(name, arrays)(stream)
 
 
 # -- loading ------------------------------------------------------------------------------------------------------------------
@@ -175,6 +195,12 @@ def _wanted(shards: _Shards, program: Program, executor: Any, only: Sequence[Var
             yield var, alike
 
 
+def is_checkpoint(folder: str) -> bool:
+    """Whether `save_shards` wrote a folder."""
+    found = manifest_of(folder)
+    return found is not None and "layout" in found.about
+
+
 def consolidate(folder: Any, model_path: Any) -> None:
     """Write the whole values of a checkpoint, and its program, into one file, as `fx.io.save` does; what ranks have of their own becomes
     the mean, and what only one rank understands is left out."""
@@ -230,7 +256,7 @@ class CheckpointManager:
         except OSError as e:
             raise CheckpointError(f"cannot read {self.folder}: {e.strerror or e}") from e
         found = (_STEP.fullmatch(e) for e in entries)
-        return sorted(int(m[1]) for m in found if m and manifest_of(os.path.join(self.folder, m[0])) is not None)
+        return sorted(int(m[1]) for m in found if m and os.path.isfile(os.path.join(self.folder, m[0], MANIFEST)))
 
     def latest(self) -> int | None:
         """The newest step, None where there is no checkpoint."""
@@ -240,7 +266,7 @@ class CheckpointManager:
         """Write a checkpoint under a step's number, and remove those that are too many. `extra` is as of `save_shards`."""
         self.wait()
         path = self._path(whole("CheckpointManager.save", "step", step, 0))
-        save = _save(program_or_default(program), path, executor, extra, copies=self.asynchronous, then=self._retire)
+        save = _save(program_or_default(program), path, executor, extra, copies=self.asynchronous, then=partial(self._retire, step))
         if self.asynchronous:
             save.start()
             self._behind = save
@@ -251,7 +277,16 @@ class CheckpointManager:
         """`load_shards` of the newest checkpoint, or of a step; None where there is no checkpoint yet."""
         self.wait()
         found = _state.told_by_first(executor, _LOADS, lambda: self._found(step))
-        return None if found is None else load_shards(program, self._path(found), executor)
+        if found is None:
+            return None
+        try:
+            return load_shards(program, self._path(found), executor)
+        except CheckpointError as e:
+            there = _state.told_by_first(executor, _LOADS, self.steps)
+            if step is None and found not in there:  # who saves here has removed it meanwhile, for a newer one
+                return self.restore(program, executor)
+            older = [s for s in there if s < found]
+            raise CheckpointError(f"{e}; of older steps there are: {', '.join(map(str, older))}" if older else str(e)) from e
 
     def _found(self, step: int | None) -> int | None:
         there = self.steps()
@@ -268,14 +303,16 @@ class CheckpointManager:
     def _path(self, step: int) -> str:
         return os.path.join(self.folder, f"step-{step:010d}")
 
-    def _retire(self) -> None:
-        """Remove checkpoints beyond the newest few, and those that were never finished."""
+    def _retire(self, saved: int) -> None:
+        """Remove checkpoints beyond the newest few, and those that were never finished. What was saved just now stays in any case."""
         there = self.steps()
-        old = there[: -self.keep] if self.keep is not None else []
+        if there[-1] > saved:
+            warnings.warn(f"{self.folder} has a checkpoint of step {there[-1]}, which restore() takes before that of {saved}", stacklevel=2)
+        old = [s for s in there[: -self.keep] if s != saved] if self.keep is not None else []
         for entry in os.listdir(self.folder):
             if (m := _STEP.fullmatch(entry)) and (int(m[1]) in old or int(m[1]) not in there):
                 path = os.path.join(self.folder, entry)
-                with suppress(FileNotFoundError):
+                with suppress(OSError):
                     os.unlink(os.path.join(path, MANIFEST))  # from now on it is none
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -290,4 +327,4 @@ class CheckpointManager:
         # else the other ranks may not come here: what is written is put in place when all meet again, if they do
 
 
-__all__: Sequence[str] = ("CheckpointManager", "consolidate", "load_shards", "save_shards")
+__all__: Sequence[str] = ("CheckpointManager", "consolidate", "is_checkpoint", "load_shards", "save_shards")

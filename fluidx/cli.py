@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_ent
 _STRATEGIES = (*_DEMO, "micro_batches", "parameter_server", "pipeline", "rails", "reduction_servers", "replicas")
 _BACKENDS = ("threads", "processes", "mpi", "nccl")
 _readable = click.Path(exists=True, dir_okay=False, path_type=Path)
+_script = click.Path(exists=True, dir_okay=False)
+_folder = click.Path(file_okay=False, path_type=Path)
 
 
 class _Ranks(click.ParamType):
@@ -75,6 +77,10 @@ class _Rate(click.FloatRange):
         return self.fail(f"{value!r} is no rate", param, ctx) if math.isnan(found) else found
 
 
+def _script_or_module(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    return value if ctx.params["module"] else str(_script.convert(value, param, ctx))
+
+
 class _Group(click.Group):
     """Errors that fluidx raises on purpose become one message and exit status 1."""
 
@@ -97,7 +103,7 @@ def main() -> None:
 @click.option("-n", "--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="CPU ranks to train on.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--strategy", type=click.Choice(_DEMO), default="ring_optimizer", show_default=True)
-@click.option("--backend", type=click.Choice(["threads", "processes"]), default="threads", show_default=True, help="What a rank is.")
+@click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="What a rank is.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing of the program before and after.")
 def demo(ranks: int, epochs: int, strategy: str, backend: str, svg: Path | None) -> None:
     """Train a digits classifier on one device and on several ranks, every step shown."""
@@ -106,7 +112,7 @@ def demo(ranks: int, epochs: int, strategy: str, backend: str, svg: Path | None)
     run(ranks, epochs, strategy, svg, backend)
 
 
-@main.command(context_settings={"ignore_unknown_options": True})
+@main.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks; a Kubernetes job says it, PET_NPROC_PER_NODE.")
 @click.option("--backend", type=click.Choice(_BACKENDS), default="threads", show_default=True, help="What ranks are.")
 @click.option("--hosts", type=_readable, help="For mpirun: the hosts, one a line.")
@@ -116,12 +122,14 @@ def demo(ranks: int, epochs: int, strategy: str, backend: str, svg: Path | None)
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that ranks wait for one another [FLUIDX_TIMEOUT].")
 @click.option("--output", type=click.Choice(["rank0", "all"]), default="rank0", show_default=True, help="Whose output is shown.")
 @click.option("--metrics", type=click.Path(dir_okay=False, path_type=Path), help="Write what runs fetch, a line of JSON for each.")
+@click.option("--tensorboard", type=_folder, help="Write the numbers that runs fetch into this folder, for TensorBoard.")
 @click.option("--steps", type=click.IntRange(1), help="How many steps there will be, for a terminal to show how long they will take.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.option("-m", "--module", is_flag=True, is_eager=True, help="SCRIPT is the name of a module, as behind python -m.")
+@click.argument("script", callback=_script_or_module)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
     ranks: int | None, backend: str, hosts: Path | None, restarts: int, elastic: bool, min_ranks: int | None, timeout: float | None,
-    output: str, metrics: Path | None, steps: int | None, script: str, args: tuple[str, ...],
+    output: str, metrics: Path | None, tensorboard: Path | None, steps: int | None, module: bool, script: str, args: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT on RANKS ranks: a ParallelExecutor without places has them.
 
@@ -132,62 +140,47 @@ def run(
 
     ranks = ranks or command.ranks_here()
     if ranks is None:
-        raise click.UsageError("how many ranks? give -n")
-    say, least = partial(click.echo, err=True), min_ranks or (1 if elastic else None)
+        raise click.UsageError("how many ranks? give -n, before SCRIPT")
+    say, least, everything = partial(click.echo, err=True), min_ranks or (1 if elastic else None), output == "all"
     try:
-        status = command.run(script, args, ranks, backend, hosts, restarts, timeout, output == "all", metrics, say, least, steps)
+        status = command.run(
+            script, args, ranks, backend, hosts, restarts, timeout, everything, metrics, say, least, steps, tensorboard, module
+        )  # fmt: skip
     except command.OptionError as e:
         raise click.UsageError(str(e)) from None
+    except KeyboardInterrupt:  # where ranks are threads, or before there are any
+        say("fluidx run: interrupted by SIGINT")
+        status = 128 + signal.SIGINT
     raise SystemExit(status)
 
 
-def _run_script(script: str, args: tuple[str, ...], ranks: int | None) -> None:
-    from .launch.script import run_script
-
-    if ranks is not None:
-        os.environ["CPU_NUM"] = str(ranks)
-    run_script(script, args)
-
-
-@main.command(context_settings={"ignore_unknown_options": True})
+@main.command(context_settings={"allow_interspersed_args": False})
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="trace.json", help="The timeline [trace.json].")
 @click.option("--steps", type=click.IntRange(1), help="Watch only the first so many runs of each program.")
-@click.option("-n", "--ranks", type=click.IntRange(1), help="What fx.cpu_places() gives without a count.")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks; as threads, what fx.cpu_places() gives without a count.")
+@click.option("--backend", type=click.Choice(_BACKENDS[:3]), default="threads", show_default=True, help="What ranks are.")
 @click.option("--by", type=click.Choice(["op", "operator"]), default="op", show_default=True, help="What a line of the table is.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Lines of the table.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=_script)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def trace(output: Path, steps: int | None, ranks: int | None, by: str, limit: int, script: str, args: tuple[str, ...]) -> None:
+def trace(
+    output: Path, steps: int | None, ranks: int | None, backend: str, by: str, limit: int, script: str, args: tuple[str, ...]
+) -> None:
     """Run SCRIPT with the profiler on: print its costliest operators, write a timeline for https://ui.perfetto.dev.
 
     Options stand before SCRIPT; what stands behind it is the script's own.
     """
-    from .executor import watch
-    from .profiler import Profile
+    from .launch import command, traced
 
     if not output.resolve().parent.is_dir():
         raise click.UsageError(f"{output} cannot be written: there is no folder {output.resolve().parent}")
-    profile, left = Profile(steps), None
-    watch.watchers.append(profile)
     try:
-        _run_script(script, args, ranks)
-    except SystemExit as e:  # a script may end so when all went well
-        left = e
-    finally:
-        watch.watchers.remove(profile)
-    if profile.runs:
-        click.echo(profile.table(by, limit=limit))
-        try:
-            profile.save(output)
-        except OSError as e:
-            raise click.ClickException(f"{output} cannot be written: {e.strerror}") from None
-        click.echo(f"wrote {output}; open it at https://ui.perfetto.dev")
-    if left is not None:
-        raise left
-    if not profile.runs:
-        raise click.ClickException(
-            f"{script} ran no program, so there is nothing to show: what is watched are the calls of Executor.run and ParallelExecutor.run"
-        )
+        status = traced.trace(script, args, ranks, backend, partial(click.echo, err=True), str(output), steps, by, limit)
+    except command.OptionError as e:
+        raise click.UsageError(str(e)) from None
+    except traced.TraceError as e:
+        raise click.ClickException(str(e)) from None
+    raise SystemExit(status)
 
 
 def _read(*paths: str) -> list[Any]:
@@ -417,6 +410,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True)
 @click.option("--lr", type=_Rate(), default=1e-3, show_default=True, help="The learning rate.")
 @click.option("-n", "--ranks", type=_Ranks(), default=1, show_default=True, help="CPU ranks to train on.")
+@click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="What a rank is.")
 @click.option("--strategy", type=click.Choice(_DEMO), default="data_parallel", show_default=True)
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples a step, over all ranks.")

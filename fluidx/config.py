@@ -60,6 +60,9 @@ _RANK = Setting("FLUIDX_RANK", "a whole number, 0 or more", "", "Which rank this
 _WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "How many ranks the script was launched for; `fluidx run` sets it.")
 _JOB = Setting("FLUIDX_JOB", "a name", "", "What ranks that are started by hand find each other by: the same for all, one for each job.")
 _RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How often all ranks were started again; set by `fluidx run`.")
+_DEVICE = Setting(
+    "FLUIDX_DEVICE", "cpu or cuda", "cpu", "What launched ranks compute on; cuda: a GPU each. `fluidx run --backend nccl` sets it."
+)
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
 
@@ -69,7 +72,7 @@ def describe() -> tuple[Setting, ...]:
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_RESTART', 'CPU_NUM']
     """
-    launching = (_RANK, _WORLD_SIZE, _JOB, _RESTART)
+    launching = (_RANK, _WORLD_SIZE, _JOB, _DEVICE, _RESTART)
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
     return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _AFFINITY, *launching, _CPU_NUM)
 
@@ -230,6 +233,15 @@ def restart(environ: Mapping[str, str] = os.environ) -> int:
     0
     """
     return _read(_RESTART, environ, lambda text: _within(int(text), 0, math.inf))
+
+
+def device(environ: Mapping[str, str] = os.environ) -> str:
+    """Return FLUIDX_DEVICE, what launched ranks compute on where a script names no places.
+
+    >>> device({}), device({"FLUIDX_DEVICE": "cuda"})
+    ('cpu', 'cuda')
+    """
+    return _read(_DEVICE, environ, lambda text: {"cpu": "cpu", "cuda": "cuda"}[text])
 
 
 def cpu_num(environ: Mapping[str, str] = os.environ) -> int:

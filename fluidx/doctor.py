@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from . import __version__, config, native
-from .comm import mpi, mpirun
+from .comm import mpi, mpirun, nccl
+from .comm.base import CommError
 from .executor.place import CUDAPlace, array_module
 from .ir.errors import FluidxError
 
@@ -87,7 +88,15 @@ def _cupy() -> str:
         return f"installed, and does not load: {type(e).__name__}: {e}"
     count = cupy.cuda.runtime.getDeviceCount()
     name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    return f"{cupy.__version__}, {count} GPU{'s' if count > 1 else ''}: {name}"
+    return f"{cupy.__version__}, {count} GPU{'s' if count > 1 else ''}: {name}; {_nccl()}"
+
+
+def _nccl() -> str:
+    try:
+        number = nccl.library().get_version()
+    except CommError as e:
+        return str(e)
+    return f"NCCL {number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 def _mpi() -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from . import layers, optimizer
 from .config import show_progress
 from .executor import ParallelExecutor
-from .executor.place import cpu_places
+from .executor.place import cpu_places, process_places
 from .ir import ANY, Variable, program_guard, unique_name
 from .ir.dtypes import np_dtype
 from .ir.errors import nearest
@@ -40,6 +40,7 @@ class Training:
     optimizer: str = "adam"
     lr: float = 1e-3
     ranks: Any = 1
+    backend: str = "threads"
     strategy: str = "data_parallel"
     epochs: int = 1
     batch: int = 32
@@ -66,7 +67,8 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
     say(str(t.verify()))
     ranks = f"{t.world_size} rank{'s' * (t.world_size > 1)}"
     say(f"{rows} examples, {-(-rows // how.batch)} batches an epoch, {how.optimizer} at {how.lr:g}; {how.strategy} on {ranks}")
-    with ParallelExecutor(t, places=cpu_places(t.world_size)) as exe:
+    places = process_places if how.backend == "processes" else cpu_places
+    with ParallelExecutor(t, places=places(t.world_size)) as exe:
         exe.run_startup()
         means = _run(exe, loss, feeds, how, say)
         if gone := next((p.name for p in model.parameters if not np.isfinite(exe.state(p.name)).all()), None):

@@ -34,7 +34,7 @@ from ._texts import (
     save_text,
     with_suffix,
 )  # fmt: skip
-from .checkpoint import CheckpointManager, consolidate, load_shards, save_shards
+from .checkpoint import CheckpointManager, consolidate, is_checkpoint, load_shards, save_shards
 from .ir import Parameter, Program, TensorType, Var, Variable, as_dtype, flow
 from .ir.bodies import copy_op
 from .ir.constants import is_digest
@@ -97,7 +97,7 @@ def save(
     values = {d.name: get(executor, d) for d in persistables(program)}
     if taken := [n for n in values if is_digest(n)]:
         raise CheckpointError(f"variable {taken[0]!r} cannot be saved under its name, which is that of a constant; rename it")
-    told_by_first(executor, _WRITES, lambda: save_program(model_path, program, values, step(program, executor), extra or {}))
+    told_by_first(executor, _WRITES, lambda: save_program(model_path, program, values, step(program, executor), extra))
 
 
 def load(program: Program | None, model_path: Any, executor: Any = None, var_list: Sequence[Variable] | None = None) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def load(program: Program | None, model_path: Any, executor: Any = None, var_lis
     one is missing, damaged, or has another shape or dtype.
     """
     program = program_or_default(program)
-    path = with_suffix(model_path)
-    if told_by_first(executor, _READS, lambda: os.path.isdir(path_of(model_path)) and not os.path.exists(path)):
+    if told_by_first(executor, _READS, lambda: _is_folder(path_of(model_path))):
         return load_shards(program, model_path, executor, None if var_list is None else [_record(program, v) for v in var_list])
+    path = with_suffix(model_path)
     wanted = persistables(program) if var_list is None else [_record(program, v) for v in var_list]
     arrays, said = made_by_all(executor, _READS, lambda: _read_all(path, wanted))
     put_all(executor, arrays)
@@ -119,6 +119,17 @@ def load(program: Program | None, model_path: Any, executor: Any = None, var_lis
     if var_list is None and "step" in said:
         set_step(program, executor, int(said["step"]))
     return json.loads(said.get("extra", "{}"))
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a path means the folder of a sharded checkpoint, and not a file."""
+    if not os.path.isdir(path) or os.path.basename(path) in ("", ".", ".."):
+        return os.path.isdir(path)
+    if not os.path.isfile(file := with_suffix(path)):
+        return True
+    if is_checkpoint(path):
+        raise CheckpointError(f"{file} is a checkpoint, and so is the folder {path}; load {file!r} or {os.path.join(path, '')!r}")
+    return False
 
 
 def load_program(model_path: Any) -> Program:
@@ -194,9 +205,9 @@ def save_vars(
 
     def write() -> None:
         if filename is not None:
-            save_arrays(_inside(dirname, filename), values, {"format": "fluidx"})
+            save_arrays(_inside(dirname, filename), values)
         else:
-            files = {_file_of(n): arrays_in(_file_of(n), {n: value}, {"format": "fluidx"}) for n, value in values.items()}
+            files = {_file_of(n): arrays_in(_file_of(n), {n: value}) for n, value in values.items()}
             write_together(path_of(dirname), files)
 
     told_by_first(executor, _WRITES, write)
@@ -317,9 +328,9 @@ def save_inference_model(
     text = f"# fluidx inference model\n# feeds: {json.dumps(feeds)}\n# fetches: {json.dumps(names)}\n{program}\n"
     files: dict[str, Write] = {model: lambda stream: stream.write(text.encode())}
     if constants := {digest: a.values for digest, a in program.constants().items()}:
-        files[model + CONSTANTS] = arrays_in(model, constants, {"format": "fluidx"})
+        files[model + CONSTANTS] = arrays_in(model, constants)
     if not program_only:
-        files[params] = arrays_in(params, values, {"format": "fluidx"})
+        files[params] = arrays_in(params, values)
     told_by_first(executor, _WRITES, lambda: write_together(path_of(dirname), files))
     return names
 

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from .comm.launched import rank, world_size
 from .executor.parallel import ParallelExecutor
 from .executor.place import Place
 from .ir.errors import FluidxError, TranspileError
@@ -49,7 +50,7 @@ def tune(
     program: Program,
     startup: Program,
     feed: Any,
-    places: Sequence[Place],
+    places: Sequence[Place] | None,
     *,
     fetch_list: Any = None,
     trainers: Any = None,
@@ -64,6 +65,9 @@ def tune(
     combinations are tried, or the choices themselves. `feed` is what a step is fed, or a function of the step's number that gives it;
     `trainers` what `transpile` takes: by default as many as there are places beside those of servers. A choice with fewer ranks than there
     are places has the first of them. The first `warm_up` steps of each choice are not counted.
+
+    `places` are None where ranks are processes of one script (`fluidx run`), or `fx.mpi_places()`: all call this, and go by the times of
+    rank 0, which writes the `log`. There every choice has all ranks, and one that fails while it runs ends them.
 
     Every choice has an executor and scopes of its own, initialised by `startup` and dropped afterwards: no parameter that exists is read or
     written. A choice that is refused, or that fails while it is proved or run, is passed over, with the reason; `log` is a CSV file with a
@@ -80,7 +84,7 @@ def tune(
     """
     if not all(isinstance(n, int) and n >= least for n, least in ((steps, 1), (warm_up, 0))):
         raise TranspileError(f"tune takes steps of at least 1 and warm_up of at least 0, got steps={steps!r}, warm_up={warm_up!r}")
-    if not isinstance(places, (list, tuple)):
+    if places is not None and not isinstance(places, (list, tuple)):
         raise TranspileError(f"tune takes a list of places, such as fx.cpu_places(2), got {places!r}")
     make, choices = _maker(strategy), list(_choices(candidates))
     if not choices:
@@ -90,12 +94,13 @@ def tune(
     tried: list[Tried] = []
     ran: list[tuple[Tried, Strategy]] = []
     failed: list[Exception] = []
-    with open(log, "w", newline="", encoding="utf-8") if log is not None else nullcontext() as file:
+    with open(log, "w", newline="", encoding="utf-8") if log is not None and not rank() else nullcontext() as file:
         _write(file, [*names, "median ms", "least ms", "steps", "refused because"])
         for options in choices:
             try:
-                t = _transpiled(make(**options), program, startup, len(places), trainers)
-                tried.append(Tried(options, _times(t, places[: t.world_size], given, fetch_list, steps, warm_up, clock)))
+                t = _transpiled(make(**options), program, startup, world_size() if places is None else len(places), trainers)
+                there = None if places is None else places[: t.world_size]
+                tried.append(Tried(options, _times(t, there, given, fetch_list, steps, warm_up, clock)))
                 ran.append((tried[-1], t.strategy))
             except Exception as e:  # whatever becomes of one choice, others may do
                 failed.append(e)
@@ -142,7 +147,7 @@ def _choices(candidates: Any) -> Iterable[Options]:
 
 
 def _times(
-    t: DistributeTranspiler, places: Sequence[Place], feed: Callable[[int], Any], fetch: Any, steps: int, warm_up: int,
+    t: DistributeTranspiler, places: Sequence[Place] | None, feed: Callable[[int], Any], fetch: Any, steps: int, warm_up: int,
     clock: Callable[[], float],
 ) -> tuple[float, ...]:  # fmt: skip
     found = []
@@ -153,7 +158,7 @@ def _times(
             start = clock()
             exe.run(fetch_list=fetch, feed=given)
             found.append(clock() - start)
-    return tuple(found[warm_up:])
+        return tuple(exe.together("takes the time of steps", lambda: found[warm_up:])[0])
 
 
 def _figures(one: Tried) -> list[Any]:

@@ -50,6 +50,21 @@ def saved(folder, main, y, loss, exe):
     return values
 
 
+def exported(folder, main, y, loss, exe):
+    fx.onnx.save(main, f"{folder}/net.onnx", fetches=[y], executor=exe)
+
+
+def judged(folder, main, y, loss, exe):
+    """What another executor finds of the variables before and behind two steps."""
+    main, startup, y, _ = net()
+    t = fx.DistributeTranspiler(fx.strategies.fsdp())
+    t.transpile(program=main.clone(for_test=True), startup_program=startup, trainers=fx.world_size())
+    with fx.ParallelExecutor(t, scopes=exe.scopes) as judge:
+        before = judge.run(feed=FEED, fetch_list=[y])[0].tolist()
+        train(exe, loss, 2)
+        return before, judge.run(feed=FEED, fetch_list=[y])[0].tolist()
+
+
 def not_waited_for(folder, main, y, loss, exe):
     CheckpointManager(folder, asynchronous=True).save(2, main, exe)
 

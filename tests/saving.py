@@ -1,6 +1,7 @@
 """A program of twelve variables, saved again and again: `python -m tests.saving KIND FOLDER` does so until it is killed.
 
-`fluidx run -n 2 --backend processes tests/saving.py KIND FOLDER` does it on ranks, which write down their processes' numbers.
+`fluidx run -n 2 --backend processes tests/saving.py KIND FOLDER` does it on ranks, which write down their processes' numbers; so does
+`python -m tests.saving KIND FOLDER` on ranks that it starts.
 """
 
 import os
@@ -55,13 +56,14 @@ LOADS = {
 }
 
 
-def on_ranks(save, path):
+def on_ranks(save, path, places=None):
     main, startup = trained()
     t = fx.DistributeTranspiler("fsdp")
-    t.transpile(program=main, startup_program=startup, trainers=fx.world_size())
-    with open(f"{path}.rank-{fx.rank()}", "w") as f:
-        print(os.getpid(), file=f)
-    with fx.ParallelExecutor(t) as exe:
+    t.transpile(program=main, startup_program=startup, trainers=fx.world_size() if places is None else len(places))
+    with fx.ParallelExecutor(t, places=places) as exe:
+        for rank, pid in {fx.rank(): os.getpid()}.items() if places is None else enumerate(p.pid for p in exe.team.processes):
+            with open(f"{path}.rank-{rank}", "w") as f:
+                print(pid, file=f)
         exe.run_startup()
         for value in range(100000):
             for k in range(12):
@@ -73,10 +75,11 @@ def on_ranks(save, path):
 
 if __name__ == "__main__":
     kind, path = sys.argv[1:]
-    if kind == "ranks":
-        on_ranks(lambda value, main, exe: fx.io.save(main, path, exe, sharded=True), path)
-    if kind == "ranks behind":
-        on_ranks(fx.io.CheckpointManager(path, keep=2, asynchronous=True).save, path)
+    whose, _, behind = kind.partition(" ")
+    if whose in ("ranks", "places"):
+        at_once = lambda value, main, exe: fx.io.save(main, path, exe, sharded=True)  # noqa: E731
+        save = fx.io.CheckpointManager(path, keep=2, asynchronous=True).save if behind else at_once
+        on_ranks(save, path, fx.process_places(2) if whose == "places" else None)
     main, total = program()
     for value in range(100000):
         fill(value)

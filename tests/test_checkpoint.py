@@ -127,6 +127,7 @@ def test_every_flipped_bit_is_found(tmp_path):
         loads = {
             tmp_path / "m.safetensors": lambda: fx.io.load(fx.io.load_program(tmp_path / "m"), tmp_path / "m"),
             tmp_path / "c" / "rank-00000.safetensors": lambda: fx.io.load(main, tmp_path / "c"),
+            tmp_path / "c" / "__manifest__.json": lambda: fx.io.load(main, tmp_path / "c"),
             tmp_path / "v" / "fc_0.w_0": lambda: fx.io.load_persistables(None, tmp_path / "v", main),
         }
         for path, load in loads.items():
@@ -163,6 +164,9 @@ def test_what_a_checkpoint_lacks_or_has_otherwise_is_said_and_nothing_is_set(tmp
         manifest.write_text(json.dumps({**said, "version": 9}))
         with pytest.raises(CheckpointError, match="has version 9, and this fluidx reads up to 1"):
             fx.io.load(main, tmp_path / "c")
+        save_file({"fc_0.w_0": before}, tmp_path / "m.safetensors", {"format": "fluidx", "version": "2"})
+        with pytest.raises(CheckpointError, match="m.safetensors has version 2, and this fluidx reads up to 1"):
+            fx.io.load(main, tmp_path / "m")
         for broken in ("", "{", "[]", "{}", json.dumps({**said, "files": {"../x": {}}})):
             manifest.write_text(broken)
             with pytest.raises(CheckpointError, match="__manifest__.json is (damaged|no manifest)"):
@@ -176,6 +180,8 @@ def test_what_a_checkpoint_lacks_or_has_otherwise_is_said_and_nothing_is_set(tmp
 def test_what_json_cannot_say_is_refused_before_anything_is_written(tmp_path, sharded):
     with pytest.raises(CheckpointError, match=r"extra must be what JSON can say, .*ndarray.*; arrays: array.tolist\(\)"):
         fx.io.save(fx.Program("empty"), tmp_path / "c", sharded=sharded, extra={"rows": np.ones(2)})
+    with pytest.raises(fx.ProgramError, match="extra must be a dictionary, got list"):
+        fx.io.save(fx.Program("empty"), tmp_path / "c", sharded=sharded, extra=[1])
     assert os.listdir(tmp_path) == []
 
 
@@ -204,6 +210,75 @@ def test_a_manager_keeps_the_newest_and_goes_on_from_them(tmp_path):
         assert steps(exe, loss, 2) == expected
         with pytest.raises(CheckpointError, match="holds no checkpoint of step 1; there are: 3, 4"):
             checkpoints.restore(main, exe, step=1)
+
+
+def test_a_damaged_checkpoint_stops_neither_others_nor_its_own_renewal(tmp_path):
+    main = fx.Program("net")
+    main.global_block().create_var("w", [2], "float32", persistable=True)
+    checkpoints = CheckpointManager(tmp_path)
+    with fx.scope_guard(fx.Scope()):
+        for step in (1, 2, 3):
+            fx.global_scope().set("w", np.full(2, step, "float32"))
+            checkpoints.save(step, main)
+        (tmp_path / "step-0000000003" / "__manifest__.json").write_text("{")
+        (tmp_path / "step-0000000009").write_text("no checkpoint")
+        with pytest.raises(CheckpointError, match="step-0000000003.__manifest__.json is damaged.*; of older steps there are: 1, 2"):
+            checkpoints.restore(main)
+        checkpoints.restore(main, step=2)
+        assert fx.global_scope().get("w").tolist() == [2, 2]
+        checkpoints.save(3, main)
+        assert checkpoints.steps() == [1, 2, 3] and checkpoints.restore(main) == {}
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_looked_for_gives_way_to_the_newer_one(tmp_path, monkeypatch):
+    main = fx.Program("net")
+    main.global_block().create_var("w", [1], "float32", persistable=True)
+    load = fx.checkpoint.load_shards
+    with fx.scope_guard(fx.Scope()):
+        fx.global_scope().set("w", np.ones(1, "float32"))
+        trains, evaluates = (CheckpointManager(tmp_path, keep=1) for _ in range(2))
+        trains.save(1, main, extra={"step": 1})
+
+        def late(*args):
+            if trains.latest() == 1:
+                trains.save(2, main, extra={"step": 2})
+            return load(*args)
+
+        monkeypatch.setattr(fx.checkpoint, "load_shards", late)
+        assert evaluates.restore(main) == {"step": 2}
+
+
+def test_what_was_saved_last_stays_beside_later_steps(tmp_path):
+    main = fx.Program("net")
+    main.global_block().create_var("w", [2], "float32", persistable=True)
+    checkpoints = CheckpointManager(tmp_path, keep=2)
+    with fx.scope_guard(fx.Scope()):
+        fx.global_scope().set("w", np.ones(2, "float32"))
+        for step in (10, 20):
+            checkpoints.save(step, main)
+        for step in (4, 5):  # the training began anew
+            with pytest.warns(UserWarning, match=f"has a checkpoint of step 20, which restore\\(\\) takes before that of {step}"):
+                checkpoints.save(step, main)
+        assert checkpoints.steps() == [5, 10, 20]
+
+
+def test_a_file_and_a_folder_of_one_name_are_told_apart(tmp_path):
+    main = fx.Program("net")
+    main.global_block().create_var("w", [1], "float32", persistable=True)
+    with fx.scope_guard(fx.Scope()):
+        for value, sharded in ((1, False), (2, True)):
+            fx.global_scope().set("w", np.float32([value]))
+            fx.io.save(main, tmp_path / "m", sharded=sharded)
+        with pytest.raises(CheckpointError, match=r"is a checkpoint, and so is the folder .*m; load '.*m.safetensors' or '.*m/'"):
+            fx.io.load(main, tmp_path / "m")
+        for path, value in (("m.safetensors", 1), ("m/", 2)):
+            fx.io.load(main, f"{tmp_path}/{path}")
+            assert fx.global_scope().get("w").tolist() == [value]
+        fx.io.save(main, tmp_path / "n.safetensors", sharded=True)
+        fx.io.load(main, tmp_path / "n.safetensors")
+        (tmp_path / "k").mkdir()  # of something else
+        fx.io.save(main, tmp_path / "k")
+        fx.io.load(main, tmp_path / "k")
 
 
 def test_a_write_behind_the_training_tells_of_its_failure(tmp_path):

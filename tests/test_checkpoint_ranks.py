@@ -2,7 +2,9 @@
 
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,11 +15,15 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
+from fluidx.executor.aside import Aside
+from fluidx.io import CheckpointError, CheckpointManager
 from fluidx.launch import launcher
 from fluidx.native import shared
 
 from . import checkpoint_script as script
 from . import saving
+
+ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reason="processes need the C kernels and shared memory")
 
@@ -54,10 +60,10 @@ def test_each_rank_writes_its_file_and_the_bytes_are_those_of_one_process(tmp_pa
     assert np.array_equal(got, script.FEED["x"] @ final_weights())
 
 
-def final_weights():
-    """By hand, after four steps: the gradient is the sum of x's rows; a step takes it off, and half of what the last one took."""
+def final_weights(steps=4):
+    """By hand, after so many steps: the gradient is the sum of x's rows; a step takes it off, and half of what the last one took."""
     gradient, velocity, w = script.FEED["x"].sum(0)[:, None], 0.0, np.ones((4, 2), "float32")
-    for _ in range(4):
+    for _ in range(steps):
         velocity = 0.5 * velocity + gradient
         w = w - velocity
     return w
@@ -91,10 +97,85 @@ def test_what_one_rank_cannot_write_is_said_on_all_and_the_old_one_is_left(tmp_p
     ]
 
 
+def test_executors_of_a_script_may_have_their_variables_in_common(tmp_path):
+    wanted = [(script.FEED["x"] @ final_weights(steps)).tolist() for steps in (2, 4)]
+    assert [one["found"] for one in launched(tmp_path, "judged")] == [wanted, wanted]
+
+
+def test_rank_0_writes_an_onnx_model_of_what_all_hold(tmp_path):
+    pytest.importorskip("onnx")
+    assert [one["wrote"] for one in launched(tmp_path, "exported")] == [["net"], []]
+    model = fx.onnx.load(str(tmp_path / "net.onnx"))
+    exe, scope = fx.Executor(), fx.Scope()
+    exe.run(model.startup, scope=scope)
+    (got,) = exe.run(model.program, feed={model.feeds[0].name: script.FEED["x"]}, fetch_list=model.fetches, scope=scope)
+    assert np.array_equal(got, script.FEED["x"] @ final_weights(2))
+
+
 def test_a_rank_that_saves_alone_is_told_so(tmp_path):
     (report,) = launched(tmp_path, "one_alone", status=1)
     assert "the ranks do different things: rank 0 reads 'w'; rank 1 runs on x: float32[6, 4]" in report
     assert not (Path(tmp_path) / "model").exists()
+
+
+# -- ranks that are processes beside the script's ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside():
+    """A training on two such ranks, behind two steps."""
+    main, _, loss, t = script.built(2)
+    with fx.ParallelExecutor(t, places=fx.process_places(2), timeout=1) as exe:
+        exe.run_startup()
+        script.train(exe, loss, 2)
+        yield main, loss, exe
+
+
+def test_a_rank_that_cannot_write_its_file_says_so_and_the_old_one_is_left(tmp_path, beside):
+    main, loss, exe = beside
+    fx.io.save(main, tmp_path / "c", exe, sharded=True, extra={"next": 2})
+    before, values = contents(tmp_path), script.train(exe, loss, 1)
+    resource.prlimit(exe.team.processes[1].pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    with pytest.raises(CheckpointError, match=f"^cannot write {tmp_path / 'c'}: File too large$"):
+        fx.io.save(main, tmp_path / "c", exe, sharded=True)
+    assert contents(tmp_path) == before
+    assert fx.io.load(main, tmp_path / "c", exe) == {"next": 2} and script.train(exe, loss, 1) == values  # the ranks go on
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_a_process_does_not_live_to_write_is_written_all_the_same(tmp_path, monkeypatch, beside, how):
+    main, loss, exe = beside
+    w, asked = exe.state("w"), Aside.ask
+
+    def ask(aside, *message):
+        if aside.process is exe.team.processes[1]:
+            os.kill(aside.process.pid, how)
+            aside.timeout = 0.1
+        return asked(aside, *message)
+
+    monkeypatch.setattr(Aside, "ask", ask)
+    checkpoints = CheckpointManager(tmp_path, asynchronous=True)
+    checkpoints.save(2, main, exe)
+    checkpoints.wait()
+    with pytest.raises(fx.RankError, match="^rank 1"):
+        script.train(exe, loss, 1)
+    exe.run_startup()
+    assert checkpoints.restore(main, exe) == {} and np.array_equal(exe.state("w"), w)
+    assert sorted(p.name for p in (tmp_path / "step-0000000002").iterdir()) == [
+        "__manifest__.json", "program.txt", "rank-00000.safetensors", "rank-00001.safetensors",
+    ]  # fmt: skip
+
+
+def test_what_is_written_while_the_ranks_end_is_as_it_was_when_it_was_saved(tmp_path, beside):
+    main, loss, exe = beside
+    w, checkpoints = exe.state("w"), CheckpointManager(tmp_path, asynchronous=True)
+    checkpoints.save(2, main, exe)
+    script.train(exe, loss, 1)
+    exe.close()
+    checkpoints.wait()
+    with fx.scope_guard(fx.Scope()):
+        checkpoints.restore(main)
+        assert np.array_equal(fx.global_scope().get("w"), w)
 
 
 # -- all that a training goes on from -------------------------------------------------------------------------------------------------
@@ -166,13 +247,14 @@ def test_two_of_three_ranks_go_on_and_find_what_one_device_finds(tmp_path):
 
 
 @pytest.mark.timeout(saving.SECONDS)
-@pytest.mark.parametrize("kind", ["ranks", "ranks behind"])
-def test_a_rank_or_the_launcher_killed_at_any_moment_leaves_one_whole_set(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["ranks", "ranks behind", "places", "places behind"])
+def test_a_rank_or_who_started_it_killed_at_any_moment_leaves_one_whole_set(tmp_path, kind):
     """FLUIDX_KILLS=N kills so often."""
     draw, main, path = np.random.default_rng(3), saving.trained()[0], tmp_path / "run"
-    command = [sys.executable, "-m", "fluidx.cli", "run", "-n", "2", "--backend", "processes", saving.__file__, kind, str(path)]
+    launch = ["fluidx.cli", "run", "-n", "2", "--backend", "processes", saving.__file__]
+    behind, command = "behind" in kind, [sys.executable, "-m", *(["tests.saving"] if "places" in kind else launch), kind, str(path)]
     for _ in range(saving.KILLS):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as job:
             lines = [job.stdout.readline() for _ in range(3)]
             assert lines == ["0\n", "1\n", "2\n"]
             ranks = [int((tmp_path / f"run.rank-{r}").read_text()) for r in range(2)]
@@ -184,7 +266,7 @@ def test_a_rank_or_the_launcher_killed_at_any_moment_leaves_one_whole_set(tmp_pa
             assert time.monotonic() < deadline
         with fx.scope_guard(fx.Scope()):
             checkpoints = fx.io.CheckpointManager(path)
-            if kind == "ranks":
+            if not behind:
                 fx.io.load(main, path)
                 assert saving.values() in ({last}, {last + 1})  # what was saved last, or what was being saved
                 fx.io.save(main, path, sharded=True)
@@ -194,5 +276,5 @@ def test_a_rank_or_the_launcher_killed_at_any_moment_leaves_one_whole_set(tmp_pa
                 checkpoints.save(last + 1, main)
                 assert sorted(os.listdir(path)) == [f"step-{step:010d}" for step in checkpoints.steps()]
         assert [p for p in path.rglob("*") if p.name.startswith(".")] == []
-        if kind == "ranks behind":
+        if behind:
             shutil.rmtree(path)  # the next job's steps begin with 0 again

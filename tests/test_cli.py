@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import fluidx as fx
 from fluidx import cli, demo, native
 from fluidx.cli import main as fluidx
+from fluidx.native import shared
 from fluidx.testing.models import classifier
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -330,6 +331,19 @@ def test_trace_runs_a_script_and_writes_a_timeline(tmp_path):
     assert lines[-1] == f"wrote {out}; open it at https://ui.perfetto.dev"
     names = {e["args"]["name"] for e in json.loads(out.read_text())["traceEvents"] if e["name"] == "thread_name"}
     assert names == {"rank 0", "rank 1", "rank 0: communication", "rank 1: communication"}
+
+
+@pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reason="processes need the C kernels and shared memory")
+def test_trace_starts_ranks_that_are_processes(tmp_path):
+    script, out = Path(__file__).with_name("launch_script.py"), tmp_path / "out.json"
+    done = command("trace", "-n", 2, "--backend", "processes", "-o", out, script, "zero1", tmp_path, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "rank 0 is done" and lines[1].startswith("3 runs of net on 2 ranks: ") and done.returncode == 0, done.stderr
+    assert lines[-1] == f"wrote {out}; open it at https://ui.perfetto.dev"
+    names = {e["args"]["name"] for e in json.loads(out.read_text())["traceEvents"] if e["name"] == "thread_name"}
+    assert {"rank 0", "rank 1", "rank 0: communication", "rank 1: communication"} <= names
+    said = call("trace", "--backend", "processes", script, code=2)
+    assert "how many ranks? --backend processes starts a process for each; give -n" in said
 
 
 def test_trace_watches_the_first_runs_only_and_passes_exits_on(tmp_path):

@@ -23,8 +23,8 @@ ARROWS = {
     "transpiler": ("_collector", "config", "ir", "ops", "verify", "view"),
     "rewrite": ("ir", "ops", "backward"),
     "executor": ("_collector", "_version", "config", "native", "ir", "ops", "comm", "rewrite"),
-    "profiler": ("config", "native", "ir", "ops", "executor"),
-    "tuning": ("ir", "executor", "transpiler"),
+    "profiler": ("config", "native", "ir", "ops", "comm", "executor"),
+    "tuning": ("ir", "comm", "executor", "transpiler"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
     "io": ("config", "ir", "ops", "executor", "checkpoint", "_checks", "_files", "_safetensors", "_state", "_texts"),
     "checkpoint": ("ir", "executor", "_checks", "_files", "_safetensors", "_saves", "_state", "_texts", "_version"),
@@ -32,7 +32,7 @@ ARROWS = {
     "_state": ("ir", "executor", "_checks", "_files"),
     "_texts": ("ir", "_checks", "_files", "_safetensors"),
     "simulator": ("config", "ir", "ops"),
-    "onnx": ("_files", "_version", "backward", "config", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
+    "onnx": ("_files", "_state", "_version", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }
 # They tie the parts together, so they see everything.
 UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "launch", "testing"}

@@ -14,12 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from fluidx import cli, native
-from fluidx.comm import mpirun, nursery
-from fluidx.comm.launched import found
-from fluidx.config import ConfigError
+from fluidx.comm import mpirun
 from fluidx.launch import command as run
 from fluidx.launch import launcher, report
-from fluidx.launch.metrics import Told
+from fluidx.launch.metrics import Log, Told
 from fluidx.native import shared
 
 SCRIPT = str(Path(__file__).with_name("launch_script.py"))
@@ -140,7 +138,8 @@ def test_the_same_script_runs_on_threads(tmp_path):
         ("leave", 1, "rank 1 did not come: its script had come to its end\n"),
         ("other ranks", 1, "was launched as 2 by fluidx run; transpile it with trainers=fx.world_size(), or launch 3"),
         ("other feed", 1, "rank 0 runs on x: float32[6, 4] and fetches"),
-        ("another program", 1, "\n  rank 0: param %w: f32[4,2]\n  rank 1: param %w: f32[4,3]\n"),
+        ("another program", 1, "  rank 0: param %w: f32[4,2]\n  rank 1: param %w: f32[4,3]\n  the first operator that differs is\n"),
+        ("another strategy", 1, '\n  rank 1: strategy "zero1()"\n  the first operator that differs is\n  rank 0: '),
     ],
 )  # fmt: skip
 def test_what_ends_a_rank_ends_all_with_one_report(tmp_path, what, status, message):
@@ -181,6 +180,9 @@ def test_who_is_started_again(lost, least, ranks, last):
             gone = lost[len(started) - 1]
             return launcher.Ended(bool(gone), "", bool(gone), gone)
 
+        def left(self):
+            return {}
+
     status = launcher.run(SCRIPT, [], 4, restarts=3, say=said.append, least=least, job=Job)
     assert (started, said[-1], status) == (ranks, f"fluidx run: {last}", int(len(started) < len(lost)))
 
@@ -201,9 +203,9 @@ def test_what_all_ranks_print_stands_behind_their_number(tmp_path, capfd):
 def test_ranks_that_mpirun_starts_are_watched_shown_and_started_again_alike(tmp_path, capfd):
     said, log = [], tmp_path / "log"
     args = ["data_parallel", str(tmp_path), "kill"]
-    assert run.run(SCRIPT, args, 2, "mpi", None, restarts=1, timeout=20, everything=True, metrics=log, say=said.append) == 0
+    assert run.run(SCRIPT, args, 3, "mpi", None, restarts=1, timeout=20, everything=True, metrics=log, say=said.append, least=2) == 0
     assert said[0].startswith("fluidx run: rank 1: its process was killed by signal 9 (SIGKILL)\n")
-    assert said[1:] == ["fluidx run: starting all 2 ranks again, restart 1 of 1"]
+    assert said[1].startswith("fluidx run: starting again on 2 of 3 ranks, restart 1 of 1; ") and len(said) == 2
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] rank 0 is done", "[1] rank 1 is done"]
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
     assert steps == [0, 1, 0, 1, 2]  # rank 1 is killed in step 2 of the first run
@@ -237,19 +239,61 @@ def alive(pid):
     return True
 
 
-def command(*args):
-    return subprocess.run([sys.executable, "-m", "fluidx.cli", "run", *map(str, args)], capture_output=True, text=True, timeout=60)
+def command(*args, **how):
+    return subprocess.run([sys.executable, "-m", "fluidx.cli", "run", *map(str, args)], capture_output=True, text=True, timeout=60, **how)
+
+
+@pytest.fixture
+def run_here(monkeypatch):
+    """For a script that runs in this process: what that changes is as before when the test ends."""
+    for name in ("CPU_NUM", "FLUIDX_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    for name, value in (("argv", sys.argv), ("path", sys.path[:]), ("excepthook", sys.excepthook)):
+        monkeypatch.setattr(sys, name, value)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A folder to start in, with a package of which one module prints how it was started, and fails."""
+    (folder := tmp_path / "package").mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "other.py").write_text("import sys\n")
+    (folder / "train.py").write_text("from .other import sys\nprint(sys.argv[1:], __name__)\n1 / 0\n")
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    return tmp_path
+
+
+def test_a_module_with_options_of_its_own_and_only_its_part_of_the_traceback(package):
+    done = command("-n", "2", "-m", "package.train", "--steps", "5", "-n", "3", "--", "--metrics", cwd=package)
+    assert (done.returncode, done.stdout) == (1, "['--steps', '5', '-n', '3', '--', '--metrics'] __main__\n")
+    where = f'  File "{package}/package/train.py", line 3, in <module>\n    1 / 0\n'
+    assert done.stderr.replace("    ~~^~~\n", "") == f"Traceback (most recent call last):\n{where}ZeroDivisionError: division by zero\n"
+
+
+def test_a_module_on_ranks_that_are_processes(package, monkeypatch, capfd):
+    monkeypatch.chdir(package)
+    said = []
+    assert launcher.run("package.train", ["--steps"], 2, say=said.append, timeout=10.0, module=True) == 1
+    assert capfd.readouterr().out == "['--steps'] __main__\n" and re.match(r"fluidx run: rank \d: ZeroDivisionError", said[0])
+
+
+def test_ranks_run_where_no_standard_file_is_open(tmp_path):
+    words = f"exec {sys.executable} -m fluidx.cli run -n 2 --backend processes {SCRIPT} data_parallel {tmp_path} '' <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", words], timeout=60).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json"]
+
+
+def test_ctrl_c_is_one_line_where_ranks_are_threads(tmp_path, run_here):
+    (script := tmp_path / "script.py").write_text("raise KeyboardInterrupt\n")
+    done = CliRunner().invoke(cli.main, ["run", "-n", "2", str(script)])
+    assert (done.exit_code, done.output) == (130, "fluidx run: interrupted by SIGINT\n")
 
 
 # -- what is logged -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["threads", "processes"])
-def test_a_line_of_json_for_each_run_that_fetches(tmp_path, monkeypatch, capfd, backend):
-    for name in ("CPU_NUM", "FLUIDX_WORLD_SIZE"):
-        monkeypatch.setenv(name, "1")  # and back, when this test ends
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", sys.path[:])
+def test_a_line_of_json_for_each_run_that_fetches(tmp_path, run_here, capfd, backend):
     args = ["data_parallel", str(tmp_path), ""]
     status = run.run(SCRIPT, args, 2, backend, None, 0, None, False, tmp_path / "log", print)
     assert (status, *capfd.readouterr()) == (0, "rank 0 is done\n", "")  # no line that moves where there is no terminal
@@ -270,17 +314,53 @@ def test_the_rate_follows_the_clock_and_json_has_no_nan():
     assert [line["loss"] for line in lines] == [1.0, None, None] and "many" not in lines[0]
 
 
-# -- options, and other launchers -----------------------------------------------------------------------------------------------
+def shown(folder):
+    """What TensorBoard shows of a folder: (step, value) by tag."""
+    pytest.importorskip("tensorboard", reason="the package tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder)).Reload()
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_what_rank_0_fetches_once_also_behind_a_restart(tmp_path):
+    """The first start ends in step 2, and the second begins with step 0: what the first wrote of these steps is not shown twice."""
+    assert shown(tmp_path) == {}
+    folder, args, said = tmp_path / "runs" / "a", ["data_parallel", str(tmp_path), "kill"], []
+    status = run.run(SCRIPT, args, 2, "processes", None, 1, 10.0, False, tmp_path / "log", said.append, tensorboard=folder)
+    assert status == 0 and len(list(folder.iterdir())) == 2 and len((tmp_path / "log").read_text().splitlines()) == 5
+    assert shown(folder) == {"reduce_sum_0.tmp_0": [(k, total) for k, ((total,), _) in enumerate(one_device(np.ones((4, 2)))[0])]}
+
+
+def test_another_program_is_another_run_of_tensorboard_and_nan_is_shown(tmp_path):
+    assert shown(tmp_path) == {}
+    with Log(tensorboard=tmp_path) as log:
+        for program, step, loss in [("train", 7, 0.5), ("valid/1", 0, 0.25), ("train", 8, None)]:
+            log.take({"loss": loss, "program": program, "step": step, "time": 100.0 + step, "rate": None})
+    ((_, first), (_, last)) = shown(tmp_path)["loss"]
+    assert first == 0.5 and np.isnan(last) and shown(tmp_path / "valid_1") == {"loss": [(0, 0.25)]}
+
+
+def test_without_tensorboard_the_extra_is_named_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
+    done = CliRunner().invoke(cli.main, ["run", "-n", "2", "--tensorboard", str(tmp_path / "runs"), SCRIPT])
+    assert done.exit_code == 2 and "pip install 'fluidx[tensorboard]'" in done.output and not (tmp_path / "runs").exists()
+
+
+# -- options -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--backend", "nccl"], "GPUs are ranks of one process, places=fx.cuda_places()"),
         (["--hosts", SCRIPT], "--hosts: ranks that are threads are on this host; --backend mpi has several"),
         (["--restarts", "1"], "--restarts and --output all are of --backend processes and mpi"),
-        (["--backend", "mpi", "--elastic"], "--elastic and --min-ranks are of --backend processes; start a job of mpi anew on fewer ranks"),
+        (["--elastic"], "--elastic and --min-ranks are of --backend processes and mpi; threads end as one process does"),
         (["--backend", "processes", "--elastic"], "give --restarts, how often it may be"),
+        (["--backend", "processes", "-n", "257"], "memory for 257 processes cannot be had: at most 256 ranks share memory"),
+        (["--backend", "mpi", "-n", "257"], "memory for 257 processes cannot be had: at most 256 ranks share memory"),
+        (["--backend", "mpi", "--hosts", os.devnull], f"--hosts: {os.devnull} names no host"),
+        (["-m", "no.such.module"], "-m: there is no module 'no' here or on Python's path"),
         (["--backend", "processes", "--restarts", "1", "--min-ranks", "3"], "--min-ranks 3 is more than the 2 ranks of -n"),
         (["--metrics", "/nowhere/log"], "--metrics: /nowhere/log cannot be written: No such file or directory"),
     ],
@@ -293,98 +373,3 @@ def test_options_that_cannot_be_are_refused(options, message):
 def test_how_many_ranks_has_to_be_said(monkeypatch):
     monkeypatch.delenv("PET_NPROC_PER_NODE", raising=False)
     assert "how many ranks? give -n" in CliRunner().invoke(cli.main, ["run", SCRIPT]).output
-
-
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "a",
-    "PMIX_RANK": "1",
-}
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
-SLURM = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
-
-
-@pytest.mark.parametrize(
-    "environ, by, rank, ranks, here",
-    [
-        (TORCHRUN, "torchrun", 3, 4, 4),
-        ({**TORCHRUN, **OPEN_MPI, **SLURM}, "torchrun", 3, 4, 4),
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, "torchrun", 1, 2, 2),  # one terminal for each rank
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0"}, "torchrun", 1, 2, 1),  # one pod for each rank
-        (OPEN_MPI, "Open MPI", 1, 4, 2),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, "MPICH (Hydra)", 0, 2, 2),
-        ({**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4"}, "MPICH (Hydra)", 2, 4, 4),
-        (SLURM, "SLURM", 2, 4, 2),
-        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "a", "FLUIDX_WORLD_SIZE": "2"}, "PMIx", 1, 2, 2),
-        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1"}, "Kubernetes", 1, 2, 1),
-        ({**TORCHRUN, "FLUIDX_RANK": "0", "FLUIDX_WORLD_SIZE": "2"}, "FLUIDX_RANK", 0, 2, 2),
-    ],
-)  # fmt: skip
-def test_who_launched_a_rank_is_in_its_environment(environ, by, rank, ranks, here):
-    assert found(environ)[:4] == (by, rank, ranks, here)
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {"RANK": "0"},
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # the batch script itself, which is no step of the job
-        {"WORLD_SIZE": "4", "MASTER_ADDR": "node0"},
-    ],
-)
-def test_a_process_that_nobody_launched(environ):
-    assert found(environ) is None
-
-
-@pytest.mark.parametrize(
-    "environ, message",
-    [
-        ({"FLUIDX_RANK": "0"}, "FLUIDX_RANK is set, and nothing says how many ranks there are; set FLUIDX_WORLD_SIZE"),
-        ({"FLUIDX_RANK": "2", "FLUIDX_WORLD_SIZE": "2"}, "FLUIDX_RANK: expected a rank below 2, which FLUIDX_WORLD_SIZE says, found 2"),
-        ({**TORCHRUN, "RANK": "one"}, "RANK: expected a whole number, 0 or more, found 'one'"),
-    ],
-)
-def test_numbers_that_make_no_sense(environ, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        found(environ)
-
-
-def test_ranks_of_one_job_have_one_name_and_other_jobs_another():
-    jobs = [found({**TORCHRUN, "RANK": rank, "TORCHELASTIC_RUN_ID": run}).job for rank, run in [("0", "a"), ("1", "a"), ("0", "b")]]
-    assert jobs[0] == jobs[1] != jobs[2]
-
-
-def by_hand(tmp_path, ranks, of, what="", **environ):
-    """Start the script as another launcher would, a process for each rank; what each printed, and the status that it ended with."""
-    started = []
-    for rank in ranks:
-        own = {"RANK": str(rank), "WORLD_SIZE": str(of), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tmp_path), **environ}
-        given = {"environ": own, "script": SCRIPT, "args": ["zero1", str(tmp_path), what]}
-        with (tmp_path / f"{rank}.out").open("w") as out, (tmp_path / f"{rank}.err").open("w") as err:
-            started.append((rank, nursery.start("fluidx.testing.started:started", given, [out.fileno(), err.fileno()])))
-    found = []
-    for rank, process in started:
-        process.channel.sock.settimeout(30)
-        assert process.channel.sock.recv(1) == b""  # its end
-        found.append(((tmp_path / f"{rank}.out").read_text(), (tmp_path / f"{rank}.err").read_text(), process.end()))
-    return found
-
-
-def test_ranks_that_another_launcher_started_meet_on_their_host(tmp_path):
-    first, second = by_hand(tmp_path, [0, 1], 2)
-    assert first == ("rank 0 is done\n", "fluidx: 2 ranks, launched by torchrun\n", 0) and second == ("rank 1 is done\n", "", 0)
-    assert [json.loads((tmp_path / f"{r}.json").read_text())["steps"] for r in (0, 1)] == [one_device(np.ones((4, 2)))[0]] * 2
-
-
-@pytest.mark.parametrize("what, message", [("kill", "rank 1: its process has ended"), ("raise", "no more data")])
-def test_their_failures_end_them_all(tmp_path, what, message):
-    (_, error, status), (_, _, other) = by_hand(tmp_path, [0, 1], 2, what, FLUIDX_RESTART="0")
-    assert status == 1 and other != 0 and message in error
-
-
-def test_who_is_missing_is_said(tmp_path):
-    (_, error, status), _ = by_hand(tmp_path, [0, 2], 4, FLUIDX_TIMEOUT="1")
-    assert status == 1 and "ranks 1, 3 have not come within 1 s, as launched by torchrun" in error

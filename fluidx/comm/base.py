@@ -31,6 +31,13 @@ class CommTimeout(CommError):
     """A peer did not arrive before the deadline."""
 
 
+def was_stopped(error: BaseException) -> bool:
+    """Is an error the consequence of another rank's?"""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return isinstance(error, CommAborted)
+
+
 class Communicator(Protocol):
     """What one rank can do. `ranks` lists a group's members in order; `out` may be the input itself. Single arrays are contiguous.
 
@@ -40,8 +47,8 @@ class Communicator(Protocol):
 
     A group is its members and their order, and needs no more to be made than that they call; ranks may be in many, which meet by turns.
     Reductions add in rank order, small floats in float32: every rank has the same bits, and so has every run. Ranks that bring what does
-    not fit together are told so (CommError), and a passed deadline (CommTimeout) names those who are missing.
-    tests/comm/conformance holds every body to this.
+    not fit together are told so (CommError), and a passed deadline (CommTimeout) names those who are missing; where ranks of several hosts
+    meet by host, those of the host that it passes on first. tests/comm/conformance holds every body to this.
     """
 
     rank: int

@@ -10,17 +10,22 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from .. import config, native
-from ..ir.errors import ExecutionError
+from ..ir.errors import ExecutionError, RankError
 from ..native.shared import Memory, take, why_not
-from . import launched, mpi
-from .base import CommError, Ranks
+from . import launched, mpi, recorder
+from .base import CommError, Ranks, was_stopped
+from .hosts import HostsWorld
 from .launched import Launched
 from .mpi import MpiWorld
 from .nursery import Channel, die_with
@@ -47,13 +52,15 @@ class _Word(Slot):
 class Member:
     """A rank among the others. What `tell` is given goes to whoever launched it, if somebody listens."""
 
-    def __init__(self, there: Launched, world: ProcessWorld | MpiWorld, tell: Callable[[Any], None] | None = None):
+    def __init__(self, there: Launched, world: ProcessWorld | HostsWorld | MpiWorld, tell: Callable[[Any], None] | None = None):
         self.launched, self.world, self.tell = there, world, tell or (lambda message: None)
         self.rank, self.world_size = there.rank, there.world_size
         self.comm: Any = world.communicator(there.rank)
         self.memory = world.memory  # that all ranks share, or None where some are on other hosts
         self.everyone: Ranks = tuple(range(there.world_size))
         self.lent: Sequence[np.ndarray] = ()  # others read these until all meet again, also when the executor that made them is gone
+        self._numbers: dict[int, tuple[np.ndarray, list[np.ndarray], Callable[[], None]]] = {}  # by how many each brings
+        self.meet = self._repeated(_Word("barrier"))  # wait for all others
 
     def gather(self, said: Any) -> list[Any]:
         """What all ranks say, in rank order. It passes through JSON."""
@@ -65,22 +72,33 @@ class Member:
         return [json.loads(text.tobytes()) for text in texts]
 
     def gathered(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """The numbers of all ranks, which bring equally many."""
-        mine, *parts = (self.room(8 * len(numbers)).view(np.int64) for _ in range(1 + self.world_size))
+        """The numbers of all ranks, which bring equally many; they stand there until the next so many are brought."""
+        if (found := self._numbers.get(len(numbers))) is None:
+            mine, *parts = (self.room(8 * len(numbers)).view(np.int64) for _ in range(1 + self.world_size))
+            found = self._numbers[len(numbers)] = mine, parts, self._repeated(self._shown(mine, parts))
+        mine, parts, meet = found
         mine[:] = numbers
-        self._show(mine, parts)
+        meet()
         return parts
 
     def _show(self, x: np.ndarray, parts: list[np.ndarray]) -> None:
-        self.comm._meet(self.everyone, _Word("all_gather", x, gives=[x] * self.world_size, takes=parts))
+        self.comm._meet(self.everyone, self._shown(x, parts))
+
+    def _shown(self, x: np.ndarray, parts: list[np.ndarray]) -> _Word:
+        return _Word("all_gather", x, gives=[x] * self.world_size, takes=parts)
+
+    def _repeated(self, word: _Word) -> Callable[[], None]:
+        """A meeting of all, to be called as often as they meet so: every run begins and ends with one, and what can be is made once."""
+        calls = None if self.comm.calls is None else self.comm.calls._meet(self.everyone, word)
+        return partial(self.comm._meet, self.everyone, word) if calls is None else native.compile(calls)
 
     def room(self, nbytes: int) -> np.ndarray:
-        """So many zero bytes, where the others see them if any do."""
-        return np.zeros(nbytes, np.uint8) if self.memory is None else take(nbytes)
+        """So many zero bytes, where those of the others see them that share memory with this rank."""
+        return np.zeros(nbytes, np.uint8) if isinstance(self.world, MpiWorld) else take(nbytes)
 
-    def shows(self, a: np.ndarray) -> bool:
-        """Can an array that lies here be told of as it is?"""
-        return a.flags.c_contiguous and (self.memory is None or self.memory.holds(a))
+    def shows(self, a: Any) -> bool:
+        """Can an array that lies here be told of as it is? Not one of a GPU."""
+        return type(a) is np.ndarray and a.flags.c_contiguous and (self.memory is None or self.memory.holds(a))
 
     def sight(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         """Where this rank sees an array of another one, which lies at an address there, when that has brought it (`bring`)."""
@@ -99,10 +117,6 @@ class Member:
             if r != self.rank:
                 for a, there in _stretches(of, parts[r]):
                     a[:] = there
-
-    def meet(self) -> None:
-        """Wait for all others."""
-        self.comm._meet(self.everyone, _Word("barrier"))
 
 
 def _stretches(arrays: Sequence[np.ndarray], whole: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -165,9 +179,8 @@ def _join_mpi(there: Launched | None) -> Member | None:
     world, here = mpi.meet(config.timeout())
     if world.rank == 0:
         print(f"fluidx: {ranks} ranks, launched by {by}, meet over MPI", file=sys.stderr)
-    native.set_num_threads(max(1, native.cores() // here))
     mpi.end_together(world)
-    return Member(Launched(by, world.rank, world.world_size, here, "" if there is None else there.job), world)
+    return _fair(Member(Launched(by, world.rank, world.world_size, here, "" if there is None else there.job), world))
 
 
 def _end_with(there: Launched | None) -> None:
@@ -193,9 +206,26 @@ def _join(there: Launched) -> Member | None:
         print(f"fluidx: {there.world_size} ranks, launched by {there.by}", file=sys.stderr)
     peers, memory = _gather_ranks(there, timeout) if first else _reach_first(there, timeout)
     world = ProcessWorld(memory, there.rank, timeout)
-    native.set_num_threads(max(1, native.cores() // there.world_size))
     _look_after(there, world, peers)
-    return Member(there, world)
+    return _fair(Member(there, world))
+
+
+def _fair(member: Member) -> Member:
+    """Let the rank have as many threads as its share of the cores of its host, of which its launcher may have left it some only."""
+    hosts, cores = zip(*member.gather([socket.gethostname(), native.which_cores()]), strict=True)
+    beside = [cores[r] for r, host in enumerate(hosts) if host == hosts[member.rank]]
+    native.set_num_threads(share_of(cores[member.rank], beside))
+    return member
+
+
+def share_of(mine: Sequence[int], all_of: Sequence[Sequence[int]]) -> int:
+    """How many threads a rank may have that runs on these cores, where ranks, and it among them, run on those of `all_of`.
+
+    >>> share_of([0, 1, 2, 3], [[0, 1, 2, 3], [4, 5, 6, 7]]), share_of([0, 1, 2, 3], [[0, 1, 2, 3], [0, 1, 2, 3]])
+    (4, 2)
+    """
+    ranks = Counter(core for cores in all_of for core in cores)
+    return max(1, int(sum(Fraction(1, ranks[core]) for core in mine)))
 
 
 # -- ranks that somebody else started meet at a socket of rank 0 ------------------------------------------------------------
@@ -207,7 +237,10 @@ def _name(there: Launched) -> bytes:
 
 def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], Memory]:
     """Rank 0 makes the memory and hands it to the others when all have come."""
-    memory, peers = Memory.make(there.world_size), dict[int, Channel]()
+    try:
+        memory, peers = Memory.make(there.world_size), dict[int, Channel]()
+    except OSError as e:
+        raise ExecutionError(f"memory for {there.world_size} ranks of one host cannot be had: {e}") from e
     keep = memory.world(timeout)
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX) as door:
@@ -223,16 +256,22 @@ def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], 
             try:
                 came, _ = door.accept()
             except TimeoutError:
-                who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
-                raise ExecutionError(
-                    f"{who} not come within {timeout:g} s, as launched by {there.by}; FLUIDX_TIMEOUT gives them more time"
-                ) from None
+                text = _not_come(missing, there, timeout)
+                for peer in peers.values():
+                    with suppress(OSError):  # it gave up
+                        peer.send({"no": text})
+                raise ExecutionError(text) from None
             _welcome(there, Channel(came), peers, timeout)
     for peer in peers.values():
         peer.send({"start": memory.start}, [memory.fd])
     memory.close()
     del keep  # every rank has joined its own view of the world
     return peers, memory
+
+
+def _not_come(ranks: Sequence[int], there: Launched, timeout: float) -> str:
+    who, them = (f"rank {ranks[0]} has", "it") if len(ranks) == 1 else (f"ranks {', '.join(map(str, ranks))} have", "them")
+    return f"{who} not come within {timeout:g} s, as launched by {there.by}; FLUIDX_TIMEOUT gives {them} more time"
 
 
 def _welcome(there: Launched, peer: Channel, peers: dict[int, Channel], timeout: float) -> None:
@@ -244,8 +283,11 @@ def _welcome(there: Launched, peer: Channel, peers: dict[int, Channel], timeout:
         said, _ = peer.receive()
     except (OSError, EOFError):  # it gave up
         return
-    if said["world_size"] != there.world_size or said["rank"] in (0, *peers):
-        peer.send({"no": f"rank {said['rank']} of {said['world_size']} came to {there.world_size} ranks that have it, or another number"})
+    if said["world_size"] != there.world_size:
+        peer.send({"no": f"this process was launched as one of {said['world_size']} ranks, and rank 0 as one of {there.world_size}"})
+        return
+    if said["rank"] in (0, *peers):
+        peer.send({"no": f"two processes were launched as rank {said['rank']}; this is the one that came second"})
         return
     peers[said["rank"]] = peer
 
@@ -254,7 +296,7 @@ def _reach_first(there: Launched, timeout: float) -> tuple[dict[int, Channel], M
     deadline, sock = time.monotonic() + timeout, socket.socket(socket.AF_UNIX)
     while sock.connect_ex(_name(there)):
         if time.monotonic() > deadline:
-            raise ExecutionError(f"rank 0 has not come within {timeout:g} s, as launched by {there.by}; FLUIDX_TIMEOUT gives it more time")
+            raise ExecutionError(_not_come([0], there, timeout))
         time.sleep(_AGAIN)
     if not _mine(sock):
         raise ExecutionError("what listens where rank 0 should belongs to another user")
@@ -264,7 +306,7 @@ def _reach_first(there: Launched, timeout: float) -> tuple[dict[int, Channel], M
     try:
         said, fds = first.receive(files=1)
     except (OSError, EOFError):
-        raise ExecutionError("rank 0 gave up waiting for all ranks; its own message says for whom") from None
+        raise ExecutionError("rank 0 ended before all ranks had come") from None
     if "no" in said:
         raise ExecutionError(said["no"])
     sock.settimeout(None)
@@ -281,11 +323,20 @@ def _mine(sock: socket.socket) -> bool:
 
 def _look_after(there: Launched, world: ProcessWorld, peers: dict[int, Channel]) -> None:
     """Nobody launched these ranks who would tell them that one has ended: they see it where the sockets between them close."""
-    before, me = sys.excepthook, os.getpid()
+    before, me, gone = sys.excepthook, os.getpid(), list[int]()
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == me:
-            world.abort(error)
+            world.abort(RuntimeError(f"rank {there.rank}: {type(error).__name__}: {error}"))
+            told = recorder.told(world.shared, there.world_size)
+            if gone:  # it cannot say so itself
+                told = f"ended in the middle of the script{recorder.whereabouts(world.shared, gone[0])}{told}"
+                print(recorder.end_of(gone[0], there.world_size, told), file=sys.stderr)
+            elif not was_stopped(error):
+                print(recorder.end_of(there.rank, there.world_size, f"fails{told}"), file=sys.stderr)
+            if was_stopped(error) and isinstance(error, (RankError, CommError)):  # where this rank was says nothing of why
+                print(f"fluidx: {error}", file=sys.stderr)
+                return
         before(kind, error, trace)
 
     def goodbye() -> None:
@@ -300,11 +351,12 @@ def _look_after(there: Launched, world: ProcessWorld, peers: dict[int, Channel])
     atexit.register(goodbye)
     for rank, peer in peers.items():
         peer.sock.settimeout(None)
-        threading.Thread(target=_watch, args=(world, rank, peer), name=f"fluidx-peer-{rank}", daemon=True).start()
+        threading.Thread(target=_watch, args=(world, rank, peer, gone), name=f"fluidx-peer-{rank}", daemon=True).start()
 
 
-def _watch(world: ProcessWorld, rank: int, peer: Channel) -> None:
+def _watch(world: ProcessWorld, rank: int, peer: Channel, gone: list[int]) -> None:
     try:
         peer.receive()
     except (EOFError, OSError):
+        gone.append(rank)
         world.abort(CommError(f"rank {rank}: its process has ended", rank=rank))

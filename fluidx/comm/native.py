@@ -41,6 +41,10 @@ class NativeCommunicator(ThreadCommunicator):
             mine = ranks.index(self.rank)
             work(self._shown(ranks, slot), mine, mine + 1, self._block)
             meet()
+        self._give_back(given, slot)
+
+    def _give_back(self, given: Slot, slot: Slot) -> None:
+        """Put results where they are wanted, if they are elsewhere."""
         if slot is not given:
             for place, made in zip(_results(given), _results(slot), strict=True):
                 if place is not made:
@@ -62,14 +66,16 @@ class NativeCommunicator(ThreadCommunicator):
         return [board[r] for r in ranks]
 
     def _block_of(self, ranks: Ranks, slot: Slot, working: bool) -> Callable[[], None]:
-        """The meeting as a function. Its words hold no more than the key says, so it serves for other arrays in the same places."""
-        arrays = (slot.x, slot.out) if slot.gives is None else (*slot.gives, None, *slot.takes)
-        key = ranks, slot.what, slot.op, slot.root, slot.dtype, *map(_layout, arrays)
+        """The meeting as a function."""
+        return self._compiled((ranks, *layouts(slot)), lambda: self._shared.meet(ranks, self.rank, _brought(slot, ranks), working))
+
+    def _compiled(self, key: tuple, make: Callable[[], native.Call]) -> Callable[[], None]:
+        """A meeting's words hold no more than the key says, so it serves for other arrays in the same places."""
         block = self._blocks.get(key)
         if block is None:
             if len(self._blocks) >= _MOST_BLOCKS:
                 self._blocks.clear()
-            call = self._shared.meet(ranks, self.rank, _brought(slot, ranks), working)
+            call = make()
             block = self._blocks[key] = native.compile([call._replace(keeps=call.keeps[:2])])
         return block
 
@@ -133,6 +139,12 @@ def _brought(slot: Slot, ranks: Ranks) -> Brought:
     gives, takes = (slot.gives, slot.takes) if parts else ([slot.x], [slot.out])
     told = f"{slot} among ranks {', '.join(map(str, ranks))}"
     return Brought(slot.what, slot.op, slot.root, str(slot), slot.call, told, slot.kept, slot.size, gives, takes, parts)
+
+
+def layouts(slot: Slot) -> tuple:
+    """What a call is, and where its arrays lie."""
+    arrays = (slot.x, slot.out) if slot.gives is None else (*slot.gives, None, *slot.takes)
+    return slot.what, slot.op, slot.root, slot.dtype, *map(_layout, arrays)
 
 
 def _layout(a: np.ndarray | None) -> Any:

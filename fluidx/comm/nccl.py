@@ -1,4 +1,7 @@
-"""Ranks as GPUs: the Communicator protocol over `cupy.cuda.nccl`, one rank thread and one communication stream per GPU.
+"""Ranks as GPUs: the Communicator protocol over `cupy.cuda.nccl`, with one communication stream per GPU.
+
+Ranks are threads of one process (NcclWorld), or processes that meet on the host as well (MemberNcclWorld). NCCL adds in an order of its
+own, and does not say whom it waits for.
 
 NOT YET RUN ON A GPU. The calls follow CuPy 14.2's binding; the tests that would run it are marked `gpu`.
 """
@@ -7,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -17,9 +21,13 @@ from .base import CommAborted, CommError, CommTimeout, Ranks
 
 _IN_PROGRESS = 7  # ncclInProgress: not an error
 _POLL = 0.0005  # seconds between looks at a stream that has not finished
+_LOOK = 0.05  # seconds between looks at whether another rank has failed
+_GRACE = 5.0  # seconds for aborts, which can hang
+_ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES
 
 
-def _nccl() -> Any:
+def library() -> Any:
+    """CuPy's module for NCCL. Raises CommError that says what to install."""
     try:
         import cupy.cuda.nccl as nccl
     except ImportError:
@@ -54,10 +62,11 @@ def _in_a_row(parts: Sequence[Any]) -> bool:
 class NcclWorld:
     """What the rank threads of one executor share: one NCCL id per group, and the first failure."""
 
-    def __init__(self, devices: Sequence[int], timeout: float = 60.0):
-        self.nccl = _nccl()
-        self.devices = list(devices)
-        self.world_size = len(self.devices)
+    def __init__(self, devices: Sequence[int] | Mapping[int, int], timeout: float = 60.0, world_size: int | None = None):
+        """`devices` are the GPUs of the ranks that are here, which are all of them unless `world_size` says how many there are."""
+        self.nccl = library()
+        self.devices = dict(devices) if isinstance(devices, Mapping) else dict(enumerate(devices))
+        self.world_size = len(self.devices) if world_size is None else world_size
         self.timeout = timeout
         self._guard = threading.Lock()
         self._ids: dict[Ranks, bytes] = {}
@@ -70,30 +79,83 @@ class NcclWorld:
         return self._ranks[rank]
 
     def unique_id(self, ranks: Ranks) -> bytes:
+        """What the members of a group find each other by, who all ask for it."""
         with self._guard:
             if ranks not in self._ids:
                 self._ids[ranks] = self.nccl.get_unique_id()
             return self._ids[ranks]
 
+    def check(self) -> None:
+        """Raise CommAborted when a rank has failed."""
+        if self.failure is not None:
+            raise CommAborted(f"stopped because another rank failed: {self.failure}")
+
     def reset(self) -> None:
         self.failure = None
 
     def abort(self, reason: BaseException) -> None:
-        """Abort every communicator. ncclCommAbort can hang, so each runs in a daemon thread with a deadline."""
+        """Abort every communicator."""
         with self._guard:
             if self.failure is not None:
                 return
             self.failure = reason
-        helpers = [threading.Thread(target=c.abort_all, daemon=True) for c in self._ranks.values()]
+        self.close()
+
+    def close(self, how: str = "abort") -> None:
+        """Give the communicators back. NCCL can hang there, so each runs in a daemon thread with a deadline."""
+        helpers = [threading.Thread(target=c.give_back, args=(how,), daemon=True) for c in self._ranks.values()]
         for h in helpers:
             h.start()
         for h in helpers:
-            h.join(5.0)
+            h.join(_GRACE)
         self._ids.clear()
 
-    def close(self) -> None:
-        for c in self._ranks.values():
-            c.abort_all()
+
+class MemberNcclWorld(NcclWorld):
+    """The world of a process that is one rank, whose communicator among all ranks on the host is `host`.
+
+    Ranks tell one another there how to connect their GPUs, and that one of them has failed: it is looked for all the time, because a
+    thread that waits for a GPU hears of nothing.
+    """
+
+    def __init__(self, host: Any, device: int):
+        super().__init__({host.rank: device}, host.world.timeout, host.world_size)
+        self.host = host
+        self._closed = threading.Event()
+        if host.world.threaded:
+            threading.Thread(target=self._watch, name="fluidx-nccl", daemon=True).start()
+
+    def unique_id(self, ranks: Ranks) -> bytes:
+        """The first member makes it and the others are told; ranks outside of the group take no part."""
+        uid = np.zeros(_ID_BYTES, np.uint8)
+        if ranks[0] == self.host.rank:
+            uid[:] = np.frombuffer(self.nccl.get_unique_id(), np.uint8)
+        self.host.broadcast(uid, uid, 0, ranks)
+        return uid.tobytes()
+
+    def check(self) -> None:
+        self.host.world.check()
+
+    def abort(self, reason: BaseException) -> None:
+        """Abort this rank's communicators, and have the others do so."""
+        self.host.abort(reason)
+        super().abort(reason)
+
+    def close(self, how: str = "destroy") -> None:
+        """As the script ends, let what others still read leave first."""
+        self._closed.set()
+        try:
+            self.check()
+        except CommAborted:
+            how = "abort"
+        super().close(how)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK):
+            try:
+                self.check()
+            except CommAborted as e:
+                self.abort(e)
 
 
 class NcclCommunicator:
@@ -112,30 +174,51 @@ class NcclCommunicator:
         self.world, self.rank, self.world_size = world, rank, world.world_size
         self.cupy, self.nccl = cupy, world.nccl
         self._comms: dict[Ranks, Any] = {}
-        with cupy.cuda.Device(world.devices[rank]):
+        self._device = world.devices[rank]
+        with cupy.cuda.Device(self._device):
             self.stream = cupy.cuda.Stream(non_blocking=True)
 
     def _comm(self, ranks: Ranks) -> Any:
         comm = self._comms.get(ranks)
         if comm is None:
-            uid = self.world.unique_id(ranks)
-            comm = self._call("init", lambda: self.nccl.NcclCommunicator(len(ranks), uid, ranks.index(self.rank)))
+            uid = self._call("get_unique_id", lambda: self.world.unique_id(ranks))
+            comm = self._connected(ranks, lambda: self.nccl.NcclCommunicator(len(ranks), uid, ranks.index(self.rank)))
             self._comms[ranks] = comm
         return comm
+
+    def _connected(self, ranks: Ranks, make: Callable[[], Any]) -> Any:
+        """What `make` gives. NCCL waits there for all members, without a deadline: on a thread that is left behind if one does not come."""
+        made: Future[Any] = Future()
+
+        def job() -> None:
+            try:
+                with self.cupy.cuda.Device(self._device):
+                    made.set_result(make())
+            except BaseException as e:
+                made.set_exception(e)
+
+        threading.Thread(target=job, name=f"fluidx-nccl-init-{self.rank}", daemon=True).start()
+        deadline = time.monotonic() + self.world.timeout
+        while time.monotonic() < deadline:
+            self.world.check()
+            with suppress(TimeoutError):
+                return self._call("init", lambda: made.result(min(_LOOK, self.world.timeout)))
+        raise CommTimeout(f"rank {self.rank} waited {self.world.timeout:g} s for NCCL to connect ranks {', '.join(map(str, ranks))}")
 
     def _call(self, what: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except KeyError as e:  # CuPy's NcclError does not know statuses 7 and 8 and raises KeyError instead
+            self.world.check()
             error = CommError(f"rank {self.rank}: NCCL {what} failed with status {e}")
             error.status = e.args[0] if e.args else None
             raise error from None
         except self.nccl.NcclError as e:
+            self.world.check()  # what was aborted fails as well
             raise CommError(f"rank {self.rank}: NCCL {what} failed: {e}") from None
 
     def _launch(self, what: str, ranks: Ranks, call: Callable[[Any, int], None]) -> None:
-        if self.world.failure is not None:
-            raise CommAborted(f"stopped because another rank failed: {self.world.failure}")
+        self.world.check()
         compute = self.cupy.cuda.get_current_stream()
         comm = self._comm(ranks)
         self.stream.wait_event(compute.record())
@@ -162,8 +245,7 @@ class NcclCommunicator:
         """Wait for the communication stream with a deadline, looking for NCCL's asynchronous errors meanwhile."""
         deadline = time.monotonic() + self.world.timeout
         while not self.stream.done:
-            if self.world.failure is not None:
-                raise CommAborted(f"stopped because another rank failed: {self.world.failure}")
+            self.world.check()
             for ranks, comm in list(self._comms.items()):
                 try:
                     self._call(f"over ranks {ranks}", comm.check_async_error)
@@ -173,11 +255,12 @@ class NcclCommunicator:
             if time.monotonic() > deadline:
                 raise CommTimeout(f"rank {self.rank} waited {self.world.timeout:g} s for NCCL", rank=None)
             time.sleep(_POLL)
+        self.world.check()  # what was aborted is done as well
 
-    def abort_all(self) -> None:
+    def give_back(self, how: str) -> None:
         comms, self._comms = list(self._comms.values()), {}
         for c in comms:
-            c.abort()
+            getattr(c, how)()
 
     # -- the protocol -------------------------------------------------------------------------------------------------------
 
@@ -259,7 +342,7 @@ class NcclCommunicator:
         self._launch("all_to_all", ranks, call)
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
-        everyone = tuple(range(self.world_size))
+        everyone = tuple(range(self.world_size))  # who sends to whom, each rank knows of itself alone
 
         def call(c: Any, s: int) -> None:
             with self._group():

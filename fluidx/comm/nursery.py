@@ -25,7 +25,7 @@ from typing import Any
 GONE = EOFError, BrokenPipeError, ConnectionResetError  # by which a channel's side learns that the other one has ended
 _LENGTH = struct.Struct("<Q")
 _PATIENCE = 30.0  # seconds for the helper to start, or to answer
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _START = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # Ctrl-C reaches all processes of a terminal; one decides what it ends
     "import json, sys; sys.path[:] = json.loads(sys.argv[3])\n"
@@ -99,9 +99,9 @@ def is_stopped(pid: int) -> bool:
 
 def start(role: str, given: Any, fds: Sequence[int] = ()) -> Process:
     """A new process that does `role` with what is given and its own copies of the files. Raises OSError where none can be had."""
+    nursery = _the_nursery()
     ours, theirs = socket.socketpair()
     try:
-        nursery = _the_nursery()
         said = {"role": role, "given": given, "environ": dict(os.environ), "path": sys.path, "cwd": os.getcwd()}
         pid = nursery.ask({"start": said}, [theirs.fileno(), _file(sys.stdout, 1), _file(sys.stderr, 2), *fds])["pid"]
     except BaseException:
@@ -110,6 +110,16 @@ def start(role: str, given: Any, fds: Sequence[int] = ()) -> Process:
     finally:
         theirs.close()
     return Process(nursery, pid, Channel(ours))
+
+
+def open_closed() -> None:
+    """Open standard files that this process was started without: what is opened next would take their numbers, and what is printed."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def _file(stream: Any, number: int) -> int:
@@ -125,6 +135,7 @@ def _file(stream: Any, number: int) -> int:
 
 class _Nursery:
     def __init__(self) -> None:
+        open_closed()
         ours, theirs = socket.socketpair()
         self.pid, self.lock = os.getpid(), threading.Lock()
         self.channel = Channel(ours)
@@ -264,18 +275,24 @@ def _begin(said: Any, fds: Sequence[int]) -> int:
         sys.stderr.flush()
 
 
+def adopt() -> None:
+    """Have the processes that a child of this one leaves behind become this one's children."""
+    _told_of(_SUBREAPER, 1)
+
+
 def outlive() -> None:
     """Let this process go on when its parent ends."""
-    _at_death_of_the_parent(0)
+    _told_of(_DEATH_SIGNAL, 0)
 
 
-def _at_death_of_the_parent(number: int) -> None:
+def _told_of(option: int, value: int) -> None:
+    """Tell Linux something about this process."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, number)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def die_with(parent: int) -> None:
     """Have this process killed when its parent ends, even while it is stopped."""
-    _at_death_of_the_parent(signal.SIGKILL)
+    _told_of(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os._exit(1)

@@ -12,13 +12,15 @@ import numpy as np
 
 from .. import config, native
 from ..native.shared import Memory, SharedWorld, take
-from .base import Ranks
+from .base import CommAborted, Ranks
 from .native import Calls, NativeCommunicator, in_one_piece
 from .slots import Slot
 
 
 class ProcessWorld:
     """The world that this process is one rank of."""
+
+    threaded = True  # other threads of this process may look whether a rank has failed
 
     def __init__(self, memory: Memory, rank: int, timeout: float):
         self.memory, self.rank, self.world_size = memory, rank, memory.ranks
@@ -34,6 +36,11 @@ class ProcessWorld:
         """A run begins in which this rank has two threads: none has come anywhere."""
         self.shared.begin(self.rank)
 
+    def check(self) -> None:
+        """Raise CommAborted when a rank has failed."""
+        if why := self.shared.failed():
+            raise CommAborted(why)
+
     def abort(self, reason: BaseException) -> None:
         self.shared.abort(str(reason))
 
@@ -43,7 +50,7 @@ class ProcessCommunicator(NativeCommunicator):
 
     def __init__(self, world: ProcessWorld, shared: SharedWorld, rank: int):
         super().__init__(world, shared, rank)
-        self.calls = _SharedCalls(world, shared, rank)
+        self.calls = SharedCalls(world, shared, rank)
         self._memory, self._all = world.memory, shared
 
     def reach(self, beside: bool, at: int) -> None:
@@ -52,15 +59,15 @@ class ProcessCommunicator(NativeCommunicator):
     def follow(self, beside: bool, at: int) -> None:
         native.compile(self.calls.follow(beside, at))()
 
-    def _reachable(self, slot: Slot) -> Slot:
-        if _can_reach(self._memory, slot):
+    def _reachable(self, slot: Slot, strided: bool = True) -> Slot:
+        if _can_reach(self._memory, slot, strided):
             return slot
         made: dict[int, np.ndarray] = {}  # an array that is given and taken is one there too
 
         def there(a: Any) -> Any:
             if not isinstance(a, np.ndarray):
                 return [there(one) for one in a]
-            if self._memory.holds(a) and (slot.gives is not None or in_one_piece(a)):
+            if self._memory.holds(a) and ((strided and slot.gives is not None) or in_one_piece(a)):
                 return a
             if id(a) not in made:
                 made[id(a)] = _copied(a)
@@ -83,7 +90,7 @@ class ProcessCommunicator(NativeCommunicator):
         return found
 
 
-class _SharedCalls(Calls):
+class SharedCalls(Calls):
     """C calls where all arrays lie in shared memory; None elsewhere."""
 
     def __init__(self, world: ProcessWorld, shared: SharedWorld, rank: int):
@@ -97,9 +104,10 @@ class _SharedCalls(Calls):
         return super().exchange(sends, recvs) if all(self._memory.holds(x) for x, _ in sends) else None
 
 
-def _can_reach(memory: Memory, slot: Slot) -> bool:
+def _can_reach(memory: Memory, slot: Slot, strided: bool = True) -> bool:
+    """Lie all arrays there, and in one piece unless they are parts and may be `strided`?"""
     arrays = [slot.x, slot.out] if slot.gives is None else [*slot.gives, *slot.takes]
-    return all(map(memory.holds, arrays)) and (slot.gives is not None or in_one_piece(slot.x, slot.out))
+    return all(map(memory.holds, arrays)) and ((strided and slot.gives is not None) or in_one_piece(*arrays))
 
 
 def _copied(a: np.ndarray) -> np.ndarray:

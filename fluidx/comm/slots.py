@@ -86,26 +86,40 @@ _WORK = {
 
 def reduce_into(ins: list, outs: list, op: str, block: Block) -> None:
     """The reduction of `ins`, in rank order, into each of `outs`; 16-bit floats are added in float32."""
-    ufunc, n = UFUNCS[op], len(ins)
-    dtype = ins[0].dtype
-    wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
-    kwargs: dict[str, Any] = {"casting": "unsafe"} if wide == dtype else {"casting": "unsafe", "dtype": wide}
-    scratch = block(wide)
+    n = len(ins)
+    scratch = block(wide(ins[0].dtype))
     arrays = _flat(*ins, *outs)
     ins, outs = arrays[:n], arrays[n:]
     for at in _blocks(ins[0].shape):
         terms = [x[at] for x in ins]
         total = scratch[: terms[0].size].reshape(terms[0].shape)
-        if n == 1:
-            np.copyto(total, terms[0])
-        else:
-            ufunc(terms[0], terms[1], out=total, **kwargs)
-        for k in range(2, n):
-            ufunc(total, terms[k], out=total, **kwargs)
-        if op == "avg":
-            np.divide(total, n, out=total, casting="unsafe")
+        add_up(terms, op, total)
+        settle(total, op, n)
         for o in outs:
             o[at] = total
+
+
+def wide(dtype: np.dtype) -> np.dtype:
+    """What is added up in."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+
+
+def add_up(terms: Sequence[np.ndarray], op: str, total: np.ndarray) -> None:
+    """The reduction of terms, in their order, of which the first may be one already, but for what `settle` does when all are in it."""
+    ufunc, kwargs = UFUNCS[op], dict[str, Any](casting="unsafe")
+    if terms[-1].dtype != total.dtype:
+        kwargs["dtype"] = total.dtype
+    if len(terms) == 1:
+        np.copyto(total, terms[0])
+    else:
+        ufunc(terms[0], terms[1], out=total, **kwargs)
+    for term in terms[2:]:
+        ufunc(total, term, out=total, **kwargs)
+
+
+def settle(total: np.ndarray, op: str, n: int) -> None:
+    if op == "avg":
+        np.divide(total, n, out=total, casting="unsafe")
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:

@@ -97,8 +97,10 @@ class _Binder:
             buffer = self.plan.buffers[v.buffer]
             xp = self.modules[buffer.on_host]
             if v.lies is not None:
-                at = buffer.offset + v.lies.offset
-                a = carve_strided(xp, self.arenas[buffer.on_host], at, v.type.shape, np_dtype(v.type.dtype), v.lies.strides)
+                base, start = self.arenas[buffer.on_host], buffer.offset
+                if buffer.kind == "state":
+                    base, start = self.array(buffer.name).reshape(-1).view(np.uint8), 0
+                a = carve_strided(xp, base, start + v.lies.offset, v.type.shape, np_dtype(v.type.dtype), v.lies.strides)
             elif buffer.kind == "arena":
                 a = self._carved(buffer.on_host, buffer.offset, v.type)
             else:

@@ -10,6 +10,7 @@ import numpy as np
 from ..ir.types import TensorType
 from . import watch
 from .context import RunContext
+from .memory import put
 from .plan import Plan
 from .track import Track
 from .trail import Trail
@@ -18,6 +19,8 @@ from .trail import Trail
 class Bound:
     """A plan with its arrays: `run` is one run. Where something runs beside compute on a CPU, another thread makes the calls of `beside`
     meanwhile (`run_beside`)."""
+
+    threads: int | None = None  # a process of its own would have for its kernels
 
     def __init__(self, plan: Plan, ctx: RunContext, xp: Any):
         self.plan, self.ctx, self.xp = plan, ctx, xp
@@ -37,14 +40,14 @@ class Bound:
 
     def run(self, feed: Mapping[str, Any], after: watch.After | None = None) -> list[Any]:
         """Copy the feeds in, make every call, copy the fetches out. `after` as of `walk`."""
-        for name, buffer in self.feeds:
-            value = feed[name]
-            if type(buffer) is np.ndarray:
-                np.copyto(buffer, value)
-            else:
-                buffer.set(np.ascontiguousarray(value))
+        self.take(feed)
         self.walk(after)
         return [f.copy() for f in self.fetches]
+
+    def take(self, feed: Mapping[str, Any]) -> None:
+        """Copy the feeds in."""
+        for name, buffer in self.feeds:
+            put(buffer, feed[name])
 
     def walk(self, after: watch.After | None = None) -> None:
         """Make every call. With `after`, which is called behind every step, one step by itself after the other; the steps of all tracks

@@ -12,6 +12,7 @@ from ..ir.errors import FeedError, NotInitializedError
 from ..ir.parts import cut, holds
 from ..ir.program import Program, Var
 from .deal import Dealer, is_local
+from .memory import fetched
 from .scope import Scope
 
 
@@ -92,7 +93,7 @@ class Held:
                     if name not in self.scopes[rank].arrays:
                         raise NotInitializedError(f"variable {name!r} has no value on rank {rank}; call run_startup() first")
                     value = self.scopes[rank].arrays[name]
-                    found[rank][name] = value if type(value) is np.ndarray else value.get()
+                    found[rank][name] = value if type(value) is np.ndarray else fetched(value)
             return found
 
     def _here(self) -> Sequence[int]:

@@ -3,7 +3,8 @@
 An operator that only lays its operands out anew, such as concat, has nothing to do where they lie inside its result from the start, and a
 reshape of a transpose is a view where what is transposed lies in the order that the reshape needs. Only results of one operator are put
 together so: what they are parts of takes memory no earlier than they would. Where an op allows it (`OpDef.early`, for buckets that are
-sent), results of any operators are, and the rest is copied there.
+sent), results of any operators are, and the rest is copied there. What is joined may be a variable of the scope: what its parts are made
+over has been read by then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .context import RunContext
 from .live import nested
 from .outline import Outline
 from .plan import Lies
+from .settle import settled
 from .sizes import Sizes
 
 if TYPE_CHECKING:
@@ -38,10 +40,15 @@ class Home(NamedTuple):
 
 
 class Readers:
-    """What reads the values of a program, and how they may lie for it. `fresh` says of a name whether one operator makes it, once."""
+    """What reads the values of a program, and how they may lie for it. `fresh` says of a name whether one operator makes it, once, and
+    `settles` whether results of a unit may be made over part of a variable: (number and operators of the unit, the variable, the result,
+    where it would lie)."""
 
-    def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, fresh: Callable[[str], bool]):
-        self.sizes, self.shadows, self.ctx, self.outline, self.fresh = sizes, shadows, ctx, outline, fresh
+    def __init__(
+        self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, fresh: Callable[[str], bool],
+        settles: Callable[[float, Sequence[Operator], str, str, Lies], bool],
+    ):  # fmt: skip
+        self.sizes, self.shadows, self.ctx, self.outline, self.fresh, self.settles = sizes, shadows, ctx, outline, fresh, settles
         self.begun: set[int] = set()  # operators, by id, that join what some operator has made in their result already
         self.early = outline.fact(_early)
 
@@ -85,8 +92,8 @@ class Readers:
                 found[name] = home
         return found
 
-    def early_homes(self, names: Iterable[str]) -> dict[str, Home]:
-        """Of these results, those that are made where a later operator joins them with results of others."""
+    def early_homes(self, i: float, unit: Sequence[Operator], names: Iterable[str]) -> dict[str, Home]:
+        """Of these results of a unit, those that are made where a later operator joins them with results of others."""
         found: dict[str, Home] = {}
         for name in names if self.early else ():
             path = self._path(name) if self.fresh(name) else []
@@ -95,8 +102,11 @@ class Readers:
             whole = self.shadows.of(self.sizes.types[join.output_arg_names[0]])
             number = join.input_arg_names.index(path[-2].output_arg_names[0] if len(path) > 1 else name)
             a = self._back(_inside(join, whole, self.sizes)[number], path[:-1])
-            if a is not None and a.size and a.flags.c_contiguous and self.take(name, a, join):
-                found[name] = Home(self.shadows.like(a), Lies(_start(a) - _start(whole), a.strides), join, number)
+            if a is None or not a.size or not a.flags.c_contiguous or not self.take(name, a, join):
+                continue
+            lies = Lies(start_of(a) - start_of(whole), a.strides)
+            if not self._kept(join) or self.settles(i, unit, join.output_arg_names[0], name, lies):
+                found[name] = Home(self.shadows.like(a), lies, join, number)
                 self.begun.add(id(join))
         return found
 
@@ -105,13 +115,17 @@ class Readers:
         path: list[Operator] = []
         while not path or not _joins(path[-1]):
             movers = [op for op in self.of.get(name, ()) if opdef(op.type).inside is not None]
-            if len(movers) != 1 or id(movers[0]) in self.sizes.here:
+            if len(movers) != 1 or id(movers[0]) in self.sizes.here or len(movers[0].output_arg_names) != 1:
                 break
             name = movers[0].output_arg_names[0]
-            if id(movers[0]) not in self.begun and not self.fresh(name):
+            if id(movers[0]) not in self.begun and not self.fresh(name) and not self._kept(movers[0]):
                 break
             path += movers
         return path
+
+    def _kept(self, op: Operator) -> bool:
+        """Does an operator join what it gives to a variable of the scope, to which nothing else gives a value?"""
+        return opdef(op.type).early and op.output_arg_names[0] in self.outline.fact(settled)
 
     def _back(self, a: np.ndarray | None, path: Sequence[Operator]) -> np.ndarray | None:
         """Where the first operand of a path lies, if the result of the path is this array."""
@@ -154,7 +168,7 @@ class Readers:
         name, said = op.outputs[slot][0], opdef(op.type).strided
         if a is None or not a.size or said is None or not said(slot, a) or not self.take(name, a, join):
             return None
-        return Home(self.shadows.like(a), Lies(_start(a) - _start(whole), a.strides), join)
+        return Home(self.shadows.like(a), Lies(start_of(a) - start_of(whole), a.strides), join)
 
 
 def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, list[Operator]]:
@@ -187,5 +201,5 @@ def _inside(op: Operator, a: np.ndarray, sizes: Sizes) -> list[Any]:
     return inside(a, [sizes.types[n].shape for n in op.input_arg_names], **op.attrs)
 
 
-def _start(a: np.ndarray) -> int:
+def start_of(a: np.ndarray) -> int:
     return a.__array_interface__["data"][0]

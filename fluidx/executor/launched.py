@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import itertools
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from .. import config
 from .._version import __version__
 from ..comm.member import Member
 from ..comm.processes import ProcessWorld
+from ..comm.recorder import STARTUP
 from ..ir.constants import Array
 from ..ir.dtypes import np_dtype
 from ..ir.errors import ExecutionError, RankError
@@ -29,14 +30,18 @@ from ..ir.program import ProgramPair
 from ..ir.types import TensorType
 from . import memory, watch
 from .affinity import cores_of, keep_to
+from .agreed import difference, digest_of, grouped, in_words, listed, parts
 from .bound import Bound
 from .faults import Fault, rebuilt
+from .memory import fetched
 from .parallel import ParallelExecutor
+from .place import RankGpu, using
 from .rank import both, lies_at
 from .ready import Ready
 from .scope import Scope
+from .sights import Sight, described
 from .told import told_as, where
-from .trail import STARTUP, Trail
+from .trail import Trail
 from .workers import Job, root
 
 
@@ -70,6 +75,7 @@ class LaunchedExecutor(ParallelExecutor):
     _member: Member
     _copies: weakref.WeakKeyDictionary[Bound, list[np.ndarray]]  # what this rank fetches, where others see it
     _lost: BaseException | None = None  # since a rank failed the ranks can meet no more
+    _timed = False  # somebody wants to see the run that begins
     _quiet = False  # variables are given values without a meeting
     _behind: Behind | None = None  # what is written while the ranks go on
     _owned = "are processes, one of which is"
@@ -83,14 +89,14 @@ class LaunchedExecutor(ParallelExecutor):
         return made
 
     def __init__(self, programs: Any = None, places: Any = None, *args: Any, **kwargs: Any):
+        self._on_gpu = config.device() == "cuda" if places is None else any(isinstance(p, RankGpu) for p in places)
+        memory.new_bytes = self._member.room  # where the other ranks see them
         if isinstance(programs, ProgramPair):
             programs = self._pairs_of_all(programs)
         super().__init__(programs, places, *args, **kwargs)
 
     def _open(self, scopes: Sequence[Scope] | None) -> None:
         member, n = self._member, self.world_size
-        if scopes is not None:
-            raise ExecutionError("launched ranks hold their variables themselves and take no scopes; use set_state and state")
         if n != member.world_size:
             raise ExecutionError(
                 f"the program was transpiled for {n} rank{'s' * (n > 1)}, and this script was launched as {member.world_size} by "
@@ -99,11 +105,16 @@ class LaunchedExecutor(ParallelExecutor):
         self.rank, self.world, self.timeout = member.rank, member.world, member.world.timeout
         self.first = self.rank == 0
         self._trail = Trail(self.world.shared, self.rank, where) if isinstance(self.world, ProcessWorld) else None
-        memory.new_bytes = member.room  # where the other ranks see them
         keep_to(cores_of(n)[self.rank])
         self._modules, self._comms = [np] * n, [member.comm] * n
-        self.scopes = [Scope() if r == self.rank else _ScopeElsewhere() for r in range(n)]
+        own = Scope() if scopes is None else scopes[self.rank]
+        self.scopes = [own if r == self.rank else _ScopeElsewhere() for r in range(n)]
         self._compare_programs()
+        if self._on_gpu:
+            from .gpus import gpu_of
+
+            place, module, comm = gpu_of(member)
+            self.places, self._modules, self._comms = [place] * n, [module] * n, [comm] * n
 
     def _reset(self) -> None:
         if self._lost is not None:
@@ -118,18 +129,19 @@ class LaunchedExecutor(ParallelExecutor):
     def _agree(self, what: tuple, ready: bool = True) -> bool:
         """All ranks are about to do this, and none still reads what it did before. Are all ready? Raises ExecutionError where one is about
         to do something else."""
-        mine, written = _digest(what), self._behind is not None and self._behind.written()
-        all_of = self._meeting(lambda: self._member.gathered([mine, ready, written]))
+        mine, written = digest_of(what), self._behind is not None and self._behind.written()
+        all_of = self._meeting(lambda: self._member.gathered([mine, ready, written, watch.wanted(self._mains)]))
         if any(one[0] != mine for one in all_of):
-            said = self._meeting(lambda: self._member.gather(_in_words(what)))
+            said = self._meeting(lambda: self._member.gather(in_words(what)))
             error = ExecutionError(
                 "the ranks do different things: "
-                + "; ".join(f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} {words}" for words, ranks in _grouped(said))
+                + "; ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} {words}" for words, ranks in grouped(said))
                 + "\n  every rank runs the same script: it must not ask fx.rank() before it runs, feeds, saves or loads"
             )
             self._lose(error)
         if all(one[2] for one in all_of):
             self.finish_behind()
+        self._timed = any(one[3] for one in all_of)
         return all(bool(one[1]) for one in all_of)
 
     def _meeting(self, meet: Callable[[], Any]) -> Any:
@@ -160,7 +172,7 @@ class LaunchedExecutor(ParallelExecutor):
             text += where(own.compute.running())
         text = (text if text.startswith("rank ") else f"rank {self.rank}: {text}") + (f"\n  in {self._at}" if self._at else "")
         self._failed = self._lost = error
-        self.world.abort(RuntimeError(text))
+        self._comms[self.rank].abort(RuntimeError(text))
         if not isinstance(error, Exception):  # Ctrl-C
             raise error
         raise RankError(text, self.rank if rank is None else rank) from error
@@ -170,7 +182,8 @@ class LaunchedExecutor(ParallelExecutor):
         values: list[Any] = [None] * self.world_size
         try:
             if len(jobs) == 1:
-                values[self.rank] = jobs[0](self.rank)
+                with using(self.places[self.rank]):
+                    values[self.rank] = jobs[0](self.rank)
             else:
                 both(lambda: jobs[0](self.rank), lambda: jobs[1](self.rank), self.world)
         except BaseException as e:
@@ -199,15 +212,16 @@ class LaunchedExecutor(ParallelExecutor):
         pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
         digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
         self._agree(("makes an executor",))
-        said = self._meeting(lambda: self._member.gather([__version__, digests, self.uneven]))
-        for k, what in ((0, "fluidx"), (2, "uneven=")):
-            if len(found := _grouped([one[k] for one in said])) > 1:
-                self._refuse("; ".join(f"{what} {which} on rank{'s' * (len(ranks) > 1)} {_listed(ranks)}" for which, ranks in found))
+        device = "cuda" if self._on_gpu else "cpu"
+        said = self._meeting(lambda: self._member.gather([__version__, digests, self.uneven, device]))
+        for k, what in ((0, "fluidx"), (2, "uneven="), (3, "FLUIDX_DEVICE")):
+            if len(found := grouped([one[k] for one in said])) > 1:
+                self._refuse("; ".join(f"{what} {which} on rank{'s' * (len(ranks) > 1)} {listed(ranks)}" for which, ranks in found))
         other = next((r for r in range(self.world_size) if len({one[1][r] for one in said}) > 1), None)
         if other is None:
             return
-        texts = self._meeting(lambda: self._member.gather(str(pairs[other])))
-        self._refuse(_first_difference(other, texts))
+        said = self._meeting(lambda: self._member.gather(parts(pairs[other])))
+        self._refuse(difference(other, said))
 
     def _refuse(self, text: str) -> NoReturn:
         """All ranks find the same."""
@@ -235,7 +249,8 @@ class LaunchedExecutor(ParallelExecutor):
         made: list[Bound] = []
 
         def make() -> Any:
-            own = self._compile(self.rank, self._mains[self.rank], whole, fetches[self.rank], fuse, overlap)
+            with using(self.places[self.rank]):
+                own = self._compile(self.rank, self._mains[self.rank], whole, fetches[self.rank], fuse, overlap)
             made.append(own)
             # what others are to see lies where they see it, or is copied there
             self._copies[own] = [a if self._member.shows(a) else memory.zeros(a.shape, a.dtype) for a in own.fetches]
@@ -249,27 +264,64 @@ class LaunchedExecutor(ParallelExecutor):
     def _launcher(self, bounds: Sequence[Any]) -> None:
         return None
 
+    def _finish(self, rank: int) -> None:
+        if self._on_gpu:  # who does not come to the end of a run is named here; NCCL names nobody
+            self._member.meet()
+        super()._finish(rank)
+
     def _values(
         self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: watch.Asked
     ) -> tuple[list[list[Any]], bool]:
         bound = self._current[self.rank] = ready.bounds[self.rank]
         bound.ctx.step = step
-        after = watch.look(bound, watched, self.rank)
-        for name, buffer in bound.feeds:
-            np.copyto(buffer, feeds[self.rank][name])
+        times: watch.Times | None = [] if self._timed else None
+        after = watch.look(bound, watched, self.rank, times)
+
+        def walk(rank: int) -> None:
+            bound.walk(after)
+            self._finish(rank)
+
+        def lend(rank: int) -> None:
+            for a, place in zip(bound.fetches, self._copies[bound], strict=True):
+                if type(a) is not np.ndarray:
+                    fetched(a, place)
+                elif place is not a:
+                    np.copyto(place, a)
+
+        bound.take(feeds[self.rank])
         if bound.beside is None:
-            self._everywhere(lambda rank: bound.walk(after))
+            self._everywhere(walk)
         else:
             self.world.begin()
-            self._everywhere(lambda rank: bound.walk(after), lambda rank: bound.run_beside(after))
-        for a, place in zip(bound.fetches, self._copies[bound], strict=True):
-            if place is not a:
-                np.copyto(place, a)
+            self._everywhere(walk, lambda rank: bound.run_beside(after))
+        if times is not None:
+            self._show(ready, times, step)
+        self._everywhere(lend)
         values = [self._copies[bound] if r == self.rank else list(b.fetches) for r, b in enumerate(ready.bounds)]
         if ready.gathered:
             self._meeting(lambda: self._member.bring(values[self.rank], values))
             self._member.lent = values[self.rank]
         return values, True
+
+    def _show(self, ready: Ready, times: watch.Times, step: int) -> None:
+        """Let profilers see a run of all ranks, by the clock of rank 0."""
+        own = None if ready.sights else described(ready.bounds[self.rank])
+        all_said = self._meeting(lambda: self._member.gather([times, own]))
+        if not ready.sights:
+            ready.sights[:] = [Sight(said, self._mains[r], r, self.world_size) for r, (_, said) in enumerate(all_said)]
+        for rank, (sight, (seen, _), late) in enumerate(zip(ready.sights, all_said, self._clocks, strict=True)):
+            sight.ctx.step = step
+            watch.show(sight, rank, [(i, start - late, stop - late) for i, start, stop in seen])
+
+    @cached_property
+    def _clocks(self) -> list[int]:
+        """By how many ns the ranks' clocks are before that of rank 0. Those of other hosts are looked at behind a meeting, which ends for
+        all within the time that a message takes."""
+        if self._member.memory is not None:
+            return [0] * self.world_size
+        self._meeting(self._member.meet)
+        shown = self._meeting(lambda: self._member.gather(watch.clock()))
+        return [now - shown[0] for now in shown]
 
     def _array(self, lies: Sequence[Any]) -> np.ndarray:
         at, dtype, shape = lies
@@ -334,16 +386,18 @@ class LaunchedExecutor(ParallelExecutor):
         """A time in which every rank sees what the others hold, and none changes it."""
         self._check_open()
         self._agree((f"reads {', '.join(map(repr, names[:4]))}", *names[4:]))
-        own = self.scopes[self.rank]
-        for name in names:
-            if name in own.arrays and not self._member.shows(own.arrays[name]):
-                own.bind(name, memory.copied(own.arrays[name]))
-        there = self._together(lambda: {name: lies_at(own.arrays[name]) for name in names if name in own.arrays})
-        for rank, said in enumerate(there):
-            if rank != self.rank:
-                self.scopes[rank].arrays = {name: self._array(lies) for name, lies in said.items()}
-        told = [[self.scopes[rank].arrays[name] for name in said] for rank, said in enumerate(there)]
-        self._meeting(lambda: self._member.bring(told[self.rank], told))
+        own, seen = self.scopes[self.rank], dict[str, np.ndarray]()
+
+        def show() -> dict[str, Any]:
+            seen.update({name: self._visible(name) for name in names if name in own.arrays})
+            return {name: lies_at(a) for name, a in seen.items()}
+
+        there = self._together(show)
+        told = [seen if r == self.rank else {name: self._array(lies) for name, lies in said.items()} for r, said in enumerate(there)]
+        for scope, arrays in zip(self.scopes, told, strict=True):
+            if scope is not own:
+                scope.arrays = arrays
+        self._meeting(lambda: self._member.bring(list(seen.values()), [list(arrays.values()) for arrays in told]))
         try:
             yield
         finally:
@@ -352,37 +406,12 @@ class LaunchedExecutor(ParallelExecutor):
                     scope.arrays = {}
             self._meeting(self._member.meet)
 
-
-@lru_cache(1024)
-def _digest(what: tuple) -> int:
-    """The same in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big")
-
-
-def _in_words(what: tuple) -> str:
-    if what[0] != "run":
-        return str(what[0])
-    merged, _, *rest = what[1:]
-    feeds = [f"{part[0]}: {part[1]}{list(part[2])}" for part in rest if isinstance(part, tuple)]
-    fetches = [repr(part) for part in rest if isinstance(part, str)]
-    apart = "" if merged else ", not merged,"
-    return f"runs on {', '.join(feeds) or 'no feed'} and fetches{apart} {', '.join(fetches) or 'nothing'}"
-
-
-def _grouped(things: Sequence[Any]) -> list[tuple[Any, list[int]]]:
-    found: dict[Any, list[int]] = {}
-    for rank, thing in enumerate(things):
-        found.setdefault(thing, []).append(rank)
-    return list(found.items())
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-
-
-def _first_difference(of: int, texts: Sequence[str]) -> str:
-    """The first line in which programs differ that ranks have for rank `of`."""
-    lines = itertools.zip_longest(*(text.splitlines() for text in texts), fillvalue="(nothing)")
-    found = next(_grouped([line.strip() for line in some]) for some in lines if len(set(some)) > 1)
-    shown = "".join(f"\n  rank{'s' * (len(ranks) > 1)} {_listed(ranks)}: {line}" for line, ranks in found)
-    return f"the first difference in rank {of}'s is{shown}\n  a script that is launched writes the same program on every rank"
+    def _visible(self, name: str) -> np.ndarray:
+        """A variable of this rank where the others see it: moved there, or copied from a GPU."""
+        own = self.scopes[self.rank]
+        a = own.arrays[name]
+        if type(a) is not np.ndarray:
+            return fetched(a, memory.zeros(a.shape, a.dtype))
+        if not self._member.shows(a):
+            own.bind(name, memory.copied(a))
+        return own.arrays[name]

@@ -80,6 +80,21 @@ def copied(a: np.ndarray) -> np.ndarray:
     return out
 
 
+def put(a: Any, value: np.ndarray) -> None:
+    """Copy an array of the host into one of the host, or of a GPU."""
+    if type(a) is np.ndarray:
+        np.copyto(a, value)
+    else:
+        with a.device:  # another one may be this thread's
+            a.set(np.asarray(value, order="C"))
+
+
+def fetched(a: Any, out: np.ndarray | None = None) -> np.ndarray:
+    """What an array of a GPU has, on the host: in `out`, contiguous, if it is given."""
+    with a.device:
+        return a.get(out=out)
+
+
 def carve(arena: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
     """An array of `shape` and `dtype` in the arena's bytes at `offset`."""
     n = dtype.itemsize

@@ -83,7 +83,7 @@ class _Walk:
         self.started: set[int] = set()  # what runs, or ran, beside compute
         self.dummy = np.empty(max(sizes, default=1) or 1, np.uint8)
         for name, v in plan.values.items():
-            if plan.buffers[v.buffer].kind != "arena" and not v.view_of:
+            if plan.buffers[v.buffer].kind != "arena" and not v.view_of and v.lies is None:
                 self.write(name, "the start of the run")
 
     def refuse(self, text: str, op: Operator | None) -> None:
@@ -93,7 +93,13 @@ class _Walk:
         buffer = self.plan.values[name].buffer
         b = self.plan.buffers[buffer]
         whole = Span(_arena(b.on_host), b.offset, b.offset + b.nbytes) if b.kind == "arena" else Span(buffer, 0, b.nbytes)
-        return whole if self.plan.values[name].lies is None else self.rows(name, whole)
+        if self.plan.values[name].lies is not None:
+            return self.rows(name, whole)
+        view = self.strides.get(name)
+        if view is None or not view.flags.c_contiguous:
+            return whole
+        start = whole.start + view.ctypes.data - self.dummy.ctypes.data
+        return whole._replace(start=start, stop=start + view.nbytes)
 
     def rows(self, name: str, whole: Span) -> Span:
         """The bytes of a value that was made in strides: rows of one length, at one distance."""
@@ -188,21 +194,24 @@ class _Walk:
         return [n for n in step.writes if n in self.plan.values]
 
     def view(self, step: Step, label: str) -> None:
-        """A view is the content of what it is a view of, under another name."""
+        """A view is the content of what it is a view of, under another name, or of some bytes of that."""
         op, names = step.op, step.op.output_arg_names
         source = op.input_arg_names[0]
         self.read(source, label, op)
         for name in names:
             if self.plan.values[name].buffer != self.plan.values[source].buffer:
                 self.refuse(f"{label} makes %{name} a view of %{source}, which lies in another buffer", op)
-            if source in self.content:
-                self.content[name] = self.content[source]
         definition = opdef(op.type)
         if definition.view is not None:
             views = definition.views_of(self.laid(source), None, op.attrs if step.here is None else step.here.attrs)
             if views is None:
                 self.refuse(f"{label} makes %{names[0]} a view of %{source}, which cannot be as that lies", op)
             self.strides.update(zip(names, views or (), strict=True))
+        for name in names if source in self.content else ():
+            self.content[name] = self.content[source]
+            if (span := self.span(name)) != self.span(source):
+                self.content[name] = (_Content(name, span, ", ".join(dict.fromkeys(c.step for c in self.content[source]))),)
+                self.lying.setdefault(span.space, []).extend(self.content[name])
 
     def joined(self, step: Step, label: str) -> None:
         """The result has the contents of the operands, which must lie where it has them."""
@@ -217,7 +226,7 @@ class _Walk:
     def places(self, step: Step) -> list[tuple[Any, bool]]:
         """Where the result of an operator that joins has each operand, and whether that lies there."""
         op, values, definition = step.op, self.plan.values, opdef(step.op.type)
-        if definition.inside is None or not definition.in_slots[0].many or step.kernel == "nothing":
+        if definition.inside is None or not definition.in_slots[0].many or step.kernel == "nothing" or len(op.output_arg_names) != 1:
             return []
         whole = op.output_arg_names[0]
         parts = definition.inside(self.laid(whole), [values[n].type.shape for n in op.input_arg_names], **op.attrs)
@@ -253,10 +262,10 @@ class _Walk:
         offset, strides = (0, None) if lies is None else lies
         return np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy, offset=offset, strides=strides)
 
-    def fills_its_buffer(self, name: str) -> bool:
-        """Do a value's elements lie one behind the other from the start of its buffer to its end?"""
-        v = self.plan.values[name]
-        return v.type.nbytes == self.plan.buffers[v.buffer].nbytes and self.laid(name).flags.c_contiguous
+    def lies_alike(self, name: str, other: str) -> bool:
+        """Do two values of one type lie in the same bytes, one element behind the other?"""
+        a, b = self.laid(name), self.laid(other)
+        return a.flags.c_contiguous and b.flags.c_contiguous and _place(a) == _place(b)
 
     def step(self, step: Step, label: str) -> None:
         op, reads, writes = step.op, self.reads(step), self.writes(step)
@@ -297,7 +306,7 @@ class _Walk:
         for other in reads:
             if not span.meets(self.span(other)) or any(s.of == name and not s.reads for s in step.scratch):
                 continue
-            same = span == self.span(other) and values[name].type == values[other].type and self.fills_its_buffer(other)
+            same = values[name].type == values[other].type and self.lies_alike(name, other)
             if not (same and (other, name) in self.inplace(step)):
                 self.refuse(f"{label} writes %{name} over its operand %{other}", step.op)
 

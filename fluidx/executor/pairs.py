@@ -7,6 +7,7 @@ from typing import Any
 
 from ..ir.errors import ExecutionError
 from ..ir.program import ProgramPair
+from .agreed import first_difference, operators
 
 
 def rank_programs(programs: Any) -> list[ProgramPair]:
@@ -28,4 +29,15 @@ def rank_programs(programs: Any) -> list[ProgramPair]:
     if programs[0].main.world_size != len(programs):
         n = programs[0].main.world_size
         raise ExecutionError(f"{programs[0].main.label()} is one of {n} rank{'s' if n > 1 else ''}, programs of {len(programs)} were given")
+    _check_origins(programs)
     return list(programs)
+
+
+def _check_origins(pairs: Sequence[ProgramPair]) -> None:
+    """Programs that say of which transpile they are, as those do that come as texts, must be of the same."""
+    if len({p.main.origin for p in pairs if p.main.origin}) > 1:
+        text = first_difference([[f"strategy {p.main.strategy}"] for p in pairs]) + first_difference([operators(p) for p in pairs])
+        raise ExecutionError(
+            f"the ranks' programs are not of one transpile; the first difference is{text}\n"
+            "  give every rank what comes of the same program by the same strategy"
+        )

@@ -12,9 +12,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .. import config
+from ..comm import recorder
 from ..comm.member import Member, by_mpi, member
 from ..comm.threads import ThreadWorld
 from ..ir.errors import ExecutionError, FluidxError, ProgramError, RankError, nearest
+from ..ir.opdef import Effect, opdef
+from ..ir.operator import op_types
 from ..ir.program import Program, Var
 from ..ir.stamp import Stamp
 from ..native.world import Launch, World
@@ -29,7 +32,7 @@ from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from .held import Held
 from .memory import copied
 from .pairs import rank_programs
-from .place import CPUPlace, CUDAPlace, MpiPlace, Place, ProcessPlace, array_module, using
+from .place import CPUPlace, CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_module, using
 from .ready import Ready, are_arrays, kind_of
 from .scope import Scope
 from .wanted import Holders
@@ -53,6 +56,7 @@ class ParallelExecutor(Held):
         "pad"     the last row is repeated until the batch divides; the repeated rows count in means
         "drop"    the surplus rows at the end are left out
         "error"   FeedError
+    scopes: the ranks' variables, where they are those of another executor, `exe.scopes`: one that trains and one that tests, say.
     timeout: seconds a rank waits for another before the run fails (default FLUIDX_TIMEOUT, 60).
     verify: prove a transpiler's rank programs right first (`transpiler.verify()`, made once); VerifyError when they are not.
 
@@ -62,6 +66,8 @@ class ParallelExecutor(Held):
 
     _owned = "are threads of"
     _at = ""  # what is run
+    _failed: BaseException | None = None
+    _comms: Sequence[Any] = ()  # of the ranks, where they are in this process
 
     def __new__(cls, programs: Any = None, places: Sequence[Place] | None = None, *args: Any, **kwargs: Any) -> ParallelExecutor:
         if cls is ParallelExecutor and any(isinstance(p, ProcessPlace) for p in places or ()):
@@ -94,7 +100,10 @@ class ParallelExecutor(Held):
         places = list(places) if places is not None else [CPUPlace()] * n
         if len(places) != n:
             how = f"; mpirun starts that many: fluidx run -n {n} --backend mpi" if any(isinstance(p, MpiPlace) for p in places) else ""
-            raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {len(places)} places were given{how}")
+            given = f"{len(places)} place{' was' if len(places) == 1 else 's were'} given"
+            raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {given}{how}")
+        if scopes is not None and len(scopes) != n:
+            raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {len(scopes)} scopes were given")
         if verify and hasattr(programs, "verify"):
             programs.verify()
         if uneven not in UNEVEN:
@@ -109,7 +118,6 @@ class ParallelExecutor(Held):
         self.timeout = config.timeout() if timeout is None else float(timeout)
         self._ready: OrderedDict[tuple, Ready] = OrderedDict()
         self._current: list[Bound | None] = [None] * n  # what each rank ran last
-        self._failed: BaseException | None = None
         self._lock = threading.RLock()
         self._closed = False
         self._process = os.getpid()
@@ -162,6 +170,8 @@ class ParallelExecutor(Held):
         self.world.reset()
 
     def _start(self) -> None:
+        self._connect()
+
         def job(rank: int) -> None:
             bound = self._current[rank] = self._compile(rank, self._startups[rank], {}, [])
             bound.run({})
@@ -254,13 +264,19 @@ class ParallelExecutor(Held):
         wanted = self._holders.wanted(names, merged)
         whole = self.dealer.evened(given, dealt)
         overlap = None if apart else worth(self.world_size)
+        self._connect()
         bounds = self._bound(whole, wanted.ranks, not apart, overlap)
         gathered = self._holders.gathered(names, wanted, [b.fetch_types for b in bounds])
-        ready = Ready(dealt, bounds, self._launcher(bounds), gathered, self._versions())
+        ready = Ready(dealt, bounds, self._launcher(bounds), gathered, self._versions(), [])
         self._ready[kind] = ready
         if len(self._ready) > _MAX_PLANS:
             self._ready.popitem(last=False)
         return given, ready
+
+    def _connect(self) -> None:
+        """Connect all GPUs, if any send messages: those go by a communicator of all, and some ranks may have none to make it for."""
+        if self._comms and self._comms[-1].asynchronous and any(map(_sends, (*self._mains, *self._startups))):
+            self._everywhere(lambda rank: self._comms[rank].init_group(tuple(range(self.world_size))))
 
     def _known(self, kind: tuple) -> Ready | None:
         """What was made ready for runs of a kind, if it still is."""
@@ -357,8 +373,9 @@ class ParallelExecutor(Held):
             raise error  # wrong feed or program: found before anything ran
         self._failed = error
         rank, text = diagnose(rank, error, outcomes, lambda r: bound.compute.running() if (bound := self._current[r]) is not None else None)
+        scene = recorder.scene(os.getpid(), getattr(self.world, "shared", None), self.world_size)
         self._replace(lost)
-        raise RankError(f"{text}\n  in {self._at}", rank) from error
+        raise RankError(f"{text}\n  in {self._at}{scene}", rank) from error
 
     def _replace(self, lost: Sequence[int]) -> None:
         """Leave stuck threads behind: whatever they still do, they do to a world and to arrays that nobody uses any more."""
@@ -408,8 +425,12 @@ class ParallelExecutor(Held):
         self.close()
 
 
+def _sends(program: Program) -> bool:
+    return any(opdef(type_).effect is Effect.P2P for block in program.blocks for type_ in op_types(block.oplist))
+
+
 def _launched(places: Sequence[Place] | None) -> Member | None:
     """This process as the rank that it runs on these places, if it is to run one."""
-    if places is None:
+    if places is None or any(isinstance(p, RankGpu) for p in places):
         return member()
     return by_mpi() if any(isinstance(p, MpiPlace) for p in places) else None

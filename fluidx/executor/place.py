@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.errors import FluidxError
+from ..ir.site import wrong
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,14 @@ class CUDAPlace:
 
     def __repr__(self) -> str:
         return f"CUDAPlace({self.device})"
+
+
+@dataclass(frozen=True)
+class RankGpu(CUDAPlace):
+    """The GPU of a rank that is a process: number `device` of those that this process sees; another rank's is in another process."""
+
+    def __repr__(self) -> str:
+        return f"RankGpu({self.device})"
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     from ..config import cpu_num
 
     n = cpu_num() if device_count is None else device_count
+    if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 1:
+        raise wrong(f"places: how many there are must be a whole number above 0, got {type(n).__name__}: {n!r}")
     return [CPUPlace()] * int(n)
 
 
@@ -73,11 +84,23 @@ def process_places(device_count: int | None = None, imports: Sequence[str] = ())
     >>> process_places(2)
     [ProcessPlace, ProcessPlace]
     """
+    if isinstance(imports, str):
+        raise wrong(f"process_places: imports must be a list of modules, got str: {imports!r}; give [{imports!r}]")
     return [ProcessPlace(tuple(imports))] * len(cpu_places(device_count))
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
-    """The given GPUs, or all that CuPy sees. Raises FluidxError when CuPy or a GPU is missing."""
+    """The given GPUs, or all that CuPy sees. In a script that was launched as several processes, which is not given any: one for each of
+    them, which call this alike.
+
+    Raises FluidxError when CuPy or a GPU is missing, and ExecutionError where ranks would have to share one.
+    """
+    from ..comm.member import member
+
+    if device_ids is None and (rank := member()) is not None:
+        from .gpus import gpu_of
+
+        return [gpu_of(rank).place] * rank.world_size
     xp = array_module(CUDAPlace(0))
     ids = range(xp.cuda.runtime.getDeviceCount()) if device_ids is None else device_ids
     return [CUDAPlace(int(i)) for i in ids]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from .. import native
 from ..comm.base import CommError, CommTimeout
+from ..comm.nursery import Channel
 from ..ir.dtypes import dtype_name, np_dtype
 from ..ir.errors import ExecutionError, FluidxError, RankError
 from ..ir.program import ProgramPair
@@ -18,11 +21,13 @@ from ..ir.types import TensorType
 from ..native import shared
 from . import watch
 from .affinity import cores_of
+from .aside import Aside
 from .faults import operator_of, rebuilt
 from .parallel import ParallelExecutor
 from .place import ProcessPlace
 from .ready import Ready
 from .scope import Scope
+from .sights import Sight
 from .team import Team
 from .told import where
 from .workers import Outcome, cause, diagnose, root
@@ -59,51 +64,112 @@ class ProcessExecutor(ParallelExecutor):
 
     _owned = "are processes that belong to"
     _tied = True
+    team: Team
+    _guest_of: ProcessExecutor | None = None
+    _failure: BaseException | None = None  # of the processes
 
     def _open(self, scopes: Sequence[Scope] | None) -> None:
-        if scopes is not None:
-            raise ExecutionError("ranks that are processes hold their variables themselves and take no scopes; use set_state and state")
         if not all(isinstance(p, ProcessPlace) for p in self.places):
             raise ExecutionError(f"places must be all process_places or none, got {self.places}")
         if reason := native.why_not() or shared.why_not():
             raise ExecutionError(f"process_places needs the C kernels and shared memory: {reason}; cpu_places(n) runs ranks as threads")
+        self._guests: weakref.WeakSet[ProcessExecutor] = weakref.WeakSet()
+        if scopes is not None:
+            self._join(self._host_of(scopes))
+            return
         self._cores = cores_of(self.world_size)
         self._numbers = count()
+        self._number = next(self._numbers)
+        self.scopes = [_FarScope(self, r) for r in range(self.world_size)]
         self._begin()
+
+    # -- processes that several executors have, whose variables are the same ---------------------------------------------------
+
+    def _host_of(self, scopes: Sequence[Scope]) -> ProcessExecutor:
+        """The executor that started the processes which have these variables."""
+        host = next((s._executor() for s in scopes if isinstance(s, _FarScope)), None)
+        if host is None or list(scopes) != list(host.scopes):
+            raise ExecutionError(
+                "ranks that are processes hold their variables themselves: scopes= takes those of another executor of process_places, "
+                "exe.scopes, and set_state gives variables values"
+            )
+        return host
+
+    def _join(self, host: ProcessExecutor) -> None:
+        self._guest_of, self._lock, self.timeout, self.scopes = host, host._lock, host.timeout, host.scopes
+        with self._lock:
+            if host.team.ended:
+                raise ExecutionError("the processes that have these scopes have ended; call run_startup() of their executor first")
+            self.team, self._number = host.team, next(host._numbers)
+            self._hand_programs()
+            host._guests.add(self)
+
+    @property
+    def _host(self) -> ProcessExecutor:
+        """The one that started the processes."""
+        return self if self._guest_of is None else self._guest_of
+
+    def _family(self) -> list[ProcessExecutor]:
+        return [self._host, *self._host._guests]
+
+    @property
+    def _failed(self) -> BaseException | None:
+        return self._host._failure
+
+    @_failed.setter
+    def _failed(self, error: BaseException | None) -> None:
+        self._host._failure = error
 
     def _begin(self) -> None:
         """Start the processes and hand them their programs."""
+        host = self._host
+        team = Team(self.world_size, self.timeout, host._cores)
+        host._stop = weakref.finalize(host, team.end)
+        for scope in self.scopes:
+            scope.arrays = {}
+        for one in self._family():
+            one.team = team
+            one._ready.clear()
+            one._hand_programs()
+
+    def _hand_programs(self) -> None:
         pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
-        self.team = Team(self.world_size, self.timeout, self._cores)
-        self._stop = weakref.finalize(self, self.team.end)
-        self.scopes = [_FarScope(self, r) for r in range(self.world_size)]
-        self._ready.clear()
         for rank, (pair, place) in enumerate(zip(pairs, self.places, strict=True)):
             assert isinstance(place, ProcessPlace)
             for digest, constant in pair.constants().items():
                 self._put(rank, digest, constant.values)
-            self._ask({rank: {"do": "programs", "text": str(pair), "imports": place.imports}}, "as it was handed its programs")
+            said = {"do": "programs", "of": self._number, "text": str(pair), "imports": place.imports}
+            self._ask({rank: said}, "as it was handed its programs")
 
     def _reset(self) -> None:
         if self.team.ended:
             self._begin()
 
+    def _end(self) -> None:
+        self._host._guests.discard(self)
+        if all(one is self or one._closed for one in self._family()):
+            self._host._stop()
+
+    # -- running ---------------------------------------------------------------------------------------------------------------
+
     def _start(self) -> None:
         for rank, (main, startup) in enumerate(zip(self._mains, self._startups, strict=True)):
             self._check_unchanged(rank, main)
             self._check_unchanged(rank, startup)
-        self._told(self._ask({r: {"do": "start"} for r in range(self.world_size)}, "in the startup program", meet=True))
+        self._told(self._ask({r: {"do": "start", "of": self._number} for r in range(self.world_size)}, "in the startup program", meet=True))
 
     def _expect(self) -> None:
-        if watch.watchers:
-            raise ExecutionError("a profiler sees ranks that are threads; run with cpu_places(n) to profile")
+        """See that each rank has its share of the threads that there are now."""
+        if (threads := native.num_threads()) != self.team.threads:
+            self._ask({r: {"do": "share", "threads": threads} for r in range(self.world_size)}, "as it was given threads")
+            self.team.threads = threads
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
         for rank, main in enumerate(self._mains):
             self._check_unchanged(rank, main)
-        number, keep = next(self._numbers), [ready.bounds[0].number for ready in self._ready.values()]
+        number, keep = next(self._host._numbers), [ready.bounds[0].number for one in self._family() for ready in one._ready.values()]
         feeds = {n: (dtype_name(a.dtype), a.shape) for n, a in whole.items()}
-        common = {"do": "ready", "number": number, "keep": keep, "feeds": feeds, "fuse": fuse, "overlap": overlap}
+        common = {"do": "ready", "of": self._number, "number": number, "keep": keep, "feeds": feeds, "fuse": fuse, "overlap": overlap}
         found = self._ask({r: {**common, "fetches": names} for r, names in enumerate(fetches)}, "as it made the main program ready")
         self._told(found)
         return [
@@ -124,12 +190,21 @@ class ProcessExecutor(ParallelExecutor):
         for bound, fed in zip(bounds, feeds, strict=True):
             for name, place in bound.feeds:
                 np.copyto(place, fed[name])
-        said = {"do": "run", "step": step, "asked": tuple(watched)}
-        self._ask({r: {**said, "number": b.number} for r, b in enumerate(bounds)}, f"in step {step}", meet=True)
+        timed = watch.wanted(self._mains)
+        said = {"do": "run", "step": step, "asked": tuple(watched), "timed": timed}
+        times = self._ask({r: {**said, "number": b.number} for r, b in enumerate(bounds)}, f"in step {step}", meet=True)
+        if timed:
+            self._show(ready, times, step)
         return [list(bound.fetches) for bound in bounds], True
 
-    def _end(self) -> None:
-        self._stop()
+    def _show(self, ready: Ready, times: Mapping[int, watch.Times], step: int) -> None:
+        """Let profilers see a run."""
+        if not ready.sights:
+            found = self._ask({r: {"do": "describe", "number": b.number} for r, b in enumerate(ready.bounds)}, "as it described its run")
+            ready.sights[:] = [Sight(found[r], main, r, self.world_size) for r, main in enumerate(self._mains)]
+        for rank, sight in enumerate(ready.sights):
+            sight.ctx.step = step
+            watch.show(sight, rank, times[rank])
 
     # -- what lies in the ranks' processes ----------------------------------------------------------------------------------
 
@@ -143,9 +218,10 @@ class ProcessExecutor(ParallelExecutor):
         self._array(lies)[...] = value
 
     def _bind_far(self, rank: int, name: str, value: np.ndarray) -> None:
-        self._check_open()
         if self._failed is not None:
             raise RankError(f"a rank failed in an earlier run; call run_startup() first ({self._failed})")
+        if self.team.ended:
+            raise ExecutionError("this executor is closed; make a new one")
         self._put(rank, name, value)
         self._told(self._ask({rank: {"do": "bind", "name": name}}, _TAKES))
 
@@ -156,12 +232,33 @@ class ProcessExecutor(ParallelExecutor):
                 self.scopes[rank].arrays = {n: self._array(lies) for n, lies in said["state"]}
                 self.scopes[rank].version = said["version"]
 
+    def asides(self, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> dict[int, Aside]:
+        """A thread in each rank's process that does `role`, "module:function", with what variables hold now, or with copies of that. None
+        where the processes have ended."""
+        self._check_process()
+        with self._lock:
+            if self.team.ended:
+                return {}
+            said = {r: {"do": "aside", "role": role, "names": list(of), "copies": copies} for r, of in names.items()}
+            with ExitStack() as ours, ExitStack() as theirs:
+                ends = {r: socket.socketpair() for r in names}
+                for here, there in ends.values():
+                    ours.enter_context(here)
+                    theirs.enter_context(there)
+                found = self._ask(said, "as it was asked for its variables", files={r: there.fileno() for r, (_, there) in ends.items()})
+                ours.pop_all()
+            values = {r: {n: self._array(lies) for n, lies in of} for r, of in found.items()}
+            return {
+                r: Aside(self.team.processes[r], Channel(here), values[r], self.timeout, self._mains[r]) for r, (here, _) in ends.items()
+            }
+
     # -- asking ----------------------------------------------------------------------------------------------------------------
 
-    def _ask(self, messages: Mapping[int, Any], at: str, meet: bool = False) -> dict[int, Any]:
-        """What ranks answer to a message for each. `at` says what they are at, and `meet` that they may wait for one another there."""
+    def _ask(self, messages: Mapping[int, Any], at: str, meet: bool = False, files: Mapping[int, int] | None = None) -> dict[int, Any]:
+        """What ranks answer to a message, and a file, for each. `at` says what they are at, and `meet` that they may wait for one another
+        there."""
         try:
-            answers = self.team.ask(messages)
+            answers = self.team.ask(messages, files or {})
         except BaseException as e:  # Ctrl-C
             self._failed = e
             self.team.end()

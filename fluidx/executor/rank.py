@@ -5,21 +5,25 @@ Feeds come, and fetches and state are taken, through memory that the processes s
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from .. import native
-from ..comm.nursery import Channel
+from ..comm.nursery import GONE, Channel
 from ..comm.processes import ProcessWorld
+from ..comm.recorder import STARTUP
 from ..ir.constants import Array
 from ..ir.dtypes import dtype_name, np_dtype
 from ..ir.parser import parse_pair
-from ..ir.program import Program
+from ..ir.program import Program, ProgramPair
 from ..ir.types import TensorType
 from ..native import shared
 from . import memory, watch
@@ -29,7 +33,8 @@ from .bound import Bound
 from .context import RunContext
 from .faults import Fault, shown
 from .scope import Scope
-from .trail import STARTUP, Trail
+from .sights import described
+from .trail import Trail
 
 Lies = tuple[int, str, list[int]]  # where an array is, of what dtype, and its shape
 
@@ -38,16 +43,16 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
     """Be a rank until nobody wants anything any more."""
     rank = given["rank"]
     keep_to(frozenset(given["cores"]) or None)
-    native.set_num_threads(given["threads"])
     there = shared.Memory(fds[0], given["start"], given["ranks"])
     there.close()
     world = ProcessWorld(there, rank, given["timeout"])
     memory.new_bytes = shared.take
     served = _Rank(world, rank)
+    served.share(given["threads"])
     while True:
-        message, _ = channel.receive()
+        message, files = channel.receive(files=1)
         try:
-            answer: Any = {"done": getattr(served, message.pop("do"))(**message)}
+            answer: Any = {"done": getattr(served, message.pop("do"))(*files, **message)}
         except BaseException as e:  # whatever it is, the other ranks must not wait for this one
             fault = Fault.of(e, served.running())
             if served.meets:
@@ -65,6 +70,7 @@ class _Rank:
         self.comm = world.communicator(rank)
         self.trail = Trail(world.shared, rank, shown)
         self.scope = Scope()
+        self.pairs: dict[int, ProgramPair] = {}
         self.told = -1  # the version of the scope that was last told of
         self.rooms: dict[str, np.ndarray] = {}
         self.bounds: dict[int, tuple[Bound, list[tuple[np.ndarray, np.ndarray]]]] = {}
@@ -74,40 +80,44 @@ class _Rank:
     def running(self) -> Any:
         return self.current.compute.running() if self.current is not None else None
 
+    def share(self, threads: int) -> None:
+        """Have this rank's share of so many threads."""
+        native.set_num_threads(max(1, threads // self.world.world_size))
+
     def room(self, name: str, lies: Sequence[Any]) -> Lies:
         """A place for an array that is to come."""
         self.rooms[name] = memory.zeros(tuple(lies[1]), np_dtype(lies[0]))
         return lies_at(self.rooms[name])
 
-    def programs(self, text: str, imports: Sequence[str]) -> None:
+    def programs(self, of: int, text: str, imports: Sequence[str]) -> None:
+        """The programs of an executor, which goes by that number."""
         for module in imports:
             import_module(module)
         constants = {digest: Array(there) for digest, there in self.rooms.items()}
         self.rooms.clear()
-        pair = parse_pair(text, constants)
-        self.main, self.startup = pair.main, pair.startup
+        self.pairs[of] = parse_pair(text, constants)
 
     def bind(self, name: str) -> Any:
         """Make the array that has come the storage of a variable."""
         self.scope.bind(name, self.rooms.pop(name))
         return self._state()
 
-    def start(self) -> Any:
+    def start(self, of: int) -> Any:
         """Run the startup program."""
         self.meets = True
         self.trail.begin(STARTUP)
-        self.current = self._prepared(self.startup, {}, [], True, None)
+        self.current = self._prepared(self.pairs[of].startup, {}, [], True, None)
         self.current.run({})
         self.meets = False
         return self._state()
 
     def ready(
-        self, number: int, keep: Sequence[int], feeds: Mapping[str, Any], fetches: Sequence[str], fuse: bool, overlap: int | None
+        self, of: int, number: int, keep: Sequence[int], feeds: Mapping[str, Any], fetches: Sequence[str], fuse: bool, overlap: int | None
     ) -> dict[str, Any]:
         """Prepare to run the main program on feeds of these types, and drop what was prepared but for those to keep."""
         self.bounds = {k: b for k, b in self.bounds.items() if k in keep}
         types = {n: TensorType(dtype, tuple(shape)) for n, (dtype, shape) in feeds.items()}
-        bound = self._prepared(self.main, types, fetches, fuse, overlap)
+        bound = self._prepared(self.pairs[of].main, types, fetches, fuse, overlap)
         # what is fetched is read where it lies, if others see it there, and from a copy elsewhere
         places = [a if self.world.memory.holds(a) and a.flags.c_contiguous else memory.zeros(a.shape, a.dtype) for a in bound.fetches]
         self.bounds[number] = bound, [(a, place) for a, place in zip(bound.fetches, places, strict=True) if a is not place]
@@ -118,13 +128,18 @@ class _Rank:
             **self._state(),
         }
 
-    def run(self, number: int, step: int, asked: Sequence[bool]) -> None:
-        """One step. Its feeds are there."""
+    def describe(self, number: int) -> dict[str, Any]:
+        """What a profiler is shown of a program that is ready."""
+        return described(self.bounds[number][0])
+
+    def run(self, number: int, step: int, asked: Sequence[bool], timed: bool) -> watch.Times | None:
+        """One step, and its times where they are asked for. Its feeds are there."""
         bound, copies = self.bounds[number]
         self.current = bound
         bound.ctx.step = step
         self.trail.begin(step)
-        after = watch.look(bound, watch.Asked(*asked), self.rank)
+        times: watch.Times | None = [] if timed else None
+        after = watch.look(bound, watch.Asked(*asked), self.rank, times)
         self.meets = True
         if bound.beside is None:
             bound.walk(after)
@@ -134,6 +149,15 @@ class _Rank:
         self.meets = False
         for a, place in copies:
             np.copyto(place, a)
+        return times
+
+    def aside(self, fd: int, role: str, names: Sequence[str], copies: bool) -> list[tuple[str, Lies]]:
+        """Have a thread do `role`, "module:function", with what variables hold now, and what it is told over a channel. Where that lies."""
+        values = {n: memory.copied(a) if copies else a for n in names for a in [self.scope.arrays[n]]}
+        module, _, name = role.partition(":")
+        do = partial(getattr(import_module(module), name), values)
+        threading.Thread(target=_serve_aside, args=(Channel(socket.socket(fileno=fd)), do), name="fluidx-aside", daemon=True).start()
+        return [(n, lies_at(a)) for n, a in values.items()]
 
     def _prepared(self, program: Program, types: Mapping[str, TensorType], fetch: Sequence[str], fuse: bool, overlap: int | None) -> Bound:
         declared = program.global_block().descs
@@ -152,6 +176,18 @@ class _Rank:
                 self.scope.bind(name, memory.copied(a))
         self.told = self.scope.version
         return {"state": [(n, lies_at(a)) for n, a in self.scope.arrays.items()], "version": self.told}
+
+
+def _serve_aside(channel: Channel, do: Callable[..., Any]) -> None:
+    """Until nobody wants anything any more: until then the values lie where they are."""
+    with suppress(*GONE), closing(channel):
+        while True:
+            message, _ = channel.receive()
+            try:
+                answer: Any = {"done": do(*message)}
+            except BaseException as e:
+                answer = {"fault": Fault.of(e, None)}
+            channel.send(answer)
 
 
 def lies_at(a: np.ndarray) -> Lies:

@@ -9,18 +9,21 @@ import numpy as np
 
 from ..native.world import Launch
 from .deal import Recipe
+from .sights import Sight
 from .wanted import Gathered
 
 
 class Ready(NamedTuple):
     """What runs of the same kinds of feeds and the same fetches take: how feeds are dealt, every rank's calls, and where those are all in C
-    one function that makes them together; and how fetches are gathered."""
+    one function that makes them together; and how fetches are gathered. Of ranks that are other processes `sights` are what profilers are
+    shown of their calls, once there is one."""
 
     dealt: Recipe
     bounds: list[Any]
     launch: Launch | None
     gathered: list[Gathered]
     versions: tuple[int, ...]  # of the scopes
+    sights: list[Sight]
 
 
 def are_arrays(feed: Any) -> bool:

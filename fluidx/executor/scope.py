@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..ir.errors import FeedError, nearest
-from .memory import copied
+from .memory import copied, fetched, put
 
 
 class ScopeTensor:
@@ -24,8 +24,7 @@ class ScopeTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = self._array()
-        value = value.get() if hasattr(value, "get") else value
-        return np.array(value, dtype=dtype)
+        return np.array(fetched(value) if hasattr(value, "get") else value, dtype=dtype)
 
     def shape(self) -> list[int]:
         return list(self._array().shape)
@@ -84,10 +83,7 @@ class Scope:
             raise FeedError(
                 f"variable {name!r} is {old.dtype}{list(old.shape)} in this scope, the new value is {value.dtype}{list(value.shape)}"
             )
-        if type(old) is np.ndarray:
-            old[...] = value
-        else:
-            old.set(np.ascontiguousarray(value))
+        put(old, value)
 
     def get(self, name: str) -> np.ndarray:
         """A copy of the value as a NumPy array."""

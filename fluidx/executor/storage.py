@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import Any
 
@@ -22,12 +22,13 @@ from ..ir.types import TensorType
 from ..ops.kernels import Body, wide_type
 from . import memory
 from .context import RunContext
-from .inside import Home, Readers
+from .inside import Home, Readers, start_of
 from .live import FOREVER, Lives, nested, times
 from .local import Here
 from .memory import Interval, assign
 from .outline import Outline
 from .plan import Buffer, Lies, Scratch, Value
+from .settle import settles
 from .sizes import Sizes
 
 TALKS = (Effect.COLLECTIVE, Effect.P2P)
@@ -124,12 +125,14 @@ class Storage:
         self.shadow = _Lies(shadows, sizes.types)
         self.view_of: dict[str, str] = {}
         self.lies: dict[str, Lies] = {}
+        self.starts: dict[str, int] = {}  # bytes of its storage before a value; none where it is not here
         self.inside: dict[int, set[int]] = {}  # operators, by id, some of whose operands, by number, are made inside their result
         self.nodes: list[Node] = []
         self.inner: dict[int, list[Node]] = {}
         self.asides: list[Aside] = []
         self.halves = any(t.dtype in HALVES for t in self.types.values())
-        self.readers = Readers(sizes, shadows, ctx, outline, self._is_made_once)
+        self.outline = outline
+        self.readers = Readers(sizes, shadows, ctx, outline, self._is_made_once, partial(settles, self))
 
     # -- roots --------------------------------------------------------------------------------------------------------------
 
@@ -190,7 +193,7 @@ class Storage:
             return node
         if inside:  # the others are copied there
             return node
-        elsewhere = () if definition.bodies else self._made_elsewhere(self._homes(op, definition), i)
+        elsewhere = () if definition.bodies else self._made_elsewhere(self._homes(node), i)
         self._results(node, ins, [n for n in outs if n not in elsewhere])
         if definition.effect in TALKS:  # what is sent lies in one piece
             for n in read:
@@ -224,7 +227,7 @@ class Storage:
             made.update(op.output_arg_names)
         self._results(node, ins, node.op.output_arg_names[1:])
         made_last = [op.output_arg_names[0] for op in node.ops if self.last[op.output_arg_names[0]] > i]
-        elsewhere = self._made_elsewhere(self.readers.early_homes(made_last), i)
+        elsewhere = self._made_elsewhere(self.readers.early_homes(i, node.ops, made_last), i)
         for op in node.ops:
             name = op.output_arg_names[0]
             if self.last[name] > i and name not in elsewhere:
@@ -242,10 +245,10 @@ class Storage:
                 return
         self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
-    def _homes(self, op: Operator, definition: type[OpDef]) -> Mapping[str, Home]:
+    def _homes(self, node: Node) -> Mapping[str, Home]:
         """Where those results are made which later operators would only move: where these would put them."""
-        early = self.readers.early_homes(op.output_arg_names)
-        return early if early or definition.strided is None else self.readers.homes(op)
+        early = self.readers.early_homes(node.index, node.ops, node.op.output_arg_names)
+        return early if early or node.definition.strided is None else self.readers.homes(node.op)
 
     def _made_elsewhere(self, homes: Mapping[str, Home], i: float) -> Collection[str]:
         """Places for results that have a home."""
@@ -254,13 +257,17 @@ class Storage:
                 self.new_root(name, "arena", i, self.last[name])
             else:
                 whole = join.output_arg_names[0]
-                root = self.roots[name] = self.roots.get(whole) or self.new_root(whole, "arena", i, self.last[whole])
+                root = self.roots[name] = self._root(whole, i) if whole in self.state else self._room(whole, i)
                 root.aliases.append(name)
                 root.stop = max(root.stop, self.last[name])
                 self.inside.setdefault(id(join), set()).add(number)
                 self.writers[whole] = []  # what is there already when `join` comes stays there
-            self.shadow[name], self.lies[name] = shadow, lies
+            self.shadow[name], self.lies[name], self.starts[name] = shadow, lies, lies.offset
         return homes
+
+    def _room(self, whole: str, i: float) -> Root:
+        """Storage for what is joined later, as soon as one part of it is made."""
+        return self.roots.get(whole) or self.new_root(whole, "arena", i, self.last[whole])
 
     def _is_new(self, name: str) -> bool:
         return name not in self.roots and name not in self.state
@@ -363,6 +370,9 @@ class Storage:
         root.aliases += outs
         root.stop = max(root.stop, stop)
         for n, a in zip(outs, found, strict=True):
+            self.starts[n] = self.starts.get(source, 0) + start_of(a) - start_of(self.shadow[source])
+            if node.definition.view_ctx is not None and a.flags.c_contiguous:  # a plan does not say of which rank it is
+                self.lies[n] = Lies(self.starts[n], a.strides)
             self.roots[n], self.shadow[n], self.view_of[n] = root, self.shadows.like(a), source
         node.made = "view"
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,9 +15,8 @@ from ..comm.nursery import Process, start
 from ..ir.errors import ExecutionError
 from ..native import shared
 from .affinity import Cores
+from .aside import LOOK
 from .workers import GRACE
-
-_LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
 
 
 class Team:
@@ -27,11 +25,11 @@ class Team:
     def __init__(self, ranks: int, timeout: float, cores: Sequence[Cores | None]):
         self.timeout, self.ended = timeout, False
         self.processes: list[Process] = []
-        threads = max(1, native.num_threads() // ranks)
+        self.threads = native.num_threads()  # of all ranks
         try:
             self.memory = shared.Memory.make(ranks)
             self.world = self.memory.world(timeout)
-            given = {"start": self.memory.start, "ranks": ranks, "timeout": timeout, "threads": threads}
+            given = {"start": self.memory.start, "ranks": ranks, "timeout": timeout, "threads": self.threads}
             self._start([{**given, "rank": r, "cores": sorted(cores[r] or ())} for r in range(ranks)])
         except OSError as e:
             raise ExecutionError(f"{ranks} processes cannot be had: {e}; cpu_places({ranks}) runs ranks as threads") from e
@@ -53,7 +51,7 @@ class Team:
 
     def scene(self, rank: int) -> str:
         """Lines that say which process a rank is, and what every rank completed last."""
-        return f"\n  on host {socket.gethostname()}, process {self.processes[rank].pid}" + recorder.told(self.world, len(self.processes))
+        return recorder.scene(self.processes[rank].pid, self.world, len(self.processes))
 
     def end(self) -> None:
         """End what is left of the processes, and give the memory back when nobody looks at it any more."""
@@ -61,22 +59,22 @@ class Team:
         for p in self.processes:
             p.end()
 
-    def ask(self, messages: Mapping[int, Any]) -> dict[int, Any]:
+    def ask(self, messages: Mapping[int, Any], files: Mapping[int, int]) -> dict[int, Any]:
         """What the ranks answer, or the error by which one did not. When one has failed the others have little time to stop in: of those
-        that do not there is nothing."""
+        that do not there is nothing. `files`: for ranks that get one, what it is open as."""
         answers: dict[int, Any] = {}
         deadline, stopped = float("inf"), dict[int, float]()
         with selectors.DefaultSelector() as waiting:
             for r, message in messages.items():
                 waiting.register(self.processes[r].channel.sock, selectors.EVENT_READ, r)
                 try:
-                    self.processes[r].channel.send(message)
+                    self.processes[r].channel.send(message, [files[r]] if r in files else ())
                 except TimeoutError:  # it takes nothing, as when it is stopped
                     answers[r] = self._lost(r, CommTimeout(f"the process took no message for {self.timeout:g} s", rank=r))
                 except OSError:  # it has ended, as will show
                     pass
             while len(answers) < len(messages) and time.monotonic() < deadline:
-                come = waiting.select(_LOOK)
+                come = waiting.select(LOOK)
                 for key, _ in come:
                     answers[key.data] = self._answer(key.data)
                     waiting.unregister(key.fileobj)

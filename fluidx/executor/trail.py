@@ -8,7 +8,6 @@ from typing import Any
 from ..ir.operator import Operator
 from ..native.shared import SharedWorld
 
-STARTUP = -1  # in the place of the number of a run
 _TEXT, _STEP = 0, 1
 
 

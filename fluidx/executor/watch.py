@@ -13,17 +13,25 @@ from ..ir.errors import ExecutionError
 from ..ir.operator import Operator
 
 if TYPE_CHECKING:
+    from ..ir.program import Program
     from .bound import Bound
+    from .sights import Sight
 
 After = Callable[[int, Operator, int, int], None]  # (number of the call, operator, start and stop in ns), called behind every step
 
 clock: Callable[[], int] = time.perf_counter_ns  # monotonic, and the same for all threads of the process
 
 
-class Watcher(Protocol):
-    """Somebody who wants to see runs: `look(bound, rank)` gives what is called behind each step of one, or None to pass it over."""
+Times = list[tuple[int, int, int]]  # of the steps of a run: number of the call, start and stop in ns
 
-    def look(self, bound: Bound, rank: int | None) -> After | None: ...
+
+class Watcher(Protocol):
+    """Somebody who wants to see runs: `look(bound, rank)` gives what is called behind each step of one, or None to pass it over. Where
+    `wants(program, rank)` is true it does not. Of a rank that is another process the steps are told when the run is over."""
+
+    def wants(self, program: Program, rank: int | None) -> bool: ...
+
+    def look(self, bound: Bound | Sight, rank: int | None) -> After | None: ...
 
 
 watchers: list[Watcher] = []
@@ -54,9 +62,26 @@ def tell(program: str, step: int, names: Sequence[str], values: Sequence[Any]) -
         hear(program, step, names, values)
 
 
-def look(bound: Bound, asked: Asked, rank: int | None = None) -> After | None:
-    """What to do behind each step of the run that begins; None when nobody looks. `rank` is None on one device."""
-    found: list[After] = [after for w in watchers if (after := w.look(bound, rank)) is not None] if watchers else []
+def wanted(programs: Sequence[Program]) -> bool:
+    """Is a run of these, which ranks have, to be seen?"""
+    return any(w.wants(program, rank) for w in watchers for rank, program in enumerate(programs))
+
+
+def show(bound: Sight, rank: int, times: Times) -> None:
+    """A rank that is another process was through with a run at these times."""
+    for w in watchers:
+        if (after := w.look(bound, rank)) is not None:
+            for i, start, stop in times:
+                after(i, bound.calls[i].op, start, stop)
+
+
+def look(bound: Bound, asked: Asked, rank: int | None = None, times: Times | None = None) -> After | None:
+    """What to do behind each step of the run that begins; None when nobody looks. `rank` is None on one device. With `times` those of
+    steps are noted there, for `show`."""
+    if times is not None:
+        found: list[After] = [lambda i, op, start, stop: times.append((i, start, stop))]
+    else:
+        found = [after for w in watchers if (after := w.look(bound, rank)) is not None] if watchers else []
     if asked.trace:
         found.append(_trace(bound, "" if rank is None else f"rank {rank}: "))
     if asked.check_nan:

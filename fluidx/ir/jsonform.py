@@ -42,6 +42,7 @@ def to_json(program: Program | ProgramPair) -> dict[str, Any]:
         "name": program.name,
         "rank": program.rank,
         "strategy": program.strategy,
+        **({"origin": program.origin} if program.origin else {}),
         "seed": program.random_seed,
         "groups": {g: [list(s) for s in sets] for g, sets in program.groups.items()},
         **({"turns": dict(program.turns)} if program.turns else {}),
@@ -161,7 +162,8 @@ class _Reader:
         return tuple(self.str_(v, f"{where}[{k}]") for k, v in enumerate(self.list_(value, where)))
 
     def program(self, data: Any, at: str) -> Program:
-        data = self.dict_(data, at or "the top", ("format", "version", "name", "rank", "strategy", "seed", "groups", "turns", "blocks"))
+        known = ("format", "version", "name", "rank", "strategy", "origin", "seed", "groups", "turns", "blocks")
+        data = self.dict_(data, at or "the top", known)
         if data.get("format") != FORMAT:
             self.fail(f"{at}format", f"{FORMAT!r}", data.get("format"))
         self.version(data)
@@ -169,6 +171,7 @@ class _Reader:
         if data.get("rank") is not None:
             p.rank = self.int_(data["rank"], f"{at}rank", 0, MAX_INDEX)
         p.strategy = self.str_(data.get("strategy", ""), f"{at}strategy")
+        p.origin = self.str_(data.get("origin", ""), f"{at}origin")
         p.random_seed = self.int_(data.get("seed", 0), f"{at}seed", 1 - MAX_INT, MAX_INT - 1)
         for g, sets in self.dict_(data.get("groups", {}), f"{at}groups").items():
             where = f"{at}groups.{g}"

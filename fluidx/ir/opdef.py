@@ -201,8 +201,8 @@ class OpDef:
     view_ctx: ClassVar[Callable[..., Any] | None] = None
     # (slot, array) -> whether the bodies take such an array there, input or result, as well as one in one piece
     strided: ClassVar[Callable[..., bool] | None] = None
-    # of an op that only moves its inputs, all to be seen in its output: (output, shapes of the inputs, **attrs) -> where in an array that
-    # is the output each of the inputs lies (None: nowhere as a view)
+    # of an op that only moves its inputs, all to be seen in its output, where it has one: (output, shapes of the inputs, **attrs) -> where
+    # in an array that is the output each of the inputs lies (None: nowhere as a view)
     inside: ClassVar[Callable[..., list[Any]] | None] = None
     # its inputs may be made there by several operators: room for all is then taken as soon as the first one is made
     early: ClassVar[bool] = False

@@ -66,7 +66,8 @@ def parse_any(text: str, constants: Mapping[str, Any] | None = None) -> Program 
 
 def _like(main: Program) -> Program:
     startup = Program(startup_name(main.name))
-    startup.rank, startup.strategy, startup.random_seed, startup.groups = main.rank, main.strategy, main.random_seed, dict(main.groups)
+    startup.rank, startup.strategy, startup.origin = main.rank, main.strategy, main.origin
+    startup.random_seed, startup.groups = main.random_seed, dict(main.groups)
     return startup
 
 
@@ -177,6 +178,9 @@ class _Parser(Tokens):
         elif text == "strategy":
             self.k += 1
             program.strategy = self._string()
+        elif text == "origin":
+            self.k += 1
+            program.origin = self._string()
         elif text == "name" and in_startup:
             self.k += 1
             program.name = self._word("the name of the startup program")

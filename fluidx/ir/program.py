@@ -286,6 +286,7 @@ class Program:
         self.turns: dict[str, int] = {}  # axes of time, and how many turns they have (see turns.py)
         self.rank: int | None = None
         self.strategy = ""  # set on the results of a transpile; transpiling them again is refused
+        self._origin: object = ""
         self.version = 0
         self.frozen = False
         self._current = 0
@@ -456,12 +457,22 @@ class Program:
         finally:
             self._current = old
 
+    @property
+    def origin(self) -> str:
+        """Of a rank's program, a text that is the same for all ranks of one transpile; empty where it is not known."""
+        return str(self._origin)
+
+    @origin.setter
+    def origin(self, said: object) -> None:
+        """`said` is the text, or gives it when it is asked for."""
+        self._origin = said
+
     # -- copies ---------------------------------------------------------------------------------------------------------
 
     def copy(self, name: str | None = None) -> Program:
         """An independent program that shares the immutable operators and records."""
         new = Program(name or self.name)
-        new.random_seed, new.rank, new.strategy = self.random_seed, self.rank, self.strategy
+        new.random_seed, new.rank, new.strategy, new._origin = self.random_seed, self.rank, self.strategy, self._origin
         new.groups, new.turns = dict(self.groups), dict(self.turns)
         new.blocks = []
         for b in self.blocks:
@@ -515,8 +526,8 @@ class Program:
             return NotImplemented
         if self is other:
             return True
-        mine = (self.name, self.groups, self.turns, self.rank, self.strategy, self.random_seed, len(self.blocks))
-        theirs = (other.name, other.groups, other.turns, other.rank, other.strategy, other.random_seed, len(other.blocks))
+        mine = (self.name, self.groups, self.turns, self.rank, self.strategy, self.origin, self.random_seed, len(self.blocks))
+        theirs = (other.name, other.groups, other.turns, other.rank, other.strategy, other.origin, other.random_seed, len(other.blocks))
         return mine == theirs and all(
             a.parent_idx == b.parent_idx and a.descs == b.descs and a.oplist == b.oplist
             for a, b in zip(self.blocks, other.blocks, strict=True)

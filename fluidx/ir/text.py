@@ -265,6 +265,8 @@ def settings(program: Program) -> list[str]:
         lines.append(f"  rank {program.rank}")
     if program.strategy:
         lines.append(f"  strategy {quote(program.strategy)}")
+    if program.origin:
+        lines.append(f"  origin {quote(program.origin)}")
     if program.random_seed:
         lines.append(f"  seed {program.random_seed}")
     return lines + group_lines(program) + turn_lines(program)
@@ -293,6 +295,8 @@ def _startup_lines(program: Program, declared: Mapping[str, Var], startup: Progr
         head.append(f"  rank {'none' if startup.rank is None else startup.rank}")
     if startup.strategy != program.strategy:
         head.append(f"  strategy {quote(startup.strategy)}")
+    if startup.origin != program.origin:
+        head.append(f"  origin {quote(startup.origin)}")
     if startup.random_seed != program.random_seed:
         head.append(f"  seed {startup.random_seed}")
     if startup.groups != program.groups:

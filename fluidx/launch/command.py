@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..comm import mpirun
+from ..comm.nursery import open_closed
+from ..executor import gpus
 from ..ir.errors import ExecutionError
 from . import launcher
 from .metrics import Log, heard
@@ -31,50 +35,72 @@ def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
 
 def run(
     script: str, args: Sequence[str], ranks: int, backend: str, hosts: Path | None, restarts: int, timeout: float | None, everything: bool,
-    metrics: Path | None, say: Callable[[str], None], least: int | None = None, steps: int | None = None,
+    metrics: Path | None, say: Callable[[str], None], least: int | None = None, steps: int | None = None, tensorboard: Path | None = None,
+    module: bool = False,
 ) -> int:  # fmt: skip
     """Run the script on ranks, and return the status to exit with. Raises OptionError for options that do not go together."""
-    if backend == "nccl":
-        raise OptionError(
-            "--backend nccl: GPUs are ranks of one process, places=fx.cuda_places() in the script; start it without fluidx run"
-        )
-    if hosts is not None and backend != "mpi":
+    open_closed()
+    if hosts is not None and backend not in ("mpi", "nccl"):
         raise OptionError(f"--hosts: ranks that are {backend} are on this host; --backend mpi has several")
     if backend == "threads" and (restarts or everything):
         raise OptionError("--restarts and --output all are of --backend processes and mpi; threads end, and print, as one process does")
+    if backend == "nccl":
+        if hosts is None and (reason := gpus.why_not(ranks)):  # those of other hosts look themselves
+            raise OptionError(f"--backend nccl: {reason}; --backend processes needs no GPU")
+        os.environ["FLUIDX_DEVICE"] = "cuda"
+        backend = "processes" if hosts is None else "mpi"
+    if hosts is not None and not mpirun.hosts_of(hosts):
+        raise OptionError(f"--hosts: {hosts} names no host; write one on each line, with slots=2 behind it if it takes two ranks")
+    if module and not _is_there(script):
+        raise OptionError(f"-m: there is no module {script.partition('.')[0]!r} here or on Python's path; a script is given without -m")
     if least is not None:
         _check_elastic(ranks, backend, restarts, least)
     if timeout is not None:
         os.environ["FLUIDX_TIMEOUT"] = f"{timeout:g}"
-    with _log(metrics, steps) as log:
-        hear = log.take if log.shown or log.file is not None else None
-        how: dict[str, Any] = {"timeout": timeout, "everything": everything, "hear": hear}
-        if backend == "processes":
-            return launcher.run(script, args, ranks, restarts, say, least, **how)
+    with _log(metrics, tensorboard, steps) as log:
+        hear = log.take if log.wanted else None
+        how: dict[str, Any] = {"timeout": timeout, "everything": everything, "hear": hear, "again": log.again, "module": module}
         if backend == "mpi":
             if reason := mpirun.why_not():
                 raise OptionError(f"--backend mpi: {reason}; on one host --backend processes needs none")
-            return launcher.run(script, args, ranks, restarts, say, job=MpiJob, hosts=hosts, metrics=metrics, **how)
-        os.environ.update(CPU_NUM=str(ranks), FLUIDX_WORLD_SIZE=str(ranks))
+            how |= {"job": MpiJob, "hosts": hosts, "logs": [metrics, tensorboard]}
+        if backend != "threads":
+            try:
+                return launcher.run(script, args, ranks, restarts, say, least, **how)
+            except ExecutionError as e:  # of this host, which cannot have them
+                raise OptionError(str(e)) from e
+        use_threads(ranks)
         with heard(hear):
-            run_script(script, args)
+            run_script(script, args, module)
     return 0
 
 
+def _is_there(module: str) -> bool:
+    """Is there such a module, or the package that it is in? Nothing is imported."""
+    name = module.partition(".")[0]
+    return bool(name) and (find_spec(name) or PathFinder.find_spec(name, [os.getcwd()])) is not None
+
+
+def use_threads(ranks: int | None) -> None:
+    """Let a script that this process runs have so many ranks, if that is said, which are threads."""
+    if ranks is not None:
+        os.environ.update(CPU_NUM=str(ranks), FLUIDX_WORLD_SIZE=str(ranks))
+
+
 def _check_elastic(ranks: int, backend: str, restarts: int, least: int) -> None:
-    if backend != "processes":
-        raise OptionError(
-            f"--elastic and --min-ranks are of --backend processes; start a job of {backend} anew on fewer ranks: it goes on from a "
-            "checkpoint of any number of ranks"
-        )
+    if backend == "threads":
+        raise OptionError("--elastic and --min-ranks are of --backend processes and mpi; threads end as one process does")
     if not restarts:
         raise OptionError("--elastic and --min-ranks say on how many ranks a script is started again: give --restarts, how often it may be")
     if least > ranks:
         raise OptionError(f"--min-ranks {least} is more than the {ranks} ranks of -n")
 
 
-def _log(path: Path | None, steps: int | None) -> Log:
+def _log(metrics: Path | None, tensorboard: Path | None, steps: int | None) -> Log:
     try:
-        return Log(path, steps=steps)
+        return Log(metrics, tensorboard, steps=steps)
     except OSError as e:
-        raise OptionError(f"--metrics: {path} cannot be written: {e.strerror}") from None
+        option = f"--metrics: {metrics}" if e.filename == str(metrics) else f"--tensorboard: {tensorboard}"
+        raise OptionError(f"{option} cannot be written: {e.strerror}") from None
+    except ExecutionError as e:
+        raise OptionError(f"--tensorboard: {e}") from None

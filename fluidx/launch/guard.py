@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from ..comm.nursery import Channel, outlive
+from ..comm.nursery import Channel, adopt, outlive
 
 _GRACE = 4.0  # seconds that mpirun has to end its ranks in
 _SHARED = "/dev/shm"
@@ -27,15 +29,25 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
         os.dup2(fd, number)
         os.close(fd)
     outlive()
+    adopt()
     folders: list[str] = []
     try:
         environ = _with_places_of_its_own(given["environ"], folders) if given["alone"] else given["environ"]
         status = _run(channel, given["words"], environ)
     finally:
+        _end_orphans()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # who asked has ended
         channel.send({"ended": status})
+
+
+def _end_orphans() -> None:
+    """End what mpirun has left behind, such as an ssh that still waits for its host: it has become this process's."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with suppress(OSError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _with_places_of_its_own(environ: Mapping[str, str], folders: list[str]) -> dict[str, str]:

@@ -43,10 +43,10 @@ class Job:
 
     def __init__(
         self, script: str, args: Sequence[str], ranks: int, timeout: float | None = None, everything: bool = False, restart: int = 0,
-        hear: Callable[[Any], None] | None = None, say: Callable[[str], None] = print,
+        hear: Callable[[Any], None] | None = None, say: Callable[[str], None] = print, module: bool = False,
     ):  # fmt: skip
-        """`everything`: show what all ranks print, each line with its rank. `hear` is given what rank 0 fetches, if there is one, and `say`
-        what a rank warns of."""
+        """`module`: the script is the name of a module. `everything`: show what all ranks print, each line with its rank. `hear` is given
+        what rank 0 fetches, if there is one, and `say` what a rank warns of."""
         self._check()
         self.ranks, self.everything = ranks, everything
         self.timeout = config.timeout() if timeout is None else timeout
@@ -55,7 +55,7 @@ class Job:
         cores_of(ranks)  # refused here, not by each rank
         self.given: dict[str, Any] = {
             "ranks": ranks, "timeout": self.timeout, "threads": max(1, native.num_threads() // ranks), "script": script,
-            "args": list(args), "restart": restart, "job": secrets.token_hex(8), "heard": hear is not None,
+            "args": list(args), "module": module, "restart": restart, "job": secrets.token_hex(8), "heard": hear is not None,
             "interrupt": int(self.interrupt),
         }  # fmt: skip
         self.processes: dict[int, Any] = {}  # by rank
@@ -111,7 +111,7 @@ class Job:
         try:
             self.memory = shared.Memory.make(self.ranks)
         except OSError as e:
-            raise ExecutionError(f"memory for {self.ranks} processes cannot be had: {e}") from e
+            raise ExecutionError(f"memory for {self.ranks} processes cannot be had: {e}; --backend threads needs none") from e
         self.world = self.memory.world(self.timeout)
 
     @contextmanager
@@ -244,6 +244,10 @@ class Job:
 
     # -- telling -----------------------------------------------------------------------------------------------------------------
 
+    def left(self) -> dict[str, Any]:
+        """What is to be said otherwise when the script starts again on the ranks that did not fail."""
+        return {}
+
     def _ended(self) -> Ended:
         if self.signal is not None:
             return Ended(128 + self.signal, f"interrupted by {signal.Signals(self.signal).name}; all ranks were ended", False)
@@ -268,21 +272,25 @@ class Lines:
         if not data and self.rest:
             lines, self.rest = [*lines, self.rest], b""
         for line in lines:
-            text = line.decode(errors="replace")
-            if self.tail is not None:
-                self.tail.append(text)
-            if self.shown is not None:
-                print(f"{self.prefix}{text}", file=self.shown, flush=True)
+            self._line(line.decode(errors="replace"))
+
+    def _line(self, text: str) -> None:
+        if self.tail is not None:
+            self.tail.append(text)
+        if self.shown is not None:
+            print(f"{self.prefix}{text}", file=self.shown, flush=True)
 
 
 def run(
     script: str, args: Sequence[str], ranks: int, restarts: int = 0, say: Callable[[str], None] = print, least: int | None = None,
-    job: type[Job] = Job, **how: Any,
+    job: type[Job] = Job, again: Callable[[], None] = lambda: None, **how: Any,
 ) -> int:  # fmt: skip
     """Run a script on ranks that are processes; start it again after a failure, so often: on as many ranks, or, where it may run on `least`
-    of them, on those that did not fail. What fails on all ranks is the fault of none. Returns the status to exit with."""
+    of them, on those that did not fail. What fails on all ranks is the fault of none. `again` is called before that. Returns the status to
+    exit with."""
     for restart in range(restarts + 1):
-        ended = job(script, args, ranks, restart=restart, say=say, **how).run()
+        started = job(script, args, ranks, restart=restart, say=say, **how)
+        ended = started.run()
         if ended.report:
             say(f"fluidx run: {ended.report}")
         if not ended.again or restart == restarts:
@@ -296,5 +304,7 @@ def run(
             say(f"fluidx run: starting all {ranks} ranks again, {turn}")
         else:
             say(f"fluidx run: starting again on {left} of {ranks} ranks, {turn}; a step's whole batch stays, a rank takes 1/{left} of it")
+            how |= started.left()
         ranks = left
+        again()
     raise AssertionError("the last turn returns")

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..config import show_progress
 from ..executor import watch
+from .tensorboard import Events
 
 _OFTEN = 0.1  # seconds between two changes of the line on a terminal
 _SMOOTH = 0.9  # what the steps before count for in the rate, when there is one more
@@ -74,18 +75,32 @@ def heard(hear: Callable[[Any], None] | None) -> Iterator[None]:
 
 
 class Log:
-    """A file of such lines, which pandas reads by `read_json(path, lines=True)`, and the line on a terminal. Either may be left away.
+    """A file of such lines, which pandas reads by `read_json(path, lines=True)`, a folder for TensorBoard, and the line on a terminal. Each
+    may be left away.
 
     Where it is known how many `steps` there will be, that line says how long they will take.
     """
 
-    def __init__(self, path: Path | None, stream: TextIO | None = None, steps: int | None = None):
+    def __init__(
+        self, metrics: Path | None = None, tensorboard: Path | None = None, stream: TextIO | None = None, steps: int | None = None,
+        restart: int = 0,
+    ):  # fmt: skip
+        """A `restart` goes on with the lines that there are. Raises OSError for what cannot be written, ExecutionError where TensorBoard's
+        writer is not installed."""
         self.stream, self.steps = stream or sys.stderr, steps
         self.shown = show_progress(self.stream)
-        self.file = path.open("w", encoding="utf-8") if path is not None else None
+        self.events = None if tensorboard is None else Events(tensorboard)
+        self.file = metrics.open("a" if restart else "w", encoding="utf-8") if metrics is not None else None
         self._next = 0.0
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody reads what is taken."""
+        return self.shown or self.file is not None or self.events is not None
+
     def take(self, record: Mapping[str, Any]) -> None:
+        if self.events is not None:
+            self.events.take(record)
         if self.file is not None:
             self.file.write(json.dumps(record) + "\n")
             self.file.flush()
@@ -94,12 +109,18 @@ class Log:
             self.stream.write(f"\033[K{_line(record, self.steps)}\r")  # what is printed next begins where this line did
             self.stream.flush()
 
+    def again(self) -> None:
+        """The script starts again, from an earlier step perhaps."""
+        if self.events is not None:
+            self.events.close()
+
     def __enter__(self) -> Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._next:
             self.stream.write("\033[K")
+        self.again()
         if self.file is not None:
             self.file.close()
 

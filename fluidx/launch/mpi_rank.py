@@ -14,6 +14,7 @@ from typing import Any
 
 from ..comm.launched import RESTART, Launched, found
 from ..comm.nursery import Channel, die_with
+from . import far
 from .metrics import Log, heard
 from .script import run_script, serve
 
@@ -53,10 +54,19 @@ def _serve_here(there: Launched, door: str) -> None:
 def _serve_far(there: Launched | None, said: Mapping[str, Any], script: str, args: Sequence[str]) -> None:
     """Some are on other hosts: the script is on its own, and mpirun shows what it prints."""
     os.environ[RESTART] = str(said["restart"])
+    if there is None:
+        run_script(script, args, said["module"])
+    else:
+        far.run(said["job"], there.rank, lambda: _logged(there.rank, said, script, args))
+
+
+def _logged(rank: int, said: Mapping[str, Any], script: str, args: Sequence[str]) -> None:
     with ExitStack() as stack:
-        if said["metrics"] and there is not None and there.rank == 0:
-            stack.enter_context(heard(stack.enter_context(Log(Path(said["metrics"]))).take))
-        run_script(script, args)
+        if rank == 0 and any(said["logs"]):
+            metrics, tensorboard = (None if path is None else Path(path) for path in said["logs"])
+            log = stack.enter_context(Log(metrics, tensorboard, restart=said["restart"]))
+            stack.enter_context(heard(log.take))
+        run_script(script, args, said["module"])
 
 
 if __name__ == "__main__":

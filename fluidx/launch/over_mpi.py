@@ -10,14 +10,19 @@ import signal
 import socket
 import struct
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import native
 from ..comm import mpirun
+from ..comm.mpirun import Hosts
 from ..comm.nursery import Channel, is_stopped, start
 from ..native import shared
-from .launcher import Ended, Job, Lines
+from .far import Far, Words, unreachable
+from .launcher import Ended, Job
+from .report import Failure
 
 _SOON = 3.0  # seconds in which mpirun says how a rank ended, if it does
 _GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to notice
@@ -38,13 +43,17 @@ class MpiJob(Job):
     """A script on ranks that mpirun starts."""
 
     interrupt = signal.SIGINT  # SIGTERM is mpirun's
+    door: socket.socket | None = None  # by which ranks of this host come
 
-    def __init__(self, *args: Any, hosts: Path | None = None, metrics: Path | None = None, **how: Any):
+    def __init__(self, *args: Any, hosts: Path | Hosts | None = None, logs: Sequence[Path | None] = (), **how: Any):
+        """`hosts` are in a file, as mpirun reads it. `logs` are the paths of a `metrics.Log`, which rank 0 writes where it is far."""
         super().__init__(*args, **how)
-        self.hosts, self.metrics = hosts, metrics
+        self.hosts, self.far = hosts, Far(self.ranks, () if hosts is None else mpirun.hosts_of(hosts))
+        self.logs = [None if path is None else str(path.resolve()) for path in logs]
         self.here = hosts is None and not (native.why_not() or shared.why_not())
         self.status: int | None = None  # of mpirun
         self.guard: Any = None
+        self.until = time.monotonic() + self.timeout
 
     def _check(self) -> None:
         """Ranks without C kernels, or on several hosts, meet over MPI."""
@@ -53,13 +62,13 @@ class MpiJob(Job):
 
     def _start(self) -> None:
         name = f"fluidx-run-{os.getuid()}-{secrets.token_hex(8)}" if self.here else ""
-        said = {"door": name, "restart": self.given["restart"], "metrics": None if self.metrics is None else str(self.metrics.resolve())}
+        said = {"door": name, "restart": self.given["restart"], "module": self.given["module"], "job": self.given["job"], "logs": self.logs}
         own = [sys.executable, "-m", "fluidx.launch.mpi_rank", json.dumps(said), self.given["script"], *self.given["args"]]
-        words, environ = mpirun.command(self.ranks, own, None if self.hosts is None else str(self.hosts))
+        words, environ = mpirun.command(self.ranks, own, self.hosts)
         if self.here:
             self._open_door(name)
-        self.said = Lines(-1, None, sys.stderr, prefix="")
-        writing = [self._heard(Lines(-1, None, sys.stdout, prefix="")), self._heard(self.said)]
+        self.said = [Words(stream, self.given["job"], self.far.take) for stream in (sys.stdout, sys.stderr)]
+        writing = [self._heard(lines) for lines in self.said]
         try:
             self.guard = start("fluidx.launch.guard:serve", {"words": words, "environ": environ, "alone": self.hosts is None}, writing)
         finally:
@@ -77,6 +86,7 @@ class MpiJob(Job):
 
     def _welcome(self) -> None:
         """A rank comes: it is given memory, and what to print to."""
+        assert self.door is not None
         channel = Channel(self.door.accept()[0])
         channel.sock.settimeout(_SOON)
         _, uid, _ = _PEER.unpack(channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -90,13 +100,22 @@ class MpiJob(Job):
                 channel.send({**self.given, "start": self.memory.start, "rank": rank}, [self.memory.fd, out, err])
         except (OSError, EOFError):  # it has ended, as mpirun will say
             return
-        self.said.shown = None  # from now on these are mpirun's own words, about what is told anyway
+        for lines in self.said:  # from now on these are mpirun's own words, about what is told anyway
+            lines.shown = None
         self._enter(rank, _Rank(said["pid"], channel))
 
     # -- watching ----------------------------------------------------------------------------------------------------------------
 
     def _over(self) -> bool:
+        if self._late():
+            return True
         return super()._over() if self.failures else self.status is not None and not self._open()
+
+    def _late(self) -> list[int]:
+        """The ranks on hosts that have not begun in time."""
+        if self.hosts is None or time.monotonic() < self.until:
+            return []
+        return [rank for rank in range(self.ranks) if rank not in self.far.said]
 
     def _hear(self, rank: int) -> None:
         super()._hear(rank)
@@ -119,7 +138,7 @@ class MpiJob(Job):
                 self._hear(rank)
         if self.status and self.processes and not self.failures:
             missing = next((rank for rank in range(self.ranks) if rank not in self.processes), 0)
-            self._close(missing, _as_ended(self.status))
+            self._close(missing, mpirun.ended(self.status))
 
     def _learn(self, longest: float) -> None:
         """How mpirun ended, if it does so within some seconds."""
@@ -141,7 +160,12 @@ class MpiJob(Job):
             return 1
         self.world.abort(f"rank {rank}: its process has ended")
         self._learn(_SOON)
-        return None if self.status is None else _as_ended(self.status)
+        return None if self.status is None else mpirun.ended(self.status)
+
+    def _close(self, rank: int, status: int | None) -> None:
+        if self.failures and rank not in self.ended:  # where one has ended mpirun ends the others, MPICH's before they can say so
+            self.failures.setdefault(rank, Failure(rank, "stopped", "mpirun ended its process"))
+        super()._close(rank, status)
 
     def _end(self) -> None:
         for rank in self._open():
@@ -150,7 +174,7 @@ class MpiJob(Job):
             process.channel.close()
         if self.guard is not None:
             self._end_guard()
-        if self.here:
+        if self.door is not None:
             self.door.close()
             os.close(self.nothing)
             self.memory.close()
@@ -164,12 +188,25 @@ class MpiJob(Job):
             self._learn(_GRACE)
         self.guard.end()
 
+    def left(self) -> dict[str, Any]:
+        return {} if self.hosts is None else {"hosts": self.far.left(self.gone)}
+
     def _ended(self) -> Ended:
-        if self.signal is None and not self.failures and self.status:
-            return Ended(self.status, f"mpirun ended with status {self.status}", True)
+        late = self._late()
+        if self.signal is None and not self.failures and (self.status or late or self.far.open()):
+            self.gone = unreachable(self.far.hosts)
+            lost, how = sorted(self.far.lost(self.gone)), f"mpirun ended with status {self.status}"
+            if late:
+                how = f"{_listed(late)} had not begun after {self.timeout:g} s"
+            elif len(lost) < self.ranks:
+                how += f"; {_listed(lost)} failed"
+            elif not self.status:
+                how += " before the ranks came to the end of the script"
+            if self.gone:
+                how += f"; nothing can be started on {', '.join(sorted(self.gone))}"
+            return Ended(self.status or 1, how, True, len(lost))
         return super()._ended()
 
 
-def _as_ended(status: int) -> int:
-    """What mpirun ends with, as a rank's own end: 137 is a signal, number 9."""
-    return 128 - status if status > 128 else status
+def _listed(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"

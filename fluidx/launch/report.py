@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..comm import recorder
-from ..executor.trail import STARTUP
 from ..native.world import World
 
 
@@ -56,26 +54,17 @@ def report(seen: Seen) -> str:
     blamed = first.rank if first.at is None else first.at
     lines = [first.text if first.text.startswith("rank ") else f"rank {first.rank}: {first.text}"]
     if blamed != first.rank:
-        lines[0] = f"rank {blamed} did not come{_whereabouts(seen, blamed)}{_scene(seen, blamed)}\n  {lines[0]}"
+        lines[0] = f"rank {blamed} did not come{_whereabouts(seen, blamed)}{recorder.whereabouts(seen.world, blamed)}\n  {lines[0]}"
     elif "\n  in " not in lines[0]:  # it says nothing of it itself
-        lines[0] += _scene(seen, blamed)
+        lines[0] += recorder.whereabouts(seen.world, blamed)
     if "group=" not in lines[0] and (waits := next(((f.rank, f.op) for f in seen.failures.values() if f.op), None)):
         lines[0] += f"\n  rank {waits[0]} waited{waits[1]}"
-    lines.append(f"  on host {socket.gethostname()}, process {seen.pids.get(blamed, 'unknown')}")
+    lines[0] += recorder.host(seen.pids.get(blamed, "unknown"))
     if first.trace:
         lines.append(f"  where rank {first.rank} was:\n{first.trace.rstrip()}")
     if seen.tails[blamed]:
         lines.append(f"  what rank {blamed} wrote last:\n" + "\n".join(f"    {line}" for line in seen.tails[blamed]))
     return "\n".join(lines) + recorder.told(seen.world, seen.ranks, lambda r: _whereabouts(seen, r))
-
-
-def _scene(seen: Seen, rank: int) -> str:
-    """The operator that a rank left word of, and the step."""
-    op, step = seen.world.whereabouts(rank)
-    run = "the startup program" if step == STARTUP else f"step {step}"
-    if op:
-        return f"{op}\n  in {run}"
-    return f"\n  behind {run}" if seen.world.latest(rank, done=True) else ""
 
 
 def _whereabouts(seen: Seen, rank: int) -> str:

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 from .. import executor, native, transpiler  # noqa: F401  (loaded once, for all ranks)
@@ -57,7 +58,7 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
     if rank == 0 and given["heard"]:
         watch.listeners.append(Told(lambda record: tell({"fetched": record})))
     atexit._clear()  # what the process that started this one had
-    status = _run(given["script"], given["args"], world, tell)
+    status = _run(given, world, tell)
     threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter ends: wait for the script's threads,
     atexit._run_exitfuncs()  # and do what it asked for
     tell({"ended": status})
@@ -79,9 +80,9 @@ def _interrupt(number: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _run(script: str, args: Sequence[str], world: ProcessWorld, tell: Any) -> int:
+def _run(given: Mapping[str, Any], world: ProcessWorld, tell: Any) -> int:
     try:
-        run_script(script, args)
+        run_script(given["script"], given["args"], given["module"])
     except SystemExit as e:
         if e.code is None or isinstance(e.code, int):
             return e.code or 0
@@ -89,12 +90,17 @@ def _run(script: str, args: Sequence[str], world: ProcessWorld, tell: Any) -> in
         return 1
     except BaseException as e:
         world.abort(e)
-        first = root(e)
-        how = "interrupted" if isinstance(e, KeyboardInterrupt) else "stopped" if isinstance(first, CommAborted) else "failed"
-        how = "waited" if isinstance(first, CommTimeout) else how
-        tell({"how": how, "text": told_as(e), "at": getattr(e, "rank", None), "trace": "".join(_trace(e)), "op": _waits(e)})
+        tell({"how": how_of(e), "text": told_as(e), "at": getattr(e, "rank", None), "trace": "".join(_trace(e)), "op": _waits(e)})
         return 1
     return 0
+
+
+def how_of(error: BaseException) -> str:
+    """What an error is for the job, as `Failure` has it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    first = root(error)
+    return "stopped" if isinstance(first, CommAborted) else "waited" if isinstance(first, CommTimeout) else "failed"
 
 
 def _waits(error: BaseException | None) -> str:
@@ -114,8 +120,26 @@ def _trace(error: BaseException) -> list[str]:
     return traceback.format_list([f for f in frames if not f.filename.startswith((own, "<frozen"))])
 
 
-def run_script(script: str, args: Sequence[str]) -> None:
-    """Run a script as Python would, in this process."""
+def run_script(script: str, args: Sequence[str], module: bool = False) -> None:
+    """Run a script, or a module by its name, as Python would, in this process. An error that it does not catch is shown from there on."""
     sys.argv = [script, *args]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+    sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
+    before = sys.excepthook
+    sys.excepthook = lambda kind, error, trace: before(kind, error.with_traceback(_own(trace)), error.__traceback__)
+    if module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(os.path.abspath(script), run_name="__main__")
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that is the script's; all of it where that is not in it."""
+    found = trace
+    while found is not None and found.tb_frame.f_code is not run_script.__code__:
+        found = found.tb_next
+    if found is None:
+        return trace
+    found = found.tb_next
+    while found is not None and found.tb_frame.f_code.co_filename == runpy.run_path.__code__.co_filename:
+        found = found.tb_next
+    return found

@@ -80,8 +80,13 @@ def _start() -> _State:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use."""
+    return len(which_cores())
+
+
+def which_cores() -> list[int]:
+    """The cores that this process may use, by their numbers."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def why_not() -> str:

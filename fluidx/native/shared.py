@@ -22,8 +22,11 @@ import numpy as np
 from . import Call, _module, address
 from .world import SPIN_US, World, log
 
+_MOST_RANKS = 256  # of a world, as meet.h has it
+
 _WORLD_BYTES = 256 << 20  # for the world, its meetings and mailboxes; memory is taken where it is touched
 _FIRST, _STEP, _TRIES = 1 << 44, 1 << 40, 64  # where there is room in an address space of 47 bits, far from what systems put there
+_MOST_KNOWN = 1024
 _MOST = 32 << 40  # bytes for all ranks' parts
 _MAP_FIXED_NOREPLACE, _MAP_NORESERVE = 0x100000, 0x4000
 
@@ -48,7 +51,9 @@ class Memory:
 
     @staticmethod
     def make(ranks: int) -> Memory:
-        """New memory, all zero. Raises OSError."""
+        """New memory, all zero. Raises OSError, for more ranks than one world has too."""
+        if ranks > _MOST_RANKS:
+            raise OSError(f"at most {_MOST_RANKS} ranks share memory")
         fd = os.memfd_create("fluidx")
         try:
             os.ftruncate(fd, _size(ranks))
@@ -97,11 +102,15 @@ class Memory:
 class SharedWorld(World):
     """A world as a process that is one of its ranks sees it. What this rank brings to meetings is read by other processes."""
 
+    def __init__(self, capsule: Any):
+        super().__init__(capsule)
+        self._known: dict[bytes, list[list[np.ndarray]]] = {}
+
     def _call(self, words: Sequence[int], texts: list[np.ndarray]) -> Call:
-        there = take(8 * len(words)).view(np.int64)
-        there[:] = words
+        there = take(8 * (1 + len(words))).view(np.int64)
+        there[0], there[1:] = len(words), words
         texts.append(there)
-        return Call("meet_at", (address(there),))
+        return Call("meet_at", (address(there[1:]),))
 
     def _lasting(self, data: np.ndarray) -> np.ndarray:
         there = take(data.size)
@@ -110,7 +119,16 @@ class SharedWorld(World):
 
     def brought(self, ranks: tuple[int, ...]) -> list[list[list[np.ndarray]]]:
         """For each member of a group the arrays that it gave, and those that it takes, in the latest meeting, until the next."""
-        return [_brought(at) for at in self._module.brought(self.meeting(ranks))]
+        return [self._arrays_at(at) for at in self._module.brought(self.meeting(ranks))]
+
+    def _arrays_at(self, at: int) -> list[list[np.ndarray]]:
+        """The same lists for words that say the same."""
+        words = ctypes.string_at(at, 8 * ctypes.c_int64.from_address(at - 8).value)
+        if words not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[words] = _brought(at)
+        return self._known[words]
 
 
 def take(nbytes: int) -> np.ndarray:
@@ -127,13 +145,13 @@ def take(nbytes: int) -> np.ndarray:
 _LARGE = 2 << 20  # bytes that are zero when they are taken: twice what heap.c calls large, for a block has up to half as much again
 
 # as meet.h numbers them
-_GIVES, _TAKES, _ARRAYS = 11, 12, 13
+_GIVES, _TAKES, _ARRAYS = 12, 13, 14
 _AT, _TEXT, _AXES, _SIZES = range(4)
 
 
 def _brought(at: int) -> list[list[np.ndarray]]:
     words = ctypes.cast(at, ctypes.POINTER(ctypes.c_int64))
-    gives, takes = (max(words[k], 1) if words[k] < 0 else words[k] for k in (_GIVES, _TAKES))
+    gives, takes = (abs(words[k]) for k in (_GIVES, _TAKES))
     arrays = [_array(words, words[_ARRAYS + k]) for k in range(gives + takes)]
     return [arrays[:gives], arrays[gives:]]
 

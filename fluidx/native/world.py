@@ -29,7 +29,8 @@ class Brought(NamedTuple):
     """What one rank brings to a meeting: `text` shows it, and `call` is the part of the text that is alike on all ranks.
 
     `told` is what the flight recorder shows, and `kept` whether it remembers it as done. `gives` and `takes` are single arrays, contiguous
-    ones, or (`parts`) one for each rank.
+    ones, or (`parts`) one for each rank. Of arrays that are none, ranks see what the others bring, and it is not compared. Members may come
+    so many seconds (`grace`) later than the timeout says.
     """
 
     what: str
@@ -43,6 +44,7 @@ class Brought(NamedTuple):
     gives: Sequence[np.ndarray]
     takes: Sequence[np.ndarray]
     parts: bool
+    grace: float = 0.0
 
 
 class World:
@@ -62,16 +64,16 @@ class World:
         texts, told = [self._text(b.text)], address(self._text(b.told))
         places: dict[int, int] = {}
         records: list[int] = []
-        first = 13 + len(b.gives) + len(b.takes)  # as meet.h lays out the words
+        first = 14 + len(b.gives) + len(b.takes)  # as meet.h lays out the words
         for a in (*b.gives, *b.takes):
             if id(a) not in places:
                 places[id(a)] = first + len(records)
                 texts.append(self._text(f"{a.dtype}{list(a.shape)}"))
                 records += [address(a), address(texts[-1]), a.ndim, *a.shape, *a.strides]
-        item = b.gives[0].itemsize if b.gives else 1
+        item, sign = b.gives[0].itemsize if b.gives else 1, 1 if b.parts else -1
         words = [
             self.meeting(ranks), ranks.index(rank), _WORK.get(b.what, 0) if working else 0, _HOW[b.op], b.root, item, b.size,
-            address(texts[0]), told, told if b.kept else 0, len(b.call), *((len(b.gives), len(b.takes)) if b.parts else (-1, -1)),
+            address(texts[0]), told, told if b.kept else 0, int(1e9 * b.grace), len(b.call), sign * len(b.gives), sign * len(b.takes),
             *(places[id(a)] for a in (*b.gives, *b.takes)), *records,
         ]  # fmt: skip
         return self._call(words, texts)._replace(keeps=(self.capsule, texts, b.gives, b.takes))
@@ -137,6 +139,10 @@ class World:
     def abort(self, why: str) -> None:
         """Make every waiting rank stop."""
         self._module.abort(self.capsule, why.replace("\0", " ").encode("utf-8", "replace").decode())
+
+    def failed(self) -> str:
+        """What ranks that come to a meeting are told since one has failed; an empty text before."""
+        return self._module.failed(self.capsule)
 
     def latest(self, rank: int, done: bool = False) -> str:
         """The latest collective, or messages, that a rank came to, or got behind; an empty text where there is none."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._files import write_atomically
+from .._state import told_by_first
 from .._version import __version__
 from ..executor import Scope, global_scope
 from ..io import prune
@@ -51,8 +52,9 @@ def save(
     """Write the part of a program that computes `fetches` as an ONNX model, in its inference form.
 
     `feeds` are its inputs in order; left out, all data that the fetches need. Parameters have the values that they have in `scope` (left
-    out: the global one), or on the ranks of a ParallelExecutor, `executor`. An older file is replaced when the model is whole. Raises
-    OnnxError that lists every operator which ONNX has not, NotInitializedError where a parameter has no value.
+    out: the global one), or on the ranks of a ParallelExecutor, `executor`; those that are processes of one script all call this, and rank
+    0 writes. An older file is replaced when the model is whole. Raises OnnxError that lists every operator which ONNX has not,
+    NotInitializedError where a parameter has no value.
 
     The nodes are those of `opset`, 13 to 26, and what an older one lacks is written out in what it has, or listed. `ir_version` is that of
     the file: runtimes refuse one that is newer than they are, whatever the opset.
@@ -76,7 +78,11 @@ def save(
     size = model.ByteSize()
     if size > _LIMIT:
         raise OnnxError(f"the model has {size} bytes, and protobuf writes {_LIMIT} at most")
-    write_atomically(os.fspath(path), lambda stream: stream.write(model.SerializeToString()))
+
+    def write() -> None:
+        write_atomically(os.fspath(path), lambda stream: stream.write(model.SerializeToString()))
+
+    told_by_first(executor, "writes a model", write)
 
 
 def to_onnx(

@@ -1,7 +1,8 @@
 """Where the time of runs goes: fluid's `profiler`, with a table of the costliest operators and a timeline that Perfetto opens.
 
-While a profiler is on, every run of every executor makes its steps one by one and each is timed, on each rank. What a step moves and
-computes is known from its plan (`executor/cost.py`), so that its time can be held against what the machine can do (`ceilings`).
+While a profiler is on, every run of every executor makes its steps one by one and each is timed, on each rank, whatever ranks are. What a
+step moves and computes is known from its plan (`executor/cost.py`), so that its time can be held against what the machine can do
+(`ceilings`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..comm.launched import rank
 from ..executor import watch
 from ..ir.errors import ExecutionError, nearest
 from .ceilings import Ceilings, ceilings
@@ -29,7 +31,8 @@ def profiler(
     """Time every step of the runs inside, and give the `Profile`, whose `.table()` and `.save(path)` may be asked for behind the block too.
 
     `sorted_key` prints the table at the end, sorted by "total", "calls", "ave", "max", "min" or "default", the order of the first run;
-    without it nothing is printed. `profile_path` writes the timeline. `state` and `tracer_option` are fluid's and have no effect.
+    without it nothing is printed. `profile_path` writes the timeline. Where each rank runs the script all see all ranks, and rank 0 prints
+    and writes. `state` and `tracer_option` are fluid's and have no effect.
 
     >>> import numpy as np, fluidx as fx
     >>> main = fx.Program("double")
@@ -90,6 +93,8 @@ def _check(state: str, tracer_option: str, sorted_key: str | None = None) -> Non
 
 
 def _report(profile: Profile, sorted_key: str | None, path: str | Path | None) -> None:
+    if rank() > 0:  # it has seen all ranks, as rank 0 has
+        return
     if path is not None:
         profile.save(path)
     if sorted_key is not None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..executor.cost import Cost, talks
+from ..executor.cost import Cost
 from ..executor.plan import Plan
+from ..executor.sights import Call, SeenPlan, Sight, calls_of
 from ..executor.watch import After
 from ..ir.errors import ExecutionError, nearest
-from ..ir.operator import Operator
+from ..ir.program import Program
 from .ceilings import Ceilings, ceilings, threads_of
 
 if TYPE_CHECKING:
@@ -24,31 +25,21 @@ _MOSTLY = 0.5  # of the time: a step that takes hardly longer than one of one el
 
 
 @dataclass(eq=False)
-class Call:
-    """One call of a run: a step of the plan, or a wait for one that runs beside compute (kernel "wait")."""
-
-    op: Operator
-    ops: str  # the types of the operators that it stands for
-    kernel: str
-    talks: bool
-    cost: Cost
-    beside: bool = False  # it runs beside compute
-
-    @property
-    def waits(self) -> bool:
-        return self.kernel == "wait"
-
-
-@dataclass(eq=False)
 class Run:
     """One run of a program on one rank. `times` are (number of the call, start and stop in ns)."""
 
-    plan: Plan
+    plan: Plan | SeenPlan
     calls: list[Call]
     rank: int | None  # None on one device
     ranks: int
     step: int
     times: list[tuple[int, int, int]] = field(default_factory=list)
+    own_threads: int | None = None  # that its kernels have in a process of its own
+
+    @property
+    def threads(self) -> int:
+        """That its kernels have."""
+        return threads_of(self.ranks) if self.own_threads is None else self.own_threads
 
     @property
     def span(self) -> tuple[int, int]:
@@ -114,19 +105,24 @@ class Profile:
         self.runs: list[Run] = []
         self.limit = limit
         self._lock = threading.Lock()
-        self._calls: dict[int, tuple[Plan, list[Call]]] = {}  # of plans, by id; they are held, so that ids stay theirs
+        self._calls: dict[int, tuple[Plan | SeenPlan, list[Call]]] = {}  # of plans, by id; they are held, so that ids stay theirs
         self._seen: dict[tuple[int, int | None], int] = {}
 
-    def look(self, bound: Bound, rank: int | None) -> After | None:
+    def wants(self, program: Program, rank: int | None) -> bool:
+        """Is a run of it to be seen? Executors ask."""
+        return self.limit is None or self._seen.get((id(program), rank), 0) < self.limit
+
+    def look(self, bound: Bound | Sight, rank: int | None) -> After | None:
         """What notes the steps of a run; executors ask."""
-        key = id(bound.plan.program), rank
+        program = bound.plan.program
         with self._lock:
-            if self.limit is not None and self._seen.get(key, 0) >= self.limit:
+            if not self.wants(program, rank):
                 return None
-            self._seen[key] = self._seen.get(key, 0) + 1
+            self._seen[id(program), rank] = self._seen.get((id(program), rank), 0) + 1
             if id(bound.plan) not in self._calls:
-                self._calls[id(bound.plan)] = bound.plan, list(_calls(bound))
-            run = Run(bound.plan, self._calls[id(bound.plan)][1], rank, bound.ctx.world_size, bound.ctx.step)
+                self._calls[id(bound.plan)] = bound.plan, calls_of(bound)
+            calls = self._calls[id(bound.plan)][1]
+            run = Run(bound.plan, calls, rank, bound.ctx.world_size, bound.ctx.step, own_threads=bound.threads)
             self.runs.append(run)
         note = run.times.append
         return lambda i, op, start, stop: note((i, start, stop))
@@ -166,7 +162,7 @@ class Profile:
             raise ExecutionError(f"profiler: unknown sort={sort!r}; {nearest(sort, SORTED_BY, 'there are')}")
         sums: dict[Any, _Sum] = {}
         for run in self.runs:
-            best = at_best(threads_of(run.ranks))
+            best = at_best(run.threads)
             for i, start, stop in run.times:
                 c = run.calls[i]
                 name = c.ops if by == "op" else _named(c, run.plan)
@@ -185,7 +181,7 @@ class Profile:
         if not any(run.times for run in self.runs):
             return "nothing ran while the profiler was on"
         rows = self.rows(by, sort, at_best)
-        lines = [self._heading(), *dict.fromkeys(str(at_best(threads_of(run.ranks))) for run in self.runs), *map(str, self.exposed()), ""]
+        lines = [self._heading(), *dict.fromkeys(str(at_best(run.threads)) for run in self.runs), *map(str, self.exposed()), ""]
         cells = [("operator", "body", "calls", "total ms", "mean us", "best us", "share", "GFLOP/s", "GB/s", "of best", "bound by")]
         for r in rows[:limit]:
             near = ">100%" if r.near > 1 else f"{r.near:.0%}" if r.near else "-"
@@ -259,23 +255,7 @@ def rate(amount: int, seconds: float) -> float:
     return amount / seconds / 1e9 if seconds > 0 else 0.0
 
 
-def _calls(bound: Bound) -> Iterator[Call]:
-    """The calls of a bound plan, described."""
-    plan = bound.plan
-    costs: dict[int, Cost] = {}
-    for track in bound.tracks:
-        for (op, _), k in zip(track.steps, track.numbers, strict=True):
-            if k < 0:
-                yield Call(op, op.type, "wait", True, Cost())
-                continue
-            step = plan.steps[k]
-            if k not in costs:
-                costs[k] = plan.cost(step)
-            types = dict.fromkeys(o.type for o in step.ops)
-            yield Call(op, " + ".join(types), step.kernel, talks(step), costs[k], track is bound.beside)
-
-
-def _named(call: Call, plan: Plan) -> str:
+def _named(call: Call, plan: Plan | SeenPlan) -> str:
     made = call.op.output_arg_names or call.op.input_arg_names
     shown = f" %{made[0]}" + (f" {plan.values[made[0]].type}" if made[0] in plan.values else "") if made else ""
     return call.ops + shown

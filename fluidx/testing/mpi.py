@@ -14,6 +14,7 @@ from typing import Any
 
 from ..comm import mpi, mpirun
 from ..comm.nursery import Channel
+from ..comm.processes import ProcessWorld
 from .processes import reply, values
 
 _GRACE = 10.0  # seconds for it to end in
@@ -31,6 +32,7 @@ class Job:
 
     def __init__(self, n: int, prefix: Sequence[str] = (), hosts: str | None = None, environ: Mapping[str, str] = os.environ):
         self.worlds = 0
+        self.well = True  # all that was asked for has been answered: the processes can end as MPI wants them to, all together
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
             path = str(Path(folder) / "door")
             door.bind(path)
@@ -46,13 +48,15 @@ class Job:
                 self.process.wait()
                 raise
 
-    def ranks(self, n: int, timeout: float, share: bool = False) -> Ranks:
-        """A new world of the first `n` of the processes. They can `share` memory once."""
+    def ranks(self, n: int, timeout: float, share: bool = False, hosts: int = 1) -> Ranks:
+        """A new world of the first `n` of the processes, which `share` memory, or play `hosts` on one and share that of theirs."""
         self.worlds += 1
-        return Ranks(self.channels[:n], {"n": n, "timeout": timeout, "share": share, "world": self.worlds})
+        return Ranks(self, self.channels[:n], {"n": n, "timeout": timeout, "share": share, "hosts": hosts, "world": self.worlds})
 
     def close(self) -> None:
         for c in self.channels:
+            if self.well:
+                c.send(None)
             c.close()
         try:  # by itself it cleans up behind ranks that have left
             self.process.wait(_GRACE)
@@ -64,31 +68,43 @@ class Job:
 class Ranks:
     """The ranks of one world. After a failure they take no more."""
 
-    def __init__(self, channels: Sequence[Channel], given: Any):
-        self.channels, self.given = channels, given
+    def __init__(self, job: Job, channels: Sequence[Channel], given: Any):
+        self.job, self.channels, self.given = job, channels, given
 
     def each(self, function: str, args: Sequence[Any] = ()) -> list[Any]:
         """As `fluidx.testing.processes.Ranks.each`."""
         for c in self.channels:
             c.send([self.given, function, list(args)])
-        return values([c.receive()[0] for c in self.channels])
+        well, self.job.well = self.job.well, False
+        replies = [c.receive()[0] for c in self.channels]
+        self.job.well = well and all("value" in r for r in replies)
+        return values(replies)
+
+
+_worlds: dict[int, Any] = {}  # as long as the process: what lies in their memory may go later than they
 
 
 def _answer(path: str) -> None:
     """What such a process does."""
     from mpi4py import MPI
 
-    everyone, worlds = MPI.COMM_WORLD, dict[int, Any]()
+    everyone, worlds = MPI.COMM_WORLD, _worlds
     door = socket.socket(socket.AF_UNIX)
     door.connect(path)
     channel = Channel(door)
     channel.send(everyone.rank)
     while True:
-        (given, function, args), _ = channel.receive()
+        said, _ = channel.receive()
+        if said is None:
+            for world, _ in worlds.values():
+                if not isinstance(world, ProcessWorld):
+                    world.close()
+            return
+        given, function, args = said
         number, n = given["world"], given["n"]
         if number not in worlds:
             among = everyone.Create_group(everyone.group.Incl(range(n)), number % 1000)
-            world, _ = mpi.meet(given["timeout"], among, given["share"])
+            world, _ = mpi.meet(given["timeout"], among, given["share"], given["hosts"])
             worlds[number] = world, world.communicator(everyone.rank)
         world, comm = worlds[number]
         channel.send(reply(world, comm, function, args))
@@ -97,5 +113,5 @@ def _answer(path: str) -> None:
 if __name__ == "__main__":
     try:
         _answer(sys.argv[1])
-    except EOFError:  # nobody wants anything any more; MPI would wait for ranks that a failed test has left behind
+    except EOFError:  # something has failed; MPI would wait for ranks that are left behind
         os._exit(0)

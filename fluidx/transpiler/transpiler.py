@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from .._collector import collections_paused
@@ -27,6 +28,20 @@ from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic
 from .walk import where
+
+
+class Fingerprint:
+    """What tells a pair of programs from others, worked out when it is asked for: to print them takes as long as to transpile."""
+
+    def __init__(self, pair: ProgramPair):
+        self.pair = pair
+
+    @cached_property
+    def _text(self) -> str:
+        return hashlib.sha256(str(self.pair).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class DistributeTranspiler:
@@ -99,6 +114,7 @@ class DistributeTranspiler:
             self._special = Specializer(self._pair.main), Specializer(self._pair.startup)
         self._log = job.log
         self._ranks: dict[int, tuple[Program, Program]] = {}
+        self._origin = Fingerprint(self.pair)
         self._report: Report | None = None
         for k in range(self.strategy.servers):  # what a server cannot do is said here
             self._rank(self._server(k))
@@ -223,7 +239,9 @@ class DistributeTranspiler:
         if rank not in self._ranks:
             main, startup = self._special
             with collections_paused():
-                self._ranks[rank] = main.rank_program(rank), startup.rank_program(rank)
+                self._ranks[rank] = made = main.rank_program(rank), startup.rank_program(rank)
+            for p in made:
+                p.origin = self._origin
         return self._ranks[rank]
 
     def get_trainer_program(self, rank: int | None = None, wait_port: bool = True) -> Program:

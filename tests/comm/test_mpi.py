@@ -1,9 +1,9 @@
 """Ranks that mpirun starts: sharing memory on one host, and on two hosts that namespaces play. The conformance suite has the rest."""
 
+import numpy as np
 import pytest
 
 from fluidx.comm import CommTimeout
-from fluidx.comm.processes import ProcessCommunicator
 from fluidx.testing import each_rank
 from fluidx.testing.mpi import Job, why_not
 from tests.comm.conformance import jobs
@@ -18,7 +18,33 @@ def job(ranks, name, *args):
 
 
 def shares(comm):
-    return isinstance(comm, ProcessCommunicator)
+    return comm.world.memory is not None
+
+
+class _Counting:
+    """A communicator of MPI that notes to whom it sends how many bytes. Lines are made in the call in which they are used."""
+
+    def __init__(self, comm):
+        self.comm, self.sent = comm, []
+
+    def __getattr__(self, name):
+        def call(data, to, tag):
+            if "send" in name.lower():
+                self.sent.append([to, len(data[0])])
+            return getattr(self.comm, name)(data, to, tag)
+
+        return call
+
+
+def sent(comm, size):
+    """What this rank sends in an all_reduce."""
+    world, x = comm.world.between, np.full(size, comm.rank, "float32")
+    counting, plain = _Counting(world.comm), world.comm
+    world.comm = counting
+    comm.all_reduce(x, x, "sum", ALL)
+    world.comm = plain
+    assert (x == 6).all()
+    return counting.sent
 
 
 def as_threads(name, *args):
@@ -34,15 +60,22 @@ def check_all(ranks):
     job(ranks, "overlapping_groups", 5)
 
 
-def test_ranks_of_one_host_share_memory():
+@pytest.fixture(scope="module")
+def host():
     started = Job(4)
-    try:
-        ranks = started.ranks(4, 20.0, share=True)
-        assert ranks.each(f"{__name__}:shares") == [True] * 4
-        check_all(ranks)
-        job(ranks, "paces", 20)
-    finally:
-        started.close()
+    yield started
+    started.close()
+
+
+def test_ranks_of_one_host_share_memory(host):
+    ranks = host.ranks(4, 20.0, share=True)
+    assert ranks.each(f"{__name__}:shares") == [True] * 4
+    check_all(ranks)
+    job(ranks, "paces", 20)
+
+
+def test_ranks_of_hosts_that_have_different_numbers_of_them_do_what_threads_do(host):
+    check_all(host.ranks(4, 20.0, share=True, hosts=3))
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +92,24 @@ def test_ranks_of_two_hosts_do_what_threads_do(hosts):
     check_all(ranks)
 
 
+def test_between_hosts_goes_what_other_hosts_have_to_know_and_nothing_else(host):
+    """Little goes from the first rank of each host to that of the other. Of what is large each rank adds a half with its neighbour on its
+    host, which goes to the other host once: as terms added up, or as the sum."""
+    ranks = host.ranks(4, 20.0, share=True, hosts=2)
+    little, large = (ranks.each(f"{__name__}:sent", [size]) for size in (100, 1 << 18))
+    assert [[to for to, _ in by_rank] for by_rank in little] == [[2], [], [0], []]
+    heads = [by_rank[0] for by_rank in (large[0], large[2])]
+    assert [to for to, _ in heads] == [2, 0] and all(nbytes <= 512 for _, nbytes in heads)
+    data = [large[0][1:], large[1], large[2][1:], large[3]]
+    assert [sum(nbytes for _, nbytes in by_rank) for by_rank in data] == [1 << 19] * 4
+    assert [{to for to, _ in by_rank} for by_rank in data] == [{2}, {3}, {0}, {1}]
+
+
 def test_between_hosts_too_a_passed_deadline_names_who_is_missing_and_an_abort_wakes_all(hosts):
     with pytest.raises(CommTimeout, match="waited 0.5 s in all_reduce .*; ranks 1, 3 did not arrive"):
         job(hosts.ranks(4, 0.5), "without", "all_reduce", ALL, (1, 3))
-    with pytest.raises(Exception, match="ValueError.*of all things"):
-        job(hosts.ranks(4, 20.0), "raises", "barrier", ALL, 1)
+    with pytest.raises(CommTimeout, match="rank 2 waited 0.5 s in all_reduce; rank 3 did not arrive"):  # not who waits for its host
+        job(hosts.ranks(4, 0.5, share=True), "without", "all_reduce", ALL, (3,))
+    for share in (False, True):
+        with pytest.raises(Exception, match="ValueError.*of all things"):
+            job(hosts.ranks(4, 20.0, share), "raises", "barrier", ALL, 1)

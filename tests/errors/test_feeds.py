@@ -179,11 +179,20 @@ def test_feeds_and_fetches_of_many_ranks():
 def test_places_and_policies_of_many_ranks():
     for options, text in [
         ({"places": fx.cpu_places(3)}, "the program was transpiled for 2 ranks, 3 places were given"),
+        ({"places": fx.cpu_places(1)}, "the program was transpiled for 2 ranks, 1 place was given"),
         ({"uneven": "cut"}, "unknown policy uneven='cut'; there are: drop, error, pad, weight"),
     ]:
         with fx.program_guard(fx.Program(), fx.Program()), pytest.raises(fx.ExecutionError) as error:
             parallel(**options)
         assert str(error.value) == text
+    for make, text in [
+        (lambda: fx.process_places(0), "places: how many there are must be a whole number above 0, got int: 0"),
+        (lambda: fx.cpu_places("two"), "places: how many there are must be a whole number above 0, got str: 'two'"),
+        (lambda: fx.process_places(2, "m.ops"), "process_places: imports must be a list of modules, got str: 'm.ops'; give ['m.ops']"),
+    ]:
+        with pytest.raises(fx.ProgramError) as error:
+            make()
+        assert str(error.value).split("\n")[0] == text
     with pytest.raises(fx.ExecutionError) as error:
         fx.ParallelExecutor(True)
     assert str(error.value) == (

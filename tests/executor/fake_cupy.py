@@ -1,5 +1,6 @@
 """A stand-in for the cupy module, on NumPy: it keeps host and device arrays apart, and knows no arguments that CuPy does not."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,9 @@ _MISSING = ("errstate", "nditer", "bitwise_count", "getbufsize", "sliding_window
 
 class DeviceArray(np.ndarray):
     """An array that refuses to meet one of the host."""
+
+    device = nullcontext()
+    data = property(lambda self: SimpleNamespace(ptr=self.ctypes.data))
 
     def get(self, out=None):
         if out is None:

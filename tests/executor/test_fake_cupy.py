@@ -107,6 +107,9 @@ def test_a_scope_takes_and_gives_host_arrays():
     scope.bind("w", device(np.zeros(3, "float32")))
     scope.set("w", np.float32([1, 2, 3]))
     assert scope.get("w").tolist() == [1, 2, 3] and type(scope.get("w")) is np.ndarray
+    scope.bind("s", device(np.zeros((), "float32")))
+    scope.set("s", np.float32(4))
+    assert scope.get("s").tolist() == 4 and scope.get("s").shape == ()
 
 
 def test_a_value_moves_to_where_the_program_runs():

@@ -1,10 +1,13 @@
 """The GPU path, on machines that have one. None of this has run yet: the project has had no GPU so far."""
 
+import json
+
 import numpy as np
 import pytest
 
 import fluidx as fx
 from fluidx.testing.models import classifier, train_single
+from tests.test_run import SCRIPT, command, one_device
 
 pytestmark = pytest.mark.gpu
 
@@ -32,6 +35,14 @@ def test_every_gpu_is_a_rank(strategy):
         exe.run_startup()
         got = [exe.run(feed=f, fetch_list=[model.loss]) for f in feeds]
     np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "ring_optimizer", "zero3"])
+def test_every_gpu_is_a_process(tmp_path, strategy):
+    done = command("-n", len(fx.cuda_places()), "--backend", "nccl", SCRIPT, strategy, tmp_path, "save")
+    assert done.returncode == 0, done.stderr
+    found, (steps, w) = json.loads((tmp_path / "0.json").read_text()), one_device(np.ones((4, 2)))
+    assert found["steps"] == steps and found["w"] == found["loaded"] == w and found["restored"] == [{"next": 3}, w]
 
 
 def test_updates_on_the_host_train_as_numpy_does():

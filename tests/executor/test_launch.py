@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import socket
 import threading
 import weakref
 
@@ -182,6 +183,9 @@ def test_an_error_on_any_rank_stops_all_and_names_it(bad, spin, launches):
             assert error.value.rank == bad
             assert str(error.value).startswith(f"rank {bad}: op softmax_with_cross_entropy: label 7 is out of range for 3 classes")
             assert "in model" in str(error.value) and "test_launch.py" in str(error.value)
+            _, *done = str(error.value).split("\n  the last collective that each rank completed:")[1].splitlines()
+            assert [line.split(" of ")[0] for line in done] == [f"    rank {r}: all_reduce (sum)" for r in range(3)]
+            assert f"\n  on host {socket.gethostname()}, process {os.getpid()}\n" in str(error.value)
             with pytest.raises(fx.RankError, match="^a rank failed in an earlier run"):
                 exe.run(feed=feed(), fetch_list=[loss])
             exe.run_startup()
@@ -196,7 +200,7 @@ def test_a_rank_that_ends_early_is_waited_for_and_named(early, spin, launches):
         exe.run(feed=feed(), fetch_list=[loss])
     assert error.value.rank == early and launches
     assert f"waited 0.15 s in all_reduce; rank {early} did not arrive" in str(error.value)
-    assert str(error.value).endswith(f"rank {early} came to the end of its program\n  in step 0")
+    assert f"rank {early} came to the end of its program\n  in step 0\n  on host " in str(error.value)
 
 
 def interrupt_when(ready):

@@ -142,11 +142,51 @@ def test_two_executors_side_by_side(pair):
             assert np.array_equal(a, b)
 
 
+def train_and_judge(places, end=lambda exe: None):
+    """What one executor finds of another's training: before, between and behind its steps, where something may happen to that."""
+    model = classifier()
+    t, test = fx.DistributeTranspiler("zero1"), fx.DistributeTranspiler("data_parallel")
+    t.transpile(program=model.main, startup_program=model.startup, trainers=2)
+    test.transpile(program=model.main.clone(for_test=True), startup_program=model.startup, trainers=2)
+    found = []
+    with fx.ParallelExecutor(t, places=places, timeout=10) as exe:
+        exe.run_startup()
+        with fx.ParallelExecutor(test, places=places, scopes=exe.scopes) as judge:
+            for rows in (8, 6, 8):
+                found.append(judge.run(feed=model.feed(4), fetch_list=[model.loss])[0].item())
+                found.append(exe.run(feed=model.feed(rows), fetch_list=[model.loss])[0].item())
+            end(exe)
+            found.append(judge.run(feed=model.feed(4), fetch_list=[model.loss])[0].item())
+    return found
+
+
+def test_executors_may_have_their_variables_in_common():
+    found = train_and_judge(fx.process_places(2))
+    assert found == train_and_judge(fx.cpu_places(2)) and len(set(found)) == len(found)
+    assert train_and_judge(fx.process_places(2), end=fx.ParallelExecutor.close) == found  # the processes stay until both are closed
+
+
+def test_executors_that_have_variables_in_common_fail_and_begin_anew_together(pair):
+    model, exe = pair
+    t = fx.DistributeTranspiler("data_parallel")
+    t.transpile(program=model.main.clone(for_test=True), startup_program=model.startup, trainers=2)
+    with fx.ParallelExecutor(t, places=fx.process_places(2), scopes=exe.scopes) as judge:
+        before = judge.run(feed=model.feed(4), fetch_list=[model.loss])[0]
+        exe.run(feed=model.feed(8), fetch_list=[model.loss])
+        os.kill(exe.team.processes[1].pid, 9)
+        for one in (judge, exe):
+            with pytest.raises(fx.RankError, match="^rank 1: the process was killed|^a rank failed in an earlier run"):
+                one.run(feed=model.feed(4), fetch_list=[model.loss])
+        exe.run_startup()
+        assert np.array_equal(judge.run(feed=model.feed(4), fetch_list=[model.loss])[0], before)
+    exe.run(feed=model.feed(8), fetch_list=[model.loss])
+
+
 def test_what_cannot_be_is_refused(monkeypatch):
     model = classifier()
     t = fx.DistributeTranspiler("data_parallel")
     t.transpile(program=model.main, startup_program=model.startup, trainers=2)
-    with pytest.raises(fx.ir.ExecutionError, match="take no scopes; use set_state and state"):
+    with pytest.raises(fx.ir.ExecutionError, match="scopes= takes those of another executor of process_places, exe.scopes"):
         fx.ParallelExecutor(t, places=fx.process_places(2), scopes=[fx.executor.Scope()] * 2)
     with pytest.raises(fx.ir.ExecutionError, match="must be all process_places or none"):
         fx.ParallelExecutor(t, places=[*fx.process_places(1), *fx.cpu_places(1)])

@@ -305,3 +305,35 @@ def test_a_feed_is_cut_over_dp_and_whole_over_tp():
     assert [p.shape for p in parts] == [(2, 4), (2, 4), (3, 4), (3, 4)]
     assert np.array_equal(np.concatenate(parts[::2]), x) and np.array_equal(np.concatenate(parts[1::2]), x)
     assert [a.shape for a in y] == [(2, 1), (2, 2), (3, 1), (3, 2)]
+
+
+# -- from several transpiles ------------------------------------------------------------------------------------------------
+
+
+def texts_of(strategy="data_parallel", drop=True):
+    main, startup = fx.Program("net"), fx.Program("net_startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        x = fx.data("x", [-1, 4])
+        hidden = fx.layers.dropout(x, 0.5, seed=7) if drop else x
+        fx.optimizer.SGD(0.1).minimize(fx.layers.mean(fx.layers.fc(hidden, 2, bias_attr=False)))
+    t = fx.DistributeTranspiler(strategy)
+    t.transpile(program=main, startup_program=startup, trainers=3)
+    return [str(fx.ProgramPair(t.get_trainer_program(r), t.get_startup_program(r))) for r in range(3)]
+
+
+def test_texts_of_one_transpile_are_the_same_wherever_it_is_made():
+    assert texts_of() == texts_of()
+
+
+@pytest.mark.parametrize(
+    "other, difference",
+    [
+        ({"drop": False}, r"\n  ranks 0, 2: .* = dropout\(%x\) .*\n  rank 1: %fc_0.tmp_0 = mul\(%x, %fc_0.w_0\)"),
+        ({"strategy": "zero1"}, r"\n  ranks 0, 2: strategy data_parallel\(\)\n  rank 1: strategy zero1\(\)\n  ranks 0, 2: .* = "),
+    ],
+)
+def test_programs_of_other_transpiles_are_refused_with_what_differs(other, difference):
+    texts = texts_of()
+    texts[1] = texts_of(**other)[1]
+    with pytest.raises(fx.ExecutionError, match=f"the ranks' programs are not of one transpile; the first difference is{difference}"):
+        fx.ParallelExecutor([parse_pair(text) for text in texts])

@@ -230,8 +230,10 @@ def _said(fault: Fault) -> dict[str, str]:
     recorder = {"recorder": r"the last collective that each rank completed:" + "".join(rf"\n    rank {r}: .*" for r in range(fault.ranks))}
     host = {"host": rf"on host {re.escape(socket.gethostname())}, process \d+"}
     if fault.how == "other program":
+        if alone:  # before any rank begins
+            start = r"^fluidx\.ir\.errors\.ExecutionError: the ranks' programs are not of one transpile"
         disagree = rf"{start}(.*\n)*?.*\b(rank {rank}\b|ranks [\d, ]*\b{rank}\b)"
-        return {"rank": disagree, **({} if fault.body == "threads" else host | recorder)}
+        return {"rank": disagree, **({} if alone else host | recorder)}
     first = {
         "raise": rf"{start}rank {rank}: op t_faulty failed: ZeroDivisionError: of all things$",
         "leave": rf"{start}rank {rank}: " + (r"SystemExit: 3$" if alone else "its script exited with status 3$"),
@@ -246,4 +248,4 @@ def _said(fault: Fault) -> dict[str, str]:
         said["line"] = rf'^ +written at "{re.escape(str(SCRIPT))}", line {LINE}, '
     else:
         said["step"] = "^ +behind " + (f"step {fault.step - 1}$" if fault.step else "the startup program$")
-    return said if fault.body != "threads" else {k: v for k, v in said.items() if k not in ("host", "recorder", "group")}
+    return said if fault.body != "threads" else {k: v for k, v in said.items() if k != "group"}

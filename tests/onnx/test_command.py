@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from fluidx import native
 from fluidx.cli import main
+from fluidx.native import shared
 
 onnx = pytest.importorskip("onnx")
 
@@ -210,6 +212,15 @@ def test_train_on_ranks_gives_what_one_rank_gives(digits):
     for a, b in zip(one.graph.initializer, three.graph.initializer, strict=True):
         # float32 sums of 24 rows in another order, through two steps
         np.testing.assert_allclose(onnx.numpy_helper.to_array(b), onnx.numpy_helper.to_array(a), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reason="processes need the C kernels and shared memory")
+def test_train_on_processes_gives_what_threads_give(digits):
+    models = []
+    for backend in ("threads", "processes"):
+        assert train(digits, "--backend", backend, "-n", 2, output=f"{backend}.onnx")[0] == 0
+        models.append(onnx.load(digits / f"{backend}.onnx"))
+    assert models[0] == models[1]
 
 
 def test_train_freezes_and_replaces_the_head(digits):

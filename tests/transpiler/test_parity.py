@@ -136,7 +136,7 @@ def test_no_optimizer_is_forgotten():
     assert classes <= set(OPTIMIZERS)
 
 
-@pytest.mark.parametrize("optimizer, strategy", some(2, list(OPTIMIZERS), [*FIRST, "zero2", "zero3"]))
+@pytest.mark.parametrize("optimizer, strategy", some(3, list(OPTIMIZERS), [*FIRST, "zero2", "zero3"]))
 def test_every_optimizer_under_every_strategy(strategy, optimizer):
     model = classifier(OPTIMIZERS[optimizer]())
     feeds = [model.feed(12, k) for k in range(5)]

@@ -32,7 +32,7 @@ typedef union Head {
 
 static struct {
     pthread_mutex_t mutex;
-    char *at, *end;
+    char *first, *at, *end;
     Head *given[SIZES];
 } heap = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -40,7 +40,7 @@ static struct {
 static size_t size_of(int number) { return (size_t)(2 + number % 2) * LINE << number / 2; }
 
 void heap_begin(void *at, size_t bytes) {
-    heap.at = at, heap.end = heap.at + bytes;
+    heap.first = heap.at = at, heap.end = heap.at + bytes;
     memset(heap.given, 0, sizeof heap.given);
 }
 
@@ -74,8 +74,10 @@ void heap_give(void *p) {
     Head *head = (Head *)p - 1;
     if (size_of(head->size) > HEAP_LARGE) let_go(head);
     pthread_mutex_lock(&heap.mutex);
-    head->next = heap.given[head->size];
-    heap.given[head->size] = head;
+    if ((char *)head >= heap.first && (char *)head < heap.end) { /* not of a memory that this process took from before */
+        head->next = heap.given[head->size];
+        heap.given[head->size] = head;
+    }
     pthread_mutex_unlock(&heap.mutex);
 }
 

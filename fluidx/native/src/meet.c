@@ -180,8 +180,9 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
         m->verdict = preside(m, work, team);
         release(m, me, state);
     } else {
-        int found = wait_for(w, seat, &m->state, goal, before_stall(w, mine->rank));
-        if (found == LATE && has_patience(w, mine->rank)) {
+        int tells = !a[MEET_GRACE] && has_patience(w, mine->rank);
+        int found = wait_for(w, seat, &m->state, goal, tells ? w->stall : w->timeout + a[MEET_GRACE]);
+        if (found == LATE && tells) {
             tell_missing(m, a, came);
             found = wait_for(w, seat, &m->state, goal, w->timeout - w->stall);
         }

@@ -38,6 +38,7 @@ void world_watch(World *w, int rank, double seconds, Stalled stalled, void *told
 void world_free(World *w);
 int world_ranks(const World *w);
 void world_abort(World *w, const char *why); /* stop who waits and who comes; the first reason stays */
+const char *world_failed(World *w);          /* what ranks that come are told then, or NULL */
 void world_reset(World *w);                  /* forget failures and messages, while no rank is there */
 Meeting *world_meeting(World *w, int n, const int *ranks); /* the one there is for a group, or a new one; NULL without memory */
 Mailbox *world_mailbox(World *w, int from, int to);
@@ -68,11 +69,15 @@ enum { PACE_WORLD, PACE_RANK, PACE_THREAD, PACE_AT, PACE_WORDS };
 void reach_pace(const int64_t *a);
 void await_pace(const int64_t *a, Team *team);
 
-/* Words of the kernel `meet`: what one member brings. MEET_TOLD is a text for the
- * flight recorder, and MEET_KEPT the same again or NULL where nobody asks whether it got behind it. After MEET_TAKES follow the places, in the words, of the arrays: given ones by reader,
- * then those that take what the others give; of a call without parts (MEET_GIVES is -1) there is one of each. An array is its address, a
- * text of its type, its number of axes, their sizes and their strides in bytes. */
-enum { MEET_AT, MEET_ME, MEET_WORK, MEET_HOW, MEET_ROOT, MEET_ITEM, MEET_SIZE, MEET_TEXT, MEET_TOLD, MEET_KEPT, MEET_ALIKE, MEET_GIVES, MEET_TAKES, MEET_ARRAYS };
+/* Words of the kernel `meet`: what one member brings. MEET_TOLD is a text for the flight recorder, and MEET_KEPT the same again or NULL where
+ * nobody asks whether it got behind it. MEET_GRACE are ns beyond the timeout, where members may be late because ranks elsewhere are, which
+ * they tell themselves. After MEET_TAKES follow the places, in the words, of the arrays: given ones by reader, then those that take what the
+ * others give; of a call without parts there is one of each, MEET_GIVES is -1 then, and less where there are more which nobody compares. An
+ * array is its address, a text of its type, its number of axes, their sizes and their strides in bytes. */
+enum {
+    MEET_AT, MEET_ME, MEET_WORK, MEET_HOW, MEET_ROOT, MEET_ITEM, MEET_SIZE, MEET_TEXT, MEET_TOLD, MEET_KEPT, MEET_GRACE, MEET_ALIKE,
+    MEET_GIVES, MEET_TAKES, MEET_ARRAYS
+};
 enum { ARRAY_AT, ARRAY_TEXT, ARRAY_AXES, ARRAY_SIZES };
 
 /* Do the work of the members from `first` to `end` for all n of them, whose words are given. */

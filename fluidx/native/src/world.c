@@ -29,6 +29,10 @@ int world_ranks(const World *w) {
     return 0;
 }
 void world_abort(World *w, const char *why) { (void)w, (void)why; }
+const char *world_failed(World *w) {
+    (void)w;
+    return NULL;
+}
 void world_reset(World *w) { (void)w; }
 Meeting *world_meeting(World *w, int n, const int *ranks) {
     (void)w, (void)n, (void)ranks;
@@ -399,6 +403,8 @@ void world_abort(World *w, const char *why) {
         for (int t = 0; t < THREADS; t++) call(&w->rank[r].pace[t].seat);
     }
 }
+
+const char *world_failed(World *w) { return has_failed(w) ? w->why : NULL; }
 
 void stopped(World *w, Team *team) {
     while (!has_failed(w)) sched_yield(); /* somebody is writing why */

@@ -154,6 +154,13 @@ static PyObject *abort_world(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *failed(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    const char *why = world_failed(w);
+    return PyUnicode_DecodeUTF8(why ? why : "", why ? (Py_ssize_t)strlen(why) : 0, "replace");
+}
+
 static PyObject *reset_world(PyObject *Py_UNUSED(module), PyObject *capsule) {
     World *w = PyCapsule_GetPointer(capsule, WORLD);
     if (!w) return NULL;
@@ -372,6 +379,7 @@ PyMethodDef world_methods[] = {
     {"meeting", meeting, METH_VARARGS, "meeting(world, ranks): where a meeting of a group lies, which lasts as long as the world."},
     {"mailbox", mailbox, METH_VARARGS, "mailbox(world, from, to): where messages between two ranks lie, as long as the world."},
     {"abort", abort_world, METH_VARARGS, "abort(world, why): stop all ranks that wait."},
+    {"failed", failed, METH_O, "What ranks that come to a world are told since one has failed; an empty text before."},
     {"watch", watch, METH_VARARGS, "watch(world, rank or -1, seconds, function of a text): have it told when a rank has waited so long."},
     {"serve", serve, METH_VARARGS, "serve(world, rank, beside): let this thread carry out what is launched, until somebody knocks."},
     {"knock", knock, METH_VARARGS, "knock(world, rank, beside): let `serve` return, now or when it is called next."},

@@ -233,6 +233,9 @@ class Unpack(OpDef):
     def view(x: Any, *, shapes: tuple) -> Any:
         return _rows(x.reshape(-1), shapes) if x.flags.c_contiguous and x.size == sum(map(prod, shapes)) else None
 
+    inside = staticmethod(lambda out, given, *, shapes: _rows(out.reshape(-1), given))
+    early = True
+
     @staticmethod
     def samples():
         yield Sample.of([counting(10)], shapes=((2, 3), (4,)), grad=(), why="stands beside communication only")
@@ -260,7 +263,7 @@ def _unpacked(xs: list, outs: list) -> list[tuple[Any, Any]] | None:
     if not all(x.flags.c_contiguous for x in (*xs, *outs)):
         return None
     targets = _flats(outs)
-    return [pair for x in _flats(xs) for pair in _meeting(x, targets)]
+    return [(place, x) for given in _flats(xs) for place, x in _meeting(given, targets) if not _is_there(place, x)]
 
 
 def _flats(arrays: list) -> list[tuple[int, Any]]:

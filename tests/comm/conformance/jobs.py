@@ -3,10 +3,14 @@
 A job compares what it gets with NumPy itself; what it returns is for the test to compare among the ranks.
 """
 
+import sys
+from functools import cache
+
 import ml_dtypes
 import numpy as np
 
 from fluidx.comm import CommAborted, CommTimeout
+from tests.comm import fake_nccl
 
 DTYPES = {t.name: t for t in map(np.dtype, ("float32", "float64", "float16", ml_dtypes.bfloat16, "int64", "int32"))}
 MOVED = {**DTYPES, "bool": np.dtype(bool), "uint8": np.dtype("uint8")}
@@ -239,3 +243,41 @@ def paces(comm, steps):
         comm.follow(False, k)
         assert seen[-1] == k
     other.join()
+
+
+# -- over NCCL ---------------------------------------------------------------------------------------------------------------
+
+
+def on_gpus(comm, job, *args):
+    """A job on ranks that have a GPU each, which is played."""
+    return globals()[job](OnGpu(_gpu(comm)), *args)
+
+
+@cache
+def _gpu(comm):
+    sys.modules.update(fake_nccl.modules(fake_nccl.Processes(lambda: comm))[0])
+    from fluidx.comm.nccl import MemberNcclWorld
+
+    made = MemberNcclWorld(comm, comm.rank).communicator(comm.rank)
+    made.init_group(tuple(range(comm.world_size)))  # messages go by it, as an executor knows
+    return made
+
+
+class OnGpu:
+    """A communicator of a GPU that takes arrays of NumPy, and waits for each call."""
+
+    def __init__(self, comm):
+        self.comm, self.rank, self.world_size = comm, comm.rank, comm.world_size
+
+    def __getattr__(self, name):
+        def do(*args):
+            getattr(self.comm, name)(*map(_there, args))
+            self.comm.wait()
+
+        return do
+
+
+def _there(x):
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(_there, x))
+    return x.view(fake_nccl.Array) if isinstance(x, np.ndarray) else x

@@ -7,6 +7,7 @@ import pytest
 from fluidx import native
 from fluidx.comm import CommError, CommTimeout
 from fluidx.comm.base import AsynchronousCommunicator, Communicator
+from fluidx.comm.hosts import HostsCommunicator
 from fluidx.comm.messages import MessageCommunicator
 from fluidx.comm.native import NativeCommunicator
 from fluidx.comm.nccl import NcclCommunicator
@@ -17,6 +18,7 @@ from fluidx.testing import each_rank
 from fluidx.testing.mpi import Job, why_not
 from fluidx.testing.processes import Ranks
 from tests.comm.conformance import jobs
+from tests.sweep import some
 
 # nothing, one element, odd sizes; and larger than what the last to arrive does for all, than a block, than a message that is copied
 SHAPES = [(0,), (1,), (3,), (7, 3), (4099,), (3, 11_003)]
@@ -24,6 +26,8 @@ GROUPS = [(1,), (2, 0), (0, 1, 3), (3, 1, 0, 2)]  # of four ranks, in orders of 
 
 
 class Threads:
+    missing = "ranks 1, 2"  # as one of four ranks says it
+
     def __init__(self):
         self.each = lambda n, job, *args: each_rank(n, lambda comm: getattr(jobs, job)(comm, *args))
         self.failing = lambda n, timeout, job, *args: each_rank(n, lambda comm: getattr(jobs, job)(comm, *args), timeout)
@@ -34,6 +38,8 @@ class Threads:
 
 class Processes:
     """The ranks of a number live as long as the tests: what one test does must not show in the next."""
+
+    missing = "ranks 1, 2"
 
     def __init__(self):
         self.ranks = {}
@@ -57,29 +63,39 @@ class Processes:
 
 
 class Mpi:
-    """One mpirun for all tests of this file. Its ranks send messages, as those on several hosts do."""
+    """One mpirun for all tests of this file. Its ranks send messages, as those do that are one on each host."""
+
+    how = {}
+    missing = "ranks 1, 2"
 
     def __init__(self):
         self.job, self.ranks = Job(4), {}
 
     def each(self, n, job, *args):
         if n not in self.ranks:
-            self.ranks[n] = self.job.ranks(n, 20.0)
+            self.ranks[n] = self.job.ranks(n, 20.0, **self.how)
         return self.ranks[n].each(f"{jobs.__name__}:{job}", args)
 
     def failing(self, n, timeout, job, *args):
-        return self.job.ranks(n, timeout).each(f"{jobs.__name__}:{job}", args)
+        return self.job.ranks(n, timeout, **self.how).each(f"{jobs.__name__}:{job}", args)
 
     def close(self):
         self.job.close()
 
 
-BODIES = {"threads in C": Threads, "threads on locks": Threads, "processes": Processes, "mpi": Mpi}
+class TwoHosts(Mpi):
+    """Ranks that play two hosts: the first half share memory, and so does the second."""
+
+    how = {"share": True, "hosts": 2}
+    missing = "rank 1"  # those of this host
+
+
+BODIES = {"threads in C": Threads, "threads on locks": Threads, "processes": Processes, "mpi": Mpi, "mpi, two hosts": TwoHosts}
 
 
 def _why_not(body):
-    if body == "mpi":
-        return why_not()
+    if body.startswith("mpi") and ((reason := why_not()) or body == "mpi"):
+        return reason
     return native.why_not() or ("" if body.startswith("threads") else shared.why_not())
 
 
@@ -95,7 +111,9 @@ def body(request):
         made.close()
 
 
-@pytest.mark.parametrize("body", [ThreadCommunicator, NativeCommunicator, ProcessCommunicator, MessageCommunicator, NcclCommunicator])
+@pytest.mark.parametrize(
+    "body", [ThreadCommunicator, NativeCommunicator, ProcessCommunicator, MessageCommunicator, NcclCommunicator, HostsCommunicator]
+)
 def test_every_body_has_all_calls(body):
     """With the parameters of the protocol, in its order."""
     for protocol in (Communicator, AsynchronousCommunicator) if body.asynchronous else (Communicator,):
@@ -110,17 +128,15 @@ def test_every_body_has_all_calls(body):
 @pytest.mark.parametrize("dtype", jobs.DTYPES)
 @pytest.mark.parametrize("job", ["reductions", "scattered"])
 def test_reductions(body, job, dtype):
-    for shape in SHAPES:
-        for ranks in GROUPS:
-            body.each(4, job, ranks, shape, dtype)
+    for shape, ranks in some(2, SHAPES, GROUPS):
+        body.each(4, job, ranks, shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", jobs.MOVED)
 @pytest.mark.parametrize("job", ["moves", "messages"])
 def test_moves(body, job, dtype):
-    for shape in SHAPES:
-        for ranks in GROUPS:
-            body.each(4, job, ranks, shape, dtype)
+    for shape, ranks in some(2, SHAPES, GROUPS):
+        body.each(4, job, ranks, shape, dtype)
 
 
 @pytest.mark.parametrize("size", [1, 6000])
@@ -150,7 +166,7 @@ WAITS = ["barrier", "all_reduce", "all_gather", "int"]
 
 @pytest.mark.parametrize("what", WAITS)
 def test_a_passed_deadline_names_who_is_missing(body, what):
-    with pytest.raises(CommTimeout, match="waited 0.3 s in .*; ranks 1, 2 did not arrive") as error:
+    with pytest.raises(CommTimeout, match=f"waited 0.3 s in .*; {body.missing} did not arrive") as error:
         body.failing(4, 0.3, "without", what, (0, 1, 2, 3), (1, 2))
     assert error.value.rank == 1
 

@@ -1,0 +1,58 @@
+"""What runs fetch, in event files that TensorBoard shows: needs the package tensorboard, which is imported when a folder is asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..ir.errors import ExecutionError
+
+_SOON = 5.0  # seconds until TensorBoard sees what was written
+
+
+class Events:
+    """Scalars by name, step and time. The program that is heard of first has its files in the folder, others in folders of their own in it,
+    which TensorBoard shows as runs: each program counts its own steps."""
+
+    def __init__(self, folder: Path):
+        """Raises ExecutionError where TensorBoard's writer is not installed, OSError where the folder cannot be written."""
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as e:
+            raise ExecutionError(f"its files are written with the package tensorboard: {e}; pip install 'fluidx[tensorboard]'") from e
+        self._event, self._session, self._summary = event_pb2.Event, event_pb2.SessionLog, summary_pb2.Summary
+        self._open = lambda where: EventFileWriter(str(where), flush_secs=_SOON)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # where that cannot be the writer's own thread would print a traceback
+            pass
+        self._folder, self._folders = folder, dict[str, Path]()
+        self._writers: dict[Path, Any] = {folder: self._open(folder)}
+        self._begun: set[Path] = set()
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """What `metrics.Told` says of a run; what is not finite is NaN."""
+        numbers = {name: v for name, v in record.items() if name not in ("program", "step", "time", "rate")}
+        where = self._folders.setdefault(record["program"], self._folder_of(record["program"]))
+        if where not in self._writers:
+            self._writers[where] = self._open(where)
+        at = {"step": record["step"], "wall_time": record["time"]}
+        if where not in self._begun:  # TensorBoard forgets what files before had of this step and of later ones
+            self._begun.add(where)
+            self._writers[where].add_event(self._event(session_log=self._session(status=self._session.START), **at))
+        values = [self._summary.Value(tag=name, simple_value=math.nan if v is None else v) for name, v in numbers.items()]
+        self._writers[where].add_event(self._event(summary=self._summary(value=values), **at))
+
+    def _folder_of(self, program: str) -> Path:
+        return self._folder / re.sub(r"[^\w-]", "_", program) if self._folders else self._folder
+
+    def close(self) -> None:
+        """Write all; what is taken after that goes to new files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+        self._begun.clear()
