@@ -13,6 +13,7 @@ from fluidx.comm import mpirun, nursery
 from fluidx.comm.launched import found
 from fluidx.config import ConfigError
 from fluidx.launch.far import Far, Words, unreachable
+from fluidx.launch.report import Failure, report
 from fluidx.native import shared
 from tests.test_run import SCRIPT, one_device
 
@@ -151,11 +152,33 @@ def test_which_ranks_on_hosts_are_lost_and_what_is_left(ends, gone, lost, left):
     """Ranks 0 and 1 are on a, whose own name is longer, 2 and 3 on a host that is known by its address."""
     far = Far(4, HOSTS)
     for rank, host in [(2, "b"), (1, "a.cluster"), (3, "b"), (0, "a.cluster")]:
-        far.take({"rank": rank, "host": host})
+        far.take({"rank": rank, "host": host, "process": 1})
     for rank, how in ends.items():
         far.take({"rank": rank, "how": how, "at": 3 if how == "waited" else None})
         far.take({"rank": rank, "how": "ended"})  # what a rank says first holds
     assert (far.lost(gone), far.left(gone)) == (lost, left)
+
+
+def test_what_ranks_on_hosts_say_makes_one_report():
+    """Rank 1 was killed in an all_reduce, which rank 0 of another host has seen end; nothing is heard of rank 2."""
+    far = Far(3, [("a", 1), ("b", 2)])
+    for rank, host in enumerate("abb"):
+        far.take({"rank": rank, "host": host, "process": 70 + rank})
+    assert not far.failed()
+    far.take({"rank": 0, "how": "stopped", "text": "stopped because another rank failed", "trail": ["all_reduce", "", "", 4]})
+    assert not far.failed() and far.seen() is None
+    killed = Failure(1, "lost", "its process was killed by signal 9 (SIGKILL)", status=137)
+    far.take({**killed._asdict(), "trail": ["broadcast", "all_reduce", "\n  in mul", 4]})
+    assert far.failed() and report(far.seen()).splitlines() == [
+        "rank 1: its process was killed by signal 9 (SIGKILL)",
+        "  in mul",
+        "  in step 4",
+        "  on host b, process 71",
+        "  the last collective that each rank completed:",
+        "    rank 0: all_reduce: stopped",
+        "    rank 1: broadcast; then it was in all_reduce",
+        "    rank 2: not known: it said nothing until it was ended",
+    ]
 
 
 def test_without_hosts_nothing_tells_one_rank_from_another():

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from .. import native
-from ..native.world import Brought
+from ..native.world import Brought, mails
 from .base import CommAborted, Ranks
 from .carry import Way, carry, items_of
 from .leader import Group, Lead, Seen
@@ -90,13 +90,15 @@ class HostsCommunicator(ProcessCommunicator):
         self._leads: dict[tuple, Lead] = {}
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
-        self._far.exchange(sends, recvs)
+        with self._shared.noted(self.rank, mails(sends, recvs)):
+            self._far.exchange(sends, recvs)
 
     def _meet(self, ranks: Ranks, slot: Slot) -> None:
         group = self.world.group(ranks)
         try:
             if group is None or (group.hosts[1:] and slot.what == "all_to_all"):
-                self._far.bring(ranks, slot)
+                with self._shared.noted(self.rank, _told(slot, ranks), kept=slot.kept):
+                    self._far.bring(ranks, slot)
             elif group.hosts[1:]:
                 self._meet_hosts(group, slot)
             else:
@@ -131,7 +133,7 @@ class HostsCommunicator(ProcessCommunicator):
     def _near(self, group: Group, slot: Slot, grace: float) -> native.Call:
         """A meeting of this host's members: in the first they see what they bring to the whole group's, in those with a `grace` they wait
         for the ones that wait for other hosts."""
-        told = f"{slot.call} among ranks {', '.join(map(str, group.ranks))}"
+        told = _told(slot, group.ranks)
         gives, takes = ([slot.x], [slot.out]) if slot.gives is None else (slot.gives, slot.takes)
         kept = slot.kept and grace > 0
         brought = Brought(slot.what, slot.op, slot.root, told, told, told, kept, slot.size, gives, takes, False, grace)
@@ -160,6 +162,10 @@ class _NearCalls(SharedCalls):
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         """There are none: they are messages."""
+
+
+def _told(slot: Slot, ranks: Ranks) -> str:
+    return f"{slot.call} among ranks {', '.join(map(str, ranks))}"
 
 
 def _moved(slot: Slot) -> int:

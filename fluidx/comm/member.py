@@ -112,7 +112,7 @@ class Member:
         parts = [self.room(sum(a.nbytes for a in (own if r == self.rank else of))) for r, of in enumerate(sights)]
         for a, there in _stretches(own, parts[self.rank]):
             there[:] = a
-        self.comm.all_gather(parts[self.rank], parts, self.everyone)
+        self._show(parts[self.rank], parts)
         for r, of in enumerate(sights):
             if r != self.rank:
                 for a, there in _stretches(of, parts[r]):
@@ -135,6 +135,11 @@ def enter(member: Member) -> None:
     """Let this process be a rank."""
     global _current
     _current = member
+
+
+def entered() -> Member | None:
+    """This process as a rank, if it is one already."""
+    return _current
 
 
 def member() -> Member | None:
@@ -328,9 +333,10 @@ def _look_after(there: Launched, world: ProcessWorld, peers: dict[int, Channel])
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == me:
             world.abort(RuntimeError(f"rank {there.rank}: {type(error).__name__}: {error}"))
-            told = recorder.told(world.shared, there.world_size)
+            trails = recorder.trails(world.shared, there.world_size)
+            told = recorder.told(trails)
             if gone:  # it cannot say so itself
-                told = f"ended in the middle of the script{recorder.whereabouts(world.shared, gone[0])}{told}"
+                told = f"ended in the middle of the script{recorder.whereabouts(trails[gone[0]])}{told}"
                 print(recorder.end_of(gone[0], there.world_size, told), file=sys.stderr)
             elif not was_stopped(error):
                 print(recorder.end_of(there.rank, there.world_size, f"fails{told}"), file=sys.stderr)

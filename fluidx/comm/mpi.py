@@ -94,7 +94,7 @@ def meet(timeout: float, among: Any = None, share: bool = True, hosts: int = 1) 
     if hosts > 1:
         close = close.Split(close.rank * hosts // close.size)
     here, homes = close.size, everyone.allgather(close.bcast(everyone.rank))
-    memory = _memory(close, everyone.size, timeout) if share and len(set(homes)) < everyone.size else None
+    memory = _memory(close, everyone.size, timeout) if share else None
     shared_by_all = all(everyone.allgather(memory is not None))
     close.Free()
     if memory is None or not shared_by_all:
@@ -116,7 +116,7 @@ def end_together(world: ProcessWorld | HostsWorld | MpiWorld) -> None:
             if was_stopped(error):
                 time.sleep(_FAREWELL)  # whoever failed says why, and ends this process as well
             elif isinstance(world, ProcessWorld):
-                told = recorder.told(world.shared, world.world_size)
+                told = recorder.told(recorder.trails(world.shared, world.world_size))
             print(recorder.end_of(world.rank, world.world_size, f"fails{told}"), file=sys.stderr)
         before(kind, error, trace)
         if os.getpid() == me:
@@ -147,6 +147,8 @@ def _memory(close: Any, ranks: int, timeout: float) -> shared.Memory | None:
             able = False
         found = all(close.allgather(memory is not None))
         if memory is not None:
+            for read in recorder.readers if found else ():
+                read(memory)
             memory.close()
         if found:
             return memory

@@ -20,7 +20,6 @@ import numpy as np
 from .. import config
 from .._version import __version__
 from ..comm.member import Member
-from ..comm.processes import ProcessWorld
 from ..comm.recorder import STARTUP
 from ..ir.constants import Array
 from ..ir.dtypes import np_dtype
@@ -104,7 +103,7 @@ class LaunchedExecutor(ParallelExecutor):
             )
         self.rank, self.world, self.timeout = member.rank, member.world, member.world.timeout
         self.first = self.rank == 0
-        self._trail = Trail(self.world.shared, self.rank, where) if isinstance(self.world, ProcessWorld) else None
+        self._trail = None if (shared := getattr(self.world, "shared", None)) is None else Trail(shared, self.rank, where)
         keep_to(cores_of(n)[self.rank])
         self._modules, self._comms = [np] * n, [member.comm] * n
         own = Scope() if scopes is None else scopes[self.rank]

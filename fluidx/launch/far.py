@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -13,14 +15,17 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, NoReturn
 
-from ..comm import mpirun
+from ..comm import member, mpirun, recorder
 from ..comm.mpirun import Hosts
 from ..comm.nursery import Channel, Process, die_with, start
+from ..comm.recorder import Trail
+from ..native.shared import Memory
 from .launcher import Lines
-from .report import Failure
-from .script import how_of
+from .report import Failure, Seen, of_status
+from .script import failure_of
 
 _PATIENCE = 10.0  # seconds for a host to answer in
+_SOON = 0.5  # seconds in which what is being sent arrives
 _GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to notice
 _SOMETHING = ("sleep", "1")  # to start on a host; Open MPI 5.0 waits for ever, now and then, for what ends at once
 
@@ -31,32 +36,76 @@ def run(job: str, rank: int, script: Callable[[], None]) -> None:
     def say(**what: Any) -> None:
         os.write(2, f"{_mark(job)}{json.dumps({'rank': rank, **what})}\n".encode())  # at once: it stays in one piece
 
-    me = os.getpid()
+    me, (ours, theirs) = os.getpid(), socket.socketpair()
     if child := os.fork():
-        _see_through(child, say)
+        theirs.close()
+        _see_through(child, Channel(ours), rank, say)
     die_with(me)
+    ours.close()
+    recorder.readers.append(lambda memory: Channel(theirs).send({"start": memory.start, "ranks": memory.ranks}, [memory.fd]))
     try:
         script()
     except SystemExit as e:
-        say(how="failed" if e.code else "ended")
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if status:
+            say(**of_status(rank, status, ended=True)._asdict())
+        else:
+            say(how="ended")
         raise
     except BaseException as e:
-        say(how=how_of(e), at=getattr(e, "rank", None))
-        raise
+        say(**failure_of(e))
+        _end(e)
     say(how="ended")
 
 
-def _see_through(child: int, say: Callable[..., None]) -> NoReturn:
-    """Wait for a child, and end as it does."""
+def _end(error: BaseException) -> NoReturn:
+    """End this rank, of which all has been said, and by that all: mpirun ends them."""
+    if (joined := member.entered()) is not None:
+        joined.world.abort(error)  # some do not wait for mpirun, and say what they were at
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _see_through(child: int, channel: Channel, rank: int, say: Callable[..., None]) -> NoReturn:
+    """Wait for a child, say how it ended and how far it had come, and end as it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
-    say(host=socket.gethostname())
+    say(host=socket.gethostname(), process=child)
+    memory = _memory_of(child, channel)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nobody any more to tell
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    say(how="ended" if status == 0 else "left" if status > 0 else "stopped" if status == -signal.SIGTERM else "lost")
+    trail = None if memory is None else recorder.Trail.of(memory.look(rank), rank)
+    if status == 0:
+        say(how="ended", trail=trail)
+    else:
+        failure = of_status(rank, status, ended=False)
+        how = "left" if status > 0 else "stopped" if status == -signal.SIGTERM else "lost"
+        say(**failure._replace(how=how)._asdict(), trail=trail)
     if status < 0:
         signal.signal(-status, signal.SIG_DFL) if status != -signal.SIGKILL else None
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _memory_of(child: int, channel: Channel) -> Memory | None:
+    """The memory in which a child leaves word of where it is; None if it ends without, or shares none."""
+    try:
+        ended = os.pidfd_open(child)
+    except OSError:  # the kernel knows of none: Linux before 5.3, or a sandbox
+        return None
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(ended, selectors.EVENT_READ)
+        waiting.register(channel.sock, selectors.EVENT_READ)
+        waiting.select()
+    os.close(ended)
+    try:
+        channel.sock.settimeout(_SOON)
+        said, fds = channel.receive(files=1)
+        return Memory(fds[0], said["start"], said["ranks"])
+    except (OSError, EOFError):
+        return None
 
 
 def _mark(job: str) -> str:
@@ -84,13 +133,31 @@ class Far:
     def __init__(self, ranks: int, hosts: Hosts):
         self.ranks, self.hosts = ranks, hosts
         self.said: dict[int, str] = {}  # names of their hosts
-        self.ends: dict[int, Failure] = {}
+        self.processes: dict[int, int] = {}
+        self.ends: dict[int, Failure] = {}  # "ended" are those that came to the end of the script
+        self.trails: list[Trail | None] = [None] * ranks
 
     def take(self, said: Mapping[str, Any]) -> None:
-        if "host" in said:
-            self.said[said["rank"]] = said["host"]
-        else:
-            self.ends.setdefault(said["rank"], Failure(said["rank"], said["how"], "", at=said.get("at")))
+        rank, rest = said["rank"], dict(said)
+        if "host" in rest:
+            self.said[rank], self.processes[rank] = rest["host"], rest["process"]
+            return
+        if (trail := rest.pop("trail", None)) is not None:
+            self.trails[rank] = Trail(*trail)
+        self.ends.setdefault(rank, Failure(**{"text": "", **rest}))
+
+    def failed(self) -> bool:
+        """Has a rank said that it did, and not because of another one?"""
+        return any(end.how not in ("ended", "stopped") for end in self.ends.values())
+
+    def seen(self) -> Seen | None:
+        """What is to be told; None if no rank has said that it failed."""
+        if not self.failed():
+            return None
+        ended = {rank: 0 for rank, end in self.ends.items() if end.how == "ended"}
+        failures = {rank: end for rank, end in self.ends.items() if rank not in ended}
+        places = {rank: (self.processes[rank], host) for rank, host in self.said.items()}
+        return Seen(self.trails, places, failures, ended)
 
     def open(self) -> list[int]:
         """The ranks that began and did not come to the end of their script, as far as is known: mpirun may end well without a host."""

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from .. import config, native
 from ..comm.nursery import start
+from ..comm.recorder import trails
 from ..executor.affinity import cores_of
 from ..ir.errors import ExecutionError
 from ..native import shared
-from .report import Failure, Seen, cause, lost, report
+from .report import Failure, Seen, cause, lost, of_status, report
 
 _LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
 _GRACE = 4.0  # seconds that the other ranks have to stop in when one has failed
@@ -196,7 +197,7 @@ class Job:
         if "ended" in message:
             self.ended[rank] = message["ended"]
         elif "how" in message:
-            self._fail(Failure(rank, message["how"], message["text"], message["trace"], at=message["at"], op=message["op"]))
+            self._fail(Failure(rank, **message))
         elif "warns" in message:
             self._warn(message["warns"])
         else:
@@ -217,15 +218,7 @@ class Job:
         self.closed.add(rank)
         if rank in self.failures or (status == 0 and rank in self.ended):
             return
-        if status is None:
-            how, status = "its process ended in the middle of the script", 1
-        elif status < 0:
-            how = f"its process was killed by signal {-status} ({signal.Signals(-status).name})"
-        elif rank in self.ended:
-            how = f"its script exited with status {status}"
-        else:
-            how = f"its process exited with status {status} in the middle of the script"
-        self._fail(Failure(rank, "lost", how, status=128 - status if status < 0 else max(status, 1)))
+        self._fail(of_status(rank, status, rank in self.ended))
 
     def _fail(self, failure: Failure) -> None:
         if failure.how == "waited" and not self.halted:  # whoever is late may only have waited for one that is stopped
@@ -253,9 +246,9 @@ class Job:
             return Ended(128 + self.signal, f"interrupted by {signal.Signals(self.signal).name}; all ranks were ended", False)
         if not self.failures:
             return Ended(0, "", False)
-        tails = [() if self.everything else tail for tail in self.tails]
-        pids = {rank: process.pid for rank, process in self.processes.items()}
-        seen = Seen(self.world, self.ranks, pids, self.failures, self.ended, self.halted, tails)
+        tails = {} if self.everything else dict(enumerate(self.tails))
+        places = {rank: (process.pid, None) for rank, process in self.processes.items()}
+        seen = Seen(trails(self.world, self.ranks), places, self.failures, self.ended, self.halted, tails)
         return Ended(cause(self.failures).status, report(seen), True, len(lost(self.failures)))
 
 

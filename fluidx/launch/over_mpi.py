@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from ..comm.nursery import Channel, is_stopped, start
 from ..native import shared
 from .far import Far, Words, unreachable
 from .launcher import Ended, Job
-from .report import Failure
+from .report import Failure, cause, report
 
 _SOON = 3.0  # seconds in which mpirun says how a rank ended, if it does
 _GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to notice
@@ -67,7 +67,7 @@ class MpiJob(Job):
         words, environ = mpirun.command(self.ranks, own, self.hosts)
         if self.here:
             self._open_door(name)
-        self.said = [Words(stream, self.given["job"], self.far.take) for stream in (sys.stdout, sys.stderr)]
+        self.said = [Words(stream, self.given["job"], self._take) for stream in (sys.stdout, sys.stderr)]
         writing = [self._heard(lines) for lines in self.said]
         try:
             self.guard = start("fluidx.launch.guard:serve", {"words": words, "environ": environ, "alone": self.hosts is None}, writing)
@@ -103,6 +103,11 @@ class MpiJob(Job):
         for lines in self.said:  # from now on these are mpirun's own words, about what is told anyway
             lines.shown = None
         self._enter(rank, _Rank(said["pid"], channel))
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        self.far.take(said)
+        if self.far.failed():  # what follows is of ranks that MPI ends, and mpirun's own words about it
+            self.said[1].shown = None
 
     # -- watching ----------------------------------------------------------------------------------------------------------------
 
@@ -195,16 +200,18 @@ class MpiJob(Job):
         late = self._late()
         if self.signal is None and not self.failures and (self.status or late or self.far.open()):
             self.gone = unreachable(self.far.hosts)
-            lost, how = sorted(self.far.lost(self.gone)), f"mpirun ended with status {self.status}"
+            seen, lost = self.far.seen(), sorted(self.far.lost(self.gone))
+            gone = f"nothing can be started on {', '.join(sorted(self.gone))}" if self.gone else ""
+            if seen is not None and not late:
+                return Ended(cause(seen.failures).status, report(seen) + (f"\n  {gone}" if gone else ""), True, len(lost))
+            how = f"mpirun ended with status {self.status}"
             if late:
                 how = f"{_listed(late)} had not begun after {self.timeout:g} s"
             elif len(lost) < self.ranks:
                 how += f"; {_listed(lost)} failed"
             elif not self.status:
                 how += " before the ranks came to the end of the script"
-            if self.gone:
-                how += f"; nothing can be started on {', '.join(sorted(self.gone))}"
-            return Ended(self.status or 1, how, True, len(lost))
+            return Ended(self.status or 1, "; ".join(filter(None, (how, gone))), True, len(lost))
         return super()._ended()
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..comm import recorder
-from ..native.world import World
+from ..comm.recorder import Trail
 
 
 class Failure(NamedTuple):
     """Why a rank did not come to the end of its script. `how` tells causes from consequences."""
 
     rank: int
-    how: str  # failed, lost: by itself; waited: too long for another; stopped: because of another; interrupted
+    how: str  # failed, lost: by itself; waited: too long for another; left: nobody knows why; stopped: because of another; interrupted
     text: str
     trace: str = ""
     status: int = 1
@@ -21,21 +22,31 @@ class Failure(NamedTuple):
     op: str = ""  # the operator of a group in which it waited
 
 
+def of_status(rank: int, status: int | None, ended: bool) -> Failure:
+    """What a status of a rank's process other than 0 says, if `ended` of one whose script came to its end; None: there was none."""
+    if status is None:
+        return Failure(rank, "lost", "its process ended in the middle of the script")
+    if status < 0:
+        how = f"its process was killed by signal {-status} ({signal.Signals(-status).name})"
+        return Failure(rank, "lost", how, status=128 - status)
+    how = f"its script exited with status {status}" if ended else f"its process exited with status {status} in the middle of the script"
+    return Failure(rank, "lost", how, status=max(status, 1))
+
+
 class Seen(NamedTuple):
     """What is known of the ranks of a job when it has ended."""
 
-    world: World
-    ranks: int
-    pids: Mapping[int, int]
+    trails: Sequence[Trail | None]
+    places: Mapping[int, tuple[int, str | None]]  # of each rank the process, and the name of its host unless it is this one
     failures: Mapping[int, Failure]
     ended: Mapping[int, int]  # statuses of scripts that came to their end
-    halted: Sequence[int]  # whose processes somebody had stopped
-    tails: Sequence[Sequence[str]]  # what each wrote last, where nobody saw it
+    halted: Sequence[int] = ()  # whose processes somebody had stopped
+    tails: Mapping[int, Sequence[str]] = {}  # what each wrote last, where nobody saw it
 
 
 def cause(failures: Mapping[int, Failure]) -> Failure:
     """The first failure of the kind that says most."""
-    for kind in (("failed", "lost"), ("waited",), ("interrupted",)):
+    for kind in (("failed", "lost"), ("waited",), ("left",), ("interrupted",)):
         for failure in failures.values():
             if failure.how in kind:
                 return failure
@@ -54,17 +65,17 @@ def report(seen: Seen) -> str:
     blamed = first.rank if first.at is None else first.at
     lines = [first.text if first.text.startswith("rank ") else f"rank {first.rank}: {first.text}"]
     if blamed != first.rank:
-        lines[0] = f"rank {blamed} did not come{_whereabouts(seen, blamed)}{recorder.whereabouts(seen.world, blamed)}\n  {lines[0]}"
+        lines[0] = f"rank {blamed} did not come{_whereabouts(seen, blamed)}{recorder.whereabouts(seen.trails[blamed])}\n  {lines[0]}"
     elif "\n  in " not in lines[0]:  # it says nothing of it itself
-        lines[0] += recorder.whereabouts(seen.world, blamed)
+        lines[0] += recorder.whereabouts(seen.trails[blamed])
     if "group=" not in lines[0] and (waits := next(((f.rank, f.op) for f in seen.failures.values() if f.op), None)):
         lines[0] += f"\n  rank {waits[0]} waited{waits[1]}"
-    lines[0] += recorder.host(seen.pids.get(blamed, "unknown"))
+    lines[0] += recorder.host(*seen.places.get(blamed, ("unknown", None)))
     if first.trace:
         lines.append(f"  where rank {first.rank} was:\n{first.trace.rstrip()}")
-    if seen.tails[blamed]:
-        lines.append(f"  what rank {blamed} wrote last:\n" + "\n".join(f"    {line}" for line in seen.tails[blamed]))
-    return "\n".join(lines) + recorder.told(seen.world, seen.ranks, lambda r: _whereabouts(seen, r))
+    if tail := seen.tails.get(blamed):
+        lines.append(f"  what rank {blamed} wrote last:\n" + "\n".join(f"    {line}" for line in tail))
+    return "\n".join(lines) + recorder.told(seen.trails, lambda r: _whereabouts(seen, r))
 
 
 def _whereabouts(seen: Seen, rank: int) -> str:

@@ -90,17 +90,19 @@ def _run(given: Mapping[str, Any], world: ProcessWorld, tell: Any) -> int:
         return 1
     except BaseException as e:
         world.abort(e)
-        tell({"how": how_of(e), "text": told_as(e), "at": getattr(e, "rank", None), "trace": "".join(_trace(e)), "op": _waits(e)})
+        tell(failure_of(e))
         return 1
     return 0
 
 
-def how_of(error: BaseException) -> str:
-    """What an error is for the job, as `Failure` has it."""
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """What an error that a script does not catch is for the job: fields of `Failure`."""
+    how, first = "failed", root(error)
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    first = root(error)
-    return "stopped" if isinstance(first, CommAborted) else "waited" if isinstance(first, CommTimeout) else "failed"
+        how = "interrupted"
+    elif isinstance(first, (CommAborted, CommTimeout)):
+        how = "stopped" if isinstance(first, CommAborted) else "waited"
+    return {"how": how, "text": told_as(error), "at": getattr(error, "rank", None), "trace": "".join(_trace(error)), "op": _waits(error)}
 
 
 def _waits(error: BaseException | None) -> str:

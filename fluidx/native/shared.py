@@ -92,6 +92,10 @@ class Memory:
         """Make the world. By whoever made the memory, before any rank joins."""
         return World(_module().world(self.ranks, timeout, SPIN_US * 1000, self.start, _WORLD_BYTES))
 
+    def look(self, rank: int) -> World:
+        """The world as a process sees it that is not the rank, and only looks."""
+        return World(_module().join(self.start, *self.part(rank)))
+
     def join(self, rank: int, stall: float) -> SharedWorld:
         """The world, for a process that is a rank of it."""
         capsule = _module().join(self.start, *self.part(rank))

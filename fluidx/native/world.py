@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +95,7 @@ class World:
 
     def exchange(self, rank: int, sends: Sequence[Sending], recvs: Sequence[Sending]) -> Call:
         """The call that sends and receives contiguous arrays, all at once."""
-        told = self._text(", ".join([_mail("send", a, "to", p) for a, p in sends] + [_mail("recv", a, "from", p) for a, p in recvs]))
+        told = self._text(mails(sends, recvs))
         words, keeps = [self._place, rank, len(sends), len(recvs), address(told)], [self.capsule, told]
         for k, (a, peer) in enumerate((*sends, *recvs)):
             text = self._text(f"{a.dtype}{list(a.shape)}")
@@ -148,6 +149,14 @@ class World:
         """The latest collective, or messages, that a rank came to, or got behind; an empty text where there is none."""
         return self._module.latest(self.capsule, rank, done)
 
+    @contextmanager
+    def noted(self, rank: int, text: str, kept: bool = True) -> Iterator[None]:
+        """A rank comes to something that is not met here, and gets behind it: its latest then, if it is to be `kept`."""
+        at = self.at(text)
+        self._module.note(self.capsule, rank, at, False)
+        yield
+        self._module.note(self.capsule, rank, at if kept else 0, True)
+
     def inside(self, rank: int) -> bool:
         """Is a rank not behind what it came to?"""
         return self._module.inside(self.capsule, rank)
@@ -193,5 +202,7 @@ def make_world(ranks: int, timeout: float, stall: float) -> World | None:
     return World(capsule)
 
 
-def _mail(what: str, a: np.ndarray, way: str, peer: int) -> str:
-    return f"{what} of {a.dtype}{list(a.shape)} {way} rank {peer}"
+def mails(sends: Sequence[Sending], recvs: Sequence[Sending]) -> str:
+    """Messages in words."""
+    there = [f"send of {a.dtype}{list(a.shape)} to rank {peer}" for a, peer in sends]
+    return ", ".join(there + [f"recv of {a.dtype}{list(a.shape)} from rank {peer}" for a, peer in recvs])

@@ -46,6 +46,7 @@ int world_brought(const Meeting *m, const int64_t *const **words); /* by how man
 enum { TRAIL_TEXT, TRAIL_STEP, TRAIL }; /* the address of a text of the operator, or 0; the number of the run */
 int64_t *world_trail(World *w, int rank);
 const char *world_latest(World *w, int rank, int done); /* what it came to, or got behind it, last: a text, or NULL */
+void world_note(World *w, int rank, const char *text, int done); /* has it come to something that is not met here, or got behind it? */
 int world_inside(World *w, int rank);                    /* is it not behind what it came to? */
 
 /* heap.c. Memory that a rank which is a process takes from its own part of what all share. */

@@ -50,6 +50,7 @@ int64_t *world_trail(World *w, int rank) {
     (void)w, (void)rank;
     return NULL;
 }
+void world_note(World *w, int rank, const char *text, int done) { (void)w, (void)rank, (void)text, (void)done; }
 int world_inside(World *w, int rank) {
     (void)w, (void)rank;
     return 0;
@@ -237,6 +238,13 @@ int64_t *world_trail(World *w, int rank) { return w->rank[rank].trail; }
 
 const char *world_latest(World *w, int rank, int done) {
     return atomic_load(done ? &w->rank[rank].done : &w->rank[rank].came);
+}
+
+void world_note(World *w, int rank, const char *text, int done) {
+    if (done)
+        note_done(w, rank, text);
+    else
+        note_came(w, rank, text);
 }
 
 int world_inside(World *w, int rank) { return atomic_load(&w->rank[rank].inside); }

@@ -93,6 +93,18 @@ static PyObject *latest(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyUnicode_DecodeUTF8(text ? text : "", text ? (Py_ssize_t)strnlen(text, 400) : 0, "replace");
 }
 
+static PyObject *note(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *capsule;
+    int rank, done;
+    long long text;
+    if (!PyArg_ParseTuple(args, "OiLp:note", &capsule, &rank, &text, &done)) return NULL;
+    World *w = PyCapsule_GetPointer(capsule, WORLD);
+    if (!w) return NULL;
+    if (rank < 0 || rank >= world_ranks(w)) return PyErr_Format(PyExc_ValueError, "there is no rank %d", rank);
+    world_note(w, rank, PTR(const char, text), done);
+    Py_RETURN_NONE;
+}
+
 static PyObject *inside(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *capsule;
     int rank;
@@ -373,6 +385,8 @@ PyMethodDef world_methods[] = {
     {"give", give, METH_VARARGS, "give(address): have no more use for it."},
     {"brought", brought, METH_VARARGS, "brought(meeting): the addresses of the words that its members brought to the latest one."},
     {"latest", latest, METH_VARARGS, "latest(world, rank, done): the text of what a rank came to, or got behind it, last."},
+    {"note", note, METH_VARARGS,
+     "note(world, rank, address of a text or 0, done): the rank comes to something that is not met there, or gets behind it."},
     {"inside", inside, METH_VARARGS, "inside(world, rank): is it not behind what it came to?"},
     {"trail", trail, METH_VARARGS, "trail(world, rank): where two words lie, the address of a text of its operator and the number of its run."},
     {"place", world_place, METH_O, "Where a world lies."},

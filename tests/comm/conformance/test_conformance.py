@@ -89,6 +89,15 @@ class TwoHosts(Mpi):
     how = {"share": True, "hosts": 2}
     missing = "rank 1"  # those of this host
 
+    def each(self, n, job, *args):
+        if n not in self.ranks:  # a process takes its arrays from the latest memory that it shares
+            self.ranks.clear()
+        return super().each(n, job, *args)
+
+    def failing(self, n, timeout, job, *args):
+        self.ranks.clear()
+        return super().failing(n, timeout, job, *args)
+
 
 BODIES = {"threads in C": Threads, "threads on locks": Threads, "processes": Processes, "mpi": Mpi, "mpi, two hosts": TwoHosts}
 
