@@ -160,13 +160,16 @@ def test_which_ranks_on_hosts_are_lost_and_what_is_left(ends, gone, lost, left):
 
 
 def test_what_ranks_on_hosts_say_makes_one_report():
-    """Rank 1 was killed in an all_reduce, which rank 0 of another host has seen end; nothing is heard of rank 2."""
+    """Rank 1 was killed in an all_reduce, which rank 0 of another host has seen end; rank 2 was stopped, went on, and was stopped again."""
     far = Far(3, [("a", 1), ("b", 2)])
     for rank, host in enumerate("abb"):
         far.take({"rank": rank, "host": host, "process": 70 + rank})
     assert not far.failed()
     far.take({"rank": 0, "how": "stopped", "text": "stopped because another rank failed", "trail": ["all_reduce", "", "", 4]})
     assert not far.failed() and far.seen() is None
+    for halted in (True, False, True):
+        far.take({"rank": 2, "halted": halted, "trail": ["broadcast", "", "", 4]})
+    assert not far.failed()
     killed = Failure(1, "lost", "its process was killed by signal 9 (SIGKILL)", status=137)
     far.take({**killed._asdict(), "trail": ["broadcast", "all_reduce", "\n  in mul", 4]})
     assert far.failed() and report(far.seen()).splitlines() == [
@@ -177,7 +180,7 @@ def test_what_ranks_on_hosts_say_makes_one_report():
         "  the last collective that each rank completed:",
         "    rank 0: all_reduce: stopped",
         "    rank 1: broadcast; then it was in all_reduce",
-        "    rank 2: not known: it said nothing until it was ended",
+        "    rank 2: broadcast: its process was stopped, as by SIGSTOP",
     ]
 
 

@@ -25,6 +25,8 @@ from .report import Failure, Seen, of_status
 from .script import failure_of
 
 _PATIENCE = 10.0  # seconds for a host to answer in
+_OF_MPI = (14,)  # statuses with which Open MPI ends a process that has lost another: MPI_ERR_UNKNOWN
+_GOES_ON = 2.0  # seconds in which a process ends that was stopped, and let go on to be ended
 _SOON = 0.5  # seconds in which what is being sent arrives
 _GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to notice
 _SOMETHING = ("sleep", "1")  # to start on a host; Open MPI 5.0 waits for ever, now and then, for what ends at once
@@ -53,15 +55,17 @@ def run(job: str, rank: int, script: Callable[[], None]) -> None:
             say(how="ended")
         raise
     except BaseException as e:
-        say(**failure_of(e))
-        _end(e)
+        world = None if (joined := member.entered()) is None else joined.world
+        shared = getattr(world, "shared", None)
+        say(**failure_of(e), trail=None if shared is None else recorder.Trail.of(shared, rank))
+        _end(world, e)
     say(how="ended")
 
 
-def _end(error: BaseException) -> NoReturn:
+def _end(world: Any, error: BaseException) -> NoReturn:
     """End this rank, of which all has been said, and by that all: mpirun ends them."""
-    if (joined := member.entered()) is not None:
-        joined.world.abort(error)  # some do not wait for mpirun, and say what they were at
+    if world is not None:
+        world.abort(error)  # some hear that before mpirun ends them, and can say where they were
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -73,20 +77,35 @@ def _see_through(child: int, channel: Channel, rank: int, say: Callable[..., Non
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     say(host=socket.gethostname(), process=child)
     memory = _memory_of(child, channel)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    world = None if memory is None else memory.look(rank)
+    _wait_for(child, lambda halted: say(halted=halted, trail=None if world is None else recorder.Trail.of(world, rank)))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nobody any more to tell
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    trail = None if memory is None else recorder.Trail.of(memory.look(rank), rank)
+    trail = None if world is None else recorder.Trail.of(world, rank)
     if status == 0:
         say(how="ended", trail=trail)
     else:
         failure = of_status(rank, status, ended=False)
-        how = "left" if status > 0 else "stopped" if status == -signal.SIGTERM else "lost"
+        how = "stopped" if status == -signal.SIGTERM else "left" if status in _OF_MPI else "lost"
         say(**failure._replace(how=how)._asdict(), trail=trail)
     if status < 0:
         signal.signal(-status, signal.SIG_DFL) if status != -signal.SIGKILL else None
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _wait_for(child: int, halt: Callable[[bool], None]) -> None:
+    """Wait until a child has ended, which stays to be asked for. `halt` is told at once when somebody stops it, for what is said while
+    mpirun ends the processes of another host may not arrive, and when it goes on."""
+    while (event := os.waitid(os.P_PID, child, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)) is not None:
+        if event.si_code not in (os.CLD_STOPPED, os.CLD_CONTINUED):
+            return
+        os.waitid(os.P_PID, child, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)  # what has been seen
+        if event.si_code == os.CLD_CONTINUED:
+            time.sleep(_GOES_ON)
+            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+                return
+        halt(event.si_code == os.CLD_STOPPED)
 
 
 def _memory_of(child: int, channel: Channel) -> Memory | None:
@@ -136,6 +155,7 @@ class Far:
         self.processes: dict[int, int] = {}
         self.ends: dict[int, Failure] = {}  # "ended" are those that came to the end of the script
         self.trails: list[Trail | None] = [None] * ranks
+        self.halted: set[int] = set()
 
     def take(self, said: Mapping[str, Any]) -> None:
         rank, rest = said["rank"], dict(said)
@@ -144,6 +164,9 @@ class Far:
             return
         if (trail := rest.pop("trail", None)) is not None:
             self.trails[rank] = Trail(*trail)
+        if "halted" in rest:
+            (self.halted.add if rest["halted"] else self.halted.discard)(rank)
+            return
         self.ends.setdefault(rank, Failure(**{"text": "", **rest}))
 
     def failed(self) -> bool:
@@ -157,7 +180,7 @@ class Far:
         ended = {rank: 0 for rank, end in self.ends.items() if end.how == "ended"}
         failures = {rank: end for rank, end in self.ends.items() if rank not in ended}
         places = {rank: (self.processes[rank], host) for rank, host in self.said.items()}
-        return Seen(self.trails, places, failures, ended)
+        return Seen(self.trails, places, failures, ended, self.halted)
 
     def open(self) -> list[int]:
         """The ranks that began and did not come to the end of their script, as far as is known: mpirun may end well without a host."""

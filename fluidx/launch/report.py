@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ..comm import recorder
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     places: Mapping[int, tuple[int, str | None]]  # of each rank the process, and the name of its host unless it is this one
     failures: Mapping[int, Failure]
     ended: Mapping[int, int]  # statuses of scripts that came to their end
-    halted: Sequence[int] = ()  # whose processes somebody had stopped
+    halted: Collection[int] = ()  # whose processes somebody had stopped
     tails: Mapping[int, Sequence[str]] = {}  # what each wrote last, where nobody saw it
 
 
@@ -68,7 +68,7 @@ def report(seen: Seen) -> str:
         lines[0] = f"rank {blamed} did not come{_whereabouts(seen, blamed)}{recorder.whereabouts(seen.trails[blamed])}\n  {lines[0]}"
     elif "\n  in " not in lines[0]:  # it says nothing of it itself
         lines[0] += recorder.whereabouts(seen.trails[blamed])
-    if "group=" not in lines[0] and (waits := next(((f.rank, f.op) for f in seen.failures.values() if f.op), None)):
+    if "group=" not in lines[0] and (waits := _waits(seen, blamed)):
         lines[0] += f"\n  rank {waits[0]} waited{waits[1]}"
     lines[0] += recorder.host(*seen.places.get(blamed, ("unknown", None)))
     if first.trace:
@@ -76,6 +76,13 @@ def report(seen: Seen) -> str:
     if tail := seen.tails.get(blamed):
         lines.append(f"  what rank {blamed} wrote last:\n" + "\n".join(f"    {line}" for line in tail))
     return "\n".join(lines) + recorder.told(seen.trails, lambda r: _whereabouts(seen, r))
+
+
+def _waits(seen: Seen, blamed: int) -> tuple[int, str] | None:
+    """A rank that waited for others, and lines that show its operator: by its own words, or by the trail that it left."""
+    told = [(f.rank, f.op) for f in seen.failures.values()]
+    left = [(rank, trail.op) for rank, trail in enumerate(seen.trails) if trail is not None and trail.inside and rank != blamed]
+    return next(((rank, op) for rank, op in told + left if op), None)
 
 
 def _whereabouts(seen: Seen, rank: int) -> str:

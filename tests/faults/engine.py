@@ -12,12 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from fluidx.comm import mpirun
+from tests.comm.hosts import two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("script.py")
@@ -26,7 +30,7 @@ MARK = "FLUIDX_FAULTS_MARK"
 DEADLINE, MORE = 3.0, 5.0  # seconds that ranks wait for one another, and what everything may take beyond
 STARTS = 90.0  # seconds that a run has to come to its fault in, on a machine that is busy
 
-BODIES = ("threads", "processes", "run", "mpi")
+BODIES = ("threads", "processes", "run", "mpi", "hosts")
 STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero3")
 
 # failures, the bodies in which a rank alone can fail so, and the status that a launcher ends with
@@ -66,37 +70,54 @@ class Outcome(NamedTuple):
 def drawn(how: str, body: str, seed: int) -> Fault:
     """A fault of a kind, at random."""
     rng = np.random.default_rng([seed, *map(ord, how + body)])
-    ranks = int(rng.integers(2, 4 if body == "mpi" else 5))
+    ranks = int(rng.integers(2, 4 if body in ("mpi", "hosts") else 5))
     return Fault(how, body, ranks, *(int(rng.integers(n)) for n in (ranks, 4, 4)), STRATEGIES[rng.integers(len(STRATEGIES))])
 
 
-def words(fault: Fault) -> list[str]:
-    """The command."""
-    python, given = [sys.executable], [str(SCRIPT), json.dumps(fault._asdict())]
+def words(fault: Fault, hosts: str | None) -> list[str]:
+    """The command; `hosts` are in a file."""
+    python, given = [sys.executable], [str(SCRIPT), json.dumps({**fault._asdict(), "deadline": DEADLINE})]
     if fault.body in ("threads", "processes"):
         return [*python, *given]
     backend = "processes" if fault.body == "run" else "mpi"
-    return [*python, "-m", "fluidx.cli", "run", "-n", str(fault.ranks), "--backend", backend, *given]
+    where = ["--hosts", hosts] if hosts else []
+    return [*python, "-m", "fluidx.cli", "run", "-n", str(fault.ranks), "--backend", backend, *where, *given]
 
 
+@cache
 def why_not(body: str) -> str:
     """Why a body cannot be tried here, or an empty text."""
-    return mpirun.why_not() if body == "mpi" else ""
+    if body not in ("mpi", "hosts") or mpirun.why_not():
+        return mpirun.why_not() if body in ("mpi", "hosts") else ""
+    try:
+        with tempfile.TemporaryDirectory() as folder, _where(body, 1, Path(folder)):
+            return ""
+    except pytest.skip.Exception as e:
+        return str(e)
+
+
+def _where(body: str, ranks: int, folder: Path) -> AbstractContextManager[tuple[list[str], str | None, dict[str, str]]]:
+    """The command that runs something where the body is, its hosts, and the environment."""
+    return two_hosts(folder, (ranks + 1) // 2) if body == "hosts" else nullcontext(([], None, dict(os.environ)))
 
 
 def run(fault: Fault) -> Outcome:
     """Have it happen."""
     mark, names = secrets.token_hex(8), set(os.listdir("/dev/shm"))
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        own, note, log = (Path(folder) / name for name in ("tmp", "note", "log"))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
+        prefix, hosts, environ = stack.enter_context(_where(fault.body, fault.ranks, folder))
+        own, note, log = (folder / name for name in ("tmp", "note", "log"))
         own.mkdir()
-        environ = os.environ | {
-            MARK: mark, "TMPDIR": str(own), "FLUIDX_TIMEOUT": f"{DEADLINE:g}", "FLUIDX_FAULTY_NOTE": str(note), "PYTHONPATH": str(ROOT),
+        environ |= {
+            MARK: mark, "TMPDIR": str(own), "FLUIDX_FAULTY_NOTE": str(note), "PYTHONPATH": str(ROOT),
+            "FLUIDX_TIMEOUT": f"{STARTS if fault.body == 'hosts' else DEADLINE:g}",  # there it is for how long ranks may take to begin too
             "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with log.open("wb") as out:
             process = subprocess.Popen(
-                words(fault), cwd=ROOT, env=environ, stdout=out, stderr=out, start_new_session=True, preexec_fn=_hears_ctrl_c
+                [*prefix, *words(fault, hosts)], cwd=ROOT, env=environ, stdout=out, stderr=out, start_new_session=True,
+                preexec_fn=_hears_ctrl_c,
             )  # fmt: skip
         try:
             begin = _provoked(fault, process, note, log)
@@ -228,7 +249,8 @@ def _said(fault: Fault) -> dict[str, str]:
     if fault.how == "ctrl-c":
         return {"one line that names the rank": "^KeyboardInterrupt" if alone else "^fluidx run: interrupted by SIGINT"}
     recorder = {"recorder": r"the last collective that each rank completed:" + "".join(rf"\n    rank {r}: .*" for r in range(fault.ranks))}
-    host = {"host": rf"on host {re.escape(socket.gethostname())}, process \d+"}
+    name = "host-[01]" if fault.body == "hosts" else re.escape(socket.gethostname())
+    host = {"host": rf"on host {name}, process \d+"}
     if fault.how == "other program":
         if alone:  # before any rank begins
             start = r"^fluidx\.ir\.errors\.ExecutionError: the ranks' programs are not of one transpile"

@@ -12,7 +12,8 @@ from tests.executor import faulty
 
 given = json.loads(sys.argv[1])
 how, victim, step, ranks = (given[k] for k in ("how", "rank", "step", "ranks"))
-launched = given["body"] in ("run", "mpi")
+os.environ["FLUIDX_TIMEOUT"] = f"{given['deadline']:g}"
+launched = given["body"] in ("run", "mpi", "hosts")
 
 
 def written(width):

@@ -20,9 +20,11 @@ def test_all_end_in_time_with_one_report_and_nothing_is_left(how, body):
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(bool(engine.why_not("mpi")), reason=engine.why_not("mpi"))
-def test_nothing_is_left_of_ranks_that_mpirun_started():
-    outcome = engine.run(engine.drawn("kill", "mpi", seed=1))
+@pytest.mark.parametrize("how, body", [("kill", "mpi"), ("stop", "hosts")])
+def test_so_it_is_with_ranks_that_mpirun_started(how, body):
+    if reason := engine.why_not(body):
+        pytest.skip(reason)
+    outcome = engine.run(engine.drawn(how, body, seed=1))
     assert not outcome.wrong, outcome.printed
 
 
