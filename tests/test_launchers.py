@@ -12,7 +12,7 @@ from fluidx import native
 from fluidx.comm import mpirun, nursery
 from fluidx.comm.launched import found
 from fluidx.config import ConfigError
-from fluidx.launch.far import Far, Words, unreachable
+from fluidx.launch.far import Far, Words, lines, unreachable
 from fluidx.launch.report import Failure, report
 from fluidx.native import shared
 from tests.test_run import SCRIPT, one_device
@@ -198,9 +198,14 @@ def test_hosts_that_cannot_be_reached_are_named():
 def test_what_ranks_say_of_themselves_is_taken_out_of_what_is_shown(capsys):
     heard = []
     words = Words(sys.stdout, "job", heard.append)
-    for part in (b'first\nhalf a linefluidx job {"rank"', b": 1}\n\n", b"fluidx jobs\n"):
+    one, other = ({"rank": 1, "text": "a b " * 999}, {"rank": 2, "text": "é\n"})
+    (mine,) = lines("job", "2.7", other)
+    first, *rest, last = lines("job", "1.7", one)
+    cut = b"fluidx job 3.7\nfluidx job 3.7 1 {\n"
+    for part in (b"first\nhalf a line" + first, *rest, mine[:9], mine[9:], b"\nfluidx jobs\n", last, cut):
         words.take(part)
-    assert (heard, capsys.readouterr().out) == ([{"rank": 1}], "first\nhalf a line\n\nfluidx jobs\n")
+    assert heard == [other, one] and all(len(line) < 1000 for line in (first, *rest, last))
+    assert capsys.readouterr().out == "first\nhalf a line\n\nfluidx jobs\n"
 
 
 def test_hosts_are_read_from_files_of_both_kinds(tmp_path):

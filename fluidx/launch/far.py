@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import selectors
@@ -9,8 +10,8 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ from .script import failure_of
 _PATIENCE = 10.0  # seconds for a host to answer in
 _OF_MPI = (14,)  # statuses with which Open MPI ends a process that has lost another: MPI_ERR_UNKNOWN
 _GOES_ON = 2.0  # seconds in which a process ends that was stopped, and let go on to be ended
+_PIECE = 900  # characters
 _SOON = 0.5  # seconds in which what is being sent arrives
 _GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to notice
 _SOMETHING = ("sleep", "1")  # to start on a host; Open MPI 5.0 waits for ever, now and then, for what ends at once
@@ -36,7 +38,8 @@ def run(job: str, rank: int, script: Callable[[], None]) -> None:
     """Run a script in a child of this process, and say how it ended: one that is killed, or ended by MPI, cannot."""
 
     def say(**what: Any) -> None:
-        os.write(2, f"{_mark(job)}{json.dumps({'rank': rank, **what})}\n".encode())  # at once: it stays in one piece
+        for line in lines(job, f"{rank}.{os.getpid()}", {"rank": rank, **what}):
+            os.write(2, line)
 
     me, (ours, theirs) = os.getpid(), socket.socketpair()
     if child := os.fork():
@@ -49,26 +52,33 @@ def run(job: str, rank: int, script: Callable[[], None]) -> None:
         script()
     except SystemExit as e:
         status = e.code if isinstance(e.code, int) else int(e.code is not None)
-        if status:
-            say(**of_status(rank, status, ended=True)._asdict())
-        else:
+        if not status:
             say(how="ended")
-        raise
+            raise
+        failure = of_status(rank, status, ended=True)
+        if not isinstance(e.code, int):
+            print(e.code, file=sys.stderr)
+        say(**failure._asdict(), trail=_own_trail(rank))
+        atexit._run_exitfuncs()
+        _end(RuntimeError(f"rank {rank}: {failure.text}"), status)
     except BaseException as e:
-        world = None if (joined := member.entered()) is None else joined.world
-        shared = getattr(world, "shared", None)
-        say(**failure_of(e), trail=None if shared is None else recorder.Trail.of(shared, rank))
-        _end(world, e)
+        say(**failure_of(e), trail=_own_trail(rank))
+        _end(e, 1)
     say(how="ended")
 
 
-def _end(world: Any, error: BaseException) -> NoReturn:
-    """End this rank, of which all has been said, and by that all: mpirun ends them."""
-    if world is not None:
-        world.abort(error)  # some hear that before mpirun ends them, and can say where they were
+def _own_trail(rank: int) -> Trail | None:
+    world = None if (joined := member.entered()) is None else getattr(joined.world, "shared", None)
+    return None if world is None else Trail.of(world, rank)
+
+
+def _end(error: BaseException, status: int) -> NoReturn:
+    """End this rank, of which all has been said, and by that all: mpirun ends them. At its end MPI would wait for the others."""
+    if (joined := member.entered()) is not None:
+        joined.world.abort(error)  # some hear that before mpirun ends them, and can say where they were
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(status)
 
 
 def _see_through(child: int, channel: Channel, rank: int, say: Callable[..., None]) -> NoReturn:
@@ -112,7 +122,7 @@ def _memory_of(child: int, channel: Channel) -> Memory | None:
     """The memory in which a child leaves word of where it is; None if it ends without, or shares none."""
     try:
         ended = os.pidfd_open(child)
-    except OSError:  # the kernel knows of none: Linux before 5.3, or a sandbox
+    except OSError:  # a kernel that has none: Linux before 5.3, or a sandbox
         return None
     with selectors.DefaultSelector() as waiting:
         waiting.register(ended, selectors.EVENT_READ)
@@ -127,6 +137,13 @@ def _memory_of(child: int, channel: Channel) -> Memory | None:
         return None
 
 
+def lines(job: str, who: str, said: Any) -> Iterator[bytes]:
+    """Lines that say something, so short that each stays in one piece among what all ranks write."""
+    text = json.dumps(said)
+    for at in range(0, len(text), _PIECE):
+        yield f"{_mark(job)}{who} {int(at + _PIECE >= len(text))} {text[at : at + _PIECE]}\n".encode()
+
+
 def _mark(job: str) -> str:
     return f"fluidx {job} "
 
@@ -137,11 +154,16 @@ class Words(Lines):
     def __init__(self, shown: Any, job: str, hear: Callable[[Any], None]):
         super().__init__(-1, None, shown, prefix="")
         self.mark, self.hear = _mark(job), hear
+        self.begun: defaultdict[str, str] = defaultdict(str)  # by who says it
 
     def _line(self, text: str) -> None:
         text, found, said = text.partition(self.mark)
         if found:
-            self.hear(json.loads(said))
+            with suppress(ValueError):  # a piece was lost, or cut
+                who, last, piece = said.split(" ", 2)
+                self.begun[who] += piece
+                if last == "1":
+                    self.hear(json.loads(self.begun.pop(who)))
         if text or not found:
             super()._line(text)
 
