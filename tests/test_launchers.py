@@ -184,6 +184,16 @@ def test_what_ranks_on_hosts_say_makes_one_report():
     ]
 
 
+def test_who_is_to_blame_is_told_from_whom_mpi_ended_because_of_it():
+    """Whichever is heard of first."""
+    for others in ({0: "left", 2: "stopped"}, {2: "stopped", 0: "left"}):
+        far = Far(3, HOSTS)
+        for rank, how in [*others.items(), (1, "lost")]:
+            far.take({"rank": rank, "host": "a", "process": 1})
+            far.take({"rank": rank, "how": how, "text": "its process ended"})
+        assert report(far.seen()).startswith("rank 1: its process ended\n") and far.lost() == {1}
+
+
 def test_without_hosts_nothing_tells_one_rank_from_another():
     assert Far(2, ()).lost() == {0, 1}
 

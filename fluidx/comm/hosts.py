@@ -19,7 +19,7 @@ from .carry import Way, carry, items_of
 from .leader import Group, Lead, Seen
 from .messages import MessageCommunicator
 from .mpi import MpiWorld
-from .native import layouts
+from .native import among, layouts
 from .processes import ProcessCommunicator, ProcessWorld, SharedCalls
 from .slots import Slot
 
@@ -97,7 +97,7 @@ class HostsCommunicator(ProcessCommunicator):
         group = self.world.group(ranks)
         try:
             if group is None or (group.hosts[1:] and slot.what == "all_to_all"):
-                with self._shared.noted(self.rank, _told(slot, ranks), kept=slot.kept):
+                with self._shared.noted(self.rank, among(slot.call, ranks), kept=slot.kept):
                     self._far.bring(ranks, slot)
             elif group.hosts[1:]:
                 self._meet_hosts(group, slot)
@@ -133,7 +133,7 @@ class HostsCommunicator(ProcessCommunicator):
     def _near(self, group: Group, slot: Slot, grace: float) -> native.Call:
         """A meeting of this host's members: in the first they see what they bring to the whole group's, in those with a `grace` they wait
         for the ones that wait for other hosts."""
-        told = _told(slot, group.ranks)
+        told = among(slot.call, group.ranks)
         gives, takes = ([slot.x], [slot.out]) if slot.gives is None else (slot.gives, slot.takes)
         kept = slot.kept and grace > 0
         brought = Brought(slot.what, slot.op, slot.root, told, told, told, kept, slot.size, gives, takes, False, grace)
@@ -162,10 +162,6 @@ class _NearCalls(SharedCalls):
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         """There are none: they are messages."""
-
-
-def _told(slot: Slot, ranks: Ranks) -> str:
-    return f"{slot.call} among ranks {', '.join(map(str, ranks))}"
 
 
 def _moved(slot: Slot) -> int:

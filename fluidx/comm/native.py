@@ -134,10 +134,15 @@ def _results(slot: Slot) -> Sequence[np.ndarray]:
     return [slot.out] if slot.out is not NOTHING or slot.takes is None else slot.takes
 
 
+def among(what: Slot | str, ranks: Ranks) -> str:
+    """What a group does, in words."""
+    return f"{what} among ranks {', '.join(map(str, ranks))}"
+
+
 def _brought(slot: Slot, ranks: Ranks) -> Brought:
     parts = slot.gives is not None
     gives, takes = (slot.gives, slot.takes) if parts else ([slot.x], [slot.out])
-    told = f"{slot} among ranks {', '.join(map(str, ranks))}"
+    told = among(slot, ranks)
     return Brought(slot.what, slot.op, slot.root, str(slot), slot.call, told, slot.kept, slot.size, gives, takes, parts)
 
 

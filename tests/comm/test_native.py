@@ -357,6 +357,20 @@ def test_a_flight_recorder_has_what_each_rank_completed_last_and_what_it_was_in(
     ]
 
 
+def test_what_is_met_elsewhere_is_noted(spin):
+    """What fails is never got behind, and what is not kept leaves what was before it."""
+    world = ThreadWorld(2, 1.0).shared
+    with world.noted(1, "a"):
+        assert (world.latest(1), world.latest(1, done=True), world.inside(1), world.inside(0)) == ("a", "", True, False)
+    assert (world.latest(1, done=True), world.inside(1)) == ("a", False)
+    with world.noted(1, "b", kept=False):
+        pass
+    assert (world.latest(1), world.latest(1, done=True), world.inside(1)) == ("b", "a", False)
+    with pytest.raises(KeyError), world.noted(1, "c"):
+        raise KeyError
+    assert (world.latest(1), world.latest(1, done=True), world.inside(1)) == ("c", "a", True)
+
+
 def test_a_trail_says_which_operator_a_rank_is_at(spin):
     world = ThreadWorld(2, 1.0).shared
     trail = world.trail(1)
