@@ -6,6 +6,8 @@ from html import escape
 from itertools import accumulate
 from pathlib import Path
 
+from one_weight import OneWeight
+
 import fluidx as fx
 from fluidx.ir import Operator, Role, Shard
 from fluidx.transpiler.slots import SCHEDULES, slots
@@ -47,10 +49,36 @@ def trained_layers() -> tuple[fx.Program, fx.Program]:
     return main, startup
 
 
+def overview() -> str:
+    """One weight on one device, and by zero1 on four ranks: the picture of the README, 900 pixels wide."""
+    main, startup = fx.Program("overview"), fx.Program("overview_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        y = fx.layers.fc(fx.data("x", [-1, 64], "float32"), 64, param_attr=fx.ParamAttr(name="w"), bias_attr=False)
+        fx.optimizer.Momentum(0.1, 0.9).minimize(fx.layers.mean(y))
+    panels = {
+        "one device": (1, ()),
+        "four ranks, zero1()": (4, (
+            "every rank has the weight", "and a quarter of the optimizer state", "computes on a quarter of the batch", "",
+            "and gets a partial gradient;", "ranks add them, each gets a quarter", "of the sum,", "updates its quarter of the weight,", "",
+            "and sends it to the others.", "",
+        )),
+    }  # fmt: skip
+    out, x = [], 0
+    for title, (ranks, captions) in panels.items():
+        t = fx.DistributeTranspiler("zero1").transpile(program=main, startup_program=startup, trainers=ranks)
+        svg = OneWeight(t, title, "w", {}, captions=captions).svg()
+        out.append(svg.replace("<svg ", f'<svg x="{x}" ', 1))
+        x += 220
+    # each panel has a drawing area of its own; the captions are right of the last column, outside of it
+    inner = "\n".join(panel.replace("<svg ", '<svg overflow="visible" ', 1) for panel in out)
+    paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 300" width="900" height="300" role="img">\n{paper}\n{inner}\n</svg>\n'
+
+
 def pictures() -> dict[str, str]:
     """File name -> SVG."""
     main, startup = model()
-    out = {"one_device.svg": draw(main)}
+    out = {"one_device.svg": draw(main), "overview.svg": overview()}
     for name in ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1"):
         t = fx.DistributeTranspiler(name).transpile(program=main, startup_program=startup, trainers=2)
         ranks = [t.get_trainer_program(r) for r in range(2)]

@@ -91,11 +91,20 @@ def middle(k: int) -> float:
 class OneWeight:
     """The picture of a weight, read off the program that speaks for all ranks.
 
-    `names` are what to call values, `also` are further ones to show.
+    `names` are what to call values, `also` are further ones to show, `captions` explain the rows, from the top.
     """
 
-    def __init__(self, t: fx.DistributeTranspiler, title: str, weight: str, names: dict[str, str], also: Sequence[str] = ()):
+    def __init__(
+        self,
+        t: fx.DistributeTranspiler,
+        title: str,
+        weight: str,
+        names: dict[str, str],
+        also: Sequence[str] = (),
+        captions: Sequence[str] = (),
+    ):
         self.program, self.weight, self.names, self.also = t.main, weight, names, also
+        self.captions = list(captions)
         self.ranks = range(self.program.world_size)
         self.coords = [coords_of(self.program.groups, r, self.program.turns) for r in self.ranks]
         self.descs = {n: d for block in self.program.blocks for n, d in block.descs.items()}
@@ -125,6 +134,10 @@ class OneWeight:
                 self._row(found[0])
         self._work(works)
         return self.sheet.svg()
+
+    def _caption(self, down: float) -> None:
+        if self.captions:
+            self.sheet.text("k", middle(len(self.ranks)) - BAR / 2, down, self.captions.pop(0))
 
     def _called(self, rank: int) -> str:
         at = self.coords[rank]
@@ -174,6 +187,7 @@ class OneWeight:
         """A value: a frame as large as all of it, filled where the rank has it."""
         d, sheet, whole = self.descs[name], self.sheet, self.descs[self.weight].type
         sheet.text("l", 8, 10, self.names.get(name) or _short(name))
+        self._caption(10)
         known = d.type.numel > 0
         width = BAR * min(1, max(0.1, d.type.numel / whole.numel)) if known else BAR
         tall = TALL * d.type.nbytes / d.type.numel / 4 if known else TALL
@@ -202,6 +216,7 @@ class OneWeight:
             layers = sorted({op.device[-1] for op in these if op.device})
             layer = "" if turn or not layers or (colour == VALUE and len(layers) > 1) else f" {'vw'[int(layers[0])]}"
             text = f"{colour}{layer}{turn}" if colour in (VALUE, GRADIENT) else these[-1].type.removeprefix("elementwise_")
+            self._caption(10)
             for r in self.ranks:
                 if any(self._held(op.output_arg_names[0], r) for op in these):
                     self.sheet.work(r, colour, text)
@@ -214,6 +229,7 @@ class OneWeight:
         sheet.text("o", 8, 12, op.type)
         how = f"{op.attrs.get('algorithm', 'messages')}, {hops} hop{'s' * (hops > 1)}" if sends else f"over {op.attrs['group']}"
         sheet.text("n", 8, 23, how)
+        self._caption(18)
         for a, b in dict.fromkeys((a, b) for _, a, b in sends):
             self._arrow(a, b)
         for g, members in enumerate(() if sends else self.program.groups[op.attrs["group"]]):

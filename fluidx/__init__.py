@@ -65,18 +65,23 @@ if TYPE_CHECKING:
 # public name -> the module that has it; a module listed in _MODULES is itself the name
 _LAZY = {
     "append_backward": "backward", "gradients": "backward",
-    "CPUPlace": "executor", "CUDAPlace": "executor", "Executor": "executor", "ParallelExecutor": "executor", "Scope": "executor",
-    "cpu_places": "executor", "cuda_places": "executor", "global_scope": "executor", "scope_guard": "executor",
+    "CPUPlace": "executor", "CUDAPlace": "executor", "Executor": "executor", "ParallelExecutor": "compiler", "Scope": "executor",
+    "CUDAPinnedPlace": "executor", "cpu_places": "executor", "cuda_pinned_places": "executor", "cuda_places": "executor",
+    "global_scope": "executor", "scope_guard": "executor",
     "mpi_places": "executor", "process_places": "executor", "rank": "comm.launched", "world_size": "comm.launched",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
     "InferenceTranspiler": "inference", "tune": "tuning",
     "DataFeeder": "data_feeder", "load": "io", "save": "io", "set_num_threads": "native",
+    "BuildStrategy": "compiler", "CompiledProgram": "compiler", "ExecutionStrategy": "compiler",
+    "get_flags": "framework", "in_dygraph_mode": "framework", "is_compiled_with_cuda": "framework", "require_version": "framework",
+    "set_flags": "framework", "load_program_state": "io", "set_program_state": "io", "WeightNormParamAttr": "param_attr",
+    "HashName": "transpiler", "RoundRobin": "transpiler", "memory_optimize": "transpiler", "release_memory": "transpiler",
 }  # fmt: skip
 _MODULES = (
-    "backward", "clip", "comm", "config", "contrib", "data_feeder", "executor", "initializer", "io", "lr_scheduler",
-    "mixed_precision", "nets", "onnx", "optimizer", "param_attr", "profiler", "regularizer", "rewrite", "testing", "transpiler", "verify",
-    "view",
+    "average", "backward", "clip", "comm", "compiler", "config", "contrib", "core", "data_feeder", "executor", "framework", "incubate",
+    "initializer", "install_check", "io", "layer_helper", "lr_scheduler", "metrics", "mixed_precision", "nets", "onnx", "optimizer",
+    "param_attr", "profiler", "regularizer", "rewrite", "testing", "transpiler", "verify", "view",
 )  # fmt: skip
 
 __all__ = [
@@ -98,10 +103,9 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
         globals()[name] = value
         return value
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    hint = ir.nearest(name, {*__all__, *_LAZY, *_MODULES}, "it has")
-    raise AttributeError(f"fluidx has no {name!r}; {hint}")
+    from .fluid_names import missing
+
+    raise missing("", name, {*__all__, *_LAZY, *_MODULES})
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 def program_or_default(program: Any) -> Program:
     if program is None:
         return default_main_program()
+    program = getattr(program, "program", program)  # of a CompiledProgram
     if not isinstance(program, Program):
         raise wrong(f"expected a Program, got {type(program).__name__}: {program!r}")
     return program

@@ -96,7 +96,7 @@ class _Group(click.Group):
 @click.group(name="fluidx", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fluidx")
 def main() -> None:
-    """Transpile, prove, predict, run: programs for one device become programs for many."""
+    """Transpile, prove, run: turn a program for one device into one program for each rank."""
 
 
 @main.command()
@@ -104,12 +104,13 @@ def main() -> None:
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--strategy", type=click.Choice(_DEMO), default="ring_optimizer", show_default=True)
 @click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="What a rank is.")
+@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the program for one device as text.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing of the program before and after.")
-def demo(ranks: int, epochs: int, strategy: str, backend: str, svg: Path | None) -> None:
+def demo(ranks: int, epochs: int, strategy: str, backend: str, save: Path | None, svg: Path | None) -> None:
     """Train a digits classifier on one device and on several ranks, every step shown."""
     from .demo import run
 
-    run(ranks, epochs, strategy, svg, backend)
+    run(ranks, epochs, strategy, svg, backend, save)
 
 
 @main.command(context_settings={"allow_interspersed_args": False})

@@ -105,7 +105,7 @@ class GradientClipByGlobalNorm(GradientClip):
 class ErrorClipByValue:
     """Limits the gradient of an intermediate variable to [min, max] while it flows backwards.
 
-    `clip.attach(variable)` before `append_backward`; fluid wrote `variable.error_clip = clip`.
+    `variable.error_clip = clip`, or `clip.attach(variable)`, before `append_backward`.
     """
 
     def __init__(self, max: float, min: float | None = None):

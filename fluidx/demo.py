@@ -41,7 +41,12 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def run(
-    ranks: int = 4, epochs: int = 5, strategy: str = "ring_optimizer", svg: Path | None = None, backend: str = "threads"
+    ranks: int = 4,
+    epochs: int = 5,
+    strategy: str = "ring_optimizer",
+    svg: Path | None = None,
+    backend: str = "threads",
+    save: Path | None = None,
 ) -> None:
     """Build, transpile, verify, train on one device and on `ranks` ranks, and print what happened."""
     from rich.console import Console
@@ -56,6 +61,9 @@ def run(
 
     say.rule("1. a program for one device")
     _show(say, _without_declarations(str(main)))
+    if save is not None:
+        fx.io.save_text(fx.ProgramPair(main, startup), save)
+        say.print(f"saved as text: {save}", soft_wrap=True)
 
     say.rule(f"2. what {t.strategy!r} changed for {ranks} rank{'s' * (ranks > 1)}")
     weight = main.all_parameters()[-2].name

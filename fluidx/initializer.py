@@ -7,12 +7,15 @@ every run and on every rank. A seed of 0 stands for one derived from the startup
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import ceil, prod, sqrt
 from typing import Any
 
 import numpy as np
 
 from ._checks import number, whole, wrong
+from .fluid_names import module_getattr
 from .ir import Block, Program, Variable
 from .ir.constants import elements
 
@@ -173,8 +176,9 @@ BilinearInitializer = Bilinear
 __all__ = [
     "Bilinear", "BilinearInitializer", "Constant", "ConstantInitializer", "Initializer", "MSRA", "MSRAInitializer", "Normal",
     "NormalInitializer", "NumpyArrayInitializer", "TruncatedNormal", "TruncatedNormalInitializer", "Uniform", "UniformInitializer",
-    "Xavier", "XavierInitializer", "derive_seed", "fans",
+    "Xavier", "XavierInitializer", "derive_seed", "fans", "force_init_on_cpu", "init_on_cpu",
 ]  # fmt: skip
+__getattr__ = module_getattr("initializer", __all__)
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -194,3 +198,14 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _values(array: np.ndarray, var: Variable) -> tuple[str, dict[str, Any]]:
     return "assign_value", {"values": elements(array, var.dtype)}
+
+
+def force_init_on_cpu() -> bool:
+    """False: fluid's question whether parameters get their first values on the host, which is decided by the startup program's executor."""
+    return False
+
+
+@contextmanager
+def init_on_cpu() -> Iterator[None]:
+    """fluid's guard, without effect: the executor of the startup program decides where parameters get their first values."""
+    yield

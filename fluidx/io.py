@@ -35,16 +35,33 @@ from ._texts import (
     with_suffix,
 )  # fmt: skip
 from .checkpoint import CheckpointManager, consolidate, is_checkpoint, load_shards, save_shards
+from .data_loader import DataLoader, PyReader
+from .fluid_names import module_getattr
 from .ir import Parameter, Program, TensorType, Var, Variable, as_dtype, flow
 from .ir.bodies import copy_op
 from .ir.constants import is_digest
+from .readers import (
+    ComposeNotAligned,
+    batch,
+    buffered,
+    cache,
+    chain,
+    compose,
+    firstn,
+    map_readers,
+    multiprocess_reader,
+    shuffle,
+    xmap_readers,
+)
 
 __all__ = [
-    "CheckpointError", "CheckpointManager", "consolidate", "load", "load_constants", "load_inference_model",
-    "load_params", "load_persistables", "load_program",
-    "load_program_state", "load_text", "load_vars", "prune", "save", "save_inference_model", "save_params", "save_persistables",
-    "save_text", "save_vars", "set_program_state",
+    "CheckpointError", "CheckpointManager", "ComposeNotAligned", "DataLoader", "PyReader", "batch", "buffered", "cache", "chain", "compose",
+    "consolidate", "firstn", "get_program_parameter", "get_program_persistable_vars", "is_parameter", "is_persistable", "load",
+    "load_constants", "load_inference_model", "load_params", "load_persistables", "load_program", "load_program_state", "load_text",
+    "load_vars", "map_readers", "multiprocess_reader", "prune", "save", "save_inference_model", "save_params", "save_persistables",
+    "save_text", "save_vars", "set_program_state", "shuffle", "xmap_readers",
 ]  # fmt: skip
+__getattr__ = module_getattr("io", __all__)
 
 _READS, _WRITES = "reads files", "writes files"
 _MODEL, _PARAMS = "__model__", "__params__" + SUFFIX
@@ -240,13 +257,37 @@ def load_vars(
     put_all(executor, made_by_all(executor, _READS, read))
 
 
-def _is_parameter(var: Variable) -> bool:
+def is_parameter(var: Variable) -> bool:
+    """Whether a variable is one that optimizers train: a predicate for `save_vars` and `load_vars`."""
     return isinstance(var, Parameter)
+
+
+def is_persistable(var: Variable) -> bool:
+    """Whether a variable outlives a run: a predicate for `save_vars` and `load_vars`."""
+    return bool(var.persistable)
+
+
+def get_program_parameter(program: Program) -> list[Variable]:
+    """The parameters of a program.
+
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()), fx.unique_name.guard():
+    ...     _ = fx.layers.fc(fx.data("x", [None, 2], "float32"), 3)
+    >>> [p.name for p in get_program_parameter(main)]
+    ['fc_0.w_0', 'fc_0.b_0']
+    """
+    return [v for v in program_or_default(program).list_vars() if is_parameter(v)]
+
+
+def get_program_persistable_vars(program: Program) -> list[Variable]:
+    """The variables of a program that outlive a run: parameters, optimizer state, counters."""
+    return [v for v in program_or_default(program).list_vars() if is_persistable(v)]
 
 
 def save_params(executor: Any, dirname: Any, main_program: Program | None = None, filename: str | None = None) -> None:
     """save_vars of the parameters."""
-    save_vars(executor, dirname, main_program, None, _is_parameter, filename)
+    save_vars(executor, dirname, main_program, None, is_parameter, filename)
 
 
 def save_persistables(executor: Any, dirname: Any, main_program: Program | None = None, filename: str | None = None) -> None:
@@ -256,7 +297,7 @@ def save_persistables(executor: Any, dirname: Any, main_program: Program | None 
 
 def load_params(executor: Any, dirname: Any, main_program: Program | None = None, filename: str | None = None) -> None:
     """load_vars of the parameters."""
-    load_vars(executor, dirname, main_program, None, _is_parameter, filename)
+    load_vars(executor, dirname, main_program, None, is_parameter, filename)
 
 
 def load_persistables(executor: Any, dirname: Any, main_program: Program | None = None, filename: str | None = None) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 from . import layers
 from ._checks import number, whole, wrong
+from .fluid_names import module_getattr
 from .ir import Variable
 from .layers.helper import LayerHelper
 
 __all__ = ["glu", "img_conv_group", "scaled_dot_product_attention", "simple_img_conv_pool"]
+__getattr__ = module_getattr("nets", __all__)
 
 
 def simple_img_conv_pool(

@@ -19,7 +19,7 @@ class ParamAttr:
     `learning_rate` multiplies the optimizer's; `regularizer` is `regularizer.L1Decay(c)`, `regularizer.L2Decay(c)` or the pair
     ("l1", c) / ("l2", c) and overrides the optimizer's; `trainable=False` freezes the parameter; `need_clip=False` keeps its gradient
     out of gradient clipping. `placement=Shard(1, "tp")` cuts the parameter along an axis over the ranks
-    of a mesh axis (`fx.Mesh`); one device takes no notice. `do_model_average` is kept for fluid programs; nothing reads it.
+    of a mesh axis (`fx.Mesh`); one device takes no notice. `do_model_average=False` keeps it out of `optimizer.ModelAverage`.
 
     >>> ParamAttr(name="w", learning_rate=0.5, regularizer=("l2", 1e-4)).record()
     {'learning_rate': 0.5, 'regularizer': ('l2', 0.0001), 'need_clip': True}
@@ -51,7 +51,8 @@ class ParamAttr:
 
     def record(self) -> dict[str, Any]:
         """What the program's parameter record keeps beside `trainable`: plain numbers, strings and tuples."""
-        return {"learning_rate": self.learning_rate, "regularizer": self.regularizer, "need_clip": self.need_clip}
+        own = {} if self.do_model_average else {"do_model_average": False}
+        return {"learning_rate": self.learning_rate, "regularizer": self.regularizer, "need_clip": self.need_clip, **own}
 
     def named(self, name: str) -> ParamAttr:
         """The same attributes under another name."""
@@ -96,6 +97,41 @@ class ParamAttr:
             "placement": None,
         }  # fmt: skip
         return f"ParamAttr({', '.join(f'{k}={v!r}' for k, v in shown.items() if v != default[k])})"
+
+
+class WeightNormParamAttr(ParamAttr):
+    """A parameter as a length and a direction, which are trained in its place: w = g * v / |v| (Salimans & Kingma, 2016).
+
+    `dim` is the axis along which each slice has a length of its own; None gives one length to all. The two parameters are called as
+    the one would be, plus `_v` and `_g`; the startup program gives g the length of v, so that w begins as v.
+
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()), fx.unique_name.guard():
+    ...     _ = fx.layers.fc(fx.data("x", [None, 3], "float32"), 2, param_attr=fx.WeightNormParamAttr(dim=1, name="w"), bias_attr=False)
+    >>> main.all_parameters()
+    [<Parameter w_v: f32[3,2], persistable>, <Parameter w_g: f32[1,2], persistable>]
+    """
+
+    def __init__(
+        self,
+        dim: int | None = None,
+        name: str | None = None,
+        initializer: Initializer | None = None,
+        learning_rate: float = 1.0,
+        regularizer: Any = None,
+        trainable: bool = True,
+        do_model_average: bool = False,
+        need_clip: bool = True,
+    ):
+        super().__init__(name, initializer, learning_rate, regularizer, trainable, do_model_average, need_clip)
+        self.dim = None if dim is None else whole("WeightNormParamAttr", "dim", dim)
+
+    def part(self, name: str) -> ParamAttr:
+        """The attributes of one of the two parameters."""
+        return ParamAttr(
+            name, self.initializer, self.learning_rate, self.regularizer, self.trainable, self.do_model_average, self.need_clip
+        )
 
 
 def cuts(label: str, placement: Any) -> tuple[Shard, ...]:

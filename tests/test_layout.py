@@ -20,13 +20,19 @@ ARROWS = {
     "ops": ("config", "native", "ir", "comm.base"),
     "view": ("ir", "ops"),
     "verify": ("_collector", "ir", "ops"),
-    "transpiler": ("_collector", "config", "ir", "ops", "verify", "view"),
+    "transpiler": ("_collector", "config", "fluid_names", "ir", "ops", "verify", "view"),
     "rewrite": ("ir", "ops", "backward"),
     "executor": ("_collector", "_version", "config", "native", "ir", "ops", "comm", "rewrite"),
-    "profiler": ("config", "native", "ir", "ops", "comm", "executor"),
+    "profiler": ("config", "fluid_names", "native", "ir", "ops", "comm", "executor"),
     "tuning": ("ir", "comm", "executor", "transpiler"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
-    "io": ("config", "ir", "ops", "executor", "checkpoint", "_checks", "_files", "_safetensors", "_state", "_texts"),
+    "io": (
+        "config", "ir", "ops", "executor", "checkpoint", "data_loader", "fluid_names", "readers", "_checks", "_files", "_safetensors",
+        "_state", "_texts",
+    ),
+    "compiler": ("ir", "comm", "executor", "transpiler", "_checks", "_state"),
+    "core": ("ir", "executor", "fluid_names"),
+    "framework": ("ir", "executor", "fluid_names", "_checks"),
     "checkpoint": ("ir", "executor", "_checks", "_files", "_safetensors", "_saves", "_state", "_texts", "_version"),
     "_saves": ("_files",),
     "_state": ("ir", "executor", "_checks", "_files"),
@@ -35,7 +41,7 @@ ARROWS = {
     "onnx": ("_files", "_state", "_version", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }
 # They tie the parts together, so they see everything.
-UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "launch", "testing"}
+UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "incubate", "install_check", "launch", "testing"}
 # Everything else is what users write programs with (layers, backward, optimizer, ...): it stands on ir and ops.
 WRITING = ("config", "ir", "ops")
 

@@ -2,11 +2,10 @@
 
 from .executor import Executor
 from .parallel import ParallelExecutor
-from .place import CPUPlace, CUDAPlace, cpu_places, cuda_places, mpi_places, process_places
+from .place import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places, cuda_places, mpi_places, process_places
 from .scope import Scope, global_scope, scope_guard
 
 __all__ = [
-    "CPUPlace", "CUDAPlace", "Executor", "ParallelExecutor", "Scope", "cpu_places", "cuda_places", "global_scope", "mpi_places",
-    "process_places",
-    "scope_guard",
+    "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "Executor", "ParallelExecutor", "Scope", "cpu_places", "cuda_pinned_places", "cuda_places",
+    "global_scope", "mpi_places", "process_places", "scope_guard",
 ]  # fmt: skip

@@ -17,9 +17,10 @@ UNEVEN = ("weight", "pad", "drop", "error")
 
 
 class Recipe(NamedTuple):
-    """What is done to a feed of given shapes: sizes that change, and what each rank gets (None: nothing); no list where `cut` decides."""
+    """What is done to a feed of given shapes: sizes that change, with the unit of the cut, and what each rank gets (None: nothing); no list
+    where `cut` decides."""
 
-    rows: dict[str, dict[int, int]]
+    rows: dict[str, dict[int, tuple[int, int]]]
     cuts: dict[str, list[Any] | None]
 
 
@@ -87,7 +88,7 @@ class Dealer:
             placement, shape = dealt(descs[name].placement), list(value.shape)
             if is_local(placement):
                 raise FeedError(f"variable {name!r} is local: each rank has its own, which no feed speaks of")
-            for axis, want in rows.get(name, {}).items():
+            for axis, (want, _) in rows.get(name, {}).items():
                 shape[axis] = want
             if all(isinstance(e, (Shard, At)) for e in placement):
                 cuts[name] = [
@@ -97,10 +98,10 @@ class Dealer:
                 cuts[name] = None
         return Recipe(rows, cuts)
 
-    def _evened(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> dict[str, dict[int, int]]:
-        """{name: {axis: size}} of cut open axes that the policy gives another size."""
-        changed: dict[str, dict[int, int]] = {}
-        sizes: dict[tuple[str, ...], dict[str, int]] = {}
+    def _evened(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> dict[str, dict[int, tuple[int, int]]]:
+        """{name: {axis: (size, unit)}} of cut open axes that the policy gives another size."""
+        changed: dict[str, dict[int, tuple[int, int]]] = {}
+        sizes: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {}  # by the groups that cut: rows and blocks of each feed
         for name, value in feed.items():
             d = descs[name]
             placement = dealt(d.placement)
@@ -108,13 +109,15 @@ class Dealer:
                 groups = self.cutters(placement, axis)
                 if not groups or d.type.shape[axis] != ANY:
                     continue
+                rows, unit = value.shape[axis], max(e.unit for e in placement if isinstance(e, Shard) and e.axis == axis)
                 seen = sizes.setdefault(tuple(groups), {})
-                seen[name] = rows = value.shape[axis]
-                if len(set(seen.values())) > 1:
-                    listed = ", ".join(f"{n!r} has {k}" for n, k in seen.items())
-                    raise FeedError(f"feeds that are split among the ranks must have the same number of rows: {listed}")
-                unit = max(e.unit for e in placement if isinstance(e, Shard) and e.axis == axis)
+                _check_rows(seen, name, rows, unit)
                 want = evened(rows, prod(groups.values()), unit, uneven)
+                if want != rows and len({blocks for _, blocks in seen.values()}) > 1:
+                    raise FeedError(
+                        f"uneven={uneven!r} would change the {rows} rows of {name!r}, and the program does not say how many rows of other "
+                        "feeds belong to one of them; use uneven='weight', or feed a multiple"
+                    )
                 alone = next((g for g, n in groups.items() if Own(g) in d.placement and want < n), None)
                 if alone is not None:  # the mean of no rows is undefined
                     raise FeedError(
@@ -122,7 +125,7 @@ class Dealer:
                         f"rows of its own; feed at least {groups[alone]}"
                     )
                 if want != rows:
-                    changed.setdefault(name, {})[axis] = want
+                    changed.setdefault(name, {})[axis] = want, unit
         return changed
 
     # -- back -----------------------------------------------------------------------------------------------------------------
@@ -168,11 +171,25 @@ def _sum(terms: Sequence[Term], values: Sequence[Any], shape: Sequence[int]) -> 
     return out
 
 
-def _take(value: np.ndarray, sizes: Mapping[int, int]) -> np.ndarray:
-    """Axes shortened, or lengthened by repeating what is last."""
-    for axis, want in sizes.items():
-        value = value.take(np.minimum(np.arange(want), value.shape[axis] - 1), axis)
+def _take(value: np.ndarray, sizes: Mapping[int, tuple[int, int]]) -> np.ndarray:
+    """Axes shortened, or lengthened by repeating the last unit."""
+    for axis, (want, unit) in sizes.items():
+        at, rows = np.arange(want), value.shape[axis]
+        value = value.take(np.where(at < rows, at, np.maximum(rows - unit + (at - rows) % unit, 0)), axis)
     return value
+
+
+def _check_rows(seen: dict[str, tuple[int, int]], name: str, rows: int, unit: int) -> None:
+    """Take note of how many rows a feed has, and of how many blocks. FeedError where neither the blocks are as many as those of the others,
+    nor the rows a multiple of theirs, or theirs of these, as in a batch of sequences of tokens."""
+    seen[name] = rows, -(-rows // unit)
+    for other, (theirs, blocks) in seen.items():
+        few, many = sorted((rows, theirs))
+        if seen[name][1] != blocks and (not few or many % few):
+            raise FeedError(
+                "feeds that are split among the ranks must have the same number of rows, or a multiple: "
+                f"{other!r} has {theirs}, {name!r} has {rows}"
+            )
 
 
 def evened(rows: int, ranks: int, unit: int, uneven: str) -> int:

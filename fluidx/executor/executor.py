@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..ir.program import Program
 from .bound import Bound
 from .context import RunContext
 from .cut import Cut, to_numpy
-from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, sizes_of
+from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, one_feed, read_feed, sizes_of
 from .maker import Kept, Maker
 from .outline import Outline
 from .place import CPUPlace, Place, array_module, using
@@ -23,6 +23,13 @@ from .watch import asked, listeners, look, tell
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
 _MAX_SEGMENTS = 128  # plans of segments of programs that are cut
+
+
+class Compiled(Protocol):
+    """A program that says itself how an executor runs it: fluidx.compiler.CompiledProgram."""
+
+    def run_on(self, executor: Executor, feed: Any, fetch_list: Any, scope: Scope | None, return_numpy: bool, return_merged: bool) -> Any:
+        """What `Executor.run` gives."""
 
 
 class Executor:
@@ -48,8 +55,8 @@ class Executor:
 
     def run(
         self,
-        program: Program | None = None,
-        feed: Mapping[str, Any] | None = None,
+        program: Program | Compiled | None = None,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         fetch_list: Any = None,
         feed_var_name: str = "feed",
         fetch_var_name: str = "fetch",
@@ -59,7 +66,7 @@ class Executor:
         return_merged: bool = True,
         use_prune: bool = False,
     ) -> list[Any]:
-        """Run the program once and return the fetched values, one NumPy array each.
+        """Run the program, or a CompiledProgram, once and return the fetched values, one NumPy array each.
 
         `feed` maps names to arrays whose axis 0 is the batch where the variable was declared with -1. Operators whose results
         nothing needs do not run. `return_numpy=False` leaves values on the device. The remaining arguments are fluid's and
@@ -71,6 +78,8 @@ class Executor:
         if self._closed:
             raise ExecutionError("this executor is closed; make a new one")
         program = program if program is not None else default_main_program()
+        if not isinstance(program, Program) and hasattr(program, "run_on"):
+            return program.run_on(self, feed, fetch_list, scope, return_numpy, return_merged)
         if not isinstance(program, Program):
             raise FeedError(f"run takes a Program, got {type(program).__name__}")
         if program.rank is not None and program.world_size > 1:
@@ -79,7 +88,13 @@ class Executor:
                 "ParallelExecutor(transpiler, places=...)"
             )
         scope = scope or global_scope()
-        arrays = check_feed(program, feed)
+        if scope.newer is not None or scope.parent is not None:
+            scope.settle()
+        if scope.alike is not None and _writes_state(program):
+            scope.alike = None
+        if program.readers:
+            feed = read_feed(program.readers, feed)
+        arrays = check_feed(program, feed if feed.__class__ is dict else one_feed(feed))
         names = fetch_names(fetch_list)
         with self._lock, using(self.place):
             watched = asked()
@@ -108,8 +123,26 @@ class Executor:
         ready = Maker(scope, ctx, self._xp, fuse, self._segments).ready(outline, types)
         return self._ready.keep(key, ready, scope, program)
 
+    def train_from_dataset(self, *args: Any, **kwargs: Any) -> Any:
+        """fluid's call for its Dataset classes, which are not here: ExecutionError says what to write instead."""
+        raise ExecutionError(
+            "there are no Dataset classes: read the files in a generator, io.DataLoader.from_generator(feed_list=...), and call run() for "
+            "each batch"
+        )
+
+    infer_from_dataset = train_from_dataset
+
     def close(self) -> None:
         """Drop plans and their buffers; the executor cannot run afterwards."""
         self._ready.clear()
         self._segments.clear()
         self._closed = True
+
+
+def _writes_state(program: Program) -> bool:
+    """Does a program write a persistable variable?"""
+    known = program.notes.get(_writes_state)
+    if known is None or known[0] != program.version:
+        writes = any(block.desc(n).persistable for block in program.blocks for op in block.oplist for n in op.output_arg_names)
+        known = program.notes[_writes_state] = program.version, writes
+    return known[1]

@@ -10,7 +10,7 @@ import numpy as np
 from ..ir.dtypes import TINY, dtype_name, np_dtype
 from ..ir.errors import FeedError, nearest
 from ..ir.program import Program, Var
-from ..ir.types import TensorType, size_names
+from ..ir.types import ANY, TensorType, size_names
 from ..ir.valuetypes import AnyRankType, MapType, OptionalType, SequenceType, ValueType, tensors, unlike
 
 
@@ -37,6 +37,60 @@ def check_fetch(program: Program, names: Sequence[str], descs: Mapping[str, Var]
     for n in names:
         if n not in descs:
             raise FeedError(f"fetch_list names {n!r}, which {program.label()} does not declare; {nearest(n, descs, 'it declares')}")
+
+
+def one_feed(feed: Any) -> Any:
+    """The feed of one device: fluid's loaders give a list of one. Raises FeedError for a list of several."""
+    if not _batches(feed):
+        return feed
+    if len(feed) != 1:
+        raise FeedError(
+            f"feed has {len(feed)} batches, and one device takes one; CompiledProgram(main).with_data_parallel(...) and ParallelExecutor "
+            "take one for each rank"
+        )
+    return feed[0]
+
+
+def joined_feed(descs: Mapping[str, Var], feed: Any) -> Any:
+    """One feed of a list of feeds, one for each rank, as fluid's loaders give them: batches are put one behind the other."""
+    if not _batches(feed):
+        return feed
+    if len(feed) == 1:
+        return feed[0]
+    for k, one in enumerate(feed):
+        if one.keys() != feed[0].keys():
+            raise FeedError(
+                f"feed is a list, one dict for each rank: batch {k} has {', '.join(map(repr, one))}, batch 0 has "
+                f"{', '.join(map(repr, feed[0]))}"
+            )
+    whole: dict[str, Any] = {}
+    for name in feed[0]:
+        values = [np.asarray(one[name]) for one in feed]
+        d = descs.get(name)
+        open_rows = d is not None and d.type.__class__ is TensorType and bool(d.type.shape) and d.type.shape[0] == ANY
+        if not open_rows and any(not np.array_equal(v, values[0]) for v in values):
+            declared = "" if d is None else f" is declared {d.type}, which is not cut into batches:"
+            raise FeedError(f"variable {name!r}{declared} the {len(feed)} batches of the feed must hold one value of it")
+        whole[name] = np.concatenate(values) if open_rows else values[0]
+    return whole
+
+
+def _batches(feed: Any) -> bool:
+    """Is it a list of feeds?"""
+    return isinstance(feed, (list, tuple)) and len(feed) > 0 and all(isinstance(one, Mapping) for one in feed)
+
+
+def read_feed(readers: Sequence[Any], feed: Any, batches: int = 1) -> Any:
+    """What the loaders of a program feed in a run, as many batches as ranks are fed; the names that `feed` has stay as they are given."""
+    given = feed or {}
+    if not isinstance(given, Mapping):
+        return feed
+    found: list[dict[str, Any]] = [dict(given) for _ in range(batches)]
+    for reader in readers:
+        if not any(v.name in given for v in reader.feed_list):
+            for one in found:
+                one.update(reader.next_feed())
+    return found
 
 
 def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[str, Var] | None = None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from ..ir.errors import FeedError, NotInitializedError
 from ..ir.parts import cut, holds
 from ..ir.program import Program, Var
+from ..ir.types import Own
 from .deal import Dealer, is_local
 from .memory import fetched
 from .scope import Scope
@@ -44,6 +45,17 @@ class Held:
             for r in self.dealer.holders(d.placement):
                 values[r] = self.scopes[r].get(name)
             return self.dealer.merge(name, values, d.placement, d.type.shape)
+
+    def value_here(self, name: str) -> np.ndarray:
+        """The global value of a persistable variable, or of one that ranks have of their own that of a rank here; other processes are asked
+        only where no rank here has all of it."""
+        own = next((self.scopes[r] for r in self._here() if name in self.scopes[r].arrays), None)
+        whole = all(isinstance(e, Own) for e in self._desc(name).placement)
+        return own.get(name) if own is not None and whole else self.state(name)
+
+    def is_global(self, name: str) -> bool:
+        """Has a persistable variable one value? What each rank keeps for itself has none."""
+        return not is_local(self._desc(name).placement)
 
     def set_state(self, name: str, value: Any) -> None:
         """Give a persistable variable a value: every rank gets its part."""

@@ -28,7 +28,7 @@ from .bind import prepare
 from .bound import Bound
 from .context import RunContext
 from .deal import UNEVEN, Dealer
-from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
+from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, joined_feed, read_feed
 from .held import Held
 from .memory import copied
 from .pairs import rank_programs
@@ -39,6 +39,10 @@ from .wanted import Holders
 from .workers import GRACE, Crew, Job, Outcome, cause, diagnose, stop, together
 
 _MAX_PLANS = 16
+_FLUID = (
+    "use_cuda", "loss_name", "main_program", "share_vars_from", "exec_strategy", "build_strategy", "num_trainers", "trainer_id", "scope",
+)  # fmt: skip
+fluid_form: Any = None  # what a call with fluid's arguments makes; fluidx.compiler says it
 _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
 
@@ -70,6 +74,11 @@ class ParallelExecutor(Held):
     _comms: Sequence[Any] = ()  # of the ranks, where they are in this process
 
     def __new__(cls, programs: Any = None, places: Sequence[Place] | None = None, *args: Any, **kwargs: Any) -> ParallelExecutor:
+        if cls is ParallelExecutor and fluid_form is not None:
+            if isinstance(programs, bool):
+                return fluid_form(programs, places, *args, **kwargs)
+            if programs is None and not kwargs.keys().isdisjoint(_FLUID):
+                return fluid_form(**kwargs)
         if cls is ParallelExecutor and any(isinstance(p, ProcessPlace) for p in places or ()):
             from .processes import ProcessExecutor
 
@@ -109,6 +118,7 @@ class ParallelExecutor(Held):
         if uneven not in UNEVEN:
             raise ExecutionError(f"unknown policy uneven={uneven!r}; {nearest(uneven, UNEVEN, 'there are')}")
         self._mains, self._startups = [p.main for p in pairs], [p.startup for p in pairs]
+        self._readers = programs.source.main.readers if hasattr(programs, "source") else []
         self._stamp = Stamp([*self._mains, *self._startups])
         self.dealer = Dealer(self._mains)
         # what any rank declares; a rank of another pipeline stage may not know a variable
@@ -182,7 +192,7 @@ class ParallelExecutor(Held):
     def run(
         self,
         fetch_list: Any = None,
-        feed: Mapping[str, Any] | None = None,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         feed_dict: Mapping[str, Any] | None = None,
         return_numpy: bool = True,
         return_merged: bool = True,
@@ -196,6 +206,11 @@ class ParallelExecutor(Held):
         self._check_process()
         with self._lock:
             self._check_open()
+            feed = feed if feed is not None else feed_dict
+            if self._readers:
+                feed = read_feed(self._readers, feed, self.world_size)
+            if feed.__class__ is not dict:
+                feed = joined_feed(self._descs, feed)
             if self._failed is not None:
                 raise RankError(
                     "a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one "
@@ -205,7 +220,7 @@ class ParallelExecutor(Held):
             step = self.scopes[0].steps.get(self._mains[0], 0)
             self._at = f"step {step}"
             names, watched = fetch_names(fetch_list), watch.asked()
-            given, ready = self._ready_for(names, feed if feed is not None else feed_dict, return_merged, watched.apart)
+            given, ready = self._ready_for(names, feed, return_merged, watched.apart)
             feeds = self.dealer.deal(self._descs, given, ready.dealt)
             values, lent = self._values(ready, feeds, step, watched)
             for s, m in zip(self.scopes, self._mains, strict=True):

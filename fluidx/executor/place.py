@@ -33,6 +33,14 @@ class CUDAPlace:
 
 
 @dataclass(frozen=True)
+class CUDAPinnedPlace(CPUPlace):
+    """fluid's place for host memory that a GPU reads directly. Here it is the host."""
+
+    def __repr__(self) -> str:
+        return "CUDAPinnedPlace"
+
+
+@dataclass(frozen=True)
 class RankGpu(CUDAPlace):
     """The GPU of a rank that is a process: number `device` of those that this process sees; another rank's is in another process."""
 
@@ -104,6 +112,24 @@ def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
     xp = array_module(CUDAPlace(0))
     ids = range(xp.cuda.runtime.getDeviceCount()) if device_ids is None else device_ids
     return [CUDAPlace(int(i)) for i in ids]
+
+
+def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
+    """`device_count` places in host memory; without a count CPU_NUM decides, as for `cpu_places`."""
+    return [CUDAPinnedPlace()] * len(cpu_places(device_count))
+
+
+def cuda_device_count() -> int:
+    """How many GPUs CuPy sees; 0 without CuPy or a driver."""
+    try:
+        return int(array_module(CUDAPlace(0)).cuda.runtime.getDeviceCount())
+    except FluidxError:
+        return 0
+
+
+def is_compiled_with_cuda() -> bool:
+    """Can programs run on a GPU here? fluid asks how it was compiled; here CuPy and a GPU must be there."""
+    return cuda_device_count() > 0
 
 
 def using(place: Place) -> AbstractContextManager[Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,6 +21,7 @@ class ScopeTensor:
         self._scope, self._name = scope, name
 
     def _array(self) -> Any:
+        self._scope.settle()
         return self._scope.arrays[self._name]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -46,6 +48,13 @@ class ScopeVariable:
         return self._tensor
 
 
+class Newer(Protocol):
+    """Ranks that have newer values of the variables of a scope."""
+
+    def bring_back(self, scope: Scope) -> None:
+        """Give the scope's variables the values that the ranks have."""
+
+
 class Scope:
     """Arrays by name. Plans bind to the arrays themselves, so `set` writes into an array of the same type in place.
 
@@ -53,15 +62,47 @@ class Scope:
     [1.0, 1.0]
     """
 
-    def __init__(self) -> None:
-        self.arrays: dict[str, Any] = {}
-        self.version = 0  # counts the times an array was replaced by another object
+    def __init__(self, parent: Scope | None = None) -> None:
+        self.arrays: MutableMapping[str, Any] = {} if parent is None else ChainMap({}, parent.arrays)
         self.steps: MutableMapping[Any, int] = WeakKeyDictionary()  # runs so far, by program
+        self.newer: Newer | None = None
+        self.alike: Newer | None = None  # ranks that have the values of this scope
+        self.parent = parent
+        self._replaced = 0
+
+    @property
+    def version(self) -> int:
+        """Counts the times an array was replaced by another object."""
+        return self._replaced if self.parent is None else self._replaced + self.parent.version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        self._replaced = value
+
+    def settle(self) -> None:
+        """Take the newest values from ranks that trained with the variables of this scope."""
+        if self.newer is not None:
+            newer, self.newer = self.newer, None
+            newer.bring_back(self)
+            self.alike = newer
+        if self.parent is not None:
+            self.parent.settle()
+
+    def new_scope(self) -> Scope:
+        """A scope that sees the variables of this one, and keeps those that it makes to itself.
+
+        >>> s = Scope(); s.set("w", np.ones(1, "float32"))
+        >>> inner = s.new_scope(); inner.set("v", np.zeros(1, "float32"))
+        >>> inner.find_var("w").name, s.find_var("v")
+        ('w', None)
+        """
+        return Scope(self)
 
     def var(self, name: str) -> ScopeVariable:
         return ScopeVariable(self, name)
 
     def find_var(self, name: str) -> ScopeVariable | None:
+        self.settle()
         return ScopeVariable(self, name) if name in self.arrays else None
 
     def local_var_names(self) -> list[str]:
@@ -70,10 +111,13 @@ class Scope:
     def bind(self, name: str, array: Any) -> None:
         """Make `array` itself the storage of `name`."""
         self.arrays[name] = array
-        self.version += 1
+        self._replaced += 1
+        self.alike = None
 
     def set(self, name: str, value: Any) -> None:
         """Give `name` a value; an existing array must keep its shape and dtype (FeedError otherwise)."""
+        self.settle()
+        self.alike = None
         value = np.asarray(value)
         old = self.arrays.get(name)
         if old is None:
@@ -87,12 +131,13 @@ class Scope:
 
     def get(self, name: str) -> np.ndarray:
         """A copy of the value as a NumPy array."""
+        self.settle()
         if name not in self.arrays:
             raise FeedError(f"the scope holds no variable {name!r}; {nearest(name, self.arrays, 'it holds')}")
         return np.array(ScopeTensor(self, name))
 
     def drop_kids(self) -> None:
-        """fluid's call; scopes here have no children to drop."""
+        """fluid's call; a scope does not keep those that `new_scope` made of it."""
 
 
 _global = Scope()

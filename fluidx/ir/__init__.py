@@ -5,6 +5,7 @@ from .constants import Array
 from .defaults import default_main_program, default_startup_program, device_guard, program_guard
 from .dtypes import as_dtype, np_dtype
 from .errors import (
+    EOFException,
     ExecutionError,
     FeedError,
     FluidxError,
@@ -28,10 +29,10 @@ from .valuetypes import AnyRankType, MapType, OptionalType, SequenceType
 from .variable import Parameter, Variable
 
 __all__ = [
-    "ANY", "AnyRankType", "Array", "At", "Block", "BlockRef", "Builder", "Effect", "ExecutionError", "FeedError", "FluidxError", "Local",
-    "MapType", "NotInitializedError", "OPS", "OpDef", "Operator", "OptionalType", "Own", "Parameter", "ParseError", "Partial", "Pieces",
-    "Placement", "Program", "ProgramError", "ProgramPair", "REPLICATE", "RankError", "Required", "Role", "Sample", "SequenceType", "Shard",
-    "Site", "TensorType", "TranspileError", "Var", "Variable", "VerifyError", "all_ops", "as_dtype", "default_main_program",
-    "default_startup_program", "device_guard", "excerpt", "name_scope", "nearest", "np_dtype", "opdef", "parse_pair", "program_guard",
-    "show_placement",
+    "ANY", "AnyRankType", "Array", "At", "Block", "BlockRef", "Builder", "EOFException", "Effect", "ExecutionError", "FeedError",
+    "FluidxError", "Local", "MapType", "NotInitializedError", "OPS", "OpDef", "Operator", "OptionalType", "Own", "Parameter",
+    "ParseError", "Partial", "Pieces", "Placement", "Program", "ProgramError", "ProgramPair", "REPLICATE", "RankError", "Required",
+    "Role", "Sample", "SequenceType", "Shard", "Site", "TensorType", "TranspileError", "Var", "Variable", "VerifyError", "all_ops",
+    "as_dtype", "default_main_program", "default_startup_program", "device_guard", "excerpt", "name_scope", "nearest", "np_dtype",
+    "opdef", "parse_pair", "program_guard", "show_placement",
 ]  # fmt: skip

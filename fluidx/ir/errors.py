@@ -31,6 +31,10 @@ class FeedError(FluidxError, ValueError):
     """A feed or a fetch does not fit the program."""
 
 
+class EOFException(FluidxError):
+    """The data that a program reads by itself have come to their end: fluid's name, which its training loops catch."""
+
+
 class NotInitializedError(FluidxError, RuntimeError):
     """A persistable variable has no value yet: the startup program was not run."""
 
@@ -49,15 +53,23 @@ class RankError(ExecutionError):
         self.rank = rank
 
 
-def nearest(name: str, options: Iterable[str], what: str = "") -> str:
-    """Say which of `options` is closest to `name`, or list them when none is close.
+_NEAR = 0.65  # from what share of common letters a name is taken for a misspelling of another
 
-    >>> nearest("ring_optimiser", ["ring_optimizer", "data_parallel"])
-    "did you mean 'ring_optimizer'?"
+
+def nearest(name: str, options: Iterable[str], what: str = "") -> str:
+    """Say which of `options` is a near misspelling of `name`, upper and lower case taken as one, or begins with it, or list them when none
+    is.
+
+    >>> nearest("ring_optimiser", ["ring_optimizer", "data_parallel"]), nearest("Relu", ["selu", "relu"])
+    ("did you mean 'ring_optimizer'?", "did you mean 'relu'?")
     """
     options = sorted(options)
-    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.6)
+    folded = {o.casefold(): o for o in reversed(options)}
+    said = str(name).casefold()
+    close = difflib.get_close_matches(said, folded, n=1, cutoff=_NEAR)
+    if not close and len(said) > 3:
+        close = [o for o in sorted(folded) if o.startswith(said)]
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {folded[close[0]]!r}?"
     listed = ", ".join(options[:16]) + (", ..." if len(options) > 16 else "")
     return f"{what or 'there are'}: {listed}" if options else f"{what or 'there are'}: none"

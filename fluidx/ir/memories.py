@@ -33,7 +33,8 @@ def elements_read(op: Operator, block: Block) -> dict[str, None]:
     definition = opdef(op.type)
     if definition.bodies:
         return {}
-    shape_only = pattern_in(op, block).shape_only
+    # a pattern speaks of tensors: of sequences and their like all is read
+    shape_only = () if definition.beyond_tensors and definition.pattern is None else pattern_in(op, block).shape_only
     return {n: None for k, n in enumerate(definition.flat_slots(op.inputs, definition.in_slots)) if n is not None and k not in shape_only}
 
 

@@ -295,6 +295,7 @@ class Program:
         self._runners: dict[int, Operator] | None = None
         self._types: dict[tuple[str, tuple[int, ...], tuple[str | None, ...]], TensorType] = {}
         self._inferred = _ById()
+        self.readers: list[Any] = []  # loaders that runs without a feed take their batches from; no part of what the program says
         self.notes: dict[Any, Any] = _ById()  # what those who plan the program worked out of it, under keys of their own
 
     # -- fluid's accessors ------------------------------------------------------------------------------------------
@@ -400,6 +401,45 @@ class Program:
         finally:
             self._device = old
 
+    # fluid's names, which its optimizers and transpilers call
+
+    @contextmanager
+    def _lr_schedule_guard(self, is_with_opt: bool = False) -> Iterator[None]:
+        """Operators appended inside belong to the learning rate's schedule, or with `is_with_opt` to the updates."""
+        with self.role_guard(Role.OPTIMIZE if is_with_opt else Role.LR_SCHED):
+            yield
+
+    @contextmanager
+    def _optimized_guard(self, param_and_grads: Sequence[Variable | str]) -> Iterator[None]:
+        """Operators appended inside are updates."""
+        for v in param_and_grads:
+            self.current_block().desc(_name(v))
+        with self.role_guard(Role.OPTIMIZE):
+            yield
+
+    @contextmanager
+    def _backward_role_guard(self) -> Iterator[None]:
+        """Operators appended inside are of the backward pass."""
+        with self.role_guard(Role.BACKWARD):
+            yield
+
+    def _prune(self, targets: Any) -> Program:
+        """A copy with the operators that `targets`, variables or names, need."""
+        return self._prune_with_input([], targets)
+
+    def _prune_with_input(self, feeded_var_names: Sequence[str], targets: Any) -> Program:
+        """A copy with the operators that `targets` need where the variables `feeded_var_names` are fed."""
+        names = list(names_of(list(targets) if isinstance(targets, (list, tuple)) else [targets]))
+        for n in (*feeded_var_names, *names):
+            self.global_block().desc(n)
+        new = self.copy()
+        block = new.global_block()
+        block.oplist = list(flow.live_ops(new, names, given=set(feeded_var_names)))
+        new._drop_unrun_blocks()
+        used = {n for op in block.oplist for n in (*flow.reads(new, op), *flow.writes(new, op))} | {*names, *feeded_var_names}
+        block.descs = {n: d for n, d in block.descs.items() if n in used}
+        return new
+
     def infer(self, definition: type[OpDef], args: Sequence[Any], attrs: Frozen) -> Any:
         """What an op's type rule says of operand types and attributes. Layers of a model mostly ask again what others asked.
 
@@ -473,7 +513,7 @@ class Program:
         """An independent program that shares the immutable operators and records."""
         new = Program(name or self.name)
         new.random_seed, new.rank, new.strategy, new._origin = self.random_seed, self.rank, self.strategy, self._origin
-        new.groups, new.turns = dict(self.groups), dict(self.turns)
+        new.groups, new.turns, new.readers = dict(self.groups), dict(self.turns), list(self.readers)
         new.blocks = []
         for b in self.blocks:
             nb = Block(new, b.idx, b.parent_idx)

@@ -15,7 +15,8 @@ _NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 class Var(NamedTuple):
     """The immutable record behind a Variable: what the program declares under one name.
 
-    `attrs` holds what only some variables have: of a parameter `trainable`, `learning_rate`, `regularizer`, `need_clip`; of an
+    `attrs` holds what only some variables have: of a parameter `trainable`, `learning_rate`, `regularizer`, `need_clip`, and
+    `do_model_average` where that is False; of an
     optimizer's state the parameter that it is for, `state_of`; of a variable whose gradient is clipped, `error_clip`; of a value that is
     computed again, what it was called the first time, `copy_of`; of one whose open sizes change while a program runs, `resized`.
     """
@@ -39,7 +40,7 @@ class Var(NamedTuple):
 
 # A parameter's attributes that go without saying.
 PARAM_DEFAULTS: Mapping[str, Any] = {"learning_rate": 1.0, "need_clip": True, "regularizer": None, "trainable": True}
-VAR_ATTRS = (*PARAM_DEFAULTS, "error_clip", "state_of", "copy_of", "resized")
+VAR_ATTRS = (*PARAM_DEFAULTS, "do_model_average", "error_clip", "state_of", "copy_of", "resized")
 
 
 def check_attrs(name: str, attrs: Iterable[str]) -> None:

@@ -93,6 +93,25 @@ class Variable:
     def is_data(self) -> bool:
         return self.desc.is_data
 
+    @property
+    def type(self) -> Any:
+        """What kind of value it is, and of which dtype and shape: f32[-1,10], seq<f32[n]>."""
+        return self.desc.type
+
+    @property
+    def error_clip(self) -> Any:
+        """(min, max) between which its gradient is kept while it flows back; None for no limits. It is given a clip.ErrorClipByValue."""
+        return self.desc.attrs.get("error_clip")
+
+    @error_clip.setter
+    def error_clip(self, clip: Any) -> None:
+        if clip is not None and not hasattr(clip, "attach"):
+            raise wrong(f"variable {self.name!r}: error_clip must be a clip.ErrorClipByValue or None, got {clip!r:.60}")
+        if clip is None:
+            self._set(attrs={k: v for k, v in self.desc.attrs.items() if k != "error_clip"})
+        else:
+            clip.attach(self)
+
     # -- operators: what they write is registered by fluidx.ops ----------------------------------------------------------------
 
     def astype(self, dtype: Any) -> Variable:
@@ -165,6 +184,9 @@ class Variable:
         return hash((id(self.block.program), self.name))
 
     def __bool__(self) -> bool:
+        """True, as in fluid: `if bias:` asks whether there is a variable. Of a comparison it is an error: `if x > 0:` asks for a value."""
+        if getattr(self.desc.type, "dtype", "") != "bool":
+            return True
         raise wrong(f"variable {self.name!r} has no value while the program is written; use layers.cond or layers.While")
 
     def __repr__(self) -> str:

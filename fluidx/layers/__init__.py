@@ -8,13 +8,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import compare, control_flow, conv, experts, image, loss, math, mesh, metric, nn, norm, parts, recurrent, selection, tensor
+from ..fluid_names import missing
+from . import (
+    arrays,
+    compare,
+    control_flow,
+    conv,
+    experts,
+    if_else,
+    image,
+    io,
+    loss,
+    math,
+    mesh,
+    metric,
+    nn,
+    norm,
+    parts,
+    python,
+    recurrent,
+    selection,
+    static_rnn,
+    tensor,
+)
+from .arrays import *  # noqa: F403
 from .compare import *  # noqa: F403
 from .control_flow import *  # noqa: F403
 from .conv import *  # noqa: F403
 from .experts import *  # noqa: F403
 from .helper import LayerHelper
+from .if_else import *  # noqa: F403
 from .image import *  # noqa: F403
+from .io import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .math import *  # noqa: F403
 from .mesh import *  # noqa: F403
@@ -22,8 +47,10 @@ from .metric import *  # noqa: F403
 from .nn import *  # noqa: F403
 from .norm import *  # noqa: F403
 from .parts import *  # noqa: F403
+from .python import *  # noqa: F403
 from .recurrent import *  # noqa: F403
 from .selection import *  # noqa: F403
+from .static_rnn import *  # noqa: F403
 from .tensor import *  # noqa: F403
 
 # learning-rate schedules live in fluidx.lr_scheduler; fluid offers them as layers too
@@ -32,16 +59,10 @@ _SCHEDULES = (
     "noam_decay", "piecewise_decay", "polynomial_decay",
 )  # fmt: skip
 
-# fluid's layers over LoD tensors, and what to write of padded sequences instead
-_INSTEAD = {
-    "dynamic_lstm": "rnn(LSTMCell(size), x, sequence_length=lengths)",
-    "dynamic_lstmp": "rnn(cell, x, sequence_length=lengths) with a cell of your own, a class of RNNCell",
-    "dynamic_gru": "rnn(GRUCell(size), x, sequence_length=lengths)",
-    "DynamicRNN": "rnn(cell, x, sequence_length=lengths) with a cell of your own, a class of RNNCell",
-    "StaticRNN": "rnn(cell, x, time_major=True) with a cell of your own, a class of RNNCell",
-}
-
-_MODULES = (compare, control_flow, conv, experts, image, loss, math, mesh, metric, nn, norm, parts, recurrent, selection, tensor)
+_MODULES = (
+    arrays, compare, control_flow, conv, experts, if_else, image, io, loss, math, mesh, metric, nn, norm, parts, python, recurrent,
+    selection, static_rnn, tensor,
+)  # fmt: skip
 __all__ = ["LayerHelper", *_SCHEDULES, *(name for module in _MODULES for name in module.__all__)]
 
 
@@ -50,12 +71,8 @@ def __getattr__(name: str) -> Any:
         from .. import lr_scheduler
 
         return getattr(lr_scheduler, name)
-    raise AttributeError(_unknown(name))
+    if name == "learning_rate_scheduler":
+        from .. import lr_scheduler
 
-
-def _unknown(name: str) -> str:
-    from ..ir import nearest
-
-    if name in _INSTEAD:
-        return f"fluidx.layers has no layer {name!r}; sequences are padded: write layers.{_INSTEAD[name]}"
-    return f"fluidx.layers has no layer {name!r}; {nearest(name, __all__)}" if not name.startswith("__") else name
+        return lr_scheduler
+    raise missing("layers", name, __all__, "layer")

@@ -22,7 +22,7 @@ from ..ir import (
     unique_name,
 )
 from ..ir.site import call_site
-from ..param_attr import ParamAttr
+from ..param_attr import ParamAttr, WeightNormParamAttr
 
 # what `act=` accepts: operators of one input and one output that work without attributes
 ACTIVATIONS = (
@@ -173,7 +173,7 @@ class LayerHelper:
         is_bias: bool = False,
         default: Initializer | None = None,
         trainable: bool | None = None,
-    ) -> Parameter | None:
+    ) -> Any:
         """Declare a parameter in main and startup and append its initializer to startup; None when `attr` is False.
 
         A name that the main program declares already shares that parameter; one that startup initializes already is not
@@ -182,6 +182,8 @@ class LayerHelper:
         attr = ParamAttr.of(attr)
         if attr is None:
             return None
+        if isinstance(attr, WeightNormParamAttr):
+            return self._weight_norm(attr, shape, dtype, is_bias, default, trainable)
         if not is_bias and not as_dtype(dtype).startswith(("float", "bfloat")) and attr.initializer is None and default is None:
             default = _ZERO  # random values make no sense in an integer parameter
         name = attr.name or self.fresh("b" if is_bias else "w")
@@ -206,3 +208,34 @@ class LayerHelper:
             initializer = attr.initializer or default or (_ZERO if is_bias else _SPREAD)
             initializer(Parameter(startup, name), startup)
         return param
+
+    def _weight_norm(
+        self,
+        attr: WeightNormParamAttr,
+        shape: Sequence[int],
+        dtype: Any,
+        is_bias: bool,
+        default: Initializer | None,
+        trainable: bool | None,
+    ) -> Variable:
+        """g * v / |v| of two parameters; the length g is that of v at the start."""
+        name = attr.name or self.fresh("b" if is_bias else "w")
+        v = self.parameter(attr.part(f"{name}_v"), shape, dtype, is_bias, default, trainable)
+        if attr.dim is not None and not -v.ndim <= attr.dim < v.ndim:
+            raise wrong(f"{self.label}: WeightNormParamAttr has dim {attr.dim}, and the parameter {list(shape)} has no such axis")
+        kept = None if attr.dim is None else attr.dim % v.ndim
+        others = tuple(k for k in range(v.ndim) if k != kept)
+        startup, length = default_startup_program().global_block(), f"{name}_g"
+        if length not in startup.descs:
+            block, sizes = self.main.global_block(), [d if k == kept else 1 for k, d in enumerate(v.shape)]
+            startup.declare(block.create_parameter(sizes, v.dtype, length, v.trainable, **attr.record()).desc)
+            b = Builder(startup)
+            b.assign(_length(b, startup.var(v.name), others), out={"Out": length})
+        g = self.parameter(attr.part(length), self.main.global_block().desc(length).type.shape, dtype, trainable=trainable)
+        return self.op("elementwise_mul", v, self.op("elementwise_div", g, _length(self._builder, v, others)))
+
+
+def _length(b: Builder, v: Variable, axes: tuple[int, ...]) -> Variable:
+    """The norm of v over some of its axes, which stay with size 1."""
+    squares = b.square(v)
+    return b.sqrt(b.reduce_sum(squares, dim=axes, keep_dim=True) if axes else squares)

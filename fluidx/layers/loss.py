@@ -7,6 +7,7 @@ from typing import Any
 from .._checks import number, one_of, whole, wrong
 from ..ir import Variable
 from .helper import LayerHelper
+from .nn import one_hot
 
 
 def _labels(helper: LayerHelper, label: Any, soft_label: bool) -> Variable:
@@ -130,6 +131,28 @@ def smooth_l1(
     return loss
 
 
+def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5) -> Variable:
+    """1 - 2 * overlap / (sum of input + sum of labels + epsilon), the mean over the samples, [1].
+
+    input are probabilities [n, ..., classes], label the class of each place, [n, ..., 1].
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     x, label = fx.data("x", [None, 4, 2], "float32"), fx.data("y", [None, 4, 1], "int64")
+    ...     fx.layers.dice_loss(x, label).shape
+    (1,)
+    """
+    helper = LayerHelper("dice_loss")
+    x, label = helper.variable(input, "input"), helper.variable(label, "label")
+    if x.ndim < 2 or label.ndim != x.ndim or label.shape[-1] != 1:
+        raise wrong(f"{helper.label}: input must be [n, ..., classes] and label [n, ..., 1], got {x.desc.type} and {label.desc.type}")
+    hot = one_hot(label, helper.known(x, "input", -1))
+    dims = tuple(range(1, x.ndim))
+    overlap, own, right = (helper.op("reduce_sum", v, dim=dims) for v in (helper.op("elementwise_mul", x, hot), x, hot))
+    below = helper.op("scale", helper.op("elementwise_add", own, right), bias=number(helper.label, "epsilon", epsilon))
+    return helper.op("mean", helper.op("scale", helper.op("elementwise_div", overlap, below), scale=-2.0, bias=1.0))
+
+
 def kldiv_loss(x: Variable, target: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
     """target * (log(target) - x) for log-probabilities x: its "mean", its "sum", the sum over the batch size ("batchmean"), or "none"."""
     helper = LayerHelper("kldiv_loss", name)
@@ -146,6 +169,6 @@ def margin_rank_loss(label: Variable, left: Variable, right: Variable, margin: f
 
 
 __all__ = [
-    "bce_loss", "cross_entropy", "huber_loss", "kldiv_loss", "log_loss", "margin_rank_loss", "mse_loss",
+    "bce_loss", "cross_entropy", "dice_loss", "huber_loss", "kldiv_loss", "log_loss", "margin_rank_loss", "mse_loss",
     "sigmoid_cross_entropy_with_logits", "smooth_l1", "softmax_with_cross_entropy", "square_error_cost",
 ]  # fmt: skip

@@ -213,6 +213,28 @@ def l2_normalize(x: Variable, axis: int, epsilon: float = 1e-12, name: str | Non
     return y
 
 
+def cos_sim(X: Variable, Y: Variable) -> Variable:
+    """The cosine of the angle between each row of X [n, d] and that of Y, [n, d] or [1, d], as [n, 1].
+
+    >>> import numpy as np
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()):
+    ...     x, y = fx.data("x", [None, 2], "float32"), fx.data("y", [None, 2], "float32")
+    ...     similar = fx.layers.cos_sim(x, y)
+    >>> feed = {"x": np.float32([[3, 4], [1, 0]]), "y": np.float32([[3, 4], [0, 2]])}
+    >>> fx.Executor().run(main, feed=feed, fetch_list=[similar])[0].tolist()
+    [[1.0], [0.0]]
+    """
+    helper = LayerHelper("cos_sim")
+    x, y = helper.variable(X, "X"), helper.variable(Y, "Y")
+    helper.rank(x, "X", 2)
+    helper.rank(y, "Y", 2)
+    product = helper.op("reduce_sum", helper.op("elementwise_mul", x, y), dim=(1,), keep_dim=True)
+    lengths = [helper.op("sqrt", helper.op("reduce_sum", helper.op("square", v), dim=(1,), keep_dim=True)) for v in (x, y)]
+    return helper.op("elementwise_div", product, helper.op("elementwise_mul", *lengths))
+
+
 def lrn(
     input: Variable, n: int = 5, k: float = 1.0, alpha: float = 1e-4, beta: float = 0.75, name: str | None = None, data_format: str = "NCHW"
 ) -> Variable:
@@ -227,4 +249,4 @@ def lrn(
     return y
 
 
-__all__ = ["batch_norm", "group_norm", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm"]
+__all__ = ["batch_norm", "cos_sim", "group_norm", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm"]

@@ -199,6 +199,77 @@ def fill_constant_batch_size_like(
     )
 
 
+def _random_like(
+    op_type: str, input: Variable, shape: Sequence[int], dtype: Any, input_dim_idx: int, output_dim_idx: int, seed: int, **attrs: float
+) -> Variable:
+    helper = LayerHelper(op_type)
+    x, result = helper.variable(input, "input"), helper.fresh()
+    numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
+    seed = whole(helper.label, "seed", seed or 0, 0) or derive_seed(helper.main, result)
+    return helper.op(
+        op_type, x, out={"Out": result}, shape=wholes(helper.label, "shape", shape), dtype=as_dtype(dtype), seed=seed, per_run=True,
+        input_dim_idx=helper.axis(x, input_dim_idx, "input_dim_idx"),
+        output_dim_idx=whole(helper.label, "output_dim_idx", output_dim_idx, 0), **numbers,
+    )  # fmt: skip
+
+
+def uniform_random_batch_size_like(
+    input: Variable,
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    min: float = -1.0,
+    max: float = 1.0,
+    seed: int = 0,
+) -> Variable:
+    """`uniform_random` of `shape`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()):
+    ...     fx.layers.uniform_random_batch_size_like(fx.data("x", [None, 3], "float32"), [-1, 7]).shape
+    (-1, 7)
+    """
+    indices = input_dim_idx, output_dim_idx
+    return _random_like("uniform_random_batch_size_like", input, shape, dtype, *indices, seed, min=min, max=max)
+
+
+def gaussian_random_batch_size_like(
+    input: Variable,
+    shape: Sequence[int],
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    mean: float = 0.0,
+    std: float = 1.0,
+    seed: int = 0,
+    dtype: Any = "float32",
+) -> Variable:
+    """`gaussian_random` of `shape`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`."""
+    indices = input_dim_idx, output_dim_idx
+    return _random_like("gaussian_random_batch_size_like", input, shape, dtype, *indices, seed, mean=mean, std=std)
+
+
+def sequence_mask(x: Variable, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Variable:
+    """1 for the steps below the lengths in x, 0 behind them: of x [...] the mask [..., maxlen], of `dtype`.
+
+    `maxlen` is a number, a Variable of one, or None for the longest in x; only a number keeps the sizes of a program known, as ranks
+    need them.
+
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()):
+    ...     mask = fx.layers.sequence_mask(fx.data("lengths", [None], "int64"), maxlen=3)
+    >>> fx.Executor().run(main, feed={"lengths": np.array([1, 3, 0])}, fetch_list=[mask])[0].tolist()
+    [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
+    """
+    helper = LayerHelper("sequence_mask", name)
+    x = helper.variable(x, "x")
+    if maxlen is None:
+        maxlen = helper.op("reduce_max", x, dim=(), keep_dim=False)
+    steps = range(0, maxlen if isinstance(maxlen, Variable) else whole(helper.label, "maxlen", maxlen, 1), 1, x.dtype)
+    return cast(helper.op("less_than", steps, helper.op("unsqueeze", x, axes=(x.ndim,))), dtype)
+
+
 def ones(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Variable:
     """A tensor of ones."""
     return fill_constant(shape, dtype, 1.0)
@@ -615,9 +686,9 @@ def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Va
 
 
 __all__ = [
-    "argmax", "argmin", "argsort", "assign", "cast", "concat", "create_global_var", "create_parameter",
-    "create_tensor", "data", "diag", "expand", "expand_as", "eye", "fill_constant", "fill_constant_batch_size_like", "flatten", "flip",
-    "gather", "gather_nd", "gaussian_random", "linspace", "ones", "ones_like", "range", "rank", "reshape", "reverse", "scatter", "shape",
-    "size", "slice", "split", "squeeze", "stack", "strided_slice", "topk", "transpose", "tril", "triu", "uniform_random", "unsqueeze",
-    "unstack", "where", "zeros", "zeros_like",
+    "argmax", "argmin", "argsort", "assign", "cast", "concat", "create_global_var", "create_parameter", "create_tensor", "data", "diag",
+    "expand", "expand_as", "eye", "fill_constant", "fill_constant_batch_size_like", "flatten", "flip", "gather", "gather_nd",
+    "gaussian_random", "gaussian_random_batch_size_like", "linspace", "ones", "ones_like", "range", "rank", "reshape", "reverse",
+    "scatter", "sequence_mask", "shape", "size", "slice", "split", "squeeze", "stack", "strided_slice", "topk", "transpose", "tril",
+    "triu", "uniform_random", "uniform_random_batch_size_like", "unsqueeze", "unstack", "where", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ops that reach out of the program to the host: print."""
+"""Ops that reach out of the program to the host: print, and functions in Python."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.opdef import Effect, OpDef, Sample
-from ..ir.types import TensorType
+from ..ir.dtypes import np_dtype
+from ..ir.errors import ExecutionError, ProgramError
+from ..ir.opdef import Effect, OpDef, Required, Sample
+from ..ir.types import ANY, TensorType
 from .shared.arrays import to_host
 
 
@@ -69,3 +71,85 @@ class Print(OpDef):
     def samples():
         yield Sample.of(np.arange(15, dtype="float32").reshape(5, 3), message="values", summarize=4, tensor_name="x")
         yield Sample.of(np.arange(2, dtype="int64"), first_n=0)
+
+
+# What py_func calls: programs name functions by their place in this list, which other processes do not have.
+FUNCTIONS: list[Any] = []
+
+
+class PyFunc(OpDef):
+    """What a function in Python makes of the values X, which it is given whole; `function` is its place in `FUNCTIONS`.
+
+    `shapes` and `dtypes` are those of the results: sizes of one after the other, as many as `ranks` says; an open size is that of Like[k],
+    or of the first X, along the same axis. `backward` is the place of the function of the gradients, -1 for none: it is given the values X
+    but those in `skip`, the results but those in `skip_outs`, and the gradients of the results.
+    """
+
+    name = "py_func"
+    flops = 0
+    inputs, outputs = ("X*", "Like*"), ("Out*",)
+    attrs = {
+        "function": Required(int), "ranks": Required(tuple), "shapes": Required(tuple), "dtypes": Required(tuple[str, ...]), "backward": -1,
+        "skip": (), "skip_outs": (),
+    }  # fmt: skip
+    effect = Effect.HOST
+
+    @staticmethod
+    def infer(xs, like, *, ranks, shapes, dtypes, **_):
+        found, at = [], 0
+        for k, (rank, dtype) in enumerate(zip(ranks, dtypes, strict=True)):
+            sizes = list(shapes[at : at + rank])
+            at += rank
+            sized_as = like[k] if like else xs[0] if xs else None
+            for axis in (axis for axis, size in enumerate(sizes) if size == ANY):
+                if sized_as is None or axis >= sized_as.ndim:
+                    raise ProgramError(f"op py_func: axis {axis} of result {k} is open, and the first input has none such; give its size")
+                sizes[axis] = sized_as.shape[axis]
+            found.append(TensorType(dtype, tuple(sizes)))
+        return found
+
+    @staticmethod
+    def grad(b, op, gs):
+        xs, outs, attrs = op["X"], op["Out"], op.attrs
+        if attrs["backward"] < 0:
+            return [None] * len(xs), [None] * len(op["Like"])
+        given = [x for k, x in enumerate(xs) if k not in attrs["skip"]] + [y for k, y in enumerate(outs) if k not in attrs["skip_outs"]]
+        full = [b.fill_zeros_like(y) if g is None else g for y, g in zip(outs, gs, strict=True)]
+        types = [x.desc.type for x in xs]
+        made = b.py_func(
+            [*given, *full], xs, n_out=len(xs), function=attrs["backward"], ranks=tuple(t.ndim for t in types),
+            shapes=tuple(-1 if d < 0 else int(d) for t in types for d in t.shape), dtypes=tuple(t.dtype for t in types),
+        )  # fmt: skip
+        return made, [None] * len(op["Like"])
+
+    @staticmethod
+    def kernel(xp, xs, like, *, out, function, dtypes, **_):
+        if function >= len(FUNCTIONS):
+            raise ExecutionError(
+                f"op py_func: function {function} is not known in this process, which was handed the program as text; run its ranks as "
+                "threads, places=fx.cpu_places(n), or launch the script: fluidx run --backend processes"
+            )
+        made = FUNCTIONS[function](*(to_host(xp, x) for x in xs))
+        values = [] if made is None else list(made) if isinstance(made, (list, tuple)) else [made]
+        if len(values) != len(out):
+            raise ExecutionError(f"op py_func: the function gave {len(values)} values for {len(out)} results")
+        for k, (value, place) in enumerate(zip(values, out, strict=True)):
+            array = np.asarray(value)
+            if array.shape != place.shape or not np.can_cast(array.dtype, np_dtype(dtypes[k]), "same_kind"):
+                raise ExecutionError(
+                    f"op py_func: result {k} should be {dtypes[k]}{list(place.shape)}, the function gave {array.dtype}{list(array.shape)}"
+                )
+            place[...] = xp.asarray(array)
+
+    @staticmethod
+    def samples():
+        x, why = np.arange(6, dtype="float32").reshape(2, 3), "a function has the gradient that it is given"
+        yield Sample.of([x], [], grad=(), why=why, function=0, ranks=(2,), shapes=(-1, 3), dtypes=("float32",))
+
+
+def _negative(x: Any) -> Any:
+    """The function of the sample."""
+    return -np.asarray(x)
+
+
+FUNCTIONS.append(_negative)

@@ -51,6 +51,19 @@ class Rewriting:
         name = unused_name(self.first, self.startup, f"{p.name}_{key}")
         return persistable(self.first, self.startup, name, p.shape if shape is None else shape, wide(p), 0.0, state_of=p.name)
 
+    def copied(self, p: Parameter, key: str) -> Variable:
+        """State that startup gives the value which it gives the parameter."""
+        name = unused_name(self.first, self.startup, f"{p.name}_{key}")
+        begin = self.startup.global_block()
+        for block in (self.first, begin):
+            block.create_var(name, p.shape, wide(p), persistable=True, stop_gradient=True, state_of=p.name)
+        b = Builder(begin)
+        if wide(p) == p.dtype:
+            b.assign(begin.var(p.name), out={"Out": name})
+        else:
+            b.cast(begin.var(p.name), dtype=wide(p), out={"Out": name})
+        return self.first.var(name)
+
     def drawn(self, p: Parameter, key: str, shape: Sequence[int]) -> Variable:
         """State of that shape, which startup draws from the standard normal distribution."""
         begin = self.startup.global_block()

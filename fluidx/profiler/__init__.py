@@ -13,11 +13,13 @@ from pathlib import Path
 
 from ..comm.launched import rank
 from ..executor import watch
+from ..fluid_names import module_getattr
 from ..ir.errors import ExecutionError, nearest
 from .ceilings import Ceilings, ceilings
 from .profile import SORTED_BY, Exposed, Profile, Row
 
 __all__ = ["Ceilings", "Exposed", "Profile", "Row", "ceilings", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
+__getattr__ = module_getattr("profiler", __all__)
 
 _STATES = ("CPU", "GPU", "All")
 _OPTIONS = ("Default", "OpDetail", "AllOpDetail")

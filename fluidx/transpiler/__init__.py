@@ -1,8 +1,10 @@
 """Rewrite a program for one device into one program per rank."""
 
+from ..fluid_names import module_getattr
 from . import strategies
 from .cluster import Cluster, Mesh
 from .config import DistributeTranspilerConfig
+from .fluid import HashName, RoundRobin, memory_optimize, release_memory
 from .pass_ import Job, Pass, skip
 from .strategies import Strategy, strategy
 from .transpiler import DistributeTranspiler
@@ -11,11 +13,16 @@ __all__ = [
     "Cluster",
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
+    "HashName",
     "Job",
     "Mesh",
     "Pass",
+    "RoundRobin",
     "Strategy",
+    "memory_optimize",
+    "release_memory",
     "skip",
     "strategies",
     "strategy",
 ]
+__getattr__ = module_getattr("transpiler", __all__)

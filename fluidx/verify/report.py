@@ -25,18 +25,31 @@ class Report:
     stamp: Stamp | None = field(default=None, repr=False, compare=False)  # the rank programs as they were proved
 
     def __str__(self) -> str:
-        n = self.ranks
-        return "\n".join([
-            f"proved for {self.label} on {n} rank{'s' * (n != 1)}:",
-            f"  operators    {self.operators}: inputs defined, types as their rules infer them, placements by a rule of each op",
-            f"  collectives  {self.collectives} meetings: same order, type, sizes, reduction and root on every member",
-            f"  messages     {self.messages} sends, each with its recv: same peer, sizes and dtype",
-            "  no deadlock  all ranks reach the end of startup and of a step, even if sends wait for their recvs",
-            f"  startup      every rank begins with its part of what one device begins with ({self.initial} variables)",
-            f"  same answers {self.parameters} parameters and {self.states} other states end the step with one device's value",
-            f"  fetches      {self.values} values that can be fetched are one device's",
-            *([f"  replicas     {self.own} of these are each rank's own: what one device computes of a batch, it computes of its rows"]
-              if self.own else []),
-            *[f"  rounded      {count} values {what}" for what, count in self.rounded.items()],
-            "  in exact arithmetic: the order of sums, and weights beyond the twelfth digit, are not looked at",
-        ])  # fmt: skip
+        lines = [
+            f"proved for {self.label} on {count(self.ranks, 'rank')}:",
+            f"  operators    {self.operators}: every input is defined; types and placements follow from each operator's rule",
+            f"  collectives  {self.collectives}: every rank calls each with the same operator, type, sizes, reduction and root, "
+            "in the same order",
+            f"  messages     {self.messages}: every send has its recv, with the same sizes and dtype",
+            "  no deadlock  every rank reaches the end of startup and of a step",
+            f"  startup      {count(self.initial, 'variable')}: every rank starts with its part of one device's initial values",
+            f"  step         {count(self.parameters, 'parameter')} and {count(self.states, 'other state variable')} "
+            "equal those of one device after each step",
+            f"  fetches      {count(self.values, 'value')} can be fetched and equal those of one device",
+        ]
+        if self.own:
+            lines.append(
+                f"  replicas     {self.own} of these are replica-local: each rank computes on its rows what one device computes on a batch"
+            )
+        lines += [f"  rounded      {n} values {what}" for what, n in self.rounded.items()]
+        lines.append("  not checked  rounding: the proof treats arithmetic as exact")
+        return "\n".join(lines)
+
+
+def count(n: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> count(1, "rank"), count(2, "rank")
+    ('1 rank', '2 ranks')
+    """
+    return f"{n} {noun}{'s' * (n != 1)}"

@@ -154,9 +154,15 @@ def test_feeds_and_fetches_of_many_ranks():
             ),
             (
                 fx.FeedError,
+                {"x": X, "y": np.ones((3, 2), "float32")},
+                [z],
+                "feeds that are split among the ranks must have the same number of rows, or a multiple: 'x' has 2, 'y' has 3",
+            ),
+            (
+                fx.ProgramError,
                 {"x": X, "y": np.ones((4, 2), "float32")},
                 [z],
-                "feeds that are split among the ranks must have the same number of rows: 'x' has 2, 'y' has 4",
+                "op elementwise_add: shapes [2, 2] and [4, 2] do not broadcast: 2 against 4",
             ),
             (
                 fx.FeedError,
@@ -194,8 +200,8 @@ def test_places_and_policies_of_many_ranks():
             make()
         assert str(error.value).split("\n")[0] == text
     with pytest.raises(fx.ExecutionError) as error:
-        fx.ParallelExecutor(True)
+        fx.ParallelExecutor(7)
     assert str(error.value) == (
         "ParallelExecutor takes the DistributeTranspiler that transpiled the program, ParallelExecutor(t, places=fx.cpu_places(4)), "
-        "or one ProgramPair for each rank; got bool"
+        "or one ProgramPair for each rank; got int"
     )

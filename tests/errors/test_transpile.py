@@ -392,13 +392,13 @@ def test_an_unknown_policy():
 
 
 def test_an_executor_without_a_transpiler():
-    text = message(lambda: fx.ParallelExecutor(True), fx.ExecutionError)
-    assert text.startswith("ParallelExecutor takes the DistributeTranspiler that transpiled the program") and text.endswith("got bool")
+    text = message(lambda: fx.ParallelExecutor(7), fx.ExecutionError)
+    assert text.startswith("ParallelExecutor takes the DistributeTranspiler that transpiled the program") and text.endswith("got int")
 
 
-def test_fluids_parallel_executor_arguments():
+def test_fluids_parallel_executor_arguments_beside_a_transpiler():
     with pytest.raises(fx.ExecutionError) as e:
-        fx.ParallelExecutor(use_cuda=False, loss_name="loss")
+        fx.ParallelExecutor([], use_cuda=False, loss_name="loss")
     assert str(e.value) == (
         "ParallelExecutor has no argument 'use_cuda': what fluid's use_cuda, loss_name and main_program said is in the "
         "transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"

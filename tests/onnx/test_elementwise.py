@@ -183,10 +183,14 @@ def runtime(op, inputs, opset=21, known=(), **attrs):
     return theirs, session(model).run(feed)[0]
 
 
+# Signed weights have 7 bits in what follows: on processors without VNNI, ONNX Runtime adds pairs of products of 8 bits in 16 bits, which
+# saturate.
+
+
 @pytest.mark.parametrize("known", [(), (1, 2, 3, 4, 5, 6, 7, 8)])
 def test_quantized_convolutions_are_those_of_onnx_runtime(known):
     rng = np.random.default_rng(1)
-    x, w = rng.integers(0, 256, (2, 4, 9, 7), np.uint8), rng.integers(-128, 128, (6, 2, 3, 3), np.int8)
+    x, w = rng.integers(0, 256, (2, 4, 9, 7), np.uint8), rng.integers(-64, 64, (6, 2, 3, 3), np.int8)
     scales = rng.uniform(0.01, 0.02, 6).astype(np.float32)
     inputs = [x, np.array(0.05, np.float32), np.array(120, np.uint8), w, scales, np.zeros(6, np.int8),
               np.array(0.3, np.float32), np.array(110, np.uint8), rng.integers(-900, 900, 6).astype(np.int32)]  # fmt: skip
@@ -197,7 +201,7 @@ def test_quantized_convolutions_are_those_of_onnx_runtime(known):
 
 def test_products_less_zero_points_are_those_of_onnx_runtime():
     rng = np.random.default_rng(2)
-    a, b = rng.integers(0, 256, (2, 5, 8), np.uint8), rng.integers(-128, 128, (8, 3), np.int8)
+    a, b = rng.integers(0, 256, (2, 5, 8), np.uint8), rng.integers(-64, 64, (8, 3), np.int8)
     theirs, ours = runtime("MatMulInteger", [a, b, np.array(7, np.uint8), np.array([1, -2, 3], np.int8)], known=(1, 3))
     same(ours, theirs)
     x, w = rng.integers(0, 256, (1, 3, 8, 8), np.uint8), rng.integers(0, 256, (4, 3, 3, 3), np.uint8)

@@ -14,7 +14,8 @@ def quantized_lstm(rng, directions, zero_point, length, inputs=6, hidden=5):
 
 
     def eight(*shape):
-        return rng.integers(-100, 100, shape).astype("int8")
+        # 7 bits: on processors without VNNI, ONNX Runtime adds pairs of products of 8 bits in 16 bits, which saturate
+        return rng.integers(-64, 64, shape).astype("int8")
 
     scale, zero = np.full(directions, 0.01, "float32"), np.full(directions, zero_point, "int8")
     held = {

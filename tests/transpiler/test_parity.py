@@ -120,6 +120,8 @@ OPTIMIZERS = {
     "RMSProp": lambda: fx.optimizer.RMSProp(0.01),
     "Adadelta": lambda: fx.optimizer.Adadelta(0.5),
     "Lamb": lambda: fx.optimizer.Lamb(0.01),
+    "Dpsgd": lambda: fx.optimizer.Dpsgd(0.1, clip=0.05, batch_size=8.0, sigma=0.1),
+    "Lookahead": lambda: fx.optimizer.LookaheadOptimizer(fx.optimizer.Momentum(0.1, 0.9), alpha=0.5, k=2),
     "LarsMomentum": lambda: fx.optimizer.LarsMomentum(0.1, 0.9),
     "global norm": lambda: fx.optimizer.Adam(0.01, grad_clip=fx.clip.GradientClipByGlobalNorm(0.1)),
     "clip by norm": lambda: fx.optimizer.SGD(0.1, grad_clip=fx.clip.GradientClipByNorm(0.05)),
@@ -132,7 +134,7 @@ OPTIMIZERS = {
 
 
 def test_no_optimizer_is_forgotten():
-    classes = {n for n in fx.optimizer.__all__ if not n.endswith("Optimizer")} - {"ExponentialMovingAverage"}
+    classes = {n for n in fx.optimizer.__all__ if not n.endswith("Optimizer")} - {"ExponentialMovingAverage", "ModelAverage"}
     assert classes <= set(OPTIMIZERS)
 
 

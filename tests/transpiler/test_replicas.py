@@ -173,8 +173,8 @@ def test_wire_has_nothing_to_narrow():
 
 def test_the_report_says_that_answers_are_not_one_devices():
     main, startup, *_ = model()
-    assert "each rank's own" in str(transpiled(main, startup, 2).verify())
-    assert "each rank's own" not in str(
+    assert "replica-local" in str(transpiled(main, startup, 2).verify())
+    assert "replica-local" not in str(
         fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=2).verify()
     )
 

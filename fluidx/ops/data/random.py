@@ -351,6 +351,31 @@ class _Normal(Drawing):
         _fill(source, out, part, cls.draw, seed, draw_key(per_run, ctx), offset, std, mean)
 
 
+class GaussianRandomBatchSizeLike(Drawing):
+    """`gaussian_random` whose size at `output_dim_idx` is Input's at `input_dim_idx`."""
+
+    name = "gaussian_random_batch_size_like"
+    inputs = ("Input",)
+    attrs = {**_SHAPED, "mean": 0.0, "std": 1.0, **_SEEDED, "input_dim_idx": 0, "output_dim_idx": 0}
+    constant = True
+    pattern = UniformRandomBatchSizeLike.pattern
+
+    @staticmethod
+    def infer(x, *, shape, dtype, mean, std, seed, per_run, input_dim_idx, output_dim_idx):
+        op = "gaussian_random_batch_size_like"
+        return TensorType(float_dtype(op, dtype), batch_shape(op, x, shape, input_dim_idx, output_dim_idx))
+
+    @staticmethod
+    def fill(source, x, *, out, ctx, shape, dtype, mean, std, seed, per_run, input_dim_idx, output_dim_idx, part):
+        _fill(source, out, part, _normal, seed, draw_key(per_run, ctx), 0, std, mean)
+
+    @staticmethod
+    def samples():
+        yield Sample.of(np.zeros((4, 2), "float32"), shape=(-1, 3), seed=2, grad=(), why="the values do not depend on Input")
+        yield Sample.of(np.zeros((4, 5), "float32"), shape=(3, -1, 2), mean=1.0, std=0.5, seed=2, input_dim_idx=1, output_dim_idx=1,
+                        grad=(), why="the values do not depend on Input")  # fmt: skip
+
+
 class GaussianRandom(_Normal):
     """Numbers drawn from the normal distribution with `mean` and `std`; `offset` is the index of the first in the draw of `seed`."""
 

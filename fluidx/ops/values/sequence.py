@@ -171,6 +171,49 @@ class SequenceInsert(OpDef):
         return inserted(s, x, _at(position))
 
 
+class SequenceWrite(OpDef):
+    """S with X as the element at Position, and how many elements it had before; one behind the last element is appended."""
+
+    name = "sequence_write"
+    flops, tiny, beyond_tensors = 0, True, KINDS
+    inputs, outputs = ("S", "X", "Position"), ("Out", "Before")
+
+    @staticmethod
+    def infer(s, x, position):
+        _need_position("sequence_write", position)
+        return SequenceType(common_type(elem_of("sequence_write", "S", s), x)), TensorType("int64", ())
+
+    @staticmethod
+    def grad(b, op, gs):
+        return b.sequence_write_grad(op["Position"], op["Before"], gs[0]), b.sequence_at(gs[0], op["Position"]), None
+
+    @staticmethod
+    def kernel(xp, s, x, position):
+        at = _number(position)
+        if not 0 <= at <= len(s):
+            raise ExecutionError(f"op sequence_write: Position is {at}, and the sequence has {len(s)} elements; write one after the other")
+        return [*s[:at], x, *s[at + 1 :]], np.int64(len(s))
+
+
+class SequenceWriteGrad(OpDef):
+    """The gradients of the elements of S, of which there were as many as Before says: zeros for one that was written over, none for one
+    that was appended."""
+
+    name = "sequence_write_grad"
+    flops, beyond_tensors = 0, KINDS
+    inputs, outputs = ("Position", "Before", "Out@GRAD"), ("S@GRAD",)
+
+    @staticmethod
+    def infer(position, before, g):
+        elem_of("sequence_write_grad", "Out@GRAD", g)
+        return g
+
+    @staticmethod
+    def kernel(xp, position, before, g):
+        at = _number(position)
+        return [zeros_like(v) if k == at else v for k, v in enumerate(g[: _number(before)])]
+
+
 class SequenceErase(OpDef):
     """S without the element at Position, or without the last where Position is left out."""
 

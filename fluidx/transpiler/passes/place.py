@@ -49,12 +49,21 @@ class Place(Pass):
     ensures = ("placed",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        main, startup = pair.main.copy(), pair.startup.copy()
+        walk, startup = self._placed(pair.main.copy(), job, {}), pair.startup.copy()
+        if folded := _folded(walk):
+            walk = self._placed(pair.main.copy(), job, folded)
+        job.log += walk.moves
+        descs = walk.program.global_block().descs
+        place_startup(startup, {n: walk.home[n] for n in walk.keep if n in descs and n in walk.home}, job)
+        return ProgramPair(walk.program, startup)
+
+    def _placed(self, main: Program, job: Job, given: Mapping[str, Placement]) -> Walk:
+        """The walk that placed the values of main; `given` is how some data are cut."""
         block = main.global_block()
         check_loss(main, self.loss)
         axes = job.axes(main)
         pinned = pins(main, job.mesh.axes)
-        rest = self._rest(main, job)
+        rest = {**self._rest(main, job), **given}
         floating = self._floating(main).difference(rest)
         stays = {d.name for d in block.descs.values() if d.persistable and d.placement}
         for n, at in rest_at_stages(main, pinned, floating).items() if pinned else ():
@@ -70,15 +79,13 @@ class Place(Pass):
         lent = self._lent(at_rest, rest)
         walk: Walk
         allowed = self._refuse if self.strict else every_move
-        given = main, axes, {**rest, **at_rest}, floating, update.get, stays, allowed, pinned
+        of_walk = main, axes, {**rest, **at_rest}, floating, update.get, stays, allowed, pinned
         if lent:
-            walk = LendingWalk(*given, use=Use(lent, _units(resting, params), self.kept))
+            walk = LendingWalk(*of_walk, use=Use(lent, _units(resting, params), self.kept))
         else:
-            walk = Walk(*given)
+            walk = Walk(*of_walk)
         walk.run()
-        job.log += walk.moves
-        place_startup(startup, {n: walk.home[n] for n in walk.keep if n in block.descs and n in walk.home}, job)
-        return ProgramPair(main, startup)
+        return walk
 
     def _rest(self, main: Program, job: Job) -> dict[str, Placement]:
         """Where data and parameters lie between runs: data with an open axis 0 cut, parameters as annotated, everything else whole."""
@@ -177,6 +184,28 @@ class Place(Pass):
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
             )
+
+
+def _folded(walk: Walk) -> dict[str, Placement]:
+    """Data that all their readers want split between larger blocks than rows, as labels of tokens beside sequences of tokens."""
+    descs = walk.program.global_block().descs
+    wanted: dict[str, set[Placement]] = {}
+    for m in walk.moves:
+        if m.name in descs and descs[m.name].is_data:
+            wanted.setdefault(m.name, set()).add(m.new)
+    found = {}
+    for name, places in wanted.items():
+        (place, *others), old = places, descs[name].placement
+        if not others and len(place) == len(old) and all(_larger_blocks(a, b) for a, b in zip(old, place, strict=True)):
+            if not any(name in op.input_arg_names and not opdef(op.type).abstract for b in walk.program.blocks for op in b.oplist):
+                found[name] = place
+    return found
+
+
+def _larger_blocks(old: Entry, new: Entry) -> bool:
+    if not isinstance(old, Shard) or not isinstance(new, Shard):
+        return False
+    return (old.axis, old.group) == (new.axis, new.group) and new.unit % old.unit == 0
 
 
 def owned(main: Program, data: Iterable[str]) -> set[str]:

@@ -1,0 +1,47 @@
+"""WeightedAverage: a running mean in Python of values that are fetched, as fluid's scripts keep it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._checks import wrong
+
+
+class WeightedAverage:
+    """The mean of what was added, each value by its weight.
+
+    >>> average = WeightedAverage()
+    >>> average.add(value=2.0, weight=1); average.add(value=4.0, weight=3)
+    >>> average.eval()
+    3.5
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was added."""
+        self.numerator: Any = None
+        self.denominator = 0.0
+
+    def add(self, value: Any, weight: Any) -> None:
+        """Add a number or an array, which counts `weight` times."""
+        if not isinstance(value, (int, float, np.number, np.ndarray)):
+            raise wrong(f"average.WeightedAverage: value must be a number or an array, got {type(value).__name__}: {value!r:.60}")
+        if not isinstance(weight, (int, float, np.number)) and not (isinstance(weight, np.ndarray) and weight.size == 1):
+            raise wrong(f"average.WeightedAverage: weight must be a number, got {type(weight).__name__}: {weight!r:.60}")
+        weight = float(np.asarray(weight).reshape(-1)[0])
+        term = value * weight
+        self.numerator = term if self.numerator is None else self.numerator + term
+        self.denominator += weight
+
+    def eval(self) -> Any:
+        """The mean. Raises ProgramError where nothing with a weight was added."""
+        if self.numerator is None or not self.denominator:
+            raise wrong("average.WeightedAverage: there is nothing to average yet; call add() first")
+        return self.numerator / self.denominator
+
+
+__all__ = ["WeightedAverage"]

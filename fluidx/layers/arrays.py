@@ -1,0 +1,80 @@
+"""Arrays of variables, which grow while a program runs: create_array, array_write, array_read, array_length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._checks import wrong
+from ..ir import Program, SequenceType, TensorType, Variable, as_dtype
+from .helper import LayerHelper
+
+
+def create_array(dtype: Any) -> Variable:
+    """An array without elements, for `array_write`; the first element decides the type of all.
+
+    Values of arrays are kept on the host, between the operators that compute: a program with one runs on one device. The gradient of a
+    loop does not go through arrays: a loop that is trained carries tensors.
+
+    >>> import numpy as np
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()), fx.unique_name.guard():
+    ...     x, i = fx.data("x", [2], "float32"), fx.layers.zeros([1], "int64")
+    ...     array = fx.layers.array_write(x * 2.0, i)
+    ...     array = fx.layers.array_write(x * 3.0, fx.layers.increment(i), array=array)
+    ...     first, n = fx.layers.array_read(array, fx.layers.zeros([1], "int64")), fx.layers.array_length(array)
+    >>> [v.tolist() for v in fx.Executor().run(main, feed={"x": np.ones(2, "float32")}, fetch_list=[first, n])]
+    [[2.0, 2.0], [2]]
+    """
+    helper = LayerHelper("array")
+    return helper.op("sequence_empty", elem=f"{TensorType(as_dtype(dtype), ())}"[:-2] + "[*]")
+
+
+def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Variable:
+    """The array, whose element at position `i`, an integer variable, is now x; one behind the last element appends. Without `array` a new
+    one is made."""
+    helper = LayerHelper("array_write")
+    x, i = helper.variable(x, "x"), helper.variable(i, "i")
+    if array is None:
+        array = create_array(x.dtype)
+    array = _array(helper, array)
+    _take_type(helper.main, array, x)
+    # not where the index is: a loop may change that before a gradient reads it
+    written, _ = helper.op("sequence_write", array, x, helper.op("assign", i), out={"Out": array})
+    return written
+
+
+def array_read(array: Variable, i: Variable) -> Variable:
+    """The element of an array at position `i`, an integer variable."""
+    helper = LayerHelper("array_read")
+    return helper.op("sequence_at", _array(helper, array), helper.op("assign", helper.variable(i, "i")))
+
+
+def array_length(array: Variable) -> Variable:
+    """How many elements an array has, int64 [1]."""
+    helper = LayerHelper("array_length")
+    return helper.op("reshape", helper.op("sequence_length", _array(helper, array)), shape=(1,))
+
+
+def _array(helper: LayerHelper, array: Any) -> Variable:
+    array = helper.variable(array, "array")
+    if not isinstance(array.desc.type, SequenceType):
+        raise wrong(f"{helper.label}: array must come from create_array or array_write; variable {array.name!r} is {array.desc.type}")
+    return array
+
+
+def _take_type(program: Program, array: Variable, x: Variable) -> None:
+    """Let the array be one of values like x, if nothing was written to it yet."""
+    declared = array.desc.type
+    block = array.block
+    for k, op in enumerate(block.oplist):
+        if op.type == "sequence_empty" and op.output("Out") == (array.name,) and op.attrs["elem"].endswith("[*]"):
+            block.oplist[k] = op.replace(attrs={**op.attrs, "elem": str(x.desc.type)})
+            block.declare(array.desc.changed(type=SequenceType(x.desc.type)))
+            array.stop_gradient = False
+            return
+    if not declared.elem.accepts(x.desc.type):
+        raise wrong(f"layers.array_write: array {array.name!r} holds {declared.elem}; variable {x.name!r} is {x.desc.type}")
+
+
+__all__ = ["array_length", "array_read", "array_write", "create_array"]

@@ -1,0 +1,3 @@
+import fluidx as fluid
+
+fluid.install_check.run_check()
