@@ -28,8 +28,7 @@ class Report:
         lines = [
             f"proved for {self.label} on {count(self.ranks, 'rank')}:",
             f"  operators    {self.operators}: every input is defined; types and placements follow from each operator's rule",
-            f"  collectives  {self.collectives}: every rank calls each with the same operator, type, sizes, reduction and root, "
-            "in the same order",
+            f"  collectives  {self.collectives}: every rank calls the same ones in the same order, with equal sizes and roots",
             f"  messages     {self.messages}: every send has its recv, with the same sizes and dtype",
             "  no deadlock  every rank reaches the end of startup and of a step",
             f"  startup      {count(self.initial, 'variable')}: every rank starts with its part of one device's initial values",
@@ -38,9 +37,7 @@ class Report:
             f"  fetches      {count(self.values, 'value')} can be fetched and equal those of one device",
         ]
         if self.own:
-            lines.append(
-                f"  replicas     {self.own} of these are replica-local: each rank computes on its rows what one device computes on a batch"
-            )
+            lines.append(f"  replicas     {self.own} of these are replica-local: computed by each rank on its own rows")
         lines += [f"  rounded      {n} values {what}" for what, n in self.rounded.items()]
         lines.append("  not checked  rounding: the proof treats arithmetic as exact")
         return "\n".join(lines)

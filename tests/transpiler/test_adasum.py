@@ -85,7 +85,7 @@ def feeds(steps=4):
 def test_the_steps_of_workers_are_summed(n):
     main, startup, loss = regression(fx.optimizer.Momentum(0.1, 0.9))
     t = fx.DistributeTranspiler("replicas").transpile(program=main, startup_program=startup, trainers=n)
-    assert "each rank's own" in str(t.verify())
+    assert "replica-local" in str(t.verify())
     with fx.ParallelExecutor(t, places=fx.cpu_places(n), timeout=20) as exe:
         exe.run_startup()
         w, velocity = exe.state("fc_0.w_0"), [0.0] * n

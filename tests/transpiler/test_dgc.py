@@ -96,7 +96,7 @@ def test_ranks_are_the_workers_of_the_paper(n, nesterov, options, sent_of):
     w, bias, u, v, _ = workers(*begin, given, n, sent_of, nesterov)
     for a, b in zip(found, (w, bias, u, v), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)  # float64, added up in another order
-    assert ("each rank's own" in str(report)) is (n > 1)
+    assert ("replica-local" in str(report)) is (n > 1)
 
 
 def test_a_rank_clips_its_own_gradient_at_its_share_and_decays_it():
@@ -130,7 +130,7 @@ def test_only_what_is_chosen_moves():
 def test_where_gradients_are_added_up_first_it_is_one_devices(strategy):
     main, startup, loss = regression(rampup_begin_step=1, sparsity=[0.8])
     t = fx.DistributeTranspiler(strategy).transpile(program=main, startup_program=startup, trainers=2)
-    assert "each rank's own" not in str(t.verify())
+    assert "replica-local" not in str(t.verify())
 
 
 MEET = "= sparse_all_reduce(%where.tmp_1)"

@@ -199,7 +199,7 @@ def test_a_straight_line_waits_for_nothing():
 @pytest.mark.parametrize(
     "make, text",
     [
-        (lambda: S.pipeline(4, "1F1B"), "pipeline: unknown schedule='1F1B'; there are: 1f1b, gpipe"),
+        (lambda: S.pipeline(4, "1F1B"), "pipeline: unknown schedule='1F1B'; did you mean '1f1b'?"),
         (lambda: S.pipeline(0), "pipeline: micro_batches must be an integer from 1 to 1024, got 0"),
         (lambda: S.pipeline(2, of=3), "pipeline: of must be a strategy such as strategies.zero1(), got 3"),
         (
