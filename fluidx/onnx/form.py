@@ -11,6 +11,7 @@ from .errors import OnnxError
 from .limits import AXES
 from .values import numpy_dtype
 
+NEWEST = 28  # the opset whose operators the faces speak
 _DEPTH = 64  # of graphs in graphs; files cannot hold half as many
 
 
@@ -27,15 +28,45 @@ def domain_of(name: str) -> str:
 
 
 def opsets_of(owner: Any) -> dict[str, int]:
-    """The opset of each domain that a model or a function imports. Raises OnnxError for a number that no opset has."""
+    """The opset of each domain that a model or a function imports; of a domain imported twice the last one counts, as in ONNX Runtime and
+    onnx's checker. Raises OnnxError for a number that no opset has, and for an opset newer than the installed onnx knows."""
+    newest = _newest_opsets()
     for o in owner.opset_import:
+        domain = domain_of(o.domain)
         if not 0 < o.version < 2**31:  # what onnx looks up are 32 bits
             raise OnnxError(f"the model is of opset {o.version} of {o.domain or 'ai.onnx'}, and there is no such opset")
+        if o.version > newest.get(domain, o.version):
+            raise OnnxError(
+                f"the model is of opset {o.version} of {o.domain or 'ai.onnx'}; fluidx with the installed onnx reads opsets up to "
+                f"{newest[domain]}: export it with an opset of at most {newest[domain]}, or update both (pip install -U fluidx onnx)"
+            )
+    return {domain_of(o.domain): o.version for o in owner.opset_import}
+
+
+@cache
+def _newest_opsets() -> dict[str, int]:
+    """The newest opset of each domain that onnx defines."""
+    from onnx import defs
+
     found: dict[str, int] = {}
-    for o in owner.opset_import:
-        if found.setdefault(domain_of(o.domain), o.version) != o.version:
-            raise OnnxError(f"two opsets of {o.domain or 'ai.onnx'} are imported, {found[domain_of(o.domain)]} and {o.version}")
-    return found
+    for s in defs.get_all_schemas_with_history():
+        found[s.domain] = max(found.get(s.domain, 0), s.since_version)
+    return {**found, "": min(NEWEST, defs.onnx_opset_version())}
+
+
+def with_one_opset(model: Any) -> Any:
+    """The model with one import for each domain: onnx's converter changes only the first of several."""
+    owners = (model, *model.functions)
+    if all(len(opsets_of(o)) == len(o.opset_import) for o in owners):
+        return model
+    changed = type(model)()
+    changed.CopyFrom(model)
+    for owner in (changed, *changed.functions):
+        opsets = opsets_of(owner)
+        del owner.opset_import[:]
+        for domain, version in opsets.items():
+            owner.opset_import.add(domain=domain, version=version)
+    return changed
 
 
 def initialized(graph: Any) -> set[str]:

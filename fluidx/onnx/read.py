@@ -8,11 +8,10 @@ from typing import Any
 
 from .check import all_graphs, readable, supported, valid
 from .errors import OnnxError, need_onnx
-from .form import check_form, domain_of, opsets_of
+from .form import NEWEST, check_form, domain_of, opsets_of, with_one_opset
 from .old import brought_up, show
 from .values import dense_of
 
-NEWEST = 28  # the opset whose operators the faces speak
 OPSET_8 = "fluidx.opset8"  # the domain that Scan of opset 8 gets: it has a batch, which the converter takes away, and the data with it
 
 
@@ -26,6 +25,7 @@ def read(source: Any, strict: bool = False) -> Any:
     if outside := _outside(model):
         raise OnnxError(f"tensor {outside[0].name!r} lies in another file; read the model by its path")
     readable(model)
+    model = with_one_opset(model)
     supported(model)
     check_form(model)
     if strict:

@@ -13,7 +13,7 @@ from ..ir.cuts import cutting
 from .arrays import read_array, read_arrays, wider
 from .check import readable
 from .errors import OnnxError
-from .form import initialized
+from .form import initialized, opsets_of
 from .model import load
 from .read import parsed, read
 from .registry import known
@@ -27,7 +27,7 @@ def info(path: str) -> str:
     readable(model)
     graph = model.graph
     given = initialized(graph)
-    opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in model.opset_import)
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets_of(model).items())
     written = f" by {model.producer_name} {model.producer_version}".rstrip() if model.producer_name else ""
     lines = [f"{graph.name or 'a graph without name'}: IR {model.ir_version}, opset {opsets}, written{written or ' by nobody who says so'}"]
     lines += [f"  input   {_value(i)}" for i in graph.input if i.name not in given]

@@ -318,11 +318,32 @@ def test_a_sparse_initializer_is_a_weight(at):
     assert fx.onnx.session(proto).run([x])[0].tolist() == [[0, 3 - 20]]
 
 
-def test_two_opsets_of_one_domain_are_refused():
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+@pytest.mark.parametrize(("versions", "axes"), [((18, 18), "input"), ((18, 11), "attribute"), ((11, 18), "input")])
+def test_of_an_opset_that_is_imported_twice_the_last_counts(domain, versions, axes):
+    """As in ONNX Runtime and onnx's checker: Squeeze has its axes as an attribute up to opset 12, and as an input from 13 on."""
+    text = {"input": "z = Constant <value_ints = [0]> ()  y = Squeeze (x, z)", "attribute": "y = Squeeze <axes = [0]> (x)"}[axes]
+    proto = model_of(f"g (float[1, n] x) => (float[n] y) {{ {text} }}")
+    del proto.opset_import[:]
+    for name, version in zip(("", domain), versions, strict=True):
+        proto.opset_import.add(domain=name, version=version)
+    before = proto.SerializeToString()
+    assert run(fx.onnx.load(proto), {"x": np.float32([[1, 2]])}, "y").tolist() == [1, 2]
+    assert fx.onnx.session(proto).run([np.float32([[1, 2]])])[0].tolist() == [1, 2]
+    assert proto.SerializeToString() == before
+
+
+@pytest.mark.parametrize(("domain", "version", "newest"), [("", 99, "28"), ("ai.onnx", 99, "28"), ("ai.onnx.ml", 77, r"\d+")])
+def test_an_opset_that_is_not_known_is_refused(domain, version, newest):
     proto = model_of("g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }")
-    proto.opset_import.add(domain="ai.onnx", version=13)
-    with pytest.raises(OnnxError, match="two opsets of ai.onnx are imported, 18 and 13"):
+    if domain != "ai.onnx.ml":
+        del proto.opset_import[:]
+    proto.opset_import.add(domain=domain, version=version)
+    said = f"opset {version} of {domain or 'ai.onnx'}; fluidx with the installed onnx reads opsets up to {newest}: export it with"
+    with pytest.raises(OnnxError, match=said):
         fx.onnx.load(proto)
+    with pytest.raises(OnnxError, match=said):
+        fx.onnx.session(proto)
 
 
 def test_a_file_that_is_none_is_said_to_be_none(tmp_path):
