@@ -207,6 +207,8 @@ class Storage:
         pairs = self.pairs[id(op)]
         for name in outs:
             source = pairs.get(name)
+            if source not in ins:  # of which the shape alone is read: a chain that makes it may store it nowhere
+                source = None
             if not self._is_new(name):
                 root = self._root(name, i)
                 # written where an input is read: fine only if the op says so for exactly this pair

@@ -150,3 +150,23 @@ def test_a_training_step_has_the_bits_of_separate_steps():
         bound = bind(p, scope, RunContext())
         losses.append([bound.run(feed)[0].item() for _ in range(5)])
     assert losses[0] == losses[1]
+
+
+def test_ranks_plan_a_chain_beside_an_operator_that_reads_only_its_shape():
+    """A product with 0.0 reads no value: the gradient that a chain makes for it is stored nowhere."""
+    main, startup = fx.Program(), fx.Program()
+    main.random_seed = startup.random_seed = 1
+    with fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 4])
+        one = L.fc(x, 4) * 0.0 + 1.0
+        loss = L.mean(L.tanh(one * L.fc(x, 4)))
+        fx.optimizer.SGD(0.125).minimize(loss)
+    feed = {"x": np.float32(np.arange(16).reshape(4, 4) % 5)}
+    exe = fx.Executor()
+    exe.run(startup)
+    want = [exe.run(main, feed=feed, fetch_list=[loss])[0].item() for _ in range(3)]
+    t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=2)
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as ranks:
+        ranks.run_startup()
+        # sums are added in another order
+        np.testing.assert_allclose([ranks.run(feed=feed, fetch_list=[loss])[0].item() for _ in range(3)], want, 1e-5)
