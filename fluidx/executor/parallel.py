@@ -15,7 +15,7 @@ from .. import config
 from ..comm import recorder
 from ..comm.member import Member, by_mpi, member
 from ..comm.threads import ThreadWorld
-from ..ir.errors import ExecutionError, FluidxError, ProgramError, RankError, nearest
+from ..ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, nearest
 from ..ir.opdef import Effect, opdef
 from ..ir.operator import op_types
 from ..ir.program import Program, Var
@@ -35,7 +35,7 @@ from .pairs import rank_programs
 from .place import CPUPlace, CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_module, using
 from .ready import Ready, are_arrays, kind_of
 from .scope import Scope
-from .wanted import Holders
+from .wanted import Gathered, Holders
 from .workers import GRACE, Crew, Job, Outcome, cause, diagnose, stop, together
 
 _MAX_PLANS = 16
@@ -227,11 +227,20 @@ class ParallelExecutor(Held):
                 s.steps[m] = step + 1
             parts = [[g.part(r, fetched) for r, fetched in enumerate(values)] for g in ready.gathered]
             if not return_merged:
+                if watch.listeners:
+                    watch.tell(self._mains[0].name, step, names, list(map(self._global, ready.gathered, parts)))
                 return [[p.copy() if lent and p is not None else p for p in of] for of in parts]
             merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
             if watch.listeners:
                 watch.tell(self._mains[0].name, step, names, merged)
             return [m.copy() if lent and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
+
+    def _global(self, g: Gathered, parts: Sequence[Any]) -> Any:
+        """The global value of what was fetched of each rank; None where there is none."""
+        try:
+            return self.dealer.merge(g.name, parts, g.placement, g.shape, g.terms)
+        except FeedError:
+            return None
 
     def _expect(self) -> None:
         """A step is near."""

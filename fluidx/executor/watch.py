@@ -36,7 +36,8 @@ class Watcher(Protocol):
 
 watchers: list[Watcher] = []
 
-# what is called behind each run of an executor: name of the program, number of its run, names of what is fetched, and the values
+# what is called behind each run of an executor: name of the program, number of its run, names of what is fetched, and the global values
+# (None for what has none: each rank has its own)
 listeners: list[Callable[[str, int, Sequence[str], Sequence[Any]], None]] = []
 
 
