@@ -132,7 +132,7 @@ SECTIONS = {
               params="P/p", state="S/p", trainers=fx.Mesh(pp=2)),
     ),
     "Ranks that train by themselves, and smaller messages": (
-        Entry("local_sgd", "replicas(), LocalSGDOptimizer", S.replicas(), "strategies.md#ranks-that-train-by-themselves",
+        Entry("local_sgd", "replicas(), LocalSGDOptimizer", S.replicas(), "strategies.md#ranks-that-train-separately",
               "Each rank trains a weight of its own; in every k-th run weights become their mean.", note=" in every k-th run",
               optimizer=lambda: opt.LocalSGDOptimizer(momentum(), k_steps=4)),
         Entry("adasum", "replicas(), AdasumOptimizer", S.replicas(), "compression.md#adasum",
