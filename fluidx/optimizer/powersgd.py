@@ -15,8 +15,9 @@ class PowerSGDOptimizer(RewritingOptimizer):
     """Updates with approximations of rank `rank` to the gradients of matrices; what they miss is added to the next gradients.
 
     A gradient, read as a matrix G [a, b] of its first axis and the others, with the error E of the last step: M = G + E; P = M Q, made
-    orthonormal; Q = M^T P, kept for the next step; the update's gradient is P Q^T, and E = M - P Q^T. It is one step of a power iteration
-    towards the best approximation. All but the orthonormal P is linear in M, so ranks keep terms of M and E, and send terms of P and Q:
+    orthonormal; Q = M^T P; the update's gradient is P Q^T, and E = M - P Q^T. Q is kept for the next step, made orthonormal too: P stays as
+    it is by that, and a column of Q that is only rounding becomes a direction that all ranks agree on. It is one step of a power iteration
+    towards the best approximation. All but the two bases is linear in M, so ranks keep terms of M and E, and send terms of P and Q:
     r(a + b) numbers instead of ab. Gradients that are not larger than their factors are not approximated.
 
     It changes the answers: they are those of one device that runs PowerSGD, not of the inner optimizer alone.
@@ -60,9 +61,12 @@ class PowerSGDOptimizer(RewritingOptimizer):
         name = f"{g.name}.approximated"
         last = step.finishing(step.block, p, name)
         if wider.shape == shape and g.dtype == dtype:
-            return last.matmul(left, kept, transpose_y=True, name=name)
-        found = b.matmul(left, kept, transpose_y=True)
-        return last.reshape(found if g.dtype == dtype else b.cast(found, dtype=g.dtype), shape=g.shape, name=name)
+            made = last.matmul(left, kept, transpose_y=True, name=name)
+        else:
+            found = b.matmul(left, kept, transpose_y=True)
+            made = last.reshape(found if g.dtype == dtype else b.cast(found, dtype=g.dtype), shape=g.shape, name=name)
+        b.orthonormalize(kept, out={"Out": kept})
+        return made
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, rank={self.rank})"

@@ -15,8 +15,9 @@ class Orthonormalize(OpDef):
     """An orthonormal basis [a, r] of a space that holds the columns of X, one by one from the left: what a column adds, at length 1.
 
     The first column keeps its direction, the second what is left of it beside the first, and so on (modified Gram-Schmidt, twice, so that
-    float32 columns are orthogonal to the last digits). A column that adds nothing but rounding is replaced by the first axis of which
-    enough is left: the result has r orthonormal columns whatever X is, zeros included.
+    float32 columns are orthogonal to the last digits). A column that adds nothing but rounding, because it depends on those before or is
+    shorter than the longest by a factor of sqrt(eps), has no direction that two computations of X agree on; the first axis takes its place
+    of which enough is left. The result has r orthonormal columns whatever X is, zeros included.
     """
 
     name = "orthonormalize"
@@ -34,17 +35,20 @@ class Orthonormalize(OpDef):
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, out: Any) -> None:
-        rows, eps = len(x), float(np.finfo(x.dtype).eps)
-        for k in range(x.shape[1]):
+        rows, noise = len(x), float(np.finfo(x.dtype).eps) ** 0.5
+        lengths = [float(xp.linalg.norm(x[:, k])) for k in range(x.shape[1])]
+        longest = max((n for n in lengths if n < np.inf), default=0.0)
+        for k, length in enumerate(lengths):
             before, v = out[:, :k], x[:, k]
-            length = float(xp.linalg.norm(v))
-            known = 0.0 < length < np.inf
+            known = noise * longest < length < np.inf
             if known:
                 v = _beside(xp, v / length, before)
-            if not known or float(xp.linalg.norm(v)) <= eps**0.5:  # the rest of a column that lies among those before is rounding
-                left = 1.0 - (before * before).sum(axis=1)  # of each axis; together rows - k, so half the mean is there somewhere
+            if not known or float(xp.linalg.norm(v)) <= noise:  # the rest of a column that lies among those before is rounding
+                # what is left of each axis: together rows - k, so 0.7 of the mean is there somewhere; an irrational share, which the rest
+                # beside columns of small integers cannot equal but for rounding
+                left = 1.0 - (before * before).sum(axis=1)
                 v = xp.zeros(rows, x.dtype)
-                v[int(xp.argmax(left >= 0.5 * (rows - k) / rows))] = 1.0
+                v[int(xp.argmax(left >= 0.5**0.5 * (rows - k) / rows))] = 1.0
                 v = _beside(xp, v, before)
             v = v / xp.linalg.norm(v)
             v = _beside(xp, v, before)

@@ -48,6 +48,21 @@ def test_the_result_is_a_basis_whatever_comes_in(x):
     np.testing.assert_allclose(q.T @ q, np.eye(x.shape[1]), atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_columns_of_rounding_errors_give_no_direction(dtype):
+    eps = np.finfo(dtype).eps
+    x = columns([3, 4, 0, 0], [0, 0, 1, 2], [1, 1, 1, 1], dtype=dtype)
+    noise = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(dtype) * 20 * eps
+    noise[:, :, 0] = 0
+    given = [x * [1, 0, 0] + n for n in noise]
+    np.testing.assert_allclose(*(orthonormalized(g.astype(dtype)) for g in given), atol=100 * eps)
+    exact = orthonormalized((x * [1, 0, 0]).astype(dtype))
+    np.testing.assert_allclose(orthonormalized(given[0].astype(dtype)), exact, atol=100 * eps)
+    # one that is small, and more than rounding, keeps its direction
+    kept = orthonormalized((x * [1, 100 * eps**0.5, 0]).astype(dtype))
+    np.testing.assert_allclose(kept[:, 1], x[:, 1] / np.sqrt(5), atol=100 * eps)
+
+
 def test_nearly_dependent_columns_of_single_precision_are_orthogonal_all_the_same():
     x = columns([1, 1, 1, 1], [1, 1, 1, 1.01], [1, 1, 1.01, 1.02], dtype="float32")
     q = orthonormalized(x)
