@@ -77,7 +77,8 @@ clean:
 
 # One environment, one stamp per set of extras: the demo does not wait for the tools of the developers.
 $(VENV)/.demo: EXTRAS = demo
-$(VENV)/.dev: EXTRAS = dev,demo
+# The tests build the documentation, too (tests/test_site.py).
+$(VENV)/.dev: EXTRAS = dev,demo,docs
 $(VENV)/.docs: EXTRAS = docs
 # The C kernels are built on the way, where there is a compiler; a change in them installs again.
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: setup.cfg setup.py pyproject.toml $(wildcard fluidx/native/src/*) $(VENV)/.made

@@ -13,6 +13,18 @@ def fresh():
         yield
 
 
+@pytest.fixture(scope="session")
+def browser():
+    """A `tests.browser.Browser`; the test is skipped where none is installed."""
+    from tests.browser import PROGRAMS, Browser, find
+
+    if (program := find()) is None:
+        pytest.skip(f"no browser is installed: none of {', '.join(PROGRAMS)}")
+    opened = Browser(program)
+    yield opened
+    opened.close()
+
+
 def pytest_collection_modifyitems(items):
     """GPU tests say why they do not run."""
     reason = _no_gpu()
