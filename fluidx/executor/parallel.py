@@ -21,7 +21,7 @@ from ..ir.operator import op_types
 from ..ir.program import Program, Var
 from ..ir.stamp import Stamp
 from ..native.world import Launch, World
-from . import watch
+from . import alone, watch
 from .affinity import kept_to
 from .beside import worth
 from .bind import prepare
@@ -79,14 +79,15 @@ class ParallelExecutor(Held):
                 return fluid_form(programs, places, *args, **kwargs)
             if programs is None and not kwargs.keys().isdisjoint(_FLUID):
                 return fluid_form(**kwargs)
-        if cls is ParallelExecutor and any(isinstance(p, ProcessPlace) for p in places or ()):
-            from .processes import ProcessExecutor
+        if cls is ParallelExecutor:
+            if (rank := _launched(places)) is not None:
+                from .launched import LaunchedExecutor
 
-            cls = ProcessExecutor
-        if cls is ParallelExecutor and (rank := _launched(places)) is not None:
-            from .launched import LaunchedExecutor
+                return LaunchedExecutor.of(rank)
+            if any(isinstance(p, ProcessPlace) for p in places or ()):
+                from .processes import ProcessExecutor
 
-            return LaunchedExecutor.of(rank)
+                cls = ProcessExecutor
         return super().__new__(cls)
 
     def __init__(
@@ -457,4 +458,7 @@ def _launched(places: Sequence[Place] | None) -> Member | None:
     """This process as the rank that it runs on these places, if it is to run one."""
     if places is None or any(isinstance(p, RankGpu) for p in places):
         return member()
-    return by_mpi() if any(isinstance(p, MpiPlace) for p in places) else None
+    if any(isinstance(p, MpiPlace) for p in places):
+        return by_mpi()
+    alone.check_places(places)
+    return None
