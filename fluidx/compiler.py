@@ -261,6 +261,7 @@ class _Ranks:
         t = DistributeTranspiler(strategy)
         t.transpile(program=program, startup_program=_zeros(program), trainers=n)
         self.executor = ParallelExecutor(t, places)
+        self.executor.feeds_own_rows = local
         self.names = [d.name for d in persistables(program)]
         self.started = False
 

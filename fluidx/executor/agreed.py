@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from ..ir.program import ProgramPair
 from ..ir.text import declarations, quote, settings, show_op
@@ -43,6 +46,32 @@ def grouped(things: Sequence[Any]) -> list[tuple[Any, list[int]]]:
 
 def listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+def sums_of(feed: Mapping[str, Any]) -> dict[str, int]:
+    """A checksum of each feed, the same in every process.
+
+    >>> sums_of({"x": np.zeros(2, "float32")}) == sums_of({"x": np.zeros(4, "float32")[::2]}) != sums_of({"x": np.ones(2, "float32")})
+    True
+    """
+    return {name: zlib.crc32(_bytes_of(value), zlib.crc32(name.encode())) for name, value in feed.items()}
+
+
+def _bytes_of(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return repr(value.tolist() if isinstance(value, np.ndarray) else value).encode()
+
+
+def unlike_feeds(said: Sequence[Mapping[str, int]]) -> str:
+    """Which feed the ranks give different values, by their `sums_of`, and what to do."""
+    name = next(n for n in said[0] if len({sums[n] for sums in said}) > 1)
+    who = [f"rank{'s' * (len(of) > 1)} {listed(of)}" for _, of in grouped([sums[name] for sums in said])]
+    return (
+        f"the ranks feed different values of {name!r}: one on {', another on '.join(who)}\n"
+        "  each launched rank feeds the whole batch, and takes its rows of it: draw it from the same seed or file on all ranks, such as "
+        "rng = np.random.default_rng(0), in the same order; or let each rank feed rows of its own, with incubate.fleet.collective"
+    )
 
 
 def parts(pair: ProgramPair) -> list[list[str]]:

@@ -23,13 +23,13 @@ from ..comm.member import Member
 from ..comm.recorder import STARTUP
 from ..ir.constants import Array
 from ..ir.dtypes import np_dtype
-from ..ir.errors import ExecutionError, RankError
+from ..ir.errors import ExecutionError, FeedError, RankError
 from ..ir.parser import parse_pair
 from ..ir.program import ProgramPair
 from ..ir.types import TensorType
 from . import alone, memory, watch
 from .affinity import cores_of, keep_to
-from .agreed import difference, digest_of, grouped, in_words, listed, parts
+from .agreed import difference, digest_of, grouped, in_words, listed, parts, sums_of, unlike_feeds
 from .bound import Bound
 from .faults import Fault, rebuilt
 from .memory import fetched
@@ -42,6 +42,8 @@ from .sights import Sight, described
 from .told import told_as, where
 from .trail import Trail
 from .workers import Job, root
+
+_NO_SUMS: Mapping[str, int] = {}
 
 
 class _Elsewhere(NamedTuple):
@@ -75,6 +77,7 @@ class LaunchedExecutor(ParallelExecutor):
     _copies: weakref.WeakKeyDictionary[Bound, list[np.ndarray]]  # what this rank fetches, where others see it
     _lost: BaseException | None = None  # since a rank failed the ranks can meet no more
     _timed = False  # somebody wants to see the run that begins
+    _runs = 0
     _quiet = False  # variables are given values without a meeting
     _behind: Behind | None = None  # what is written while the ranks go on
     _owned = "are processes, one of which is"
@@ -126,11 +129,11 @@ class LaunchedExecutor(ParallelExecutor):
 
     # -- what all ranks do alike -----------------------------------------------------------------------------------------------
 
-    def _agree(self, what: tuple, ready: bool = True) -> bool:
+    def _agree(self, what: tuple, ready: bool = True, sums: Mapping[str, int] = _NO_SUMS) -> bool:
         """All ranks are about to do this, and none still reads what it did before. Are all ready? Raises ExecutionError where one is about
-        to do something else."""
+        to do something else, FeedError where checksums of feeds differ."""
         mine, written = digest_of(what), self._behind is not None and self._behind.written()
-        all_of = self._meeting(lambda: self._member.gathered([mine, ready, written, watch.wanted(self._mains)]))
+        all_of = self._meeting(lambda: self._member.gathered([mine, ready, written, watch.wanted(self._mains), sum(sums.values())]))
         if any(one[0] != mine for one in all_of):
             said = self._meeting(lambda: self._member.gather(in_words(what)))
             error = ExecutionError(
@@ -139,6 +142,8 @@ class LaunchedExecutor(ParallelExecutor):
                 + "\n  every rank runs the same script: it must not ask fx.rank() before it runs, feeds, saves or loads"
             )
             self._lose(error)
+        if any(one[4] != all_of[0][4] for one in all_of):
+            raise FeedError(unlike_feeds(self._meeting(lambda: self._member.gather(sums))))
         if all(one[2] for one in all_of):
             self.finish_behind()
         self._timed = any(one[3] for one in all_of)
@@ -240,10 +245,13 @@ class LaunchedExecutor(ParallelExecutor):
             bound.leave(self._trail)
         return bound
 
-    def _known(self, kind: tuple) -> Ready | None:
-        found = super()._known(kind)
+    def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> Ready | None:
+        found = super()._known(kind, feed)
         self._begin_run(self.scopes[0].steps.get(self._mains[0], 0))
-        return found if self._agree(("run", *kind), found is not None) else None
+        self._runs += 1
+        # a look at all bytes of a feed costs time: runs 1, 2, 4, 8, ... find seeds and orders that differ, soon or late
+        sums = sums_of(feed) if self._runs & (self._runs - 1) == 0 and not self.feeds_own_rows else {}
+        return found if self._agree(("run", *kind), found is not None, sums) else None
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
         made: list[Bound] = []

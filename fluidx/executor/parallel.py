@@ -68,6 +68,7 @@ class ParallelExecutor(Held):
     further runs until `run_startup`.
     """
 
+    feeds_own_rows = False  # do launched ranks feed different values, of which each takes its own rows?
     _owned = "are threads of"
     _at = ""  # what is run
     _failed: BaseException | None = None
@@ -277,7 +278,7 @@ class ParallelExecutor(Held):
         """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
         if not are_arrays(feed):
             feed = check_feed(self._mains[0], feed, self._descs)
-        ready = self._known(kind_of(names, feed, merged, apart))
+        ready = self._known(kind_of(names, feed, merged, apart), feed)
         if ready is not None:
             return feed, ready
         check_fetch(self._mains[0], names, self._descs)
@@ -303,7 +304,7 @@ class ParallelExecutor(Held):
         if self._comms and self._comms[-1].asynchronous and any(map(_sends, (*self._mains, *self._startups))):
             self._everywhere(lambda rank: self._comms[rank].init_group(tuple(range(self.world_size))))
 
-    def _known(self, kind: tuple) -> Ready | None:
+    def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> Ready | None:
         """What was made ready for runs of a kind, if it still is."""
         ready = self._ready.get(kind)
         return ready if ready is not None and ready.versions == self._versions() else None
