@@ -1,13 +1,11 @@
-"""Write docs/onnx_ops.md: what operators of ONNX are taken, and what operators of fluidx are in ONNX: `python docs/make_onnx_ops.py`.
+"""The page of ONNX operators, made while the documentation is built (see hooks.py): which are taken, and which fluidx writes.
 
-What fluidx writes is found by writing: the samples of each operator are saved, and the nodes looked at. `tests/onnx/test_registry.py` holds
-that the page is up to date.
+What fluidx writes is found by writing: the samples of each operator are saved, and the nodes looked at.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
 
 from fluidx.ir.opdef import all_ops
 from fluidx.onnx import faces, known
@@ -16,12 +14,8 @@ from fluidx.onnx.form import domain_of
 from fluidx.onnx.registry import Known
 from fluidx.testing.alone import in_onnx
 
-PAGE = Path(__file__).parent / "onnx_ops.md"
-
 HEAD = """\
 # Operators of ONNX
-
-<!-- Written by docs/make_onnx_ops.py from what fluidx has; change that, not this page. -->
 
 {count} operators of ONNX, by domain. `fluidx onnx ops` prints them for the version of onnx that is installed; this page is of opsets
 up to {newest}. How an operator is done:
@@ -56,7 +50,7 @@ def _is_fluidx(k: Known) -> bool:
 
 
 def page() -> str:
-    """The text of docs/onnx_ops.md."""
+    """The text of the page, in Markdown."""
     rows = [k for k in known() if _is_fluidx(k)]
     by, newest = writers(), max(v for k in rows if k.domain == "ai.onnx" for v in k.versions)
     out = [HEAD.format(count=len(rows), newest=newest)]
@@ -68,8 +62,3 @@ def page() -> str:
                 out.append(f"| {k.name} | {k.how} | {', '.join(map(str, k.versions))} | {names} |\n")
         out.append("\n")
     return "".join(out).rstrip() + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE)

@@ -1,14 +1,10 @@
-"""Write docs/ops.md from the declarations of the operators: `python docs/make_ops.py`.
-
-`tests/test_ops_reference.py` holds that the page is up to date.
-"""
+"""The page of operators, made from their declarations while the documentation is built (see hooks.py)."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from fnmatch import fnmatch
-from pathlib import Path
 
 import fluidx.ops  # noqa: F401  (fills the registry)
 from fluidx.ir import At, Effect, Partial, ProgramError, Shard
@@ -16,7 +12,6 @@ from fluidx.ir.opdef import OpDef, Required, all_ops
 from fluidx.testing.alone import in_onnx
 from fluidx.view import patterns
 
-PAGE = Path(__file__).parent / "ops.md"
 MOST = 3  # access patterns shown of one operator
 
 # heading -> the modules of fluidx.ops (as shell patterns) that it stands for, in the order of the page
@@ -67,8 +62,6 @@ KINDS = {
 HEAD = """\
 # Operators
 
-<!-- Written by docs/make_ops.py from the declarations in fluidx/ops; change them, not this page. -->
-
 {count} operators. Each is one declaration (see [Design](design.md#add-an-operator)): this page, the builder method `b.name(...)`, the type
 check and the tests over all operators come from it. `fluidx ops NAME` prints one entry.
 
@@ -95,7 +88,7 @@ def kind_of(d: type[OpDef]) -> str:
 
 
 def page() -> str:
-    """The text of docs/ops.md."""
+    """The text of the page, in Markdown."""
     groups: dict[str, list[type[OpDef]]] = {}
     for d in declared():
         groups.setdefault(kind_of(d), []).append(d)
@@ -184,8 +177,3 @@ def _moves(d: type[OpDef]) -> list[str]:
 
 def _short(e: object) -> str:
     return "whole" if e is None else str(e).partition(" over ")[0]
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE}: {len(declared())} operators")

