@@ -352,11 +352,12 @@ def onnx(ctx: click.Context) -> None:
 
 @onnx.command(name="info")
 @_file
-def onnx_info(file: str) -> None:
-    """List inputs, outputs, weights and operators of the model in FILE."""
+@click.option("--all", "whole", is_flag=True, help="List all weights, however many there are.")
+def onnx_info(file: str, whole: bool) -> None:
+    """List inputs, outputs, operators and weights of the model in FILE, and which weights are trained."""
     from .onnx import report
 
-    click.echo(report.info(file))
+    click.echo(report.info(file, whole))
 
 
 @onnx.command(name="check")
@@ -416,6 +417,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples a step, over all ranks.")
 @click.option("--freeze", multiple=True, help="Parameters that stay, by name or pattern: 'layer1.*'. May be given several times.")
+@click.option("--also-train", multiple=True, help="Numbers that are constants otherwise, by name or pattern; see fluidx onnx info.")
 @click.option("--head", type=click.IntRange(1), help="Put a layer for so many classes in the place of the last one.")
 @click.option("--shapes", type=_OpenShapes(), help="Shapes of inputs, image=?x3x224x224, where the file fixes or lacks them; ? is open.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of the examples.")

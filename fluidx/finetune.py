@@ -45,6 +45,7 @@ class Training:
     epochs: int = 1
     batch: int = 32
     freeze: Sequence[str] = ()
+    also_train: Sequence[str] = ()
     head: int | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     seed: int = 0
@@ -79,7 +80,7 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
 
 
 def _prepared(path: str, how: Training) -> tuple[OnnxModel, Variable]:
-    model = load(path, how.shapes)
+    model = load(path, how.shapes, how.also_train)
     classes = how.head
     head = None if classes is None else lambda m: _head(m, classes)
     with unique_name.guard("train_"):

@@ -8,7 +8,7 @@ follows is written knowing the value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -65,6 +65,7 @@ class Importer:
 
     `trail` has, in their order, the checks of a run and what the host computes in it; `fed` are the values of variables that are fed. With
     `constants_train` what nodes hold is a weight as initializers are, where it is more than one float: some exporters write all weights so.
+    Of what would be weights `constants` are none, by name, and what is `trained` is one, single numbers too.
     `from_front` says that no computed position counts from the end of an axis, as in models that fluidx wrote: its operators refuse such
     positions.
     """
@@ -77,11 +78,14 @@ class Importer:
         evaluate: Evaluate | None = None,
         constants_train: bool = False,
         from_front: bool = False,
+        constants: Collection[str] = (),
+        trained: Collection[str] = (),
     ):
         load_all()
         self.main, self.startup, self.opsets, self.evaluate = main, startup, opsets, evaluate
         self.b = Builder(main.global_block(), role=Role.FORWARD)
         self.constants_train, self.from_front = constants_train, from_front
+        self.constants, self.trained = constants, trained
         self.env: dict[str, Any] = {}
         self.inputs: list[Variable] = []  # tensors that are fed
         self.trail: list[Check | Call] = []
@@ -95,7 +99,7 @@ class Importer:
 
     def take_weights(self, graph: Any) -> None:
         """Enter the initializers of a graph."""
-        self.env.update(weights(graph))
+        self.env.update(self.weights(graph))
 
     def run_nodes(self, nodes: Sequence[Any]) -> None:
         """Write nodes, which stand in an order that computes what they read first."""
@@ -105,7 +109,7 @@ class Importer:
     def inline(self, graph: Any, feeds: Sequence[Any], own: Mapping[str, Any] | None = None) -> list[Any]:
         """Write the nodes of a sub-graph; names of its own hide those around it. `own` are its weights, if it is written several times."""
         outer = self.env
-        self.env = {**outer, **(weights(graph) if own is None else own)}
+        self.env = {**outer, **(self.weights(graph) if own is None else own)}
         try:
             self.env.update(zip((i.name for i in graph.input), feeds))
             self.run_nodes(graph.node)
@@ -343,8 +347,16 @@ class Importer:
 
     def held(self, name: str, array: np.ndarray) -> Any:
         """What a node holds under a name."""
-        trains = self.constants_train and array.dtype.name in FLOATS and array.ndim and array.size > 1
-        return Weight(name, array) if trains else array
+        trains = self.constants_train and array.ndim > 0 and array.size > 1
+        return self._weight(name, array, trains)
+
+    def weights(self, graph: Any) -> dict[str, Any]:
+        """The initializers of a graph: weights where they are floats and no single numbers, and known values where not."""
+        arrays = {t.name: array_of(t) for t in graph.initializer}
+        return {name: self._weight(name, a, a.ndim > 0 and name not in self.constants) for name, a in arrays.items()}
+
+    def _weight(self, name: str, array: np.ndarray, trains: bool) -> Any:
+        return Weight(name, array) if array.dtype.name in FLOATS and (trains or name in self.trained) else array
 
     def fresh(self, name: str) -> str:
         """A name of the program for a name of the model."""
@@ -372,15 +384,6 @@ class Importer:
         self._fixed.add(made.name)
         self.fed[made.name] = value
         return made.name
-
-
-def weights(graph: Any) -> dict[str, Any]:
-    """The initializers of a graph: weights where they are floats and no single numbers, and known values where not."""
-    found: dict[str, Any] = {}
-    for t in graph.initializer:
-        array = array_of(t)
-        found[t.name] = Weight(t.name, array) if array.dtype.name in FLOATS and array.ndim else array
-    return found
 
 
 class Outputs(list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import chain, count
 from typing import Any
 
@@ -16,8 +17,10 @@ from .form import initialized, opsets_of
 from .importer import Importer
 from .ranks import refuse
 from .read import parsed, read
+from .roles import Roles, with_own_statistics
 from .sessions import Session, program_name
 from .types import dtype_of, value_type
+from .values import Weight
 
 
 class OnnxModel:
@@ -39,6 +42,12 @@ class OnnxModel:
     def parameters(self) -> list[Parameter]:
         """The parameters of `program`, in the order of their first use."""
         return self.program.all_parameters()
+
+    @property
+    def trained_names(self) -> dict[str, str]:
+        """What the model calls its weights -> the names of the parameters of `program` that hold them, which are trained unless frozen."""
+        weights = {w.name: v for w, v in self._importer._made.values() if isinstance(w, Weight)}
+        return {name: v.name for name, v in weights.items() if self.program.global_block().has_var(v.name)}
 
     def _output(self, info: Any) -> Variable:
         try:
@@ -66,12 +75,17 @@ class OnnxModel:
         return f"<OnnxModel of {self.program!r}: {', '.join(v.name for v in self.feeds)} -> {', '.join(v.name for v in self.fetches)}>"
 
 
-def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None) -> OnnxModel:
+def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, also_train: str | Sequence[str] = ()) -> OnnxModel:
     """The program of a model: of a path, bytes or a ModelProto.
 
     Axes that the model leaves open stay open, under the names that it gives them; `shapes` gives the sizes of inputs, by name, where the
-    program has to know them, or opens (-1 or a name) what the model has fixed. Raises OnnxError for what is no model, and for one that
-    holds operators which fluidx does not have, all of which it names.
+    program has to know them, or opens (-1 or a name) what the model has fixed.
+
+    Float initializers are parameters. One of a single number that only arithmetic reads (the scale of an attention, a limit) is a constant;
+    `also_train`, names or patterns, makes it a parameter. Running statistics that an exporter merged with equal initializers become
+    initializers of their own.
+
+    Raises OnnxError for what is no model, and for one that holds operators which fluidx does not have, all of which it names.
 
     >>> import fluidx as fx
     >>> from onnx import TensorProto, helper
@@ -85,15 +99,38 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None) -
         raise OnnxError(f'shapes are given by name, such as {{"image": [-1, 3, 224, 224]}}, not as {type(shapes).__name__}')
     source = parsed(source)
     refuse(source)
-    proto = read(source, strict=True)
+    proto = with_own_statistics(read(source, strict=True))
     name = program_name(proto.graph)
     own = source.producer_name == "fluidx"
-    importer = Importer(Program(name), Program(f"{name}_startup"), opsets_of(proto), constants_train=not own, from_front=own)
+    roles = Roles(proto.graph)
+    trained = {n for n, t in roles.tensors.items() if own} | _also_trained(roles, also_train)  # fluidx writes constants as nodes
+    importer = Importer(
+        Program(name),
+        Program(f"{name}_startup"),
+        opsets_of(proto),
+        constants_train=not own,
+        from_front=own,
+        constants=() if own else set(roles.constants()),
+        trained=trained,
+    )
     with unique_name.guard():  # a model gives one program, however often it is loaded
         importer.take_weights(proto.graph)
         _declare(importer, proto.graph, dict(shapes or {}), named=own)
         importer.run_nodes(proto.graph.node)
         return OnnxModel(proto, importer)
+
+
+def _also_trained(roles: Roles, patterns: str | Sequence[str]) -> set[str]:
+    """The floats of the model whose names are like one of the patterns. Raises OnnxError for a pattern like which none is."""
+    if isinstance(patterns, str):
+        patterns = (patterns,)
+    names, found = roles.floats(), set[str]()
+    for p in patterns:
+        like = {n for n in names if fnmatchcase(n, p)}
+        if not like:
+            raise OnnxError(f"also_train names {p!r}, and no float in the model is called so; {nearest(p, names, 'they are')}")
+        found |= like
+    return found
 
 
 def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | str]], named: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from .form import initialized, opsets_of
 from .model import load
 from .read import parsed, read
 from .registry import known
+from .roles import described
 from .sessions import session
 from .values import numpy_dtype
 
+_MOST = 30  # weights of one kind that are listed
 
-def info(path: str) -> str:
-    """Inputs, outputs, weights and operators of a model."""
+
+def info(path: str, whole: bool = False) -> str:
+    """Inputs, outputs, operators and weights of a model: which are trained and which are not; `whole`, however many there are."""
     model = parsed(path)
     readable(model)
     graph = model.graph
@@ -35,7 +39,29 @@ def info(path: str) -> str:
     elements = sum(int(np.prod(t.dims, dtype=np.int64)) for t in graph.initializer)
     lines += [f"  {len(graph.initializer)} initializers of {elements} elements, {len(graph.node)} nodes"]
     lines += [f"  {count:7d}  {op}" for op, count in sorted(Counter(p.op_type for p in graph.node).items(), key=lambda c: (-c[1], c[0]))]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_weights(model, whole)])
+
+
+def _weights(model: Any, whole: bool) -> list[str]:
+    """A line for each weight, those that are trained first."""
+    try:
+        loaded = load(model)
+        graph, parameters = loaded.proto.graph, set(loaded.trained_names)
+        lines = []
+    except OnnxError:
+        graph, parameters = model.graph, None
+        lines = ["  it is no program to train; fluidx onnx check says why"]
+    roles = described(graph, parameters)
+    for trained, title in ((True, "trained"), (False, "not trained")):
+        some = [r for r in roles if r.trained == trained and (parameters is not None or not trained)]
+        if not some:
+            continue
+        lines.append(f"  {title}: {len(some)} of {len(roles)}, {sum(prod(r.shape) for r in some)} elements")
+        shown = some if whole or len(some) <= _MOST else some[: _MOST - 1]
+        lines += [f"    {r.name}: {r.dtype}[{','.join(map(str, r.shape))}]  {r.why}" for r in shown]
+        if len(shown) < len(some):
+            lines.append(f"    and {len(some) - len(shown)} more; --all lists them")
+    return lines
 
 
 def operators(domain: str | None = None) -> str:

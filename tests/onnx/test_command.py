@@ -30,8 +30,47 @@ def test_info_lists_what_is_in_a_model(file):
     assert fluidx("info", file) == (
         0,
         "small: IR 9, opset ai.onnx 18, written by nobody who says so\n"
-        "  input   x: float32[n,2]\n  output  y: float32[n,2]\n  1 initializers of 2 elements, 2 nodes\n        1  Mul\n        1  Relu\n",
+        "  input   x: float32[n,2]\n  output  y: float32[n,2]\n  1 initializers of 2 elements, 2 nodes\n        1  Mul\n        1  Relu\n"
+        "  trained: 1 of 1, 2 elements\n    w: float32[2]  Mul\n",
     )
+
+
+def test_info_says_which_weights_are_trained_and_why_others_are_not(tmp_path):
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]>
+        net (float[n, 2] x) => (float[n, 3] y)
+        <float[1] scale = {2}, float[4] old = {1, 2, 3, 4}, int64[1] axes = {1}, float half = {0.5}> {
+            h = MatMul (x, "a::w")
+            m = BatchNormalization (h, gain, shift, mean, var)
+            s = Mul (m, scale)
+            d = Dropout (s, half)
+            r = ReduceSum (d, axes)
+            y = Add (r, d)
+        }
+    """)
+    arrays = {"a::w": rng.standard_normal((2, 3)), **{n: rng.uniform(1, 2, 3) for n in ("gain", "shift", "mean", "var")}}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.float32(a), n) for n, a in arrays.items())
+    onnx.save(model, tmp_path / "net.onnx")
+    code, said = fluidx("info", tmp_path / "net.onnx")
+    assert code == 0
+    assert said[said.index("  trained") :].splitlines() == [
+        "  trained: 3 of 9, 12 elements", "    a::w: float32[2,3]  MatMul", "    gain: float32[3]  BatchNormalization",
+        "    shift: float32[3]  BatchNormalization", "  not trained: 6 of 9, 13 elements",
+        "    scale: float32[1]  one number that Mul reads; --also-train scale trains it", "    old: float32[4]  no node reads it",
+        "    axes: int64[1]  only floats are trained", "    half: float32[]  one number that Dropout reads; --also-train half trains it",
+        "    mean: float32[3]  running statistic of BatchNormalization", "    var: float32[3]  running statistic of BatchNormalization",
+    ]  # fmt: skip
+
+
+def test_info_lists_so_many_weights_and_all_on_demand(tmp_path):
+    nodes = " ".join(f"v{k + 1} = Add (v{k}, w{k})" for k in range(40))
+    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[n, 2] v0) => (float[n, 2] v40) {{ {nodes} }}'
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.float32([k, 1]), f"w{k}") for k in range(40))
+    onnx.save(model, tmp_path / "many.onnx")
+    assert fluidx("info", tmp_path / "many.onnx")[1].splitlines()[-2:] == ["    w28: float32[2]  Add", "    and 11 more; --all lists them"]
+    assert fluidx("info", tmp_path / "many.onnx", "--all")[1].splitlines()[-1] == "    w39: float32[2]  Add"
 
 
 def test_check_says_whether_a_model_can_be_trained(file):

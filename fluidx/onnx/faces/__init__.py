@@ -11,7 +11,7 @@ expanded by the function body of its schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -21,10 +21,15 @@ FACES: dict[tuple[str, str], Face] = {}
 HOSTS: dict[tuple[str, str], Face] = {}
 COMPUTES: set[tuple[str, str]] = set()  # those of HOSTS that only compute
 COMPUTED: dict[tuple[str, str], tuple[tuple[int, ...], Face]] = {}
+FACTORS: set[tuple[str, str]] = set()  # operators without a weight of their own, to which one number is a constant
+STATISTICS: dict[tuple[str, str], Mapping[int, str]] = {}  # operands that are running statistics, which training updates, and what they are
 
 
-def face(*names: str, domain: str = "") -> Callable[[Face], Face]:
-    """Enter a function as the face of operators."""
+def face(*names: str, domain: str = "", factors: bool = False, statistics: Mapping[int, str] | None = None) -> Callable[[Face], Face]:
+    """Enter a function as the face of operators. `factors`: they are arithmetic, and have no weight of their own; `statistics`: operands
+    that are running statistics, with a word for each."""
+    FACTORS.update((domain, name) for name in names if factors)
+    STATISTICS.update(((domain, name), statistics) for name in names if statistics)
     return _enter(FACES, names, domain)
 
 

@@ -17,7 +17,7 @@ from ...ir import ANY, Builder, Variable, program_guard
 from ...layers import control_flow
 from .. import limits
 from ..errors import OnnxError
-from ..importer import Outputs, weights
+from ..importer import Outputs
 from ..node import Node
 from ..read import OPSET_8
 from ..values import ABSENT, Weight, leaves
@@ -77,7 +77,7 @@ def scan(n: Node) -> object:
         rows = [_turned(n, v, a, back) for v, a, back in zip(rows, out_axes, out_backward)]
         return Outputs(n.importer.named(n.outputs, [*states, *rows], start))
     elements = [slices(n, v, axis)[:: -1 if back else 1] for v, axis, back in zip(scanned, axes, backward)]
-    states, outputs = _scanned(n, weights(body), states, elements)
+    states, outputs = _scanned(n, n.importer.weights(body), states, elements)
     return Outputs([*states, *(_stacked(n, o[:: -1 if b else 1], i, a) for o, b, i, a in zip(outputs, out_backward, infos, out_axes))])
 
 
@@ -94,7 +94,7 @@ def _scanned_in_loop(n: Node, states: list[Any], scanned: list[tuple[Any, int, i
     if any(x.shape[0] != rounds for x in xs):
         return None
     limit = rounds if rounds != ANY else b.squeeze(b.slice(b.shape(xs[0], dtype="int64"), axes=(0,), starts=(0,), ends=(1,)), axes=(0,))
-    own = weights(body)
+    own = n.importer.weights(body)
 
     def make(k: Variable, held: list[Variable]) -> tuple[Variable | None, list[Variable]]:
         inner = Builder(importer.main.current_block(), role=b.role)
@@ -145,7 +145,7 @@ def scan_of_batches(n: Node) -> object:
     """Scan of opset 8: its first input holds lengths, axis 0 is the batch, axis 1 the time."""
     body, count = n.attr("body"), n.attr("num_scan_inputs")
     lengths, given = n.ints(0), [slices(n, v, 0) for v in n.operands[1:]]
-    backward, own, rows = n.attr("directions") or [0] * count, weights(body), []
+    backward, own, rows = n.attr("directions") or [0] * count, n.importer.weights(body), []
     for row, values in enumerate(zip(*given)):
         states, scanned = list(values[: len(values) - count]), values[len(values) - count :]
         elements = [slices(n, v, 0) for v in scanned]
@@ -208,7 +208,7 @@ def _repeated(n: Node, states: list[Any], rounds: list[Any], condition: Any) -> 
     importer, body = n.importer, n.attr("body")
     known = not n.has(0) or not isinstance(n.operands[0], Variable)
     limit = None if not n.has(0) else int(np.asarray(n.value(0)).item()) if known else n.b.reshape(n.x(0), shape=[])
-    infos, own, start = body.output[1:], weights(body), len(n.b.block.oplist)
+    infos, own, start = body.output[1:], n.importer.weights(body), len(n.b.block.oplist)
     if known and limit is not None and limit <= len(rounds):
         return Outputs([*states, *_gathered(n, rounds, infos[len(states) :])])
 
@@ -241,7 +241,7 @@ def _is_known(n: Node, body: Any, states: list[Any]) -> bool:
 
 
 def _inline(n: Node, body: Any) -> Any:
-    own = weights(body)
+    own = n.importer.weights(body)
     return lambda k, states: n.inline(body, [np.array(k, np.int64), _true(n), *states], own)
 
 

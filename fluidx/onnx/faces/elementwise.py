@@ -42,12 +42,12 @@ def unary(n: Node) -> object:
     return n.b.emit(_UNARY[n.op_type], n.x())
 
 
-@face(*_BINARY)
+@face(*_BINARY, factors=True)
 def binary(n: Node) -> object:
     return n.b.emit(_BINARY[n.op_type], n.x(0), n.x(1))
 
 
-@face("Equal")
+@face("Equal", factors=True)
 def equal(n: Node) -> object:
     return n.b.emit("string_equal" if n.dtype() == "string" else "equal", n.x(0), n.x(1))
 
@@ -75,7 +75,7 @@ def prelu(n: Node) -> object:
 # -- of several operands --------------------------------------------------------------------------------------------------------
 
 
-@face("Sum", "Max", "Min", "Mean")
+@face("Sum", "Max", "Min", "Mean", factors=True)
 def folded(n: Node) -> object:
     op = {"Max": "elementwise_max", "Min": "elementwise_min"}.get(n.op_type, "elementwise_add")
     xs = n.xs()
@@ -83,7 +83,7 @@ def folded(n: Node) -> object:
     return n.b.scale(out, scale=1 / len(xs)) if n.op_type == "Mean" and len(xs) > 1 else out
 
 
-@face("Clip")
+@face("Clip", factors=True)
 def clip(n: Node) -> object:
     low, high = (n.operands[k] if n.has(k) else None for k in (1, 2))
     if low is not None and high is not None and n.dtype() in FLOATS and not any(isinstance(v, Variable) for v in (low, high)):
@@ -101,12 +101,12 @@ def negative(n: Node) -> object:
     return n.b.scale(n.x(), scale=-1.0)
 
 
-@face("Mod")
+@face("Mod", factors=True)
 def remainder(n: Node) -> object:
     return n.b.emit("elementwise_fmod" if n.attr("fmod", 0) else "elementwise_mod", n.x(0), n.x(1))
 
 
-@face("Pow")
+@face("Pow", factors=True)
 def power(n: Node) -> object:
     of, to = n.dtype(0), n.dtype(1)
     if of in FLOATS and not isinstance(n.operands[1], Variable) and n.value(1).size == 1 and n.rank(1) <= n.rank(0):
@@ -124,7 +124,7 @@ def shift(n: Node) -> object:
 # -- choices ----------------------------------------------------------------------------------------------------------------------
 
 
-@face("Where")
+@face("Where", factors=True)
 def where(n: Node) -> object:
     return n.b.where(n.x(0), n.x(1), n.x(2))
 

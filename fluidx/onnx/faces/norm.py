@@ -18,7 +18,7 @@ def softmax(n: Node) -> object:
     return n.b.emit("softmax" if n.op_type == "Softmax" else "log_softmax", n.x(), axis=n.attr("axis", -1))
 
 
-@face("BatchNormalization")
+@face("BatchNormalization", statistics={3: "running_mean", 4: "running_var"})
 def batch_norm(n: Node) -> object:
     training = bool(n.attr("training_mode", 0))
     weights = [_in_dtype(n, k) for k in range(1, 5)]

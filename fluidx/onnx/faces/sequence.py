@@ -144,7 +144,7 @@ def computed_concat(n: Node) -> object:
 
 @host("SequenceMap")
 def sequence_map(n: Node) -> object:
-    from ..importer import Outputs, weights
+    from ..importer import Outputs
 
     if any(isinstance(v, Variable) and isinstance(v.desc.type, SequenceType) for v in n.operands):
         return n.by_body()  # a loop over as many elements as there are in a run
@@ -152,7 +152,7 @@ def sequence_map(n: Node) -> object:
     for k, v in enumerate(n.operands):
         if isinstance(v, list) and len(v) != count:
             raise n.wrong(f"input {k} has {len(v)} elements, and the first has {count}")
-    own = weights(body)
+    own = n.importer.weights(body)
     rounds = [n.inline(body, [v[k] if isinstance(v, list) else v for v in n.operands], own) for k in range(count)]
     return Outputs([made[k] for made in rounds] for k in range(len(body.output)))
 

@@ -1,0 +1,156 @@
+"""Roles of initializers, by the nodes that read them: what is trained, what is a constant of arithmetic, what several nodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import count
+from math import prod
+from typing import Any, NamedTuple
+
+from ..ir.dtypes import FLOATS
+from .check import all_graphs
+from .faces import FACTORS, STATISTICS, load_all
+from .form import domain_of
+from .values import numpy_dtype
+
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
+
+
+class Read(NamedTuple):
+    """A node reads an initializer as operand `slot`."""
+
+    node: Any
+    slot: int
+
+
+class Roles:
+    """Who reads each initializer of a graph, also through Identity nodes, which exporters put where they merged equal initializers."""
+
+    def __init__(self, graph: Any):
+        load_all()
+        graphs = list(all_graphs(graph))
+        self.tensors = {t.name: t for g in graphs for t in g.initializer}
+        self._makers = {name: p for g in graphs for p in g.node for name in p.output if name}
+        self.held = {p.output[0]: a.t for g in graphs for p in g.node for a in p.attribute if p.op_type == "Constant" and a.HasField("t")}
+        self.reads: dict[str, list[Read]] = {name: [] for name in (*self.tensors, *self.held)}
+        for node in (p for g in graphs for p in g.node if not _is_identity(p)):
+            for slot, name in enumerate(node.input):
+                self.reads.get(self.origin(name), []).append(Read(node, slot))
+
+    def origin(self, name: str) -> str:
+        """What Identity nodes pass on under that name."""
+        while (maker := self._makers.get(name)) is not None and _is_identity(maker) and maker.input:
+            name = maker.input[0]
+        return name
+
+    def constants(self) -> Iterator[str]:
+        """Initializers of one element that only arithmetic reads, as an attention reads its scale: no node has them as its weight."""
+        for name, t in self.tensors.items():
+            if prod(t.dims) == 1 and self.reads[name] and all(self._is_factor(r, name) for r in self.reads[name]):
+                yield name
+
+    def _is_factor(self, read: Read, name: str) -> bool:
+        """Does arithmetic read it, and not as the bias that is added to a product with one output?"""
+        if (domain_of(read.node.domain), read.node.op_type) not in FACTORS:
+            return False
+        others = [n for n in read.node.input if self.origin(n) != name]
+        return read.node.op_type != "Add" or not any(self._has_one_output(self._makers.get(n)) for n in others)
+
+    def _has_one_output(self, node: Any) -> bool:
+        """Is it a product with a weight that has one column, or one filter?"""
+        if node is None or node.op_type not in _PRODUCTS or domain_of(node.domain):
+            return False
+        weight = next((self.tensors[n] for n in map(self._behind_transpose, node.input) if n in self.tensors), None)
+        return weight is not None and 1 in weight.dims
+
+    def _behind_transpose(self, name: str) -> str:
+        maker = self._makers.get(name)
+        return self.origin(maker.input[0] if maker is not None and maker.op_type == "Transpose" else name)
+
+    def shared(self) -> dict[str, int]:
+        """Float initializers that are no constants and that several nodes read -> how many."""
+        constants = set(self.constants())
+        weights = [n for n, t in self.tensors.items() if _is_float(t) and n not in constants]
+        counts = {n: len({id(r.node) for r in self.reads[n]}) for n in weights}
+        return {n: k for n, k in counts.items() if k > 1}
+
+    def floats(self) -> list[str]:
+        """The names of initializers, and of constants in nodes, that are floats."""
+        return [n for n, t in {**self.tensors, **self.held}.items() if _is_float(t)]
+
+    def statistics(self, name: str) -> list[Read]:
+        """Where an initializer is a running statistic of a normalization."""
+        return [r for r in self.reads[name] if r.slot in STATISTICS.get((domain_of(r.node.domain), r.node.op_type), {})]
+
+
+class Role(NamedTuple):
+    """What an initializer, or a constant in a node, is for training. `why` says who reads it, or why it is not trained."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    trained: bool
+    why: str
+
+
+def described(graph: Any, parameters: Collection[str] | None) -> list[Role]:
+    """The role of each float weight and initializer of a graph; `parameters` are names of those that its program has as parameters, None
+    where it has no program."""
+    roles = Roles(graph)
+    constants = set(roles.constants())
+    found = []
+    for name, t in {**roles.tensors, **{n: t for n, t in roles.held.items() if n in (parameters or ())}}.items():
+        why = _why_not(roles, name, t, name in constants) if parameters is None or name not in parameters or roles.statistics(name) else ""
+        readers = ", ".join(dict.fromkeys(r.node.op_type for r in roles.reads.get(name, ())))
+        trained = not why and (parameters is None or name in parameters)
+        why = why or (readers if trained else f"{readers} needs its value while the program is written")
+        found.append(Role(name, numpy_dtype(t.data_type).name, tuple(t.dims), trained, why))
+    return found
+
+
+def _why_not(roles: Roles, name: str, tensor: Any, is_constant: bool) -> str:
+    """Why an initializer is not trained; "" where nothing in the graph speaks against it."""
+    reads = roles.reads.get(name, [])
+    if not _is_float(tensor):
+        return "only floats are trained"
+    if statistics := roles.statistics(name):
+        return f"running statistic of {statistics[0].node.op_type}"
+    if not reads:
+        return "no node reads it"
+    if is_constant or not tensor.dims:
+        return f"one number that {reads[0].node.op_type} reads; --also-train {name} trains it"
+    return ""
+
+
+def _is_float(tensor: Any) -> bool:
+    return numpy_dtype(tensor.data_type).name in FLOATS
+
+
+def _is_identity(node: Any) -> bool:
+    return node.op_type == "Identity" and not domain_of(node.domain)
+
+
+def with_own_statistics(model: Any) -> Any:
+    """The model with running statistics of their own for each normalization, where an exporter merged them with initializers equal to them.
+
+    Training updates them; what is read elsewhere too would change with them.
+    """
+    roles = Roles(model.graph)
+    if not any(len(reads) > 1 and roles.statistics(name) for name, reads in roles.reads.items()):
+        return model
+    changed = type(model)()
+    changed.CopyFrom(model)
+    graph, roles = changed.graph, Roles(changed.graph)
+    taken = {name for g in all_graphs(graph) for p in g.node for name in (*p.input, *p.output)} | set(roles.tensors)
+    for name, reads in roles.reads.items():
+        if len(reads) == 1:
+            continue
+        for r in roles.statistics(name):
+            word = STATISTICS[domain_of(r.node.domain), r.node.op_type][r.slot]
+            own = graph.initializer.add()
+            own.CopyFrom(roles.tensors[name])
+            base = f"{r.node.name or r.node.output[0]}.{word}"
+            own.name = next(n for n in (base, *(f"{base}_{k}" for k in count(1))) if n not in taken)
+            taken.add(own.name)
+            r.node.input[r.slot] = own.name
+    return changed
