@@ -80,73 +80,73 @@ SECTIONS = {
         Entry("data_parallel", "data_parallel()", S.data_parallel(**ALONE), "strategies.md#data_parallel",
               "Every rank gets the sum of the gradients, and updates."),
         Entry("reduce_broadcast", "reduce_broadcast()", S.reduce_broadcast(**ALONE), "strategies.md#reduce_broadcast",
-              "The weight's root gets the sum, updates, and hands out the new value; v has another root.", state="S/n"),
+              "The weight's root gets the sum, updates, and broadcasts the new value; v has another root.", state="S/n"),
         Entry("ring_optimizer", "ring_optimizer()", S.ring_optimizer(), "strategies.md#ring_optimizer",
-              "The same round a ring: each rank adds its term and sends on, and the new value travels on from the root. A large weight has "
-              "several roots, for its pieces.", state="S/n"),
+              "The same by a ring: each rank adds its summand and sends on; then the new value travels on from the root. A large weight has "
+              "several roots, one for each piece.", state="S/n"),
         Entry("wire", 'data_parallel(wire="bfloat16")', S.data_parallel(wire="bfloat16", **ALONE), "strategies.md#16-bits-on-the-way",
-              "Gradients are narrowed on their way.", "(n-1)/n·P"),
+              "Gradients travel as bfloat16.", "(n-1)/n·P"),
         Entry("reduction_servers", "reduction_servers(servers=2)", S.reduction_servers(2, **ALONE), "strategies.md#reduction-servers",
-              "k servers add slices of the gradient up and keep nothing; trainers update.", "P",
+              "k servers add slices of the gradient and keep no state; trainers update.", "P",
               " by each of n trainers, n/k times that by a server", trainers=2),
     ),
-    "Cut state and parameters": (
+    "Sharded state and parameters": (
         Entry("zero1", "zero1()", S.zero1(**ALONE), "strategies.md#zero1-and-zero2",
-              "Each rank updates a part of the bucket; gradients are scattered behind backward.", state="S/n"),
+              "Each rank updates a part of the bucket; gradients are reduce-scattered after backward.", state="S/n"),
         Entry("zero2", "zero2()", S.zero2(**ALONE), "strategies.md#zero1-and-zero2",
-              "zero1 whose gradients are scattered while backward still works: no rank keeps all whole ones.", state="S/n"),
+              "As zero1, but each bucket is reduce-scattered as soon as it is complete: no rank keeps all gradients whole.", state="S/n"),
         Entry("zero3", "zero3()", S.zero3(), "strategies.md#zero3-and-fsdp",
-              "The weight rests cut, too: it is gathered in front of forward, and again in backward.", "at most 3·(n-1)/n·P",
+              "The weight is stored sharded, too: it is gathered before forward, and again for backward.", "at most 3·(n-1)/n·P",
               params="P/n", state="S/n"),
         Entry("fsdp", 'fsdp(units="scope")', S.fsdp(units="scope"), "strategies.md#zero3-and-fsdp",
-              "zero3 by units, the next one gathered ahead: w before forward of v.", "at most 3·(n-1)/n·P", params="P/n", state="S/n"),
+              "As zero3, but by units, and the next unit is gathered ahead: w before forward of v.", "at most 3·(n-1)/n·P", params="P/n", state="S/n"),
         Entry("parameter_server", "parameter_server(servers=2)", S.parameter_server(2, min_block=1), "strategies.md#parameter-servers",
-              "Weights rest on k servers, which add up and update; trainers keep nothing between steps.", "P",
+              "Weights are stored on k servers, which add the gradients and update; trainers keep nothing between steps.", "P",
               " by each of n trainers, n/k times that by a server", params="P/k", state="S/k", trainers=2),
-        Entry("tensor_parallel", "Mesh(dp=2, tp=2), v and w cut", S.data_parallel(**ALONE), "meshes.md",
-              "v is annotated to be cut by columns, w by rows: sums of what w makes go over tp, gradients over dp.",
+        Entry("tensor_parallel", "Mesh(dp=2, tp=2), v and w sharded", S.data_parallel(**ALONE), "meshes.md",
+              "v is annotated as sharded by columns, w by rows: outputs of w are summed over tp, gradients over dp.",
               "2·(n-1)/n·P/t + 2·(t-1)/t·A", params="P/t", state="S/t", trainers=fx.Mesh(dp=2, tp=2),
               placement={"v": Shard(1, "tp"), "w": Shard(0, "tp")}, names={"of_w.tmp_0": "x·w", "of_w.tmp_0.sum": "x·w, summed"},
               also=("of_w.tmp_0", "of_w.tmp_0.sum")),
     ),
     "Several hosts": (
         Entry("hierarchical", "data_parallel() on two hosts", S.data_parallel(**ALONE), "strategies.md#several-hosts",
-              "Added up inside a host, then between hosts, then gathered inside: each rank sends its share.", "2·(h-1)/h·P/g",
+              "Gradients are added inside each host, then between hosts, then gathered inside: each rank sends its share.", "2·(h-1)/h·P/g",
               " over the network", "rail", trainers=fx.Cluster(2, 2)),
         Entry("rails", "rails()", S.rails(), "strategies.md#rails",
-              "A slice goes over the rails, where each device serves a shard of it: as many hops on any number of hosts.", "2·(h-1)/h·P/g",
+              "A slice goes over the rails, where each device adds one shard of it: the number of rounds does not depend on the hosts.", "2·(h-1)/h·P/g",
               " over the network", "rail", trainers=fx.Cluster(2, 2), names={"w@GRAD.sum.packed.slice0": "slice"}),
     ),
     "Micro-batches and stages": (
         Entry("micro_batches", "micro_batches(2)", S.micro_batches(2, of=S.data_parallel(**ALONE)),
               "pipeline.md#micro-batches-an-axis-of-time",
-              "The batch in two parts, one after the other; the sum of their gradients is sent once.", names={"w@GRAD.sum.by1": "both"}),
+              "The batch runs in two parts, one after the other; the sum of their gradients is sent once.", names={"w@GRAD.sum.by1": "both"}),
         Entry("gradient_merge", "GradientMergeOptimizer(..., 4)", S.data_parallel(), "compression.md#gradient-merge",
-              "Each rank adds up its terms of several runs, and sends them in every k-th.", note=" in every k-th run", state="S + P",
-              optimizer=lambda: opt.GradientMergeOptimizer(momentum(), k_steps=4), names={"w@GRAD.merged": "a k-th of it"}),
+              "Each rank adds its partial gradients of several runs, and sends the sum in every k-th.", note=" in every k-th run", state="S + P",
+              optimizer=lambda: opt.GradientMergeOptimizer(momentum(), k_steps=4), names={"w@GRAD.merged": "1/k of it"}),
         Entry("pipeline_gpipe", 'pipeline(6, "gpipe")', S.pipeline(6, "gpipe"), "pipeline.md#schedules",
               "Layers on p stages: all forwards (F), then all backwards (B). A stage keeps activations of all micro-batches.", "A",
               " to each neighbour", params="P/p", state="S/p", trainers=fx.Mesh(pp=2)),
         Entry("pipeline_1f1b", 'pipeline(6, "1f1b")', S.pipeline(6, "1f1b"), "pipeline.md#schedules",
-              "A backward as soon as there can be one: as many slots, fewer activations.", "A", " to each neighbour",
+              "Each backward as soon as possible: as many slots, fewer activations in memory.", "A", " to each neighbour",
               params="P/p", state="S/p", trainers=fx.Mesh(pp=2)),
     ),
-    "Ranks that train by themselves, and smaller messages": (
+    "Ranks that train separately, and smaller messages": (
         Entry("local_sgd", "replicas(), LocalSGDOptimizer", S.replicas(), "strategies.md#ranks-that-train-separately",
-              "Each rank trains a weight of its own; in every k-th run weights become their mean.", note=" in every k-th run",
+              "Each rank trains its own copy of the weight; in every k-th run the copies are averaged.", note=" in every k-th run",
               optimizer=lambda: opt.LocalSGDOptimizer(momentum(), k_steps=4)),
         Entry("adasum", "replicas(), AdasumOptimizer", S.replicas(), "compression.md#adasum",
-              "Each rank steps by itself; weights move by the adaptive sum of the steps.", "log2(n)·P",
+              "Each rank computes its own step; weights move by the adaptive sum of the steps.", "log2(n)·P",
               optimizer=lambda: opt.AdasumOptimizer(momentum()),
               names={"assign.tmp_1": "w before", "elementwise_sub.tmp_1": "its step", "replica_adasum.tmp_1": "adaptive sum"}),
         Entry("dgc", "replicas(), DGCMomentumOptimizer", S.replicas(), "compression.md#deep-gradient-compression",
-              "Each rank sends the share s of its elements that are largest, with their places, and keeps the others for later.",
+              "Each rank sends its largest elements (a share s of all) with their indices, and keeps the others for later.",
               "2·(n-1)·s·P", state="2·P", optimizer=lambda: opt.DGCMomentumOptimizer(0.1, 0.9, 0, sparsity=[0.75], least=0),
               names={"where.tmp_2": "the largest, or 0", "replica_sparse_mean.tmp_1": "mean"}),
         Entry("powersgd", "PowerSGDOptimizer(..., rank=1)", S.data_parallel(), "compression.md#powersgd",
-              "Two thin factors travel, F bytes, instead of the gradient; what they miss is kept for the next step.", "2·(n-1)/n·F",
+              "Two thin factors are sent, F bytes, instead of the gradient; the error is kept for the next step.", "2·(n-1)/n·F",
               state="S + P + F/2", optimizer=lambda: opt.PowerSGDOptimizer(momentum(), rank=1),
-              names={"w_powersgd_error_0": "what was missed", "w_powersgd_q_0": "Q", "w@GRAD.p": "P = gradient·Q", "w@GRAD.p.sum": "sum",
+              names={"w_powersgd_error_0": "error", "w_powersgd_q_0": "Q", "w@GRAD.p": "P = gradient·Q", "w@GRAD.p.sum": "sum",
                      "matmul.tmp_6": "Q = gradientᵀ·P", "matmul.tmp_6.sum": "sum", "w@GRAD.approximated": "P·Qᵀ"}),
     ),
 }  # fmt: skip
@@ -159,19 +159,17 @@ hide:
 
 # Gallery
 
-Every [strategy](strategies.md), and the optimizers that change what is sent, by what becomes of **one weight** in a step. The model has two
-layers, v and w, and is trained by `Momentum`; drawn is w. A column is a rank, and time goes down. What is not drawn goes the same way: v in
-another bucket, at another root, as another unit. Names are those of the program texts (`print(t.main)`), and `docs/make_gallery.py` draws
-the pictures from these programs.
+The life of **one weight** in a step, with every [strategy](strategies.md) and with the optimizers that change what is sent. The model has two layers,
+v and w, and is trained with `Momentum`; the pictures show w. A column is a rank, and time goes down. v is handled like w and is left out. Names
+are those of the program texts (`print(t.main)`); `docs/make_gallery.py` draws the pictures from these programs.
 
-![What the signs mean](img/gallery/legend.svg)
+![Legend](img/gallery/legend.svg)
 
-Rounded boxes are what ranks compute. Orange lines join the ranks of a collective; orange arrows are messages by `send` and `recv`.
+Rounded boxes are computations. Orange lines join the ranks of a collective; orange arrows are messages (`send` and `recv`).
 
-Under each picture stands what a rank sends in a step and what it keeps between steps, of parameters of P bytes and optimizer's state of S
-bytes, on n ranks: h hosts of g ranks, p stages, t ranks of `tp`. A are the bytes of the activations between two layers. Collectives are
-counted as `t.traffic()` counts them, by the best algorithm whose ranks send alike; where ranks have unequal shares, as of a few roots, it
-is their mean.
+Below each picture are the bytes that a rank sends in a step and keeps between steps, for P bytes of parameters and S bytes of optimizer state on n
+ranks: h hosts of g ranks, p stages, t ranks of `tp`. A is the size of the activations between two layers. Bytes assume the cheapest algorithm in
+which all ranks send equally, as in `t.traffic()`; otherwise the average is given.
 """
 
 
