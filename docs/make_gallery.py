@@ -82,7 +82,8 @@ SECTIONS = {
         Entry("reduce_broadcast", "reduce_broadcast()", S.reduce_broadcast(**ALONE), "strategies.md#reduce_broadcast",
               "The weight's root gets the sum, updates, and broadcasts the new value; v has another root.", state="S/n"),
         Entry("ring_optimizer", "ring_optimizer()", S.ring_optimizer(), "strategies.md#ring_optimizer",
-              "The same by a ring: each rank adds its summand and sends on; then the new value travels on from the root. A large weight has "
+              "The same by a ring: each rank adds its summand and sends on; then the new value travels on "
+              "from the root. A large weight has "
               "several roots, one for each piece.", state="S/n"),
         Entry("wire", 'data_parallel(wire="bfloat16")', S.data_parallel(wire="bfloat16", **ALONE), "strategies.md#16-bits-on-the-way",
               "Gradients travel as bfloat16.", "(n-1)/n·P"),
@@ -99,7 +100,8 @@ SECTIONS = {
               "The weight is stored sharded, too: it is gathered before forward, and again for backward.", "at most 3·(n-1)/n·P",
               params="P/n", state="S/n"),
         Entry("fsdp", 'fsdp(units="scope")', S.fsdp(units="scope"), "strategies.md#zero3-and-fsdp",
-              "As zero3, but by units, and the next unit is gathered ahead: w before forward of v.", "at most 3·(n-1)/n·P", params="P/n", state="S/n"),
+              "As zero3, but by units, and the next unit is gathered ahead: w before forward of "
+              "v.", "at most 3·(n-1)/n·P", params="P/n", state="S/n"),
         Entry("parameter_server", "parameter_server(servers=2)", S.parameter_server(2, min_block=1), "strategies.md#parameter-servers",
               "Weights are stored on k servers, which add the gradients and update; trainers keep nothing between steps.", "P",
               " by each of n trainers, n/k times that by a server", params="P/k", state="S/k", trainers=2),
@@ -114,15 +116,18 @@ SECTIONS = {
               "Gradients are added inside each host, then between hosts, then gathered inside: each rank sends its share.", "2·(h-1)/h·P/g",
               " over the network", "rail", trainers=fx.Cluster(2, 2)),
         Entry("rails", "rails()", S.rails(), "strategies.md#rails",
-              "A slice goes over the rails, where each device adds one shard of it: the number of rounds does not depend on the hosts.", "2·(h-1)/h·P/g",
+              "A slice goes over the rails, where each device adds one shard of it: the number of rounds does "
+              "not depend on the hosts.", "2·(h-1)/h·P/g",
               " over the network", "rail", trainers=fx.Cluster(2, 2), names={"w@GRAD.sum.packed.slice0": "slice"}),
     ),
     "Micro-batches and stages": (
         Entry("micro_batches", "micro_batches(2)", S.micro_batches(2, of=S.data_parallel(**ALONE)),
               "pipeline.md#micro-batches-an-axis-of-time",
-              "The batch runs in two parts, one after the other; the sum of their gradients is sent once.", names={"w@GRAD.sum.by1": "both"}),
+              "The batch runs in two parts, one after the other; the sum of their gradients is sent "
+              "once.", names={"w@GRAD.sum.by1": "both"}),
         Entry("gradient_merge", "GradientMergeOptimizer(..., 4)", S.data_parallel(), "compression.md#gradient-merge",
-              "Each rank adds its partial gradients of several runs, and sends the sum in every k-th.", note=" in every k-th run", state="S + P",
+              "Each rank adds its partial gradients of several runs, and sends the sum in every "
+              "k-th.", note=" in every k-th run", state="S + P",
               optimizer=lambda: opt.GradientMergeOptimizer(momentum(), k_steps=4), names={"w@GRAD.merged": "1/k of it"}),
         Entry("pipeline_gpipe", 'pipeline(6, "gpipe")', S.pipeline(6, "gpipe"), "pipeline.md#schedules",
               "Layers on p stages: all forwards (F), then all backwards (B). A stage keeps activations of all micro-batches.", "A",
@@ -159,17 +164,17 @@ hide:
 
 # Gallery
 
-The life of **one weight** in a step, with every [strategy](strategies.md) and with the optimizers that change what is sent. The model has two layers,
-v and w, and is trained with `Momentum`; the pictures show w. A column is a rank, and time goes down. v is handled like w and is left out. Names
-are those of the program texts (`print(t.main)`); `docs/make_gallery.py` draws the pictures from these programs.
+The life of **one weight** in a step, with every [strategy](strategies.md) and with the optimizers that change what is sent. The model has
+two layers, v and w, and is trained with `Momentum`; the pictures show w. A column is a rank, and time goes down. v is handled like w and
+is left out. Names are those of the program texts (`print(t.main)`); `docs/make_gallery.py` draws the pictures from these programs.
 
 ![Legend](img/gallery/legend.svg)
 
 Rounded boxes are computations. Orange lines join the ranks of a collective; orange arrows are messages (`send` and `recv`).
 
-Below each picture are the bytes that a rank sends in a step and keeps between steps, for P bytes of parameters and S bytes of optimizer state on n
-ranks: h hosts of g ranks, p stages, t ranks of `tp`. A is the size of the activations between two layers. Bytes assume the cheapest algorithm in
-which all ranks send equally, as in `t.traffic()`; otherwise the average is given.
+Below each picture are the bytes that a rank sends in a step and keeps between steps, for P bytes of parameters and S bytes of optimizer
+state on n ranks: h hosts of g ranks, p stages, t ranks of `tp`. A is the size of the activations between two layers. Bytes assume the
+cheapest algorithm in which all ranks send equally, as in `t.traffic()`; otherwise the average is given.
 """
 
 
