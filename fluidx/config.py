@@ -7,11 +7,15 @@ environment, so code that runs per operator asks once, when its plan is made.
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO, TypeVar
 
 _T = TypeVar("_T")
+_PREFIX = "FLUIDX_"
+_NEAR = 0.65  # from what share of common letters a name is taken for a misspelling of another
+_looked = False  # at what nothing reads, and said so
 
 
 class ConfigError(ValueError):
@@ -61,7 +65,7 @@ _WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "How many r
 _JOB = Setting("FLUIDX_JOB", "a name", "", "What ranks that are started by hand find each other by: the same for all, one for each job.")
 _RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How often all ranks were started again; set by `fluidx run`.")
 _DEVICE = Setting(
-    "FLUIDX_DEVICE", "cpu or cuda", "cpu", "What launched ranks compute on; cuda: a GPU each. `fluidx run --backend nccl` sets it."
+    "FLUIDX_DEVICE", "cpu or cuda", "cpu", "What ranks compute on if the script names no places; cuda: a GPU each. Set by `--backend nccl`."
 )
 _CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
 
@@ -75,6 +79,34 @@ def describe() -> tuple[Setting, ...]:
     launching = (_RANK, _WORLD_SIZE, _JOB, _DEVICE, _RESTART)
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
     return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _AFFINITY, *launching, _CPU_NUM)
+
+
+def unknown(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of fluidx's prefix that are set and that nothing reads, each with what to say of it.
+
+    >>> unknown({"FLUIDX_TIMEOUTS": "5", "FLUIDX_TIMEOUT": "5", "FLUIDX_": ""})
+    {'FLUIDX_TIMEOUTS': 'fluidx reads no such variable; did you mean FLUIDX_TIMEOUT?'}
+    """
+    known = {row.name.removeprefix(_PREFIX): row.name for row in describe()}
+    found = [n for n in sorted(environ) if n.startswith(_PREFIX) and n.removeprefix(_PREFIX) not in known and environ[n]]
+    if not found:
+        return {}
+    from difflib import get_close_matches
+
+    near = {n: get_close_matches(n.removeprefix(_PREFIX), known, 1, _NEAR) for n in found}  # the prefix makes all of them alike
+    return {
+        n: "fluidx reads no such variable; " + (f"did you mean {known[one[0]]}?" if one else "fluidx env lists those it reads")
+        for n, one in near.items()
+    }
+
+
+def warn_of_unknown(environ: Mapping[str, str] = os.environ) -> None:
+    """Warn of each unknown variable, once in a process."""
+    global _looked
+    if not _looked:
+        _looked = True
+        for name, why in unknown(environ).items():
+            warnings.warn_explicit(f"environment variable {name}: {why}", UserWarning, "environment", 1)
 
 
 def debug_level(environ: Mapping[str, str] = os.environ) -> int:
@@ -236,7 +268,7 @@ def restart(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def device(environ: Mapping[str, str] = os.environ) -> str:
-    """Return FLUIDX_DEVICE, what launched ranks compute on where a script names no places.
+    """Return FLUIDX_DEVICE, what ranks compute on where a script names no places.
 
     >>> device({}), device({"FLUIDX_DEVICE": "cuda"})
     ('cpu', 'cuda')
@@ -254,6 +286,8 @@ def cpu_num(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _read(setting: Setting, environ: Mapping[str, str], parse: Callable[[str], _T]) -> _T:
+    if not _looked and environ is os.environ:
+        warn_of_unknown()
     # `in` first: to look for what is not there raises an error inside of os.environ, and runs look
     text = (environ[setting.name].strip() if setting.name in environ else "") or setting.default
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
@@ -62,10 +61,7 @@ def _blas() -> str:
 def _variables(environ: Mapping[str, str]) -> str:
     known = [row.name for row in config.describe()]
     found = [f"{n}={environ[n]}" for n in known if environ.get(n)]
-    for n in sorted(environ):
-        if n.startswith("FLUIDX_") and n not in (*known, "FLUIDX_RANK", "FLUIDX_WORLD_SIZE"):
-            near = get_close_matches(n, known, 1)
-            found.append(f"{n}={environ[n]} (fluidx reads no such variable{f'; did you mean {near[0]}?' if near else ''})")
+    found += [f"{n}={environ[n]} ({why})" for n, why in config.unknown(environ).items()]
     return ", ".join(found) or "none is set; fluidx env lists them"
 
 

@@ -22,6 +22,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import config
+
 GONE = EOFError, BrokenPipeError, ConnectionResetError  # by which a channel's side learns that the other one has ended
 _LENGTH = struct.Struct("<Q")
 _PATIENCE = 30.0  # seconds for the helper to start, or to answer
@@ -99,6 +101,7 @@ def is_stopped(pid: int) -> bool:
 
 def start(role: str, given: Any, fds: Sequence[int] = ()) -> Process:
     """A new process that does `role` with what is given and its own copies of the files. Raises OSError where none can be had."""
+    config.warn_of_unknown()  # once here, and not in what is started
     nursery = _the_nursery()
     ours, theirs = socket.socketpair()
     try:
@@ -256,6 +259,7 @@ def _begin(said: Any, fds: Sequence[int]) -> int:
         for number, fd in zip((1, 2), fds[1:3], strict=True):
             os.dup2(fd, number)
             os.close(fd)
+        config.warn_of_unknown({})  # the user's process has
         os.environ.clear()
         os.environ.update(said["environ"])
         sys.path[:] = said["path"]

@@ -14,19 +14,34 @@ Cores = frozenset[int]
 
 def cores_of(ranks: int) -> list[Cores | None]:
     """For each rank the cores that its threads keep to, or None: all of them. Raises ExecutionError for what cannot be had here."""
-    asked = config.affinity()
+    asked = config.affinity() if ranks else ""
     if not asked:
         return [None] * ranks
     if not hasattr(os, "sched_setaffinity"):
         raise ExecutionError("FLUIDX_AFFINITY is set, and this system does not let threads choose their cores; unset it")
     here = sorted(os.sched_getaffinity(0))
     found = _shares(here, ranks) if isinstance(asked, str) else asked
-    if len(found) != ranks:
-        raise ExecutionError(f"FLUIDX_AFFINITY names cores for {len(found)} rank{'s' * (len(found) > 1)}, there are {ranks}")
     for rank, cores in enumerate(found):
         if missing := sorted(cores - set(here)):
-            raise ExecutionError(f"FLUIDX_AFFINITY gives rank {rank} core {missing[0]}; this process has {', '.join(map(str, here))}")
+            which = f"core{'s' * (len(missing) > 1)} {_listed(missing)}"
+            raise ExecutionError(f"FLUIDX_AFFINITY gives rank {rank} {which}; this process has {_listed(here)}")
+    if len(found) != ranks:
+        raise ExecutionError(f"FLUIDX_AFFINITY names cores for {len(found)} rank{'s' * (len(found) > 1)}, there are {ranks}")
     return list(found)
+
+
+def _listed(cores: Sequence[int]) -> str:
+    """
+    >>> _listed([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _shares(here: Sequence[int], ranks: int) -> list[Cores]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .. import config
 from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError
 from ..ir.program import Program
@@ -47,6 +48,8 @@ class Executor:
     """
 
     def __init__(self, place: Place | None = None):
+        if place is None:
+            config.device()  # one that there is not is named, though ranks alone go by it
         self.place = place or CPUPlace()
         self._xp = array_module(self.place)
         self._ready: Kept[Bound | Cut] = Kept(_MAX_PLANS)

@@ -22,7 +22,7 @@ from ..ir.program import Program, Var
 from ..ir.stamp import Stamp
 from ..native.world import Launch, World
 from . import alone, watch
-from .affinity import kept_to
+from .affinity import cores_of, kept_to
 from .beside import worth
 from .bind import prepare
 from .bound import Bound
@@ -32,7 +32,7 @@ from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from .held import Held
 from .memory import copied
 from .pairs import rank_programs
-from .place import CPUPlace, CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_module, using
+from .place import CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_module, default_places, using
 from .ready import Ready, are_arrays, kind_of
 from .scope import Scope
 from .wanted import Gathered, Holders
@@ -108,7 +108,7 @@ class ParallelExecutor(Held):
             )
         pairs = rank_programs(programs)
         self.world_size = n = len(pairs)
-        places = list(places) if places is not None else [CPUPlace()] * n
+        places = list(places) if places is not None else default_places(n)
         if len(places) != n:
             how = f"; mpirun starts that many: fluidx run -n {n} --backend mpi" if any(isinstance(p, MpiPlace) for p in places) else ""
             given = f"{len(places)} place{' was' if len(places) == 1 else 's were'} given"
@@ -141,6 +141,7 @@ class ParallelExecutor(Held):
         self._modules = [array_module(p) for p in self.places]
         self._make_world()
         self._crew = Crew(self.places if self.world_size > 1 else [], self.world, self.timeout)
+        self._callers_cores = cores_of(1)[0] if self.world_size == 1 else None  # of the caller's thread
         self._stop: Any = weakref.finalize(self, stop, self._crew.workers)
 
     def _make_world(self) -> None:
@@ -353,7 +354,7 @@ class ParallelExecutor(Held):
     def _everywhere(self, *jobs: Job) -> list[Any]:
         """`job(rank)` on every rank at once, and a second job beside it; the first failure stops all and is raised."""
         if self.world_size == 1:
-            with using(self.places[0]):
+            with using(self.places[0]), kept_to(self._callers_cores):
                 return [jobs[0](0)]
         outcomes: dict[int, Outcome] = {}
         failed, self._failed = self._failed, _INTERRUPTED

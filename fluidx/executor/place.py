@@ -83,6 +83,13 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     return [CPUPlace()] * int(n)
 
 
+def default_places(ranks: int) -> list[Any]:
+    """The places of ranks where a script names none, as FLUIDX_DEVICE says."""
+    from ..config import device
+
+    return [CUDAPlace(k) for k in range(ranks)] if device() == "cuda" else [CPUPlace()] * ranks
+
+
 def process_places(device_count: int | None = None, imports: Sequence[str] = ()) -> list[ProcessPlace]:
     """`device_count` CPU ranks, each a process of its own on this host; without a count CPU_NUM decides, as for `cpu_places`.
 

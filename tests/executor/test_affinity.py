@@ -42,6 +42,22 @@ def test_cores_that_do_not_fit_are_named(monkeypatch):
         fx.ParallelExecutor(t)
 
 
+def test_cores_that_the_machine_does_not_have_are_named_on_one_rank_too(monkeypatch):
+    t = fx.DistributeTranspiler("data_parallel").transpile(program=classifier().main, startup_program=classifier().startup, trainers=1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5})
+    monkeypatch.setenv("FLUIDX_AFFINITY", "0-99")
+    with pytest.raises(fx.ExecutionError, match="^FLUIDX_AFFINITY gives rank 0 cores 3-4, 6-99; this process has 0-2, 5$"):
+        fx.ParallelExecutor(t)
+
+
+def test_one_rank_keeps_to_its_cores(monkeypatch):
+    core = min(os.sched_getaffinity(0))
+    t = fx.DistributeTranspiler("data_parallel").transpile(program=classifier().main, startup_program=classifier().startup, trainers=1)
+    monkeypatch.setenv("FLUIDX_AFFINITY", f"{core}")
+    with fx.ParallelExecutor(t) as exe:
+        assert exe._everywhere(lambda rank: os.sched_getaffinity(0)) == [{core}]
+
+
 @pytest.mark.parametrize("overlap", ["0", "1"], ids=["alone", "beside"])
 def test_ranks_run_on_their_cores_and_the_caller_where_it_did(overlap, monkeypatch):
     before = os.sched_getaffinity(0)
