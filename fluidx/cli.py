@@ -229,6 +229,7 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @_file
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON form.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing instead.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to look around in; any size of program.")
 @click.option("--fluid-names", is_flag=True, help="Write collectives under fluid's historic names.")
 @click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile first (FILE must hold main and startup).")
 @click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or dp=2,tp=2.")
@@ -238,15 +239,16 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--batch", type=click.IntRange(0), help="With --plan: the rows of what is fed with an open first axis.")
 @click.option("--fetch", help="With --plan: names of what is fetched, a,b; else what no operator reads.")
 def show(
-    file: str, as_json: bool, svg: Path | None, fluid_names: bool, strategy: str | None, ranks: Any, rank: int | None,
+    file: str, as_json: bool, svg: Path | None, html: Path | None, fluid_names: bool, strategy: str | None, ranks: Any, rank: int | None,
     as_plan: bool, feed: Any, batch: int | None, fetch: str | None,
 ) -> None:  # fmt: skip
     """Print the program in FILE, or what a strategy makes of it, or the plan of either."""
     from .ir import ProgramPair
 
     (program,) = _read(file)
+    page = program
     if strategy is not None:
-        t = _transpiled(program, file, strategy, ranks)
+        t = page = _transpiled(program, file, strategy, ranks)
         program = t.pair if rank is None else ProgramPair(t.get_trainer_program(rank), t.get_startup_program(rank))
     elif rank is not None:
         raise click.UsageError("--rank chooses among the programs that --strategy makes; give both")
@@ -262,6 +264,10 @@ def show(
         from .view import draw
 
         _write(svg, draw(program))
+    elif html is not None:
+        from .view import html as written
+
+        _write(html, written(program if rank is not None else page))
     else:
         click.echo((_main_of(program).to_string(fluid_names=True) if fluid_names else str(program)).rstrip("\n"))
 

@@ -127,6 +127,15 @@ def test_show_draws(single, tmp_path):
     assert call("show", single, "--svg", "/nowhere/p.svg", code=1) == "Error: /nowhere/p.svg cannot be written: No such file or directory\n"
 
 
+def test_show_writes_a_page_with_the_program_before_beside_it(pair, tmp_path):
+    page = tmp_path / "p.html"
+    assert call("show", pair, "--html", page, "--strategy", "data_parallel", "-n", 2) == f"wrote {page}\n"
+    text = page.read_text(encoding="utf-8")
+    assert '"title":"before: one device"' in text and '"title":"rank 0 (rank 1 alike)"' in text
+    call("show", pair, "--html", page)
+    assert '"title":"before: one device"' not in page.read_text(encoding="utf-8")
+
+
 def test_show_refuses_a_rank_without_a_strategy_or_out_of_range(pair):
     assert "Error: --rank chooses among the programs that --strategy makes; give both" in call("show", pair, "--rank", 0, code=2)
     assert call("show", pair, "--strategy", "data_parallel", "-n", 2, "--rank", 2, code=1) == (

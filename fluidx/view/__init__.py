@@ -1,7 +1,8 @@
-"""Programs to look at: what a pass changed, what communication moves, drawings; and the rules of ops."""
+"""Programs to look at: what a pass changed, what communication moves, drawings, pages; and the rules of ops."""
 
 from .diff import Census, ProgramDiff, census, diff
 from .draw import draw, draw_before_after
+from .page import html
 from .rules import patterns, rules
 
-__all__ = ["Census", "ProgramDiff", "census", "diff", "draw", "draw_before_after", "patterns", "rules"]
+__all__ = ["Census", "ProgramDiff", "census", "diff", "draw", "draw_before_after", "html", "patterns", "rules"]

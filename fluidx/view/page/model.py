@@ -1,0 +1,238 @@
+"""What a page shows, as data for JSON: operators, values, links, groups, the life of each parameter, and which ranks are alike."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ...ir.bodies import bodies
+from ...ir.errors import ProgramError
+from ...ir.flow import touches
+from ...ir.operator import Operator, Role
+from ...ir.program import Block, Program, ProgramPair
+from ...ir.records import Var
+from ...ir.site import Site
+from ...ir.text import show_block, show_entries, show_op, var_name
+from ...ir.valuetypes import known_bytes
+from ..diff import communicates, show_bytes
+from .groups import Group, Item, tree_of
+from .life import Lives
+
+COMPARED = 64  # ranks that are compared with one another
+SHOWN = 8  # kinds of ranks that a page holds
+_LONGEST = 2000  # characters of an operator's text
+
+
+class Transpiled(Protocol):
+    """What a page needs of a transpiler."""
+
+    source: ProgramPair
+
+    @property
+    def world_size(self) -> int: ...
+
+    def get_trainer_program(self, rank: int | None = None) -> Program: ...
+
+    def get_startup_program(self, rank: int | None = None) -> Program: ...
+
+
+@dataclass
+class View:
+    """A program that a page shows: of one device, or of ranks that are alike."""
+
+    title: str
+    program: Program | ProgramPair
+    ranks: list[int] = field(default_factory=list)
+    note: str = ""
+
+
+def page_model(shown: Any) -> dict[str, Any]:
+    """The data of a page about a program, a pair, a list of rank programs, or a transpiler."""
+    views, note = views_of(shown)
+    first = views[0].program
+    main = first.main if isinstance(first, ProgramPair) else first
+    return {"name": main.name, "note": note, "views": [_view(v) for v in views]}
+
+
+def views_of(shown: Any) -> tuple[list[View], str]:
+    """What stands beside each other: the program for one device, and one program for each kind of rank. And what was left out."""
+    if isinstance(shown, (Program, ProgramPair)):
+        main = shown.main if isinstance(shown, ProgramPair) else shown
+        return [View(main.name if main.rank is None else f"rank {main.rank}", shown)], ""
+    if hasattr(shown, "get_trainer_program"):
+        t: Transpiled = shown
+        world = t.world_size
+        ranked = [ProgramPair(t.get_trainer_program(r), t.get_startup_program(r)) for r in range(min(world, COMPARED))]
+        views, note = _kinds_of_ranks(ranked)
+        more = f"; ranks {COMPARED} to {world - 1} were not compared" if world > COMPARED else ""
+        return [View("before: one device", t.source), *views], (note + more).removeprefix("; ")
+    programs = list(shown) if isinstance(shown, Iterable) else []
+    if not programs or not all(isinstance(p, (Program, ProgramPair)) for p in programs):
+        raise ProgramError(
+            f"html takes a Program, a ProgramPair, a list of rank programs or a transpiler, not {type(shown).__name__}; "
+            "behind transpile(), give the transpiler itself"
+        )
+    views, note = _kinds_of_ranks(programs[:COMPARED])
+    return views, note
+
+
+def _kinds_of_ranks(programs: Sequence[Program | ProgramPair]) -> tuple[list[View], str]:
+    kinds: dict[Any, list[int]] = {}
+    for k, p in enumerate(programs):
+        kinds.setdefault(_structure(p), []).append(k)
+    views = []
+    for members in list(kinds.values())[:SHOWN]:
+        first = programs[members[0]]
+        ranks = [_rank(programs[k], k) for k in members]
+        beside = f" (rank{'s' * (len(ranks) > 2)} {_ranges(ranks[1:])} alike)" if len(ranks) > 1 else ""
+        differ = sorted({a for k in members[1:] for a in _differing(first, programs[k])})
+        note = f"alike up to {', '.join(differ)}" if differ else ""
+        views.append(View(f"rank {ranks[0]}{beside}", first, ranks, note))
+    out = [_rank(programs[k], k) for members in list(kinds.values())[SHOWN:] for k in members]
+    return views, f"left out: rank{'s' * (len(out) > 1)} {_ranges(sorted(out))}, of other kinds" if out else ""
+
+
+def _mains(p: Program | ProgramPair) -> list[Program]:
+    return [p.main, p.startup] if isinstance(p, ProgramPair) else [p]
+
+
+def _rank(p: Program | ProgramPair, otherwise: int) -> int:
+    rank = _mains(p)[0].rank
+    return otherwise if rank is None else rank
+
+
+def _structure(p: Program | ProgramPair) -> tuple:
+    """Equal for ranks that run the same operators on the same names; the values of attributes may differ, such as a peer."""
+    return tuple(
+        (op.type, tuple(op.inputs.items()), tuple(op.outputs.items()), op.role) for b in _mains(p)[0].blocks for op in b.oplist
+    )
+
+
+def _differing(a: Program | ProgramPair, b: Program | ProgramPair) -> set[str]:
+    """Names of the attributes in which alike programs differ."""
+    return {
+        name
+        for x, y in zip(_mains(a)[0].blocks, _mains(b)[0].blocks)
+        for op, twin in zip(x.oplist, y.oplist)
+        for name in op.attrs
+        if op.attrs != twin.attrs and op.attrs[name] != twin.attrs.get(name)
+    }
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """
+    >>> _ranges([1, 2, 3, 5])
+    '1-3, 5'
+    """
+    runs: list[list[int]] = []
+    for r in ranks:
+        if runs and r == runs[-1][-1] + 1:
+            runs[-1].append(r)
+        else:
+            runs.append([r])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+# -- one program ------------------------------------------------------------------------------------------------------------------------
+
+
+def _view(v: View) -> dict[str, Any]:
+    parts = [("main", _mains(v.program)[0])]
+    if isinstance(v.program, ProgramPair):
+        parts.append(("startup", v.program.startup))
+    return {"title": v.title, "ranks": v.ranks, "note": v.note, "parts": [program_model(p, title) for title, p in parts]}
+
+
+def program_model(program: Program, title: str = "main") -> dict[str, Any]:
+    """The operators of block 0, their values, links, groups, and the lives of the parameters.
+
+    Values and lines of the user are named by their index in `vars` and `sites`. Links go from the operator that wrote a value last.
+    """
+    block = program.blocks[0]
+    tree = tree_of(program)
+    names: dict[str, int] = {}
+    sites: dict[Site, int] = {}
+    ops, links = [], []
+    writer: dict[str, int] = {}
+    for k, op in enumerate(block.oplist):
+        reads, writes = touches(program, op)
+        ops.append(
+            {
+                "type": op.type,
+                "kind": _kind(op),
+                "section": tree.sections[k],
+                "text": _text(op, block),
+                "in": [names.setdefault(n, len(names)) for n in dict.fromkeys(reads)],
+                "out": [names.setdefault(n, len(names)) for n in dict.fromkeys(writes)],
+                **({"site": sites.setdefault(op.site, len(sites))} if op.site else {}),
+                **({"bytes": size} if (size := _moved(op, block)) else {}),
+                **({"body": _bodies(program, op)} if bodies(op) else {}),
+            }
+        )
+        links += [[writer[n], k, names[n]] for n in dict.fromkeys(reads) if n in writer and writer[n] != k]
+        writer.update(dict.fromkeys(writes, k))
+    lives = Lives(program)
+    parameters = [n for n in names if (d := block.find(n)) is not None and d.is_parameter]
+    return {
+        "title": title,
+        "summary": repr(program).strip("<>").removeprefix("Program "),
+        "ops": ops,
+        "vars": [_value(n, block.find(n)) for n in names],
+        "sites": [[s.filename, s.lineno, s.function, linecache.getline(s.filename, s.lineno).strip()] for s in sites],
+        "links": links,
+        "tree": [_node(i, block) for i in tree.children],
+        "lives": {n: lives.of(n) for n in parameters},
+    }
+
+
+def _kind(op: Operator) -> str:
+    if communicates(op):
+        return "communication"
+    return {Role.LR_SCHED: "optimize", Role.DIST: "packing"}.get(op.role, op.role.value)
+
+
+def _text(op: Operator, block: Block) -> str:
+    text = show_op(op, {n: d for n in op.output_arg_names if (d := block.find(n)) is not None})
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _bodies(program: Program, op: Operator) -> str:
+    return "\n\n".join(show_block(program.blocks[ref.idx]) for ref in bodies(op))[: 4 * _LONGEST]
+
+
+def _moved(op: Operator, block: Block) -> int:
+    """Bytes that an operator sends or receives, where sizes are known."""
+    if not communicates(op):
+        return 0
+    sides = op.input_arg_names, op.output_arg_names
+    return max(sum(known_bytes(d.type) for n in side if (d := block.find(n)) is not None) for side in sides)
+
+
+def _value(name: str, d: Var | None) -> dict[str, Any]:
+    if d is None:
+        return {"name": name, "shown": var_name(name), "kind": "value"}
+    size = known_bytes(d.type)
+    kind = (
+        "data" if d.is_data else "parameter" if d.is_parameter else "gradient" if "@GRAD" in name else "state" if d.persistable else "value"
+    )
+    return {
+        "name": name, "shown": var_name(name), "type": str(d.type), "kind": kind,
+        **({"placement": show_entries(d.placement)} if d.placement else {}),
+        **({"size": show_bytes(size)} if size else {}),
+    }  # fmt: skip
+
+
+def _node(item: Item, block: Block) -> Any:
+    """A group with what its box tells; an operator is its index."""
+    if isinstance(item, int):
+        return item
+    children = [_node(c, block) for c in item.children]
+    return {"title": item.title, "kind": item.kind, "alike": _alike(item, block), "children": children}
+
+
+def _alike(group: Group, block: Block) -> bool:
+    """Whether all copies of a repeat have the same types of operators, those that communicate too."""
+    copies = [[block.oplist[k].type for k in (c.ops() if isinstance(c, Group) else [c])] for c in group.children]
+    return all(c == copies[0] for c in copies)
