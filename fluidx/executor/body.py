@@ -37,7 +37,9 @@ def body_program(program: Program, op: Operator, body: Body) -> BodyProgram:
     given = [n for n in read if n in writes or not source.desc(n).persistable]
     for n in read:
         d = source.desc(n)
-        block.descs[n] = d.changed(persistable=False, is_parameter=False, is_data=True, attrs={}) if n in given else d
+        if n in given:  # only data of the program has rows that are a batch
+            d = d.changed(persistable=False, is_parameter=False, is_data=True, attrs={} if d.is_data else {"resized": True})
+        block.descs[n] = d
     now = copy_single(source.oplist, source, block, {}, "@round", set(_kept_in_place(program, source)))
     results = [n for n in body.results(op) if n in source.descs]
     gives = {n: now.get(n, n) for n in dict.fromkeys([*writes, *results])}

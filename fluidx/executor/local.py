@@ -87,6 +87,10 @@ class Locals:
             return True
         return name in self.cut and not self.descs[name].persistable and 0 in self.type_of(name, self.descs[name].type).shape
 
+    def is_cut(self, name: str, axis: int) -> bool:
+        """Do ranks hold slices of a value along an axis, or pieces of it?"""
+        return name in self.cut and any(isinstance(e, Pieces) or isinstance(e, Shard) and e.axis == axis for e in self.places[name])
+
     def state_type(self, name: str, declared: TensorType, have: TensorType) -> TensorType:
         """The whole type of a state variable whose part here has type `have`; `declared` as it is where an open axis is cut."""
         if ANY not in declared.shape or len(declared.shape) != len(have.shape):

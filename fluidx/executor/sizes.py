@@ -11,11 +11,12 @@ from ..ir.dtypes import dtype_name
 from ..ir.errors import FeedError, NotInitializedError, ProgramError
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator
-from ..ir.program import Program
+from ..ir.program import Block, Program
 from ..ir.sizes import with_open_axes
 from ..ir.types import ANY, TensorType, show_placement
 from .context import RunContext
 from .local import Here, Locals
+from .open_axes import OpenAxes
 from .outline import Outline
 from .told import site
 
@@ -42,13 +43,15 @@ class Sizes:
         self.types: dict[str, TensorType] = {}
         self.here: dict[int, Here] = {}
         self.uninitialized: list[str] = []
+        self.open_axes: OpenAxes
 
     def infer(self, outline: Outline, feed_types: Mapping[str, TensorType]) -> None:
         """Fill `types` and `here`. Raises NotInitializedError for state that is read and not there, SizesChange where the sizes of a value
         change from round to round of a loop, or differ between branches."""
         for n, t in feed_types.items():
             self.define(n, t if self.local is None else self.local.fed(n, t))
-        self._infer_ops(outline.fact(_rules))
+        self.open_axes = outline.fact(OpenAxes)
+        self._infer_ops(outline.fact(_rules), self.block)
         for n in outline.fetch:
             if n not in self.types:
                 self.known(n, None)
@@ -68,6 +71,9 @@ class Sizes:
     def elsewhere(self, name: str) -> bool:
         """Do only other ranks hold anything of the value?"""
         return self.local is not None and name not in self.held and self.local.nothing_of(name)
+
+    def _is_cut(self, name: str, axis: int) -> bool:
+        return self.local is not None and self.local.is_cut(name, axis)
 
     def reads(self, op: Operator) -> Iterable[str]:
         """What an operator reads, its bodies included, without that of which it reads the shape only."""
@@ -114,9 +120,9 @@ class Sizes:
             raise ProgramError(f"variable {name!r} has no value to fetch: no operator defines it")
         raise ProgramError(f"op {op.type} reads {name!r} before any operator defines it{site(op)}")
 
-    def _infer_ops(self, rules: Iterable[_Rule], within: Operator | None = None) -> None:
-        """`within`: the operator of block 0 that runs these."""
-        types, infer = self.types, self.program.infer
+    def _infer_ops(self, rules: Iterable[_Rule], block: Block, within: Operator | None = None) -> None:
+        """`within`: the operator of block 0 that runs these, which stand in `block`."""
+        types, infer, open_axes = self.types, self.program.infer, self.open_axes
         for op, definition, reads, write in rules:
             if definition.bodies:
                 self._infer_control(op, within or op)
@@ -124,13 +130,16 @@ class Sizes:
             for n in op.input_arg_names:
                 if n not in types:
                     self.known(n, op)
+            if len(op.input_arg_names) > 1 and any(1 in types[n].shape for n in op.input_arg_names if types[n].__class__ is TensorType):
+                open_axes.check(block, op, definition, self.whole, self._is_cut)
             ins = [types[n] for n in reads] if reads is not None else definition.arrange(op.inputs, value=types.__getitem__)
-            if self.local is not None and self.local.touches(op):
-                self._infer_placed(self.local, op, definition, ins)
-                continue
             try:
+                if self.local is not None and self.local.touches(op):
+                    self._infer_placed(self.local, op, definition, ins)
+                    continue
                 made = infer(definition, ins, op.attrs)
             except ProgramError as e:
+                open_axes.check(block, op, definition, self.whole, self._is_cut)
                 raise with_sizes(e, op) from None
             for n, t in ((write, made),) if write else by_name(op, definition, made):
                 old = types.get(n, t)
@@ -141,7 +150,8 @@ class Sizes:
     def _infer_control(self, op: Operator, within: Operator) -> None:
         """The bodies first; what they hand out has one type in all of them."""
         for b in op.sub_blocks():
-            self._infer_ops(map(_Rule.of, self.program.blocks[b].oplist), within)
+            block = self.program.blocks[b]
+            self._infer_ops(map(_Rule.of, block.oplist), block, within)
         handed = {body.attr: body.results(op) for body in bodies(op) if body.results_attr}
         for k, n in enumerate(op.output_arg_names if handed else ()):
             made = {attr: self.known(names[k], op) for attr, names in handed.items()}
@@ -163,7 +173,7 @@ class Sizes:
         else:
             for n, t in self._results(op, definition, definition.arrange(op.inputs, value=self.whole)):
                 if n in self.types and self.whole(n) != t:
-                    raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {self.whole(n)}{site(op)}")
+                    raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {self.whole(n)}")
                 self.define(n, t)
         here = local.look(op, definition, self.types)
         if here is not None:
@@ -184,16 +194,13 @@ class Sizes:
             self._define_part(local, op, n, t)
 
     def _results(self, op: Operator, definition: type[OpDef], ins: list[Any]) -> list[tuple[str, TensorType]]:
-        try:
-            return by_name(op, definition, self.program.infer(definition, ins, op.attrs))
-        except ProgramError as e:
-            raise with_sizes(e, op) from None
+        return by_name(op, definition, self.program.infer(definition, ins, op.attrs))
 
     def _define_part(self, local: Locals, op: Operator, name: str, t: TensorType) -> None:
         """Give a value its type from that of the part that lies here."""
         if name in local.own or name not in local.places:
             if self.types.get(name, t) != t:
-                raise ProgramError(f"op {op.type} writes {t} into {name!r}, which holds {self.types[name]}{site(op)}")
+                raise ProgramError(f"op {op.type} writes {t} into {name!r}, which holds {self.types[name]}")
             self.types[name] = t
             return
         if name not in self.types:
@@ -201,7 +208,7 @@ class Sizes:
         if self.types[name] != t:
             raise ProgramError(
                 f"op {op.type} writes {t} into {name!r}, of which {self.types[name]} lies here: it is {self.whole(name)} "
-                f"{show_placement(local.places[name])}{site(op)}"
+                f"{show_placement(local.places[name])}"
             )
 
 

@@ -132,7 +132,8 @@ class Sizes:
     def _open(self, name: str, axis: int, size: int) -> int:
         if size.__class__ is Dim:
             return self._named.get(size.name) or self._named.setdefault(size.name, self.another())
-        return _BATCH if axis == 0 and self.block.desc(name).is_data else self.another()
+        desc = self.block.desc(name)
+        return _BATCH if axis == 0 and desc.is_data and not desc.attrs.get("resized") else self.another()
 
     def another(self) -> int:
         """A number that stands for a size of which nothing is known."""

@@ -114,7 +114,13 @@ def test_state_of_another_shape(program):
 def test_sizes_that_do_not_fit_each_other():
     a, b = fx.data("a", [-1, 2], "float32"), fx.data("b", [-1, 2], "float32")
     y = L.elementwise_add(a, b)
-    text = message(fx.ProgramError, {"a": np.ones((2, 2), "float32"), "b": np.ones((3, 2), "float32")}, [y])
+    assert message(fx.FeedError, {"a": np.ones((2, 2), "float32"), "b": np.ones((3, 2), "float32")}, [y]) == (
+        "op elementwise_add: axis 0 of 'a' is 2 and axis 0 of 'b' is 3; the program takes these open axes to be of one size\n"
+        '  feed one size, or declare the axes of the data with two names, as in fx.data(name, ["rows", ...])\n'
+        "  in %elementwise_add_0.tmp_0 = elementwise_add(%a, %b)\n  written at FILE:LINE"
+    )
+    c, d = fx.data("c", ["n", 2], "float32"), fx.data("d", ["m", 2], "float32")
+    text = message(fx.ProgramError, {"c": np.ones((2, 2), "float32"), "d": np.ones((3, 2), "float32")}, [L.elementwise_add(c, d)])
     assert "in op elementwise_add, with the sizes that were fed\n  written at FILE:LINE" in text
 
 
@@ -159,10 +165,10 @@ def test_feeds_and_fetches_of_many_ranks():
                 "feeds that are split among the ranks must have the same number of rows, or a multiple: 'x' has 2, 'y' has 3",
             ),
             (
-                fx.ProgramError,
+                fx.FeedError,
                 {"x": X, "y": np.ones((4, 2), "float32")},
                 [z],
-                "op elementwise_add: shapes [2, 2] and [4, 2] do not broadcast: 2 against 4",
+                "op elementwise_add: axis 0 of 'x' is 2 and axis 0 of 'y' is 4; the program takes these open axes to be of one size",
             ),
             (
                 fx.FeedError,

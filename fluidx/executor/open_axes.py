@@ -1,0 +1,92 @@
+"""Open axes that meet in an operator: those that a program takes to be of one size must have one size in a run.
+
+A gradient is summed over an axis that was broadcast. Where two operands have open axes of one size by the program, no such sum is written,
+so a run in which one of them is 1 would broadcast forward and not sum backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..ir.errors import FeedError, ProgramError
+from ..ir.opdef import OpDef
+from ..ir.operator import Operator
+from ..ir.program import Block
+from ..ir.sizes import Sizes as OpenSizes
+from ..ir.types import ANY, TensorType
+from .told import where
+
+if TYPE_CHECKING:
+    from .outline import Outline
+
+
+class _Axis(NamedTuple):
+    """An axis of an operand."""
+
+    name: str
+    axis: int
+
+
+class _Pair(NamedTuple):
+    """Open axes of two operands over which an operator makes one loop. `alike`: they are of one size by the program."""
+
+    a: _Axis
+    b: _Axis
+    alike: bool
+
+
+class OpenAxes:
+    """The axes of the operators of an outline that meet, found when they are first asked for."""
+
+    def __init__(self, outline: Outline):
+        self._sizes = OpenSizes(outline.program.global_block())
+        self._met: dict[int, tuple[Operator, list[_Pair]]] = {}
+
+    def check(
+        self, block: Block, op: Operator, definition: type[OpDef], whole: Callable[[str], Any], is_cut: Callable[[str, int], bool]
+    ) -> None:
+        """Raise FeedError where an operator of `block` would broadcast along an open axis that must not be broadcast.
+
+        `whole` gives the types of a run, `is_cut` says whether ranks hold slices of a value along an axis."""
+        known = self._met.get(id(op))
+        if known is None or known[0] is not op:
+            known = self._met[id(op)] = op, list(_met(self._sizes.inside(block), op, definition))
+        for a, b, alike in known[1]:
+            one, other = whole(a.name).shape[a.axis], whole(b.name).shape[b.axis]
+            if one == other or not (alike or is_cut(*a) or is_cut(*b)):
+                continue
+            if alike:
+                why, instead = "the program takes these open axes to be of one size", 'two names, as in fx.data(name, ["rows", ...])'
+            else:
+                why, instead = "ranks hold slices of them", "the size 1 where it is 1: it is then on every rank"
+            raise FeedError(
+                f"op {op.type}: axis {a.axis} of {a.name!r} is {one} and axis {b.axis} of {b.name!r} is {other}; {why}\n"
+                f"  feed one size, or declare the axes of the data with {instead}{where(op)}"
+            )
+
+
+def _met(sizes: OpenSizes, op: Operator, definition: type[OpDef]) -> Iterator[_Pair]:
+    desc = sizes.block.desc
+    ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
+    in_types, out_types = ([None if n is None else desc(n).type for n in names] for names in (ins, outs))
+    if any(t is not None and t.__class__ is not TensorType for t in (*in_types, *out_types)):
+        return
+    if len({n for n, t in zip(ins, in_types, strict=True) if n is not None and t is not None and ANY in t.shape}) < 2:
+        return
+    try:
+        pattern = definition.pattern_of(in_types, out_types, op.attrs)
+    except ProgramError:
+        return
+    loops: dict[str, list[_Axis]] = {}
+    for k, (n, t, axes) in enumerate(zip(ins, in_types, pattern.ins, strict=True)):
+        if n is None or t is None or axes is None or k in pattern.shape_only:
+            continue
+        for axis, (d, factors) in enumerate(zip(t.shape, axes, strict=True)):
+            if d == ANY and len(factors) == 1:
+                loops.setdefault(factors[0], []).append(_Axis(n, axis))
+    for met in loops.values():
+        for a, b in combinations(met, 2):
+            if a.name != b.name:
+                yield _Pair(a, b, sizes.shape(a.name)[a.axis] == sizes.shape(b.name)[b.axis])
