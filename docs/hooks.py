@@ -11,9 +11,6 @@ from mkdocs.structure.files import File
 
 from fluidx import __version__
 
-# page -> the module in this folder whose `page()` is its text
-MADE = {"ops.md": "make_ops", "onnx_ops.md": "make_onnx_ops"}
-
 
 def on_config(config: Any) -> Any:
     config.site_name = f"fluidx {__version__}"
@@ -21,7 +18,13 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    sys.path.insert(0, str(Path(__file__).parent))
-    for name, module in MADE.items():
-        files.append(File.generated(config, name, content=import_module(module).page()))
+    for name, text in made().items():
+        files.append(File.generated(config, name, content=text))
     return files
+
+
+def made() -> dict[str, str]:
+    """Page -> its text, of the pages that scripts in this folder make."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    ops, onnx_ops, api = map(import_module, ("make_ops", "make_onnx_ops", "make_api"))
+    return {"ops.md": ops.page(), "onnx_ops.md": onnx_ops.page(), **api.pages()}

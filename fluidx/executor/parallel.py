@@ -49,20 +49,24 @@ _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 class ParallelExecutor(Held):
     """Runs N ranks on the given places, as threads of this process, or as processes where the places are `process_places`.
 
-    programs: a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order, perhaps read back from text. Who holds
+    `programs` is a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order, perhaps read back from text. Who holds
     what, and who talks to whom, is in the programs.
 
     `run` takes the global feed, deals it to the ranks, and returns global values: replicated ones once, sharded ones joined, partial
     ones reduced.
 
-    uneven: what to do with a batch that does not divide by the ranks.
-        "weight"  it is cut all the same, some ranks take a row more or have none: the result is one device's (default)
-        "pad"     the last row is repeated until the batch divides; the repeated rows count in means
-        "drop"    the surplus rows at the end are left out
-        "error"   FeedError
-    scopes: the ranks' variables, where they are those of another executor, `exe.scopes`: one that trains and one that tests, say.
-    timeout: seconds a rank waits for another before the run fails (default FLUIDX_TIMEOUT, 60).
-    verify: prove a transpiler's rank programs right first (`transpiler.verify()`, made once); VerifyError when they are not.
+    `uneven` says what to do with a batch that does not divide by the ranks:
+
+    - "weight": it is cut all the same, some ranks take a row more or have none: the result is one device's (default)
+    - "pad": the last row is repeated until the batch divides; the repeated rows count in means
+    - "drop": the surplus rows at the end are left out
+    - "error": FeedError
+
+    Further arguments:
+
+    - `scopes`: the ranks' variables, where they are those of another executor, `exe.scopes`: one that trains and one that tests, say.
+    - `timeout`: seconds a rank waits for another before the run fails (default FLUIDX_TIMEOUT, 60).
+    - `verify`: prove a transpiler's rank programs right first (`transpiler.verify()`, made once); VerifyError when they are not.
 
     Calls from several threads wait for one another. Raises RankError when a rank fails; the others stop at once and the executor refuses
     further runs until `run_startup`.

@@ -144,6 +144,7 @@ _global = Scope()
 
 
 def global_scope() -> Scope:
+    """The scope that executors keep variables in: that of `scope_guard`, else one of the process."""
     return _global
 
 

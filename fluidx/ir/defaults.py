@@ -15,10 +15,12 @@ _startup = Program("startup")
 
 
 def default_main_program() -> Program:
+    """The program that layers append operators to: that of `program_guard`, else one of the process."""
     return _main
 
 
 def default_startup_program() -> Program:
+    """The program that gives parameters their first values: that of `program_guard`, else one of the process."""
     return _startup
 
 
