@@ -79,6 +79,33 @@ def _sum_of(metadata: Mapping[str, str]) -> int:
     return zlib.crc32(json.dumps(dict(metadata), sort_keys=True).encode())
 
 
+_SUFFIX = ".safetensors"
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_FROM_TORCH = (
+    "is PyTorch's format, a pickle, which may run anything when it is read, so fluidx does not read it\n"
+    "  in PyTorch, write np.savez('w.npz', **{k: v.numpy() for k, v in model.state_dict().items()}), and here "
+    "fx.io.set_program_state(program, {'fc_0.w_0': w['0.weight'].T, ...}) with w = np.load('w.npz'); or export the model to ONNX, "
+    "torch.onnx.export, and read it with fx.onnx.load"
+)
+
+
+def _foreign(path: str) -> str:
+    """What is to be done with a file of another format; nothing for others, and for none."""
+    from zipfile import BadZipFile, ZipFile
+
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(4)
+        members = ZipFile(path).namelist() if head == b"PK\x03\x04" else []
+    except (OSError, BadZipFile):
+        return ""
+    if head.startswith(_PICKLES) or any(name.endswith("data.pkl") for name in members):
+        return f"{path} {_FROM_TORCH}"
+    if members and all(name.endswith(".npy") for name in members):
+        return f"{path} is NumPy's format; write fx.io.set_program_state(program, dict(np.load({path!r})))"
+    return ""
+
+
 class ArrayFile:
     """An open file of arrays: `names`, `metadata`, and `array(name)`, which reads one. The header is checked when it is opened.
 
@@ -90,6 +117,8 @@ class ArrayFile:
         try:
             self._stream = open(path, "rb")
         except OSError as e:
+            if why := _foreign(path.removesuffix(_SUFFIX)):
+                raise CheckpointError(why) from None
             raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
         try:
             self._read_header()
@@ -164,6 +193,8 @@ class ArrayFile:
         return dtype, tuple(shape), begin, end
 
     def _damaged(self, why: str) -> CheckpointError:
+        if foreign := _foreign(self.path):
+            return CheckpointError(foreign)
         return CheckpointError(f"{self.path} is no whole safetensors file: {why}")
 
     @property

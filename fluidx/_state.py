@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 from ._checks import wrong
 from ._files import CheckpointError
 from .ir import FeedError, NotInitializedError, Program, TensorType, Var, as_dtype, default_main_program
+from .ir.constants import is_digest
 
 T = TypeVar("T")
 
@@ -48,7 +49,10 @@ def _in_scope(name: str) -> np.ndarray:
 
     held = global_scope().find_var(name)
     if held is None:
-        raise NotInitializedError(f"cannot save variable {name!r}: it has no value; run the startup program first")
+        raise NotInitializedError(
+            f"cannot save variable {name!r}: it has no value in this scope; run the startup program first, or give executor=exe where the "
+            "ranks of a ParallelExecutor have run it"
+        )
     return np.asarray(held.get_tensor())
 
 
@@ -90,6 +94,26 @@ def asides(executor: Any, role: str, names: Mapping[int, Sequence[str]], copies:
 
 def world_size(executor: Any) -> int:
     return executor.world_size if hasattr(executor, "parts") else 1
+
+
+def check_state(where: str, wanted: Sequence[Var], held: Collection[str], instead: str) -> None:
+    """Raise CheckpointError where what is missing of the wanted variables is an optimizer's state, and nothing else: `where` was written
+    with another optimizer, or with none. `instead` is the call that loads parameters only."""
+    missing = [var for var in wanted if var.name not in held]
+    state = [var.name for var in missing if "state_of" in var.attrs]
+    if not state or any(var.is_parameter for var in missing):
+        return
+    known = {var.name for var in wanted}
+    others = [name for name in held if name not in known and not is_digest(name)]
+    with_ = f"with another optimizer: it holds {_some(others)}" if others else "without an optimizer's state: it holds parameters"
+    raise CheckpointError(
+        f"{where} was written {with_}, and the program has {_some(state)}\n"
+        f"  load parameters only, the optimizer begins anew: {instead}"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 class Alone:

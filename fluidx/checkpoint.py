@@ -30,6 +30,7 @@ from .ir.jsonform import from_json, to_json
 from .ir.parts import coords_of, holds, join
 
 _LOADS = "loads a checkpoint"
+PARAMETERS_ONLY = "fx.io.load(program, path, executor, var_list=program.all_parameters())"
 _PROGRAM = "program.txt"
 _STEP = re.compile(r"step-(\d{10,})")
 
@@ -182,6 +183,8 @@ def _wanted(shards: _Shards, program: Program, executor: Any, only: Sequence[Var
     """The variables that are to get values, and whether ranks hold their parts as the checkpoint does."""
     layout = _state.layout(program, executor)
     must = {d.name for d in (persistables(program) if only is None else only)}
+    if only is None:
+        _state.check_state(shards.folder, persistables(program), shards.layout.global_block().descs, PARAMETERS_ONLY)
     for var in layout.global_block().descs.values():
         found = shards.var(var.name)
         if found is None and var.name in must:

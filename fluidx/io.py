@@ -13,14 +13,14 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 
 from ._checks import wrong
 from ._files import MANIFEST, Write, place_of, reading, write_together
 from ._safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
-from ._state import get, made_by_all, persistables, program_or_default, put_all, set_step, step, told_by_first
+from ._state import check_state, get, made_by_all, persistables, program_or_default, put_all, set_step, step, told_by_first
 from ._texts import (
     CONSTANTS,
     SUFFIX,
@@ -34,7 +34,7 @@ from ._texts import (
     save_text,
     with_suffix,
 )  # fmt: skip
-from .checkpoint import CheckpointManager, consolidate, is_checkpoint, load_shards, save_shards
+from .checkpoint import PARAMETERS_ONLY, CheckpointManager, consolidate, is_checkpoint, load_shards, save_shards
 from .data_loader import DataLoader, PyReader
 from .fluid_names import module_getattr
 from .ir import Parameter, Program, TensorType, Var, Variable, as_dtype, flow
@@ -64,6 +64,7 @@ __all__ = [
 __getattr__ = module_getattr("io", __all__)
 
 _READS, _WRITES = "reads files", "writes files"
+_LOAD_PARAMS = "fx.io.load_params(executor, dirname, program)"
 _MODEL, _PARAMS = "__model__", "__params__" + SUFFIX
 
 
@@ -129,7 +130,7 @@ def load(program: Program | None, model_path: Any, executor: Any = None, var_lis
         return load_shards(program, model_path, executor, None if var_list is None else [_record(program, v) for v in var_list])
     path = with_suffix(model_path)
     wanted = persistables(program) if var_list is None else [_record(program, v) for v in var_list]
-    arrays, said = made_by_all(executor, _READS, lambda: _read_all(path, wanted))
+    arrays, said = made_by_all(executor, _READS, lambda: _read_all(path, wanted, PARAMETERS_ONLY))
     put_all(executor, arrays)
     if said.get("format") != "fluidx":  # of another tool, whose metadata are its own
         return {}
@@ -185,9 +186,11 @@ def _record(program: Program, var: Any) -> Var:
 _Arrays = list[tuple[str, np.ndarray]]
 
 
-def _read_all(path: str, wanted: Sequence[Var]) -> tuple[_Arrays, dict[str, str]]:
-    """The values of variables in a file, and its metadata."""
+def _read_all(path: str, wanted: Sequence[Var], instead: str = "") -> tuple[_Arrays, dict[str, str]]:
+    """The values of variables in a file, and its metadata. `instead` is the call that loads parameters only, if there is one."""
     with ArrayFile(path) as file:
+        if instead:
+            check_state(path, wanted, file.names, instead)
         for var in wanted:
             _check(path, var, *file.type_of(var.name))
         return [(var.name, file.array(var.name)) for var in wanted], file.metadata
@@ -249,9 +252,12 @@ def load_vars(
 
     def read() -> _Arrays:
         if filename is not None:
-            return _read_all(_inside(dirname, filename), chosen)[0]
+            return _read_all(_inside(dirname, filename), chosen, _LOAD_PARAMS)[0]
         folder = path_of(dirname)
         with reading(folder) as manifest:
+            if manifest is not None:
+                files = {_file_of(var.name): var.name for var in chosen}
+                check_state(folder, chosen, [files.get(name, unquote(name)) for name in manifest.files], _LOAD_PARAMS)
             return [a for var in chosen for a in _read_all(place_of(folder, _file_of(var.name), manifest), [var])[0]]
 
     put_all(executor, made_by_all(executor, _READS, read))

@@ -166,7 +166,7 @@ def test_pruning_keeps_and_renumbers_the_blocks_that_are_needed():
 
 def test_a_variable_without_a_value_is_named(model, tmp_path):
     with fx.scope_guard(fx.Scope()):
-        with pytest.raises(fx.NotInitializedError, match="cannot save variable 'fc_0.w_0': it has no value; run the startup program first"):
+        with pytest.raises(fx.NotInitializedError, match="cannot save variable 'fc_0.w_0': it has no value in this scope"):
             fx.save(model.main, tmp_path / "m")
     assert os.listdir(tmp_path) == []
 
