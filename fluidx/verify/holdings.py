@@ -11,14 +11,15 @@ from .kinds import Signature
 from .mesh import partial
 from .operators import is_local
 from .refuse import NotHere, Refused
+from .started import Started
 from .values import EMPTY, UNDEFINED, Values
 
 
 class Holdings:
-    """The variables of block 0 of all ranks."""
+    """The variables of block 0 of all ranks. `started`: the state with which they begin; None for startup, which begins with none."""
 
-    def __init__(self, values: Values, declared: Declared, has_state: bool):
-        self.values, self.declared, self.has_state = values, declared, has_state
+    def __init__(self, values: Values, declared: Declared, started: Started | None):
+        self.values, self.declared, self.started = values, declared, started
         self.table, self.mesh, self.n = values.table, values.mesh, declared.n
         self.shared: dict[str, int] = {}
         self.own: dict[str, dict[int, int]] = {}  # what some ranks hold under a name, where not all hold the same
@@ -26,6 +27,9 @@ class Holdings:
         self._rooted: dict[int, bool] = {}
         self.by_all: set[str] = set()  # what all ranks wrote together
         self.empty: set[tuple[str, int]] = set()  # what a rank wrote of which it has no elements
+        self.unwritten: set[str] = set()  # what all hold as they began with it
+        # state that some rank may be without, until it is written
+        self.unsure = {n for n, d in declared.vars.items() if d.persistable and started is not None and not started.everywhere(n)}
 
     def initial(self, name: str, rank: int) -> int:
         """What a variable holds before any operator has written it."""
@@ -33,13 +37,14 @@ class Holdings:
         d = self.declared.vars[name]
         if d.is_data:
             e = self.table.symbol("data", name, t)
-        elif d.persistable and self.has_state:
+        elif d.persistable and self.started is not None:
             e = self.table.symbol("state", name, t)
         else:
             raise Refused(f"%{name} is read before any operator defines it")
         placement = self.mesh.canonical(placement, t)
         a = self.values.term(e, placement, ("initial", name)) if partial(placement) else self.values.atom(e, placement)
         self.shared[name] = a
+        self.unwritten.add(name)
         return a
 
     def begin(self, name: str, outside: Holdings) -> None:
@@ -48,10 +53,12 @@ class Holdings:
             self.own[name] = dict(outside.own[name])
         elif name not in outside.shared:
             d = outside.declared.vars[name]
-            if d.is_data or (d.persistable and outside.has_state):
+            if d.is_data or (d.persistable and outside.started is not None):
                 outside.initial(name, next(iter(outside.declared.differs.get(name, (0,)))))
         if name in outside.shared:
             self.shared[name] = outside.shared[name]
+            if name in outside.unwritten:
+                self.unwritten.add(name)
         if name in outside.by_all:
             self.by_all.add(name)
         else:
@@ -99,6 +106,8 @@ class Holdings:
                 if not anywhere:
                     raise NotHere(f"%{name} is {show_placement(placement)}, and rank {rank} holds nothing of it")
                 return self.current(name, rank)
+        if name in self.unsure and not self.made(name, rank):
+            raise self._unstarted(name, rank)
         value = self.shared.get(name) if mine is None or rank not in mine else mine[rank]
         if value is None:
             value = self.initial(name, rank)
@@ -119,8 +128,13 @@ class Holdings:
 
     def made_by_all(self, name: str, signature: Signature) -> None:
         """Raise NotHere unless every rank made a value, with elements or without."""
+        if name in self.unsure:
+            for rank in range(self.n):
+                if not self.made(name, rank):
+                    raise self._unstarted(name, rank)
+            return
         d = self.declared.vars[name]
-        owners = range(self.n) if d.is_data or (d.persistable and self.has_state) else self.owners(signature)
+        owners = range(self.n) if d.is_data or (d.persistable and self.started is not None) else self.owners(signature)
         if len(owners) < self.n:
             for rank in range(self.n):
                 if rank not in owners:
@@ -132,15 +146,28 @@ class Holdings:
             raise NotHere(f"%{name} is read before any operator of rank {rank} defines it")
 
     def made(self, name: str, rank: int) -> bool:
-        """Is there something under a name on a rank that has no elements of the value? State is there from startup on."""
+        """Has a rank something under a name, with elements or without? State has what startup gave it."""
+        if name in self.by_all or (name, rank) in self.empty:
+            return True
+        if name in self.unsure:
+            if rank in self.own.get(name, ()) or (self.started is not None and self.started.on(name, rank)):
+                return True
+            return name in self.shared and name not in self.unwritten and rank in self.owners(self.declared.signature(name, rank))
         d = self.declared.vars[name]
-        return d.is_data or (d.persistable and self.has_state) or name in self.by_all or (name, rank) in self.empty
+        return d.is_data or (d.persistable and self.started is not None)
+
+    def _unstarted(self, name: str, rank: int) -> Refused:
+        return Refused(f"%{name} is read, and the startup program of rank {rank} does not write it; write it there")
 
     def current(self, name: str, rank: int) -> int:
         """What the ranks hold that hold elements of a value."""
         mine = self.own.get(name, {})
         owners = self.owners(self.declared.signature(name, rank))
         value = next((mine[o] for o in owners if mine.get(o, -1) >= 0), self.shared.get(name))
+        if name in self.unsure:
+            for owner in owners:
+                if not self.made(name, owner):
+                    raise self._unstarted(name, owner)
         if value is None:
             value = self.initial(name, rank)
         if value < 0:
@@ -167,6 +194,7 @@ class Holdings:
         value = next((v for v in held if v >= 0), UNDEFINED)
         if value >= 0 and all(v == value or v == EMPTY for v in held):
             self.shared[name] = value
+            self.unwritten.discard(name)
             del self.own[name]
 
     def value(self, name: str, rank: int) -> int | None:
@@ -198,8 +226,8 @@ class Together:
         if signature[1]:
             if held.rooted(signature):
                 raise NotHere(f"%{name} is {show_placement(signature[1])}, and every rank reads it")
-            if name not in held.by_all:
-                held.made_by_all(name, signature)
+        if (signature[1] or name in held.unsure) and name not in held.by_all:
+            held.made_by_all(name, signature)
         return value
 
     def write(self, name: str, value: int) -> None:

@@ -27,6 +27,7 @@ from .mesh import Mesh
 from .messages import Messages, handed_on
 from .operators import Operators, Scope, is_local
 from .refuse import NotHere, NotYet, Refused, fail
+from .started import Started
 from .values import EMPTY, UNDEFINED, Values
 
 
@@ -39,7 +40,7 @@ class World:
         mesh: Mesh,
         programs: Sequence[Program],
         twins: Twins,
-        has_state: bool,
+        started: Started | None,
         single: bool = False,
         loose: set[tuple] | None = None,
         outside: World | None = None,
@@ -48,7 +49,7 @@ class World:
         self.mesh, self.table, self.programs, self.n, self.twins = mesh, values.table, programs, len(programs), twins
         self.declared = Declared(mesh, values.table, programs, twins, single)
         self.said = Programs(programs, twins, values.table, kept)
-        self.held = Holdings(values, self.declared, has_state)
+        self.held = Holdings(values, self.declared, started)
         self.kinds: Kinds = Kinds(mesh, values.table, loose, single) if outside is None else outside.kinds
         self.operators: Operators = Operators(values, self.kinds) if outside is None else outside.operators
         self.control = Control(self.operators, self._inner, single)
@@ -59,7 +60,7 @@ class World:
 
     def inside(self, programs: Sequence[Program], twins: Twins, kept: Collection[str]) -> World:
         """A world of what each rank runs in one branch of an operator of this one."""
-        return World(self.operators.values, self.mesh, programs, twins, self.held.has_state, outside=self, kept=kept)
+        return World(self.operators.values, self.mesh, programs, twins, self.held.started, outside=self, kept=kept)
 
     def dissolve(self) -> None:
         """Forget everything, at the end: its parts know each other, and the collector would look through all values to find that out."""

@@ -21,6 +21,7 @@ from .mesh import Mesh
 from .operators import Operators, is_local
 from .refuse import Refused, fail
 from .report import Report
+from .started import Started
 from .values import EMPTY, Values
 
 
@@ -52,20 +53,24 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
     report = Report(label or mains[0].strategy or source.main.name, len(mains), stamp=stamp)
     _check_ranks(mains, startups)
     placed: dict[str, tuple[Program, Var]] = {}
+    worlds: list[World] = []
+    started: tuple[Started, Started] | tuple[None, None] = None, None
     for programs, single, is_main in ((startups, source.startup, False), (mains, source.main, True)):
         report.operators += sum(len(b.oplist) for p in programs for b in p.blocks)
         table = Table()
         loose: set[tuple] = set()
-        one = World(Values(table, Mesh({}, 1)), Mesh({}, 1), [single], [(single, [0])], has_state=is_main, single=True, loose=loose)
+        one = World(Values(table, Mesh({}, 1)), Mesh({}, 1), [single], [(single, [0])], started[0], single=True, loose=loose)
         one.run()
         mesh = _mesh(programs)
         # the expressions of one device know nothing of ranks, so both share the table
-        ranks = World(Values(table, mesh), mesh, programs, stamp.twins(programs), has_state=is_main, loose=loose)
+        ranks = World(Values(table, mesh), mesh, programs, stamp.twins(programs), started[1], loose=loose)
+        worlds += one, ranks
         _check_declared(one, ranks, is_main)
         ranks.run()
         check_memories(ranks.declared.vars.values(), programs)
         if not is_main:
-            _check_loaded(source.main, one, ranks)
+            report.loaded = _to_load(source.main, one, ranks)
+            started = Started(), Started(ranks.held, report.loaded)
         report.collectives += ranks.meetings.count
         report.messages += ranks.messages.count
         proved = _compare(one, ranks, is_main)
@@ -86,11 +91,12 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
             report.parameters = sum(declared[n].is_parameter for n in states)
             report.states = len(states) - report.parameters
             report.values = len(proved)
+            report.loaded = [n for n in report.loaded if n in one.held.unwritten]
             report.own = sum(any(isinstance(e, Own) for e in declared[n].placement) for n in proved)
         else:
             report.initial = len(states)
-        for world in (one, ranks):
-            world.dissolve()
+    for world in worlds:
+        world.dissolve()
     return report
 
 
@@ -169,12 +175,13 @@ def _has_nothing_of(ranks: World, placement: Placement, rank: int) -> bool:
     return all(rank not in ranks.mesh.where[e.group] for e in placement) if placement else rank in ranks.declared.helpers
 
 
-def _check_loaded(main: Program, one: World, ranks: World) -> None:
-    """What the source's startup does not define, no rank's does: it is to be loaded."""
+def _to_load(main: Program, one: World, ranks: World) -> list[str]:
+    """The state that the source's startup does not define, which is to be loaded: no rank's startup may define it."""
     for n in (*ranks.held.shared, *ranks.held.own):
         d = main.global_block().descs.get(n)
         if d is not None and d.persistable and n not in one.held.shared:
             raise _wrong(ranks, n, 0, f"%{n} has no value on one device after startup, and a rank gives it one")
+    return [d.name for d in main.global_block().descs.values() if d.persistable and d.name not in one.held.shared]
 
 
 def _compare(one: World, ranks: World, is_main: bool) -> list[str]:

@@ -21,6 +21,7 @@ class Report:
     states: int = 0
     values: int = 0
     own: int = 0  # of these, what every rank has of its own
+    loaded: list[str] = field(default_factory=list)  # state that no startup writes, on one device neither
     rounded: dict[str, int] = field(default_factory=dict)  # what is done to so many values that is not exact
     stamp: Stamp | None = field(default=None, repr=False, compare=False)  # the rank programs as they were proved
 
@@ -36,6 +37,9 @@ class Report:
             "equal those of one device after each step",
             f"  fetches      {count(self.values, 'value')} can be fetched and equal those of one device",
         ]
+        if self.loaded:
+            named = f"{', '.join(f'%{n}' for n in self.loaded[:3])}{f' and {len(self.loaded) - 3} more' if len(self.loaded) > 3 else ''}"
+            lines.append(f"  to load      {named}: no startup writes it, on one device neither; load a value before the first step")
         if self.own:
             lines.append(f"  replicas     {self.own} of these are replica-local: computed by each rank on its own rows")
         lines += [f"  rounded      {n} values {what}" for what, n in self.rounded.items()]
