@@ -112,7 +112,7 @@ class PlacingBuilder(Builder):
 
 
 def result_places(program: Program, definition: type[OpDef], op: Operator, types: list[TensorType]) -> list[Placement]:
-    """Where the results of an operator lie by its own rules. Raises ProgramError when no rule allows its operands' places."""
+    """The placements of an operator's results, by its own rules. Raises ProgramError when no rule allows those of its operands."""
     block = program.global_block()
     ins = definition.flat_slots(op.inputs, definition.in_slots)
     descs = [None if n is None else block.desc(n) for n in ins]
@@ -140,7 +140,7 @@ def result_places(program: Program, definition: type[OpDef], op: Operator, types
         row, made = next((pair for pair in said if pair[1] is not None), (None, None))
         if row is None or made is None or cut_twice(chosen := [*chosen, row]):
             listed = ", ".join(f"%{n} is {show_placement(q)}" for n, q in zip(ins, places, strict=True) if n is not None)
-            raise ProgramError(f"op {op.type}: no rule allows its inputs to lie so over {group}: {listed}; redistribute one of them first")
+            raise ProgramError(f"op {op.type}: no rule allows its inputs' placements over {group}: {listed}; redistribute one of them first")
         for q, e in zip(found, made, strict=True):
             if e is not None:
                 q.append(e)

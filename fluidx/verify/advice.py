@@ -1,11 +1,11 @@
-"""The next step for an operator whose operands lie as no rule of its op allows: which of them to redistribute, and to what."""
+"""Advice for an operator whose placements no rule of its op allows: which operands to redistribute, and with which collective."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..ir.opdef import OpDef
+from ..ir.opdef import OpDef, Slot
 from ..ir.operator import Operator
 from ..ir.pattern import Pattern, Types
 from ..ir.rows import Row, fits
@@ -15,14 +15,14 @@ Entries = Sequence[Entry | None]
 
 
 class _Way(NamedTuple):
-    """The operands that have to lie elsewhere, with their new entries, and what the operator then makes."""
+    """The operands to redistribute, with their new entries, and the entries of the results that follow."""
 
     moved: list[tuple[int, Entry | None]]
     made: Entries
 
 
 class Advice(NamedTuple):
-    """An operator's rows over one group, of n ranks, and where its operands lie."""
+    """An operator's rows over one group of n ranks, and the entries of its operands."""
 
     table: Sequence[Row]
     pattern: Pattern
@@ -31,17 +31,23 @@ class Advice(NamedTuple):
     group: str
     n: int
 
-    def next_step(self, op: Operator, definition: type[OpDef], after: Entries) -> str:
-        """What to do where results are declared to lie at `after`."""
-        names = _names(op, definition)
+    def why_not(self, op: Operator, definition: type[OpDef], after: Entries) -> str:
+        """Why the operands do not give results declared as `after`, and the next step."""
+        names = _names(definition.in_slots, op.inputs)
+        ins = ", ".join(f"{name} {self._shown(e)}" for name, e in zip(names, self.before, strict=True) if name)
+        results = zip(_names(definition.out_slots, op.outputs), after, strict=True)
+        outs = ", ".join(f"{name} {self._shown(e)}" for name, e in results if name)
+        return f"{f'{ins} cannot give' if ins else 'it cannot make'} {outs or 'nothing'}; {self._next_step(names, after)}"
+
+    def _next_step(self, names: Sequence[str], after: Entries) -> str:
         if (way := self._best(after)) is not None:
             return f"{self._redistribute(way, names)} first"
         way = self._best(None)
         assert way is not None, "every pattern has the row that is whole"
         made = ", ".join(map(self._shown, way.made))
         if not way.moved:
-            return f"it makes {made}: declare that, and redistribute what it makes"
-        return f"{self._redistribute(way, names)} first; then it makes {made}"
+            return f"the result is {made}: declare that, and redistribute the result"
+        return f"{self._redistribute(way, names)} first; then the result is {made}"
 
     def _best(self, after: Entries | None) -> _Way | None:
         """The way with the fewest moves, of equal ones one that gathers."""
@@ -49,7 +55,7 @@ class Advice(NamedTuple):
         return min(found, key=lambda way: (len(way.moved), sum(e is not None for _, e in way.moved)), default=None)
 
     def _way(self, row: Row, after: Entries | None) -> _Way | None:
-        """How to come to a row; None when it does not make `after`."""
+        """What to redistribute so that a row applies; None if the row cannot give `after`."""
         free = next((e for e in (*(after or ()), *self.before) if isinstance(e, At if row.kind == "root" else Pieces)), None)
         ins = [self._over(e, free) for e in row.ins]
         made = self._makes(row, ins, after)
@@ -77,15 +83,25 @@ class Advice(NamedTuple):
         return None if e is None else free
 
     def _redistribute(self, way: _Way, names: Sequence[str]) -> str:
-        return "redistribute " + " and ".join(f"{names[k]} to {self._shown(e)}" for k, e in way.moved)
+        return " and ".join(self._move(names[k], self.before[k], e) for k, e in way.moved)
+
+    def _move(self, name: str, have: Entry | None, want: Entry | None) -> str:
+        """The collective that changes one entry into another, where it has a name that everybody knows."""
+        if isinstance(have, Partial) and want is None:
+            held = "only a summand of it" if have.op == "sum" else f"only one of the values whose {have.op} it is"
+            return f"all_reduce {name} over {self.group} (each rank holds {held})"
+        if isinstance(have, Shard) and want is None:
+            return f"all_gather {name} over {self.group}"
+        return f"redistribute {name} to {self._shown(want)}"
 
     def _shown(self, e: Entry | None) -> str:
         return f"whole over {self.group}" if e is None else str(e)
 
 
-def _names(op: Operator, definition: type[OpDef]) -> list[str]:
-    """What an operator calls its operands, one by one."""
+def _names(slots: Sequence[Slot], given: Mapping[str, Sequence[str]]) -> list[str]:
+    """What an operator calls its operands or results, one by one; "" for an optional one that it does not have."""
     out: list[str] = []
-    for slot in definition.in_slots:
-        out += [f"{slot.name}[{k}]" for k in range(len(op.inputs.get(slot.name, ())))] if slot.many else [slot.name]
+    for slot in slots:
+        there = given.get(slot.name, ())
+        out += [f"{slot.name}[{k}]" for k in range(len(there))] if slot.many else [slot.name if there else ""]
     return out

@@ -122,10 +122,7 @@ class Kinds:
             n = self.mesh.size.get(group, 1)
             row = find_row(table, pattern, before, after, types, group, n)
             if row is None:
-                lie = ", ".join("whole" if e is None else str(e) for e in before) or "nothing"
-                want = ", ".join("whole" if e is None else str(e) for e in after) or "nothing"
-                step = Advice(table, pattern, before, types, group, n).next_step(op, kind.definition, after)
-                return f"from {lie} it does not make {want}; {step}"
+                return Advice(table, pattern, before, types, group, n).why_not(op, kind.definition, after)
             chosen.append(row)
         if twice := cut_twice(chosen):
             return f"two groups cut {twice}, which is in runs; redistribute what one of them cuts first"

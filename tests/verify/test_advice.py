@@ -1,4 +1,4 @@
-"""A program whose operands lie as no rule allows is refused with the next step."""
+"""An operator whose placements no rule allows is refused with the next step."""
 
 import pytest
 
@@ -25,22 +25,22 @@ def refused(op):
 @pytest.mark.parametrize(
     "op, step",
     [
-        ("%y: f32[-1,4] = assign(%terms)", "redistribute X to whole over dp first"),
+        ("%y: f32[-1,4] = assign(%terms)", "all_reduce X over dp (each rank holds only a summand of it) first"),
         ("%y: f32[-1,4] shard(0) over dp = relu(%terms)", "redistribute X to shard(0) over dp first"),
-        ("%y: f32[-1,3] shard(0) over dp = matmul(%rows, %w)", "redistribute Y to whole over dp first"),
-        ("%y: f32[-1,3] shard(0) over dp = matmul(%all, %w)", "redistribute X to shard(0) over dp and Y to whole over dp first"),
+        ("%y: f32[-1,3] shard(0) over dp = matmul(%rows, %w)", "all_gather Y over dp first"),
+        ("%y: f32[-1,3] shard(0) over dp = matmul(%all, %w)", "redistribute X to shard(0) over dp and all_gather Y over dp first"),
         ("%y: f32[-1,4] at(1) over dp = elementwise_add(%rows, %all)", "redistribute X to at(1) over dp first"),
         ("%y: f32[-1,4] shard(0) over dp = sum([%rows, %all, %rows])", "redistribute X[1] to shard(0) over dp first"),
     ],
 )
-def test_the_operands_that_have_to_lie_elsewhere_are_named(op, step):
+def test_the_operands_to_redistribute_are_named(op, step):
     assert refused(op).partition("; ")[2] == step
 
 
-def test_a_result_that_no_operands_make_is_named_with_what_they_make():
+def test_a_result_that_the_operands_cannot_give_is_named_with_the_one_that_they_give():
     assert refused("%y: f32[-1,4] shard(1) over dp = softmax(%rows)") == (
-        "from shard(0) over dp it does not make shard(1) over dp; it makes shard(0) over dp: declare that, and redistribute what it makes"
+        "X shard(0) over dp cannot give Out shard(1) over dp; the result is shard(0) over dp: declare that, and redistribute the result"
     )
     assert refused("%y: f32[-1,4] partial(sum) over dp = relu(%terms)").partition("; ")[2] == (
-        "redistribute X to whole over dp first; then it makes whole over dp"
+        "all_reduce X over dp (each rank holds only a summand of it) first; then the result is whole over dp"
     )
