@@ -140,7 +140,7 @@ def result_places(program: Program, definition: type[OpDef], op: Operator, types
         row, made = next((pair for pair in said if pair[1] is not None), (None, None))
         if row is None or made is None or cut_twice(chosen := [*chosen, row]):
             listed = ", ".join(f"%{n} is {show_placement(q)}" for n, q in zip(ins, places, strict=True) if n is not None)
-            raise ProgramError(f"op {op.type}: no rule allows its inputs' placements over {group}: {listed}; redistribute one of them first")
+            raise ProgramError(f"op {op.type}: no rule allows its inputs' placements over {group}: {listed}; redistribute one of them")
         for q, e in zip(found, made, strict=True):
             if e is not None:
                 q.append(e)
