@@ -21,6 +21,7 @@ from ..ir import Builder, Program, Role, TensorType, Variable
 from ..ir.dtypes import FLOATS, TINY, as_dtype, np_dtype
 from ..ir.errors import FluidxError
 from ..ir.types import ANY
+from . import limits
 from .bodies import function_of, names_outside, with_attributes
 from .constants import constant, given_out
 from .errors import OnnxError
@@ -92,6 +93,7 @@ class Importer:
         self.fed: dict[str, np.ndarray] = {}
         self.kept: dict[int, tuple[Any, Any]] = {}  # by id of a node, which is kept alive: what was made of its attributes
         self.opened: dict[int, tuple[Variable, int]] = {}  # of a number that stands for an open size: an axis that has it
+        self._numbers: dict[str, int] = {}  # of the last name that `fresh` made of one that was taken
         self._made: dict[int, tuple[Any, Variable]] = {}  # by id of what it was made of, which is kept alive
         self._fixed: set[str] = set()  # variables that are held elsewhere than in `env`, so that their names stay
 
@@ -146,6 +148,11 @@ class Importer:
         made = several(made)
         if self.main.num_blocks == blocks:  # what sub-blocks hand out is named in attributes too
             made = self.named(proto.output, made, start)
+        if len(self.b.block.oplist) > limits.OPERATORS:
+            raise Node(self, proto, operands).wrong(
+                f"the program has more than {limits.OPERATORS} operators here; loops with many rounds and functions that are called often "
+                "are written out: fluidx.onnx.limits.OPERATORS says how many there may be"
+            )
         for name, value in zip(proto.output, made):
             if name:
                 self.env[name] = np.asarray(value) if isinstance(value, np.generic) else value  # NumPy makes scalars of arrays without axes
@@ -361,11 +368,14 @@ class Importer:
     def fresh(self, name: str) -> str:
         """A name of the program for a name of the model."""
         base = _ODD.sub("_", name) or "value"
-        found, k = base, 0
-        while self.main.declares(found):
+        if not self.main.declares(base):
+            return base
+        k = self._numbers.get(base, 0)  # a name that recurs, as in rounds that are written out, is not searched for from 1 on
+        k = k + 1 if k and self.main.declares(f"{base}_{k}") else 1
+        while self.main.declares(f"{base}_{k}"):
             k += 1
-            found = f"{base}_{k}"
-        return found
+        self._numbers[base] = k
+        return f"{base}_{k}"
 
     def data(self, name: str, shape: Sequence[int | str] = (), dtype: str = "float32", type: Any = None) -> Variable:
         """An input that is fed: a tensor, or a value of a type."""

@@ -11,6 +11,7 @@ from ..ir.errors import ProgramError
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 AXES = 64  # of NumPy's arrays
 UNROLLED = 512  # operators of rounds that are written one behind the other
+OPERATORS = 200_000  # of a block of a program, and nodes of a model whose functions are written out where they are called
 ROUNDS = 1_000_000  # of a Loop, before it is said to have no end
 
 

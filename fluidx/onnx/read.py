@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from . import limits
 from .check import all_graphs, readable, supported, valid
 from .errors import OnnxError, need_onnx
 from .form import NEWEST, check_form, domain_of, opsets_of, with_one_opset
 from .old import brought_up, show
 from .values import dense_of
 
+_DEEPEST = 64  # calls of functions in functions
 OPSET_8 = "fluidx.opset8"  # the domain that Scan of opset 8 gets: it has a batch, which the converter takes away, and the data with it
 
 
@@ -136,10 +138,45 @@ def _sparse(top: Any) -> list[Any]:
 def _inlined(model: Any) -> Any:
     from onnx import inliner
 
+    _check_calls(model)
     try:
         return inliner.inline_local_functions(_with_defaults(model), convert_version=True)
     except Exception as e:  # as below
         raise OnnxError(f"the functions of the model cannot be written out: {e}") from None
+
+
+def _check_calls(model: Any) -> None:
+    """Refuse functions that come to too many nodes, or to more bytes than the machine has, where they are written out: each may call others
+    many times, so that a small file is a huge graph."""
+    functions = {(domain_of(f.domain), f.name, f.overload): f for f in model.functions}
+    sizes: dict[tuple[str, str, str], tuple[int, int]] = {}
+
+    def size(top: Any, name: str, open_calls: frozenset[tuple[str, str, str]]) -> tuple[int, int]:
+        """Nodes and bytes of a graph or a function with what it calls."""
+        nodes, size_ = 0, top.ByteSize()
+        for p in (p for g in all_graphs(top) for p in g.node):
+            key = domain_of(p.domain), p.op_type, p.overload
+            if key not in functions:
+                nodes += 1
+                continue
+            if key in open_calls or len(open_calls) > _DEEPEST:
+                way = f"{name} calls {p.op_type}"
+                raise OnnxError(f"the functions of the model call each other in a ring, or more than {_DEEPEST} deep: {way}")
+            if key not in sizes:
+                sizes[key] = size(functions[key], p.op_type, open_calls | {key})
+            nodes, size_ = nodes + sizes[key][0], size_ + sizes[key][1]
+        return nodes, size_
+
+    nodes, size_ = size(model.graph, "the graph", frozenset())
+    most = max(sizes, key=lambda key: sizes[key], default=None)
+    where = f"the largest is {most[1]} with {sizes[most][0]}" if most is not None else "none is called"
+    if nodes > limits.OPERATORS:
+        raise OnnxError(
+            f"the functions of the model come to {nodes} nodes where they are called ({where}), and fluidx.onnx.limits.OPERATORS allows "
+            f"{limits.OPERATORS}; raise it if the model is meant to be so large"
+        )
+    if size_ > limits.MEMORY:
+        raise OnnxError(f"the functions of the model come to {size_ >> 20} MB where they are called ({where}), more than this machine has")
 
 
 def _with_defaults(model: Any) -> Any:

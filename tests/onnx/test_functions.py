@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx.onnx import limits
 
 onnx = pytest.importorskip("onnx")
 
@@ -59,3 +60,54 @@ def test_names_inside_a_function_are_its_own_and_overloads_are_told_apart():
     other.overload, other.node[0].op_type = "other", "Abs"
     model.functions.append(other)
     np.testing.assert_array_equal(outputs(model)[0], 2 * np.maximum(X, 0) + 2 * np.abs(X) - X)
+
+
+def nested(depth, times):
+    """A function that calls another one so many times, which calls a third one so, ..."""
+    called = [f"own.f{d + 1}" for d in range(depth - 1)] + ["Relu"]
+    bodies = [" ".join(f"v{k + 1} = {name} (v{k})" for k in range(times)) for name in called]
+    functions = [f"f{d} (v0) => (v{times}) {{ {body} }}" for d, body in enumerate(bodies)]
+    return model_of("g (float[n, 4] x) => (float[n, 4] y) { y = own.f0 (x) }", *functions)
+
+
+@pytest.mark.parametrize("reader", [fx.onnx.load, fx.onnx.session])
+def test_functions_that_come_to_too_many_nodes_are_refused_before_they_are_written_out(reader, monkeypatch):
+    with pytest.raises(fx.onnx.OnnxError, match=r"come to 1000000000 nodes where they are called \(the largest is f0 with 1000000000\)"):
+        reader(nested(9, 10))
+    monkeypatch.setattr(limits, "OPERATORS", 8)
+    assert [type(reader(nested(3, 2)))] and len(fx.onnx.load(nested(3, 2)).program.ops) == 8
+    with pytest.raises(fx.onnx.OnnxError, match=r"16 nodes where they are called .* allows 8; raise it"):
+        reader(nested(4, 2))
+
+
+def test_functions_that_come_to_too_many_bytes_are_refused(monkeypatch):
+    large = onnx.numpy_helper.from_array(np.ones((64, 1024), "float32"))
+    model = nested(3, 10)
+    model.functions[-1].node.add(op_type="Constant", output=["held"]).attribute.append(onnx.helper.make_attribute("value", large))
+    monkeypatch.setattr(limits, "MEMORY", 2**24)  # there are 100 calls with 256 KB each
+    with pytest.raises(fx.onnx.OnnxError, match=r"come to \d\d MB where they are called .* more than this machine has"):
+        fx.onnx.session(model)
+
+
+def test_functions_in_a_ring_are_refused():
+    model = nested(2, 2)
+    model.functions[1].node[0].op_type, model.functions[1].node[0].domain = "f0", "own"
+    with pytest.raises(fx.onnx.OnnxError, match="call each other in a ring"):
+        fx.onnx.session(model)
+
+
+@pytest.mark.parametrize("read", [fx.onnx.load, lambda model: fx.onnx.session(model).run([X])])
+def test_loops_that_are_written_out_are_bounded(read, monkeypatch):
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 17]>
+        g (float[n, 4] x) => (float[n, 4] y) {
+            often = Constant <value = int64 {100}> ()
+            goes = Constant <value = bool {1}> ()
+            y = Loop (often, goes, x) <body = b (int64 k, bool c, float[n, 4] s) => (bool d, float[n, 4] t) {
+                d = Identity (c)
+                t = Sin (s)
+            }>
+        }""")
+    read(model)
+    monkeypatch.setattr(limits, "OPERATORS", 50)
+    with pytest.raises(fx.onnx.OnnxError, match="the program has more than 50 operators here; loops with many rounds"):
+        read(model)
