@@ -54,6 +54,12 @@ def conv2d(
     `padding` is one size, (height, width), (top, bottom, left, right), fluid's list of pairs, "SAME" or "VALID". With as many groups
     as channels it is a depthwise convolution. Weights start as Normal(0, sqrt(2 / (kh * kw * c))). `use_cudnn` has no effect.
 
+    Shapes: [n, c, h, w] gives [n, num_filters, h', w'], h' = (h + padding above and below - dilation * (kh - 1) - 1) // stride + 1.
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when input has not four axes, its channels have an open size, or `groups` does not divide them.
+
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
     ...     fx.layers.conv2d(fx.data("x", [-1, 1, 28, 28], "float32"), 20, 5, act="relu")
@@ -100,6 +106,15 @@ def conv2d_transpose(
 
     h' is (h - 1) * stride - 2 * padding + dilation * (kh - 1) + 1, or `output_size`, which may be up to stride - 1 larger. Give
     `filter_size` or `output_size`; the filter's size follows from the output's. `use_cudnn` has no effect.
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when neither `filter_size` nor `output_size` is given, or `output_size` is out of reach.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.conv2d_transpose(fx.data("x", [-1, 8, 14, 14], "float32"), 4, filter_size=2, stride=2)
+    <Variable conv2d_transpose_0.tmp_1: f32[-1,4,28,28]>
     """
     helper = LayerHelper("conv2d_transpose", name)
     x = helper.variable(input, "input")
@@ -154,6 +169,17 @@ def pool2d(
 
     `global_pooling` takes one window over all of h and w. `ceil_mode` counts windows that hang over the end; `exclusive` leaves the
     padding out of the mean. `use_cudnn` has no effect.
+
+    Shapes: [n, c, h, w] gives [n, c, h', w'], h' = (h + padding above and below - size) // stride + 1, rounded up with `ceil_mode`.
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when input has not four axes, or neither `pool_size` nor `global_pooling` is given.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.pool2d(fx.data("x", [-1, 20, 24, 24], "float32"), 2, "max", pool_stride=2)
+    <Variable pool2d_0.tmp_0: f32[-1,20,12,12]>
     """
     helper = LayerHelper("pool2d", name)
     x = helper.variable(input, "input")

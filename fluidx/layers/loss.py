@@ -22,6 +22,10 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ig
 
     With `soft_label` the labels are probabilities of input's shape. A label of `ignore_index` has loss 0.
 
+    Types: input is float16, bfloat16, float32 or float64, and so is the result; hard labels are int64 or int32.
+
+    Raises ProgramError for labels of another dtype, or of a shape that does not fit.
+
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
     ...     probabilities = fx.layers.softmax(fx.data("x", [-1, 10], "float32"))
@@ -46,6 +50,10 @@ def softmax_with_cross_entropy(
 
     Hard labels have size 1 along the axis: [n, classes] and int64 [n, 1] give [n, 1]. `numeric_stable_mode` has no effect: it is on.
 
+    Types: logits are float16, bfloat16, float32 or float64, and so is the loss; hard labels are int64 or int32.
+
+    Raises ProgramError for labels of another dtype, or of a shape that does not fit.
+
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
     ...     x, y = fx.data("x", [-1, 10], "float32"), fx.data("y", [-1, 1], "int64")
@@ -67,7 +75,19 @@ def softmax_with_cross_entropy(
 
 
 def square_error_cost(input: Variable, label: Variable) -> Variable:
-    """(input - label) squared, element by element."""
+    """(input - label) squared, element by element.
+
+    Shapes: input and label have one shape, which is that of the result.
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when the shapes differ.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.mean(fx.layers.square_error_cost(fx.data("y", [-1, 1], "float32"), fx.data("label", [-1, 1], "float32")))
+    <Variable mean_0.tmp_0: f32[1]>
+    """
     helper = LayerHelper("square_error_cost")
     return helper.op("square_error_cost", helper.variable(input, "input"), helper.variable(label, "label"))
 
@@ -85,6 +105,17 @@ def sigmoid_cross_entropy_with_logits(
     """The binary cross entropy of sigmoid(x) and labels in [0, 1], element by element, computed without overflow.
 
     A label of `ignore_index` has loss 0; `normalize` divides by the number of labels that count.
+
+    Shapes: x and label have one shape, which is that of the result.
+
+    Types: x and label are floats, and so is the result.
+
+    Raises ProgramError when the shapes differ.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.sigmoid_cross_entropy_with_logits(fx.data("x", [-1, 5], "float32"), fx.data("label", [-1, 5], "float32"))
+    <Variable sigmoid_cross_entropy_with_logits_0.tmp_0: f32[-1,5]>
     """
     helper = LayerHelper("sigmoid_cross_entropy_with_logits", name)
     x, label = helper.variable(x, "x"), helper.variable(label, "label")

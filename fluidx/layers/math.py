@@ -29,22 +29,49 @@ def elementwise_add(x: Variable, y: Variable, axis: int = -1, act: str | None = 
     the rest: x[2,3,4,5] and y[3,4] with axis=1.
 
     Raises ProgramError when the shapes do not fit.
+
+    Shapes: [n, 3, 4] and [4] give [n, 3, 4], and so do [n, 3, 4] and [3] with axis=1.
+
+    Types: x and y have one dtype, of floats or integers, which the result has, too.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.elementwise_add(fx.data("x", [-1, 3, 4], "float32"), fx.data("y", [3], "float32"), axis=1)
+    <Variable elementwise_add_0.tmp_0: f32[-1,3,4]>
     """
     return _binary("elementwise_add", x, y, axis, act, name)
 
 
 def elementwise_sub(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x - y; `axis` as in elementwise_add."""
+    """x - y; `axis` as in elementwise_add.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.elementwise_sub(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
+    <Variable elementwise_sub_0.tmp_0: f32[-1,3]>
+    """
     return _binary("elementwise_sub", x, y, axis, act, name)
 
 
 def elementwise_mul(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x * y, element by element; `axis` as in elementwise_add."""
+    """x * y, element by element; `axis` as in elementwise_add.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.elementwise_mul(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
+    <Variable elementwise_mul_0.tmp_0: f32[-1,3]>
+    """
     return _binary("elementwise_mul", x, y, axis, act, name)
 
 
 def elementwise_div(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x / y; `axis` as in elementwise_add."""
+    """x / y; `axis` as in elementwise_add.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.elementwise_div(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
+    <Variable elementwise_div_0.tmp_0: f32[-1,3]>
+    """
     return _binary("elementwise_div", x, y, axis, act, name)
 
 
@@ -87,6 +114,15 @@ def scale(
     """x * scale + bias, or (x + bias) * scale with bias_after_scale=False. The shape and dtype are x's.
 
     `scale` may be a Variable of one element.
+
+    Types: x is of floats or integers; the result has its dtype.
+
+    Raises ProgramError for bool.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.scale(fx.data("x", [-1, 3], "float32"), 2.0, bias=1.0)
+    <Variable scale_0.tmp_0: f32[-1,3]>
     """
     helper = LayerHelper("scale", name)
     x = helper.variable(x, "x")
@@ -106,6 +142,10 @@ def scale(
 
 def mean(x: Variable, name: str | None = None) -> Variable:
     """The mean of all elements of x, as a [1] variable.
+
+    Types: x is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError for integers; cast them first.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -139,17 +179,43 @@ def _reduce(op_type: str, input: Variable, dim: Any, keep_dim: bool, name: str |
 
 
 def reduce_sum(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """The sum over the axes `dim` (an integer or a list; None is all, giving a [1] variable); `keep_dim` leaves them with size 1."""
+    """The sum over the axes `dim` (an integer or a list; None is all, giving a [1] variable); `keep_dim` leaves them with size 1.
+
+    Shapes: [n, 3, 4] gives [n, 4] with dim=1, [n, 1, 4] with keep_dim=True besides.
+
+    Types: input is of floats or integers; the result has its dtype.
+
+    Raises ProgramError when input has no axis `dim`, or one is named twice.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.reduce_sum(fx.data("x", [-1, 3, 4], "float32"), dim=[1, 2], keep_dim=True)
+    <Variable reduce_sum_0.tmp_0: f32[-1,1,1]>
+    """
     return _reduce("reduce_sum", input, dim, keep_dim, name)
 
 
 def reduce_mean(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """The mean over the axes `dim`; arguments as in reduce_sum."""
+    """The mean over the axes `dim`; arguments as in reduce_sum.
+
+    Types: input is of floats; the result has its dtype.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.reduce_mean(fx.data("x", [-1, 3, 4], "float32"), dim=1)
+    <Variable reduce_mean_0.tmp_0: f32[-1,4]>
+    """
     return _reduce("reduce_mean", input, dim, keep_dim, name)
 
 
 def reduce_max(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """The largest element over the axes `dim`; arguments as in reduce_sum."""
+    """The largest element over the axes `dim`; arguments as in reduce_sum.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.reduce_max(fx.data("x", [-1, 3, 4], "float32"), dim=-1)
+    <Variable reduce_max_0.tmp_0: f32[-1,3]>
+    """
     return _reduce("reduce_max", input, dim, keep_dim, name)
 
 
@@ -174,7 +240,19 @@ def reduce_any(input: Variable, dim: Any = None, keep_dim: bool = False, name: s
 
 
 def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
-    """x with every element moved into [min, max]."""
+    """x with every element moved into [min, max].
+
+    Shapes: the result has x's shape.
+
+    Types: x is of floats or integers; the result has its dtype.
+
+    Raises ProgramError when `min` is above `max`.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.clip(fx.data("x", [-1, 3], "float32"), -1.0, 1.0)
+    <Variable clip_0.tmp_0: f32[-1,3]>
+    """
     helper = LayerHelper("clip", name)
     low, high = number(helper.label, "min", min), number(helper.label, "max", max)
     if low > high:
@@ -279,7 +357,17 @@ def pow(x: Variable, factor: float | Variable = 1.0, name: str | None = None) ->
 
 
 def gelu(x: Variable, approximate: bool = False, name: str | None = None) -> Variable:
-    """x times the normal distribution function of x; `approximate` uses the tanh formula."""
+    """x times the normal distribution function of x; `approximate` uses the tanh formula.
+
+    Shapes: the result has x's shape.
+
+    Types: x is float16, bfloat16, float32 or float64, and so is the result.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.gelu(fx.data("x", [-1, 3], "float32"))
+    <Variable gelu_0.tmp_0: f32[-1,3]>
+    """
     helper = LayerHelper("gelu", name)
     return helper.op("gelu", helper.variable(x, "x"), approximate=bool(approximate))
 
@@ -290,7 +378,17 @@ def relu6(x: Variable, threshold: float = 6.0, name: str | None = None) -> Varia
 
 
 def leaky_relu(x: Variable, alpha: float = 0.02, name: str | None = None) -> Variable:
-    """x where it is positive, alpha * x elsewhere."""
+    """x where it is positive, alpha * x elsewhere.
+
+    Shapes: the result has x's shape.
+
+    Types: x is float16, bfloat16, float32 or float64, and so is the result.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.leaky_relu(fx.data("x", [-1, 3], "float32"), alpha=0.1)
+    <Variable leaky_relu_0.tmp_0: f32[-1,3]>
+    """
     return _shaped("leaky_relu", x, name, alpha=alpha)
 
 

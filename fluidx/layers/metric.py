@@ -13,6 +13,8 @@ def accuracy(input: Variable, label: Variable, k: int = 1, correct: Variable | N
 
     input is [n, classes], label int64 [n, 1]. `correct` and `total`, int32 [1], receive the counts when they are given.
 
+    Raises ProgramError when k is above the number of classes.
+
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()):
     ...     scores, label = fx.data("x", [-1, 10], "float32"), fx.data("y", [-1, 1], "int64")

@@ -27,6 +27,12 @@ def fc(
     The axes of input before `num_flatten_dims` stay, the others are flattened into the axis that w, of shape [their product, size],
     meets. Several inputs have a weight each, and their products are added up; `param_attr` may then be a list.
 
+    Shapes: input [n, ...] gives [n, size]; with num_flatten_dims=2 input [n, t, ...] gives [n, t, size].
+
+    Types: input is of floats, and so are w, the bias and the result.
+
+    Raises ProgramError when an axis that is flattened has an open size, or when `num_flatten_dims` leaves no axis on one side.
+
     >>> import fluidx as fx
     >>> main, startup = fx.Program(), fx.Program()
     >>> with fx.program_guard(main, startup), fx.unique_name.guard():
@@ -75,6 +81,10 @@ def embedding(
     A last axis of size 1 is replaced by the width ([batch, 1] gives [batch, width]); other ids get a width axis behind them
     ([batch, length] gives [batch, length, width]). The row `padding_idx` reads as zeros and is not trained. `is_sparse` and
     `is_distributed` have no effect: gradients are dense.
+
+    Types: ids are int64 or int32; the table and the result are of `dtype`.
+
+    Raises ProgramError for ids of another dtype, and when `padding_idx` is no row of the table.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -129,7 +139,19 @@ def _ends_in_one(x: Variable) -> bool:
 
 
 def mul(x: Variable, y: Variable, x_num_col_dims: int = 1, y_num_col_dims: int = 1, name: str | None = None) -> Variable:
-    """The matrix product of x and y, each flattened to a matrix at its `num_col_dims`; the result has the axes that remain."""
+    """The matrix product of x and y, each flattened to a matrix at its `num_col_dims`; the result has the axes that remain.
+
+    Shapes: x [n, k] and y [k, m] give [n, m]; with x_num_col_dims=2 x [n, t, k] gives [n, t, m].
+
+    Types: x and y have one dtype, which the result has, too.
+
+    Raises ProgramError when the columns of x are not as many as the rows of y.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.mul(fx.data("x", [-1, 7, 4], "float32"), fx.data("y", [4, 2], "float32"), x_num_col_dims=2)
+    <Variable mul_0.tmp_0: f32[-1,7,2]>
+    """
     helper = LayerHelper("mul", name)
     dims = whole(helper.label, "x_num_col_dims", x_num_col_dims, 1), whole(helper.label, "y_num_col_dims", y_num_col_dims, 1)
     return helper.op("mul", helper.variable(x, "x"), helper.variable(y, "y"), x_num_col_dims=dims[0], y_num_col_dims=dims[1])
@@ -139,6 +161,12 @@ def matmul(
     x: Variable, y: Variable, transpose_x: bool = False, transpose_y: bool = False, alpha: float = 1.0, name: str | None = None
 ) -> Variable:
     """alpha * x @ y over the last two axes, the others broadcast; `transpose_x` and `transpose_y` swap those two axes first.
+
+    Shapes: x [..., n, k] and y [..., k, m] give [..., n, m].
+
+    Types: x and y have one dtype, which the result has, too.
+
+    Raises ProgramError when the k of both differ, or the other axes do not broadcast.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -153,7 +181,10 @@ def matmul(
 
 
 def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """The matrix products of two batches: [b, n, k] and [b, k, m] give [b, n, m]."""
+    """The matrix products of two batches: [b, n, k] and [b, k, m] give [b, n, m].
+
+    Raises ProgramError when x or y has not three axes, or when their sizes do not fit.
+    """
     helper = LayerHelper("bmm", name)
     x, y = helper.variable(x, "x"), helper.variable(y, "y")
     helper.rank(x, "x", 3)
@@ -178,6 +209,12 @@ def dropout(
     Without a seed one is derived from the program's random_seed and the variable's name. Ranks that hold slices of a batch draw
     the slices of what one device would draw.
 
+    Shapes: the result has x's shape.
+
+    Types: x is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when `dropout_prob` is not from 0 to 1.
+
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
     ...     fx.layers.dropout(fx.data("x", [-1, 8], "float32"), 0.5)
@@ -197,7 +234,19 @@ def dropout(
 
 
 def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Variable:
-    """exp(x) / sum(exp(x)) along an axis; `use_cudnn` has no effect."""
+    """exp(x) / sum(exp(x)) along an axis; `use_cudnn` has no effect.
+
+    Shapes: the result has input's shape.
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when input has no axis `axis`.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.softmax(fx.data("x", [-1, 10], "float32"))
+    <Variable softmax_0.tmp_0: f32[-1,10]>
+    """
     helper = LayerHelper("softmax", name)
     x = helper.variable(input, "input")
     helper.axis(x, axis)
@@ -237,7 +286,19 @@ def scaled_dot_product_attention(
 
 
 def log_softmax(input: Variable, axis: int = -1, dtype: Any = None, name: str | None = None) -> Variable:
-    """log(softmax(x)) along an axis, computed without overflow; x is cast to `dtype` first when that is given."""
+    """log(softmax(x)) along an axis, computed without overflow; x is cast to `dtype` first when that is given.
+
+    Shapes: the result has input's shape.
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when input has no axis `axis`.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.log_softmax(fx.data("x", [-1, 10], "float32"))
+    <Variable log_softmax_0.tmp_0: f32[-1,10]>
+    """
     helper = LayerHelper("log_softmax", name)
     x = helper.variable(input, "input")
     if dtype is not None and as_dtype(dtype) != x.dtype:
@@ -251,6 +312,17 @@ def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Va
 
     A last axis of size 1 is replaced by `depth`; other inputs get an axis of `depth` behind them. `allow_out_of_range` makes a row of
     zeros of an index outside [0, depth).
+
+    Shapes: [n, 1] gives [n, depth], and [n, t] gives [n, t, depth].
+
+    Types: input is int64 or int32, the result float32.
+
+    Raises ProgramError for input of another dtype; ExecutionError in a run with an index outside, unless `allow_out_of_range`.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.one_hot(fx.data("label", [-1, 1], "int64"), 10)
+    <Variable one_hot_0.tmp_0: f32[-1,10]>
     """
     return _one_hot(LayerHelper("one_hot"), input, depth, allow_out_of_range, drop=True)
 
@@ -288,7 +360,19 @@ def label_smooth(
 
 
 def pad(x: Variable, paddings: Sequence[int], pad_value: float = 0.0, name: str | None = None) -> Variable:
-    """x with `pad_value` around it: paddings are (before, after) for axis 0, then for axis 1, ..."""
+    """x with `pad_value` around it: paddings are (before, after) for axis 0, then for axis 1, ...
+
+    Shapes: axis i of size s becomes before + s + after.
+
+    Types: x is of any dtype, which the result has, too.
+
+    Raises ProgramError when `paddings` has not two entries for each axis.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.pad(fx.data("x", [2, 3], "float32"), [0, 1, 2, 2])
+    <Variable pad_0.tmp_0: f32[3,7]>
+    """
     helper = LayerHelper("pad", name)
     x = helper.variable(x, "x")
     sizes = wholes(helper.label, "paddings", paddings, least=0)

@@ -46,6 +46,12 @@ def batch_norm(
     number divides g hold whole runs and exchange nothing but the moving statistics; other numbers of ranks gather the batch. Source:
     Hoffer, Hubara and Soudry 2017, "Train longer, generalize better".
 
+    Shapes: the result has input's shape, [n, c] or [n, c, ...]; scale, bias, mean and variance are [c].
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result. The statistics of 16-bit input are float32.
+
+    Raises ProgramError when the channels have an open size, or scale or bias is left out.
+
     >>> import numpy as np
     >>> import fluidx as fx
     >>> main, startup = fx.Program(), fx.Program()
@@ -108,6 +114,12 @@ def layer_norm(
     """Normalization over the axes from `begin_norm_axis` on: (x - mean) / sqrt(variance + epsilon) * scale + bias.
 
     Scale and bias are vectors over the normalized elements.
+
+    Shapes: the result has input's shape.
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result. Scale and bias of 16-bit input are float32.
+
+    Raises ProgramError when a normalized axis has an open size.
 
     >>> import fluidx as fx
     >>> main = fx.Program()
@@ -177,7 +189,19 @@ def group_norm(
     data_layout: str = "NCHW",
     name: str | None = None,
 ) -> Variable:
-    """Normalization of each sample over groups of channels; scale and bias are vectors over the channels (False leaves one out)."""
+    """Normalization of each sample over groups of channels; scale and bias are vectors over the channels (False leaves one out).
+
+    Shapes: the result has input's shape, [n, c, ...].
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result. Scale and bias of 16-bit input are float32.
+
+    Raises ProgramError when `groups` does not divide the channels.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.group_norm(fx.data("x", [-1, 8, 4, 4], "float32"), 2)
+    <Variable group_norm_0.tmp_0: f32[-1,8,4,4]>
+    """
     helper = LayerHelper("group_norm", name)
     x = helper.variable(input, "input")
     layout = helper.layout(data_layout, "data_layout")

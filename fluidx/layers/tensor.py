@@ -163,6 +163,13 @@ def fill_constant(
     """A tensor filled with `value`; `out`, when given, receives it. `force_cpu` has no effect.
 
     The sizes are integers, or computed: a vector, or a list with Variables in it.
+
+    Raises ProgramError when `value` is no number.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.fill_constant([2, 3], "float32", 0.5)
+    <Variable fill_constant_0.tmp_0: f32[2,3]>
     """
     helper = LayerHelper("fill_constant", name)
     value = number(helper.label, "value", float(value) if isinstance(value, (bool, str)) else value)
@@ -391,20 +398,54 @@ def diag(diagonal: Variable | np.ndarray) -> Variable:
 
 
 def cast(x: Variable, dtype: Any) -> Variable:
-    """x converted to another dtype."""
+    """x converted to another dtype.
+
+    Shapes: the result has x's shape.
+
+    Raises ProgramError when `dtype` is no dtype.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.cast(fx.data("x", [-1, 3], "int64"), "float32")
+    <Variable cast_0.tmp_0: f32[-1,3]>
+    """
     helper = LayerHelper("cast")
     return helper.op("cast", helper.variable(x, "x"), dtype=as_dtype(dtype))
 
 
 def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Variables joined along an axis; the other sizes must agree."""
+    """Variables joined along an axis; the other sizes must agree.
+
+    Shapes: [n, 3] and [n, 5] give [n, 8] along axis 1.
+
+    Types: the variables have one dtype, which the result has, too.
+
+    Raises ProgramError when dtypes or other sizes differ.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.concat([fx.data("x", [-1, 3], "float32"), fx.data("y", [-1, 5], "float32")], axis=1)
+    <Variable concat_0.tmp_0: f32[-1,8]>
+    """
     helper = LayerHelper("concat", name)
     xs = helper.variables(input, "input")
     return helper.op("concat", xs, axis=helper.axis(xs[0], axis))
 
 
 def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None) -> list[Variable]:
-    """input cut along axis `dim` into a number of equal parts, or into parts of the given sizes (one may be -1)."""
+    """input cut along axis `dim` into a number of equal parts, or into parts of the given sizes (one may be -1).
+
+    Shapes: [n, 6] gives three of [n, 2], or of [n, 1], [n, 2] and [n, 3] with the sizes [1, 2, 3].
+
+    Types: input is of any dtype, which the result has, too.
+
+    Raises ProgramError when the number does not divide the axis, or the sizes do not add up to it.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.split(fx.data("x", [-1, 6], "float32"), [4, -1], dim=1)
+    [<Variable split_0.tmp_0: f32[-1,4]>, <Variable split_0.tmp_1: f32[-1,2]>]
+    """
     helper = LayerHelper("split", name)
     x = helper.variable(input, "input")
     axis = helper.axis(x, dim, "dim")
@@ -428,7 +469,19 @@ def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, 
 
 
 def stack(x: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Variables of one shape put side by side along a new axis."""
+    """Variables of one shape put side by side along a new axis.
+
+    Shapes: k variables [n, 3] give [k, n, 3], or [n, k, 3] with axis=1.
+
+    Types: the variables have one dtype, which the result has, too.
+
+    Raises ProgramError when shapes or dtypes differ.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.stack([fx.data("x", [-1, 3], "float32"), fx.data("y", [-1, 3], "float32")], axis=1)
+    <Variable stack_0.tmp_0: f32[-1,2,3]>
+    """
     helper = LayerHelper("stack", name)
     xs = helper.variables(x, "x")
     return helper.op("stack", xs, axis=helper.axis(xs[0], axis, extra=1))
@@ -453,6 +506,10 @@ def reshape(
     `inplace` has no effect: the result shares x's memory anyway. A shape may be computed: a vector as `shape` or `actual_shape`, which goes
     before, or a list with Variables in it.
 
+    Types: x is of any dtype, which the result has, too.
+
+    Raises ProgramError when the numbers of elements differ, or more than one size is -1.
+
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
     ...     fx.layers.reshape(fx.data("x", [-1, 28, 28], "float32"), [0, 784])
@@ -472,7 +529,19 @@ def reshape(
 
 
 def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
-    """x with its axes in the order `perm`."""
+    """x with its axes in the order `perm`.
+
+    Shapes: axis i of the result is x's axis `perm[i]`.
+
+    Types: x is of any dtype, which the result has, too.
+
+    Raises ProgramError when `perm` does not name each axis once.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.transpose(fx.data("x", [-1, 3, 28, 32], "float32"), [0, 2, 3, 1])
+    <Variable transpose_0.tmp_0: f32[-1,28,32,3]>
+    """
     helper = LayerHelper("transpose", name)
     x = helper.variable(x, "x")
     axes = tuple(helper.axis(x, a, "perm") for a in wholes(helper.label, "perm", perm))
@@ -490,21 +559,57 @@ def _axes(helper: LayerHelper, x: Variable, axes: Any, extra: int = 0) -> tuple[
 
 
 def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Variable:
-    """input without the given axes, which have size 1; with no axes, without all axes of size 1."""
+    """input without the given axes, which have size 1; with no axes, without all axes of size 1.
+
+    Shapes: [n, 1, 3] gives [n, 3] with axes [1].
+
+    Types: input is of any dtype, which the result has, too.
+
+    Raises ProgramError when such an axis has another size.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.squeeze(fx.data("x", [-1, 1, 3], "float32"), [1])
+    <Variable squeeze_0.tmp_0: f32[-1,3]>
+    """
     helper = LayerHelper("squeeze", name)
     x = helper.variable(input, "input")
     return helper.op("squeeze", x, axes=_axes(helper, x, axes))
 
 
 def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
-    """input with new axes of size 1, at the given places of the result."""
+    """input with new axes of size 1, at the given places of the result.
+
+    Shapes: [n, 3] gives [n, 1, 3] with axes [1].
+
+    Types: input is of any dtype, which the result has, too.
+
+    Raises ProgramError when the result has no such axis.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.unsqueeze(fx.data("x", [-1, 3], "float32"), [1])
+    <Variable unsqueeze_0.tmp_0: f32[-1,1,3]>
+    """
     helper = LayerHelper("unsqueeze", name)
     x = helper.variable(input, "input")
     return helper.op("unsqueeze", x, axes=_axes(helper, x, axes, extra=1))
 
 
 def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
-    """x as a matrix: the axes before `axis` make its rows, the others its columns."""
+    """x as a matrix: the axes before `axis` make its rows, the others its columns.
+
+    Shapes: [n, 3, 4] gives [n, 12].
+
+    Types: x is of any dtype, which the result has, too.
+
+    Raises ProgramError when x has no such axis.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.flatten(fx.data("x", [-1, 3, 4], "float32"))
+    <Variable flatten_0.tmp_0: f32[-1,12]>
+    """
     helper = LayerHelper("flatten", name)
     x = helper.variable(x, "x")
     axis = whole(helper.label, "axis", axis)
@@ -525,7 +630,19 @@ def _slice_args(helper: LayerHelper, x: Variable, axes: Any, **lists: Any) -> di
 
 
 def slice(input: Variable, axes: Sequence[int], starts: Sizes, ends: Sizes) -> Variable:
-    """input cut to [start, end) along the given axes; negative bounds count from the end. Bounds may be Variables, in lists or vectors."""
+    """input cut to [start, end) along the given axes; negative bounds count from the end. Bounds may be Variables, in lists or vectors.
+
+    Shapes: an axis that is cut has size end - start, at most what is there.
+
+    Types: input is of any dtype, which the result has, too.
+
+    Raises ProgramError when input has no such axis, or the three lists differ in length.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.slice(fx.data("x", [-1, 8, 8], "float32"), axes=[1, 2], starts=[1, -3], ends=[5, 8])
+    <Variable slice_0.tmp_0: f32[-1,4,3]>
+    """
     helper = LayerHelper("slice")
     x = helper.variable(input, "input")
     computed = [helper.sizes(v, what) for what, v in (("starts", starts), ("ends", ends))]
@@ -546,7 +663,19 @@ def strided_slice(input: Variable, axes: Sequence[int], starts: Sequence[int], e
 
 
 def expand(x: Variable, expand_times: Sizes, name: str | None = None) -> Variable:
-    """x repeated `expand_times[i]` times along each axis i; a vector, or a list with Variables in it, says so when it is known."""
+    """x repeated `expand_times[i]` times along each axis i; a vector, or a list with Variables in it, says so when it is known.
+
+    Shapes: [2, 3] gives [4, 3] with [2, 1].
+
+    Types: x is of any dtype, which the result has, too.
+
+    Raises ProgramError when there is not one number for each axis.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.expand(fx.data("x", [2, 3], "float32"), [2, 1])
+    <Variable expand_0.tmp_0: f32[4,3]>
+    """
     helper = LayerHelper("expand", name)
     x = helper.variable(x, "x")
     if (computed := helper.sizes(expand_times, "expand_times")) is not None:
@@ -590,7 +719,13 @@ def triu(input: Variable, diagonal: int = 0, name: str | None = None) -> Variabl
 
 
 def shape(input: Variable) -> Variable:
-    """The shape of input as an int32 vector; open axes have their size at run time."""
+    """The shape of input as an int32 vector; open axes have their size at run time.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.shape(fx.data("x", [-1, 3], "float32"))
+    <Variable shape_0.tmp_0: i32[2]>
+    """
     helper = LayerHelper("shape")
     return helper.op("shape", helper.variable(input, "input"))
 
@@ -611,7 +746,19 @@ def size(input: Variable) -> Variable:
 
 
 def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
-    """The rows of input that `index` (integers, [n] or [n, 1]) names. `overwrite` has no effect: gradients of rows add up."""
+    """The rows of input that `index` (integers, [n] or [n, 1]) names. `overwrite` has no effect: gradients of rows add up.
+
+    Shapes: input [rows, ...] and n indices give [n, ...].
+
+    Types: index is int64 or int32; the result has input's dtype.
+
+    Raises ProgramError for an index of another dtype; ExecutionError in a run with an index that is no row.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.gather(fx.data("x", [100, 8], "float32"), fx.data("index", [-1], "int64"))
+    <Variable gather_0.tmp_0: f32[-1,8]>
+    """
     helper = LayerHelper("gather")
     return helper.op("gather", helper.variable(input, "input"), helper.variable(index, "index"))
 
@@ -654,7 +801,17 @@ def _arg(op_type: str, x: Variable, axis: int) -> Variable:
 
 
 def argmax(x: Variable, axis: int = 0) -> Variable:
-    """The index of the largest element along an axis, as int64; the first of equal ones."""
+    """The index of the largest element along an axis, as int64; the first of equal ones.
+
+    Shapes: [n, c] gives [n] with axis=1.
+
+    Raises ProgramError when x has no such axis.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.argmax(fx.data("x", [-1, 10], "float32"), axis=1)
+    <Variable arg_max_0.tmp_0: i64[-1]>
+    """
     return _arg("arg_max", x, axis)
 
 
@@ -674,6 +831,17 @@ def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Va
     """The k largest elements of the last axis, largest first, and their int64 indices.
 
     k may be a Variable that has one number; ExecutionError is raised in a run where that is negative, or more than there are elements.
+
+    Shapes: [..., c] gives two of [..., k].
+
+    Types: the elements have input's dtype, the indices are int64.
+
+    Raises ProgramError when k is above the size of the last axis.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     fx.layers.topk(fx.data("x", [-1, 10], "float32"), 5)
+    (<Variable top_k_0.tmp_0: f32[-1,5]>, <Variable top_k_0.tmp_1: i64[-1,5]>)
     """
     helper = LayerHelper("top_k", name)
     x = helper.variable(input, "input")
