@@ -14,7 +14,7 @@ import click
 from . import __version__
 from .ir.errors import FluidxError, ProgramError
 
-_DEMO = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")  # one device's answers on n ranks
+_DEMO = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")  # results as on one device
 _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
 _STRATEGIES = (*_DEMO, "micro_batches", "parameter_server", "pipeline", "rails", "reduction_servers", "replicas")
 _BACKENDS = ("threads", "processes", "mpi", "nccl")
@@ -37,7 +37,7 @@ class _Ranks(click.ParamType):
             return int(value)
         axes = [part.partition("=") for part in value.split(",")]
         if not all(name.isidentifier() and size.isdigit() and int(size) > 0 for name, _, size in axes):
-            self.fail(f"{value!r} is neither a number of ranks, 1 or more, nor the axes of a mesh, such as dp=2,tp=2", param, ctx)
+            self.fail(f"{value!r} is neither a number of ranks (1 or more) nor the axes of a mesh (dp=2,tp=2)", param, ctx)
         return Mesh(**{name: int(size) for name, _, size in axes})
 
 
@@ -55,13 +55,13 @@ class _Shapes(click.ParamType):
             name, _, shape = part.strip().rpartition("=")
             sizes = shape.split("x") if shape else []
             if not name or not all(s.isdigit() or self.open_sizes and s == "?" for s in sizes):
-                self.fail(f"{part!r} is no shape of a feed, such as image=60x64; several stand with commas between them", param, ctx)
+                self.fail(f"{part!r} is not the shape of a feed; write image=60x64, or several: image=60x64,label=60x1", param, ctx)
             found[name] = tuple(-1 if s == "?" else int(s) for s in sizes)
         return found
 
 
 class _OpenShapes(_Shapes):
-    """Shapes of inputs, of which some sizes are open: image=?x3x224x224."""
+    """Shapes of inputs, with ? for an open axis: image=?x3x224x224."""
 
     open_sizes = True
 
@@ -74,7 +74,7 @@ class _Rate(click.FloatRange):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         found = super().convert(value, param, ctx)
-        return self.fail(f"{value!r} is no rate", param, ctx) if math.isnan(found) else found
+        return self.fail(f"{value!r} is not a learning rate", param, ctx) if math.isnan(found) else found
 
 
 def _script_or_module(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -82,14 +82,14 @@ def _script_or_module(ctx: click.Context, param: click.Parameter, value: str) ->
 
 
 class _Group(click.Group):
-    """Errors that fluidx raises on purpose become one message and exit status 1."""
+    """FluidxErrors are printed as one message, with exit status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except FluidxError as e:
             if ctx.invoked_subcommand in ("run", "trace"):
-                raise  # the script is the user's: its traceback says where it was
+                raise  # the script belongs to the user: its traceback shows the line
             raise click.ClickException(str(e)) from None
 
 
@@ -100,48 +100,48 @@ def main() -> None:
 
 
 @main.command()
-@click.option("-n", "--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="CPU ranks to train on.")
-@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--strategy", type=click.Choice(_DEMO), default="ring_optimizer", show_default=True)
-@click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="What a rank is.")
-@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the program for one device as text.")
+@click.option("-n", "--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="How many CPU ranks train.")
+@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Passes over the data.")
+@click.option("--strategy", type=click.Choice(_DEMO), default="ring_optimizer", show_default=True, help="How to distribute.")
+@click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="How ranks run.")
+@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the program for one device to this file, as text.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing of the program before and after.")
 def demo(ranks: int, epochs: int, strategy: str, backend: str, save: Path | None, svg: Path | None) -> None:
-    """Train a digits classifier on one device and on several ranks, every step shown."""
+    """Train a digits classifier on one device and on several ranks, and show what each step does."""
     from .demo import run
 
     run(ranks, epochs, strategy, svg, backend, save)
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks; a Kubernetes job says it, PET_NPROC_PER_NODE.")
-@click.option("--backend", type=click.Choice(_BACKENDS), default="threads", show_default=True, help="What ranks are.")
-@click.option("--hosts", type=_readable, help="For mpirun: the hosts, one a line.")
-@click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, help="How often to start all again after a failure.")
-@click.option("--elastic", is_flag=True, help="Start again on the ranks that did not fail; each step keeps its whole batch.")
-@click.option("--min-ranks", type=click.IntRange(1), help="As --elastic, as long as so many are left.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that ranks wait for one another [FLUIDX_TIMEOUT].")
-@click.option("--output", type=click.Choice(["rank0", "all"]), default="rank0", show_default=True, help="Whose output is shown.")
-@click.option("--metrics", type=click.Path(dir_okay=False, path_type=Path), help="Write what runs fetch, a line of JSON for each.")
-@click.option("--tensorboard", type=_folder, help="Write the numbers that runs fetch into this folder, for TensorBoard.")
-@click.option("--steps", type=click.IntRange(1), help="How many steps there will be, for a terminal to show how long they will take.")
-@click.option("-m", "--module", is_flag=True, is_eager=True, help="SCRIPT is the name of a module, as behind python -m.")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks [PET_NPROC_PER_NODE, which Kubernetes sets].")
+@click.option("--backend", type=click.Choice(_BACKENDS), default="threads", show_default=True, help="How ranks run.")
+@click.option("--hosts", type=_readable, help="With --backend mpi or nccl: a file of mpirun that lists the hosts, one on each line.")
+@click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, help="Restart all ranks after a failure, this often.")
+@click.option("--elastic", is_flag=True, help="Restart without the ranks that failed; the global batch stays the same.")
+@click.option("--min-ranks", type=click.IntRange(1), help="Like --elastic, while at least this many ranks are left.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="A rank fails after waiting so many seconds [FLUIDX_TIMEOUT].")
+@click.option("--output", type=click.Choice(["rank0", "all"]), default="rank0", show_default=True, help="Show what rank 0 prints, or all.")
+@click.option("--metrics", type=click.Path(dir_okay=False, path_type=Path), help="Write the fetched numbers of each run as a line of JSON.")
+@click.option("--tensorboard", type=_folder, help="Write the fetched numbers into this folder, for TensorBoard.")
+@click.option("--steps", type=click.IntRange(1), help="The total number of steps; the terminal then shows the remaining time.")
+@click.option("-m", "--module", is_flag=True, is_eager=True, help="SCRIPT is the name of a module, as for python -m.")
 @click.argument("script", callback=_script_or_module)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
     ranks: int | None, backend: str, hosts: Path | None, restarts: int, elastic: bool, min_ranks: int | None, timeout: float | None,
     output: str, metrics: Path | None, tensorboard: Path | None, steps: int | None, module: bool, script: str, args: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Run SCRIPT on RANKS ranks: a ParallelExecutor without places has them.
+    """Run SCRIPT on several ranks. A ParallelExecutor without places uses these ranks.
 
-    As threads they are of one process, which runs the script once; elsewhere each rank is a process and runs it. Options stand before
-    SCRIPT; what stands behind it is the script's own.
+    With threads the script runs once, and ranks are threads of its process. With processes, mpi and nccl every rank is a process that runs
+    the whole script; with nccl each has a GPU. Options come before SCRIPT; everything after it is passed to the script.
     """
     from .launch import command
 
     ranks = ranks or command.ranks_here()
     if ranks is None:
-        raise click.UsageError("how many ranks? give -n, before SCRIPT")
+        raise click.UsageError("give the number of ranks with -n, before SCRIPT")
     say, least, everything = partial(click.echo, err=True), min_ranks or (1 if elastic else None), output == "all"
     try:
         status = command.run(
@@ -156,25 +156,25 @@ def run(
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="trace.json", help="The timeline [trace.json].")
-@click.option("--steps", type=click.IntRange(1), help="Watch only the first so many runs of each program.")
-@click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks; as threads, what fx.cpu_places() gives without a count.")
-@click.option("--backend", type=click.Choice(_BACKENDS[:3]), default="threads", show_default=True, help="What ranks are.")
-@click.option("--by", type=click.Choice(["op", "operator"]), default="op", show_default=True, help="What a line of the table is.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Lines of the table.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="trace.json", help="Timeline file [trace.json].")
+@click.option("--steps", type=click.IntRange(1), help="Measure only this many runs of each program, the first ones.")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks; with threads, the default of fx.cpu_places().")
+@click.option("--backend", type=click.Choice(_BACKENDS[:3]), default="threads", show_default=True, help="How ranks run.")
+@click.option("--by", type=click.Choice(["op", "operator"]), default="op", show_default=True, help="A table of kinds, or of operators.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number of lines in the table.")
 @click.argument("script", type=_script)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def trace(
     output: Path, steps: int | None, ranks: int | None, backend: str, by: str, limit: int, script: str, args: tuple[str, ...]
 ) -> None:
-    """Run SCRIPT with the profiler on: print its costliest operators, write a timeline for https://ui.perfetto.dev.
+    """Run SCRIPT with the profiler: print the operators that take most time, and write a timeline for https://ui.perfetto.dev.
 
-    Options stand before SCRIPT; what stands behind it is the script's own.
+    Options come before SCRIPT; everything after it is passed to the script.
     """
     from .launch import command, traced
 
     if not output.resolve().parent.is_dir():
-        raise click.UsageError(f"{output} cannot be written: there is no folder {output.resolve().parent}")
+        raise click.UsageError(f"cannot write {output}: the folder {output.resolve().parent} does not exist")
     try:
         status = traced.trace(script, args, ranks, backend, partial(click.echo, err=True), str(output), steps, by, limit)
     except command.OptionError as e:
@@ -185,7 +185,7 @@ def trace(
 
 
 def _read(*paths: str) -> list[Any]:
-    """A program, or a pair with startup, from each text or JSON file. Constants that lie beside one are there for all."""
+    """A program, or a pair with startup, from each text or JSON file. Constants stored next to one file serve all."""
     from ._texts import constants_beside
 
     constants = {digest: a for path in paths for digest, a in constants_beside(path).items()}
@@ -203,18 +203,18 @@ def _parsed(path: str, constants: Any) -> Any:
             return from_json(json.loads(text), constants)
         return parse_any(text, constants)
     except UnicodeDecodeError as e:
-        raise click.ClickException(f"{path} is no program: byte {e.start} is not UTF-8 text") from None
+        raise click.ClickException(f"{path} is not a program: byte {e.start} is not UTF-8 text") from None
     except (json.JSONDecodeError, ProgramError) as e:
-        raise click.ClickException(f"{path} is no program: {e}") from None
+        raise click.ClickException(f"{path} is not a program: {e}") from None
     except OSError as e:
-        raise click.ClickException(f"{path} cannot be read: {e.strerror}") from None
+        raise click.ClickException(f"cannot read {path}: {e.strerror}") from None
 
 
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as e:
-        raise click.ClickException(f"{path} cannot be written: {e.strerror}") from None
+        raise click.ClickException(f"cannot write {path}: {e.strerror}") from None
     click.echo(f"wrote {path}")
 
 
@@ -228,21 +228,21 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @main.command()
 @_file
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON form.")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing instead.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to look around in; any size of program.")
-@click.option("--fluid-names", is_flag=True, help="Write collectives under fluid's historic names.")
-@click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile first (FILE must hold main and startup).")
-@click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or dp=2,tp=2.")
-@click.option("--rank", type=click.IntRange(0), help="With --strategy: show this rank's program.")
-@click.option("--plan", "as_plan", is_flag=True, help="Print what a run would do: steps, kernels, storage, bytes, operations.")
-@click.option("--feed", type=_Shapes(), help="With --plan: shapes that are fed, image=60x64,label=60x1.")
-@click.option("--batch", type=click.IntRange(0), help="With --plan: the rows of what is fed with an open first axis.")
-@click.option("--fetch", help="With --plan: names of what is fetched, a,b; else what no operator reads.")
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing to this file instead.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page to browse the program; any size.")
+@click.option("--fluid-names", is_flag=True, help="Print collectives with fluid's names.")
+@click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile with this strategy first (FILE needs main and startup).")
+@click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or a mesh: dp=2,tp=2.")
+@click.option("--rank", type=click.IntRange(0), help="With --strategy: print the program of this rank.")
+@click.option("--plan", "as_plan", is_flag=True, help="Print the plan of a run: steps, kernels, memory, bytes, operations.")
+@click.option("--feed", type=_Shapes(), help="With --plan: shapes of feeds, image=60x64,label=60x1.")
+@click.option("--batch", type=click.IntRange(0), help="With --plan: the size of axis 0 of all other feeds.")
+@click.option("--fetch", help="With --plan: the fetched variables, a,b. Default: all that no operator reads.")
 def show(
     file: str, as_json: bool, svg: Path | None, html: Path | None, fluid_names: bool, strategy: str | None, ranks: Any, rank: int | None,
     as_plan: bool, feed: Any, batch: int | None, fetch: str | None,
 ) -> None:  # fmt: skip
-    """Print the program in FILE, or what a strategy makes of it, or the plan of either."""
+    """Print the program in FILE: as it is, transpiled with a strategy, or as the plan of a run."""
     from .ir import ProgramPair
 
     (program,) = _read(file)
@@ -251,9 +251,9 @@ def show(
         t = page = _transpiled(program, file, strategy, ranks)
         program = t.pair if rank is None else ProgramPair(t.get_trainer_program(rank), t.get_startup_program(rank))
     elif rank is not None:
-        raise click.UsageError("--rank chooses among the programs that --strategy makes; give both")
+        raise click.UsageError("--rank selects one of the programs that --strategy makes; give --strategy too")
     if not as_plan and (feed is not None or batch is not None or fetch is not None):
-        raise click.UsageError("--feed, --batch and --fetch say what to plan for; give --plan too")
+        raise click.UsageError("--feed, --batch and --fetch are options of --plan; give --plan too")
     if as_plan:
         click.echo(_plan(_main_of(program), feed, batch, fetch))
     elif as_json:
@@ -273,19 +273,19 @@ def show(
 
 
 def _plan(program: Any, feed: Any, batch: int | None, fetch: str | None) -> str:
-    """The plan as text, with what it costs below."""
+    """The plan as text, with its cost below."""
     from .executor.cost import total
     from .executor.dry import dry_plan
     from .ir.errors import FeedError
 
     if program.rank is None and program.world_size > 1:
-        raise click.ClickException("a plan is made for one rank of a program for all of them; give --rank")
+        raise click.ClickException("this is a program for all ranks, and a plan is for one rank; give --rank")
     try:
         planned = dry_plan(program, feed, batch, fetch.split(",") if fetch else None)
     except FeedError as e:
-        raise click.ClickException(f"{e}\n  --feed NAME=8x12,NAME=8x1 gives shapes, --batch 8 the rows of the rest") from None
+        raise click.ClickException(f"{e}\n  give shapes with --feed NAME=8x12,NAME=8x1, and other batch sizes with --batch 8") from None
     cost = total([planned.cost(step) for step in planned.all_steps()])
-    more = "; each sub-block once" if planned.bodies else ""
+    more = "; each sub-block counted once" if planned.bodies else ""
     return f"{planned}\ncost: {cost.flops} operations, {cost.read} bytes read, {cost.written} written{more}"
 
 
@@ -312,24 +312,24 @@ def diff(before: str, after: str) -> None:
 @main.command()
 @_file
 @click.argument("rank_files", type=click.Path(exists=True, dir_okay=False), nargs=-1)
-@click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile, and verify all ranks together.")
-@click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or dp=2,tp=2.")
+@click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile with this strategy, and verify all rank programs.")
+@click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or a mesh: dp=2,tp=2.")
 def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: Any) -> None:
-    """Check the program in FILE by itself: definitions, types, placements.
+    """Check the program in FILE: definitions, types, placements.
 
-    With --strategy prove that what it makes for all ranks does together what FILE does. With RANK_FILES, all ranks' programs in order,
-    prove that of them.
+    With --strategy, transpile FILE and prove that all rank programs together compute the same as FILE. With RANK_FILES, the programs of all
+    ranks in order, prove this for them.
     """
     from .verify import check_program, verify_ranks
 
     program, *ranked = _read(file, *rank_files)
     if rank_files:
         if strategy is not None:
-            raise click.UsageError("--strategy makes rank programs, RANK_FILES are some; give one of both")
+            raise click.UsageError("--strategy makes rank programs, and RANK_FILES are rank programs; give only one of them")
         pairs = list(zip((file, *rank_files), (program, *ranked), strict=True))
         for path, pair in pairs:
             if not hasattr(pair, "startup"):
-                raise click.ClickException(f"{path} has no startup section; fluidx show FILE --strategy ... --rank 0 prints a rank's pair")
+                raise click.ClickException(f"{path} has no startup section; fluidx show FILE --strategy ... --rank 0 prints one")
         mains, startups = [p.main for _, p in pairs[1:]], [p.startup for _, p in pairs[1:]]
         click.echo(str(verify_ranks(program, mains, startups)))
         return
@@ -338,19 +338,19 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
         return
     parts = [program.main, program.startup] if hasattr(program, "startup") else [program]
     count = sum(check_program(p) for p in parts)
-    click.echo(f"{count} operators: inputs defined, types as their rules infer them, placements by a rule of each op")
+    click.echo(f"{count} operators: all inputs are defined, types and placements follow the rules of the operators")
 
 
 def _check_folder(output: Path | None) -> None:
-    """Refuse a file that could not be written, before the work of what goes into it."""
+    """Refuse an output file that cannot be written, before the work starts."""
     if output is not None and not output.resolve().parent.is_dir():
-        raise click.UsageError(f"{output} cannot be written: there is no folder {output.resolve().parent}")
+        raise click.UsageError(f"cannot write {output}: the folder {output.resolve().parent} does not exist")
 
 
 @main.group()
 @click.pass_context
 def onnx(ctx: click.Context) -> None:
-    """Look at, check, run and train ONNX models (needs fluidx[onnx])."""
+    """Inspect, check, run and train ONNX models (needs fluidx[onnx])."""
     from .ir.site import by_command
 
     ctx.with_resource(by_command())
@@ -358,7 +358,7 @@ def onnx(ctx: click.Context) -> None:
 
 @onnx.command(name="info")
 @_file
-@click.option("--all", "whole", is_flag=True, help="List all weights, however many there are.")
+@click.option("--all", "whole", is_flag=True, help="List all weights, even if there are many.")
 def onnx_info(file: str, whole: bool) -> None:
     """List inputs, outputs, operators and weights of the model in FILE, and which weights are trained."""
     from .onnx import report
@@ -368,18 +368,18 @@ def onnx_info(file: str, whole: bool) -> None:
 
 @onnx.command(name="check")
 @_file
-@click.option("--shapes", type=_Shapes(), help="Sizes of inputs, image=8x3x224x224, where the program has to know them.")
+@click.option("--shapes", type=_Shapes(), help="Shapes of inputs, image=8x3x224x224, if the program must know them.")
 def onnx_check(file: str, shapes: Any) -> None:
-    """Say whether fluidx takes the model in FILE, to run and to train; every node that it does not take is listed."""
+    """Report whether fluidx can run and train the model in FILE, and list every node that it does not support."""
     from .onnx import report
 
     click.echo(report.check(file, shapes))
 
 
 @onnx.command(name="ops")
-@click.option("--domain", help="Those of one domain: ai.onnx, ai.onnx.ml, com.microsoft, ...")
+@click.option("--domain", help="Only this domain: ai.onnx, ai.onnx.ml, com.microsoft, ...")
 def onnx_ops(domain: str | None) -> None:
-    """List the operators of ONNX that fluidx takes: domain, name, how each is done, versions."""
+    """List the ONNX operators that fluidx supports: domain, name, how each is implemented, versions."""
     from .onnx import report
 
     click.echo(report.operators(domain))
@@ -387,17 +387,16 @@ def onnx_ops(domain: str | None) -> None:
 
 @onnx.command(name="run")
 @_file
-@click.option("-i", "--input", "inputs", multiple=True, help="NAME=FILE.npy, for each input; an .npz file for a sequence.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs to one .npz file.")
+@click.option("-i", "--input", "inputs", multiple=True, help="NAME=FILE.npy, once for each input; an .npz file for a sequence.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all outputs to this .npz file.")
 def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
-    """Run the model in FILE on arrays from files, and show the outputs or write them."""
-
+    """Run the model in FILE on arrays from files, and print the outputs or write them to a file."""
     from .onnx import report
     from .onnx.arrays import write_arrays
 
     given = [part.partition("=") for part in inputs]
     if wrong := next((part for part, (name, sign, path) in zip(inputs, given) if not (name and sign and path)), None):
-        raise click.UsageError(f"{wrong!r} is no input; give NAME=FILE.npy")
+        raise click.UsageError(f"{wrong!r} is not an input; give NAME=FILE.npy")
     names = [name for name, _, _ in given]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise click.UsageError(f"input {twice!r} is given twice")
@@ -412,25 +411,25 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 
 @onnx.command(name="train")
 @_file
-@click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True, help="Inputs by name and label, .npz.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Where the trained model is written.")
-@click.option("--loss", type=click.Choice(_LOSSES), default=_LOSSES[0], show_default=True)
-@click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True)
+@click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True, help="An .npz of inputs and label.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File for the trained model.")
+@click.option("--loss", type=click.Choice(_LOSSES), default=_LOSSES[0], show_default=True, help="The loss function.")
+@click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="The optimizer.")
 @click.option("--lr", type=_Rate(), default=1e-3, show_default=True, help="The learning rate.")
-@click.option("-n", "--ranks", type=_Ranks(), default=1, show_default=True, help="CPU ranks to train on.")
-@click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="What a rank is.")
-@click.option("--strategy", type=click.Choice(_DEMO), default="data_parallel", show_default=True)
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples a step, over all ranks.")
-@click.option("--freeze", multiple=True, help="Parameters that stay, by name or pattern: 'layer1.*'. May be given several times.")
-@click.option("--also-train", multiple=True, help="Numbers that are constants otherwise, by name or pattern; see fluidx onnx info.")
-@click.option("--head", type=click.IntRange(1), help="Put a layer for so many classes in the place of the last one.")
-@click.option("--shapes", type=_OpenShapes(), help="Shapes of inputs, image=?x3x224x224, where the file fixes or lacks them; ? is open.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of the examples.")
+@click.option("-n", "--ranks", type=_Ranks(), default=1, show_default=True, help="How many CPU ranks train.")
+@click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="How ranks run.")
+@click.option("--strategy", type=click.Choice(_DEMO), default="data_parallel", show_default=True, help="How to distribute.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the data.")
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples in each step, over all ranks.")
+@click.option("--freeze", multiple=True, help="Do not train these parameters (name or pattern: 'layer1.*'). Can be repeated.")
+@click.option("--also-train", multiple=True, help="Train these constants too (name or pattern); see fluidx onnx info. Can be repeated.")
+@click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
+@click.option("--shapes", type=_OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed for the order of the examples.")
 def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any) -> None:
-    """Train the model in FILE on arrays from a .npz file, proved and on several ranks, and write it as a model again.
+    """Train the model in FILE on several ranks, with proved rank programs, and write the trained ONNX model.
 
-    DATA has an array for each input, called as it is, and one called label; rows are examples.
+    DATA is an .npz file with an array for each input, under the input's name, and an array called label. Rows are examples.
     """
     from .finetune import Training, train
 
@@ -441,7 +440,7 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
 @main.command()
 @click.argument("name", required=False)
 def ops(name: str | None) -> None:
-    """List the operators, or describe one."""
+    """List the operators, or describe the operator NAME."""
     import inspect
 
     from . import ops as _ops  # noqa: F401
@@ -475,9 +474,9 @@ def env() -> None:
 
 
 @main.command()
-@click.option("--measure", is_flag=True, help="Also time a product and a copy: what this machine can do at best.")
+@click.option("--measure", is_flag=True, help="Also measure the speed limits of this machine, with a matrix product and a copy.")
 def doctor(measure: bool) -> None:
-    """Say what is found on this machine: Python, NumPy, C kernels, variables that are set, GPUs, MPI."""
+    """Report what this machine has: Python, NumPy, C kernels, GPUs, MPI, and the FLUIDX variables that are set."""
     from .doctor import report
 
     for line in report(measure=measure):

@@ -124,7 +124,7 @@ def test_show_writes_json_that_show_reads(single, tmp_path):
 def test_show_draws(single, tmp_path):
     assert call("show", single, "--svg", tmp_path / "p.svg") == f"wrote {tmp_path / 'p.svg'}\n"
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
-    assert call("show", single, "--svg", "/nowhere/p.svg", code=1) == "Error: /nowhere/p.svg cannot be written: No such file or directory\n"
+    assert call("show", single, "--svg", "/nowhere/p.svg", code=1) == "Error: cannot write /nowhere/p.svg: No such file or directory\n"
 
 
 def test_show_writes_a_page_with_the_program_before_beside_it(pair, tmp_path):
@@ -137,7 +137,7 @@ def test_show_writes_a_page_with_the_program_before_beside_it(pair, tmp_path):
 
 
 def test_show_refuses_a_rank_without_a_strategy_or_out_of_range(pair):
-    assert "Error: --rank chooses among the programs that --strategy makes; give both" in call("show", pair, "--rank", 0, code=2)
+    assert "Error: --rank selects one of the programs that --strategy makes; give --strategy too" in call("show", pair, "--rank", 0, code=2)
     assert call("show", pair, "--strategy", "data_parallel", "-n", 2, "--rank", 2, code=1) == (
         "Error: the program was transpiled for 2 ranks: rank must be from 0 to 1, got 2\n"
     )
@@ -155,8 +155,8 @@ def test_diff_of_two_files(pair, single, tmp_path):
 
 
 def test_verify_checks_one_program_or_all_ranks(pair, single):
-    assert call("verify", single) == "20 operators: inputs defined, types as their rules infer them, placements by a rule of each op\n"
-    assert call("verify", pair) == "29 operators: inputs defined, types as their rules infer them, placements by a rule of each op\n"
+    assert call("verify", single) == "20 operators: all inputs are defined, types and placements follow the rules of the operators\n"
+    assert call("verify", pair) == "29 operators: all inputs are defined, types and placements follow the rules of the operators\n"
     text = call("verify", pair, "--strategy", "reduce_broadcast", "-n", 3)
     assert text.startswith("proved for reduce_broadcast(roots='greedy') on 3 ranks:") and "4 parameters" in text
 
@@ -167,7 +167,7 @@ def test_verify_proves_rank_programs_from_files(pair, single, tmp_path):
         path.write_text(call("show", pair, "--strategy", "ring_optimizer", "-n", 2, "--rank", r))
     assert "on 2 ranks:" in call("verify", pair, *paths)
     assert "the program is of rank 1, and stands as that of rank 0" in call("verify", pair, *reversed(paths), code=1)
-    assert "has no startup section; fluidx show FILE --strategy ... --rank 0 prints a rank's pair" in call("verify", single, *paths, code=1)
+    assert "has no startup section; fluidx show FILE --strategy ... --rank 0 prints one" in call("verify", single, *paths, code=1)
     assert "give one of both" in call("verify", pair, *paths, "--strategy", "zero1", code=2)
 
 
@@ -184,13 +184,13 @@ def test_constants_are_found_beside_any_of_the_files(tmp_path):
         assert f'array("{digest}", f32[12,8])' in path.read_text()
     assert "on 2 ranks:" in call("verify", whole, *paths)
     assert digest in call("show", whole) and digest in call("diff", whole, paths[0])
-    assert f"Error: {paths[0]} is no program: line" in (lacking := call("show", paths[0], code=1)) and "pass constants=" in lacking
+    assert f"Error: {paths[0]} is not a program: line" in (lacking := call("show", paths[0], code=1)) and "pass constants=" in lacking
 
 
 @pytest.mark.parametrize("ranks", ["0", "-1", "two", "dp=", "dp=2;tp=2", "=2"])
 def test_ranks_that_make_no_sense(pair, ranks):
     text = call("verify", pair, "--strategy", "zero1", "-n", ranks, code=2)
-    assert "is neither a number of ranks, 1 or more, nor the axes of a mesh, such as dp=2,tp=2" in " ".join(text.split())
+    assert "is neither a number of ranks (1 or more) nor the axes of a mesh (dp=2,tp=2)" in " ".join(text.split())
 
 
 def test_verify_points_into_a_wrong_program(single):
@@ -210,11 +210,11 @@ def test_transpiling_a_file_without_startup_says_what_to_save(single):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "is no program: line 1: expected program NAME {, found the end of the text"),
-        ("hello world", 'is no program: line 1: expected program NAME {, found "hello"'),
-        (b"\xff\xfe\x00\x01", "is no program: byte 0 is not UTF-8 text"),
-        ('{"a": ', "is no program: Expecting value: line 1 column 7 (char 6)"),
-        ('{"a": 1}', "is no program: the top: expected keys from format, version"),
+        ("", "is not a program: line 1: expected program NAME {, found the end of the text"),
+        ("hello world", 'is not a program: line 1: expected program NAME {, found "hello"'),
+        (b"\xff\xfe\x00\x01", "is not a program: byte 0 is not UTF-8 text"),
+        ('{"a": ', "is not a program: Expecting value: line 1 column 7 (char 6)"),
+        ('{"a": 1}', "is not a program: the top: expected keys from format, version"),
     ],
 )
 def test_a_foreign_file_is_named(tmp_path, command, content, message):
@@ -227,7 +227,7 @@ def test_a_foreign_file_is_named(tmp_path, command, content, message):
 def test_a_truncated_file_says_where_it_ends(single, part):
     text = single.read_text()
     single.write_text(text[: int(len(text) * part)])
-    assert call("show", single, code=1).startswith(f"Error: {single} is no program: line ")
+    assert call("show", single, code=1).startswith(f"Error: {single} is not a program: line ")
 
 
 def test_a_file_that_is_not_there():
@@ -303,7 +303,7 @@ def test_show_prints_the_plan_of_a_rank(pair):
     text = call("show", pair, "--strategy", "zero1", "-n", 2, "--rank", 1, "--plan", "--batch", 7)
     assert "%x f32[4,12] feed" in text and " reduce_scatter: " in text
     assert call("show", pair, "--strategy", "zero1", "-n", 2, "--plan", "--batch", 7, code=1) == (
-        "Error: a plan is made for one rank of a program for all of them; give --rank\n"
+        "Error: this is a program for all ranks, and a plan is for one rank; give --rank\n"
     )
 
 
@@ -316,13 +316,13 @@ def test_show_prints_the_plan_of_a_rank(pair):
     ],
 )
 def test_a_plan_without_its_sizes_says_how_to_give_them(single, options, message):
-    hint = "\n  --feed NAME=8x12,NAME=8x1 gives shapes, --batch 8 the rows of the rest\n"
+    hint = "\n  give shapes with --feed NAME=8x12,NAME=8x1, and other batch sizes with --batch 8\n"
     assert call("show", single, "--plan", *options, code=1) == f"Error: {message}{hint}"
 
 
 def test_options_of_a_plan_that_make_no_sense(single):
-    assert "'x=6y12' is no shape of a feed, such as image=60x64" in call("show", single, "--plan", "--feed", "x=6y12", code=2)
-    assert "--feed, --batch and --fetch say what to plan for; give --plan too" in call("show", single, "--batch", 6, code=2)
+    assert "'x=6y12' is not the shape of a feed; write image=60x64" in call("show", single, "--plan", "--feed", "x=6y12", code=2)
+    assert "--feed, --batch and --fetch are options of --plan; give --plan too" in call("show", single, "--batch", 6, code=2)
     wrong = call("show", single, "--plan", "--batch", 6, "--fetch", "nope", code=1)
     assert wrong == "Error: variable 'nope' has no value to fetch: no operator defines it\n"
 
@@ -378,7 +378,7 @@ def test_trace_asks_for_a_folder_before_it_runs_the_script(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("print('hello')\n")
     text = call("trace", "-o", "/nowhere/out.json", script, code=2)
-    assert "/nowhere/out.json cannot be written: there is no folder /nowhere" in text and "hello" not in text
+    assert "cannot write /nowhere/out.json: the folder /nowhere does not exist" in text and "hello" not in text
 
 
 def test_doctor_says_what_is_found_a_line_each():

@@ -372,4 +372,4 @@ def test_options_that_cannot_be_are_refused(options, message):
 
 def test_how_many_ranks_has_to_be_said(monkeypatch):
     monkeypatch.delenv("PET_NPROC_PER_NODE", raising=False)
-    assert "how many ranks? give -n" in CliRunner().invoke(cli.main, ["run", SCRIPT]).output
+    assert "give the number of ranks with -n" in CliRunner().invoke(cli.main, ["run", SCRIPT]).output

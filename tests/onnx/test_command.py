@@ -89,7 +89,7 @@ def test_run_computes_outputs_for_arrays_in_files(file, tmp_path):
     assert (code, said) == (0, f"y: float32[1, 2]\n[[2. 0.]]\nwrote {tmp_path / 'y.npz'}\n")
     assert np.load(tmp_path / "y.npz")["y"].tolist() == [[2.0, 0.0]]
     assert fluidx("run", file) == (1, "Error: input 'x' is not fed; the model has: x\n")
-    assert "'x' is no input; give NAME=FILE.npy" in fluidx("run", file, "-i", "x")[1]
+    assert "'x' is not an input; give NAME=FILE.npy" in fluidx("run", file, "-i", "x")[1]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def feeds(tmp_path):
         (["-i", "x={}/cut.npz"], 1, "cut.npz is no array that np.save wrote"),
         (["-i", "q={}/x.npy"], 1, "'q' is no input, and input 'x' is not fed; the model has: x"),
         (["-i", "x={}/x.npy", "-i", "x={}/x.npy"], 2, "input 'x' is given twice"),
-        (["-i", "x={}/x.npy", "-o", "{}/none/y.npz"], 2, "cannot be written: there is no folder"),
+        (["-i", "x={}/x.npy", "-o", "{}/none/y.npz"], 2, "/none does not exist"),
     ],
 )
 def test_run_says_what_is_wrong_with_files_and_names(file, feeds, args, code, message):
