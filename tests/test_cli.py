@@ -168,7 +168,7 @@ def test_verify_proves_rank_programs_from_files(pair, single, tmp_path):
     assert "on 2 ranks:" in call("verify", pair, *paths)
     assert "the program is of rank 1, and stands as that of rank 0" in call("verify", pair, *reversed(paths), code=1)
     assert "has no startup section; fluidx show FILE --strategy ... --rank 0 prints one" in call("verify", single, *paths, code=1)
-    assert "give one of both" in call("verify", pair, *paths, "--strategy", "zero1", code=2)
+    assert "give only one of them" in call("verify", pair, *paths, "--strategy", "zero1", code=2)
 
 
 def test_constants_are_found_beside_any_of_the_files(tmp_path):
