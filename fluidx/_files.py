@@ -345,7 +345,8 @@ def manifest_of(folder: str) -> Manifest | None:
 def check_version(path: str, version: Any) -> None:
     """Raise CheckpointError for a file of a version that this fluidx does not know."""
     if type(version) is not int or not 1 <= version <= VERSION:
-        raise CheckpointError(f"{path} has version {version!r}, and this fluidx reads up to {VERSION}; read it with the one that wrote it")
+        found = f"{version!r:.40}"
+        raise CheckpointError(f"{path} has version {found}, and this fluidx reads up to {VERSION}; read it with the one that wrote it")
 
 
 def _is_entry(name: str, entry: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping
 from math import prod
@@ -25,6 +26,7 @@ _CODES = {
 _DTYPES = {code: name for name, code in _CODES.items()}
 _HEADER_LIMIT = 100_000_000  # the format's own bound
 _MAX_AXES = 32
+_NUMBER = re.compile("[0-9]{1,9}")
 _SUMS = "crc32"  # the key of the metadata that holds the checksums, as JSON, by name
 
 
@@ -163,7 +165,7 @@ class ArrayFile:
         """The checksums of arrays, which are taken out of the metadata; none in a file that somebody else wrote."""
         if ours := metadata.get("format") == "fluidx":
             version = metadata.get("version")
-            check_version(self.path, int(version) if version and version.isdigit() else version)
+            check_version(self.path, int(version) if version and _NUMBER.fullmatch(version) else version)
         if _SUMS not in metadata:
             if ours:
                 raise self._damaged("it has no checksums, which fluidx writes")
@@ -181,10 +183,10 @@ class ArrayFile:
             code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         except (KeyError, TypeError, ValueError):
             raise self._damaged(f"the entry of array {name!r} is incomplete") from None
-        if code not in _DTYPES:
+        if not isinstance(code, str) or code not in _DTYPES:
             raise self._damaged(f"array {name!r} has dtype {code!r}; {nearest(str(code), _DTYPES, 'fluidx reads')}")
         numbers = [*shape, begin, end] if isinstance(shape, list) and len(shape) <= _MAX_AXES else [None]
-        if not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+        if not all(type(n) is int and 0 <= n < 2**62 for n in numbers) or prod(max(n, 1) for n in shape) >= 2**58:
             raise self._damaged(f"the shape or place of array {name!r} is no list of sizes")
         dtype = _DTYPES[code]
         if end - begin != prod(shape) * np_dtype(dtype).itemsize:

@@ -11,6 +11,7 @@ from .check import all_graphs, readable, supported, valid
 from .errors import OnnxError, need_onnx
 from .form import NEWEST, check_form, domain_of, opsets_of, with_one_opset
 from .old import brought_up, show
+from .outside import load_outside, outside
 from .values import dense_of
 
 _DEEPEST = 64  # calls of functions in functions
@@ -24,8 +25,8 @@ def read(source: Any, strict: bool = False) -> Any:
     and for what cannot be converted; if `strict`, for what the standard's own checker refuses.
     """
     model = parsed(source)
-    if outside := _outside(model):
-        raise OnnxError(f"tensor {outside[0].name!r} lies in another file; read the model by its path")
+    if lying := outside(model):
+        raise OnnxError(f"tensor {lying[0].name!r} lies in another file; read the model by its path")
     readable(model)
     model = with_one_opset(model)
     supported(model)
@@ -67,48 +68,8 @@ def parsed(source: Any) -> Any:
     if not model.HasField("graph"):
         raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: it has no graph")
     if path is not None:
-        _load_outside(model, path)
+        load_outside(model, path)
     return model
-
-
-def _outside(model: Any) -> list[Any]:
-    """The tensors that lie in other files."""
-    from onnx import TensorProto, external_data_helper
-
-    return [t for t in external_data_helper._get_all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
-
-
-def _load_outside(model: Any, path: Path) -> None:
-    """Load the tensors that lie in files beside the model; of a model that is a link, also beside what it links to."""
-    from onnx import TensorProto
-
-    folder = path.parent
-    inside = {folder.resolve(), path.resolve().parent}
-    for tensor in _outside(model):
-        place = {e.key: e.value for e in tensor.external_data}
-        where = place.get("location", "")
-        if "\0" in where or not any((file := (folder / where).resolve()).is_relative_to(f) for f in inside):
-            raise OnnxError(f"tensor {tensor.name!r} lies in {where!r}, outside of the model's folder; move it beside the model")
-        if not file.is_file():
-            raise OnnxError(f"tensor {tensor.name!r} lies in {where!r}, and there is no such file beside the model")
-        tensor.raw_data = _part(tensor.name, where, file, place.get("offset", "0"), place.get("length", ""))
-        tensor.data_location = TensorProto.DEFAULT
-        del tensor.external_data[:]
-
-
-def _part(name: str, where: str, file: Path, offset: str, length: str) -> bytes:
-    """The bytes of a file that are a tensor's: to its end, if no length is said."""
-    has = file.stat().st_size
-    try:
-        start = int(offset)
-        count = int(length) if length else has - start
-    except ValueError:
-        raise OnnxError(f"tensor {name!r} lies in {where!r}, at offset {offset!r} and of length {length!r}, which are no numbers") from None
-    if start < 0 or count < 0 or start + count > has:
-        raise OnnxError(f"tensor {name!r} lies in {where!r}, bytes {start} to {start + count}; the file has {has}")
-    with file.open("rb") as f:
-        f.seek(start)
-        return f.read(count)
 
 
 def _with_dense(model: Any) -> Any:

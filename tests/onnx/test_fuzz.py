@@ -200,18 +200,56 @@ def test_a_tensor_beside_the_model_is_read_from_its_offset(tmp_path):
         ({"location": "../secret"}, "outside of the model's folder"),
         ({"location": "/etc/hostname"}, "outside of the model's folder"),
         ({"location": "link"}, "outside of the model's folder"),
-        ({"location": "w\0.bin"}, "outside of the model's folder"),
+        ({"location": "w\0.bin"}, "no file has a NUL in its name"),
+        ({"location": "a" * 5000}, "there is no such file: File name too long"),
         ({"location": "gone.bin"}, "no such file"),
-        ({}, "no such file"),
-        ({"location": "w.bin", "offset": 20}, "does not hold"),
+        ({}, "its external_data names none"),
+        ({"location": "w.bin", "offset": 20}, "bytes 20 to 44; the file has 28"),
         ({"location": "w.bin", "offset": 20, "length": 24}, "bytes 20 to 44; the file has 28"),
-        ({"location": "w.bin", "length": 2**60}, "the file has 28"),
-        ({"location": "w.bin", "offset": -4}, "the file has 28"),
-        ({"location": "w.bin", "offset": "far"}, "no numbers"),
+        ({"location": "w.bin", "length": 2**60}, r"length of 1152921504606846976 bytes, and its shape \[2, 3\] of float32 needs 24"),
+        ({"location": "w.bin", "length": 20}, "needs 24"),
+        ({"location": "w.bin", "offset": -4}, "offset '-4', which is no number of bytes"),
+        ({"location": "w.bin", "offset": "far"}, "no number of bytes"),
+        ({"location": "w.bin", "length": "9" * 5000}, "no number of bytes"),
     ],
 )
 def test_tensors_outside_of_the_file_are_confined_to_its_folder(tmp_path, place, message):
     refused(outside(tmp_path, **place), {"x": X}, message)
+
+
+@pytest.mark.parametrize(
+    ("shape", "code", "message"),
+    [
+        ([2**18, 2**18], TensorProto.FLOAT, "64 GB, and this machine has"),
+        ([2**62, 2**62], TensorProto.FLOAT, "which no array has"),
+        ([-2, 3], TensorProto.FLOAT, "sizes are not negative"),
+        ([2, 3], TensorProto.STRING, "is of strings, which a model holds itself"),
+        ([2, 3], 99, "there is no tensor type 99"),
+    ],
+)
+def test_what_lies_in_another_file_is_looked_at_before_it_is_read(tmp_path, monkeypatch, shape, code, message):
+    monkeypatch.setattr(limits, "MEMORY", 2**30)
+    path = outside(tmp_path, location="w.bin", length=2**40)
+    with open(path.with_name("w.bin"), "wb") as stream:
+        stream.truncate(2**40)  # takes no place on the disk
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].dims[:], model.graph.initializer[0].data_type = shape, code
+    path.write_bytes(model.SerializeToString())
+    refused(path, {"x": X}, message)
+
+
+def test_tensors_beside_a_model_fit_into_memory_together(tmp_path, monkeypatch):
+    path = outside(tmp_path, location="w.bin")
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer.extend(model.graph.initializer[0].__deepcopy__({}) for _ in range(9))
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr(limits, "MEMORY", 200)
+    refused(path, {"x": X}, "come to 240 bytes, and this machine has 200")
+
+
+def test_of_a_file_that_is_longer_than_its_tensor_the_rest_is_left(tmp_path):
+    """The length may be left out; numbers of 4 bits are two to a byte."""
+    assert fx.onnx.session(outside(tmp_path, location="w.bin")).run([X])[0].tolist() == (X + np.float32([[1, 2, 3], [4, 5, 6]])).tolist()
 
 
 def test_bytes_have_no_folder(tmp_path):
