@@ -74,7 +74,7 @@ class Save:
     # -- what a process does -----------------------------------------------------------------------------------------------------
 
     def _together(self, make: Callable[[], Any]) -> list[Any]:
-        return self.group.together(f"saves in {self.folder}", make)
+        return self.group.together(f"save in {self.folder}", make)
 
     def _take(self, made: Made) -> None:
         self.files, self.about = made

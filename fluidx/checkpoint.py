@@ -29,7 +29,7 @@ from .ir import FluidxError, ParseError, Program, Var
 from .ir.jsonform import from_json, to_json
 from .ir.parts import coords_of, holds, join
 
-_LOADS = "loads a checkpoint"
+_LOADS = "load a checkpoint"
 PARAMETERS_ONLY = "fx.io.load(program, path, executor, var_list=program.all_parameters())"
 _PROGRAM = "program.txt"
 _STEP = re.compile(r"step-(\d{10,})")

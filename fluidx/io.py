@@ -63,7 +63,7 @@ __all__ = [
 ]  # fmt: skip
 __getattr__ = module_getattr("io", __all__)
 
-_READS, _WRITES = "reads files", "writes files"
+_READS, _WRITES = "read files", "write files"
 _LOAD_PARAMS = "fx.io.load_params(executor, dirname, program)"
 _MODEL, _PARAMS = "__model__", "__params__" + SUFFIX
 

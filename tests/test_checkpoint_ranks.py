@@ -114,7 +114,7 @@ def test_rank_0_writes_an_onnx_model_of_what_all_hold(tmp_path):
 
 def test_a_rank_that_saves_alone_is_told_so(tmp_path):
     (report,) = launched(tmp_path, "one_alone", status=1)
-    assert "the ranks do different things: rank 0 reads 'w'; rank 1 runs on x: float32[6, 4]" in report
+    assert "the ranks make different calls: rank 0: read 'w'; rank 1: run with feed x: float32[6, 4]" in report
     assert not (Path(tmp_path) / "model").exists()
 
 
@@ -240,7 +240,7 @@ def test_two_of_three_ranks_go_on_and_find_what_one_device_finds(tmp_path):
         w = fx.global_scope().get("w").tolist()
     assert first["found"] == second["found"] == [2, 4, losses[4:], w]
     assert said[0].startswith("fluidx run: rank 2: its process was killed by signal 9")
-    assert said[1:] == ["fluidx run: starting again on 2 of 3 ranks, restart 1 of 1; a step's whole batch stays, a rank takes 1/2 of it"]
+    assert said[1:] == ["fluidx run: restarting on 2 of 3 ranks (restart 1 of 1); the global batch stays, each rank computes 1/2 of it"]
 
 
 # -- killed ---------------------------------------------------------------------------------------------------------------------------

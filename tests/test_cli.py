@@ -351,7 +351,7 @@ def test_trace_starts_ranks_that_are_processes(tmp_path):
     names = {e["args"]["name"] for e in json.loads(out.read_text())["traceEvents"] if e["name"] == "thread_name"}
     assert {"rank 0", "rank 1", "rank 0: communication", "rank 1: communication"} <= names
     said = call("trace", "--backend", "processes", script, code=2)
-    assert "how many ranks? --backend processes starts a process for each; give -n" in said
+    assert "give the number of ranks with -n: --backend processes starts a process for each" in said
 
 
 def test_trace_watches_the_first_runs_only_and_passes_exits_on(tmp_path):
@@ -369,7 +369,7 @@ def test_trace_of_a_script_that_runs_nothing(tmp_path):
     script.write_text("print('hello')\n")
     done = command("trace", "-o", tmp_path / "out.json", script)
     assert (done.returncode, done.stdout) == (1, "hello\n")
-    watched = "what is watched are the calls of Executor.run and ParallelExecutor.run"
+    watched = "the profiler measures Executor.run and ParallelExecutor.run"
     assert done.stderr == f"Error: {script} ran no program, so there is nothing to show: {watched}\n"
     assert not (tmp_path / "out.json").exists()
 

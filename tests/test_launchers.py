@@ -66,8 +66,8 @@ def test_a_process_that_nobody_launched(environ):
 @pytest.mark.parametrize(
     "environ, message",
     [
-        ({"FLUIDX_RANK": "0"}, "FLUIDX_RANK is set, and nothing says how many ranks there are; set FLUIDX_WORLD_SIZE"),
-        ({"FLUIDX_RANK": "2", "FLUIDX_WORLD_SIZE": "2"}, "FLUIDX_RANK: expected a rank below 2, which FLUIDX_WORLD_SIZE says, found 2"),
+        ({"FLUIDX_RANK": "0"}, "FLUIDX_RANK is set, but not the number of ranks; set FLUIDX_WORLD_SIZE"),
+        ({"FLUIDX_RANK": "2", "FLUIDX_WORLD_SIZE": "2"}, "FLUIDX_RANK: expected a rank below 2 (FLUIDX_WORLD_SIZE), found 2"),
         ({**TORCHRUN, "RANK": "one"}, "RANK: expected a whole number, 0 or more, found 'one'"),
     ],
 )
@@ -106,8 +106,8 @@ def test_ranks_that_another_launcher_started_meet_on_their_host(tmp_path):
 @pytest.mark.parametrize(
     "what, begins, message",
     [
-        ("kill", "ended in the middle of the script\n  behind step 1", "rank 1: its process has ended"),
-        ("raise", "fails", "rank 0: stopped because another rank failed: rank 1: ValueError: no more data"),
+        ("kill", "ended in the middle of the script\n  after step 1", "rank 1: its process has ended"),
+        ("raise", "failed", "rank 0: stopped because another rank failed: rank 1: ValueError: no more data"),
     ],
 )
 def test_their_failures_end_them_all_with_one_report(tmp_path, what, begins, message):
@@ -120,7 +120,7 @@ def test_their_failures_end_them_all_with_one_report(tmp_path, what, begins, mes
 
 def test_who_is_missing_is_said(tmp_path):
     for _, error, status in by_hand(tmp_path, [0, 2], 4, FLUIDX_TIMEOUT="1"):
-        assert status == 1 and "ranks 1, 3 have not come within 1 s, as launched by torchrun; FLUIDX_TIMEOUT gives them more time" in error
+        assert status == 1 and "ranks 1, 3 did not connect within 1 s (launched by torchrun); set FLUIDX_TIMEOUT to wait longer" in error
 
 
 # -- mpirun, and hosts ---------------------------------------------------------------------------------------------------------

@@ -135,9 +135,9 @@ def test_the_same_script_runs_on_threads(tmp_path):
         ("raise", 1, "rank 1: ValueError: no more data\n"),
         ("exit", 3, "rank 1: its script exited with status 3\n"),
         ("kill", 137, "rank 1: its process was killed by signal 9 (SIGKILL)\n"),
-        ("leave", 1, "rank 1 did not come: its script had come to its end\n"),
+        ("leave", 1, "rank 1 did not arrive: its script had ended\n"),
         ("other ranks", 1, "was launched as 2 by fluidx run; transpile it with trainers=fx.world_size(), or launch 3"),
-        ("other feed", 1, "rank 0 runs on x: float32[6, 4] and fetches"),
+        ("other feed", 1, "rank 0: run with feed x: float32[6, 4], fetch"),
         ("another program", 1, "  rank 0: param %w: f32[4,2]\n  rank 1: param %w: f32[4,3]\n  the first operator that differs is\n"),
         ("another strategy", 1, '\n  rank 1: strategy "zero1()"\n  the first operator that differs is\n  rank 0: '),
     ],
@@ -156,16 +156,16 @@ def test_a_report_shows_the_users_line(tmp_path):
 def test_ranks_are_started_again(tmp_path):
     found, said = launched(tmp_path, "kill", restarts=2)
     assert [f["restart"] for f in found] == ["1", "1"]
-    assert said[1:] == ["fluidx run: starting all 2 ranks again, restart 1 of 2"]
+    assert said[1:] == ["fluidx run: restarting all 2 ranks (restart 1 of 2)"]
 
 
 @pytest.mark.parametrize(
     "lost, least, ranks, last",
     [
-        ([1, 1, 0], None, [4, 4, 4], "starting all 4 ranks again, restart 2 of 3"),
-        ([1, 2, 0], 1, [4, 3, 1], "starting again on 1 of 3 ranks, restart 2 of 3; a step's whole batch stays, a rank takes 1/1 of it"),
-        ([1, 1, 0], 3, [4, 3], "2 of 3 ranks are left, and --min-ranks asks for 3: the script is not started again"),
-        ([4, 1, 0], 2, [4, 4, 3], "starting again on 3 of 4 ranks, restart 2 of 3; a step's whole batch stays, a rank takes 1/3 of it"),
+        ([1, 1, 0], None, [4, 4, 4], "restarting all 4 ranks (restart 2 of 3)"),
+        ([1, 2, 0], 1, [4, 3, 1], "restarting on 1 of 3 ranks (restart 2 of 3); the global batch stays, each rank computes 1/1 of it"),
+        ([1, 1, 0], 3, [4, 3], "2 of 3 ranks are left, fewer than --min-ranks 3: no restart"),
+        ([4, 1, 0], 2, [4, 4, 3], "restarting on 3 of 4 ranks (restart 2 of 3); the global batch stays, each rank computes 1/3 of it"),
     ],
 )
 def test_who_is_started_again(lost, least, ranks, last):
@@ -205,7 +205,7 @@ def test_ranks_that_mpirun_starts_are_watched_shown_and_started_again_alike(tmp_
     args = ["data_parallel", str(tmp_path), "kill"]
     assert run.run(SCRIPT, args, 3, "mpi", None, restarts=1, timeout=20, everything=True, metrics=log, say=said.append, least=2) == 0
     assert said[0].startswith("fluidx run: rank 1: its process was killed by signal 9 (SIGKILL)\n")
-    assert said[1].startswith("fluidx run: starting again on 2 of 3 ranks, restart 1 of 1; ") and len(said) == 2
+    assert said[1].startswith("fluidx run: restarting on 2 of 3 ranks (restart 1 of 1); ") and len(said) == 2
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0] rank 0 is done", "[1] rank 1 is done"]
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
     assert steps == [0, 1, 0, 1, 2]  # rank 1 is killed in step 2 of the first run
@@ -353,14 +353,14 @@ def test_without_tensorboard_the_extra_is_named_before_anything_runs(tmp_path, m
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--hosts", SCRIPT], "--hosts: ranks that are threads are on this host; --backend mpi has several"),
-        (["--restarts", "1"], "--restarts and --output all are of --backend processes and mpi"),
-        (["--elastic"], "--elastic and --min-ranks are of --backend processes and mpi; threads end as one process does"),
-        (["--backend", "processes", "--elastic"], "give --restarts, how often it may be"),
-        (["--backend", "processes", "-n", "257"], "memory for 257 processes cannot be had: at most 256 ranks share memory"),
-        (["--backend", "mpi", "-n", "257"], "memory for 257 processes cannot be had: at most 256 ranks share memory"),
+        (["--hosts", SCRIPT], "--hosts needs --backend mpi or nccl: ranks that are threads run on this host"),
+        (["--restarts", "1"], "--restarts and --output all need --backend processes, mpi or nccl"),
+        (["--elastic"], "--elastic and --min-ranks need --backend processes, mpi or nccl: threads are one process"),
+        (["--backend", "processes", "--elastic"], "give --restarts too"),
+        (["--backend", "processes", "-n", "257"], "cannot allocate memory for 257 processes: at most 256 ranks share memory"),
+        (["--backend", "mpi", "-n", "257"], "cannot allocate memory for 257 processes: at most 256 ranks share memory"),
         (["--backend", "mpi", "--hosts", os.devnull], f"--hosts: {os.devnull} names no host"),
-        (["-m", "no.such.module"], "-m: there is no module 'no' here or on Python's path"),
+        (["-m", "no.such.module"], "-m: no module 'no' here or on Python's path"),
         (["--backend", "processes", "--restarts", "1", "--min-ranks", "3"], "--min-ranks 3 is more than the 2 ranks of -n"),
         (["--metrics", "/nowhere/log"], "--metrics: /nowhere/log cannot be written: No such file or directory"),
     ],

@@ -95,10 +95,10 @@ def found(environ: Mapping[str, str] = os.environ) -> Launched | None:
         return None
     size_in = next((name for name in by.world_size if name in environ), None)
     if size_in is None:
-        raise ConfigError(f"environment variable {by.rank} is set, and nothing says how many ranks there are; set {WORLD_SIZE}")
+        raise ConfigError(f"environment variable {by.rank} is set, but not the number of ranks; set {WORLD_SIZE}")
     rank, ranks = _number(environ, by.rank), _number(environ, size_in)
     if rank >= ranks:
-        raise ConfigError(f"environment variable {by.rank}: expected a rank below {ranks}, which {size_in} says, found {rank}")
+        raise ConfigError(f"environment variable {by.rank}: expected a rank below {ranks} ({size_in}), found {rank}")
     # ranks of one job on one host have one parent, where nothing else tells them from others
     told = [environ[name] for name in by.job if name in environ] or [str(os.getppid())]
     job = hashlib.sha256("\0".join([by.name, *told]).encode()).hexdigest()[:16]

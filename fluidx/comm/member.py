@@ -27,6 +27,7 @@ from . import launched, mpi, recorder
 from .base import CommError, Ranks, was_stopped
 from .hosts import HostsWorld
 from .launched import Launched
+from .locks import some
 from .mpi import MpiWorld
 from .nursery import Channel, die_with
 from .processes import ProcessWorld
@@ -43,7 +44,7 @@ class _Word(Slot):
 
     @property
     def call(self) -> str:
-        return "announcing what comes next" if self.what == "all_gather" else "waiting for all"
+        return "comparing the next call" if self.what == "all_gather" else "waiting for all"
 
     def __str__(self) -> str:
         return self.call
@@ -171,19 +172,19 @@ def by_mpi() -> Member | None:
 
 def _join_mpi(there: Launched | None) -> Member | None:
     if reason := mpi.why_not():
-        raise ExecutionError(f"ranks that are MPI processes need MPI: {reason}")
+        raise ExecutionError(f"MPI is not available: {reason}")
     by, ranks = "mpirun" if there is None else there.by, mpi.world_size()
     if there is not None and there.world_size != ranks:
         raise ExecutionError(
             f"{by} launched {there.world_size} ranks, and MPI knows of {ranks}: start them with the mpirun of the MPI library that mpi4py "
-            "loads, which `fluidx run --backend mpi` finds"
+            "loads, as `fluidx run --backend mpi` does"
         )
     if ranks == 1:
         return None
     _end_with(there)
     world, here = mpi.meet(config.timeout())
     if world.rank == 0:
-        print(f"fluidx: {ranks} ranks, launched by {by}, meet over MPI", file=sys.stderr)
+        print(f"fluidx: {ranks} ranks, launched by {by}, over MPI", file=sys.stderr)
     mpi.end_together(world)
     return _fair(Member(Launched(by, world.rank, world.world_size, here, "" if there is None else there.job), world))
 
@@ -199,7 +200,7 @@ def _join(there: Launched) -> Member | None:
         return _join_mpi(there)
     if there.here != there.world_size:
         raise ExecutionError(
-            f"{there.by} launched {there.world_size} ranks, {there.here} of them on this host; ranks on several hosts meet over MPI: "
+            f"{there.by} launched {there.world_size} ranks, {there.here} of them on this host; ranks on several hosts need MPI: "
             "start them with mpirun, or fluidx run --backend mpi. On one host, start them all there"
         )
     if reason := native.why_not() or why_not():
@@ -245,7 +246,7 @@ def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], 
     try:
         memory, peers = Memory.make(there.world_size), dict[int, Channel]()
     except OSError as e:
-        raise ExecutionError(f"memory for {there.world_size} ranks of one host cannot be had: {e}") from e
+        raise ExecutionError(f"cannot allocate memory for {there.world_size} ranks on one host: {e}") from e
     keep = memory.world(timeout)
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX) as door:
@@ -253,7 +254,7 @@ def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], 
             door.bind(_name(there))
         except OSError:
             raise ExecutionError(
-                f"another job's rank 0 waits where this one's ranks would meet (by {there.by}); give each job its own {launched.JOB}"
+                f"another job uses the same socket (launched by {there.by}); give each job its own {launched.JOB}"
             ) from None
         door.listen(there.world_size)
         while missing := sorted(set(range(1, there.world_size)) - set(peers)):
@@ -275,8 +276,7 @@ def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], 
 
 
 def _not_come(ranks: Sequence[int], there: Launched, timeout: float) -> str:
-    who, them = (f"rank {ranks[0]} has", "it") if len(ranks) == 1 else (f"ranks {', '.join(map(str, ranks))} have", "them")
-    return f"{who} not come within {timeout:g} s, as launched by {there.by}; FLUIDX_TIMEOUT gives {them} more time"
+    return f"{some(ranks)} did not connect within {timeout:g} s (launched by {there.by}); set FLUIDX_TIMEOUT to wait longer"
 
 
 def _welcome(there: Launched, peer: Channel, peers: dict[int, Channel], timeout: float) -> None:
@@ -292,7 +292,7 @@ def _welcome(there: Launched, peer: Channel, peers: dict[int, Channel], timeout:
         peer.send({"no": f"this process was launched as one of {said['world_size']} ranks, and rank 0 as one of {there.world_size}"})
         return
     if said["rank"] in (0, *peers):
-        peer.send({"no": f"two processes were launched as rank {said['rank']}; this is the one that came second"})
+        peer.send({"no": f"two processes were launched as rank {said['rank']}; this is the second one"})
         return
     peers[said["rank"]] = peer
 
@@ -304,14 +304,14 @@ def _reach_first(there: Launched, timeout: float) -> tuple[dict[int, Channel], M
             raise ExecutionError(_not_come([0], there, timeout))
         time.sleep(_AGAIN)
     if not _mine(sock):
-        raise ExecutionError("what listens where rank 0 should belongs to another user")
+        raise ExecutionError("the socket of rank 0 belongs to another user")
     first = Channel(sock)
     first.send({"rank": there.rank, "world_size": there.world_size})
     sock.settimeout(timeout + 1.0)  # rank 0 says first who is missing
     try:
         said, fds = first.receive(files=1)
     except (OSError, EOFError):
-        raise ExecutionError("rank 0 ended before all ranks had come") from None
+        raise ExecutionError("rank 0 ended before all ranks had connected") from None
     if "no" in said:
         raise ExecutionError(said["no"])
     sock.settimeout(None)
@@ -339,7 +339,7 @@ def _look_after(there: Launched, world: ProcessWorld, peers: dict[int, Channel])
                 told = f"ended in the middle of the script{recorder.whereabouts(trails[gone[0]])}{told}"
                 print(recorder.end_of(gone[0], there.world_size, told), file=sys.stderr)
             elif not was_stopped(error):
-                print(recorder.end_of(there.rank, there.world_size, f"fails{told}"), file=sys.stderr)
+                print(recorder.end_of(there.rank, there.world_size, f"failed{told}"), file=sys.stderr)
             if was_stopped(error) and isinstance(error, (RankError, CommError)):  # where this rank was says nothing of why
                 print(f"fluidx: {error}", file=sys.stderr)
                 return

@@ -84,7 +84,7 @@ def meet(timeout: float, among: Any = None, share: bool = True, hosts: int = 1) 
     where MPI is missing. Tests have the ranks of one host play so many `hosts`.
     """
     if reason := why_not():
-        raise CommError(f"there is no MPI: {reason}")
+        raise CommError(f"MPI is not available: {reason}")
     from mpi4py import MPI
 
     from .hosts import HostsWorld
@@ -117,7 +117,7 @@ def end_together(world: ProcessWorld | HostsWorld | MpiWorld) -> None:
                 time.sleep(_FAREWELL)  # whoever failed says why, and ends this process as well
             elif isinstance(world, ProcessWorld):
                 told = recorder.told(recorder.trails(world.shared, world.world_size))
-            print(recorder.end_of(world.rank, world.world_size, f"fails{told}"), file=sys.stderr)
+            print(recorder.end_of(world.rank, world.world_size, f"failed{told}"), file=sys.stderr)
         before(kind, error, trace)
         if os.getpid() == me:
             for stream in (sys.stdout, sys.stderr):
@@ -336,7 +336,7 @@ class MpiWorld:
         try:
             return self.mpi.Request.Testall(requests)
         except self.mpi.Exception as e:
-            raise CommError(f"rank {self.rank}: MPI fails: {e}") from e
+            raise CommError(f"rank {self.rank}: MPI failed: {e}") from e
 
 
 def _yield_core() -> None:

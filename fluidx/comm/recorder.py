@@ -59,7 +59,7 @@ def whereabouts(trail: Trail | None) -> str:
     run = "the startup program" if trail.step == STARTUP else f"step {trail.step}"
     if trail.op:
         return f"{trail.op}\n  in {run}"
-    return f"\n  behind {run}" if trail.done else ""
+    return f"\n  after {run}" if trail.done else ""
 
 
 def told(trails: Sequence[Trail | None], beside: Callable[[int], str] = lambda rank: "") -> str:

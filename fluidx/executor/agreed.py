@@ -28,8 +28,8 @@ def in_words(what: tuple) -> str:
     merged, _, *rest = what[1:]
     feeds = [f"{part[0]}: {part[1]}{list(part[2])}" for part in rest if isinstance(part, tuple)]
     fetches = [repr(part) for part in rest if isinstance(part, str)]
-    apart = "" if merged else ", not merged,"
-    return f"runs on {', '.join(feeds) or 'no feed'} and fetches{apart} {', '.join(fetches) or 'nothing'}"
+    apart = "" if merged else " (not merged)"
+    return f"run with feed {', '.join(feeds) or 'nothing'}, fetch{apart} {', '.join(fetches) or 'nothing'}"
 
 
 def grouped(things: Sequence[Any]) -> list[tuple[Any, list[int]]]:
@@ -90,7 +90,7 @@ def difference(of: int, said: Sequence[Sequence[Sequence[str]]]) -> str:
     heads, ops, lines = (first_difference(texts) for texts in zip(*said, strict=True))
     first, *op = [d for d in (heads, ops) if d] or [lines]
     text = f"the first difference in rank {of}'s is{first}" + "".join(f"\n  the first operator that differs is{one}" for one in op)
-    return f"{text}\n  a script that is launched writes the same program on every rank"
+    return f"{text}\n  every rank of a launched script must build the same program"
 
 
 def first_difference(texts: Sequence[Sequence[str]]) -> str:

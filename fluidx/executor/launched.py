@@ -137,9 +137,9 @@ class LaunchedExecutor(ParallelExecutor):
         if any(one[0] != mine for one in all_of):
             said = self._meeting(lambda: self._member.gather(in_words(what)))
             error = ExecutionError(
-                "the ranks do different things: "
-                + "; ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} {words}" for words, ranks in grouped(said))
-                + "\n  every rank runs the same script: it must not ask fx.rank() before it runs, feeds, saves or loads"
+                "the ranks make different calls: "
+                + "; ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}: {words}" for words, ranks in grouped(said))
+                + "\n  all ranks must make the same calls: do not run, save or load only where fx.rank() has some value"
             )
             self._lose(error)
         if any(one[4] != all_of[0][4] for one in all_of):
@@ -216,7 +216,7 @@ class LaunchedExecutor(ParallelExecutor):
         """Raise ExecutionError where ranks have different programs, or another fluidx."""
         pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
         digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
-        self._agree(("makes an executor",))
+        self._agree(("make an executor",))
         device = "cuda" if self._on_gpu else "cpu"
         said = self._meeting(lambda: self._member.gather([__version__, digests, self.uneven, device]))
         for k, what in ((0, "fluidx"), (2, "uneven="), (3, "FLUIDX_DEVICE")):
@@ -236,7 +236,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     def _start(self) -> None:
         self._begin_run(STARTUP)
-        self._agree(("runs the startup program",))
+        self._agree(("run the startup program",))
         super()._start()
 
     def _compile(self, *args: Any, **how: Any) -> Bound:
@@ -348,7 +348,7 @@ class LaunchedExecutor(ParallelExecutor):
     def set_state(self, name: str, value: Any) -> None:
         """Give a persistable variable a value: this rank takes its part of it. All ranks give the same."""
         if not self._quiet:
-            self._agree((f"sets {name!r}",))
+            self._agree((f"set {name!r}",))
         super().set_state(name, value)
 
     def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
@@ -372,7 +372,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     def _finish_at_exit(self) -> None:
         with suppress(ExecutionError):  # the others may not come any more, and somebody tells why
-            self._agree(("comes to the end of its script",))
+            self._agree(("end the script",))
             self.finish_behind()
 
     def _here(self) -> Sequence[int]:
@@ -382,7 +382,7 @@ class LaunchedExecutor(ParallelExecutor):
     def settled(self) -> Iterator[None]:
         """A time, which all ranks begin together, in which variables are given values without a meeting for each."""
         self.finish_behind()
-        self._agree(("loads a checkpoint",))
+        self._agree(("load a checkpoint",))
         self._quiet = True
         try:
             yield
@@ -393,7 +393,7 @@ class LaunchedExecutor(ParallelExecutor):
     def _shown(self, names: Sequence[str]) -> Iterator[None]:
         """A time in which every rank sees what the others hold, and none changes it."""
         self._check_open()
-        self._agree((f"reads {', '.join(map(repr, names[:4]))}", *names[4:]))
+        self._agree((f"read {', '.join(map(repr, names[:4]))}", *names[4:]))
         own, seen = self.scopes[self.rank], dict[str, np.ndarray]()
 
         def show() -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Team:
             given = {"start": self.memory.start, "ranks": ranks, "timeout": timeout, "threads": self.threads}
             self._start([{**given, "rank": r, "cores": sorted(cores[r] or ())} for r in range(ranks)])
         except OSError as e:
-            raise ExecutionError(f"{ranks} processes cannot be had: {e}; cpu_places({ranks}) runs ranks as threads") from e
+            raise ExecutionError(f"cannot start {ranks} processes: {e}; cpu_places({ranks}) runs ranks as threads") from e
 
     def _start(self, given: Sequence[Any]) -> None:
         try:

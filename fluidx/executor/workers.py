@@ -192,7 +192,7 @@ def diagnose(
     if at.rank not in outcomes:
         text += f"\n  rank {at.rank} is stuck{where(running(at.rank))}"
     elif outcomes[at.rank].error is None:
-        text += f"\n  rank {at.rank} came to the end of its program"
+        text += f"\n  rank {at.rank} reached the end of its program"
     return at.rank, text
 
 

@@ -20,7 +20,7 @@ from .script import run_script
 
 
 class OptionError(ExecutionError):
-    """An option that cannot be had, or not with another one."""
+    """An option that is not possible here, or not with another one."""
 
 
 def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -41,18 +41,18 @@ def run(
     """Run the script on ranks, and return the status to exit with. Raises OptionError for options that do not go together."""
     open_closed()
     if hosts is not None and backend not in ("mpi", "nccl"):
-        raise OptionError(f"--hosts: ranks that are {backend} are on this host; --backend mpi has several")
+        raise OptionError(f"--hosts needs --backend mpi or nccl: ranks that are {backend} run on this host")
     if backend == "threads" and (restarts or everything):
-        raise OptionError("--restarts and --output all are of --backend processes and mpi; threads end, and print, as one process does")
+        raise OptionError("--restarts and --output all need --backend processes, mpi or nccl: threads are one process")
     if backend == "nccl":
         if hosts is None and (reason := gpus.why_not(ranks)):  # those of other hosts look themselves
             raise OptionError(f"--backend nccl: {reason}; --backend processes needs no GPU")
         os.environ["FLUIDX_DEVICE"] = "cuda"
         backend = "processes" if hosts is None else "mpi"
     if hosts is not None and not mpirun.hosts_of(hosts):
-        raise OptionError(f"--hosts: {hosts} names no host; write one on each line, with slots=2 behind it if it takes two ranks")
+        raise OptionError(f"--hosts: {hosts} names no host; write one on each line, and slots=2 after it for two ranks")
     if module and not _is_there(script):
-        raise OptionError(f"-m: there is no module {script.partition('.')[0]!r} here or on Python's path; a script is given without -m")
+        raise OptionError(f"-m: no module {script.partition('.')[0]!r} here or on Python's path; leave out -m to run a script")
     if least is not None:
         _check_elastic(ranks, backend, restarts, least)
     if timeout is not None:
@@ -62,7 +62,7 @@ def run(
         how: dict[str, Any] = {"timeout": timeout, "everything": everything, "hear": hear, "again": log.again, "module": module}
         if backend == "mpi":
             if reason := mpirun.why_not():
-                raise OptionError(f"--backend mpi: {reason}; on one host --backend processes needs none")
+                raise OptionError(f"--backend mpi: {reason}; on one host, --backend processes needs no MPI")
             how |= {"job": MpiJob, "hosts": hosts, "logs": [metrics, tensorboard]}
         if backend != "threads":
             try:
@@ -89,9 +89,9 @@ def use_threads(ranks: int | None) -> None:
 
 def _check_elastic(ranks: int, backend: str, restarts: int, least: int) -> None:
     if backend == "threads":
-        raise OptionError("--elastic and --min-ranks are of --backend processes and mpi; threads end as one process does")
+        raise OptionError("--elastic and --min-ranks need --backend processes, mpi or nccl: threads are one process")
     if not restarts:
-        raise OptionError("--elastic and --min-ranks say on how many ranks a script is started again: give --restarts, how often it may be")
+        raise OptionError("--elastic and --min-ranks change the number of ranks at a restart: give --restarts too")
     if least > ranks:
         raise OptionError(f"--min-ranks {least} is more than the {ranks} ranks of -n")
 

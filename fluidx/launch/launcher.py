@@ -103,7 +103,7 @@ class Job:
                 with self._streams(rank, nothing) as (out, err):
                     self._enter(rank, start("fluidx.launch.script:serve", given, [self.memory.fd, out, err]))
         except OSError as e:
-            raise ExecutionError(f"{self.ranks} processes cannot be had: {e}; --backend threads runs ranks as threads") from e
+            raise ExecutionError(f"cannot start {self.ranks} processes: {e}; --backend threads runs ranks as threads") from e
         finally:
             os.close(nothing)
             self.memory.close()
@@ -112,7 +112,7 @@ class Job:
         try:
             self.memory = shared.Memory.make(self.ranks)
         except OSError as e:
-            raise ExecutionError(f"memory for {self.ranks} processes cannot be had: {e}; --backend threads needs none") from e
+            raise ExecutionError(f"cannot allocate memory for {self.ranks} processes: {e}; --backend threads needs none") from e
         self.world = self.memory.world(self.timeout)
 
     @contextmanager
@@ -290,13 +290,13 @@ def run(
             return ended.status
         left = ranks if least is None or ended.lost == ranks else ranks - ended.lost
         if least is not None and left < least:
-            say(f"fluidx run: {left} of {ranks} ranks are left, and --min-ranks asks for {least}: the script is not started again")
+            say(f"fluidx run: {left} of {ranks} ranks {'is' if left == 1 else 'are'} left, fewer than --min-ranks {least}: no restart")
             return ended.status
         turn = f"restart {restart + 1} of {restarts}"
         if left == ranks:
-            say(f"fluidx run: starting all {ranks} ranks again, {turn}")
+            say(f"fluidx run: restarting all {ranks} ranks ({turn})")
         else:
-            say(f"fluidx run: starting again on {left} of {ranks} ranks, {turn}; a step's whole batch stays, a rank takes 1/{left} of it")
+            say(f"fluidx run: restarting on {left} of {ranks} ranks ({turn}); the global batch stays, each rank computes 1/{left} of it")
             how |= started.left()
         ranks = left
         again()

@@ -206,11 +206,11 @@ class MpiJob(Job):
                 return Ended(cause(seen.failures).status, report(seen) + (f"\n  {gone}" if gone else ""), True, len(lost))
             how = f"mpirun ended with status {self.status}"
             if late:
-                how = f"{_listed(late)} had not begun after {self.timeout:g} s"
+                how = f"{_listed(late)} had not started after {self.timeout:g} s"
             elif len(lost) < self.ranks:
                 how += f"; {_listed(lost)} failed"
             elif not self.status:
-                how += " before the ranks came to the end of the script"
+                how += " before the ranks reached the end of the script"
             return Ended(self.status or 1, "; ".join(filter(None, (how, gone))), True, len(lost))
         return super()._ended()
 

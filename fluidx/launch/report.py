@@ -54,7 +54,7 @@ def cause(failures: Mapping[int, Failure]) -> Failure:
 
 
 def lost(failures: Mapping[int, Failure]) -> set[int]:
-    """The ranks that failed by themselves, or did not come."""
+    """The ranks that failed by themselves, or did not arrive."""
     first = cause(failures)
     return {f.rank for f in failures.values() if f.how in ("failed", "lost")} or {first.rank if first.at is None else first.at}
 
@@ -65,16 +65,16 @@ def report(seen: Seen) -> str:
     blamed = first.rank if first.at is None else first.at
     lines = [first.text if first.text.startswith("rank ") else f"rank {first.rank}: {first.text}"]
     if blamed != first.rank:
-        lines[0] = f"rank {blamed} did not come{_whereabouts(seen, blamed)}{recorder.whereabouts(seen.trails[blamed])}\n  {lines[0]}"
+        lines[0] = f"rank {blamed} did not arrive{_whereabouts(seen, blamed)}{recorder.whereabouts(seen.trails[blamed])}\n  {lines[0]}"
     elif "\n  in " not in lines[0]:  # it says nothing of it itself
         lines[0] += recorder.whereabouts(seen.trails[blamed])
     if "group=" not in lines[0] and (waits := _waits(seen, blamed)):
         lines[0] += f"\n  rank {waits[0]} waited{waits[1]}"
     lines[0] += recorder.host(*seen.places.get(blamed, ("unknown", None)))
     if first.trace:
-        lines.append(f"  where rank {first.rank} was:\n{first.trace.rstrip()}")
+        lines.append(f"  traceback of rank {first.rank}:\n{first.trace.rstrip()}")
     if tail := seen.tails.get(blamed):
-        lines.append(f"  what rank {blamed} wrote last:\n" + "\n".join(f"    {line}" for line in tail))
+        lines.append(f"  last output of rank {blamed}:\n" + "\n".join(f"    {line}" for line in tail))
     return "\n".join(lines) + recorder.told(seen.trails, lambda r: _whereabouts(seen, r))
 
 
@@ -90,5 +90,5 @@ def _whereabouts(seen: Seen, rank: int) -> str:
     if rank in seen.halted:
         return ": its process was stopped, as by SIGSTOP"
     if failure is None:
-        return ": its script had come to its end" if rank in seen.ended else ": it said nothing until it was ended"
+        return ": its script had ended" if rank in seen.ended else ": it reported nothing until it was ended"
     return {"stopped": ": stopped", "waited": ": waited too long", "interrupted": ": interrupted"}.get(failure.how, "")

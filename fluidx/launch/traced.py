@@ -33,7 +33,7 @@ def trace(
         run_traced(script, args, **how)
         return 0
     if ranks is None:
-        raise command.OptionError(f"how many ranks? --backend {backend} starts a process for each; give -n")
+        raise command.OptionError(f"give the number of ranks with -n: --backend {backend} starts a process for each")
     return command.run(_ON_RANKS, [json.dumps(how), script, *args], ranks, backend, None, 0, None, False, None, say)
 
 
@@ -52,11 +52,11 @@ def run_traced(script: str, args: Sequence[str], output: str, steps: int | None,
         try:
             profile.save(output)
         except OSError as e:
-            raise TraceError(f"{output} cannot be written: {e.strerror}") from None
+            raise TraceError(f"cannot write {output}: {e.strerror}") from None
         print(f"wrote {output}; open it at https://ui.perfetto.dev")
     if left is not None:
         raise left
     if not profile.runs:
         raise TraceError(
-            f"{script} ran no program, so there is nothing to show: what is watched are the calls of Executor.run and ParallelExecutor.run"
+            f"{script} ran no program, so there is nothing to show: the profiler measures Executor.run and ParallelExecutor.run"
         )

@@ -82,7 +82,7 @@ def save(
     def write() -> None:
         write_atomically(os.fspath(path), lambda stream: stream.write(model.SerializeToString()))
 
-    told_by_first(executor, "writes a model", write)
+    told_by_first(executor, "write a model", write)
 
 
 def to_onnx(

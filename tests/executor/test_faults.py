@@ -210,7 +210,7 @@ def test_a_rank_that_came_to_its_end_early_is_named():
     e = fails(exe, loss)
     assert e.rank == 1
     assert "waited 0.15 s in all_reduce; rank 1 did not arrive" in str(e)
-    assert "rank 1 came to the end of its program\n  in step 0\n  on host " in str(e)
+    assert "rank 1 reached the end of its program\n  in step 0\n  on host " in str(e)
     exe.close()
 
 
@@ -235,7 +235,7 @@ def test_of_many_collectives_in_one_call_the_one_that_waits_is_named():
     e = fails(exe, loss)
     assert e.rank == 1 and "op all_reduce failed: rank " in str(e)
     assert "waited 0.15 s in all_reduce; rank 1 did not arrive" in str(e) and f"in %{made[0]} = all_reduce(" in str(e)
-    assert "rank 1 came to the end of its program\n  in step 0\n  on host " in str(e)
+    assert "rank 1 reached the end of its program\n  in step 0\n  on host " in str(e)
     exe.close()
 
 

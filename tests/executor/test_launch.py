@@ -200,7 +200,7 @@ def test_a_rank_that_ends_early_is_waited_for_and_named(early, spin, launches):
         exe.run(feed=feed(), fetch_list=[loss])
     assert error.value.rank == early and launches
     assert f"waited 0.15 s in all_reduce; rank {early} did not arrive" in str(error.value)
-    assert f"rank {early} came to the end of its program\n  in step 0\n  on host " in str(error.value)
+    assert f"rank {early} reached the end of its program\n  in step 0\n  on host " in str(error.value)
 
 
 def interrupt_when(ready):

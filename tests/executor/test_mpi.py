@@ -100,13 +100,13 @@ def test_a_script_on_two_hosts_needs_no_places(tmp_path):
     with two_hosts(tmp_path, 2) as where:
         status, said = started(4, "", "none", where=where)
     assert status == 0 and sorted(line for line in said.splitlines() if line.startswith("rank")) == lines(4), said
-    assert "fluidx: 4 ranks, launched by Open MPI, meet over MPI" in said
+    assert "fluidx: 4 ranks, launched by Open MPI, over MPI" in said
 
 
 @pytest.mark.parametrize(
     "what, message",
     [
-        ("raise", "fluidx: rank 1 of 2, on host .*, fails\n(.*\n)*ValueError: no more data"),
+        ("raise", "fluidx: rank 1 of 2, on host .*, failed\n(.*\n)*ValueError: no more data"),
         ("leave", "RankError: rank 0 waited 1.5 s in .*; rank 1 did not arrive\n  in step 2"),
         ("kill", "process rank 1 (.|\n)*signal 9"),
     ],
@@ -137,8 +137,8 @@ def test_fluidx_run_goes_on_with_the_host_that_is_left(tmp_path):
         done = subprocess.run([*prefix, *words], env=environ, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "rank 0 is done\n"), done.stderr
     told, again = done.stderr.split("fluidx run: ")[1:]
-    assert again.startswith("starting again on 1 of 2 ranks, restart 1 of 1; ")
-    killed = r"rank 1: its process was killed by signal 9 \(SIGKILL\)\n  behind step 1\n  on host host-1, process \d+\n"
+    assert again.startswith("restarting on 1 of 2 ranks (restart 1 of 1); ")
+    killed = r"rank 1: its process was killed by signal 9 \(SIGKILL\)\n  after step 1\n  on host host-1, process \d+\n"
     last = r"    rank {}: all_reduce \(sum\) of float32\[4, 2\] among ranks 0, 1"
     lines = killed + "  the last collective that each rank completed:\n" + last.format(0) + ".*\n" + last.format(1) + "\n"
     assert re.fullmatch(lines, told) or re.fullmatch(lines.replace(last.format(0), "    rank 0: not known"), told), told

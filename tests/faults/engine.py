@@ -269,5 +269,5 @@ def _said(fault: Fault) -> dict[str, str]:
         said["group"] = r'group="dp"'
         said["line"] = rf'^ +written at "{re.escape(str(SCRIPT))}", line {LINE}, '
     else:
-        said["step"] = "^ +behind " + (f"step {fault.step - 1}$" if fault.step else "the startup program$")
+        said["step"] = "^ +after " + (f"step {fault.step - 1}$" if fault.step else "the startup program$")
     return said if fault.body != "threads" else {k: v for k, v in said.items() if k != "group"}
