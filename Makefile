@@ -10,13 +10,18 @@ MUTANTS ?= 30000
 RIGHT ?= 1000
 RUNS ?= 200
 
-.PHONY: help demo test mutants faults onnx-suite onnx-models onnx-training lint bench docs clean
+PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
+# Does nothing where they are up to date, and says in one line why where they cannot be built.
+BUILD_KERNELS = $(VENV)/bin/python setup.py -q build_ext --inplace
+
+.PHONY: help demo kernels test mutants faults onnx-suite onnx-models onnx-training lint bench docs clean
 # Two pips must not write to one environment at the same time.
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    train a small model on several ranks and compare with one device"
 	@echo "make test    run the tests"
+	@echo "make kernels build the C kernels, where there is a C compiler; make demo and make test do it too"
 	@echo "make onnx-suite  run the whole test suite of ONNX (make test runs a sample)"
 	@echo "make mutants break rank programs at random and run what the proof accepts, then try right ones (MUTANTS=30000, RIGHT=1000)"
 	@echo "make faults  have ranks raise, leave, be killed and stopped, on threads, processes and MPI, and look at how all end (RUNS=200)"
@@ -32,33 +37,38 @@ demo test mutants faults onnx-suite onnx-models onnx-training: export OPENBLAS_N
 # Many tests start Python anew: what is compiled is kept, also where the environment says that it should not be.
 test: export PYTHONDONTWRITEBYTECODE =
 
+# A first run does not wait for a compiler: it trains on NumPy, and the C kernels are built after it.
 demo: $(VENV)/.demo
-	@$(VENV)/bin/fluidx demo
+	@if ls fluidx/_native*.so >/dev/null 2>&1; then $(BUILD_KERNELS) && $(VENV)/bin/fluidx demo; \
+	else $(VENV)/bin/fluidx demo && $(BUILD_KERNELS); fi
 
-test: $(VENV)/.dev
+kernels: $(VENV)/.made
+	@$(BUILD_KERNELS)
+
+test: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
-onnx-suite: $(VENV)/.dev
+onnx-suite: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -W ignore -m tests.onnx.suite --workers $(WORKERS) $(ARGS)
 
-mutants: $(VENV)/.dev
+mutants: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -m tests.mutants --workers $(WORKERS) --false-alarms $(RIGHT) $(ARGS)
 	@$(VENV)/bin/python -m tests.mutants --workers $(WORKERS) --count $(MUTANTS) $(ARGS)
 
-faults: $(VENV)/.dev
+faults: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -m tests.faults --runs $(RUNS) $(ARGS)
 
-onnx-models: $(VENV)/.dev
+onnx-models: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -W ignore -m tests.onnx.wheels --compare $(ARGS)
 
-onnx-training: $(VENV)/.dev
+onnx-training: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -W ignore -m tests.onnx.training_of_real_models $(ARGS)
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev kernels
 	@failed=; \
 	for script in benchmarks/[!_]*.py; do \
 	  [ -f "$$script" ] || continue; \
@@ -80,10 +90,16 @@ $(VENV)/.demo: EXTRAS = demo
 # The tests build the documentation, too (tests/test_site.py).
 $(VENV)/.dev: EXTRAS = dev,demo,docs
 $(VENV)/.docs: EXTRAS = docs
-# The C kernels are built on the way, where there is a compiler; a change in them installs again.
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: setup.cfg setup.py pyproject.toml $(wildcard fluidx/native/src/*) $(VENV)/.made
+# pip leaves the kernels alone: BUILD_KERNELS shows its progress, and can run while pip downloads.
+INSTALL = FLUIDX_NATIVE=0 $(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
+$(VENV)/.demo $(VENV)/.docs: setup.cfg setup.py pyproject.toml $(VENV)/.made
 	@echo "installing fluidx[$(EXTRAS)] into $(VENV)"
-	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@$(INSTALL)
+	@touch $@
+
+$(VENV)/.dev: setup.cfg setup.py pyproject.toml $(VENV)/.made
+	@echo "installing fluidx[$(EXTRAS)] into $(VENV)"
+	@$(BUILD_KERNELS) & $(INSTALL) && wait $$!
 	@touch $@
 
 $(VENV)/.made:
@@ -91,4 +107,5 @@ $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fluidx needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1); name another: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: its venv or ensurepip module is missing (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) --upgrade setuptools
 	@touch $@

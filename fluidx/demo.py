@@ -86,6 +86,7 @@ def run(
         say.print(f"drawn before and after: {svg}", soft_wrap=True)
 
     say.rule(f"5. one device and {ranks} rank{'s' * (ranks > 1)} as {backend}, the same batches")
+    say.print(fx.native.describe(), soft_wrap=True)
     places = fx.process_places(ranks) if backend == "processes" else fx.cpu_places(ranks)
     _train(say, t, (main, startup, loss, accuracy), (train, test), epochs, places)
 

@@ -59,6 +59,7 @@ def test_the_demo_shows_every_step_and_the_same_losses(strategy):
     headings = ("1. a program for one device", f"2. what {strategy}(", "3. what the program of rank 1 has", "4. proved", "5. one device")
     assert all(heading in text for heading in headings)
     assert "all communication that was inserted" in text and "4 parameters and" in text
+    assert f"\n{native.describe()}\n" in text
     row = next(line for line in text.splitlines() if line.startswith("│     0 │"))
     _, _, one, many, apart, *_ = [cell.strip() for cell in row.split("│")]
     assert one == many and float(apart) < 1e-5

@@ -68,8 +68,10 @@ def _load() -> _State:
 def _start() -> _State:
     try:
         _native = import_module("fluidx._native")
+    except ModuleNotFoundError:
+        return _State(None, "the extension is not built; install fluidx with a C compiler at hand", "", "")
     except ImportError as e:
-        return _State(None, f"the extension is not built ({e}); install fluidx with a C compiler at hand", "", "")
+        return _State(None, f"the extension does not load ({e}); install fluidx again", "", "")
     if wanted := config.native_level():
         if wanted not in _native.levels():
             return _State(None, f"FLUIDX_NATIVE_LEVEL={wanted}, and this processor has {', '.join(_native.levels())}", "", "")
