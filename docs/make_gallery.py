@@ -69,10 +69,11 @@ class Entry:
             return in_slots(options["schedule"], stages=3, turns=options["micro_batches"], cell=19, title=self.title)
         return OneWeight(self.transpiled(), self.title, "w", self.names, self.also).svg()
 
-    def cell(self) -> str:
-        """What a cell of the page says."""
+    def text(self) -> str:
+        """What the page shows of it."""
         picture, says = f"![{self.title}](img/gallery/{self.name}.svg)", f"[{self.says}]({self.link})"
-        return f"{picture}<br>{says}<br>Sent: `{self.sent}`{self.note}. Kept: parameters `{self.params}`, state `{self.state}`."
+        costs = f"Sent: `{self.sent}`{self.note}. Kept: parameters `{self.params}`, state `{self.state}`."
+        return f'<div markdown="1">\n\n{picture}\n\n{says}\n\n{costs}\n\n</div>\n'
 
 
 SECTIONS = {
@@ -182,8 +183,7 @@ def page() -> str:
     """The text of docs/gallery.md."""
     out = [HEAD]
     for heading, entries in SECTIONS.items():
-        cells = [e.cell() for e in entries] + [""] * (len(entries) % 2)
-        out += [f"## {heading}", "", "| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in zip(cells[::2], cells[1::2])), ""]
+        out += [f"## {heading}\n", '<div class="gallery" markdown="1">\n', *(e.text() for e in entries), "</div>\n"]
     return "\n".join(out)
 
 

@@ -61,7 +61,7 @@ class Browser:
     def open(self, page: str | Path, width: int = 1300, height: int = 900, dark: bool = False) -> None:
         """Show a file or an address in a window of this size, and wait until everything in it is loaded."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.resize(width, height)
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self._go("about:blank")  # from the page that is open to a place in it nothing would be loaded
         self.errors, self.requests = [], []
@@ -76,6 +76,7 @@ class Browser:
             self._take(end)
 
     def resize(self, width: int, height: int = 900) -> None:
+        """The page that is open, in a window of another size."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def run(self, script: str) -> Any:

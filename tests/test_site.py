@@ -30,6 +30,46 @@ def site(tmp_path_factory):
     return folder
 
 
+TOO_WIDE = """[
+  ...(document.documentElement.scrollWidth > innerWidth ? ["the page"] : []),
+  ...[...document.querySelectorAll(".md-content pre > code, .md-content .md-typeset__scrollwrap")]
+    .filter((e) => e.scrollWidth > e.clientWidth + 1)
+    .map((e) => `${e.tagName}: ${e.innerText.slice(0, 60)}`),
+]"""
+PARTS = 4  # of the pages, for as many workers
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_pages_fit_and_run_and_load_nothing_from_elsewhere(site, browser, part):
+    wrong = []
+    for page in [p for p in sorted(site.rglob("*.html")) if p.name != "404.html"][part::PARTS]:  # that one is for a server
+        browser.open(page, width=1300, dark=True)
+        wide = browser.run(TOO_WIDE)
+        browser.resize(900)
+        outside = [r for r in browser.requests if not r.startswith(("file:", "data:"))]
+        if found := [*wide, *browser.run(TOO_WIDE), *browser.errors, *outside]:
+            wrong.append((str(page.relative_to(site)), found))
+    assert wrong == []
+
+
+def test_pictures_of_the_gallery_are_drawn_to_one_scale(site, browser):
+    browser.open(site / "gallery.html", width=900)
+    drawn = "[...document.querySelectorAll('.gallery img')].map((e) => e.width / e.naturalWidth)"
+    for width in (900, 1300, 1900):
+        browser.resize(width)
+        assert set(browser.run(drawn)) == {1}
+
+
+def test_what_is_copied_has_the_lines_of_the_page(site, browser):
+    browser.open(site / "tutorial.html", width=900)
+    copied = """[...document.querySelectorAll("pre > code")].map((e) => {
+      e.setAttribute("data-md-copying", "");
+      return [e.innerText.trim(), e.textContent.trim()];
+    })"""
+    blocks = browser.run(copied)
+    assert blocks and [a for a, b in blocks if a != b] == []
+
+
 def test_only_pages_are_published(site):
     assert [str(p.relative_to(site)) for p in site.rglob("*.py*")] == []
 
