@@ -21,6 +21,7 @@ from .onnx.errors import OnnxError
 from .onnx.export import save
 from .onnx.form import initialized
 from .onnx.model import OnnxModel, load
+from .onnx.roles import sharing
 from .onnx.training import set_training
 from .transpiler import DistributeTranspiler, strategies
 
@@ -65,6 +66,9 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
     trained = [p for p in model.parameters if p.trainable]
     elements = sum(int(np.prod(p.shape)) for p in trained)
     say(f"{path}: {len(model.parameters)} parameters, {len(trained)} of them with {elements} elements are trained")
+    names = [n for n, own in model.trained_names.items() if own in {p.name for p in trained}]
+    if shared := sharing(model.proto.graph, names):
+        say(shared)
     say(str(t.verify()))
     ranks = f"{t.world_size} rank{'s' * (t.world_size > 1)}"
     say(f"{rows} examples, {-(-rows // how.batch)} batches an epoch, {how.optimizer} at {how.lr:g}; {how.strategy} on {ranks}")

@@ -18,7 +18,7 @@ from .form import initialized, opsets_of
 from .model import load
 from .read import parsed, read
 from .registry import known
-from .roles import described
+from .roles import described, sharing
 from .sessions import session
 from .values import numpy_dtype
 
@@ -47,7 +47,8 @@ def _weights(model: Any, whole: bool) -> list[str]:
     try:
         loaded = load(model)
         graph, parameters = loaded.proto.graph, set(loaded.trained_names)
-        lines = []
+        shared = sharing(graph, parameters)
+        lines = [f"  {shared}"] if shared else []
     except OnnxError:
         graph, parameters = model.graph, None
         lines = ["  it is no program to train; fluidx onnx check says why"]
@@ -106,14 +107,16 @@ def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
     read(path, strict=True)
     said = "valid, and fluidx has every operator of it"
     try:
-        program = load(path, shapes).program
+        model = load(path, shapes)
     except OnnxError as e:
         if shapes:
             raise OnnxError(f"{path}: {said}, and with these shapes it is no program: {e}") from None
         return f"{path}: {said}\n  fx.onnx.session takes it, and it is no program to train: {e}"
+    program, shared = model.program, sharing(model.proto.graph, model.trained_names)
     cut = next((f"; on one device, as op {op.type} {why.does}" for op, why in cutting(program)), "")
     trained = "; it can be trained" if program.all_parameters() else ""
-    return f"{path}: {said}\n  as a program: {len(program.ops)} operators, {len(program.all_parameters())} parameters{trained}{cut}"
+    counts = f"{len(program.ops)} operators, {len(program.all_parameters())} parameters"
+    return f"{path}: {said}\n  as a program: {counts}{trained}{cut}" + f"\n  {shared}" * bool(shared)
 
 
 def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:

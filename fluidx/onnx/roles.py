@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import count
+from itertools import chain, count
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from .faces import FACTORS, STATISTICS, load_all
 from .form import domain_of
 from .values import numpy_dtype
 
+_SHOWN = 5  # weights that a line names
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 
@@ -83,6 +84,20 @@ class Roles:
         return [r for r in self.reads[name] if r.slot in STATISTICS.get((domain_of(r.node.domain), r.node.op_type), {})]
 
 
+def sharing(graph: Any, trained: Collection[str]) -> str:
+    """A line about the trained initializers that several nodes read; "" where there are none."""
+    shared = {n: k for n, k in Roles(graph).shared().items() if n in trained}
+    if not shared:
+        return ""
+    some = sorted(shared, key=lambda n: -shared[n])[:_SHOWN]
+    listed = ", ".join(f"{n} by {shared[n]}" for n in some) + ", ..." * (len(shared) > len(some))
+    many = "1 weight is" if len(shared) == 1 else f"{len(shared)} weights are each"
+    return (
+        f"{many} read by several nodes, which train it as one: {listed}. Exporters merge weights that are equal, as those of a fresh model "
+        "are; the section 'From PyTorch and back' of docs/onnx.md keeps them apart"
+    )
+
+
 class Role(NamedTuple):
     """What an initializer, or a constant in a node, is for training. `why` says who reads it, or why it is not trained."""
 
@@ -102,6 +117,8 @@ def described(graph: Any, parameters: Collection[str] | None) -> list[Role]:
     for name, t in {**roles.tensors, **{n: t for n, t in roles.held.items() if n in (parameters or ())}}.items():
         why = _why_not(roles, name, t, name in constants) if parameters is None or name not in parameters or roles.statistics(name) else ""
         readers = ", ".join(dict.fromkeys(r.node.op_type for r in roles.reads.get(name, ())))
+        nodes = len({id(r.node) for r in roles.reads.get(name, ())})
+        readers += f", {nodes} nodes" * (nodes > 1)
         trained = not why and (parameters is None or name in parameters)
         why = why or (readers if trained else f"{readers} needs its value while the program is written")
         found.append(Role(name, numpy_dtype(t.data_type).name, tuple(t.dims), trained, why))
@@ -150,7 +167,7 @@ def with_own_statistics(model: Any) -> Any:
             own = graph.initializer.add()
             own.CopyFrom(roles.tensors[name])
             base = f"{r.node.name or r.node.output[0]}.{word}"
-            own.name = next(n for n in (base, *(f"{base}_{k}" for k in count(1))) if n not in taken)
+            own.name = next(n for n in chain([base], (f"{base}_{k}" for k in count(1))) if n not in taken)
             taken.add(own.name)
             r.node.input[r.slot] = own.name
     return changed

@@ -262,6 +262,17 @@ def test_train_on_processes_gives_what_threads_give(digits):
     assert models[0] == models[1]
 
 
+def test_train_says_which_weights_are_shared(digits):
+    model = onnx.load(digits / "small.onnx")
+    model.graph.node[0].input[1], model.graph.node[2].input[1] = "v", "v"
+    del model.graph.initializer[0], model.graph.value_info[:]
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.eye(3, dtype="float32"), "v"))
+    onnx.save(model, digits / "small.onnx")
+    code, said = train(digits)
+    assert code == 0, said
+    assert "1 weight is read by several nodes, which train it as one: v by 2. Exporters merge weights" in said
+
+
 def test_train_freezes_and_replaces_the_head(digits):
     assert train(digits, "--freeze", "w", "--head", 5)[0] == 0
     written = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(digits / "trained.onnx").graph.initializer}

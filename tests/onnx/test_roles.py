@@ -70,3 +70,51 @@ def test_a_trained_model_keeps_its_constants_as_it_is_written_again(tmp_path):
     fx.Executor(fx.CPUPlace()).run(loaded.startup, scope=scope)
     fx.onnx.save(loaded.program, tmp_path / "again.onnx", fetches=loaded.fetches, scope=scope)
     assert trained(tmp_path / "again.onnx") == ["w"]
+
+
+# -- weights that an exporter merged -------------------------------------------------------------------------------------------------
+
+MERGED = """net (float[n, 2, 3] x) => (float[n, 2, 3] y) {
+    also = Identity (zeros)
+    a = BatchNormalization (x, ones, zeros, also, ones)
+    b = BatchNormalization (a, ones, zeros, zeros, ones)
+    y = Conv (b, w, zeros)
+}"""
+
+
+def merged():
+    """A fresh model, whose scales and variances are 1, whose biases and means are 0."""
+    rng = np.random.default_rng(0)
+    return model_of(MERGED, ones=np.ones(2), zeros=np.zeros(2), w=rng.standard_normal((2, 2, 1)))
+
+
+def test_running_statistics_are_their_own_where_they_were_merged_with_weights():
+    model = fx.onnx.load(merged())
+    loss = fx.onnx.set_training(model, loss=lambda y: fx.layers.mean(fx.layers.square(y)))
+    with fx.program_guard(model.program, model.startup):
+        fx.optimizer.SGD(0.1).minimize(loss)
+    ops = [op for op in model.program.ops if op.type == "batch_norm"]
+    statistics = [op.inputs[slot][0] for op in ops for slot in ("Mean", "Variance")]
+    assert statistics == ["a.running_mean", "a.running_var", "b.running_mean", "b.running_var"]
+    exe, scope, x = fx.Executor(fx.CPUPlace()), fx.Scope(), np.random.default_rng(1).standard_normal((8, 2, 3), "float32") + 3
+    exe.run(model.startup, scope=scope)
+    exe.run(model.program, feed={"x": x}, fetch_list=[loss], scope=scope)
+    np.testing.assert_allclose(scope.get("a.running_mean"), 0.1 * x.mean(axis=(0, 2)), rtol=1e-5)  # float32; a momentum of 0.9
+    np.testing.assert_allclose(scope.get("b.running_mean"), 0, atol=1e-6)
+    assert {p.name for p in model.parameters if p.trainable} == {"ones", "zeros", "w"}
+
+
+def test_a_statistic_that_nothing_else_reads_keeps_its_name():
+    text = "g (float[n, 2] x) => (float[n, 2] y) { y = BatchNormalization (x, s, b, m, v) }"
+    assert trained(model_of(text, s=[1, 1], b=[0, 0], m=[0, 0], v=[1, 1])) == ["s", "b", "m", "v"]
+
+
+def test_it_is_said_which_weights_several_nodes_share(tmp_path):
+    from fluidx.onnx.report import check, info
+
+    onnx.save(merged(), tmp_path / "merged.onnx")
+    said = "2 weights are each read by several nodes, which train it as one: zeros by 3, ones by 2. Exporters merge weights that are equal"
+    assert said in info(str(tmp_path / "merged.onnx")) and said in check(str(tmp_path / "merged.onnx"))
+    assert "    zeros: float32[2]  BatchNormalization, Conv, 3 nodes\n" in info(str(tmp_path / "merged.onnx"))
+    onnx.save(model_of(SCALED.format("Relu (h)"), w=np.eye(4)), tmp_path / "plain.onnx")
+    assert "several nodes" not in info(str(tmp_path / "plain.onnx")) + check(str(tmp_path / "plain.onnx"))
