@@ -19,6 +19,7 @@ from ..expr import (
     erf,
     exp,
     floor,
+    isinf,
     log,
     log1p,
     max,
@@ -59,33 +60,66 @@ activation("logsigmoid", lambda x: -softplus(-x), doc="log(sigmoid(X)), without 
 activation("tanh", lambda x: tanh(x), doc="Hyperbolic tangent.")
 activation("tanh_shrink", lambda x: x - tanh(x), doc="X - tanh(X).")
 activation("softplus", lambda x: softplus(x), doc="log(1 + exp(X)), without overflow.")
-activation("softsign", lambda x: x / (1 + abs(x)), slope=lambda x: 1 / ((1 + abs(x)) * (1 + abs(x))),
+activation("softsign", lambda x: where(isinf(x), sign(x), x / (1 + abs(x))), slope=lambda x: 1 / ((1 + abs(x)) * (1 + abs(x))),
     doc="X / (1 + |X|).")  # fmt: skip
-activation("softshrink", lambda x, *, alpha: where(x > alpha, x - alpha, where(x < -alpha, x + alpha, 0)), attrs={"alpha": 0.5},
+activation("softshrink", lambda x, *, alpha: where(x > alpha, x - alpha, where(x >= -alpha, 0, x + alpha)), attrs={"alpha": 0.5},
     kinks=(-0.5, 0.5), doc="X moved towards 0 by alpha; 0 where |X| <= alpha.")  # fmt: skip
-activation("hard_shrink", lambda x, *, threshold: where(abs(x) > threshold, x, 0), attrs={"threshold": 0.5}, kinks=(-0.5, 0.5),
+activation("hard_shrink", lambda x, *, threshold: where(abs(x) <= threshold, 0, x), attrs={"threshold": 0.5}, kinks=(-0.5, 0.5),
     doc="X where |X| > threshold, else 0.")  # fmt: skip
 activation("hard_sigmoid", lambda x, *, slope, offset: min(max(slope * x + offset, 0), 1), attrs={"slope": 0.2, "offset": 0.5},
     kinks=(-2.5, 2.5, -1.25, 1.25), variants=({}, {"slope": 0.4}),
     doc="slope * X + offset, cut to [0, 1].")  # fmt: skip
-activation("hard_swish", lambda x, *, threshold, scale, offset: x * min(max(x + offset, 0), threshold) / scale, domain=(-5, 5),
-    attrs={"threshold": 6.0, "scale": 6.0, "offset": 3.0}, kinks=(-3, 3),
+
+
+# Where a factor is 0 before X is infinite, X stops growing: inf * 0 is NaN. In a slope, products with a factor of 0 stop on both sides.
+_FLAT = 1000.0  # exp(-X) is 0 in every dtype
+
+
+def _held(x, limit=_FLAT):
+    return min(max(x, -limit), limit)
+
+
+def _swish(x, *, beta):
+    limit = -_FLAT / beta
+    return where(beta > 0, max(x, limit), where(beta < 0, min(x, limit), x)) * sigmoid(beta * x)
+
+
+def _swish_slope(x, *, beta):
+    s = sigmoid(beta * x)
+    return s + _held(beta * x) * (s * (1 - s))
+
+
+def _gelu(x, *, approximate):
+    inner = where(approximate, tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * (x * x)))), erf(math.sqrt(0.5) * x))
+    return 0.5 * max(x, -_FLAT) * (1 + inner)
+
+
+def _gelu_slope(x, *, approximate):
+    h, k = _held(x), math.sqrt(2 / math.pi)
+    t = tanh(k * (h + 0.044715 * (h * (h * h))))
+    by_tanh = 0.5 * (1 + t) + 0.5 * k * h * ((1 - t * t) * (1 + 3 * 0.044715 * (h * h)))
+    return where(approximate, by_tanh, 0.5 * (1 + erf(math.sqrt(0.5) * x)) + 0.5 * k * h * exp(-0.5 * (h * h)))
+
+
+def _mish_slope(x):
+    t = tanh(softplus(x))
+    return t + _held(x) * ((1 - t * t) * sigmoid(x))
+
+
+activation("hard_swish", lambda x, *, threshold, scale, offset: max(x, -offset) * (min(max(x + offset, 0), threshold) / scale),
+    attrs={"threshold": 6.0, "scale": 6.0, "offset": 3.0}, domain=(-5, 5), kinks=(-3, 3),
     doc="X * min(max(X + offset, 0), threshold) / scale.")  # fmt: skip
-activation("swish", lambda x, *, beta: x * sigmoid(beta * x), attrs={"beta": 1.0}, variants=({}, {"beta": 1.7}),
+activation("swish", _swish, slope=_swish_slope, attrs={"beta": 1.0}, variants=({}, {"beta": 1.7}, {"beta": -0.5}, {"beta": 0.0}),
     doc="X * sigmoid(beta * X).")  # fmt: skip
-activation("gelu", lambda x, *, approximate: where(
-        approximate,
-        0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * (x * x))))),
-        0.5 * x * (1 + erf(math.sqrt(0.5) * x))),
-    attrs={"approximate": False}, variants=({}, {"approximate": True}),
+activation("gelu", _gelu, slope=_gelu_slope, attrs={"approximate": False}, variants=({}, {"approximate": True}),
     doc="X times the normal distribution function of X; `approximate` takes tanh for it.\n\nHendrycks and Gimpel, Gaussian Error Linear "
     "Units, 2016.")  # fmt: skip
-activation("mish", lambda x: x * tanh(softplus(x)), doc="X * tanh(softplus(X)).")
+activation("mish", lambda x: max(x, -_FLAT) * tanh(softplus(x)), slope=_mish_slope, doc="X * tanh(softplus(X)).")
 activation("brelu", lambda x, *, t_min, t_max: min(max(x, t_min), t_max), attrs={"t_min": 0.0, "t_max": 24.0}, kinks=(0, -1, 1),
     variants=({}, {"t_min": -1.0, "t_max": 1.0}), doc="X cut to [t_min, t_max].")  # fmt: skip
 activation("stanh", lambda x, *, scale_a, scale_b: scale_b * tanh(scale_a * x), attrs={"scale_a": 0.67, "scale_b": 1.7159},
     variants=({}, {"scale_a": 0.5}), doc="scale_b * tanh(scale_a * X).")  # fmt: skip
-activation("thresholded_relu", lambda x, *, threshold: where(x > threshold, x, 0), attrs={"threshold": 1.0}, kinks=(1, 0.5),
+activation("thresholded_relu", lambda x, *, threshold: where(x <= threshold, 0, x), attrs={"threshold": 1.0}, kinks=(1, 0.5),
     variants=({}, {"threshold": 0.5}), doc="X where it is above the threshold, else 0.")  # fmt: skip
 
 elementwise("exp", lambda x: exp(x), doc="e to the power of X.")

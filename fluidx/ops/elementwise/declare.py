@@ -14,7 +14,7 @@ from ...ir.dtypes import FLOATS, INTS, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import ANY, TensorType
-from ..expr.derivative import derivative, in_terms_of
+from ..expr.derivative import derivative, in_terms_of, selected
 from ..expr.native import bind_native
 from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, operations, substitute, sym, symbols, trace
 from ..expr.numpy import bind_ufuncs, evaluate, ufunc_scratch
@@ -25,6 +25,8 @@ from .access import elementwise_pattern
 
 Fitting = Callable[[str, Mapping[str, Any]], None]  # raises where a dtype does not have the numbers of these attributes
 DTYPES = {"float": FLOATS, "number": NUMBERS, "int": INTS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
+
+_FORMULA = 200  # characters of a formula that documentation shows
 
 
 # -- the family ------------------------------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ def _derive(
             rules.append((None, d))
             continue
         short = in_terms_of(derivative(expr, sym(x), sym("Out")) if slope is None else d, expr)
-        e = _cheapest(sym("g") * short, sym("g") * d)
+        e = selected(_cheapest(sym("g") * short, sym("g") * d))
         needs = [s for s in (*inputs, "Out") if s in symbols(e)]
         grad_name = f"{name}_grad" if len(inputs) == 1 else f"{name}_grad_{x}"
         _declare_grad(grad_name, name, e, needs, names, full, axis, module, draw, k)
@@ -247,9 +249,10 @@ def _declare_grad(
     fields = _kernels(grad_name, e, order, names, axis, None)
     result = "Y@GRAD" if wrt else "X@GRAD"
     what = f" by {result[0]}, of the shape of Out" if grad_name.endswith(("_x", "_y")) else ""
+    formula = repr(substitute(e, {"g": sym("Out@GRAD"), "x": sym("X"), "y": sym("Y")}))
     fields |= {
         "name": grad_name, "__module__": module, "__qualname__": grad_name, "expr": e, "attrs": full,
-        "__doc__": f"The gradient of {name}{what}: {substitute(e, {'g': sym('Out@GRAD'), 'x': sym('X'), 'y': sym('Y')})!r}.",
+        "__doc__": f"The gradient of {name}{what}{f': {formula}' if len(formula) <= _FORMULA else ''}.",
         "inputs": (*slots, "Out@GRAD"), "outputs": (result,), "inplace": (("Out@GRAD", result),),
         "infer": staticmethod(infer), "samples": staticmethod(samples),
     }  # fmt: skip

@@ -22,9 +22,11 @@ from .nodes import (
     eq,
     exp,
     floor,
+    is_mask,
     log,
     nodes,
     power,
+    rebuild,
     rsqrt,
     sigmoid,
     sign,
@@ -136,6 +138,24 @@ def derivative(e: Expr, by: Expr, result: Expr | None = None) -> Expr:
                     total = total + p * d[a]
             d[n] = total
     return d[e]
+
+
+def selected(e: Expr) -> Expr:
+    """`e` with a choice where it multiplies by a condition: what the condition drops may be infinite, and times 0 that is NaN.
+
+    >>> x = sym("x")
+    >>> selected(where(x < 0, 1.0, 0.0) * exp(x))
+    where(x < 0, exp(x), 0)
+    """
+
+    def change(n: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if n.fn in ("mul", "div"):
+            for mask, other in (args, args[::-1]) if n.fn == "mul" else (args,):
+                if is_mask(mask):
+                    return where(mask.args[0], other if n.fn == "mul" else div(1.0, other), 0.0)
+        return None
+
+    return rebuild(e, change)
 
 
 def in_terms_of(e: Expr, result: Expr, name: str = "Out") -> Expr:

@@ -271,15 +271,15 @@ def _mul(a: Expr, b: Expr) -> Expr:
         return apply("neg", apply("mul", a.args[0], b))
     if b.fn == "neg":
         return apply("neg", apply("mul", a, b.args[0]))
-    if _is_mask(a) and _is_mask(b):
+    if is_mask(a) and is_mask(b):
         return apply("where", apply("and", a.args[0], b.args[0]), 1.0, 0.0)
-    if _is_mask(a) and b.fn == "mul" and any(_is_mask(v) for v in b.args):
-        mask, other = b.args if _is_mask(b.args[0]) else b.args[::-1]
+    if is_mask(a) and b.fn == "mul" and any(is_mask(v) for v in b.args):
+        mask, other = b.args if is_mask(b.args[0]) else b.args[::-1]
         return apply("mul", apply("mul", a, mask), other)
     for x, y in ((a, b), (b, a)):
         if x.fn == "div" and is_const(x.args[0], 1):
             return apply("div", y, x.args[1])
-        if x.fn == "where" and not _is_mask(x):
+        if x.fn == "where" and not is_mask(x):
             c, t, f = x.args
             if any(is_const(v, 0) or is_const(v, 1) for v in (t, f)) or (t.fn == "const" and f.fn == "const"):
                 return apply("where", c, apply("mul", y, t), apply("mul", y, f))
@@ -340,7 +340,7 @@ def _where(c: Expr, a: Expr, b: Expr) -> Expr:
     return make_node("where", c, a, b)
 
 
-def _is_mask(e: Expr) -> bool:
+def is_mask(e: Expr) -> bool:
     """where(c, 1, 0): a condition as a number; a product with it is a product with the bool."""
     return e.fn == "where" and is_const(e.args[1], 1) and is_const(e.args[2], 0)
 

@@ -87,7 +87,7 @@ def _horner(coefficients: Sequence[float], x: Expr) -> Expr:
 def _erf32(x: Expr) -> Expr:
     y = ex.max(ex.min(x, 3.925), -3.925)
     s = y * y
-    return y * _horner(_ERF32_P, s) / _horner(_ERF32_Q, s)
+    return ex.max(ex.min(y * _horner(_ERF32_P, s) / _horner(_ERF32_Q, s), 1.0), -1.0)  # rounding may go beyond 1, and 1 + erf below 0
 
 
 def _erf64(x: Expr) -> Expr:
@@ -113,10 +113,10 @@ def _lower_node(n: Expr, args: tuple[Expr, ...], dtype: str, select: bool) -> Ex
         case "const" | "sym":
             return n
         case "sigmoid":
-            # exp of more than this overflows; the true value there is below the smallest normal number
-            limit = -709.0 if dtype == "float64" else -88.0
-            held = make_node("max", args[0], const(limit))
-            return make_node("div", const(1.0), make_node("add", const(1.0), exp(make_node("neg", held))))
+            e = exp(make_node("neg", ex.abs(args[0])))  # from 0 to 1, so nothing overflows; the numerator is e or 1
+            choice = args[0] >= 0, const(1.0), const(0.0)
+            one = _lower_node(make_node("where", *choice), choice, dtype, select)
+            return make_node("div", make_node("max", e, one), make_node("add", const(1.0), e))
         case "softplus":
             return make_node("add", make_node("max", args[0], const(0.0)), log1p(exp(make_node("neg", ex.abs(args[0])))))
         case "rsqrt":
