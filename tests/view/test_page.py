@@ -67,7 +67,7 @@ def test_blocks_that_repeat_are_one_group_in_forward_and_one_in_backward():
     forward, backward = titled(part, "12 × block")
     assert [types(part, [c]) for c in forward["children"]] == [["mul", "elementwise_add", "relu", "mul", "elementwise_add"]] * 12
     assert {part["ops"][k]["section"] for k in leaves(backward["children"])} == {"backward"}
-    assert forward["alike"] and backward["alike"]
+    assert forward["alike"] == backward["alike"] == "the copies are alike; sizes may differ"
     assert [c["title"] for c in forward["children"]][:2] == ["block 1 · b0", "block 2 · b1"]
     assert [c["title"] for c in backward["children"]][:2] == ["block 12 · b11", "block 11 · b10"]
 

@@ -61,6 +61,8 @@ class _Grouping:
         self.own = [not communicates(op) and op.role in _SECTIONS for op in self.ops]
         self.kinds: dict[object, int] = {}
         self.kind_of: dict[int, int] = {}
+        self.crossing: list[tuple[int, int]] = []  # of the items that are being folded, once it was asked for
+        self.beside: dict[int, list[int]] = {}  # of a computing operator: itself and those that serve it, in order
 
     def tree(self) -> Tree:
         if not any(self.own):
@@ -73,6 +75,8 @@ class _Grouping:
                 runs[-1][1].append(k)
             elif owned:
                 runs.append((sections[k], [k]))
+        for k, home in enumerate(served):
+            self.beside.setdefault(home, []).append(k)
         children: list[Item] = []
         starts: list[tuple[str, int]] = []
         forward: dict[int, list[Group]] = {}
@@ -85,13 +89,12 @@ class _Grouping:
             if section == "forward":
                 _paths(made, [], forward)
             children += made
-        beside: dict[int, list[int]] = {}
-        for k, home in enumerate(served):
-            beside.setdefault(home, []).append(k)
         if len(children) > WIDEST and len(runs) > 1:
             ends = [start for _, start in starts[1:]] + [len(children)]
             children = [Group(s, SECTION, children[a:b]) for (s, a), b in zip(starts, ends)]
-        return Tree(self._limited(self._folded(_with_beside(children, beside))), sections)
+        children = _with_beside(children, self.beside)
+        self.beside = {}
+        return Tree(self._limited(self._folded(children)), sections)
 
     def _served(self) -> list[int]:
         """For each operator the computing one that it stands beside: the one before it where it reads what its section wrote, else the
@@ -138,37 +141,48 @@ class _Grouping:
         return scopes[depth] if depth < len(scopes) else None
 
     def _folded(self, items: list[Item]) -> list[Item]:
-        """The items with repeated stretches put into groups, short patterns first: a stage holds a row of alike blocks."""
-        changed = True
-        while changed:
-            changed, period = False, 1
-            while 2 * period <= len(items):
-                found = self._repeats(items, period)
-                if found:
-                    changed = True
-                    items = self._replaced(items, period, found)
-                period += 1
+        """The items with repeated stretches put into groups, short patterns first: a stage holds a row of alike blocks.
+
+        Cuts that few values cross come first. Inside of a block with a way around two values cross, so that it is found before the
+        alike layers within it are.
+        """
+        kinds, self.crossing = np.array([self._kind(i) for i in items]), []
+        for most in (1, 2, 4, len(self.ops)):
+            changed = True
+            while changed:
+                changed, period = False, 1
+                while 2 * period <= len(items):
+                    found = self._repeats(items, kinds, period, most)
+                    if found:
+                        changed = True
+                        items = self._replaced(items, period, found)
+                        kinds, self.crossing = np.array([self._kind(i) for i in items]), []
+                    period += 1
         return items
 
-    def _repeats(self, items: list[Item], period: int) -> list[tuple[int, int]]:
-        """(start, copies) of the stretches in which a pattern of `period` items repeats."""
-        kinds = np.array([self._kind(i) for i in items])
+    def _repeats(self, items: list[Item], kinds: np.ndarray, period: int, most: int) -> list[tuple[int, int]]:
+        """(start, copies) of the stretches in which a pattern of `period` items repeats, cut where at most so many values cross."""
         equal = np.concatenate([[0], (kinds[:-period] == kinds[period:]).astype(int), [0]])
         edges = np.flatnonzero(np.diff(equal))
         found: list[tuple[int, int]] = []
         end = 0
         for first, last in zip(edges[::2].tolist(), edges[1::2].tolist()):
-            start = max(first, end)
-            copies = (last + period - start) // period
-            if copies < 2 or not self._worth(items[start : start + period], copies):
+            first, last = max(first, end), last + period
+            if last - first < 2 * period or not self._worth(items[first : first + period], (last - first) // period):
                 continue
-            slack = last + period - start - copies * period
-            if slack:
-                cost = self._crossing(items, range(start, last + period + 1))
-                costs = [sum(cost[o + c * period] for c in range(copies + 1)) for o in range(slack + 1)]
-                start += costs.index(min(costs))
-            found.append((start, copies))
-            end = start + copies * period
+            crossing = self.crossing = self.crossing or self._crossing(items)
+            best: tuple[tuple[int, int, int], int, int] | None = None
+            for start in range(first, min(first + period, last - 2 * period + 1)):
+                copies = (last - start) // period
+                cuts = [crossing[start + c * period] for c in range(copies + 1)]
+                cost = (-copies, sum(n for n, _ in cuts), -sum(r for _, r in cuts))
+                if max(n for n, _ in cuts) > most or not self._worth(items[start : start + period], copies):
+                    continue
+                if best is None or cost < best[0]:
+                    best = cost, start, copies
+            if best is not None:
+                found.append(best[1:])
+                end = best[1] + best[2] * period
         return found
 
     def _worth(self, pattern: list[Item], copies: int) -> bool:
@@ -177,23 +191,26 @@ class _Grouping:
         weight = sum(len(i.ops()) if isinstance(i, Group) else 1 for i in pattern)
         return copies >= 4 or copies == 3 and weight >= 4 or weight >= 8
 
-    def _crossing(self, items: list[Item], positions: range) -> list[int]:
-        """How many values cross each position: written by an item before it, read by one of these items behind it."""
+    def _crossing(self, items: list[Item]) -> list[tuple[int, int]]:
+        """For each position between items how many values cross it, written before and read behind, and how often they are read."""
         first: dict[str, int] = {}
-        last: dict[str, int] = {}
+        reads: dict[str, list[int]] = {}
         for p, item in enumerate(items):
-            for k in item.ops() if isinstance(item, Group) else (item,):
-                for n in self.touched[k][0]:
-                    if n in first:
-                        last[n] = p
-                for n in self.touched[k][1]:
-                    first.setdefault(n, p)
-        change = [0] * (len(items) + 2)
-        for n, p in last.items():
-            change[first[n] + 1] += 1
-            change[p + 1] -= 1
-        counts = np.cumsum(change)
-        return [int(counts[p]) for p in positions]
+            for core in item.ops() if isinstance(item, Group) else (item,):
+                for k in self.beside.get(core, (core,)):
+                    for n in self.touched[k][0]:
+                        if n in first:
+                            reads.setdefault(n, []).append(p)
+                    for n in self.touched[k][1]:
+                        first.setdefault(n, p)
+        values, readers = [0] * (len(items) + 2), [0] * (len(items) + 2)
+        for n, at in reads.items():
+            values[first[n] + 1] += 1
+            values[max(at) + 1] -= 1
+            for p in at:
+                readers[first[n] + 1] += 1
+                readers[p + 1] -= 1
+        return list(zip(np.cumsum(values).tolist(), np.cumsum(readers).tolist()))
 
     def _kind(self, item: Item) -> int:
         """A number that alike items share. Sizes and attributes do not count: stages differ in them."""
@@ -235,6 +252,8 @@ class _Grouping:
     def _pattern_name(self, items: list[Item]) -> str:
         if any(isinstance(i, Group) and i.kind == REPEAT for i in items):
             return "stage"
+        if all(_SECTIONS.get(self.ops[k].role, "update") == "update" for k in Group("", "", items).ops()):
+            return "updates"
         if len(items) <= 3:
             return " + ".join(i.title if isinstance(i, Group) else self.ops[i].type for i in items)
         return "block"
@@ -314,7 +333,7 @@ class _Grouping:
                 item.children = item.children if single else self._limited(item.children)
         if len(items) <= 2 * WIDEST:
             return items
-        cost = self._crossing(items, range(len(items) + 1))
+        cost = self._crossing(items)
         out: list[Item] = []
         at = 0
         while at < len(items):

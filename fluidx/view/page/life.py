@@ -29,16 +29,21 @@ class Lives:
             for n in dict.fromkeys(writes):
                 self.writers.setdefault(n, []).append(k)
 
+        self.made_for: dict[str, list[str]] = {}  # of a parameter: names of gradients and states that operators write
+        for n in self.writers:
+            d = self.block.find(n)
+            owner = d.attrs.get("state_of") if d is not None and "state_of" in d.attrs else n.partition("@GRAD")[0]
+            if owner and owner != n:
+                self.made_for.setdefault(owner, []).append(n)
+
     def of(self, parameter: str) -> dict[str, list[int]]:
         """Indices of operators by stage. Those that carry are listed as communication: gathers of the value, sums of the gradient."""
         stages: dict[str, set[int]] = {stage: set() for stage in STAGES}
         seen: set[str] = set()
-        for n in [parameter, *(n for n in self.writers if n.startswith(f"{parameter}@GRAD"))]:
+        for n in [parameter, *self.made_for.get(parameter, ())]:
             self._back(n, parameter, stages, seen)
-        for n, writers in self.writers.items():
-            if (d := self.block.find(n)) is not None and d.attrs.get("state_of") == parameter:
-                stages[UPDATE].update(writers)
         self._forth(parameter, parameter, stages)
+        stages[VALUE] -= stages[GRADIENT]  # some gradients are told the parameter's shape
         return {stage: sorted(stages[stage]) for stage in STAGES if stages[stage]}
 
     def _back(self, name: str, parameter: str, stages: dict[str, set[int]], seen: set[str]) -> None:

@@ -17,11 +17,12 @@ from ...ir.site import Site
 from ...ir.text import show_block, show_entries, show_op, var_name
 from ...ir.valuetypes import known_bytes
 from ..diff import communicates, show_bytes
-from .groups import Group, Item, tree_of
+from .groups import REPEAT, Group, Item, tree_of
 from .life import Lives
 
 COMPARED = 64  # ranks that are compared with one another
 SHOWN = 8  # kinds of ranks that a page holds
+COMMUNICATION, PACKING = "communication", "packing"
 _LONGEST = 2000  # characters of an operator's text
 
 
@@ -189,8 +190,8 @@ def program_model(program: Program, title: str = "main") -> dict[str, Any]:
 
 def _kind(op: Operator) -> str:
     if communicates(op):
-        return "communication"
-    return {Role.LR_SCHED: "optimize", Role.DIST: "packing"}.get(op.role, op.role.value)
+        return COMMUNICATION
+    return {Role.LR_SCHED: "optimize", Role.DIST: PACKING}.get(op.role, op.role.value)
 
 
 def _text(op: Operator, block: Block) -> str:
@@ -228,11 +229,20 @@ def _node(item: Item, block: Block) -> Any:
     """A group with what its box tells; an operator is its index."""
     if isinstance(item, int):
         return item
-    children = [_node(c, block) for c in item.children]
-    return {"title": item.title, "kind": item.kind, "alike": _alike(item, block), "children": children}
+    node = {"title": item.title, "kind": item.kind, "children": [_node(c, block) for c in item.children]}
+    return {**node, "alike": _alike(item, block)} if item.kind == REPEAT else node
 
 
-def _alike(group: Group, block: Block) -> bool:
-    """Whether all copies of a repeat have the same types of operators, those that communicate too."""
-    copies = [[block.oplist[k].type for k in (c.ops() if isinstance(c, Group) else [c])] for c in group.children]
-    return all(c == copies[0] for c in copies)
+def _alike(group: Group, block: Block) -> str:
+    """In what the copies of a repeat are alike."""
+    copies = [[block.oplist[k] for k in (c.ops() if isinstance(c, Group) else [c])] for c in group.children]
+    if _same([op.type for op in c] for c in copies):
+        return "the copies are alike; sizes may differ"
+    if _same(own for c in copies if (own := [op.type for op in c if _kind(op) not in (COMMUNICATION, PACKING)])):
+        return "the copies compute alike; their communication differs"
+    return "the copies have the same kinds of operators, not the same number"
+
+
+def _same(copies: Iterable[list[str]]) -> bool:
+    every = list(copies)
+    return all(c == every[0] for c in every)

@@ -5,6 +5,7 @@
   const KINDS = ["forward", "loss", "backward", "optimize", "communication", "packing"];
   const STAGES = ["value", "gradient", "communication", "update"];
   const SMALL = 60, BUDGET = 40; // operators of a program that opens whole; boxes that groups may open to at first
+  const READABLE = 0.75; // the least scale to begin with
 
   function el(tag, attrs = {}, ...children) {
     const svg = ["svg", "g", "rect", "text", "tspan", "path", "title", "defs", "marker", "circle"].includes(tag);
@@ -107,7 +108,7 @@
     openSmall() {
       const groups = [...this.nodes.values()].filter((n) => n.group && n !== this.root);
       if (this.ops.length <= SMALL) {
-        groups.forEach((n) => { n.open = n.children.length <= BUDGET; });
+        groups.forEach((n) => { n.open = n.children.length <= 4 || n.children.some((c) => c.group); });
         return;
       }
       let shown = this.root.children.length;
@@ -144,10 +145,21 @@
   // -- boxes --------------------------------------------------------------------------------------------------------------------------
 
   const HEAD = 22, LINE = 15, PAD = 14;
+  const ruler = document.createElement("canvas").getContext("2d");
+  const TITLE = '600 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif', MONO = '10.5px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
+  const known = new Map();
+  function wideness(text, font) {
+    const key = font[0] + text;
+    if (!known.has(key)) {
+      ruler.font = font;
+      known.set(key, ruler.measureText(text).width);
+    }
+    return known.get(key);
+  }
   function lines(graph, node) {
     if (node.lines) return node.lines;
     const out = [];
-    if (node.pill) out.push({ name: clip(node.title, 26), type: graph.vars[node.data].type });
+    if (node.pill) out.push({ name: clip(node.title, 22), type: graph.vars[node.data].type });
     else if (node.group) {
       const own = new Set(graph.opsOf(node).flatMap((k) => graph.ops[k].in).filter((v) => graph.vars[v].kind === "parameter"));
       out.push({ name: plural(node.count, "operator"), type: own.size ? `${plural(own.size, "parameter")}` : "" });
@@ -161,38 +173,38 @@
       const made = op.out.map((v) => graph.vars[v]);
       const used = op.in.map((v) => graph.vars[v]).filter((v) => v.kind === "parameter");
       if (made.length && !(used.length && used.some((p) => p.name === made[0].name))) {
-        out.push({ name: clip(made[0].shown, 24) + (made.length > 1 ? ` +${made.length - 1}` : ""), type: made[0].type });
+        out.push({ name: clip(made[0].shown, 20) + (made.length > 1 ? ` +${made.length - 1}` : ""), type: made[0].type });
       }
       if (op.kind === "communication" && op.bytes) out.push({ name: bytes(op.bytes), type: "", moves: true });
-      used.slice(0, used.length > 4 ? 3 : 4).forEach((v) => out.push({ name: clip(v.shown, 24), type: v.type, param: true }));
+      used.slice(0, used.length > 4 ? 3 : 4).forEach((v) => out.push({ name: clip(v.shown, 20), type: v.type, param: true }));
       if (used.length > 4) out.push({ name: `${used.length - 3} more parameters`, type: "", param: true });
     }
     return (node.lines = out);
   }
   function measure(graph, node) {
     const all = lines(graph, node);
-    const wide = Math.max(0, ...all.map((l) => (l.name.length + (l.type ? l.type.length + 1 : 0)) * 6.35));
-    const title = node.pill ? 0 : clip(node.title, 38).length * 7.1 + (node.group ? 30 : 0);
+    const wide = Math.max(0, ...all.map((l) => wideness(l.name + (l.type || ""), MONO) + (l.type ? 6 : 0)));
+    const title = node.pill ? 0 : wideness(clip(node.title, 38), TITLE) + (node.group ? 24 : 0);
     return { w: Math.max(70, Math.max(wide, title) + 18), h: node.pill ? LINE + 9 : HEAD + all.length * LINE + (all.length ? 6 : 0) };
   }
 
   // -- layout: each open group by itself, then as one box of the group above ---------------------------------------------------------------
 
-  function layout(graph, node) {
-    const sizes = new Map();
-    for (const c of node.children) sizes.set(c, c.group && c.open ? layout(graph, c) : measure(graph, c));
-    const flip = node.section !== "forward" && node.kind !== "root";
-    const ports = node.kind !== "root" && node.edges.size > 0;
-    const parts = components(node);
-    const boxes = parts.map((members) => arrange(graph, node, members, sizes, ports, node.kind === "root" ? members.every((m) => m.section !== "forward") : flip));
-    const size = node.kind === "root" ? besideEachOther(boxes) : shelves(boxes);
+  // `below`: backward stands under forward; else it stands beside it and runs upwards, so that a block and its gradient are neighbours
+  function layout(graph, node, below) {
+    const root = node.kind === "root", sizes = new Map();
+    for (const c of node.children) sizes.set(c, c.group && c.open ? layout(graph, c, below) : measure(graph, c));
+    const ports = !root && node.edges.size > 0;
+    const up = (members) => !below && (root ? members.every((m) => m.section !== "forward") : node.section !== "forward");
+    const boxes = components(node).map((members) => arrange(graph, node, members, sizes, ports, up(members)));
+    const size = root ? inSequence(boxes, below) : shelves(boxes);
     node.box = { children: new Map(), edges: [] };
     for (const box of boxes) {
       for (const [c, at] of box.at) node.box.children.set(c, { x: at.x + box.x, y: at.y + box.y, ...sizes.get(c) });
       for (const e of box.edges) node.box.edges.push({ ...e, points: e.points.map((p) => ({ x: p.x + box.x, y: p.y + box.y })) });
     }
-    if (node.kind === "root") return (node.size = size);
-    const title = clip(node.title, 60).length * 7.1 + 44;
+    if (root) return (node.size = size);
+    const title = wideness(clip(node.title, 60), TITLE) + 44;
     return (node.size = { w: Math.max(size.w + 2 * PAD, title), h: size.h + HEAD + 2 * PAD });
   }
 
@@ -213,7 +225,7 @@
     const inside = new Set(members);
     if (members.length === 1 && !ports) {
       const { w, h } = sizes.get(members[0]);
-      return { w, h, at: new Map([[members[0], { x: 0, y: 0 }]]), edges: [], first: members[0].first };
+      return { w, h, at: new Map([[members[0], { x: 0, y: 0 }]]), edges: [] };
     }
     const g = new dagre.graphlib.Graph();
     g.setGraph({ rankdir: "TB", nodesep: 26, edgesep: 12, ranksep: 30, ranker: members.length > 150 ? "longest-path" : "network-simplex" });
@@ -242,31 +254,43 @@
       const p = g.node(c.id), { w, h } = sizes.get(c);
       at.set(c, { x: p.x - w / 2, y: (flip ? height - p.y : p.y) - h / 2 });
     }
-    const edges = made.map(([a, b, e]) => ({ ...e, points: g.edge(a, b).points.map((p) => ({ x: p.x, y: flip ? height - p.y : p.y })) }));
-    return { w: width, h: height, at, edges, first: members[0].first, big: members.length > 2 };
+    const edges = made.map(([a, b, e]) => {
+      const points = g.edge(a, b).points.map((p) => ({ x: p.x, y: flip ? height - p.y : p.y }));
+      // what enters or leaves a group is drawn to its border
+      if (a === "in") points.unshift({ x: points[0].x, y: points[0].y + (flip ? PAD - 2 : 2 - PAD) });
+      if (b === "out") points.push({ x: points.at(-1).x, y: points.at(-1).y + (flip ? 2 - PAD : PAD - 2) });
+      return { ...e, points };
+    });
+    const middle = (c) => at.get(c).x + sizes.get(c).w / 2;
+    const lowest = members.filter((c) => !c.pill).reduce((a, b) => (at.get(b).y > at.get(a).y ? b : a), members[0]);
+    return { w: width, h: height, at, edges, top: middle(members[0]), foot: middle(lowest), big: members.length > 2 };
   }
 
-  // forward to the left, what comes behind to its right, small parts in a column; feet on one line, as backward begins where forward ends
-  function besideEachOther(boxes) {
-    const tall = Math.max(0, ...boxes.map((b) => b.h));
-    let x = 0, y = 0, column = 0;
-    for (const b of boxes.filter((c) => c.big)) {
-      Object.assign(b, { x, y: tall - b.h });
-      x += b.w + 60;
+  // forward, then what comes behind it; small parts, which nothing joins to the others, in rows at the end
+  function inSequence(boxes, below) {
+    const big = boxes.filter((b) => b.big), small = boxes.filter((b) => !b.big);
+    const tall = Math.max(0, ...big.map((b) => b.h));
+    let x = 0, y = 0, foot = null;
+    for (const b of big) {
+      Object.assign(b, below ? { x: foot === null ? 0 : foot - b.top, y } : { x, y: tall - b.h });
+      foot = b.x + b.foot; // the next one begins below the place where this one ends
+      x += b.w + 70;
+      y += b.h + 46;
     }
-    for (const b of boxes.filter((c) => !c.big)) {
-      if (y && y + b.h > Math.max(tall, 500)) { x += column + 30; y = column = 0; }
-      Object.assign(b, { x, y });
-      y += b.h + 22;
-      column = Math.max(column, b.w);
-    }
-    return { w: Math.max(0, ...boxes.map((b) => b.x + b.w)), h: Math.max(0, ...boxes.map((b) => b.y + b.h)) };
+    const left = Math.min(0, ...big.map((b) => b.x));
+    for (const b of big) b.x -= left;
+    const w = Math.max(0, ...big.map((b) => b.x + b.w)), h = big.length ? (below ? y - 46 : tall) : 0;
+    const middle = big.length ? big[0].x + big[0].w / 2 : 0; // of what is read first
+    if (!small.length) return { w, h, middle };
+    const rest = shelves(small, big.length ? Math.max(w, 420) : 0), top = big.length ? h + 40 : 0;
+    for (const b of small) b.y += top;
+    return { w: big.length ? Math.max(w, rest.w) : rest.w, h: top + rest.h, middle };
   }
 
-  function shelves(boxes) {
+  function shelves(boxes, width) {
     const gap = 20;
     const area = boxes.reduce((sum, b) => sum + (b.w + gap) * (b.h + gap), 0);
-    const room = Math.max(...boxes.map((b) => b.w), Math.sqrt(area * 1.8));
+    const room = width || Math.max(...boxes.map((b) => b.w), Math.sqrt(area * 1.8));
     let x = 0, y = 0, row = 0, w = 0;
     for (const b of boxes) {
       if (x && x + b.w > room) { x = 0; y += row + gap; row = 0; }
@@ -353,12 +377,36 @@
     }
     move(place) {
       this.place = place;
+      this.moved = true; // a window that changes its size leaves it there
+
       this.layer.setAttribute("transform", `translate(${place.x.toFixed(2)} ${place.y.toFixed(2)}) scale(${place.k.toFixed(4)})`);
     }
-    fit() {
+    // the scale at which the whole drawing is seen
+    whole() {
       const { width, height } = this.svg.getBoundingClientRect(), { w, h } = this.graph.root.size;
-      const k = Math.min(1.15, Math.max(0.2, Math.min((width - 40) / w, (height - 70) / h)));
-      this.move({ k, x: Math.max(20, (width - w * k) / 2), y: Math.max(44, (height + 20 - h * k) / 2) });
+      return Math.min(1.15, (width - 32) / w, (height - 62) / h);
+    }
+    // a drawing that is larger at the least scale is shown from where it begins
+    begin() {
+      this.fit(READABLE);
+      this.moved = false;
+    }
+    fit(least = 0.05) {
+      const { width, height } = this.svg.getBoundingClientRect(), { w, h, middle } = this.graph.root.size;
+      const k = Math.max(least, this.whole());
+      const x = w * k <= width - 32 ? (width - w * k) / 2 : Math.min(16, Math.max(width / 2 - middle * k, width - 16 - w * k));
+      this.move({ k, x, y: Math.max(46, (height + 30 - h * k) / 2) });
+    }
+    // the boxes of a parameter's life, all in view
+    fitLife() {
+      const ops = Object.values(this.graph.lives[life] || {}).flat();
+      const boxes = ops.map((k) => this.boxes.get(this.graph.shown(k))).filter(Boolean);
+      if (!boxes.length) return;
+      const { width, height } = this.svg.getBoundingClientRect();
+      const x = Math.min(...boxes.map((b) => b.x)), y = Math.min(...boxes.map((b) => b.y));
+      const w = Math.max(...boxes.map((b) => b.x + b.w)) - x, h = Math.max(...boxes.map((b) => b.y + b.h)) - y;
+      const k = Math.min(1, (width - 60) / w, (height - 100) / h);
+      this.move({ k, x: (width - w * k) / 2 - x * k, y: (height + 30 - h * k) / 2 - y * k });
     }
     toggle(node, open = !node.open) {
       const before = this.boxes.get(node);
@@ -376,16 +424,17 @@
 
     draw() {
       const graph = this.graph;
-      layout(graph, graph.root);
+      layout(graph, graph.root, this.below);
       this.boxes = new Map();
       this.layer.replaceChildren();
       this.drawGroup(graph.root, 0, 0, this.layer);
+      this.drawTurn();
       this.mark();
     }
     drawGroup(node, x, y, into) {
       const edges = el("g"), boxes = el("g");
       for (const e of node.box.edges) {
-        const path = el("path", { class: `edge${e.vars && e.vars.size > 3 ? " thick" : ""}`, d: curve(e.points.map((p) => ({ x: p.x + x, y: p.y + y }))), "marker-end": e.port && false ? undefined : "url(#tip)" });
+        const path = el("path", { class: `edge${e.vars && e.vars.size > 3 ? " thick" : ""}`, d: curve(e.points.map((p) => ({ x: p.x + x, y: p.y + y }))), "marker-end": "url(#tip)" });
         if (e.vars) path.append(el("title", {}, [...e.vars].slice(0, 12).map((v) => `${this.graph.vars[v].shown} ${this.graph.vars[v].type || ""}`).join("\n") + (e.vars.size > 12 ? `\nand ${e.vars.size - 12} more` : "")));
         edges.append(path);
       }
@@ -396,6 +445,14 @@
         if (c.group && c.open) this.drawGroup(c, b.x + (b.w - Math.max(0, contentWidth(c))) / 2, b.y + HEAD + PAD, boxes);
       }
       into.append(edges, boxes);
+    }
+    // backward begins where forward ends, though it reads nothing there
+    drawTurn() {
+      const { ops } = this.graph, first = ops.findIndex((op) => op.section === "backward");
+      const last = ops.slice(0, Math.max(first, 0)).findLastIndex((op) => op.section === "forward");
+      if (first < 0 || last < 0) return;
+      const a = this.boxes.get(this.graph.shown(last)), b = this.boxes.get(this.graph.shown(first));
+      if (a && b && a !== b) this.layer.prepend(el("path", { class: "edge turn", d: between(a, b), "marker-end": "url(#tip)" }));
     }
     drawNode(node, b) {
       const open = node.group && node.open;
@@ -507,7 +564,7 @@
     life = name;
     const value = pane.graph.byName.get(name);
     selected = { pane, value };
-    panes.forEach((p) => p.mark());
+    panes.forEach((p) => { p.mark(); p.fitLife(); });
     tell();
   }
   function go(pane, node) {
@@ -570,7 +627,7 @@
     return [
       el("h1", {}, node.title),
       el("p", {}, tag(colour(node), node.section), plural(node.count, "operator")),
-      node.kind === "repeat" ? soft(node.alike ? "the copies are alike; sizes may differ" : "the copies compute alike; their communication differs") : "",
+      node.alike ? soft(node.alike) : "",
       el("p", {}, el("button", { on: { click: () => pane.toggle(node) } }, node.open ? "Close the group" : "Open the group")),
       h3("Operators"), counts(pane, ops),
     ];
@@ -617,7 +674,7 @@
     const rank = (text) => { const at = text.toLowerCase().indexOf(q); return at < 0 ? null : at === 0 ? (text.length === q.length ? 0 : 1) : 2; };
     const add = (text, about, act) => { const r = rank(text); if (r !== null) hits.push({ r, text, about, act }); };
     graph.vars.forEach((v, k) => add(v.name, v.kind, () => {
-      const at = graph.writers[k].concat(graph.readers[k])[0];
+      const at = (v.kind === "parameter" ? graph.readers[k] : graph.writers[k].concat(graph.readers[k]))[0];
       if (at !== undefined) go(pane, graph.leaf[at]);
       if (v.kind === "parameter") follow(pane, v.name); else select({ pane, value: k });
     }));
@@ -652,7 +709,13 @@
     const parts = rank.view.parts;
     $("part").hidden = parts.length < 2;
     document.querySelectorAll("#shows [data-mode]").forEach((b) => b.setAttribute("aria-pressed", b.dataset.mode === mode));
-    panes.forEach((p) => { p.draw(); p.fit(); });
+    // in the flow that shows more, the same in all panes; what does not fit is read from top to bottom
+    const scales = [true, false].map((below) => Math.min(...panes.map((p) => { layout(p.graph, p.graph.root, below); return p.whole(); })));
+    panes.forEach((p) => {
+      p.below = scales[0] >= scales[1] || scales[1] < READABLE;
+      p.draw();
+      p.begin();
+    });
     tell();
   }
   function controls() {
@@ -694,8 +757,8 @@
       else if (e.key === "-") zoom(0.8);
     });
     const legend = [...KINDS.map((k) => [k, `var(--${k})`]), ["parameter", "var(--param-back)", "var(--param-line)"], ["fed data", "var(--box)", "var(--data)"]];
-    $("legend").append(...legend.map(([text, c, b]) => el("span", { style: `--c: ${c}; --b: ${b || c}` }, text)), el("i", {}, "dashed: kept by forward for backward"));
-    window.addEventListener("resize", () => panes.forEach((p) => p.fit()));
+    $("legend").append(...legend.map(([text, c, b]) => el("span", { style: `--c: ${c}; --b: ${b || c}` }, text)), el("i", {}, "dashed: kept by forward for backward; dotted: backward begins"));
+    window.addEventListener("resize", () => panes.forEach((p) => { if (!p.moved) p.begin(); }));
   }
 
   controls();
