@@ -71,6 +71,20 @@ def sub_writes(program: Program, block: Block) -> tuple[str, ...]:
     return _outer(program, block, writes)
 
 
+def repeated(program: Program) -> set[int]:
+    """The blocks that run again and again: bodies of loops, and what stands inside of them.
+
+    >>> from fluidx.ir import Program
+    >>> repeated(Program.parse_from_string("program p { data %go: bool[1]; while(%go, []) {sub_block=block 1}; block 1 in 0 { } }"))
+    {1}
+    """
+    found = {idx for b in program.blocks for op in b.oplist if runs_bodies(op) and opdef(op.type).repeats for idx in op.sub_blocks()}
+    for b in program.blocks:  # an enclosing block stands before those inside of it
+        if b.parent_idx in found:
+            found.add(b.idx)
+    return found
+
+
 def _outer(program: Program, block: Block, which: Callable[[Program, Operator], tuple[str, ...]]) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for op in block.oplist:

@@ -56,6 +56,14 @@ def touched(program: Program, idx: int) -> set[str]:
     return names
 
 
+def collectives(program: Program, op: Operator) -> list[Operator]:
+    """The collectives that stand in the blocks of an operator."""
+    found = [o for idx in op.sub_blocks() for o in program.blocks[idx].oplist]
+    return [o for o in found if o.type in OPS and OPS[o.type].effect is Effect.COLLECTIVE] + [
+        c for o in found for c in collectives(program, o)
+    ]
+
+
 class Programs:
     """The operators of block 0 of all ranks, those that say the same under one number.
 

@@ -102,10 +102,26 @@ class Table:
             return self.lin([(self.shaped(a, shape), w) for a, w in key[1]], t.with_shape(shape))
         if key[0] == "one":
             return self.one(t.dtype, shape)
+        if len(shape) > 1 and (box := self._box_of_rows(e, shape)) is not None:
+            return box
         base = key[1] if key[0] == "view" else e
         if self.types[base].shape == shape:
             return base
         return self.intern(("view", base, shape), t.with_shape(shape), (base,))
+
+    def _box_of_rows(self, e: int, shape: Sequence[int]) -> int | None:
+        """The box that a flat value is in that shape: whole rows of a larger box, or boxes one behind the other. None where it is none."""
+        key, inner = self.keys[e], prod(shape[1:])
+        if key[0] == "slice" and self.keys[key[1]][0] == "box":
+            old = self.types[key[1]].shape
+            if old[1:] != shape[1:] or key[2] % inner:
+                return None
+            first = key[2] // inner
+            return self.boxes.cut(key[1], [(first, first + shape[0]), *((0, n) for n in shape[1:])])
+        if key[0] != "rows" or inner < 1 or any(self.types[part].numel % inner for part in key[1]):
+            return None
+        rows = [self.shaped(part, (self.types[part].numel // inner, *shape[1:])) for part in key[1]]
+        return self.boxes.join(rows, 0, shape)
 
     def flat(self, e: int) -> int:
         return self.shaped(e, (self.types[e].numel,))

@@ -198,7 +198,7 @@ class Holdings:
             del self.own[name]
 
     def value(self, name: str, rank: int) -> int | None:
-        """What a rank holds at the end; None for nothing."""
+        """What a rank holds now; None for nothing."""
         try:
             return self.read(name, rank)
         except Refused:

@@ -16,7 +16,7 @@ from ..ir.program import Block, Program
 from ..ir.stamp import Twins
 from ..ir.text import ALWAYS_SHOWN
 from ..ir.types import At, show_placement
-from .alike import Programs, touched
+from .alike import Programs, collectives, touched
 from .branches import Branches
 from .control import Control
 from .declared import Declared
@@ -56,6 +56,7 @@ class World:
         self.branches, self.within = Branches(self), outside is not None
         self.meetings = Meetings(self)
         self.messages = Messages(self)
+        self.running: frozenset[int] = frozenset()  # ranks that run a block which communicates, and hold the same values
         self._kinds: dict[int, tuple[Kind, Sequence[str | None], Sequence[str | None]]] = {}
 
     def inside(self, programs: Sequence[Program], twins: Twins, kept: Collection[str]) -> World:
@@ -162,7 +163,8 @@ class World:
             if definition is not None and definition.effect is Effect.P2P:
                 raise Refused(f"op {op.type} stands in a block; messages are followed outside of blocks only")
             if definition is not None and definition.effect is Effect.COLLECTIVE:
-                if rank_of(scope) is not None or not self.meetings.of_all(op, scope):
+                rank = rank_of(scope)
+                if not self.meetings.of_all(op, scope) if rank is None else not self.meetings.of_alike(op, scope, rank, self.running):
                     raise Refused(f"op {op.type} stands in a block that not all ranks run with the same values")
                 return
             self.operator(op, scope, program, block, None)
@@ -322,6 +324,9 @@ class World:
                 elif effect is Effect.COLLECTIVE:
                     if not self._meet(r, op, woken):
                         break
+                elif members := self._met_inside(op, program, r):
+                    if not self._meet_inside(code, members, woken, r):
+                        break
                 else:
                     self._by_itself(r, k, op, program, code)
                     self.at[r] = k + 1
@@ -360,6 +365,39 @@ class World:
                 woken.append(m)
         return True
 
+    def _met_inside(self, op: Operator, program: Program, r: int) -> Sequence[int]:
+        """The ranks that a rank meets in the blocks of an operator, which run them together; () where it meets none."""
+        if op.type not in OPS or not OPS[op.type].bodies:
+            return ()
+        groups = collectives(program, op)
+        members = {r} if groups else set()
+        while more := {m for one in groups for k in members for m in self.meetings.members(one, k)} - members:
+            members |= more
+        return sorted(members)
+
+    def _meet_inside(self, code: int, members: Sequence[int], woken: list[int], r: int) -> bool:
+        """An operator whose blocks communicate, on the ranks that do it together: with the same values, each says what it does alike."""
+        op, program = self.said.ops[code]
+        for m in members:
+            if self.at[m] >= len(self.said.of[m].codes):
+                raise Refused(f"op {op.type} waits for rank {m}, which has ended")
+            if self.at[m] >= self.stop[m] or self.said.of[m].codes[self.at[m]] != code:
+                return False
+        for n in {*op.input_arg_names, *(n for b in op.sub_blocks() for n in touched(program, b))}:
+            if n in self.declared.vars and len({self.held.value(n, m) for m in members} - {EMPTY}) > 1:
+                raise Refused(
+                    f"op {op.type}: its blocks communicate, and ranks {members[0]} to {members[-1]} hold different values of %{n}"
+                )
+        self.running = frozenset(members)
+        for m in members:
+            self._by_itself(m, self.at[m], op, program, code)
+        self.running = frozenset()
+        for m in members:
+            self.at[m] += 1
+            if m != r:
+                woken.append(m)
+        return True
+
     # -- for messages ------------------------------------------------------------------------------------------------
 
     def _deadlock(self, stuck: Sequence[int]) -> VerifyError:
@@ -371,7 +409,7 @@ class World:
                 op = next(x.op for x in items if not x.done)
                 waits = f"rank {op.attrs['peer']}"
             else:
-                members = self.meetings.members(op, r)
+                members = self._met_inside(op, self.programs[r], r) or self.meetings.members(op, r)
                 absent = [m for m in members if m != r and not self._is_at(m, members)]
                 waits = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent[:8]))}"
             lines.append(f"  rank {r} waits for {waits} in {op.to_string()}")
@@ -383,6 +421,8 @@ class World:
             return False
         other = self._op(m)
         definition = OPS.get(other.type)
+        if inside := self._met_inside(other, self.programs[m], m):
+            return tuple(inside) == tuple(members)
         if definition is None or definition.effect is not Effect.COLLECTIVE:
             return False
         try:

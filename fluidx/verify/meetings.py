@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir.operator import Operator
@@ -58,6 +58,21 @@ class Meetings:
             raise
         self.count += len(self.mesh.groups[group])
         scope.write(outs[0], made)
+        return True
+
+    def of_alike(self, op: Operator, scope: Any, rank: int, running: Collection[int]) -> bool:
+        """A collective in a block, on one of the ranks that run it with the same values: what it gets; False where others belong to it."""
+        members = self.members(op, rank)
+        if not running or not set(members) <= set(running):
+            return False
+        kind, ins, outs = self.operators.kind(op, scope)
+        self.check(kind, op)
+        self.count += rank == members[0]
+        if not ins and not outs:
+            return True
+        if kind.local or len(ins) != 1 or ins[0] is None or outs[0] is None or not self._along(kind, members):
+            return False
+        scope.write(outs[0], self.operators.moved(kind, op, (self.world.moving(kind, ins[0], scope, rank),)))
         return True
 
     def _all_along(self, kind: Kind) -> bool:

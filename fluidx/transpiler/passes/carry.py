@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ir import flow
+from ...ir.errors import TranspileError
 from ...ir.opdef import opdef
 from ...ir.operator import Frozen, Operator, op_types
 from ...ir.parts import Coords, coords_of, local_type
@@ -11,6 +13,7 @@ from ...ir.program import Block, Program, ProgramPair
 from ...ir.types import Partial, TensorType
 from ..algorithms import able, algorithm
 from ..algorithms.choice import cheapest
+from ..cluster import SERVERS
 from ..hops import carried_by, others, why_whole
 from ..pass_ import Job, Pass
 
@@ -23,8 +26,8 @@ class Carry(Pass):
 
     On several hosts, and by "auto", what stays inside a host is whole. Between hosts a value always goes by send and recv: where nothing
     is chosen, by a ring, and an adaptive sum by halving_doubling.
-    What no algorithm can carry (a maximum, a value of open size) stays whole, and explain() says why; so does what none can of which "auto"
-    chooses.
+    What no algorithm can carry (a maximum, a value of open size, what stands in a loop) stays whole, and explain() says why; so does what
+    none can of which "auto" chooses, and what a named one cannot beside others that it carries.
     `types`: the collectives that the choice is for; () for all.
     """
 
@@ -37,12 +40,20 @@ class Carry(Pass):
             algorithm(self.algorithm)
         if not self.algorithm and job.mesh.hosts == 1:
             return pair
+        main, refused = self._chosen(pair.main, self.algorithm, job)
+        if refused is not None and not any(op.attrs.get("algorithm") for b in main.blocks for op in b.oplist):
+            raise refused  # it carries nothing at all
         # startup runs once: there is nothing to choose, but hosts are crossed alike
-        return ProgramPair(self._chosen(pair.main, self.algorithm, job), self._chosen(pair.startup, "", job))
+        return ProgramPair(main, self._chosen(pair.startup, "", job)[0])
 
-    def _chosen(self, program: Program, name: str, job: Job) -> Program:
+    def _chosen(self, program: Program, name: str, job: Job) -> tuple[Program, TranspileError | None]:
+        """The program whose collectives have algorithms, and why the first is without one that the algorithm does not do."""
         new = program.copy()
         coords = coords_of(new.groups, 0, new.turns)
+        stay = dict.fromkeys(flow.repeated(new), "it stands in a loop, and no proof follows messages from round to round")
+        refused = None
+        if SERVERS in new.groups:
+            stay.update((b.idx, "it stands in a block, which servers do not run") for b in new.blocks[1:])
         for block in new.blocks:
             collectives = {t for t in op_types(block.oplist) if opdef(t).carries}
             known: dict[tuple, tuple[Frozen, str]] = {}  # attributes, types and placements are few objects
@@ -52,15 +63,18 @@ class Carry(Pass):
                 x, out = block.desc(op.input_arg_names[0]), block.desc(op.output_arg_names[0])
                 key = op.type, id(op.attrs), id(x.placement), id(out.placement), id(out.type)
                 if key not in known:
-                    first, said = self._carried(op, name, block, coords, job)
+                    try:
+                        first, said = self._carried(op, name, block, coords, job, stay.get(block.idx, ""))
+                    except TranspileError as e:
+                        first, said, refused = op, stays_whole(op, str(e)), refused or e
                     known[key] = first.attrs, said
                 attrs, said = known[key]
                 job.say(op, said)
                 if attrs is not op.attrs:
                     block.oplist[k] = op.replace(attrs=attrs)
-        return new
+        return new, refused
 
-    def _carried(self, op: Operator, name: str, block: Block, coords: Coords, job: Job) -> tuple[Operator, str]:
+    def _carried(self, op: Operator, name: str, block: Block, coords: Coords, job: Job, stays: str) -> tuple[Operator, str]:
         group = op.attrs["group"]
         n, hosts = coords[group][1], job.mesh.hosts_of(block.program.groups[group][0])
         inside = hosts == 1 and (name == "auto" or job.mesh.hosts > 1)
@@ -70,6 +84,8 @@ class Carry(Pass):
             name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).carries, n)), "")
         if op.attrs["algorithm"] or n == 1 or not name:
             return op, ""
+        if stays:
+            return op, stays_whole(op, stays)
         terms = next((e for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Partial)), None)
         if terms is not None and opdef(op.type).carries in ("spread", "exchange"):  # no proof follows parts of terms through messages
             return op, stays_whole(op, f"what ranks hold of it is {terms}")

@@ -28,7 +28,7 @@ class SumOnServers(Pass):
     the sums from all servers.
 
     Slices are alike but for one element. A sum is pulled where somebody needs it, or together with the next push, so that each link is in
-    use both ways. What is a maximum, or of open size, stays among the trainers. Blocks with communication are refused.
+    use both ways. What is a maximum, or of open size, or in a block, stays among the trainers.
     Sources: the servers of BytePS (Jiang et al. 2020), of Google's Reduction Server, and of Herring (Thangakrishnan et al. 2020).
     """
 
@@ -37,8 +37,7 @@ class SumOnServers(Pass):
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        self._check_blocks(pair.main)
-        writer, waiting = Writer(pair.main), Waiting(pair.main)
+        writer, waiting, served = Writer(pair.main), Waiting(pair.main), 0
         for op in writer.old:
             waiting.before([op])
             if not self._served(writer, op):
@@ -50,21 +49,24 @@ class SumOnServers(Pass):
             trainers = job.mesh.axes[self.group]
             there: Placement = (pieces_of([0] * trainers + sizes, SERVERS),)
             writer.declare(summed, d, there)
+            served += 1
             self._move(writer, op, x, summed, job)
             waiting.rest()
             waiting.add((out,), partial(self._move, writer, op, summed, out, job))
             job.log.append(f"%{out}: {show_bytes(d.type.nbytes)} added up by {self.servers} server{'s' * (self.servers > 1)}")
         waiting.rest()
+        if not served:
+            self._check_served(pair.main)
         return ProgramPair(writer.program, pair.startup)
 
-    def _check_blocks(self, main: Program) -> None:
-        for block in main.blocks[1:]:
-            for op in block.oplist:
-                if opdef(op.type).effect is Effect.COLLECTIVE:
-                    raise TranspileError(
-                        f"op {op.type} stands in a block, and servers do not know when that runs; data_parallel() takes such programs, and "
-                        f"micro_batches(k, of=reduction_servers()) adds gradients up over parts of a batch{where(op)}"
-                    )
+    def _check_served(self, main: Program) -> None:
+        """Sums in blocks stay among the trainers, since servers do not know when they run: beside others, not where these are all."""
+        ops = [op for block in main.blocks[1:] for op in block.oplist if opdef(op.type).effect is Effect.COLLECTIVE]
+        if ops:
+            raise TranspileError(
+                f"op {ops[0].type} stands in a block, and servers do not know when that runs; data_parallel() takes such programs, and "
+                f"micro_batches(k, of=reduction_servers()) adds gradients up over parts of a batch{where(ops[0])}"
+            )
 
     def _served(self, writer: Writer, op: Operator) -> bool:
         if op.type != "all_reduce" or op.attrs["group"] != self.group:
