@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .config import show_progress
-from .ir.errors import FluidxError
+from .ir.errors import FluidxError, install
 
 
 def build() -> tuple[Any, Any, Any, Any]:
@@ -33,8 +33,7 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        how = "in a checkout of fluidx: pip install -e '.[demo]'"
-        raise FluidxError(f"the demo trains on scikit-learn's digits, which is not installed; {how}") from None
+        raise FluidxError(f"the demo trains on scikit-learn's digits, which is not installed; {install('demo')}") from None
     data = load_digits()
     x, y = (data.data / 16).astype("float32"), data.target.reshape(-1, 1).astype("int64")
     return {"image": x[:1500], "label": y[:1500]}, {"image": x[1500:], "label": y[1500:]}

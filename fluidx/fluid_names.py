@@ -5,6 +5,7 @@ before they look for a near misspelling. docs/migration.md shows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 from .ir.errors import nearest
@@ -156,11 +157,37 @@ def answer(module: str, name: str) -> str | None:
     return _ANSWERS.get(module, {}).get(name)
 
 
+def answer_of_op(name: str) -> str | None:
+    """What is written instead of an op of fluid's; None for names that are not fluid's.
+
+    >>> answer_of_op("sequence_mask"), answer_of_op("reshap")
+    ('layers.sequence_mask writes it', None)
+    """
+    if (said := answer("layers", name)) is not None:
+        return said
+    from . import layers
+
+    return f"layers.{name} writes it" if name in layers.__all__ else None
+
+
+_PLACES = ("layers", "io", "optimizer", "initializer", "nets", "metrics", "core", "framework")
+
+
+def _elsewhere(module: str, name: str) -> str | None:
+    """Where a name of fluid's is that a module does not have, or what is written instead of it."""
+    for other in ("", *_PLACES):
+        if other == module:
+            continue
+        if name in getattr(import_module(f"fluidx{other and '.' + other}"), "__all__", ()):
+            return f"it is fluidx{other and '.' + other}.{name}"
+    return next((said for other in NOT_HERE if (said := answer(other, name)) is not None), None)
+
+
 def missing(module: str, name: str, options: Iterable[str], kind: str = "") -> AttributeError:
     """The error for a name that a module does not have: with the table's answer, else the nearest of `options`."""
     if name.startswith("__"):
         return AttributeError(f"module 'fluidx{module and '.' + module}' has no attribute {name!r}")
-    hint = answer(module, name) or nearest(name, options, "it has")
+    hint = answer(module, name) or _elsewhere(module, name) or nearest(name, options, "it has")
     return AttributeError(f"fluidx{module and '.' + module} has no {kind and kind + ' '}{name!r}; {hint}")
 
 

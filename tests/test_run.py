@@ -344,7 +344,7 @@ def test_another_program_is_another_run_of_tensorboard_and_nan_is_shown(tmp_path
 def test_without_tensorboard_the_extra_is_named_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     done = CliRunner().invoke(cli.main, ["run", "-n", "2", "--tensorboard", str(tmp_path / "runs"), SCRIPT])
-    assert done.exit_code == 2 and "pip install 'fluidx[tensorboard]'" in done.output and not (tmp_path / "runs").exists()
+    assert done.exit_code == 2 and "pip install -e '.[tensorboard]'" in done.output and not (tmp_path / "runs").exists()
 
 
 # -- options -------------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import config, native
+from ..ir.errors import install
 from ..native import shared
 from ..native.world import log
 from . import launched, recorder
@@ -51,7 +52,7 @@ def why_not() -> str:
         with _alone() if launched.found() is None else nullcontext():
             from mpi4py import MPI  # noqa: F401
     except (ImportError, RuntimeError) as e:  # RuntimeError where there is no MPI library to load
-        return f"{str(e).splitlines()[0]}; in a checkout of fluidx: pip install -e '.[mpi]'"
+        return f"{str(e).splitlines()[0]}; {install('mpi')}"
     return ""
 
 

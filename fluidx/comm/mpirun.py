@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from ..ir.errors import install
+
 Hosts = Sequence[tuple[str, int | None]]  # names, and how many ranks each takes, if that is said
 
 _DEADLY = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
@@ -25,7 +27,7 @@ def program() -> str | None:
 
 def why_not() -> str:
     """Why nothing can be started with mpirun, or an empty text."""
-    return "" if program() else "there is no mpirun; in a checkout of fluidx: pip install -e '.[mpi]'"
+    return "" if program() else f"there is no mpirun; {install('mpi')}"
 
 
 def command(

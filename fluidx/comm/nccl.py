@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.errors import install
 from .base import CommAborted, CommError, CommTimeout, Ranks
 
 _IN_PROGRESS = 7  # ncclInProgress: not an error
@@ -31,8 +32,7 @@ def library() -> Any:
     try:
         import cupy.cuda.nccl as nccl
     except ImportError:
-        how = "in a checkout of fluidx: pip install -e '.[cuda13]' (or '.[cuda12]')"
-        raise CommError(f"NCCL needs CuPy, which is not installed; {how}") from None
+        raise CommError(f"NCCL needs CuPy, which is not installed; {install('cuda13', 'cuda12')}") from None
     if not nccl.available:
         raise CommError("CuPy finds no libnccl; pip install nvidia-nccl-cu13 (or -cu12) beside CuPy")
     return nccl

@@ -10,8 +10,8 @@ from ..comm import launched
 from ..comm.launched import Launched
 from ..comm.member import entered
 from ..ir.errors import ExecutionError
-from ..ir.operator import Role
 from ..ir.program import Program
+from .feeds import trains
 
 _ALONE = f"a process that is to train alone sets {launched.RANK}=0 and {launched.WORLD_SIZE}=1"
 _warned = False
@@ -44,7 +44,7 @@ def joins() -> None:
 def warn_of(program: Program) -> None:
     """Warn once, on rank 0, where an Executor of each launched rank trains a program by itself."""
     global _warned
-    if _warned or (there := launched_as()) is None or not _trains(program):
+    if _warned or (there := launched_as()) is None or not trains(program):
         return
     _warned = True
     if there.rank == 0:
@@ -55,7 +55,3 @@ def warn_of(program: Program) -> None:
             f"trainers=fx.world_size(); {_ALONE}",
             stacklevel=4,
         )
-
-
-def _trains(program: Program) -> bool:
-    return any(op.role is Role.OPTIMIZE for op in program.global_block().oplist)

@@ -12,6 +12,7 @@ from ..ir.errors import FeedError, ProgramError
 from ..ir.parts import REDUCE, NoMean, coords_of, cut, dealt, holds, intervals, join
 from ..ir.program import Program, Var
 from ..ir.types import ANY, At, Local, Own, Partial, Placement, Shard, show_placement
+from .feeds import no_rows
 
 UNEVEN = ("weight", "pad", "drop", "error")
 
@@ -109,6 +110,8 @@ class Dealer:
                 groups = self.cutters(placement, axis)
                 if not groups or d.type.shape[axis] != ANY:
                     continue
+                if not value.shape[axis]:
+                    raise no_rows(name, d, value.shape)
                 rows, unit = value.shape[axis], max(e.unit for e in placement if isinstance(e, Shard) and e.axis == axis)
                 seen = sizes.setdefault(tuple(groups), {})
                 _check_rows(seen, name, rows, unit)
@@ -198,8 +201,6 @@ def evened(rows: int, ranks: int, unit: int, uneven: str) -> int:
     >>> [evened(5, 2, 1, policy) for policy in ("weight", "pad", "drop")]
     [5, 6, 4]
     """
-    if rows == 0:
-        raise FeedError("the batch has no rows")
     each = ranks * unit
     if rows % each == 0 or uneven == "weight":
         return rows

@@ -16,10 +16,10 @@ from . import alone
 from .bound import Bound
 from .context import RunContext
 from .cut import Cut, to_numpy
-from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, one_feed, read_feed, sizes_of
+from .feeds import check_feed, check_fetch, check_rows, check_sizes, feed_types, fetch_names, one_feed, read_feed, sizes_of
 from .maker import Kept, Maker
 from .outline import Outline
-from .place import CPUPlace, Place, array_module, using
+from .place import CPUPlace, Place, array_module, as_place, using
 from .scope import Scope, global_scope
 from .watch import asked, listeners, look, tell
 
@@ -50,7 +50,7 @@ class Executor:
     def __init__(self, place: Place | None = None):
         if place is None:
             config.device()  # one that there is not is named, though ranks alone go by it
-        self.place = place or CPUPlace()
+        self.place = CPUPlace() if place is None else as_place(place)
         self._xp = array_module(self.place)
         self._ready: Kept[Bound | Cut] = Kept(_MAX_PLANS)
         self._segments: Kept[Bound | Cut] = Kept(_MAX_SEGMENTS)
@@ -85,7 +85,8 @@ class Executor:
         if not isinstance(program, Program) and hasattr(program, "run_on"):
             return program.run_on(self, feed, fetch_list, scope, return_numpy, return_merged)
         if not isinstance(program, Program):
-            raise FeedError(f"run takes a Program, got {type(program).__name__}")
+            ranks = "; ParallelExecutor(t) runs what was transpiled" if hasattr(program, "get_trainer_program") else ""
+            raise FeedError(f"run takes a Program, got {type(program).__name__}{ranks}")
         if program.rank is not None and program.world_size > 1:
             raise ExecutionError(
                 f"{program.label()} is rank {program.rank} of {program.world_size}; run all ranks together: "
@@ -99,7 +100,7 @@ class Executor:
         if program.readers:
             feed = read_feed(program.readers, feed)
         arrays = check_feed(program, feed if feed.__class__ is dict else one_feed(feed))
-        names = fetch_names(fetch_list)
+        names = fetch_names(fetch_list, program.global_block().descs)
         with self._lock, using(self.place):
             watched = asked()
             ready = self._made_ready(program, arrays, names, scope, fuse=not watched.apart)
@@ -118,6 +119,7 @@ class Executor:
         alone.warn_of(program)
         check_fetch(program, names)
         check_sizes(program.global_block().descs, arrays)
+        check_rows(program, arrays)
         types = feed_types(program, arrays)
         outline = Outline.of(program, types, names)
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from ..ir.defaults import default_main_program
 from ..ir.dtypes import TINY, dtype_name, np_dtype
 from ..ir.errors import FeedError, nearest
+from ..ir.operator import Role
 from ..ir.program import Program, Var
 from ..ir.types import ANY, TensorType, size_names
 from ..ir.valuetypes import AnyRankType, MapType, OptionalType, SequenceType, ValueType, tensors, unlike
 
 
-def fetch_names(fetch_list: Any) -> list[str]:
-    """Names of a fetch list of Variables and strings; a single one is taken as a list of one."""
+def fetch_names(fetch_list: Any, known: Mapping[str, Var] | None = None) -> list[str]:
+    """Names of a fetch list of Variables and strings; a single one is taken as a list of one. Raises FeedError for a Variable that is not
+    among the `known`, if they are given: it belongs to another program."""
     if fetch_list is None:
         return []
     if isinstance(fetch_list, str) or hasattr(fetch_list, "desc"):
@@ -27,6 +31,11 @@ def fetch_names(fetch_list: Any) -> list[str]:
         name = f if isinstance(f, str) else getattr(f, "name", None)
         if not isinstance(name, str):
             raise FeedError(f"fetch_list takes Variables and names, got {type(f).__name__}: {f!r}")
+        if known is not None and name not in known and not isinstance(f, str) and hasattr(f, "block"):
+            raise FeedError(
+                f"fetch_list has variable {name!r} of {f.block.program.label()}, which is not the program that runs; run that program, or "
+                "write the layers inside program_guard(program, startup) of the one that runs"
+            )
         names.append(name)
     return names
 
@@ -36,7 +45,18 @@ def check_fetch(program: Program, names: Sequence[str], descs: Mapping[str, Var]
     descs = program.global_block().descs if descs is None else descs
     for n in names:
         if n not in descs:
-            raise FeedError(f"fetch_list names {n!r}, which {program.label()} does not declare; {nearest(n, descs, 'it declares')}")
+            hint = _or_default(program, n, descs, "it declares")
+            raise FeedError(f"fetch_list names {n!r}, which {program.label()} does not declare; {hint}")
+
+
+def _or_default(program: Program, name: str, options: Iterable[str], what: str = "it takes") -> str:
+    """Where a name is that a program does not declare: in the default program, where program_guard was forgotten; or the nearest."""
+    default = default_main_program()
+    if program is default and not program.global_block().oplist:
+        return "it has no operators: it is the default program; give run() the one that the layers were written in"
+    if program is not default and name in default.global_block().descs:
+        return f"{default.label()}, the default program, does: write layers inside program_guard(program, startup), or run that one"
+    return nearest(name, options, what)
 
 
 def one_feed(feed: Any) -> Any:
@@ -104,7 +124,7 @@ def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[
         d = descs.get(name)
         if d is None:
             data = [n for n, v in descs.items() if v.is_data]
-            raise FeedError(f"feed names {name!r}, which {program.label()} does not declare; {nearest(name, data, 'it takes')}")
+            raise FeedError(f"feed names {name!r}, which {program.label()} does not declare; {_or_default(program, name, data)}")
         if d.type.__class__ is not TensorType or d.type.dtype == "string":
             out[name] = _beyond_tensors(name, value, d.type)
             continue
@@ -115,9 +135,39 @@ def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[
             array = _converted(name, value, want, d.type)
         found, declared = array.shape, d.type.shape
         if found != declared and (len(found) != len(declared) or any(a != b and b != -1 for a, b in zip(found, declared, strict=True))):
-            raise FeedError(f"variable {name!r} is declared {d.type}, the feed has shape {list(array.shape)}")
+            raise FeedError(f"variable {name!r} is declared {d.type}, the feed has shape {list(found)}{_reshaped(name, declared, found)}")
         out[name] = array
     return out
+
+
+def _reshaped(name: str, declared: Sequence[Any], found: Sequence[int]) -> str:
+    """How a feed of another number of axes becomes what is declared, if its rows say so."""
+    rest = [d for d in declared[1:] if isinstance(d, int) and d >= 0]
+    if len(declared) == len(found) or len(rest) != len(declared) - 1:
+        return ""
+    if tuple(rest) == tuple(found) and declared[0] == ANY:
+        return f"; feed {name}[None], a batch of one"
+    if not found or found[0] * prod(rest) != prod(found) or declared[0] not in (ANY, found[0]):
+        return ""
+    return f"; feed {name}.reshape({', '.join(map(str, (-1, *rest)))})"
+
+
+def no_rows(name: str, d: Var, shape: Sequence[int]) -> FeedError:
+    """The error for a batch of nothing, of which a mean has no value."""
+    return FeedError(f"variable {name!r} is declared {d.type}, the feed has shape {list(shape)}: a batch of no rows; leave it out")
+
+
+def trains(program: Program) -> bool:
+    """Does a program give its parameters other values?"""
+    return any(op.role is Role.OPTIMIZE for op in program.global_block().oplist)
+
+
+def check_rows(program: Program, feed: Mapping[str, Any]) -> None:
+    """Raise FeedError where a program would train on a batch of no rows, which makes its parameters NaN. Others may be given one."""
+    for name, value in feed.items():
+        d = program.global_block().descs[name]
+        if d.type.__class__ is TensorType and d.type.shape[:1] == (ANY,) and not len(value) and trains(program):
+            raise no_rows(name, d, value.shape)
 
 
 def _beyond_tensors(name: str, value: Any, declared: ValueType) -> Any:

@@ -32,7 +32,7 @@ from .feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from .held import Held
 from .memory import copied
 from .pairs import rank_programs
-from .place import CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_module, default_places, using
+from .place import CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_module, as_places, default_places, using
 from .ready import Ready, are_arrays, kind_of
 from .scope import Scope
 from .wanted import Gathered, Holders
@@ -85,11 +85,12 @@ class ParallelExecutor(Held):
             if programs is None and not kwargs.keys().isdisjoint(_FLUID):
                 return fluid_form(**kwargs)
         if cls is ParallelExecutor:
-            if (rank := _launched(places)) is not None:
+            named: Any = places if places is None or hasattr(places, "__iter__") else [places]  # what is no list is refused below
+            if (rank := _launched(named)) is not None:
                 from .launched import LaunchedExecutor
 
                 return LaunchedExecutor.of(rank)
-            if any(isinstance(p, ProcessPlace) for p in places or ()):
+            if any(isinstance(p, ProcessPlace) for p in named or ()):
                 from .processes import ProcessExecutor
 
                 cls = ProcessExecutor
@@ -112,7 +113,7 @@ class ParallelExecutor(Held):
             )
         pairs = rank_programs(programs)
         self.world_size = n = len(pairs)
-        places = list(places) if places is not None else default_places(n)
+        places = default_places(n) if places is None else as_places(places, n)
         if len(places) != n:
             how = f"; mpirun starts that many: fluidx run -n {n} --backend mpi" if any(isinstance(p, MpiPlace) for p in places) else ""
             given = f"{len(places)} place{' was' if len(places) == 1 else 's were'} given"
@@ -219,14 +220,14 @@ class ParallelExecutor(Held):
             if feed.__class__ is not dict:
                 feed = joined_feed(self._descs, feed)
             if self._failed is not None:
-                raise RankError(
-                    "a rank failed in an earlier run, so the ranks may differ; call run_startup(), then load a checkpoint if there is one "
-                    f"({self._failed})"
-                )
+                why, said = "a rank failed in an earlier run", f" ({self._failed})"
+                if isinstance(self._failed, KeyboardInterrupt):
+                    why, said = "an earlier run was interrupted", ""
+                raise RankError(f"{why}, so the ranks may differ; call run_startup(), then load a checkpoint if there is one{said}")
             self._expect()
             step = self.scopes[0].steps.get(self._mains[0], 0)
             self._at = f"step {step}"
-            names, watched = fetch_names(fetch_list), watch.asked()
+            names, watched = fetch_names(fetch_list, self._descs), watch.asked()
             given, ready = self._ready_for(names, feed, return_merged, watched.apart)
             feeds = self.dealer.deal(self._descs, given, ready.dealt)
             values, lent = self._values(ready, feeds, step, watched)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.errors import FluidxError
+from ..ir.errors import FluidxError, install
 from ..ir.site import wrong
 
 
@@ -67,6 +67,29 @@ class MpiPlace(CPUPlace):
 
 
 Place = CPUPlace | CUDAPlace
+
+
+def as_place(place: Any) -> Place:
+    """The one place of an Executor. Raises ProgramError for what is none."""
+    if isinstance(place, CPUPlace | CUDAPlace):
+        return place
+    found = f"Executor: place must be one place such as fluidx.CPUPlace() or fluidx.CUDAPlace(0), got {_shown(place)}"
+    if isinstance(place, (list, tuple)):
+        raise wrong(f"{found}; ParallelExecutor(t, places=...) runs on several")
+    raise wrong(f"{found}; ParallelExecutor(t) runs what was transpiled" if hasattr(place, "get_trainer_program") else found)
+
+
+def as_places(places: Any, ranks: int) -> list[Place]:
+    """The places of `ranks` ranks. Raises ProgramError for what is no list of places."""
+    listed = isinstance(places, Sequence) and not isinstance(places, str)
+    if listed and all(isinstance(p, CPUPlace | CUDAPlace) for p in places):
+        return list(places)
+    some = "cuda_places()" if isinstance(places, CUDAPlace) else f"cpu_places({ranks})"
+    raise wrong(f"ParallelExecutor: places must be a list of places, one for each rank, such as fluidx.{some}, got {_shown(places)}")
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__}: {value!r:.60}"
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
@@ -166,8 +189,7 @@ def array_module(place: Place) -> Any:
     try:
         import cupy
     except ImportError:
-        how = "in a checkout of fluidx: pip install -e '.[cuda13]' (or '.[cuda12]')"
-        raise FluidxError(f"{place} needs CuPy, which is not installed; {how}") from None
+        raise FluidxError(f"{place} needs CuPy, which is not installed; {install('cuda13', 'cuda12')}") from None
     if not cupy.cuda.is_available():
         raise FluidxError(f"{place} needs an NVIDIA GPU and driver; CuPy {cupy.__version__} finds none. Use CPUPlace() instead")
     count = cupy.cuda.runtime.getDeviceCount()

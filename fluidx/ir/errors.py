@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -53,7 +53,19 @@ class RankError(ExecutionError):
         self.rank = rank
 
 
+fluid_op: Callable[[str], str | None] | None = None  # what is written instead of an op of fluid's; fluidx.layers knows
+
 _NEAR = 0.65  # from what share of common letters a name is taken for a misspelling of another
+
+
+def install(extra: str, *others: str) -> str:
+    """How the packages of an extra are installed, or of others in its place: fluidx itself is on no package index.
+
+    >>> install("onnx"), install("cuda13", "cuda12")
+    ("in a checkout of fluidx: pip install -e '.[onnx]'", "in a checkout of fluidx: pip install -e '.[cuda13]' (or '.[cuda12]')")
+    """
+    instead = "".join(f" (or '.[{other}]')" for other in others)
+    return f"in a checkout of fluidx: pip install -e '.[{extra}]'{instead}"
 
 
 def nearest(name: str, options: Iterable[str], what: str = "") -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
 import numpy as np
 
+from . import errors
 from .constants import Array, elements
 from .dtypes import TINY
 from .errors import ProgramError, nearest
@@ -504,12 +505,17 @@ def _coerce(op: str, name: str, value: Any, want: Any) -> Any:
     raise ProgramError(f"op {op}: attribute {name!r} must be {want.__name__}, got {type(value).__name__}: {value!r}")
 
 
+def instead_of(name: str) -> str:
+    """What to write instead of an op that there is not: of fluid's names what its table says, else the nearest."""
+    return (errors.fluid_op and errors.fluid_op(name)) or nearest(name, OPS, "there are")
+
+
 def opdef(name: str) -> type[OpDef]:
     """The declaration of an op type, or ProgramError with the nearest name."""
     try:
         return OPS[name]
     except KeyError:
-        raise ProgramError(f"there is no op {name!r}; {nearest(name, OPS, 'there are')}") from None
+        raise ProgramError(f"there is no op {name!r}; {instead_of(name)}") from None
 
 
 def all_ops() -> Iterable[type[OpDef]]:

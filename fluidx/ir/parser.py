@@ -13,7 +13,7 @@ from typing import Any
 from .bodies import check_body
 from .constants import Array, Given
 from .errors import ParseError, ProgramError, nearest
-from .opdef import OPS, Slot
+from .opdef import OPS, Slot, instead_of
 from .operator import BlockRef, Operator, Role
 from .parts import REDUCE
 from .program import Block, Program, ProgramPair
@@ -545,7 +545,7 @@ def _fill(op_type: str, given: list[Any] | _Slots, slots: tuple[Slot, ...] | Non
     if slots is None:
         if not given:
             return {}
-        raise ProgramError(f"there is no op {op_type!r}; {nearest(op_type, OPS, 'there are')} (a foreign op names its slots: X=[%x])")
+        raise ProgramError(f"there is no op {op_type!r}; {instead_of(op_type)} (a foreign op names its slots: X=[%x])")
     if len(given) > len(slots):
         listed = f" ({', '.join(s.name for s in slots)})" if slots else ""
         raise ProgramError(f"op {op_type} has {len(slots)} {kind}s{listed}, {len(given)} are given")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from .site import Site, call_site
 from .types import ANY, REPLICATE, Dim, TensorType, size_names
 from .valuetypes import ValueType, as_type, on_host
 from .variable import Parameter, Variable
+
+_UNNAMED = "program"
 
 
 class Block:
@@ -278,8 +281,9 @@ class Program:
     <Program empty: 0 ops, 0 params>
     """
 
-    def __init__(self, name: str = "program"):
+    def __init__(self, name: str = _UNNAMED):
         self.name = name
+        self._site = call_site() if name == _UNNAMED else None  # what errors call it by
         self.blocks: list[Block] = [Block(self, 0)]
         self.random_seed = 0
         self.groups: dict[str, tuple[tuple[int, ...], ...]] = {}
@@ -330,7 +334,10 @@ class Program:
         return self.blocks[0].ops
 
     def label(self) -> str:
-        return f"program {self.name}"
+        """What messages call it: its name, or else where it was made."""
+        if self._site is None:
+            return f"program {self.name}"
+        return f"the program made at {os.path.basename(self._site.filename)}:{self._site.lineno}"
 
     def __repr__(self) -> str:
         n = len(self.all_parameters())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..fluid_names import missing
+from ..fluid_names import answer_of_op, missing
+from ..ir import errors
 from . import (
     arrays,
     compare,
@@ -64,6 +65,9 @@ _MODULES = (
     selection, static_rnn, tensor,
 )  # fmt: skip
 __all__ = ["LayerHelper", *_SCHEDULES, *(name for module in _MODULES for name in module.__all__)]
+
+
+errors.fluid_op = answer_of_op
 
 
 def __getattr__(name: str) -> Any:

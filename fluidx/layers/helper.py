@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._checks import one_of, whole, wrong
+from ..fluid_names import answer
 from ..initializer import Constant, Initializer, Xavier
 from ..ir import (
     Builder,
@@ -17,6 +18,7 @@ from ..ir import (
     as_dtype,
     default_main_program,
     default_startup_program,
+    nearest,
     opdef,
     show_placement,
     unique_name,
@@ -156,7 +158,12 @@ class LayerHelper:
         """`x` through the activation called `act`; None is none."""
         if act is None:
             return x
-        return self.op(one_of(self.label, "act", act, ACTIVATIONS), x)
+        if act not in ACTIVATIONS:
+            said = getattr(act, "__name__", act)  # perhaps a function of layers, whose name is meant
+            near = answer("layers", str(said)) or nearest(str(said), ACTIVATIONS)
+            hint = "" if near.startswith("there are") else f"{near} "
+            raise wrong(f"{self.label}: unknown act {act!r:.60}; {hint}There are: {', '.join(ACTIVATIONS)}")
+        return self.op(act, x)
 
     def add_bias(self, x: Variable, attr: Any, size: int, axis: int, dtype: str | None = None) -> Variable:
         """`x` plus a vector parameter along `axis`; with attr False `x` itself."""

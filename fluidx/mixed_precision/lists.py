@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..ir import OPS, Operator, Variable, nearest
-from ..ir.opdef import opdef
+from ..ir import OPS, Operator, Variable
+from ..ir.opdef import instead_of, opdef
 from ..ir.site import wrong
 
 _OWNER = "AutoMixedPrecisionLists"
@@ -62,7 +62,7 @@ def _types(argument: str, given: Iterable[str] | None) -> set[str]:
     names = set(given or ())
     for name in names:
         if name not in OPS:
-            raise wrong(f"{_OWNER}: {argument}: there is no op {name!r}; {nearest(str(name), OPS, 'there are')}")
+            raise wrong(f"{_OWNER}: {argument}: there is no op {name!r}; {instead_of(str(name))}")
         if OPS[name].bodies:
             raise wrong(f"{_OWNER}: {argument}: {name} runs blocks, which are left in float32; list the ops outside of it")
     return names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.errors import ProgramError
+from ..ir.errors import ProgramError, install
 
 
 class OnnxError(ProgramError):
@@ -14,4 +14,4 @@ def need_onnx() -> None:
     from importlib.util import find_spec
 
     if find_spec("onnx") is None:
-        raise OnnxError("ONNX models are read and written with the package onnx, which is not installed: pip install 'fluidx[onnx]'")
+        raise OnnxError(f"ONNX models are read and written with the package onnx, which is not installed; {install('onnx')}")

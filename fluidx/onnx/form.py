@@ -38,7 +38,7 @@ def opsets_of(owner: Any) -> dict[str, int]:
         if o.version > newest.get(domain, o.version):
             raise OnnxError(
                 f"the model is of opset {o.version} of {o.domain or 'ai.onnx'}; fluidx with the installed onnx reads opsets up to "
-                f"{newest[domain]}: export it with an opset of at most {newest[domain]}, or update both (pip install -U fluidx onnx)"
+                f"{newest[domain]}: export it with an opset of at most {newest[domain]}, or update onnx (pip install -U onnx) and fluidx"
             )
     return {domain_of(o.domain): o.version for o in owner.opset_import}
 

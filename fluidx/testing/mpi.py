@@ -15,6 +15,7 @@ from typing import Any
 from ..comm import mpi, mpirun
 from ..comm.nursery import Channel
 from ..comm.processes import ProcessWorld
+from ..ir.errors import install
 from .processes import reply, values
 
 _GRACE = 10.0  # seconds for it to end in
@@ -24,7 +25,7 @@ _PATIENCE = 60.0  # seconds for mpirun to start all
 def why_not() -> str:
     """Why there can be no such job, or an empty text. MPI is not loaded to see that: a process that has, and ends by `os._exit`, as those
     do in which tests run side by side, leaves a file in /dev/shm."""
-    return mpirun.why_not() if find_spec("mpi4py") else "mpi4py is not installed; in a checkout of fluidx: pip install -e '.[mpi]'"
+    return mpirun.why_not() if find_spec("mpi4py") else f"mpi4py is not installed; {install('mpi')}"
 
 
 class Job:

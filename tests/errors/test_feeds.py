@@ -50,7 +50,7 @@ def test_an_unknown_feed(program):
 def test_a_misshaped_feed(program):
     text = "variable 'x' is declared f32[-1,2], the feed has shape"
     assert message(fx.FeedError, {"x": np.ones((2, 3), "float32")}) == f"{text} [2, 3]"
-    assert message(fx.FeedError, {"x": np.ones(2, "float32")}) == f"{text} [2]"
+    assert message(fx.FeedError, {"x": np.ones(2, "float32")}) == f"{text} [2]; feed x[None], a batch of one"
     assert message(fx.FeedError, {"x": 1.0}) == f"{text} []"
 
 
@@ -177,7 +177,12 @@ def test_feeds_and_fetches_of_many_ranks():
                 "a batch of 1 rows does not divide among 2 ranks; feed a multiple of 2, or choose uneven='weight', 'pad' or 'drop' "
                 "when making the ParallelExecutor",
             ),
-            (fx.FeedError, {"x": X[:0], "y": X[:0]}, [z], "the batch has no rows"),
+            (
+                fx.FeedError,
+                {"x": X[:0], "y": X[:0]},
+                [z],
+                "variable 'x' is declared f32[-1,2], the feed has shape [0, 2]: a batch of no rows; leave it out",
+            ),
         ]:
             with pytest.raises(error) as caught:
                 exe.run(feed=feed, fetch_list=fetch)

@@ -3,6 +3,7 @@
 import pytest
 
 import fluidx as fx
+from fluidx.layers.helper import ACTIVATIONS
 
 L = fx.layers
 
@@ -34,7 +35,7 @@ CASES = [
     (lambda: x()[0, 0, 0], "variable 'x' has 2 axes, 3 indices were given"),
     (lambda: x()[:, 3], "index 3 is out of range for axis 1 of variable 'x' with shape [-1, 3]"),
     (lambda: x()["a"], "variable 'x' can be indexed with integers, slices, None and ...; got str"),
-    (lambda: L.fc(x(), 4, act="rleu"), "layers.fc: unknown act 'rleu'; did you mean 'relu'?"),
+    (lambda: L.fc(x(), 4, act="rleu"), f"layers.fc: unknown act 'rleu'; did you mean 'relu'? There are: {', '.join(ACTIVATIONS)}"),
 ]
 
 
