@@ -16,6 +16,7 @@ from .ir.errors import FluidxError, ProgramError
 
 _DEMO = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")  # results as on one device
 _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
+_SCHEDULES = ("cosine", "linear", "constant")
 _STRATEGIES = (*_DEMO, "micro_batches", "parameter_server", "pipeline", "rails", "reduction_servers", "replicas")
 _BACKENDS = ("threads", "processes", "mpi", "nccl")
 _readable = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -415,12 +416,17 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File for the trained model.")
 @click.option("--loss", type=click.Choice(_LOSSES), default=_LOSSES[0], show_default=True, help="The loss function.")
 @click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="The optimizer.")
-@click.option("--lr", type=_Rate(), default=1e-3, show_default=True, help="The learning rate.")
+@click.option("--lr", type=_Rate(), help="The learning rate, at its highest.  [default: 0.003 for adam, 0.01 for the others]")
+@click.option("--schedule", type=click.Choice(_SCHEDULES), default=_SCHEDULES[0], show_default=True, help="How the rate falls to 0.")
+@click.option("--warmup", type=click.IntRange(0), default=0, help="Steps in which the rate rises first.")
+@click.option("--weight-decay", type=click.FloatRange(0, 1), default=0.0, help="Of weights with two axes and more; AdamW with adam.")
 @click.option("-n", "--ranks", type=_Ranks(), default=1, show_default=True, help="How many CPU ranks train.")
 @click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="How ranks run.")
 @click.option("--strategy", type=click.Choice(_DEMO), default="data_parallel", show_default=True, help="How to distribute.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the data.")
+@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples in each step, over all ranks.")
+@click.option("--val", type=_readable, help="Arrays as in --data, which are not trained on: their loss and accuracy are said.")
+@click.option("--val-split", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="The share of --data to hold back for that.")
 @click.option("--freeze", multiple=True, help="Do not train these parameters (name or pattern: 'layer1.*'). Can be repeated.")
 @click.option("--also-train", multiple=True, help="Train these constants too (name or pattern); see fluidx onnx info. Can be repeated.")
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
@@ -434,6 +440,8 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
     from .finetune import Training, train
 
     _check_folder(output)
+    if options["val"] and options["val_split"]:
+        raise click.UsageError("--val and --val-split are two ways to say the same; give one of them")
     train(file, data, Training(shapes=shapes or {}, **options), output, click.echo)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import layers, optimizer
 from .config import show_progress
-from .executor import ParallelExecutor
-from .executor.place import cpu_places, process_places
+from .executor import Executor, ParallelExecutor
+from .executor.place import CPUPlace, cpu_places, process_places
+from .executor.scope import Scope
 from .ir import ANY, Variable, program_guard, unique_name
 from .ir.dtypes import np_dtype
 from .ir.errors import nearest
@@ -23,33 +25,70 @@ from .onnx.form import initialized
 from .onnx.model import OnnxModel, load
 from .onnx.roles import sharing
 from .onnx.training import set_training
+from .regularizer import L2Decay
 from .transpiler import DistributeTranspiler, strategies
 
-OPTIMIZERS: dict[str, Callable[[float], Any]] = {
-    "sgd": optimizer.SGD,
-    "momentum": lambda lr: optimizer.Momentum(lr, 0.9),
-    "adam": optimizer.Adam,
-}
+RATES = {"adam": 3e-3, "momentum": 1e-2, "sgd": 1e-2}  # optimizer -> the learning rate where none is given
+SCHEDULES = ("cosine", "linear", "constant")
 _PRODUCTS = ("matmul", "mul")
+_CROSS_ENTROPY = "softmax_with_cross_entropy"
 
 
 @dataclass(frozen=True)
 class Training:
     """How a model is trained: the options of the command."""
 
-    loss: str = "softmax_with_cross_entropy"
+    loss: str = _CROSS_ENTROPY
     optimizer: str = "adam"
-    lr: float = 1e-3
+    lr: float | None = None  # that of RATES
+    schedule: str = "cosine"
+    warmup: int = 0
+    weight_decay: float = 0.0
     ranks: Any = 1
     backend: str = "threads"
     strategy: str = "data_parallel"
-    epochs: int = 1
+    epochs: int = 10
     batch: int = 32
     freeze: Sequence[str] = ()
     also_train: Sequence[str] = ()
     head: int | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     seed: int = 0
+    val: Path | None = None
+    val_split: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return RATES[self.optimizer] if self.lr is None else self.lr
+
+
+class Built(NamedTuple):
+    """A model that is ready to be trained: its loss, and the share of examples that it gets right where labels are classes."""
+
+    model: OnnxModel
+    loss: Variable
+    accuracy: Variable | None
+
+    @property
+    def measures(self) -> list[Variable]:
+        return [v for v in (self.loss, self.accuracy) if v is not None]
+
+
+class Epoch(NamedTuple):
+    """Means over an epoch: the loss, and the share of examples that are right, of training and of what was held back."""
+
+    loss: float
+    accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+
+    def __str__(self) -> str:
+        held = "" if self.val_loss is None else f"; validation: {_measured(self.val_loss, self.val_accuracy)}"
+        return _measured(self.loss, self.accuracy) + held
+
+
+def _measured(loss: float, accuracy: float | None) -> str:
+    return f"loss {loss:.4g}" + ("" if accuracy is None else f", accuracy {accuracy:.1%}")
 
 
 def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str], None] = print) -> list[float]:
@@ -58,11 +97,13 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
     The file has an array for each input of the model, by name, and one called `label`; rows are examples. Raises OnnxError where arrays do
     not fit the model or each other, and what loading, transpiling and proving raise.
     """
-    model, loss = _prepared(path, how)
-    feeds = _checked(model, read_arrays(data), data, how)
+    built = _prepared(path, how)
+    model = built.model
+    feeds, held = _parted(model, data, how)
+    rows = _rows(feeds)
+    _minimized(built, how, -(-rows // how.batch))
     t = DistributeTranspiler(strategies.get(how.strategy))
     t.transpile(program=model.program, startup_program=model.startup, trainers=how.ranks)
-    rows = len(next(iter(feeds.values())))
     trained = [p for p in model.parameters if p.trainable]
     elements = sum(int(np.prod(p.shape)) for p in trained)
     say(f"{path}: {len(model.parameters)} parameters, {len(trained)} of them with {elements} elements are trained")
@@ -71,28 +112,71 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
         say(shared)
     say(str(t.verify()))
     ranks = f"{t.world_size} rank{'s' * (t.world_size > 1)}"
-    say(f"{rows} examples, {-(-rows // how.batch)} batches an epoch, {how.optimizer} at {how.lr:g}; {how.strategy} on {ranks}")
+    rest = f", {_rows(held)} for validation" if held else ""
+    steps = f"{rows} examples{rest}, {-(-rows // how.batch)} batches an epoch"
+    say(f"{steps}, {how.optimizer} at {how.rate:g}, {how.schedule}; {how.strategy} on {ranks}")
     places = process_places if how.backend == "processes" else cpu_places
     with ParallelExecutor(t, places=places(t.world_size)) as exe:
         exe.run_startup()
-        means = _run(exe, loss, feeds, how, say)
+        epochs = _run(exe, built, feeds, held, how, say)
         if gone := next((p.name for p in model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
             raise OnnxError(f"{gone!r} is not finite after the last step, and nothing was written; a smaller --lr may help")
         save(model.program, output, fetches=model.fetches, executor=exe)
-    say(f"wrote {output}; the loss went from {means[0]:.4g} in the first epoch to {means[-1]:.4g} in the last")
-    return means
+    say(f"wrote {output}; {_came_to(epochs)}")
+    return [e.loss for e in epochs]
 
 
-def _prepared(path: str, how: Training) -> tuple[OnnxModel, Variable]:
+def _came_to(epochs: Sequence[Epoch]) -> str:
+    """What became of the loss, in words, and how much is right in the end."""
+    first, last = epochs[0], epochs[-1]
+    said = f"the loss of its one epoch was {last.loss:.4g}"
+    if len(epochs) > 1:
+        said = f"the loss went from {first.loss:.4g} in the first epoch to {last.loss:.4g} in the last"
+    right = last.accuracy if last.val_accuracy is None else last.val_accuracy
+    whose = "training" if last.val_accuracy is None else "validation"
+    return said if right is None else f"{said}; {right:.1%} of the {whose} examples are right"
+
+
+def _prepared(path: str, how: Training) -> Built:
+    """The model with its loss, and its accuracy where labels are classes."""
     model = load(path, how.shapes, how.also_train)
     classes = how.head
     head = None if classes is None else lambda m: _head(m, classes)
     with unique_name.guard("train_"):
         loss = set_training(model, freeze=how.freeze, head=head, loss=how.loss)
         assert loss is not None
+        (scores,) = model.fetches
+        if how.loss != _CROSS_ENTROPY or scores.ndim != 2:
+            return Built(model, loss, None)
         with program_guard(model.program, model.startup):
-            OPTIMIZERS[how.optimizer](how.lr).minimize(loss)
-    return model, loss
+            return Built(model, loss, layers.accuracy(scores, model.program.global_block().var("label")))
+
+
+def _minimized(built: Built, how: Training, steps: int) -> None:
+    """Append the gradients and updates, whose rate follows the schedule over so many steps an epoch."""
+    total = steps * how.epochs
+    with unique_name.guard("train_"), program_guard(built.model.program, built.model.startup):
+        rate: Any = how.rate
+        if how.schedule == "cosine":
+            rate = layers.cosine_decay(rate, 1, total)
+        elif how.schedule == "linear":
+            rate = layers.polynomial_decay(rate, total, 0.0, 1.0)
+        if how.warmup:
+            rate = layers.linear_lr_warmup(rate, how.warmup, how.rate / (how.warmup + 1), how.rate)
+        _optimizer(built.model, how, rate).minimize(built.loss)
+
+
+def _optimizer(model: OnnxModel, how: Training, rate: Any) -> Any:
+    """Weight decay is of weights with two axes and more, not of biases and scales."""
+    decaying = {p.name for p in model.parameters if p.ndim > 1}
+    if how.optimizer == "adam":
+        if not how.weight_decay:
+            return optimizer.Adam(rate)
+        return optimizer.AdamW(rate, weight_decay=how.weight_decay, apply_decay_param_fun=decaying.__contains__)
+    decay = L2Decay(how.weight_decay) if how.weight_decay else None
+    if how.optimizer == "sgd":
+        return optimizer.SGD(rate, regularization=decay)
+    return optimizer.Momentum(rate, 0.9, regularization=decay)
 
 
 def _head(model: OnnxModel, classes: int) -> Variable:
@@ -101,8 +185,28 @@ def _head(model: OnnxModel, classes: int) -> Variable:
     for op in reversed(model.program.ops):
         if op.type in _PRODUCTS and block.desc(op.inputs["Y"][0]).is_parameter:
             x = block.var(op.inputs["X"][0])
-            return layers.fc(x, classes, num_flatten_dims=x.ndim - 1)
+            taken = {p.name.rpartition(".")[0] for p in model.parameters}
+            name = next(n for n in chain(["head"], (f"head_{k}" for k in count(1))) if n not in taken)
+            return layers.fc(x, classes, num_flatten_dims=x.ndim - 1, param_attr=f"{name}.weight", bias_attr=f"{name}.bias")
     raise OnnxError("the model has no product with a parameter whose place a new head could take; write it: fx.onnx.set_training(head=...)")
+
+
+def _parted(model: OnnxModel, data: Path, how: Training) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What is trained on, and what is held back for validation, which may be nothing."""
+    feeds = _checked(model, read_arrays(data), data, how)
+    if how.val is not None:
+        return feeds, _checked(model, read_arrays(how.val), how.val, how)
+    rows, held = _rows(feeds), round(_rows(feeds) * how.val_split)
+    if not how.val_split:
+        return feeds, {}
+    if not 0 < held < rows:
+        raise OnnxError(f"--val-split {how.val_split:g} of {rows} examples leaves {rows - held} to train on and {held} to validate")
+    order = np.random.default_rng(how.seed).permutation(rows)
+    return {n: a[order[held:]] for n, a in feeds.items()}, {n: a[order[:held]] for n, a in feeds.items()}
+
+
+def _rows(feeds: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(feeds.values())))
 
 
 def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: Training) -> dict[str, np.ndarray]:
@@ -127,7 +231,7 @@ def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: T
     rows = {n: len(a) for n, a in fed.items() if a.ndim}
     if len(set(rows.values())) != 1 or 0 in rows.values():
         raise OnnxError(f"the arrays of {data} must have one number of rows, above 0: {', '.join(f'{n} has {r}' for n, r in rows.items())}")
-    if how.loss == "softmax_with_cross_entropy":
+    if how.loss == _CROSS_ENTROPY:
         classes, label = model.fetches[0].shape[-1], fed["label"]
         if label.min() < 0 or label.max() >= classes > 0:
             way_out = f"; --head {label.max() + 1} gives it a last layer for as many as there are" if label.min() >= 0 else ""
@@ -162,34 +266,52 @@ def _type(v: Variable) -> str:
 
 
 def _batches(feeds: dict[str, np.ndarray], how: Training, epoch: int) -> Iterator[dict[str, np.ndarray]]:
-    rows = len(next(iter(feeds.values())))
+    rows = _rows(feeds)
     order = np.random.default_rng((how.seed, epoch)).permutation(rows)
     for k in range(0, rows, how.batch):
         yield {n: a[order[k : k + how.batch]] for n, a in feeds.items()}
 
 
-def _run(exe: Any, loss: Variable, feeds: dict[str, np.ndarray], how: Training, say: Callable[[str], None]) -> list[float]:
+def _run(
+    exe: Any, built: Built, feeds: dict[str, np.ndarray], held: dict[str, np.ndarray], how: Training, say: Callable[[str], None]
+) -> list[Epoch]:
     """Train; a bar with loss, rate and time left where there is a terminal, a line for each epoch anyway."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rows = len(next(iter(feeds.values())))
+    rows = _rows(feeds)
     now = TextColumn("{task.fields[now]}")
     columns = (TextColumn("{task.description}"), BarColumn(), now, TimeRemainingColumn())
-    means = []
+    epochs = []
     bars = Progress(*columns, console=Console(stderr=True), transient=True, disable=not show_progress())
     with bars:
         task = bars.add_task("", total=rows * how.epochs, now="")
         for epoch in range(how.epochs):
-            total = 0.0
+            totals = np.zeros(len(built.measures))
             for fed in _batches(feeds, how, epoch):
-                (value,) = exe.run(feed=fed, fetch_list=[loss])
-                count = len(next(iter(fed.values())))
-                total += value.item() * count
-                now_is = f"loss {value.item():.4g}, {bars.tasks[0].speed or 0.0:.0f} examples/s"
-                bars.update(task, advance=count, description=f"epoch {epoch + 1} of {how.epochs}", now=now_is)
-            means.append(total / rows)
-            if not np.isfinite(means[-1]):
-                raise OnnxError(f"the loss is {means[-1]} in epoch {epoch + 1}, and nothing was written; a smaller --lr may help")
-            say(f"epoch {epoch + 1} of {how.epochs}: loss {means[-1]:.4g}")
-    return means
+                found = [v.item() for v in exe.run(feed=fed, fetch_list=built.measures)]
+                totals += np.multiply(found, _rows(fed))
+                now_is = f"loss {found[0]:.4g}, {bars.tasks[0].speed or 0.0:.0f} examples/s"
+                bars.update(task, advance=_rows(fed), description=f"epoch {epoch + 1} of {how.epochs}", now=now_is)
+            means = [float(v) for v in totals / rows]
+            if not np.isfinite(means[0]):
+                raise OnnxError(f"the loss is {means[0]} in epoch {epoch + 1}, and nothing was written; a smaller --lr may help")
+            done = Epoch(*means, *[None] * (2 - len(means)), *_validated(exe, built, held, how))
+            say(f"epoch {epoch + 1} of {how.epochs}: {done}")
+            epochs.append(done)
+    return epochs
+
+
+def _validated(exe: Any, built: Built, held: dict[str, np.ndarray], how: Training) -> list[float]:
+    """The measures of what was held back, by the program as it is for inference, with the parameters that the ranks have now."""
+    if not held:
+        return []
+    program, scope, alone = built.model.program.clone(for_test=True), Scope(), Executor(CPUPlace())
+    for v in program.list_vars():
+        if v.persistable and built.model.program.global_block().has_var(v.name):
+            scope.set(v.name, exe.state(v.name))
+    totals = np.zeros(len(built.measures))
+    for k in range(0, _rows(held), how.batch):
+        fed = {n: a[k : k + how.batch] for n, a in held.items()}
+        totals += np.multiply([v.item() for v in alone.run(program, feed=fed, fetch_list=built.measures, scope=scope)], _rows(fed))
+    return [float(v) for v in totals / _rows(held)]

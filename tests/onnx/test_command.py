@@ -1,5 +1,7 @@
 """`fluidx onnx info | check | run | train`."""
 
+import re
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -236,8 +238,9 @@ def test_train_writes_a_model_that_has_learnt(digits):
     assert code == 0, said
     lines = said.splitlines()
     assert lines[0] == f"{digits / 'small.onnx'}: 2 parameters, 2 of them with 24 elements are trained"
-    assert "24 examples, 3 batches an epoch, adam at 0.05; ring_optimizer on 2 ranks" in lines
-    assert "epoch 40 of 40: loss " in said and lines[-1].startswith(f"wrote {digits / 'trained.onnx'}; the loss went from ")
+    assert "24 examples, 3 batches an epoch, adam at 0.05, cosine; ring_optimizer on 2 ranks" in lines
+    assert re.search("epoch 40 of 40: loss [0-9.]+, accuracy [0-9.]+%\n", said)
+    assert lines[-1].startswith(f"wrote {digits / 'trained.onnx'}; the loss went from ")
     data = np.load(digits / "data.npz")
     session = pytest.importorskip("onnxruntime").InferenceSession(str(digits / "trained.onnx"))
     (found,) = session.run(None, {"x": data["x"]})
@@ -262,6 +265,102 @@ def test_train_on_processes_gives_what_threads_give(digits):
     assert models[0] == models[1]
 
 
+def accuracy(path, data):
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+    (found,) = session.run(None, {"x": data["x"]})
+    return float((found.argmax(axis=1) == data["label"]).mean())
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero3", "reduce_broadcast"])
+def test_train_says_how_much_of_what_was_held_back_is_right(digits, strategy):
+    x = np.random.default_rng(5).standard_normal((50, 3), "float32")
+    np.savez(digits / "val.npz", x=x, label=x.argmax(axis=1))
+    code, said = train(digits, "--val", digits / "val.npz", "--epochs", 3, "--batch", 10, "-n", 2, "--strategy", strategy)
+    assert code == 0, said
+    assert "24 examples, 50 for validation, 3 batches an epoch" in said
+    epochs = re.findall(r"epoch . of 3: loss [0-9.]+, accuracy [0-9.]+%; validation: loss [0-9.]+, accuracy ([0-9.]+%)", said)
+    share = f"{accuracy(digits / 'trained.onnx', np.load(digits / 'val.npz')):.1%}"
+    assert len(epochs) == 3 and epochs[-1] == share and said.rstrip().endswith(f"; {share} of the validation examples are right")
+
+
+def test_train_holds_back_a_share_of_the_examples(digits):
+    code, said = train(digits, "--val-split", 0.25)
+    assert code == 0 and "18 examples, 6 for validation, 1 batches an epoch" in said
+    assert "--val-split 0.01 of 24 examples leaves 24 to train on and 0 to validate" in train(digits, "--val-split", 0.01)[1]
+    assert "give one of them" in train(digits, "--val-split", 0.1, "--val", digits / "data.npz")[1]
+
+
+def test_train_of_one_epoch_says_what_became_of_the_loss(digits):
+    said = train(digits, "--epochs", 1)[1].splitlines()
+    assert re.fullmatch(r"wrote .*; the loss of its one epoch was [0-9.]+; [0-9.]+% of the training examples are right", said[-1])
+
+
+def test_what_has_no_classes_has_no_accuracy(digits):
+    rng = np.random.default_rng(2)
+    np.savez(digits / "data.npz", x=rng.standard_normal((8, 3), "float32"), label=rng.standard_normal((8, 3), "float32"))
+    code, said = train(digits, "--loss", "square_error_cost", "--epochs", 2, "--val-split", 0.5)
+    assert code == 0 and "accuracy" not in said and re.search(r"epoch 2 of 2: loss [0-9.]+; validation: loss [0-9.]+\n", said)
+
+
+def rates(digits, *options):
+    """What each of 8 steps of gradient descent moves a parameter by, whose gradient is 1."""
+    import fluidx as fx
+    from fluidx.finetune import Training, _minimized, _prepared
+
+    how = Training(loss="square_error_cost", optimizer="sgd", lr=0.5, epochs=4, **dict(options))
+    built = _prepared(str(digits / "small.onnx"), how)
+    _minimized(built, how, 2)
+    (op, *_) = [op for op in built.model.program.ops if op.type == "sgd"]
+    exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    exe.run(built.model.startup, scope=scope)
+    feed = {"x": np.ones((1, 3), "float32"), "label": np.ones((1, 3), "float32")}
+    rate = op.inputs["LearningRate"][0]
+    return [float(exe.run(built.model.program, feed=feed, fetch_list=[rate], scope=scope)[0][0]) for _ in range(8)]
+
+
+def test_the_rate_follows_the_schedule(digits):
+    steps = np.arange(8)
+    close = {"rtol": 1e-5, "atol": 1e-7}  # float32
+    np.testing.assert_allclose(rates(digits, ("schedule", "constant")), np.full(8, 0.5), **close)
+    np.testing.assert_allclose(rates(digits, ("schedule", "linear")), 0.5 * (1 - steps / 8), **close)
+    np.testing.assert_allclose(rates(digits), 0.25 * (1 + np.cos(np.pi * steps / 8)), **close)
+    np.testing.assert_allclose(rates(digits, ("schedule", "constant"), ("warmup", 4)), [0.1, 0.2, 0.3, 0.4] + [0.5] * 4, **close)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum", "sgd"])
+def test_weight_decay_makes_weights_smaller(digits, optimizer):
+    sizes = []
+    for decay in (0, 0.5):
+        options = ["--weight-decay", decay, "--optimizer", optimizer, "--lr", 0.1, "--epochs", 3]
+        assert train(digits, *options)[0] == 0
+        arrays = [onnx.numpy_helper.to_array(t) for t in onnx.load(digits / "trained.onnx").graph.initializer]
+        sizes.append(sum(float((a**2).sum()) for a in arrays))
+    assert sizes[1] < 0.9 * sizes[0]
+
+
+def test_a_small_network_learns_handwritten_digits_as_train_is_by_default(tmp_path):
+    found = pytest.importorskip("sklearn.datasets").load_digits()
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]>
+        small (float[n, 1, 8, 8] x) => (float[n, 10] y) {
+            a = Conv <pads = [1, 1, 1, 1]> (x, w)
+            b = Relu (a)
+            c = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (b)
+            d = Flatten (c)
+            y = MatMul (d, v)
+        }
+    """)
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((8, 1, 3, 3)) / 3, "v": rng.standard_normal((128, 10)) / 12}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.float32(a), n) for n, a in weights.items())
+    onnx.save(model, tmp_path / "small.onnx")
+    np.savez(tmp_path / "data.npz", x=found.images[:, None].astype("float32") / 16, label=found.target)
+    code, said = train(tmp_path, "--val-split", 0.2)
+    assert code == 0
+    share = float(re.search(r"([0-9.]+)% of the validation examples are right", said)[1])
+    assert share > 93
+
+
 def test_train_says_which_weights_are_shared(digits):
     model = onnx.load(digits / "small.onnx")
     model.graph.node[0].input[1], model.graph.node[2].input[1] = "v", "v"
@@ -277,7 +376,13 @@ def test_train_freezes_and_replaces_the_head(digits):
     assert train(digits, "--freeze", "w", "--head", 5)[0] == 0
     written = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(digits / "trained.onnx").graph.initializer}
     before = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(digits / "small.onnx").graph.initializer}
-    assert np.array_equal(written.pop("w"), before["w"]) and {a.shape for a in written.values()} == {(4, 5), (5,)}
+    assert np.array_equal(written.pop("w"), before["w"])
+    assert {n: a.shape for n, a in written.items()} == {"head.weight": (4, 5), "head.bias": (5,)}
+    assert train(digits, "--head", 4)[0] == 0
+    (digits / "small.onnx").write_bytes((digits / "trained.onnx").read_bytes())
+    assert train(digits, "--head", 6)[0] == 0
+    names = {t.name for t in onnx.load(digits / "trained.onnx").graph.initializer}
+    assert names == {"w", "head_1.weight", "head_1.bias"}  # the file has a head.weight of its own, which goes away as this one comes
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # a rate that float32 has not
@@ -295,7 +400,7 @@ def test_train_freezes_and_replaces_the_head(digits):
         ({"x": np.ones((4, 3)), "label": np.ones(4, int), "z": np.ones(4)}, (), "has an array 'z', which nothing in the model is called"),
         ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--freeze", "u"), "set_training: freeze names 'u', and nothing is called so"),
         ({"x": np.full((4, 3), np.nan), "label": np.ones(4, int)}, (), "the loss is nan in epoch 1, and nothing was written"),
-        ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--optimizer", "sgd", "--lr", "1e39"),
+        ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--optimizer", "sgd", "--lr", "1e39", "--epochs", 1),
          "is not finite after the last step, and nothing was written; a smaller --lr may help"),
         ({"x": np.ones((4, 3)), "label": -np.ones(4, int)}, (), "labels go from -1 to -1, and the model has 3 classes: 0 to 2\n"),
     ],
