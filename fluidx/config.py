@@ -32,42 +32,42 @@ class Setting(NamedTuple):
 
 
 _DEBUG = Setting(
-    "FLUIDX_DEBUG", "an integer from 0 to 4", "0", "What is printed on the way: 1 passes, 2 diffs, 3 programs, 4 a trace of the run."
+    "FLUIDX_DEBUG", "an integer from 0 to 4", "0", "What is printed: 1 passes, 2 also diffs, 3 also programs, 4 also every operator run."
 )
-_DUMP = Setting("FLUIDX_DUMP", "a directory, made when needed", "", "Where every program is written as text; unset writes none.")
-_TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How long a rank waits in a collective before the run fails.")
+_DUMP = Setting("FLUIDX_DUMP", "a directory, made when needed", "", "Programs before and after a transpile are written there.")
+_TIMEOUT = Setting("FLUIDX_TIMEOUT", "a number of seconds above 0", "60", "How long a rank waits for another before the run fails.")
 _STALL = Setting(
-    "FLUIDX_STALL_SECONDS", "a number of seconds above 0", "20", "How long a rank waits in a collective before a warning says for whom."
+    "FLUIDX_STALL_SECONDS", "a number of seconds above 0", "20", "How long a rank waits for another before a warning names that rank."
 )
 _OVERLAP = Setting(
-    "FLUIDX_OVERLAP", "auto, 0 or 1", "auto", "Communication of CPU ranks on threads of its own; auto: where cores are free and it pays."
+    "FLUIDX_OVERLAP", "auto, 0 or 1", "auto", "1: a second thread for communication in each CPU rank; auto: if there are free cores for it."
 )
-_CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops the run at the first operator whose result holds a NaN or an infinity.")
+_CHECK_NAN = Setting("FLUIDX_CHECK_NAN", "0 or 1", "0", "1 stops a run at the first operator whose result has a NaN or an infinity.")
 _VERIFY = Setting(
-    "FLUIDX_VERIFY", "0 or 1", "0", "1 proves what each pass of a transpile made, and that no plan overwrites what is still to be read."
+    "FLUIDX_VERIFY", "0 or 1", "0", "1 verifies each pass of a transpile, and that no plan overwrites a value still to be read."
 )
 _PROGRESS = Setting("FLUIDX_PROGRESS", "auto, 0 or 1", "auto", "Progress bars in the commands; auto shows them on a terminal only.")
 _KERNELS = Setting(
-    "FLUIDX_KERNELS", "auto, numpy or native", "auto", "What computes on CPUs: C kernels where they are built (auto), or one kind only."
+    "FLUIDX_KERNELS", "auto, numpy or native", "auto", "CPU kernels: C if built (auto), NumPy only, or an error without C kernels."
 )
-_THREADS = Setting("FLUIDX_THREADS", "an integer from 0 to 256", "0", "Threads of the C kernels; 0 takes all cores of the process.")
-_NATIVE_LEVEL = Setting("FLUIDX_NATIVE_LEVEL", "base, v3 or v4", "", "Instructions of the C kernels; unset takes the processor's best.")
+_THREADS = Setting("FLUIDX_THREADS", "an integer from 0 to 256", "0", "Threads of the C kernels; 0 means one for each core of the process.")
+_NATIVE_LEVEL = Setting("FLUIDX_NATIVE_LEVEL", "base, v3 or v4", "", "Instruction set of the C kernels; unset: the processor's best.")
 _NATIVE = Setting("FLUIDX_NATIVE", "0 or 1", "", "Read by setup.py: 0 builds without the C kernels, 1 fails where they do not build.")
-_REWRITE = Setting("FLUIDX_REWRITE", "0 or 1", "1", "0 runs every operator of a program as it was written; answers have the same bits.")
+_REWRITE = Setting("FLUIDX_REWRITE", "0 or 1", "1", "0 turns off the rewrites of an executor, which change no bit of the results.")
 _WINOGRAD = Setting(
-    "FLUIDX_WINOGRAD", "0, 2 or 4", "2", "Outputs along a side of Winograd's tiles: 4 is faster and less accurate, 0 takes sums directly."
+    "FLUIDX_WINOGRAD", "0, 2 or 4", "2", "Tile size of Winograd convolutions: 4 is faster and less accurate, 0 turns them off."
 )
 _AFFINITY = Setting(
-    "FLUIDX_AFFINITY", "auto, or cores for each rank such as 0-3;4-7", "", "Cores that CPU ranks keep to; auto: equal shares of all."
+    "FLUIDX_AFFINITY", "auto, or cores for each rank such as 0-3;4-7", "", "The cores that each CPU rank may use; auto gives equal shares."
 )
-_RANK = Setting("FLUIDX_RANK", "a whole number, 0 or more", "", "Which rank this process is; `fluidx run` sets it.")
-_WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "How many ranks the script was launched for; `fluidx run` sets it.")
-_JOB = Setting("FLUIDX_JOB", "a name", "", "What ranks that are started by hand find each other by: the same for all, one for each job.")
-_RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How often all ranks were started again; set by `fluidx run`.")
+_RANK = Setting("FLUIDX_RANK", "a whole number, 0 or more", "", "The rank of this process; `fluidx run` sets it.")
+_WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "The number of launched ranks; `fluidx run` sets it.")
+_JOB = Setting("FLUIDX_JOB", "a name", "", "By which ranks started by hand find each other: one name for each job.")
+_RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How many times the job was restarted; `fluidx run` sets it.")
 _DEVICE = Setting(
-    "FLUIDX_DEVICE", "cpu or cuda", "cpu", "What ranks compute on if the script names no places; cuda: a GPU each. Set by `--backend nccl`."
+    "FLUIDX_DEVICE", "cpu or cuda", "cpu", "Device of ranks whose script names no places; cuda: a GPU for each. `--backend nccl` sets it."
 )
-_CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns when it is not given a count.")
+_CPU_NUM = Setting("CPU_NUM", "an integer above 0", "1", "How many places cpu_places() returns without a count.")
 
 
 def describe() -> tuple[Setting, ...]:
@@ -85,7 +85,7 @@ def unknown(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of fluidx's prefix that are set and that nothing reads, each with what to say of it.
 
     >>> unknown({"FLUIDX_TIMEOUTS": "5", "FLUIDX_TIMEOUT": "5", "FLUIDX_": ""})
-    {'FLUIDX_TIMEOUTS': 'fluidx reads no such variable; did you mean FLUIDX_TIMEOUT?'}
+    {'FLUIDX_TIMEOUTS': 'fluidx has no such variable; did you mean FLUIDX_TIMEOUT?'}
     """
     known = {row.name.removeprefix(_PREFIX): row.name for row in describe()}
     found = [n for n in sorted(environ) if n.startswith(_PREFIX) and n.removeprefix(_PREFIX) not in known and environ[n]]
@@ -95,7 +95,7 @@ def unknown(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
     near = {n: get_close_matches(n.removeprefix(_PREFIX), known, 1, _NEAR) for n in found}  # the prefix makes all of them alike
     return {
-        n: "fluidx reads no such variable; " + (f"did you mean {known[one[0]]}?" if one else "fluidx env lists those it reads")
+        n: "fluidx has no such variable; " + (f"did you mean {known[one[0]]}?" if one else "fluidx env lists all")
         for n, one in near.items()
     }
 

@@ -1,4 +1,4 @@
-"""`fluidx demo`: handwritten digits from one device to four ranks, every step shown."""
+"""`fluidx demo`: train on handwritten digits, on one device and on ranks, and show each step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise FluidxError(f"the demo trains on scikit-learn's digits, which is not installed; {install('demo')}") from None
+        raise FluidxError(f"the demo needs the digits of scikit-learn, which is not installed; {install('demo')}") from None
     data = load_digits()
     x, y = (data.data / 16).astype("float32"), data.target.reshape(-1, 1).astype("int64")
     return {"image": x[:1500], "label": y[:1500]}, {"image": x[1500:], "label": y[1500:]}
@@ -67,12 +67,12 @@ def run(
     say.rule(f"2. what {t.strategy!r} changed for {ranks} rank{'s' * (ranks > 1)}")
     weight = main.all_parameters()[-2].name
     difference = t.diff()
-    say.print(f"the life of one parameter, {weight}:", style="italic")
+    say.print(f"operators on one parameter, {weight}:", style="italic")
     _show(say, _about(str(difference), weight))
-    say.print("all communication that was inserted:", style="italic")
+    say.print("all inserted communication:", style="italic")
     _show(say, [f"  {line}" for line in difference.census().communication.lines()])
 
-    say.rule(f"3. what the program of rank {ranks - 1} has beside the old operators")
+    say.rule(f"3. the new operators in the program of rank {ranks - 1}")
     old = {o.type for o in main.ops}
     _show(say, _at_most([f"  {op}" for op in t.get_trainer_program(ranks - 1).ops if op.type not in old], 12))
 

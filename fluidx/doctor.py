@@ -1,4 +1,4 @@
-"""What fluidx finds on this machine, one line each: the answer to "why is it slow" and "why is it not there"."""
+"""What fluidx finds on this machine, one line each. It answers "why is it slow" and "why is it missing"."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _kernels() -> str:
     try:
         return native.describe()
     except config.ConfigError as e:
-        return f"not known: {e}"
+        return f"unknown: {e}"
 
 
 def _blas() -> str:
@@ -55,24 +55,24 @@ def _blas() -> str:
         blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
         return f"BLAS {blas['name']} {blas.get('version', '')}".rstrip()
     except (KeyError, TypeError):
-        return "BLAS not known"
+        return "BLAS unknown"
 
 
 def _variables(environ: Mapping[str, str]) -> str:
     known = [row.name for row in config.describe()]
     found = [f"{n}={environ[n]}" for n in known if environ.get(n)]
     found += [f"{n}={environ[n]} ({why})" for n, why in config.unknown(environ).items()]
-    return ", ".join(found) or "none is set; fluidx env lists them"
+    return ", ".join(found) or "none is set; fluidx env lists all"
 
 
 def _threads(environ: Mapping[str, str]) -> str:
     found = [f"{n}={environ[n]}" for n in _BLAS_THREADS if environ.get(n)]
     try:
         if not native.why_not() and native.holds_blas():
-            found.append("held at 1 by the C kernels, which split products themselves")
+            found.append("limited to 1 by the C kernels, which have their own threads")
     except config.ConfigError:  # the line on kernels says it
         pass
-    return ", ".join(found) or "not limited: ranks in one process compete for all cores; set OPENBLAS_NUM_THREADS=1"
+    return ", ".join(found) or "not limited: ranks of one process compete for the cores; set OPENBLAS_NUM_THREADS=1"
 
 
 def _cupy() -> str:
@@ -81,7 +81,7 @@ def _cupy() -> str:
     except FluidxError as e:
         return str(e).removeprefix(f"{CUDAPlace(0)} needs ").removeprefix("CuPy, which is ")
     except Exception as e:  # a driver that does not fit says so in its own way
-        return f"installed, and does not load: {type(e).__name__}: {e}"
+        return f"installed, but does not load: {type(e).__name__}: {e}"
     count = cupy.cuda.runtime.getDeviceCount()
     name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     return f"{cupy.__version__}, {count} GPU{'s' if count > 1 else ''}: {name}; {_nccl()}"

@@ -56,9 +56,15 @@ def test_help_lists_the_commands():
 @pytest.mark.parametrize("strategy", cli._DEMO)
 def test_the_demo_shows_every_step_and_the_same_losses(strategy):
     text = call("demo", "-n", 2, "--epochs", 1, "--strategy", strategy)
-    headings = ("1. a program for one device", f"2. what {strategy}(", "3. what the program of rank 1 has", "4. proved", "5. one device")
+    headings = (
+        "1. a program for one device",
+        f"2. what {strategy}(",
+        "3. the new operators in the program of rank 1",
+        "4. proved",
+        "5. one device",
+    )
     assert all(heading in text for heading in headings)
-    assert "all communication that was inserted" in text and "4 parameters and" in text
+    assert "all inserted communication" in text and "4 parameters and" in text
     assert f"\n{native.describe()}\n" in text
     row = next(line for line in text.splitlines() if line.startswith("│     0 │"))
     _, _, one, many, apart, *_ = [cell.strip() for cell in row.split("│")]
@@ -86,7 +92,7 @@ def test_the_demo_of_one_rank_and_its_drawing(tmp_path):
 def test_the_demo_without_scikit_learn_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert call("demo", code=1) == (
-        "Error: the demo trains on scikit-learn's digits, which is not installed; in a checkout of fluidx: pip install -e '.[demo]'\n"
+        "Error: the demo needs the digits of scikit-learn, which is not installed; in a checkout of fluidx: pip install -e '.[demo]'\n"
     )
 
 
@@ -387,14 +393,14 @@ def test_doctor_says_what_is_found_a_line_each():
     assert lines["fluidx"] == fx.__version__ and lines["numpy"].startswith(np.__version__)
     assert lines["kernels"].startswith(("native kernels on: level ", "native kernels off: "))
     assert lines["variables"].startswith("FLUIDX_DEBUG=1, ")
-    assert "FLUIDX_DEBGU=1 (fluidx reads no such variable; did you mean FLUIDX_DEBUG?)" in lines["variables"]
+    assert "FLUIDX_DEBGU=1 (fluidx has no such variable; did you mean FLUIDX_DEBUG?)" in lines["variables"]
     assert "OPENBLAS_NUM_THREADS=1" in lines["blas threads"] and {"python", "cupy", "mpi"} < set(lines)
 
 
 def test_doctor_says_why_kernels_are_off_and_what_is_wrong_with_a_variable():
     assert "kernels: native kernels off: FLUIDX_KERNELS=numpy\n" in call("doctor", FLUIDX_KERNELS="numpy")
     wrong = call("doctor", FLUIDX_KERNELS="fast")
-    assert "kernels: not known: environment variable FLUIDX_KERNELS: expected auto, numpy or native, found 'fast'\n" in wrong
+    assert "kernels: unknown: environment variable FLUIDX_KERNELS: expected auto, numpy or native, found 'fast'\n" in wrong
 
 
 def test_the_shortened_texts_of_the_demo():

@@ -14,7 +14,7 @@ from fluidx.testing.models import classifier
     [
         ("FLUIDX_TIMEOUTS", "did you mean FLUIDX_TIMEOUT?"),
         ("FLUIDX_THREAD", "did you mean FLUIDX_THREADS?"),
-        ("FLUIDX_COLOUR", "fluidx env lists those it reads"),  # the prefix alone makes no name near
+        ("FLUIDX_COLOUR", "fluidx env lists all"),  # the prefix alone makes no name near
     ],
 )
 def test_a_variable_that_nothing_reads_is_named_once(name, hint, monkeypatch):
@@ -24,7 +24,7 @@ def test_a_variable_that_nothing_reads_is_named_once(name, hint, monkeypatch):
         warnings.simplefilter("always")
         fx.Executor()
         fx.Executor()
-    assert [str(w.message) for w in seen] == [f"environment variable {name}: fluidx reads no such variable; {hint}"]
+    assert [str(w.message) for w in seen] == [f"environment variable {name}: fluidx has no such variable; {hint}"]
 
 
 def test_variables_that_are_read_are_no_matter(monkeypatch):

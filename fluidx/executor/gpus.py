@@ -77,7 +77,7 @@ def chosen(seen: Sequence[Seen], environ: Mapping[str, str] = os.environ) -> lis
     """
     for rank, one in enumerate(seen):
         if one.why_not:
-            raise ExecutionError(f"rank {rank}, on host {one.name}, can use no GPU: {one.why_not}")
+            raise ExecutionError(f"rank {rank}, on host {one.name}, cannot use a GPU: {one.why_not}")
     found: list[int] = []
     taken: dict[tuple[str, str], int] = {}
     for rank, one in enumerate(seen):
@@ -88,8 +88,8 @@ def chosen(seen: Sequence[Seen], environ: Mapping[str, str] = os.environ) -> lis
             there = [other for other in seen if other.host == one.host]
             gpus = len({gpu for other in there for gpu in other.gpus})
             raise ExecutionError(
-                f"host {one.name} has {len(there)} ranks and {gpus} GPU{'s' * (gpus > 1)} for them, so that ranks {first} and {rank} would "
-                f"share one; start {gpus} rank{'s' * (gpus > 1)} there, and see what CUDA_VISIBLE_DEVICES hides"
+                f"host {one.name} has {len(there)} ranks and {gpus} GPU{'s' * (gpus > 1)}, so ranks {first} and {rank} would share one; "
+                f"start {gpus} rank{'s' * (gpus > 1)} there, or check which GPUs CUDA_VISIBLE_DEVICES hides"
             )
     return found
 

@@ -121,7 +121,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     def _reset(self) -> None:
         if self._lost is not None:
-            raise RankError(f"a rank failed, and launched ranks end together; start all again, as fluidx run --restarts ({self._lost})")
+            raise RankError(f"a rank failed, which ends all launched ranks; start the job again, or use --restarts ({self._lost})")
 
     def _begin_run(self, step: int) -> None:
         if self._trail is not None:

@@ -117,7 +117,7 @@ def test_more_ranks_than_gpus_are_refused_before_any_starts(monkeypatch, forgetf
         monkeypatch.setitem(sys.modules, name, module)
     done = CliRunner().invoke(cli.main, ["run", "-n", "9", "--backend", "nccl", SCRIPT])
     assert done.exit_code == 2
-    assert " has 9 ranks and 8 GPUs for them, so that ranks 0 and 8 would share one; start 8 ranks there" in done.output
+    assert " has 9 ranks and 8 GPUs, so ranks 0 and 8 would share one; start 8 ranks there" in done.output
 
 
 def test_the_doctor_sees_gpus_and_nccl(monkeypatch, forgetful):
@@ -156,9 +156,9 @@ def test_ranks_of_a_host_have_one_gpu_after_the_other(seen, found):
 @pytest.mark.parametrize(
     "seen, text",
     [
-        ([A, B, A, A], "^host a has 3 ranks and 2 GPUs for them, so that ranks 0 and 3 would share one; start 2 ranks there"),
-        ([A, B, FIRST, B, FIRST], "^host a has 3 ranks and 2 GPUs for them, so that ranks 0 and 2 would share one"),
-        ([A, B._replace(gpus=(), why_not="no driver")], "^rank 1, on host b, can use no GPU: no driver$"),
+        ([A, B, A, A], "^host a has 3 ranks and 2 GPUs, so ranks 0 and 3 would share one; start 2 ranks there"),
+        ([A, B, FIRST, B, FIRST], "^host a has 3 ranks and 2 GPUs, so ranks 0 and 2 would share one"),
+        ([A, B._replace(gpus=(), why_not="no driver")], "^rank 1, on host b, cannot use a GPU: no driver$"),
     ],
 )
 def test_ranks_do_not_share_a_gpu(seen, text):
