@@ -110,3 +110,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_LAZY, *_MODULES})
+
+
+def _in_notebook(shown: Any) -> str:
+    return import_module(f"{__name__}.view").in_notebook(shown)
+
+
+# Notebooks ask an output for its HTML. `ir` does not know `view`, so the two are tied here.
+Program._repr_html_ = ProgramPair._repr_html_ = _in_notebook  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from functools import cached_property, partial
+from html import escape
 from typing import Any
 
 from .._collector import collections_paused
@@ -18,7 +19,7 @@ from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
 from ..ir.types import TensorType
 from ..verify import Report, check_program, verify_ranks
-from ..view import diff
+from ..view import diff, in_notebook
 from .cluster import Cluster, Mesh, Served, endpoints
 from .config import DistributeTranspilerConfig
 from .pass_ import Job, Pass, run_passes
@@ -212,6 +213,10 @@ class DistributeTranspiler:
         if self._pair is None:
             raise TranspileError("nothing was transpiled yet; call transpile(program=..., startup_program=..., trainers=...) first")
         return self._pair
+
+    def _repr_html_(self) -> str:
+        """The page of before and after, for notebooks; a transpiler that has made nothing is its repr."""
+        return escape(repr(self)) if self._pair is None else in_notebook(self)
 
     # -- results ----------------------------------------------------------------------------------------------------------------
 

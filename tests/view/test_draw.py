@@ -160,6 +160,19 @@ def test_an_empty_program_is_an_empty_panel():
     assert boxes(draw(Program("empty"))) == []
 
 
+def test_a_drawing_that_is_shortened_says_so_and_names_the_page():
+    chain = "\n".join(f"  Out=[%v{k + 1}: f32[3]] = f_tanh(X=[%v{k}])" for k in range(30))
+    text = f"program long {{\n  data %v0: f32[3]\nforward:\n{chain}\n}}\n"
+    note = "shortened: 30 operators stand in 1 box; fluidx show FILE --html PAGE, or fx.view.html, shows every operator"
+    assert note in draw(parse_program(text), max_ops=10)
+    assert "shortened" not in draw(parse_program(text))
+
+
+def test_sixteen_ranks_are_drawn_and_the_rest_is_counted():
+    picture = draw([parse_pair(rank(0)).main for _ in range(19)])
+    assert picture.count('class="h"') == 16 and "3 more ranks not drawn; fluidx show FILE --html PAGE" in picture
+
+
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples(15, 30))
 @given(st.lists(programs(), min_size=1, max_size=3), st.integers(1, 6))
 def test_any_programs_give_well_formed_svg_without_overlaps(ranks, max_ops):

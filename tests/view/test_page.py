@@ -114,6 +114,13 @@ def test_what_communicates_between_blocks_does_not_hide_that_they_are_alike():
     assert "all_reduce" in types(part, part["tree"])
 
 
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero2", "fsdp"])
+def test_blocks_of_a_rank_are_those_of_one_device(strategy):
+    before, after = (view["parts"][0] for view in page_model(transpiled(12, strategy))["views"])
+    kinds = [[types(part, [titled(part, f"block {k} · b{k - 1}")[0]]) for k in (1, 12)] for part in (before, after)]
+    assert [[t for t in b if t not in ("pack", "all_gather", "unpack")] for b in kinds[1]] == kinds[0]
+
+
 def test_links_go_from_the_operator_that_wrote_a_value_last():
     main, _ = residual(2)
     part = program_model(main)
@@ -209,3 +216,20 @@ def test_every_operator_stands_once_in_the_tree_in_order(program):
     part = program_model(program)
     assert leaves(part["tree"]) == list(range(len(program.ops)))
     assert len(part["ops"]) == len(program.ops)
+
+
+def test_notebooks_show_a_small_program_as_its_page_and_a_large_one_as_a_picture(monkeypatch):
+    main, _ = residual(1)
+    shown = main._repr_html_()
+    assert shown.startswith("<code>Program net: 33 ops, 7 params</code><iframe srcdoc=") and "&lt;!doctype html&gt;" in shown
+    monkeypatch.setattr(fx.view.page, "_HELD", 1000)
+    shown = main._repr_html_()
+    assert "<svg" in shown and "<iframe" not in shown and "fx.view.html" in shown
+
+
+def test_notebooks_show_what_a_transpiler_made(monkeypatch):
+    assert fx.DistributeTranspiler()._repr_html_().startswith("&lt;fluidx.transpiler")
+    t = transpiled()
+    assert "rank 0 (ranks 1-3 alike)" in t._repr_html_()
+    head = f"<code>Program net: {len(t.main.ops)} ops, {len(t.main.all_parameters())} params, data_parallel()</code>"
+    assert t._repr_html_().startswith(head)

@@ -18,6 +18,8 @@ from .layout import assign_layers, place
 from .nodes import BOX, link, nodes_of
 from .svg import ROW, Column, Part, svg
 
+COLUMNS = 16  # programs beside one another in one drawing
+
 
 def draw(
     program: Program | ProgramPair | Sequence[Program | ProgramPair],
@@ -28,10 +30,11 @@ def draw(
 
     `highlight` outlines operators: indices in the main program, operator types, names of outputs, operators, or what a diff added.
     A program of more than `max_ops` operators is shortened: runs of computing operators become one box, such as
-    "12 forward operators".
+    "12 forward operators"; of more than 16 programs, 16 are drawn. The drawing says so, and `html` makes a page that holds them all.
     """
     programs = [program] if isinstance(program, (Program, ProgramPair)) else list(program)
-    return svg([_column_group(programs, _selector(highlight), max_ops)])
+    shown, left_out = programs[:COLUMNS], len(programs) - COLUMNS
+    return svg([_column_group(shown, _selector(highlight), max_ops)], _ranks_note(left_out))
 
 
 def draw_before_after(
@@ -39,7 +42,13 @@ def draw_before_after(
 ) -> str:
     """An SVG drawing of the program for one device beside the programs that its ranks run."""
     select = _selector(highlight)
-    return svg([_column_group([before], select, max_ops, "before: one device"), _column_group(list(afters), select, max_ops)])
+    shown, left_out = list(afters)[:COLUMNS], len(afters) - COLUMNS
+    columns = [_column_group([before], select, max_ops, "before: one device"), _column_group(shown, select, max_ops)]
+    return svg(columns, _ranks_note(left_out))
+
+
+def _ranks_note(left_out: int) -> str:
+    return f"{left_out} more rank{'s' * (left_out > 1)} not drawn" if left_out > 0 else ""
 
 
 def _selector(highlight: Any) -> Callable[[Operator, int], bool]:

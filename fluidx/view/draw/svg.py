@@ -26,6 +26,7 @@ COLOURS = {
     PARAM: ("#fffbe3", "#c4a530"),
     STATE: ("#ffffff", "#9aa3ad"),
 }
+MORE = "; fluidx show FILE --html PAGE, or fx.view.html, shows every operator"
 _HIGHLIGHT = "#d81b60"
 _ROLES = frozenset(r.value for r in Role)
 STYLE = """
@@ -61,7 +62,8 @@ class Column:
     left: float = 0.0
 
 
-def svg(groups: list[list[Column]]) -> str:
+def svg(groups: list[list[Column]], note: str = "") -> str:
+    """The drawing; `note` says what it leaves out, and the boxes that stand for several operators are counted here."""
     margin, between, arrow, head = 24.0, 26.0, 84.0, 34.0
     x = margin
     for g, columns in enumerate(groups):
@@ -85,7 +87,9 @@ def svg(groups: list[list[Column]]) -> str:
         back.append(f'<path d="M{_num(left)} {_num(y)} h{_num(arrow - 44)}" stroke="#66717c" stroke-width="3" marker-end="url(#big)"/>')
         back.append(f'<text class="k" x="{_num(left + (arrow - 36) / 2)}" y="{_num(y - 12)}" text-anchor="middle">transpile</text>')
     legend, needed = _legend(every, margin, margin + tall + 28)
-    width, height = max(x, needed) + margin, margin + tall + 52
+    note = "; ".join(filter(None, [_shortened(every), note]))
+    foot = f'<text class="k" x="{_num(margin)}" y="{_num(margin + tall + 52)}">{_xml(note + MORE)}</text>' if note else ""
+    width, height = max(x, needed, len(note + MORE) * 6.4 * bool(note)) + margin, margin + tall + (76 if note else 52)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_num(width)}" height="{_num(height)}" '
@@ -101,10 +105,18 @@ def svg(groups: list[list[Column]]) -> str:
             *links,
             *body,
             *legend,
+            *([foot] if foot else []),
             "</svg>",
             "",
         ]
     )
+
+
+def _shortened(columns: list[Column]) -> str:
+    """What is said of boxes that stand for several operators."""
+    boxes = [n for c in columns for part in c.parts for n in part.nodes]
+    inside, count = sum(len(n.ops) for n in boxes if len(n.ops) > 1), sum(len(n.ops) > 1 for n in boxes)
+    return f"shortened: {inside} operators stand in {count} box{'es' * (count > 1)}" if inside else ""
 
 
 def _panels(columns: list[Column], top: float, tall: float, head: float, back: list[str], body: list[str]) -> None:

@@ -14,9 +14,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ...ir.program import Program
+from ..draw import draw
 from .model import page_model
 
-__all__ = ["html", "page_model"]
+__all__ = ["html", "in_notebook", "page_model"]
+
+_HELD = 400_000  # characters of a page that a notebook takes; each output is kept in its file
 
 
 def html(shown: Any, path: str | Path | None = None) -> str:
@@ -43,6 +47,23 @@ def html(shown: Any, path: str | Path | None = None) -> str:
         return page
     Path(path).write_text(page, encoding="utf-8")
     return str(path)
+
+
+def in_notebook(shown: Any) -> str:
+    """HTML for the output of a notebook's cell: the page in a frame, or of a large program a small picture and the way to the page."""
+    page = html(shown)
+    head = f"<code>{escape(_headline(shown))}</code>"
+    if len(page) <= _HELD:
+        frame = 'sandbox="allow-scripts" style="width:100%;height:560px;border:1px solid #8884;border-radius:4px"'
+        return f'{head}<iframe srcdoc="{escape(page)}" {frame}></iframe>'
+    picture = draw(shown.pair if hasattr(shown, "pair") else shown, max_ops=24)
+    way = "<small>fx.view.html(..., 'page.html') writes a page to look around in</small>"
+    return f'{head} {way}<div style="overflow:auto">{picture}</div>'
+
+
+def _headline(shown: Any) -> str:
+    main = shown if isinstance(shown, Program) else shown.main
+    return repr(main).strip("<>") + (f", {main.strategy}" if main.strategy else "")
 
 
 @cache

@@ -61,6 +61,7 @@ class _Grouping:
         self.own = [not communicates(op) and op.role in _SECTIONS for op in self.ops]
         self.kinds: dict[object, int] = {}
         self.kind_of: dict[int, int] = {}
+        self.resting: set[str] = set()  # what is made of parameters and states alone, such as a gathered parameter: used far away
         self.crossing: list[tuple[int, int]] = []  # of the items that are being folded, once it was asked for
         self.beside: dict[int, list[int]] = {}  # of a computing operator: itself and those that serve it, in order
 
@@ -114,9 +115,15 @@ class _Grouping:
                 behind = before >= 0 and any(m <= before and _same_section(self.ops[m], self.ops[before]) for m in makers)
                 ahead = following[k] >= 0 and (ahead or not behind)
                 homes[k] = following[k] if ahead else before
+            if not self.own[k] and all(n in self.resting or self._rests(n) for n in reads):
+                self.resting.update(writes)
             for n in writes:
                 writer[n] = k
         return homes
+
+    def _rests(self, name: str) -> bool:
+        d = self.block.find(name)
+        return d is not None and d.persistable
 
     # -- scopes and patterns ----------------------------------------------------------------------------------------------------------
 
@@ -192,7 +199,10 @@ class _Grouping:
         return copies >= 4 or copies == 3 and weight >= 4 or weight >= 8
 
     def _crossing(self, items: list[Item]) -> list[tuple[int, int]]:
-        """For each position between items how many values cross it, written before and read behind, and how often they are read."""
+        """For each position between items how many values cross it, written before and read behind, and how often they are read.
+
+        Gathered parameters do not count, as parameters do not.
+        """
         first: dict[str, int] = {}
         reads: dict[str, list[int]] = {}
         for p, item in enumerate(items):
@@ -202,7 +212,8 @@ class _Grouping:
                         if n in first:
                             reads.setdefault(n, []).append(p)
                     for n in self.touched[k][1]:
-                        first.setdefault(n, p)
+                        if n not in self.resting:
+                            first.setdefault(n, p)
         values, readers = [0] * (len(items) + 2), [0] * (len(items) + 2)
         for n, at in reads.items():
             values[first[n] + 1] += 1
@@ -260,13 +271,13 @@ class _Grouping:
 
     def _parameters_of(self, items: list[Item]) -> str:
         """What the names of all parameters begin with that these items read."""
-        names = [
-            n
-            for k in Group("", "", items).ops()
-            for n in self.ops[k].input_arg_names
-            if (d := self.block.find(n)) is not None and d.is_parameter
-        ]
+        read = (n for k in Group("", "", items).ops() for n in self.ops[k].input_arg_names)
+        names = [name for n in read if (name := n.rpartition(".")[0] if n in self.resting else n) and self._trained(name)]
         return os.path.commonprefix(names).rstrip("._- ") if len(set(names)) > 1 else ""
+
+    def _trained(self, name: str) -> bool:
+        d = self.block.find(name)
+        return d is not None and d.is_parameter
 
     # -- backward ---------------------------------------------------------------------------------------------------------------------
 
