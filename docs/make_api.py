@@ -19,6 +19,7 @@ from fluidx.ir.opdef import OPS
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 92  # of a signature on one line
+FOUND_FIRST = "---\nsearch:\n  boost: 3\n---\n\n"  # a layer before the operator of its name
 WORDS = ("Shapes:", "Types:", "Raises")
 
 
@@ -38,11 +39,12 @@ def _all(module: str) -> tuple[str, tuple[str, ...]]:
 
 def _layers() -> dict[str, tuple[str, tuple[str, ...]]]:
     titles = {
-        "nn": "Networks", "conv": "Convolution and pooling", "norm": "Normalization", "math": "Arithmetic, reductions, activations",
-        "loss": "Losses", "metric": "Metrics", "tensor": "Tensors", "parts": "Parts of tensors", "selection": "Selection by values",
-        "compare": "Comparison and logic", "image": "Images", "recurrent": "Recurrent networks", "experts": "Mixtures of experts",
-        "control_flow": "Control flow", "if_else": "Rows by condition", "static_rnn": "Static recurrence", "arrays": "Arrays of variables",
-        "io": "Readers", "python": "Python functions", "mesh": "Placement among ranks",
+        "nn": "Products, embedding, attention", "conv": "Convolution and pooling", "norm": "Normalization",
+        "math": "Arithmetic, reductions, activations", "loss": "Losses", "metric": "Metrics", "tensor": "Tensors",
+        "parts": "Parts of tensors", "selection": "Selection by values", "compare": "Comparison and logic", "image": "Images",
+        "recurrent": "Recurrent networks", "experts": "Mixtures of experts", "control_flow": "Control flow", "if_else": "Rows by condition",
+        "static_rnn": "Static recurrence", "arrays": "Arrays of variables", "io": "Readers", "python": "Python functions",
+        "mesh": "Placement among ranks",
     }  # fmt: skip
     modules = {m.__name__.rpartition(".")[2]: m for m in fx.layers._MODULES}
     parts = {titles.get(name, name): ("fx.layers", tuple(modules[name].__all__)) for name in dict.fromkeys([*titles, *modules])}
@@ -55,7 +57,7 @@ PAGES = {
                             "default_startup_program", "name_scope", "device_guard", "unique_name.guard")),
         "Variables": ("fx", ("data", "Variable", "Parameter", "ParamAttr", "WeightNormParamAttr", "embedding", "one_hot")),
         "Gradients": ("fx", ("append_backward", "gradients")),
-    }, "tutorial.md"),
+    }, "[Tutorial](../tutorial.md)"),
     "layers": Page("Layers", "Functions that append operators to the default main program and give back their results.", _layers()),
     "nets": Page("Networks", "Several layers at once.", {"Networks": _all("fx.nets")}),
     "optimizer": Page("Optimizers", "`minimize(loss)` appends the backward pass and one update for each parameter.", {
@@ -63,7 +65,7 @@ PAGES = {
         "Mixed precision": _all("fx.mixed_precision"),
         "Gradient clipping": ("fx.clip", ("GradientClipByValue", "GradientClipByNorm", "GradientClipByGlobalNorm", "ErrorClipByValue",
                                           "set_gradient_clip")),
-    }, "precision.md"),
+    }),
     "initializer": Page("Initializers", "The first values of parameters.", {"Initializers": _all("fx.initializer")}),
     "regularizer": Page("Regularizers", "Weight decay as a term of gradients.", {
         "Regularizers": ("fx.regularizer", ("L1Decay", "L2Decay", "L1DecayRegularizer", "L2DecayRegularizer")),
@@ -74,30 +76,30 @@ PAGES = {
     "metrics": Page("Metrics", "Metrics over the batches of an epoch, kept in Python.", {"Metrics": _all("fx.metrics")}),
     "strategies": Page("Strategies", "Where parameters are updated, and what communication does it.", {
         "Strategies": _all("fx.transpiler.strategies"),
-    }, "strategies.md"),
+    }, "[Strategies](../strategies.md)"),
     "transpiler": Page("Transpiler", "From a program for one device to one program for each rank.", {
         "Transpiler": _all("fx.transpiler"),
         "Tuning": ("fx", ("tune",)),
         "Inference": ("fx", ("InferenceTranspiler",)),
-    }, "tutorial.md"),
+    }, "[Tutorial](../tutorial.md)"),
     "verify": Page("Verifier", "The proof that rank programs compute what the program for one device computes.", {
         "Verifier": _all("fx.verify"),
-    }, "verifier.md"),
+    }, "[Verifier](../verifier.md)"),
     "executor": Page("Executors", "Programs are run here, on one device or on many ranks.", {
         "Executors": _all("fx.executor"),
         "As in fluid 1.8": ("fx", ("CompiledProgram", "BuildStrategy", "ExecutionStrategy")),
         "Ranks": ("fx", ("rank", "world_size", "set_num_threads")),
-    }, "executor.md"),
+    }, "[Executor](../executor.md)"),
     "io": Page("Input and output", "Save and load programs and variables; read batches.", {
         "Input and output": _all("fx.io"),
         "Feeding": ("fx", ("DataFeeder",)),
-    }, "checkpoints.md"),
+    }, "[Checkpoints](../checkpoints.md)"),
     "checkpoint": Page("Checkpoints", "Checkpoints of ranks: a folder with a file for each rank.", {
         "Checkpoints": _all("fx.checkpoint"),
-    }, "checkpoints.md"),
-    "onnx": Page("ONNX", "ONNX models: read, run, trained and written.", {"ONNX": _all("fx.onnx")}, "onnx.md"),
-    "rewrite": Page("Rewrites", "Rewrites of a program for one device or one rank.", {"Rewrites": _all("fx.rewrite")}, "rewrites.md"),
-    "profiler": Page("Profiler", "Where the time of runs goes.", {"Profiler": _all("fx.profiler")}, "profiler.md"),
+    }, "[Checkpoints](../checkpoints.md)"),
+    "onnx": Page("ONNX", "ONNX models: read, run, trained and written.", {"ONNX": _all("fx.onnx")}, "[ONNX](../onnx.md)"),
+    "rewrite": Page("Rewrites", "Rewrites of a program for one device or one rank.", {"Rewrites": _all("fx.rewrite")}, "[Rewrites](../rewrites.md)"),
+    "profiler": Page("Profiler", "Where the time of runs goes.", {"Profiler": _all("fx.profiler")}, "[Profiler](../profiler.md)"),
     "view": Page("View", "Differences of programs, counts of communication, and drawings.", {"View": _all("fx.view")}),
     "testing": Page("Testing", "Tools for tests of operators, passes and programs of ranks.", {"Testing": _all("fx.testing")}),
     "errors": Page("Errors", "The exceptions that fluidx raises.", {
@@ -136,13 +138,14 @@ def _index() -> str:
 
 
 def _page(page: Page) -> str:
-    out = [f"# {page.title}\n\n{page.says}{f' Guide: [{page.guide[:-3].title()}](../{page.guide}).' if page.guide else ''}\n\n"]
+    out = [f"{FOUND_FIRST}# {page.title}\n\n{page.says}{f' Guide: {page.guide}.' if page.guide else ''}\n\n"]
     beside = [value for _, _, value in names(page)]
     groups: dict[str, dict[int, tuple[Any, list[str]]]] = {}
     for heading, full, value in names(page):
         groups.setdefault(heading, {}).setdefault(id(value), (value, []))[1].append(full)
     for heading, found in groups.items():
-        out.append(f"## {heading}\n\n")
+        if len(groups) > 1:
+            out.append(f"## {heading}\n\n")
         entries = [(value, _own_first(value, fulls)) for value, fulls in found.values()]
         elsewhere = page is PAGES["layers"] and heading == "Learning rates"  # the schedules have a page
         file = "lr_scheduler.md" if elsewhere else ""
@@ -169,9 +172,9 @@ def _doc(value: Any) -> str:
 
 
 def _first(doc: str) -> str:
-    """The first sentence, without its full stop."""
+    """The first sentence, without its full stop (an ellipsis stays)."""
     paragraph = " ".join(doc.split("\n\n")[0].split())
-    return re.split(r"(?<=[.:]) (?=[A-Z`\[])", paragraph)[0].rstrip(".:")
+    return re.sub(r"(?<!\.)[.:]$", "", re.split(r"(?<=[.:]) (?=[A-Z`\[])", paragraph)[0])
 
 
 def _entry(value: Any, fulls: list[str], beside: list[Any]) -> str:

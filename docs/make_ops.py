@@ -6,7 +6,7 @@ import inspect
 import re
 from fnmatch import fnmatch
 
-import fluidx.ops  # noqa: F401  (fills the registry)
+import fluidx.layers
 from fluidx.ir import At, Effect, Partial, ProgramError, Shard
 from fluidx.ir.opdef import OpDef, Required, all_ops
 from fluidx.testing.alone import in_onnx
@@ -65,13 +65,16 @@ HEAD = """\
 {count} operators. Each is one declaration (see [Design](design.md#add-an-operator)): this page, the builder method `b.name(...)`, the type
 check and the tests over all operators come from it. `fluidx ops NAME` prints one entry.
 
-How to read an entry: `op(X, Y?, Z*) → Out` takes one variable as X, may take one as Y, takes a list as Z. *Gradient* says whether
-`append_backward` can go through the operator. *Mixed precision* says what it works in there: in 16 bits, in what its operands come in, or,
-where nothing is said, in float32 (see [Precision and memory](precision.md)). *Access* says what it reads and writes, as it stands for the
-operator's own samples (at most three are shown); where operands may lie among ranks follows from that: see [Placements](placements.md),
-which explains the notation. *ONNX* names the operators that `fx.onnx.save` writes an operator with, one or several, as its own samples
-were written ([Operators of ONNX](onnx_ops.md)).
-An operator that communicates says instead what it does to the placement of its operand.
+How to read an entry:
+
+- `op(X, Y?, Z*) → Out`: X is one variable, Y may be left out, Z is a list of variables.
+- *Attributes* are written with their defaults; one without a default is written with its type.
+- *Gradient*: can `append_backward` go through the operator? *Mixed precision*: the dtype that it computes in there, if that is not float32
+  (see [Precision and memory](precision.md)).
+- *Access*: which elements it reads and writes, for at most three of its own samples; [Placements](placements.md) explains the notation. An
+  operator that communicates shows how it changes the placement of its operand instead.
+- *ONNX*: the operators that `fx.onnx.save` writes it with ([Operators of ONNX](onnx_ops.md)).
+- *Layer*: the function that appends it to a program.
 
 """
 
@@ -94,9 +97,9 @@ def page() -> str:
         groups.setdefault(kind_of(d), []).append(d)
     titles = [t for t in (*KINDS, "Others") if t in groups]
     out = [HEAD.format(count=sum(map(len, groups.values())))]
-    out.append(" · ".join(f"[{t}](#{_anchor(t)})" for t in titles) + "\n\n")
+    out.append(" · ".join(f"[{t}](#kind-{_anchor(t)})" for t in titles) + "\n\n")
     for title in titles:
-        out.append(f"## {title}\n\n")
+        out.append(f"## {title} {{ #kind-{_anchor(title)} }}\n\n")  # `softmax` is the operator
         out += [_entry(d) for d in groups[title]]
     return "".join(out).rstrip() + "\n"
 
@@ -106,18 +109,23 @@ def _anchor(title: str) -> str:
 
 
 def _entry(d: type[OpDef]) -> str:
-    lines = [f"### {d.name}\n", "\n", f"`{d.name}({', '.join(d.inputs)}) → {', '.join(d.outputs) or 'nothing'}`\n", "\n"]
+    lines = [f"### {d.name} {{ #{d.name} }}\n", "\n", f"`{d.name}({', '.join(d.inputs)}) → {', '.join(d.outputs) or 'nothing'}`\n", "\n"]
     lines.append(_doc(d) + "\n\n")
     if d.attrs:
-        lines.append("Attributes: " + ", ".join(f"`{name}={_default(v)}`" for name, v in d.attrs.items()) + "\n\n")
-    lines.append(f"Gradient: {'yes' if d.grad is not None else 'no'}{_precision(d)} · {_access(d)}{_onnx(d)}\n\n")
+        lines.append("- Attributes: " + ", ".join(f"`{name}{_default(v)}`" for name, v in d.attrs.items()) + "\n")
+    lines.append(f"- Gradient: {'yes' if d.grad is not None else 'no'}{_precision(d)}\n- {_access(d)}\n{_onnx(d)}{_layer(d)}\n")
     return "".join(lines)
 
 
 def _onnx(d: type[OpDef]) -> str:
     """The operators that its samples are written with."""
     found = ", ".join(f"[{name}](onnx_ops.md)" for name in in_onnx(d.name))
-    return f" · ONNX: {found}" if found else ""
+    return f"- ONNX: {found}\n" if found else ""
+
+
+def _layer(d: type[OpDef]) -> str:
+    """The layer of this name."""
+    return f"- Layer: [`fx.layers.{d.name}`](api/layers.md#{d.name})\n" if d.name in fluidx.layers.__all__ else ""
 
 
 def _precision(d: type[OpDef]) -> str:
@@ -125,7 +133,7 @@ def _precision(d: type[OpDef]) -> str:
     if d.grad is None or d.move is not None or d.abstract:
         return ""
     said = {"half": "16 bits", "any": "what comes"}.get(d.in_mixed_precision())
-    return f" · Mixed precision: {said}" if said else ""
+    return f". Mixed precision: {said}" if said else ""
 
 
 def _doc(d: type[OpDef]) -> str:
@@ -141,11 +149,12 @@ def _doc(d: type[OpDef]) -> str:
 
 
 def _default(value: object) -> str:
+    """What stands behind the name of an attribute: its default, or the type of one that has none."""
     if isinstance(value, Required):
-        return f"required {value.type.__name__}"
+        return f": {value.type.__name__}"
     if isinstance(value, tuple):
-        return "[" + ", ".join(map(repr, value)) + "]"
-    return repr(value)
+        return "=[" + ", ".join(map(repr, value)) + "]"
+    return f"={value!r}"
 
 
 def _access(d: type[OpDef]) -> str:

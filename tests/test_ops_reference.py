@@ -20,7 +20,7 @@ def make_ops():
 
 
 def test_the_page_has_every_operator_once(make_ops):
-    assert sorted(re.findall("^### (.+)$", make_ops.page(), re.MULTILINE)) == sorted(d.name for d in make_ops.declared())
+    assert sorted(re.findall(r"^### .+ \{ #(\w+) \}$", make_ops.page(), re.MULTILINE)) == sorted(d.name for d in make_ops.declared())
 
 
 def test_every_operator_stands_under_a_heading(make_ops):

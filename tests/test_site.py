@@ -1,6 +1,7 @@
 """The documentation as it is built: every page in a browser, wide and narrow, light and dark."""
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -68,6 +69,22 @@ def test_what_is_copied_has_the_lines_of_the_page(site, browser):
     })"""
     blocks = browser.run(copied)
     assert blocks and [a for a, b in blocks if a != b] == []
+
+
+def test_a_session_in_python_is_copied_without_prompts_and_answers(site, browser):
+    browser.open(site / "api" / "layers.html")
+    copied = """(() => {
+      const code = [...document.querySelectorAll("pre > code")].find((e) => e.textContent.includes(">>> "));
+      code.setAttribute("data-md-copying", "");
+      return code.innerText;
+    })()"""
+    compile(browser.run(copied), "copied", "exec")
+
+
+def test_the_search_knows_every_layer(site):
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    found = {doc["location"] for doc in index["docs"]}
+    assert [name for name in fx.layers.__all__ if not {f"api/{page}.html#{name}" for page in ("layers", "lr_scheduler")} & found] == []
 
 
 def test_only_pages_are_published(site):
