@@ -98,7 +98,9 @@ PAGES = {
         "Checkpoints": _all("fx.checkpoint"),
     }, "[Checkpoints](../checkpoints.md)"),
     "onnx": Page("ONNX", "ONNX models: read, run, trained and written.", {"ONNX": _all("fx.onnx")}, "[ONNX](../onnx.md)"),
-    "rewrite": Page("Rewrites", "Rewrites of a program for one device or one rank.", {"Rewrites": _all("fx.rewrite")}, "[Rewrites](../rewrites.md)"),
+    "rewrite": Page("Rewrites", "Rewrites of a program for one device or one rank.", {
+        "Rewrites": _all("fx.rewrite"),
+    }, "[Rewrites](../rewrites.md)"),
     "profiler": Page("Profiler", "Where the time of runs goes.", {"Profiler": _all("fx.profiler")}, "[Profiler](../profiler.md)"),
     "view": Page("View", "Differences of programs, counts of communication, and drawings.", {"View": _all("fx.view")}),
     "testing": Page("Testing", "Tools for tests of operators, passes and programs of ranks.", {"Testing": _all("fx.testing")}),
