@@ -10,10 +10,13 @@ from . import limits
 from .check import all_graphs, readable, supported, valid
 from .errors import OnnxError, need_onnx
 from .form import NEWEST, check_form, domain_of, opsets_of, with_one_opset
+from .kinds import looks_like
 from .old import brought_up, show
 from .outside import load_outside, outside
 from .values import dense_of
 
+_MOST_BYTES = 2**31  # of a file: what protobuf reads
+_BEGINNING = 4096  # bytes that tell what a larger file is
 _DEEPEST = 64  # calls of functions in functions
 OPSET_8 = "fluidx.opset8"  # the domain that Scan of opset 8 gets: it has a batch, which the converter takes away, and the data with it
 
@@ -54,22 +57,43 @@ def parsed(source: Any) -> Any:
         data = bytes(source)
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        try:
-            data = path.read_bytes()
-        except OSError as e:
-            raise OnnxError(f"cannot read {path}: {e.strerror}") from None
+        data = _content(path)
     else:
         raise OnnxError(f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}: {source!r:.80}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
+        why = "" if model.HasField("graph") else "it has no graph"
     except DecodeError as e:
-        raise OnnxError(f"{path or 'the bytes'}: not an ONNX model, or a truncated one ({e})") from None
-    if not model.HasField("graph"):
-        raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: it has no graph")
+        why = f"it is damaged or cut, or of another kind ({e}); download or export it again"
+    if why:
+        kind = looks_like(data, len(data), path)
+        raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: {f'it looks like {kind}' if kind else why}")
     if path is not None:
         load_outside(model, path)
     return model
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file of at most 2 GB, which is what a model may have: larger weights lie in files beside it."""
+    try:
+        if path.is_dir():
+            inside = sorted(p.name for p in path.glob("*.onnx"))
+            has = f"it holds {', '.join(inside[:5])}" if inside else "there is no .onnx file in it"
+            raise OnnxError(f"{path} is a folder, and a model is a file; {has}")
+        if path.exists() and not path.is_file():
+            raise OnnxError(f"{path} is a pipe or a device, and a model is a file")
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            data = stream.read(size if size <= _MOST_BYTES else _BEGINNING)
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        name = str(path).replace("\0", "\\0")
+        raise OnnxError(f"cannot read {name}: {e.strerror if isinstance(e, OSError) else e}") from None
+    if size > _MOST_BYTES:
+        kind = looks_like(data, size, path)
+        what = f"it looks like {kind}" if kind else "its weights have to lie in files beside it: onnx.save(..., save_as_external_data=True)"
+        raise OnnxError(f"{path}: not an ONNX model, which has at most 2 GB: {what}")
+    return data
 
 
 def _with_dense(model: Any) -> Any:
