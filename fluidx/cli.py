@@ -161,7 +161,7 @@ def run(
 @click.option("--steps", type=click.IntRange(1), help="Measure only this many runs of each program, the first ones.")
 @click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks; with threads, the default of fx.cpu_places().")
 @click.option("--backend", type=click.Choice(_BACKENDS[:3]), default="threads", show_default=True, help="How ranks run.")
-@click.option("--by", type=click.Choice(["op", "operator"]), default="op", show_default=True, help="A table of kinds, or of operators.")
+@click.option("--by", type=click.Choice(["op", "operator"]), default="op", show_default=True, help="Lines: operator types, or operators.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number of lines in the table.")
 @click.argument("script", type=_script)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)

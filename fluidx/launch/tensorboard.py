@@ -24,7 +24,7 @@ class Events:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as e:
-            raise ExecutionError(f"its files are written with the package tensorboard: {e}; {install('tensorboard')}") from e
+            raise ExecutionError(f"this needs the package tensorboard: {e}; {install('tensorboard')}") from e
         self._event, self._session, self._summary = event_pb2.Event, event_pb2.SessionLog, summary_pb2.Summary
         self._open = lambda where: EventFileWriter(str(where), flush_secs=_SOON)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the commands `fluidx onnx info | check | run` say and do."""
+"""The commands `fluidx onnx info`, `check` and `run`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def info(path: str, whole: bool = False) -> str:
     graph = model.graph
     given = initialized(graph)
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets_of(model).items())
-    written = f" by {model.producer_name} {model.producer_version}".rstrip() if model.producer_name else ""
-    lines = [f"{graph.name or 'a graph without name'}: IR {model.ir_version}, opset {opsets}, written{written or ' by nobody who says so'}"]
+    written = f"{model.producer_name} {model.producer_version}".rstrip() if model.producer_name else "an unknown tool"
+    lines = [f"{graph.name or 'a graph without a name'}: IR {model.ir_version}, opset {opsets}, written by {written}"]
     lines += [f"  input   {_value(i)}" for i in graph.input if i.name not in given]
     lines += [f"  output  {_value(o)}" for o in graph.output]
     elements = sum(int(np.prod(t.dims, dtype=np.int64)) for t in graph.initializer)
@@ -51,7 +51,7 @@ def _weights(model: Any, whole: bool) -> list[str]:
         lines = [f"  {shared}"] if shared else []
     except OnnxError:
         graph, parameters = model.graph, None
-        lines = ["  it is no program to train; fluidx onnx check says why"]
+        lines = ["  the model cannot be trained; fluidx onnx check gives the reason"]
     roles = described(graph, parameters)
     for trained, title in ((True, "trained"), (False, "not trained")):
         some = [r for r in roles if r.trained == trained and (parameters is not None or not trained)]
@@ -66,10 +66,10 @@ def _weights(model: Any, whole: bool) -> list[str]:
 
 
 def operators(domain: str | None = None) -> str:
-    """The operators that fluidx takes, a line each: domain, name, how it is done, versions. Raises OnnxError for a domain without any."""
+    """The supported operators, a line each: domain, name, how it is implemented, versions. Raises OnnxError for a domain without any."""
     rows = known(domain)
     if not rows:
-        raise OnnxError(f"fluidx takes no operator of domain {domain!r}; there are: {', '.join(sorted({k.domain for k in known()}))}")
+        raise OnnxError(f"fluidx supports no operator of domain {domain!r}; there are: {', '.join(sorted({k.domain for k in known()}))}")
     places, names = (max(len(k[i]) for k in rows) for i in (0, 1))
     return "\n".join(f"{k.domain:{places}}  {k.name:{names}}  {k.how:9}  {' '.join(map(str, k.versions)) or '-'}" for k in rows)
 
@@ -103,15 +103,15 @@ def _dtype(code: int) -> str:
 
 
 def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
-    """Say whether fluidx takes a model; raises OnnxError with the reason where not."""
+    """Report whether fluidx can run and train a model; raises OnnxError with the reason if it cannot run it."""
     read(path, strict=True)
-    said = "valid, and fluidx has every operator of it"
+    said = "valid, and all operators are supported"
     try:
         model = load(path, shapes)
     except OnnxError as e:
         if shapes:
-            raise OnnxError(f"{path}: {said}, and with these shapes it is no program: {e}") from None
-        return f"{path}: {said}\n  fx.onnx.session takes it, and it is no program to train: {e}"
+            raise OnnxError(f"{path}: {said}, but with these shapes it cannot be converted: {e}") from None
+        return f"{path}: {said}\n  fx.onnx.session runs it, but it cannot be trained: {e}"
     program, shared = model.program, sharing(model.proto.graph, model.trained_names)
     cut = next((f"; on one device, as op {op.type} {why.does}" for op, why in cutting(program)), "")
     trained = "; it can be trained" if program.all_parameters() else ""

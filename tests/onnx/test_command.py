@@ -31,7 +31,7 @@ def fluidx(*args):
 def test_info_lists_what_is_in_a_model(file):
     assert fluidx("info", file) == (
         0,
-        "small: IR 9, opset ai.onnx 18, written by nobody who says so\n"
+        "small: IR 9, opset ai.onnx 18, written by an unknown tool\n"
         "  input   x: float32[n,2]\n  output  y: float32[n,2]\n  1 initializers of 2 elements, 2 nodes\n        1  Mul\n        1  Relu\n"
         "  trained: 1 of 1, 2 elements\n    w: float32[2]  Mul\n",
     )
@@ -78,7 +78,7 @@ def test_info_lists_so_many_weights_and_all_on_demand(tmp_path):
 def test_check_says_whether_a_model_can_be_trained(file):
     assert fluidx("check", file) == (
         0,
-        f"{file}: valid, and fluidx has every operator of it\n  as a program: 2 operators, 1 parameters; it can be trained\n",
+        f"{file}: valid, and all operators are supported\n  as a program: 2 operators, 1 parameters; it can be trained\n",
     )
     file.write_bytes(file.read_bytes()[:-20])
     code, said = fluidx("check", file)
@@ -173,7 +173,7 @@ def test_a_type_that_does_not_exist_is_told(feeds, file, command):
 
 def test_check_refuses_shapes_that_do_not_fit(file):
     code, said = fluidx("check", file, "--shapes", "z=1x2")
-    assert code == 1 and "with these shapes it is no program: shapes names 'z'; the inputs are: x" in said
+    assert code == 1 and "with these shapes it cannot be converted: shapes names 'z'; the inputs are: x" in said
 
 
 def test_values_that_are_no_tensors_are_listed_and_run(tmp_path):

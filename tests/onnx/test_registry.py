@@ -62,7 +62,7 @@ def test_the_command_lists_one_domain():
     assert said[::4] == ["ai.onnx.preview.training"] * 4
     refused = CliRunner().invoke(main, ["onnx", "ops", "--domain", "org.nobody"])
     assert refused.exit_code == 1
-    assert "fluidx takes no operator of domain 'org.nobody'; there are: ai.onnx, ai.onnx.ml" in refused.output
+    assert "fluidx supports no operator of domain 'org.nobody'; there are: ai.onnx, ai.onnx.ml" in refused.output
 
 
 def test_an_operator_of_a_users_domain_is_loaded_trained_and_run(own):
