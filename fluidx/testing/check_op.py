@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from .. import native
-from ..ir import ANY, Builder, Effect, OpDef, Program, ProgramError, Role, Sample, TensorType, Variable, opdef
+from ..ir import ANY, Builder, Effect, OpDef, Program, ProgramError, Role, Sample, TensorType, opdef
 from ..ir.dtypes import HALVES, np_dtype
 from ..ops import kernels
 from .numeric_grad import numeric_grad
 from .reference import interpret, run_op, type_of
 from .rows import check_rows
+
+_FAR = 200.0  # float32 has no exp of it, float64 has
 
 
 def check_op(op: str | type[OpDef]) -> None:
@@ -23,7 +25,8 @@ def check_op(op: str | type[OpDef]) -> None:
     every body in the table of kernels gives the kernel's values, and so does a result in the memory of an input that `inplace` allows;
     of 16-bit floats each body makes what it makes of them as float32, rounded;
     the gradient that `fluidx.backward` writes agrees with central differences through every output but those for which the op says "op
-    NAME has a gradient through ... only"; the program text reads back to an equal program; attributes that are not declared are refused.
+    NAME has a gradient through ... only", and is finite where an input is 200 or -200 and the differences are; the program text
+    reads back to an equal program; attributes that are not declared are refused.
     Every row of the access pattern holds when it is executed (rows). Ops that need ranks, or run sub-blocks, are checked as far as one
     rank without blocks goes.
     """
@@ -72,6 +75,7 @@ class _Check:
         self.check_halves()
         if self.definition.grad is not None and self.sample.grad != ():
             self.check_grad(result)
+            self.check_far()
 
     # -- types --------------------------------------------------------------------------------------------------------------
 
@@ -174,48 +178,71 @@ class _Check:
                         yield i, k, f"{slot.name}[{k}]" if slot.many else slot.name
 
     def check_grad(self, result: list[Any]) -> None:
-        from ..backward import gradients
-
         wanted = list(self.wanted())
         if not wanted:
             return
         checked = 0
-        for which, value in enumerate(result):
-            for member, y in enumerate(_flat([value])):
-                if not type_of(y).is_float:
-                    continue
-                weights = np.random.default_rng(which + 10 * member).uniform(0.5, 1.5, y.shape).astype(y.dtype)
-                program, ins, outs = self.build(self.args)
-                target = _flat([outs[which]])[member]
-                w = program.global_block().create_var("weights", y.shape, y.dtype.name, is_data=True)
-                sources = [_flat([ins[i]])[k] for i, k, _ in wanted]
-                with program.role_guard(Role.BACKWARD):
-                    try:
-                        grads = gradients([target], sources, [w])
-                    except ProgramError as e:
-                        if not str(e).startswith(f"op {self.definition.name} has a gradient through"):
-                            self.fail(f"the gradient through {self.definition.outputs[which]}", "one", f"ProgramError: {e}")
-                        continue
-                feed = {"weights": weights}
-                for v, a in zip(_flat(ins), _flat(self.args), strict=True):
-                    feed[v.name] = a
-                env = interpret(program, feed)
-                checked += 1
-                for (i, k, name), g in zip(wanted, grads, strict=True):
-                    self.compare(i, k, f"{name} through {self.definition.outputs[which]}", g, env, which, member, weights)
+        for which, member, y in _floats(result):
+            weights = np.random.default_rng(which + 10 * member).uniform(0.5, 1.5, y.shape).astype(y.dtype)
+            found = self.gradients(self.args, wanted, which, member, weights)
+            if found is None:
+                continue
+            checked += 1
+            for (i, k, name), g in zip(wanted, found, strict=True):
+                self.compare(i, k, f"{name} through {self.definition.outputs[which]}", g, which, member, weights)
         if not checked:
             self.fail("the gradient", "one through at least one output", "none")
 
-    def compare(self, i: int, k: int, name: str, grad: Variable | None, env: Any, which: int, member: int, weights: np.ndarray) -> None:
-        args, eps = self.widened()
+    def gradients(self, args: list[Any], wanted: list[tuple[int, int, str]], which: int, member: int, weights: np.ndarray) -> Any:
+        """By each of the `wanted` inputs, the gradient of an output times weights, None where it does not depend on it. None where the op
+        has no gradient through that output."""
+        from ..backward import gradients
+
+        program, ins, outs = self.build(args)
+        w = program.global_block().create_var("weights", weights.shape, weights.dtype.name, is_data=True)
+        sources = [_flat([ins[i]])[k] for i, k, _ in wanted]
+        with program.role_guard(Role.BACKWARD):
+            try:
+                grads = gradients([_flat([outs[which]])[member]], sources, [w])
+            except ProgramError as e:
+                if not str(e).startswith(f"op {self.definition.name} has a gradient through"):
+                    self.fail(f"the gradient through {self.definition.outputs[which]}", "one", f"ProgramError: {e}")
+                return None
+        feed = {v.name: a for v, a in zip(_flat(ins), _flat(args), strict=True)}
+        env = interpret(program, {"weights": weights, **feed})
+        return [None if g is None else env[g.name] for g in grads]
+
+    def check_far(self) -> None:
+        """Far from 0 exp overflows in float32: what a gradient multiplies by 0 there may be infinite, and then it is NaN."""
+        for i, k, name in self.wanted():
+            for far in ([_FAR], [-_FAR], [_FAR, -_FAR]):
+                args = _copy(self.args)
+                x = args[i][k] if isinstance(args[i], list) else args[i]
+                x[...] = np.resize(far, x.shape)
+                for which, member, y in _floats(run_op(self.definition, args, self.attrs)):
+                    ones = np.ones(y.shape, y.dtype)
+                    found = self.gradients(args, [(i, k, name)], which, member, ones)
+                    if found is None or found[0] is None:
+                        continue
+                    for index in np.argwhere(~np.isfinite(found[0].astype("float64")))[:8]:
+                        want = self.slope(args, i, k, which, member, tuple(index)).astype(x.dtype)
+                        if np.isfinite(want):
+                            at = f"the gradient of {name} through {self.definition.outputs[which]} where {name} is {far}"
+                            self.fail(f"{at} (choose with where, do not multiply by 0)", want, found[0][tuple(index)])
+
+    def slope(self, given: list[Any], i: int, k: int, which: int, member: int, index: tuple[int, ...]) -> np.float64:
+        """The central difference of the sum of an output by one element, whose terms are subtracted first: some may be huge."""
+        args, eps = self.widened(given)
         x = args[i][k] if isinstance(args[i], list) else args[i]
+        made, middle, step = [], x[index], eps * abs(x[index])
+        for x[index] in (middle + step, middle - step):
+            made.append(np.asarray(_flat([run_op(self.definition, args, self.attrs)[which]])[member], np.float64))
+        with np.errstate(all="ignore"):
+            return (made[0] - made[1]).sum() / (2 * step)
 
-        def value(_: np.ndarray) -> float:
-            y = _flat([run_op(self.definition, args, self.attrs)[which]])[member]
-            return float((np.asarray(y, np.float64) * weights).sum())
-
-        want = numeric_grad(value, x, eps)
-        found = np.zeros(x.shape) if grad is None else np.asarray(env[grad.name], np.float64)
+    def compare(self, i: int, k: int, name: str, grad: Any, which: int, member: int, weights: np.ndarray) -> None:
+        want = self.differences(self.args, i, k, which, member, weights)
+        found = np.zeros(want.shape) if grad is None else np.asarray(grad, np.float64)
         if found.shape != want.shape:
             self.fail(f"the shape of the gradient of {name}", want.shape, found.shape)
         scale = max(1.0, float(np.abs(want).max(initial=0)))
@@ -223,18 +250,29 @@ class _Check:
         if not error <= self.sample.tolerance * scale:
             self.fail(f"the gradient of {name} (by central differences, off by {error:.3g})", want, found)
 
-    def widened(self) -> tuple[list[Any], float]:
+    def differences(self, given: list[Any], i: int, k: int, which: int, member: int, weights: np.ndarray) -> np.ndarray:
+        """The gradient by central differences."""
+        args, eps = self.widened(given)
+        x = args[i][k] if isinstance(args[i], list) else args[i]
+
+        def value(_: np.ndarray) -> float:
+            y = _flat([run_op(self.definition, args, self.attrs)[which]])[member]
+            return float((np.asarray(y, np.float64) * weights).sum())
+
+        return numeric_grad(value, x, eps)
+
+    def widened(self, given: list[Any]) -> tuple[list[Any], float]:
         """The arguments with floats as float64 and a step that fits; as they are, with a coarse step, where the op takes no float64."""
 
         def widen(a: Any) -> Any:
             return a.astype("float64") if type_of(a).is_float else a.copy()
 
-        args = [[widen(v) for v in a] if isinstance(a, list) else None if a is None else widen(a) for a in self.args]
+        args = [[widen(v) for v in a] if isinstance(a, list) else None if a is None else widen(a) for a in given]
         try:
             run_op(self.definition, args, self.attrs)
             return args, 1e-5
         except ProgramError:
-            return _copy(self.args), 1e-2
+            return _copy(given), 1e-2
 
     # -- text -----------------------------------------------------------------------------------------------------------------
 
@@ -243,6 +281,14 @@ class _Check:
         again = Program.parse_from_string(text, program.constants())
         if again != program:
             self.fail("the program text read back", text, str(again))
+
+
+def _floats(result: list[Any]) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(number of the output slot, position in its list, array) of the results that are floats."""
+    for which, value in enumerate(result):
+        for member, y in enumerate(_flat([value])):
+            if type_of(y).is_float:
+                yield which, member, y
 
 
 def _flat(items: list[Any]) -> list[Any]:

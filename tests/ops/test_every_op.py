@@ -9,9 +9,12 @@ import pytest
 import fluidx.ops
 from fluidx import native
 from fluidx.ir import OPS, Effect, OpDef, ProgramError, Sample, all_ops
+from fluidx.ops import expr as ex
+from fluidx.ops.elementwise.declare import elementwise
 from fluidx.ops.expr.native import bind_native
 from fluidx.ops.expr.nodes import trace
 from fluidx.testing import check_op
+from fluidx.testing.reference import run_op
 from fluidx.testing.rows import thin_factors
 from tests.each import each
 
@@ -169,3 +172,37 @@ def test_check_op_runs_the_rows_of_the_pattern():
     check_op(wrong(pattern="* -> * | L(0) U(0)"))
     with pytest.raises(AssertionError, match="wrong_double, sample 0 .*row 'monotone in 0"):
         check_op(wrong(pattern="* -> * | D(0)"))
+
+
+def _celu(xp, x, *, out):
+    out[...] = xp.maximum(x, 0) + xp.minimum(xp.expm1(x), 0)
+
+
+def _slope_by_masks(b, op, g):
+    """1 above 0 and exp(X) below it, as a sum of products with masks."""
+    x = op["X"]
+    zero = b.scale(x, scale=0.0)
+    above, below = (b.cast(compared(x, zero), dtype=x.dtype) for compared in (b.greater_than, b.less_equal))
+    return b.elementwise_mul(g, b.elementwise_add(above, b.elementwise_mul(below, b.exp(x))))
+
+
+def _slope_by_choice(b, op, g):
+    x = op["X"]
+    return b.where(b.greater_than(x, b.scale(x, scale=0.0)), g, b.elementwise_mul(g, b.exp(x)))
+
+
+def test_a_gradient_that_multiplies_infinity_by_0_is_refused():
+    """celu is smooth, and on samples near 0 both gradients are right."""
+    samples = staticmethod(lambda: iter([Sample.of(np.float32([[-1, 2], [0.5, -3]]))]))
+    check_op(wrong(kernel=staticmethod(_celu), grad=staticmethod(_slope_by_choice), samples=samples))
+    with pytest.raises(AssertionError, match=r"the gradient of X through Out where X is \[200.0\] .*: expected 1.0.*, found nan"):
+        check_op(wrong(kernel=staticmethod(_celu), grad=staticmethod(_slope_by_masks), samples=samples))
+
+
+def test_a_derived_gradient_chooses_between_branches():
+    """The obvious celu: exp overflows where the first branch counts."""
+    op = elementwise("obvious_celu", lambda x: ex.max(x, 0) + ex.min(ex.exp(x) - 1, 0), kinks=(0,), doc="max(X, 0) + min(exp(X) - 1, 0).")
+    check_op(op)
+    x = np.float32([200, -200, 3e38, -3e38, -1])
+    (slope,) = run_op(OPS["obvious_celu_grad"], [x, np.ones_like(x)], {})
+    np.testing.assert_allclose(slope, np.float32([1, 0, 1, 0, np.exp(-1)]), 1e-6)
