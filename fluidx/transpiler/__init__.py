@@ -2,6 +2,7 @@
 
 from ..fluid_names import module_getattr
 from . import strategies
+from .algorithms import register
 from .cluster import Cluster, Mesh
 from .config import DistributeTranspilerConfig
 from .fluid import HashName, RoundRobin, memory_optimize, release_memory
@@ -20,6 +21,7 @@ __all__ = [
     "RoundRobin",
     "Strategy",
     "memory_optimize",
+    "register",
     "release_memory",
     "skip",
     "strategies",

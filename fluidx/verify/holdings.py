@@ -16,10 +16,11 @@ from .values import EMPTY, UNDEFINED, Values
 
 
 class Holdings:
-    """The variables of block 0 of all ranks. `started`: the state with which they begin; None for startup, which begins with none."""
+    """The variables of block 0 of all ranks. `started`: the state with which they begin; None for startup, which begins with none.
+    `depth`: in how many blocks of the ranks' programs it stands; rounds of loops are told by it."""
 
-    def __init__(self, values: Values, declared: Declared, started: Started | None):
-        self.values, self.declared, self.started = values, declared, started
+    def __init__(self, values: Values, declared: Declared, started: Started | None, depth: int = 0):
+        self.values, self.declared, self.started, self.depth = values, declared, started, depth
         self.table, self.mesh, self.n = values.table, values.mesh, declared.n
         self.shared: dict[str, int] = {}
         self.own: dict[str, dict[int, int]] = {}  # what some ranks hold under a name, where not all hold the same
@@ -208,11 +209,10 @@ class Holdings:
 class Together:
     """Block 0, for all ranks together."""
 
-    depth = 0
     rank = None
 
     def __init__(self, held: Holdings):
-        self.held = held
+        self.held, self.depth = held, held.depth
         self.signature = held.declared.of_first().__getitem__
 
     def read(self, name: str) -> int:
@@ -239,10 +239,8 @@ class Together:
 class Alone:
     """Block 0, for one rank."""
 
-    depth = 0
-
     def __init__(self, held: Holdings, rank: int):
-        self.held, self.rank = held, rank
+        self.held, self.rank, self.depth = held, rank, held.depth
 
     def signature(self, name: str) -> Signature:
         return self.held.declared.signature(name, self.rank)

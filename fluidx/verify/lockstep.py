@@ -49,7 +49,7 @@ class World:
         self.mesh, self.table, self.programs, self.n, self.twins = mesh, values.table, programs, len(programs), twins
         self.declared = Declared(mesh, values.table, programs, twins, single)
         self.said = Programs(programs, twins, values.table, kept)
-        self.held = Holdings(values, self.declared, started)
+        self.held: Holdings = Holdings(values, self.declared, started, 0 if outside is None else outside.held.depth + 1)
         self.kinds: Kinds = Kinds(mesh, values.table, loose, single) if outside is None else outside.kinds
         self.operators: Operators = Operators(values, self.kinds) if outside is None else outside.operators
         self.control = Control(self.operators, self._inner, single)

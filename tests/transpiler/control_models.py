@@ -17,7 +17,7 @@ Layers = tuple[Any, ...]  # of plain data, so that a failure prints what to buil
 
 PLAIN = ("fc", "cut fc", "scale", "mean", "centred", "largest", "dropout", "parameter")
 plain = st.sampled_from(PLAIN)
-DECIDES = ("flag", "loss so far")
+DECIDES = ("flag", "size")
 
 
 def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -76,7 +76,7 @@ def _layer(layer: Any, h: Any, flag: Any) -> Any:
         case "parameter":
             return L.matmul(h, L.create_parameter([WIDTH, WIDTH], D))
         case ("cond", decides, then, otherwise):
-            pred = flag if decides == "flag" else L.mean(h) > 0.0
+            pred = flag if decides == "flag" else L.mean(L.square(h)) > 0.3
             return L.cond(pred, lambda: _layers(then, h, flag), lambda: _layers(otherwise, h, flag))
         case ("loop", rounds, body):
             i, n = L.fill_constant([1], "int64", 0), L.fill_constant([1], "int64", rounds)

@@ -50,13 +50,19 @@ def test_explain_says_why_a_collective_in_a_loop_stays_whole():
     "recipe",
     [
         (("cond", "flag", ("mean", "fc"), ("scale",)),),
-        (("cond", "flag", (("cond", "loss so far", ("fc", "mean"), ("centred",)),), ("scale",)),),
+        (("cond", "flag", (("cond", "size", ("fc", "mean"), ("centred",)),), ("scale",)),),
         (("loop", 2, ("mean", "parameter")),),
     ],
     ids=["branch", "nested", "loop"],
 )
 def test_trainers_may_meet_in_blocks_beside_servers(recipe, strategy, algorithm):
     assert agree(model(recipe), strategy(2, algorithm=algorithm), 2)
+
+
+@pytest.mark.parametrize("algorithm", ["star", "double_binary_tree"])
+def test_a_loop_in_a_branch_that_sends_messages_is_the_loop_of_one_device(algorithm):
+    recipe = (("cond", "flag", ("fc",), (("loop", 2, ("fc",)), "centred")),)
+    assert agree(model(recipe), S.data_parallel(algorithm=algorithm), 2)
 
 
 @pytest.mark.parametrize("strategy", [S.data_parallel, S.zero1, S.zero3, S.fsdp], ids=lambda s: s.__name__)

@@ -10,8 +10,8 @@ import fluidx as fx
 from fluidx.ir import Program, ProgramPair
 from fluidx.ir.errors import TranspileError, VerifyError
 from fluidx.testing import run_ranks
-from fluidx.testing.models import integer_mlp, train_ranks, train_single
-from fluidx.transpiler.algorithms import ALGORITHMS, algorithm, schedule
+from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_single
+from fluidx.transpiler.algorithms import ALGORITHMS, Algorithm, Transfer, able, algorithm, backwards, schedule
 from fluidx.transpiler.specialize import Specializer
 from fluidx.verify import verify_ranks
 
@@ -249,3 +249,55 @@ def test_a_hierarchy_needs_hosts():
     t = fx.DistributeTranspiler(fx.strategies.data_parallel(hierarchical=True))
     with pytest.raises(TranspileError, match="hierarchical=True needs several hosts"):
         t.transpile(program=model.main, startup_program=model.startup, trainers=4)
+
+
+class Doubled(Algorithm):
+    """Sends everything to rank 0 and back; a wrong one adds what comes a second time."""
+
+    name = "doubled"
+    gathers = True
+    times = 1
+
+    def all_reduce(self, n):
+        up = tuple(Transfer(k, 0, 0, 1, True) for k in range(1, n))
+        return (up,) * self.times + backwards((up,))
+
+
+@pytest.fixture
+def own_algorithm():
+    yield fx.transpiler.register
+    ALGORITHMS.pop(Doubled.name, None)
+
+
+def test_an_algorithm_takes_the_place_of_the_one_that_had_its_name(own_algorithm):
+    class Twice(Doubled):
+        times = 2
+
+    model = classifier()
+
+    def proved():
+        t = fx.DistributeTranspiler(fx.strategies.data_parallel(algorithm="doubled"))
+        return t.transpile(program=model.main, startup_program=model.startup, trainers=3).verify()
+
+    own_algorithm(Doubled())
+    assert proved().messages
+    own_algorithm(Twice())
+    with pytest.raises(fx.VerifyError):
+        proved()
+    own_algorithm(Doubled())
+    assert proved().messages
+    assert not able("doubled", "reduce", 3)
+
+
+def test_what_is_no_algorithm_is_not_registered(own_algorithm):
+    class Rival(Doubled):
+        name = "ring"
+
+    class Auto(Doubled):
+        name = "auto"
+
+    for wrong, said in ((Rival(), "own algorithms; give .* another name"), (Auto(), 'not "auto"'), (Doubled, "an instance of a subclass")):
+        with pytest.raises(fx.TranspileError, match=said):
+            own_algorithm(wrong)
+    with pytest.raises(fx.TranspileError, match=r"fx.transpiler.register it, and write algorithm='doubled'"):
+        fx.strategies.data_parallel(algorithm=Doubled())

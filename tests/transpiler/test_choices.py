@@ -81,3 +81,26 @@ def test_the_balance_that_a_transpiler_reports(trainers):
     assert reported("zero1") <= 1.1  # cuts of an axis, nearly even
     # parameters of 768, 320, 64 and 5 elements: one of four ranks has the largest
     assert reported("reduce_broadcast") == pytest.approx(768 * 4 / (768 + 320 + 64 + 5))
+
+
+def test_a_choice_for_a_parameter_that_is_not_there_is_refused():
+    class Named:
+        def __init__(self, **places):
+            self.places = places
+
+        def entries(self, params, group, ranks):
+            return {n.replace("__", "."): e for n, e in self.places.items()}
+
+        def __repr__(self):
+            return "Named()"
+
+    def transpile(**places):
+        model = classifier()
+        strategy = fx.transpiler.strategy("named", Named(**places))
+        return fx.DistributeTranspiler(strategy).transpile(program=model.main, startup_program=model.startup, trainers=2)
+
+    transpile(fc_0__w_0=At(1, "dp")).verify()
+    with pytest.raises(fx.TranspileError, match=r"Named\(\) places 'fc_0.w', and there is no such parameter; did you mean 'fc_0.w_0'\?"):
+        transpile(fc_0__w=At(1, "dp"))
+    with pytest.raises(fx.TranspileError, match=r"there are: fc_0.b_0, fc_0.w_0, fc_1.b_0, fc_1.w_0"):
+        transpile(table=At(1, "dp"))

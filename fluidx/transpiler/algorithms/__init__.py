@@ -10,7 +10,7 @@ from ...ir.errors import TranspileError, nearest
 from .double_binary_tree import DoubleBinaryTree
 from .recursive import HalvingDoubling, RecursiveDoubling
 from .ring import Ring
-from .schedule import Algorithm, Refused, Rounds, Transfer
+from .schedule import Algorithm, Refused, Rounds, Transfer, backwards
 from .star import Direct, Star
 from .tree import Tree
 from .two_level import TwoLevel
@@ -18,6 +18,7 @@ from .two_level import TwoLevel
 ALGORITHMS: dict[str, Algorithm] = {
     a.name: a for a in (Star(), Direct(), Tree(), DoubleBinaryTree(), Ring(), RecursiveDoubling(), HalvingDoubling())
 }
+BUILT_IN = dict(ALGORITHMS)
 
 
 class Part(NamedTuple):
@@ -38,14 +39,40 @@ def algorithm(name: str, hosts: int = 1) -> Algorithm:
     return ALGORITHMS[name]
 
 
-@lru_cache(maxsize=256)
+def register(new: Algorithm) -> Algorithm:
+    """Make an algorithm known under its name, in place of one that was registered under it before.
+
+    >>> class Reversed(Ring):
+    ...     name = "reversed_ring"
+    ...     def spread(self, n):
+    ...         return backwards(self.reduce(n))
+    >>> _ = register(Reversed())
+    >>> len(schedule("reversed_ring", "all_reduce", 4)), ALGORITHMS.pop("reversed_ring").name
+    (6, 'reversed_ring')
+    """
+    if not isinstance(new, Algorithm):
+        raise TranspileError(f"register takes an instance of a subclass of transpiler.algorithms.Algorithm, got {new!r}")
+    name = new.name
+    if not isinstance(name, str) or not name or name == "auto" or "/" in name:
+        raise TranspileError(f'{new!r}: the name of an algorithm is a word without "/" that is not "auto", got {name!r}')
+    if BUILT_IN.get(name, new) is not new:
+        raise TranspileError(f"{name!r} is one of fluidx's own algorithms; give {new!r} another name")
+    ALGORITHMS[name] = new
+    return new
+
+
 def schedule(name: str, carries: str, n: int, hosts: int = 1) -> Rounds:
     """What `carries` ("all_reduce", "reduce", "spread", ...) is among n ranks. Raises Refused where the algorithm does not do that.
 
     >>> [[(t.source, t.target) for t in r] for r in schedule("ring", "all_reduce", 2)]
     [[(1, 0), (0, 1)], [(0, 1), (1, 0)]]
     """
-    return getattr(algorithm(name, hosts), carries)(n)
+    return _schedule(algorithm(name, hosts), carries, n)
+
+
+@lru_cache(maxsize=256)  # by the algorithm: another one may be registered under its name
+def _schedule(of: Algorithm, carries: str, n: int) -> Rounds:
+    return getattr(of, carries)(n)
 
 
 def able(name: str, carries: str, n: int) -> bool:
@@ -57,14 +84,18 @@ def able(name: str, carries: str, n: int) -> bool:
     return True
 
 
-@lru_cache(maxsize=1024)
 def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) -> tuple[tuple[Part, ...], ...]:
     """For each rank its rounds, of those transfers alone that have one of the blocks `filled`: the others are empty.
 
     >>> [[(p.round, len(p.gives), len(p.takes)) for p in rank] for rank in parts("ring", "reduce", 3, 1, (0,))]
     [[(1, 0, 1)], [(0, 1, 0)], [(0, 0, 1), (1, 1, 0)]]
     """
-    by_block = _by_block(name, carries, n, hosts)
+    return _parts(algorithm(name, hosts), carries, n, filled)
+
+
+@lru_cache(maxsize=1024)
+def _parts(of: Algorithm, carries: str, n: int, filled: tuple[int, ...]) -> tuple[tuple[Part, ...], ...]:
+    by_block = _by_block(of, carries, n)
     found: list[dict[int, Part]] = [{} for _ in range(n)]
     for k, _, t in sorted({x for b in filled for x in by_block[b]}):
         for rank in (t.source, t.target):
@@ -74,14 +105,14 @@ def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) 
 
 
 @lru_cache(maxsize=64)
-def _by_block(name: str, carries: str, n: int, hosts: int) -> dict[int, list[tuple[int, int, Transfer]]]:
+def _by_block(of: Algorithm, carries: str, n: int) -> dict[int, list[tuple[int, int, Transfer]]]:
     """(round, place in it, transfer) of all transfers that have a block, for each block: most values have few that are not empty."""
     out: dict[int, list[tuple[int, int, Transfer]]] = defaultdict(list)
-    for k, r in enumerate(schedule(name, carries, n, hosts)):
+    for k, r in enumerate(_schedule(of, carries, n)):
         for i, t in enumerate(r):
             for b in range(t.start, t.stop):
                 out[b].append((k, i, t))
     return out
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "Part", "Refused", "Transfer", "able", "algorithm", "parts", "schedule"]
+__all__ = ["ALGORITHMS", "Algorithm", "Part", "Refused", "Transfer", "able", "algorithm", "backwards", "parts", "register", "schedule"]

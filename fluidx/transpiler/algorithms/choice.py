@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ...ir.parts import bounds
 from ...ops.comm.collective import owned_by
-from . import able, algorithm, schedule
+from . import Algorithm, able, algorithm
 
 ALPHA = 15e-6  # seconds for a message between hosts, however small
 BETA = 1 / 10e9  # seconds for a byte: a link of 10 GB/s
@@ -23,7 +23,7 @@ def seconds(name: str, carries: str, n: int, nbytes: int, rooted: bool = False) 
     >>> [f"{seconds(a, 'all_reduce', 8, 2**20) * 1e6:.0f} us" for a in ("ring", "recursive_doubling")]
     ['394 us', '360 us']
     """
-    messages, share = _work(name, carries, n, rooted)
+    messages, share = _work(algorithm(name), carries, n, rooted)
     return messages * ALPHA + share * nbytes * BETA
 
 
@@ -38,12 +38,12 @@ def cheapest(carries: str, n: int, nbytes: int, rooted: bool = False) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _work(name: str, carries: str, n: int, rooted: bool) -> tuple[int, float]:
+def _work(of: Algorithm, carries: str, n: int, rooted: bool) -> tuple[int, float]:
     """(messages, share of the value) that the busiest rank sends or receives, added up over the rounds."""
-    cut = algorithm(name).cut if carries == "all_reduce" else (lambda n, size: owned_by(0, n, size)) if rooted else _even
+    cut = of.cut if carries == "all_reduce" else (lambda n, size: owned_by(0, n, size)) if rooted else _even
     marks = [*cut(n * n if carries == "exchange" else n, _UNITS), _UNITS]  # what lies behind the value is next to nothing
     messages, moved = 0, 0
-    for r in schedule(name, carries, n):
+    for r in getattr(of, carries)(n):
         count: Counter[tuple[str, int]] = Counter()
         size: Counter[tuple[str, int]] = Counter()
         for t in r:

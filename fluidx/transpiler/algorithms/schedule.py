@@ -36,7 +36,7 @@ class Algorithm:
 
     def reduce(self, n: int) -> Rounds:
         """From terms on all ranks to each block's sum on its rank: reduce_scatter, and reduce where one rank has all."""
-        raise NotImplementedError
+        raise Refused(f"{self.name} does not say how sums come to the ranks of their blocks")
 
     def spread(self, n: int) -> Rounds:
         """From each block on its rank to all blocks on all ranks: all_gather, and broadcast where one rank has all."""

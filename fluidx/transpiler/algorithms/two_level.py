@@ -15,6 +15,12 @@ class TwoLevel(Algorithm):
     def __init__(self, inside: Algorithm, between: Algorithm, hosts: int):
         self.inside, self.between, self.hosts = inside, between, hosts
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TwoLevel) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.inside, self.between, self.hosts))
+
     def reduce(self, n: int) -> Rounds:
         g = n // self.hosts
         return self._inside(self.inside.reduce(g), g) + self._between(self.between.reduce(self.hosts), g)

@@ -140,6 +140,7 @@ class Place(Pass):
         ranks = job.mesh.axes.get(group, 1)
         free = {n: d for n, d in params.items() if entry_of(d.placement, group) is None}  # others are where they are cut
         entries = choice.entries(free, group, ranks) if ranks > 1 else {}
+        _check_named(choice, entries, free, params)
         axes = job.axes(main)
         one: dict[Placement, Placement] = {}  # equal placements are one object: the walk finds them by their identity
         known: dict[tuple, Placement] = {}
@@ -184,6 +185,18 @@ class Place(Pass):
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
             )
+
+
+def _check_named(choice: Any, entries: Any, free: Mapping[str, Var], params: Mapping[str, Var]) -> None:
+    """Raise TranspileError where a choice speaks of what it was not asked about."""
+    if not isinstance(entries, Mapping):
+        raise TranspileError(f"{choice!r}.entries must return {{name of a parameter: placement, or None for everywhere}}, got {entries!r}")
+    for n in entries:
+        if n in params and n not in free:
+            placed = show_placement(params[n].placement)
+            raise TranspileError(f"{choice!r} places parameter {n!r}, which is annotated {placed}; leave the annotation or the choice out")
+        if n not in params:
+            raise TranspileError(f"{choice!r} places {n!r}, and there is no such parameter; {nearest(str(n), list(params), 'there are')}")
 
 
 def _folded(walk: Walk) -> dict[str, Placement]:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from ...ir.dtypes import HALVES
 from ...ir.errors import TranspileError, nearest
 from ...ir.variable import Variable
-from ..algorithms import ALGORITHMS
+from ..algorithms import ALGORITHMS, Algorithm
 from ..choices import EVERYWHERE
 from ..pass_ import Pass
 from ..passes.broadcast import BroadcastStartup
@@ -134,6 +134,10 @@ def strategy(
     if not isinstance(strict, bool):
         raise TranspileError(f"{name}: strict is True or False, got {strict!r}")
     loss = loss.name if isinstance(loss, Variable) else loss or ""
+    if isinstance(algorithm, Algorithm):
+        raise TranspileError(
+            f"{name}: algorithm is a name, got {algorithm!r}; fx.transpiler.register it, and write algorithm={algorithm.name!r}"
+        )
     if algorithm not in ("", "auto", *ALGORITHMS):
         raise TranspileError(f"{name}: unknown algorithm {algorithm!r}; {nearest(str(algorithm), ('auto', *ALGORITHMS), 'there are')}")
     if hierarchical not in (True, False, "auto"):
