@@ -44,7 +44,7 @@ class _Word(Slot):
 
     @property
     def call(self) -> str:
-        return "comparing the next call" if self.what == "all_gather" else "waiting for all"
+        return "compare_calls" if self.what == "all_gather" else "wait_for_all"
 
     def __str__(self) -> str:
         return self.call
