@@ -93,7 +93,7 @@ INLINE float erf_f32(float x) {
 INLINE float log_sum(float u0, float c) {
     int tiny = u0 < FLT_MIN;
     float u = tiny ? u0 * 8388608.0f : u0;
-    int32_t bits = bits_of(u), k = (bits - 0x3f3504f3) >> 23; /* m in sqrt(1/2) - 1 ... sqrt(2) - 1 */
+    int32_t bits = bits_of(u), k = (int32_t)((uint32_t)bits - 0x3f3504f3u) >> 23; /* m in sqrt(1/2) - 1 ... sqrt(2) - 1 */
     float m = float_of((int32_t)((uint32_t)bits - ((uint32_t)k << 23))) - 1.0f;
     m = MAD(c, power_of_2(k > 126 ? -126 : -k), m);
     float e = (float)k - (tiny ? 23.0f : 0.0f);

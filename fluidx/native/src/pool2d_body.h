@@ -15,9 +15,9 @@ INLINE T FN(larger)(T a, T b) {
     T most = b > a ? b : a;
     return FN(pool_value)(FN(pool_bits)(most) | (-(I)(b != b) & FN(pool_bits)((T)NAN)));
 }
-/* What the element `x` gets of `rest`, which is all or nothing; then nothing is left. */
+/* What the element `x` gets of `rest`, which is all or nothing; then nothing is left. NaN is the largest of a window that has one. */
 INLINE T FN(pool_take)(T x, T most, I *rest) {
-    I hit = -(I)(x == most), taken = *rest & hit;
+    I hit = -(I)((x == most) | (x != x)), taken = *rest & hit;
     *rest &= ~hit;
     return FN(pool_value)(taken);
 }

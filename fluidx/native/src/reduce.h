@@ -42,6 +42,8 @@ static Reduce reduce_plan(const int64_t *a, size_t bytes) {
 #define IS_NAN(x) ((x) != (x))
 #define SAFE_IN_T 1
 #define DIVIDED(x, by) ((x) / (by))
+#define PLUS(a, b) ((a) + (b))
+#define TIMES(a, b) ((a) * (b))
 #define NONE(low, high) op == R_MAX ? low : op == R_MIN ? high : op == R_PROD ? 1 : 0
 #define T float
 #define ACC double
@@ -60,12 +62,16 @@ INLINE ACC FN(none)(int op) { return NONE(-INFINITY, INFINITY); }
 #undef IS_NAN
 #undef ACC
 #undef DIVIDED
+#undef PLUS
+#undef TIMES
 #undef SAFE_IN_T
 
 #define FLOAT 0
 #define IS_NAN(x) 0
 #define SAFE_IN_T (op == R_MAX || op == R_MIN) /* sums of narrow integers wrap around once, at the end */
 #define DIVIDED(x, by) (x)
+#define PLUS(a, b) ((int64_t)((uint64_t)(a) + (uint64_t)(b))) /* wraps around, as NumPy's do */
+#define TIMES(a, b) ((int64_t)((uint64_t)(a) * (uint64_t)(b)))
 #define ACC int64_t
 #define T int64_t
 #define FN(name) name##_i64
@@ -90,4 +96,6 @@ INLINE ACC FN(none)(int op) { return NONE(0, 255); }
 #undef ACC
 #undef NONE
 #undef DIVIDED
+#undef PLUS
+#undef TIMES
 #undef SAFE_IN_T

@@ -1,22 +1,22 @@
-/* Reductions of one type T, which are added up in ACC: included with T, ACC, FN(name) and whether T is a FLOAT. */
+/* Reductions of one type T, which are added up in ACC: included with T, ACC, FN(name), whether T is a FLOAT, and PLUS and TIMES of two ACC. */
 
 INLINE ACC FN(join)(int op, ACC a, ACC b) {
     switch (op) {
     case R_MAX: return ((b > a) | IS_NAN(b)) ? b : a;
     case R_MIN: return ((b < a) | IS_NAN(b)) ? b : a;
-    case R_PROD: return a * b;
-    default: return a + b;
+    case R_PROD: return TIMES(a, b);
+    default: return PLUS(a, b);
     }
 }
 INLINE T FN(join_T)(int op, T a, T b) {
     switch (op) {
     case R_MAX: return ((b > a) | IS_NAN(b)) ? b : a;
     case R_MIN: return ((b < a) | IS_NAN(b)) ? b : a;
-    case R_PROD: return (T)(a * b);
-    default: return (T)(a + b);
+    case R_PROD: return (T)TIMES(a, b);
+    default: return (T)PLUS(a, b);
     }
 }
-INLINE T FN(term)(int op, T x) { return op == R_SQUARES ? (T)(x * x) : x; }
+INLINE T FN(term)(int op, T x) { return op == R_SQUARES ? (T)TIMES(x, x) : x; }
 
 /* Rows `r` to `stop` of the columns [0, n), each `down` and `right` elements apart, joined into `to`. Eight rows at a time in T. */
 INLINE void FN(reduce_columns)(int op, const T *x, int64_t down, int64_t right, int64_t rows, int64_t n, ACC *to) {
@@ -41,7 +41,7 @@ INLINE void FN(reduce_columns)(int op, const T *x, int64_t down, int64_t right, 
             }
         } else {
             for (int64_t k = 0; k < some; k++)
-                IVDEP for (int64_t j = 0; j < n; j++) to[j] = FN(join)(op, to[j], op == R_SQUARES ? (ACC)v[k][j] * v[k][j] : (ACC)v[k][j]);
+                IVDEP for (int64_t j = 0; j < n; j++) to[j] = FN(join)(op, to[j], op == R_SQUARES ? (ACC)TIMES((ACC)v[k][j], v[k][j]) : (ACC)v[k][j]);
         }
     }
 }

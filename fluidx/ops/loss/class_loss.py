@@ -29,7 +29,7 @@ def _tiny(x: Any) -> float:
 def _surprise(xp: Any, x: Any, label: Any) -> Any:
     """-log of the probability that each row, along the last axis, gives its label."""
     picked = xp.take_along_axis(x, label.astype("int64", copy=False), axis=-1)
-    return xp.where(picked > 0, -xp.log(xp.maximum(picked, _tiny(x))), 1e20)
+    return xp.where(picked <= 0, 1e20, -xp.log(xp.maximum(picked, _tiny(x))))  # of NaN, NaN
 
 
 class CrossEntropy(OpDef):
@@ -59,7 +59,7 @@ class CrossEntropy(OpDef):
     @staticmethod
     def kernel(xp, x, label, *, out, soft_label, ignore_index, part=None):
         if soft_label:
-            logs = xp.where(x > 0, xp.log(xp.maximum(x, _tiny(x))), -1e20)
+            logs = xp.where(x <= 0, -1e20, xp.log(xp.maximum(x, _tiny(x))))
             out[...] = -xp.where(label != 0, label * logs, 0).sum(axis=-1, keepdims=True)
         else:
             out[...] = losses(xp, label, x.shape[-1], ignore_index, partial(_surprise, xp, x), part)

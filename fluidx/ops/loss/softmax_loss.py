@@ -275,7 +275,8 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         if attrs["soft_label"] or part is not None or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1:
             return partial(SoftmaxWithCrossEntropyGrad.kernel, np, soft, label, g, out=dx, part=part, **attrs)
         classes = soft.shape[-1]
-        s2, d2, flat, g2, l1 = soft.reshape(-1, classes), dx.reshape(-1, classes), dx.reshape(-1), g.reshape(-1, 1), label.reshape(-1)
+        s2, d2, g2, l1 = soft.reshape(-1, classes), dx.reshape(-1, classes), g.reshape(-1, 1), label.reshape(-1)
+        flat_soft, flat = soft.reshape(-1), dx.reshape(-1)
         index, picked = np.empty(len(l1), np.int64), np.empty(len(l1), soft.dtype)
         check, ignored = _label_index("softmax_with_cross_entropy_grad", l1, classes, attrs["ignore_index"], index)
         g1 = g.reshape(-1)
@@ -283,9 +284,9 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         def step():
             check()
             np.multiply(s2, g2, out=d2)
-            np.take(flat, index, out=picked, mode="clip")
-            np.subtract(picked, g1, out=picked)
-            flat[index] = picked
+            np.take(flat_soft, index, out=picked, mode="clip")
+            np.subtract(picked, 1, out=picked)
+            flat[index] = np.multiply(picked, g1, out=picked)
             if ignored:
                 d2[ignored[0]] = 0
 

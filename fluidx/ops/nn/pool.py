@@ -122,6 +122,11 @@ def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: boo
     return in_order(calls)
 
 
+def _whole_numbers(xp: Any, a: Any) -> Any:
+    """The bits of floats as integers."""
+    return a.view({2: xp.int16, 4: xp.int32, 8: xp.int64}[a.dtype.itemsize])
+
+
 def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: str, exclusive: bool, cut: Cut) -> Callable[[], None]:
     """A call that puts the gradient of `pool_into` into `dx`; of equal largest elements in a window the first in row order gets it."""
     if not g.size or not dx.size:
@@ -132,7 +137,8 @@ def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: st
     divide_by = g.dtype.type(win.kernel[0] * win.kernel[1]) if area is None else xp.asarray(area)
     blocks = list(cut(x))
     shape = (blocks[0].stop, *g.shape[1:])
-    share, mask, taken = xp.empty(shape, g.dtype), xp.empty(shape, bool), xp.empty(shape, bool)
+    share = xp.empty(shape, g.dtype)
+    mask, nan, taken = xp.empty(shape, bool), xp.empty(shape, bool), xp.empty(shape, bool)
     for block in blocks:
         a, o, d, gb = x[block], out[block], dx[block], g[block]
         m = len(d)
@@ -148,14 +154,18 @@ def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: st
             (r, s), (p, q) = seen
             target, part = d[:, :, p, q], share[:m, :, r, s]
             if kind == "max":
-                hit, before = mask[:m, :, r, s], taken[:m, :, r, s]
+                hit, odd, before = mask[:m, :, r, s], nan[:m, :, r, s], taken[:m, :, r, s]
                 calls.append(partial(xp.equal, a[:, :, p, q], o[:, :, r, s], hit))
+                calls.append(partial(xp.isnan, a[:, :, p, q], odd))  # the largest of a window that has one
+                calls.append(partial(xp.logical_or, hit, odd, hit))
                 calls.append(partial(xp.greater, hit, before, hit))
                 calls.append(partial(xp.logical_or, before, hit, before))
+                to = target if tiles else part
+                # all bits or none: an infinite gradient times 0 is NaN
+                calls.append(partial(xp.negative, hit.view(xp.int8), odd.view(xp.int8)))
+                calls.append(partial(xp.bitwise_and, _whole_numbers(xp, gb[:, :, r, s]), odd.view(xp.int8), _whole_numbers(xp, to)))
                 if tiles:
-                    calls.append(partial(xp.multiply, gb[:, :, r, s], hit, target))
                     continue
-                calls.append(partial(xp.multiply, gb[:, :, r, s], hit, part))
             calls.append(partial(xp.copyto, target, part) if tiles else partial(xp.add, target, part, target))
     return in_order(calls)
 
