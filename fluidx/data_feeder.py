@@ -9,6 +9,7 @@ import numpy as np
 
 from ._checks import whole, wrong
 from .ir import ANY, FeedError, Program, Variable, default_main_program, np_dtype
+from .ir.dtypes import kept
 
 
 class DataFeeder:
@@ -101,13 +102,11 @@ def _one(v: Variable, value: Any, i: int) -> np.ndarray:
             raise ValueError("ragged")
     except (TypeError, ValueError):
         raise FeedError(f"sample {i}: variable {v.name!r} needs numbers of shape {list(v.shape[1:])}, found {value!r:.60}") from None
-    fits = array.dtype == want or np.can_cast(array.dtype, want, "same_kind") or array.dtype.kind in "iub" and want.kind in "iuf"
-    if not fits and want.name != "bfloat16":
-        raise FeedError(f"sample {i}: variable {v.name!r} is {v.dtype}, found {array.dtype.name}; convert it first")
-    if array.dtype.kind in "iu" and want.kind in "iu" and array.size:
-        low, high = np.iinfo(want).min, np.iinfo(want).max
-        if array.min() < low or array.max() > high:
-            raise FeedError(f"sample {i}: variable {v.name!r} is {v.dtype} ({low} to {high}), found {array.min()} to {array.max()}")
+    try:
+        array = kept(array, want)
+    except ValueError as e:
+        found = f"found {array.dtype.name}; convert it first" if str(e).startswith("has") else f"the sample {e}"
+        raise FeedError(f"sample {i}: variable {v.name!r} is {v.dtype}, {found}") from None
     shape = v.shape[1:]
     if len(array.shape) == len(shape) and all(a in (ANY, b) for a, b in zip(shape, array.shape)):
         return array.astype(want)

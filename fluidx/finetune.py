@@ -16,7 +16,7 @@ from .executor import Executor, ParallelExecutor
 from .executor.place import CPUPlace, cpu_places, process_places
 from .executor.scope import Scope
 from .ir import ANY, Variable, program_guard, unique_name
-from .ir.dtypes import np_dtype
+from .ir.dtypes import kept, np_dtype
 from .ir.errors import nearest
 from .onnx.arrays import read_arrays
 from .onnx.errors import OnnxError
@@ -254,11 +254,13 @@ def _fitting(name: str, a: np.ndarray, v: Variable) -> np.ndarray:
     """An array in the type of the variable that it is for."""
     if name == "label" and a.ndim == v.ndim - 1 and v.shape[-1] == 1:
         a = a[..., None]
-    if not np.can_cast(a.dtype, np_dtype(v.dtype), "same_kind"):
-        raise OnnxError(f"array {name!r} is {a.dtype}{list(a.shape)}, and {_type(v)} is expected")
+    try:
+        a = kept(a, np_dtype(v.dtype))
+    except ValueError as e:
+        raise OnnxError(f"array {name!r} is {a.dtype}{list(a.shape)}, and {_type(v)} is expected: it {e}") from None
     if a.ndim != v.ndim or any(d not in (have, ANY) for d, have in zip(v.shape[1:], a.shape[1:], strict=True)):
         raise OnnxError(f"array {name!r} has shape {list(a.shape)}, and {_type(v)} is expected, one row an example")
-    return a.astype(np_dtype(v.dtype))
+    return a
 
 
 def _type(v: Variable) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.defaults import default_main_program
-from ..ir.dtypes import TINY, dtype_name, np_dtype
+from ..ir.dtypes import TINY, dtype_name, kept, np_dtype
 from ..ir.errors import FeedError, nearest
 from ..ir.operator import Role
 from ..ir.program import Program, Var
@@ -216,7 +216,6 @@ def check_sizes(descs: Mapping[str, Var], fed: Mapping[str, Any]) -> None:
 
 
 def _converted(name: str, value: Any, want: np.dtype, declared: TensorType | AnyRankType) -> np.ndarray:
-    is_array = isinstance(value, (np.ndarray, np.generic))
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as e:
@@ -230,15 +229,11 @@ def _converted(name: str, value: Any, want: np.dtype, declared: TensorType | Any
         raise FeedError(
             f"variable {name!r} is declared {declared}, the feed has dtype {array.dtype}; feed {made}, or feed floats and cast them"
         )
-    # plain Python numbers take the declared type; arrays must convert without loss
-    if not is_array and np.can_cast(array.dtype, want, "same_kind") or np.can_cast(array.dtype, want, "safe"):
-        converted = array.astype(want)
-        if want.kind in "iu" and (converted != array).any():
-            raise FeedError(
-                f"variable {name!r} is declared {declared}, the feed holds {array[converted != array][0]}, which {want.name} cannot"
-            )
-        return converted
-    raise FeedError(f"variable {name!r} is declared {declared}, the feed has dtype {array.dtype}; convert it with .astype({want.name!r})")
+    try:
+        return kept(array, want)
+    except ValueError as e:
+        way = "" if str(e).startswith("holds") else f"; convert it with .astype({want.name!r})"
+        raise FeedError(f"variable {name!r} is declared {declared}, the feed {e}{way}") from None
 
 
 def feed_types(program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,3 +74,28 @@ def dtype_name(dtype: np.dtype) -> str:
 
 def is_float(name: str) -> bool:
     return name in FLOATS
+
+
+def kept(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """An array that is fed, in the dtype of what it is fed to: the one rule for executors, sessions, feeders and commands.
+
+    Values stay what they are, but for the rounding of floats: numbers go into floats that are large enough for them, whole numbers into
+    integers that have them. Raises ValueError with the reason where a value would be another one.
+
+    >>> kept(np.array([0.1, 2]), np.dtype("float32")).dtype, kept(np.array([3]), np.dtype("uint8")).tolist()
+    (dtype('float32'), [3])
+    >>> kept(np.array([1e300]), np.dtype("float32"))
+    Traceback (most recent call last):
+    ValueError: holds 1e+300, which float32 cannot
+    """
+    if array.dtype == dtype:
+        return array
+    numbers = array.dtype.kind in "biu" or array.dtype.name in FLOATS
+    if not numbers or dtype.name not in (*FLOATS, *INTS) or (dtype.name in INTS and array.dtype.kind not in "biu"):
+        raise ValueError(f"has dtype {array.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = array.astype(dtype)
+    other = made != array if dtype.name in INTS else np.isfinite(array) & ~np.isfinite(made)
+    if other.any():
+        raise ValueError(f"holds {array[other][0]}, which {dtype.name} cannot")
+    return made

@@ -14,6 +14,7 @@ from ..executor import Executor
 from ..executor.place import CPUPlace
 from ..executor.scope import Scope
 from ..ir import Program
+from ..ir.dtypes import kept
 from ..ir.errors import FluidxError
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.scales import fold_scales
@@ -56,7 +57,7 @@ class Session:
         plain = type(fed) is dict and set(map(type, fed.values())) <= {np.ndarray}
         key = _kind(fed) if plain else ()
         if not plain or key not in self._plans:  # names and types that were fed before need no second look
-            fed = {n: on_host(v) for n, v in self._by_name(feed).items()}
+            fed = {n: self._in_own_dtype(n, on_host(v)) for n, v in self._by_name(feed).items()}
             key = _kind(fed)
         plans = self._plans.get(key)
         if plans is None:
@@ -101,17 +102,26 @@ class Session:
         code = self._types[name].tensor_type.elem_type if name in self._types else 0
         return numpy_dtype(code) if code else None
 
+    def _in_own_dtype(self, name: str, value: Any) -> Any:
+        """What is fed, in the dtype of the input. Raises OnnxError where its values would be others."""
+        own = self.dtype(name)
+        if own is None or not isinstance(value, np.ndarray) or value.dtype == own:
+            return value
+        try:
+            return kept(value, own)
+        except ValueError as e:
+            found = f"found {_type(value.dtype)}; convert it first" if str(e).startswith("has") else f"the array {e}"
+            raise OnnxError(f"input {name!r} takes {_type(own)}, {found}") from None
+
     def _check_type(self, name: str, value: Any) -> None:
-        """Raise OnnxError for an array of another dtype or rank than the input's. Sizes are not looked at: files declare some that are not
-        so."""
+        """Raise OnnxError for what is no array, and for one of another rank than the input's. Sizes are not looked at: files declare some
+        that are not so."""
         t = self._types[name].tensor_type
         if not t.elem_type or isinstance(value, dict):  # what takes maps says so itself
             return
         if not isinstance(value, np.ndarray):
             what = "nothing" if value is ABSENT else f"a {type(value).__name__}"
             raise OnnxError(f"input {name!r} takes an array of {_type(numpy_dtype(t.elem_type))}, found {what}")
-        if value.dtype != numpy_dtype(t.elem_type):
-            raise OnnxError(f"input {name!r} takes {_type(numpy_dtype(t.elem_type))}, found {_type(value.dtype)}; convert it first")
         if t.HasField("shape") and value.ndim != len(t.shape.dim):
             sizes = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in t.shape.dim]
             raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}")

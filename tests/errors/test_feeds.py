@@ -55,8 +55,10 @@ def test_a_misshaped_feed(program):
 
 
 def test_a_feed_of_the_wrong_dtype(program):
-    assert message(fx.FeedError, {"x": np.ones((2, 2))}) == (
-        "variable 'x' is declared f32[-1,2], the feed has dtype float64; convert it with .astype('float32')"
+    large = {"x": np.full((2, 2), 1e300)}
+    assert message(fx.FeedError, large) == "variable 'x' is declared f32[-1,2], the feed holds 1e+300, which float32 cannot"
+    assert message(fx.FeedError, {"x": np.ones((2, 2), complex)}) == (
+        "variable 'x' is declared f32[-1,2], the feed has dtype complex128; convert it with .astype('float32')"
     )
     assert message(fx.FeedError, {"label": [[1.5]]}) == (
         "variable 'label' is declared i64[-1,1], the feed has dtype float64; convert it with .astype('int64')"

@@ -147,7 +147,7 @@ def test_elementwise_operators_carry_an_unknown_rank_and_run_on_any(b):
         ("seq<f32[n]>", [np.zeros(3, "f4"), np.zeros((2, 2), "f4")], r"in the feed element 1 is f32\[2,2\], expected f32\[n\]"),
         ("seq<f32[n]>", [np.zeros(3, "f4"), np.zeros(2, "f4")], "axes called 'n' have one size in a run: it is 3 .* and 2"),
         ("seq<f32[n]>", None, "it is None, expected a list"),
-        ("seq<f32[n]>", [np.zeros(3)], r"variable 'x\[0\]' .* the feed has dtype float64"),
+        ("seq<f32[n]>", [np.zeros(3, complex)], r"variable 'x\[0\]' .* the feed has dtype complex128"),
         ("opt<f32[2]>", np.zeros(3, "f4"), r"it is f32\[3\], expected f32\[2\]"),
         ("map<i64,f32[]>", {"a": 1.0}, "a key is str 'a', expected i64"),
         ("str[2]", np.zeros(2), r"it is f64\[2\], expected str\[2\]"),

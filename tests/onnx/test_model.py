@@ -375,7 +375,8 @@ def test_what_a_session_is_fed_has_to_be_what_the_model_takes():
         ({}, "input 'x' is not fed; the model has: x"),
         ({"z": x}, "'z' is no input, and input 'x' is not fed; the model has: x"),
         ({"x": x, "z": x}, "'z' is no input; the model has: x"),
-        ({"x": x.astype("float64")}, "input 'x' takes float32, found float64; convert it first"),
+        ({"x": x.astype("complex64")}, "input 'x' takes float32, found complex64; convert it first"),
+        ({"x": x * np.float64(1e300)}, r"input 'x' takes float32, the array holds 1e\+300, which float32 cannot"),
         ({"x": "text"}, "input 'x' takes float32, found strings; convert it first"),
         ({"x": x[0]}, r"input 'x' has 2 axes, \[rows, 2\]; found \[2\]"),
     ):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import fluidx as fx
+
 onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, parser  # noqa: E402
@@ -217,3 +219,42 @@ def test_a_product_behind_a_normalization_that_stays_is_its_scale():
     want = np.stack([(x[0, 0] - 3 + 1) * 3 + 1, (x[0, 1] - 5 - 1) * -1 + 2])[None]
     assert np.array_equal(s.run([x])[0], want)
     assert [op.type for op in s._plans.popitem()[1][0][0].main.ops] == ["batch_norm"]
+
+
+KEPT = [  # what is fed -> what an input of a dtype takes it for; None where that would be other values
+    (np.float64([[0.1, 2]]), "float32", np.float32([[0.1, 2]])),
+    (np.float64([[0.1, np.inf]]), "float32", np.float32([[0.1, np.inf]])),
+    (np.float64([[1, 1e300]]), "float32", None),
+    (np.float16([[1, 2]]), "float32", np.float32([[1, 2]])),
+    (np.int64([[1, 2**40 + 1]]), "float32", np.float32([[1, 2**40]])),
+    (np.array([[True, False]]), "float32", np.float32([[1, 0]])),
+    (np.int64([[1, -2]]), "int32", np.int32([[1, -2]])),
+    (np.int64([[1, 2**40]]), "int32", None),
+    (np.float64([[1, 2]]), "int32", None),
+    (np.complex64([[1, 2]]), "float32", None),
+]
+
+
+@pytest.mark.parametrize(("array", "dtype", "expected"), KEPT)
+def test_sessions_executors_and_feeders_convert_what_is_fed_by_one_rule(array, dtype, expected):
+    kind = {"float32": "float", "int32": "int32"}[dtype]
+    graph = f"g ({kind}[n, 2] x) => ({kind}[n, 2] y) {{ y = Identity (x) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {graph}')
+    main = fx.Program()
+    with fx.program_guard(main, fx.Program()):
+        x = fx.data("x", [-1, 2], dtype)
+        y = fx.layers.assign(x)
+    exe = fx.Executor(fx.CPUPlace())
+    ways = (
+        lambda: fx.onnx.session(model).run([array])[0],
+        lambda: exe.run(main, feed={"x": array}, fetch_list=[y])[0],
+        lambda: fx.DataFeeder([x], None, main).feed([(array[0],)])["x"],
+    )
+    for way in ways:
+        if expected is None:
+            with pytest.raises(fx.FluidxError, match=r"has dtype|holds|found \w+; convert it first"):
+                way()
+        else:
+            found = way()
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)
