@@ -45,5 +45,5 @@ def _breakable(code: re.Match[str]) -> str:
 def made() -> dict[str, str]:
     """Page -> its text, of the pages that scripts in this folder make."""
     sys.path.insert(0, str(Path(__file__).parent))
-    ops, onnx_ops, api = map(import_module, ("make_ops", "make_onnx_ops", "make_api"))
-    return {"ops.md": ops.page(), "onnx_ops.md": onnx_ops.page(), **api.pages()}
+    ops, onnx_ops, api, example = map(import_module, ("make_ops", "make_onnx_ops", "make_api", "make_page"))
+    return {"ops.md": ops.page(), "onnx_ops.md": onnx_ops.page(), "example_page.html": example.page(), **api.pages()}

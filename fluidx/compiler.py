@@ -121,7 +121,7 @@ def strategy_of(options: BuildStrategy, loss: Any = None) -> Strategy:
     if options.async_mode:
         raise wrong("BuildStrategy: async_mode=True is not available: nothing could be proved of what a step gives; leave it out")
     if options.debug_graphviz_path:
-        warnings.warn("BuildStrategy: debug_graphviz_path draws nothing here; fluidx.view.draw(program, 'file.svg') does", stacklevel=3)
+        warnings.warn("BuildStrategy: debug_graphviz_path draws nothing here; fluidx.view.html(program, 'page.html') does", stacklevel=3)
     of_one = reduce is BuildStrategy.ReduceStrategy.AllReduce
     return strategies.data_parallel(loss=loss) if of_one else strategies.reduce_broadcast(loss=loss)
 

@@ -36,7 +36,7 @@ NOT_HERE: dict[str, dict[str, str]] = {
         "evaluator": "write metrics, whose classes take fetched values",
         "load_op_library": "declare an operator in Python: a class of fluidx.ir.OpDef (CONTRIBUTING.md)",
         "distributed communicator": "write DistributeTranspiler, or incubate.fleet.collective",
-        "debugger net_drawer graphviz": "fluidx.view.draw(program, 'file.svg') draws a program",
+        "debugger net_drawer graphviz": "fluidx.view.html(program, 'page.html') writes a page, fluidx.view.draw(program) is an SVG",
         "default_scope_funcs op": "it is of fluid's own inside; nothing takes its place",
     },
     "layers": {

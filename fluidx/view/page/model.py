@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -181,11 +182,17 @@ def program_model(program: Program, title: str = "main") -> dict[str, Any]:
         "summary": repr(program).strip("<>").removeprefix("Program "),
         "ops": ops,
         "vars": [_value(n, block.find(n)) for n in names],
-        "sites": [[s.filename, s.lineno, s.function, linecache.getline(s.filename, s.lineno).strip()] for s in sites],
+        "sites": [[_file(s.filename), s.lineno, s.function, linecache.getline(s.filename, s.lineno).strip()] for s in sites],
         "links": links,
         "tree": [_node(i, block) for i in tree.children],
         "lives": {n: lives.of(n) for n in parameters},
     }
+
+
+def _file(name: str) -> str:
+    """A file as seen from the working directory, if it lies below it: pages are handed on."""
+    here = os.getcwd() + os.sep
+    return name.removeprefix(here)
 
 
 def _kind(op: Operator) -> str:
