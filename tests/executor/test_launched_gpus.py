@@ -73,7 +73,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(ranks):
 @pytest.mark.parametrize("ranks", [2.0], indirect=True)
 def test_a_rank_that_does_not_come_to_the_end_of_a_run_is_named(ranks):
     (rank, told), _ = ranks("fail", "late")
-    assert rank == 1 and told == "rank 0 waited 2 s in waiting; rank 1 did not arrive\n  in step 1"
+    assert rank == 1 and told == "rank 0 waited 2 s in wait_for_all; rank 1 did not arrive\n  in step 1"
 
 
 # -- fluidx run -------------------------------------------------------------------------------------------------------------------
