@@ -185,13 +185,15 @@ def _entry(value: Any, fulls: list[str], beside: list[Any]) -> str:
     out.append(_body(_doc(value)))
     out.append(_notes(value, fulls, beside))
     if isinstance(value, type):
-        out += [_method(value, name, key, method) for key, method in _methods(value)]
+        out += [_method(value, name, key, method) for key, method in _methods(value, beside)]
     return "".join(out)
 
 
-def _methods(cls: type) -> Iterable[tuple[str, Any]]:
-    """What a class itself defines for its users."""
-    return [(k, v) for k, v in vars(cls).items() if not k.startswith("_") and _plain(v) is not None and _plain(v).__doc__]
+def _methods(cls: type, beside: list[Any]) -> Iterable[tuple[str, Any]]:
+    """What a class defines for its users, itself or in bases of fluidx that have no entry on the page."""
+    bases = [b for b in cls.__mro__[1:] if b not in beside and b.__module__.startswith("fluidx.")]
+    found = {k: v for c in (*reversed(bases), cls) for k, v in vars(c).items() if not k.startswith("_")}
+    return [(k, v) for k, v in found.items() if _plain(v) is not None and _plain(v).__doc__]
 
 
 def _plain(member: Any) -> Any:

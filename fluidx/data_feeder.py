@@ -37,6 +37,7 @@ class DataFeeder:
 
     @property
     def feed_names(self) -> list[str]:
+        """The names of the variables that are fed."""
         return [v.name for v in self.variables]
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, np.ndarray]:

@@ -39,6 +39,15 @@ def test_every_name_on_a_page_says_what_it_is(make_api):
     assert [full for full, says in found.items() if not says] == []
 
 
+@pytest.mark.parametrize("page, method", [
+    ("optimizer", "Optimizer.minimize"), ("programs", "Program.global_block"), ("programs", "Variable.astype"),
+    ("executor", "Executor.run"), ("executor", "ParallelExecutor.state"), ("transpiler", "DistributeTranspiler.transpile"),
+    ("io", "DataLoader.from_generator"), ("strategies", "Strategy.replace"), ("onnx", "Session.run"),
+])  # fmt: skip
+def test_methods_have_entries_those_of_bases_too(make_api, page, method):
+    assert f"{{ #{method} }}" in make_api.pages()[f"api/{page}.md"]
+
+
 def test_a_docstring_becomes_markdown(make_api):
     doc = "a*b where x_ < y, [n](m) of `a*b`.\n\nRaises ProgramError when not.\n\n    drawn\n\n>>> 1\n1"
     assert make_api._body(doc) == (

@@ -167,6 +167,7 @@ class ParallelExecutor(Held):
 
     @property
     def device_count(self) -> int:
+        """The number of ranks, under fluid's name."""
         return self.world_size
 
     # -- running ------------------------------------------------------------------------------------------------------------

@@ -99,13 +99,16 @@ class Scope:
         return Scope(self)
 
     def var(self, name: str) -> ScopeVariable:
+        """The variable of that name, which need not have a value yet."""
         return ScopeVariable(self, name)
 
     def find_var(self, name: str) -> ScopeVariable | None:
+        """The variable of that name; None if it has no value."""
         self.settle()
         return ScopeVariable(self, name) if name in self.arrays else None
 
     def local_var_names(self) -> list[str]:
+        """The names of the variables that have values."""
         return list(self.arrays)
 
     def bind(self, name: str, array: Any) -> None:

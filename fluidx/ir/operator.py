@@ -196,35 +196,44 @@ class Operator(_Fields):
     # -- fluid's accessors ------------------------------------------------------------------------------------------
 
     def input(self, slot: str) -> tuple[str, ...]:
+        """The names in an input slot."""
         return self.inputs.get(slot, ())
 
     def output(self, slot: str) -> tuple[str, ...]:
+        """The names in an output slot."""
         return self.outputs.get(slot, ())
 
     @property
     def input_names(self) -> list[str]:
+        """The input slots in use."""
         return list(self.inputs)
 
     @property
     def output_names(self) -> list[str]:
+        """The output slots in use."""
         return list(self.outputs)
 
     @property
     def attr_names(self) -> list[str]:
+        """The names of the attributes, sorted."""
         return sorted(self.attrs)
 
     def attr(self, name: str) -> Any:
+        """The value of an attribute."""
         if name not in self.attrs:
             raise ProgramError(f"operator {self.type} has no attribute {name!r}; {nearest(name, self.attrs, 'it has')}")
         return self.attrs[name]
 
     def has_attr(self, name: str) -> bool:
+        """Does it have an attribute of that name?"""
         return name in self.attrs
 
     def attr_type(self, name: str) -> Any:
+        """The Python type of an attribute."""
         return self.attr(name).__class__
 
     def all_attrs(self) -> dict[str, Any]:
+        """The attributes by name."""
         return dict(self.attrs)
 
     def sub_blocks(self) -> list[int]:

@@ -36,14 +36,17 @@ class Block:
 
     @property
     def ops(self) -> tuple[Operator, ...]:
+        """The operators, in order."""
         return tuple(self.oplist)
 
     @property
     def vars(self) -> dict[str, Variable]:
+        """The variables that the block itself declares, by name."""
         return {name: self._handle(d) for name, d in self.descs.items()}
 
     @property
     def parent(self) -> Block | None:
+        """The enclosing block; None for block 0."""
         return self.program.blocks[self.parent_idx] if self.parent_idx >= 0 else None
 
     def _handle(self, desc: Var) -> Variable:
@@ -71,6 +74,7 @@ class Block:
         return names
 
     def has_var(self, name: str) -> bool:
+        """Does the block itself declare a variable of that name?"""
         return name in self.descs
 
     def var(self, name: str) -> Variable:
@@ -81,6 +85,7 @@ class Block:
         return (Parameter if d.is_parameter else Variable)(block, name)
 
     def all_parameters(self) -> list[Parameter]:
+        """The parameters that the block declares."""
         return [Parameter(self, d.name) for d in self.descs.values() if d.is_parameter]
 
     iter_parameters = all_parameters
@@ -253,6 +258,7 @@ class Block:
         return f"<Block {self.idx} of {self.program.label()}: {len(self.oplist)} ops, {len(self.descs)} vars>"
 
     def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
+        """The declarations and operators as text."""
         from .text import show_block
 
         return show_block(self)
@@ -305,32 +311,40 @@ class Program:
     # -- fluid's accessors ------------------------------------------------------------------------------------------
 
     def global_block(self) -> Block:
+        """Block 0."""
         return self.blocks[0]
 
     def block(self, i: int) -> Block:
+        """Block `i`; ProgramError when there is none."""
         if not 0 <= i < len(self.blocks):
             raise ProgramError(f"{self.label()} has no block {i}; it has {len(self.blocks)}")
         return self.blocks[i]
 
     def current_block(self) -> Block:
+        """The block that layers append operators to."""
         return self.blocks[self._current]
 
     @property
     def num_blocks(self) -> int:
+        """How many blocks there are."""
         return len(self.blocks)
 
     def list_vars(self) -> Iterator[Variable]:
+        """The variables of all blocks."""
         for block in self.blocks:
             yield from block.vars.values()
 
     def all_parameters(self) -> list[Parameter]:
+        """The parameters that block 0 declares."""
         return self.global_block().all_parameters()
 
     def global_seed(self, seed: int = 0) -> None:
+        """Set `random_seed`, of which the seeds of random operators are derived."""
         self.random_seed = int(seed)
 
     @property
     def ops(self) -> tuple[Operator, ...]:
+        """The operators of block 0."""
         return self.blocks[0].ops
 
     def label(self) -> str:
@@ -593,6 +607,7 @@ class Program:
 
     @property
     def world_size(self) -> int:
+        """The number of ranks that the groups name, at least 1."""
         return 1 + max((r for sets in self.groups.values() for s in sets for r in s), default=0)
 
 

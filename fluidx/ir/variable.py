@@ -47,18 +47,22 @@ class Variable:
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def grad_name(self) -> str:
+        """The name that its gradient gets."""
         return f"{self.name}@GRAD"
 
     @property
     def lod_level(self) -> int:
+        """0: there are no LoD tensors."""
         return 0
 
     @property
     def placement(self) -> Any:
+        """How its parts are distributed over ranks."""
         return self.desc.placement
 
     def _set(self, **changes: Any) -> None:
@@ -66,6 +70,7 @@ class Variable:
 
     @property
     def persistable(self) -> bool:
+        """Does the value outlive a run?"""
         return self.desc.persistable
 
     @persistable.setter
@@ -74,6 +79,7 @@ class Variable:
 
     @property
     def stop_gradient(self) -> bool:
+        """Does the backward pass stop here?"""
         return self.desc.stop_gradient
 
     @stop_gradient.setter
@@ -91,6 +97,7 @@ class Variable:
 
     @property
     def is_data(self) -> bool:
+        """Is it fed?"""
         return self.desc.is_data
 
     @property
@@ -115,6 +122,7 @@ class Variable:
     # -- operators: what they write is registered by fluidx.ops ----------------------------------------------------------------
 
     def astype(self, dtype: Any) -> Variable:
+        """The variable converted to another dtype, as `layers.cast` does."""
         return OPERATORS["astype"](self, dtype)
 
     def __neg__(self) -> Variable:
@@ -194,6 +202,7 @@ class Variable:
         return f"<{type(self).__name__} {self.name}: {d.type}{', persistable' if d.persistable else ''}>"
 
     def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
+        """The declaration as text."""
         from .text import show_var
 
         return show_var(self.desc)
@@ -208,6 +217,7 @@ class Parameter(Variable):
 
     @property
     def trainable(self) -> bool:
+        """Do optimizers train it?"""
         return bool(self.desc.attrs.get("trainable", True))
 
     @trainable.setter
@@ -216,6 +226,7 @@ class Parameter(Variable):
 
     @property
     def optimize_attr(self) -> dict[str, float]:
+        """What optimizers are told: `learning_rate`, a factor."""
         return {"learning_rate": self.desc.attrs.get("learning_rate", 1.0)}
 
     @property

@@ -137,6 +137,7 @@ class RNNCell:
     """
 
     def call(self, inputs: Variable, states: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """One step: (outputs, new states)."""
         raise NotImplementedError(f"{type(self).__name__} must define call(inputs, states)")
 
     def __call__(self, inputs: Variable, states: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -144,6 +145,7 @@ class RNNCell:
 
     @property
     def state_shape(self) -> Any:
+        """The sizes of the states, without the batch axis: a list for one state, a list of lists for several."""
         raise NotImplementedError(f"{type(self).__name__} must define state_shape, or be given initial_states")
 
     def get_initial_states(

@@ -65,14 +65,17 @@ class Row(NamedTuple):
 
     @property
     def mean(self) -> float:
+        """Seconds of one call."""
         return self.total / self.calls
 
     @property
     def gflops(self) -> float:
+        """10⁹ floating-point operations in a second."""
         return rate(self.flops, self.total)
 
     @property
     def gbs(self) -> float:
+        """10⁹ bytes in a second."""
         return rate(self.nbytes, self.total)
 
 

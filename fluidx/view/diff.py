@@ -70,10 +70,12 @@ class ProgramDiff:
 
     @property
     def added(self) -> tuple[Operator, ...]:
+        """The operators of `after` that `before` does not have."""
         return tuple(op for s in self.sections for b in s.blocks for op in b.side("+"))
 
     @property
     def removed(self) -> tuple[Operator, ...]:
+        """The operators of `before` that `after` does not have."""
         return tuple(op for s in self.sections for b in s.blocks for op in b.side("-"))
 
     def __bool__(self) -> bool:
@@ -310,9 +312,11 @@ class Census(dict[str, Count]):
 
     @property
     def communication(self) -> Census:
+        """The part that communicates."""
         return Census({t: c for t, c in self.items() if c.by_group})
 
     def plus(self, other: Mapping[str, Count]) -> Census:
+        """The sum of two counts."""
         out = Census({t: Count(c.count, dict(c.bytes), dict(c.by_group)) for t, c in self.items()})
         for t, c in other.items():
             mine = out.setdefault(t, Count())
@@ -323,6 +327,7 @@ class Census(dict[str, Count]):
         return out
 
     def lines(self) -> list[str]:
+        """One line for each operator type."""
         moving = [
             f"{n} {t}, {show_bytes(c.bytes[g])} over {g}" if c.bytes.get(g) else f"{n} {t} over {g}"
             for t, c in self.items()

@@ -53,6 +53,7 @@ class Strategy:
 
     @property
     def passes(self) -> tuple[Pass, ...]:
+        """The passes, in order."""
         return tuple(p for _, p in self.steps)
 
     def steps_named(self) -> list[str]:
