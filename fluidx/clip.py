@@ -38,7 +38,7 @@ class GradientClip:
         return [(p, clipped.get(p.name, g)) for p, g in params_grads]
 
     def _clip(self, b: Builder, grads: list[Variable]) -> list[Variable]:
-        raise NotImplementedError(f"{type(self).__name__} does not say how it clips")
+        raise NotImplementedError(f"{type(self).__name__} does not define how it clips")
 
 
 class GradientClipByValue(GradientClip):

@@ -249,7 +249,7 @@ def _as_places(places: Any) -> Any:
         return None
     found = list(places) if isinstance(places, (list, tuple)) else [places]
     if not found or not all(isinstance(p, CPUPlace | CUDAPlace) for p in found):
-        raise wrong(f"CompiledProgram: places must be a list of places such as fluidx.cpu_places(4), got {places!r:.80}")
+        raise wrong(f"CompiledProgram: places must be a list of places, for example fluidx.cpu_places(4), got {places!r:.80}")
     return found
 
 

@@ -77,7 +77,7 @@ def _check(path: str, var: Var, dtype: str, shape: tuple[int, ...]) -> None:
 def _inside(dirname: Any, filename: Any) -> str:
     """dirname/filename, where filename may not lead out of dirname."""
     if not isinstance(filename, str) or os.path.basename(filename) != filename or filename in ("", ".", "..") or "\0" in filename:
-        raise CheckpointError(f"{filename!r} is no file name; it must stand without a directory, which is {dirname!r}")
+        raise CheckpointError(f"{filename!r} is not a file name; give it without a directory, and the directory as dirname: {dirname!r}")
     return os.path.join(path_of(dirname), filename)
 
 

@@ -24,7 +24,7 @@ class MetricBase:
 
     def reset(self) -> None:
         """Forget all batches."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is reset")
+        raise NotImplementedError(f"{type(self).__name__} does not define reset()")
 
     def get_config(self) -> dict[str, Any]:
         """What the metric holds, by the names of its attributes."""
@@ -32,11 +32,11 @@ class MetricBase:
 
     def update(self, preds: Any, labels: Any) -> None:
         """Take a batch into account."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is updated")
+        raise NotImplementedError(f"{type(self).__name__} does not define update()")
 
     def eval(self) -> Any:
         """The metric of all batches so far."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it gives")
+        raise NotImplementedError(f"{type(self).__name__} does not define eval()")
 
     @property
     def _label(self) -> str:

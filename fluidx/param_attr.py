@@ -145,7 +145,7 @@ def cuts(label: str, placement: Any) -> tuple[Shard, ...]:
     if len({e.group for e in entries}) < len(entries):
         raise wrong(f"{label}: placement {show_placement(entries)} names a group twice; a group cuts one axis")
     if any(e.unit < 1 for e in entries):
-        raise wrong(f"{label}: placement {show_placement(entries)}: the unit of a cut is at least 1")
+        raise wrong(f"{label}: placement {show_placement(entries)}: the unit of a shard must be at least 1")
     return entries
 
 

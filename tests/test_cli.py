@@ -317,7 +317,7 @@ def test_show_prints_the_plan_of_a_rank(pair):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ([], "variable 'x' is declared f32[-1,12]: say its open sizes, with a batch size or a shape such as x=8x12"),
+        ([], "variable 'x' is declared f32[-1,12]: give its open sizes, with a batch size or a shape such as x=8x12"),
         (["--feed", "x=6x12,lable=6x1"], "a shape is given for 'lable', which program classifier_mlp is not fed; did you mean 'label'?"),
         (["--feed", "x=6x13", "--batch", 6], "variable 'x' is declared f32[-1,12], the shape given is [6, 13]"),
     ],

@@ -41,4 +41,4 @@ def test_a_script_that_cannot_run_is_told_what_to_write(script, fresh):
 def test_the_page_for_users_of_fluid_says_how_many_run():
     run = sum(not refusal(s) for s in SCRIPTS)
     page = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
-    assert f"Of {len(SCRIPTS)} programs" in page and f"{run} run after changing the import; the other {len(SCRIPTS) - run}" in page
+    assert f"Of {len(SCRIPTS)} programs" in page and f"{run} run after changing the import. The other {len(SCRIPTS) - run}" in page

@@ -118,14 +118,14 @@ class Dealer:
                 want = evened(rows, prod(groups.values()), unit, uneven)
                 if want != rows and len({blocks for _, blocks in seen.values()}) > 1:
                     raise FeedError(
-                        f"uneven={uneven!r} would change the {rows} rows of {name!r}, and the program does not say how many rows of other "
-                        "feeds belong to one of them; use uneven='weight', or feed a multiple"
+                        f"uneven={uneven!r} would change the {rows} rows of {name!r}, and the program does not relate them to the rows "
+                        "of the other feeds; use uneven='weight', or feed a multiple"
                     )
                 alone = next((g for g, n in groups.items() if Own(g) in d.placement and want < n), None)
                 if alone is not None:  # the mean of no rows is undefined
                     raise FeedError(
-                        f"variable {name!r} has {rows} row{'s' * (rows != 1)} for {groups[alone]} ranks, each of which trains by itself on "
-                        f"rows of its own; feed at least {groups[alone]}"
+                        f"variable {name!r} has {rows} row{'s' * (rows != 1)} for {groups[alone]} ranks, each of which trains on its "
+                        f"own rows; feed at least {groups[alone]}"
                     )
                 if want != rows:
                     changed.setdefault(name, {})[axis] = want, unit

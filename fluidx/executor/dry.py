@@ -63,7 +63,7 @@ def _shaped(name: str, declared: TensorType, shape: Sequence[int] | None, batch:
     if shape is None:
         first, *rest = declared.shape or (1,)
         if ANY in rest or (first == ANY and batch is None):
-            raise FeedError(f"variable {name!r} is declared {declared}: say its open sizes, with a batch size or a shape such as "
+            raise FeedError(f"variable {name!r} is declared {declared}: give its open sizes, with a batch size or a shape such as "
                             f"{name}={'x'.join('8' if d == ANY else str(d) for d in declared.shape)}")  # fmt: skip
         return declared if first != ANY else declared.with_shape((batch or 0, *rest))
     given = TensorType(declared.dtype, tuple(shape))

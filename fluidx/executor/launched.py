@@ -201,7 +201,10 @@ class LaunchedExecutor(ParallelExecutor):
         """All ranks' programs, where each has its own."""
         constants = {digest: memory.copied(c.values) for digest, c in pair.constants().items()}
         if pair.main.rank not in (None, self._member.rank):
-            raise ExecutionError(f"{pair.main.label()} is of rank {pair.main.rank}, and this process is rank {self._member.rank}")
+            raise ExecutionError(
+                f"{pair.main.label()} is the program of rank {pair.main.rank}, but this process is rank "
+                f"{self._member.rank}"
+            )
         said = self._member.gather([str(pair), {digest: lies_at(a) for digest, a in constants.items()}])
         there = [
             constants if r == self._member.rank else {d: self._array(lies) for d, lies in lie.items()} for r, (_, lie) in enumerate(said)

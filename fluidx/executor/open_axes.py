@@ -55,7 +55,7 @@ class OpenAxes:
             known = self._met[id(op)] = op, list(_met(self._sizes.inside(block), op, definition))
         for a, b, alike in known[1]:
             one, other = whole(a.name).shape[a.axis], whole(b.name).shape[b.axis]
-            if one == other or not (alike or is_cut(*a) or is_cut(*b)):
+            if one == other or not (alike or 1 in (one, other) and (is_cut(*a) or is_cut(*b))):
                 continue
             if alike:
                 why, instead = "the program takes these open axes to be of one size", 'two names, as in fx.data(name, ["rows", ...])'

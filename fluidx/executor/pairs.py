@@ -23,7 +23,10 @@ def rank_programs(programs: Any) -> list[ProgramPair]:
     for r, pair in enumerate(programs):
         for p in (pair.main, pair.startup):
             if p.rank not in (None, r):
-                raise ExecutionError(f"{p.label()} is of rank {p.rank}, but stands at {r}; give the programs in rank order")
+                raise ExecutionError(
+                    f"{p.label()} is the program of rank {p.rank}, but its position is {r}; give the programs in "
+                    "rank order"
+                )
             if p.groups != groups:
                 raise ExecutionError(f"rank {r}: {p.label()} declares groups {p.groups}, {programs[0].main.label()} of rank 0 {groups}")
     if programs[0].main.world_size != len(programs):

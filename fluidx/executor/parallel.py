@@ -428,7 +428,7 @@ class ParallelExecutor(Held):
         if os.getpid() != self._process and self._tied:
             raise ExecutionError(
                 f"the ranks of this executor {self._owned} process {self._process}, and this is a fork of it, process {os.getpid()}; "
-                "make a ParallelExecutor in each process, behind the fork"
+                "make a ParallelExecutor in each process, after the fork"
             )
 
     def _check_open(self) -> None:

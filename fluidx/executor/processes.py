@@ -55,7 +55,7 @@ class _FarScope(Scope):
         """Make room for a variable in its rank's process, and put the value there."""
         executor = self._executor()
         if executor is None:
-            raise ExecutionError(f"variable {name!r} is of an executor that is gone")
+            raise ExecutionError(f"variable {name!r} belongs to an executor that is closed")
         executor._bind_far(self._rank, name, np.asarray(array))
 
 
@@ -90,8 +90,8 @@ class ProcessExecutor(ParallelExecutor):
         host = next((s._executor() for s in scopes if isinstance(s, _FarScope)), None)
         if host is None or list(scopes) != list(host.scopes):
             raise ExecutionError(
-                "ranks that are processes hold their variables themselves: scopes= takes those of another executor of process_places, "
-                "exe.scopes, and set_state gives variables values"
+                "ranks that are processes keep their own variables: pass scopes=exe.scopes of another executor on process_places, or "
+                "set values with set_state"
             )
         return host
 

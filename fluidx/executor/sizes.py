@@ -207,7 +207,7 @@ class Sizes:
             self.define(name, local.descs[name].type)
         if self.types[name] != t:
             raise ProgramError(
-                f"op {op.type} writes {t} into {name!r}, of which {self.types[name]} lies here: it is {self.whole(name)} "
+                f"op {op.type} writes {t} into {name!r}, but this rank's part is {self.types[name]}, of {self.whole(name)} "
                 f"{show_placement(local.places[name])}"
             )
 

@@ -48,7 +48,7 @@ def runners(program: Program) -> dict[int, Operator]:
     found: dict[int, Operator] = {}
     for block in program.blocks:
         if block.idx and not 0 <= block.parent_idx < block.idx:
-            raise ProgramError(f"block {block.idx} must lie in an earlier block, found block {block.parent_idx}")
+            raise ProgramError(f"block {block.idx} must be in an earlier block, found block {block.parent_idx}")
         for op in block.oplist:
             for idx in op.sub_blocks():
                 check_body(op, block, idx, found)
@@ -64,7 +64,10 @@ def check_body(op: Operator, block: Block, idx: int, run: Mapping[int, Operator]
     parent = blocks[idx].parent_idx
     if parent != block.idx:
         lies = f"lies in block {parent}" if idx else "is the program itself"
-        raise ProgramError(f"op {op.type} in block {block.idx} runs block {idx}, which {lies}; it may run blocks that lie in its own")
+        raise ProgramError(
+            f"op {op.type} in block {block.idx} runs block {idx}, which {lies}; an operator may only run blocks "
+            "inside its own"
+        )
     if idx in run:
         raise ProgramError(f"op {op.type} runs block {idx}, which op {run[idx].type} runs already; a block has one operator that runs it")
 

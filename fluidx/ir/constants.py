@@ -114,13 +114,13 @@ class Given:
                 raise ProgramError(f'{digest!r} is no digest of an array, "sha256:" and 64 digits from 0 to f')
             if digest not in self._arrays:
                 raise ProgramError(
-                    f"constant {digest} of {type_} is not among those given; the file that was written beside the program has it, its path "
-                    "and .constants.safetensors: put it there, or pass constants=fx.io.load_constants(FILE)"
+                    f"constant {digest} of {type_} is missing. It is in the file written next to the program, named as the program with "
+                    ".constants.safetensors: put it there, or pass constants=fx.io.load_constants(FILE)"
                 )
             given = self._arrays[digest]
             found = self._taken[digest] = given if isinstance(given, Array) else Array(given)
         if (found.digest, found.type) != (digest, type_):
-            raise ProgramError(f"constant {digest} of {type_} is not what is given for it, which is {found}")
+            raise ProgramError(f"constant {digest} of {type_} does not match the array given for it, which is {found}")
         return found
 
 

@@ -254,7 +254,7 @@ class OpDef:
             raise TypeError(f"op {cls.name!r} is declared twice: {OPS[cls.name].__module__} and {cls.__module__}")
         for attr, default in cls.attrs.items():
             if isinstance(default, Required) and default.type is BlockRef and attr not in cls.bodies:
-                raise TypeError(f"op {cls.name!r}: attribute {attr!r} names a block, so `bodies` must say what that block hands out")
+                raise TypeError(f"op {cls.name!r}: attribute {attr!r} is a block, so `bodies` must declare the results of that block")
         if isinstance(cls.pattern, str):
             try:
                 check_exceptions(cls.pattern)

@@ -179,7 +179,7 @@ def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
 
     >>> check_exceptions("i k, k j -> i j | n:+")
     Traceback (most recent call last):
-    fluidx.ir.errors.ProgramError: pattern 'i k, k j -> i j | n:+': 'n:+' speaks of factor 'n'; the line names: i, j, k
+    fluidx.ir.errors.ProgramError: pattern 'i k, k j -> i j | n:+': 'n:+' refers to factor 'n'; the line names: i, j, k
     """
     body, _, after = text.partition("|")
     known = {*_NAME.findall(body.replace("->", " ")), *sized, *(f"{f}/{k}" for f, k in _RUNS.findall(text))}
@@ -188,9 +188,9 @@ def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
             continue
         said, name = _about(word)
         if not name or said not in ("#", "!", "@", "=", *MONOIDS):
-            raise ProgramError(f"pattern {text!r}: {word!r} says nothing about a factor or an operand")
+            raise ProgramError(f"pattern {text!r}: {word!r} refers to no factor or operand")
         if name not in known and not name.endswith("?"):  # of k0, k1, ... there may be none
-            raise ProgramError(f"pattern {text!r}: {word!r} speaks of factor {name!r}; {nearest(name, sorted(known), 'the line names')}")
+            raise ProgramError(f"pattern {text!r}: {word!r} refers to factor {name!r}; {nearest(name, sorted(known), 'the line names')}")
 
 
 def _exception(p: Pattern, word: str, text: str) -> None:
@@ -202,7 +202,7 @@ def _exception(p: Pattern, word: str, text: str) -> None:
         kind, operands, into = m.groups()
         members = tuple(map(int, operands.split(",")))
         if max(members) >= len(p.ins):
-            raise ProgramError(f"pattern {text!r}: {word!r} speaks of operand {max(members)}; there are {len(p.ins)}, counted from 0")
+            raise ProgramError(f"pattern {text!r}: {word!r} refers to operand {max(members)}; there are {len(p.ins)}, counted from 0")
         if kind == "L":
             p.linear.append((members, tuple(map(int, into.split(","))) if into else None))
             return

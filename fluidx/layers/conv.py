@@ -131,7 +131,7 @@ def conv2d_transpose(
         kernel = wholes(helper.label, "filter_size", filter_size, 2, 1)
     elif out is not None:
         if padded.get("padding_algorithm") == "SAME":
-            raise wrong(f"{helper.label}: padding='SAME' does not say the size of the filter; give filter_size")
+            raise wrong(f"{helper.label}: padding='SAME' does not determine the filter size; give filter_size")
         p = padded.get("paddings", (0, 0))
         sides = [2 * p[0], 2 * p[1]] if len(p) == 2 else [p[0] + p[1], p[2] + p[3]]
         sizes = [helper.known(x, "input (to find filter_size)", a) for a in ((2, 3) if layout == "NCHW" else (1, 2))]

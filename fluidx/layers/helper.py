@@ -229,7 +229,7 @@ class LayerHelper:
         name = attr.name or self.fresh("b" if is_bias else "w")
         v = self.parameter(attr.part(f"{name}_v"), shape, dtype, is_bias, default, trainable)
         if attr.dim is not None and not -v.ndim <= attr.dim < v.ndim:
-            raise wrong(f"{self.label}: WeightNormParamAttr has dim {attr.dim}, and the parameter {list(shape)} has no such axis")
+            raise wrong(f"{self.label}: WeightNormParamAttr has dim {attr.dim}, but the parameter {list(shape)} has no such axis")
         kept = None if attr.dim is None else attr.dim % v.ndim
         others = tuple(k for k in range(v.ndim) if k != kept)
         startup, length = default_startup_program().global_block(), f"{name}_g"

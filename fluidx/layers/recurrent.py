@@ -108,7 +108,7 @@ def gru_unit(
     size = whole(helper.label, "size", size, 3)
     if size % 3 or x.shape[1] != size or h.shape[1] != size // 3:
         found = f"size={size}, {x.shape[1]} and {h.shape[1]} columns"
-        raise wrong(f"{helper.label}: size must be the columns of input and 3 times those of hidden, found {found}")
+        raise wrong(f"{helper.label}: size must be 3 times the columns of hidden, which input must have too, found {found}")
     act, gate = (
         one_of(helper.label, n, v, _GRU_ACTIVATIONS) for n, v in (("activation", activation), ("gate_activation", gate_activation))
     )

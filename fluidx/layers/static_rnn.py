@@ -141,7 +141,7 @@ class StaticRNN:
 
     def _write_out(self, outer: Block, body: Block) -> None:
         if not self._inputs:
-            raise wrong(f"{self.helper.label}: the step has no step_input, which says how many steps there are")
+            raise wrong(f"{self.helper.label}: the step has no step_input, so the number of steps is unknown; call step_input first")
         if missing := [n for n in self._memories if n not in self._updates]:
             raise wrong(f"{self.helper.label}: memory {missing[0]!r} is never updated; call update_memory in the step")
         steps = next(iter(self._inputs.values())).shape[0]

@@ -54,7 +54,7 @@ def _parameter(importer: Importer, weight: Weight) -> Variable:
 
 def _sequence(importer: Importer, values: list[Any], name: str | None = None) -> Variable:
     if not values:
-        raise ProgramError("the sequence is empty, and nothing says of what type its elements would be")
+        raise ProgramError("the sequence is empty, and the type of its elements is not given")
     return importer.b.sequence_construct([importer.variable(v) for v in values], name=name)
 
 

@@ -95,7 +95,7 @@ def check_form(model: Any) -> None:
 
 def _check_graph(graph: Any, opsets: Mapping[str, int], outer: set[str], depth: int) -> None:
     if depth > _DEPTH:
-        raise OnnxError(f"graphs stand in graphs, {_DEPTH} deep and deeper")
+        raise OnnxError(f"graphs are nested {_DEPTH} deep or deeper")
     given = [i.name for i in graph.input], [t.name for t in graph.initializer], [s.values.name for s in graph.sparse_initializer]
     for names in given:
         twice = next((name for k, name in enumerate(names) if name in names[:k]), None) if len(set(names)) < len(names) else None
@@ -125,7 +125,7 @@ def _check_nodes(nodes: Sequence[Any], opsets: Mapping[str, int], known: set[str
         who = f"node {node.name or node.op_type!r} ({node.op_type})"
         for name in node.input:
             if name and name not in known:
-                raise OnnxError(f"{who} reads {name!r}, which nothing before it makes; nodes stand in the order of their work")
+                raise OnnxError(f"{who} reads {name!r}, which no node before it computes; nodes must be in execution order")
         for graph in graphs_of(node):
             _check_graph(graph, opsets, known, depth + 1)
         for name in filter(None, node.output):

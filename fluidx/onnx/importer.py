@@ -138,7 +138,7 @@ class Importer:
     def found(self, name: str) -> Any:
         """The value of that name."""
         if name not in self.env:
-            raise OnnxError(f"a node reads {name!r}, which nothing before it makes: the nodes of a graph stand in the order of their work")
+            raise OnnxError(f"a node reads {name!r}, which no node before it computes; the nodes of a graph must be in execution order")
         return self.env[name]
 
     def _write(self, proto: Any) -> None:
@@ -150,8 +150,8 @@ class Importer:
             made = self.named(proto.output, made, start)
         if len(self.b.block.oplist) > limits.OPERATORS:
             raise Node(self, proto, operands).wrong(
-                f"the program has more than {limits.OPERATORS} operators here; loops with many rounds and functions that are called often "
-                "are written out: fluidx.onnx.limits.OPERATORS says how many there may be"
+                f"the program has more than {limits.OPERATORS} operators here, because loops and functions are unrolled; the limit is "
+                "fluidx.onnx.limits.OPERATORS"
             )
         for name, value in zip(proto.output, made):
             if name:
@@ -335,8 +335,8 @@ class Importer:
         if self.evaluate is None:
             who = f"node {n.proto.name or n.op_type!r} ({n.op_type})" if n is not None else "the model"
             raise OnnxError(
-                f"{who} needs the value of {wanted[0].name!r} to know sizes or what to do, and that depends on what is fed; "
-                "where sizes decide it, give them: load(shapes=...); fx.onnx.session runs such models, and a program does not hold them"
+                f"{who} needs the value of {wanted[0].name!r} to know sizes or control flow, but this value depends on the feeds. If "
+                "sizes determine it, give them: load(shapes=...). fx.onnx.session runs such models"
             )
         computed = iter(self.evaluate(self.main, wanted))
         self._fixed.update(v.name for v in wanted)

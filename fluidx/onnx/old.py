@@ -225,7 +225,7 @@ def _batch_normalization(n: _Node) -> bool | None:
     """Where it is not spatial, each element has statistics of its own."""
     _refuse_training(n)
     if len([name for name in n.output if name]) > 1:
-        raise n.wrong("its statistics are outputs, so it takes those of the batch, as in training; export the model for inference")
+        raise n.wrong("its statistics are outputs, so it uses those of the batch, as in training; export the model for inference")
     if n.attrs.get("spatial", 1):
         return False
     x, scale, bias, mean, variance = n.input

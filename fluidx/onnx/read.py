@@ -29,7 +29,7 @@ def read(source: Any, strict: bool = False) -> Any:
     """
     model = parsed(source)
     if lying := outside(model):
-        raise OnnxError(f"tensor {lying[0].name!r} lies in another file; read the model by its path")
+        raise OnnxError(f"tensor {lying[0].name!r} is stored in another file; load the model by its path")
     readable(model)
     model = with_one_opset(model)
     supported(model)

@@ -86,7 +86,7 @@ def host(*names: str, domain: str) -> Callable[[Face], Face]:
 def _own(table: dict[tuple[str, str], Face], names: tuple[str, ...], domain: str) -> Callable[[Face], Face]:
     load_all()
     if not names or not all(isinstance(n, str) and n for n in names):
-        raise OnnxError(f"name the operators that the function stands for: @fx.onnx.face('MyOp', domain='com.example'); got {names}")
+        raise OnnxError(f"name the operators that the function implements: @fx.onnx.face('MyOp', domain='com.example'); got {names}")
     keys = [(domain_of(domain), n) for n in names]
     for key in keys:
         if key in table and table[key].__module__.startswith(faces.__name__):

@@ -125,7 +125,7 @@ def _carried(n: Node) -> Any:
     cast = n.op_type == "Cast" and n.attr("to") in _INTEGER
     told = [k for k, v in enumerate(n.operands) if isinstance(v, Open) and (n.op_type not in _MOVES or k and n.op_type != "Concat")]
     if told and not (cast or n.op_type in _RULES):
-        raise _refused(n, f"operand {told[0]} depends on a size that is open")
+        raise _refused(n, f"operand {told[0]} depends on an open size")
     exact = all(v.exact for v in n.operands if isinstance(v, Open))
     if n.op_type == "Equal" and not exact:
         raise _refused(n, "it compares a size that is open, divided, perhaps with a remainder")
@@ -186,7 +186,7 @@ def _numbers(n: Node, made: Any, x: Any, y: Any) -> Any:
 
 def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
     if sum(map(is_open, x.ravel().tolist())) > 1:
-        raise _refused(n, "it multiplies sizes of which more than one is open")
+        raise _refused(n, "it multiplies more than one open size")
     axis = None if axes is None or not axes.size else tuple(axes.tolist())
     if axis is None and n.attr("noop_with_empty_axes", 0):
         return x

@@ -184,7 +184,7 @@ def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) ->
 
     if len(model.fetches) != 1:
         has = ", ".join(v.name for v in model.fetches)
-        raise OnnxError(f"set_training: loss is of one output, and the model has {has}; give a head that returns one")
+        raise OnnxError(f"set_training: loss takes one output, but the model has {has}; give a head that returns one")
     (y,) = model.fetches
     with program_guard(model.program, model.startup):
         if callable(loss):

@@ -46,7 +46,7 @@ def dtype_of(code: int) -> str:
     try:
         return as_dtype(numpy_dtype(code))
     except (KeyError, TypeError, ValueError):
-        raise OnnxError(f"it is of dtype {code} of ONNX, and a program has no such numbers") from None
+        raise OnnxError(f"it has ONNX dtype {code}, which programs do not support") from None
 
 
 def open_sizes(t: TensorType) -> list[Any]:

@@ -60,7 +60,7 @@ def array_of(tensor: Any) -> np.ndarray:
     from onnx import TensorProto, numpy_helper
 
     if tensor.data_location == TensorProto.EXTERNAL:
-        raise OnnxError(f"tensor {tensor.name!r} lies in another file; read the model by its path")
+        raise OnnxError(f"tensor {tensor.name!r} is stored in another file; load the model by its path")
     try:
         found = numpy_helper.to_array(tensor)
     except (KeyError, TypeError, ValueError) as e:

@@ -103,7 +103,10 @@ class PyFunc(OpDef):
             sized_as = like[k] if like else xs[0] if xs else None
             for axis in (axis for axis, size in enumerate(sizes) if size == ANY):
                 if sized_as is None or axis >= sized_as.ndim:
-                    raise ProgramError(f"op py_func: axis {axis} of result {k} is open, and the first input has none such; give its size")
+                    raise ProgramError(
+                        f"op py_func: axis {axis} of result {k} is open, but the first input has no such open axis; "
+                        "give its size"
+                    )
                 sizes[axis] = sized_as.shape[axis]
             found.append(TensorType(dtype, tuple(sizes)))
         return found

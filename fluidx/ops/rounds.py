@@ -25,8 +25,8 @@ def loop_gradient(b: Builder, op: Any, g: Sequence[Variable | None]) -> list[Var
     """
     if op.op.role == Role.BACKWARD:
         raise ProgramError(
-            "op while has no gradient here: it is the gradient of a loop, and second derivatives of loops are not known; "
-            "write the rounds one after the other, if their number is known"
+            "op while has no gradient here: this is the gradient of a loop, and second derivatives of loops are not implemented; "
+            "unroll the loop if the number of iterations is known"
         )
     return _Back(b, op, g).write()
 

@@ -6,6 +6,8 @@ An optimizer keeps its state in persistable variables named after the parameter 
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -96,10 +98,10 @@ class Minimizer:
         return self._apply(params_grads, startup_program or default_startup_program())
 
     def _backward(self, asked: Asked) -> ParamsGrads:
-        raise NotImplementedError(f"{type(self).__name__} does not say how it gets gradients")
+        raise NotImplementedError(f"{type(self).__name__} does not define how it gets gradients")
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
-        raise NotImplementedError(f"{type(self).__name__} does not say what it does with gradients")
+        raise NotImplementedError(f"{type(self).__name__} does not define what it does with gradients")
 
 
 class Optimizer(Minimizer):
@@ -126,6 +128,9 @@ class Optimizer(Minimizer):
             self.learning_rate: float | Variable = learning_rate
         else:
             self.learning_rate = number(self.label, "learning_rate", learning_rate)
+            if not 0 <= self.learning_rate < math.inf:
+                raise wrong(f"{self.label}: learning_rate must be a finite number, 0 or more, got {learning_rate!r}; "
+                            "to maximize a value, minimize it times -1.0")  # fmt: skip
         if regularization is not None and not isinstance(regularization, Regularizer):
             raise wrong(f"{self.label}: regularization must be L1Decay, L2Decay or None, got {regularization!r}")
         if grad_clip is not None and not isinstance(grad_clip, GradientClip):
@@ -141,7 +146,7 @@ class Optimizer(Minimizer):
 
     def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
         """Append one parameter's update with `step.b`; `step.state` and `step.power` give its state."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it updates a parameter")
+        raise NotImplementedError(f"{type(self).__name__} does not define how it updates a parameter")
 
     # -- how it is done ------------------------------------------------------------------------------------------------------
 
@@ -166,12 +171,19 @@ class Optimizer(Minimizer):
             if p.block.program is not main or g.block.program is not main:
                 raise wrong(f"{self.label}: {p.name!r} and its gradient {g.name!r} must belong to {main.label()}")
             if g.block.idx != block.idx:
-                raise wrong(f"{self.label}: the gradients {pairs[0][1].name!r} and {g.name!r} are of two blocks of {main.label()}")
+                raise wrong(f"{self.label}: the gradients {pairs[0][1].name!r} and {g.name!r} are in two blocks of {main.label()}")
             if not p.desc.type.accepts(g.desc.type):
                 raise wrong(f"{self.label}: the gradient of {p.name!r} must be {p.desc.type}, {g.name!r} is {g.desc.type}")
             if (p.name, "") in taken:
                 raise wrong(f"{self.label}: this optimizer already updates parameter {p.name!r} in {main.label()};"
                             " make another optimizer for a second loss, or add the losses up and minimize once")  # fmt: skip
+        updated = {n for op in block.oplist if op.role is Role.OPTIMIZE for n in op.output_arg_names}
+        if twice := [p.name for p, _ in pairs if p.name in updated]:
+            warnings.warn(
+                f"{self.label}: {main.label()} already updates {', '.join(twice[:3])}{', ...' if len(twice) > 3 else ''}; each run updates "
+                "it twice. Add the losses and minimize once, or give each optimizer its parameter_list",
+                stacklevel=4,
+            )
         start = len(block.oplist)
         step = Step(self, block, startup)
         pairs = self.grad_clip(pairs) if self.grad_clip is not None else append_gradient_clip_ops(pairs)

@@ -35,7 +35,7 @@ class PipelineOptimizer(WrappedOptimizer):
         super().__init__(optimizer)
         if cut_list is not None:
             warnings.warn(
-                f"{self.label}: the program is not cut at cut_list; for a pipeline on ranks write the layers of stage k under "
+                f"{self.label}: cut_list is not used; for a pipeline on ranks write the layers of stage k under "
                 'device_guard("gpu:k"), and transpile with strategies.pipeline(4) for Mesh(pp=stages)',
                 stacklevel=2,
             )

@@ -27,7 +27,7 @@ class RewritingOptimizer(WrappedOptimizer):
 
     def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
         """Append what is made of the gradients, and with `step.update` the inner optimizer's updates."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it makes of gradients")
+        raise NotImplementedError(f"{type(self).__name__} does not define what it makes of gradients")
 
 
 class Rewriting:

@@ -26,7 +26,7 @@ class PSDispatcher:
         self._step = 0
 
     def dispatch(self, varlist: Sequence[Any]) -> list[str]:
-        raise NotImplementedError(f"{type(self).__name__} does not say how it dispatches")
+        raise NotImplementedError(f"{type(self).__name__} does not define how it dispatches")
 
 
 class HashName(PSDispatcher):

@@ -213,7 +213,7 @@ def _for_servers(program: Program, coords: Coords, gone: set[str]) -> list[Opera
             named = (*reads, *writes) if op.sub_blocks() else ()
             elsewhere = next((n for n in named if n in descs and not holds(descs[n].placement, coords)), None)
             if elsewhere is not None:
-                raise _not_served(op, f"is to run on every server, and %{elsewhere} lies on one of the others")
+                raise _not_served(op, f"must run on every server, but %{elsewhere} is stored on another one")
             left.append(op)
             continue
         kept = next((n for n in writes if n in descs and n not in gone and descs[n].persistable and {*reads} != {n}), None)

@@ -66,8 +66,8 @@ class Transfers:
         found = self.sizes.multiple(name, self._fed)
         if found is None:
             raise TranspileError(
-                f"%{name} {self.block.desc(name).type} goes from {op.attrs['root']} to {op.attrs['to']} over {op.attrs['group']}, and its "
-                f"size does not follow from that of one feed; let the stages meet where it does{where(op)}"
+                f"%{name} {self.block.desc(name).type} goes from {op.attrs['root']} to {op.attrs['to']} over {op.attrs['group']}, and "
+                f"its size does not follow from the size of one feed; move the stage border to a value whose size does{where(op)}"
             )
         return {"like": found[0], "open": found[1]}
 

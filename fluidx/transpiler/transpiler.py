@@ -184,6 +184,12 @@ class DistributeTranspiler:
 
     @staticmethod
     def _check_startup(program: Program, startup: Program) -> None:
+        trains = next((op for op in startup.global_block().oplist if op.role in (Role.BACKWARD, Role.OPTIMIZE)), None)
+        if trains is not None:
+            raise TranspileError(
+                f"startup_program is {startup.label()}, which trains: it has op {trains.type} of role {trains.role.value}; "
+                f"are program and startup_program exchanged?{where(trains)}"
+            )
         made = {n for op in startup.global_block().oplist for n in op.output_arg_names}
         missing = [p.name for p in program.all_parameters() if p.name not in made]
         if missing:

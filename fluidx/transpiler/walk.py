@@ -331,7 +331,7 @@ class Walk:
         """Write a redistribute; the name of the copy that it makes."""
         if any(isinstance(e, Own) and e not in route.place for e in held.places[route.nearest]):
             raise TranspileError(
-                f"op {op.type} wants one value of %{name}, and each rank has its own; write layers.replica_mean in front of it{where(op)}"
+                f"op {op.type} needs one global value of %{name}, but each rank has its own; use layers.replica_mean before it{where(op)}"
             )
         move = Move(name, held.places[route.nearest], route.place, self.types[name], reason)
         self.allowed(move, op)
@@ -482,7 +482,7 @@ class Walk:
             home = self.home.get(n, REPLICATE)
             if definition.repeats and not adds and any(isinstance(e, Partial) for e in home):
                 raise TranspileError(
-                    f"op {op.type} writes %{n} in a block, which lies at {show_placement(home)}; write it whole before{where(op)}"
+                    f"op {op.type} writes %{n} in a sub-block, which is stored {show_placement(home)}; make it whole before{where(op)}"
                 )
             if home not in held.places:  # it is on its way: the block finds it where it rests
                 self._go_home(n, self._name(n, 0), held.places[0], op)

@@ -72,7 +72,7 @@ class Control:
             for n in op.output_arg_names:
                 after = self._placement(scope, n)
                 if any(isinstance(e, At) and e not in after for e in placement):
-                    raise Refused(f"op {op.type}: %{decides} is on a root, and %{n} is said to be elsewhere too")
+                    raise Refused(f"op {op.type}: %{decides} is at a root, but %{n} is declared on other ranks too")
         if definition.repeats:
             self._loop(op, scope, program, condition)
         else:
@@ -160,7 +160,7 @@ class Control:
             if before == UNDEFINED:
                 continue
             if is_local(scope.signature(name)):
-                raise Refused(f"op {op.type} carries %{name} from round to round, which ranks hold for themselves")
+                raise Refused(f"op {op.type} carries %{name} from iteration to iteration, but it is local to each rank")
             first[name] = before
         symbols = {
             name: self.table.symbol("round", (depth, k), scope.signature(name)[0]) for k, name in enumerate(first)
@@ -194,7 +194,7 @@ class Control:
             scope.write(name, value)
         for n in op.output_arg_names:
             if n not in first:
-                raise Refused(f"op {op.type} may run no round, and %{n} has no value before it")
+                raise Refused(f"op {op.type} may run no iteration, and %{n} has no value before it")
 
 
 def _written(program: Program, idx: int) -> list[str]:
@@ -217,4 +217,4 @@ def check_blocks(program: Program) -> None:
     for b in program.blocks[1:]:
         depth[b.idx] = depth[b.parent_idx] + 1
     if max(depth) > 40:
-        raise fail(program, -1, f"blocks lie {max(depth)} deep in each other; 40 is the most")
+        raise fail(program, -1, f"blocks are nested {max(depth)} deep; the limit is 40")

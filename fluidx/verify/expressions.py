@@ -94,7 +94,7 @@ class Table:
         if t.shape == shape:
             return e
         if t.shape.count(ANY) > 1 or shape.count(ANY) > 1 or (ANY in t.shape) != (ANY in shape):
-            raise Refused(f"the shape {list(shape)} of {t} cannot be told while sizes are open")
+            raise Refused(f"the shape {list(shape)} of {t} is unknown while sizes are open")
         if ANY not in shape and prod(shape) != t.numel:
             raise Refused(f"{t} has not the elements of shape {list(shape)}")
         key = self.keys[e]
@@ -130,7 +130,7 @@ class Table:
         """Elements [start, stop) of an array laid out flat, as one axis."""
         t = self.types[e]
         if t.numel == ANY or not 0 <= start <= stop <= t.numel:
-            raise Refused(f"elements [{start}, {stop}) of {t} cannot be told")
+            raise Refused(f"elements [{start}, {stop}) of {t} are unknown")
         if stop - start == t.numel:
             return self.flat(e)
         shape, key = (stop - start,), self.keys[e]
@@ -155,7 +155,7 @@ class Table:
     def join(self, parts: Sequence[int], shape: Sequence[int] | None = None) -> int:
         """Arrays laid out flat, one behind the other."""
         if None in parts or (len(parts) > 1 and any(self.types[p].numel == ANY for p in parts)):
-            raise Refused("values of open sizes, or that are not there, are laid out one behind the other")
+            raise Refused("values with open sizes, or missing values, are concatenated")
         flat: list[int] = []
         for p in parts:
             p = self.flat(p)
@@ -167,7 +167,7 @@ class Table:
                 else:
                     flat.append(x)
         if not parts or len({self.types[p].dtype for p in parts}) > 1:
-            raise Refused("values of several dtypes, or none, are laid out one behind the other")
+            raise Refused("values of several dtypes, or none, are concatenated")
         dtype = self.types[parts[0]].dtype
         if len(flat) == 1:
             out = flat[0]

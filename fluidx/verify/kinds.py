@@ -42,7 +42,7 @@ class Kind:
         self.placed: list[tuple[Placement, bool] | None] = []  # of each output: its placement's one form; does it have terms?
         self.runs = any(isinstance(v, BlockRef) for v in attrs.values())
         self.wrong = ""
-        self.no_row = ""  # why no lemma speaks of operands that lie so
+        self.no_row = ""  # why no lemma refers to operands that lie so
         self.adds = False  # does it add up what several turns made?
 
 
@@ -77,7 +77,7 @@ class Kinds:
                 self.mesh.canonical(s[1], s[0])
         for s in (*kind.ins, *kind.outs) if self.mesh.axes and self.loose is not None else ():
             if s is not None and over_turns(s[1], self.mesh.axes):
-                raise Refused(f"an operand or result is {show_placement(s[1])}; an operator of a rank works in one turn")
+                raise Refused(f"an operand or result is {show_placement(s[1])}; an operator of a rank belongs to one iteration")
         for s in kind.outs:
             placement = None if s is None else self.mesh.canonical(s[1], s[0])
             kind.placed.append(None if placement is None else (placement, partial(placement)))
@@ -91,7 +91,7 @@ class Kinds:
                 self.loose.add(key)
             elif key not in self.loose:
                 made = ", ".join(str(t) for t in inferred if t is not None)
-                raise Refused(f"it makes {made}, and what it writes is declared {', '.join(str(t) for t in out_types if t is not None)}")
+                raise Refused(f"its results are {made}, but they are declared {', '.join(str(t) for t in out_types if t is not None)}")
         if not kind.runs and kind.definition.effect not in COMMUNICATES and kind.definition.move is None:
             kind.no_row = self._rows(kind, op)
             if kind.no_row and self.mesh.turns and self._adds(kind):

@@ -161,11 +161,11 @@ class World:
         try:
             definition = OPS.get(op.type)
             if definition is not None and definition.effect is Effect.P2P:
-                raise Refused(f"op {op.type} stands in a block; messages are followed outside of blocks only")
+                raise Refused(f"op {op.type} is in a sub-block; messages are only checked outside of sub-blocks")
             if definition is not None and definition.effect is Effect.COLLECTIVE:
                 rank = rank_of(scope)
                 if not self.meetings.of_all(op, scope) if rank is None else not self.meetings.of_alike(op, scope, rank, self.running):
-                    raise Refused(f"op {op.type} stands in a block that not all ranks run with the same values")
+                    raise Refused(f"op {op.type} is in a sub-block that not all ranks run with the same values")
                 return
             self.operator(op, scope, program, block, None)
         except Refused as e:
@@ -178,7 +178,7 @@ class World:
         if known is None:
             known = self.operators.kind(op, scope)
             if known[0].definition.abstract:
-                raise Refused(f"op {op.type} stands for operators that are not written out yet")
+                raise Refused(f"op {op.type} is a placeholder for communication; lower the program first")
             if known[0].definition.effect is Effect.P2P:
                 raise Refused(f"op {op.type} communicates, in the program for one device")
             differs = self.declared.differs
@@ -357,7 +357,7 @@ class World:
             theirs.append(other)
         for m, other in zip(members, theirs, strict=True):
             if (other.type, self.kinds.attrs_id(other.attrs)) != (op.type, self.kinds.attrs_id(op.attrs)):
-                raise Refused(f"rank {r} is in {_said(op)}, rank {m} at the same meeting in {_said(other)}")
+                raise Refused(f"rank {r} is in {_said(op)}, rank {m} in the same collective call in {_said(other)}")
         self.meetings.of_members(members, theirs)
         for m in members:
             self.at[m] += 1

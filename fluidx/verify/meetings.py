@@ -96,7 +96,7 @@ class Meetings:
 
     def check(self, kind: Kind, op: Operator) -> None:
         if kind.definition.abstract:
-            raise Refused(f"op {op.type} stands for operators that are not written out yet")
+            raise Refused(f"op {op.type} is a placeholder for communication; lower the program first")
         if self.world.declared.single:
             raise Refused(f"op {op.type} communicates, in the program for one device")
 
@@ -175,13 +175,13 @@ class Meetings:
         if "bounds" not in known[0][0].attrs and len(shapes) > 1:
             raise Refused(f"op {definition.name}: its members bring {', '.join(sorted(map(str, shapes)))}, which are not of one shape")
         if definition.meaning is None:
-            raise Refused(f"op {definition.name}: {reason or 'the proof knows nothing of what it computes'}")
+            raise Refused(f"op {definition.name}: {reason or 'the proof does not know what it computes'}")
         for index, ((kind, _, _), m, (_, out)) in enumerate(zip(known, members, names, strict=True)):
             local = self.operators.local_type(kind.outs[0], m)
             try:
                 made = definition.meaning(self.table, xs, local, index, **ops[index].attrs)
                 if made is None:
-                    raise Refused("the proof knows nothing of what it computes")
+                    raise Refused("the proof does not know what it computes")
                 value = UNDEFINED if made == self.table.nothing else self.operators.stored(made, kind.outs[0], m)
             except Refused as e:
                 said = f"{reason}; " if reason and reason != str(e) else ""

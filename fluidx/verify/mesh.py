@@ -54,14 +54,14 @@ class Mesh:
             self.groups[axis], self.size[axis], self.where[axis] = alone, n, dict.fromkeys(range(self.world), (0, (0,)))
         for name, turn in self.turns.items():
             if name in self.groups:
-                raise Refused(f"{name} is a group of ranks and a turn")
+                raise Refused(f"{name} is both a group of ranks and an iteration")
             self.groups[name], self.size[name] = alone, self.axes[turn.axis]
             self.where[name] = dict.fromkeys(range(self.world), (turn.first, (0,)))
 
     def members(self, group: str, rank: int) -> Sequence[int]:
         """The ranks that `rank` meets over a group."""
         if group in self.turns:
-            raise Refused(f"{group} is a turn, and no group in which ranks meet")
+            raise Refused(f"{group} is an iteration, not a group of ranks")
         if group not in self.where:
             listed = ", ".join(self.where) or "none"
             raise Refused(f"group {group!r} is not declared; declared: {listed}")
@@ -185,11 +185,11 @@ class Mesh:
         for e in placement:
             turn = self.turns.get(e.group)
             if (turn or e.group in self.axes) and not isinstance(e, (Shard, Partial)):
-                raise Refused(f"{e}: over turns a value is cut, or its terms are")
+                raise Refused(f"{e}: over iterations a value must be shard or partial")
             if turn and turn.first < turn.last and not isinstance(e, Partial):
-                raise Refused(f"{e}: several turns together have terms, and no parts")
+                raise Refused(f"{e}: several iterations together can be partial, not shard")
         if len(set(axes)) < len(axes):
-            raise Refused(f"{show_placement(placement)}: a value is of one turn of an axis")
+            raise Refused(f"{show_placement(placement)}: a value belongs to one iteration of an axis")
 
     def _with_one_unit(self, e: Shard, size: int) -> Shard:
         n = self.size[e.group]

@@ -124,7 +124,7 @@ class Messages:
             op = self.said.ops[alike.codes[k]][0]
             ins, outs = op.input_arg_names, op.output_arg_names
             if len(ins) + len(outs) != 1:
-                raise Refused(f"op {op.type} neither sends one value nor receives one")
+                raise Refused(f"op {op.type} must send or receive one value")
             name = (ins or outs)[0]
             s = self.held.declared.signature(name, r)
             number = self.table.attrs_id(op.attrs)

@@ -209,7 +209,7 @@ class Operators:
         atoms = [self.values.atoms[a] for a in ins if a is not None]
         e, _, d = atoms[0]
         if d is None or any((a.e, a.derivation) != (e, d) for a in atoms):
-            raise Refused(f"op {op.type}: its operands are not what turns made of one sum")
+            raise Refused(f"op {op.type}: its operands are not the iterations' parts of one sum")
         placed = kind.placed[0]
         assert placed is not None
         return self.values.atom(e, placed[0], d if placed[1] else None)

@@ -114,11 +114,11 @@ def _check_ranks(mains: Sequence[Program], startups: Sequence[Program]) -> None:
             if wrong := _not_plain(p):
                 raise fail(p, -1, wrong, rank=r)
             if p.rank is not None and p.rank != r:
-                raise fail(p, -1, f"the program is of rank {p.rank}, and stands as that of rank {r}")
+                raise fail(p, -1, f"this is the program of rank {p.rank}, given as that of rank {r}")
             if p.groups != first.groups:
                 raise fail(p, -1, f"groups are declared as {_groups(p)}, and by rank 0 as {_groups(first)}", rank=r)
             if p.turns != programs[0].turns:
-                raise fail(p, -1, f"turns are declared as {p.turns}, and by rank 0 as {programs[0].turns}", rank=r)
+                raise fail(p, -1, f"time axes are declared as {p.turns}, but by rank 0 as {programs[0].turns}", rank=r)
 
 
 def _not_plain(p: Program) -> str:
@@ -157,15 +157,15 @@ def _check_declared(one: World, ranks: World, is_main: bool) -> None:
             if getattr(found, flag) != getattr(d, flag):
                 raise fail(program, -1, f"%{n} is {'' if getattr(d, flag) else 'not '}{flag} in the source, and otherwise on the ranks")
         if found.type != d.type and not is_local((found.type, found.placement)):
-            raise fail(program, -1, f"%{n} is {d.type} in the source, and {found.type} on the ranks; types are those of the whole value")
+            raise fail(program, -1, f"%{n} is {d.type} in the source, but {found.type} on the ranks; types are those of the global value")
     for n, d in ranks.declared.vars.items():
         if n not in one.declared.vars and d.is_data:
-            raise fail(program, -1, f"%{n} is fed, and the source has no such variable")
+            raise fail(program, -1, f"%{n} is fed, but the source has no such variable")
         if n not in one.declared.vars and d.persistable and is_main:
             for r, p in enumerate(ranks.programs):
                 for k, op in enumerate(p.global_block().oplist):
                     if n in op.output_arg_names:
-                        raise fail(p, k, f"%{n} is a state that the source has not: nothing says what the next step finds in it", rank=r)
+                        raise fail(p, k, f"%{n} is a state variable that the source does not have: its next value is unknown", rank=r)
                 if len(ranks.said.classes) == 1:
                     break
 
@@ -208,7 +208,7 @@ def _compare(one: World, ranks: World, is_main: bool) -> list[str]:
         found_in = _in_turns(ranks, n, found.placement, when)
         seen = {_held_alike(ranks, m, e, when) for m in found_in}
         if len(seen) > 1 and len({None if a is None else ranks.held.values.of_any_turn(a) for a in seen}) > 1:
-            raise _wrong(ranks, found_in[0], 0, f"%{n}: the turns hold terms of different sums {when}")
+            raise _wrong(ranks, found_in[0], 0, f"%{n}: the iterations hold terms of different sums {when}")
         if d.persistable and not is_main:
             _check_empty(ranks, n, signature)
         proved.append(n)
@@ -222,14 +222,14 @@ def _in_turns(ranks: World, name: str, placement: Placement, when: str) -> list[
         return [name]
     d = ranks.declared.vars[name]
     if d.persistable or d.is_data or name in ranks.held.shared or name in ranks.held.own:
-        raise _wrong(ranks, name, 0, f"%{name} lies over all turns of {axis}: it has no value but those of the turns {when}")
+        raise _wrong(ranks, name, 0, f"%{name} is spread over all iterations of {axis}: it has no value of its own {when}")
     names = [in_turn(name, axis, k) for k in range(ranks.mesh.axes[axis])]
     for k, n in enumerate(names):
         found = ranks.declared.vars.get(n)
         if found is None:
-            raise fail(ranks.programs[0], -1, f"%{name} lies over the turns of {axis}, and no rank declares %{n}")
+            raise fail(ranks.programs[0], -1, f"%{name} is spread over the iterations of {axis}, but no rank declares %{n}")
         if (found.type, found.placement) != (d.type, taken_in_turn(placement, axis, k)):
-            raise fail(ranks.programs[0], -1, f"%{n} is {found.type} {show_placement(found.placement)}, and no turn of %{name}")
+            raise fail(ranks.programs[0], -1, f"%{n} is {found.type} {show_placement(found.placement)}, which is no iteration of %{name}")
     return names
 
 
@@ -340,7 +340,7 @@ class _Checker:
                 raise Refused(f"op {op.type} reads %{n} before any operator defines it")
             defined.add(n)
         kind, _, _ = self.operators.kind(op, scope)
-        if kind.no_row and not kind.definition.abstract:  # what stands for operators that are not written out yet has no rule
+        if kind.no_row and not kind.definition.abstract:  # what is a placeholder for communication; lower the program first has no rule
             raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
         if why := mixed(op, block):
             raise Refused(why)

@@ -42,7 +42,7 @@ def first_line(call):
             [Shard(0, "tp"), Shard(1, "tp")],
             "ParamAttr: placement shard(0) over tp shard(1) over tp names a group twice; a group cuts one axis",
         ),
-        (Shard(0, "tp", 0), "ParamAttr: placement shard(0, 0) over tp: the unit of a cut is at least 1"),
+        (Shard(0, "tp", 0), "ParamAttr: placement shard(0, 0) over tp: the unit of a shard must be at least 1"),
         (Shard(True, "tp"), "ParamAttr: the axis of a placement must be an integer, got bool: True"),
         (Shard(0, "tp", 2.0), "ParamAttr: the unit of a placement must be an integer, got float: 2.0"),
     ],

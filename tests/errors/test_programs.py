@@ -71,7 +71,7 @@ def test_an_appended_operator_that_does_not_fit(call, text):
     "body, text",
     [
         (2, "op while runs block 2; program main has 2 blocks"),
-        (0, "op while in block 0 runs block 0, which is the program itself; it may run blocks that lie in its own"),
+        (0, "op while in block 0 runs block 0, which is the program itself; an operator may only run blocks inside its own"),
         (1, "op while runs block 1, which op while runs already; a block has one operator that runs it"),
     ],
 )

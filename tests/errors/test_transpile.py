@@ -92,8 +92,8 @@ def configured(**fields):
 
 
 ASYNCHRONOUS = (
-    "parameter_server: sync=False is not available: what a step gives would hang on which gradient comes first, and nothing could be "
-    "proved of it; strategies.replicas() with optimizer.LocalSGDOptimizer lets trainers run apart, and says when they meet"
+    "parameter_server: sync=False is not available: the result of a step would depend on which gradient arrives first, so it could not "
+    "be proved; with strategies.replicas() and optimizer.LocalSGDOptimizer trainers run separately and are averaged at fixed steps"
 )
 CONFIGS = [
     ({"collective_mod": "reduce"}, "DistributeTranspilerConfig has no field 'collective_mod'; did you mean 'collective_mode'?"),

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import pickle
-import re
 
 import ml_dtypes
 import numpy as np
@@ -103,10 +102,10 @@ def test_plain_arrays_may_be_given_too_and_old_texts_need_none():
 def test_a_constant_that_is_not_there_or_another_one_is_refused(read):
     p, digest = holding(MANY), Array(MANY).digest
     for lacking in (None, {}, {Array(-MANY).digest: -MANY}):
-        with pytest.raises(ParseError, match=f"constant {digest} of f32\\[2,64\\] is not among those given; the file"):
+        with pytest.raises(ParseError, match=f"constant {digest} of f32\\[2,64\\] is missing. It is in the file"):
             read(p, lacking)
     other = Array(-MANY)
-    with pytest.raises(ParseError, match=re.escape(f"constant {digest} of f32[2,64] is not what is given for it, which is {other}")):
+    with pytest.raises(ParseError, match=f"constant {digest} of .* does not match the array given for it"):
         read(p, {digest: other})
     with pytest.raises(ParseError, match="unknown dtype"):
         read(p, {digest: "weights"})
@@ -116,8 +115,8 @@ def test_a_constant_that_is_not_there_or_another_one_is_refused(read):
     "change, message",
     [
         (lambda t: t.replace("sha256:", "md5:"), "is no digest of an array"),
-        (lambda t: t.replace("f32[2,64])", "f32[64,2])"), r"of f32\[64,2\] is not what is given for it"),
-        (lambda t: t.replace("f32[2,64])", "f32[-1,64])"), r"of f32\[-1,64\] is not what is given for it"),
+        (lambda t: t.replace("f32[2,64])", "f32[64,2])"), r"of f32\[64,2\] does not match the array given for it"),
+        (lambda t: t.replace("f32[2,64])", "f32[-1,64])"), r"of f32\[-1,64\] does not match the array given for it"),
         (lambda t: t.replace(", f32[2,64])", ")"), "expected ',' after the digest"),
         (lambda t: t.replace("array(", "array["), r"expected '\(' after array"),
     ],

@@ -139,7 +139,7 @@ def test_blocks_that_run_each_other_are_refused_not_followed():
 
 
 def test_a_declaration_says_what_its_blocks_hand_out():
-    with pytest.raises(TypeError, match="op 't_flow_loop': attribute 'body' names a block, so `bodies` must say what that block hands out"):
+    with pytest.raises(TypeError, match="op 't_flow_loop': attribute 'body' is a block, so `bodies` must declare the results"):
 
         class Loop(OpDef):
             name = "t_flow_loop"

@@ -94,7 +94,7 @@ def test_any_json_gives_a_parse_error(data):
         ),
         (
             lambda d: d["blocks"][1].update(ops=d["blocks"][0].pop("ops")),
-            r"blocks\[1\].ops\[0\]: op foreign in block 1 runs block 1, which lies in block 0; it may run blocks that lie in its own",
+            r"blocks\[1\].ops\[0\]: op foreign in block 1 runs block 1, which lies in block 0; an operator may only run blocks inside",
         ),
     ],
 )

@@ -120,7 +120,7 @@ def test_messages(text, message):
         parse_program(text)
 
 
-IN_ITS_OWN = "it may run blocks that lie in its own"
+IN_ITS_OWN = "an operator may only run blocks inside its own"
 LOOP = "while(%go, []) {sub_block=block 1}"
 
 

@@ -11,13 +11,13 @@ F = TensorType("float32", (4, 3))
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("i k, k j -> i j | n:+", "'n:+' speaks of factor 'n'; the line names: i, j, k"),
-        ("v d, n -> n d | vv@", "'vv@' speaks of factor 'vv'; did you mean 'v'?"),
-        ("i j -> i | jj! L(0)", "'jj!' speaks of factor 'jj'; did you mean 'j'?"),
-        ("i j -> i j | #n", "'#n' speaks of factor 'n'; the line names: i, j"),
-        ("i -> i | *:+", "'*:+' speaks of factor '*'; the line names: i"),
-        ("i j -> i | j:sum", "'j:sum' says nothing about a factor or an operand"),
-        ("i -> i | loud", "'loud' says nothing about a factor or an operand"),
+        ("i k, k j -> i j | n:+", "'n:+' refers to factor 'n'; the line names: i, j, k"),
+        ("v d, n -> n d | vv@", "'vv@' refers to factor 'vv'; did you mean 'v'?"),
+        ("i j -> i | jj! L(0)", "'jj!' refers to factor 'jj'; did you mean 'j'?"),
+        ("i j -> i j | #n", "'#n' refers to factor 'n'; the line names: i, j"),
+        ("i -> i | *:+", "'*:+' refers to factor '*'; the line names: i"),
+        ("i j -> i | j:sum", "'j:sum' refers to no factor or operand"),
+        ("i -> i | loud", "'loud' refers to no factor or operand"),
     ],
 )
 def test_a_declaration_with_a_wrong_exception_is_refused(line, message):
@@ -39,7 +39,7 @@ def test_a_line_that_a_function_says_is_refused_with_its_op():
     try:
         with pytest.raises(ProgramError) as e:
             Wrong.pattern_of([F], [F], {})
-        assert str(e.value) == "op t_wrong_function: pattern 'i j -> i j | k:+': 'k:+' speaks of factor 'k'; the line names: i, j"
+        assert str(e.value) == "op t_wrong_function: pattern 'i j -> i j | k:+': 'k:+' refers to factor 'k'; the line names: i, j"
     finally:
         del OPS["t_wrong_function"]
 
@@ -47,7 +47,7 @@ def test_a_line_that_a_function_says_is_refused_with_its_op():
 def test_an_operand_that_is_not_there():
     with pytest.raises(ProgramError) as e:
         parse_pattern("* -> * | L(1)", [F], [F])
-    assert str(e.value) == "pattern '* -> * | L(1)': 'L(1)' speaks of operand 1; there are 1, counted from 0"
+    assert str(e.value) == "pattern '* -> * | L(1)': 'L(1)' refers to operand 1; there are 1, counted from 0"
 
 
 def test_factors_of_axes_of_size_one_and_numbered_factors_may_be_missing():

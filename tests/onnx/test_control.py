@@ -142,7 +142,7 @@ def test_a_position_outside_of_a_sequence_is_an_error():
             two = Constant <value = int64 {2}> ()
             b = SequenceAt (s, two)
         }""")
-    with pytest.raises(OnnxError, match="position 2 lies outside of the sequence, which has 1 elements"):
+    with pytest.raises(OnnxError, match="position 2 is outside of the sequence, which has 1 elements"):
         session(m).run({"a": np.float32([1])})
 
 

@@ -191,7 +191,7 @@ def test_what_cannot_be_trained_in_a_model_is_refused():
     with pytest.raises(fx.onnx.OnnxError, match="6 operators of program images .*\n.* = ftrl"):
         Trained(images, lambda: fx.optimizer.Ftrl(0.1)).model()
     inference = trained.main.clone(for_test=True)
-    with pytest.raises(fx.onnx.OnnxError, match="it runs rounds again that drew random numbers, and a Loop draws others"):
+    with pytest.raises(fx.onnx.OnnxError, match="it runs iterations again that drew random numbers, and a Loop would draw different ones"):
         Trained(noisy_rounds, PLAIN["sgd"]).model()
     with pytest.raises(fx.onnx.OnnxError, match="moves no parameter.*call minimize first"):
         to_onnx(inference, None, [trained.y], scope=trained.scope, loss=trained.loss)

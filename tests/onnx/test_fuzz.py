@@ -269,5 +269,5 @@ def test_a_model_and_its_tensors_may_be_links_to_files_that_lie_together(tmp_pat
 def test_a_model_in_memory_has_no_folder(tmp_path):
     proto = onnx.load(outside(tmp_path, location="w.bin", offset=4, length=24), load_external_data=False)
     for read in (fx.onnx.load, fx.onnx.session):
-        with pytest.raises(fx.onnx.OnnxError, match="tensor 'w' lies in another file; read the model by its path"):
+        with pytest.raises(fx.onnx.OnnxError, match="tensor 'w' is stored in another file; load the model by its path"):
             read(proto)

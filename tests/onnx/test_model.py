@@ -149,8 +149,8 @@ def test_where_an_open_size_is_not_enough_the_node_and_the_way_out_are_named():
     with pytest.raises(OnnxError) as e:
         fx.onnx.load(model_of(text))
     assert str(e.value) == (
-        "node 'Split' (Split) needs the value of 'parts' to know sizes or what to do, and that depends on what is fed; where sizes decide "
-        "it, give them: load(shapes=...); fx.onnx.session runs such models, and a program does not hold them"
+        "node 'Split' (Split) needs the value of 'parts' to know sizes or control flow, but this value depends on the feeds. If sizes "
+        "determine it, give them: load(shapes=...). fx.onnx.session runs such models"
     )
     model = fx.onnx.load(model_of(text), shapes={"x": [2, 5]})
     assert run(model, {"x": np.zeros((2, 5), np.float32)}, "y").shape == (2, 2)

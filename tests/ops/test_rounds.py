@@ -173,7 +173,7 @@ def test_the_gradient_of_a_gradient_of_a_loop_is_refused(body):
     x, n = fx.data("x", [3], "float64"), fx.data("n", [1], "int64")
     (h,) = counted(n, lambda i, h: [body(x, h)], [x])
     (g,) = fx.gradients([h], [x])
-    with pytest.raises(fx.ProgramError, match="it is the gradient of a loop, and second derivatives of loops are not known"):
+    with pytest.raises(fx.ProgramError, match="this is the gradient of a loop, and second derivatives of loops are not implemented"):
         fx.gradients([g], [x])
 
 

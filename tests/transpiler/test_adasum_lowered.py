@@ -284,10 +284,10 @@ def test_a_pair_is_the_formula_in_each_layer():
 @pytest.mark.parametrize(
     "attrs, said",
     [
-        ({"layers": (0, 5)}, "does not lie within"),
+        ({"layers": (0, 5)}, "is not within"),
         ({"layers": (0, 8, 6, 13)}, "are no marks"),
         ({"layers": (1, 13)}, "are no marks"),
-        ({"layers": (0, 13), "start": 1}, "does not lie within"),
+        ({"layers": (0, 13), "start": 1}, "is not within"),
     ],
 )
 def test_layers_are_marks_around_the_elements(attrs, said):

@@ -172,7 +172,7 @@ WRONG = {
     "the terms are not added up": (
         "data_parallel", None, SUMMED, SUMMED.partition("=")[0] + "= assign(%fc_0.w_0@GRAD.merged)", "no rule allows",
     ),
-    "one rank reduces by its maximum": ("data_parallel", 1, SUMMED, SUMMED.replace('"sum"', '"max"'), "at the same meeting"),
+    "one rank reduces by its maximum": ("data_parallel", 1, SUMMED, SUMMED.replace('"sum"', '"max"'), "in the same collective call"),
     "one rank stays away from a meeting": ("data_parallel", 2, SUMMED, "", "."),
     "the mean is of another number": ("data_parallel", None, "{scale=0.5} for %fc_0.w_0,", "{scale=0.25} for %fc_0.w_0,", "does not hold"),
     "one rank counts otherwise": ("data_parallel", 1, INCREMENT, f"{INCREMENT} {{step=2.0}}", "."),

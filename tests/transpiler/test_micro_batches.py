@@ -164,7 +164,7 @@ def test_programs_with_turns_print_and_come_back():
         (lambda: S.micro_batches(2, "zero1"), "micro_batches: of must be a strategy such as strategies.zero1(), got 'zero1'"),
         (
             lambda: S.micro_batches(4, of=S.micro_batches(2, of=S.zero1())),
-            "micro_batches: of=micro_batches(count=2, of=zero1()) cuts the batch into micro-batches already; take that by itself, or "
+            "micro_batches: of=micro_batches(count=2, of=zero1()) already has micro-batches; use it alone, or "
             "micro_batches(count=4, of=zero1())",
         ),
         (

@@ -209,7 +209,7 @@ def test_a_straight_line_waits_for_nothing():
         ),
         (
             lambda: S.pipeline(4, of=S.micro_batches(2)),
-            "pipeline: of=micro_batches(count=2) cuts the batch into micro-batches already; take that by itself, or "
+            "pipeline: of=micro_batches(count=2) already has micro-batches; use it alone, or "
             "pipeline(micro_batches=4)",
         ),
         (lambda: S.pipeline(4, ["1f1b"]), "pipeline: unknown schedule=['1f1b']; did you mean '1f1b'?"),
@@ -217,7 +217,7 @@ def test_a_straight_line_waits_for_nothing():
             lambda: transpiled(layers(2), fx.Mesh(pp=2, dp=2), S.pipeline(2, of=S.rails())),
             "rails goes over the hosts of a Cluster, whose one axis is dp; with Mesh(pp=2, dp=2), take data_parallel in its place",
         ),
-        (lambda: S.pipeline(2, of=S.zero1(), strict=True), "pipeline: strict beside of=zero1(); give zero1 what it is to take"),
+        (lambda: S.pipeline(2, of=S.zero1(), strict=True), "pipeline: strict beside of=zero1(); give these options to zero1"),
     ],
     ids=["schedule", "micro_batches", "of", "no stages", "cut twice", "a list", "hosts beside stages", "options of another"],
 )

@@ -195,8 +195,8 @@ def merged():
         ),
         (
             lambda: transpiled(merged()),
-            "op all_reduce stands in a block, and servers do not know when that runs; data_parallel() takes such programs, and "
-            "micro_batches(k, of=reduction_servers()) adds gradients up over parts of a batch\n",
+            "op all_reduce is in a sub-block, and servers do not know when it runs; data_parallel() takes such programs, and "
+            "micro_batches(k, of=reduction_servers()) accumulates gradients\n",
         ),
     ],
 )  # fmt: skip

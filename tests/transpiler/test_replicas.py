@@ -100,7 +100,7 @@ def test_nothing_is_cut_among_replicas():
         transpiled(main, startup, 2)
     said, op, line = str(caught.value).split("\n")
     assert said == (
-        "'fc_0.w_0' is annotated shard(1) over dp, and each rank of dp has one of its own here; leave the placement away, or cut it over "
+        "'fc_0.w_0' is annotated shard(1) over dp, but here each rank of dp has its own copy; remove the placement, or shard it over "
         "another axis, with trainers=fx.Mesh(dp=2, tp=2)"
     )
     assert op.startswith("  in %fc_0.tmp_0 = mul(%x, %fc_0.w_0)") and __file__ in line
@@ -146,7 +146,7 @@ def test_every_rank_needs_a_row():
     main, startup, loss, _ = model()
     with fx.ParallelExecutor(transpiled(main, startup, 4), places=fx.cpu_places(4)) as exe:
         exe.run_startup()
-        with pytest.raises(fx.FeedError, match="has 3 rows for 4 ranks, each of which trains by itself .*; feed at least 4"):
+        with pytest.raises(fx.FeedError, match="has 3 rows for 4 ranks, each of which trains on its own rows; feed at least 4"):
             exe.run([loss], feeds([3])[0])
         exe.run([loss], feeds([4])[0])
 
@@ -194,7 +194,7 @@ def test_one_value_of_all_ranks_is_asked_for_by_name():
         h = L.fc(x, 3, param_attr=fx.ParamAttr(placement=Shard(1, "tp")), bias_attr=False)
         flag = L.greater_than(L.reduce_mean(h), L.fill_constant([1], D, 0.0))
         L.cond(flag, lambda: L.scale(h, 2.0), lambda: h)
-    with pytest.raises(fx.FluidxError, match="wants one value of .*, and each rank has its own; write layers.replica_mean"):
+    with pytest.raises(fx.FluidxError, match="needs one global value of .*, but each rank has its own; use layers.replica_mean"):
         transpiled(main, startup, fx.Mesh(dp=2, tp=1))
 
 

@@ -83,7 +83,7 @@ def test_fluids_call():
     [
         (lambda: fx.strategies.parameter_server(0), "parameter_server: servers must be an integer of at least 1, got 0"),
         (lambda: fx.strategies.parameter_server(split="rr"), "parameter_server: unknown split='rr'"),
-        (lambda: fx.strategies.parameter_server(sync=False), "sync=False is not available: what a step gives would hang on"),
+        (lambda: fx.strategies.parameter_server(sync=False), "sync=False is not available: the result of a step would depend on"),
         (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "servers serve trainers that have one axis, dp"),
         (lambda: transpiled(integer_mlp()).get_pserver_program("c:1"), "there is no server 'c:1'; there are: 1 servers"),
         (
@@ -102,7 +102,7 @@ def test_what_cannot_be(call, message):
     [
         (lambda inner: fx.optimizer.GradientMergeOptimizer(inner, 2), "op cond writes %fc_0.w_0, which servers keep, and reads what"),
         (lambda inner: fx.optimizer.PowerSGDOptimizer(inner, 1), "op assign writes %fc_0.w_0_powersgd_q_0, which servers keep"),
-        (lambda inner: fx.optimizer.LocalSGDOptimizer(inner, 2), "op cond is to run on every server, and %fc_0.b_0 lies on one of the"),
+        (lambda inner: fx.optimizer.LocalSGDOptimizer(inner, 2), "op cond must run on every server, but %fc_0.b_0 is stored on another"),
     ],
 )
 def test_updates_that_servers_cannot_make_are_refused_at_once(made, message):

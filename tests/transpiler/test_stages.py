@@ -175,7 +175,7 @@ def test_a_branch_in_a_stage_reads_what_was_brought_there():
 
 def test_a_gradient_out_of_a_branch_has_no_size_that_another_stage_knows():
     t = transpiled(written(lambda: branching(fx.data("x", [-1, 4], "float64")), rows), fx.Mesh(pp=2))
-    with pytest.raises(fx.TranspileError, match="its size does not follow from that of one feed; let the stages meet where it does"):
+    with pytest.raises(fx.TranspileError, match="its size does not follow from the size of one feed; move the stage border"):
         t.get_trainer_program(0)
 
 

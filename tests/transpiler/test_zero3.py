@@ -224,7 +224,7 @@ def test_rest_and_update_are_choices_of_their_own():
 
 
 def test_a_parameter_that_rests_at_a_root_is_refused():
-    with pytest.raises(fx.TranspileError, match=r"AtRoots\(method='greedy'\) has 'w' rest at\(0\) over dp; all ranks must hold a part"):
+    with pytest.raises(fx.TranspileError, match=r"AtRoots\(method='greedy'\) has 'w' stored at\(0\) over dp; all ranks must hold a part"):
         made(lambda: (L.mean(fc(rows(), 6, "w")), fx.optimizer.SGD(0.1)), strategy("rooted", rest=AtRoots()))
 
 

@@ -39,7 +39,7 @@ WRONG = {
         DP, None, SUM, "  %c: f32[4,3] partial(sum) over dp = clip(%w@GRAD) {min=-1.0, max=1.0}\n" + SUM.replace("(%w@GRAD)", "(%c)"),
         "no rule allows",
     ),
-    "one rank reduces by its maximum": (DP, [1], 'op="sum"', 'op="max"', "at the same meeting"),
+    "one rank reduces by its maximum": (DP, [1], 'op="sum"', 'op="max"', "in the same collective call"),
     "the forward part is another": (DP, None, "tanh(%y)", "sigmoid(%y)", "does not hold one device's value"),
     "one rank computes something else": (DP, [1], "tanh(%y)", "sigmoid(%y)", "."),
     "the loss seed is another": (DP, None, "{shape=[1], value=1.0}", "{shape=[1], value=2.0}", "does not hold one device's value"),
@@ -49,7 +49,7 @@ WRONG = {
     ),
     "one rank clips at a number that the dtype does not have": (
         DP, [1], SUM, SUM + '  %mask: u8[4,3] = cast(%w) {dtype="uint8"}\n  %kept: u8[4,3] = clip(%mask) {max=1.0, min=-1000.0}\n',
-        "op clip: min is -1000.0, and uint8 has the whole numbers from 0 to 255",
+        "op clip: min is -1000.0, but uint8 holds whole numbers from 0 to 255",
     ),
     "data is not split": (DP, None, "data %x: f32[-1,4] shard(0) over dp", "data %x: f32[-1,4]", "no rule allows"),
     # updates
@@ -64,10 +64,10 @@ WRONG = {
     "parts along another axis": (Z1, None, 'reduce_scatter(%w@GRAD) {group="dp", axis=0', 'reduce_scatter(%w@GRAD) {group="dp", axis=1', "."),
     # state
     "a state is thrown away": (DP, None, "var %m: f32[4,3] persistable", "var %m: f32[4,3]", "persistable"),
-    "a state that the source has not": (DP, None, "{mu=0.9}\n", "{mu=0.9}\n  %extra = assign(%w)\n", "declared"),
+    "a state variable that the source does not have": (DP, None, "{mu=0.9}\n", "{mu=0.9}\n  %extra = assign(%w)\n", "declared"),
     "a cached copy": (
         edited(DP, "  param %w: f32[4,3]\n", f"  param %w: f32[4,3]\n  {W}\n"), None, "{mu=0.9}\n", "{mu=0.9}\n  %extra = assign(%w)\n",
-        "a state that the source has not",
+        "a state variable that the source does not have",
     ),
     "a computed value is fed": (DP, None, "forward:\n  %y: f32[-1,3] shard(0) over dp", "forward:\n  %y: f32[-1,3] shard(0) over dp is_data", "is_data"),
     "state lies elsewhere in main": (edited(Z1, "var %m: f32[4,3] shard(0) over dp", "var %m: f32[4,3]"), None, "x", "x", "."),

@@ -112,8 +112,8 @@ class Rounds:
                 continue
             if was.dtype != now.dtype or was.ndim != now.ndim:
                 raise self.n.wrong(
-                    f"{info.name!r} is {was} when it begins and {now} after a round; a loop of a program carries values of one dtype, with "
-                    "one number of axes, fx.onnx.session runs such models"
+                    f"{info.name!r} is {was} when it begins and {now} after a round; a loop in a program carries values of one dtype "
+                    "and rank; fx.onnx.session runs such models"
                 )
             types.append(was.with_shape(a if a == b or a == ANY else ANY for a, b in zip(was.shape, now.shape)))
         if types != [v.desc.type for v in held]:

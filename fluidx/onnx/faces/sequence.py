@@ -36,7 +36,7 @@ def slices(n: Node, value: Any, axis: int) -> list[Any]:
     x = n.importer.variable(value)
     count = x.shape[axis]
     if count == ANY:
-        raise n.wrong(f"the size of axis {axis} has to be known: it says how many rounds or elements there are")
+        raise n.wrong(f"the size of axis {axis} must be known: it is the number of iterations or elements")
     if count == 1:
         return [n.b.squeeze(x, axes=(axis,))]
     return list(n.b.unstack(x, axis=axis, num=count, n_out=count)) if count else []

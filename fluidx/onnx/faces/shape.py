@@ -54,7 +54,7 @@ def _target(n: Node) -> list[int]:
         rest = prod(d for k, d in enumerate(given) if k != at)
         given[at] = prod(old) // rest if rest else 0
     if ANY not in old and prod(given) != prod(old):
-        raise n.wrong(f"{prod(old)} elements, of shape {list(old)}, do not lie in the shape {n.ints(1)}")
+        raise n.wrong(f"{prod(old)} elements, of shape {list(old)}, do not fill the shape {n.ints(1)}")
     return given
 
 

@@ -28,7 +28,7 @@ def while_(op: Op) -> Any:
     from onnx import TensorProto, helper
 
     if op.op.input("Left") and flow.draws(op.graph.program, op.op):
-        raise op.wrong("it runs rounds again that drew random numbers, and a Loop draws others")
+        raise op.wrong("it runs iterations again that drew random numbers, and a Loop would draw different ones")
     carried, (condition,) = op.op.output("Out"), op.op.input("Condition")
     counters = [
         helper.make_tensor_value_info(op.graph.fresh(f"{carried[0]}.round"), TensorProto.INT64, []),

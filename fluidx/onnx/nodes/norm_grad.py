@@ -31,7 +31,7 @@ def _seen(op: Op, value: str, axes: Sequence[int]) -> str:
 def in_training(op: Op) -> dict[str, str]:
     """batch_norm with the statistics of the batch, which also move the running ones."""
     if op.dtype("X") != op.dtype("Scale"):
-        raise op.wrong("its weights are wider than what it normalizes")
+        raise op.wrong("its weights have a wider dtype than its input")
     _, axes = channel_axes(op)
     mean = op.reduced("ReduceMean", op["X"], axes, False)
     centered = op.emit("Sub", op["X"], _seen(op, mean, axes))
@@ -85,7 +85,7 @@ def _rows_grad(op: Op, spread: str, mean: str = "") -> dict[str, str]:
     x, first = op.type_of("X"), op.attrs["begin_norm_axis"]
     rows, sizes = range(first, x.ndim), x.shape[first:]
     if ANY in sizes or x.dtype != op.dtype(spread):
-        raise op.wrong("an axis that it normalizes is open, or its weights are wider than what it normalizes")
+        raise op.wrong("an axis that it normalizes is open, or its weights have a wider dtype than its input")
     g = op["Y@GRAD"]
     root = op.emit("Sqrt", op.emit("Add", op[spread], number(op, op.attrs["epsilon"], spread)))
     inverse = _seen(op, op.emit("Reciprocal", root), rows)
@@ -131,7 +131,7 @@ def instance_norm_grad(op: Op) -> dict[str, str]:
 def _groups_grad(op: Op, groups: int, mean: str, inverse: str, layout: str) -> dict[str, str]:
     """`mean` and `inverse` are [N, groups]. The channels of a group and their pixels are the rows that are normalized."""
     if op.has("Scale") and op.dtype("Scale") != op.dtype("X"):
-        raise op.wrong("its weights are wider than what it normalizes")
+        raise op.wrong("its weights have a wider dtype than its input")
     ndim, found = op.type_of("X").ndim, {}
     rows, mean, inverse = op.ints([0, groups, -1]), _seen(op, mean, [2]), _seen(op, inverse, [2])
 

@@ -36,7 +36,7 @@ def sequence_construct(op: Op) -> str:
 def sequence_empty(op: Op) -> str:
     elem = as_type(op.attrs["elem"])
     if not isinstance(elem, (TensorType, AnyRankType)):
-        raise op.wrong(f"SequenceEmpty is of tensors, and this one of {elem}")
+        raise op.wrong(f"SequenceEmpty takes tensors, not {elem}")
     return op.emit("SequenceEmpty", dtype=op.code(elem.dtype))
 
 

@@ -115,7 +115,7 @@ def pool_grad(op: Op) -> str:
     alone = op.emit("Reshape", shares, op.ints([-1, 1, *cells]))
     ones = op.const(np.ones((1, 1, *size), np_dtype(op.dtype("X"))))
     if min(more) < 0:  # the last windows reach over the image
-        raise op.wrong("its last windows end behind the padding; give paddings for ceil_mode")
+        raise op.wrong("its last windows end after the padding; give paddings for ceil_mode")
     dx = op.emit("ConvTranspose", alone, ones, output_padding=more, **attrs)
     return _as_laid(op, op.emit("Reshape", dx, shape), layout)
 

@@ -208,7 +208,7 @@ def _check_layers(op: str, x: TensorType, layers: tuple, start: int) -> None:
     if len(layers) < 2 or list(layers) != sorted(layers) or layers[0] != 0:
         raise ProgramError(f"op {op}: layers={list(layers)} are no marks between flat ranges, from 0 on")
     if x.numel != ANY and not 0 <= start <= layers[-1] - x.numel:
-        raise ProgramError(f"op {op}: {x} from element {start} on does not lie within layers={list(layers)}")
+        raise ProgramError(f"op {op}: {x} from element {start} on is not within layers={list(layers)}")
 
 
 def _adasum(xp: Any, a: Any, b: Any, layers: tuple) -> Any:

@@ -36,9 +36,9 @@ def check_cut(op: str, x: TensorType, axis: int, unit: int, bounds: tuple) -> No
     """Can a value of this type be cut so: along an axis, or into flat ranges where bounds are given?"""
     if not bounds:
         if not 0 <= axis < x.ndim or unit < 1:
-            raise ProgramError(f"op {op}: axis {axis} in blocks of {unit} is no cut of {x}")
+            raise ProgramError(f"op {op}: axis {axis} in blocks of {unit} is no shard of {x}")
     elif list(bounds) != sorted(bounds) or bounds[0] != 0 or (x.numel != ANY and bounds[-1] != x.numel):
-        raise ProgramError(f"op {op}: bounds {list(bounds)} do not cut the elements of {x}")
+        raise ProgramError(f"op {op}: bounds {list(bounds)} do not partition the elements of {x}")
 
 
 def cut_entry(group: str, axis: int, unit: int, bounds: tuple) -> Entry:
@@ -460,7 +460,7 @@ class AllToAll(Parted):
         check_cut("all_to_all", x, axis, unit, ())
         check_cut("all_to_all", x, to_axis, to_unit, ())
         if axis == to_axis:
-            raise ProgramError(f"op all_to_all moves a cut from one axis to another; both are {axis}")
+            raise ProgramError(f"op all_to_all moves a shard from one axis to another; both are {axis}")
         return x
 
     @staticmethod

@@ -68,7 +68,7 @@ class Recv(OpDef):
     def infer(*, peer: int, shape: tuple, dtype: str, group: str, batch: str, like: str, open: tuple) -> TensorType:
         opened = shape.count(ANY)
         if (open or like) and (len(open) != 2 * opened or not like or any(axis < 0 or times < 1 for axis, times in _pairs(open))):
-            raise ProgramError(f"op recv: open={list(open)}, like={like!r} does not say how long {opened} open axes of {list(shape)} are")
+            raise ProgramError(f"op recv: open={list(open)}, like={like!r} does not give the size of {opened} open axes of {list(shape)}")
         return TensorType(as_dtype(dtype), tuple(shape))
 
     @staticmethod
@@ -118,7 +118,7 @@ class Transfer(OpDef):
 
     @staticmethod
     def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        raise ProgramError("a transfer stands for all ranks; take one rank's program with get_trainer_program(rank)")
+        raise ProgramError("transfer is an operator of the program for all ranks; take one rank's program with get_trainer_program(rank)")
 
     @staticmethod
     def samples():

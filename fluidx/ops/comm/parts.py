@@ -152,7 +152,7 @@ class Redistribute(OpDef):
 
     @staticmethod
     def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        raise ProgramError("a redistribute stands for communication that is not written out yet; lower the program before it runs")
+        raise ProgramError("redistribute is a placeholder for communication; lower the program before it runs")
 
     @staticmethod
     def run_reference(op: Any, env: dict, run_block: Any, ctx: Any) -> None:

@@ -27,7 +27,7 @@ class _Served(OpDef):
 
     @staticmethod
     def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        raise ProgramError("this operator stands for all ranks; take one rank's program with get_trainer_program(rank)")
+        raise ProgramError("this operator is for the program for all ranks; take one rank's program with get_trainer_program(rank)")
 
     @staticmethod
     def samples():

@@ -40,9 +40,9 @@ class ShardValue(OpDef):
             raise ProgramError(f"op shard: groups {list(groups)} need an axis and a unit each, found {list(axes)} and {list(units)}")
         for axis, unit in zip(axes, units, strict=True):
             if not -1 <= axis < x.ndim or unit < 1:
-                raise ProgramError(f"op shard: axis {axis} in blocks of {unit} is no cut of {x}")
+                raise ProgramError(f"op shard: axis {axis} in blocks of {unit} is no shard of {x}")
         if like is not None and not like.accepts(x):
-            raise ProgramError(f"op shard: X {x} cannot lie as Like {like} does")
+            raise ProgramError(f"op shard: X {x} cannot have the placement of Like {like}")
         return x
 
     @staticmethod

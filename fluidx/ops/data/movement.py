@@ -155,7 +155,7 @@ def _split_sizes(x: TensorType, num: int, sections: Sequence[int], axis: int) ->
             raise ProgramError(f"op split: axis {axis} of {x} has size {size}, which does not divide into {num} equal parts")
         return [size // num if size != ANY else ANY] * num
     if any(s < -1 for s in sections) or list(sections).count(-1) > 1:
-        raise ProgramError(f"op split: sections {list(sections)} must be sizes, of which one may be -1 (the rest)")
+        raise ProgramError(f"op split: sections {list(sections)} must be sizes; one of them may be -1 (the rest)")
     known = sum(s for s in sections if s >= 0)
     if size == ANY:
         return list(sections)

@@ -35,7 +35,7 @@ class Rows:
         if x.shape != self.array.shape[1:]:
             if k or not self.grows:
                 sizes = f"{list(self.array.shape[1:])} in the first round and {list(x.shape)} in round {k}"
-                raise ExecutionError(f"op stash_write: what is kept of all rounds, as gradients need it, has one size; it is {sizes}")
+                raise ExecutionError(f"op stash_write: a value kept for the gradient must have one size in all iterations, found {sizes}")
             self.array = self.xp.empty((0, *x.shape), x.dtype)
         if self.grows and k >= len(self.array):
             larger = self.xp.empty((max(8, 2 * k), *x.shape), x.dtype)
@@ -57,12 +57,12 @@ class Rows:
 
 def _check(k: int, rows: int, op: str) -> None:
     if not 0 <= k < rows:
-        raise ExecutionError(f"op {op}: the stash has rows for {rows} rounds, there is none for round {k}")
+        raise ExecutionError(f"op {op}: the stash has rows for {rows} iterations, none for iteration {k}")
 
 
 def _at_round(stash: Any, at: Any) -> Any:
     if at.dtype != "int64" or at.shape != (1,):
-        raise ProgramError(f"the round of a stash must be i64[1], found {at}")
+        raise ProgramError(f"the iteration of a stash must be i64[1], found {at}")
     return stash
 
 

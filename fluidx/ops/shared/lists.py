@@ -31,7 +31,7 @@ def erased(values: Sequence[Any], at: int | None) -> list[Any]:
 
 def _inside(at: int, count: int, behind: int) -> int:
     if not -count <= at < count + behind:
-        raise ExecutionError(f"position {at} lies outside of the sequence, which has {count} elements")
+        raise ExecutionError(f"position {at} is outside of the sequence, which has {count} elements")
     return at + count if at < 0 else at
 
 

@@ -90,7 +90,7 @@ def need_fit(op: str, said: str, value: float, dtype: str, cut: bool = False) ->
     kept = trunc(value) if cut and isfinite(value) else value
     if not low <= kept <= high or kept % 1:
         raise ProgramError(
-            f"op {op}: {said} is {value}, and {dtype} has the whole numbers from {low} to {high}; give one of them, or cast first"
+            f"op {op}: {said} is {value}, but {dtype} holds whole numbers from {low} to {high}; give one of them, or cast first"
         )
 
 

@@ -22,7 +22,7 @@ class Optional(OpDef):
     @staticmethod
     def infer(x=None, *, elem):
         if x is None and not elem:
-            raise ProgramError('op optional holds nothing: say of what type it is: elem="f32[4]"')
+            raise ProgramError('op optional is empty: give its type: elem="f32[4]"')
         return OptionalType(as_type(elem) if x is None else x)
 
     @staticmethod

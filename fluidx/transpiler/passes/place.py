@@ -125,8 +125,8 @@ class Place(Pass):
         """Nothing is cut over the group whose ranks train by themselves."""
         reader = next((op for op in main.ops if d.name in op.input_arg_names), None)
         raise TranspileError(
-            f"{d.name!r} is annotated {show_placement(d.placement)}, and each rank of {self.group} has one of its own here; leave the "
-            f"placement away, or cut it over another axis, with trainers=fx.Mesh({self.group}=2, tp=2)" + (where(reader) if reader else "")
+            f"{d.name!r} is annotated {show_placement(d.placement)}, but here each rank of {self.group} has its own copy; remove the "
+            f"placement, or shard it over another axis, with trainers=fx.Mesh({self.group}=2, tp=2)" + (where(reader) if reader else "")
         )
 
     def _places(
@@ -163,7 +163,10 @@ class Place(Pass):
         lent = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
         rooted = next((n for n in lent if any(isinstance(e, At) and e not in annotated.get(n, ()) for e in at_rest[n])), None)
         if rooted is not None and not self.kept:  # operators that read its shape would find nothing elsewhere
-            raise TranspileError(f"{self.rest!r} has {rooted!r} rest {show_placement(at_rest[rooted])}; all ranks must hold a part: cut it")
+            raise TranspileError(
+                f"{self.rest!r} has {rooted!r} stored {show_placement(at_rest[rooted])}; all ranks must hold a "
+                "part: shard it"
+            )
         return lent
 
     @staticmethod

@@ -101,7 +101,10 @@ class _Unrolling:
 
     def _declare(self, d: Var) -> None:
         if d.persistable:
-            raise TranspileError(f"%{d.name} is kept from step to step, and would lie over the turns of {self.axis}; write it whole")
+            raise TranspileError(
+                f"%{d.name} keeps its value between steps, so it cannot be sharded over the iterations of "
+                f"{self.axis}; make it whole"
+            )
         for k, names in enumerate(self.names):
             placement = taken_in_turn(d.placement, self.axis, k)
             self.block.descs[names[d.name]] = Var(names[d.name], d.type, placement, stop_gradient=True)
@@ -141,7 +144,8 @@ class _Unrolling:
         outs = op.output_arg_names
         if runs_bodies(op) and (beside := [n for n in flow.writes(self.source, op) if n not in self.cut and n not in outs]):
             raise TranspileError(
-                f"op {op.type} would write %{beside[0]} in every turn of {self.axis}; write it apart from what works on the batch"
+                f"op {op.type} would write %{beside[0]} in every iteration of {self.axis}; use a separate "
+                "operator for the values that do not depend on the batch"
                 f"{where(op)}"
             )
         return [n for n in outs if n not in self.cut]
@@ -215,7 +219,10 @@ class _Unrolling:
                     block.descs[n] = d.changed(placement=taken_in_turn(d.placement, self.axis, k or 0))
             for j, inner in enumerate(block.oplist):
                 if self._adds_up(inner):
-                    raise TranspileError(f"op {op.type} adds up over the turns of {self.axis} in a block; do it outside{where(op)}")
+                    raise TranspileError(
+                        f"op {op.type} sums over the iterations of {self.axis} inside a sub-block; do it "
+                        f"outside{where(op)}"
+                    )
                 if inner.attrs.get("group") == self.axis:
                     block.oplist[j] = inner.replace(attrs={**inner.attrs, "group": turn_group(self.axis, k or 0)})
         return copy

@@ -48,11 +48,11 @@ def _in_turns(name: str, options: dict[str, Any], of: Strategy | None, common: C
     if of is not None and not isinstance(of, Strategy):
         raise TranspileError(f"{name}: of must be a strategy such as strategies.zero1(), got {of!r}")
     if of is not None and common:
-        raise TranspileError(f"{name}: {', '.join(common)} beside of={of!r}; give {of.name} what it is to take")
+        raise TranspileError(f"{name}: {', '.join(common)} beside of={of!r}; give these options to {of.name}")
     if of is not None and any(isinstance(p, Turns) for p in of.passes):
         within = "".join(f", of={s!r}" for given, s in of.options if given == "of")
         raise TranspileError(
-            f"{name}: of={of!r} cuts the batch into micro-batches already; take that by itself, or {name}({option}={count}{within})"
+            f"{name}: of={of!r} already has micro-batches; use it alone, or {name}({option}={count}{within})"
         )
     if of is None:
         inner = strategy(name, Everywhere(), options, **common)

@@ -29,8 +29,9 @@ def parameter_server(
         raise TranspileError(f"parameter_server: unknown split={split!r}; {nearest(str(split), SPLITS, 'there are')}")
     if sync is not True:
         raise TranspileError(
-            "parameter_server: sync=False is not available: what a step gives would hang on which gradient comes first, and nothing could "
-            "be proved of it; strategies.replicas() with optimizer.LocalSGDOptimizer lets trainers run apart, and says when they meet"
+            "parameter_server: sync=False is not available: the result of a step would depend on which gradient arrives first, so it "
+            "could not be proved; with strategies.replicas() and optimizer.LocalSGDOptimizer trainers run separately and are averaged "
+            "at fixed steps"
         )
     if common.get("cpu_offload"):
         raise TranspileError(

@@ -57,14 +57,14 @@ def test_operands_that_do_not_fit(types, attrs, said):
 @pytest.mark.parametrize(
     "op, dtype, attrs, said",
     [
-        ("clip", "uint8", {"min": -1000.0, "max": 1.0}, "min is -1000.0, and uint8 has the whole numbers from 0 to 255; give one"),
-        ("clip", "int8", {"min": -128.0, "max": 128.0}, "max is 128.0, and int8 has the whole numbers from -128 to 127"),
-        ("clip", "int32", {"min": 0.5, "max": 2.0}, "min is 0.5, and int32 has"),
-        ("clip", "int64", {"min": 0.0, "max": math.inf}, "max is inf, and int64 has"),
-        ("increment", "int64", {"step": math.nan}, "step is nan, and int64 has"),
-        ("increment", "uint8", {"step": -1.0}, "step is -1.0, and uint8 has"),
-        ("scale", "uint8", {"bias": 256.0}, "bias is 256.0, and uint8 has"),
-        ("scale", "int32", {"scale": math.inf}, "scale is inf, and int32 has"),
+        ("clip", "uint8", {"min": -1000.0, "max": 1.0}, "min is -1000.0, but uint8 holds whole numbers from 0 to 255; give one"),
+        ("clip", "int8", {"min": -128.0, "max": 128.0}, "max is 128.0, but int8 holds whole numbers from -128 to 127"),
+        ("clip", "int32", {"min": 0.5, "max": 2.0}, "min is 0.5, but int32 holds"),
+        ("clip", "int64", {"min": 0.0, "max": math.inf}, "max is inf, but int64 holds"),
+        ("increment", "int64", {"step": math.nan}, "step is nan, but int64 holds"),
+        ("increment", "uint8", {"step": -1.0}, "step is -1.0, but uint8 holds"),
+        ("scale", "uint8", {"bias": 256.0}, "bias is 256.0, but uint8 holds"),
+        ("scale", "int32", {"scale": math.inf}, "scale is inf, but int32 holds"),
     ],
 )
 def test_numbers_that_a_whole_dtype_does_not_have(op, dtype, attrs, said):

@@ -58,7 +58,7 @@ def test_elements_are_taken_inserted_and_erased_by_positions_from_both_ends(b):
 def test_a_position_outside_is_refused_with_the_operator(b):
     s = fx.data("s", type="seq<f32[1]>")
     y = b.sequence_at(s, number(b, 2))
-    with pytest.raises(ExecutionError, match="op sequence_at failed: position 2 lies outside of the sequence, which has 1 elements"):
+    with pytest.raises(ExecutionError, match="op sequence_at failed: position 2 is outside of the sequence, which has 1 elements"):
         run(b, [y], s=[np.float32([1])])
 
 
