@@ -13,6 +13,10 @@ L = fx.layers
 # {kind: {what is done: the code}}; the fixture `there` says which names the code has
 MISUSES = {
     "places": {
+        "an executor on a number": "fx.Executor(0)",
+        "an executor on a list": "fx.Executor([fx.CPUPlace()])",
+        "a number of places": "fx.ParallelExecutor(t, places=4)",
+        "a place for the list of places": "fx.ParallelExecutor(t, places=fx.CPUPlace())",
         "a string for places": "fx.ParallelExecutor(t, places='cpu')",
         "fewer places than ranks": "fx.ParallelExecutor(t, places=fx.cpu_places(1))",
         "more places than ranks": "fx.ParallelExecutor(t, places=fx.cpu_places(3))",
@@ -84,6 +88,7 @@ MISUSES = {
         "a momentum that is text": "fx.optimizer.Momentum(0.1, 'big')",
     },
     "feeds": {
+        "no rows": "exe.run(main, feed=none)",
         "no feed": "exe.run(main, fetch_list=[loss])",
         "a name that is not there": "run(feed={**feed, 'y': feed['x']})",
         "a float64": "run(feed={**feed, 'x': feed['x'].astype('float64').astype(object)})",
