@@ -173,7 +173,7 @@ def test_verify_proves_rank_programs_from_files(pair, single, tmp_path):
     for r, path in enumerate(paths):
         path.write_text(call("show", pair, "--strategy", "ring_optimizer", "-n", 2, "--rank", r))
     assert "on 2 ranks:" in call("verify", pair, *paths)
-    assert "the program is of rank 1, and stands as that of rank 0" in call("verify", pair, *reversed(paths), code=1)
+    assert "this is the program of rank 1, given as that of rank 0" in call("verify", pair, *reversed(paths), code=1)
     assert "has no startup section; fluidx show FILE --strategy ... --rank 0 prints one" in call("verify", single, *paths, code=1)
     assert "give only one of them" in call("verify", pair, *paths, "--strategy", "zero1", code=2)
 

@@ -210,7 +210,7 @@ def test_names_cannot_lead_out_of_the_directory(tmp_path):
         assert files == ["d/%2E.%2F..%2Fevil%2Fw", "d/__manifest__.json"]
         fx.io.load_persistables(None, tmp_path / "d", main)
         for name in ("../x", "/tmp/x", "..", "", "a/b", "a\0b"):
-            with pytest.raises(CheckpointError, match="is no file name"):
+            with pytest.raises(CheckpointError, match="is not a file name"):
                 fx.io.save_persistables(None, tmp_path / "d", main, filename=name)
 
 

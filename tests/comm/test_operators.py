@@ -383,7 +383,7 @@ def test_a_redistribute_is_an_identity_that_does_not_run():
     with fx.program_guard(p, fx.Program()):
         (g,) = fx.gradients([y], [x])
     assert [op.type for op in p.ops].count("redistribute") == 1  # the gradient lies as its value does
-    with pytest.raises(ProgramError, match="a redistribute stands for communication that is not written out yet"):
+    with pytest.raises(ProgramError, match="redistribute is a placeholder for communication"):
         run_ranks([p] * 2, [{"x": np.zeros(SHAPE)}] * 2, [g, y])
     assert opdef("redistribute").effect is Effect.PURE
 

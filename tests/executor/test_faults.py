@@ -425,7 +425,7 @@ def test_a_forked_process_is_told_that_it_has_no_ranks():
             try:
                 exe.run(feed=feed, fetch_list=[y])
             except fx.ExecutionError as e:
-                assert "behind the fork" in str(e)
+                assert "after the fork" in str(e)
                 alone.run(main, feed=feed, fetch_list=[y])
                 os._exit(7)
             os._exit(1)

@@ -324,7 +324,7 @@ def test_programs_of_all_ranks_in_order_are_asked_for():
         (two[0].main, "ParallelExecutor takes the DistributeTranspiler that transpiled the program, "
                       "ParallelExecutor(t, places=fx.cpu_places(4)), or one ProgramPair for each rank; got Program"),
         (two[:1], "program main is one of 2 ranks, programs of 1 were given"),
-        (two[::-1], "program main is of rank 1, but stands at 0; give the programs in rank order"),
+        (two[::-1], "program main is the program of rank 1, but its position is 0; give the programs in rank order"),
         ([two[0], pairs(data_parallel(3))[1]],
          "rank 1: program main declares groups {'dp': ((0, 1, 2),)}, program main of rank 0 {'dp': ((0, 1),)}"),
     ]:  # fmt: skip

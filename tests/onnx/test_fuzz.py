@@ -132,7 +132,7 @@ def nested(depth):
 
 def test_graphs_in_graphs_end_somewhere():
     assert fx.onnx.session(nested(20)).run([X])[0].shape == (2, 3)
-    refused(nested(200), {"x": X}, "graphs stand in graphs, 64 deep")
+    refused(nested(200), {"x": X}, "graphs are nested 64 deep")
 
 
 def test_a_loop_that_does_not_end_is_left():
@@ -155,7 +155,7 @@ def test_an_axis_that_no_array_has_is_refused(op, value):
 @pytest.mark.parametrize(
     "nodes, message",
     [
-        ([helper.make_node("Add", ["x", "z"], ["y"]), helper.make_node("Relu", ["y"], ["z"])], "reads 'z', which nothing before it makes"),
+        ([helper.make_node("Add", ["x", "z"], ["y"]), helper.make_node("Relu", ["y"], ["z"])], "reads 'z', which no node before it computes"),
         ([RELU, RELU], "makes 'y', which a node before it makes too"),
         ([helper.make_node("Relu", ["x", "x"], ["y"])], "expected 1 operands, found 2"),
         ([helper.make_node("Add", ["x", ""], ["y"])], "operand 1 is left out"),
