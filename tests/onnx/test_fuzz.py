@@ -253,7 +253,7 @@ def test_of_a_file_that_is_longer_than_its_tensor_the_rest_is_left(tmp_path):
 
 
 def test_bytes_have_no_folder(tmp_path):
-    refused(outside(tmp_path, location="w.bin").read_bytes(), {"x": X}, "read the model by its path")
+    refused(outside(tmp_path, location="w.bin").read_bytes(), {"x": X}, "load the model by its path")
 
 
 def test_a_model_and_its_tensors_may_be_links_to_files_that_lie_together(tmp_path):
