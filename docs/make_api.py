@@ -102,7 +102,9 @@ PAGES = {
         "Rewrites": _all("fx.rewrite"),
     }, "[Rewrites](../rewrites.md)"),
     "profiler": Page("Profiler", "Where the time of runs goes.", {"Profiler": _all("fx.profiler")}, "[Profiler](../profiler.md)"),
-    "view": Page("View", "Differences of programs, counts of communication, drawings, and pages.", {"View": _all("fx.view")}),
+    "view": Page("View", "Differences of programs, counts of communication, drawings, and pages.", {
+        "View": _all("fx.view"),
+    }, "[Pictures](../pictures.md)"),
     "testing": Page("Testing", "Tools for tests of operators, passes and programs of ranks.", {"Testing": _all("fx.testing")}),
     "errors": Page("Errors", "The exceptions that fluidx raises.", {
         "Errors": ("fx.errors", tuple(n for n, v in vars(fx.errors).items() if isinstance(v, type) and issubclass(v, Exception))),

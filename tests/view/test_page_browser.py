@@ -146,3 +146,17 @@ def test_programs_without_operators_and_with_loops_are_drawn(seen):
             fx.layers.less_than(i, fx.layers.fill_constant([1], "int64", 3), cond=going)
     found = seen(main, "click(boxes(document, 'while')[0]); return panel();")
     assert "increment" in found
+
+
+def test_micro_batches_are_joined_to_their_backward(seen):
+    main, startup = residual(2)
+    t = fx.DistributeTranspiler(fx.strategies.pipeline(3, "1f1b"))
+    t.transpile(program=main, startup_program=startup, trainers=2)
+    found = seen(
+        t,
+        """
+        const root = page.panes()[1].graph.root;
+        return [...root.edges.values()].filter((e) => e.from.section === "forward" && e.to.section === "backward").length;
+        """,
+    )
+    assert found > 0

@@ -84,6 +84,8 @@
     }
 
     addLinks() {
+      // micro-batches: forward and backward take turns, and lines between them say which belong together
+      this.turns = this.ops.filter((op, k) => op.section === "forward" && this.ops[k - 1]?.section === "backward").length > 0;
       for (const [a, b, v] of this.links) this.link(this.leaf[a], this.leaf[b], v);
       for (const node of this.root.children) {
         if (node.pill) for (const k of this.readers[node.data]) this.link(node, this.leaf[k], node.data);
@@ -91,16 +93,18 @@
     }
 
     link(a, b, v) {
-      // what forward keeps for backward is drawn for the selected operator only: there is a line for nearly every operator
+      // what forward keeps for backward is drawn for the selected operator only: there is a line for nearly every operator;
       const kept = a.section === "forward" && b.section !== "forward";
-      if (kept) return;
+      if (kept && (a.pill || !this.turns)) return;
       const pa = this.path(a), pb = this.path(b);
       let d = 0;
       while (pa[d + 1] === pb[d + 1]) d++;
+      if (kept && d) return;
       const from = pa[d + 1], to = pb[d + 1], key = `${from.id} ${to.id}`;
       const edges = pa[d].edges;
       if (!edges.has(key)) edges.set(key, { from, to, vars: new Set() });
       edges.get(key).vars.add(v);
+      if (kept) return;
       for (let k = d + 1; k < pa.length - 1; k++) pa[k].leaves.set(pa[k + 1].id, pa[k + 1]);
       for (let k = d + 1; k < pb.length - 1; k++) pb[k].enters.set(pb[k + 1].id, pb[k + 1]);
     }
