@@ -36,11 +36,18 @@ class CheckpointError(FluidxError, ValueError):
     """A saved file is missing, damaged, or does not fit the program."""
 
 
+def check_path(path: Any) -> None:
+    """Raise CheckpointError for a path that no file system has."""
+    if "\0" in str(path):
+        raise CheckpointError(f"{str(path)!r} has a NUL byte, which no path may have")
+
+
 # -- one file -----------------------------------------------------------------------------------------------------------------
 
 
 def write_atomically(path: str, write: Write) -> None:
     """Write a file through `write(stream)` beside `path` and put it in place at once: readers see the old file or the new one."""
+    check_path(path)
     folder, name = os.path.split(os.path.abspath(path))
     with _told(path):
         os.makedirs(folder, exist_ok=True)

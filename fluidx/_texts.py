@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ._checks import wrong
-from ._files import CheckpointError, write_atomically
+from ._files import CheckpointError, check_path, write_atomically
 from ._safetensors import ArrayFile, save_arrays
 from .ir import ParseError, Program, ProgramPair
 from .ir.constants import Array, is_digest
@@ -139,4 +139,5 @@ def read_text(path: str) -> str:
 def path_of(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         raise wrong(f"a path must be a non-empty string or Path, got {type(path).__name__}: {path!r}")
+    check_path(path)
     return os.fspath(path)

@@ -25,7 +25,7 @@ from .outline import Outline
 from .plan import Plan, Step
 from .planning import plan
 from .scope import Scope
-from .told import explain
+from .told import explain, no_memory
 from .track import Call
 from .turns import Streams, Threads, Turns
 
@@ -33,7 +33,10 @@ from .turns import Streams, Threads, Turns
 @collections_paused()
 def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> Bound:
     """Allocate the arena and bind every step of the plan. Variables of the scope that the plan is the first to write are made there."""
-    return _Binder(planned, scope, ctx, xp).bind()
+    try:
+        return _Binder(planned, scope, ctx, xp).bind()
+    except MemoryError as e:
+        raise no_memory(planned.program, {n: v.type for n, v in planned.values.items()}) from e
 
 
 def prepare(

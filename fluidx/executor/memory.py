@@ -51,7 +51,10 @@ def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
 
 
 def _own_bytes(nbytes: int) -> np.ndarray:
-    return np.zeros(nbytes, np.uint8)
+    try:
+        return np.zeros(nbytes, np.uint8)
+    except (ValueError, OverflowError):  # more than an array can have
+        raise MemoryError(f"{nbytes} bytes") from None
 
 
 new_bytes: Callable[[int], np.ndarray] = _own_bytes  # zeros; a process that is a rank takes them where other ranks see them

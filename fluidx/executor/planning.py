@@ -20,6 +20,7 @@ from .plan import Plan, Step
 from .segments import check_whole
 from .sizes import Sizes
 from .storage import Node, Shadows, Storage
+from .told import no_memory
 
 
 @collections_paused()
@@ -59,6 +60,18 @@ def plan(
     natively = device == "cpu" and (native.enabled() if natively is None else natively)
     if (fuse and config.rewrites()) if rewrite is None else rewrite:
         outline = _simplified(sizes, outline, natively if device == "cpu" else None)
+    try:
+        return _planned(sizes, outline, feed_types, ctx, device, natively, fuse, overlap)
+    except MemoryError as e:
+        raise no_memory(program, sizes.types) from e
+
+
+def _planned(
+    sizes: Sizes, outline: Outline, feed_types: Mapping[str, TensorType], ctx: RunContext, device: str, natively: bool, fuse: bool,
+    overlap: int | None,
+) -> Plan:  # fmt: skip
+    """The plan of operators whose sizes are known."""
+    program, fetch = outline.program, outline.fetch
     shadows = Shadows(sizes.types.values())
     answers = Answers.of(program, device, natively)
     lies = answers.plain(sizes.types)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from ..comm.base import CommError
 from ..ir.errors import ExecutionError, FluidxError
 from ..ir.operator import Operator
+from ..ir.program import Program
+from ..ir.types import TensorType
 
 
 def explain(op: Operator | None, error: Exception) -> NoReturn:
@@ -18,6 +21,18 @@ def explain(op: Operator | None, error: Exception) -> NoReturn:
     told = ExecutionError(f"{what}{where(op)}")
     told.operator = op
     raise told from error
+
+
+def no_memory(program: Program, types: Mapping[str, Any]) -> ExecutionError:
+    """The error of a run whose values, of these types, found no memory: it names the largest, and the operator that makes it."""
+    sized = {n: t for n, t in types.items() if t.__class__ is TensorType}
+    name = max(sized, key=lambda n: sized[n].nbytes)
+    op = next((op for b in program.blocks for op in b.oplist if name in op.output_arg_names), None)
+    size = f"{sized[name]}, {sized[name].nbytes / 2**30:,.1f} GiB"
+    whose = f"no memory for the run: {name!r}" if op is None else f"op {op.type}: no memory for the run: its result {name!r}"
+    error = ExecutionError(f"{whose} is the largest value, {size}{where(op)}")
+    error.operator = op
+    return error
 
 
 def told_as(error: BaseException) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 from ...ir import ANY, ProgramError, TensorType
 from ..shared.types import need_float
 
+MOST = 2**31 - 1  # of a stride, a size, a dilation or a padding: products of two are numbers of 64 bits
+
 
 @dataclass(frozen=True, slots=True)
 class Windows:
@@ -45,15 +47,15 @@ class Windows:
 
 def pair(op: str, name: str, value: Sequence[int], least: int) -> tuple[int, int]:
     """An attribute of one or two integers as (height, width)."""
-    if len(value) not in (1, 2) or any(not isinstance(v, int) or v < least for v in value):
-        raise ProgramError(f"op {op}: {name} must be one or two integers of at least {least}, got {list(value)}")
+    if len(value) not in (1, 2) or any(not isinstance(v, int) or not least <= v <= MOST for v in value):
+        raise ProgramError(f"op {op}: {name} must be one or two integers from {least} to {MOST}, got {list(value)}")
     return (value[0], value[-1])
 
 
 def four_pads(op: str, paddings: Sequence[int]) -> tuple[int, ...]:
     """`paddings` of 1, 2 (height, width) or 4 (top, bottom, left, right) integers as the latter."""
-    if len(paddings) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in paddings):
-        raise ProgramError(f"op {op}: paddings must be 1, 2 or 4 integers of at least 0, got {list(paddings)}")
+    if len(paddings) not in (1, 2, 4) or any(not isinstance(p, int) or not 0 <= p <= MOST for p in paddings):
+        raise ProgramError(f"op {op}: paddings must be 1, 2 or 4 integers from 0 to {MOST}, got {list(paddings)}")
     if len(paddings) == 4:
         return tuple(paddings)
     return paddings[0], paddings[0], paddings[-1], paddings[-1]
