@@ -4,6 +4,8 @@
  * that executes them all with the GIL released. Blocks are immutable, so several threads may run one. */
 #include "module.h"
 
+#include <time.h>
+
 #include "levels.h"
 
 int blas_even;
@@ -68,14 +70,33 @@ static PyObject *raised(PyObject *error) {
     return NULL;
 }
 
+#define ASK_NS 100000000 /* between two questions for signals: each takes the GIL */
+
+static int64_t now(void) {
+    struct timespec t;
+#ifdef CLOCK_MONOTONIC_COARSE /* the time of the latest tick, which costs nanoseconds */
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+#else
+    timespec_get(&t, TIME_UTC);
+#endif
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 static PyObject *run_block(PyObject *self, PyObject *Py_UNUSED(none)) {
     const Block *b = PyCapsule_GetPointer(self, BLOCK);
     if (!b) return NULL;
     Team team = {.threads = pool_team()};
     const Record *r = b->records, *end = r + b->count;
-    Py_BEGIN_ALLOW_THREADS;
-    for (; r < end && !team.error; r++) r->fn(r->words, &team);
-    Py_END_ALLOW_THREADS;
+    int interrupted = 0;
+    PyThreadState *state = PyEval_SaveThread();
+    int64_t asked = now();
+    while (r < end && !team.error && !interrupted) {
+        r->fn(r->words, &team);
+        r++;
+        if (r < end && now() - asked >= ASK_NS) interrupted = signalled(&state), asked = now();
+    }
+    PyEval_RestoreThread(state);
+    if (interrupted) return NULL;
     if (team.error) return raised(error_of(&team, r - b->records - 1));
     Py_RETURN_NONE;
 }

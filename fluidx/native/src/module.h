@@ -20,6 +20,10 @@ typedef struct {
 /* What the team says went wrong: an error which knows as `call` the number of the call in its block. */
 PyObject *error_of(const Team *team, Py_ssize_t call);
 
+/* Python's handlers of signals run between its own instructions only, so a long call has to ask for them: it gives the thread state that
+ * it saved. Whether one raised, as Ctrl-C does. */
+int signalled(void *state);
+
 extern PyMethodDef world_methods[]; /* worlds.c */
 
 #endif

@@ -245,8 +245,7 @@ static void free_launch(PyObject *capsule) {
     PyMem_Free(l);
 }
 
-/* Python's handlers of signals run between its own instructions only, so a long call has to ask for them. */
-static int signalled(void *with) {
+int signalled(void *with) {
     PyThreadState **state = with;
     PyEval_RestoreThread(*state);
     int found = PyErr_CheckSignals();
