@@ -256,6 +256,7 @@ def fluidx_model(c: Case, train: bool = True, layout: str = "NCHW") -> FluidxMod
     f = _Fluidx(c, layout)
     feed = {"x": c.x if layout == "NCHW" or c.x.ndim < 4 else np.ascontiguousarray(c.x.transpose(0, 2, 3, 1)), "label": c.label[..., None]}
     main, startup = fx.Program(c.name), fx.Program(f"{c.name}_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, *feed["x"].shape[1:]], c.x.dtype.name)
         label = fx.data("label", [-1, *feed["label"].shape[1:]], "int64")

@@ -20,6 +20,7 @@ WIDTH, LENGTH, HEADS = 32, 16, 4
 def deep_mlp(depth: int) -> tuple[fx.Program, fx.Program, float]:
     """mul + add + relu per layer, trained by SGD; also the moment when the layers stood."""
     main, startup = fx.Program("deep_mlp"), fx.Program("deep_mlp_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, WIDTH], "float32")
         for _ in range(depth):
@@ -33,6 +34,7 @@ def deep_mlp(depth: int) -> tuple[fx.Program, fx.Program, float]:
 def transformer(depth: int) -> tuple[fx.Program, fx.Program, float]:
     """Blocks of attention and a wider fc, with residuals and layer norms, trained by Adam."""
     main, startup = fx.Program("transformer"), fx.Program("transformer_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, LENGTH, WIDTH], "float32")
         for _ in range(depth):

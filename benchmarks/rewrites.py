@@ -151,6 +151,7 @@ def written_block(x: Any) -> Any:
 def chain(write: Callable[[Any], Any], train: bool, times: int = 1) -> tuple[Any, Any, Any]:
     """(main, startup, loss) of what `write` writes of [ROWS, LENGTH, WIDTH]."""
     main, startup = fx.Program("chain"), fx.Program("chain_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         h = fx.data("x", [ROWS, LENGTH, WIDTH])
         h = h + fx.layers.create_parameter([WIDTH], "float32", is_bias=True)  # so that gradients go all the way

@@ -20,6 +20,7 @@ SIZES, BATCH, LR = (784, 512, 512, 10), 128, 0.1
 
 def fluidx_step(optimizer: str):
     main, startup = fx.Program("mlp"), fx.Program("mlp_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, SIZES[0]], "float32")
         label = fx.data("label", [-1, 1], "int64")

@@ -26,6 +26,7 @@ PEER = {1000: 1.19, 3000: 13.4, 10000: 106.6}
 def deep_mlp(operators: int) -> tuple[fx.Program, fx.Program]:
     """matmul + add + relu per layer, trained by SGD: about 12 operators a layer."""
     main, startup = fx.Program("deep_mlp"), fx.Program("deep_mlp_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, 32], "float32")
         layers = operators // 10
@@ -39,6 +40,7 @@ def deep_gpt(operators: int) -> tuple[fx.Program, fx.Program]:
     """Transformer blocks of width 64, a tied table, trained by Adam: about 114 operators and 16 parameters a block."""
     layers = fx.layers
     main, startup = fx.Program("deep_gpt"), fx.Program("deep_gpt_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         ids, label = fx.data("ids", [-1, 16], "int64"), fx.data("label", [-1, 16, 1], "int64")
         h = fx.embedding(ids, [100, 64], param_attr=fx.ParamAttr(name="table"))

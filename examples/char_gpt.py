@@ -34,6 +34,7 @@ def build() -> Model:
     data, characters = text()
     cut = len(data) * 9 // 10
     main, startup = fx.Program("char_gpt"), fx.Program("char_gpt_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.program_guard(main, startup):
         tokens = fx.data("tokens", [-1, CONTEXT], "int64")
         targets = fx.data("targets", [-1, CONTEXT, 1], "int64")

@@ -10,6 +10,7 @@ def build() -> Model:
     data = load_digits()
     x, y = (data.data / 16).astype("float32"), data.target.reshape(-1, 1).astype("int64")
     main, startup = fx.Program("digits_mlp"), fx.Program("digits_mlp_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.program_guard(main, startup):
         image = fx.data("image", [-1, 64], "float32")
         label = fx.data("label", [-1, 1], "int64")

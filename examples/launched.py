@@ -19,6 +19,7 @@ import fluidx as fx
 
 def build() -> tuple[fx.Program, fx.Program, fx.Variable]:
     main, startup = fx.Program("regression"), fx.Program("regression_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, 32], "float32")
         y = fx.data("y", [-1, 1], "float32")

@@ -13,6 +13,7 @@ MESH = fx.Mesh(dp=2, tp=2)
 
 def build():
     main, startup = fx.Program("mesh"), fx.Program("mesh_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, 32], "float32")
         label = fx.data("label", [-1, 1], "int64")

@@ -27,6 +27,7 @@ def tokens_cut(h):
 
 def build():
     main, startup = fx.Program("block"), fx.Program("block_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         ids, label = fx.data("ids", [-1, LENGTH], "int64"), fx.data("label", [-1, LENGTH, 1], "int64")
         h = tokens_cut(fx.embedding(ids, [WORDS, WIDTH], param_attr=fx.ParamAttr("table", placement=Shard(0, "tp"))))

@@ -12,6 +12,7 @@ RANKS = 4
 
 def build():
     main, startup = fx.Program("regression"), fx.Program("regression_startup")
+    main.random_seed = startup.random_seed = 1
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x = fx.data("x", [-1, 32], "float32")
         y = fx.data("y", [-1, 1], "float32")

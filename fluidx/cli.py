@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,7 @@ def demo(ranks: int, epochs: int, strategy: str, backend: str, save: Path | None
     """Train a digits classifier on one device and on several ranks, and show what each step does."""
     from .demo import run
 
+    os.environ.setdefault("FLUIDX_SEED", "0")  # the same picture each time
     run(ranks, epochs, strategy, svg, backend, save)
 
 
@@ -431,7 +433,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--also-train", multiple=True, help="Train these constants too (name or pattern); see fluidx onnx info. Can be repeated.")
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
 @click.option("--shapes", type=_OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed for the order of the examples.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed for the order of the examples and new layers.")
 def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any) -> None:
     """Train the model in FILE on several ranks, with proved rank programs, and write the trained ONNX model.
 
@@ -442,6 +444,7 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
     _check_folder(output)
     if options["val"] and options["val_split"]:
         raise click.UsageError("--val and --val-split are two ways to say the same; give one of them")
+    os.environ.setdefault("FLUIDX_SEED", str(options["seed"]))
     train(file, data, Training(shapes=shapes or {}, **options), output, click.echo)
 
 

@@ -62,6 +62,8 @@ _AFFINITY = Setting(
 )
 _RANK = Setting("FLUIDX_RANK", "a whole number, 0 or more", "", "The rank of this process; `fluidx run` sets it.")
 _WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "The number of launched ranks; `fluidx run` sets it.")
+_SEED = Setting("FLUIDX_SEED", "a whole number, 0 or more", "", "The seed of programs without a random_seed; unset draws one for each job.")
+_JOB_SEED = Setting("FLUIDX_JOB_SEED", "a whole number, 0 or more", "", "The seed that was drawn for a job; `fluidx run` sets it.")
 _JOB = Setting("FLUIDX_JOB", "a name", "", "By which ranks started by hand find each other: one name for each job.")
 _RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How many times the job was restarted; `fluidx run` sets it.")
 _DEVICE = Setting(
@@ -76,9 +78,10 @@ def describe() -> tuple[Setting, ...]:
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_RESTART', 'CPU_NUM']
     """
-    launching = (_RANK, _WORLD_SIZE, _JOB, _DEVICE, _RESTART)
+    launching = (_RANK, _WORLD_SIZE, _JOB, _JOB_SEED, _DEVICE, _RESTART)
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
-    return (_DEBUG, _DUMP, _VERIFY, _TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, *natively, _AFFINITY, *launching, _CPU_NUM)
+    runs = (_TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, _SEED)
+    return (_DEBUG, _DUMP, _VERIFY, *runs, *natively, _AFFINITY, *launching, _CPU_NUM)
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -258,6 +261,24 @@ def world_size(environ: Mapping[str, str] = os.environ) -> int | None:
     return _read(_WORLD_SIZE, environ, lambda text: _within(int(text), 1, math.inf) if text else None)
 
 
+def seed(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return FLUIDX_SEED, the seed of programs that name none, or None.
+
+    >>> seed({}), seed({"FLUIDX_SEED": "7"})
+    (None, 7)
+    """
+    return _read(_SEED, environ, _maybe_number)
+
+
+def job_seed(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return FLUIDX_JOB_SEED, the seed that a launcher drew for all its ranks, or None.
+
+    >>> job_seed({"FLUIDX_JOB_SEED": "1234"})
+    1234
+    """
+    return _read(_JOB_SEED, environ, _maybe_number)
+
+
 def restart(environ: Mapping[str, str] = os.environ) -> int:
     """Return FLUIDX_RESTART, how often the job was started again.
 
@@ -294,6 +315,10 @@ def _read(setting: Setting, environ: Mapping[str, str], parse: Callable[[str], _
         return parse(text)
     except (ValueError, KeyError):
         raise ConfigError(f"environment variable {setting.name}: expected {setting.accepts}, found {text!r}") from None
+
+
+def _maybe_number(text: str) -> int | None:
+    return _within(int(text), 0, math.inf) if text else None
 
 
 def _switch(text: str) -> bool:

@@ -4,6 +4,7 @@ before they look for a near misspelling. docs/migration.md shows it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
@@ -174,7 +175,11 @@ _PLACES = ("layers", "io", "optimizer", "initializer", "nets", "metrics", "core"
 
 
 def _elsewhere(module: str, name: str) -> str | None:
-    """Where a name of fluid's is that a module does not have, or what is written instead of it."""
+    """Where a name of fluid's is that a module does not have, or what is written instead of it. Of a submodule, for which the import system
+    asks before it loads one, nothing is said."""
+    beside = os.path.join(os.path.dirname(__file__), module, name)
+    if name.startswith("_") or os.path.exists(beside) or os.path.exists(f"{beside}.py"):
+        return None
     for other in ("", *_PLACES):
         if other == module:
             continue

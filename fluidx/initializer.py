@@ -1,7 +1,8 @@
 """Initializers: each writes one operator into the startup program, which gives a parameter its first value.
 
 The values depend on nothing but the operator's `seed` attribute and the element's index, so a startup program gives the same parameters in
-every run and on every rank. A seed of 0 stands for one derived from the startup program's `random_seed` and the parameter's name.
+every run and on every rank. A seed of 0 stands for one derived from the startup program's `random_seed` and the parameter's name; a
+`random_seed` of 0 stands for FLUIDX_SEED, or for one that is drawn for the job.
 """
 
 from __future__ import annotations
@@ -21,24 +22,27 @@ from .ir.constants import elements
 
 
 def derive_seed(program: Program, name: str) -> int:
-    """A seed for what is called `name` in `program`, the same in every process and never 0.
+    """A seed for what is called `name` in `program`, the same on all ranks and never 0.
 
     >>> p = Program()
     >>> derive_seed(p, "fc_0.w_0") == derive_seed(Program(), "fc_0.w_0") != derive_seed(p, "fc_1.w_0")
     True
     """
-    return zlib.crc32(f"{program.random_seed}:{name}".encode()) or 1
+    from .comm.launched import seed
+
+    return zlib.crc32(f"{program.random_seed or seed()}:{name}".encode()) or 1
 
 
 class Initializer:
     """Base of the initializers. A subclass gives the operator that makes the value: `op(var, seed) -> (type, attributes)`."""
 
     seed = 0
+    draws = True  # does it need a seed?
 
     def __call__(self, var: Variable, block: Block | None = None) -> Any:
         """Append the operator that initializes `var` to `block` (by default the block that `var` was declared in)."""
         block = block or var.block
-        op_type, attrs = self.op(var, self.seed or derive_seed(block.program, var.name))
+        op_type, attrs = self.op(var, self.seed or (derive_seed(block.program, var.name) if self.draws else 0))
         of = var.desc.type
         return block.write(op_type, {}, {"Out": (var.name,)}, {"shape": of.shape, "dtype": of.dtype, **attrs})
 
@@ -52,6 +56,8 @@ class Initializer:
 
 class Constant(Initializer):
     """Every element is `value`."""
+
+    draws = False
 
     def __init__(self, value: float = 0.0, force_cpu: bool = False):
         self.value = number("Constant", "value", value)
@@ -138,6 +144,8 @@ class MSRA(_Fan):
 class Bilinear(Initializer):
     """Bilinear interpolation weights for the [c, 1, k, k] filter of a conv2d_transpose that upsamples."""
 
+    draws = False
+
     def op(self, var: Variable, seed: int) -> tuple[str, dict[str, Any]]:
         shape = var.shape
         if len(shape) != 4 or shape[2] != shape[3]:
@@ -150,6 +158,8 @@ class Bilinear(Initializer):
 
 class NumpyArrayInitializer(Initializer):
     """The values of an array, which has the parameter's shape."""
+
+    draws = False
 
     def __init__(self, value: np.ndarray):
         if not isinstance(value, np.ndarray):

@@ -19,6 +19,7 @@ def run_check() -> None:
     losses = []
     for ranks in (1, 2):
         main, startup = Program("install_check"), Program("install_check_startup")
+        main.random_seed = startup.random_seed = 1
         with program_guard(main, startup), unique_name.guard(), scope_guard(Scope()):
             x = layers.data("inp", [2, 2])
             loss = layers.reduce_sum(layers.fc(x, 3))

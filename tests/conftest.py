@@ -1,10 +1,13 @@
 """Every test starts with fresh default programs, names counted from 0, and an empty global scope."""
 
 import gc
+import os
 
 import pytest
 
 import fluidx as fx
+
+os.environ.setdefault("FLUIDX_SEED", "0")  # programs of tests that name no seed have this one
 
 
 @pytest.fixture(autouse=True)

@@ -42,8 +42,8 @@ ARROWS = {
 }
 # They tie the parts together, so they see everything.
 UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "incubate", "install_check", "launch", "testing"}
-# Everything else is what users write programs with (layers, backward, optimizer, ...): it stands on ir and ops.
-WRITING = ("config", "ir", "ops")
+# Everything else is what users write programs with (layers, backward, optimizer, ...): on ir and ops, and the seed of a job.
+WRITING = ("config", "ir", "ops", "comm.launched")
 
 HEAVY = {"click", "cupy", "matplotlib", "mpi4py", "networkx", "onnx", "rich", "sklearn"}
 

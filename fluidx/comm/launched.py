@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from .. import config
 from ..config import ConfigError
 
+SEEDS = 1 << 31  # how many there are to draw from
 RANK, WORLD_SIZE, JOB, RESTART = "FLUIDX_RANK", "FLUIDX_WORLD_SIZE", "FLUIDX_JOB", "FLUIDX_RESTART"
+JOB_SEED = "FLUIDX_JOB_SEED"
 
 
 class Launched(NamedTuple):
@@ -123,6 +128,27 @@ def world_size() -> int:
     """
     there = found() if (said := config.world_size()) is None else None  # ranks that are threads are told their number, and no rank
     return said or (1 if there is None else there.world_size)
+
+
+def seed() -> int:
+    """The seed of programs whose `random_seed` is 0: FLUIDX_SEED, or one that is drawn for the job, for all its ranks, and said."""
+    said = config.seed()
+    return _drawn(os.getpid()) if said is None else said
+
+
+@cache
+def _drawn(process: int) -> int:
+    there, drawn = found(), config.job_seed()
+    if drawn is None:  # ranks of other launchers have in common what tells their job from others
+        drawn = draw() if there is None else int(there.job, 16) % SEEDS
+    if there is None or there.rank == 0:
+        print(f"fluidx: no seed: drew {drawn}; set random_seed of the programs, or FLUIDX_SEED={drawn} to repeat this run", file=sys.stderr)
+    return drawn
+
+
+def draw() -> int:
+    """A seed that nobody can foresee."""
+    return secrets.randbelow(SEEDS)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

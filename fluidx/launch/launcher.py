@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import config, native
+from ..comm import launched
 from ..comm.nursery import start
 from ..comm.recorder import trails
 from ..executor.affinity import cores_of
@@ -274,6 +275,19 @@ class Lines:
             print(f"{self.prefix}{text}", file=self.shown, flush=True)
 
 
+@contextmanager
+def _environ(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def run(
     script: str, args: Sequence[str], ranks: int, restarts: int = 0, say: Callable[[str], None] = print, least: int | None = None,
     job: type[Job] = Job, again: Callable[[], None] = lambda: None, **how: Any,
@@ -281,9 +295,11 @@ def run(
     """Run a script on ranks that are processes; start it again after a failure, so often: on as many ranks, or, where it may run on `least`
     of them, on those that did not fail. What fails on all ranks is the fault of none. `again` is called before that. Returns the status to
     exit with."""
+    drawn = launched.draw()
     for restart in range(restarts + 1):
-        started = job(script, args, ranks, restart=restart, say=say, **how)
-        ended = started.run()
+        with _environ(launched.JOB_SEED, str(drawn)):  # of all ranks, again after a restart
+            started = job(script, args, ranks, restart=restart, say=say, **how)
+            ended = started.run()
         if ended.report:
             say(f"fluidx run: {ended.report}")
         if not ended.again or restart == restarts:

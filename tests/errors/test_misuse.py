@@ -1,5 +1,8 @@
 """What new users get wrong in the first hour: each error says what was expected, and what to write."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -177,3 +180,9 @@ def test_packages_of_extras_are_installed_from_a_checkout(monkeypatch):
     from fluidx.onnx.errors import need_onnx
 
     assert said(fx.FluidxError, need_onnx).endswith("not installed; in a checkout of fluidx: pip install -e '.[onnx]'")
+
+
+def test_a_submodule_is_imported_before_the_others_without_a_question_for_names():
+    """The import system asks a package for a submodule before it loads it; what asks other modules then would load them half."""
+    code = "import fluidx.checkpoint, fluidx.io; fluidx.io.load"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr == ""
