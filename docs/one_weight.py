@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -15,6 +16,8 @@ from fluidx.transpiler.cluster import SERVERS
 from fluidx.transpiler.specialize import Specializer
 from fluidx.view.draw.nodes import PARAM
 from fluidx.view.draw.svg import COLOURS, STYLE
+
+os.environ.setdefault("FLUIDX_SEED", "0")  # the programs on the pages are the same in every build
 
 LABELS, BAR, GAP, TALL, ROW = 124, 60, 12, 13, 21
 GRADIENT, STATE, VALUE = Role.BACKWARD.value, Role.OPTIMIZE.value, Role.FORWARD.value

@@ -65,6 +65,7 @@ _WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "The number
 _SEED = Setting("FLUIDX_SEED", "a whole number, 0 or more", "", "The seed of programs without a random_seed; unset draws one for each job.")
 _JOB_SEED = Setting("FLUIDX_JOB_SEED", "a whole number, 0 or more", "", "The seed that was drawn for a job; `fluidx run` sets it.")
 _JOB = Setting("FLUIDX_JOB", "a name", "", "By which ranks started by hand find each other: one name for each job.")
+_JOB_KEY = Setting("FLUIDX_JOB_KEY", "a text", "", "What ranks of one job prove that they know, where they meet; `fluidx run` makes it.")
 _RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How many times the job was restarted; `fluidx run` sets it.")
 _DEVICE = Setting(
     "FLUIDX_DEVICE", "cpu or cuda", "cpu", "Device of ranks whose script names no places; cuda: a GPU for each. `--backend nccl` sets it."
@@ -78,7 +79,7 @@ def describe() -> tuple[Setting, ...]:
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_RESTART', 'CPU_NUM']
     """
-    launching = (_RANK, _WORLD_SIZE, _JOB, _JOB_SEED, _DEVICE, _RESTART)
+    launching = (_RANK, _WORLD_SIZE, _JOB, _JOB_SEED, _JOB_KEY, _DEVICE, _RESTART)
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
     runs = (_TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, _SEED)
     return (_DEBUG, _DUMP, _VERIFY, *runs, *natively, _AFFINITY, *launching, _CPU_NUM)
@@ -277,6 +278,15 @@ def job_seed(environ: Mapping[str, str] = os.environ) -> int | None:
     1234
     """
     return _read(_JOB_SEED, environ, _maybe_number)
+
+
+def job_key(environ: Mapping[str, str] = os.environ) -> str:
+    """Return FLUIDX_JOB_KEY, what all ranks of a job know, and nobody else.
+
+    >>> job_key({})
+    ''
+    """
+    return _read(_JOB_KEY, environ, str)
 
 
 def restart(environ: Mapping[str, str] = os.environ) -> int:

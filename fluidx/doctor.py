@@ -60,7 +60,7 @@ def _blas() -> str:
 
 def _variables(environ: Mapping[str, str]) -> str:
     known = [row.name for row in config.describe()]
-    found = [f"{n}={environ[n]}" for n in known if environ.get(n)]
+    found = [f"{n}={'...' if n == 'FLUIDX_JOB_KEY' else environ[n]}" for n in known if environ.get(n)]
     found += [f"{n}={environ[n]} ({why})" for n, why in config.unknown(environ).items()]
     return ", ".join(found) or "none is set; fluidx env lists all"
 

@@ -15,7 +15,7 @@ from ..config import ConfigError
 
 SEEDS = 1 << 31  # how many there are to draw from
 RANK, WORLD_SIZE, JOB, RESTART = "FLUIDX_RANK", "FLUIDX_WORLD_SIZE", "FLUIDX_JOB", "FLUIDX_RESTART"
-JOB_SEED = "FLUIDX_JOB_SEED"
+JOB_SEED, JOB_KEY = "FLUIDX_JOB_SEED", "FLUIDX_JOB_KEY"
 
 
 class Launched(NamedTuple):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import hmac
 import json
 import os
+import secrets
+import selectors
 import socket
 import struct
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +38,8 @@ from .slots import Slot
 
 _AGAIN = 0.05  # seconds between two tries to reach rank 0, which may not be there yet
 _PEER = struct.Struct("3i")  # pid, uid, gid
+_NONCE = 32  # bytes
+_HELLO = struct.Struct(f"<2i{_NONCE}s32s")  # the fields of a _Hello
 
 
 class _Word(Slot):
@@ -248,7 +253,7 @@ def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], 
     except OSError as e:
         raise ExecutionError(f"cannot allocate memory for {there.world_size} ranks on one host: {e}") from e
     keep = memory.world(timeout)
-    deadline = time.monotonic() + timeout
+    key = config.job_key()
     with socket.socket(socket.AF_UNIX) as door:
         try:
             door.bind(_name(there))
@@ -257,44 +262,116 @@ def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], 
                 f"another job uses the same socket (launched by {there.by}); give each job its own {launched.JOB}"
             ) from None
         door.listen(there.world_size)
-        while missing := sorted(set(range(1, there.world_size)) - set(peers)):
-            door.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                came, _ = door.accept()
-            except TimeoutError:
-                text = _not_come(missing, there, timeout)
-                for peer in peers.values():
-                    with suppress(OSError):  # it gave up
-                        peer.send({"no": text})
-                raise ExecutionError(text) from None
-            _welcome(there, Channel(came), peers, timeout)
-    for peer in peers.values():
-        peer.send({"start": memory.start}, [memory.fd])
+        answers = dict[int, bytes]()
+        for came, hello in _hellos(door, time.monotonic() + timeout):
+            answer = _judged(there, key, came, hello, peers)
+            if answer is not None:
+                peers[hello.rank], answers[hello.rank] = Channel(came.sock), answer
+            if len(peers) == there.world_size - 1:
+                break
+        else:
+            text = _not_come(sorted(set(range(1, there.world_size)) - set(peers)), there, timeout)
+            for peer in peers.values():
+                with suppress(OSError):  # it gave up
+                    peer.send({"no": text})
+            raise ExecutionError(text)
+    for rank, peer in peers.items():
+        peer.sock.settimeout(timeout)
+        peer.send({"start": memory.start, "proof": answers[rank].hex()}, [memory.fd])
     memory.close()
     del keep  # every rank has joined its own view of the world
     return peers, memory
 
 
+class _Hello(NamedTuple):
+    """What a rank says first; `proof` shows that it knows the key of the job."""
+
+    rank: int
+    world_size: int
+    nonce: bytes  # that rank 0 is to prove itself by
+    proof: bytes
+
+
+class _Caller(NamedTuple):
+    """Somebody who has come to the door of rank 0: what is asked of it, and what it has said so far."""
+
+    sock: socket.socket
+    nonce: bytes
+    said: bytearray
+
+
+def _hellos(door: socket.socket, deadline: float) -> Iterator[tuple[_Caller, _Hello]]:
+    """Those who come and say as much as a rank does, until the deadline. Who says nothing keeps nobody waiting."""
+    with selectors.DefaultSelector() as callers:
+        door.setblocking(False)
+        callers.register(door, selectors.EVENT_READ)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                for key, _ in callers.select(left):
+                    caller: _Caller | None = key.data
+                    if caller is None:
+                        with suppress(OSError):  # it has gone again
+                            came = _asked(door.accept()[0])
+                            if came is not None:
+                                callers.register(came.sock, selectors.EVENT_READ, came)
+                        continue
+                    try:
+                        some = caller.sock.recv(_HELLO.size - len(caller.said))
+                    except OSError:
+                        some = b""
+                    caller.said.extend(some)
+                    if some and len(caller.said) < _HELLO.size:
+                        continue
+                    callers.unregister(caller.sock)
+                    if some:
+                        yield caller, _Hello(*_HELLO.unpack(caller.said))
+                    else:
+                        caller.sock.close()
+        finally:  # who has not said enough by then is no rank
+            for key in list(callers.get_map().values()):
+                if key.data is not None:
+                    key.data.sock.close()
+
+
+def _asked(sock: socket.socket) -> _Caller | None:
+    """Somebody who came, asked for a proof; None for another user's process."""
+    if not _mine(sock):
+        sock.close()
+        return None
+    sock.setblocking(False)
+    nonce = secrets.token_bytes(_NONCE)
+    sock.sendall(nonce)
+    return _Caller(sock, nonce, bytearray())
+
+
+def _judged(there: Launched, key: str, caller: _Caller, hello: _Hello, peers: Mapping[int, Channel]) -> bytes | None:
+    """Rank 0's own proof for a rank that is one of the job; None for others, which are told why if they are ranks at all."""
+    caller.sock.settimeout(_AGAIN)  # an answer is few bytes: it needs no reader
+    why = None
+    if not 0 <= hello.rank < hello.world_size:
+        caller.sock.close()  # no rank says that
+        return None
+    if not hmac.compare_digest(hello.proof, _proof(key, caller.nonce, hello.rank)):
+        why = f"the {launched.JOB_KEY} of this process is not that of rank 0; all ranks of a job are given the same"
+    elif hello.world_size != there.world_size:
+        why = f"this process was launched as one of {hello.world_size} ranks, and rank 0 as one of {there.world_size}"
+    elif hello.rank in (0, *peers):
+        why = f"two processes were launched as rank {hello.rank}; this is the second one"
+    if why is None:
+        return _proof(key, hello.nonce, 0)
+    with suppress(OSError):
+        Channel(caller.sock).send({"no": why})
+    caller.sock.close()
+    return None
+
+
+def _proof(key: str, nonce: bytes, rank: int) -> bytes:
+    """What shows that a rank knows the key, and does not give it away."""
+    return hmac.digest(key.encode(), nonce + rank.to_bytes(4, "little"), "sha256")
+
+
 def _not_come(ranks: Sequence[int], there: Launched, timeout: float) -> str:
     return f"{some(ranks)} did not connect within {timeout:g} s (launched by {there.by}); set FLUIDX_TIMEOUT to wait longer"
-
-
-def _welcome(there: Launched, peer: Channel, peers: dict[int, Channel], timeout: float) -> None:
-    if not _mine(peer.sock):
-        peer.close()
-        return
-    peer.sock.settimeout(timeout)
-    try:
-        said, _ = peer.receive()
-    except (OSError, EOFError):  # it gave up
-        return
-    if said["world_size"] != there.world_size:
-        peer.send({"no": f"this process was launched as one of {said['world_size']} ranks, and rank 0 as one of {there.world_size}"})
-        return
-    if said["rank"] in (0, *peers):
-        peer.send({"no": f"two processes were launched as rank {said['rank']}; this is the second one"})
-        return
-    peers[said["rank"]] = peer
 
 
 def _reach_first(there: Launched, timeout: float) -> tuple[dict[int, Channel], Memory]:
@@ -305,15 +382,18 @@ def _reach_first(there: Launched, timeout: float) -> tuple[dict[int, Channel], M
         time.sleep(_AGAIN)
     if not _mine(sock):
         raise ExecutionError("the socket of rank 0 belongs to another user")
-    first = Channel(sock)
-    first.send({"rank": there.rank, "world_size": there.world_size})
+    first, key, nonce = Channel(sock), config.job_key(), secrets.token_bytes(_NONCE)
     sock.settimeout(timeout + 1.0)  # rank 0 says first who is missing
     try:
+        proof = _proof(key, first.exactly(_NONCE), there.rank)
+        sock.sendall(_HELLO.pack(there.rank, there.world_size, nonce, proof))
         said, fds = first.receive(files=1)
     except (OSError, EOFError):
         raise ExecutionError("rank 0 ended before all ranks had connected") from None
     if "no" in said:
         raise ExecutionError(said["no"])
+    if said.get("proof") != _proof(key, nonce, 0).hex():
+        raise ExecutionError(f"the socket of rank 0 belongs to a process that does not know the {launched.JOB_KEY} of this job")
     sock.settimeout(None)
     memory = Memory(fds[0], said["start"], there.world_size)
     memory.close()

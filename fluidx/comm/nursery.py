@@ -26,7 +26,7 @@ from .. import config
 
 GONE = EOFError, BrokenPipeError, ConnectionResetError  # by which a channel's side learns that the other one has ended
 _LENGTH = struct.Struct("<Q")
-_PATIENCE = 30.0  # seconds for the helper to start, or to answer
+_PATIENCE = 30.0  # seconds at least for the helper to start, or to answer: FLUIDX_TIMEOUT may give it more
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _START = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # Ctrl-C reaches all processes of a terminal; one decides what it ends
@@ -53,12 +53,13 @@ class Channel:
     def receive(self, files: int = 0) -> tuple[Any, list[int]]:
         """The next message and its files. EOFError where the other side is closed."""
         head, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, files)
-        head += self._exactly(_LENGTH.size - len(head)) if head else b""
+        head += self.exactly(_LENGTH.size - len(head)) if head else b""
         if not head:
             raise EOFError
-        return json.loads(self._exactly(_LENGTH.unpack(head)[0])), fds
+        return json.loads(self.exactly(_LENGTH.unpack(head)[0])), fds
 
-    def _exactly(self, count: int) -> bytes:
+    def exactly(self, count: int) -> bytes:
+        """The next so many bytes. EOFError where the other side is closed."""
         found = bytearray()
         while len(found) < count:
             some = self.sock.recv(min(count - len(found), 1 << 20))
@@ -142,7 +143,7 @@ class _Nursery:
         ours, theirs = socket.socketpair()
         self.pid, self.lock = os.getpid(), threading.Lock()
         self.channel = Channel(ours)
-        ours.settimeout(_PATIENCE)
+        ours.settimeout(max(_PATIENCE, config.timeout()))
         args = [sys.executable, "-c", _START, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
         with theirs:
             self.process = _lasting(
@@ -159,7 +160,8 @@ class _Nursery:
             except (EOFError, OSError) as e:
                 self.close()
                 if "start" in message:
-                    raise OSError(f"the process that starts ranks does not answer ({e or 'it has ended'})") from e
+                    why = f"the process that starts ranks does not answer ({e or 'it has ended'})"
+                    raise OSError(f"{why}; FLUIDX_TIMEOUT gives it more time" if isinstance(e, TimeoutError) else why) from e
                 return {"status": -signal.SIGKILL}  # its children have ended with it
             except BaseException:  # Ctrl-C: the next answer would not be the next question's
                 self.close()

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -276,16 +276,16 @@ class Lines:
 
 
 @contextmanager
-def _environ(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+def _environ(added: Mapping[str, str]) -> Iterator[None]:
+    """A time in which processes that are started find these in their environment."""
+    before = dict(os.environ)
+    os.environ.update(added)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name in added:
+            os.environ.pop(name)
+            os.environ.update({name: before[name]} if name in before else {})
 
 
 def run(
@@ -297,7 +297,7 @@ def run(
     exit with."""
     drawn = launched.draw()
     for restart in range(restarts + 1):
-        with _environ(launched.JOB_SEED, str(drawn)):  # of all ranks, again after a restart
+        with _environ({launched.JOB_SEED: str(drawn), launched.JOB_KEY: secrets.token_hex(16)}):  # the seed stays after a restart
             started = job(script, args, ranks, restart=restart, say=say, **how)
             ended = started.run()
         if ended.report:

@@ -5,3 +5,7 @@
 
 Nothing here knows how the proof works or what a strategy inserts: mutators see Programs, and the judge is the executor.
 """
+
+import os
+
+os.environ.setdefault("FLUIDX_SEED", "0")  # programs that name no seed are the same in every run
