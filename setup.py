@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from glob import glob
+from platform import machine
 from typing import Any
 
 from setuptools import Extension, setup
@@ -22,6 +23,9 @@ from setuptools.errors import BaseError, CCompilerError, CompileError
 # Strict IEEE arithmetic with two exceptions that change no value: nobody reads errno or the exception flags after a loop. Contraction
 # would let a compiler fuse a * b + c where it likes, and results would differ between levels of instructions.
 GCC = ["-std=c11", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
+
+# A processor of today's x86-64 uses level v3 or v4, and the file of the baseline is compiled in half the time.
+COLD = {"level_base.c": ["-O2", "-ftree-loop-vectorize", "-fvect-cost-model=dynamic"]} if machine() in ("x86_64", "AMD64") else {}
 
 
 def extensions(environ: Mapping[str, str] = os.environ) -> list[Extension]:
@@ -57,11 +61,14 @@ class BuildAtOnce(build_ext):
         if self.compiler.compiler_type == "unix":
             one, link = self.compiler.compile, self.compiler.link_shared_object
 
+            def compile_one(source: str, how: dict[str, Any]) -> list[str]:
+                return one([source], **{**how, "extra_postargs": [*how["extra_postargs"], *COLD.get(os.path.basename(source), ())]})
+
             def compile_all(sources: list[str], **how: Any) -> list[str]:
                 check_compiler(self.compiler.compiler_so, [*self.compiler.include_dirs, *how.get("include_dirs", ())])
                 with ThreadPoolExecutor(os.cpu_count()) as pool:
                     # the levels with most instructions take longest, and are begun first
-                    tasks = [pool.submit(one, [source], **how) for source in sorted(sources, reverse=True)]
+                    tasks = [pool.submit(compile_one, source, how) for source in sorted(sources, reverse=True)]
                     show_progress(tasks)
                     return [o for task in tasks for o in task.result()]
 

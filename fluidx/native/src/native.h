@@ -14,9 +14,11 @@
 
 #if defined(__GNUC__) || defined(__clang__)
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
 #define UNUSED __attribute__((unused))
 #else
 #define INLINE static inline
+#define NOINLINE static
 #define UNUSED
 #endif
 

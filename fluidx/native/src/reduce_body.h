@@ -16,6 +16,18 @@ INLINE T FN(join_T)(int op, T a, T b) {
     default: return (T)PLUS(a, b);
     }
 }
+/* The same for columns, in two choices of one comparison each: where eight follow each other gcc makes branches of the other form */
+#define IN_COLUMNS(R)                                                                                                                   \
+    R larger = b > a ? b : a, smaller = b < a ? b : a;                                                                                  \
+    switch (op) {                                                                                                                       \
+    case R_MAX: return IS_NAN(b) ? b : larger;                                                                                          \
+    case R_MIN: return IS_NAN(b) ? b : smaller;                                                                                         \
+    case R_PROD: return (R)TIMES(a, b);                                                                                                 \
+    default: return (R)PLUS(a, b);                                                                                                      \
+    }
+INLINE ACC FN(mix)(int op, ACC a, ACC b) { IN_COLUMNS(ACC) }
+INLINE T FN(mix_T)(int op, T a, T b) { IN_COLUMNS(T) }
+#undef IN_COLUMNS
 INLINE T FN(term)(int op, T x) { return op == R_SQUARES ? (T)TIMES(x, x) : x; }
 
 /* Rows `r` to `stop` of the columns [0, n), each `down` and `right` elements apart, joined into `to`. Eight rows at a time in T. */
@@ -35,14 +47,35 @@ INLINE void FN(reduce_columns)(int op, const T *x, int64_t down, int64_t right, 
         if (some == 8 && SAFE_IN_T) {
             const T *a = v[0], *b = v[1], *c = v[2], *d = v[3], *e = v[4], *f = v[5], *g = v[6], *h = v[7];
             IVDEP for (int64_t j = 0; j < n; j++) {
-                T ab = FN(join_T)(op, FN(term)(op, a[j]), FN(term)(op, b[j])), cd = FN(join_T)(op, FN(term)(op, c[j]), FN(term)(op, d[j]));
-                T ef = FN(join_T)(op, FN(term)(op, e[j]), FN(term)(op, f[j])), gh = FN(join_T)(op, FN(term)(op, g[j]), FN(term)(op, h[j]));
-                to[j] = FN(join)(op, to[j], FN(join_T)(op, FN(join_T)(op, ab, cd), FN(join_T)(op, ef, gh)));
+                T ab = FN(mix_T)(op, FN(term)(op, a[j]), FN(term)(op, b[j])), cd = FN(mix_T)(op, FN(term)(op, c[j]), FN(term)(op, d[j]));
+                T ef = FN(mix_T)(op, FN(term)(op, e[j]), FN(term)(op, f[j])), gh = FN(mix_T)(op, FN(term)(op, g[j]), FN(term)(op, h[j]));
+                to[j] = FN(mix)(op, to[j], FN(mix_T)(op, FN(mix_T)(op, ab, cd), FN(mix_T)(op, ef, gh)));
             }
         } else {
             for (int64_t k = 0; k < some; k++)
-                IVDEP for (int64_t j = 0; j < n; j++) to[j] = FN(join)(op, to[j], op == R_SQUARES ? (ACC)TIMES((ACC)v[k][j], v[k][j]) : (ACC)v[k][j]);
+                IVDEP for (int64_t j = 0; j < n; j++) to[j] = FN(mix)(op, to[j], op == R_SQUARES ? (ACC)TIMES((ACC)v[k][j], v[k][j]) : (ACC)v[k][j]);
         }
+    }
+}
+
+/* One function for each operation: the loops above are long, and compiled once for each. */
+#define COLUMNS_OF(OP)                                                                                                                  \
+    NOINLINE void FN(columns_##OP)(const T *x, int64_t down, int64_t right, int64_t rows, int64_t n, ACC *to) {                         \
+        FN(reduce_columns)(OP, x, down, right, rows, n, to);                                                                            \
+    }
+COLUMNS_OF(R_SUM)
+COLUMNS_OF(R_MAX)
+COLUMNS_OF(R_MIN)
+COLUMNS_OF(R_PROD)
+COLUMNS_OF(R_SQUARES)
+#undef COLUMNS_OF
+INLINE void FN(columns)(int op, const T *x, int64_t down, int64_t right, int64_t rows, int64_t n, ACC *to) {
+    switch (op) {
+    case R_SUM: FN(columns_R_SUM)(x, down, right, rows, n, to); break;
+    case R_MAX: FN(columns_R_MAX)(x, down, right, rows, n, to); break;
+    case R_MIN: FN(columns_R_MIN)(x, down, right, rows, n, to); break;
+    case R_PROD: FN(columns_R_PROD)(x, down, right, rows, n, to); break;
+    case R_SQUARES: FN(columns_R_SQUARES)(x, down, right, rows, n, to); break;
     }
 }
 
@@ -65,17 +98,37 @@ INLINE ACC FN(reduce_row)(int op, const T *x, int64_t step, int64_t n, ACC start
     ACC lanes[LANES];
     int64_t whole = n / LANES * LANES;
     for (int j = 0; j < LANES; j++) lanes[j] = FN(none)(op);
-    if (whole) FN(reduce_columns)(op, x, LANES * step, step, n / LANES, LANES, lanes);
-    if (n > whole) FN(reduce_columns)(op, x + whole * step, 0, step, 1, n - whole, lanes);
+    if (whole) FN(columns)(op, x, LANES * step, step, n / LANES, LANES, lanes);
+    if (n > whole) FN(columns)(op, x + whole * step, 0, step, 1, n - whole, lanes);
     for (int half = LANES / 2; half; half /= 2)
         for (int j = 0; j < half; j++) lanes[j] = FN(join)(op, lanes[j], lanes[j + half]);
     return FN(join)(op, start, lanes[0]);
 }
 
-INLINE void FN(reduce_items)(int op, const Reduce *p, int64_t begin, int64_t end) {
+#define ROW_OF(OP)                                                                                                                      \
+    NOINLINE ACC FN(row_##OP)(const T *x, int64_t step, int64_t n, ACC start) { return FN(reduce_row)(OP, x, step, n, start); }
+ROW_OF(R_SUM)
+ROW_OF(R_MAX)
+ROW_OF(R_MIN)
+ROW_OF(R_PROD)
+ROW_OF(R_SQUARES)
+#undef ROW_OF
+INLINE ACC FN(row)(int op, const T *x, int64_t step, int64_t n, ACC start) {
+    switch (op) {
+    case R_SUM: return FN(row_R_SUM)(x, step, n, start);
+    case R_MAX: return FN(row_R_MAX)(x, step, n, start);
+    case R_MIN: return FN(row_R_MIN)(x, step, n, start);
+    case R_PROD: return FN(row_R_PROD)(x, step, n, start);
+    default: return FN(row_R_SQUARES)(x, step, n, start);
+    }
+}
+
+static void FN(reduce_range)(void *ctx, int64_t begin, int64_t end) {
+    const Reduce *p = ctx;
+    int op = p->op;
     const T *x0 = PTR(const T, p->x);
     T *out = PTR(T, p->out);
-    ACC *partial = p->partial, acc[REDUCE_COLUMNS];
+    ACC *partial = p->partial, none = FN(none)(op), acc[REDUCE_COLUMNS];
     for (int64_t item = begin; item < end; item++) {
         int64_t panel = item % p->panels, rest = item / p->panels, at, n = 1;
         int64_t first = panel * p->panel, last = first + p->panel < p->units ? first + p->panel : p->units;
@@ -83,16 +136,16 @@ INLINE void FN(reduce_items)(int op, const Reduce *p, int64_t begin, int64_t end
             int64_t chunk = rest % p->chunks, k0 = rest / p->chunks;
             at = k0 * p->k1 + chunk * p->width;
             n = p->k1 - chunk * p->width < p->width ? p->k1 - chunk * p->width : p->width;
-            for (int64_t j = 0; j < n; j++) acc[j] = FN(none)(op);
+            for (int64_t j = 0; j < n; j++) acc[j] = none;
             const T *x = x0 + k0 * p->sk0 + chunk * p->width * p->sk1 + first * p->sr0;
-            FN(reduce_columns)(op, x, p->sr0, p->sk1, last - first, n, acc);
+            FN(columns)(op, x, p->sr0, p->sk1, last - first, n, acc);
         } else {
             at = rest;
             const T *x = x0 + rest / p->k1 * p->sk0 + rest % p->k1 * p->sk1;
-            acc[0] = FN(none)(op);
+            acc[0] = none;
             for (int64_t u = first; u < last; u++) { /* a unit is a piece of one of the r0 rows */
                 int64_t r = u / p->pieces, from = u % p->pieces * REDUCE_PIECE, left = p->r1 - from;
-                acc[0] = FN(reduce_row)(op, x + r * p->sr0 + from * p->sr1, p->sr1, left < REDUCE_PIECE ? left : REDUCE_PIECE, acc[0]);
+                acc[0] = FN(row)(op, x + r * p->sr0 + from * p->sr1, p->sr1, left < REDUCE_PIECE ? left : REDUCE_PIECE, acc[0]);
             }
         }
         if (partial) {
@@ -100,17 +153,6 @@ INLINE void FN(reduce_items)(int op, const Reduce *p, int64_t begin, int64_t end
         } else {
             for (int64_t j = 0; j < n; j++) out[at + j] = (T)DIVIDED(acc[j], p->divisor);
         }
-    }
-}
-
-static void FN(reduce_range)(void *ctx, int64_t begin, int64_t end) {
-    const Reduce *p = ctx;
-    switch (p->op) {
-    case R_SUM: FN(reduce_items)(R_SUM, p, begin, end); break;
-    case R_MAX: FN(reduce_items)(R_MAX, p, begin, end); break;
-    case R_MIN: FN(reduce_items)(R_MIN, p, begin, end); break;
-    case R_PROD: FN(reduce_items)(R_PROD, p, begin, end); break;
-    case R_SQUARES: FN(reduce_items)(R_SQUARES, p, begin, end); break;
     }
 }
 
