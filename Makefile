@@ -78,7 +78,7 @@ bench: $(VENV)/.dev kernels
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 docs: $(VENV)/.docs
-	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	@echo "build/site/index.html"
 
 clean:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import fluidx as fx
 
 pytest.importorskip("material", reason="builds the documentation (pip install -e '.[docs]')")
 
+QUIET = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -25,8 +27,8 @@ def site(tmp_path_factory):
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=QUIET)
             assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -85,6 +87,18 @@ def test_the_search_knows_every_layer(site):
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = {doc["location"] for doc in index["docs"]}
     assert [name for name in fx.layers.__all__ if not {f"api/{page}.html#{name}" for page in ("layers", "lr_scheduler")} & found] == []
+
+
+@pytest.mark.parametrize("link, right", [("a.md#there", True), ("a.md#nowhere", False), ("b.md", False)])
+def test_make_docs_refuses_a_dead_link(tmp_path, link, right):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text(f"# There\n\n[to it]({link})\n")
+    validation = re.search(r"^validation:.*?\n(?=\n)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: small\ntheme: mkdocs\n{validation}\nnav: [a.md]\n")
+    command = re.search(r"bin/(mkdocs build .*)", (ROOT / "Makefile").read_text(encoding="utf-8"))[1].split()
+    done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, env=QUIET)
+    assert (done.returncode == 0) == right, done.stderr
+    assert ("contains a link" in done.stderr) != right
 
 
 def test_only_pages_are_published(site):
