@@ -103,9 +103,9 @@ class Save:
 
     def _other_folder(self, first: str, missing: Sequence[tuple[str, str]]) -> CheckpointError:
         return CheckpointError(
-            f"cannot save in {self.folder}: it is not one folder for all ranks. What rank 0 wrote there, on {first}, is not seen on "
-            f"{', '.join(dict(missing))}, so what would be missing is {', '.join(f'{name} of {host}' for host, name in missing)}. Give a "
-            "folder that all hosts share, or save whole values, which rank 0 writes alone: fx.io.save without sharded=True"
+            f"cannot save in {self.folder}: not all hosts share this folder. A file that rank 0 wrote there, on {first}, is not visible on "
+            f"{', '.join(dict(missing))}; the checkpoint would lack {', '.join(f'{name} of {host}' for host, name in missing)}. Use a "
+            "folder that all hosts share, or let rank 0 write the global values: fx.io.save without sharded=True"
         )
 
     def _go_on(self) -> None:

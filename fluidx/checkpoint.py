@@ -110,7 +110,7 @@ class _Shards:
     def __init__(self, folder: str, manifest: Manifest | None, stack: ExitStack):
         self.folder, self.stack = folder, stack
         if manifest is None or "layout" not in manifest.about:
-            raise CheckpointError(f"{folder} holds no checkpoint: it has no {MANIFEST} that fx.io.save(..., sharded=True) wrote")
+            raise CheckpointError(f"{folder} has no checkpoint: {MANIFEST} is missing, which fx.io.save(..., sharded=True) writes")
         self.manifest, self.about = manifest, manifest.about
         try:
             layout = from_json(self.about["layout"])
@@ -146,7 +146,7 @@ class _Shards:
         try:
             return join(shared, var.placement, self.layout.groups, var.type.shape)
         except (FluidxError, ValueError) as e:
-            raise CheckpointError(f"{self.folder}: the parts of variable {name!r} make no value: {e}") from None
+            raise CheckpointError(f"{self.folder}: the parts of variable {name!r} do not fit together: {e}") from None
 
     def step(self) -> int:
         return whole("checkpoint", "step", self.about.get("step", 0), 0)
@@ -188,11 +188,11 @@ def _wanted(shards: _Shards, program: Program, executor: Any, only: Sequence[Var
     for var in layout.global_block().descs.values():
         found = shards.var(var.name)
         if found is None and var.name in must:
-            raise CheckpointError(f"{shards.folder} holds no variable {var.name!r}, which {program.label()} has")
+            raise CheckpointError(f"{shards.folder} has no variable {var.name!r}, which {program.label()} needs")
         if found is None or (only is not None and var.name not in must):
             continue
         if not var.type.accepts(found.type):
-            raise CheckpointError(f"{shards.folder}: variable {var.name!r} should be {var.type}, the checkpoint holds {found.type}")
+            raise CheckpointError(f"{shards.folder}: variable {var.name!r} should be {var.type}, the checkpoint has {found.type}")
         alike = var.placement == found.placement and layout.groups == shards.layout.groups
         if alike or var.name in must:
             yield var, alike
@@ -289,12 +289,12 @@ class CheckpointManager:
             if step is None and found not in there:  # who saves here has removed it meanwhile, for a newer one
                 return self.restore(program, executor)
             older = [s for s in there if s < found]
-            raise CheckpointError(f"{e}; of older steps there are: {', '.join(map(str, older))}" if older else str(e)) from e
+            raise CheckpointError(f"{e}; there are older checkpoints of steps {', '.join(map(str, older))}" if older else str(e)) from e
 
     def _found(self, step: int | None) -> int | None:
         there = self.steps()
         if step is not None and step not in there:
-            raise CheckpointError(f"{self.folder} holds no checkpoint of step {step}; there are: {', '.join(map(str, there)) or 'none'}")
+            raise CheckpointError(f"{self.folder} has no checkpoint of step {step}; there are: {', '.join(map(str, there)) or 'none'}")
         return step if step is not None or not there else there[-1]
 
     def wait(self) -> None:
@@ -310,7 +310,7 @@ class CheckpointManager:
         """Remove checkpoints beyond the newest few, and those that were never finished. What was saved just now stays in any case."""
         there = self.steps()
         if there[-1] > saved:
-            warnings.warn(f"{self.folder} has a checkpoint of step {there[-1]}, which restore() takes before that of {saved}", stacklevel=2)
+            warnings.warn(f"{self.folder} has a checkpoint of step {there[-1]}; restore() loads it instead of step {saved}", stacklevel=2)
         old = [s for s in there[: -self.keep] if s != saved] if self.keep is not None else []
         for entry in os.listdir(self.folder):
             if (m := _STEP.fullmatch(entry)) and (int(m[1]) in old or int(m[1]) not in there):

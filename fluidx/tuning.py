@@ -83,9 +83,9 @@ def tune(
     ([1, 4], True)
     """
     if not all(isinstance(n, int) and n >= least for n, least in ((steps, 1), (warm_up, 0))):
-        raise TranspileError(f"tune takes steps of at least 1 and warm_up of at least 0, got steps={steps!r}, warm_up={warm_up!r}")
+        raise TranspileError(f"tune needs steps >= 1 and warm_up >= 0, got steps={steps!r}, warm_up={warm_up!r}")
     if places is not None and not isinstance(places, (list, tuple)):
-        raise TranspileError(f"tune takes a list of places, such as fx.cpu_places(2), got {places!r}")
+        raise TranspileError(f"tune needs a list of places, such as fx.cpu_places(2), got {places!r}")
     make, choices = _maker(strategy), list(_choices(candidates))
     if not choices:
         raise TranspileError("tune has no candidates; give lists of values by option, such as {'chunk_mb': [1, 4]}")
@@ -108,7 +108,7 @@ def tune(
             _write(file, [*(options.get(n, "") for n in names), *_figures(tried[-1])])
     if not ran:
         listed = "".join(f"\n  {dict(one.options)}: {one.why.partition(chr(10))[0]}" for one in tried)
-        raise TranspileError(f"tune: none of {len(tried)} choices can be:{listed}") from failed[0]
+        raise TranspileError(f"tune: none of {len(tried)} combinations worked:{listed}") from failed[0]
     best, made = min(ran, key=lambda one: one[0].median)
     return Tuned(best.options, made, tuple(tried))
 
@@ -118,17 +118,17 @@ def _maker(strategy: Any) -> Callable[..., Any]:
     if callable(strategy):
         return strategy
     if not isinstance(strategy, str):
-        raise TranspileError(f"tune takes the name of a strategy, or a function of the options that makes one, got {strategy!r}")
+        raise TranspileError(f"tune needs the name of a strategy, or a function from options to a strategy, got {strategy!r}")
     return partial(strategies.get, strategy)
 
 
 def _transpiled(strategy: Any, program: Program, startup: Program, places: int, trainers: Any) -> DistributeTranspiler:
     if not isinstance(strategy, Strategy):
-        raise TranspileError(f"the function that is to make a strategy gave {strategy!r}")
+        raise TranspileError(f"the function returned no strategy, got {strategy!r}")
     if trainers is None:
         trainers = places - strategy.servers
         if trainers < 1:
-            raise TranspileError(f"{strategy!r} leaves none of {places} places to a trainer")
+            raise TranspileError(f"{strategy!r} leaves no trainer among {places} places")
     return DistributeTranspiler(strategy).transpile(program=program, startup_program=startup, trainers=trainers)
 
 
@@ -136,13 +136,13 @@ def _choices(candidates: Any) -> Iterable[Options]:
     if isinstance(candidates, Mapping):
         for name, values in candidates.items():
             if not isinstance(values, Iterable) or isinstance(values, (str, Mapping)):
-                raise TranspileError(f"tune takes a list of values for {name!r}, such as {{{name!r}: [{values!r}]}}, got {values!r}")
+                raise TranspileError(f"tune needs a list of values for {name!r}, such as {{{name!r}: [{values!r}]}}, got {values!r}")
         lists = [list(values) for values in candidates.values()]
         return [dict(zip(candidates, some, strict=True)) for some in product(*lists)] if lists else []
     listed = list(candidates) if isinstance(candidates, Iterable) else [candidates]
     wrong = next((one for one in listed if not isinstance(one, Mapping)), None)
     if wrong is not None:
-        raise TranspileError(f"tune takes lists of values by option, or choices: [{{'chunk_mb': 1}}, {{'chunk_mb': 4}}], got {wrong!r}")
+        raise TranspileError(f"tune needs lists of values for options, or a list of combinations: [{{'chunk_mb': 1}}, {{'chunk_mb': 4}}], got {wrong!r}")
     return [dict(options) for options in listed]
 
 

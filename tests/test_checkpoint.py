@@ -149,11 +149,11 @@ def test_what_a_checkpoint_lacks_or_has_otherwise_is_said_and_nothing_is_set(tmp
         other = fx.Program("other")
         for name, shape in (("fc_0.w_0", [4, 6]), ("fc_1.w_0", [7, 2])):
             other.global_block().create_var(name, shape, "float32", persistable=True)
-        with pytest.raises(CheckpointError, match=r"c: variable 'fc_1.w_0' should be f32\[7,2\], the checkpoint holds f32\[6,2\]"):
+        with pytest.raises(CheckpointError, match=r"c: variable 'fc_1.w_0' should be f32\[7,2\], the checkpoint has f32\[6,2\]"):
             fx.io.load(other, tmp_path / "c")
         other = fx.Program("other")
         other.global_block().create_var("more", [1], "float32", persistable=True)
-        with pytest.raises(CheckpointError, match="c holds no variable 'more', which program other has"):
+        with pytest.raises(CheckpointError, match="c has no variable 'more', which program other needs"):
             fx.io.load(other, tmp_path / "c")
         assert np.array_equal(fx.global_scope().get("fc_0.w_0"), before)
         os.remove(tmp_path / "c" / "rank-00000.safetensors")
@@ -172,7 +172,7 @@ def test_what_a_checkpoint_lacks_or_has_otherwise_is_said_and_nothing_is_set(tmp
             with pytest.raises(CheckpointError, match="__manifest__.json is (damaged|no manifest)"):
                 fx.io.load(main, tmp_path / "c")
         (tmp_path / "empty").mkdir()
-        with pytest.raises(CheckpointError, match="empty holds no checkpoint"):
+        with pytest.raises(CheckpointError, match="empty has no checkpoint"):
             fx.io.load(main, tmp_path / "empty")
 
 
@@ -208,7 +208,7 @@ def test_a_manager_keeps_the_newest_and_goes_on_from_them(tmp_path):
         checkpoints = CheckpointManager(tmp_path / "run")
         assert checkpoints.restore(main, exe) == {"step": 4}
         assert steps(exe, loss, 2) == expected
-        with pytest.raises(CheckpointError, match="holds no checkpoint of step 1; there are: 3, 4"):
+        with pytest.raises(CheckpointError, match="has no checkpoint of step 1; there are: 3, 4"):
             checkpoints.restore(main, exe, step=1)
 
 
@@ -222,7 +222,7 @@ def test_a_damaged_checkpoint_stops_neither_others_nor_its_own_renewal(tmp_path)
             checkpoints.save(step, main)
         (tmp_path / "step-0000000003" / "__manifest__.json").write_text("{")
         (tmp_path / "step-0000000009").write_text("no checkpoint")
-        with pytest.raises(CheckpointError, match="step-0000000003.__manifest__.json is damaged.*; of older steps there are: 1, 2"):
+        with pytest.raises(CheckpointError, match="step-0000000003.__manifest__.json is damaged.*; there are older checkpoints of steps 1, 2"):
             checkpoints.restore(main)
         checkpoints.restore(main, step=2)
         assert fx.global_scope().get("w").tolist() == [2, 2]
@@ -257,7 +257,7 @@ def test_what_was_saved_last_stays_beside_later_steps(tmp_path):
         for step in (10, 20):
             checkpoints.save(step, main)
         for step in (4, 5):  # the training began anew
-            with pytest.warns(UserWarning, match=f"has a checkpoint of step 20, which restore\\(\\) takes before that of {step}"):
+            with pytest.warns(UserWarning, match=f"has a checkpoint of step 20; restore\\(\\) loads it instead of step {step}"):
                 checkpoints.save(step, main)
         assert checkpoints.steps() == [5, 10, 20]
 

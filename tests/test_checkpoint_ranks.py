@@ -77,8 +77,8 @@ def test_what_a_script_does_not_wait_for_is_in_place_when_it_ends(tmp_path):
 def test_a_folder_that_ranks_do_not_share_is_refused_on_all_with_what_is_missing(tmp_path):
     first, second = (one["found"] for one in launched(tmp_path, "elsewhere"))
     host = os.uname().nodename
-    assert first[0] == second[0] and first[0].startswith("cannot save in run: it is not one folder for all ranks.")
-    assert f"what would be missing is rank-00001.safetensors of {host}. Give a folder that all hosts share" in first[0]
+    assert first[0] == second[0] and first[0].startswith("cannot save in run: not all hosts share this folder.")
+    assert f"the checkpoint would lack rank-00001.safetensors of {host}. Use a folder that all hosts share" in first[0]
     assert second[1] == "cannot read run: No such file or directory" and first[1] == f"{second[1]} (rank 1, on host {host})"
     assert first[2] == second[2]  # they go on
     assert sorted(contents(tmp_path)) == ["run/program.txt", "run/rank-00000.safetensors", "run/rank-00001.safetensors"]

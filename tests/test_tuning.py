@@ -103,28 +103,28 @@ def test_a_feed_may_change_from_step_to_step(model):
 
 
 WRONG = [
-    ("zero1", {"bucket_mb": 5}, "tune takes a list of values for 'bucket_mb', such as {'bucket_mb': [5]}, got 5"),
-    ("zero1", {"algorithm": "ring"}, "tune takes a list of values for 'algorithm', such as {'algorithm': ['ring']}, got 'ring'"),
-    ("zero1", [1, 2], "tune takes lists of values by option, or choices: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 1"),
-    ("zero1", 5, "tune takes lists of values by option, or choices: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 5"),
-    (strategies.zero1(), [{}], "tune takes the name of a strategy, or a function of the options that makes one, got zero1()"),
+    ("zero1", {"bucket_mb": 5}, "tune needs a list of values for 'bucket_mb', such as {'bucket_mb': [5]}, got 5"),
+    ("zero1", {"algorithm": "ring"}, "tune needs a list of values for 'algorithm', such as {'algorithm': ['ring']}, got 'ring'"),
+    ("zero1", [1, 2], "tune needs lists of values for options, or a list of combinations: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 1"),
+    ("zero1", 5, "tune needs lists of values for options, or a list of combinations: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 5"),
+    (strategies.zero1(), [{}], "tune needs the name of a strategy, or a function from options to a strategy, got zero1()"),
     (
         "ring_optimizer",
         {"chunk_bm": [1], "roots": ["greedy", "hash"]},
-        "tune: none of 2 choices can be:\n"
+        "tune: none of 2 combinations worked:\n"
         "  {'chunk_bm': 1, 'roots': 'greedy'}: ring_optimizer has no option 'chunk_bm'; did you mean 'chunk_mb'?\n"
         "  {'chunk_bm': 1, 'roots': 'hash'}: ring_optimizer has no option 'chunk_bm'; did you mean 'chunk_mb'?",
     ),
     (
         lambda chunk_mb: None,
         {"chunk_mb": [1]},
-        "tune: none of 1 choices can be:\n  {'chunk_mb': 1}: the function that is to make a strategy gave None",
+        "tune: none of 1 combinations worked:\n  {'chunk_mb': 1}: the function returned no strategy, got None",
     ),
     (
         "parameter_server",
         {"servers": [2]},
-        "tune: none of 1 choices can be:\n  {'servers': 2}: parameter_server(servers=2, min_block=8192, split='round_robin') leaves none "
-        "of 2 places to a trainer",
+        "tune: none of 1 combinations worked:\n  {'servers': 2}: parameter_server(servers=2, min_block=8192, split='round_robin') leaves no "
+        "trainer among 2 places",
     ),
 ]
 
@@ -174,7 +174,7 @@ def test_a_choice_that_fails_later_on_is_passed_over_too(model, tmp_path):
 def test_what_cannot_be_tuned_is_refused(model):
     with pytest.raises(fx.TranspileError, match=r"^tune has no candidates; give lists of values by option, such as \{'chunk_mb'"):
         tune(model, "ring_optimizer", {})
-    with pytest.raises(fx.TranspileError, match="^tune takes steps of at least 1 and warm_up of at least 0, got steps=0, warm_up=2$"):
+    with pytest.raises(fx.TranspileError, match="^tune needs steps >= 1 and warm_up >= 0, got steps=0, warm_up=2$"):
         tune(model, "ring_optimizer", [{}], steps=0)
     for strategy, given, text in WRONG:
         with pytest.raises(fx.TranspileError) as caught:
@@ -183,7 +183,7 @@ def test_what_cannot_be_tuned_is_refused(model):
     for options, text in [({"steps": "3"}, "got steps='3', warm_up=2"), ({"warm_up": 1.5}, "got steps=5, warm_up=1.5")]:
         with pytest.raises(fx.TranspileError, match=f"{text}$"):
             tune(model, "ring_optimizer", [{}], **options)
-    with pytest.raises(fx.TranspileError, match=r"^tune takes a list of places, such as fx.cpu_places\(2\), got 2$"):
+    with pytest.raises(fx.TranspileError, match=r"^tune needs a list of places, such as fx.cpu_places\(2\), got 2$"):
         fx.tune("zero1", [{}], model.main, model.startup, model.feed(6), 2)
 
 

@@ -60,7 +60,7 @@ def test_each_rank_saves_its_part_and_a_folder_that_hosts_do_not_share_is_refuse
     found = job(ranks, "checkpoints", str(tmp_path))
     assert sorted(os.listdir(tmp_path / "step-0000000002"))[2:] == [f"rank-{r:05d}.safetensors" for r in range(len(found))]
     if len(found) > 2:  # the third one, and those behind it, have another folder
-        said = r"on \S+, is not seen on (\S+), so what would be missing is rank-00002\.safetensors of \1, rank-00003\.safetensors of \1\."
+        said = r"on \S+, is not visible on (\S+); the checkpoint would lack rank-00002\.safetensors of \1, rank-00003\.safetensors of \1\."
         assert set(found) == {found[0]} and re.search(said, found[0])
 
 
