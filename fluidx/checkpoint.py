@@ -289,7 +289,7 @@ class CheckpointManager:
             if step is None and found not in there:  # who saves here has removed it meanwhile, for a newer one
                 return self.restore(program, executor)
             older = [s for s in there if s < found]
-            raise CheckpointError(f"{e}; there are older checkpoints of steps {', '.join(map(str, older))}" if older else str(e)) from e
+            raise CheckpointError(f"{e}; older checkpoints: {', '.join(map(str, older))}" if older else str(e)) from e
 
     def _found(self, step: int | None) -> int | None:
         there = self.steps()

@@ -190,7 +190,7 @@ def _elsewhere(module: str, name: str) -> str | None:
 
 def missing(module: str, name: str, options: Iterable[str], kind: str = "") -> AttributeError:
     """The error for a name that a module does not have: with the table's answer, else the nearest of `options`."""
-    if name.startswith("__"):
+    if name.startswith("_"):  # also asked by `from . import _state`, where a hint would import the modules that are being imported
         return AttributeError(f"module 'fluidx{module and '.' + module}' has no attribute {name!r}")
     hint = answer(module, name) or _elsewhere(module, name) or nearest(name, options, "it has")
     return AttributeError(f"fluidx{module and '.' + module} has no {kind and kind + ' '}{name!r}; {hint}")

@@ -142,7 +142,7 @@ def _choices(candidates: Any) -> Iterable[Options]:
     listed = list(candidates) if isinstance(candidates, Iterable) else [candidates]
     wrong = next((one for one in listed if not isinstance(one, Mapping)), None)
     if wrong is not None:
-        raise TranspileError(f"tune needs lists of values for options, or a list of combinations: [{{'chunk_mb': 1}}, {{'chunk_mb': 4}}], got {wrong!r}")
+        raise TranspileError(f"tune needs lists of values for options, or a list: [{{'chunk_mb': 1}}, {{'chunk_mb': 4}}], got {wrong!r}")
     return [dict(options) for options in listed]
 
 

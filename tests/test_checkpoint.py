@@ -222,7 +222,7 @@ def test_a_damaged_checkpoint_stops_neither_others_nor_its_own_renewal(tmp_path)
             checkpoints.save(step, main)
         (tmp_path / "step-0000000003" / "__manifest__.json").write_text("{")
         (tmp_path / "step-0000000009").write_text("no checkpoint")
-        with pytest.raises(CheckpointError, match="step-0000000003.__manifest__.json is damaged.*; there are older checkpoints of steps 1, 2"):
+        with pytest.raises(CheckpointError, match="step-0000000003.__manifest__.json is damaged.*; older checkpoints: 1, 2"):
             checkpoints.restore(main)
         checkpoints.restore(main, step=2)
         assert fx.global_scope().get("w").tolist() == [2, 2]

@@ -110,6 +110,13 @@ def test_a_question_for_the_array_module_is_found(tmp_path, source):
     assert len(module_forks(small_tree(tmp_path, "ops/collective.py", source))) == 1
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "io", "launch.script", "executor.rank"])
+def test_a_module_can_be_the_first_to_be_imported(name):
+    """As a rank's process does, which unpickles a function of the module."""
+    done = subprocess.run([sys.executable, "-c", f"import fluidx.{name}"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_fluidx_loads_little_more_than_numpy():
     with_numpy = modules_after("import numpy")
     with_fluidx = modules_after("import fluidx")

@@ -105,8 +105,8 @@ def test_a_feed_may_change_from_step_to_step(model):
 WRONG = [
     ("zero1", {"bucket_mb": 5}, "tune needs a list of values for 'bucket_mb', such as {'bucket_mb': [5]}, got 5"),
     ("zero1", {"algorithm": "ring"}, "tune needs a list of values for 'algorithm', such as {'algorithm': ['ring']}, got 'ring'"),
-    ("zero1", [1, 2], "tune needs lists of values for options, or a list of combinations: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 1"),
-    ("zero1", 5, "tune needs lists of values for options, or a list of combinations: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 5"),
+    ("zero1", [1, 2], "tune needs lists of values for options, or a list: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 1"),
+    ("zero1", 5, "tune needs lists of values for options, or a list: [{'chunk_mb': 1}, {'chunk_mb': 4}], got 5"),
     (strategies.zero1(), [{}], "tune needs the name of a strategy, or a function from options to a strategy, got zero1()"),
     (
         "ring_optimizer",
@@ -123,8 +123,8 @@ WRONG = [
     (
         "parameter_server",
         {"servers": [2]},
-        "tune: none of 1 combinations worked:\n  {'servers': 2}: parameter_server(servers=2, min_block=8192, split='round_robin') leaves no "
-        "trainer among 2 places",
+        "tune: none of 1 combinations worked:\n  {'servers': 2}: parameter_server(servers=2, min_block=8192, split='round_robin') leaves "
+        "no trainer among 2 places",
     ),
 ]
 
