@@ -171,9 +171,10 @@ class _Grouping:
         """(start, copies) of the stretches in which a pattern of `period` items repeats, cut where at most so many values cross."""
         equal = np.concatenate([[0], (kinds[:-period] == kinds[period:]).astype(int), [0]])
         edges = np.flatnonzero(np.diff(equal))
+        long = edges[1::2] - edges[::2] >= period
         found: list[tuple[int, int]] = []
         end = 0
-        for first, last in zip(edges[::2].tolist(), edges[1::2].tolist()):
+        for first, last in zip(edges[::2][long].tolist(), edges[1::2][long].tolist()):
             first, last = max(first, end), last + period
             if last - first < 2 * period or not self._worth(items[first : first + period], (last - first) // period):
                 continue
