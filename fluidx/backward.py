@@ -328,6 +328,7 @@ class _Walk:
                 for name in sorted(self.leaves & set(self.terms)):  # a leaf that is itself a target, or written but never read
                     self._finish_leaf(name)
                 self._put_ahead()
+                self.block.program.empty_blocks(self.blocks_before)  # of operators that were dropped again
         except BaseException:
             self.undo()
             raise

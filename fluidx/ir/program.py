@@ -498,6 +498,17 @@ class Program:
         del self.blocks[start:]
         self._runners = None
 
+    def empty_blocks(self, start: int) -> None:
+        """Empty the blocks from index `start` on that no operator runs; the others keep their indices."""
+        run = set(range(start))
+        for block in self.blocks:  # a block stands behind the one that its operator is in
+            if block.idx in run:
+                run.update(idx for op in block.oplist for idx in op.sub_blocks())
+            else:
+                block.oplist.clear()
+                block.descs.clear()
+        self._runners = None
+
     def declares(self, name: str) -> bool:
         """Whether any block declares a variable of that name: a run knows values of all blocks by their names."""
         return any(name in block.descs for block in self.blocks)

@@ -65,6 +65,11 @@ def test_a_loop_in_a_branch_that_sends_messages_is_the_loop_of_one_device(algori
     assert agree(model(recipe), S.data_parallel(algorithm=algorithm), 2)
 
 
+def test_blocks_of_gradients_that_nobody_reads_are_in_no_ones_way():
+    inner = ("cond", "flag", (("loop", 1, ("parameter",)),), (("loop", 3, ("fc",)),))
+    assert agree(model((("loop", 2, (inner,)),)), S.data_parallel(cpu_offload=True), 2)
+
+
 @pytest.mark.parametrize("strategy", [S.data_parallel, S.zero1, S.zero3, S.fsdp], ids=lambda s: s.__name__)
 @pytest.mark.parametrize("algorithm", ["double_binary_tree", "ring"])
 def test_an_algorithm_carries_what_it_can_on_a_mesh(strategy, algorithm):
