@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -27,6 +28,7 @@ class Site(NamedTuple):
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _scopes: list[str] = []
 _commands: list[None] = []
+_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # where Python remembers what it has warned of
 # file name -> is it passed over: fluidx's own, and what stands between a `with` line and fluidx
 _last: list[Site | None] = [None]
 _inside: dict[str, bool] = {contextlib.__file__: True}
@@ -54,6 +56,13 @@ def wrong(message: str) -> ProgramError:
     """A ProgramError that points at the line outside fluidx that is running."""
     site = call_site()
     return ProgramError(f"{message}\n  written at {site}" if site else message)
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside fluidx that is running, once for each message and line."""
+    site = call_site()
+    filename, line = (site.filename, site.lineno) if site else ("fluidx", 1)
+    warnings.warn_explicit(message, UserWarning, filename, line, registry=_warned)
 
 
 @contextmanager

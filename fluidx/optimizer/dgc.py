@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from .._checks import number, whole, wrong
 from ..clip import GradientClipByNorm
 from ..ir import Builder, Operator, Parameter, Program, Role, Variable
+from ..ir.site import warn
 from ..lr_scheduler import persistable, unused_name
 from ..regularizer import Regularizer
 from .base import Step
@@ -72,6 +73,8 @@ class DGCMomentum(Momentum):
         pairs = [(p, g) for p, g in params_grads if g is not None]
         if not pairs:
             return super()._apply(pairs, startup)  # says that there are none
+        if not any(self.compresses(p) for p, _ in pairs):
+            warn(f"{self.label}: no parameter has {self.least} elements of 32 or 64 bits, so that all are updated by plain momentum")
         block = pairs[0][1].block
         start, b = len(block.oplist), Builder(block, role=Role.OPTIMIZE)
         pairs = [(p, g if self.compresses(p) else b.replica_mean(g)) for p, g in pairs]

@@ -7,6 +7,7 @@ from typing import Any
 
 from .._checks import whole, wrong
 from ..ir import Parameter, Variable
+from ..ir.site import warn
 from .base import ParamsGrads
 from .rewritten import Rewriting, RewritingOptimizer, wide
 
@@ -44,6 +45,8 @@ class PowerSGDOptimizer(RewritingOptimizer):
 
     def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
         chosen = [(p, g) for p, g in pairs if self.compresses(p)]
+        if not chosen:
+            warn(f"{self.label}: no gradient is larger than its factors of rank {self.rank}, so none is approximated; leave the wrapper out")
         step.unfinish(chosen)
         made = {p.name: self._approximated(step, p, g) for p, g in chosen}
         step.update([(p, made.get(p.name, g)) for p, g in pairs])

@@ -27,11 +27,13 @@ def skip(reason: str) -> Skip:
 
 @dataclass
 class Job:
-    """What passes share beside the programs: the ranks, and the log that `explain()` prints, lines or what prints as one."""
+    """What passes share beside the programs: the ranks, the log that `explain()` prints, lines or what prints as one, and what they were
+    asked for and had no use for, of which a transpile warns."""
 
     mesh: Cluster | Mesh | Served
     log: list[Any] = field(default_factory=list)
     facts: set[str] = field(default_factory=set)
+    unused: list[str] = field(default_factory=list)
 
     def say(self, op: Operator, said: str) -> None:
         """Log what is to be said of what an operator makes, if anything."""

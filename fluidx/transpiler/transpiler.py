@@ -17,6 +17,7 @@ from ..ir.errors import TranspileError, VerifyError
 from ..ir.operator import Operator, Role
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
+from ..ir.site import warn
 from ..ir.types import TensorType
 from ..verify import Report, check_program, verify_ranks
 from ..view import diff, in_notebook
@@ -28,6 +29,7 @@ from .passes.unroll import Unroll
 from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic
+from .unused import unused
 from .walk import where
 
 
@@ -114,6 +116,8 @@ class DistributeTranspiler:
                 p.strategy, p.frozen = repr(self.strategy), True
             self._special = Specializer(self._pair.main), Specializer(self._pair.startup)
         self._log = job.log
+        for said in unused(self.strategy, program, pair, job):
+            warn(said)
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._origin = Fingerprint(self.pair)
         self._report: Report | None = None

@@ -43,6 +43,12 @@ class Schedule(Pass):
                 f"{pair.main.label()} has stages, and {job.mesh!r} no axis {STAGES!r} of them; give trainers=fx.Mesh({STAGES}=2, dp=...), "
                 f"or take strategies.micro_batches{where(marked)}"
             )
+        if STAGES not in job.mesh.axes and job.mesh.world_size > 1:
+            raise TranspileError(
+                f"pipeline runs stages on the ranks of an axis {STAGES!r}, and the {job.mesh.world_size} ranks are all of dp; give trainers="
+                f"fx.Mesh({STAGES}={job.mesh.world_size}) and mark the stages: with fx.device_guard(\"stage:0\"): ...; or take "
+                "strategies.micro_batches"
+            )
         if self.axis not in pair.main.turns:
             return pair
         main = pair.main.copy()

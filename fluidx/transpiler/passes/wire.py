@@ -36,16 +36,19 @@ class Wire(Pass):
         writer = Writer(pair.main)
         readers = first_readers(pair.main, {t for t in op_types(writer.old) if opdef(t).effect is Effect.COLLECTIVE})
         gradients = {g for op in writer.old for g in op.role_var[1::2]}
-        waiting = Waiting(pair.main)
+        waiting, sent = Waiting(pair.main), 0
         for op in writer.old:
             waiting.before([op])
             if op.role is Role.DIST and op.input_arg_names and gradients.issuperset(op.input_arg_names):
                 gradients.update(op.output_arg_names)  # packed, or on its way
             if readers.get(id(op)) is Role.OPTIMIZE and gradients.issuperset(op.input_arg_names) and self._adds_up(writer, op):
                 self._send(writer, op, waiting)
+                sent += 1
             else:
                 writer.keep(op)
         waiting.rest()
+        if gradients and not sent and job.mesh.world_size > 1:
+            job.unused.append(f"wire={self.dtype!r} narrows nothing: no gradient of {pair.main.label()} that is sent has more than 16 bits")
         return ProgramPair(writer.program, pair.startup)
 
     def _adds_up(self, writer: Writer, op: Operator) -> bool:

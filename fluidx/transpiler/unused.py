@@ -1,0 +1,68 @@
+"""What a transpile was asked for and has no use for: an axis that nothing lies over, ranks that never meet. Each is said in a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..ir.opdef import opdef
+from ..ir.operator import Operator, Role
+from ..ir.program import Block, Program, ProgramPair
+from ..ir.types import Own
+from .choices import EVERYWHERE
+from .cluster import Mesh
+from .pass_ import Job
+from .passes.place import Place
+from .strategies import Strategy
+from .walk import where
+
+
+def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> list[str]:
+    """Sentences that say what has no effect, and what to write instead."""
+    found = list(job.unused)
+    meets = next((op for _, op in _ops(source) if opdef(op.type).meets_by), None)
+    updates = [(block, op) for block, op in _ops(made.main) if op.role is Role.OPTIMIZE and op.output("ParamOut")]
+    several = job.mesh.axes.get("dp", 1) > 1
+    apart = any(isinstance(e, Own) for d in made.main.global_block().descs.values() for e in d.placement)
+    if several and meets is not None and not apart:
+        found.append(
+            f"{strategy!r} keeps the parameters of all ranks the same, so that {meets.type} changes nothing and saves nothing; "
+            f"LocalSGD, DGC and Adasum are for ranks that train by themselves: fx.strategies.replicas(){where(meets)}"
+        )
+    if apart and updates and meets is None:
+        found.append(
+            f"{strategy!r}: ranks train by themselves, and nothing in {source.label()} has them meet: {job.mesh.world_size} separate models; "
+            "minimize with fx.optimizer.LocalSGDOptimizer, or take fx.strategies.data_parallel()"
+        )
+    found += _idle_axes(made.main, job)
+    if several and updates and _cuts(strategy) and not any(block.desc(op.output("ParamOut")[0]).placement for block, op in updates):
+        found.append(f"{strategy!r} cuts nothing: every parameter of {source.label()} has one element, and is updated by all ranks")
+    if strategy.servers and not strategy.keep and not any(op.type == "push" for _, op in _ops(made.main)):
+        found.append(
+            f"{strategy!r}: the servers are sent nothing, since no sum of {source.label()} has terms on several trainers; leave them out: "
+            "fx.strategies.data_parallel()"
+        )
+    return found
+
+
+def _ops(program: Program) -> Iterator[tuple[Block, Operator]]:
+    return ((block, op) for block in program.blocks for op in block.oplist)
+
+
+def _cuts(strategy: Strategy) -> bool:
+    """Has a strategy parameters lie otherwise than on all ranks?"""
+    places = [p for p in strategy.passes if isinstance(p, Place)]
+    return any(p.update not in (None, EVERYWHERE) or p.rest != EVERYWHERE for p in places)
+
+
+def _idle_axes(main: Program, job: Job) -> Iterator[str]:
+    """The axes of a mesh whose ranks all do the same."""
+    if not isinstance(job.mesh, Mesh):
+        return
+    over = {e.group for block in main.blocks for d in block.descs.values() for e in d.placement}
+    sizes = job.mesh.sizes
+    for axis in (a for a, n in sizes.items() if n > 1 and a not in over):
+        fewer = ", ".join(f"{a}={n * sizes[axis] if a == 'dp' else n}" for a, n in sizes.items() if a != axis) or f"dp={sizes[axis]}"
+        yield (
+            f"nothing lies over axis {axis} of {job.mesh!r}: its {sizes[axis]} ranks all do the same work; cut parameters over it, "
+            f"ParamAttr(placement=Shard(1, {axis!r})), or give trainers=fx.Mesh({fewer})"
+        )
