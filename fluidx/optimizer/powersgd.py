@@ -46,7 +46,7 @@ class PowerSGDOptimizer(RewritingOptimizer):
     def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
         chosen = [(p, g) for p, g in pairs if self.compresses(p)]
         if not chosen:
-            warn(f"{self.label}: no gradient is larger than its factors of rank {self.rank}, so none is approximated; leave the wrapper out")
+            warn(f"{self.label}: no gradient is larger than its factors of rank {self.rank}, so none is approximated; leave it out")
         step.unfinish(chosen)
         made = {p.name: self._approximated(step, p, g) for p, g in chosen}
         step.update([(p, made.get(p.name, g)) for p, g in pairs])

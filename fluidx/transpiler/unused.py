@@ -30,12 +30,14 @@ def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> 
         )
     if apart and updates and meets is None:
         found.append(
-            f"{strategy!r}: ranks train by themselves, and nothing in {source.label()} has them meet: {job.mesh.world_size} separate models; "
-            "minimize with fx.optimizer.LocalSGDOptimizer, or take fx.strategies.data_parallel()"
+            f"{strategy!r}: ranks train by themselves, and nothing in {source.label()} has them meet: {job.mesh.world_size} separate "
+            "models; minimize with fx.optimizer.LocalSGDOptimizer, or take fx.strategies.data_parallel()"
         )
     found += _idle_axes(made.main, job)
     if several and updates and _cuts(strategy) and not any(block.desc(op.output("ParamOut")[0]).placement for block, op in updates):
-        found.append(f"{strategy!r} cuts nothing: every parameter of {source.label()} has one element, and is updated by all ranks")
+        found.append(
+            f"{strategy!r} cuts no parameter of {source.label()}, and none has a root: every rank updates all of them, as by data_parallel()"
+        )
     if strategy.servers and not strategy.keep and not any(op.type == "push" for _, op in _ops(made.main)):
         found.append(
             f"{strategy!r}: the servers are sent nothing, since no sum of {source.label()} has terms on several trainers; leave them out: "

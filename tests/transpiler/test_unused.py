@@ -23,10 +23,17 @@ def half(strategy):
     return fx.DistributeTranspiler(strategy).transpile(program=main, startup_program=startup, trainers=2)
 
 
+def single_elements(strategy):
+    main, startup = fx.Program("ones"), fx.Program("ones_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        O.SGD(0.1).minimize(fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 1]), 1)))
+    return fx.DistributeTranspiler(strategy).transpile(program=main, startup_program=startup, trainers=2)
+
+
 SAID = {
     "LocalSGD where parameters are shared": (
         lambda: transpile(S.data_parallel(), optimizer=O.LocalSGDOptimizer(O.SGD(0.1), 4)),
-        r"data_parallel\(\) keeps the parameters of all ranks the same, so that replica_mean changes nothing and saves nothing; .*replicas\(\)",
+        r"data_parallel\(\) keeps the parameters of all ranks the same, so that replica_mean changes nothing .*replicas\(\)",
     ),
     "DGC where gradients are added up": (
         lambda: transpile(S.zero1(), optimizer=O.DGCMomentum(0.1, 0.9, 0, least=10)), r"so that replica_.*mean changes nothing",
@@ -38,6 +45,7 @@ SAID = {
         lambda: transpile(S.data_parallel(), fx.Mesh(dp=2, tp=3)),
         r"nothing lies over axis tp of Mesh\(dp=2, tp=3\): its 3 ranks all do the same work; .*trainers=fx.Mesh\(dp=6\)",
     ),
+    "nothing to cut": (lambda: single_elements(S.zero1()), r"zero1\(\) cuts no parameter of program ones, and none has a root"),
     "servers of one trainer": (lambda: transpile(S.reduction_servers(1), 1), r"the servers are sent nothing"),
     "gradients that have 16 bits": (lambda: half(S.data_parallel(wire="bfloat16")), r"wire='bfloat16' narrows nothing: no gradient"),
     "factors that are larger": (
