@@ -36,7 +36,7 @@ def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> 
     found += _idle_axes(made.main, job)
     if several and updates and _cuts(strategy) and not any(block.desc(op.output("ParamOut")[0]).placement for block, op in updates):
         found.append(
-            f"{strategy!r} cuts no parameter of {source.label()}, and none has a root: every rank updates all of them, as by data_parallel()"
+            f"{strategy!r} cuts no parameter of {source.label()}, and none has a root: each rank updates all of them, as by data_parallel()"
         )
     if strategy.servers and not strategy.keep and not any(op.type == "push" for _, op in _ops(made.main)):
         found.append(

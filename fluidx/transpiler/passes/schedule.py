@@ -46,7 +46,7 @@ class Schedule(Pass):
         if STAGES not in job.mesh.axes and job.mesh.world_size > 1:
             raise TranspileError(
                 f"pipeline runs stages on the ranks of an axis {STAGES!r}, and the {job.mesh.world_size} ranks are all of dp; give "
-                f"trainers=fx.Mesh({STAGES}={job.mesh.world_size}) and mark the stages: with fx.device_guard(\"stage:0\"): ...; or take "
+                f'trainers=fx.Mesh({STAGES}={job.mesh.world_size}) and mark the stages: with fx.device_guard("stage:0"): ...; or take '
                 "strategies.micro_batches"
             )
         if self.axis not in pair.main.turns:
@@ -125,4 +125,3 @@ class _Ordering:
                     brought.update(op.output_arg_names)
                     op = op.replace(attrs={**op.attrs, "batch": f"crossing{count}"})
                 yield op
-
