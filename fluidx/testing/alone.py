@@ -48,7 +48,7 @@ def in_onnx(name: str) -> list[str]:
     """The operators of ONNX that an operator is written with, for those of its samples that ONNX has. Needs the package onnx.
 
     >>> in_onnx("thresholded_relu")
-    ['Greater', 'Where']
+    ['LessOrEqual', 'Where']
     """
     from ..onnx.errors import OnnxError
     from ..onnx.export import to_onnx
