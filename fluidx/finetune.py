@@ -100,11 +100,14 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
     built = _prepared(path, how)
     model = built.model
     feeds, held = _parted(model, data, how)
+    trained = [p for p in model.parameters if p.trainable]
+    if not trained:
+        many = len(model.parameters)
+        raise OnnxError(f"none of the {many} parameters of {path} is trained; leave some out of --freeze, or give it a --head")
     rows = _rows(feeds)
     _minimized(built, how, -(-rows // how.batch))
     t = DistributeTranspiler(strategies.get(how.strategy))
     t.transpile(program=model.program, startup_program=model.startup, trainers=how.ranks)
-    trained = [p for p in model.parameters if p.trainable]
     elements = sum(int(np.prod(p.shape)) for p in trained)
     say(f"{path}: {len(model.parameters)} parameters, {len(trained)} of them with {elements} elements are trained")
     names = [n for n, own in model.trained_names.items() if own in {p.name for p in trained}]
@@ -222,7 +225,13 @@ def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: T
         key = name if name in arrays else v.name
         if key not in arrays:
             has = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items()) or "none"
-            raise OnnxError(f"{data} has no array {name!r}, which is {_type(v)}; it has {has}")
+            rest = [n for n in arrays if n not in wanted]
+            close = nearest(name, rest) if rest else ""
+            names = ", ".join(f"{n}=..." for n in wanted)
+            hint = f"np.savez(path, {names}) writes such a file"
+            if close.startswith("did you mean"):
+                hint = f"{close.replace('did you mean', 'is it')} then save it as {name!r}"
+            raise OnnxError(f"{data} has no array {name!r}, which is {_type(v)}; it has {has}; {hint}")
         rest.discard(key)
         fed[v.name] = _fitting(name, arrays[key], v)
     if rest:
@@ -235,6 +244,8 @@ def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: T
         classes, label = model.fetches[0].shape[-1], fed["label"]
         if label.min() < 0 or label.max() >= classes > 0:
             way_out = f"; --head {label.max() + 1} gives it a last layer for as many as there are" if label.min() >= 0 else ""
+            if 0 < label.min() and label.max() - label.min() < classes:
+                way_out = f"; labels count from 0: save label - {label.min()}" + way_out.replace("; ", ", or ")
             has = f"the model has {classes} classes: 0 to {classes - 1}"
             raise OnnxError(f"labels go from {label.min()} to {label.max()}, and {has}{way_out}")
     return fed
@@ -257,10 +268,27 @@ def _fitting(name: str, a: np.ndarray, v: Variable) -> np.ndarray:
     try:
         a = kept(a, np_dtype(v.dtype))
     except ValueError as e:
-        raise OnnxError(f"array {name!r} is {a.dtype}{list(a.shape)}, and {_type(v)} is expected: it {e}") from None
-    if a.ndim != v.ndim or any(d not in (have, ANY) for d, have in zip(v.shape[1:], a.shape[1:], strict=True)):
-        raise OnnxError(f"array {name!r} has shape {list(a.shape)}, and {_type(v)} is expected, one row an example")
+        raise OnnxError(f"array {name!r} is {a.dtype}{list(a.shape)}, and {_type(v)} is expected: it {e}{_way(name, a, v)}") from None
+    if not _fits(a.shape, v):
+        raise OnnxError(f"array {name!r} has shape {list(a.shape)}, and {_type(v)} is expected, one row an example{_way(name, a, v)}")
     return a
+
+
+def _fits(shape: Sequence[int], v: Variable) -> bool:
+    return len(shape) == v.ndim and all(d in (have, ANY) for d, have in zip(v.shape[1:], shape[1:], strict=True))
+
+
+def _way(name: str, a: np.ndarray, v: Variable) -> str:
+    """What makes an array of another shape or type fit, where that can be told; "" where not."""
+    if name == "label" and v.shape[-1] == 1 and a.ndim == v.ndim and a.shape[-1] > 1:
+        return "; of one-hot labels save label.argmax(axis=-1)"
+    if _fits(a.shape, v):
+        return f"; save {name}.astype({v.dtype!r})" if a.dtype.kind == "f" and v.dtype.startswith("int") else ""
+    if a.ndim == v.ndim > 2 and _fits(np.moveaxis(a, -1, 1).shape, v):
+        return f"; its channels stand last: save np.moveaxis({name}, -1, 1)"
+    if a.ndim and ANY not in v.shape[1:] and a.size and a[0].size == np.prod(v.shape[1:], dtype=np.int64):
+        return f"; save {name}.reshape({[-1, *v.shape[1:]]})"
+    return ""
 
 
 def _type(v: Variable) -> str:

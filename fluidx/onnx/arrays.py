@@ -25,7 +25,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays, by name, that np.savez wrote to a file. Raises OnnxError."""
     found = _read(path, "no file of arrays that np.savez wrote")
     if isinstance(found, np.ndarray):
-        raise OnnxError(f"{path} is no file of arrays that np.savez wrote: it holds one array without a name")
+        way = "np.savez(path, NAME=array, ...) writes arrays with their names"
+        raise OnnxError(f"{path} is no file of arrays that np.savez wrote: it holds one array without a name; {way}")
     return found
 
 
@@ -34,7 +35,9 @@ def _read(path: Path, else_what: str) -> Any:
         with path.open("rb") as stream:
             begins = stream.read(6)
             if begins != b"\x93NUMPY" and begins[:2] != b"PK":
-                raise ValueError("it begins as no file of NumPy does")
+                is_text = begins.isascii() and begins.strip()
+                way = "; np.save(path, np.loadtxt(...)) makes an array of text" if is_text else ""
+                raise ValueError(f"it begins as no file of NumPy does{way}")
             stream.seek(0)
             found = np.load(stream, allow_pickle=False)
             return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}

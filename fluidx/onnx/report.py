@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.cuts import cutting
+from ..ir.errors import nearest
 from .arrays import read_array, read_arrays, wider
 from .check import readable
 from .errors import OnnxError
@@ -130,6 +131,12 @@ def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
             continue
         array, own = read_array(file), ready.dtype(name)
         fed[name] = array.astype(own) if own is not None and own != wider(own) == array.dtype else array
+    if wrong := [n for n in inputs if n not in types] or [n for n in ready.inputs if n not in fed]:
+        takes = ", ".join(_value(i) for i in ready.graph.input if i.name in ready.inputs) or "nothing"
+        close = nearest(wrong[0], ready.inputs)
+        said = f"input {wrong[0]!r} is not fed" if wrong[0] in types else f"{wrong[0]!r} is no input"
+        said += f"; {close}" if wrong[0] not in types and close.startswith("did you mean") else ""
+        raise OnnxError(f"{said}; the model takes {takes}: give each as -i NAME=FILE.npy")
     return dict(zip(ready.outputs, ready.run(fed), strict=True))
 
 

@@ -123,8 +123,9 @@ class Session:
             what = "nothing" if value is ABSENT else f"a {type(value).__name__}"
             raise OnnxError(f"input {name!r} takes an array of {_type(numpy_dtype(t.elem_type))}, found {what}")
         if t.HasField("shape") and value.ndim != len(t.shape.dim):
+            one = f"; a batch of one is {name}[None]" if value.ndim == len(t.shape.dim) - 1 else ""
             sizes = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in t.shape.dim]
-            raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}")
+            raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}{one}")
 
     def _write(self, fed: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
         """A plan, and what each input is in it: the name of a variable, or a Later."""

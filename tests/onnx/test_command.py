@@ -90,7 +90,7 @@ def test_run_computes_outputs_for_arrays_in_files(file, tmp_path):
     code, said = fluidx("run", file, "-i", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz")
     assert (code, said) == (0, f"y: float32[1, 2]\n[[2. 0.]]\nwrote {tmp_path / 'y.npz'}\n")
     assert np.load(tmp_path / "y.npz")["y"].tolist() == [[2.0, 0.0]]
-    assert fluidx("run", file) == (1, "Error: input 'x' is not fed; the model has: x\n")
+    assert fluidx("run", file) == (1, "Error: input 'x' is not fed; the model takes x: float32[n,2]: give each as -i NAME=FILE.npy\n")
     assert "'x' is not an input; give NAME=FILE.npy" in fluidx("run", file, "-i", "x")[1]
 
 
@@ -112,7 +112,7 @@ def feeds(tmp_path):
         (["-i", "x={}/empty.npy"], 1, "empty.npy is no array that np.save wrote"),
         (["-i", "x={}/several.npz"], 1, "several.npz is no array that np.save wrote: it holds several, x, z; save the one alone"),
         (["-i", "x={}/cut.npz"], 1, "cut.npz is no array that np.save wrote"),
-        (["-i", "q={}/x.npy"], 1, "'q' is no input, and input 'x' is not fed; the model has: x"),
+        (["-i", "q={}/x.npy"], 1, "'q' is no input; the model takes x: float32[n,2]: give each as -i NAME=FILE.npy"),
         (["-i", "x={}/x.npy", "-i", "x={}/x.npy"], 2, "input 'x' is given twice"),
         (["-i", "x={}/x.npy", "-o", "{}/none/y.npz"], 2, "/none does not exist"),
     ],
