@@ -225,8 +225,8 @@ def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: T
         key = name if name in arrays else v.name
         if key not in arrays:
             has = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items()) or "none"
-            rest = [n for n in arrays if n not in wanted]
-            close = nearest(name, rest) if rest else ""
+            others = [n for n in arrays if n not in wanted]
+            close = nearest(name, others) if others else ""
             names = ", ".join(f"{n}=..." for n in wanted)
             hint = f"np.savez(path, {names}) writes such a file"
             if close.startswith("did you mean"):
