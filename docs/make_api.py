@@ -193,9 +193,12 @@ def _entry(value: Any, fulls: list[str], beside: list[Any]) -> str:
 
 def _methods(cls: type, beside: list[Any]) -> Iterable[tuple[str, Any]]:
     """What a class defines for its users, itself or in bases of fluidx that have no entry on the page."""
-    bases = [b for b in cls.__mro__[1:] if b not in beside and b.__module__.startswith("fluidx.")]
-    found = {k: v for c in (*reversed(bases), cls) for k, v in vars(c).items() if not k.startswith("_")}
-    return [(k, v) for k, v in found.items() if _plain(v) is not None and _plain(v).__doc__]
+    found: dict[str, Any] = {}
+    for c in (cls, *(b for b in cls.__mro__[1:] if b not in beside and b.__module__.startswith("fluidx."))):
+        for name, member in vars(c).items():
+            if not name.startswith("_") and name not in found and (plain := _plain(member)) is not None and plain.__doc__:
+                found[name] = member
+    return found.items()
 
 
 def _plain(member: Any) -> Any:
