@@ -1,7 +1,7 @@
 """A program as one page of HTML that scales: groups that open, search, before and after side by side, the life of a parameter.
 
-The page loads nothing from elsewhere. Its data are made here (model.py); page.js draws them, with places from dagre (dagre.min.js, under
-the MIT licence in dagre.LICENSE.txt).
+The page loads nothing from elsewhere. Its data are made here (model.py); the scripts beside draw them, with places from dagre
+(dagre.min.js 3.1.3, under the MIT licence in dagre.LICENSE.txt).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .model import page_model
 
 __all__ = ["html", "in_notebook", "page_model"]
 
+_SCRIPTS = ("graph.js", "layout.js", "pane.js", "page.js")  # one scope, in this order
 _HELD = 400_000  # characters of a page that a notebook takes; each output is kept in its file
 
 
@@ -40,7 +41,7 @@ def html(shown: Any, path: str | Path | None = None) -> str:
         "css": _file("page.css"),
         "model": text.replace("<", "\\u003c"),  # nothing in it can end the element
         "dagre": _file("dagre.min.js"),
-        "script": _file("page.js"),
+        "script": "\n".join(map(_file, _SCRIPTS)),
     }
     page = re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], _file("page.html"))
     if path is None:
