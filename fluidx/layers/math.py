@@ -10,6 +10,7 @@ import numpy as np
 from .._checks import number, one_of, whole, wholes, wrong
 from ..initializer import Constant
 from ..ir import Variable
+from ..ops.operators import of_dtype
 from .helper import LayerHelper
 
 # -- two operands -------------------------------------------------------------------------------------------------------
@@ -19,7 +20,7 @@ def _binary(op_type: str, x: Variable, y: Variable, axis: int, act: str | None, 
     helper = LayerHelper(op_type, name)
     x, y = helper.variable(x, "x"), helper.variable(y, "y")
     axis = whole(helper.label, "axis", axis, -1)
-    return helper.activate(helper.op(op_type, x, y, axis=axis), act)
+    return helper.activate(helper.op(of_dtype(op_type, x.dtype), x, y, axis=axis), act)
 
 
 def elementwise_add(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
@@ -91,12 +92,12 @@ def elementwise_pow(x: Variable, y: Variable, axis: int = -1, act: str | None = 
 
 
 def elementwise_mod(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """The remainder of x / y, with the sign of y; `axis` as in elementwise_add."""
+    """The remainder of x / y; `axis` as in elementwise_add. Of integers it has the sign of x, of floats that of y. Source: fluid 1.8."""
     return _binary("elementwise_mod", x, y, axis, act, name)
 
 
 def elementwise_floordiv(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x / y rounded down; `axis` as in elementwise_add."""
+    """x / y rounded down, of integers towards zero; `axis` as in elementwise_add. Source: fluid 1.8."""
     return _binary("elementwise_floordiv", x, y, axis, act, name)
 
 
@@ -312,7 +313,7 @@ _UNARY = {
     "logsigmoid": "log(1 / (1 + exp(-x))).",
     "reciprocal": "1 / x.",
     "relu": "max(x, 0).",
-    "round": "x rounded to the nearest integer.",
+    "round": "x rounded to the nearest integer, halves away from zero.",
     "rsqrt": "1 / sqrt(x).",
     "sigmoid": "1 / (1 + exp(-x)).",
     "sign": "-1, 0 or 1, by the sign of x.",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.builder import Builder
+from ..ir.dtypes import INTS
 from ..ir.site import wrong
 from ..ir.variable import OPERATORS, Variable
 
@@ -18,11 +19,24 @@ def _builder(x: Variable) -> Builder:
     return Builder(x.block.program.current_block())
 
 
+# fluid 1.8 divides whole numbers as C does: the quotient is cut towards zero, and the remainder has the sign of the dividend
+_OF_WHOLE_NUMBERS = {"elementwise_mod": "elementwise_fmod", "elementwise_floordiv": "elementwise_div"}
+
+
+def of_dtype(op_type: str, dtype: str) -> str:
+    """The op that computes for a dtype what fluid calls by the name of an op.
+
+    >>> of_dtype("elementwise_mod", "int64"), of_dtype("elementwise_mod", "float32")
+    ('elementwise_fmod', 'elementwise_mod')
+    """
+    return _OF_WHOLE_NUMBERS.get(op_type, op_type) if dtype in INTS else op_type
+
+
 def _joined(op_type: str, x: Any, y: Any) -> Variable:
     """The op on two operands, one of which may be a number."""
     like = x if isinstance(x, Variable) else y
     b = _builder(like)
-    return b.emit(op_type, _lifted(b, x, like), _lifted(b, y, like))
+    return b.emit(of_dtype(op_type, like.dtype), _lifted(b, x, like), _lifted(b, y, like))
 
 
 def _lifted(b: Builder, value: Any, like: Variable) -> Variable:

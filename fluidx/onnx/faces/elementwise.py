@@ -13,7 +13,7 @@ from . import face, host
 
 _UNARY = {
     "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Abs": "abs", "Floor": "floor",
-    "Ceil": "ceil", "Round": "round", "Erf": "erf", "Sign": "sign", "Softsign": "softsign", "Softplus": "softplus", "Mish": "mish",
+    "Ceil": "ceil", "Erf": "erf", "Sign": "sign", "Softsign": "softsign", "Softplus": "softplus", "Mish": "mish",
     "Reciprocal": "reciprocal", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Sinh": "sinh", "Cosh": "cosh", "Asin": "asin", "Acos": "acos",
     "Atan": "atan", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Not": "logical_not", "BitwiseNot": "bitwise_not",
     "IsNaN": "isnan",
@@ -40,6 +40,11 @@ _SHAPED: dict[str, tuple[str, tuple[tuple[str, float, str], ...]]] = {
 @face(*_UNARY)
 def unary(n: Node) -> object:
     return n.b.emit(_UNARY[n.op_type], n.x())
+
+
+@face("Round")
+def rounded(n: Node) -> object:
+    return n.b.round(n.x(), ties_to_even=True)
 
 
 @face(*_BINARY, factors=True)

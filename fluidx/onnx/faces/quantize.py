@@ -82,7 +82,7 @@ def _output(n: Node) -> str:
 
 def _saturated(n: Node, real: Variable, zero: Variable | None, to: np.dtype) -> Variable:
     """The nearest whole numbers, ties to the even ones, moved by the zero point and cut to what a type holds."""
-    whole = _as(n, n.b.round(real), "float32")
+    whole = _as(n, n.b.round(real, ties_to_even=True), "float32")
     whole = whole if zero is None else n.b.elementwise_add(whole, zero)
     info = np.iinfo(to)
     return n.b.cast(n.b.clip(whole, min=float(info.min), max=float(info.max)), dtype=to.name)

@@ -65,5 +65,5 @@ def _back(n: Node, y: Variable, dtype: str) -> Variable:
         return y
     if dtype not in FLOATS:
         info = np.iinfo(dtype)
-        y = n.b.clip(n.b.round(y), min=float(info.min), max=float(info.max))
+        y = n.b.clip(n.b.round(y, ties_to_even=True), min=float(info.min), max=float(info.max))
     return n.b.cast(y, dtype=dtype)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SAME = {
     "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softplus": "Softplus", "softsign": "Softsign", "mish": "Mish",
     "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "abs": "Abs", "sin": "Sin", "cos": "Cos", "erf": "Erf",
-    "sign": "Sign", "floor": "Floor", "ceil": "Ceil", "round": "Round", "logical_not": "Not", "isnan": "IsNaN", "isinf": "IsInf",
+    "sign": "Sign", "floor": "Floor", "ceil": "Ceil", "logical_not": "Not", "isnan": "IsNaN", "isinf": "IsInf",
     "assign": "Identity", "shard": "Identity",
 }  # fmt: skip
 
@@ -28,6 +28,11 @@ _SAME = {
 @nodes(*_SAME)
 def same(op: Op) -> str:
     return by_expression(op) if op.lacks(_SAME[op.type]) else op.emit(_SAME[op.type], op["X"])
+
+
+@nodes("round")
+def rounded(op: Op) -> str:
+    return op.emit("Round", op["X"]) if op.attrs["ties_to_even"] and not op.lacks("Round") else by_expression(op)
 
 
 @nodes("sum")

@@ -147,6 +147,12 @@ activation("sign", lambda x: sign(x), dtypes="number", kinks=(0,), doc="-1, 0 or
 STEPS = tuple(k / 2 for k in range(-6, 7))
 elementwise("floor", lambda x: floor(x), kinks=STEPS, doc="X rounded down. No gradient flows.")
 elementwise("ceil", lambda x: ceil(x), kinks=STEPS, doc="X rounded up. No gradient flows.")
-elementwise(
-    "round", lambda x: round(x), kinks=STEPS, doc="The nearest whole number, ties to the even one. No gradient flows."
-)
+
+
+def _round(x, *, ties_to_even):
+    whole = floor(abs(x))
+    return where(ties_to_even, round(x), sign(x) * where(abs(x) - whole >= 0.5, whole + 1, whole))
+
+
+elementwise("round", _round, attrs={"ties_to_even": False}, kinks=STEPS, variants=({}, {"ties_to_even": True}),
+    doc="The nearest whole number, halves away from zero, or with `ties_to_even` to the even one. No gradient flows.")  # fmt: skip

@@ -116,11 +116,11 @@ def _mod_samples():
 
 
 elementwise("elementwise_mod", lambda x, y: x % y, axis=True, dtypes="number", samples=_mod_samples,
-    doc="The remainder of X / Y, with the sign of Y.")  # fmt: skip
+    doc="The remainder of X / Y, with the sign of Y. For whole numbers layers write elementwise_fmod, as fluid 1.8 computes.")  # fmt: skip
 elementwise("elementwise_fmod", lambda x, y: ex.fmod(x, y), axis=True, dtypes="number", samples=_mod_samples,
     doc="The remainder of X / Y cut towards zero, with the sign of X.")  # fmt: skip
 elementwise("elementwise_floordiv", lambda x, y: x // y, axis=True, dtypes="number", samples=_mod_samples,
-    doc="X / Y rounded down. (fluid 1.8 rounds towards zero, which does not go with its mod.)")  # fmt: skip
+    doc="X / Y rounded down. For whole numbers layers write elementwise_div, as fluid 1.8 rounds towards zero.")  # fmt: skip
 
 
 # -- affine and cutting ops ------------------------------------------------------------------------------------------------------
