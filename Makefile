@@ -14,7 +14,7 @@ PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
 # Does nothing where they are up to date, and says in one line why where they cannot be built.
 BUILD_KERNELS = $(VENV)/bin/python setup.py -q build_ext --inplace
 
-.PHONY: help demo kernels test mutants faults onnx-suite onnx-models onnx-training lint bench docs clean
+.PHONY: help demo kernels test mutants faults onnx-suite onnx-models onnx-training lint bench wheel docs clean
 # Two pips must not write to one environment at the same time.
 .NOTPARALLEL:
 
@@ -30,6 +30,7 @@ help:
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   run every script in benchmarks/"
 	@echo "make docs    build the documentation into build/site"
+	@echo "make wheel   build a wheel and an sdist into dist/, install each in an environment of its own and run the demo there"
 	@echo "make clean   remove the environment and everything that was built"
 
 # Ranks are threads here; a BLAS pool of its own under each of them would fight over the cores and make timings random.
@@ -77,6 +78,21 @@ bench: $(VENV)/.dev kernels
 	done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
+# Both are tried in an environment and a folder of their own. The wheel was built from the sdist, which therefore compiles.
+wheel: $(VENV)/.wheel
+	@rm -rf build/wheel dist && mkdir -p build/wheel
+	@echo "building an sdist, and a wheel from it: takes a minute or two"
+	@FLUIDX_NATIVE=1 $(VENV)/bin/pyproject-build --outdir build/wheel >build/wheel/log 2>&1 || { tail -20 build/wheel/log >&2; exit 1; }
+	@PATH=$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel -q repair --wheel-dir dist build/wheel/*.whl
+	@mv build/wheel/*.tar.gz dist
+	@for made in $(CURDIR)/dist/*; do \
+	  echo "installing $${made##*/} and running the demo"; \
+	  rm -rf build/wheel/try && $(PYTHON) -m venv build/wheel/try && mkdir build/wheel/try/empty && cd build/wheel/try && \
+	  FLUIDX_NATIVE=0 bin/python -m pip install -qq --disable-pip-version-check "fluidx[demo] @ file://$$made" && \
+	  (cd empty && ../bin/fluidx demo --epochs 1 | grep -E '^native kernels|^accuracy') && cd $(CURDIR) || exit 1; \
+	done
+	@ls -1 dist/*
+
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	@echo "build/site/index.html"
@@ -90,9 +106,10 @@ $(VENV)/.demo: EXTRAS = demo
 # The tests build the documentation, too (tests/test_site.py).
 $(VENV)/.dev: EXTRAS = dev,demo,docs
 $(VENV)/.docs: EXTRAS = docs
+$(VENV)/.wheel: EXTRAS = wheel
 # pip leaves the kernels alone: BUILD_KERNELS shows its progress, and can run while pip downloads.
 INSTALL = FLUIDX_NATIVE=0 $(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
-$(VENV)/.demo $(VENV)/.docs: setup.cfg setup.py pyproject.toml $(VENV)/.made
+$(VENV)/.demo $(VENV)/.docs $(VENV)/.wheel: setup.cfg setup.py pyproject.toml $(VENV)/.made
 	@echo "installing fluidx[$(EXTRAS)] into $(VENV)"
 	@$(INSTALL)
 	@touch $@

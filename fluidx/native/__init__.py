@@ -69,7 +69,10 @@ def _start() -> _State:
     try:
         _native = import_module("fluidx._native")
     except ModuleNotFoundError:
-        return _State(None, "the extension is not built; install fluidx with a C compiler at hand", "", "")
+        # another Python's: one without a GIL takes no extension of the stable ABI, and others none of one without
+        others = sorted(glob.glob("_native.*", root_dir=os.path.dirname(os.path.dirname(__file__))))
+        here = f" for this Python (there is {', '.join(others)})" if others else ""
+        return _State(None, f"the extension is not built{here}; install fluidx with a C compiler at hand", "", "")
     except ImportError as e:
         return _State(None, f"the extension does not load ({e}); install fluidx again", "", "")
     if wanted := config.native_level():

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fluidx import native
+
 ROOT = Path(__file__).resolve().parents[2]
 pytest.importorskip("setuptools")
 
@@ -22,14 +24,14 @@ def extensions(monkeypatch):
 
 
 def test_unset_tries_and_forgives(extensions):
-    (native,) = extensions({})
-    assert native.name == "fluidx._native" and native.optional
-    assert {Path(s).name for s in native.sources} >= {"module.c", "pool.c", "level_base.c", "level_v3.c", "level_v4.c"}
+    (kernels,) = extensions({})
+    assert kernels.name == "fluidx._native" and kernels.optional
+    assert {Path(s).name for s in kernels.sources} >= {"module.c", "pool.c", "level_base.c", "level_v3.c", "level_v4.c"}
 
 
 def test_1_makes_a_failure_an_error(extensions):
-    (native,) = extensions({"FLUIDX_NATIVE": "1"})
-    assert not native.optional
+    (kernels,) = extensions({"FLUIDX_NATIVE": "1"})
+    assert not kernels.optional
 
 
 def test_0_builds_a_pure_package(extensions):
@@ -39,6 +41,30 @@ def test_0_builds_a_pure_package(extensions):
 def test_another_value_is_refused(extensions):
     with pytest.raises(SystemExit, match="FLUIDX_NATIVE: expected 0, 1 or nothing, found 'yes'"):
         extensions({"FLUIDX_NATIVE": "yes"})
+
+
+def test_a_python_without_a_gil_gets_an_extension_of_its_own(monkeypatch):
+    real = sysconfig.get_config_var
+    monkeypatch.chdir(ROOT)
+    for off in (0, 1):
+        monkeypatch.setattr(sysconfig, "get_config_var", lambda name, off=off: off if name == "Py_GIL_DISABLED" else real(name))
+        (kernels,) = runpy.run_path("setup.py", run_name="setup")["extensions"]({})
+        assert bool(kernels.py_limited_api) == bool(kernels.define_macros) == (not off)
+
+
+def test_an_extension_of_another_python_is_named(monkeypatch, tmp_path):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(native, "import_module", missing)
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native" / "__init__.py"))
+    assert native._start().reason == "the extension is not built; install fluidx with a C compiler at hand"
+    (tmp_path / "_native.cpython-313t-x86_64-linux-gnu.so").touch()
+    (tmp_path / "_native.abi3.so").touch()
+    assert native._start().reason == (
+        "the extension is not built for this Python (there is _native.abi3.so, _native.cpython-313t-x86_64-linux-gnu.so); "
+        "install fluidx with a C compiler at hand"
+    )
 
 
 # -- builds of a small extension by the same setup.py ------------------------------------------------------------------------------
