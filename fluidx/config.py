@@ -65,7 +65,7 @@ _WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "The number
 _SEED = Setting("FLUIDX_SEED", "a whole number, 0 or more", "", "The seed of programs without a random_seed; unset draws one for each job.")
 _JOB_SEED = Setting("FLUIDX_JOB_SEED", "a whole number, 0 or more", "", "The seed that was drawn for a job; `fluidx run` sets it.")
 _JOB = Setting("FLUIDX_JOB", "a name", "", "By which ranks started by hand find each other: one name for each job.")
-_JOB_KEY = Setting("FLUIDX_JOB_KEY", "a text", "", "What ranks of one job prove that they know, where they meet; `fluidx run` makes it.")
+_JOB_KEY = Setting("FLUIDX_JOB_KEY", "a text", "", "A secret that each rank of a job must know to connect; `fluidx run` makes one.")
 _RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How many times the job was restarted; `fluidx run` sets it.")
 _DEVICE = Setting(
     "FLUIDX_DEVICE", "cpu or cuda", "cpu", "Device of ranks whose script names no places; cuda: a GPU for each. `--backend nccl` sets it."
