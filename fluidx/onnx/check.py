@@ -44,14 +44,17 @@ def _with_shapes(model: Any) -> Any:
 def readable(model: Any) -> None:
     """Raise OnnxError where names are no text, as in a file with other bytes in it: protobuf gives them as bytes."""
     tops = (model.graph, *model.functions)
+    said = (model.producer_name, model.producer_version, *(o.domain for top in (model, *model.functions) for o in top.opset_import))
     for top in tops:
         for owner in all_graphs(top):
             named = [*owner.input, *owner.output, *getattr(owner, "value_info", ())]
             named += [*getattr(owner, "initializer", ()), *(t.values for t in getattr(owner, "sparse_initializer", ()))]
+            tensors = [n.type.tensor_type for n in named if hasattr(n, "type")]
             names = [owner.name, *(n if isinstance(n, (str, bytes)) else n.name for n in named)]
+            names += [d.dim_param for t in tensors for d in t.shape.dim]
             for p in owner.node:
                 names += [p.op_type, p.domain, p.name, *p.input, *p.output, *(a.name for a in p.attribute)]
-            odd = next((n for n in names if isinstance(n, bytes)), None)
+            odd = next((n for n in (*said, *names) if isinstance(n, bytes)), None)
             if odd is not None:
                 raise OnnxError(f"not a valid ONNX model: {odd!r:.80} is no name, which is UTF-8 text; the file is damaged")
 

@@ -271,3 +271,56 @@ def test_a_model_in_memory_has_no_folder(tmp_path):
     for read in (fx.onnx.load, fx.onnx.session):
         with pytest.raises(fx.onnx.OnnxError, match="tensor 'w' is stored in another file; load the model by its path"):
             read(proto)
+
+
+SMALL = """<ir_version: 10, opset_import: ["": 17, "own": 1]>
+    g (float[n, 2] x) => (float[n, 2] y) {
+        often = Constant <value = int64 {3}> ()
+        goes = Constant <value = bool {1}> ()
+        z = Loop (often, goes, x) <body = b (int64 k, bool c, float[n, 2] s) => (bool d, float[n, 2] t) {
+            d = Identity (c)
+            t = own.f (s)
+        }>
+        h = MatMul (z, w)
+        y = BatchNormalization (h, one, zero, zero, one)
+    }
+    <domain: "own", opset_import: ["": 17, "own": 1]> f (a) => (b) { b = Sin (a) }"""
+
+
+def small_file():
+    model = onnx.parser.parse_model(SMALL)
+    for name, array in {"w": np.eye(2), "one": np.ones(2), "zero": np.zeros(2)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(array), name))
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_file_that_is_cut_or_has_other_bits_ends_in_an_error_of_fluidx(seed, tmp_path, monkeypatch):
+    from fluidx.onnx.report import info
+
+    monkeypatch.setattr(limits, "MEMORY", 2**26)
+    monkeypatch.setattr(limits, "OPERATORS", 1000)
+    draw, whole = random.Random(seed), small_file()
+    for _ in range(25):
+        broken = bytearray(whole[: draw.randrange(len(whole))] if draw.random() < 0.3 else whole)
+        for _ in range(draw.choice([0, 1, 1, 3]) if broken else 0):
+            broken[draw.randrange(len(broken))] ^= 1 << draw.randrange(8)
+        (tmp_path / "m.onnx").write_bytes(broken)
+        for read in (fx.onnx.load, fx.onnx.session, info):
+            try:
+                read(tmp_path / "m.onnx")
+            except fx.FluidxError as e:
+                assert str(e)
+
+
+@pytest.mark.parametrize("old", [b"batch_axis", b"somebody"])
+def test_names_of_axes_and_of_who_wrote_a_file_are_text(tmp_path, old):
+    from fluidx.onnx.report import info
+
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch_axis", 2]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    data = helper.make_model(graph, producer_name="somebody", opset_imports=[helper.make_opsetid("", 18)]).SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(data.replace(old, b"\xff" * len(old)))
+    for read in (fx.onnx.load, fx.onnx.session, info):
+        with pytest.raises(OnnxError, match="is no name, which is UTF-8 text; the file is damaged"):
+            read(tmp_path / "m.onnx")
