@@ -6,6 +6,8 @@ import json
 import math
 import os
 import signal
+import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ import click
 from . import __version__
 from .ir.errors import FluidxError, ProgramError
 
-_DEMO = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp")  # results as on one device
+_DEMO = ("data_parallel", "zero1", "zero2", "zero3", "fsdp", "ring_optimizer", "reduce_broadcast")  # results as on one device
 _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
 _SCHEDULES = ("cosine", "linear", "constant")
-_STRATEGIES = (*_DEMO, "micro_batches", "parameter_server", "pipeline", "rails", "reduction_servers", "replicas")
+_STRATEGIES = (*_DEMO, "micro_batches", "pipeline", "rails", "parameter_server", "reduction_servers", "replicas")
 _BACKENDS = ("threads", "processes", "mpi", "nccl")
 _readable = click.Path(exists=True, dir_okay=False, path_type=Path)
 _script = click.Path(exists=True, dir_okay=False)
@@ -81,6 +83,20 @@ class _Rate(click.FloatRange):
 
 def _script_or_module(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value if ctx.params["module"] else str(_script.convert(value, param, ctx))
+
+
+_NAMED = "this strategy, or package.module:function of your own"
+
+
+class _Strategies(click.Choice):
+    """The name of a strategy, or "package.module:function" of one that stands in the current folder or is installed."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if ":" not in value:
+            return super().convert(value, param, ctx)
+        if "" not in sys.path:
+            sys.path.insert(0, "")  # as `python -m` has it
+        return value
 
 
 class _Group(click.Group):
@@ -234,7 +250,7 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a drawing to this file instead.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page to browse the program; any size.")
 @click.option("--fluid-names", is_flag=True, help="Print collectives with fluid's names.")
-@click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile with this strategy first (FILE needs main and startup).")
+@click.option("--strategy", type=_Strategies(_STRATEGIES), help=f"Transpile first, with {_NAMED} (FILE needs main and startup).")
 @click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or a mesh: dp=2,tp=2.")
 @click.option("--rank", type=click.IntRange(0), help="With --strategy: print the program of this rank.")
 @click.option("--plan", "as_plan", is_flag=True, help="Print the plan of a run: steps, kernels, memory, bytes, operations.")
@@ -298,7 +314,12 @@ def _transpiled(program: Any, file: str, strategy: str, ranks: Any) -> Any:
     if not hasattr(program, "startup"):
         raise click.ClickException(f"{file} has no startup section; write both with fx.io.save_text(fx.ProgramPair(main, startup), FILE)")
     t = DistributeTranspiler(strategies.get(strategy))
-    return t.transpile(program=program.main, startup_program=program.startup, trainers=ranks)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        t.transpile(program=program.main, startup_program=program.startup, trainers=ranks)
+    for w in found:
+        click.echo(f"Warning: {w.message}", err=True)
+    return t
 
 
 @main.command()
@@ -315,7 +336,7 @@ def diff(before: str, after: str) -> None:
 @main.command()
 @_file
 @click.argument("rank_files", type=click.Path(exists=True, dir_okay=False), nargs=-1)
-@click.option("--strategy", type=click.Choice(_STRATEGIES), help="Transpile with this strategy, and verify all rank programs.")
+@click.option("--strategy", type=_Strategies(_STRATEGIES), help=f"Transpile with {_NAMED}, and verify all rank programs.")
 @click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or a mesh: dp=2,tp=2.")
 def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: Any) -> None:
     """Check the program in FILE: definitions, types, placements.

@@ -47,7 +47,7 @@ def test_help_lists_the_commands():
     for command in ("demo", "diff", "doctor", "env", "ops", "run", "show", "trace", "verify"):
         assert f"\n  {command} " in text
     assert call("--version").startswith("fluidx, version")
-    assert sorted(cli._STRATEGIES) == sorted(fx.strategies.CATALOGUE)
+    assert list(cli._STRATEGIES) == list(fx.strategies.CATALOGUE)  # the usual ones first
 
 
 # -- demo ---------------------------------------------------------------------------------------------------------------------------
@@ -119,7 +119,25 @@ def test_show_transpiles(pair):
     assert fx.ir.parse_pair(text).main.rank == 1
     meshed = call("show", pair, "--strategy", "zero1", "-n", "dp=2,tp=2")
     assert "group tp = [0, 1] [2, 3]" in meshed
+    assert "Warning: nothing lies over axis tp of Mesh(dp=2, tp=2)" in meshed
     assert "ncclAllReduce" in call("show", pair, "--strategy", "data_parallel", "--fluid-names")
+
+
+def test_a_strategy_of_ones_own_is_named_by_module_and_function(pair, tmp_path, monkeypatch):
+    (tmp_path / "own_strategies.py").write_text(
+        "import fluidx as fx\n\ndef small():\n    return fx.strategies.zero1(bucket_mb=1)\n\nmine = small()\nnumber = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("small", "mine"):
+        assert "proved for zero1(bucket_mb=1) on 4 ranks" in call("verify", pair, "--strategy", f"own_strategies:{name}")
+    assert "reduce_scatter" in call("show", pair, "--strategy", "own_strategies:small")
+    assert call("verify", pair, "--strategy", "own_strategies:number", code=1) == (
+        "Error: strategy 'own_strategies:number' must be a Strategy, or a function that makes one, got int: 3\n"
+    )
+    said = call("verify", pair, "--strategy", "own_strategies:tiny", code=1)
+    assert "own_strategies has no 'tiny'; write package.module:function" in said
+    assert "cannot import 'own_strategys'" in call("verify", pair, "--strategy", "own_strategys:small", code=1)
 
 
 def test_show_writes_json_that_show_reads(single, tmp_path):

@@ -68,6 +68,16 @@ def install(extra: str, *others: str) -> str:
     return f"in a checkout of fluidx: pip install -e '.[{extra}]'{instead}"
 
 
+def misspelt(name: str, options: Iterable[str]) -> str:
+    """The one of `options` that a name is a near misspelling of, upper and lower case taken as one, or begins; "" when there is none."""
+    folded = {o.casefold(): o for o in sorted(options, reverse=True)}
+    said = str(name).casefold()
+    close = difflib.get_close_matches(said, folded, n=1, cutoff=_NEAR)
+    if not close and len(said) > 3:
+        close = [o for o in sorted(folded) if o.startswith(said)]
+    return folded[close[0]] if close else ""
+
+
 def nearest(name: str, options: Iterable[str], what: str = "") -> str:
     """Say which of `options` is a near misspelling of `name`, upper and lower case taken as one, or begins with it, or list them when none
     is.
@@ -76,12 +86,7 @@ def nearest(name: str, options: Iterable[str], what: str = "") -> str:
     ("did you mean 'ring_optimizer'?", "did you mean 'relu'?")
     """
     options = sorted(options)
-    folded = {o.casefold(): o for o in reversed(options)}
-    said = str(name).casefold()
-    close = difflib.get_close_matches(said, folded, n=1, cutoff=_NEAR)
-    if not close and len(said) > 3:
-        close = [o for o in sorted(folded) if o.startswith(said)]
-    if close:
-        return f"did you mean {folded[close[0]]!r}?"
+    if near := misspelt(name, options):
+        return f"did you mean {near!r}?"
     listed = ", ".join(options[:16]) + (", ..." if len(options) > 16 else "")
     return f"{what or 'there are'}: {listed}" if options else f"{what or 'there are'}: none"

@@ -38,9 +38,16 @@ CHOICES = [
     (lambda: fx.strategies.get("zro1"), "unknown strategy 'zro1'; did you mean 'zero1'?"),
     (
         lambda: fx.strategies.get("fairy"),
-        f"unknown strategy 'fairy'; there are: {', '.join(sorted(fx.strategies.CATALOGUE))}",
+        f"unknown strategy 'fairy'; there are: {', '.join(fx.strategies.CATALOGUE)}",
     ),
     (lambda: fx.strategies.get("ring_optimizer", chunk_md=3), "ring_optimizer has no option 'chunk_md'; did you mean 'chunk_mb'?"),
+    (lambda: fx.strategies.data_parallel(bucket_size=25), "data_parallel has no option 'bucket_size'; did you mean 'bucket_mb'?"),
+    (lambda: fx.strategies.get("data_parallel", bucket_size=25), "data_parallel has no option 'bucket_size'; did you mean 'bucket_mb'?"),
+    (
+        lambda: fx.strategies.data_parallel(depth=2),
+        "data_parallel has no option 'depth'; it has: bucket_mb, first_bucket_mb, overlap; and as every strategy: loss, strict, algorithm, "
+        "hierarchical, wire, wire_scale, cpu_offload",
+    ),
     (lambda: fx.strategies.ring_optimizer(chunk_mb="4"), "ring_optimizer: chunk_mb must be a number of MiB above 0, got '4'"),
     (lambda: fx.strategies.data_parallel(bucket_mb=-1), "data_parallel: bucket_mb must be a number of MiB, 0 or more, got -1"),
     (lambda: fx.strategies.zero2(bucket_mb="25"), "zero2: bucket_mb must be a number of MiB, 0 or more, got '25'"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from ...ir.errors import TranspileError, nearest
-from .base import Common, Strategy, strategy
+from ...ir.errors import TranspileError, misspelt, nearest
+from .base import OWN, Common, Strategy, no_option, strategy
 from .pipeline import micro_batches, pipeline
 from .rails import rails
 from .replicas import replicas
@@ -19,19 +20,20 @@ from .zero import zero1, zero2, zero3
 
 CATALOGUE: dict[str, Callable[..., Strategy]] = {
     "data_parallel": data_parallel,
-    "reduce_broadcast": reduce_broadcast,
-    "ring_optimizer": ring_optimizer,
-    "replicas": replicas,
-    "rails": rails,
-    "micro_batches": micro_batches,
-    "pipeline": pipeline,
     "zero1": zero1,
     "zero2": zero2,
     "zero3": zero3,
     "fsdp": fsdp,
+    "ring_optimizer": ring_optimizer,
+    "reduce_broadcast": reduce_broadcast,
+    "micro_batches": micro_batches,
+    "pipeline": pipeline,
+    "rails": rails,
     "parameter_server": parameter_server,
     "reduction_servers": reduction_servers,
+    "replicas": replicas,
 }
+OWN.update({name: tuple(p for p in inspect.signature(f).parameters if p != "common") for name, f in CATALOGUE.items()})
 
 
 def __getattr__(name: str) -> Any:
@@ -39,7 +41,8 @@ def __getattr__(name: str) -> Any:
 
 
 def get(name: Any, **options: Any) -> Strategy:
-    """A strategy by name; a Strategy is given back as it is. Unknown names and options raise TranspileError with the nearest.
+    """A strategy by name, "package.module:function" for one of your own; a Strategy is given back as it is. Unknown names and options raise
+    TranspileError with the nearest.
 
     >>> get("ring_optimizer", chunk_mb=1)
     ring_optimizer(chunk_mb=1, roots='greedy')
@@ -48,13 +51,30 @@ def get(name: Any, **options: Any) -> Strategy:
         return name
     if callable(name) and name in CATALOGUE.values():
         raise TranspileError(f"strategies.{name.__name__} is a function; call it: strategies.{name.__name__}()")
+    if isinstance(name, str) and ":" in name:
+        return _own(name, options)
     if not isinstance(name, str) or name not in CATALOGUE:
-        raise TranspileError(f"unknown strategy {name!r}; {nearest(str(name), CATALOGUE, 'there are')}")
-    known = [*(p for p in inspect.signature(CATALOGUE[name]).parameters if p != "common"), *Common.__annotations__]
+        near = misspelt(str(name), CATALOGUE)
+        raise TranspileError(f"unknown strategy {name!r}; {f'did you mean {near!r}?' if near else 'there are: ' + ', '.join(CATALOGUE)}")
     for option in options:
-        if option not in known:
-            raise TranspileError(f"{name} has no option {option!r}; {nearest(option, known, 'it has')}")
+        if option not in OWN[name] and option not in Common.__annotations__:
+            raise no_option(name, option, OWN[name])
     return CATALOGUE[name](**options)
+
+
+def _own(name: str, options: dict[str, Any]) -> Strategy:
+    """What a function of the user's makes, or a Strategy that stands under that name."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ImportError as e:
+        raise TranspileError(f"strategy {name!r}: cannot import {module!r}: {e}; write package.module:function") from None
+    if found is None:
+        raise TranspileError(f"strategy {name!r}: {module} has no {attribute!r}; write package.module:function")
+    made = found(**options) if callable(found) else found
+    if not isinstance(made, Strategy):
+        raise TranspileError(f"strategy {name!r} must be a Strategy, or a function that makes one, got {type(made).__name__}: {made!r}")
+    return made
 
 
 __all__ = [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, TypedDict, Unpack
 
 from ...ir.dtypes import HALVES
-from ...ir.errors import TranspileError, nearest
+from ...ir.errors import TranspileError, misspelt, nearest
 from ...ir.variable import Variable
 from ..algorithms import ALGORITHMS, Algorithm
 from ..choices import EVERYWHERE
@@ -26,6 +26,7 @@ from ..passes.wire import Wire
 
 Steps = tuple[tuple[str, Pass], ...]
 BUCKETS = Bucket()
+OWN: dict[str, tuple[str, ...]] = {}  # the options that each strategy of the catalogue has beside those of all
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,15 @@ class Common(TypedDict, total=False):
     cpu_offload: bool
 
 
+def no_option(name: str, option: str, own: Sequence[str]) -> TranspileError:
+    """The error for an option that a strategy has not: the nearest of all that it has, or else its own first and then those of all."""
+    if near := misspelt(option, (*own, *Common.__annotations__)):
+        return TranspileError(f"{name} has no option {option!r}; did you mean {near!r}?")
+    shared = ", ".join(Common.__annotations__)
+    has = f"it has: {', '.join(own)}; and as every strategy: {shared}" if own else f"it has those of every strategy: {shared}"
+    return TranspileError(f"{name} has no option {option!r}; {has}")
+
+
 def strategy(
     name: str, update: Any = None, options: Mapping[str, Any] | None = None, schedule: Steps = (), rest: Any = EVERYWHERE,
     kept: bool = False, own: bool = False, bucket: Bucket = BUCKETS, usual: str = "", carried: tuple[str, ...] = (),
@@ -127,7 +137,7 @@ def strategy(
     own_options = options or {}
     for option in common:
         if option not in Common.__annotations__:
-            raise TranspileError(f"{name} has no option {option!r}; {nearest(option, (*own_options, *Common.__annotations__), 'it has')}")
+            raise no_option(name, option, OWN.get(name, tuple(own_options)))
     loss, strict = common.get("loss"), common.get("strict", False)
     algorithm, hierarchical = common.get("algorithm", usual), common.get("hierarchical", "auto")
     if loss is not None and not isinstance(loss, (str, Variable)):
