@@ -83,7 +83,7 @@ wheel: $(VENV)/.wheel
 	@rm -rf build/wheel dist && mkdir -p build/wheel
 	@echo "building an sdist, and a wheel from it: takes a minute or two"
 	@FLUIDX_NATIVE=1 $(VENV)/bin/pyproject-build --outdir build/wheel >build/wheel/log 2>&1 || { tail -20 build/wheel/log >&2; exit 1; }
-	@PATH=$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel -q repair --wheel-dir dist build/wheel/*.whl
+	@PATH=$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel repair --wheel-dir dist build/wheel/*.whl >build/wheel/log 2>&1 || { cat build/wheel/log >&2; exit 1; }
 	@mv build/wheel/*.tar.gz dist
 	@for made in $(CURDIR)/dist/*; do \
 	  echo "installing $${made##*/} and running the demo"; \
