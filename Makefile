@@ -9,12 +9,14 @@ ARGS ?=
 MUTANTS ?= 30000
 RIGHT ?= 1000
 RUNS ?= 200
+SCALE ?= 1
+SEED ?= 1
 
 PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
 # Does nothing where they are up to date, and says in one line why where they cannot be built.
 BUILD_KERNELS = $(VENV)/bin/python setup.py -q build_ext --inplace
 
-.PHONY: help demo kernels test mutants faults onnx-suite onnx-models onnx-training lint bench wheel docs clean
+.PHONY: help demo kernels test attack mutants faults onnx-suite onnx-models onnx-training lint bench wheel docs clean
 # Two pips must not write to one environment at the same time.
 .NOTPARALLEL:
 
@@ -23,6 +25,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make kernels build the C kernels, where there is a C compiler; make demo and make test do it too"
 	@echo "make onnx-suite  run the whole test suite of ONNX (make test runs a sample)"
+	@echo "make attack  try random programs, operands, broken files and mutants, from a seed (SCALE=1, SEED=1)"
 	@echo "make mutants break rank programs at random and run what the proof accepts, then try right ones (MUTANTS=30000, RIGHT=1000)"
 	@echo "make faults  have ranks raise, leave, be killed and stopped, on threads, processes and MPI, and look at how all end (RUNS=200)"
 	@echo "make onnx-models  fetch models out of packages, run them here and in ONNX Runtime and compare (some 100 MB of packages)"
@@ -34,7 +37,7 @@ help:
 	@echo "make clean   remove the environment and everything that was built"
 
 # Ranks are threads here; a BLAS pool of its own under each of them would fight over the cores and make timings random.
-demo test mutants faults onnx-suite onnx-models onnx-training: export OPENBLAS_NUM_THREADS = 1
+demo test attack mutants faults onnx-suite onnx-models onnx-training: export OPENBLAS_NUM_THREADS = 1
 # Many tests start Python anew: what is compiled is kept, also where the environment says that it should not be.
 test: export PYTHONDONTWRITEBYTECODE =
 
@@ -51,6 +54,9 @@ test: $(VENV)/.dev kernels
 
 onnx-suite: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -W ignore -m tests.onnx.suite --workers $(WORKERS) $(ARGS)
+
+attack: $(VENV)/.dev kernels
+	@$(VENV)/bin/python -m tests.attack --workers $(WORKERS) --scale $(SCALE) --seed $(SEED) $(ARGS)
 
 mutants: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -m tests.mutants --workers $(WORKERS) --false-alarms $(RIGHT) $(ARGS)

@@ -5,6 +5,7 @@ import pytest
 
 from fluidx import native
 from fluidx.ir import opdef
+from fluidx.testing.reference import run_op
 from tests.native.bodies import close, normal, one
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason="the extension is not built")
@@ -31,3 +32,17 @@ def test_points_that_are_no_numbers_read_nothing_else():
     for mode in ("nearest", "linear", "cubic"):
         for padding in ("zeros", "border", "reflection"):
             assert one("grid_sample", x, grid, mode=mode, padding_mode=padding).shape == (1, 1, 2, 2)
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("v", [np.nan, np.inf, -np.inf])
+def test_points_that_are_no_numbers_name_no_element(v, padding_mode):
+    x, grid = np.arange(12, dtype="float32").reshape(1, 1, 3, 4), np.zeros((1, 1, 2, 2), "float32")
+    grid[0, 0, 0, 0] = v
+    definition = opdef("grid_sample")
+    attrs = definition.complete_attrs({"padding_mode": padding_mode})
+    found = [run_op(definition, [x, grid], attrs, body=b)[0].ravel() for b in ("any", "native")]
+    np.testing.assert_array_equal(*found)
+    # far to the left or right is a zero or the border; what is thrown back without end, or no number, is nowhere
+    want = {"zeros": 0.0, "border": 4.0 if v < 0 else 7.0, "reflection": np.nan}[padding_mode]
+    np.testing.assert_array_equal(found[0], [np.nan if np.isnan(v) else want, 5.5])

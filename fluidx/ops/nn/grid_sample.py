@@ -58,7 +58,8 @@ def _taps(xp: Any, x: Any, d: int, attrs: Mapping[str, Any]) -> list[_Tap]:
         if padding == "zeros":
             there = at == inside
             weight, rise = weight * there, rise * there
-        found.append(_Tap(inside.astype(xp.int64), weight, rise * turned * x.dtype.type(slope)))
+        place = xp.where(xp.isnan(inside), 0, inside).astype(xp.int64)  # a NaN has NaN as its weight, but for the nearest
+        found.append(_Tap(place, weight, rise * turned * x.dtype.type(slope)))
     return found
 
 
