@@ -29,6 +29,10 @@ MISUSES = {
         "a GPU where there is none": "fx.Executor(fx.CUDAPlace(0)).run(startup)",
     },
     "programs": {
+        "a constant too large for an index": "big = L.fill_constant([2**40, 2**40], 'float32', 0.0); exe.run(main, feed=feed, fetch_list=[big])",
+        "a layer too large for an index": "L.fc(x, 2**63); exe.run(startup)",
+        "a layer too large for memory": "L.fc(x, 10**15); exe.run(startup)",
+        "a stride without an end": "L.conv2d(fx.data('i', [-1, 1, 8, 8], 'float32'), 2, 3, stride=2**63 - 1)",
         "an activation in capitals": "L.fc(x, 4, act='Relu')",
         "an unknown activation": "L.fc(x, 4, act='rellu')",
         "an activation that is a function": "L.fc(x, 4, act=np.tanh)",
@@ -115,6 +119,9 @@ MISUSES = {
         "a closed executor": "e = ranks(); e.close(); e.run(feed=feed, fetch_list=[loss])",
     },
     "transpiling": {
+        "replicas without an optimizer for them": "transpile('replicas', trainers=2)",
+        "a pipeline on a number": "transpile(fx.strategies.pipeline(4), trainers=2)",
+        "a mesh axis that nothing uses": "transpile('data_parallel', trainers=fx.Mesh(dp=1, tp=2))",
         "a strategy that is not there": "transpile('ring', trainers=2)",
         "a strategy that is a number": "fx.DistributeTranspiler(3)",
         "a strategy that is a class": "transpile(fx.strategies.zero1, trainers=2)",
@@ -138,6 +145,8 @@ MISUSES = {
         "wire of an unknown dtype": "fx.strategies.data_parallel(wire='int4')",
     },
     "files": {
+        "an ONNX path with NUL": "fx.onnx.load('a\\0b.onnx')",
+        "a path with NUL": "fx.io.save(main, 'a\\0b')",
         "a folder that is not there": "fx.io.load(main, str(folder / 'nope' / 'w'), exe)",
         "a file that is text": "(folder / 'w.safetensors').write_text('hello'); fx.io.load(main, str(folder / 'w'), exe)",
         "a path that is None": "fx.io.save(main, None)",

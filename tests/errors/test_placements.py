@@ -142,5 +142,5 @@ def test_a_pass_that_builds_wrongly(one, message):
 
 
 def test_strict_mode_lets_pass_what_the_strategies_ask_for():
-    for name in fx.strategies.CATALOGUE:
+    for name in set(fx.strategies.CATALOGUE) - {"pipeline"}:  # its stages are marked in the program
         transpile(fx.strategies.get(name, strict=True), trainers=fx.Cluster(2, 1))
