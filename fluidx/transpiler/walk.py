@@ -405,7 +405,7 @@ class Walk:
 
     def _go_home(self, name: str, new: str, place: Placement, op: Operator) -> None:
         """Move the new value of a variable, which has a name of its own and lies at `place`, to where the variable rests."""
-        move = Move(name, place, self.home[name], self.types[name], "its place at rest")
+        move = Move(name, place, self.home[name], self.types[name], "its storage placement")
         self.moves.append(move)
         self._redistribute(new, name, op, move.reason)
 

@@ -92,7 +92,7 @@ def test_explain_says_what_moves_how_many_bytes_and_why():
     assert [line for line in lines if "fc_1.w_0" in line] == [
         "%fc_1.w_0@GRAD: partial(sum) over dp to shard(1) over dp, 80 bytes, for update",
         "%fc_1.w_0: replicate to shard(1) over dp, nothing is sent, for sgd: cut *1",
-        "%fc_1.w_0: shard(1) over dp to replicate, 80 bytes, for its place at rest",
+        "%fc_1.w_0: shard(1) over dp to replicate, 80 bytes, for its storage placement",
     ]
     assert len(lines) == 3 * 4
     assert len(transpiled("data_parallel").explain()) == 4

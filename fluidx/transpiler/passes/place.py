@@ -32,7 +32,7 @@ class Place(Pass):
     rest.
 
     `strict` refuses every redistribute that sends something and that the strategy itself does not ask for: all but those of parameters in
-    use, of finished gradients, between stages, of single numbers, and of what returns to its place at rest. `loss` names the loss, when
+    use, of finished gradients, between stages, of single numbers, and of what returns to its storage placement. `loss` names the loss, when
     that must be checked.
     `own`: each rank trains by itself on its rows; nothing is one value but what `R` of a pattern makes of all.
     """

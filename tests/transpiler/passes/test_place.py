@@ -60,7 +60,7 @@ def test_at_a_root_the_parameter_is_there_and_its_new_value_goes_home():
 optimize:
   %w.new: f32[2,4] at(0) over dp stop_gradient = sgd(%w, %w@GRAD.sum, %lr)
 dist:
-  %w = redistribute(%w.new) {reason="its place at rest"}
+  %w = redistribute(%w.new) {reason="its storage placement"}
 """,
     )
 
@@ -75,7 +75,7 @@ def test_in_pieces_every_operand_of_the_update_is_the_same_range():
 optimize:
   %w.new: f32[2,4] pieces(0, 4, 8) over dp stop_gradient = sgd(%w.part, %w@GRAD.sum, %lr)
 dist:
-  %w = redistribute(%w.new) {reason="its place at rest"}
+  %w = redistribute(%w.new) {reason="its storage placement"}
 """,
     )
 
@@ -90,7 +90,7 @@ def test_sharded_the_update_works_on_a_slice():
 optimize:
   %w.new: f32[2,4] shard(0) over dp stop_gradient = sgd(%w.part, %w@GRAD.sum, %lr)
 dist:
-  %w = redistribute(%w.new) {reason="its place at rest"}
+  %w = redistribute(%w.new) {reason="its storage placement"}
 """,
     )
 
