@@ -7,7 +7,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor import alone
+from fluidx.executor import launched_alone
 from fluidx.launch import launcher
 from fluidx.native import shared
 
@@ -17,7 +17,7 @@ L = fx.layers
 @pytest.fixture(autouse=True)
 def as_rank(monkeypatch):
     """This process as a rank of a job by hand, which has met nobody."""
-    monkeypatch.setattr(alone, "_warned", False)
+    monkeypatch.setattr(launched_alone, "_warned", False)
 
     def be(rank, ranks):
         monkeypatch.setenv("FLUIDX_RANK", str(rank))

@@ -12,7 +12,7 @@ from .. import config
 from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError
 from ..ir.program import Program
-from . import alone
+from . import launched_alone
 from .bound import Bound
 from .context import RunContext
 from .cut import Cut, to_numpy
@@ -116,7 +116,7 @@ class Executor:
         found = self._ready.find(key, scope)
         if found is not None:
             return found
-        alone.warn_of(program)
+        launched_alone.warn_of(program)
         check_fetch(program, names)
         check_sizes(program.global_block().descs, arrays)
         check_rows(program, arrays)

@@ -27,7 +27,7 @@ from ..ir.errors import ExecutionError, FeedError, RankError
 from ..ir.parser import parse_pair
 from ..ir.program import ProgramPair
 from ..ir.types import TensorType
-from . import alone, memory, watch
+from . import launched_alone, memory, watch
 from .affinity import cores_of, keep_to
 from .agreed import difference, digest_of, grouped, in_words, listed, parts, sums_of, unlike_feeds
 from .bound import Bound
@@ -87,7 +87,7 @@ class LaunchedExecutor(ParallelExecutor):
     def of(cls, member: Member) -> LaunchedExecutor:
         """A new one, not yet initialised, for this process as a rank."""
         made = object.__new__(cls)
-        alone.joins()
+        launched_alone.joins()
         made._member, made._copies = member, weakref.WeakKeyDictionary()
         return made
 

@@ -21,7 +21,7 @@ from ..ir.operator import op_types
 from ..ir.program import Program, Var
 from ..ir.stamp import Stamp
 from ..native.world import Launch, World
-from . import alone, watch
+from . import launched_alone, watch
 from .affinity import cores_of, kept_to
 from .beside import worth
 from .bind import prepare
@@ -468,5 +468,5 @@ def _launched(places: Sequence[Place] | None) -> Member | None:
         return member()
     if any(isinstance(p, MpiPlace) for p in places):
         return by_mpi()
-    alone.check_places(places)
+    launched_alone.check_places(places)
     return None

@@ -9,10 +9,10 @@ from typing import Any
 from . import limits
 from .check import all_graphs, readable, supported, valid
 from .errors import OnnxError, need_onnx
+from .external_data import load_outside, outside
+from .file_kinds import looks_like
 from .form import NEWEST, check_form, domain_of, opsets_of, with_one_opset
-from .kinds import looks_like
 from .old import brought_up, show
-from .outside import load_outside, outside
 from .values import dense_of
 
 _MOST_BYTES = 2**31  # of a file: what protobuf reads
