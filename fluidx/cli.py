@@ -365,8 +365,11 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
     click.echo(f"{count} operators: all inputs are defined, types and placements follow the rules of the operators")
 
 
-def _check_folder(output: Path | None) -> None:
-    """Refuse an output file that cannot be written, before the work starts."""
+def _check_output(output: Path | None, *read: str | Path | None) -> None:
+    """Refuse an output file that cannot be written, or that is one of the files that are read, before the work starts."""
+    for path in read:
+        if output is not None and path is not None and output.exists() and Path(path).exists() and output.samefile(path):
+            raise click.UsageError(f"-o {output} would overwrite {path}, which is read; give -o another name")
     if output is not None and not output.resolve().parent.is_dir():
         raise click.UsageError(f"cannot write {output}: the folder {output.resolve().parent} does not exist")
 
@@ -424,8 +427,9 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
     names = [name for name, _, _ in given]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise click.UsageError(f"input {twice!r} is given twice")
-    _check_folder(output)
-    found = report.run(file, {name: Path(path) for name, _, path in given})
+    files = {name: Path(path) for name, _, path in given}
+    _check_output(output, file, *files.values())
+    found = report.run(file, files)
     for name, value in found.items():
         click.echo(report.shown(name, value))
     if output is not None:
@@ -462,7 +466,7 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
     """
     from .finetune import Training, train
 
-    _check_folder(output)
+    _check_output(output, file, data, options["val"])
     if options["val"] and options["val_split"]:
         raise click.UsageError("--val and --val-split are two ways to say the same; give one of them")
     os.environ.setdefault("FLUIDX_SEED", str(options["seed"]))

@@ -325,7 +325,9 @@ def _run(
                 bars.update(task, advance=_rows(fed), description=f"epoch {epoch + 1} of {how.epochs}", now=now_is)
             means = [float(v) for v in totals / rows]
             if not np.isfinite(means[0]):
-                raise OnnxError(f"the loss is {means[0]} in epoch {epoch + 1}, and nothing was written; a smaller --lr may help")
+                gone = next((n for n, a in feeds.items() if a.dtype.kind == "f" and np.isnan(a).any()), None)
+                hint = f"array {gone!r} of the data holds NaN" if gone else "a smaller --lr may help"
+                raise OnnxError(f"the loss is {means[0]} in epoch {epoch + 1}, and nothing was written; {hint}")
             done = Epoch(*means, *[None] * (2 - len(means)), *_validated(exe, built, held, how))
             say(f"epoch {epoch + 1} of {how.epochs}: {done}")
             epochs.append(done)

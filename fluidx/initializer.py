@@ -19,6 +19,7 @@ from ._checks import number, whole, wrong
 from .fluid_names import module_getattr
 from .ir import Block, Program, Variable
 from .ir.constants import elements
+from .ir.errors import explains_arguments
 
 
 def derive_seed(program: Program, name: str) -> int:
@@ -38,6 +39,11 @@ class Initializer:
 
     seed = 0
     draws = True  # does it need a seed?
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = explains_arguments(cls.__init__)  # type: ignore[method-assign]
 
     def __call__(self, var: Variable, block: Block | None = None) -> Any:
         """Append the operator that initializes `var` to `block` (by default the block that `var` was declared in)."""

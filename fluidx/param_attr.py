@@ -8,6 +8,7 @@ from typing import Any
 from ._checks import number, one_of, whole, wrong
 from .initializer import Initializer
 from .ir import Shard, show_placement
+from .ir.errors import explains_arguments
 
 
 class ParamAttr:
@@ -25,6 +26,7 @@ class ParamAttr:
     {'learning_rate': 0.5, 'regularizer': ('l2', 0.0001), 'need_clip': True}
     """
 
+    @explains_arguments
     def __init__(
         self,
         name: str | None = None,
@@ -44,6 +46,8 @@ class ParamAttr:
         self.initializer = initializer
         self.learning_rate = number("ParamAttr", "learning_rate", learning_rate)
         self.regularizer = regularizer_record(regularizer)
+        if trainable not in (True, False):
+            raise wrong(f"ParamAttr: trainable must be True or False, got {trainable!r}")
         self.trainable = bool(trainable)
         self.do_model_average = bool(do_model_average)
         self.need_clip = bool(need_clip)

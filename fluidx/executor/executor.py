@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import config
 from ..ir.defaults import default_main_program
-from ..ir.errors import ExecutionError, FeedError
+from ..ir.errors import ExecutionError, FeedError, explains_arguments
 from ..ir.program import Program
 from . import launched_alone
 from .bound import Bound
@@ -47,6 +47,7 @@ class Executor:
     [[2.0, 2.0]]
     """
 
+    @explains_arguments
     def __init__(self, place: Place | None = None):
         if place is None:
             config.device()  # one that there is not is named, though ranks alone go by it
@@ -57,6 +58,7 @@ class Executor:
         self._closed = False
         self._lock = threading.RLock()  # a plan's buffers serve one run at a time
 
+    @explains_arguments
     def run(
         self,
         program: Program | Compiled | None = None,

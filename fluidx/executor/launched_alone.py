@@ -53,5 +53,5 @@ def warn_of(program: Program) -> None:
             "of them trains all of it by itself. To train once, over all ranks: fx.CompiledProgram(main).with_data_parallel("
             "loss_name=loss.name) is what exe.run is given, or ParallelExecutor(t) of a program transpiled with "
             f"trainers=fx.world_size(); {_ALONE}",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -15,7 +15,7 @@ from .. import config
 from ..comm import recorder
 from ..comm.member import Member, by_mpi, member
 from ..comm.threads import ThreadWorld
-from ..ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, nearest
+from ..ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, explains_arguments, nearest
 from ..ir.opdef import Effect, opdef
 from ..ir.operator import op_types
 from ..ir.program import Program, Var
@@ -111,6 +111,8 @@ class ParallelExecutor(Held):
                 f"ParallelExecutor has no argument {next(iter(fluid))!r}: what fluid's use_cuda, loss_name and main_program said is in the "
                 "transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"
             )
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+            raise ExecutionError(f"ParallelExecutor: timeout must be a number of seconds, got {type(timeout).__name__}: {timeout!r}")
         pairs = rank_programs(programs)
         self.world_size = n = len(pairs)
         places = default_places(n) if places is None else as_places(places, n)
@@ -198,6 +200,7 @@ class ParallelExecutor(Held):
 
         self._everywhere(job)
 
+    @explains_arguments
     def run(
         self,
         fetch_list: Any = None,

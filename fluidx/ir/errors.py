@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class FluidxError(Exception):
@@ -90,3 +94,34 @@ def nearest(name: str, options: Iterable[str], what: str = "") -> str:
         return f"did you mean {near!r}?"
     listed = ", ".join(options[:16]) + (", ..." if len(options) > 16 else "")
     return f"{what or 'there are'}: {listed}" if options else f"{what or 'there are'}: none"
+
+
+def explains_arguments(function: _F) -> _F:
+    """The function, whose TypeError for arguments that it does not take says which ones it takes.
+
+    >>> explains_arguments(nearest)(name="Relu", option=["relu"])
+    Traceback (most recent call last):
+    TypeError: nearest() got an unexpected keyword argument 'option'; did you mean 'options'?
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as e:
+            if e.__traceback__ is None or e.__traceback__.tb_next is not None:  # raised inside, not by the call
+                raise
+            message = _of_arguments(function, args, kwargs, str(e))
+        raise TypeError(message)
+
+    return call  # type: ignore[return-value]
+
+
+def _of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> str:
+    names = list(inspect.signature(function).parameters)
+    names = [n for n in names if n != "self"]
+    if function.__name__ == "__init__":  # of a base class, perhaps: the user called the class
+        message = message.replace(f"{function.__qualname__}()", f"{type(args[0]).__name__}()")
+    unknown = [n for n in kwargs if n not in names]
+    near = misspelt(unknown[0], names) if unknown else ""
+    return f"{message}; {f'did you mean {near!r}?' if near else 'it takes: ' + ', '.join(names)}"

@@ -16,7 +16,7 @@ from .errors import ProgramError, nearest
 from .opdef import OPS, OpDef, Slot, opdef
 from .operator import Frozen, Operator, Role
 from .records import PARAM_DEFAULTS, Var, check_attrs
-from .site import Site, call_site
+from .site import Site, call_site, wrong
 from .types import ANY, REPLICATE, Dim, TensorType, size_names
 from .valuetypes import ValueType, as_type, on_host
 from .variable import Parameter, Variable
@@ -291,7 +291,7 @@ class Program:
         self.name = name
         self._site = call_site() if name == _UNNAMED else None  # what errors call it by
         self.blocks: list[Block] = [Block(self, 0)]
-        self.random_seed = 0
+        self._random_seed = 0
         self.groups: dict[str, tuple[tuple[int, ...], ...]] = {}
         self.turns: dict[str, int] = {}  # axes of time, and how many turns they have (see turns.py)
         self.rank: int | None = None
@@ -338,9 +338,20 @@ class Program:
         """The parameters that block 0 declares."""
         return self.global_block().all_parameters()
 
+    @property
+    def random_seed(self) -> int:
+        """What the seeds of random operators are derived from; 0 stands for one that is drawn."""
+        return self._random_seed
+
+    @random_seed.setter
+    def random_seed(self, seed: int) -> None:
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+            raise wrong(f"random_seed must be an integer, got {type(seed).__name__}: {seed!r}")
+        self._random_seed = int(seed)
+
     def global_seed(self, seed: int = 0) -> None:
-        """Set `random_seed`, of which the seeds of random operators are derived."""
-        self.random_seed = int(seed)
+        """Set `random_seed`."""
+        self.random_seed = seed
 
     @property
     def ops(self) -> tuple[Operator, ...]:

@@ -68,6 +68,8 @@ def warn(message: str) -> None:
 @contextmanager
 def name_scope(prefix: str) -> Iterator[None]:
     """Operators written inside carry the prefix in their call site; nested scopes join with "/"."""
+    if not isinstance(prefix, str):
+        raise wrong(f"name_scope: prefix must be a string, got {type(prefix).__name__}: {prefix!r}")
     _scopes.append(prefix)
     try:
         yield

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 # what `x + y`, `x < y`, `x[y]`, `-x` and `x.astype(y)` write, by symbol; fluidx.ops fills it, which knows the ops
 OPERATORS: dict[str, Callable[[Any, Any], Variable]] = {}
 
+_FETCH = "run the program and fetch it: exe.run(main, feed=..., fetch_list=[x])"
+# what tensors of PyTorch have and variables of a program cannot have
+_AS_IN_PYTORCH = dict.fromkeys(("numpy", "item", "tolist"), f"a variable has no value while the program is written; {_FETCH}") | {
+    "backward": "an optimizer's minimize(loss) appends the gradients and the updates to the program",
+    "to": "the place of an Executor is the device",
+    "cpu": "the place of an Executor is the device",
+    "cuda": "the place of an Executor is the device",
+    "grad": "minimize(loss) gives the pairs (parameter, gradient), and fluidx.gradients(loss, x) the gradients of x",
+    "detach": "set x.stop_gradient = True to cut the gradient here",
+}
+
 
 class Variable:
     """A name in a block. Arithmetic, comparison and slicing append operators to the program's current block."""
@@ -196,6 +207,30 @@ class Variable:
         if getattr(self.desc.type, "dtype", "") != "bool":
             return True
         raise wrong(f"variable {self.name!r} has no value while the program is written; use layers.cond or layers.While")
+
+    # An array and Python's own loops would ask for values, of which there are none yet. Iteration by __getitem__ would never end.
+    __array_ufunc__ = None
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._without_value("it cannot become a NumPy array; fluidx.layers has functions of variables")
+
+    def __iter__(self) -> Any:
+        raise self._without_value("a Python loop cannot go over it; use x[i], layers.split or layers.unstack for its parts")
+
+    def __len__(self) -> int:
+        raise self._without_value(f"its shape is {list(self.shape)}; layers.shape(x) computes it in the run")
+
+    def __float__(self) -> float:
+        raise self._without_value(_FETCH)
+
+    __int__ = __index__ = __float__
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f"; {_AS_IN_PYTORCH[name]}" if name in _AS_IN_PYTORCH else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def _without_value(self, hint: str) -> ProgramError:
+        return wrong(f"variable {self.name!r} has no value while the program is written; {hint}")
 
     def __repr__(self) -> str:
         d = self.desc

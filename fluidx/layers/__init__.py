@@ -6,6 +6,7 @@ have no effect here; those that would change a result and are not supported rais
 
 from __future__ import annotations
 
+from inspect import isfunction
 from typing import Any
 
 from ..fluid_names import answer_of_op, missing
@@ -65,6 +66,9 @@ _MODULES = (
     selection, static_rnn, tensor,
 )  # fmt: skip
 __all__ = ["LayerHelper", *_SCHEDULES, *(name for module in _MODULES for name in module.__all__)]
+
+# here and not in the modules, which call one another
+globals().update({name: errors.explains_arguments(layer) for name in __all__ if isfunction(layer := globals().get(name))})
 
 
 errors.fluid_op = answer_of_op

@@ -121,6 +121,8 @@ def _embedding(
     ids = helper.variable(input, "input")
     if ids.dtype not in ("int32", "int64"):
         raise wrong(f"{helper.label}: input must hold int64 or int32 ids; variable {ids.name!r} is {ids.dtype}")
+    if isinstance(size, int):
+        raise wrong(f"{helper.label}: size must be two integers, [vocabulary, width], got {size}")
     rows, _ = wholes(helper.label, "size", size, 2, 1)
     pad = -1 if padding_idx is None else whole(helper.label, "padding_idx", padding_idx)
     if padding_idx is not None:

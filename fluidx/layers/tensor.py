@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,10 @@ def fill_constant(
     <Variable fill_constant_0.tmp_0: f32[2,3]>
     """
     helper = LayerHelper("fill_constant", name)
-    value = number(helper.label, "value", float(value) if isinstance(value, (bool, str)) else value)
+    if isinstance(value, (bool, str)):  # fluid writes some numbers as text
+        with suppress(ValueError):
+            value = float(value)
+    value = number(helper.label, "value", value)
     if (computed := helper.sizes(shape, "shape")) is not None:
         y = helper.op("fill_by", computed, out={} if out is None else {"Out": out}, dtype=as_dtype(dtype), value=value)
         y.stop_gradient = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from .._checks import number, wrong
@@ -28,6 +28,7 @@ from ..ir import (
     default_startup_program,
     unique_name,
 )
+from ..ir.errors import explains_arguments
 from ..ir.site import call_site
 from ..lr_scheduler import Fills, persistable, unused_name
 from ..regularizer import Regularizer, append_regularization_ops
@@ -113,6 +114,12 @@ class Optimizer(Minimizer):
 
     kind = ""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = explains_arguments(cls.__init__)  # type: ignore[method-assign]
+
+    @explains_arguments
     def __init__(
         self,
         learning_rate: float | Variable,

@@ -13,7 +13,7 @@ from .._collector import collections_paused
 from ..config import debug_level, dump_dir, verify_all
 from ..ir.cuts import cutting
 from ..ir.defaults import default_main_program, default_startup_program
-from ..ir.errors import TranspileError, VerifyError
+from ..ir.errors import TranspileError, VerifyError, explains_arguments
 from ..ir.operator import Operator, Role
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
@@ -78,6 +78,7 @@ class DistributeTranspiler:
         self.trainer_id = 0
         self._pair: ProgramPair | None = None
 
+    @explains_arguments
     def transpile(
         self,
         trainer_id: int = 0,
@@ -284,6 +285,7 @@ class DistributeTranspiler:
         """The main and the startup program of a server."""
         return self._rank(self._server(endpoint))
 
+    @explains_arguments
     def verify(self) -> Report:
         """Prove the rank programs right, or raise VerifyError. The report says what was proved; see docs/verifier.md.
 

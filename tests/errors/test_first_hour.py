@@ -75,6 +75,25 @@ MISUSES = {
         "an initializer that is a string": "L.fc(x, 4, param_attr=fx.ParamAttr(initializer='xavier'))",
         "a regularizer that is a number": "fx.optimizer.SGD(0.1, regularization=0.01).minimize(loss)",
         "a placement that is a string": "L.fc(x, 4, param_attr=fx.ParamAttr(placement='tp'))",
+        "a loop over a variable": "for row in x: pass",
+        "the length of a variable": "len(x)",
+        "a variable as a number": "float(loss)",
+        "a variable as an array": "np.asarray(x)",
+        "an array plus a variable": "np.ones((4, 3), 'float32') + x",
+        "the value of a variable as in PyTorch": "loss.item()",
+        "the array of a variable as in PyTorch": "x.numpy()",
+        "backward as in PyTorch": "loss.backward()",
+        "an argument of a layer misspelt": "L.fc(x, 4, activation='relu')",
+        "a layer without its size": "L.fc(x)",
+        "an argument of ParamAttr misspelt": "fx.ParamAttr(initialiser=fx.initializer.Xavier())",
+        "trainable that is text": "fx.ParamAttr(trainable='no')",
+        "an argument of an initializer that it has not": "fx.initializer.Xavier(gain=2)",
+        "a size of an embedding that is a number": "L.embedding(label, 10)",
+        "a constant that is text": "L.fill_constant([1], 'float32', 'a')",
+        "a scope that is a number": "fx.name_scope(3).__enter__()",
+        "a picture of a number": "fx.view.draw(3)",
+        "a seed that is text": "main.random_seed = 'one'",
+        "a seed that is a float": "startup.random_seed = 1.5",
         "text that is no program": "fx.Program.parse_from_string('hello')",
         "text that is cut off": "fx.Program.parse_from_string(str(main)[:-40])",
         "text that is bytes of something": "fx.Program.parse_from_string('\\0\\1\\2')",
@@ -89,6 +108,9 @@ MISUSES = {
         "a loss without parameters": "fx.optimizer.SGD(0.1).minimize(L.mean(label))",
         "a parameter that is not there": "fx.optimizer.SGD(0.1).minimize(loss, parameter_list=['nope'])",
         "an optimizer that is not there": "fx.optimizer.AdamX(0.1)",
+        "an argument of an optimizer misspelt": "fx.optimizer.SGD(lr=0.1)",
+        "an optimizer without a learning rate": "fx.optimizer.SGD()",
+        "arguments as in PyTorch": "fx.optimizer.Adam(0.1, betas=(0.9, 0.99))",
         "a momentum that is text": "fx.optimizer.Momentum(0.1, 'big')",
     },
     "feeds": {
@@ -116,6 +138,11 @@ MISUSES = {
         "no rows on ranks": "unstarted().run(feed=none)",
         "ranks before startup": "unstarted().run(feed=feed, fetch_list=[loss])",
         "a feed of ranks that is missing": "ranks().run(feed={'x': feed['x']})",
+        "an argument of run misspelt": "exe.run(main, feeds=feed)",
+        "an argument of run of ranks misspelt": "ranks().run(feeds=feed)",
+        "a program for ranks to run": "ranks().run(main, feed=feed, fetch_list=[loss])",
+        "a timeout that is text": "fx.ParallelExecutor(t, places=fx.cpu_places(2), timeout='5')",
+        "an argument of an executor that it has not": "fx.Executor(device='cpu')",
         "a closed executor": "e = ranks(); e.close(); e.run(feed=feed, fetch_list=[loss])",
     },
     "transpiling": {
@@ -141,6 +168,8 @@ MISUSES = {
         "verify before transpile": "fx.DistributeTranspiler('zero1').verify()",
         "rails on one host": "transpile('rails', trainers=2)",
         "a choice of an unknown parameter": "transpile(fx.strategies.reduce_broadcast(roots={'nope': 0}), trainers=2)",
+        "an argument of transpile misspelt": "transpile('zero1', world_size=2)",
+        "an argument of verify that it has not": "t.verify(ranks=3)",
         "pservers without servers": "transpile('data_parallel', trainers=2, pservers='a:1')",
         "wire of an unknown dtype": "fx.strategies.data_parallel(wire='int4')",
     },
@@ -216,3 +245,27 @@ def test_a_misuse_is_answered(there, code):
             assert "fluidx" in str(e) or "; " in str(e) or "did you mean" in str(e).lower(), f"bare: {e}"
         else:
             assert said, "silent"
+
+
+def test_numbers_of_numpy_stand_on_either_side_of_a_variable(there):
+    x, exe, main, feed = (there[n] for n in ("x", "exe", "main", "feed"))
+    with fx.program_guard(main, there["startup"]):
+        both = [np.float32(2) * x, x * np.float32(2)]
+    assert all(isinstance(v, fx.ir.Variable) for v in both)
+    for got in exe.run(main, feed=feed, fetch_list=both):
+        assert got.tolist() == (2 * feed["x"]).tolist()
+
+
+def test_a_call_says_which_arguments_there_are():
+    with pytest.raises(TypeError, match=r"^ParamAttr\(\) got an unexpected keyword argument 'initialiser'; did you mean 'initializer'\?$"):
+        fx.ParamAttr(initialiser=fx.initializer.Xavier())
+    with pytest.raises(TypeError, match=r"^SGD\(\) got an unexpected keyword argument 'lr'; it takes: learning_rate, parameter_list, "):
+        fx.optimizer.SGD(lr=0.1)
+
+
+def test_a_type_error_inside_a_layer_is_left_as_it_is(there):
+    def broken(i):
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="^mine$"):
+        L.while_loop(broken, broken, [L.fill_constant([1], "int64", 0)])

@@ -399,7 +399,8 @@ def test_train_freezes_and_replaces_the_head(digits):
          "labels go from 0 to 3, and the model has 3 classes: 0 to 2; --head 4 gives it"),
         ({"x": np.ones((4, 3)), "label": np.ones(4, int), "z": np.ones(4)}, (), "has an array 'z', which nothing in the model is called"),
         ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--freeze", "u"), "set_training: freeze names 'u', and nothing is called so"),
-        ({"x": np.full((4, 3), np.nan), "label": np.ones(4, int)}, (), "the loss is nan in epoch 1, and nothing was written"),
+        ({"x": np.full((4, 3), np.nan), "label": np.ones(4, int)}, (),
+         "the loss is nan in epoch 1, and nothing was written; array 'x' of the data holds NaN"),
         ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--optimizer", "sgd", "--lr", "1e39", "--epochs", 1),
          "is not finite after the last step, and nothing was written; a smaller --lr may help"),
         ({"x": np.ones((4, 3)), "label": -np.ones(4, int)}, (), "labels go from -1 to -1, and the model has 3 classes: 0 to 2\n"),
@@ -410,6 +411,23 @@ def test_train_says_what_is_expected(digits, arrays, args, message):
     code, said = train(digits, *args, data="other.npz")
     assert code == 1 and said.splitlines()[-1].startswith("Error: ") and message in said
     assert not (digits / "trained.onnx").exists()
+
+
+@pytest.mark.parametrize("output", ["small.onnx", "data.npz", "held.npz", "../{folder}/data.npz"])
+def test_train_does_not_write_over_what_it_reads(digits, output):
+    (digits / "held.npz").write_bytes((digits / "data.npz").read_bytes())
+    output = output.format(folder=digits.name)
+    before = (digits / output).read_bytes()
+    code, said = train(digits, "--val", digits / "held.npz", output=output)
+    assert code == 2 and "would overwrite" in said and "give -o another name" in said
+    assert (digits / output).read_bytes() == before
+
+
+@pytest.mark.parametrize("output", ["small.onnx", "x.npy"])
+def test_run_does_not_write_over_what_it_reads(digits, output):
+    np.save(digits / "x.npy", np.ones((2, 3), "float32"))
+    code, said = fluidx("run", digits / "small.onnx", "-i", f"x={digits / 'x.npy'}", "-o", digits / output)
+    assert code == 2 and "would overwrite" in said
 
 
 @pytest.mark.parametrize("data", ["small.onnx", "x.npy", "cut.npz"])

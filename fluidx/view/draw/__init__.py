@@ -32,6 +32,8 @@ def draw(
     A program of more than `max_ops` operators is shortened: runs of computing operators become one box, such as
     "12 forward operators"; of more than 16 programs, 16 are drawn. The drawing says so, and `html` makes a page that holds them all.
     """
+    if not isinstance(program, (Program, ProgramPair, Iterable)):
+        raise ProgramError(f"draw takes a Program, a ProgramPair, or a list of rank programs, got {type(program).__name__}: {program!r}")
     programs = [program] if isinstance(program, (Program, ProgramPair)) else list(program)
     shown, left_out = programs[:COLUMNS], len(programs) - COLUMNS
     return svg([_column_group(shown, _selector(highlight), max_ops)], _ranks_note(left_out))
