@@ -15,7 +15,10 @@ from rich.table import Table
 
 import fluidx as fx
 
-STRATEGIES = fx.strategies.CATALOGUE
+STRATEGIES = {  # those that run any program on any number of ranks of one host, with the results of one device
+    name: fx.strategies.CATALOGUE[name]
+    for name in ("data_parallel", "zero1", "zero2", "zero3", "fsdp", "ring_optimizer", "reduce_broadcast", "micro_batches")
+}
 Feed = dict[str, np.ndarray]
 
 
@@ -55,12 +58,11 @@ def train_single(model: Model, epochs: int, say: str = "") -> tuple[list[float],
 
 
 def train_ranks(model: Model, strategy: Any, ranks: int, epochs: int) -> tuple[list[float], list[float], float]:
-    """Train on `ranks` CPU ranks; what is fetched is the value over the whole batch."""
+    """Train on `ranks` CPU ranks; the metrics are those that one device computes with the parameters of the ranks."""
     t = fx.DistributeTranspiler(strategy)
     t.transpile(program=model.main, startup_program=model.startup, trainers=ranks)
     t.verify()
-    test = fx.DistributeTranspiler(fx.strategies.data_parallel())
-    test.transpile(program=model.main.clone(for_test=True), startup_program=model.startup, trainers=ranks)
+    test, scope = model.main.clone(for_test=True), fx.Scope()
     with fx.ParallelExecutor(t, places=fx.cpu_places(ranks)) as exe:
         exe.run_startup()
         start, losses = time.perf_counter(), []
@@ -68,8 +70,9 @@ def train_ranks(model: Model, strategy: Any, ranks: int, epochs: int) -> tuple[l
             for feed in model.batches(epoch):
                 losses.append(exe.run(feed=feed, fetch_list=[model.loss])[0].item())
         seconds = time.perf_counter() - start
-        with fx.ParallelExecutor(test, places=fx.cpu_places(ranks), scopes=exe.scopes) as judge:
-            metrics = judge.run(feed=model.test, fetch_list=list(model.metrics.values()))
+        for parameter in model.main.all_parameters():  # joined from what the ranks hold
+            scope.set(parameter.name, exe.state(parameter.name))
+    metrics = fx.Executor(fx.CPUPlace()).run(test, feed=model.test, fetch_list=list(model.metrics.values()), scope=scope)
     return losses, [m.item() for m in metrics], seconds
 
 

@@ -48,6 +48,28 @@ def test_one_step(example, strategy, ranks):
         np.testing.assert_allclose(value[counts], expected[counts], rtol=1e-4, atol=1e-6 if moment not in state else 1e-5, err_msg=name)
 
 
+def test_an_example_trains_under_every_strategy_that_it_offers(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    common = importlib.import_module("common")
+
+    def build():
+        main, startup = fx.Program("small"), fx.Program("small_startup")
+        main.random_seed = startup.random_seed = 1
+        with fx.program_guard(main, startup):
+            x = fx.data("x", [-1, 4], "float32")
+            hidden = fx.layers.fc(x, 5, act="relu")  # divides by no number of ranks
+            loss = fx.layers.mean(fx.layers.fc(hidden, 2))
+            fx.optimizer.Adam(0.01).minimize(loss)
+        feed = {"x": np.arange(28, dtype="float32").reshape(7, 4)}
+        return common.Model(main, startup, loss, {"again": loss}, lambda epoch: iter([feed]), feed)
+
+    monkeypatch.setattr(sys, "argv", ["small", "--ranks", "1", "3"])
+    common.compare("small", build, epochs=1)
+    rows = [line for line in capsys.readouterr().out.splitlines() if " rank" in line]
+    assert len(rows) == 2 * len(common.STRATEGIES)
+    assert set(cli._DEMO) <= set(common.STRATEGIES)
+
+
 @pytest.mark.parametrize("name", ["zero1", "mesh", "tensor_parallel"])
 def test_a_short_example_runs_and_gives_one_devices_losses(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLES))
