@@ -264,6 +264,8 @@ def show(
     """Print the program in FILE: as it is, transpiled with a strategy, or as the plan of a run."""
     from .ir import ProgramPair
 
+    _check_overwrites(svg, file)
+    _check_overwrites(html, file)
     (program,) = _read(file)
     page = program
     if strategy is not None:
@@ -365,11 +367,16 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
     click.echo(f"{count} operators: all inputs are defined, types and placements follow the rules of the operators")
 
 
-def _check_output(output: Path | None, *read: str | Path | None) -> None:
-    """Refuse an output file that cannot be written, or that is one of the files that are read, before the work starts."""
+def _check_overwrites(output: Path | None, *read: str | Path | None) -> None:
+    """Refuse an output file that is one of the files that are read."""
     for path in read:
         if output is not None and path is not None and output.exists() and Path(path).exists() and output.samefile(path):
-            raise click.UsageError(f"-o {output} would overwrite {path}, which is read; give -o another name")
+            raise click.UsageError(f"{output} would overwrite {path}, which is read; give the output another name")
+
+
+def _check_output(output: Path | None, *read: str | Path | None) -> None:
+    """Refuse an output file that cannot be written, or that is one of the files that are read, before the work starts."""
+    _check_overwrites(output, *read)
     if output is not None and not output.resolve().parent.is_dir():
         raise click.UsageError(f"cannot write {output}: the folder {output.resolve().parent} does not exist")
 
@@ -469,6 +476,8 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
     _check_output(output, file, data, options["val"])
     if options["val"] and options["val_split"]:
         raise click.UsageError("--val and --val-split are two ways to say the same; give one of them")
+    if isinstance(options["ranks"], int) and options["ranks"] > options["batch"]:
+        raise click.UsageError(f"--ranks {options['ranks']} are more than the {options['batch']} examples of --batch")
     os.environ.setdefault("FLUIDX_SEED", str(options["seed"]))
     train(file, data, Training(shapes=shapes or {}, **options), output, click.echo)
 

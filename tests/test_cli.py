@@ -152,6 +152,13 @@ def test_show_draws(single, tmp_path):
     assert call("show", single, "--svg", "/nowhere/p.svg", code=1) == "Error: cannot write /nowhere/p.svg: No such file or directory\n"
 
 
+@pytest.mark.parametrize("kind", ["--svg", "--html"])
+def test_show_does_not_write_over_the_program(single, kind):
+    before = single.read_text()
+    assert f"{single} would overwrite {single}, which is read" in call("show", single, kind, single, code=2)
+    assert single.read_text() == before
+
+
 def test_show_writes_a_page_with_the_program_before_beside_it(pair, tmp_path):
     page = tmp_path / "p.html"
     assert call("show", pair, "--html", page, "--strategy", "data_parallel", "-n", 2) == f"wrote {page}\n"

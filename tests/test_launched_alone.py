@@ -76,10 +76,9 @@ def test_an_executor_that_trains_on_each_launched_rank_warns_once():
         (
             __file__,
             "Executor trains program main on one device, and the script was launched as 4 ranks (FLUIDX_RANK): each of them trains all of "
-            "it by itself. To train once, over all ranks: fx.CompiledProgram(main).with_data_parallel(loss_name=loss.name) is "
-            "what exe.run is given, or ParallelExecutor(t) of a program transpiled with "
-            "trainers=fx.world_size(); a process that is to train "
-            "alone sets FLUIDX_RANK=0 and FLUIDX_WORLD_SIZE=1",
+            "it by itself. To train once, over all ranks, give exe.run fx.CompiledProgram(main).with_data_parallel(loss_name=loss.name), "
+            "or make ParallelExecutor(t) of a program transpiled with trainers=fx.world_size(); a process that is to train alone sets "
+            "FLUIDX_RANK=0 and FLUIDX_WORLD_SIZE=1",
         )
     ]
 

@@ -129,6 +129,34 @@ def test_the_same_script_runs_on_threads(tmp_path):
     assert found["world_size"] == 3 and found["steps"] == one_device(np.ones((4, 2)))[0]
 
 
+ON_ONE_DEVICE = """
+import numpy as np
+import fluidx as fx
+
+x = fx.data("x", [-1, 2], "float32")
+loss = fx.layers.mean(fx.layers.fc(x, 1))
+fx.optimizer.SGD(0.1).minimize(loss)
+exe = fx.Executor()
+exe.run(fx.default_startup_program())
+exe.run(feed={"x": np.ones((4, 2), "float32")}, fetch_list=[loss])
+"""
+ON_RANKS = """
+t = fx.DistributeTranspiler("data_parallel").transpile(trainers=fx.world_size())
+with fx.ParallelExecutor(t) as ranks:
+    ranks.run_startup()
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks, script, named", [(3, ON_ONE_DEVICE, True), (1, ON_ONE_DEVICE, False), (3, ON_ONE_DEVICE + ON_RANKS, False)]
+)
+def test_a_script_that_uses_no_ranks_is_named(tmp_path, ranks, script, named):
+    (tmp_path / "train.py").write_text(script)
+    done = command("-n", ranks, tmp_path / "train.py")
+    assert done.returncode == 0
+    assert ("an Executor does not use the 3 ranks of -n. To use them, give exe.run fx.CompiledProgram(main)" in done.stderr) == named
+
+
 @pytest.mark.parametrize(
     "what, status, message",
     [

@@ -14,7 +14,13 @@ from ..ir.program import Program
 from .feeds import trains
 
 _ALONE = f"a process that is to train alone sets {launched.RANK}=0 and {launched.WORLD_SIZE}=1"
+_OVER_ALL = (
+    "give exe.run fx.CompiledProgram(main).with_data_parallel(loss_name=loss.name), "
+    "or make ParallelExecutor(t) of a program transpiled with trainers=fx.world_size()"
+)
 _warned = False
+_on_one_device: list[str] = []  # programs that an Executor trained, by what messages call them
+_most_ranks = 1  # of the executors that this process made
 
 
 def launched_as() -> Launched | None:
@@ -41,17 +47,34 @@ def joins() -> None:
     _warned = True
 
 
+def made_for(ranks: int) -> None:
+    """This process made an executor for so many ranks."""
+    global _most_ranks
+    _most_ranks = max(_most_ranks, ranks)
+
+
+def ignored(ranks: int) -> str:
+    """What to say of a script that was given so many ranks as threads, and trained on one device only; or ""."""
+    if ranks < 2 or _most_ranks > 1 or not _on_one_device:
+        return ""
+    trained = f"the script trained {_on_one_device[0]} on one device"
+    return f"{trained}: an Executor does not use the {ranks} ranks of -n. To use them, {_OVER_ALL}"
+
+
 def warn_of(program: Program) -> None:
     """Warn once, on rank 0, where an Executor of each launched rank trains a program by itself."""
     global _warned
-    if _warned or (there := launched_as()) is None or not trains(program):
+    if _warned or not trains(program):
+        return
+    there = launched_as()
+    if there is None:
+        if not _on_one_device:
+            _on_one_device.append(program.label())
         return
     _warned = True
     if there.rank == 0:
         warnings.warn(
             f"Executor trains {program.label()} on one device, and the script was launched as {there.world_size} ranks ({there.by}): each "
-            "of them trains all of it by itself. To train once, over all ranks: fx.CompiledProgram(main).with_data_parallel("
-            "loss_name=loss.name) is what exe.run is given, or ParallelExecutor(t) of a program transpiled with "
-            f"trainers=fx.world_size(); {_ALONE}",
+            f"of them trains all of it by itself. To train once, over all ranks, {_OVER_ALL}; {_ALONE}",
             stacklevel=5,
         )

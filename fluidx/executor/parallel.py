@@ -115,6 +115,7 @@ class ParallelExecutor(Held):
             raise ExecutionError(f"ParallelExecutor: timeout must be a number of seconds, got {type(timeout).__name__}: {timeout!r}")
         pairs = rank_programs(programs)
         self.world_size = n = len(pairs)
+        launched_alone.made_for(n)
         places = default_places(n) if places is None else as_places(places, n)
         if len(places) != n:
             how = f"; mpirun starts that many: fluidx run -n {n} --backend mpi" if any(isinstance(p, MpiPlace) for p in places) else ""

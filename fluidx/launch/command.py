@@ -11,7 +11,7 @@ from typing import Any
 
 from ..comm import mpirun
 from ..comm.nursery import open_closed
-from ..executor import gpus
+from ..executor import gpus, launched_alone
 from ..ir.errors import ExecutionError
 from . import launcher
 from .metrics import Log, heard
@@ -72,6 +72,8 @@ def run(
         use_threads(ranks)
         with heard(hear):
             run_script(script, args, module)
+        if ranks is not None and (why := launched_alone.ignored(ranks)):
+            say(f"fluidx run: {why}")
     return 0
 
 

@@ -419,7 +419,7 @@ def test_train_does_not_write_over_what_it_reads(digits, output):
     output = output.format(folder=digits.name)
     before = (digits / output).read_bytes()
     code, said = train(digits, "--val", digits / "held.npz", output=output)
-    assert code == 2 and "would overwrite" in said and "give -o another name" in said
+    assert code == 2 and "would overwrite" in said and "give the output another name" in said
     assert (digits / output).read_bytes() == before
 
 
@@ -428,6 +428,11 @@ def test_run_does_not_write_over_what_it_reads(digits, output):
     np.save(digits / "x.npy", np.ones((2, 3), "float32"))
     code, said = fluidx("run", digits / "small.onnx", "-i", f"x={digits / 'x.npy'}", "-o", digits / output)
     assert code == 2 and "would overwrite" in said
+
+
+def test_train_on_more_ranks_than_a_step_has_examples_is_refused(digits):
+    code, said = train(digits, "--ranks", 9, "--batch", 8)
+    assert code == 2 and "--ranks 9 are more than the 8 examples of --batch" in said
 
 
 @pytest.mark.parametrize("data", ["small.onnx", "x.npy", "cut.npz"])
