@@ -322,7 +322,7 @@ class _Graph:
     def stored(self, name: str) -> Any:
         from onnx import numpy_helper
 
-        return numpy_helper.from_array(np.ascontiguousarray(self._value(name)), name)
+        return numpy_helper.from_array(np.asarray(self._value(name), order="C"), name)  # ascontiguousarray gives a number an axis
 
     def _value(self, name: str) -> np.ndarray:
         if self.executor is not None and hasattr(self.executor, "state"):

@@ -61,6 +61,8 @@ def test_what_is_a_constant_is_trained_on_demand_and_after_it_was_written_again(
     fx.Executor(fx.CPUPlace()).run(loaded.startup, scope=scope)
     fx.onnx.save(loaded.program, tmp_path / "again.onnx", fetches=loaded.fetches, scope=scope)
     assert sorted(trained(tmp_path / "again.onnx")) == ["s", "w"]
+    (written,) = (t for t in onnx.load(tmp_path / "again.onnx").graph.initializer if t.name == "s")
+    assert tuple(written.dims) == shape  # a state_dict of PyTorch takes no other
     with pytest.raises(OnnxError, match="also_train names 'scale', and no float in the model is called so; they are: s, w"):
         fx.onnx.load(model, also_train="scale")
 
