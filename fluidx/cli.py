@@ -465,7 +465,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--also-train", multiple=True, help="Train these constants too (name or pattern); see fluidx onnx info. Can be repeated.")
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
 @click.option("--shapes", type=_OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed for the order of the examples and new layers.")
+@click.option("--seed", type=click.IntRange(0), envvar="FLUIDX_SEED", default=0, show_default=True, help="Of the order and new layers.")
 def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any) -> None:
     """Train the model in FILE on several ranks, with proved rank programs, and write the trained ONNX model.
 
@@ -478,7 +478,7 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
         raise click.UsageError("--val and --val-split are two ways to say the same; give one of them")
     if isinstance(options["ranks"], int) and options["ranks"] > options["batch"]:
         raise click.UsageError(f"--ranks {options['ranks']} are more than the {options['batch']} examples of --batch")
-    os.environ.setdefault("FLUIDX_SEED", str(options["seed"]))
+    os.environ["FLUIDX_SEED"] = str(options["seed"])
     train(file, data, Training(shapes=shapes or {}, **options), output, click.echo)
 
 

@@ -247,6 +247,18 @@ def test_train_writes_a_model_that_has_learnt(digits):
     assert (found.argmax(axis=1) == data["label"]).mean() > 0.9
 
 
+def test_the_option_seed_counts_before_the_environment(digits, monkeypatch):
+    def written(*args, environment):
+        monkeypatch.setenv("FLUIDX_SEED", environment)
+        code, said = train(digits, "--epochs", 1, "--head", 3, *args)
+        assert code == 0, said
+        return (digits / "trained.onnx").read_bytes()
+
+    five = written("--seed", "5", environment="5")
+    assert written("--seed", "5", environment="9") == five == written(environment="5")
+    assert written(environment="9") != five
+
+
 def test_train_on_ranks_gives_what_one_rank_gives(digits):
     for ranks in (1, 3):
         assert train(digits, "--epochs", 2, "--optimizer", "momentum", "-n", ranks, output=f"{ranks}.onnx")[0] == 0
