@@ -14,6 +14,7 @@ from typing import NamedTuple, TextIO, TypeVar
 
 _T = TypeVar("_T")
 _PREFIX = "FLUIDX_"
+_OF_TESTS = "FLUIDX_TEST_"  # handed to ranks on other hosts as every variable of the prefix is
 _NEAR = 0.65  # from what share of common letters a name is taken for a misspelling of another
 _looked = False  # at what nothing reads, and said so
 
@@ -92,7 +93,8 @@ def unknown(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     {'FLUIDX_TIMEOUTS': 'fluidx has no such variable; did you mean FLUIDX_TIMEOUT?'}
     """
     known = {row.name.removeprefix(_PREFIX): row.name for row in describe()}
-    found = [n for n in sorted(environ) if n.startswith(_PREFIX) and n.removeprefix(_PREFIX) not in known and environ[n]]
+    ours = [n for n in sorted(environ) if n.startswith(_PREFIX) and not n.startswith(_OF_TESTS)]
+    found = [n for n in ours if n.removeprefix(_PREFIX) not in known and environ[n]]
     if not found:
         return {}
     from difflib import get_close_matches

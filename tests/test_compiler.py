@@ -168,7 +168,7 @@ def test_a_graph_that_would_be_drawn_is_not_and_a_warning_says_what_draws_it():
     options.debug_graphviz_path = "graph.dot"
     exe, scope = fx.Executor(), fx.Scope()
     exe.run(model.startup, scope=scope)
-    with pytest.warns(UserWarning, match="fluidx.view.draw"):
+    with pytest.warns(UserWarning, match="fluidx.view.html"):
         exe.run(compiled(model, build_strategy=options), feed=model.feed(4), fetch_list=[model.loss], scope=scope)
 
 

@@ -23,7 +23,7 @@ def throw(error):
 
 def note():
     """Say when it happens, where somebody wants to know that."""
-    if path := os.environ.get("FLUIDX_FAULTY_NOTE"):
+    if path := os.environ.get("FLUIDX_TEST_NOTE"):
         with open(path, "w") as f:
             f.write(str(time.monotonic()))
 

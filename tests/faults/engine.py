@@ -26,7 +26,7 @@ from tests.comm.hosts import two_hosts
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("script.py")
 LINE = next(k for k, line in enumerate(SCRIPT.read_text().splitlines(), 1) if line.endswith("# THE LINE"))
-MARK = "FLUIDX_FAULTS_MARK"
+MARK = "FLUIDX_TEST_MARK"
 DEADLINE, MORE = 3.0, 5.0  # seconds that ranks wait for one another, and what everything may take beyond
 STARTS = 90.0  # seconds that a run has to come to its fault in, on a machine that is busy
 
@@ -110,7 +110,7 @@ def run(fault: Fault) -> Outcome:
         own, note, log = (folder / name for name in ("tmp", "note", "log"))
         own.mkdir()
         environ |= {
-            MARK: mark, "TMPDIR": str(own), "FLUIDX_FAULTY_NOTE": str(note), "PYTHONPATH": str(ROOT),
+            MARK: mark, "TMPDIR": str(own), "FLUIDX_TEST_NOTE": str(note), "PYTHONPATH": str(ROOT),
             "FLUIDX_TIMEOUT": f"{STARTS if fault.body == 'hosts' else DEADLINE:g}",  # there it is for how long ranks may take to begin too
             "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip

@@ -109,5 +109,5 @@ def test_loops_that_are_written_out_are_bounded(read, monkeypatch):
         }""")
     read(model)
     monkeypatch.setattr(limits, "OPERATORS", 50)
-    with pytest.raises(fx.onnx.OnnxError, match="the program has more than 50 operators here; loops with many rounds"):
+    with pytest.raises(fx.onnx.OnnxError, match="the program has more than 50 operators here, because loops and functions are unrolled"):
         read(model)

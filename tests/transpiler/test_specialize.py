@@ -115,7 +115,7 @@ def test_a_message_is_at_most_4_mib():
     assert sum(received) == 12_000_000 and max(received) <= 4 * 2**20
 
 
-@pytest.mark.parametrize("strategy", fx.strategies.CATALOGUE)
+@pytest.mark.parametrize("strategy", [name for name in fx.strategies.CATALOGUE if name != "pipeline"])  # its stages are marked
 @pytest.mark.parametrize("trainers", [2, fx.Cluster(2, 2)], ids=str)
 def test_rank_programs_read_back_from_their_text_run_by_themselves(strategy, trainers):
     if strategy == "rails" and trainers == 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
 from pathlib import Path
@@ -241,17 +240,3 @@ def test_ranks_that_differ_in_attributes_alone_are_alike_up_to_these():
     text = 'program net {{\n  rank {0}\n  group dp = [0, 1]\n  data %x: f32[3]\nforward:\n  send(%x) {{group="dp", peer={1}}}\n}}\n'
     (view,), _ = views_of([fx.Program.parse_from_string(text.format(k, 1 - k)) for k in (0, 1)])
     assert (view.title, view.note) == ("rank 0 (rank 1 alike)", "alike up to peer")
-
-
-def test_every_file_that_is_no_module_is_in_the_wheel():
-    root = Path(fx.__file__).parent
-    config = configparser.ConfigParser()
-    config.read(root.parent / "setup.cfg", encoding="utf-8")
-    data = {
-        path
-        for package, patterns in config["options.package_data"].items()
-        for pattern in patterns.split(",")
-        for path in root.parent.joinpath(*package.split(".")).glob(pattern.strip())
-    }
-    files = {p for p in (root / "view").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
-    assert files and files <= data

@@ -150,7 +150,7 @@ def test_programs_without_operators_and_with_loops_are_drawn(seen):
 
 def test_micro_batches_are_joined_to_their_backward(seen):
     main, startup = residual(2)
-    t = fx.DistributeTranspiler(fx.strategies.pipeline(3, "1f1b"))
+    t = fx.DistributeTranspiler(fx.strategies.micro_batches(3))
     t.transpile(program=main, startup_program=startup, trainers=2)
     found = seen(
         t,

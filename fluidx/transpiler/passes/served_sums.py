@@ -64,8 +64,8 @@ class SumOnServers(Pass):
         ops = [op for block in main.blocks[1:] for op in block.oplist if opdef(op.type).effect is Effect.COLLECTIVE]
         if ops:
             raise TranspileError(
-                f"op {ops[0].type} stands in a block, and servers do not know when that runs; data_parallel() takes such programs, and "
-                f"micro_batches(k, of=reduction_servers()) adds gradients up over parts of a batch{where(ops[0])}"
+                f"op {ops[0].type} is in a sub-block, and servers do not know when it runs; data_parallel() takes such programs, and "
+                f"micro_batches(k, of=reduction_servers()) accumulates gradients{where(ops[0])}"
             )
 
     def _served(self, writer: Writer, op: Operator) -> bool:
