@@ -136,7 +136,7 @@ def beside_plan(model: str, layout: str) -> dict[str, Any]:
 
     import fluidx as fx
     from fluidx import native
-    from fluidx.executor.dry import dry_plan
+    from fluidx.executor.plan.dry_run import dry_plan
 
     m = _models.fluidx_model(_models.case(model), True, layout)
     plan = dry_plan(m.main, {name: a.shape for name, a in m.feed.items()}, fetch=[m.result.name])

@@ -24,8 +24,8 @@ import numpy as np
 from _common import Log, option, ratio, show
 
 from fluidx import native
-from fluidx.comm import mpirun
-from fluidx.comm.mpi import why_not
+from fluidx.comm.mpi import mpirun
+from fluidx.comm.mpi.world import why_not
 from fluidx.native import shared
 from fluidx.testing import each_rank
 from fluidx.testing.mpi import Job

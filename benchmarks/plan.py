@@ -19,10 +19,10 @@ from _models import TRAINED, case, fluidx_model
 from build import LENGTH, WIDTH, deep_mlp, transformer
 
 import fluidx as fx
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
 from fluidx.executor.feeds import check_feed, feed_types
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.run.bind import bind
 
 DEEP = {"deep_mlp": (deep_mlp, 200, (WIDTH,)), "transformer": (transformer, 20, (LENGTH, WIDTH))}
 

@@ -23,7 +23,7 @@ from _models import NETS, case, fluidx_model, start
 
 import fluidx as fx
 from fluidx.executor.context import RunContext
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
 from fluidx.ir import TensorType, opdef
 from fluidx.ops import kernels
 from fluidx.ops.shared.types import empties

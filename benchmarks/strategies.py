@@ -27,7 +27,7 @@ from _models import case, fluidx_model
 from _shapes import MODELS
 
 import fluidx as fx
-from fluidx.transpiler import roots
+from fluidx.transpiler.placement import roots
 
 RANKS, MB = 4, 1e6
 S = fx.strategies

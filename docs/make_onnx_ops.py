@@ -10,7 +10,7 @@ from collections import defaultdict
 from fluidx.ir.opdef import all_ops
 from fluidx.onnx import faces, known
 from fluidx.onnx.faces import FACES, HOSTS
-from fluidx.onnx.form import domain_of
+from fluidx.onnx.normalize import domain_of
 from fluidx.onnx.registry import Known
 from fluidx.testing.alone import in_onnx
 

@@ -10,7 +10,7 @@ from one_weight import OneWeight
 
 import fluidx as fx
 from fluidx.ir import Operator, Role, Shard
-from fluidx.transpiler.slots import SCHEDULES, slots
+from fluidx.transpiler.scheduling.pipeline_schedules import SCHEDULES, slots
 from fluidx.transpiler.specialize import Specializer
 from fluidx.view.draw import draw, draw_before_after
 from fluidx.view.draw.svg import COLOURS, STYLE

@@ -53,7 +53,7 @@ from .param_attr import ParamAttr
 if TYPE_CHECKING:
     from . import backward, clip, initializer, io, lr_scheduler, mixed_precision, nets, onnx, optimizer, regularizer, rewrite
     from .backward import append_backward, gradients
-    from .comm.launched import rank, world_size
+    from .comm.launch_environment import rank, world_size
     from .data_feeder import DataFeeder
     from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope, scope_guard
     from .inference import InferenceTranspiler
@@ -68,7 +68,7 @@ _LAZY = {
     "CPUPlace": "executor", "CUDAPlace": "executor", "Executor": "executor", "ParallelExecutor": "compiler", "Scope": "executor",
     "CUDAPinnedPlace": "executor", "cpu_places": "executor", "cuda_pinned_places": "executor", "cuda_places": "executor",
     "global_scope": "executor", "scope_guard": "executor",
-    "mpi_places": "executor", "process_places": "executor", "rank": "comm.launched", "world_size": "comm.launched",
+    "mpi_places": "executor", "process_places": "executor", "rank": "comm.launch_environment", "world_size": "comm.launch_environment",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
     "InferenceTranspiler": "inference", "tune": "tuning",

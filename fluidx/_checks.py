@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .ir import nearest
-from .ir.site import wrong
+from .ir.source_location import wrong
 
 
 def whole(owner: str, name: str, value: Any, least: int | None = None) -> int:

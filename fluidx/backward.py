@@ -15,7 +15,6 @@ from typing import Any
 
 from ._checks import wrong
 from ._collector import collections_paused
-from .checkpoints import at_variables, automatic
 from .ir import (
     ANY,
     OPS,
@@ -34,11 +33,12 @@ from .ir import (
     nearest,
     opdef,
 )
-from .ir.bodies import runs_bodies
 from .ir.flow import listed
-from .ir.memories import elements_read
+from .ir.memory_spaces import elements_read
 from .ir.operator import rename_slots
+from .ir.sub_blocks import runs_bodies
 from .ir.valuetypes import SequenceType
+from .recompute_segments import at_variables, automatic
 
 _KEPT = (Effect.HOST, Effect.COLLECTIVE, Effect.P2P)  # operators that recompute must not run twice
 _SUMMED_BY = {SequenceType: "sequence_sum"}  # the op that adds up gradients of a type; that of tensors is sum

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from . import _state
 from ._checks import whole
-from ._files import MANIFEST, CheckpointError, Elsewhere, Manifest, Write, manifest_of, place_of, reading, settle, written
-from ._safetensors import ArrayFile, arrays_in
-from ._saves import Made, Save
-from ._state import persistables, program_or_default
-from ._texts import CONSTANTS, checked_extra, load_constants, parsed, path_of, read_text, save_program
 from ._version import __version__
+from .files import state
+from .files.atomic import MANIFEST, CheckpointError, Elsewhere, Manifest, Write, manifest_of, place_of, reading, settle, written
+from .files.program_text import CONSTANTS, checked_extra, load_constants, parsed, path_of, read_text, save_program
+from .files.safetensors import ArrayFile, arrays_in
+from .files.save import Made, Save
+from .files.state import persistables, program_or_default
 from .ir import FluidxError, ParseError, Program, Var
 from .ir.jsonform import from_json, to_json
 from .ir.parts import coords_of, holds, join
@@ -55,15 +55,15 @@ def save_shards(program: Program | None, folder: Any, executor: Any = None, extr
 
 def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any] | None, copies: bool = False, **then: Any) -> Save:
     """A checkpoint to be written: of the values that there are now, where these are `copies`."""
-    group = _state.group(executor)
+    group = state.group(executor)
 
     def make() -> Made:
-        files = _files_of_ranks(_state.parts(program, executor), executor, copies)
-        layout = _state.layout(program, executor)
+        files = _files_of_ranks(state.parts(program, executor), executor, copies)
+        layout = state.layout(program, executor)
         about = {
             "fluidx": __version__,
-            "world_size": _state.world_size(executor),
-            "step": _state.step(program, executor),
+            "world_size": state.world_size(executor),
+            "step": state.step(program, executor),
             "layout": to_json(layout),
             "extra": checked_extra(extra),
         }
@@ -80,7 +80,7 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
 
 def _files_of_ranks(held: Mapping[int, Mapping[str, np.ndarray]], executor: Any, copies: bool) -> dict[str, Write | Elsewhere]:
     """The files of what ranks hold. Where the executor's ranks are processes each writes its own."""
-    asides = _state.asides(executor, f"{__name__}:write_part", {r: list(of) for r, of in held.items()}, copies)
+    asides = state.asides(executor, f"{__name__}:write_part", {r: list(of) for r, of in held.items()}, copies)
     files: dict[str, Write | Elsewhere] = {}
     for r, of in held.items():
         name, aside = _file_of(r), asides.get(r)
@@ -166,25 +166,25 @@ def load_shards(program: Program | None, folder: Any, executor: Any = None, only
             found = _Shards(folder, stack.enter_context(reading(folder, settled=True)), stack)
             return found, list(_wanted(found, program, executor, only))
 
-        _state.made_by_all(executor, _LOADS, lambda: settle(folder))
-        shards, wanted = _state.made_by_all(executor, _LOADS, opened)
-        stack.enter_context(_state.settled(executor))
+        state.made_by_all(executor, _LOADS, lambda: settle(folder))
+        shards, wanted = state.made_by_all(executor, _LOADS, opened)
+        stack.enter_context(state.settled(executor))
         for var, alike in wanted:
             if alike and hasattr(executor, "set_parts"):
                 executor.set_parts(var.name, shards.parts(var.name))
             else:
-                _state.put(executor, var.name, shards.value(var.name))
+                state.put(executor, var.name, shards.value(var.name))
         if only is None:
-            _state.set_step(program, executor, shards.step())
+            state.set_step(program, executor, shards.step())
         return dict(shards.about.get("extra") or {})
 
 
 def _wanted(shards: _Shards, program: Program, executor: Any, only: Sequence[Var] | None) -> Iterator[tuple[Var, bool]]:
     """The variables that are to get values, and whether ranks hold their parts as the checkpoint does."""
-    layout = _state.layout(program, executor)
+    layout = state.layout(program, executor)
     must = {d.name for d in (persistables(program) if only is None else only)}
     if only is None:
-        _state.check_state(shards.folder, persistables(program), shards.layout.global_block().descs, PARAMETERS_ONLY)
+        state.check_state(shards.folder, persistables(program), shards.layout.global_block().descs, PARAMETERS_ONLY)
     for var in layout.global_block().descs.values():
         found = shards.var(var.name)
         if found is None and var.name in must:
@@ -279,13 +279,13 @@ class CheckpointManager:
     def restore(self, program: Program | None = None, executor: Any = None, step: int | None = None) -> dict[str, Any] | None:
         """`load_shards` of the newest checkpoint, or of a step; None where there is no checkpoint yet."""
         self.wait()
-        found = _state.told_by_first(executor, _LOADS, lambda: self._found(step))
+        found = state.told_by_first(executor, _LOADS, lambda: self._found(step))
         if found is None:
             return None
         try:
             return load_shards(program, self._path(found), executor)
         except CheckpointError as e:
-            there = _state.told_by_first(executor, _LOADS, self.steps)
+            there = state.told_by_first(executor, _LOADS, self.steps)
             if step is None and found not in there:  # who saves here has removed it meanwhile, for a newer one
                 return self.restore(program, executor)
             older = [s for s in there if s < found]

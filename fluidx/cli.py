@@ -190,22 +190,22 @@ def trace(
 
     Options come before SCRIPT; everything after it is passed to the script.
     """
-    from .launch import command, traced
+    from .launch import command, trace
 
     if not output.resolve().parent.is_dir():
         raise click.UsageError(f"cannot write {output}: the folder {output.resolve().parent} does not exist")
     try:
-        status = traced.trace(script, args, ranks, backend, partial(click.echo, err=True), str(output), steps, by, limit)
+        status = trace.trace(script, args, ranks, backend, partial(click.echo, err=True), str(output), steps, by, limit)
     except command.OptionError as e:
         raise click.UsageError(str(e)) from None
-    except traced.TraceError as e:
+    except trace.TraceError as e:
         raise click.ClickException(str(e)) from None
     raise SystemExit(status)
 
 
 def _read(*paths: str) -> list[Any]:
     """A program, or a pair with startup, from each text or JSON file. Constants stored next to one file serve all."""
-    from ._texts import constants_beside
+    from .files.program_text import constants_beside
 
     constants = {digest: a for path in paths for digest, a in constants_beside(path).items()}
     return [_parsed(path, constants) for path in paths]
@@ -295,8 +295,8 @@ def show(
 
 def _plan(program: Any, feed: Any, batch: int | None, fetch: str | None) -> str:
     """The plan as text, with its cost below."""
-    from .executor.cost import total
-    from .executor.dry import dry_plan
+    from .executor.plan.cost import total
+    from .executor.plan.dry_run import dry_plan
     from .ir.errors import FeedError
 
     if program.rank is None and program.world_size > 1:
@@ -385,7 +385,7 @@ def _check_output(output: Path | None, *read: str | Path | None) -> None:
 @click.pass_context
 def onnx(ctx: click.Context) -> None:
     """Inspect, check, run and train ONNX models (needs fluidx[onnx])."""
-    from .ir.site import by_command
+    from .ir.source_location import by_command
 
     ctx.with_resource(by_command())
 

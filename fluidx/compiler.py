@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ._checks import wrong
-from ._state import persistables, put_all
-from .comm.launched import world_size
-from .comm.member import member
+from .comm.launch_environment import world_size
+from .comm.launched_rank import member
 from .executor import CPUPlace, CUDAPlace, Executor, ParallelExecutor, Scope, cpu_places, cuda_places, global_scope
-from .executor import parallel as _parallel
 from .executor.feeds import joined_feed, read_feed
+from .executor.ranks import parallel_executor as _parallel
+from .files.state import persistables, put_all
 from .ir import ANY, Builder, NotInitializedError, Program, Variable, default_main_program, nearest
 from .transpiler import DistributeTranspiler, Strategy, strategies
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .executor import CPUPlace, CUDAPinnedPlace, CUDAPlace, Scope
-from .executor.place import cuda_device_count, is_compiled_with_cuda
+from .executor.places import cuda_device_count, is_compiled_with_cuda
 from .fluid_names import module_getattr
 from .ir import EOFException
 

@@ -10,9 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from . import __version__, config, native
-from .comm import mpi, mpirun, nccl
+from .comm import nccl
 from .comm.base import CommError
-from .executor.place import CUDAPlace, array_module
+from .comm.mpi import mpirun
+from .comm.mpi import world as mpi
+from .executor.places import CUDAPlace, array_module
 from .ir.errors import FluidxError
 
 # what decides the threads of a BLAS

@@ -13,7 +13,7 @@ import numpy as np
 from . import layers, optimizer
 from .config import show_progress
 from .executor import Executor, ParallelExecutor
-from .executor.place import CPUPlace, cpu_places, process_places
+from .executor.places import CPUPlace, cpu_places, process_places
 from .executor.scope import Scope
 from .ir import ANY, Variable, program_guard, unique_name
 from .ir.dtypes import kept, np_dtype
@@ -21,8 +21,8 @@ from .ir.errors import nearest
 from .onnx.arrays import read_arrays
 from .onnx.errors import OnnxError
 from .onnx.export import save
-from .onnx.form import initialized
 from .onnx.model import OnnxModel, load
+from .onnx.normalize import initialized
 from .onnx.roles import sharing
 from .onnx.training import set_training
 from .regularizer import L2Decay

@@ -10,7 +10,7 @@ import numpy as np
 
 from ._checks import wrong
 from .executor import cpu_places, cuda_pinned_places, cuda_places
-from .executor.place import is_compiled_with_cuda
+from .executor.places import is_compiled_with_cuda
 from .fluid_names import module_getattr
 from .ir import (
     Block,

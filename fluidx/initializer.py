@@ -29,7 +29,7 @@ def derive_seed(program: Program, name: str) -> int:
     >>> derive_seed(p, "fc_0.w_0") == derive_seed(Program(), "fc_0.w_0") != derive_seed(p, "fc_1.w_0")
     True
     """
-    from .comm.launched import seed
+    from .comm.launch_environment import seed
 
     return zlib.crc32(f"{program.random_seed or seed()}:{name}".encode()) or 1
 

@@ -18,10 +18,10 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from ._checks import wrong
-from ._files import MANIFEST, Write, place_of, reading, write_together
-from ._safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
-from ._state import check_state, get, made_by_all, persistables, program_or_default, put_all, set_step, step, told_by_first
-from ._texts import (
+from .checkpoint import PARAMETERS_ONLY, CheckpointManager, consolidate, is_checkpoint, load_shards, save_shards
+from .data_loader import DataLoader, PyReader
+from .files.atomic import MANIFEST, Write, place_of, reading, write_together
+from .files.program_text import (
     CONSTANTS,
     SUFFIX,
     constants_in,
@@ -34,12 +34,12 @@ from ._texts import (
     save_text,
     with_suffix,
 )  # fmt: skip
-from .checkpoint import PARAMETERS_ONLY, CheckpointManager, consolidate, is_checkpoint, load_shards, save_shards
-from .data_loader import DataLoader, PyReader
+from .files.safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
+from .files.state import check_state, get, made_by_all, persistables, program_or_default, put_all, set_step, step, told_by_first
 from .fluid_names import module_getattr
 from .ir import Parameter, Program, TensorType, Var, Variable, as_dtype, flow
-from .ir.bodies import copy_op
 from .ir.constants import is_digest
+from .ir.sub_blocks import copy_op
 from .readers import (
     ComposeNotAligned,
     batch,

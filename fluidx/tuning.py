@@ -12,9 +12,9 @@ from itertools import product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from .comm.launched import rank, world_size
-from .executor.parallel import ParallelExecutor
-from .executor.place import Place
+from .comm.launch_environment import rank, world_size
+from .executor.places import Place
+from .executor.ranks.parallel_executor import ParallelExecutor
 from .ir.errors import FluidxError, TranspileError
 from .ir.program import Program
 from .transpiler import strategies

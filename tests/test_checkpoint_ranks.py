@@ -15,9 +15,9 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.aside import Aside
+from fluidx.executor.ranks.background_writer import Aside
 from fluidx.io import CheckpointError, CheckpointManager
-from fluidx.launch import launcher
+from fluidx.launch import process_job
 from fluidx.native import shared
 
 from . import checkpoint_script as script
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reas
 def launched(folder, what, ranks=2, status=0, said=None, **how):
     """What each rank found and wrote, or what the launcher said."""
     said = [] if said is None else said
-    ended = launcher.run(script.__file__, [what, str(folder)], ranks, say=said.append, timeout=10.0, **how)
+    ended = process_job.run(script.__file__, [what, str(folder)], ranks, say=said.append, timeout=10.0, **how)
     assert ended == status, said
     return said if status else [json.loads((folder / f"{r}.json").read_text()) for r in range(ranks) if (folder / f"{r}.json").exists()]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fluidx as fx
-from fluidx.executor.plan import Plan
+from fluidx.executor.plan.records import Plan
 from fluidx.transpiler.passes.broadcast import BroadcastStartup
 from fluidx.transpiler.strategies import CATALOGUE, Common
 

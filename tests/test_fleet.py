@@ -8,7 +8,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.launch import launcher
+from fluidx.launch import process_job
 from fluidx.native import shared
 
 SCRIPT = str(Path(__file__).with_name("fleet_script.py"))
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reas
 
 def launched(tmp_path, what="", ranks=2):
     said = []
-    found = launcher.run(SCRIPT, [str(tmp_path), what], ranks, say=said.append, timeout=20.0)
+    found = process_job.run(SCRIPT, [str(tmp_path), what], ranks, say=said.append, timeout=20.0)
     assert found == 0, said
     return [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(ranks)]
 

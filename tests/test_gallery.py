@@ -12,7 +12,7 @@ import pytest
 import fluidx as fx
 from fluidx.ir.parts import coords_of, holds, local_type
 from fluidx.transpiler.cluster import SERVERS
-from fluidx.transpiler.slots import SCHEDULES
+from fluidx.transpiler.scheduling.pipeline_schedules import SCHEDULES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 ROWS = 8  # of a batch; the ranks of the gallery cut it evenly

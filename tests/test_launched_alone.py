@@ -8,7 +8,7 @@ import pytest
 import fluidx as fx
 from fluidx import native
 from fluidx.executor import launched_alone
-from fluidx.launch import launcher
+from fluidx.launch import process_job
 from fluidx.native import shared
 
 L = fx.layers
@@ -114,4 +114,4 @@ exe.run(feed=feed, fetch_list=[loss])  # beside: this rank's own
 def test_a_script_that_trains_over_the_ranks_is_not_warned(tmp_path):
     (script := tmp_path / "script.py").write_text(SCRIPT)
     said = []
-    assert launcher.run(str(script), [], 2, say=said.append, timeout=20.0) == 0, said
+    assert process_job.run(str(script), [], 2, say=said.append, timeout=20.0) == 0, said

@@ -3,7 +3,7 @@
 import pytest
 
 from fluidx import native
-from fluidx.launch import launcher
+from fluidx.launch import process_job
 from fluidx.native import shared
 
 pytestmark = pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reason="processes need the C kernels and shared memory")
@@ -30,7 +30,7 @@ with fx.ParallelExecutor(t) as exe:
 def launched(tmp_path, script, *args, ranks=3):
     (file := tmp_path / "script.py").write_text(script)
     said = []
-    return launcher.run(str(file), [str(a) for a in args], ranks, say=said.append, timeout=20.0), "\n".join(said)
+    return process_job.run(str(file), [str(a) for a in args], ranks, say=said.append, timeout=20.0), "\n".join(said)
 
 
 @pytest.mark.parametrize("step", [0, 3])

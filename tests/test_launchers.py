@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from fluidx import native
-from fluidx.comm import mpirun, nursery
-from fluidx.comm.launched import found
+from fluidx.comm import process_spawner
+from fluidx.comm.launch_environment import found
+from fluidx.comm.mpi import mpirun
 from fluidx.config import ConfigError
-from fluidx.launch.far import Far, Words, lines, unreachable
+from fluidx.launch.remote_hosts import Far, Words, lines, unreachable
 from fluidx.launch.report import Failure, report
 from fluidx.native import shared
 from tests.test_run import SCRIPT, one_device
@@ -88,7 +89,7 @@ def by_hand(tmp_path, ranks, of, what="", **environ):
         own = {"RANK": str(rank), "WORLD_SIZE": str(of), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tmp_path), **environ}
         given = {"environ": own, "script": SCRIPT, "args": ["zero1", str(tmp_path), what]}
         with (tmp_path / f"{rank}.out").open("w") as out, (tmp_path / f"{rank}.err").open("w") as err:
-            started.append((rank, nursery.start("fluidx.testing.started:started", given, [out.fileno(), err.fileno()])))
+            started.append((rank, process_spawner.start("fluidx.testing.started:started", given, [out.fileno(), err.fileno()])))
     found = []
     for rank, process in started:
         process.channel.sock.settimeout(30)

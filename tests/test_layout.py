@@ -27,23 +27,20 @@ ARROWS = {
     "tuning": ("ir", "comm", "executor", "transpiler"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
     "io": (
-        "config", "ir", "ops", "executor", "checkpoint", "data_loader", "fluid_names", "readers", "_checks", "_files", "_safetensors",
-        "_state", "_texts",
+        "config", "ir", "ops", "executor", "checkpoint", "data_loader", "fluid_names", "readers", "_checks", "files",
     ),
-    "compiler": ("ir", "comm", "executor", "transpiler", "_checks", "_state"),
+    "compiler": ("ir", "comm", "executor", "transpiler", "_checks", "files.state"),
     "core": ("ir", "executor", "fluid_names"),
     "framework": ("ir", "executor", "fluid_names", "_checks"),
-    "checkpoint": ("ir", "executor", "_checks", "_files", "_safetensors", "_saves", "_state", "_texts", "_version"),
-    "_saves": ("_files",),
-    "_state": ("ir", "executor", "_checks", "_files"),
-    "_texts": ("ir", "_checks", "_files", "_safetensors"),
+    "checkpoint": ("ir", "executor", "_checks", "_version", "files"),
+    "files": ("ir", "executor", "_checks"),
     "simulator": ("config", "ir", "ops"),
-    "onnx": ("_files", "_state", "_version", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
+    "onnx": ("_version", "files", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }
 # They tie the parts together, so they see everything.
 UNBOUND = {"__init__", "__main__", "cli", "demo", "doctor", "finetune", "incubate", "install_check", "launch", "testing"}
 # Everything else is what users write programs with (layers, backward, optimizer, ...): on ir and ops, and the seed of a job.
-WRITING = ("config", "ir", "ops", "comm.launched")
+WRITING = ("config", "ir", "ops", "comm.launch_environment")
 
 HEAVY = {"click", "cupy", "matplotlib", "mpi4py", "networkx", "onnx", "rich", "sklearn"}
 
@@ -59,13 +56,13 @@ def test_every_import_inside_fluidx_follows_the_arrows():
         ("ir/program.py", "from fluidx import config"),
         ("ir/program.py", "from .. import ops"),
         ("ir/program.py", "from fluidx import Program"),
-        ("comm/threads.py", "from ..ir.program import Program"),
+        ("comm/threads/communicator.py", "from ...ir.program import Program"),
         ("ops/collective.py", "from fluidx.comm import threads"),
         ("ops/collective.py", "def late():\n    from fluidx.layers import fc"),
         ("layers.py", "from .executor import plan"),
         ("transpiler/passes.py", "from fluidx.comm.base import Communicator"),
         ("ir/program.py", "from ..view import diff"),
-        ("verify/ranks.py", "from ..transpiler.cluster import Mesh"),
+        ("verify/verify_ranks.py", "from ..transpiler.cluster import Mesh"),
     ],
 )
 def test_an_arrow_that_points_up_is_found(tmp_path, importer, line):
@@ -76,10 +73,10 @@ def test_an_arrow_that_points_up_is_found(tmp_path, importer, line):
     "importer, line",
     [
         ("ir/program.py", "from . import errors\nimport numpy"),
-        ("comm/threads.py", "from fluidx.ir.errors import FluidxError\nfrom fluidx import config"),
+        ("comm/threads/communicator.py", "from fluidx.ir.errors import FluidxError\nfrom fluidx import config"),
         ("ops/collective.py", "from ..comm.base import Communicator\nfrom fluidx.comm import base"),
         ("layers.py", "from fluidx.ops import collective\nfrom . import optimizer"),
-        ("executor/plan.py", "from ..comm.threads import ThreadComm"),
+        ("executor/plan/records.py", "from ...comm.threads.communicator import ThreadComm"),
         ("transpiler/transpiler.py", "from ..verify import verify_ranks\nfrom ..view import diff"),
         ("testing/ranks.py", "import fluidx.executor\nfrom fluidx import Program"),
     ],
@@ -110,7 +107,7 @@ def test_a_question_for_the_array_module_is_found(tmp_path, source):
     assert len(module_forks(small_tree(tmp_path, "ops/collective.py", source))) == 1
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "io", "launch.script", "executor.rank"])
+@pytest.mark.parametrize("name", ["checkpoint", "io", "launch.rank_main", "executor.ranks.process_worker"])
 def test_a_module_can_be_the_first_to_be_imported(name):
     """As a rank's process does, which unpickles a function of the module."""
     done = subprocess.run([sys.executable, "-c", f"import fluidx.{name}"], cwd=ROOT, capture_output=True, text=True, timeout=100)
@@ -182,13 +179,16 @@ def is_module(root, name):
 
 def small_tree(root, importer, source):
     """Write a fluidx of empty modules, and one that holds `source`."""
-    names = "config ir/errors ir/program comm/base comm/threads ops/collective layers optimizer verify/ranks view/diff executor/plan"
+    names = (
+        "config ir/errors ir/program comm/base comm/threads/communicator ops/collective layers optimizer verify/verify_ranks view/diff "
+        "executor/plan/records"
+    )
     for name in names.split():
         path = root / "fluidx" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     path = root / "fluidx" / importer
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
     return root
 

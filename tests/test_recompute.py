@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.checkpoints import automatic
 from fluidx.ir import ProgramError
+from fluidx.recompute_segments import automatic
 
 L = fx.layers
 ROWS, WIDTH = 1024, 8

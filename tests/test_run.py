@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from fluidx import cli, native
-from fluidx.comm import mpirun
+from fluidx.comm.mpi import mpirun
 from fluidx.launch import command as run
-from fluidx.launch import launcher, report
+from fluidx.launch import process_job, report
 from fluidx.launch.metrics import Log, Told
 from fluidx.native import shared
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reas
 def launched(tmp_path, what="", strategy="data_parallel", ranks=2, status=0, timeout=10.0, **how):
     """What each rank of the script wrote down, and what the launcher said."""
     said = []
-    found = launcher.run(SCRIPT, [strategy, str(tmp_path), what], ranks, say=said.append, timeout=timeout, **how)
+    found = process_job.run(SCRIPT, [strategy, str(tmp_path), what], ranks, say=said.append, timeout=timeout, **how)
     assert found == status, said
     return [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(ranks) if (tmp_path / f"{r}.json").exists()], said
 
@@ -91,7 +91,7 @@ def test_what_a_rank_gave_at_last_stays_until_others_have_read_it(tmp_path):
     """One rank may have closed its executor, and work on, while another one still joins what both were to give."""
     script, said = tmp_path / "script.py", []
     script.write_text(LENT)
-    assert launcher.run(str(script), [str(tmp_path / "done")], 2, say=said.append, timeout=30.0) == 0, said
+    assert process_job.run(str(script), [str(tmp_path / "done")], 2, say=said.append, timeout=30.0) == 0, said
     assert (tmp_path / "done").exists()
 
 
@@ -114,11 +114,11 @@ def test_a_slow_rank_is_named_before_the_deadline(tmp_path, monkeypatch):
     """Rank 0 goes on when it sees that the launcher has said so: it writes nothing, and what the other one prints is not shown."""
     monkeypatch.setenv("FLUIDX_STALL_SECONDS", "0.05")
     (script := tmp_path / "slow.py").write_text(
-        "import pathlib, sys, time\nimport fluidx as fx\nfrom fluidx.comm.member import member\n"
+        "import pathlib, sys, time\nimport fluidx as fx\nfrom fluidx.comm.launched_rank import member\n"
         "while fx.rank() == 0 and not pathlib.Path(sys.argv[1]).exists():\n    time.sleep(0.01)\nmember().meet()\n"
     )
     said, go = [], tmp_path / "go"
-    assert launcher.run(str(script), [str(go)], 2, say=lambda text: (said.append(text), go.touch()), timeout=20) == 0
+    assert process_job.run(str(script), [str(go)], 2, say=lambda text: (said.append(text), go.touch()), timeout=20) == 0
     assert re.search(r"^fluidx run: rank 1 has waited 0.05 s in .*, rank 0 has not arrived; it goes on waiting$", said[0])
 
 
@@ -206,18 +206,18 @@ def test_who_is_started_again(lost, least, ranks, last):
 
         def run(self):
             gone = lost[len(started) - 1]
-            return launcher.Ended(bool(gone), "", bool(gone), gone)
+            return process_job.Ended(bool(gone), "", bool(gone), gone)
 
         def left(self):
             return {}
 
-    status = launcher.run(SCRIPT, [], 4, restarts=3, say=said.append, least=least, job=Job)
+    status = process_job.run(SCRIPT, [], 4, restarts=3, say=said.append, least=least, job=Job)
     assert (started, said[-1], status) == (ranks, f"fluidx run: {last}", int(len(started) < len(lost)))
 
 
 @pytest.mark.parametrize("what, ranks", [("raise", {1}), ("kill", {1}), ("leave", {1}), ("other feed", {0, 1})])
 def test_which_ranks_failed_by_themselves(tmp_path, what, ranks):
-    job = launcher.Job(SCRIPT, ["data_parallel", str(tmp_path), what], 2, timeout=1.0)
+    job = process_job.Job(SCRIPT, ["data_parallel", str(tmp_path), what], 2, timeout=1.0)
     assert job.run().lost == len(ranks) and report.lost(job.failures) == ranks
 
 
@@ -301,7 +301,7 @@ def test_a_module_with_options_of_its_own_and_only_its_part_of_the_traceback(pac
 def test_a_module_on_ranks_that_are_processes(package, monkeypatch, capfd):
     monkeypatch.chdir(package)
     said = []
-    assert launcher.run("package.train", ["--steps"], 2, say=said.append, timeout=10.0, module=True) == 1
+    assert process_job.run("package.train", ["--steps"], 2, say=said.append, timeout=10.0, module=True) == 1
     assert capfd.readouterr().out == "['--steps'] __main__\n" and re.match(r"fluidx run: rank \d: ZeroDivisionError", said[0])
 
 

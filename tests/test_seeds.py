@@ -7,8 +7,8 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.comm import launched
-from fluidx.launch import launcher
+from fluidx.comm import launch_environment
+from fluidx.launch import process_job
 from fluidx.native import shared
 
 SAID = r"fluidx: no seed: drew (\d+); set random_seed of the programs, or FLUIDX_SEED=\1 to repeat this run\n"
@@ -22,11 +22,11 @@ def new_process(monkeypatch):
     def begin(**environ):
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        launched._drawn.cache_clear()
+        launch_environment._drawn.cache_clear()
 
     begin()
     yield begin
-    launched._drawn.cache_clear()
+    launch_environment._drawn.cache_clear()
 
 
 def first_values(seed=0):
@@ -85,7 +85,7 @@ def test_ranks_of_a_job_have_one_seed_and_the_first_says_it(new_process, capsys)
 SCRIPT = """
 import sys
 import fluidx as fx
-from fluidx.comm.member import member
+from fluidx.comm.launched_rank import member
 
 fx.layers.fc(fx.data("x", [-1, 4], "float32"), 3)
 exe = fx.Executor()
@@ -104,6 +104,6 @@ def test_a_launched_job_keeps_its_seed_when_it_is_started_again(new_process, tmp
     (script := tmp_path / "script.py").write_text(SCRIPT)
     said = []
     for _ in range(2):
-        assert launcher.run(str(script), [str(tmp_path), "again"], 2, restarts=1, say=said.append, timeout=20.0) == 0, said
+        assert process_job.run(str(script), [str(tmp_path), "again"], 2, restarts=1, say=said.append, timeout=20.0) == 0, said
     one, restarted, other, again = (tmp_path / "values").read_text().splitlines()
     assert one == restarted != other == again

@@ -12,7 +12,7 @@ import fluidx as fx
 from fluidx import native
 from fluidx.executor import Scope
 from fluidx.ir import ProgramPair
-from fluidx.launch import launcher
+from fluidx.launch import process_job
 from fluidx.native import shared
 from fluidx.testing.models import classifier
 from fluidx.transpiler import Pass, strategies
@@ -194,7 +194,7 @@ def test_a_median_of_an_even_number_lies_between():
 @pytest.mark.skipif(bool(native.why_not() or shared.why_not()), reason="processes need the C kernels and shared memory")
 def test_ranks_that_each_run_the_script_go_by_the_times_of_rank_0(tmp_path):
     said = []
-    assert launcher.run(tuning_script, [str(tmp_path)], 2, say=said.append, timeout=10.0) == 0, said
+    assert process_job.run(tuning_script, [str(tmp_path)], 2, say=said.append, timeout=10.0) == 0, said
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [{"bucket_mb": 1}, [[1], [2]]]
     assert len((tmp_path / "log").read_text().splitlines()) == 3

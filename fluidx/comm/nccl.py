@@ -162,7 +162,7 @@ class NcclCommunicator:
     """One rank's communicator; implements comm.base.Communicator on CuPy arrays.
 
     Work goes to the communication stream, which waits for the compute stream by an event. The compute stream goes on meanwhile: the plan
-    says where it must wait (executor/streams.py).
+    says where it must wait (executor/plan/overlap_rules.py).
     """
 
     asynchronous = True

@@ -13,8 +13,8 @@ import numpy as np
 from .. import config, native
 from ..native.shared import Memory, SharedWorld, take
 from .base import CommAborted, Ranks
-from .native import Calls, NativeCommunicator, in_one_piece
-from .slots import Slot
+from .contribution import Slot
+from .threads.native_calls import Calls, NativeCommunicator, in_one_piece
 
 
 class ProcessWorld:

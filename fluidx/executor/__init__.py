@@ -1,8 +1,8 @@
 """Run programs: plans over preallocated buffers, on one device or on many ranks."""
 
 from .executor import Executor
-from .parallel import ParallelExecutor
-from .place import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places, cuda_places, mpi_places, process_places
+from .places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places, cuda_places, mpi_places, process_places
+from .ranks.parallel_executor import ParallelExecutor
 from .scope import Scope, global_scope, scope_guard
 
 __all__ = [

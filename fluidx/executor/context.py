@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..comm.base import Communicator, Ranks
-from ..ir.turns import seats
+from ..ir.time_axes import seats
 
 
 class RunContext:

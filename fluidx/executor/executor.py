@@ -13,15 +13,15 @@ from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError, explains_arguments
 from ..ir.program import Program
 from . import launched_alone
-from .bound import Bound
 from .context import RunContext
-from .cut import Cut, to_numpy
+from .dynamic.segment_cache import Kept, Maker
+from .dynamic.segmented_run import Cut, to_numpy
 from .feeds import check_feed, check_fetch, check_rows, check_sizes, feed_types, fetch_names, one_feed, read_feed, sizes_of
-from .maker import Kept, Maker
-from .outline import Outline
-from .place import CPUPlace, Place, array_module, as_place, using
+from .places import CPUPlace, Place, array_module, as_place, using
+from .plan.selection import Outline
+from .run.bound_plan import Bound
+from .run.observers import asked, listeners, look, tell
 from .scope import Scope, global_scope
-from .watch import asked, listeners, look, tell
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
 _MAX_SEGMENTS = 128  # plans of segments of programs that are cut
@@ -126,7 +126,7 @@ class Executor:
         outline = Outline.of(program, types, names)
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
         if program.groups:
-            from ..comm.threads import ThreadWorld
+            from ..comm.threads.communicator import ThreadWorld
 
             ctx.comm = ThreadWorld(1).communicator(0)
         ready = Maker(scope, ctx, self._xp, fuse, self._segments).ready(outline, types)

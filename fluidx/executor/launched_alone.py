@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ..comm import launched
-from ..comm.launched import Launched
-from ..comm.member import entered
+from ..comm import launch_environment
+from ..comm.launch_environment import Launched
+from ..comm.launched_rank import entered
 from ..ir.errors import ExecutionError
 from ..ir.program import Program
 from .feeds import trains
 
-_ALONE = f"a process that is to train alone sets {launched.RANK}=0 and {launched.WORLD_SIZE}=1"
+_ALONE = f"a process that is to train alone sets {launch_environment.RANK}=0 and {launch_environment.WORLD_SIZE}=1"
 _OVER_ALL = (
     "give exe.run fx.CompiledProgram(main).with_data_parallel(loss_name=loss.name), "
     "or make ParallelExecutor(t) of a program transpiled with trainers=fx.world_size()"
@@ -25,7 +25,7 @@ _most_ranks = 1  # of the executors that this process made
 
 def launched_as() -> Launched | None:
     """What this process is one of several ranks of, if it is. It need not have met the others."""
-    there = found.launched if (found := entered()) is not None else launched.found()
+    there = found.launched if (found := entered()) is not None else launch_environment.found()
     return there if there is not None and there.world_size > 1 else None
 
 

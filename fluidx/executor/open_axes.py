@@ -16,10 +16,10 @@ from ..ir.operator import Operator
 from ..ir.program import Block
 from ..ir.sizes import Sizes as OpenSizes
 from ..ir.types import ANY, TensorType
-from .told import where
+from .error_text import where
 
 if TYPE_CHECKING:
-    from .outline import Outline
+    from .plan.selection import Outline
 
 
 class _Axis(NamedTuple):

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..ir.errors import FeedError, nearest
-from .memory import copied, fetched, put
+from .plan.allocation import copied, fetched, put
 
 
 class ScopeTensor:

@@ -21,11 +21,11 @@ from .opdef import OPS, Effect, OpDef, Required, Sample, all_ops, opdef
 from .operator import BlockRef, Operator, Role
 from .parser import parse_pair
 from .program import Block, Program, ProgramPair
-from .records import Var
-from .site import Site, name_scope
+from .source_location import Site, name_scope
 from .text import excerpt
 from .types import ANY, REPLICATE, At, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
 from .valuetypes import AnyRankType, MapType, OptionalType, SequenceType
+from .var import Var
 from .variable import Parameter, Variable
 
 __all__ = [

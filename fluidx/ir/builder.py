@@ -11,8 +11,8 @@ from .errors import nearest
 from .opdef import opdef
 from .operator import Operator, Role
 from .program import Block, names_of
-from .site import Site, wrong
 from .sizes import Sizes
+from .source_location import Site, wrong
 
 
 class Builder:

@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .bodies import bodies, check_body, runs_bodies
 from .errors import ProgramError
 from .opdef import Effect, opdef
 from .operator import Operator
+from .sub_blocks import bodies, check_body, runs_bodies
 
 if TYPE_CHECKING:
     from .opdef import OpDef

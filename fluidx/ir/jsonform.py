@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from .bodies import check_body
 from .constants import Array, Given
 from .dtypes import FULL, SHORT
 from .errors import ParseError, ProgramError
@@ -18,11 +17,12 @@ from .operator import BlockRef, Operator, Role
 from .parser import MAX_INDEX, MAX_INT, MAX_NESTING
 from .parts import REDUCE
 from .program import Block, Program, ProgramPair
-from .records import VAR_ATTRS, Var
+from .sub_blocks import check_body
 from .text import FLAGS
-from .turns import MAX_TURNS
+from .time_axes import MAX_TURNS
 from .types import At, Dim, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 from .valuetypes import MAX_SIZE, ValueType, read_type
+from .var import VAR_ATTRS, Var
 
 FORMAT, PAIR_FORMAT, VERSION = "fluidx-program", "fluidx-pair", 1
 _ROLES = {r.value: r for r in Role}

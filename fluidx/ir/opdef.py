@@ -18,7 +18,7 @@ from .errors import ProgramError, nearest
 from .operator import BlockRef, Frozen, Operator, normalize_attr
 from .pattern import Pattern, Types, check_exceptions, parse_pattern
 from .types import TensorType
-from .unranked import at_any_rank
+from .unknown_rank import at_any_rank
 from .valuetypes import AnyRankType, kind_of
 
 
@@ -137,7 +137,7 @@ class OpDef:
     open_axes: ClassVar[Callable[..., list[tuple[str, int, int]]] | None] = None
     # of an op whose results have sizes that values decide: a word for each output, a letter for each such axis in order; equal letters are
     # equal sizes, and an axis behind the last letter has a size of its own. A program is planned up to such an operator; its kernel, which
-    # returns arrays, is handed values on the host, and the rest is planned when the sizes are known (executor/cut.py)
+    # returns arrays, is handed values on the host, and the rest is planned when the sizes are known (executor/dynamic/segmented_run.py)
     sized_by_values: ClassVar[tuple[str, ...]] = ()
     # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks, type, attrs)
     # -> the share that each of them sends on average when nothing is sent twice
@@ -171,7 +171,7 @@ class OpDef:
     # attributes that speak of global sizes: (attrs, local input shapes, local output shapes) -> attributes for the local part
     local_attrs: ClassVar[Callable[..., Any] | None] = None
     # for the proof: of an op that only adds up, multiplies or lays elements out anew, what it makes, in terms of `a.sum`, `a.cut`, `a.join`
-    # and `a.shaped` (verify/expressions.py): (a, operands by slot, output types, **attrs) -> a value for each output. Of a collective:
+    # and `a.shaped` (verify/normal_form.py): (a, operands by slot, output types, **attrs) -> a value for each output. Of a collective:
     # (a, what the members hold, output type, index, **attrs) -> what member `index` gets
     meaning: ClassVar[Callable[..., Any] | None] = None
     # of an op that the proof takes for exact and that is not: (attrs) -> what it does to its values, for the report

@@ -13,7 +13,7 @@ import numpy as np
 
 from .constants import Array
 from .errors import ProgramError, nearest
-from .site import Site
+from .source_location import Site
 
 
 class Role(enum.StrEnum):

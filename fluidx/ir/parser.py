@@ -10,19 +10,19 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .bodies import check_body
 from .constants import Array, Given
 from .errors import ParseError, ProgramError, nearest
 from .opdef import OPS, Slot, instead_of
 from .operator import BlockRef, Operator, Role
 from .parts import REDUCE
 from .program import Block, Program, ProgramPair
-from .records import PARAM_DEFAULTS, Var, check_attrs
+from .sub_blocks import check_body
 from .text import FLAGS, IMPLIED, implied_inline, quote, startup_name, var_name
+from .time_axes import MAX_TURNS
 from .tokens import Tokens
-from .turns import MAX_TURNS
 from .types import At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 from .valuetypes import A_TYPE, MAX_SIZE, ValueType, read_type
+from .var import PARAM_DEFAULTS, Var, check_attrs
 
 PLACES = ("shard", "partial", "at", "pieces", "own", "local")
 MAX_NESTING = 32  # of lists in an attribute

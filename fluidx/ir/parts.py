@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ProgramError
-from .turns import seats
+from .time_axes import seats
 from .types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 
 if TYPE_CHECKING:

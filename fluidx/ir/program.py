@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import flow, unique_name
-from .bodies import check_body, runners
 from .constants import Array, arrays_in
 from .dtypes import as_dtype
 from .errors import ProgramError, nearest
 from .opdef import OPS, OpDef, Slot, opdef
 from .operator import Frozen, Operator, Role
-from .records import PARAM_DEFAULTS, Var, check_attrs
-from .site import Site, call_site, wrong
+from .source_location import Site, call_site, wrong
+from .sub_blocks import check_body, runners
 from .types import ANY, REPLICATE, Dim, TensorType, size_names
 from .valuetypes import ValueType, as_type, on_host
+from .var import PARAM_DEFAULTS, Var, check_attrs
 from .variable import Parameter, Variable
 
 _UNNAMED = "program"

@@ -12,10 +12,10 @@ from copy import copy
 from itertools import count
 from typing import TYPE_CHECKING
 
-from .bodies import runs_bodies
 from .errors import ProgramError
 from .opdef import OPS
 from .operator import Operator
+from .sub_blocks import runs_bodies
 from .types import ANY, Dim, TensorType
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from .errors import ProgramError
 from .opdef import OPS, OpDef, Required, Slot, fits
 from .operator import BlockRef, Operator, Role
 from .program import Block, Program
-from .records import PARAM_DEFAULTS, Var
 from .types import WORD, At, Entry, Local, Own, Partial, Placement, Shard
 from .valuetypes import ValueType
+from .var import PARAM_DEFAULTS, Var
 
 ALWAYS_SHOWN = frozenset({"group", "op", "root"})
 NAME = r"[A-Za-z0-9_.@/\-:]*[A-Za-z0-9_.@/\-]"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .errors import ProgramError
-from .site import wrong
+from .source_location import wrong
 
 if TYPE_CHECKING:
     from .program import Block
-    from .records import Var
+    from .var import Var
 
 # what `x + y`, `x < y`, `x[y]`, `-x` and `x.astype(y)` write, by symbol; fluidx.ops fills it, which knows the ops
 OPERATORS: dict[str, Callable[[Any, Any], Variable]] = {}

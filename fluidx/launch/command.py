@@ -9,14 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..comm import mpirun
-from ..comm.nursery import open_closed
-from ..executor import gpus, launched_alone
+from ..comm.mpi import mpirun
+from ..comm.process_spawner import open_closed
+from ..executor import launched_alone
+from ..executor.ranks import gpu_devices
 from ..ir.errors import ExecutionError
-from . import launcher
+from . import process_job
 from .metrics import Log, heard
-from .over_mpi import MpiJob
-from .script import run_script
+from .mpi_job import MpiJob
+from .rank_main import run_script
 
 
 class OptionError(ExecutionError):
@@ -45,7 +46,7 @@ def run(
     if backend == "threads" and (restarts or everything):
         raise OptionError("--restarts and --output all need --backend processes, mpi or nccl: threads are one process")
     if backend == "nccl":
-        if hosts is None and (reason := gpus.why_not(ranks)):  # those of other hosts look themselves
+        if hosts is None and (reason := gpu_devices.why_not(ranks)):  # those of other hosts look themselves
             raise OptionError(f"--backend nccl: {reason}; --backend processes needs no GPU")
         os.environ["FLUIDX_DEVICE"] = "cuda"
         backend = "processes" if hosts is None else "mpi"
@@ -66,7 +67,7 @@ def run(
             how |= {"job": MpiJob, "hosts": hosts, "logs": [metrics, tensorboard]}
         if backend != "threads":
             try:
-                return launcher.run(script, args, ranks, restarts, say, least, **how)
+                return process_job.run(script, args, ranks, restarts, say, least, **how)
             except ExecutionError as e:  # of this host, which cannot have them
                 raise OptionError(str(e)) from e
         use_threads(ranks)

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..config import show_progress
-from ..executor import watch
+from ..executor.run import observers
 from .tensorboard import Events
 
 _OFTEN = 0.1  # seconds between two changes of the line on a terminal
@@ -66,12 +66,12 @@ def _scalar(value: Any) -> Any:
 def heard(hear: Callable[[Any], None] | None) -> Iterator[None]:
     """A time in which `hear`, if there is one, is told what runs fetch."""
     told = [] if hear is None else [Told(hear)]
-    watch.listeners += told
+    observers.listeners += told
     try:
         yield
     finally:
         for one in told:
-            watch.listeners.remove(one)
+            observers.listeners.remove(one)
 
 
 class Log:

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ..comm import recorder
-from ..comm.recorder import Trail
+from ..comm import flight_recorder
+from ..comm.flight_recorder import Trail
 
 
 class Failure(NamedTuple):
@@ -65,17 +65,18 @@ def report(seen: Seen) -> str:
     blamed = first.rank if first.at is None else first.at
     lines = [first.text if first.text.startswith("rank ") else f"rank {first.rank}: {first.text}"]
     if blamed != first.rank:
-        lines[0] = f"rank {blamed} did not arrive{_whereabouts(seen, blamed)}{recorder.whereabouts(seen.trails[blamed])}\n  {lines[0]}"
+        last_calls = flight_recorder.whereabouts(seen.trails[blamed])
+        lines[0] = f"rank {blamed} did not arrive{_whereabouts(seen, blamed)}{last_calls}\n  {lines[0]}"
     elif "\n  in " not in lines[0]:  # it says nothing of it itself
-        lines[0] += recorder.whereabouts(seen.trails[blamed])
+        lines[0] += flight_recorder.whereabouts(seen.trails[blamed])
     if "group=" not in lines[0] and (waits := _waits(seen, blamed)):
         lines[0] += f"\n  rank {waits[0]} waited{waits[1]}"
-    lines[0] += recorder.host(*seen.places.get(blamed, ("unknown", None)))
+    lines[0] += flight_recorder.host(*seen.places.get(blamed, ("unknown", None)))
     if first.trace:
         lines.append(f"  traceback of rank {first.rank}:\n{first.trace.rstrip()}")
     if tail := seen.tails.get(blamed):
         lines.append(f"  last output of rank {blamed}:\n" + "\n".join(f"    {line}" for line in tail))
-    return "\n".join(lines) + recorder.told(seen.trails, lambda r: _whereabouts(seen, r))
+    return "\n".join(lines) + flight_recorder.told(seen.trails, lambda r: _whereabouts(seen, r))
 
 
 def _waits(seen: Seen, blamed: int) -> tuple[int, str] | None:

@@ -23,7 +23,7 @@ from ..ir import (
     show_placement,
     unique_name,
 )
-from ..ir.site import call_site
+from ..ir.source_location import call_site
 from ..param_attr import ParamAttr, WeightNormParamAttr
 
 # what `act=` accepts: operators of one input and one output that work without attributes

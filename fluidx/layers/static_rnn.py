@@ -8,7 +8,7 @@ from typing import Any
 
 from .._checks import number, whole, wrong
 from ..ir import Block, Variable
-from ..ir.bodies import copy_body
+from ..ir.sub_blocks import copy_body
 from .helper import LayerHelper
 
 

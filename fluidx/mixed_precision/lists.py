@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ..ir import OPS, Operator, Variable
 from ..ir.opdef import instead_of, opdef
-from ..ir.site import wrong
+from ..ir.source_location import wrong
 
 _OWNER = "AutoMixedPrecisionLists"
 

@@ -20,8 +20,8 @@ from .model import OnnxModel, load
 from .read import read
 from .registry import face, host, known
 from .sessions import Session, session
-from .steps import training_step
 from .training import set_training
+from .training_info import training_step
 
 __all__ = [
     "OnnxError", "OnnxModel", "Session", "face", "host", "known", "load", "read", "save", "session", "set_training", "training_step",

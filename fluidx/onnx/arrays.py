@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._files import write_atomically
+from ..files.atomic import write_atomically
 from .errors import OnnxError
 
 

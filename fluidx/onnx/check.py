@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.errors import nearest
 from .errors import OnnxError
 from .faces import FACES, HOSTS, load_all
-from .form import domain_of, graphs_of, opsets_of
+from .normalize import domain_of, graphs_of, opsets_of
 
 _MOST = 20  # nodes that a message lists
 

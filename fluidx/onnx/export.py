@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .._files import write_atomically
-from .._state import told_by_first
 from .._version import __version__
 from ..executor import Scope, global_scope
+from ..files.atomic import write_atomically
+from ..files.state import told_by_first
 from ..io import prune
 from ..ir import Block, NotInitializedError, Operator, Program, TensorType, Variable, flow
 from ..ir.dtypes import np_dtype
@@ -25,8 +25,8 @@ from ..ir.types import ANY, Dim, size_names
 from .errors import OnnxError, need_onnx
 from .nodes import NODES, load_all
 from .nodes.elementwise import by_expression, has_expression
-from .ranks import describe, opaque_node, rank_model
-from .steps import training_info, training_step
+from .rank_models import describe, opaque_node, rank_model
+from .training_info import training_info, training_step
 from .types import open_sizes, type_proto_of
 from .values import dtype_code
 

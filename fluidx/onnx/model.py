@@ -13,9 +13,9 @@ from ..ir.errors import nearest
 from ..ir.types import ANY, WORD, Dim
 from .constants import output
 from .errors import OnnxError
-from .form import initialized, opsets_of
 from .importer import Importer
-from .ranks import refuse
+from .normalize import initialized, opsets_of
+from .rank_models import refuse
 from .read import parsed, read
 from .roles import Roles, with_own_statistics
 from .sessions import Session, program_name

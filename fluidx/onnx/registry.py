@@ -8,7 +8,7 @@ from typing import NamedTuple
 from . import faces
 from .errors import OnnxError, need_onnx
 from .faces import COMPUTED, FACES, HOSTS, Face, load_all
-from .form import domain_of
+from .normalize import domain_of
 from .read import NEWEST, OPSET_8
 
 OPERATORS, HOST, BODY = "operators", "host", "body"

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.cuts import cutting
+from ..ir.data_dependent_ops import cutting
 from ..ir.errors import nearest
 from .arrays import read_array, read_arrays, wider
 from .check import readable
 from .errors import OnnxError
-from .form import initialized, opsets_of
 from .model import load
+from .normalize import initialized, opsets_of
 from .read import parsed, read
 from .registry import known
 from .roles import described, sharing

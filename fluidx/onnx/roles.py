@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..ir.dtypes import FLOATS
 from .check import all_graphs
 from .faces import FACTORS, STATISTICS, load_all
-from .form import domain_of
+from .normalize import domain_of
 from .values import numpy_dtype
 
 _SHOWN = 5  # weights that a line names

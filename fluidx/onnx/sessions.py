@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..executor import Executor
-from ..executor.place import CPUPlace
+from ..executor.places import CPUPlace
 from ..executor.scope import Scope
 from ..ir import Program
 from ..ir.dtypes import kept
@@ -19,10 +19,10 @@ from ..ir.errors import FluidxError
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.scales import fold_scales
 from .errors import OnnxError
-from .form import initialized, opsets_of
 from .importer import Importer, run_once
-from .plans import Plan, read_by_host
+from .normalize import initialized, opsets_of
 from .read import read
+from .staged_runs import Plan, read_by_host
 from .values import ABSENT, in_programs, numpy_dtype
 
 _MAX_PLANS = 16

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ..ir import flow
-from ..ir.bodies import copy_body
 from ..ir.builder import Builder
 from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef, Required
 from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
+from ..ir.sub_blocks import copy_body
 from ..ir.types import TensorType
 from .data.random import round_key
 from .rounds import keep_only, loop_gradient

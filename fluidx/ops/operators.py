@@ -11,7 +11,7 @@ import numpy as np
 
 from ..ir.builder import Builder
 from ..ir.dtypes import INTS
-from ..ir.site import wrong
+from ..ir.source_location import wrong
 from ..ir.variable import OPERATORS, Variable
 
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..ir import flow
-from ..ir.bodies import bodies, copy_op, runs_bodies
 from ..ir.errors import ProgramError
 from ..ir.opdef import opdef
 from ..ir.operator import BlockRef, Operator
 from ..ir.program import Block, Program
+from ..ir.sub_blocks import bodies, copy_op, runs_bodies
 
 
 def copy_single(

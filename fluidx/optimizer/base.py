@@ -29,7 +29,7 @@ from ..ir import (
     unique_name,
 )
 from ..ir.errors import explains_arguments
-from ..ir.site import call_site
+from ..ir.source_location import call_site
 from ..lr_scheduler import Fills, persistable, unused_name
 from ..regularizer import Regularizer, append_regularization_ops
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from .._checks import number, whole, wrong
 from ..clip import GradientClipByNorm
 from ..ir import Builder, Operator, Parameter, Program, Role, Variable
-from ..ir.site import warn
+from ..ir.source_location import warn
 from ..lr_scheduler import persistable, unused_name
 from ..regularizer import Regularizer
 from .base import Step

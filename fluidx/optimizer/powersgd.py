@@ -7,7 +7,7 @@ from typing import Any
 
 from .._checks import whole, wrong
 from ..ir import Parameter, Variable
-from ..ir.site import warn
+from ..ir.source_location import warn
 from .base import ParamsGrads
 from .rewritten import Rewriting, RewritingOptimizer, wide
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .._checks import wrong
 from ..initializer import Normal
 from ..ir import Block, Builder, Operator, Parameter, Program, Role, Variable
-from ..ir.site import call_site
+from ..ir.source_location import call_site
 from ..lr_scheduler import persistable, unused_name
 from .base import ParamsGrads
 from .wrapped import WrappedOptimizer

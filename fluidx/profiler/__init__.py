@@ -1,7 +1,7 @@
 """Where the time of runs goes: fluid's `profiler`, with a table of the costliest operators and a timeline that Perfetto opens.
 
 While a profiler is on, every run of every executor makes its steps one by one and each is timed, on each rank, whatever ranks are. What a
-step moves and computes is known from its plan (`executor/cost.py`), so that its time can be held against what the machine can do
+step moves and computes is known from its plan (`executor/plan/cost.py`), so that its time can be held against what the machine can do
 (`ceilings`).
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..comm.launched import rank
-from ..executor import watch
+from ..comm.launch_environment import rank
+from ..executor.run import observers
 from ..fluid_names import module_getattr
 from ..ir.errors import ExecutionError, nearest
 from .ceilings import Ceilings, ceilings
@@ -47,11 +47,11 @@ def profiler(
     """
     _check(state, tracer_option, sorted_key)
     profile = Profile()
-    watch.watchers.append(profile)
+    observers.watchers.append(profile)
     try:
         yield profile
     finally:
-        watch.watchers.remove(profile)
+        observers.watchers.remove(profile)
     _report(profile, sorted_key, profile_path)
 
 
@@ -60,7 +60,7 @@ def start_profiler(state: str = "All", tracer_option: str = "Default") -> None:
     _check(state, tracer_option)
     if not _on:
         _on.append(Profile())
-        watch.watchers.append(_on[0])
+        observers.watchers.append(_on[0])
 
 
 def stop_profiler(sorted_key: str | None = None, profile_path: str | Path | None = None) -> Profile | None:
@@ -69,7 +69,7 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str | Path | None
     if not _on:
         return None
     profile = _on.pop()
-    watch.watchers.remove(profile)
+    observers.watchers.remove(profile)
     _report(profile, sorted_key, profile_path)
     return profile
 
@@ -82,7 +82,7 @@ def reset_profiler() -> None:
     >>> stop_profiler().runs
     []
     """
-    for w in watch.watchers:
+    for w in observers.watchers:
         if isinstance(w, Profile):
             w.reset()
 

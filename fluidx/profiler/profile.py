@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..executor.cost import Cost
-from ..executor.plan import Plan
-from ..executor.sights import Call, SeenPlan, Sight, calls_of
-from ..executor.watch import After
+from ..executor.plan.cost import Cost
+from ..executor.plan.records import Plan
+from ..executor.run.call_descriptions import Call, SeenPlan, Sight, calls_of
+from ..executor.run.observers import After
 from ..ir.errors import ExecutionError, nearest
 from ..ir.program import Program
 from .ceilings import Ceilings, ceilings, threads_of
 
 if TYPE_CHECKING:
-    from ..executor.bound import Bound
+    from ..executor.run.bound_plan import Bound
 
 SORTED_BY = ("total", "calls", "ave", "max", "min", "default")
 _NEAR = 0.2  # of a ceiling: what stays below both is bound by neither

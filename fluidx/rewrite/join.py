@@ -10,7 +10,7 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator, Role
 from ..ir.program import Program
-from ..ir.records import Var
+from ..ir.var import Var
 from .base import Request, with_ops
 from .region import Region, Write, Written, as_it_is, found_in, written
 from .values import Values

@@ -11,8 +11,8 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
-from ..ir.records import Var
 from ..ir.types import ANY, TensorType
+from ..ir.var import Var
 from .base import Request, Rewrite, with_ops
 
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # transposes to channels last and back

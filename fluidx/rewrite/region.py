@@ -16,7 +16,7 @@ from ..ir.builder import Builder
 from ..ir.errors import ProgramError
 from ..ir.operator import Operator
 from ..ir.program import Block
-from ..ir.records import Var
+from ..ir.var import Var
 from .values import Values
 
 Use = Callable[[str], str]  # of an input of a region, the name to read it by

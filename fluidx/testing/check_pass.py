@@ -9,7 +9,7 @@ from ..ir.parser import parse_program
 from ..ir.program import Program, ProgramPair
 from ..ir.types import show_placement
 from ..transpiler.cluster import Cluster, Mesh
-from ..transpiler.pass_ import Job, Pass, run_passes
+from ..transpiler.pass_base import Job, Pass, run_passes
 
 _HEAD_LINE = re.compile(r"(?:data|param|var|group|strategy)\s+(\S+?):?(?:\s|$)")
 

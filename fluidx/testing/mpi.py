@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..comm import mpi, mpirun
-from ..comm.nursery import Channel
+from ..comm.mpi import mpirun
+from ..comm.process_spawner import Channel
 from ..comm.processes import ProcessWorld
 from ..ir.errors import install
 from .processes import reply, values
@@ -89,6 +89,8 @@ def _answer(path: str) -> None:
     """What such a process does."""
     from mpi4py import MPI
 
+    from ..comm.mpi.world import meet
+
     everyone, worlds = MPI.COMM_WORLD, _worlds
     door = socket.socket(socket.AF_UNIX)
     door.connect(path)
@@ -105,7 +107,7 @@ def _answer(path: str) -> None:
         number, n = given["world"], given["n"]
         if number not in worlds:
             among = everyone.Create_group(everyone.group.Incl(range(n)), number % 1000)
-            world, _ = mpi.meet(given["timeout"], among, given["share"], given["hosts"])
+            world, _ = meet(given["timeout"], among, given["share"], given["hosts"])
             worlds[number] = world, world.communicator(everyone.rank)
         world, comm = worlds[number]
         channel.send(reply(world, comm, function, args))

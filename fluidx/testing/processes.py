@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..comm import base
-from ..comm.nursery import Channel, start
+from ..comm.process_spawner import Channel, start
 from ..comm.processes import ProcessWorld
 from ..native.shared import Memory
 

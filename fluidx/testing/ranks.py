@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..comm.base import CommAborted
-from ..comm.threads import ThreadCommunicator, ThreadWorld
-from ..executor.bind import prepare
+from ..comm.threads.communicator import ThreadCommunicator, ThreadWorld
 from ..executor.context import RunContext
-from ..executor.deal import Dealer
 from ..executor.feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
+from ..executor.ranks.split_and_join import Dealer
+from ..executor.run.bind import prepare
 from ..executor.scope import Scope
 from ..ir import Program
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..comm.nursery import Channel
-from ..launch.script import run_script
+from ..comm.process_spawner import Channel
+from ..launch.rank_main import run_script
 
 _open: list[Channel] = []  # until the process has ended
 

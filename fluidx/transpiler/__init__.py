@@ -6,7 +6,7 @@ from .algorithms import register
 from .cluster import Cluster, Mesh
 from .config import DistributeTranspilerConfig
 from .fluid import HashName, RoundRobin, memory_optimize, release_memory
-from .pass_ import Job, Pass, skip
+from .pass_base import Job, Pass, skip
 from .strategies import Strategy, strategy
 from .transpiler import DistributeTranspiler
 

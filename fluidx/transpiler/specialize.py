@@ -8,19 +8,19 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ..ir import flow
-from ..ir.bodies import runs_bodies
 from ..ir.errors import TranspileError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator, Role, op_types
 from ..ir.parts import Coords, coords_of, holds
 from ..ir.program import Block, Program
 from ..ir.sizes import Sizes
+from ..ir.sub_blocks import runs_bodies
 from ..ir.types import At, Local, Pieces, Placement
 from .cluster import SERVERS
-from .hops import Wave, others, written_out
-from .serving import SERVED, Served
-from .transfers import TRANSFER, Transfers
-from .walk import where
+from .lowering.server_exchange import SERVED, Served
+from .lowering.transfers import TRANSFER, Transfers
+from .lowering.write_algorithm import Wave, others, written_out
+from .placement.propagate import where
 
 _PLACEMENT = attrgetter("placement")
 _LOCAL: Placement = (Local(),)

@@ -11,26 +11,26 @@ from typing import Any
 
 from .._collector import collections_paused
 from ..config import debug_level, dump_dir, verify_all
-from ..ir.cuts import cutting
+from ..ir.data_dependent_ops import cutting
 from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError, VerifyError, explains_arguments
 from ..ir.operator import Operator, Role
 from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
-from ..ir.site import warn
+from ..ir.source_location import warn
 from ..ir.types import TensorType
 from ..verify import Report, check_program, verify_ranks
 from ..view import diff, in_notebook
 from .cluster import Cluster, Mesh, Served, endpoints
 from .config import DistributeTranspilerConfig
-from .pass_ import Job, Pass, run_passes
+from .pass_base import Job, Pass, run_passes
 from .passes.lower import Lower
 from .passes.unroll import Unroll
+from .placement.propagate import where
 from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic
 from .unused import unused
-from .walk import where
 
 
 class Fingerprint:

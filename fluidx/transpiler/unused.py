@@ -8,12 +8,12 @@ from ..ir.opdef import opdef
 from ..ir.operator import Operator, Role
 from ..ir.program import Block, Program, ProgramPair
 from ..ir.types import Own
-from .choices import EVERYWHERE
 from .cluster import Mesh
-from .pass_ import Job
+from .pass_base import Job
 from .passes.place import Place
+from .placement.parameter_homes import EVERYWHERE
+from .placement.propagate import where
 from .strategies import Strategy
-from .walk import where
 
 
 def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> list[str]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..ir.bodies import Body, bodies
 from ..ir.flow import sub_writes
 from ..ir.operator import Operator
 from ..ir.program import Block, Program
-from .alike import touched
-from .holdings import Together
-from .operators import is_local
-from .refuse import Refused
+from ..ir.sub_blocks import Body, bodies
+from .operator_meaning import is_local
+from .rank_classes import touched
+from .rank_values import Together
+from .refusal import Refused
 from .values import UNDEFINED
 
 if TYPE_CHECKING:
-    from .lockstep import World
+    from .simultaneous_run import World
 
 
 class Branches:

@@ -7,9 +7,9 @@ from math import prod
 from typing import Any
 
 from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
-from ..ir.turns import replaced, seats, turn_group, turn_groups
+from ..ir.time_axes import replaced, seats, turn_group, turn_groups
 from ..ir.types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
-from .refuse import Refused
+from .refusal import Refused
 
 Sets = Sequence[Sequence[int]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ir.stamp import Stamp
+from ..ir.change_stamps import Stamp
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .holdings import Holdings
+    from .rank_values import Holdings
 
 
 class Started:

@@ -12,9 +12,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..ir.types import ANY, At, Partial, Placement, Shard, TensorType
-from .expressions import Table
 from .mesh import Mesh, partial, without_roots
-from .refuse import Refused
+from .normal_form import Table
+from .refusal import Refused
 
 UNDEFINED = -1  # nothing that may be read
 EMPTY = -2  # a part without elements: the part of anything

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from fluidx.comm import ThreadWorld
-from fluidx.comm.nursery import Channel
+from fluidx.comm.process_spawner import Channel
 
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 OPS = ("sum", "prod", "max", "min", "avg")

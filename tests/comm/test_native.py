@@ -9,7 +9,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.comm import CommAborted, CommError, CommTimeout, ThreadWorld, recorder
+from fluidx.comm import CommAborted, CommError, CommTimeout, ThreadWorld, flight_recorder
 from fluidx.native import world as worlds
 from fluidx.testing import each_rank
 from fluidx.testing.models import classifier
@@ -351,7 +351,7 @@ def test_a_flight_recorder_has_what_each_rank_completed_last_and_what_it_was_in(
     assert [world.latest(r, done=True) for r in (0, 1)] == ["recv of float32[2] from rank 1", "send of float32[2] to rank 0"]
     assert [world.latest(r) for r in (0, 1)] == ["barrier among ranks 0, 1", "send of float32[2] to rank 0"]
     assert [world.inside(r) for r in (0, 1)] == [True, False]
-    assert recorder.told(recorder.trails(world, 2)).splitlines()[2:] == [
+    assert flight_recorder.told(flight_recorder.trails(world, 2)).splitlines()[2:] == [
         "    rank 0: recv of float32[2] from rank 1; then it was in barrier among ranks 0, 1",
         "    rank 1: send of float32[2] to rank 0",
     ]

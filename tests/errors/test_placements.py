@@ -105,7 +105,7 @@ class Everything:
             "Everything() cannot have 'w' there: partial(sum) over dp; "
             "a parameter lies whole, cut, in pieces or at a root",
         ),
-        (3, "a choice has a method entries(params, group, ranks), 3 has none; see transpiler/choices.py"),
+        (3, "a choice has a method entries(params, group, ranks), 3 has none; see transpiler/placement/parameter_homes.py"),
     ],
 )
 def test_an_update_choice_that_names_no_place(update, message):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fluidx as fx
-from fluidx.comm import launched
-from fluidx.comm.member import Member, enter
+from fluidx.comm import launch_environment
+from fluidx.comm.launched_rank import Member, enter
 from fluidx.testing.models import TestModel, classifier, integer_mlp, train_single
 from tests.sweep import ALL, some
 from tests.transpiler import models, staged, test_matrix, test_parity
@@ -100,7 +100,7 @@ def told(m: TestModel, step: int, values: Sequence[np.ndarray]) -> dict[str, str
 
 def take_part(comm: Any) -> None:
     """Be a rank of the world of `comm`, which is that of all MPI processes or of some, whatever it meets by."""
-    there = launched.found()
+    there = launch_environment.found()
     assert there is not None
     enter(Member(there._replace(world_size=comm.world_size), comm.world))
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 import fluidx as fx
-from fluidx.executor import watch
+from fluidx.executor.run import observers
 from fluidx.testing.models import classifier
 from tests.executor import bodies, profiled_script
 
@@ -70,13 +70,13 @@ def profiled(comm):
     """What this rank sees of two runs of all. The clocks of another host, where there is one, are quarters of an hour before."""
     model, t = profiled_script.built(comm.world_size)
     late = 10**12 if socket.gethostname() == "host-1" else 0
-    before, watch.clock = watch.clock, lambda: before() + late
+    before, observers.clock = observers.clock, lambda: before() + late
     try:
         with fx.ParallelExecutor(t, places=fx.mpi_places(), verify=False) as exe, fx.profiler.profiler() as profile:
             exe.run_startup()
             profiled_script.train(exe, model)
     finally:
-        watch.clock = before
+        observers.clock = before
     profiled_script.check_clocks(profile, within=1.0)
     return profiled_script.runs(profile), profiled_script.facts(profile)
 

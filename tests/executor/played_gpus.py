@@ -6,8 +6,8 @@ import sys
 import numpy as np
 
 import fluidx as fx
-from fluidx.comm.launched import Launched
-from fluidx.comm.member import Member, enter, member
+from fluidx.comm.launch_environment import Launched
+from fluidx.comm.launched_rank import Member, enter, member
 from fluidx.testing.models import integer_mlp
 from tests.comm import fake_nccl
 from tests.executor import bodies, faulty

@@ -8,8 +8,8 @@ import pytest
 
 import fluidx as fx
 from fluidx.config import ConfigError, affinity
-from fluidx.executor import affinity as affinities
-from fluidx.executor.workers import Crew
+from fluidx.executor.ranks import affinity as affinities
+from fluidx.executor.ranks.thread_workers import Crew
 from fluidx.testing.models import classifier
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let threads choose their cores")

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor import beside, bind
-from fluidx.executor.dry import dry_plan
-from fluidx.executor.overwrites import check_storage
-from fluidx.executor.track import WAITS
+from fluidx.executor.plan import overlap
+from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.executor.plan.storage_proof import check_storage
+from fluidx.executor.run import bind
+from fluidx.executor.run.thread_calls import WAITS
 from fluidx.ir import ProgramPair
 from fluidx.testing.models import classifier
 
@@ -116,12 +117,12 @@ def test_one_rank_has_one_thread(monkeypatch):
 
 def test_auto_takes_second_threads_where_each_rank_has_two_cores(monkeypatch):
     monkeypatch.delenv("FLUIDX_OVERLAP", raising=False)
-    monkeypatch.setattr(beside.native, "cores", lambda: 8)
-    assert [beside.worth(n) is not None for n in (1, 2, 4, 5, 8)] == [False, True, True, False, False]
+    monkeypatch.setattr(overlap.native, "cores", lambda: 8)
+    assert [overlap.worth(n) is not None for n in (1, 2, 4, 5, 8)] == [False, True, True, False, False]
     monkeypatch.setenv("FLUIDX_OVERLAP", "1")
-    assert [beside.worth(n) for n in (1, 2, 64)] == [None, 0, 0]
+    assert [overlap.worth(n) for n in (1, 2, 64)] == [None, 0, 0]
     monkeypatch.setenv("FLUIDX_OVERLAP", "0")
-    assert [beside.worth(n) for n in (1, 2)] == [None, None]
+    assert [overlap.worth(n) for n in (1, 2)] == [None, None]
 
 
 def rank_plan(strategy="data_parallel", kind="mlp", least=0, rows=4):

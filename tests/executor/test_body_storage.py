@@ -5,8 +5,8 @@ import pytest
 
 import fluidx as fx
 from fluidx.executor.context import RunContext
-from fluidx.executor.overwrites import check_storage
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.plan.storage_proof import check_storage
 from fluidx.ir import TensorType
 from fluidx.testing import interpret
 

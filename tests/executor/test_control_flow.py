@@ -5,7 +5,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.executor.context import RunContext
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
 from fluidx.ir import TensorType
 from fluidx.testing import interpret, numeric_grad
 from fluidx.testing.models import TestModel, train_ranks, train_single

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor.dry import dry_plan
+from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.ir.sizes import Sizes
 from fluidx.testing import numeric_grad
 from tests.executor.test_fake_cupy import device_executor
@@ -52,10 +52,10 @@ def test_a_cut_whose_result_nobody_needs_is_not_made():
 
 
 def test_plans_are_kept_for_sizes_that_recur(monkeypatch):
-    from fluidx.executor import maker
+    from fluidx.executor.dynamic import segment_cache
 
-    made, prepare = [], maker.prepare
-    monkeypatch.setattr(maker, "prepare", lambda *args, **named: made.append(1) or prepare(*args, **named))
+    made, prepare = [], segment_cache.prepare
+    monkeypatch.setattr(segment_cache, "prepare", lambda *args, **named: made.append(1) or prepare(*args, **named))
     x = fx.data("x", [-1], "float32")
     y = positive(x) * 2.0
     exe = fx.Executor()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor.dry import dry_plan
+from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.testing import interpret, numeric_grad
 from tests.executor.test_fake_cupy import device_executor
 
@@ -116,10 +116,10 @@ def test_all_rounds_have_the_random_numbers_of_a_plan():
 
 
 def test_plans_of_rounds_are_kept_for_sizes_that_recur(monkeypatch):
-    from fluidx.executor import maker
+    from fluidx.executor.dynamic import segment_cache
 
-    made, prepare = [], maker.prepare
-    monkeypatch.setattr(maker, "prepare", lambda *args, **named: made.append(1) or prepare(*args, **named))
+    made, prepare = [], segment_cache.prepare
+    monkeypatch.setattr(segment_cache, "prepare", lambda *args, **named: made.append(1) or prepare(*args, **named))
     x, n = fx.data("x", [-1], "float32"), fx.data("n", [1], "int64")
     _, total = counted(n, lambda i, t: [t + L.reduce_sum(L.masked_select(x, x > 0.0))], [L.fill_constant([1], "float32", 0.0)])
     exe = fx.Executor()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor.deal import Dealer
+from fluidx.executor.ranks.split_and_join import Dealer
 from fluidx.ir import Partial, Shard
 from fluidx.ir.parts import cut
 from fluidx.ir.types import At

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 import fluidx as fx
 from fluidx import native
 from fluidx.executor import Scope
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.run.bind import bind
 from fluidx.ir import TensorType
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())

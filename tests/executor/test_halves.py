@@ -7,10 +7,10 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
-from fluidx.executor.overwrites import check_storage
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.plan.storage_proof import check_storage
+from fluidx.executor.run.bind import bind
 from fluidx.executor.scope import Scope
 from fluidx.ir import Builder, Effect, Program, ProgramError, TensorType, all_ops, np_dtype, opdef
 from fluidx.testing.models import TestModel, train_ranks, train_single

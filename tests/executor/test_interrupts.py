@@ -7,7 +7,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.track import Track
+from fluidx.executor.run.thread_calls import Track
 
 L = fx.layers
 pytestmark = pytest.mark.skipif(bool(native.why_not()) or not hasattr(signal, "setitimer"), reason="the C kernels are not built")

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from fluidx import cli, native
 from fluidx.doctor import report
-from fluidx.executor.gpus import Seen, chosen
-from fluidx.executor.place import array_module
+from fluidx.executor.places import array_module
+from fluidx.executor.ranks.gpu_devices import Seen, chosen
 from fluidx.ir.errors import ExecutionError
 from fluidx.native import shared
 from fluidx.testing.mpi import Job, why_not
@@ -84,7 +84,7 @@ def cupy(tmp_path):
     """A folder where processes that are launched find a CuPy."""
     (tmp_path / "cupy").mkdir()
     (tmp_path / "cupy" / "__init__.py").write_text(
-        "from fluidx.comm.member import member\nfrom tests.executor import played_gpus\nplayed_gpus.install(lambda: member().comm)\n"
+        "from fluidx.comm.launched_rank import member\nfrom tests.executor import played_gpus\nplayed_gpus.install(lambda: member().comm)\n"
     )
     return str(tmp_path)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.comm import mpirun
+from fluidx.comm.mpi import mpirun
 from fluidx.testing.mpi import Job, why_not
 from tests.comm.hosts import two_hosts
 from tests.executor import bodies, mpi_jobs

@@ -6,11 +6,11 @@ import pytest
 import fluidx as fx
 from fluidx import native
 from fluidx.executor import Scope
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
-from fluidx.executor.dry import dry_plan
-from fluidx.executor.overwrites import check_storage
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.plan.storage_proof import check_storage
+from fluidx.executor.run.bind import bind
 from fluidx.ir import TensorType
 from fluidx.testing.models import classifier
 
@@ -248,7 +248,7 @@ def test_what_is_on_its_way_is_left_alone_until_it_is_waited_for():
 
 def test_the_proof_runs_when_it_is_asked_for(monkeypatch):
     seen = []
-    monkeypatch.setattr("fluidx.executor.planning.check_storage", seen.append)
+    monkeypatch.setattr("fluidx.executor.plan.planner.check_storage", seen.append)
     monkeypatch.delenv("FLUIDX_VERIFY", raising=False)
     chain()
     assert seen == []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.memory import Interval, assign
+from fluidx.executor.plan.allocation import Interval, assign
 from fluidx.testing.reference import interpret
 from tests.sweep import examples
 

@@ -8,9 +8,9 @@ import pytest
 import fluidx as fx
 from fluidx import native
 from fluidx.executor import Scope
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.run.bind import bind
 from fluidx.ir import TensorType
 from fluidx.testing.models import classifier
 

@@ -9,8 +9,8 @@ import fluidx as fx
 from fluidx import native
 from fluidx.executor import Scope
 from fluidx.executor.context import RunContext
-from fluidx.executor.dry import dry_plan
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.executor.plan.planner import plan
 from fluidx.ir import FeedError, NotInitializedError, TensorType
 from fluidx.ir.operator import Role
 

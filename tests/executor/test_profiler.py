@@ -9,9 +9,10 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor import Scope, watch
-from fluidx.executor.cost import Cost, op_flops, total
-from fluidx.executor.dry import dry_plan
+from fluidx.executor import Scope
+from fluidx.executor.plan.cost import Cost, op_flops, total
+from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.executor.run import observers
 from fluidx.ir import OPS, TensorType, opdef
 from fluidx.profiler import Ceilings, Exposed, ceilings
 from fluidx.profiler.profile import Call, Run
@@ -154,7 +155,7 @@ def ticks(monkeypatch):
         counts.now = getattr(counts, "now", itertools.count(0, 1000))
         return next(counts.now)
 
-    monkeypatch.setattr(watch, "clock", clock)
+    monkeypatch.setattr(observers, "clock", clock)
 
 
 def at_best(threads):
@@ -346,7 +347,7 @@ def test_fluids_functions_switch_a_profiler_on_and_off(ticks, capsys, tmp_path):
     fx.profiler.reset_profiler()
     exe.run(main, feed=feed, fetch_list=[out], scope=Scope())
     profile = fx.profiler.stop_profiler("total", tmp_path / "t.json")
-    assert len(profile.runs) == 1 and watch.watchers == []
+    assert len(profile.runs) == 1 and observers.watchers == []
     assert capsys.readouterr().out.startswith("1 run of product on one device: ") and (tmp_path / "t.json").exists()
 
 
@@ -355,13 +356,13 @@ def test_wrong_words_are_named():
         fx.profiler.start_profiler("cpu")
     with pytest.raises(fx.ExecutionError, match="unknown sorted_key='totl'; did you mean 'total'"), fx.profiler.profiler("All", "totl"):
         pass
-    assert watch.watchers == []
+    assert observers.watchers == []
 
 
 def test_a_profiler_ends_where_a_run_fails():
     with pytest.raises(fx.FeedError), fx.profiler.profiler() as profile:
         fx.Executor().run(product()[0], feed={}, fetch_list=["relu_0.tmp_0"], scope=Scope())
-    assert watch.watchers == [] and profile.table() == "nothing ran while the profiler was on"
+    assert observers.watchers == [] and profile.table() == "nothing ran while the profiler was on"
 
 
 def test_values_are_the_same_under_a_profiler():

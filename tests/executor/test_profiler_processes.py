@@ -6,7 +6,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.launch import launcher
+from fluidx.launch import process_job
 from fluidx.native import shared
 from tests.executor import profiled_script as script
 
@@ -71,7 +71,7 @@ def test_ranks_share_the_threads_that_there_are_when_they_run():
 
 def test_every_rank_of_a_launched_script_sees_all_and_one_writes(tmp_path):
     said = []
-    assert launcher.run(script.__file__, [str(tmp_path)], 2, say=said.append, timeout=10.0) == 0, said
+    assert process_job.run(script.__file__, [str(tmp_path)], 2, say=said.append, timeout=10.0) == 0, said
     found = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(2)]
     runs = [[step, rank] for step in (0, 1) for rank in (0, 1)]
     assert [one["both"] for one in found] == [runs, runs]

@@ -5,11 +5,11 @@ import pytest
 
 import fluidx as fx
 from fluidx.executor import Scope
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
-from fluidx.executor.dry import dry_plan
-from fluidx.executor.overwrites import check_storage
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.plan.storage_proof import check_storage
+from fluidx.executor.run.bind import bind
 from fluidx.ir import Program, TensorType
 from fluidx.ir.parser import parse_pair
 from fluidx.testing.models import classifier

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.comm.threads import ThreadCommunicator, ThreadWorld
-from fluidx.executor.streams import Access, overlap
+from fluidx.comm.threads.communicator import ThreadCommunicator, ThreadWorld
+from fluidx.executor.plan.overlap_rules import Access, overlap
 from fluidx.testing.models import classifier, train_single
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 import fluidx as fx
 from fluidx import native
 from fluidx.executor import Scope
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
-from fluidx.executor.cost import total
-from fluidx.executor.overwrites import check_storage
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.cost import total
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.plan.storage_proof import check_storage
+from fluidx.executor.run.bind import bind
 from fluidx.ir import TensorType, opdef
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())

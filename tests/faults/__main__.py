@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from fluidx.comm import mpirun
+from fluidx.comm.mpi import mpirun
 
 from . import engine
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fluidx.comm import mpirun
+from fluidx.comm.mpi import mpirun
 from tests.comm.hosts import two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fluidx.ir import OPS, At, Block, BlockRef, OpDef, Operator, Partial, Program, ProgramPair, Required, Role, Shard, TensorType, Var
 from fluidx.ir.constants import Array
 from fluidx.ir.dtypes import SHORT
-from fluidx.ir.records import PARAM_DEFAULTS, VAR_ATTRS
 from fluidx.ir.types import Dim
 from fluidx.ir.valuetypes import KEYS, AnyRankType, MapType, OptionalType, SequenceType
+from fluidx.ir.var import PARAM_DEFAULTS, VAR_ATTRS
 
 if "t_text_pair" not in OPS:  # declared once, whichever test module comes first
 

@@ -14,7 +14,7 @@ import fluidx as fx
 from fluidx.ir import Operator, Program, ProgramError, opdef
 from fluidx.ir.builder import Builder
 from fluidx.ir.operator import attrs_key, normalize_attr
-from fluidx.ir.site import call_site
+from fluidx.ir.source_location import call_site
 from fluidx.verify import check_program
 
 ZEROS = [(0.0, -0.0), (-0.0, 0.0)]

@@ -5,7 +5,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import Operator, ProgramError
-from fluidx.ir.batches import forwarded, spans
+from fluidx.ir.message_batches import forwarded, spans
 from fluidx.testing import run_ranks
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.dry import dry_plan
+from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.ir import TensorType, opdef
 from fluidx.ops.nn import conv_native as cn
 from tests.each import each

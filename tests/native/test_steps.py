@@ -5,10 +5,10 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.bind import bind
-from fluidx.executor.bound import Bound
 from fluidx.executor.context import RunContext
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.run.bind import bind
+from fluidx.executor.run.bound_plan import Bound
 from fluidx.executor.scope import Scope
 from fluidx.ir import ExecutionError, Operator, TensorType
 from fluidx.ops.kernels import Native
@@ -121,7 +121,7 @@ def test_a_kernel_between_copies_is_its_own_operators():
 @pytest.mark.parametrize("kind", ["norm", "batch_norm"])
 def test_ranks_compute_natively(strategy, kind, monkeypatch):
     """All that is left to other bodies is what communicates or draws the first weights."""
-    from fluidx.executor import bind as binding
+    from fluidx.executor.run import bind as binding
 
     others, real = set(), binding.plan
 

@@ -5,7 +5,7 @@ import pytest
 
 from fluidx import native
 from fluidx.onnx.errors import OnnxError
-from fluidx.onnx.forest import MODES, Forest
+from fluidx.onnx.tree_ensemble import MODES, Forest
 
 
 def forest(rng, trees, depth, targets, modes, dtype="float32"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx._safetensors import CheckpointError
+from fluidx.files.safetensors import CheckpointError
 from fluidx.ir import Builder, FeedError, ProgramError
 from fluidx.ir.dtypes import SHORT, TINY, np_dtype
 from fluidx.ir.opdef import OPS
@@ -136,7 +136,7 @@ def test_what_is_fed_has_the_dtype(b):
 
 
 def test_files_hold_those_that_the_format_has(tmp_path):
-    from fluidx._safetensors import ArrayFile, save_arrays
+    from fluidx.files.safetensors import ArrayFile, save_arrays
 
     path = str(tmp_path / "a.safetensors")
     held = {d: np.arange(6, dtype=np.uint8).reshape(2, 3).view(np_dtype(d)) for d in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")}

@@ -6,7 +6,7 @@ import pytest
 from fluidx.ir import OPS, Block, Program, TensorType, Var, opdef
 from fluidx.ir.operator import Operator
 from fluidx.testing.reference import interpret
-from fluidx.transpiler.parts import written_out
+from fluidx.transpiler.placement.decompose import written_out
 
 CASES = [(name, k) for name in sorted(OPS) if OPS[name].expand is not None for k, _ in enumerate(OPS[name].samples())]
 

@@ -5,10 +5,10 @@ import pytest
 
 import fluidx as fx
 from fluidx.executor import Scope
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
-from fluidx.executor.dry import dry_plan
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.run.bind import bind
 from fluidx.ir import TensorType
 from fluidx.rewrite import DropDead, DropIdentities, FoldConstants, MergeEqual, rewritten, simplified
 from fluidx.testing import check_rewrite

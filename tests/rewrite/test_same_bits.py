@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 import fluidx as fx
 from fluidx.executor import Scope
-from fluidx.executor.bind import bind
 from fluidx.executor.context import RunContext
 from fluidx.executor.feeds import check_feed, feed_types
-from fluidx.executor.overwrites import check_storage
-from fluidx.executor.planning import plan
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.plan.storage_proof import check_storage
+from fluidx.executor.run.bind import bind
 from fluidx.ir import Operator, TensorType, Var, flow, np_dtype, opdef
 from fluidx.rewrite import rewritten, simplified
 from fluidx.testing.models import classifier

@@ -6,7 +6,7 @@ import pytest
 
 from fluidx.ir import Partial, ProgramPair, Role, TranspileError
 from fluidx.testing import check_pass
-from fluidx.transpiler.pass_ import Pass
+from fluidx.transpiler.pass_base import Pass
 
 HEAD = """
   group dp = [0, 1]

@@ -8,7 +8,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import Builder, ProgramPair, parse_pair
-from fluidx.transpiler import hops
+from fluidx.transpiler.lowering import write_algorithm
 from fluidx.verify import verify_ranks
 
 D = "float64"
@@ -114,7 +114,7 @@ def test_halves_are_reckoned_in_single_precision(name):
 
 @every_algorithm
 def test_large_values_travel_in_several_messages(name, monkeypatch):
-    monkeypatch.setattr(hops, "_LARGEST", 5 * 8)
+    monkeypatch.setattr(write_algorithm, "_LARGEST", 5 * 8)
     values = drawn(4)
     found = together(values, name)
     for got, rows in zip(found[0], values, strict=True):

@@ -8,8 +8,8 @@ import pytest
 import fluidx as fx
 from fluidx.ir import At, Pieces, Shard, TensorType, Var
 from fluidx.testing.models import classifier
-from fluidx.transpiler.choices import AtRoots, Everywhere, InPieces, Sharded
-from fluidx.transpiler.roots import balance
+from fluidx.transpiler.placement.parameter_homes import AtRoots, Everywhere, InPieces, Sharded
+from fluidx.transpiler.placement.roots import balance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from _shapes import MODELS

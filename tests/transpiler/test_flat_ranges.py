@@ -8,8 +8,8 @@ import pytest
 from fluidx.ir import ANY, Pieces, Program, ProgramError, TensorType, VerifyError
 from fluidx.ir.rows import laid_out
 from fluidx.testing import run_ranks
+from fluidx.transpiler.program_rewriter import Writer
 from fluidx.transpiler.specialize import Specializer
-from fluidx.transpiler.writer import Writer
 from fluidx.verify import check_program
 
 SHAPES = [(2, 3), (5,), (1, 4)]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor.dry import dry_plan
+from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.ir import Pieces, Role, Shard, TensorType, Var
 from fluidx.testing.models import integer_mlp, train_ranks, train_single
-from fluidx.transpiler.choices import InFlatUnits
+from fluidx.transpiler.placement.parameter_homes import InFlatUnits
 from tests.transpiler.models import MODELS, L, same_answers, written
 
 KB = 1 / 2**10

@@ -11,8 +11,8 @@ from fluidx.ir import At, Operator, Partial, Pieces, Program, ProgramPair, Shard
 from fluidx.ir.parts import check_placement, coords_of, cut, holds, join
 from fluidx.ir.types import show_placement
 from fluidx.transpiler.algorithms import Refused, schedule
-from fluidx.transpiler.hops import others, why_whole
-from fluidx.transpiler.lowerings import steps
+from fluidx.transpiler.lowering.redistribute import steps
+from fluidx.transpiler.lowering.write_algorithm import others, why_whole
 from fluidx.transpiler.specialize import Specializer
 from tests.sweep import ALL
 

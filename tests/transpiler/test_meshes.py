@@ -7,7 +7,7 @@ import fluidx as fx
 from fluidx.ir import Shard
 from fluidx.ir.opdef import OPS, Effect
 from fluidx.testing.models import TestModel, train_ranks, train_single
-from fluidx.transpiler import hops
+from fluidx.transpiler.lowering import write_algorithm
 from tests.transpiler.models import STRATEGIES, same_answers
 
 L = fx.layers
@@ -115,7 +115,7 @@ def test_attention_as_an_operator_communicates_as_it_does_written_out():
 
 @pytest.mark.parametrize("strategy", ["ring_optimizer", "reduce_broadcast"])
 def test_what_tp_cuts_travels_round_the_ring_in_several_messages(strategy, monkeypatch):
-    monkeypatch.setattr(hops, "_LARGEST", 48)
+    monkeypatch.setattr(write_algorithm, "_LARGEST", 48)
     ring = fx.strategies.ring_optimizer(chunk_mb=64 / 2**20)
     by_ring = ring if strategy == "ring_optimizer" else fx.strategies.reduce_broadcast(algorithm="ring")
     same_answers(transformer(fx.optimizer.Adam(0.01)), by_ring, fx.Mesh(dp=3, tp=2), rows=(7, 2))

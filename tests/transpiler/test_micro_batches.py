@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor.dry import dry_plan
+from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.ir import VerifyError
 from fluidx.ir.jsonform import from_json, to_json
 from fluidx.ir.program import ProgramPair

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor.dry import dry_plan
+from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.ir import VerifyError
 from fluidx.ir.opdef import OPS, Effect
 from fluidx.ir.program import ProgramPair
 from fluidx.testing.models import TestModel
-from fluidx.transpiler.slots import Action, bubble, slots
+from fluidx.transpiler.scheduling.pipeline_schedules import Action, bubble, slots
 from fluidx.verify import verify_ranks
 from tests.transpiler.models import same_answers
 from tests.transpiler.staged import equal, gpt, layers

@@ -13,7 +13,7 @@ import fluidx as fx
 from fluidx.ir import Role, Shard
 from fluidx.ir.parts import coords_of, holds, local_shape
 from fluidx.testing.models import classifier, train_single
-from fluidx.transpiler.roots import assign, cut
+from fluidx.transpiler.placement.roots import assign, cut
 from tests.transpiler.random_models import build, recipes
 
 strategies = st.one_of(

@@ -12,7 +12,7 @@ from fluidx.ir.errors import TranspileError
 from fluidx.ir.parts import coords_of, intervals
 from fluidx.ir.types import Shard
 from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_single
-from fluidx.transpiler.slices import slices, steps
+from fluidx.transpiler.lowering.slices import slices, steps
 
 few = st.integers(1, 5)
 

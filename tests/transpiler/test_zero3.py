@@ -8,7 +8,7 @@ import pytest
 import fluidx as fx
 from fluidx.ir import Role, Shard
 from fluidx.testing.models import integer_mlp, train_ranks, train_single
-from fluidx.transpiler.choices import AtRoots, InPieces, Sharded
+from fluidx.transpiler.placement.parameter_homes import AtRoots, InPieces, Sharded
 from fluidx.transpiler.strategies import strategy
 from tests.transpiler.models import MODELS, L, same_answers, written
 

@@ -4,11 +4,11 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import Operator, ProgramPair, TensorType, parse_pair
-from fluidx.ir.stamp import Stamp
+from fluidx.ir.change_stamps import Stamp
 from fluidx.verify import verify_ranks
-from fluidx.verify.alike import Programs
 from fluidx.verify.mesh import Mesh
-from fluidx.verify.operators import Operators
+from fluidx.verify.operator_meaning import Operators
+from fluidx.verify.rank_classes import Programs
 from tests.verify.programs import BRANCHES, BRANCHES_CUT, DATA_PARALLEL, MODEL, UPDATE, ranks_of
 
 SUM = 'dist:\n  %w@GRAD.sum: f32[4,3] = all_reduce(%w@GRAD) {group="dp", op="sum"}\n'

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from fluidx.ir import TensorType
-from fluidx.verify.expressions import Table
-from fluidx.verify.refuse import Refused
+from fluidx.verify.normal_form import Table
+from fluidx.verify.refusal import Refused
 
 F = TensorType("float32", (4, 3))
 

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 from ..node import Node
-from ..windows import Along, flat_paddings, need_sizes, paired, reach, still, windows
+from ..window_geometry import Along, flat_paddings, need_sizes, paired, reach, still, windows
 from . import face
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..forest import MODES, Forest
 from ..importer import Outputs
 from ..node import Node
+from ..tree_ensemble import MODES, Forest
 from . import host
 from .ml_scores import TRANSFORMS, floats, labels_of, of_two_classes, transformed
 

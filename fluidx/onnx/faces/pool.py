@@ -11,7 +11,7 @@ import numpy as np
 from ...ir import ANY
 from ...ir.dtypes import FLOATS, np_dtype
 from ..node import Node
-from ..windows import Along, flat_paddings, need_sizes, paired, reach, still, table, windows
+from ..window_geometry import Along, flat_paddings, need_sizes, paired, reach, still, table, windows
 from . import face
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, TINY, np_dtype
-from ..limits import room
 from ..node import Node
+from ..size_limits import room
 from ..values import numpy_dtype
-from ..windows import windows
+from ..window_geometry import windows
 from . import face, host
 from .cast import converted, dtype_of
 from .conv import convolved

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...ir.dtypes import np_dtype
 from ..node import Node
-from ..windows import need_sizes, table, windows
+from ..window_geometry import need_sizes, table, windows
 from . import face
 
 

@@ -68,7 +68,7 @@ class AdasumReduce(OpDef):
     Each of the `layers` is summed by itself: they are flat ranges of the value, between these marks; () where it is one. In round k, ranks
     whose indices differ in bit k exchange what they have and combine it alike: log2(n) times the value is sent. Where n is no power of two,
     the ranks beyond the last one combine with the first ranks before that, and are told the result. By an algorithm, halves are exchanged:
-    see transpiler/adaptive.py.
+    see transpiler/lowering/adasum.py.
     """
 
     name = "adasum_reduce"

@@ -23,7 +23,7 @@ from ...ir.types import ANY, At, Entry, Own, Partial, Pieces, Shard, TensorType
 from ..shared.samples import counting
 
 # how a collective is carried out: the name of an algorithm ("": as the communicator does it), and the wave that it travels in; Specialize
-# writes the sends and receives (transpiler/hops.py). What a collective computes does not hang on them.
+# writes the sends and receives (transpiler/lowering/write_algorithm.py). What a collective computes does not hang on them.
 HOW = {"algorithm": "", "wave": 0}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
+from ...ir.axis_letters import along
 from ...ir.constants import Array
 from ...ir.dtypes import as_dtype, dtype_name, np_dtype
 from ...ir.errors import ProgramError
@@ -17,7 +18,6 @@ from ...ir.opdef import OpDef, Required, Sample
 from ...ir.parts import Part
 from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
-from ...ir.words import along
 from ..shared.native import copy_calls, fill_calls, text_of
 from ..shared.types import check_range, need_fit, need_ids, need_ndim, need_size, norm_axis
 

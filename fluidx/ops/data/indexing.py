@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.axis_letters import along, letters
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.parts import Part
 from ...ir.types import TensorType
-from ...ir.words import along, letters
 from ..expr.nodes import make_node, sym
 from ..shared.arrays import add_rows, take
 from ..shared.broadcast import broadcast_sizes, reduced

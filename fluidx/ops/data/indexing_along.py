@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.axis_letters import along
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import TensorType
-from ...ir.words import along
 from ..shared.arrays import add_rows
 from ..shared.samples import f32, ints
 from ..shared.types import check_range, merge_size, need_ids, need_ndim, norm_axis

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...ir.axis_letters import along, but, letters
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
-from ...ir.words import along, but, letters
 from ..shared.native import all_of, copy_calls, reduce_calls
 from ..shared.samples import f32
 from ..shared.types import add_sizes, merge_size, need_ndim, need_size, norm_axes, norm_axis, one_whole

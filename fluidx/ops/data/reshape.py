@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.axis_letters import but, fold, letters, match_axes
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ...ir.valuetypes import is_ranked
-from ...ir.words import but, fold, letters, match_axes
 from ..shared.native import copy_calls
 from ..shared.samples import f32
 from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis, same_elements

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.axis_letters import along, but
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ExecutionError, ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
-from ...ir.words import along, but
 from ..shared.samples import apart, f32, i64
 from ..shared.types import need_ids, need_size, norm_axis
 

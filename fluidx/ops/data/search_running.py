@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.axis_letters import along
 from ...ir.opdef import OpDef, Sample
-from ...ir.words import along
 from ..shared.samples import f32, points
 from ..shared.types import norm_axis
 

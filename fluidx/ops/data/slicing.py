@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.axis_letters import but
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
-from ...ir.words import but
 from ..shared.native import copy_calls, fill_calls
 from ..shared.samples import f32
 from ..shared.types import need_ndim, norm_axes

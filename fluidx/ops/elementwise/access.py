@@ -13,8 +13,8 @@ from itertools import combinations
 from math import isfinite
 from typing import Any
 
+from ...ir.axis_letters import letters
 from ...ir.pattern import Types
-from ...ir.words import letters
 from ..expr.nodes import Expr, is_const, lift, nodes, number_of, substitute, symbols
 
 # Functions that never fall, for every argument including the infinities: the terms of a maximum may lie anywhere below it, so sqrt and

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...ir import OpDef, Operator, Sample
+from ...ir.axis_letters import along
 from ...ir.parts import Part
-from ...ir.words import along
 from ..nn.softmax import expand_softmax
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
 from ..shared.expand import Parts

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import log2
 from typing import Any
 
+from ...ir.axis_letters import but
 from ...ir.dtypes import HALVES
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
-from ...ir.words import but
 from ..shared.samples import f32
 from ..shared.types import need_float, need_ndim, norm_axis
 

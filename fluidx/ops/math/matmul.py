@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import native
 from ...ir import OpDef, ProgramError, Sample, TensorType
-from ...ir.words import letters, match_axes
+from ...ir.axis_letters import letters, match_axes
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import bits, f32, ints
 from ..shared.types import meet, mul_sizes, same_dtype

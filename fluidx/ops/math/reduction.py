@@ -13,9 +13,9 @@ from math import prod
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.axis_letters import letters
 from ...ir.dtypes import FLOATS, HALVES, dtype_name
 from ...ir.parts import Part
-from ...ir.words import letters
 from ..shared.blocked import in_order
 from ..shared.native import reduce_calls, row_calls
 from ..shared.samples import points

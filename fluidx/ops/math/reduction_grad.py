@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType, np_dtype
-from ...ir.words import letters
+from ...ir.axis_letters import letters
 from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import in_order
 from ..shared.broadcast import aligned

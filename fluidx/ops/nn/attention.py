@@ -14,8 +14,8 @@ import numpy as np
 
 from ... import native
 from ...ir import ANY, OpDef, ProgramError, Required, Sample, TensorType
+from ...ir.axis_letters import letters
 from ...ir.parts import Part
-from ...ir.words import letters
 from ..shared.broadcast import reduced
 from ..shared.native import FLOATS
 from ..shared.samples import bits, f32

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
-from ...ir.words import fold
+from ...ir.axis_letters import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
 from ..shared.types import empties, meet, same_dtype

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
+from ...ir.axis_letters import fold
 from ...ir.parts import Part
-from ...ir.words import fold
 from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import later
 from ..shared.native import all_of, expression, reduce_calls

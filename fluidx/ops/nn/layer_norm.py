@@ -11,8 +11,8 @@ import numpy as np
 
 from ... import native
 from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir.axis_letters import fold, letters
 from ...ir.dtypes import dtype_name
-from ...ir.words import fold, letters
 from ..shared.blocked import column_sum, in_order, later, row_blocks, row_sum
 from ..shared.native import FLOATS
 from ..shared.samples import f32, positive

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
-from ...ir.words import along
+from ...ir.axis_letters import along
 from ..shared.samples import f32, positive
 from ..shared.types import need_float, norm_axis
 

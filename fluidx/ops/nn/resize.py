@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample
+from ...ir.axis_letters import but
 from ...ir.opdef import Required
-from ...ir.words import but
 from ..shared.arrays import copy
 from ..shared.samples import f32
 from ..shared.types import need_float, norm_axes

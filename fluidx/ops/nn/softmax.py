@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...ir import OpDef, Operator, Sample
-from ...ir.words import along
+from ...ir.axis_letters import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
 from ..shared.expand import Parts
 from ..shared.native import row_calls

@@ -1,4 +1,4 @@
-"""Algorithms: how a collective is carried out by sends and receives. Each is data, a schedule; transpiler/hops.py writes it out."""
+"""Algorithms: how sends and receives carry out a collective. Each is a schedule (data); lowering/write_algorithm.py writes it out."""
 
 from __future__ import annotations
 

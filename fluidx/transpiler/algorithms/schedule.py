@@ -52,7 +52,7 @@ class Algorithm:
         return tuple(tuple(handed(k, (k + h) % n, n) for k in range(n)) for h in range(1, n))
 
     def adaptive(self, n: int) -> Rounds:
-        """From what ranks have of their own to its adaptive sum on all ranks: see transpiler/adaptive.py for what a transfer then means."""
+        """Rounds that leave the adaptive sum of every rank's value on all ranks; lowering/adasum.py says what a transfer then means."""
         raise Refused(f"{self.name} makes no adaptive sum; halving_doubling does")
 
     def cut(self, n: int, size: int) -> list[int]:

@@ -8,9 +8,9 @@ from ...ir.errors import TranspileError
 from ...ir.operator import unary
 from ...ir.program import ProgramPair
 from ..cluster import SERVERS
-from ..pass_ import Job, Pass
-from ..roots import Chunk, assign
-from ..writer import Writer, filled
+from ..pass_base import Job, Pass
+from ..placement.roots import Chunk, assign
+from ..program_rewriter import Writer, filled
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from ...ir.operator import Operator, op_types
 from ...ir.parts import bounds
 from ...ir.program import Program, ProgramPair
 from ...ir.types import ANY, Partial, Pieces, Placement
-from ..gather import Run, Waiting, first_readers, gathered
-from ..packing import Packed, can_be_packed
-from ..pass_ import Job, Pass
-from ..slices import growth
-from ..writer import Writer
+from ..lowering.pack_messages import Packed, can_be_packed
+from ..lowering.slices import growth
+from ..pass_base import Job, Pass
+from ..program_rewriter import Writer
+from ..scheduling.delay_together import Run, Waiting, first_readers, gathered
 
 MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "adasum_reduce")
 

@@ -14,8 +14,8 @@ from ...ir.types import Partial, TensorType
 from ..algorithms import able, algorithm
 from ..algorithms.choice import cheapest
 from ..cluster import SERVERS
-from ..hops import carried_by, others, why_whole
-from ..pass_ import Job, Pass
+from ..lowering.write_algorithm import carried_by, others, why_whole
+from ..pass_base import Job, Pass
 
 BETWEEN_HOSTS = ("ring", "halving_doubling")  # by the first that can, where nothing is chosen
 

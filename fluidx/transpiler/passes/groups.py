@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.program import ProgramPair
-from ..pass_ import Job, Pass
-from ..writer import Writer
+from ..pass_base import Job, Pass
+from ..program_rewriter import Writer
 
 
 @dataclass(frozen=True)

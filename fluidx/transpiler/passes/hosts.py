@@ -12,9 +12,9 @@ from ...ir.parts import coords_of, local_type
 from ...ir.program import ProgramPair
 from ...ir.types import At, Entry, Partial, Shard
 from ..cluster import SERVERS, need_hosts
-from ..hops import carried_by, others, why_whole
-from ..pass_ import Job, Pass
-from ..writer import Writer, each_op, filled
+from ..lowering.write_algorithm import carried_by, others, why_whole
+from ..pass_base import Job, Pass
+from ..program_rewriter import Writer, each_op, filled
 from .carry import carried, named, stays_whole
 
 

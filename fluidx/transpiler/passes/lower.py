@@ -8,9 +8,9 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator, op_types, unary
 from ...ir.program import Block, Program, ProgramPair, Var
 from ...ir.types import Own
-from ..lowerings import steps
-from ..pass_ import Job, Pass
-from ..writer import filled
+from ..lowering.redistribute import steps
+from ..pass_base import Job, Pass
+from ..program_rewriter import filled
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from ...ir import flow
-from ...ir.memories import elements_read, pattern_in
+from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.program import Block, Program, ProgramPair, Var
-from ..pass_ import Job, Pass
+from ..pass_base import Job, Pass
 
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 _UPDATES = (Role.OPTIMIZE, Role.LR_SCHED)

@@ -7,9 +7,9 @@ from itertools import groupby
 
 from ...ir.operator import Operator
 from ...ir.program import ProgramPair
-from ..packing import Packed, can_be_packed
-from ..pass_ import Job, Pass
-from ..writer import Writer
+from ..lowering.pack_messages import Packed, can_be_packed
+from ..pass_base import Job, Pass
+from ..program_rewriter import Writer
 from .waves import FROM_OWNERS, TO_OWNERS
 
 

@@ -13,14 +13,14 @@ from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.types import ANY, REPLICATE, At, Entry, Local, Own, Partial, Placement, Shard, show_placement
-from ..choices import EVERYWHERE
 from ..cluster import SERVERS, several
-from ..lend import LendingWalk, Use
-from ..pass_ import Job, Pass
-from ..rules import Kinds, may_write
-from ..stages import between_stages, pins, rest_at_stages
-from ..walk import Move, Walk, every_move, no_axis, where
-from ..writer import filled
+from ..pass_base import Job, Pass
+from ..placement.choose_row import Kinds, may_write
+from ..placement.gathered_parameters import LendingWalk, Use
+from ..placement.parameter_homes import EVERYWHERE
+from ..placement.pipeline_stages import between_stages, pins, rest_at_stages
+from ..placement.propagate import Move, Walk, every_move, no_axis, where
+from ..program_rewriter import filled
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Place(Pass):
         """Where parameters lie by a choice: as annotated, and as it says over the group."""
         if not hasattr(choice, "entries"):
             wanted = "a choice has a method entries(params, group, ranks)"
-            raise TranspileError(f"{wanted}, {choice!r} has none; see transpiler/choices.py")
+            raise TranspileError(f"{wanted}, {choice!r} has none; see transpiler/placement/parameter_homes.py")
         group = getattr(choice, "group", self.group)
         ranks = job.mesh.axes.get(group, 1)
         free = {n: d for n, d in params.items() if entry_of(d.placement, group) is None}  # others are where they are cut

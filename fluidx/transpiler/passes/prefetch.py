@@ -8,7 +8,7 @@ from ...ir import flow
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role
 from ...ir.program import Program, ProgramPair
-from ..pass_ import Job, Pass
+from ..pass_base import Job, Pass
 
 
 @dataclass

@@ -11,9 +11,9 @@ from ...ir.program import ProgramPair, Var
 from ...ir.types import ANY, Partial, Placement, Shard, TensorType
 from ...view.diff import show_bytes
 from ..cluster import need_hosts
-from ..pass_ import Job, Pass
-from ..slices import growth, slices, steps
-from ..writer import Writer, filled
+from ..lowering.slices import growth, slices, steps
+from ..pass_base import Job, Pass
+from ..program_rewriter import Writer, filled
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from ...ir import flow
 from ...ir.errors import TranspileError, nearest
 from ...ir.operator import Operator, Role
 from ...ir.program import Program, ProgramPair
-from ...ir.turns import turn_groups
+from ...ir.time_axes import turn_groups
 from ...ir.types import At
-from ..pass_ import Job, Pass
-from ..slots import SCHEDULES, Action, slots
-from ..stages import STAGES, stage_of
-from ..transfers import TRANSFER
-from ..walk import where
+from ..lowering.transfers import TRANSFER
+from ..pass_base import Job, Pass
+from ..placement.pipeline_stages import STAGES, stage_of
+from ..placement.propagate import where
+from ..scheduling.pipeline_schedules import SCHEDULES, Action, slots
 
 _FORWARD, _BACKWARD = (Role.FORWARD, Role.LOSS), (Role.BACKWARD,)
 

@@ -13,13 +13,13 @@ from ...ir.parts import bounds
 from ...ir.program import Program, ProgramPair
 from ...ir.types import ANY, Partial, Placement
 from ...view.diff import show_bytes
-from ..choices import pieces_of
 from ..cluster import SERVERS
-from ..gather import Waiting
-from ..lowerings import steps
-from ..pass_ import Job, Pass
-from ..walk import where
-from ..writer import Writer, filled
+from ..lowering.redistribute import steps
+from ..pass_base import Job, Pass
+from ..placement.parameter_homes import pieces_of
+from ..placement.propagate import where
+from ..program_rewriter import Writer, filled
+from ..scheduling.delay_together import Waiting
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...ir.errors import TranspileError
 from ...ir.program import ProgramPair
-from ..pass_ import Job, Pass
+from ..pass_base import Job, Pass
 
 
 @dataclass(frozen=True)

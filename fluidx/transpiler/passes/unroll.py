@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ...ir import flow
-from ...ir.bodies import copy_op, runs_bodies
 from ...ir.errors import TranspileError
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role, rename_slots, unary
 from ...ir.program import Program, ProgramPair, Var
-from ...ir.turns import in_turn, taken_in_turn, turn_group
+from ...ir.sub_blocks import copy_op, runs_bodies
+from ...ir.time_axes import in_turn, taken_in_turn, turn_group
 from ...ir.types import Partial, Shard
-from ..pass_ import Job, Pass
-from ..walk import where
-from ..writer import filled
+from ..pass_base import Job, Pass
+from ..placement.propagate import where
+from ..program_rewriter import filled
 
 _ADDS = {"sum": "sum", "max": "elementwise_max", "min": "elementwise_min"}
 _HOST = "\0host"  # stands for what operators that touch the host change: they keep their order

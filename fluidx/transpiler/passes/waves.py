@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ...ir.operator import Operator
 from ...ir.program import Program, ProgramPair
-from ..gather import Run, gathered
-from ..pass_ import Job, Pass
-from ..writer import SharedAttrs
+from ..pass_base import Job, Pass
+from ..program_rewriter import SharedAttrs
+from ..scheduling.delay_together import Run, gathered
 
 TO_OWNERS = ("reduce", "reduce_scatter")
 FROM_OWNERS = ("broadcast", "all_gather")

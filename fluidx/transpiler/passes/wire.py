@@ -12,9 +12,9 @@ from ...ir.operator import Operator, Role, op_types
 from ...ir.parts import entry_of
 from ...ir.program import ProgramPair, Var
 from ...ir.types import Partial, TensorType
-from ..gather import Waiting, first_readers
-from ..pass_ import Job, Pass
-from ..writer import Writer
+from ..pass_base import Job, Pass
+from ..program_rewriter import Writer
+from ..scheduling.delay_together import Waiting, first_readers
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from ...ir.dtypes import HALVES
 from ...ir.errors import TranspileError, misspelt, nearest
 from ...ir.variable import Variable
 from ..algorithms import ALGORITHMS, Algorithm
-from ..choices import EVERYWHERE
-from ..pass_ import Pass
+from ..pass_base import Pass
 from ..passes.broadcast import BroadcastStartup
 from ..passes.bucket import Bucket
 from ..passes.carry import Carry
@@ -23,6 +22,7 @@ from ..passes.lower import Lower
 from ..passes.offload import Offload
 from ..passes.place import Place
 from ..passes.wire import Wire
+from ..placement.parameter_homes import EVERYWHERE
 
 Steps = tuple[tuple[str, Pass], ...]
 BUCKETS = Bucket()

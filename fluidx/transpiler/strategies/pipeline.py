@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from ...ir.errors import TranspileError, nearest
-from ...ir.turns import MAX_TURNS
-from ..choices import Everywhere
+from ...ir.time_axes import MAX_TURNS
 from ..passes.schedule import Schedule
 from ..passes.turns import Turns
 from ..passes.unroll import Unroll
-from ..slots import SCHEDULES
+from ..placement.parameter_homes import Everywhere
+from ..scheduling.pipeline_schedules import SCHEDULES
 from .base import Common, Strategy, strategy
 
 

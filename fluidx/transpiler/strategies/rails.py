@@ -7,8 +7,8 @@ from math import inf
 from typing import Unpack
 
 from ...ir.errors import TranspileError
-from ..choices import Everywhere
 from ..passes.rails import Rails
+from ..placement.parameter_homes import Everywhere
 from .base import Common, Strategy, buckets, changed, strategy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from ...ir.errors import TranspileError
-from ..choices import Everywhere
+from ..placement.parameter_homes import Everywhere
 from .base import Common, Strategy, strategy
 
 

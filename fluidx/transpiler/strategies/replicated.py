@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Unpack
 
 from ...ir.errors import TranspileError
-from ..choices import Everywhere
 from ..passes.bucket import MOVING
+from ..placement.parameter_homes import Everywhere
 from .base import Common, Strategy, buckets, changed, strategy
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Unpack
 
 from ...ir.errors import TranspileError, nearest
-from ..choices import AtRoots, InPieces
 from ..passes.bucket import Bucket
 from ..passes.pack import PackSmall
 from ..passes.waves import FROM_OWNERS, TO_OWNERS, GatherWaves
-from ..roots import METHODS
+from ..placement.parameter_homes import AtRoots, InPieces
+from ..placement.roots import METHODS
 from .base import Common, Steps, Strategy, buckets, changed, strategy
 
 

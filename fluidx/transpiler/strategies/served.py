@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Unpack
 
 from ...ir.errors import TranspileError, nearest
-from ..choices import Everywhere, OnServers
 from ..passes.bucket import Bucket
 from ..passes.served_sums import SumOnServers
+from ..placement.parameter_homes import Everywhere, OnServers
 from .base import Common, Strategy, buckets, changed, strategy
 
 SPLITS = ("round_robin", "hash")

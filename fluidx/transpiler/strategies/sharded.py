@@ -6,9 +6,9 @@ from math import inf
 from typing import Any, Unpack
 
 from ...ir.errors import TranspileError
-from ..choices import InFlatUnits, Sharded
 from ..passes.bucket import Bucket
 from ..passes.prefetch import Prefetch
+from ..placement.parameter_homes import InFlatUnits, Sharded
 from .base import Common, Steps, Strategy, strategy
 
 

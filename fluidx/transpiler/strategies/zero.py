@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from ...ir.errors import TranspileError
-from ..choices import InBuckets, Sharded
+from ..placement.parameter_homes import InBuckets, Sharded
 from .base import Common, Strategy, buckets, changed, strategy
 
 

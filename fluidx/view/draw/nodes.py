@@ -11,10 +11,10 @@ from ...ir.flow import reads, writes
 from ...ir.operator import Operator
 from ...ir.parts import coords_of, holds
 from ...ir.program import Program
-from ...ir.records import Var
 from ...ir.text import var_name, word
 from ...ir.types import Pieces
 from ...ir.valuetypes import known_bytes
+from ...ir.var import Var
 from ..diff import communicates, show_bytes
 
 COMM, DATA, PARAM, STATE = "communication", "data", "parameter", "state"

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...ir.bodies import bodies
 from ...ir.errors import ProgramError
 from ...ir.flow import touches
 from ...ir.operator import Operator, Role
 from ...ir.program import Block, Program, ProgramPair
-from ...ir.records import Var
-from ...ir.site import Site
+from ...ir.source_location import Site
+from ...ir.sub_blocks import bodies
 from ...ir.text import show_block, show_entries, show_op, var_name
 from ...ir.valuetypes import known_bytes
+from ...ir.var import Var
 from ..diff import communicates, show_bytes
 from .groups import REPEAT, Group, Item, tree_of
 from .life import Lives

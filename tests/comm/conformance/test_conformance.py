@@ -7,12 +7,12 @@ import pytest
 from fluidx import native
 from fluidx.comm import CommError, CommTimeout
 from fluidx.comm.base import AsynchronousCommunicator, Communicator
-from fluidx.comm.hosts import HostsCommunicator
-from fluidx.comm.messages import MessageCommunicator
-from fluidx.comm.native import NativeCommunicator
+from fluidx.comm.mpi.message_collectives import MessageCommunicator
+from fluidx.comm.mpi.multi_host import HostsCommunicator
 from fluidx.comm.nccl import NcclCommunicator
 from fluidx.comm.processes import ProcessCommunicator
-from fluidx.comm.threads import ThreadCommunicator
+from fluidx.comm.threads.communicator import ThreadCommunicator
+from fluidx.comm.threads.native_calls import NativeCommunicator
 from fluidx.native import shared
 from fluidx.testing import each_rank
 from fluidx.testing.mpi import Job, why_not

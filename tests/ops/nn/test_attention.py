@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor.cost import op_flops
+from fluidx.executor.plan.cost import op_flops
 from fluidx.ir import Builder, ProgramError, TensorType
 from fluidx.ops.nn.attention import ScaledDotProductAttention as Op
 from fluidx.ops.nn.attention import ScaledDotProductAttentionGrad as Grad

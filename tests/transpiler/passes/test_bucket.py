@@ -5,8 +5,8 @@ import pytest
 import fluidx as fx
 from fluidx.ir import Pieces, TensorType, Var
 from fluidx.testing import check_pass
-from fluidx.transpiler.choices import InBuckets
 from fluidx.transpiler.passes.bucket import Bucket
+from fluidx.transpiler.placement.parameter_homes import InBuckets
 
 GIVEN = """
   group dp = [0, 1]

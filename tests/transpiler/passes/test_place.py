@@ -4,8 +4,8 @@ import pytest
 
 import fluidx as fx
 from fluidx.testing import check_pass
-from fluidx.transpiler.choices import AtRoots, InPieces, Sharded
 from fluidx.transpiler.passes.place import Place
+from fluidx.transpiler.placement.parameter_homes import AtRoots, InPieces, Sharded
 
 GIVEN = "group dp = [0, 1]; data %x: f32[-1,2]; param %w: f32[2,4]; var %lr: f32[1] persistable"
 SPLIT = "data %x: f32[-1,2] shard(0) over dp"

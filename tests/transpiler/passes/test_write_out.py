@@ -5,7 +5,7 @@ import pytest
 import fluidx as fx
 from fluidx.testing import check_pass
 from fluidx.testing.models import classifier
-from fluidx.transpiler.pass_ import Job
+from fluidx.transpiler.pass_base import Job
 from fluidx.transpiler.passes.broadcast import BroadcastStartup
 from fluidx.transpiler.passes.groups import InitGroups
 from fluidx.transpiler.passes.lower import Lower

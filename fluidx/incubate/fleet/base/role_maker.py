@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from ...._checks import whole, wrong
-from ....comm.launched import found, rank
+from ....comm.launch_environment import found, rank
 
 
 class Role(IntEnum):

@@ -1,0 +1,1 @@
+"""Ranks as MPI processes: the world, collectives made of messages, and hosts whose ranks share memory."""

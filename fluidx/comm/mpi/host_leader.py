@@ -1,0 +1,119 @@
+"""What the first rank of each host does for all on it: it tells those of the others what is brought, and adds up what is little."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from ..base import Ranks
+from ..contribution import Block, Slot, reduce_into
+from .handshake import type_of
+from .host_pipeline import Item, items_of
+from .message_collectives import MessageCommunicator
+
+_TYPE = 48  # bytes of a text of a type
+_NO_BYTES = np.empty(0, np.uint8)
+
+Seen = Sequence[Sequence[Sequence[np.ndarray]]]  # what each rank of this host gives, and takes
+Refuse = Callable[[str, int], NoReturn]
+
+
+class Group(NamedTuple):
+    """A group's members by host, and which of the hosts this one is."""
+
+    ranks: Ranks
+    hosts: tuple[Ranks, ...]
+    here: int
+
+    @property
+    def own(self) -> Ranks:
+        return self.hosts[self.here]
+
+    @property
+    def homes(self) -> list[int]:
+        return [h for h, host in enumerate(self.hosts) for _ in host]
+
+
+class Lead:
+    """For collectives of a group whose arrays lie where they lay before. Hosts tell one another, of each pair of ranks on the two, the type
+    of what goes from one to the other, and what is `little` itself; `sums` are what is to be done with that."""
+
+    def __init__(self, far: MessageCommunicator, group: Group, slot: Slot, seen: Seen, little: bool):
+        self.far, self.group, self.what, self.seen = far, group, slot.what, seen
+        self.leaders, self.head, self.op = tuple(host[0] for host in group.hosts), Slot(slot.call), slot.op or "sum"
+        given, taken = _types(group, slot, seen, far.refuse)
+        items = list(items_of(slot, group.homes, group.here, seen)) if little else []
+        self.wanted = [types.tobytes() for types in taken]
+        self.told = [_behind(types, items, group.here) for types in given]
+        self.heard = [_behind(types, items, h) for h, types in enumerate(taken)]
+        self.own = list[tuple[np.ndarray, np.ndarray]]()  # where a term is told, and it
+        for told, types in zip(self.told, given, strict=True):
+            for item, rows in zip(items, _terms(told[types.size :], items, group.here), strict=True):
+                self.own += zip(rows, item.terms)
+        heard = [_terms(self.heard[h][types.size :], items, h) for h, types in enumerate(taken)]
+        self.sums = [([row for host in heard for row in host[k]], item.places) for k, item in enumerate(items) if item.size and item.places]
+
+    def trade(self, block: Block) -> None:
+        for place, term in self.own:
+            place[:] = term
+        self.far.trade(self.leaders, self.head, self.told, self.heard)
+        for h, want in enumerate(self.wanted):
+            if self.heard[h][: len(want)].tobytes() != want:
+                self._misfit(h)
+        for terms, places in self.sums:
+            reduce_into(terms, places, self.op, block)
+
+    def _misfit(self, host: int) -> NoReturn:
+        """Say which rank gives another one what that does not expect."""
+        pairs = [(source, rank) for source in self.group.hosts[host] for rank in self.group.own]
+        wants, haves = (np.frombuffer(side, f"S{_TYPE}", len(pairs)) for side in (self.wanted[host], self.heard[host].tobytes()))
+        k = int(np.argmax(wants != haves))
+        (source, rank), want, have = pairs[k], wants[k].decode(errors="replace"), haves[k].decode(errors="replace")
+        self.far.refuse(f"rank {rank} expects {want} from rank {source} in {self.what}, which gives {have}", source)
+
+
+def _types(group: Group, slot: Slot, seen: Seen, refuse: Refuse) -> list[list[np.ndarray]]:
+    """For each host, the types of what this one's ranks give its ranks, and of what they take from them: as texts, one of each pair."""
+    if slot.gives is None:
+        return [[_NO_BYTES] * len(group.hosts)] * 2
+    n, homes = len(group.ranks), group.homes
+    for rank, (gives, takes) in zip(group.own, seen, strict=True):
+        if not len(gives) == len(takes) == n:
+            refuse(f"rank {rank} brings {len(gives)} parts to {slot.what} and takes {len(takes)}, among {n} ranks", rank)
+    members = [[k for k in range(n) if homes[k] == h] for h in range(len(group.hosts))]
+    given = [_texts([gives[k] for gives, _ in seen for k in others]) for others in members]
+    return [given, [_texts([takes[k] for k in others for _, takes in seen]) for others in members]]
+
+
+def _texts(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.frombuffer(b"".join(_text(type_of(a).encode()) for a in arrays), np.uint8)
+
+
+def _text(said: bytes) -> bytes:
+    """A text in the bytes that there are: what is cut off a long one counts all the same."""
+    if len(said) > _TYPE:
+        said = said[: _TYPE - 9] + b"~%08x" % zlib.crc32(said)
+    return said.ljust(_TYPE, b"\0")
+
+
+def _nbytes(item: Item, host: int) -> int:
+    """Of the terms that a host has."""
+    return item.counts[host] * item.size * item.dtype.itemsize
+
+
+def _behind(types: np.ndarray, items: Sequence[Item], host: int) -> np.ndarray:
+    """The types, and room behind them for the terms of a host."""
+    return np.concatenate([types, np.zeros(sum(_nbytes(item, host) for item in items), np.uint8)])
+
+
+def _terms(room: np.ndarray, items: Sequence[Item], host: int) -> list[list[np.ndarray]]:
+    """Where the terms of a host lie, item by item."""
+    at, found = 0, []
+    for item in items:
+        nbytes = _nbytes(item, host)
+        found.append([row.view(item.dtype) for row in room[at : at + nbytes].reshape(item.counts[host], -1)] if nbytes else [])
+        at += nbytes
+    return found

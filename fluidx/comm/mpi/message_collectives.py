@@ -1,0 +1,345 @@
+"""Collectives of messages between two ranks, for ranks that share no memory.
+
+A library's own collectives, such as MPI's, have no deadline, do not say who is missing and add in an order of their own. Here every member
+tells every other one what it brings, which shows who is there and whether they agree; what is little travels in the same message. What is
+large is reduced by slices: one member gathers what all have of a slice, adds in rank order, as threads do, and hands the sum out, piece by
+piece, so that some travel while others are added.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..base import CommError, Ranks
+from ..contribution import BLOCK, Slot, reduce_into
+from .handshake import HEAD, LITTLE, MessageWorld, Posted, Talk, decoded, encoded, type_of
+
+_SMALL = 4 * 1024  # elements up to which everyone is sent everything: one trade instead of two
+_PIECE = 512 * 1024  # bytes of a slice that are added at a time: they stay in the second-level cache
+_AHEAD = 3  # pieces on their way while one is added
+_MOST_TALKS = 128
+_TEXTS, _DATA = 0, 1  # tags of messages from peer to peer; groups have higher ones
+_NOTHING = np.empty(0, np.uint8)
+
+Arrays = Sequence[np.ndarray] | np.ndarray  # the rows of one, too
+
+
+class MessageCommunicator:
+    """One rank's communicator in a world of messages; implements comm.base.Communicator.
+
+    Groups need no making: members know each other by rank, and a group's messages have tags of their own.
+    """
+
+    asynchronous = False
+    calls: Any = None
+
+    def __init__(self, world: MessageWorld, rank: int):
+        self.world, self.rank, self.world_size = world, rank, world.world_size
+        self._scratch: np.ndarray = np.empty(0)
+        self._landing: np.ndarray = np.empty(0, np.uint8)
+        self._tags: dict[Ranks, int] = {}
+        self._talks: dict[tuple, Talk] = {}
+
+    def abort(self, reason: BaseException) -> None:
+        self.world.abort(reason)
+
+    def reach(self, beside: bool, at: int) -> None:
+        self.world.paces[self.rank].reach(beside, at)
+
+    def follow(self, beside: bool, at: int) -> None:
+        self.world.paces[self.rank].follow(beside, at)
+
+    # -- collectives --------------------------------------------------------------------------------------------------------
+
+    def init_group(self, ranks: Ranks) -> None:
+        self.bring(ranks, Slot("nccl_init"))
+
+    def barrier(self, ranks: Ranks) -> None:
+        self.bring(ranks, Slot("barrier"))
+
+    def broadcast(self, x: np.ndarray, out: np.ndarray, root: int, ranks: Ranks) -> None:
+        self.bring(ranks, Slot("broadcast", x, out, root=root))
+
+    def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> None:
+        self.bring(ranks, Slot("all_reduce", x, out, op))
+
+    def reduce(self, x: np.ndarray, out: np.ndarray, op: str, root: int, ranks: Ranks) -> None:
+        self.bring(ranks, Slot("reduce", x, out, op, root))
+
+    def all_gather(self, x: np.ndarray, parts: Sequence[np.ndarray], ranks: Ranks) -> None:
+        self.bring(ranks, Slot("all_gather", x, gives=[x] * len(ranks), takes=parts))
+
+    def reduce_scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: Ranks) -> None:
+        self.bring(ranks, Slot("reduce_scatter", parts, out, op, gives=parts, takes=[out] * len(ranks)))
+
+    def all_to_all(self, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], ranks: Ranks) -> None:
+        self.bring(ranks, Slot("all_to_all", sends, gives=sends, takes=recvs))
+
+    def bring(self, ranks: Ranks, slot: Slot) -> None:
+        """Do what the slot says."""
+        match slot.what:
+            case "all_reduce" | "reduce":
+                self._reduce(ranks, slot)
+            case "reduce_scatter":
+                self._scatter(ranks, slot)
+            case "broadcast":
+                self._broadcast(ranks, slot)
+            case _:
+                self._meet(ranks, slot)
+
+    def _scatter(self, ranks: Ranks, slot: Slot) -> None:
+        parts, out, n = slot.gives, slot.out, len(ranks)
+        if all(part.nbytes <= LITTLE for part in parts):
+            terms = self.room(n, out.size, out.dtype).reshape(n, *out.shape)
+            self.trade(ranks, slot, parts, terms)
+            reduce_into(list(terms), [out], slot.op, self._block)
+        else:
+            self.trade(ranks, slot, [_NOTHING] * n, [_NOTHING] * n)
+            total = _plain(out)
+            self._add(ranks, slot, [_flat(part) for part in parts], total.reshape(-1))
+            put(out, total)
+
+    def _reduce(self, ranks: Ranks, slot: Slot) -> None:
+        n, mine, x = len(ranks), ranks.index(self.rank), _flat(slot.x)
+        reads = slot.root in (-1, mine)
+        out = _plain(slot.out).reshape(-1) if reads else np.empty_like(x)
+        if x.size <= _SMALL:
+            terms = self.room(n, x.size, x.dtype)
+            self.trade(ranks, slot, [x if slot.root in (-1, k) else _NOTHING for k in range(n)], terms if reads else [_NOTHING] * n)
+            if reads:
+                reduce_into(list(terms), [out], slot.op, self._block)
+        else:
+            self._meet(ranks, slot)
+            cuts = _cuts(x.size, n)
+            readers = range(n) if slot.root < 0 else (slot.root,)
+            self._add(ranks, slot, [x[cut] for cut in cuts], out[cuts[mine]], readers, [out[cut] for cut in cuts])
+        if reads:
+            put(slot.out, out.reshape(slot.out.shape))
+
+    def _add(
+        self,
+        ranks: Ranks,
+        slot: Slot,
+        gives: Sequence[np.ndarray],
+        total: np.ndarray,
+        readers: Sequence[int] = (),
+        places: Sequence[np.ndarray] = (),
+    ) -> None:
+        """Add up what all have of my slice into `total`, and hand it to `readers`, who get the others' sums, each in its place."""
+        world, tag, n, mine, what = self.world, self.tag(ranks) + 1, len(ranks), ranks.index(self.rank), str(slot)
+        step = max(1, _PIECE // total.itemsize)
+        others = [(k, r) for k, r in enumerate(ranks) if k != mine]
+        sent, coming, last = dict[int, Posted](), dict[int, Posted](), list[tuple[int, Any]]()
+        landings = self.room(_AHEAD * n, min(step, total.size), total.dtype).reshape(_AHEAD, n, -1)
+        count = max(-(-a.size // step) for a in gives)
+
+        def begin(p: int) -> None:
+            piece = slice(p * step, (p + 1) * step)
+            size = total[piece].size
+            coming[p], sent[p] = [], []
+            for k, r in others:
+                coming[p] += world.receive(landings[p % _AHEAD, k, :size], r, tag)
+                sent[p] += world.send(gives[k][piece], r, tag)
+
+        for p in range(min(_AHEAD, count)):
+            begin(p)
+        for p in range(count):
+            piece = slice(p * step, (p + 1) * step)
+            sums = total[piece]
+            world.finish(coming.pop(p), what)
+            terms = list(landings[p % _AHEAD, :, : sums.size])
+            terms[mine] = gives[mine][piece]
+            reduce_into(terms, [sums], slot.op, self._block)
+            for k, r in others:
+                if k in readers:
+                    last += world.send(sums, r, tag)
+            world.finish(sent.pop(p), what)  # what comes next may come into its place
+            for k, r in others:
+                if mine in readers:
+                    last += world.receive(places[k][piece], r, tag)
+            if p + _AHEAD < count:
+                begin(p + _AHEAD)
+        world.finish(last, what)
+
+    def _broadcast(self, ranks: Ranks, slot: Slot) -> None:
+        """The root sends everyone a slice, which they send each other."""
+        root, n, mine = slot.root, len(ranks), ranks.index(self.rank)
+        source, place = _flat(slot.x), _flat(slot.out)
+        whole = source.size <= _SMALL
+        cuts = [slice(0, source.size)] * n if whole else _cuts(source.size, n - 1)
+        if not whole:
+            cuts.insert(root, slice(0, 0))  # it has everything
+        if mine == root:
+            self.trade(ranks, slot, [source[cut] for cut in cuts], [_NOTHING] * n)
+            place[...] = source
+        else:
+            part = place[cuts[mine]]
+            self.trade(ranks, slot, [_NOTHING] * n, [part if k == root else _NOTHING for k in range(n)])
+            if not whole:
+                gives, takes = [part if k != root else _NOTHING for k in range(n)], [place[cut] for cut in cuts]
+                self._end(*self._begin(ranks, gives, takes), slot)
+        put(slot.out, place)
+
+    def _block(self, dtype: np.dtype) -> np.ndarray:
+        if self._scratch.dtype != dtype or not self._scratch.size:
+            self._scratch = np.empty(BLOCK, dtype)
+        return self._scratch
+
+    def room(self, count: int, size: int, dtype: np.dtype) -> np.ndarray:
+        """Room for so many arrays, until the next call of this."""
+        nbytes = count * size * dtype.itemsize
+        if self._landing.size < nbytes:
+            self._landing = np.empty(nbytes, np.uint8)
+        return self._landing[:nbytes].view(dtype).reshape(count, size)
+
+    # -- a group's messages -------------------------------------------------------------------------------------------------
+
+    def _meet(self, ranks: Ranks, slot: Slot) -> None:
+        """Come together, see that all bring what fits, and trade what the slot has a part of for each."""
+        none = [_NOTHING] * len(ranks)
+        self.trade(ranks, slot, none if slot.gives is None else slot.gives, none if slot.takes is None else slot.takes)
+
+    def trade(self, ranks: Ranks, slot: Slot, gives: Arrays, takes: Arrays) -> None:
+        """Come together, see that all bring what fits, and give each something and take something of each."""
+        world = self.world
+        world.check()
+        talk = self._talk(ranks, slot, gives)
+        for k, _ in talk.others:
+            if 0 < (nbytes := gives[k].nbytes) <= LITTLE:
+                talk.said[k][HEAD : HEAD + nbytes] = _bytes(gives[k])
+        world.start(talk.posted)
+        much = self._begin(ranks, [_unless_little(a) for a in gives], [_unless_little(a) for a in takes])
+        world.finish(talk.posted, talk.text)
+        for k, r in talk.others:
+            self._checkhead(slot, talk, k, r)
+        for k, _ in talk.others:
+            if 0 < (nbytes := takes[k].nbytes) <= LITTLE:
+                takes[k][...] = talk.heard[k][HEAD : HEAD + nbytes].view(takes[k].dtype).reshape(takes[k].shape)
+        self._end(*much, slot)
+        mine = ranks.index(self.rank)
+        if gives[mine].size and takes[mine].size:
+            put(takes[mine], gives[mine])
+
+    def _talk(self, ranks: Ranks, slot: Slot, gives: Arrays) -> Talk:
+        arrays = (slot.x,) if slot.gives is None else (*slot.gives, None, *slot.takes)
+        types = ((a.dtype, a.shape) if a is not None else None for a in arrays)
+        key = ranks, type(slot), slot.what, slot.op, slot.root, *types, *(a.nbytes for a in gives)
+        talk = self._talks.get(key)
+        if talk is None:
+            self._check_parts(slot, ranks)
+            if len(self._talks) >= _MOST_TALKS:
+                for old in self._talks.values():
+                    old.close()
+                self._talks.clear()
+            along = [a.nbytes if a.nbytes <= LITTLE else 0 for a in gives]
+            talk = self._talks[key] = Talk(self.world, self.rank, ranks, self.tag(ranks), slot, along)
+        return talk
+
+    def _begin(self, ranks: Ranks, gives: Arrays, takes: Arrays) -> tuple[Posted, list[tuple[np.ndarray, np.ndarray]]]:
+        tag, posted, copies = self.tag(ranks) + 1, list[tuple[int, Any]](), []
+        for r, place in zip(ranks, takes, strict=True):
+            if r != self.rank and place.size:
+                got = _plain(place)
+                posted += self.world.receive(got, r, tag)
+                copies.append((place, got))
+        for r, x in zip(ranks, gives, strict=True):
+            if r != self.rank and x.size:
+                posted += self.world.send(np.ascontiguousarray(x), r, tag)
+        return posted, copies
+
+    def _end(self, posted: Posted, copies: list[tuple[np.ndarray, np.ndarray]], slot: Slot) -> None:
+        if posted:
+            self.world.finish(posted, str(slot))
+        for place, got in copies:
+            put(place, got)
+
+    def tag(self, ranks: Ranks) -> int:
+        """Of what a group's members tell each other; the two behind it are for what they give. Groups that fall on the same get along:
+        what two ranks send each other is in the order of their calls."""
+        if ranks not in self._tags:
+            self._tags[ranks] = 2 + 3 * (zlib.crc32(repr(ranks).encode()) % (self.world.tags // 3 - 2))
+        return self._tags[ranks]
+
+    def _check_parts(self, slot: Slot, ranks: Ranks) -> None:
+        if slot.gives is None:
+            return
+        given, taken, n = len(slot.gives), len(slot.takes), len(ranks)
+        if not given == taken == n:
+            self.refuse(f"rank {self.rank} brings {given} parts to {slot.what} and takes {taken}, among {n} ranks", self.rank)
+        k = ranks.index(self.rank)
+        if type_of(slot.gives[k]) != type_of(slot.takes[k]):
+            self._misfit(slot, k, self.rank, type_of(slot.gives[k]))
+
+    def _checkhead(self, slot: Slot, talk: Talk, k: int, rank: int) -> None:
+        wanted = talk.wanted[k]
+        if talk.heard[k][: len(wanted)].tobytes() == wanted:
+            return
+        call, given, shown = decoded(talk.heard[k][:HEAD])
+        if call != decoded(encoded(talk.call))[0]:
+            self.refuse(f"rank {self.rank} is in {slot}, rank {rank} in {shown}", rank)
+        self._misfit(slot, k, rank, given)
+
+    def _misfit(self, slot: Slot, k: int, rank: int, given: str) -> NoReturn:
+        self.refuse(f"rank {self.rank} expects {type_of(slot.takes[k])} from rank {rank} in {slot.what}, which gives {given}", rank)
+
+    def refuse(self, why: str, rank: int) -> NoReturn:
+        error = CommError(f"ranks disagree: {why}", rank=rank)
+        self.abort(error)
+        raise error
+
+    # -- point to point -------------------------------------------------------------------------------------------------------
+
+    def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
+        world = self.world
+        world.check()
+        coming, leaving = [], []
+        for out, peer in recvs:
+            head, got = np.zeros(HEAD, np.uint8), _plain(out)
+            coming.append((out, peer, head, world.receive(head, peer, _TEXTS), got, world.receive(got, peer, _DATA)))
+        for x, peer in sends:
+            world.post(encoded(type_of(x)), peer, _TEXTS)
+            leaving.append((peer, world.post(np.ascontiguousarray(x), peer, _DATA)))
+        for out, peer, head, told, got, posted in coming:
+            world.finish(told, f"recv from rank {peer}")
+            if (sent := decoded(head)[0]) != type_of(out):
+                self.refuse(f"rank {self.rank} expects {type_of(out)} from rank {peer}, which sent {sent}", peer)
+            world.finish(posted, f"recv from rank {peer}")
+            put(out, got)
+        for peer, posted in leaving:
+            world.finish(posted, f"send to rank {peer}")
+
+
+def _cuts(size: int, n: int) -> list[slice]:
+    return [slice(size * k // n, size * (k + 1) // n) for k in range(n)]
+
+
+def _unless_little(a: np.ndarray) -> np.ndarray:
+    return _NOTHING if a.nbytes <= LITTLE else a
+
+
+def _bytes(a: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(a).reshape(-1).view(np.uint8)
+
+
+def _flat(a: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(a).reshape(-1)
+
+
+def _plain(place: np.ndarray) -> np.ndarray:
+    """The place itself, if it is in one piece, or another one for a while."""
+    return place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
+
+
+def _at(a: np.ndarray) -> int:
+    return a.__array_interface__["data"][0]
+
+
+def put(place: np.ndarray, got: np.ndarray) -> None:
+    """Copy what is not there already."""
+    there = place.flags.c_contiguous and got.flags.c_contiguous and _at(place) == _at(got)
+    if not there and got is not place:
+        np.copyto(place, got.reshape(place.shape))

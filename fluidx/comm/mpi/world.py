@@ -1,0 +1,367 @@
+"""Ranks as MPI processes, with mpi4py, which is loaded when it is used.
+
+Where all ranks run on one host MPI only brings them together: they meet in shared memory, by the code of `processes.py`. Else messages
+between two ranks are all that is asked of MPI: `messages.py` makes collectives of them, and `hosts.py` where several ranks are on a host.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import config, native
+from ...ir.errors import install
+from ...native import shared
+from ...native.world import log
+from .. import flight_recorder, launch_environment
+from ..base import CommAborted, CommError, CommTimeout, was_stopped
+from ..processes import ProcessWorld
+from ..threads.python_locks import Pace, some
+from .handshake import Posted
+from .message_collectives import MessageCommunicator
+
+if TYPE_CHECKING:
+    from .multi_host import HostsWorld
+
+_EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer reads
+_REASON = 2048  # bytes of a text that says why a rank failed
+_PIECE = 1 << 30  # bytes of a message: a count of MPI has 31 bits
+_AWAKE = 5e-5  # seconds that a rank asks without a pause
+_LOOKS = 20  # at what is waited for, before it asks whether another rank failed
+_LONGEST_PAUSE = 2e-4  # seconds: MPI moves messages while it is asked
+_TRIES = 8  # at memory that lies at one address in all processes
+_WAYS = "OMPI_MCA_btl"  # by which Open MPI sends messages
+_FAREWELL = 1.0  # seconds that messages have to leave in when this rank ends
+
+
+@cache
+def why_not() -> str:
+    """Why there is no MPI here, or an empty text."""
+    try:
+        with _alone() if launch_environment.found() is None else nullcontext():
+            from mpi4py import MPI  # noqa: F401
+    except (ImportError, RuntimeError) as e:  # RuntimeError where there is no MPI library to load
+        return f"{str(e).splitlines()[0]}; {install('mpi')}"
+    return ""
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A time in which MPI may be loaded by a process that nobody launched: Open MPI would make a file in /dev/shm for messages that there
+    are none of, and leave it behind."""
+    if _WAYS in os.environ:
+        yield
+        return
+    os.environ[_WAYS] = "self"
+    try:
+        yield
+    finally:
+        del os.environ[_WAYS]  # what this process starts is not alone
+
+
+def world_size() -> int:
+    """How many ranks mpirun started; 1 where it did not start this process."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.size
+
+
+def meet(timeout: float, among: Any = None, share: bool = True, hosts: int = 1) -> tuple[ProcessWorld | HostsWorld | MpiWorld, int]:
+    """The world of all ranks that mpirun started, or of those in the communicator `among`, of mpi4py, and how many are on this host. Each
+    of them makes this call.
+
+    Those on one host share memory, if `share` and if they can; a process takes its arrays from the latest that it shares. Raises CommError
+    where MPI is missing. Tests have the ranks of one host play so many `hosts`.
+    """
+    if reason := why_not():
+        raise CommError(f"MPI is not available: {reason}")
+    from mpi4py import MPI
+
+    from .multi_host import HostsWorld
+
+    everyone = MPI.COMM_WORLD if among is None else among
+    close = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    if hosts > 1:
+        close = close.Split(close.rank * hosts // close.size)
+    here, homes = close.size, everyone.allgather(close.bcast(everyone.rank))
+    memory = _memory(close, everyone.size, timeout) if share else None
+    shared_by_all = all(everyone.allgather(memory is not None))
+    close.Free()
+    if memory is None or not shared_by_all:
+        return MpiWorld(everyone, timeout), here
+    world = ProcessWorld(memory, everyone.rank, timeout)
+    return world if here == everyone.size else HostsWorld(world, MpiWorld(everyone, timeout), homes), here
+
+
+def end_together(world: ProcessWorld | HostsWorld | MpiWorld) -> None:
+    """Let an error that nothing in this process catches end all ranks. At its end MPI waits for all, without a deadline."""
+    from mpi4py import MPI
+
+    before, me = sys.excepthook, os.getpid()
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == me:
+            world.abort(error)
+            told = ""
+            if was_stopped(error):
+                time.sleep(_FAREWELL)  # whoever failed says why, and ends this process as well
+            elif isinstance(world, ProcessWorld):
+                told = flight_recorder.told(flight_recorder.trails(world.shared, world.world_size))
+            print(flight_recorder.end_of(world.rank, world.world_size, f"failed{told}"), file=sys.stderr)
+        before(kind, error, trace)
+        if os.getpid() == me:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            MPI.COMM_WORLD.Abort(1)
+
+    sys.excepthook = uncaught
+    if not isinstance(world, ProcessWorld):
+        atexit.register(world.close)
+
+
+def _memory(close: Any, ranks: int, timeout: float) -> shared.Memory | None:
+    """Memory that the ranks of one host share, with a world in it of all, or None where one of them cannot."""
+    able = not (native.why_not() or shared.why_not())
+    failed: list[shared.Memory] = []  # each keeps the next from lying where one rank had no room
+    while all(close.allgather(able)):
+        made = _made(ranks, timeout) if close.rank == 0 else None
+        where = close.bcast(made and (os.getpid(), made.fd, made.start))
+        memory, able = made, where is not None and len(failed) < _TRIES
+        try:
+            if where is not None and made is None:
+                pid, fd, start = where
+                memory = _opened(pid, fd, start, ranks)
+        except FileExistsError:
+            pass
+        except OSError:  # as from another container of this host
+            able = False
+        found = all(close.allgather(memory is not None))
+        if memory is not None:
+            for read in flight_recorder.readers if found else ():
+                read(memory)
+            memory.close()
+        if found:
+            return memory
+        failed += [] if memory is None else [memory]
+    return None
+
+
+def _made(ranks: int, timeout: float) -> shared.Memory | None:
+    try:
+        memory = shared.Memory.make(ranks)
+    except OSError:
+        return None
+    memory.world(timeout)
+    return memory
+
+
+def _opened(pid: int, of: int, start: int, ranks: int) -> shared.Memory:
+    """The memory that another process has open."""
+    fd = os.open(f"/proc/{pid}/fd/{of}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return shared.Memory(fd, start, ranks)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+class MpiWorld:
+    """The world that this process is one rank of, where ranks send each other messages.
+
+    Everything here asks MPI again and again and never waits in it, so that each wait has a deadline and hears when another rank failed.
+    """
+
+    memory = None
+
+    def __init__(self, everyone: Any, timeout: float):
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.comm, self._news = everyone.Dup(), everyone.Dup()
+        self.rank, self.world_size = self.comm.rank, self.comm.size
+        self.timeout, self.stall = timeout, config.stall()
+        self.grace = 0.0  # seconds beyond the timeout, for whoever knows better who is missing
+        self.failure: BaseException | None = None
+        self.tags = self.comm.Get_attr(MPI.TAG_UB)
+        self.paces = [Pace(self) for _ in range(self.world_size)]
+        self._guard = threading.Lock()
+        self._text = bytearray(_REASON)
+        self._heard = self._news.Irecv([self._text, MPI.BYTE])
+        self._status = MPI.Status()
+        self._outbox: list[Any] = []
+        self._open: dict[int, Any] = {}  # requests that nobody has seen the end of: MPI may still use their memory, also after a failure
+        self._posted, self._closed = threading.Event(), False
+        self._pusher = threading.Thread(target=_push, args=(weakref.ref(self), self._posted), name="fluidx-mpi", daemon=True)
+        self.threaded = MPI.Query_thread() == MPI.THREAD_MULTIPLE  # other threads of this process may look whether a rank has failed
+        if self.threaded:
+            self._pusher.start()
+
+    def communicator(self, rank: int) -> MessageCommunicator:
+        if rank != self.rank:
+            raise ValueError(f"this process is rank {self.rank}, not {rank}")
+        return MessageCommunicator(self, rank)
+
+    def begin(self) -> None:
+        """A run begins in which this rank has two threads: none has come anywhere."""
+        self.paces[self.rank].at[:] = 0, 0
+
+    def check(self) -> None:
+        """Raise CommAborted when a rank has failed."""
+        with self._guard:
+            if self.failure is None and self._heard is not None:
+                status = self._status
+                if self._heard.Test(status):
+                    self._heard = None
+                    self.failure = CommError(self._text[: status.Get_count()].decode(errors="replace"), rank=status.Get_source())
+        if self.failure is not None:
+            raise CommAborted(f"stopped because another rank failed: {self.failure}")
+
+    def abort(self, reason: BaseException) -> None:
+        """Tell all ranks, unless they have heard of a failure already. What was on its way is lost: this world is of no more use."""
+        with self._guard:
+            first = self.failure is None
+            self.failure = self.failure or reason
+        if first:
+            text = str(reason).encode()[:_REASON]
+            self._leave([self._news.Isend([text, self.mpi.BYTE], r) for r in range(self.world_size) if r != self.rank])
+        for pace in self.paces:
+            with pace.moved:
+                pace.moved.notify_all()
+
+    def close(self) -> None:
+        """Let what was sent leave. Communicators stay: giving them back is a call that waits for the other ranks."""
+        self._closed = True
+        self._posted.set()
+        if self._pusher.is_alive():
+            self._pusher.join(_FAREWELL)
+        with self._guard:
+            left, self._outbox = self._outbox, []
+            if self._heard is not None:
+                self._heard.Cancel()
+                left.append(self._heard)
+                self._heard = None
+        self._leave(left)
+
+    def _leave(self, requests: list[Any]) -> None:
+        end = time.monotonic() + min(self.timeout, _FAREWELL)
+        self._opened(self.rank, requests)
+        while not self.mpi.Request.Testall(requests) and time.monotonic() < end:
+            time.sleep(_AWAKE)
+
+    # -- messages ---------------------------------------------------------------------------------------------------------
+
+    def send(self, data: np.ndarray, to: int, tag: int) -> Posted:
+        """Begin to send a contiguous array; a request for each message, none where it is empty."""
+        return self._opened(to, [self.comm.Isend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(data)])
+
+    def receive(self, place: np.ndarray, source: int, tag: int) -> Posted:
+        """Begin to receive into a contiguous array."""
+        return self._opened(source, [self.comm.Irecv([piece, self.mpi.BYTE], source, tag) for piece in _pieces(place)])
+
+    def line(self, out: np.ndarray, place: np.ndarray, peer: int, tag: int) -> Posted:
+        made = self.comm.Recv_init([place, self.mpi.BYTE], peer, tag), self.comm.Send_init([out, self.mpi.BYTE], peer, tag)
+        return [(peer, request) for request in made]
+
+    def start(self, posted: Posted) -> None:
+        requests = [request for _, request in posted]
+        self._opened(self.rank, requests)
+        self.mpi.Prequest.Startall(requests)
+
+    def hang_up(self, posted: Posted) -> None:
+        for _, request in posted:
+            request.Free()
+
+    def post(self, data: np.ndarray, to: int, tag: int) -> Posted:
+        """Begin to send; small messages are copied, and this rank is done with them."""
+        if data.nbytes > _EAGER:
+            return self._opened(to, [self.comm.Issend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(data)])
+        copied = data.copy()
+        with self._guard:
+            self._outbox += [self.comm.Isend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(copied)]
+        self._posted.set()
+        return []
+
+    def _opened(self, rank: int, requests: list[Any]) -> Posted:
+        for request in requests:
+            self._open[id(request)] = request
+        return [(rank, request) for request in requests]
+
+    def push(self) -> bool:
+        """Let what was posted go on; True when there is nothing any more."""
+        with self._guard:
+            self._outbox = [r for r in self._outbox if not r.Test()]
+            if not self._outbox:
+                self._posted.clear()
+            return self._closed
+
+    def finish(self, posted: Posted, what: str) -> None:
+        """Wait until all that is posted has happened."""
+        requests = [request for _, request in posted]
+        for _ in range(_LOOKS):
+            if self._happened(requests):
+                break
+        else:
+            self._wait(requests, posted, what)
+        for request in requests:
+            del self._open[id(request)]
+
+    def _wait(self, requests: list[Any], posted: Posted, what: str) -> None:
+        begun, told = time.monotonic(), False
+        while not self._happened(requests):
+            self.check()
+            waited = time.monotonic() - begun
+            if waited > self.timeout + self.grace:
+                missing = _missing(posted)
+                raise CommTimeout(f"rank {self.rank} waited {self.timeout:g} s in {what}; {some(missing)} did not arrive", missing[0])
+            if waited > self.stall and not told:
+                told = True
+                who = some(missing := _missing(posted)) + (" have" if missing[1:] else " has")
+                log.warning(f"rank {self.rank} has waited {self.stall:g} s in {what}: {who} not arrived; it goes on waiting")
+            if waited < _AWAKE:
+                _yield_core()
+            else:
+                time.sleep(min(waited / 8, _LONGEST_PAUSE))
+
+    def _happened(self, requests: list[Any]) -> bool:
+        try:
+            return self.mpi.Request.Testall(requests)
+        except self.mpi.Exception as e:
+            raise CommError(f"rank {self.rank}: MPI failed: {e}") from e
+
+
+def _yield_core() -> None:
+    """Let another thread have this core; Windows alone has no such call by itself."""
+    os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
+
+
+def _missing(posted: Posted) -> list[int]:
+    return sorted({rank for rank, request in posted if not request.Test()}) or [posted[0][0]]
+
+
+def _push(world: weakref.ref[MpiWorld], posted: threading.Event) -> None:
+    """Have MPI move what a rank has posted while it computes: many do so only while they are asked for something."""
+    while True:
+        posted.wait()
+        there = world()
+        if there is None or there.push():
+            return
+        del there
+        time.sleep(_LONGEST_PAUSE)
+
+
+def _pieces(data: np.ndarray) -> Iterator[np.ndarray]:
+    """A contiguous array as messages of bytes, which are all that MPI needs to know."""
+    flat = data.reshape(-1).view(np.uint8)
+    for at in range(0, flat.size, _PIECE):
+        yield flat[at : at + _PIECE]

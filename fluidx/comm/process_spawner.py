@@ -1,0 +1,304 @@
+"""Processes for ranks: children of one helper process that has fluidx loaded, no threads and nothing of the user's program.
+
+A fork of the user's process would have its locks and none of its threads; a new interpreter for each rank would load everything anew. The
+helper forks in milliseconds. It and its children are killed by the system when the user's process ends, however that ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import queue
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import config
+
+GONE = EOFError, BrokenPipeError, ConnectionResetError  # by which a channel's side learns that the other one has ended
+_LENGTH = struct.Struct("<Q")
+_PATIENCE = 30.0  # seconds at least for the helper to start, or to answer: FLUIDX_TIMEOUT may give it more
+_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
+_START = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # Ctrl-C reaches all processes of a terminal; one decides what it ends
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3])\n"
+    "from fluidx.comm.process_spawner import tend; tend(int(sys.argv[1]), int(sys.argv[2]))"
+)
+_ALONE = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")  # a fork takes no threads along
+
+
+class Channel:
+    """A socket for messages that are JSON, and files."""
+
+    def __init__(self, sock: socket.socket):
+        self.sock = sock
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        data = json.dumps(message).encode()
+        if fds:
+            socket.send_fds(self.sock, [_LENGTH.pack(len(data))], list(fds))
+        else:
+            data = _LENGTH.pack(len(data)) + data
+        self.sock.sendall(data)
+
+    def receive(self, files: int = 0) -> tuple[Any, list[int]]:
+        """The next message and its files. EOFError where the other side is closed."""
+        head, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, files)
+        head += self.exactly(_LENGTH.size - len(head)) if head else b""
+        if not head:
+            raise EOFError
+        return json.loads(self.exactly(_LENGTH.unpack(head)[0])), fds
+
+    def exactly(self, count: int) -> bytes:
+        """The next so many bytes. EOFError where the other side is closed."""
+        found = bytearray()
+        while len(found) < count:
+            some = self.sock.recv(min(count - len(found), 1 << 20))
+            if not some:
+                raise EOFError
+            found += some
+        return bytes(found)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Process:
+    """A process that does `role`, "module:function" of a channel, the files and the rest of what it was given; this side of its channel."""
+
+    def __init__(self, nursery: _Nursery, pid: int, channel: Channel):
+        self.nursery, self.pid, self.channel = nursery, pid, channel
+        self.status: int | None = None
+
+    def stopped(self) -> bool:
+        """Has somebody stopped it, by SIGSTOP or in a debugger?"""
+        return is_stopped(self.pid)
+
+    def end(self) -> int:
+        """Kill it, where it has not ended yet, and return the status that it ended with: of `os.waitstatus_to_exitcode`."""
+        if self.status is None:
+            self.status = self.nursery.ask({"end": self.pid})["status"]
+            self.channel.close()
+        return self.status
+
+
+def is_stopped(pid: int) -> bool:
+    """Has somebody stopped a process of this host?"""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            return f.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+
+def start(role: str, given: Any, fds: Sequence[int] = ()) -> Process:
+    """A new process that does `role` with what is given and its own copies of the files. Raises OSError where none can be had."""
+    config.warn_of_unknown()  # once here, and not in what is started
+    nursery = _the_nursery()
+    ours, theirs = socket.socketpair()
+    try:
+        said = {"role": role, "given": given, "environ": dict(os.environ), "path": sys.path, "cwd": os.getcwd()}
+        pid = nursery.ask({"start": said}, [theirs.fileno(), _file(sys.stdout, 1), _file(sys.stderr, 2), *fds])["pid"]
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Process(nursery, pid, Channel(ours))
+
+
+def open_closed() -> None:
+    """Open standard files that this process was started without: what is opened next would take their numbers, and what is printed."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+
+
+def _file(stream: Any, number: int) -> int:
+    """Where this process prints to."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):  # a notebook's, or none
+        return number
+
+
+# -- the helper, seen from the user's process -------------------------------------------------------------------------------
+
+
+class _Nursery:
+    def __init__(self) -> None:
+        open_closed()
+        ours, theirs = socket.socketpair()
+        self.pid, self.lock = os.getpid(), threading.Lock()
+        self.channel = Channel(ours)
+        ours.settimeout(max(_PATIENCE, config.timeout()))
+        args = [sys.executable, "-c", _START, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
+        with theirs:
+            self.process = _lasting(
+                lambda: subprocess.Popen(args, stdin=subprocess.DEVNULL, env=os.environ | _ALONE, pass_fds=[theirs.fileno()])
+            )
+
+    def ask(self, message: Any, fds: Sequence[int] = ()) -> Any:
+        if self.pid != os.getpid():  # a fork, whose parent goes on with all this
+            return {"status": 0}
+        with self.lock:
+            try:
+                self.channel.send(message, fds)
+                answer, _ = self.channel.receive()
+            except (EOFError, OSError) as e:
+                self.close()
+                if "start" in message:
+                    why = f"the process that starts ranks does not answer ({e or 'it has ended'})"
+                    raise OSError(f"{why}; FLUIDX_TIMEOUT gives it more time" if isinstance(e, TimeoutError) else why) from e
+                return {"status": -signal.SIGKILL}  # its children have ended with it
+            except BaseException:  # Ctrl-C: the next answer would not be the next question's
+                self.close()
+                raise
+        return answer
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.kill()  # its children are killed by the system
+        self.process.wait()
+
+
+_current: _Nursery | None = None
+_guard = threading.Lock()
+
+
+def _the_nursery() -> _Nursery:
+    global _current
+    with _guard:
+        if _current is None or _current.pid != os.getpid() or _current.process.poll() is not None:
+            if _current is None or _current.pid != os.getpid():
+                atexit.register(_close)
+            _current = _Nursery()
+        return _current
+
+
+def _close() -> None:
+    if _current is not None and _current.pid == os.getpid():
+        _current.close()
+
+
+_Made = tuple[Callable[[], Any], "queue.SimpleQueue[Any]"]
+_makers: dict[int, queue.SimpleQueue[_Made]] = {}
+
+
+def _lasting(make: Callable[[], Any]) -> Any:
+    """What `make` gives, called on a thread that ends with the process: a child's parent is, to the system, the thread that made it."""
+    orders = _makers.get(os.getpid())
+    if orders is None:
+        orders = _makers[os.getpid()] = queue.SimpleQueue()
+        threading.Thread(target=_carry_out, args=(orders,), name="fluidx-nursery", daemon=True).start()
+    answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    orders.put((make, answer))
+    found = answer.get()
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _carry_out(orders: queue.SimpleQueue[_Made]) -> None:
+    while True:
+        make, answer = orders.get()
+        try:
+            answer.put(make())
+        except BaseException as e:
+            answer.put(e)
+
+
+# -- the helper -------------------------------------------------------------------------------------------------------------
+
+
+def tend(fd: int, parent: int) -> None:
+    """What the helper does: start processes and tell how they ended, until its own parent has."""
+    die_with(parent)
+    channel = Channel(socket.socket(fileno=fd))
+    for name in ("fluidx", "fluidx._native", "ml_dtypes", "numpy.random"):
+        importlib.import_module(name)
+    gc.freeze()
+    while True:
+        try:
+            message, fds = channel.receive(files=8)
+        except GONE:
+            return
+        if (said := message.get("start")) is None:
+            os.kill(message["end"], signal.SIGKILL)  # it is not waited for yet, so the number is still its own
+            channel.send({"status": os.waitstatus_to_exitcode(os.waitpid(message["end"], 0)[1])})
+            continue
+        importlib.import_module(said["role"].partition(":")[0])  # once, for all that it starts
+        me = os.getpid()
+        if pid := os.fork():
+            for f in fds:
+                os.close(f)
+            channel.send({"pid": pid})
+            continue
+        status = 1
+        try:
+            die_with(me)
+            channel.close()
+            status = _begin(said, fds)
+        finally:
+            os._exit(status)
+
+
+def _begin(said: Any, fds: Sequence[int]) -> int:
+    """What a new process does."""
+    try:
+        for number, fd in zip((1, 2), fds[1:3], strict=True):
+            os.dup2(fd, number)
+            os.close(fd)
+        config.warn_of_unknown({})  # the user's process has
+        os.environ.clear()
+        os.environ.update(said["environ"])
+        sys.path[:] = said["path"]
+        os.chdir(said["cwd"])
+        module, _, name = said["role"].partition(":")
+        getattr(importlib.import_module(module), name)(Channel(socket.socket(fileno=fds[0])), list(fds[3:]), said["given"])
+        return 0
+    except GONE:  # nobody wants anything any more
+        return 0
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def adopt() -> None:
+    """Have the processes that a child of this one leaves behind become this one's children."""
+    _told_of(_SUBREAPER, 1)
+
+
+def outlive() -> None:
+    """Let this process go on when its parent ends."""
+    _told_of(_DEATH_SIGNAL, 0)
+
+
+def _told_of(option: int, value: int) -> None:
+    """Tell Linux something about this process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent ends, even while it is stopped."""
+    _told_of(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)

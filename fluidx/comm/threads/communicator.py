@@ -1,0 +1,219 @@
+"""Ranks as threads of one process: collectives that work directly on the ranks' arrays, without copies.
+
+A collective is: say what I bring, meet, do my share of the work for everyone, meet again. The last to arrive compares what all brought
+and, where that is small, does all of the work. Reductions add in rank order, so every rank gets the same bits and so does every run.
+
+Where there are C kernels the ranks of a world meet in C (`native.py`), all of them, whatever they bring; else on Python's locks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import config, native
+from ...native.world import World, make_world
+from ..base import CommAborted, CommError, CommTimeout, Ranks
+from ..contribution import BLOCK, Slot, work
+from .python_locks import Mailbox, Meeting, Pace, open_gate, patiently
+
+_EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer has read
+_SMALL = 4 * 1024  # elements up to which the last rank to arrive does all the work: one meeting instead of two
+
+
+class ThreadWorld:
+    """What the rank threads of one executor share. `communicator(rank)` is one rank's view of it."""
+
+    def __init__(self, world_size: int, timeout: float = 60.0):
+        self.world_size = world_size
+        self.timeout, self.stall = timeout, config.stall()
+        self._guard = threading.Lock()
+        self.shared: World | None = make_world(world_size, timeout, self.stall) if not native.why_not() else None
+        self.paces = [Pace(self) for _ in range(world_size)]
+        self.reset()
+
+    def begin(self) -> None:
+        """A run begins in which ranks have two threads: none has come anywhere."""
+        if self.shared is not None:
+            self.shared.begin()
+        for pace in self.paces:
+            pace.at[:] = 0, 0
+
+    def reset(self) -> None:
+        """Forget meetings and messages; only when no rank is running."""
+        self.failure: BaseException | None = None
+        self._meetings: dict[Ranks, Meeting] = {}
+        self._mail: dict[tuple[int, int], Mailbox] = {}
+        self._boards: dict[Ranks, dict[int, Slot]] = {}
+        if self.shared is not None:
+            self.shared.reset()
+
+    def communicator(self, rank: int) -> ThreadCommunicator:
+        if self.shared is None:
+            return ThreadCommunicator(self, rank)
+        from .native_calls import NativeCommunicator
+
+        return NativeCommunicator(self, self.shared, rank)
+
+    def meeting(self, ranks: Ranks) -> Meeting:
+        m = self._meetings.get(ranks)
+        if m is None:
+            with self._guard:
+                m = self._meetings.setdefault(ranks, Meeting(ranks, self))
+        return m
+
+    def board(self, ranks: Ranks) -> dict[int, Slot]:
+        """Where the members of a group show each other what they bring, when they meet in C and work in NumPy."""
+        return self._boards.setdefault(ranks, {})
+
+    def mailbox(self, source: int, to: int) -> Mailbox:
+        m = self._mail.get((source, to))
+        if m is None:
+            with self._guard:
+                m = self._mail.setdefault((source, to), Mailbox())
+        return m
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise CommAborted(f"stopped because another rank failed: {self.failure}")
+
+    def abort(self, reason: BaseException) -> None:
+        with self._guard:
+            if self.failure is None:
+                self.failure = reason
+            meetings, mail = list(self._meetings.values()), list(self._mail.values())
+        if self.shared is not None:
+            self.shared.abort(str(reason))
+        for m in meetings:
+            for gate in m.gates.values():
+                open_gate(gate)
+        for box in mail:
+            box.ready.release(self.world_size)
+            for _, taken in list(box.posts):
+                if taken is not None:
+                    open_gate(taken)
+        for pace in self.paces:
+            with pace.moved:
+                pace.moved.notify_all()
+
+
+class ThreadCommunicator:
+    """One rank's communicator in a ThreadWorld; implements comm.base.Communicator."""
+
+    asynchronous = False
+    calls: Any = None
+
+    def __init__(self, world: ThreadWorld, rank: int):
+        self.world = world
+        self.rank = rank
+        self.world_size = world.world_size
+        self._scratch: np.ndarray | None = None
+
+    def abort(self, reason: BaseException) -> None:
+        self.world.abort(reason)
+
+    # -- the threads of this rank ---------------------------------------------------------------------------------------
+
+    def reach(self, beside: bool, at: int) -> Any:
+        self.world.paces[self.rank].reach(beside, at)
+
+    def follow(self, beside: bool, at: int) -> Any:
+        self.world.paces[self.rank].follow(beside, at)
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def init_group(self, ranks: Ranks) -> Any:
+        return self._meet(ranks, Slot("nccl_init"))
+
+    def barrier(self, ranks: Ranks) -> Any:
+        return self._meet(ranks, Slot("barrier"))
+
+    def broadcast(self, x: np.ndarray, out: np.ndarray, root: int, ranks: Ranks) -> Any:
+        return self._meet(ranks, Slot("broadcast", x, out, root=root))
+
+    def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> Any:
+        return self._meet(ranks, Slot("all_reduce", x, out, op))
+
+    def reduce(self, x: np.ndarray, out: np.ndarray, op: str, root: int, ranks: Ranks) -> Any:
+        return self._meet(ranks, Slot("reduce", x, out, op, root))
+
+    def all_gather(self, x: np.ndarray, parts: Sequence[np.ndarray], ranks: Ranks) -> Any:
+        return self._meet(ranks, Slot("all_gather", x, gives=[x] * len(ranks), takes=parts))
+
+    def reduce_scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: Ranks) -> Any:
+        return self._meet(ranks, Slot("reduce_scatter", parts, out, op, gives=parts, takes=[out] * len(ranks)))
+
+    def all_to_all(self, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], ranks: Ranks) -> Any:
+        return self._meet(ranks, Slot("all_to_all", sends, gives=sends, takes=recvs))
+
+    def _meet(self, ranks: Ranks, slot: Slot) -> Any:
+        """Meet the others and do this rank's share of what is done for all members."""
+        m, n = self.world.meeting(ranks), len(ranks)
+        m.slots[self.rank] = slot
+
+        def begin() -> None:
+            m.agree()
+            # ranks may bring different sizes, so only the last to arrive can tell
+            m.done = max(m.slots[r].size for r in ranks) <= _SMALL
+            if m.done:
+                work([m.slots[r] for r in ranks], 0, n, self._block)
+
+        m.wait(self.rank, slot.what, begin)
+        if m.done:
+            return
+        mine = ranks.index(self.rank)
+        work([m.slots[r] for r in ranks], mine, mine + 1, self._block)
+        m.wait(self.rank, slot.what)
+
+    def _block(self, dtype: np.dtype) -> np.ndarray:
+        if self._scratch is None or self._scratch.dtype != dtype:
+            self._scratch = np.empty(BLOCK, dtype)
+        return self._scratch
+
+    # -- point to point -------------------------------------------------------------------------------------------------
+
+    def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> Any:
+        world, pending = self.world, []
+        for x, peer in sends:
+            box = world.mailbox(self.rank, peer)
+            if x.nbytes <= _EAGER:
+                box.posts.append((x.copy(), None))
+            else:
+                taken = threading.Lock()
+                taken.acquire()
+                pending.append((peer, taken))
+                box.posts.append((x, taken))
+            box.ready.release()
+        for out, peer in recvs:
+            self._receive(out, peer)
+        for peer, taken in pending:
+            self._wait(taken, peer, f"send to rank {peer}")
+
+    def _receive(self, out: np.ndarray, peer: int) -> None:
+        box = self.world.mailbox(peer, self.rank)
+        self._wait(box.ready, peer, f"recv from rank {peer}")
+        x, taken = box.posts.popleft()
+        if x.shape != out.shape or x.dtype != out.dtype:
+            error = CommError(
+                f"ranks disagree: rank {self.rank} expects {out.dtype}{list(out.shape)} from rank {peer}, "
+                f"which sent {x.dtype}{list(x.shape)}",
+                rank=peer,
+            )
+            self.world.abort(error)
+            if taken is not None:
+                open_gate(taken)
+            raise error
+        np.copyto(out, x)
+        if taken is not None:
+            open_gate(taken)
+
+    def _wait(self, lock: Any, peer: int, what: str) -> None:
+        # an abort from here on opens the lock; one that came before is seen here
+        self.world.check()
+        late = f"rank {self.rank} has waited {self.world.stall:g} s in {what}, which has not arrived; it goes on waiting"
+        if not patiently(lock, self.world, lambda: late):
+            raise CommTimeout(f"rank {self.rank} waited {self.world.timeout:g} s in {what}; rank {peer} did not arrive", rank=peer)
+        self.world.check()

@@ -1,0 +1,144 @@
+"""Meetings and mailboxes of ranks that are threads, on Python's locks: for where there are no C kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...native.world import log
+from ..base import CommError, CommTimeout, Ranks
+from ..contribution import Slot
+
+if TYPE_CHECKING:
+    from .communicator import ThreadWorld
+
+
+class Meeting:
+    """A reusable barrier for the members of a group. Each member sleeps on its own lock, which is cheaper than a condition."""
+
+    def __init__(self, ranks: Ranks, world: ThreadWorld):
+        self.ranks = ranks
+        self.world = world
+        self.guard = threading.Lock()
+        self.arrived: set[int] = set()
+        self.gates = {r: threading.Lock() for r in ranks}
+        for gate in self.gates.values():
+            gate.acquire()
+        self.slots: dict[int, Slot] = {}
+        self.done = False  # by the last to arrive; it stays as it is until all have seen it, for nobody is last before
+
+    def wait(self, rank: int, what: str, action: Callable[[], None] | None = None) -> None:
+        """Return when every member has arrived and the last of them has done its `action`."""
+        with self.guard:
+            self.arrived.add(rank)
+            last = len(self.arrived) == len(self.ranks)
+            if last:
+                self.arrived.clear()
+        # from here on an abort opens this rank's gate; one that came before is seen here
+        self.world.check()
+        if last:
+            if action is not None:
+                action()
+            for r, gate in self.gates.items():
+                if r != rank:
+                    open_gate(gate)
+        elif not patiently(self.gates[rank], self.world, lambda: self.tell(rank)):
+            missing, _ = self.sides()
+            raise CommTimeout(
+                f"rank {rank} waited {self.world.timeout:g} s in {what}; {some(missing)} did not arrive",
+                rank=missing[0] if missing else None,
+            )
+        self.world.check()
+
+    def sides(self) -> tuple[list[int], list[int]]:
+        """Who has not arrived, and who has."""
+        with self.guard:
+            return sorted(set(self.ranks) - self.arrived), sorted(self.arrived)
+
+    def tell(self, rank: int) -> str:
+        late, here = self.sides()
+        return (
+            f"rank {rank} has waited {self.world.stall:g} s in {self.slots[rank]}: {some(here)} {'are' if here[1:] else 'is'} here, "
+            f"{some(late)} {'have' if late[1:] else 'has'} not arrived; it goes on waiting"
+        )
+
+    def agree(self) -> None:
+        """Raise CommError, and stop everyone, unless all members are in the same call with arrays that fit together."""
+        first = self.ranks[0]
+        mine = self.slots[first]
+        for r in self.ranks[1:]:
+            if self.slots[r].call != mine.call:
+                self.refuse(f"rank {first} is in {mine}, rank {r} in {self.slots[r]}", r)
+        if mine.gives is None:
+            return
+        for r in self.ranks:
+            slot = self.slots[r]
+            if not len(slot.gives) == len(slot.takes) == len(self.ranks):
+                n = len(self.ranks)
+                self.refuse(f"rank {r} brings {len(slot.gives)} parts to {slot.what} and takes {len(slot.takes)}, among {n} ranks", r)
+        for k, r in enumerate(self.ranks):
+            takes = self.slots[r].takes
+            for j, source in enumerate(self.ranks):
+                given = self.slots[source].gives[k]
+                if given.shape != takes[j].shape:
+                    want, have = (f"{a.dtype}{list(a.shape)}" for a in (takes[j], given))
+                    self.refuse(f"rank {r} expects {want} from rank {source} in {mine.what}, which gives {have}", source)
+
+    def refuse(self, why: str, rank: int) -> None:
+        error = CommError(f"ranks disagree: {why}", rank=rank)
+        self.world.abort(error)
+        raise error
+
+
+class Pace:
+    """How far the two threads of a rank have come in a run: the one that computes, and the one that communicates beside it."""
+
+    def __init__(self, world: Any):
+        self.world = world
+        self.moved = threading.Condition()
+        self.at = [0, 0]
+
+    def reach(self, beside: bool, at: int) -> None:
+        with self.moved:
+            self.at[beside] = at
+            self.moved.notify_all()
+
+    def follow(self, beside: bool, at: int) -> None:
+        """Wait until the other thread has come so far. It may compute for long, and where it waits for other ranks that has a deadline."""
+        with self.moved:
+            self.moved.wait_for(lambda: self.at[not beside] >= at or self.world.failure is not None)
+            there = self.at[not beside] >= at
+        if not there:
+            self.world.check()
+
+
+class Mailbox:
+    """What one rank has posted for another and not yet been read."""
+
+    def __init__(self) -> None:
+        self.posts: deque[tuple[Any, threading.Lock | None]] = deque()
+        self.ready = threading.Semaphore(0)
+
+
+def patiently(lock: Any, world: ThreadWorld, tell: Callable[[], str]) -> bool:
+    """Take a lock that another rank opens, before the deadline; a warning says so where that takes long."""
+    if world.stall >= world.timeout:
+        return lock.acquire(timeout=world.timeout)
+    if lock.acquire(timeout=world.stall):
+        return True
+    log.warning(tell())
+    return lock.acquire(timeout=world.timeout - world.stall)
+
+
+def some(ranks: Sequence[int]) -> str:
+    """The ranks, in words."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks)) or '?'}"
+
+
+def open_gate(lock: threading.Lock) -> None:
+    try:
+        lock.release()
+    except RuntimeError:  # an abort opened it already
+        pass

@@ -1,0 +1,63 @@
+"""What runs of outlines need, kept for the next ones of their kind: a plan with its arrays, or several with operators between."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ..context import RunContext
+from ..plan.selection import Outline
+from ..plan.sizes import SizesChange
+from ..run.bind import prepare
+from ..run.bound_plan import Bound
+from ..scope import Scope
+from .segmented_run import Cut
+from .segments import segments
+
+T = TypeVar("T")
+
+
+class Kept(OrderedDict[tuple, tuple[T, int, tuple]]):
+    """What was made for runs, by what it was made for; what was not asked for longest goes."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
+
+    def find(self, key: tuple, scope: Scope) -> T | None:
+        """What is kept; None where arrays of the scope are others by now."""
+        found = self.get(key)
+        if found is None or found[1] != scope.version:
+            return None
+        self.move_to_end(key)
+        return found[0]
+
+    def keep(self, key: tuple, made: T, scope: Scope, source: Any) -> T:
+        self[key] = made, scope.version, (source, scope)  # the references keep ids from being reused
+        if len(self) > self.most:
+            self.popitem(last=False)
+        return made
+
+
+class Maker:
+    """Makes outlines ready to run in a scope. `kept` has what was made of parts of programs."""
+
+    def __init__(self, scope: Scope, ctx: RunContext, xp: Any, fuse: bool, kept: Kept[Bound | Cut]):
+        self.scope, self.ctx, self.xp, self.fuse, self.kept = scope, ctx, xp, fuse, kept
+
+    def ready(self, outline: Outline, types: Mapping[str, Any]) -> Bound | Cut:
+        """An outline ready to run on feeds of these types: one plan if it can be."""
+        cut = outline.fact(segments)
+        if not cut:
+            try:
+                return prepare(outline.program, types, outline.fetch, self.scope, self.ctx, self.xp, self.fuse, outline=outline)
+            except SizesChange as e:
+                cut = outline.fact(segments, e.op)
+        return Cut(outline, cut, self)
+
+    def part(self, outline: Outline, types: Mapping[str, Any]) -> Bound | Cut:
+        """The same, kept for the next time."""
+        key = (id(outline), id(self.scope), tuple(types.values()), self.fuse)
+        found = self.kept.find(key, self.scope)
+        return found or self.kept.keep(key, self.ready(outline, types), self.scope, outline)

@@ -1,0 +1,198 @@
+"""Places: where a program runs, and which array library serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..ir.errors import FluidxError, install
+from ..ir.source_location import wrong
+
+
+@dataclass(frozen=True)
+class CPUPlace:
+    """The host, with NumPy."""
+
+    def __repr__(self) -> str:
+        return "CPUPlace"
+
+
+@dataclass(frozen=True)
+class CUDAPlace:
+    """GPU number `device`, with CuPy. Not yet run on a GPU: see docs/executor.md."""
+
+    device: int = 0
+
+    def __repr__(self) -> str:
+        return f"CUDAPlace({self.device})"
+
+
+@dataclass(frozen=True)
+class CUDAPinnedPlace(CPUPlace):
+    """fluid's place for host memory that a GPU reads directly. Here it is the host."""
+
+    def __repr__(self) -> str:
+        return "CUDAPinnedPlace"
+
+
+@dataclass(frozen=True)
+class RankGpu(CUDAPlace):
+    """The GPU of a rank that is a process: number `device` of those that this process sees; another rank's is in another process."""
+
+    def __repr__(self) -> str:
+        return f"RankGpu({self.device})"
+
+
+@dataclass(frozen=True)
+class ProcessPlace(CPUPlace):
+    """The host, in a process of its own, which first imports these modules."""
+
+    imports: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "ProcessPlace"
+
+
+@dataclass(frozen=True)
+class MpiPlace(CPUPlace):
+    """The host that mpirun chose for a rank, which is this process or another one."""
+
+    def __repr__(self) -> str:
+        return "MpiPlace"
+
+
+Place = CPUPlace | CUDAPlace
+
+
+def as_place(place: Any) -> Place:
+    """The one place of an Executor. Raises ProgramError for what is none."""
+    if isinstance(place, CPUPlace | CUDAPlace):
+        return place
+    found = f"Executor: place must be one place such as fluidx.CPUPlace() or fluidx.CUDAPlace(0), got {_shown(place)}"
+    if isinstance(place, (list, tuple)):
+        raise wrong(f"{found}; ParallelExecutor(t, places=...) runs on several")
+    raise wrong(f"{found}; ParallelExecutor(t) runs what was transpiled" if hasattr(place, "get_trainer_program") else found)
+
+
+def as_places(places: Any, ranks: int) -> list[Place]:
+    """The places of `ranks` ranks. Raises ProgramError for what is no list of places."""
+    listed = isinstance(places, Sequence) and not isinstance(places, str)
+    if listed and all(isinstance(p, CPUPlace | CUDAPlace) for p in places):
+        return list(places)
+    some = "cuda_places()" if isinstance(places, CUDAPlace) else f"cpu_places({ranks})"
+    raise wrong(f"ParallelExecutor: places must be a list of places, one for each rank, such as fluidx.{some}, got {_shown(places)}")
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__}: {value!r:.60}"
+
+
+def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
+    """`device_count` CPU ranks; without a count the environment variable CPU_NUM decides, else one.
+
+    >>> cpu_places(2)
+    [CPUPlace, CPUPlace]
+    """
+    from ..config import cpu_num
+
+    n = cpu_num() if device_count is None else device_count
+    if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 1:
+        raise wrong(f"places: how many there are must be a whole number above 0, got {type(n).__name__}: {n!r}")
+    return [CPUPlace()] * int(n)
+
+
+def default_places(ranks: int) -> list[Any]:
+    """The places of ranks where a script names none, as FLUIDX_DEVICE says."""
+    from ..config import device
+
+    return [CUDAPlace(k) for k in range(ranks)] if device() == "cuda" else [CPUPlace()] * ranks
+
+
+def process_places(device_count: int | None = None, imports: Sequence[str] = ()) -> list[ProcessPlace]:
+    """`device_count` CPU ranks, each a process of its own on this host; without a count CPU_NUM decides, as for `cpu_places`.
+
+    A process is handed the texts of its rank's programs. Operators that modules of yours declare it knows when it has imported them:
+    `imports` names those modules.
+
+    >>> process_places(2)
+    [ProcessPlace, ProcessPlace]
+    """
+    if isinstance(imports, str):
+        raise wrong(f"process_places: imports must be a list of modules, got str: {imports!r}; give [{imports!r}]")
+    return [ProcessPlace(tuple(imports))] * len(cpu_places(device_count))
+
+
+def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
+    """The given GPUs, or all that CuPy sees. In a script that was launched as several processes, which is not given any: one for each of
+    them, which call this alike.
+
+    Raises FluidxError when CuPy or a GPU is missing, and ExecutionError where ranks would have to share one.
+    """
+    from ..comm.launched_rank import member
+
+    if device_ids is None and (rank := member()) is not None:
+        from .ranks.gpu_devices import gpu_of
+
+        return [gpu_of(rank).place] * rank.world_size
+    xp = array_module(CUDAPlace(0))
+    ids = range(xp.cuda.runtime.getDeviceCount()) if device_ids is None else device_ids
+    return [CUDAPlace(int(i)) for i in ids]
+
+
+def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
+    """`device_count` places in host memory; without a count CPU_NUM decides, as for `cpu_places`."""
+    return [CUDAPinnedPlace()] * len(cpu_places(device_count))
+
+
+def cuda_device_count() -> int:
+    """How many GPUs CuPy sees; 0 without CuPy or a driver."""
+    try:
+        return int(array_module(CUDAPlace(0)).cuda.runtime.getDeviceCount())
+    except FluidxError:
+        return 0
+
+
+def is_compiled_with_cuda() -> bool:
+    """Can programs run on a GPU here? fluid asks how it was compiled; here CuPy and a GPU must be there."""
+    return cuda_device_count() > 0
+
+
+def using(place: Place) -> AbstractContextManager[Any]:
+    """A context in which arrays are made on `place`."""
+    return _HERE if isinstance(place, CPUPlace) else array_module(place).cuda.Device(place.device)
+
+
+_HERE = nullcontext()
+
+
+def mpi_places() -> list[MpiPlace]:
+    """The ranks that mpirun started, each a process that runs the script; one, where the script was started by itself.
+
+    Raises ExecutionError, which says what to install, where there is no MPI.
+    """
+    from ..comm.launched_rank import by_mpi
+
+    rank = by_mpi()
+    return [MpiPlace()] * (1 if rank is None else rank.world_size)
+
+
+@cache
+def array_module(place: Place) -> Any:
+    """numpy, or cupy with a usable device. Raises FluidxError that says what to install."""
+    if isinstance(place, CPUPlace):
+        return np
+    try:
+        import cupy
+    except ImportError:
+        raise FluidxError(f"{place} needs CuPy, which is not installed; {install('cuda13', 'cuda12')}") from None
+    if not cupy.cuda.is_available():
+        raise FluidxError(f"{place} needs an NVIDIA GPU and driver; CuPy {cupy.__version__} finds none. Use CPUPlace() instead")
+    count = cupy.cuda.runtime.getDeviceCount()
+    if place.device >= count:
+        raise FluidxError(f"{place}: this machine has {count} GPU{'s' if count != 1 else ''}, numbered from 0")
+    return cupy

@@ -1,0 +1,201 @@
+"""What a step of a plan costs, known before it runs: bytes read and written on this rank, and arithmetic operations.
+
+Operations follow from the op's access pattern: as many as its loops have points, which is the product of the sizes of all its factors, and
+twice that where products are summed. An op whose pattern does not name its loops, or that does more at a point, declares `flops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from ...ir.opdef import Effect, OpDef, opdef
+from ...ir.operator import Operator
+from ...ir.pattern import Pattern, Types
+from ...ir.types import TensorType
+from ...ops.kernels import bodies
+from .rank_view import Here
+from .records import Step, Value
+from .storage import Shadows
+
+
+class Cost(NamedTuple):
+    """Bytes that are read and written, each operand once, and arithmetic operations. What a kernel keeps for itself is not in it.
+
+    >>> Cost(8, 4, 3) + Cost(8, 4, 3)
+    Cost(read=16, written=8, flops=6)
+    """
+
+    read: int = 0
+    written: int = 0
+    flops: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.read + self.written
+
+    def __add__(self, other: object) -> Cost:
+        assert isinstance(other, Cost)
+        return Cost(self.read + other.read, self.written + other.written, self.flops + other.flops)
+
+
+def talks(step: Step) -> bool:
+    """Does the step communicate?"""
+    return step.kernel == "exchange" or opdef(step.op.type).effect in (Effect.COLLECTIVE, Effect.P2P)
+
+
+def step_cost(step: Step, values: Mapping[str, Value]) -> Cost:
+    """The cost of a step of the plan that has these values. The steps of sub-blocks are steps of their own."""
+    if step.kernel in ("view", "joined", "control", "nothing"):
+        return Cost()
+    if step.kernel == "fused":
+        return _chain_cost(step, values)
+    total = Cost()
+    for op in step.ops:
+        total += _op_cost(op, step, values)
+    return total
+
+
+def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
+    """The bytes that each thread keeps for the C kernel of a step."""
+    op, here, definition = step.op, step.here, opdef(step.op.type)
+    if step.kernel not in ("native", "fused") or not definition.native_own:
+        return 0
+    aside = {(s.of, s.reads): s.type for s in step.scratch}
+    ghosts = () if here is None else here.ghosts.values()
+    shadows = Shadows([*aside.values(), *ghosts, *(values[n].type for n in (*step.reads, *step.writes) if n in values)])
+
+    def read(name: str) -> np.ndarray:
+        return shadows.of(aside.get((name, True)) or values[name].type)
+
+    def written(name: str) -> np.ndarray:
+        # the first results of all operators of a chain have one type
+        found = name if name in values else next(n for o in step.ops if (n := o.output_arg_names[0]) in values)
+        return shadows.of(aside.get((name, False)) or values[found].type)
+
+    outs = definition.arrange(op.outputs, definition.out_slots, written)
+    body = bodies(definition, natively=True)[0]
+    assert body.own is not None
+    if here is None:
+        return body.own(definition.arrange(op.inputs, value=read), outs, op.attrs)
+    return body.own(here.inputs(op, definition, read, shadows.of), outs, here.attrs)
+
+
+def _chain_cost(step: Step, values: Mapping[str, Value]) -> Cost:
+    """Of what lies nowhere, nothing is read and written."""
+    read, stored = ([values[n].type for n in names if n in values] for names in (step.reads, step.writes))
+    first, made = opdef(step.op.type), values[step.ops[-1].output_arg_names[0]].type  # all results along the chain are of one type
+    flops, elementwise = 0, step.ops
+    if first.native_tail:
+        op, elementwise = step.op, step.ops[1:]
+        ins = _types(first.flat_slots(op.inputs, first.in_slots), values)
+        outs = [made, *_types(first.flat_slots(op.outputs, first.out_slots)[1:], values)]
+        flops = op_flops(first, first.pattern_of(ins, outs, op.attrs), ins, outs, op.attrs)
+    flops += sum(definition.flops([], [made], op.attrs) for op in elementwise if callable((definition := opdef(op.type)).flops))
+    return Cost(sum(t.nbytes for t in read), sum(t.nbytes for t in stored), flops)
+
+
+def _op_cost(op: Operator, step: Step, values: Mapping[str, Value]) -> Cost:
+    definition, here = opdef(op.type), step.here
+    in_names, out_names = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
+    ins, outs = _types(in_names, values, here), _types(out_names, values)
+    written = _nbytes(zip(out_names, outs, strict=True))
+    if step.kernel == "fill":
+        return Cost(0, written, 0)
+    if talks(step):
+        return Cost(_nbytes(zip(in_names, ins, strict=True)), written, 0)
+    p = definition.pattern_of(ins, outs, op.attrs if here is None else here.attrs)
+    flops = op_flops(definition, p, ins, outs, op.attrs if here is None else here.attrs)
+    # of a table that rows are looked up in, and of what is cut out of, no more is read than is made of it
+    some = definition.flops == 0
+    read = _nbytes(
+        (n, t, written if some or any(f in p.located for axis in p.ins[k] or () for f in axis) else None)
+        for k, (n, t) in enumerate(zip(in_names, ins, strict=True))
+        if k not in p.shape_only
+    )
+    return Cost(read, written, flops)
+
+
+def _types(names: Iterable[str | None], values: Mapping[str, Value], here: Here | None = None) -> list[TensorType | None]:
+    ghosts = {} if here is None else here.ghosts
+    return [ghosts.get(k) or (values[n].type if n is not None and n in values else None) for k, n in enumerate(names)]
+
+
+def _nbytes(operands: Iterable[tuple]) -> int:
+    """Bytes of (name, type) or (name, type, at most), each name once."""
+    sizes = {n: min(t.nbytes, t.nbytes if not most or most[0] is None else most[0]) for n, t, *most in operands if t is not None}
+    return sum(sizes.values())
+
+
+def op_flops(definition: type[OpDef], p: Pattern, ins: Types, outs: Types, attrs: Mapping[str, object]) -> int:
+    """Arithmetic operations of an op on operands and results of these types.
+
+    >>> import fluidx.ops
+    >>> def flops(name, ins, outs, **attrs):
+    ...     d, ins, outs = opdef(name), *([TensorType("float32", shape) for shape in side] for side in (ins, outs))
+    ...     attrs = {**d.defaults, **attrs}
+    ...     return op_flops(d, d.pattern_of(ins, outs, attrs), ins, outs, attrs)
+    >>> flops("matmul", [(3, 4), (4, 5)], [(3, 5)]), flops("reduce_sum", [(3, 4)], [(3,)], dim=(1,)), flops("reshape", [(3, 4)], [(12,)])
+    (120, 12, 0)
+    """
+    said = definition.flops
+    if callable(said):
+        return said(ins, outs, attrs)
+    if said is None:
+        said = 2 if _sums_products(p) else 1
+    return said and said * points(p, ins, outs)
+
+
+def _sums_products(p: Pattern) -> bool:
+    """Is a factor summed that two operands have?"""
+    having = [{f for axis in axes or () for f in axis} for k, axes in enumerate(p.ins) if k not in p.shape_only]
+    return any(sum(f in factors for factors in having) > 1 for f, how in p.reduced.items() if how == "sum")
+
+
+def points(p: Pattern, ins: Types, outs: Types) -> int:
+    """The points of an op's loops: the product of the sizes of its factors. Axes without one are those of one operand, the largest."""
+    sizes: dict[str, int] = {}
+    compound: dict[tuple[str, ...], int] = {}
+    dots = 1
+    for k, (axes, t) in enumerate(zip((*p.ins, *p.outs), (*ins, *outs), strict=True)):
+        if axes is None or t is None or (k < len(p.ins) and k in p.shape_only):
+            continue
+        alone = 1
+        for factors, d in zip(axes, t.shape, strict=True):
+            if len(factors) > 1:
+                compound[factors] = max(d, compound.get(factors, 1))
+            elif not factors or "/" in factors[0]:  # of size 1; or runs of a factor that is an axis elsewhere
+                continue
+            elif factors[0][0] == ".":
+                alone *= d
+            else:
+                sizes[factors[0]] = max(d, sizes.get(factors[0], 1))
+        dots = max(dots, alone) if 0 not in t.shape else 0
+        if not dots:
+            return 0
+    return prod(sizes.values()) * dots * _outside(compound, sizes, p.sizes)
+
+
+def _outside(compound: Mapping[tuple[str, ...], int], sizes: Mapping[str, int], said: Mapping[str, int]) -> int:
+    """What axes that several factors make add to the factors that are axes themselves."""
+    known = dict(sizes)
+    for factors, d in compound.items():
+        new = [f for f in factors if f not in known]
+        if len(new) > 1 and all(said.get(f, 0) > 0 for f in new):
+            known.update({f: said[f] for f in new})
+        elif new:
+            rest = prod(known[f] for f in factors if f in known)
+            known.update({**dict.fromkeys(new, 1), new[0]: max(1, d // max(1, rest))})
+    return prod(known[f] for f in known if f not in sizes)
+
+
+def total(costs: Sequence[Cost]) -> Cost:
+    """The sum of some costs.
+
+    >>> total([Cost(1, 2, 3), Cost(4, 5, 6)])
+    Cost(read=5, written=7, flops=9)
+    """
+    return Cost(*map(sum, zip(*costs, strict=True))) if costs else Cost()

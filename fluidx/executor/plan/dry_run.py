@@ -1,0 +1,97 @@
+"""Plan a program that is not initialised and not fed: sizes come from its declarations and from what is said of the open ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...ir import flow
+from ...ir.dtypes import np_dtype
+from ...ir.errors import FeedError, nearest
+from ...ir.opdef import opdef
+from ...ir.operator import Operator
+from ...ir.parts import holds, local_type
+from ...ir.program import Program
+from ...ir.types import ANY, TensorType
+from ...rewrite.live import leaves
+from ..context import RunContext
+from ..feeds import check_sizes
+from .planner import plan
+from .records import Plan
+
+
+def dry_plan(
+    program: Program,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    fetch: Sequence[str] | None = None,
+    fuse: bool = True,
+    overlap: int | None = None,
+) -> Plan:
+    """The plan for feeds of these shapes; an open first axis that they do not say has `batch` rows. Of a rank program: that rank's plan.
+    `fuse` and `overlap` are those of `plan`.
+
+    `fetch` are names; without them what no operator reads is fetched. Raises FeedError for a shape of no feed, one that does not fit, and
+    an open axis of which nothing is said.
+
+    >>> import fluidx as fx
+    >>> main = fx.Program("double")
+    >>> with fx.program_guard(main):
+    ...     y = fx.layers.scale(fx.data("x", [-1, 2], "float32"), scale=2.0)
+    >>> print(dry_plan(main, {"x": (8, 2)}))
+    plan of program double: 1 steps, arena 64 bytes, feeds 64, state 0
+        0 ... scale: %x f32[8,2] feed -> %scale_0.tmp_0 f32[8,2] at 0
+    """
+    block = program.global_block()
+    data = {n: d.type for n, d in block.descs.items() if d.is_data}
+    shapes = shapes or {}
+    for n in shapes:
+        if n not in data:
+            raise FeedError(f"a shape is given for {n!r}, which {program.label()} is not fed; {nearest(n, data, 'it is fed')}")
+    ranks = range(program.world_size) if program.rank is None else [program.rank]
+    groups = {g: program.group_ranks(g, ranks[0]) for g in program.groups}
+    ctx = RunContext(ranks[0], program.world_size, None, groups, program.turns)
+    if program.rank is None:  # as an Executor runs it: annotations for a transpile, on one device
+        ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
+    feeds = {n: _shaped(n, t, shapes.get(n), batch) for n, t in data.items() if n in shapes or _is_read(program, n)}
+    check_sizes(block.descs, feeds)
+    return plan(program, feeds, leaves(program) if fetch is None else fetch, _state(program, ctx), ctx, fuse=fuse, overlap=overlap)
+
+
+def _shaped(name: str, declared: TensorType, shape: Sequence[int] | None, batch: int | None) -> TensorType:
+    if shape is None:
+        first, *rest = declared.shape or (1,)
+        if ANY in rest or (first == ANY and batch is None):
+            raise FeedError(f"variable {name!r} is declared {declared}: give its open sizes, with a batch size or a shape such as "
+                            f"{name}={'x'.join('8' if d == ANY else str(d) for d in declared.shape)}")  # fmt: skip
+        return declared if first != ANY else declared.with_shape((batch or 0, *rest))
+    given = TensorType(declared.dtype, tuple(shape))
+    if not declared.accepts(given):
+        raise FeedError(f"variable {name!r} is declared {declared}, the shape given is {list(shape)}")
+    return given
+
+
+def _is_read(program: Program, name: str) -> bool:
+    """Is a variable read, or its size asked for?"""
+    return any(name in flow.reads(program, op) or name in _asked(op) for op in program.global_block().oplist)
+
+
+def _asked(op: Operator) -> list[str]:
+    axes = opdef(op.type).open_axes
+    return [] if axes is None else [name for name, _, _ in axes(op.attrs)]
+
+
+def _state(program: Program, ctx: RunContext) -> dict[str, np.ndarray]:
+    """Arrays in the shapes of the state that lies on this rank, without memory of their own."""
+    coords = ctx.coords()
+    held = {}
+    for n, d in program.global_block().descs.items():
+        if d.persistable and not d.is_data:
+            placed = program.rank is not None and d.placement
+            if placed and not holds(d.placement, coords):
+                continue
+            t = local_type(d.type, d.placement, coords) if placed else d.type
+            if ANY not in t.shape:
+                held[n] = np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)
+    return held

@@ -1,0 +1,225 @@
+"""Chains: neighbouring elementwise operators over values of one shape become one step, which goes over memory once.
+
+A chain is an operator and those behind it that read what it makes. What nothing else reads is not stored. The order of operations inside an
+element stays, so fused and separate steps of the vector machine have the same bits.
+
+The first may be an operator whose kernel takes a tail, such as a matrix product: the others then run over each part of its result as
+soon as it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import native
+from ...ir import flow
+from ...ir.opdef import opdef
+from ...ir.operator import Operator
+from ...ir.types import TensorType
+from ...ops.expr.native import always_fits, bind_native
+from ...ops.expr.nodes import Expr, make_node, rebuild, sym
+from .selection import Outline
+from .sizes import Sizes
+from .storage import Shadows
+
+if TYPE_CHECKING:
+    from .kernel_selection import Lie
+
+_MOST = 16  # operators of one chain: more would not fit the registers of the vector machine
+
+
+def chains(sizes: Sizes, shadows: Shadows, outline: Outline, lies: Mapping[str, Lie]) -> list[tuple[Operator, ...]]:
+    """All operators in their order, those of one chain together. `lies`: how each value lies in storage of its own."""
+    types, here = sizes.types, sizes.here
+    needed = _needed(outline, sizes.reads) if here else outline.fact(_needed)
+    units: list[tuple[Operator, ...]] = []
+    chain: list[Operator] = []
+    made: set[str] = set()
+
+    def shadow(name: str) -> np.ndarray:
+        return shadows.of(types[name])
+
+    def covered(stored: Sequence[str]) -> bool:
+        names = [n for op in chain for n in op.input_arg_names]
+        # how many loops there are hangs on no size above 1; whether rows are long enough for a tail, on all but that of axis 0, which no
+        # row has part in where there are several
+        row = types[stored[0]].shape[1:] if opdef(chain[0].type).native_tail else ()
+        key = (id(chain[0]), len(chain), *stored, row, *[lies[n].rough for n in (*names, *stored)])
+        known = outline.chains.get(key)
+        if known is None and (known := outline.chains.get(alike := (row, *_wired(chain, stored, lies)))) is None:
+            known = covers(chain, stored, shadow)
+            if not _any_size(chain, stored, shadow):
+                return known
+            outline.chains[alike] = known
+        outline.chains[key] = known
+        return known
+
+    def close() -> None:
+        while chain:
+            stored = _outputs(chain, needed) if len(chain) > 1 else []
+            if len(chain) == 1 or stored and covered(stored):
+                units.append(tuple(chain))
+                chain.clear()
+            else:  # where the first has a tail, those behind it may be a chain by themselves
+                first = 1 if opdef(chain[0].type).native_tail else len(chain)
+                units.extend((op,) for op in chain[:first])
+                del chain[:first]
+        made.clear()
+
+    for op, may in zip(outline.ops, outline.fact(_fusable), strict=True):
+        fits = may and id(op) not in here and _is_float(op, types)
+        if chain:
+            goes_on = fits and not opdef(op.type).native_tail and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
+            if not (goes_on and types[op.output_arg_names[0]] == types[chain[0].output_arg_names[0]]):
+                close()
+        if fits:
+            chain.append(op)
+            made.add(op.output_arg_names[0])
+        else:
+            units.append((op,))
+    close()
+    return units
+
+
+def fused(
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = ()
+) -> list[native.Call]:
+    """The calls that do a chain, over the arrays of what it reads and of what it stores. `scratch` is what its first operator asks for."""
+    calls = _calls(chain, stored, array, scratch)
+    assert calls is not None, "a chain was planned whose operands lie otherwise now"
+    return calls
+
+
+def covers(chain: Sequence[Operator], stored: Sequence[str], shadow: Callable[[str], np.ndarray]) -> bool:
+    """Whether there are calls for a chain whose operands lie like these arrays, which nothing touches."""
+    return _calls(chain, stored, shadow, dry=True) is not None
+
+
+def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
+    """The first results of the operators of a chain that something else reads, of `needed` readers in all."""
+    inside: dict[str, int] = {}
+    for op in chain:
+        for n in op.input_arg_names:
+            inside[n] = inside.get(n, 0) + 1
+    return [n for op in chain if needed.get(n := op.output_arg_names[0], 0) > inside.get(n, 0)]
+
+
+def _calls(
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = (),
+    dry: bool = False,
+) -> list[native.Call] | None:  # fmt: skip
+    first, definition = chain[0], opdef(chain[0].type)
+    if not definition.native_tail:
+        call = _elementwise(chain, stored, array, dry)
+        return None if call is None else [call]
+    out, rest = first.output_arg_names[0], [n for op in chain[1:] if (n := op.output_arg_names[0]) in stored]
+    if not rest:
+        return None
+    place = array(out if out in stored else rest[0])  # what the first makes lies there until the tail has read it
+
+    def lies(name: str) -> np.ndarray:
+        return place if name == out else array(name)
+
+    ins, outs = definition.operands(first, lies, lies)
+    made: Any = definition.native
+    calls = made(ins, outs, first.attrs, dry=dry, **({"scratch": scratch} if scratch else {}))
+    tail = _elementwise(chain[1:], rest, lies, dry, tail=True)
+    if not calls or tail is None or not calls[-1].tail:
+        return None
+    return calls if dry else [*calls[:-1], native.then(calls[-1], tail)]
+
+
+def _elementwise(
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], dry: bool, tail: bool = False
+) -> native.Call | None:
+    return bind_native(*_operands(chain, stored, array), dry, tail)
+
+
+def _wired(chain: Sequence[Operator], stored: Sequence[str], lies: Mapping[str, Lie]) -> Iterator[Hashable]:
+    """What is the same for two chains of a program that do the same with operands that lie alike, whatever these are called."""
+    number: dict[str, int] = {}
+    for op in chain:
+        names = (*op.input_arg_names, *op.output_arg_names)
+        yield (op.type, id(op.attrs), *op.inputs, *map(len, op.inputs.values()), *[number.setdefault(n, len(number)) for n in names])
+    yield tuple([number[n] for n in stored])
+    yield tuple([lies[n].rough for n in number])
+
+
+def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]) -> bool:
+    """Does it hang on the loops over the results alone whether there are calls for a chain?"""
+    first, formulas = opdef(chain[0].type), chain
+    if first.native_tail:
+        said, formulas = first.native_any_size, chain[1:]
+        stored = [n for op in formulas if (n := op.output_arg_names[0]) in stored]
+        if not stored or not (said(chain[0].attrs) if callable(said) else said):
+            return False
+    exprs, values, outs = _operands(formulas, stored, array)
+    return always_fits(exprs, len(values) + len(outs))
+
+
+def _operands(
+    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]
+) -> tuple[list[Expr], dict[str, np.ndarray], list[np.ndarray]]:
+    """An expression for each stored value, over symbols for what the chain reads: one for each shape that an operand is read in. The arrays
+    of the symbols, and those of the stored values."""
+    number: dict[str, int] = {}  # of the values that the chain makes
+    symbols: dict[tuple[str, tuple[int, ...]], str] = {}  # alike chains have the same ones, and are assembled once
+    shape = array(stored[0]).shape
+    parts: list[tuple[Expr, tuple[tuple[str, int | str], ...]]] = []
+    for op in chain:
+        element, reads = opdef(op.type).element, op.input_arg_names
+        assert element is not None
+        e, shapes = element(op.attrs, [shape if n in number else array(n).shape for n in reads], len(shape))
+        operands = tuple([
+            (name, number[n] if n in number else symbols.setdefault((n, aligned), f"v{len(symbols)}"))
+            for (name, aligned), n in zip(shapes.items(), reads, strict=True)
+        ])  # fmt: skip
+        number[op.output_arg_names[0]] = len(parts)
+        parts.append((e, operands))
+    exprs = _composed(tuple(parts), tuple([number[n] for n in stored]))
+    values = {symbol: a if (a := array(n)).shape == aligned else a.reshape(aligned) for (n, aligned), symbol in symbols.items()}
+    return exprs, values, [array(n) for n in stored]
+
+
+@lru_cache(maxsize=1024)
+def _composed(parts: tuple[tuple[Expr, tuple[tuple[str, int | str], ...]], ...], stored: tuple[int, ...]) -> list[Expr]:
+    """The expressions of the stored parts. Each part is an expression, and for each of its symbols a part before it or another symbol."""
+    made: list[Expr] = []
+    for e, operands in parts:
+        made.append(_grafted(e, {name: sym(o) if isinstance(o, str) else made[o] for name, o in operands}))
+    return [made[k] for k in stored]
+
+
+def _grafted(e: Expr, values: Mapping[str, Expr]) -> Expr:
+    """`e` over other expressions, as it stands: simplified, two products with constants would be one and round once."""
+    return rebuild(e, lambda n, args: values[n.args[0]] if n.fn == "sym" else make_node(n.fn, *args) if args else None)
+
+
+def _needed(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, int]:
+    """How often each value is read, a fetch counted as once. `reads`: what an operator reads, if not all that it names."""
+    found: dict[str, int] = dict.fromkeys(outline.fetch, 1)
+    for op in outline.ops:
+        for n in flow.reads(outline.program, op) if reads is None else reads(op):
+            found[n] = found.get(n, 0) + 1
+    return found
+
+
+def _fusable(outline: Outline) -> list[bool]:
+    """Which operators are elementwise or may have a tail, and make a value that has one content in a run and is no state."""
+    once = {n for n, at in flow.definitions(outline.program, outline.ops).items() if len(at) == 1}.difference(outline.given)
+    descs = outline.program.global_block().descs
+    once = {n for n in once if (d := descs.get(n)) is not None and not d.persistable}
+    definitions = [opdef(op.type) for op in outline.ops]
+    return [
+        (d.native_tail or d.element is not None) and op.output_arg_names[0] in once for d, op in zip(definitions, outline.ops, strict=True)
+    ]
+
+
+def _is_float(op: Operator, types: Mapping[str, TensorType]) -> bool:
+    """Are all operands of one dtype that the vector machine has?"""
+    dtypes = {types[n].dtype for n in (*op.input_arg_names, *op.output_arg_names)}
+    return len(dtypes) == 1 and dtypes <= {"float32", "float64"}

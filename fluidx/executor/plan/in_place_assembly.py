@@ -1,0 +1,73 @@
+"""New values of variables that an operator puts together of parts: a part may be made where the variable has it, over the old value.
+
+A strategy that updates flat ranges of parameters ends with that: what this rank has updated and what it receives of the others become the
+parameter. Made in their places, nothing is copied. That may be where all that reads the old value has done so by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ...ir import flow
+from ...ir.opdef import opdef
+from ...ir.operator import Operator
+from .records import Lies
+from .selection import Outline
+
+if TYPE_CHECKING:
+    from .storage import Storage
+
+
+def settled(outline: Outline) -> Mapping[str, int]:
+    """The variables of the scope to which one operator gives a value, with its place in the outline."""
+    descs = outline.program.global_block().descs
+    found: dict[str, list[int]] = {}
+    for k, op in enumerate(outline.ops):
+        for n in flow.writes(outline.program, op):
+            if n in descs and descs[n].persistable:
+                found.setdefault(n, []).append(k)
+    return {n: at[0] for n, at in found.items() if len(at) == 1}
+
+
+def settles(storage: Storage, i: float, unit: Sequence[Operator], whole: str, name: str, lies: Lies) -> bool:
+    """May a result of unit `i` be made over a part of a variable, its new value?
+
+    An operator by itself may read there what it writes, element by element.
+    """
+    outline, spans = storage.outline, storage.spans
+    at = outline.fact(_numbers)
+    start, stop = at.get(id(unit[0])), outline.fact(settled)[whole]
+    if start is None or (name in storage.on_host) is not (whole in storage.on_host):
+        return False
+    start -= int(i) - spans[i][0] if i in spans else 0  # messages of a batch start together
+    own = storage.pairs[id(unit[0])].get(name) if len(unit) == 1 else None
+    if own is not None and not (storage.types[own] == storage.types[name] and _lies_so(storage, own, lies)):
+        own = None
+    old = [whole]
+    for seen in old:
+        if seen != whole and _lies_apart(storage, seen, name, lies):
+            continue
+        for op in storage.readers.of.get(seen, ()):
+            if start <= at.get(id(op), start) <= stop and not (op is unit[0] and seen == own):
+                return False
+            if opdef(op.type).view is not None or opdef(op.type).view_ctx is not None:
+                old += op.output_arg_names
+    return True
+
+
+def _lies_so(storage: Storage, name: str, lies: Lies) -> bool:
+    return storage.starts.get(name, 0) == lies.offset and storage.shadow[name].strides == lies.strides
+
+
+def _lies_apart(storage: Storage, view: str, name: str, lies: Lies) -> bool:
+    """Is a value that an operator has made of a variable no view of it, or one that has no byte of where a result would lie?"""
+    if view not in storage.view_of:  # who makes a view later reads the variable later
+        return True
+    start, stop = storage.starts[view], storage.starts[view] + storage.types[view].nbytes
+    return storage.shadow[view].flags.c_contiguous and (stop <= lies.offset or lies.offset + storage.types[name].nbytes <= start)
+
+
+def _numbers(outline: Outline) -> dict[int, int]:
+    """The operators, by id, numbered."""
+    return {id(op): k for k, op in enumerate(outline.ops)}

@@ -1,0 +1,170 @@
+"""Which body computes each operator of a plan: the first of its op's table that covers the operands as they lie.
+
+Asking the bodies costs more than the rest of a plan, so what they answered is kept with the program, for its plans of other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from ... import native
+from ...ir.opdef import OpDef
+from ...ir.operator import Frozen, Operator
+from ...ir.program import Program
+from ...ir.types import TensorType
+from ...ops.kernels import Body, bodies
+from .fusion import covers
+from .storage import Node, Storage
+
+_MOST = 1 << 14  # answers that one program keeps, and some more for each of its operators
+_NEXT = count(1)  # no number is given twice, whoever forgets what it stood for
+
+
+class Lie(NamedTuple):
+    """Numbers for how a value lies: one to the size, and one that it shares with all that differ in sizes above 1 alone."""
+
+    exact: int
+    rough: int
+
+
+class _Kept(NamedTuple):
+    """The body by its op and how the operands lie; its scratch by the body too, and by sizes."""
+
+    bodies: dict[tuple, Body]
+    scratch: dict[tuple, Sequence[TensorType]]
+
+
+class Answers:
+    """What bodies answered of the operands of a program's operators, on one device and by one choice of kernels.
+
+    Keys are made of numbers, each of which stands for one thing as long as the program lives: an op with attributes and slots, or a way
+    to lie. What is numbered by identity is held, so that nothing else gets its id; equal attributes need not be the same.
+    """
+
+    def __init__(self) -> None:
+        self._ops: dict[int, tuple[Operator, type[OpDef], int, bool]] = {}
+        self._heads: dict[tuple, tuple[int, Frozen]] = {}
+        self._types: dict[int, tuple[TensorType, Lie]] = {}
+        self._ways: dict[tuple, int] = {}
+        self.kept = _Kept({}, {})
+
+    @staticmethod
+    def of(program: Program, device: str, natively: bool) -> Answers:
+        key = Answers, device, natively, native.chosen() if natively else ()
+        found, most = program.notes.get(key), _MOST + 8 * len(program.global_block().oplist)
+        if found is None or sum(map(len, (found._ops, found._types, found._ways, *found.kept))) > most:
+            found = program.notes[key] = Answers()
+        return found
+
+    def head(self, op: Operator, definition: type[OpDef]) -> tuple[int, bool]:
+        """The number of an op with these attributes and slots, and whether its kernels cover all sizes above 1 alike."""
+        known = self._ops.get(id(op))
+        if known is None or known[0] is not op or known[1] is not definition:
+            ins, outs = op.inputs, op.outputs
+            key = (definition, id(op.attrs), *ins, *outs, *map(len, ins.values()), *map(len, outs.values()))
+            number, _ = self._heads.setdefault(key, (next(_NEXT), op.attrs))
+            said = definition.native_any_size
+            known = self._ops[id(op)] = op, definition, number, said(op.attrs) if callable(said) else said
+        return known[2], known[3]
+
+    def plain(self, types: Mapping[str, TensorType]) -> dict[str, Lie]:
+        """How values of these types lie in storage of their own."""
+        lies, found = self._types, {}
+        for name, t in types.items():
+            known = lies.get(id(t))
+            if known is None or known[0] is not t:
+                exact = next(_NEXT)
+                # the strides of what has no elements say nothing
+                rough = exact if 0 in t.shape else self._way((t.dtype, tuple([d if d < 2 else 2 for d in t.shape])))
+                known = lies[id(t)] = t, Lie(exact, rough)
+            found[name] = known[1]
+        return found
+
+    def view(self, a: np.ndarray) -> Lie:
+        """How a view lies, for which every size counts."""
+        way = self._way((a.dtype, a.shape, a.strides))
+        return Lie(way, way)
+
+    def _way(self, key: tuple) -> int:
+        return self._ways.get(key) or self._ways.setdefault(key, next(_NEXT))
+
+
+class Chooser:
+    """Chooses a body for every operator of a plan."""
+
+    def __init__(self, storage: Storage, device: str, natively: bool, answers: Answers, lies: dict[str, Lie]):
+        self.storage, self.device, self.natively = storage, device, natively
+        self._answers = answers
+        self._of_context = _Kept({}, {})  # answers that hang on the rank and its communicator
+        for n in (*storage.view_of, *storage.lies):
+            if (a := storage.shadow[n]) is not storage.shadows.of(storage.types[n]):  # not one that lies as if it were none
+                lies[n] = self._answers.view(a)
+        self._exact = {n: lie.exact for n, lie in lies.items()}
+        self._rough = {n: lie.rough for n, lie in lies.items()}
+
+    def kernel(self, node: Node) -> str:
+        """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
+        definition, here = node.definition, node.here
+        if node.made:
+            return node.made
+        if len(node.ops) > 1:
+            self._straighten(node)
+            if not definition.native_tail:
+                return "fused"
+        if definition.bind_control is not None:
+            return "control"
+        if here is not None and (here.skip or here.fills):
+            return "nothing" if here.skip else "fill"
+        aside = bool(node.scratch)  # copies that do not follow from the types, as those of `widen` do
+        if self.storage.halves:
+            self.storage.widen(node, self.device)
+        body, scratch = self._choose(node) if aside or node.here is not None else self._known(node)
+        for t in scratch:
+            self.storage.aside(node, t)
+        return body.name if len(node.ops) == 1 else "fused"
+
+    def _straighten(self, node: Node) -> None:
+        """Where views make the operands of a chain lie as no call takes them, they are copied to one piece first."""
+        storage = self.storage
+        made = {n for op in node.ops for n in op.output_arg_names}
+        moved = [n for op in node.ops for n in op.input_arg_names if n not in made and storage.moved(n)]
+        lying = [n for n in moved if not storage.shadow[n].flags.c_contiguous]
+        if lying and not covers(node.ops, [n for n in made if n in storage.roots], storage.shadow.__getitem__):
+            for n in dict.fromkeys(lying):
+                storage.aside(node, storage.types[n], n, reads=True)
+
+    def _known(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
+        """What was chosen where operands lay like this, and the scratch that the body asks for where they had these sizes."""
+        op, definition = node.op, node.definition
+        known = self._answers.kept if not definition.native_takes_ctx and definition.view_ctx is None else self._of_context
+        names, (head, any_size) = op.input_arg_names + op.output_arg_names, self._answers.head(op, definition)
+        key = (head, *map((self._rough if any_size else self._exact).__getitem__, names))
+        body = known.bodies.get(key)
+        if body is None:
+            body = known.bodies[key] = self._body(node)
+        if body.scratch is None:
+            return body, ()
+        sized = (head, body.name, *map(self._exact.__getitem__, names))
+        scratch = known.scratch.get(sized)
+        if scratch is None:
+            scratch = known.scratch[sized] = self.storage.asked(node, body)
+        return body, scratch
+
+    # -- questions to bodies ------------------------------------------------------------------------------------------------
+
+    def _choose(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
+        body = self._body(node)
+        return body, self.storage.asked(node, body)
+
+    def _body(self, node: Node) -> Body:
+        """The first body that covers the operands as they lie."""
+        table = bodies(node.definition, self.device, self.natively)
+        if len(table) == 1:
+            return table[0]
+        ins, outs = self.storage.operands(node)
+        attrs, part = (node.op.attrs, None) if node.here is None else (node.here.attrs, node.here.part)
+        return next(body for body in table if body.covers(ins, outs, attrs, self.storage.ctx, part))

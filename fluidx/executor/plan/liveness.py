@@ -1,0 +1,107 @@
+"""Whether the feeds of a program are there, which of its operators start together, and how long its values are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...ir import flow
+from ...ir.errors import FeedError, ProgramError, nearest
+from ...ir.message_batches import forwarded, spans
+from ...ir.operator import Operator
+from ...ir.program import Block, Program
+from ...ir.sub_blocks import bodies
+from ...ir.types import TensorType
+from ..error_text import site, where
+
+if TYPE_CHECKING:
+    from .selection import Outline
+
+FOREVER = 1 << 60
+
+
+def check_feeds(program: Program, ops: Sequence[Operator], feed_types: Mapping[str, TensorType], fetch: Sequence[str]) -> None:
+    """Raise FeedError for a feed that no variable takes, and for data that is read and not fed."""
+    descs = program.global_block().descs
+    data = {n: d for n, d in descs.items() if d.is_data}
+    for name in feed_types:
+        if name not in descs:
+            raise FeedError(f"feed names {name!r}, which {program.label()} does not declare; {nearest(name, data, 'it takes')}")
+    for op in ops:
+        for n in flow.reads(program, op):
+            if n in data and n not in feed_types:
+                raise FeedError(f"feed is missing variable {n!r} ({data[n].type}), which op {op.type} reads{site(op)}")
+    for n in fetch:
+        if n in data and n not in feed_types:
+            raise FeedError(f"feed is missing variable {n!r} ({data[n].type}), which is fetched")
+
+
+def started_together(ops: Sequence[Operator]) -> dict[int, tuple[int, int]]:
+    """(first, last) of the neighbouring sends and receives that start with operator k."""
+    found = spans(ops)
+    for span in sorted(set(found.values())):
+        if (op := forwarded(ops, span)) is not None:
+            raise ProgramError(
+                f"op {op.type} sends {op.input_arg_names[0]!r}, which another operator of batch {op.attrs['batch']!r} receives; "
+                f"give it a batch of its own{where(op)}"
+            )
+    return found
+
+
+class Lives(NamedTuple):
+    """Of units, which are operators or chains of them, by number: sends and receives that start together, the last unit that touches
+    a value, and the units that write it. Operators of sub-blocks have numbers between those of units (`times`)."""
+
+    spans: Mapping[int, tuple[int, int]]
+    last: Mapping[str, float]
+    writers: Mapping[str, Sequence[float]]
+
+
+def nested(program: Program, op: Operator) -> Iterator[tuple[Block, Operator]]:
+    """The operators of the blocks that `op` runs, each behind those of the blocks that it runs itself, with the block that holds it."""
+    for idx in op.sub_blocks():
+        block = program.blocks[idx]
+        for inner in block.oplist:
+            yield from nested(program, inner)
+            yield block, inner
+
+
+def times(i: int, count: int) -> list[float]:
+    """The numbers of so many operators in sub-blocks that unit `i` runs: it is through behind them.
+
+    >>> times(3, 4)
+    [2.2, 2.4, 2.6, 2.8]
+    """
+    return [i - 1 + k / (count + 1) for k in range(1, count + 1)]
+
+
+def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator], Iterable[str]] | None = None) -> Lives:
+    """The lives of the values of the operators, so many of which are each unit. `reads`: what an operator reads, if not all that it names.
+
+    Raises ProgramError for a batch of messages that forwards one.
+    """
+    program, rest = outline.program, iter(outline.ops)
+    units = [tuple(islice(rest, n)) for n in counts]
+    spans = started_together([unit[0] for unit in units])
+    last: dict[str, float] = {}
+    writers: dict[str, list[float]] = {}
+
+    def note(op: Operator, at: float, until: float) -> None:
+        for n in flow.reads(program, op) if reads is None else reads(op):
+            last[n] = until
+        for n in flow.writes(program, op):
+            last[n] = until
+            writers.setdefault(n, []).append(at)
+        for body in bodies(op) if op.sub_blocks() else ():
+            last.update(dict.fromkeys(body.results(op), until))
+
+    for i, unit in enumerate(units):
+        until = spans[i][1] if i in spans else i  # what a batch sends is read until the whole batch is through
+        for op in unit:
+            inside = [inner for _, inner in nested(program, op)] if op.sub_blocks() else []
+            for at, inner in zip(times(i, len(inside)), inside, strict=True):
+                note(inner, at, at)
+            note(op, i, until)
+    last.update(dict.fromkeys(outline.fetch, FOREVER))
+    return Lives(spans, last, writers)

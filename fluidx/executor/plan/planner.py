@@ -1,0 +1,155 @@
+"""Plan a program once, for one set of feed shapes and fetches: which operators run, sizes, storage, kernels, waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ... import config, native
+from ..._collector import collections_paused
+from ...ir.program import Program
+from ...ir.types import TensorType
+from ..context import RunContext
+from ..dynamic.segments import check_whole
+from ..error_text import no_memory
+from .fusion import chains
+from .kernel_selection import Answers, Chooser
+from .liveness import FOREVER, lifetimes
+from .overlap import NOTHING, Beside, Span, on_stream, on_thread
+from .records import Plan, Step
+from .selection import Outline
+from .sizes import Sizes
+from .storage import Node, Shadows, Storage
+from .storage_proof import check_storage
+
+
+@collections_paused()
+def plan(
+    program: Program,
+    feed_types: Mapping[str, TensorType],
+    fetch: Sequence[str],
+    held: Mapping[str, Any],
+    ctx: RunContext,
+    device: str = "cpu",
+    natively: bool | None = None,
+    fuse: bool = True,
+    rewrite: bool | None = None,
+    overlap: int | None = None,
+    outline: Outline | None = None,
+) -> Plan:
+    """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
+    rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. `natively`: whether C kernels may be
+    used; None: where they are built and FLUIDX_KERNELS allows it. `fuse`: whether a chain of operators may be one step. `rewrite`: whether
+    what needs no operator goes (fluidx.rewrite), by which no bit changes; None: if `fuse`, and FLUIDX_REWRITE allows it. `overlap`: the
+    bytes of communication, at least, that a second thread of a CPU rank must hide for it to be used; None: there is none. `outline`: what
+    is to be planned of the program; None: all that the fetches need, in one plan. Raises FeedError, NotInitializedError or ProgramError.
+
+    >>> import fluidx as fx
+    >>> main = fx.Program("double")
+    >>> with fx.program_guard(main):
+    ...     y = fx.layers.scale(fx.data("x", [-1, 2], "float32"), scale=2.0)
+    >>> print(plan(main, {"x": TensorType("float32", (8, 2))}, [y.name], {}, RunContext(), natively=False))
+    plan of program double: 1 steps, arena 64 bytes, feeds 64, state 0
+        0 numpy    scale: %x f32[8,2] feed -> %scale_0.tmp_0 f32[8,2] at 0
+    """
+    if outline is None:
+        outline = Outline.of(program, feed_types, fetch)
+        check_whole(outline)
+    sizes = Sizes(program, held, ctx)
+    sizes.infer(outline, feed_types)
+    natively = device == "cpu" and (native.enabled() if natively is None else natively)
+    if (fuse and config.rewrites()) if rewrite is None else rewrite:
+        outline = _simplified(sizes, outline, natively if device == "cpu" else None)
+    try:
+        return _planned(sizes, outline, feed_types, ctx, device, natively, fuse, overlap)
+    except MemoryError as e:
+        raise no_memory(program, sizes.types) from e
+
+
+def _planned(
+    sizes: Sizes, outline: Outline, feed_types: Mapping[str, TensorType], ctx: RunContext, device: str, natively: bool, fuse: bool,
+    overlap: int | None,
+) -> Plan:  # fmt: skip
+    """The plan of operators whose sizes are known."""
+    program, fetch = outline.program, outline.fetch
+    shadows = Shadows(sizes.types.values())
+    answers = Answers.of(program, device, natively)
+    lies = answers.plain(sizes.types)
+    units = chains(sizes, shadows, outline, lies) if natively and fuse else [(op,) for op in outline.ops]
+    counts = tuple(map(len, units))
+    lives = lifetimes(outline, counts, sizes.reads) if sizes.here else outline.fact(lifetimes, counts)
+    storage = Storage(sizes, shadows, ctx, outline, lives)
+    spans = lives.spans
+    absent = frozenset(sizes.local.absent) if sizes.local is not None else frozenset()
+    for name in feed_types:
+        if name in sizes.types and name not in absent:
+            storage.new_root(name, "feed", -1, FOREVER)
+    nodes = [storage.place(i, unit) for i, unit in enumerate(units)]
+    for n in fetch:
+        storage.fetched(n)
+    chooser = here = Chooser(storage, device, natively, answers, lies)
+    if device != "cpu" and storage.on_host:
+        kinds = Answers.of(program, "cpu", native.enabled())
+        here = Chooser(storage, "cpu", native.enabled(), kinds, kinds.plain(sizes.types))
+    kernels = {
+        id(node): (here if node.on_host else chooser).kernel(node) for some in (nodes, *storage.inner.values()) for node in some
+    }
+    order = list(_order(nodes, spans))
+    beside = _beside(storage, nodes, order, overlap)
+    marked = set(beside.stops.values())
+    values, buffers, totals = storage.finish()
+
+    def step(some: Sequence[Node], k: int | None = None) -> Step:
+        first = some[0]
+        kernel = "exchange" if k is not None and first.index in spans else kernels[id(first)]
+        ops, scratch = first.ops, storage.placed(first)
+        for node in some[1:]:
+            ops, scratch = ops + node.ops, scratch + storage.placed(node)
+        if k is None:
+            return Step(ops, kernel, first.here, scratch, on_host=first.on_host)
+        return Step(ops, kernel, first.here, scratch, k in beside.steps, beside.stops.get(k), k in marked, first.on_host)
+
+    planned = Plan(
+        program,
+        tuple([step(nodes[k:stop], j) for j, (k, stop) in enumerate(order)]),
+        {b: tuple([step([node]) for node in some]) for b, some in storage.inner.items()},
+        values,
+        buffers,
+        totals[0],
+        tuple([n for n in feed_types if n in values and n not in absent]),
+        tuple(fetch),
+        tuple([sizes.whole(n) for n in fetch]),
+        absent,
+        beside.stops.get(len(order)),
+        totals[1],
+    )
+    if config.verify_all():
+        check_storage(planned)
+    return planned
+
+
+def _simplified(sizes: Sizes, outline: Outline, natively: bool | None) -> Outline:
+    """The outline of the operators that are left. One that reads other names does on this rank what it did before."""
+    found, left = outline.simplified(sizes.types, natively)
+    if sizes.here and found.renamed:
+        before = {id(new): id(op) for op, new in found.renamed}
+        for op in found.ops:
+            if (here := sizes.here.get(before.get(id(op), -1))) is not None:
+                sizes.here[id(op)] = here
+    return left
+
+
+def _order(nodes: Sequence[Node], spans: Mapping[int, Span]) -> Iterator[Span]:
+    """(first, last + 1) of the nodes that become one step each: sends and recvs of one batch go together."""
+    k = 0
+    while k < len(nodes):
+        stop = spans[k][1] + 1 if k in spans else k + 1
+        yield k, stop
+        k = stop
+
+
+def _beside(storage: Storage, nodes: Sequence[Node], order: Sequence[Span], least: int | None) -> Beside:
+    comm = storage.ctx.comm
+    if comm is not None and comm.asynchronous:
+        return on_stream(storage, nodes, order)
+    return NOTHING if least is None else on_thread(storage, nodes, order, least)

@@ -1,0 +1,65 @@
+"""What the plans of a program share, whatever their sizes: which operators run for what is fed and fetched, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import is_
+from typing import Concatenate, ParamSpec, TypeVar
+
+from ... import native
+from ...ir.operator import Operator
+from ...ir.program import Program
+from ...ir.types import TensorType
+from ...rewrite.base import Simplified, simplify
+from ...rewrite.live import live_ops
+from .liveness import check_feeds
+
+_MOST = 64  # notes that one program keeps
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Outline:
+    """Operators of block 0 that run, in their order, where `given` is fed and `fetch` fetched."""
+
+    def __init__(self, program: Program, ops: Sequence[Operator], given: tuple[str, ...], fetch: tuple[str, ...]):
+        self.program, self.ops, self.given, self.fetch = program, ops, given, fetch
+        self._source = program.version, tuple(program.global_block().oplist)
+        self._facts: dict[tuple[Hashable, ...], object] = {}
+        self.chains: dict[tuple[Hashable, ...], bool] = {}  # which there are calls for
+        self._simplified: dict[Hashable, tuple[Simplified, Outline]] = {}
+
+    @staticmethod
+    def of(program: Program, feed_types: Mapping[str, TensorType], fetch: Sequence[str]) -> Outline:
+        """The outline of what has to run. Raises FeedError for a feed that no variable takes, and for data that is read and not fed."""
+        given, names = tuple(feed_types), tuple(fetch)
+        found = program.notes.get((Outline, given, names))
+        if found is None or not found._stands():
+            ops = live_ops(program, given, names)
+            check_feeds(program, ops, feed_types, names)
+            if len(program.notes) >= _MOST:
+                program.notes.clear()
+            found = program.notes[Outline, given, names] = Outline(program, ops, given, names)
+        return found
+
+    def _stands(self) -> bool:
+        """Is the program as it was?"""
+        (version, was), now = self._source, self.program.global_block().oplist
+        return version == self.program.version and len(was) == len(now) and all(map(is_, was, now))
+
+    def simplified(self, types: Mapping[str, TensorType], natively: bool | None) -> tuple[Simplified, Outline]:
+        """The operators that do the same, bit by bit, where values have these types, and their outline."""
+        key = native.chosen() if natively else natively  # constants are computed by these kernels
+        known = self._simplified.get(key)
+        if known is None or not known[0].holds(types):
+            found = simplify(self.program, self.ops, types, self.fetch, self.given, natively)
+            left = self if found.ops is self.ops else Outline(self.program, found.ops, self.given, self.fetch)
+            known = self._simplified[key] = found, left
+        return known
+
+    def fact(self, work: Callable[Concatenate[Outline, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` makes of the outline and of hashable arguments, made once. Nobody may change it."""
+        key = (work, *args)
+        if key not in self._facts:
+            self._facts[key] = work(self, *args, **kwargs)
+        return self._facts[key]  # type: ignore[return-value]

@@ -1,0 +1,429 @@
+"""Where values lie: which share storage because one is a view of the other or takes its place, and for how long each is needed.
+
+Views are asked of the ops on shadow arrays, which have shapes and strides and share one dummy buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from ...ir.dtypes import HALVES, dtype_name, np_dtype
+from ...ir.errors import ProgramError
+from ...ir.memory_spaces import on_host, runs_on_host
+from ...ir.opdef import Effect, OpDef, opdef
+from ...ir.operator import Operator
+from ...ir.types import TensorType
+from ...ops.kernels import Body, wide_type
+from ..context import RunContext
+from . import allocation
+from .allocation import Interval, assign
+from .in_place_assembly import settles
+from .liveness import FOREVER, Lives, nested, times
+from .rank_view import Here
+from .records import Buffer, Lies, Scratch, Value
+from .selection import Outline
+from .sizes import Sizes
+from .strided_results import Home, Readers, start_of
+
+TALKS = (Effect.COLLECTIVE, Effect.P2P)
+
+Unit = tuple[Operator, ...]  # one operator, or a chain
+
+
+class Shadows:
+    """Arrays that stand for values of these types and their views. Those that lie alike are one object."""
+
+    def __init__(self, types: Iterable[TensorType]):
+        self.types = types
+        self.known: dict[tuple, np.ndarray] = {}
+
+    @cached_property
+    def dummy(self) -> np.ndarray:
+        """What all shadows share, and nothing touches; float32 may stand for 16-bit floats."""
+        distinct = {id(t): t for t in self.types}.values()
+        # where operands will be: which kernels there are of what communicates may depend on that
+        return allocation.new_bytes(max((wide_type(t).nbytes for t in distinct), default=1) or 1)
+
+    def of(self, t: TensorType) -> np.ndarray:
+        """The shadow of a value in storage of its own."""
+        a = self.known.get((t.dtype, t.shape))
+        if a is None:
+            a = self.known[t.dtype, t.shape] = self.like(np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy))
+        return a
+
+    def like(self, a: np.ndarray) -> np.ndarray:
+        """The one that lies as this one does."""
+        return self.known.setdefault((a.dtype, a.shape, a.strides), a)
+
+
+class _Lies(dict[str, np.ndarray]):
+    """Shadows by name; a value that is no view lies in one piece, and has one where somebody asks."""
+
+    def __init__(self, shadows: Shadows, types: Mapping[str, TensorType]):
+        self.shadows, self.types = shadows, types
+
+    def __missing__(self, name: str) -> np.ndarray:
+        a = self[name] = self.shadows.of(self.types[name])
+        return a
+
+
+@dataclass(eq=False, slots=True)
+class Root(Interval):
+    """One piece of storage, shared by a value and its views."""
+
+    kind: str  # as of a Buffer
+    aliases: list[str] = field(default_factory=list)
+    number: int = -1  # of the buffer that it becomes
+    offset: int = 0  # in the arena
+    on_host: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Aside:
+    """Scratch of one operator, until it has a place."""
+
+    type: TensorType
+    root: Root
+    of: str  # as of Scratch
+    reads: bool
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A step before it is one: an operator that runs, or a chain of them, with what was decided about it."""
+
+    ops: tuple[Operator, ...]
+    definition: type[OpDef]
+    index: float  # whole, of a unit
+    here: Here | None = None  # what it does on this rank, where that is not what it says
+    made: str = ""  # "view" or "joined" (of a Step): the results are there without it
+    on_host: bool = False
+    scratch: list[Aside] = field(default_factory=list)
+
+    @property
+    def op(self) -> Operator:
+        return self.ops[0]
+
+
+class Storage:
+    """Decides storage for units, operators or chains of them, one after the other: `place(i, unit)`, then `finish()`."""
+
+    def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, lives: Lives):
+        self.sizes, self.shadows, self.ctx = sizes, shadows, ctx
+        self.state, self.pairs = outline.fact(_state), outline.fact(_in_place)
+        self.on_host = on_host(outline.program)
+        self.spans: Mapping[Any, tuple[int, int]] = lives.spans
+        self.last, self.writers = lives.last, dict(lives.writers)
+        self.types, self.program = sizes.types, sizes.program
+        self.roots: dict[str, Root] = {}
+        self.shadow = _Lies(shadows, sizes.types)
+        self.view_of: dict[str, str] = {}
+        self.lies: dict[str, Lies] = {}
+        self.starts: dict[str, int] = {}  # bytes of its storage before a value; none where it is not here
+        self.inside: dict[int, set[int]] = {}  # operators, by id, some of whose operands, by number, are made inside their result
+        self.nodes: list[Node] = []
+        self.inner: dict[int, list[Node]] = {}
+        self.asides: list[Aside] = []
+        self.halves = any(t.dtype in HALVES for t in self.types.values())
+        self.outline = outline
+        self.readers = Readers(sizes, shadows, ctx, outline, self._is_made_once, partial(settles, self))
+
+    # -- roots --------------------------------------------------------------------------------------------------------------
+
+    def new_root(self, name: str, kind: str, start: float, stop: float) -> Root:
+        """Storage of its own for a value."""
+        t = self.types[name]
+        start = self.spans[start][0] if start in self.spans else start
+        root = self.roots[name] = Root(t.nbytes, start, stop, kind, [name], on_host=name in self.on_host)
+        return root
+
+    def _root(self, name: str, i: float) -> Root:
+        r = self.roots.get(name)
+        if r is not None:
+            return r
+        if self.sizes.elsewhere(name):
+            return self.new_root(name, "arena", i, self.last.get(name, i))
+        return self.new_root(name, "state", -1, FOREVER)  # first touched here: persistable state
+
+    def fetched(self, name: str) -> None:
+        """A value that is fetched lies somewhere, though no operator that runs may touch it. Raises ProgramError where there is none."""
+        if name not in self.roots:
+            if name not in self.state:
+                raise ProgramError(f"variable {name!r} has no value to fetch: no operator that runs defines it")
+            self.new_root(name, "state", -1, FOREVER)
+
+    # -- one operator -------------------------------------------------------------------------------------------------------
+
+    def place(self, i: int, unit: Unit) -> Node:
+        """Decide where the results of unit `i` live, and before them what the operators of its sub-blocks make."""
+        if unit[0].sub_blocks():
+            count = sum(1 for _ in nested(self.program, unit[0]))
+            self._place_bodies(unit[0], iter(times(i, count)))
+        return self._place(i, unit)
+
+    def _place_bodies(self, op: Operator, at: Iterator[float]) -> None:
+        for b in op.sub_blocks():
+            self.inner[b] = []
+            for inner in self.program.blocks[b].oplist:
+                self._place_bodies(inner, at)
+                self.inner[b].append(self._place(next(at), (inner,)))
+
+    def _place(self, i: float, unit: Unit) -> Node:
+        op = unit[0]
+        definition = opdef(op.type)
+        here = self.sizes.here.get(id(op))
+        node = Node(unit, definition, i, here, on_host=bool(self.on_host) and runs_on_host(op, self.on_host))
+        if len(unit) > 1:
+            self._place_chain(node)
+            return node
+        inside = self.inside.get(id(op), ())
+        if inside and all(k in inside or not self.types[n].nbytes for k, n in enumerate(op.input_arg_names)):
+            node.made = "joined"
+            return node
+        read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
+        ins, outs = {n: self.roots.get(n) or self._root(n, i) for n in read}, op.output_arg_names
+        views = definition.view is not None or definition.view_ctx is not None
+        if views and all(map(self._is_new, outs)) and self._try_view(node):
+            return node
+        if inside:  # the others are copied there
+            return node
+        elsewhere = () if definition.bodies else self._made_elsewhere(self._homes(node), i)
+        self._results(node, ins, [n for n in outs if n not in elsewhere])
+        if definition.effect in TALKS:  # what is sent lies in one piece
+            for n in read:
+                if not self.shadow[n].flags.c_contiguous:
+                    self.aside(node, self.types[n], n, reads=True)
+        return node
+
+    def _results(self, node: Node, ins: Mapping[str, Root], outs: Iterable[str]) -> None:
+        """Storage for these results of an operator by itself, or of the first of a chain."""
+        op, definition, i = node.op, node.definition, node.index
+        pairs = self.pairs[id(op)]
+        for name in outs:
+            source = pairs.get(name)
+            if source not in ins:  # of which the shape alone is read: a chain that makes it may store it nowhere
+                source = None
+            if not self._is_new(name):
+                root = self._root(name, i)
+                # written where an input is read: fine only if the op says so for exactly this pair
+                if not definition.bodies and any(r is root and not source == n == name for n, r in ins.items()):
+                    self.aside(node, self.types[name], name)
+                root.stop = max(root.stop, self.last.get(name, i))
+            else:
+                self._new(name, i, [source] if source is not None else [], ins)
+
+    def _place_chain(self, node: Node) -> None:
+        """Results that are read behind the chain get storage, that of an operand where one is free; the others have none."""
+        i = node.index
+        ins: dict[str, Root] = {}
+        made: set[str] = set()
+        taken: set[str] = set()
+        for op in node.ops:
+            ins.update({n: self._root(n, i) for n in op.input_arg_names if n not in made})
+            made.update(op.output_arg_names)
+        self._results(node, ins, node.op.output_arg_names[1:])
+        made_last = [op.output_arg_names[0] for op in node.ops if self.last[op.output_arg_names[0]] > i]
+        elsewhere = self._made_elsewhere(self.readers.early_homes(i, node.ops, made_last), i)
+        for op in node.ops:
+            name = op.output_arg_names[0]
+            if self.last[name] > i and name not in elsewhere:
+                # an operator with a tail reads its operands again and again while it writes
+                self._new(name, i, [n for n in ins if n not in taken and not node.definition.native_tail], ins)
+                taken.update(n for n, r in ins.items() if r is self.roots[name])
+
+    def _new(self, name: str, i: float, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
+        """Storage for a new result: that of the first of the operands `sources` that is free, or its own."""
+        for source in sources:
+            if self._may_take(source, name, i, ins):
+                root = self.roots[name] = self.roots[source]
+                root.aliases.append(name)
+                root.stop = self.last.get(name, i)
+                return
+        self.new_root(name, "arena", i, max(self.last.get(name, i), i))
+
+    def _homes(self, node: Node) -> Mapping[str, Home]:
+        """Where those results are made which later operators would only move: where these would put them."""
+        early = self.readers.early_homes(node.index, node.ops, node.op.output_arg_names)
+        return early if early or node.definition.strided is None else self.readers.homes(node.op)
+
+    def _made_elsewhere(self, homes: Mapping[str, Home], i: float) -> Collection[str]:
+        """Places for results that have a home."""
+        for name, (shadow, lies, join, number) in homes.items():
+            if join is None:
+                self.new_root(name, "arena", i, self.last[name])
+            else:
+                whole = join.output_arg_names[0]
+                root = self.roots[name] = self._root(whole, i) if whole in self.state else self._room(whole, i)
+                root.aliases.append(name)
+                root.stop = max(root.stop, self.last[name])
+                self.inside.setdefault(id(join), set()).add(number)
+                self.writers[whole] = []  # what is there already when `join` comes stays there
+            self.shadow[name], self.lies[name], self.starts[name] = shadow, lies, lies.offset
+        return homes
+
+    def _room(self, whole: str, i: float) -> Root:
+        """Storage for what is joined later, as soon as one part of it is made."""
+        return self.roots.get(whole) or self.new_root(whole, "arena", i, self.last[whole])
+
+    def _is_new(self, name: str) -> bool:
+        return name not in self.roots and name not in self.state
+
+    def _is_made_once(self, name: str) -> bool:
+        return self._is_new(name) and len(self.writers.get(name, ())) == 1
+
+    def aside(self, node: Node, t: TensorType, of: str = "", reads: bool = False) -> None:
+        start, stop = self.spans.get(node.index, (node.index, node.index))
+        node.scratch.append(Aside(t, Root(t.nbytes, start, stop, "arena", on_host=node.on_host), of, reads))
+        self.asides.append(node.scratch[-1])
+
+    def widen(self, node: Node, device: str) -> None:
+        """Where the bodies of the operator's op do not take 16-bit floats, put float32 aside in the place of each."""
+        op, definition, types = node.op, node.definition, self.types
+        if not definition.widens(device, [types[n] for n in op.output_arg_names]):
+            return
+        here = node.here or self._of_shapes(op, definition)
+        if here.ghosts:
+            node.here = here = here._replace(ghosts={k: wide_type(t) for k, t in here.ghosts.items()})
+        read = here.real_inputs(op, definition)
+        have = {(a.of, a.reads): a for a in node.scratch}
+        for n, reads in dict.fromkeys([*[(n, True) for n in read], *[(n, False) for n in op.output_arg_names]]):
+            t = types[n]
+            if t.dtype not in HALVES:
+                continue
+            if (aside := have.get((n, reads))) is None:
+                self.aside(node, wide_type(t), n, reads)
+            else:
+                aside.type = wide_type(t)
+                aside.root.nbytes = aside.type.nbytes
+
+    def _of_shapes(self, op: Operator, definition: type[OpDef]) -> Here:
+        """16-bit operands of which an operator reads no more than the shape, so that nothing is converted for them."""
+        ins, outs = (
+            [None if n is None else self.types[n] for n in definition.flat_slots(slots, which)]
+            for slots, which in ((op.inputs, definition.in_slots), (op.outputs, definition.out_slots))
+        )
+        told = definition.pattern_of(ins, outs, op.attrs).shape_only
+        return Here(op.attrs, ghosts={k: t for k in told if (t := ins[k]) is not None and t.dtype in HALVES})
+
+    def operands(self, node: Node) -> tuple[list[Any], list[Any]]:
+        """The inputs and outputs of an operator as shadow arrays, as its body gets them: copies aside lie in one piece."""
+        op = node.op
+        read = written = self.shadow.__getitem__
+        if node.scratch:
+            aside = {(a.of, a.reads): self.shadows.of(a.type) for a in node.scratch if a.of}
+            read, written = (lambda n, reads=reads: aside.get((n, reads), self.shadow[n]) for reads in (True, False))
+        if node.here is None or not node.here.ghosts:
+            return node.definition.operands(op, read, written)
+        outs = node.definition.arrange(op.outputs, node.definition.out_slots, written)
+        return node.here.inputs(op, node.definition, read, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
+
+    def asked(self, node: Node, body: Body) -> Sequence[TensorType]:
+        """The scratch that a body of the operator's op asks for."""
+        if body.scratch is None:
+            return ()
+        types, aside = self.types, {(a.of, a.reads): a.type for a in node.scratch}
+        op, definition, here = node.op, node.definition, node.here
+        ins, outs = definition.operands(op, lambda n: aside.get((n, True), types[n]), lambda n: aside.get((n, False), types[n]))
+        if here is None:
+            return body.scratch(ins, outs, op.attrs)
+        if here.ghosts:  # what lies here of them may be another part than the operator works on
+            ins = here.inputs(op, definition, lambda n: aside.get((n, True), types[n]), lambda t: t)
+        return body.scratch(ins, outs, here.attrs)
+
+    def _may_take(self, source: str, name: str, i: float, ins: Mapping[str, Root]) -> bool:
+        """May a result lie where an operand lies that nothing reads any more?"""
+        root = self.roots[source]
+        return (
+            root.kind == "arena"
+            and root.stop <= i
+            and self.types[source] == self.types[name]
+            and (not self.moved(source) or self._fills(source, root))
+            and all(r is not root or n == source for n, r in ins.items())
+        )
+
+    def _fills(self, name: str, root: Root) -> bool:
+        """Do a value's elements lie one behind the other from the start of its storage to the end?"""
+        a = self.shadow[name]
+        return a.nbytes == root.nbytes and a.flags.c_contiguous
+
+    def moved(self, name: str) -> bool:
+        """Does a value lie in another way than one does that has storage of its own?"""
+        return name in self.view_of or name in self.lies
+
+    def _try_view(self, node: Node) -> bool:
+        op, i, outs = node.op, node.index, node.op.output_arg_names
+        source = op.input_arg_names[0]
+        root, stop = self.roots[source], max([self.last.get(n, i) for n in outs])
+        if self._later_writes(root, i, stop) or any(w > i for n in outs for w in self.writers.get(n, ())):
+            return False  # one of the two names gets a value of its own while the other is in use
+        attrs = op.attrs if node.here is None else node.here.attrs
+        found = node.definition.views_of(self.shadow[source], self.ctx, attrs)
+        if found is None or [(a.shape, dtype_name(a.dtype)) for a in found] != [(self.types[n].shape, self.types[n].dtype) for n in outs]:
+            return False
+        # what is cut in many is copied where that serves its readers better
+        if node.definition.out_slots[0].many and not all(map(self.readers.take, outs, found)):
+            return False
+        root.aliases += outs
+        root.stop = max(root.stop, stop)
+        for n, a in zip(outs, found, strict=True):
+            self.starts[n] = self.starts.get(source, 0) + start_of(a) - start_of(self.shadow[source])
+            if node.definition.view_ctx is not None and a.flags.c_contiguous:  # a plan does not say of which rank it is
+                self.lies[n] = Lies(self.starts[n], a.strides)
+            self.roots[n], self.shadow[n], self.view_of[n] = root, self.shadows.like(a), source
+        node.made = "view"
+        return True
+
+    def _later_writes(self, root: Root, i: float, stop: float) -> bool:
+        """Is the storage overwritten by name between operator `i` and `stop`? In-place results never are while a view is alive."""
+        return any(i < w <= stop for n in root.aliases for w in self.writers.get(n, ()))
+
+    # -- offsets ------------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> tuple[dict[str, Value], tuple[Buffer, ...], tuple[int, int]]:
+        """Values, buffers, and the bytes of the two arenas, the device's and the host's; all scratch has its place then."""
+        types, view_of = self.types, self.view_of
+        roots: list[Root] = []
+        for r in self.roots.values():
+            if r.number < 0:
+                r.number = len(roots)
+                roots.append(r)
+        shared = [r for r in (*roots, *[a.root for a in self.asides]) if r.kind == "arena"]
+        totals = _laid_out([r for r in shared if not r.on_host]), _laid_out([r for r in shared if r.on_host])
+        lies = self.lies.get
+        values = {n: Value(types[n], r.number, view_of[n] if n in view_of else "", lies(n)) for n, r in self.roots.items()}
+        buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, ceil(r.start), ceil(r.stop), r.offset, r.on_host) for r in roots])
+        return values, buffers, totals
+
+    def placed(self, node: Node) -> tuple[Scratch, ...]:
+        """Where the scratch of an operator lies, after `finish`."""
+        return tuple([Scratch(a.type, a.root.offset, a.of, a.reads) for a in node.scratch]) if node.scratch else ()
+
+
+def _laid_out(roots: Sequence[Root]) -> int:
+    """Give each a place in one arena; the bytes of that."""
+    offsets, total = assign(roots)
+    for r, offset in zip(roots, offsets, strict=True):
+        r.offset = offset
+    return total
+
+
+def _state(outline: Outline) -> frozenset[str]:
+    """The variables of the program that are state."""
+    return frozenset([n for n, d in outline.program.global_block().descs.items() if d.persistable])
+
+
+def _in_place(outline: Outline) -> dict[int, dict[str, str]]:
+    inside = [inner for op in outline.ops if op.sub_blocks() for _, inner in nested(outline.program, op)]
+    return {id(op): _pairs(op) for op in (*outline.ops, *inside)}
+
+
+def _pairs(op: Operator) -> dict[str, str]:
+    """The results of an operator that may lie where an operand lies, with that operand."""
+    ins, outs = op.inputs, op.outputs
+    return {outs[b][0]: ins[a][0] for a, b in opdef(op.type).inplace if ins.get(a) and outs.get(b)}

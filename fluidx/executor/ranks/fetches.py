@@ -1,0 +1,120 @@
+"""Which ranks fetch what of a fetch list, and where what they fetch lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...ir.errors import FeedError
+from ...ir.parts import REDUCE, holds, local_shape
+from ...ir.program import Program, Var
+from ...ir.time_axes import in_turn, over_turns, turn_groups
+from ...ir.types import Entry, Own, Partial, Placement, Shard, TensorType, show_placement
+from .split_and_join import Dealer, Term, is_local
+
+
+class Wanted(NamedTuple):
+    """A fetch list, worked out: what each rank fetches, and where what is fetched lies."""
+
+    ranks: list[list[str]]
+    places: list[Placement]
+
+
+class Gathered(NamedTuple):
+    """One fetch: its place among what each rank fetches, and how it is made of that."""
+
+    name: str
+    at: list[list[int]]  # by rank; several where it lies over turns, none where the rank has nothing of it
+    placement: Placement  # of what a rank has of all its turns
+    shape: tuple[int, ...]
+    terms: list[Term] | None
+    turns: Entry | None  # how turns have it
+
+    def part(self, rank: int, fetched: Sequence[Any]) -> Any:
+        """What a rank has, of what it fetched: the parts or terms of all turns together."""
+        found = [fetched[k] for k in self.at[rank]]
+        if self.turns is None or not found:
+            return found[0] if found else None
+        if isinstance(self.turns, Shard):
+            return np.concatenate(found, self.turns.axis)
+        assert isinstance(self.turns, Partial)
+        return reduce(REDUCE[self.turns.op], found)
+
+
+class Holders:
+    """Which ranks have which values after a run of their programs."""
+
+    def __init__(self, mains: Sequence[Program], descs: Mapping[str, Var], dealer: Dealer):
+        self.mains, self.descs, self.dealer = mains, descs, dealer
+        self._defined: dict[int, frozenset[str]] = {}
+        self._turns = dict(turn_groups(mains[0].turns))
+
+    def wanted(self, names: Sequence[str], merged: bool) -> Wanted:
+        """For a global value one rank for each of its parts is asked. Raises FeedError for what cannot be had."""
+        places = [self.descs[n].placement for n in names]
+        ranks: list[list[str]] = [[] for _ in self.mains]
+        for n, place in zip(names, places, strict=True):
+            if not merged:
+                for r, asked in enumerate(ranks):
+                    if holds(place, self.dealer.coords[r]):
+                        asked += [m for m in self._in_turns(n) if self._defines(r, m)]
+                continue
+            if any(e.group in self._turns for e in place):
+                raise FeedError(
+                    f"fetch_list names {n!r}, which is {show_placement(place)}: what there is of a value in one turn; fetch the value, "
+                    "or what each rank has with return_merged=False"
+                )
+            if is_local(place):
+                raise FeedError(
+                    f"fetch_list names {n!r}, which is local: every rank has its own, and there is no global value; "
+                    "return_merged=False gives each rank's"
+                )
+            place = self._of_a_rank(place)
+            for r in self.dealer.holders(place):
+                there = [m for m in self._in_turns(n) if self._defines(r, m)]
+                if not there:
+                    if 0 in local_shape(self.descs[n].type.shape, place, self.dealer.coords[r]):
+                        continue  # there is nothing to compute
+                    raise FeedError(
+                        f"fetch_list names {n!r}, which no operator of rank {r} defines; return_merged=False gives what the ranks have"
+                    )
+                ranks[r] += there
+        return Wanted(ranks, places)
+
+    def gathered(self, names: Sequence[str], wanted: Wanted, types: Sequence[Sequence[TensorType]]) -> list[Gathered]:
+        """How every fetch is made of what the ranks fetch, which has these types."""
+        found = []
+        for n, place in zip(names, wanted.places, strict=True):
+            at = [[asked.index(m) for m in self._in_turns(n) if m in asked] for asked in wanted.ranks]
+            shape = next((t[k[0]].shape for t, k in zip(types, at, strict=True) if k), ())
+            if any(isinstance(e, Own) for e in place):  # each rank has its own number of rows
+                shape = self.descs[n].type.shape
+            of_rank = self._of_a_rank(place)
+            terms = None if is_local(place) else self.dealer.terms(of_rank, shape, [r for r, k in enumerate(at) if k])
+            turns = next((e for e in place if e.group in self.mains[0].turns), None)
+            found.append(Gathered(n, at, of_rank, shape, terms, turns))
+        return found
+
+    def _in_turns(self, name: str) -> list[str]:
+        """The names under which a rank has a value: one for each turn where it lies over turns."""
+        turns = self.mains[0].turns
+        axis = over_turns(self.descs[name].placement, turns)
+        return [in_turn(name, axis, k) for k in range(turns[axis])] if axis else [name]
+
+    def _of_a_rank(self, place: Placement) -> Placement:
+        """How what a rank has of all its turns lies."""
+        turns = self.mains[0].turns
+        return tuple([e for e in place if e.group not in turns]) if turns else place
+
+    def _defines(self, rank: int, name: str) -> bool:
+        """Does the rank have a value of that name after a run?"""
+        block = self.mains[rank].global_block()
+        d = block.descs.get(name)
+        if d is not None and (d.persistable or d.is_data):
+            return True
+        if rank not in self._defined:
+            self._defined[rank] = frozenset(n for op in block.oplist for n in op.output_arg_names)
+        return name in self._defined[rank]

@@ -1,0 +1,477 @@
+"""ParallelExecutor: run rank programs together, with one device's feed and fetch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import ChainMap, OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ... import config
+from ...comm import flight_recorder
+from ...comm.launched_rank import Member, by_mpi, member
+from ...comm.threads.communicator import ThreadWorld
+from ...ir.change_stamps import Stamp
+from ...ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, explains_arguments, nearest
+from ...ir.opdef import Effect, opdef
+from ...ir.operator import op_types
+from ...ir.program import Program, Var
+from ...native.world import Launch, World
+from .. import launched_alone
+from ..context import RunContext
+from ..feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, joined_feed, read_feed
+from ..places import CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_module, as_places, default_places, using
+from ..plan.allocation import copied
+from ..plan.overlap import worth
+from ..run import observers
+from ..run.bind import prepare
+from ..run.bound_plan import Bound
+from ..scope import Scope
+from .affinity import cores_of, kept_to
+from .fetches import Gathered, Holders
+from .rank_programs import rank_programs
+from .run_cache import Ready, are_arrays, kind_of
+from .split_and_join import UNEVEN, Dealer
+from .state import Held
+from .thread_workers import GRACE, Crew, Job, Outcome, cause, diagnose, stop, together
+
+_MAX_PLANS = 16
+_FLUID = (
+    "use_cuda", "loss_name", "main_program", "share_vars_from", "exec_strategy", "build_strategy", "num_trainers", "trainer_id", "scope",
+)  # fmt: skip
+fluid_form: Any = None  # what a call with fluid's arguments makes; fluidx.compiler says it
+_INTERRUPTED = KeyboardInterrupt("the run was interrupted")
+
+
+class ParallelExecutor(Held):
+    """Runs N ranks on the given places, as threads of this process, or as processes where the places are `process_places`.
+
+    `programs` is a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order, perhaps read back from text. Who holds
+    what, and who talks to whom, is in the programs.
+
+    `run` takes the global feed, deals it to the ranks, and returns global values: replicated ones once, sharded ones joined, partial
+    ones reduced.
+
+    `uneven` says what to do with a batch that does not divide by the ranks:
+
+    - "weight": it is cut all the same, some ranks take a row more or have none: the result is one device's (default)
+    - "pad": the last row is repeated until the batch divides; the repeated rows count in means
+    - "drop": the surplus rows at the end are left out
+    - "error": FeedError
+
+    Further arguments:
+
+    - `scopes`: the ranks' variables, where they are those of another executor, `exe.scopes`: one that trains and one that tests, say.
+    - `timeout`: seconds a rank waits for another before the run fails (default FLUIDX_TIMEOUT, 60).
+    - `verify`: prove a transpiler's rank programs right first (`transpiler.verify()`, made once); VerifyError when they are not.
+
+    Calls from several threads wait for one another. Raises RankError when a rank fails; the others stop at once and the executor refuses
+    further runs until `run_startup`.
+    """
+
+    feeds_own_rows = False  # do launched ranks feed different values, of which each takes its own rows?
+    _owned = "are threads of"
+    _at = ""  # what is run
+    _failed: BaseException | None = None
+    _comms: Sequence[Any] = ()  # of the ranks, where they are in this process
+
+    def __new__(cls, programs: Any = None, places: Sequence[Place] | None = None, *args: Any, **kwargs: Any) -> ParallelExecutor:
+        if cls is ParallelExecutor and fluid_form is not None:
+            if isinstance(programs, bool):
+                return fluid_form(programs, places, *args, **kwargs)
+            if programs is None and not kwargs.keys().isdisjoint(_FLUID):
+                return fluid_form(**kwargs)
+        if cls is ParallelExecutor:
+            named: Any = places if places is None or hasattr(places, "__iter__") else [places]  # what is no list is refused below
+            if (rank := _launched(named)) is not None:
+                from .launched_executor import LaunchedExecutor
+
+                return LaunchedExecutor.of(rank)
+            if any(isinstance(p, ProcessPlace) for p in named or ()):
+                from .process_executor import ProcessExecutor
+
+                cls = ProcessExecutor
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        programs: Any = None,
+        places: Sequence[Place] | None = None,
+        uneven: str = "weight",
+        timeout: float | None = None,
+        scopes: Sequence[Scope] | None = None,
+        verify: bool = True,
+        **fluid: Any,
+    ):
+        if fluid:
+            raise ExecutionError(
+                f"ParallelExecutor has no argument {next(iter(fluid))!r}: what fluid's use_cuda, loss_name and main_program said is in the "
+                "transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"
+            )
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+            raise ExecutionError(f"ParallelExecutor: timeout must be a number of seconds, got {type(timeout).__name__}: {timeout!r}")
+        pairs = rank_programs(programs)
+        self.world_size = n = len(pairs)
+        launched_alone.made_for(n)
+        places = default_places(n) if places is None else as_places(places, n)
+        if len(places) != n:
+            how = f"; mpirun starts that many: fluidx run -n {n} --backend mpi" if any(isinstance(p, MpiPlace) for p in places) else ""
+            given = f"{len(places)} place{' was' if len(places) == 1 else 's were'} given"
+            raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {given}{how}")
+        if scopes is not None and len(scopes) != n:
+            raise ExecutionError(f"the program was transpiled for {n} rank{'s' if n > 1 else ''}, {len(scopes)} scopes were given")
+        if verify and hasattr(programs, "verify"):
+            programs.verify()
+        if uneven not in UNEVEN:
+            raise ExecutionError(f"unknown policy uneven={uneven!r}; {nearest(uneven, UNEVEN, 'there are')}")
+        self._mains, self._startups = [p.main for p in pairs], [p.startup for p in pairs]
+        self._readers = programs.source.main.readers if hasattr(programs, "source") else []
+        self._stamp = Stamp([*self._mains, *self._startups])
+        self.dealer = Dealer(self._mains)
+        # what any rank declares; a rank of another pipeline stage may not know a variable
+        self._descs: Mapping[str, Var] = ChainMap(*(m.global_block().descs for m in self._mains))
+        self._holders = Holders(self._mains, self._descs, self.dealer)
+        self.places, self.uneven = places, uneven
+        self.timeout = config.timeout() if timeout is None else float(timeout)
+        self._ready: OrderedDict[tuple, Ready] = OrderedDict()
+        self._current: list[Bound | None] = [None] * n  # what each rank ran last
+        self._lock = threading.RLock()
+        self._closed = False
+        self._process = os.getpid()
+        self._open(scopes)
+
+    def _open(self, scopes: Sequence[Scope] | None) -> None:
+        """Have the ranks ready for work."""
+        self.scopes = list(scopes) if scopes is not None else [Scope() for _ in range(self.world_size)]
+        self._modules = [array_module(p) for p in self.places]
+        self._make_world()
+        self._crew = Crew(self.places if self.world_size > 1 else [], self.world, self.timeout)
+        self._callers_cores = cores_of(1)[0] if self.world_size == 1 else None  # of the caller's thread
+        self._stop: Any = weakref.finalize(self, stop, self._crew.workers)
+
+    def _make_world(self) -> None:
+        if any(isinstance(p, CUDAPlace) for p in self.places):
+            if not all(isinstance(p, CUDAPlace) for p in self.places):
+                raise ExecutionError(f"places must be all CPU or all CUDA, got {self.places}")
+            from ...comm.nccl import NcclWorld
+
+            self.world: Any = NcclWorld([p.device for p in self.places if isinstance(p, CUDAPlace)], self.timeout)
+        else:
+            self.world = ThreadWorld(self.world_size, self.timeout)
+        self._comms = [self.world.communicator(r) for r in range(self.world_size)]
+
+    @property
+    def _tied(self) -> bool:
+        """Has this process what a fork of it has not?"""
+        return self.world_size > 1
+
+    @property
+    def device_count(self) -> int:
+        """The number of ranks, under fluid's name."""
+        return self.world_size
+
+    # -- running ------------------------------------------------------------------------------------------------------------
+
+    def run_startup(self) -> None:
+        """Run every rank's startup program: initialise, then broadcast what is the same everywhere from its owner."""
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            self._failed = None
+            self._reset()
+            for s in self.scopes:
+                s.steps.clear()
+            self._at = "the startup program"
+            self._start()
+
+    def _reset(self) -> None:
+        """Forget that a rank failed."""
+        self.world.reset()
+
+    def _start(self) -> None:
+        self._connect()
+
+        def job(rank: int) -> None:
+            bound = self._current[rank] = self._compile(rank, self._startups[rank], {}, [])
+            bound.run({})
+            self._finish(rank)
+
+        self._everywhere(job)
+
+    @explains_arguments
+    def run(
+        self,
+        fetch_list: Any = None,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        feed_dict: Mapping[str, Any] | None = None,
+        return_numpy: bool = True,
+        return_merged: bool = True,
+    ) -> list[Any]:
+        """One step of all ranks. Returns one global value per fetch, or with `return_merged=False` a list of one per rank (None for a
+        rank that does not hold it).
+
+        A feed is cut as its variable is placed: along its batch where that is sharded, and given whole to every rank where nothing is
+        said. Raises FeedError, NotInitializedError or RankError as `Executor.run` does for one device.
+        """
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            feed = feed if feed is not None else feed_dict
+            if self._readers:
+                feed = read_feed(self._readers, feed, self.world_size)
+            if feed.__class__ is not dict:
+                feed = joined_feed(self._descs, feed)
+            if self._failed is not None:
+                why, said = "a rank failed in an earlier run", f" ({self._failed})"
+                if isinstance(self._failed, KeyboardInterrupt):
+                    why, said = "an earlier run was interrupted", ""
+                raise RankError(f"{why}, so the ranks may differ; call run_startup(), then load a checkpoint if there is one{said}")
+            self._expect()
+            step = self.scopes[0].steps.get(self._mains[0], 0)
+            self._at = f"step {step}"
+            names, watched = fetch_names(fetch_list, self._descs), observers.asked()
+            given, ready = self._ready_for(names, feed, return_merged, watched.apart)
+            feeds = self.dealer.deal(self._descs, given, ready.dealt)
+            values, lent = self._values(ready, feeds, step, watched)
+            for s, m in zip(self.scopes, self._mains, strict=True):
+                s.steps[m] = step + 1
+            parts = [[g.part(r, fetched) for r, fetched in enumerate(values)] for g in ready.gathered]
+            if not return_merged:
+                if observers.listeners:
+                    observers.tell(self._mains[0].name, step, names, list(map(self._global, ready.gathered, parts)))
+                return [[p.copy() if lent and p is not None else p for p in of] for of in parts]
+            merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
+            if observers.listeners:
+                observers.tell(self._mains[0].name, step, names, merged)
+            return [m.copy() if lent and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
+
+    def _global(self, g: Gathered, parts: Sequence[Any]) -> Any:
+        """The global value of what was fetched of each rank; None where there is none."""
+        try:
+            return self.dealer.merge(g.name, parts, g.placement, g.shape, g.terms)
+        except FeedError:
+            return None
+
+    def _expect(self) -> None:
+        """A step is near."""
+        if (shared := getattr(self.world, "shared", None)) is not None:
+            shared.expect()
+
+    def _values(
+        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.Asked
+    ) -> tuple[list[list[Any]], bool]:
+        """What the ranks fetch of a step, and whether it lies where the next one writes."""
+        self._current[:] = ready.bounds
+        for bound in ready.bounds:
+            bound.ctx.step = step
+        launched = ready.launch is not None and not watched.apart and not observers.watchers
+        return (self._launch(ready, feeds) if launched else self._step(ready, feeds, watched)), launched
+
+    def _step(self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], watched: observers.Asked) -> list[list[Any]]:
+        """What the ranks fetch of a step that each rank's own threads do."""
+        after = [observers.look(bound, watched, rank) for rank, bound in enumerate(ready.bounds)]
+
+        def job(rank: int) -> list[Any]:
+            values = ready.bounds[rank].run(feeds[rank], after[rank])
+            self._finish(rank)
+            xp = self._modules[rank]
+            return values if xp is np else [xp.asnumpy(v) for v in values]
+
+        if all(bound.beside is None for bound in ready.bounds):
+            return self._everywhere(job)
+        self.world.begin()
+        return self._everywhere(job, lambda rank: ready.bounds[rank].run_beside(after[rank]))
+
+    def _ready_for(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], Ready]:
+        """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
+        if not are_arrays(feed):
+            feed = check_feed(self._mains[0], feed, self._descs)
+        ready = self._known(kind_of(names, feed, merged, apart), feed)
+        if ready is not None:
+            return feed, ready
+        check_fetch(self._mains[0], names, self._descs)
+        given = check_feed(self._mains[0], feed, self._descs)
+        check_sizes(self._descs, given)
+        kind = kind_of(names, given, merged, apart)
+        self._ready.pop(kind, None)
+        dealt = self.dealer.recipe(self._descs, given, self.uneven)
+        wanted = self._holders.wanted(names, merged)
+        whole = self.dealer.evened(given, dealt)
+        overlap = None if apart else worth(self.world_size)
+        self._connect()
+        bounds = self._bound(whole, wanted.ranks, not apart, overlap)
+        gathered = self._holders.gathered(names, wanted, [b.fetch_types for b in bounds])
+        ready = Ready(dealt, bounds, self._launcher(bounds), gathered, self._versions(), [])
+        self._ready[kind] = ready
+        if len(self._ready) > _MAX_PLANS:
+            self._ready.popitem(last=False)
+        return given, ready
+
+    def _connect(self) -> None:
+        """Connect all GPUs, if any send messages: those go by a communicator of all, and some ranks may have none to make it for."""
+        if self._comms and self._comms[-1].asynchronous and any(map(_sends, (*self._mains, *self._startups))):
+            self._everywhere(lambda rank: self._comms[rank].init_group(tuple(range(self.world_size))))
+
+    def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> Ready | None:
+        """What was made ready for runs of a kind, if it still is."""
+        ready = self._ready.get(kind)
+        return ready if ready is not None and ready.versions == self._versions() else None
+
+    def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
+        """Every rank's main program, ready to run on feeds like these."""
+        return self._everywhere(lambda r: self._compile(r, self._mains[r], whole, fetches[r], fuse, overlap))
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple([s.version for s in self.scopes])
+
+    def _launcher(self, bounds: Sequence[Bound]) -> Launch | None:
+        shared: World | None = getattr(self.world, "shared", None)
+        blocks = [b.compute.block for b in bounds if b.compute.block is not None]
+        beside = [b.beside.block if b.beside is not None else None for b in bounds]
+        if shared is None or self.world_size == 1 or any(t.block is None for b in bounds for t in b.tracks):
+            return None
+        if any(beside):
+            self._crew.double(self.world)
+        return shared.launcher(blocks, [[a for _, a in b.feeds] for b in bounds], beside)
+
+    def _compile(
+        self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str], fuse: bool = True, overlap: int | None = None
+    ) -> Bound:
+        self._check_unchanged(rank, program)
+        groups = {g: program.group_ranks(g, rank) for g in program.groups}
+        ctx = RunContext(rank, self.world_size, self._comms[rank], groups, program.turns)
+        declared = program.global_block().descs  # a rank that only serves others is fed nothing
+        given = feed_types(program, {n: v for n, v in feed.items() if n in declared})
+        return prepare(program, given, fetch, self.scopes[rank], ctx, self._modules[rank], fuse, overlap)
+
+    def _check_unchanged(self, rank: int, program: Program) -> None:
+        if change := self._stamp.changed(program):
+            raise ProgramError(
+                f"rank {rank}: {change}\n  it was changed after it was given to this executor and proved; "
+                "transpile the changed source, or make a new executor"
+            )
+
+    def _finish(self, rank: int) -> None:
+        """Wait, with a deadline, for what the rank has queued on its GPU."""
+        if self._modules[rank] is not np:
+            self._comms[rank].wait()
+
+    # -- all ranks at once --------------------------------------------------------------------------------------------------
+
+    def _everywhere(self, *jobs: Job) -> list[Any]:
+        """`job(rank)` on every rank at once, and a second job beside it; the first failure stops all and is raised."""
+        if self.world_size == 1:
+            with using(self.places[0]), kept_to(self._callers_cores):
+                return [jobs[0](0)]
+        outcomes: dict[int, Outcome] = {}
+        failed, self._failed = self._failed, _INTERRUPTED
+        try:
+            self._crew.carry_out(jobs, self.world, outcomes)
+        except BaseException as e:  # Ctrl-C
+            self._failed = e
+            raise
+        finally:
+            lost = [r for r in range(self.world_size) if r not in outcomes]
+            if self._failed is not _INTERRUPTED:
+                self._replace(lost)
+        if lost or any(o.error is not None for o in outcomes.values()):
+            self._fail(outcomes, lost)
+        self._failed = failed
+        return [outcomes[r].value for r in range(self.world_size)]
+
+    def _launch(self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[list[Any]]:
+        """What the ranks fetch, where it lies, of a step that needs no Python: rank 0's is done on this thread."""
+        assert ready.launch is not None
+        given = tuple([np.ascontiguousarray(fed[n]) for bound, fed in zip(ready.bounds, feeds, strict=True) for n, _ in bound.feeds])
+        failed, self._failed = self._failed, _INTERRUPTED
+        try:
+            with kept_to(self._crew.cores[0]):
+                errors = ready.launch(given)
+        except BaseException as e:  # Ctrl-C
+            self._failed = e
+            raise
+        if errors is not None:
+            n, outcomes = self.world_size, {}
+            for r, bound in enumerate(ready.bounds):
+                threads = {k: Outcome(None, e and t.explained(e)) for k, (t, e) in enumerate(zip(bound.tracks, errors[r::n], strict=False))}
+                outcomes[r] = together(threads)
+            self._fail(outcomes, [])
+        self._failed = failed
+        return [bound.fetches for bound in ready.bounds]
+
+    def _fail(self, outcomes: dict[int, Outcome], lost: list[int]) -> NoReturn:
+        rank, error = cause(outcomes)
+        if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
+            self._failed = None
+            self.world.reset()
+            raise error  # wrong feed or program: found before anything ran
+        self._failed = error
+        rank, text = diagnose(rank, error, outcomes, lambda r: bound.compute.running() if (bound := self._current[r]) is not None else None)
+        scene = flight_recorder.scene(os.getpid(), getattr(self.world, "shared", None), self.world_size)
+        self._replace(lost)
+        raise RankError(f"{text}\n  in {self._at}{scene}", rank) from error
+
+    def _replace(self, lost: Sequence[int]) -> None:
+        """Leave stuck threads behind: whatever they still do, they do to a world and to arrays that nobody uses any more."""
+        if not lost:
+            return
+        for r in lost:
+            with using(self.places[r]):
+                for name, a in list(self.scopes[r].arrays.items()):
+                    self.scopes[r].bind(name, copied(a) if type(a) is np.ndarray else a.copy())
+        self._ready.clear()
+        self._make_world()
+        self._crew.renew(self.world)
+
+    def _check_process(self) -> None:
+        """Raise ExecutionError in a forked process: it has the executor, and none of the ranks' threads. Before the lock is taken, which
+        another thread may have held when the process forked."""
+        if os.getpid() != self._process and self._tied:
+            raise ExecutionError(
+                f"the ranks of this executor {self._owned} process {self._process}, and this is a fork of it, process {os.getpid()}; "
+                "make a ParallelExecutor in each process, after the fork"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ExecutionError("this executor is closed; make a new one")
+
+    def close(self) -> None:
+        """Stop the ranks and drop what is ready to run."""
+        with self._lock:
+            self._end()
+            self._ready.clear()
+            self._current = [None] * self.world_size
+            self._closed = True
+
+    def _end(self) -> None:
+        workers = list(self._crew.workers)
+        self._stop()
+        for w in workers:
+            w.thread.join(GRACE)
+        if hasattr(self.world, "close"):
+            self.world.close()
+
+    def __enter__(self) -> ParallelExecutor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _sends(program: Program) -> bool:
+    return any(opdef(type_).effect is Effect.P2P for block in program.blocks for type_ in op_types(block.oplist))
+
+
+def _launched(places: Sequence[Place] | None) -> Member | None:
+    """This process as the rank that it runs on these places, if it is to run one."""
+    if places is None or any(isinstance(p, RankGpu) for p in places):
+        return member()
+    if any(isinstance(p, MpiPlace) for p in places):
+        return by_mpi()
+    launched_alone.check_places(places)
+    return None

@@ -1,0 +1,307 @@
+"""Ranks as processes of this host: a ParallelExecutor that deals and merges, and leaves running to a process for each rank."""
+
+from __future__ import annotations
+
+import socket
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import count
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from ... import native
+from ...comm.base import CommError, CommTimeout
+from ...comm.process_spawner import Channel
+from ...ir.dtypes import dtype_name, np_dtype
+from ...ir.errors import ExecutionError, FluidxError, RankError
+from ...ir.program import ProgramPair
+from ...ir.types import TensorType
+from ...native import shared
+from ..error_text import where
+from ..places import ProcessPlace
+from ..run import observers
+from ..run.call_descriptions import Sight
+from ..scope import Scope
+from .affinity import cores_of
+from .background_writer import Aside
+from .parallel_executor import ParallelExecutor
+from .process_pool import Team
+from .remote_errors import operator_of, rebuilt
+from .run_cache import Ready
+from .thread_workers import Outcome, cause, diagnose, root
+
+_TAKES = "as it took a value"
+
+
+class _FarBound(NamedTuple):
+    """A program that a rank's process has ready: its number there, and where its feeds and fetches lie."""
+
+    number: int
+    fetch_types: Sequence[TensorType]
+    feeds: Sequence[tuple[str, np.ndarray]]
+    fetches: Sequence[np.ndarray]
+
+
+class _FarScope(Scope):
+    """The variables of a rank, where they lie in the memory that its process shares."""
+
+    def __init__(self, executor: ProcessExecutor, rank: int):
+        super().__init__()
+        self._executor, self._rank = weakref.ref(executor), rank
+
+    def bind(self, name: str, array: Any) -> None:
+        """Make room for a variable in its rank's process, and put the value there."""
+        executor = self._executor()
+        if executor is None:
+            raise ExecutionError(f"variable {name!r} belongs to an executor that is closed")
+        executor._bind_far(self._rank, name, np.asarray(array))
+
+
+class ProcessExecutor(ParallelExecutor):
+    """A ParallelExecutor whose places are `process_places`."""
+
+    _owned = "are processes that belong to"
+    _tied = True
+    team: Team
+    _guest_of: ProcessExecutor | None = None
+    _failure: BaseException | None = None  # of the processes
+
+    def _open(self, scopes: Sequence[Scope] | None) -> None:
+        if not all(isinstance(p, ProcessPlace) for p in self.places):
+            raise ExecutionError(f"places must be all process_places or none, got {self.places}")
+        if reason := native.why_not() or shared.why_not():
+            raise ExecutionError(f"process_places needs the C kernels and shared memory: {reason}; cpu_places(n) runs ranks as threads")
+        self._guests: weakref.WeakSet[ProcessExecutor] = weakref.WeakSet()
+        if scopes is not None:
+            self._join(self._host_of(scopes))
+            return
+        self._cores = cores_of(self.world_size)
+        self._numbers = count()
+        self._number = next(self._numbers)
+        self.scopes = [_FarScope(self, r) for r in range(self.world_size)]
+        self._begin()
+
+    # -- processes that several executors have, whose variables are the same ---------------------------------------------------
+
+    def _host_of(self, scopes: Sequence[Scope]) -> ProcessExecutor:
+        """The executor that started the processes which have these variables."""
+        host = next((s._executor() for s in scopes if isinstance(s, _FarScope)), None)
+        if host is None or list(scopes) != list(host.scopes):
+            raise ExecutionError(
+                "ranks that are processes keep their own variables: pass scopes=exe.scopes of another executor on process_places, or "
+                "set values with set_state"
+            )
+        return host
+
+    def _join(self, host: ProcessExecutor) -> None:
+        self._guest_of, self._lock, self.timeout, self.scopes = host, host._lock, host.timeout, host.scopes
+        with self._lock:
+            if host.team.ended:
+                raise ExecutionError("the processes that have these scopes have ended; call run_startup() of their executor first")
+            self.team, self._number = host.team, next(host._numbers)
+            self._hand_programs()
+            host._guests.add(self)
+
+    @property
+    def _host(self) -> ProcessExecutor:
+        """The one that started the processes."""
+        return self if self._guest_of is None else self._guest_of
+
+    def _family(self) -> list[ProcessExecutor]:
+        return [self._host, *self._host._guests]
+
+    @property
+    def _failed(self) -> BaseException | None:
+        return self._host._failure
+
+    @_failed.setter
+    def _failed(self, error: BaseException | None) -> None:
+        self._host._failure = error
+
+    def _begin(self) -> None:
+        """Start the processes and hand them their programs."""
+        host = self._host
+        team = Team(self.world_size, self.timeout, host._cores)
+        host._stop = weakref.finalize(host, team.end)
+        for scope in self.scopes:
+            scope.arrays = {}
+        for one in self._family():
+            one.team = team
+            one._ready.clear()
+            one._hand_programs()
+
+    def _hand_programs(self) -> None:
+        pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
+        for rank, (pair, place) in enumerate(zip(pairs, self.places, strict=True)):
+            assert isinstance(place, ProcessPlace)
+            for digest, constant in pair.constants().items():
+                self._put(rank, digest, constant.values)
+            said = {"do": "programs", "of": self._number, "text": str(pair), "imports": place.imports}
+            self._ask({rank: said}, "as it was handed its programs")
+
+    def _reset(self) -> None:
+        if self.team.ended:
+            self._begin()
+
+    def _end(self) -> None:
+        self._host._guests.discard(self)
+        if all(one is self or one._closed for one in self._family()):
+            self._host._stop()
+
+    # -- running ---------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for rank, (main, startup) in enumerate(zip(self._mains, self._startups, strict=True)):
+            self._check_unchanged(rank, main)
+            self._check_unchanged(rank, startup)
+        self._told(self._ask({r: {"do": "start", "of": self._number} for r in range(self.world_size)}, "in the startup program", meet=True))
+
+    def _expect(self) -> None:
+        """See that each rank has its share of the threads that there are now."""
+        if (threads := native.num_threads()) != self.team.threads:
+            self._ask({r: {"do": "share", "threads": threads} for r in range(self.world_size)}, "as it was given threads")
+            self.team.threads = threads
+
+    def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
+        for rank, main in enumerate(self._mains):
+            self._check_unchanged(rank, main)
+        number, keep = next(self._host._numbers), [ready.bounds[0].number for one in self._family() for ready in one._ready.values()]
+        feeds = {n: (dtype_name(a.dtype), a.shape) for n, a in whole.items()}
+        common = {"do": "ready", "of": self._number, "number": number, "keep": keep, "feeds": feeds, "fuse": fuse, "overlap": overlap}
+        found = self._ask({r: {**common, "fetches": names} for r, names in enumerate(fetches)}, "as it made the main program ready")
+        self._told(found)
+        return [
+            _FarBound(
+                number, [TensorType(d, tuple(shape)) for d, shape in f["types"]], [(n, self._array(lies)) for n, lies in f["feeds"]],
+                [self._array(lies) for lies in f["fetches"]],
+            )
+            for f in (found[r] for r in range(self.world_size))
+        ]  # fmt: skip
+
+    def _launcher(self, bounds: Sequence[Any]) -> None:
+        return None
+
+    def _values(
+        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.Asked
+    ) -> tuple[list[list[Any]], bool]:
+        bounds: Sequence[Any] = ready.bounds
+        for bound, fed in zip(bounds, feeds, strict=True):
+            for name, place in bound.feeds:
+                np.copyto(place, fed[name])
+        timed = observers.wanted(self._mains)
+        said = {"do": "run", "step": step, "asked": tuple(watched), "timed": timed}
+        times = self._ask({r: {**said, "number": b.number} for r, b in enumerate(bounds)}, f"in step {step}", meet=True)
+        if timed:
+            self._show(ready, times, step)
+        return [list(bound.fetches) for bound in bounds], True
+
+    def _show(self, ready: Ready, times: Mapping[int, observers.Times], step: int) -> None:
+        """Let profilers see a run."""
+        if not ready.sights:
+            found = self._ask({r: {"do": "describe", "number": b.number} for r, b in enumerate(ready.bounds)}, "as it described its run")
+            ready.sights[:] = [Sight(found[r], main, r, self.world_size) for r, main in enumerate(self._mains)]
+        for rank, sight in enumerate(ready.sights):
+            sight.ctx.step = step
+            observers.show(sight, rank, times[rank])
+
+    # -- what lies in the ranks' processes ----------------------------------------------------------------------------------
+
+    def _array(self, lies: Sequence[Any]) -> np.ndarray:
+        at, dtype, shape = lies
+        return self.team.memory.array(at, shape, np_dtype(dtype))
+
+    def _put(self, rank: int, name: str, value: np.ndarray) -> None:
+        """Copy an array to where a rank can take it."""
+        lies = self._ask({rank: {"do": "room", "name": name, "lies": [dtype_name(value.dtype), value.shape]}}, _TAKES)[rank]
+        self._array(lies)[...] = value
+
+    def _bind_far(self, rank: int, name: str, value: np.ndarray) -> None:
+        if self._failed is not None:
+            raise RankError(f"a rank failed in an earlier run; call run_startup() first ({self._failed})")
+        if self.team.ended:
+            raise ExecutionError("this executor is closed; make a new one")
+        self._put(rank, name, value)
+        self._told(self._ask({rank: {"do": "bind", "name": name}}, _TAKES))
+
+    def _told(self, found: Mapping[int, Any]) -> None:
+        """The ranks said where their variables are."""
+        for rank, said in found.items():
+            if said["state"] is not None:
+                self.scopes[rank].arrays = {n: self._array(lies) for n, lies in said["state"]}
+                self.scopes[rank].version = said["version"]
+
+    def asides(self, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> dict[int, Aside]:
+        """A thread in each rank's process that does `role`, "module:function", with what variables hold now, or with copies of that. None
+        where the processes have ended."""
+        self._check_process()
+        with self._lock:
+            if self.team.ended:
+                return {}
+            said = {r: {"do": "aside", "role": role, "names": list(of), "copies": copies} for r, of in names.items()}
+            with ExitStack() as ours, ExitStack() as theirs:
+                ends = {r: socket.socketpair() for r in names}
+                for here, there in ends.values():
+                    ours.enter_context(here)
+                    theirs.enter_context(there)
+                found = self._ask(said, "as it was asked for its variables", files={r: there.fileno() for r, (_, there) in ends.items()})
+                ours.pop_all()
+            values = {r: {n: self._array(lies) for n, lies in of} for r, of in found.items()}
+            return {
+                r: Aside(self.team.processes[r], Channel(here), values[r], self.timeout, self._mains[r]) for r, (here, _) in ends.items()
+            }
+
+    # -- asking ----------------------------------------------------------------------------------------------------------------
+
+    def _ask(self, messages: Mapping[int, Any], at: str, meet: bool = False, files: Mapping[int, int] | None = None) -> dict[int, Any]:
+        """What ranks answer to a message, and a file, for each. `at` says what they are at, and `meet` that they may wait for one another
+        there."""
+        try:
+            answers = self.team.ask(messages, files or {})
+        except BaseException as e:  # Ctrl-C
+            self._failed = e
+            self.team.end()
+            raise
+        outcomes = {r: Outcome(a.get("done"), a["error"] if "error" in a else self._error(r, a)) for r, a in answers.items()}
+        if len(outcomes) < len(messages) or any(o.error is not None for o in outcomes.values()):
+            self._lose(outcomes, at, meet)
+        return {r: o.value for r, o in outcomes.items()}
+
+    def _error(self, rank: int, answer: Mapping[str, Any]) -> Exception | None:
+        return rebuilt(answer["fault"], self._mains[rank]) if "fault" in answer else None
+
+    def _lose(self, outcomes: dict[int, Outcome], at: str, meet: bool) -> NoReturn:
+        rank, error = cause(outcomes)
+        if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
+            if meet:  # others were told to stop
+                self._failed = error
+                self.team.end()
+            raise error
+        rank, text = diagnose(rank, error, outcomes, lambda r: None)
+        if isinstance(root(error), CommTimeout):  # whoever is late may only have waited for one that is stopped
+            rank = next((r for r, p in enumerate(self.team.processes) if p.stopped()), rank)
+        late = isinstance(root(error), CommTimeout)
+        scene = self._scene(rank, outcomes, late and isinstance(error, ExecutionError))
+        halted = late and self.team.processes[rank].stopped()
+        text = f"rank {rank} is stopped, as by SIGSTOP{scene}\n  {text}" if halted else text + scene
+        text += f"\n  {at}" + self.team.scene(rank)
+        self._failed = error
+        self.team.end()
+        raise RankError(text, rank) from error
+
+    def _scene(self, rank: int, outcomes: Mapping[int, Outcome], late: bool) -> str:
+        """What is known of a rank that does not say it itself: the operator that it was at, and one in which another rank waited for it,
+        which has said so if it was too `late` for that one."""
+        error = outcomes[rank].error if rank in outcomes else None
+        op, text = getattr(error, "operator", None), ""
+        if op is None:
+            op = operator_of(self._mains[rank], self.team.said(rank)) or operator_of(self._startups[rank], self.team.said(rank))
+            text = where(op)
+        if late or (op is not None and op.attrs.get("group") is not None):
+            return text
+        for other, outcome in sorted(outcomes.items()):
+            waits = getattr(outcome.error, "operator", None)
+            if other != rank and waits is not None and isinstance(root(outcome.error), CommError):  # type: ignore[arg-type]
+                return f"{text}\n  rank {other} waited{where(waits)}"
+        return text

@@ -1,0 +1,214 @@
+"""What a process does that is one rank: it is handed the texts of its programs, and runs them when it is told to.
+
+Feeds come, and fetches and state are taken, through memory that the processes share: messages say where things lie.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ... import native
+from ...comm.flight_recorder import STARTUP
+from ...comm.process_spawner import GONE, Channel
+from ...comm.processes import ProcessWorld
+from ...ir.constants import Array
+from ...ir.dtypes import dtype_name, np_dtype
+from ...ir.parser import parse_pair
+from ...ir.program import Program, ProgramPair
+from ...ir.types import TensorType
+from ...native import shared
+from ..context import RunContext
+from ..plan import allocation
+from ..progress import Trail
+from ..run import observers
+from ..run.bind import prepare
+from ..run.bound_plan import Bound
+from ..run.call_descriptions import described
+from ..scope import Scope
+from .affinity import keep_to
+from .remote_errors import Fault, shown
+
+Lies = tuple[int, str, list[int]]  # where an array is, of what dtype, and its shape
+
+
+def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
+    """Be a rank until nobody wants anything any more."""
+    rank = given["rank"]
+    keep_to(frozenset(given["cores"]) or None)
+    there = shared.Memory(fds[0], given["start"], given["ranks"])
+    there.close()
+    world = ProcessWorld(there, rank, given["timeout"])
+    allocation.new_bytes = shared.take
+    served = _Rank(world, rank)
+    served.share(given["threads"])
+    while True:
+        message, files = channel.receive(files=1)
+        try:
+            answer: Any = {"done": getattr(served, message.pop("do"))(*files, **message)}
+        except BaseException as e:  # whatever it is, the other ranks must not wait for this one
+            fault = Fault.of(e, served.running())
+            if served.meets:
+                world.abort(e)
+            answer = {"fault": fault}
+        sys.stdout.flush()
+        channel.send(answer)
+
+
+class _Rank:
+    """The messages, as methods; what they give goes back."""
+
+    def __init__(self, world: ProcessWorld, rank: int):
+        self.world, self.rank = world, rank
+        self.comm = world.communicator(rank)
+        self.trail = Trail(world.shared, rank, shown)
+        self.scope = Scope()
+        self.pairs: dict[int, ProgramPair] = {}
+        self.told = -1  # the version of the scope that was last told of
+        self.rooms: dict[str, np.ndarray] = {}
+        self.bounds: dict[int, tuple[Bound, list[tuple[np.ndarray, np.ndarray]]]] = {}
+        self.current: Bound | None = None
+        self.meets = False  # others may wait for this rank
+
+    def running(self) -> Any:
+        return self.current.compute.running() if self.current is not None else None
+
+    def share(self, threads: int) -> None:
+        """Have this rank's share of so many threads."""
+        native.set_num_threads(max(1, threads // self.world.world_size))
+
+    def room(self, name: str, lies: Sequence[Any]) -> Lies:
+        """A place for an array that is to come."""
+        self.rooms[name] = allocation.zeros(tuple(lies[1]), np_dtype(lies[0]))
+        return lies_at(self.rooms[name])
+
+    def programs(self, of: int, text: str, imports: Sequence[str]) -> None:
+        """The programs of an executor, which goes by that number."""
+        for module in imports:
+            import_module(module)
+        constants = {digest: Array(there) for digest, there in self.rooms.items()}
+        self.rooms.clear()
+        self.pairs[of] = parse_pair(text, constants)
+
+    def bind(self, name: str) -> Any:
+        """Make the array that has come the storage of a variable."""
+        self.scope.bind(name, self.rooms.pop(name))
+        return self._state()
+
+    def start(self, of: int) -> Any:
+        """Run the startup program."""
+        self.meets = True
+        self.trail.begin(STARTUP)
+        self.current = self._prepared(self.pairs[of].startup, {}, [], True, None)
+        self.current.run({})
+        self.meets = False
+        return self._state()
+
+    def ready(
+        self, of: int, number: int, keep: Sequence[int], feeds: Mapping[str, Any], fetches: Sequence[str], fuse: bool, overlap: int | None
+    ) -> dict[str, Any]:
+        """Prepare to run the main program on feeds of these types, and drop what was prepared but for those to keep."""
+        self.bounds = {k: b for k, b in self.bounds.items() if k in keep}
+        types = {n: TensorType(dtype, tuple(shape)) for n, (dtype, shape) in feeds.items()}
+        bound = self._prepared(self.pairs[of].main, types, fetches, fuse, overlap)
+        # what is fetched is read where it lies, if others see it there, and from a copy elsewhere
+        places = [a if self.world.memory.holds(a) and a.flags.c_contiguous else allocation.zeros(a.shape, a.dtype) for a in bound.fetches]
+        self.bounds[number] = bound, [(a, place) for a, place in zip(bound.fetches, places, strict=True) if a is not place]
+        return {
+            "types": [(t.dtype, list(t.shape)) for t in bound.fetch_types],
+            "feeds": [(n, lies_at(a)) for n, a in bound.feeds],
+            "fetches": [lies_at(a) for a in places],
+            **self._state(),
+        }
+
+    def describe(self, number: int) -> dict[str, Any]:
+        """What a profiler is shown of a program that is ready."""
+        return described(self.bounds[number][0])
+
+    def run(self, number: int, step: int, asked: Sequence[bool], timed: bool) -> observers.Times | None:
+        """One step, and its times where they are asked for. Its feeds are there."""
+        bound, copies = self.bounds[number]
+        self.current = bound
+        bound.ctx.step = step
+        self.trail.begin(step)
+        times: observers.Times | None = [] if timed else None
+        after = observers.look(bound, observers.Asked(*asked), self.rank, times)
+        self.meets = True
+        if bound.beside is None:
+            bound.walk(after)
+        else:
+            self.world.begin()
+            both(lambda: bound.walk(after), lambda: bound.run_beside(after), self.world)
+        self.meets = False
+        for a, place in copies:
+            np.copyto(place, a)
+        return times
+
+    def aside(self, fd: int, role: str, names: Sequence[str], copies: bool) -> list[tuple[str, Lies]]:
+        """Have a thread do `role`, "module:function", with what variables hold now, and what it is told over a channel. Where that lies."""
+        values = {n: allocation.copied(a) if copies else a for n in names for a in [self.scope.arrays[n]]}
+        module, _, name = role.partition(":")
+        do = partial(getattr(import_module(module), name), values)
+        threading.Thread(target=_serve_aside, args=(Channel(socket.socket(fileno=fd)), do), name="fluidx-aside", daemon=True).start()
+        return [(n, lies_at(a)) for n, a in values.items()]
+
+    def _prepared(self, program: Program, types: Mapping[str, TensorType], fetch: Sequence[str], fuse: bool, overlap: int | None) -> Bound:
+        declared = program.global_block().descs
+        groups = {g: program.group_ranks(g, self.rank) for g in program.groups}
+        ctx = RunContext(self.rank, self.world.world_size, self.comm, groups, program.turns)
+        bound = prepare(program, {n: t for n, t in types.items() if n in declared}, fetch, self.scope, ctx, np, fuse, overlap)
+        bound.leave(self.trail)
+        return bound
+
+    def _state(self) -> dict[str, Any]:
+        """Where the variables lie, where that has changed."""
+        if self.scope.version == self.told:
+            return {"state": None}
+        for name, a in list(self.scope.arrays.items()):
+            if not self.world.memory.holds(a):
+                self.scope.bind(name, allocation.copied(a))
+        self.told = self.scope.version
+        return {"state": [(n, lies_at(a)) for n, a in self.scope.arrays.items()], "version": self.told}
+
+
+def _serve_aside(channel: Channel, do: Callable[..., Any]) -> None:
+    """Until nobody wants anything any more: until then the values lie where they are."""
+    with suppress(*GONE), closing(channel):
+        while True:
+            message, _ = channel.receive()
+            try:
+                answer: Any = {"done": do(*message)}
+            except BaseException as e:
+                answer = {"fault": Fault.of(e, None)}
+            channel.send(answer)
+
+
+def lies_at(a: np.ndarray) -> Lies:
+    return native.address(a), dtype_name(a.dtype), list(a.shape)
+
+
+def both(compute: Callable[[], None], beside: Callable[[], None], world: ProcessWorld) -> None:
+    """Two jobs on two threads; the first failure stops both and is raised."""
+    errors: list[BaseException] = []
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as e:
+            errors.append(e)
+            world.abort(e)
+
+    other = threading.Thread(target=guarded, args=(beside,), name="fluidx-beside")
+    other.start()
+    guarded(compute)
+    other.join()
+    if errors:
+        raise errors[0]

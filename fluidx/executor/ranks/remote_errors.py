@@ -1,0 +1,84 @@
+"""Errors of ranks that are processes: as they travel, and as the user's process raises them again."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ...comm import base
+from ...ir import errors
+from ...ir.errors import ExecutionError, FluidxError
+from ...ir.operator import Operator
+from ...ir.program import Program
+from ..error_text import site, told_as, where
+from .thread_workers import root
+
+
+class Fault(dict[str, Any]):
+    """An error as plain data: its kind, text and rank, those of what caused it, and what the operator defines that failed."""
+
+    @classmethod
+    def of(cls, error: BaseException, running: Operator | None) -> Fault:
+        op, first = getattr(error, "operator", None), root(error)
+        text = told_as(error)
+        if not isinstance(error, Exception):  # not a failure of the operator, but it was there
+            text, op = text + where(running), running
+        shown = None if op is None else _shown(op)
+        own, cause = ([type(e).__name__, str(e), getattr(e, "rank", None)] for e in (error, first))
+        return cls(own=own, cause=cause, text=text, op=shown)
+
+
+def _shown(op: Operator) -> list[Any]:
+    return [op.type, list(op.output_arg_names), op.attrs.get("group")]
+
+
+def shown(op: Operator) -> str:
+    """An operator as plain text, from which `operator_of` finds it in another process's program."""
+    return json.dumps(_shown(op))
+
+
+def operator_of(program: Program, text: str) -> Operator | None:
+    return _find(program, *json.loads(text)) if text else None
+
+
+def rebuilt(fault: dict[str, Any], program: Program) -> Exception:
+    """The error, which names the user's line, as `program` knows it: texts do not."""
+    op = None if fault["op"] is None else _find(program, *fault["op"])
+    own = _made(*fault["own"])
+    if isinstance(own, base.CommError) or (isinstance(own, FluidxError) and not isinstance(own, ExecutionError)):
+        return own
+    told = ExecutionError(fault["text"] + ("" if op is None else site(op)))
+    told.operator, told.__cause__ = op, _made(*fault["cause"])
+    return told
+
+
+def _made(kind: str, text: str, rank: int | None) -> Exception:
+    for found in (*(getattr(module, kind, None) for module in (base, errors, builtins)), _declared(FluidxError, kind)):
+        if isinstance(found, type) and issubclass(found, Exception):
+            try:
+                return found(text, rank) if issubclass(found, base.CommError) else found(text)
+            except TypeError:  # one that is not made of a text
+                break
+    return RuntimeError(f"{kind}: {text}")
+
+
+def _declared(kind: type[Exception], name: str) -> type[Exception] | None:
+    """The kind of error of that name, of this kind, that some module declares."""
+    if kind.__name__ == name:
+        return kind
+    return next((found for sub in kind.__subclasses__() if (found := _declared(sub, name)) is not None), None)
+
+
+def _find(program: Program, kind: str, outputs: list[str], group: str | None) -> Operator | None:
+    """The operator of a program that a rank's copy of it ran."""
+    for op in _operators(program):
+        if op.type == kind and list(op.output_arg_names) == outputs and op.attrs.get("group") == group:
+            return op
+    return None
+
+
+def _operators(program: Program) -> Iterator[Operator]:
+    for block in program.blocks:
+        yield from block.oplist

@@ -1,0 +1,221 @@
+"""Deal whole values to ranks and join what ranks hold: by the placements that the programs declare, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...ir.errors import FeedError, ProgramError
+from ...ir.parts import REDUCE, NoMean, coords_of, cut, dealt, holds, intervals, join
+from ...ir.program import Program, Var
+from ...ir.types import ANY, At, Local, Own, Partial, Placement, Shard, show_placement
+from ..feeds import no_rows
+
+UNEVEN = ("weight", "pad", "drop", "error")
+
+
+class Recipe(NamedTuple):
+    """What is done to a feed of given shapes: sizes that change, with the unit of the cut, and what each rank gets (None: nothing); no list
+    where `cut` decides."""
+
+    rows: dict[str, dict[int, tuple[int, int]]]
+    cuts: dict[str, list[Any] | None]
+
+
+class Term(NamedTuple):
+    """A part of a whole value: the rank that has it, where it lies, and how it is added to what is there, if anything is."""
+
+    rank: int
+    at: tuple[Any, ...]
+    add: np.ufunc | None
+
+
+class Dealer:
+    """The groups that rank programs declare, and where in them every rank stands."""
+
+    def __init__(self, programs: Sequence[Program]):
+        self.groups = programs[0].groups
+        self.coords = [coords_of(self.groups, r, programs[0].turns) for r in range(len(programs))]
+        self._holders: dict[Placement, list[int]] = {}
+
+    def holders(self, placement: Placement) -> list[int]:
+        """One rank for each part of a value that lies so: the first that has it."""
+        found = self._holders.get(placement)
+        if found is None:
+            firsts: dict[tuple, int] = {}
+            for rank, coords in enumerate(self.coords):
+                if all(e.group in coords for e in placement) and holds(placement, coords):
+                    firsts.setdefault(tuple(coords[e.group][0] for e in placement), rank)
+            found = self._holders[placement] = list(firsts.values())
+        return found
+
+    def cutters(self, placement: Placement, axis: int) -> dict[str, int]:
+        """{group: its size} of the groups that cut an axis into several."""
+        sizes = {e.group: len(next(iter(self.groups.get(e.group, ())), ())) for e in placement if isinstance(e, Shard) and e.axis == axis}
+        return {g: n for g, n in sizes.items() if n > 1}
+
+    # -- out ------------------------------------------------------------------------------------------------------------------
+
+    def deal(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], recipe: Recipe) -> list[dict[str, np.ndarray]]:
+        """What each rank is fed of a whole feed (views)."""
+        feed = self.evened(feed, recipe)
+        parts: list[dict[str, np.ndarray]] = [{} for _ in self.coords]
+        for name, value in feed.items():
+            cuts = recipe.cuts[name]
+            if cuts is None:
+                for part, coords in zip(parts, self.coords, strict=True):
+                    part[name] = cut(value, dealt(descs[name].placement), coords)
+                continue
+            for part, index in zip(parts, cuts, strict=True):
+                if index is not None:
+                    part[name] = value[index]
+        return parts
+
+    def evened(self, feed: Mapping[str, np.ndarray], recipe: Recipe) -> Mapping[str, np.ndarray]:
+        """The whole feed, lengthened or shortened as its recipe says."""
+        return {n: _take(a, recipe.rows[n]) if n in recipe.rows else a for n, a in feed.items()} if recipe.rows else feed
+
+    def recipe(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> Recipe:
+        """How a feed, and every other one of the same names and shapes, is dealt.
+
+        Open axes that the same ranks cut must have the same size; FeedError otherwise.
+        """
+        rows = self._evened(descs, feed, uneven)
+        cuts: dict[str, list[Any] | None] = {}
+        for name, value in feed.items():
+            placement, shape = dealt(descs[name].placement), list(value.shape)
+            if is_local(placement):
+                raise FeedError(f"variable {name!r} is local: each rank has its own, which no feed speaks of")
+            for axis, (want, _) in rows.get(name, {}).items():
+                shape[axis] = want
+            if all(isinstance(e, (Shard, At)) for e in placement):
+                cuts[name] = [
+                    (*(slice(a, b) for a, b in intervals(shape, placement, c)), ...) if holds(placement, c) else None for c in self.coords
+                ]
+            else:
+                cuts[name] = None
+        return Recipe(rows, cuts)
+
+    def _evened(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> dict[str, dict[int, tuple[int, int]]]:
+        """{name: {axis: (size, unit)}} of cut open axes that the policy gives another size."""
+        changed: dict[str, dict[int, tuple[int, int]]] = {}
+        sizes: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {}  # by the groups that cut: rows and blocks of each feed
+        for name, value in feed.items():
+            d = descs[name]
+            placement = dealt(d.placement)
+            for axis in dict.fromkeys(e.axis for e in placement if isinstance(e, Shard)):
+                groups = self.cutters(placement, axis)
+                if not groups or d.type.shape[axis] != ANY:
+                    continue
+                if not value.shape[axis]:
+                    raise no_rows(name, d, value.shape)
+                rows, unit = value.shape[axis], max(e.unit for e in placement if isinstance(e, Shard) and e.axis == axis)
+                seen = sizes.setdefault(tuple(groups), {})
+                _check_rows(seen, name, rows, unit)
+                want = evened(rows, prod(groups.values()), unit, uneven)
+                if want != rows and len({blocks for _, blocks in seen.values()}) > 1:
+                    raise FeedError(
+                        f"uneven={uneven!r} would change the {rows} rows of {name!r}, and the program does not relate them to the rows "
+                        "of the other feeds; use uneven='weight', or feed a multiple"
+                    )
+                alone = next((g for g, n in groups.items() if Own(g) in d.placement and want < n), None)
+                if alone is not None:  # the mean of no rows is undefined
+                    raise FeedError(
+                        f"variable {name!r} has {rows} row{'s' * (rows != 1)} for {groups[alone]} ranks, each of which trains on its "
+                        f"own rows; feed at least {groups[alone]}"
+                    )
+                if want != rows:
+                    changed.setdefault(name, {})[axis] = want, unit
+        return changed
+
+    # -- back -----------------------------------------------------------------------------------------------------------------
+
+    def merge(
+        self, name: str, values: Sequence[Any], placement: Placement, shape: Sequence[int], terms: Sequence[Term] | None = None
+    ) -> Any:
+        """The whole value, of a shape, from what the ranks hold of it (None: nothing). FeedError when the parts do not make one."""
+        if not placement:
+            return values[0]
+        try:
+            return join(values, placement, self.groups, shape) if terms is None else _sum(terms, values, shape)
+        except NoMean as e:
+            raise FeedError(f"variable {name!r}: {e}") from None
+        except (ProgramError, ValueError) as e:
+            found = ", ".join(f"{list(v.shape)} on rank {r}" for r, v in enumerate(values) if v is not None)
+            raise FeedError(f"variable {name!r} should have shape {list(shape)}, {show_placement(placement)}; found {found}: {e}") from None
+
+    def terms(self, placement: Placement, shape: Sequence[int], ranks: Sequence[int]) -> list[Term] | None:
+        """How what some ranks hold makes a value, for many merges; None for other placements than slices and terms, which `join` knows."""
+        if not ranks or not all(isinstance(e, (Shard, Partial)) for e in placement):
+            return None
+        found: dict[tuple[int, ...], Term] = {}
+        begun: set[tuple[int, ...]] = set()
+        cut_by = tuple(e for e in placement if not isinstance(e, Partial))
+        added = next((REDUCE[e.op] for e in placement if isinstance(e, Partial)), None)
+        for rank in ranks:
+            coords = self.coords[rank]
+            at = (*(slice(a, b) for a, b in intervals(shape, cut_by, coords)), ...)
+            where = tuple(coords[e.group][0] for e in cut_by)
+            found.setdefault(tuple(coords[e.group][0] for e in placement), Term(rank, at, added if where in begun else None))
+            begun.add(where)
+        return list(found.values())
+
+
+def _sum(terms: Sequence[Term], values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
+    out = np.empty(tuple(shape), values[terms[0].rank].dtype)
+    for rank, at, add in terms:
+        if add is None:
+            out[at] = values[rank]
+        else:
+            add(out[at], values[rank], out=out[at], casting="unsafe")
+    return out
+
+
+def _take(value: np.ndarray, sizes: Mapping[int, tuple[int, int]]) -> np.ndarray:
+    """Axes shortened, or lengthened by repeating the last unit."""
+    for axis, (want, unit) in sizes.items():
+        at, rows = np.arange(want), value.shape[axis]
+        value = value.take(np.where(at < rows, at, np.maximum(rows - unit + (at - rows) % unit, 0)), axis)
+    return value
+
+
+def _check_rows(seen: dict[str, tuple[int, int]], name: str, rows: int, unit: int) -> None:
+    """Take note of how many rows a feed has, and of how many blocks. FeedError where neither the blocks are as many as those of the others,
+    nor the rows a multiple of theirs, or theirs of these, as in a batch of sequences of tokens."""
+    seen[name] = rows, -(-rows // unit)
+    for other, (theirs, blocks) in seen.items():
+        few, many = sorted((rows, theirs))
+        if seen[name][1] != blocks and (not few or many % few):
+            raise FeedError(
+                "feeds that are split among the ranks must have the same number of rows, or a multiple: "
+                f"{other!r} has {theirs}, {name!r} has {rows}"
+            )
+
+
+def evened(rows: int, ranks: int, unit: int, uneven: str) -> int:
+    """How many of `rows` rows, cut between blocks of `unit` among `ranks`, a policy leaves or makes.
+
+    >>> [evened(5, 2, 1, policy) for policy in ("weight", "pad", "drop")]
+    [5, 6, 4]
+    """
+    each = ranks * unit
+    if rows % each == 0 or uneven == "weight":
+        return rows
+    if uneven == "pad":
+        return -(-rows // each) * each
+    if uneven == "drop":
+        if rows < each:
+            raise FeedError(f"uneven='drop' would drop all {rows} rows: there are {ranks} ranks; use uneven='weight' or 'pad'")
+        return rows // each * each
+    raise FeedError(
+        f"a batch of {rows} rows does not divide among {ranks} ranks; feed a multiple of {each}, "
+        "or choose uneven='weight', 'pad' or 'drop' when making the ParallelExecutor"
+    )
+
+
+def is_local(placement: Placement) -> bool:
+    """Has each rank a value of its own?"""
+    return bool(placement) and isinstance(placement[0], Local)

@@ -1,0 +1,132 @@
+"""What ranks hold of lasting variables: read and set as whole values, or, for checkpoints, as each rank has them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir.errors import FeedError, NotInitializedError
+from ...ir.parts import cut, holds
+from ...ir.program import Program, Var
+from ...ir.types import Own
+from ..plan.allocation import fetched
+from ..scope import Scope
+from .split_and_join import Dealer, is_local
+
+
+class Held:
+    """The part of an executor of ranks that knows their variables."""
+
+    world_size: int
+    scopes: Sequence[Scope]
+    dealer: Dealer
+    _mains: Sequence[Program]
+    _descs: Mapping[str, Var]  # what any rank declares; a rank of another pipeline stage may not know a variable
+    _lock: threading.RLock
+    apart = False  # do other processes hold values of ranks?
+    first = True  # does this one hold those of rank 0?
+
+    def _desc(self, name: str) -> Var:
+        d = self._descs.get(name)
+        return self._mains[0].global_block().desc(name) if d is None else d  # desc() words the error
+
+    def state(self, name: str) -> np.ndarray:
+        """The global value of a persistable variable, joined from what the ranks hold of it."""
+        with self._lock:
+            d = self._desc(name)
+            if not d.placement:
+                return next((s for s in self.scopes if name in s.arrays), self.scopes[0]).get(name)
+            if is_local(d.placement):
+                raise FeedError(f"variable {name!r} is local: every rank has its own, and there is no global value")
+            values: list[Any] = [None] * self.world_size
+            for r in self.dealer.holders(d.placement):
+                values[r] = self.scopes[r].get(name)
+            return self.dealer.merge(name, values, d.placement, d.type.shape)
+
+    def value_here(self, name: str) -> np.ndarray:
+        """The global value of a persistable variable, or of one that ranks have of their own that of a rank here; other processes are asked
+        only where no rank here has all of it."""
+        own = next((self.scopes[r] for r in self._here() if name in self.scopes[r].arrays), None)
+        whole = all(isinstance(e, Own) for e in self._desc(name).placement)
+        return own.get(name) if own is not None and whole else self.state(name)
+
+    def is_global(self, name: str) -> bool:
+        """Has a persistable variable one value? What each rank keeps for itself has none."""
+        return not is_local(self._desc(name).placement)
+
+    def set_state(self, name: str, value: Any) -> None:
+        """Give a persistable variable a value: every rank gets its part."""
+        with self._lock:
+            d, value = self._desc(name), np.asarray(value)
+            if is_local(d.placement):
+                raise FeedError(f"variable {name!r} is local: each rank has its own")
+            if len(value.shape) != d.type.ndim or any(a not in (b, -1) for a, b in zip(d.type.shape, value.shape, strict=True)):
+                raise FeedError(f"variable {name!r} is declared {d.type}, the new value is {value.dtype}{list(value.shape)}")
+            for main, scope, coords in zip(self._mains, self.scopes, self.dealer.coords, strict=True):
+                if name in main.global_block().descs and holds(d.placement, coords):
+                    scope.set(name, cut(value, d.placement, coords))
+
+    # -- what a checkpoint holds -----------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """How often the ranks ran: what random numbers are keyed by, beside their seeds."""
+        return self.scopes[0].steps.get(self._mains[0], 0)
+
+    @step.setter
+    def step(self, runs: int) -> None:
+        for s, m in zip(self.scopes, self._mains, strict=True):
+            s.steps[m] = runs
+
+    def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """What the processes that hold values of ranks make, each for itself. This is the only one."""
+        return [make()]
+
+    def layout(self) -> Program:
+        """The persistable variables of all ranks, and their places, as a program without operators."""
+        first = self._mains[0]
+        found = Program(first.name)
+        found.groups.update(first.groups)
+        found.turns.update(first.turns)
+        for main in self._mains:
+            found.global_block().descs.update((n, d) for n, d in main.global_block().descs.items() if d.persistable)
+        return found
+
+    def parts(self) -> dict[int, dict[str, np.ndarray]]:
+        """What each rank of this process holds of persistable variables, on the host: each part of a value once, of what ranks have of
+        their own all. Raises NotInitializedError where one has no value."""
+        with self._lock:
+            found: dict[int, dict[str, np.ndarray]] = {rank: {} for rank in self._here()}
+            for name, d in self.layout().global_block().descs.items():
+                for rank in found.keys() & self._holders_of(d):
+                    if name not in self.scopes[rank].arrays:
+                        raise NotInitializedError(f"variable {name!r} has no value on rank {rank}; call run_startup() first")
+                    value = self.scopes[rank].arrays[name]
+                    found[rank][name] = value if type(value) is np.ndarray else fetched(value)
+            return found
+
+    def _here(self) -> Sequence[int]:
+        """The ranks whose values this process holds."""
+        return range(self.world_size)
+
+    def set_parts(self, name: str, parts: Mapping[int, np.ndarray]) -> None:
+        """Give the ranks their parts of a variable, as `parts` had them; those that were left out have what another rank has."""
+        with self._lock:
+            d = self._desc(name)
+            given = {self._seat(d, rank): part for rank, part in parts.items()}
+            for rank, (main, scope) in enumerate(zip(self._mains, self.scopes, strict=True)):
+                if name in main.global_block().descs and holds(d.placement, self.dealer.coords[rank]):
+                    scope.set(name, given[self._seat(d, rank)])
+
+    def _holders_of(self, d: Var) -> list[int]:
+        if is_local(d.placement):
+            return [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs]
+        there = [r for r in self.dealer.holders(d.placement) if d.name in self._mains[r].global_block().descs]
+        return there or [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs][:1]
+
+    def _seat(self, d: Var, rank: int) -> tuple[int, ...]:
+        """Where a rank stands among those that hold different parts of a variable."""
+        return (rank,) if is_local(d.placement) else tuple(self.dealer.coords[rank][e.group][0] for e in d.placement)

@@ -1,0 +1,108 @@
+"""What a profiler is shown of a plan: its calls, described. A rank that is another process describes those that it makes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ... import native
+from ...ir.operator import Operator, Role
+from ...ir.program import Program
+from ...ir.source_location import Site
+from ...ir.types import TensorType
+from ..context import RunContext
+from ..plan.cost import Cost, talks
+from ..plan.records import Value
+from .bound_plan import Bound
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a run: a step of the plan, or a wait for one that runs beside compute (kernel "wait")."""
+
+    op: Operator
+    ops: str  # the types of the operators that it stands for
+    kernel: str
+    talks: bool
+    cost: Cost
+    beside: bool = False  # it runs beside compute
+
+    @property
+    def waits(self) -> bool:
+        return self.kernel == "wait"
+
+
+def calls_of(bound: Bound | Sight) -> list[Call]:
+    """The calls of a bound plan, as they are numbered for those who look on."""
+    return bound.calls if isinstance(bound, Sight) else list(_calls(bound))
+
+
+def _calls(bound: Bound) -> Iterator[Call]:
+    plan = bound.plan
+    costs: dict[int, Cost] = {}
+    for track in bound.tracks:
+        for (op, _), k in zip(track.steps, track.numbers, strict=True):
+            if k < 0:
+                yield Call(op, op.type, "wait", True, Cost())
+                continue
+            step = plan.steps[k]
+            if k not in costs:
+                costs[k] = plan.cost(step)
+            types = dict.fromkeys(o.type for o in step.ops)
+            yield Call(op, " + ".join(types), step.kernel, talks(step), costs[k], track is bound.beside)
+
+
+class SeenPlan(NamedTuple):
+    """What is known of another process's plan: its program, as this process has it, and the values that its calls read and write."""
+
+    program: Program
+    values: Mapping[str, Value]
+
+
+class Sight:
+    """A bound plan of a rank that is another process, as that has described it (`described`)."""
+
+    def __init__(self, said: Mapping[str, Any], program: Program, rank: int, world_size: int):
+        self.plan = SeenPlan(program, {n: Value(TensorType(dtype, tuple(shape)), 0) for n, (dtype, shape) in said["values"].items()})
+        self.ctx = RunContext(rank, world_size)
+        self.threads: int = said["threads"]
+        sites = _sites(program)
+        self.calls = [
+            Call(_operator(op, sites), ops, kernel, talks, Cost(*cost), beside) for op, ops, kernel, talks, cost, beside in said["calls"]
+        ]
+
+
+def described(bound: Bound) -> dict[str, Any]:
+    """What `Sight` is made of, as plain data."""
+    calls, values = calls_of(bound), bound.plan.values
+    names = {n for c in calls for n in (*c.op.input_arg_names, *c.op.output_arg_names) if n in values}
+    return {
+        "threads": native.num_threads(),
+        "values": {n: (values[n].type.dtype, values[n].type.shape) for n in sorted(names)},
+        "calls": [(_told(c.op), c.ops, c.kernel, c.talks, c.cost, c.beside) for c in calls],
+    }
+
+
+def _told(op: Operator) -> list[Any]:
+    return [op.type, op.inputs, op.outputs, op.role.value]
+
+
+def _operator(told: list[Any], sites: Mapping[tuple, Site | None]) -> Operator:
+    """The operator that another process told of, with the line that wrote it, which texts of programs do not say."""
+    kind, inputs, outputs, role = told
+    reads, writes = ({slot: tuple(names) for slot, names in side.items()} for side in (inputs, outputs))
+    op = Operator(kind, reads, writes, role=Role(role))
+    return op.replace(site=sites.get(_key(op)))
+
+
+def _sites(program: Program) -> dict[tuple, Site | None]:
+    found: dict[tuple, Site | None] = {}
+    for block in program.blocks:
+        for op in block.oplist:
+            found.setdefault(_key(op), op.site)
+    return found
+
+
+def _key(op: Operator) -> tuple:
+    return op.type, op.output_arg_names or op.input_arg_names

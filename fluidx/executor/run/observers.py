@@ -1,0 +1,119 @@
+"""Looking on while a program runs, one step after the other: profilers, FLUIDX_CHECK_NAN and the trace of FLUIDX_DEBUG=4."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ... import config
+from ...ir.errors import ExecutionError
+from ...ir.operator import Operator
+
+if TYPE_CHECKING:
+    from ...ir.program import Program
+    from .bound_plan import Bound
+    from .call_descriptions import Sight
+
+After = Callable[[int, Operator, int, int], None]  # (number of the call, operator, start and stop in ns), called behind every step
+
+clock: Callable[[], int] = time.perf_counter_ns  # monotonic, and the same for all threads of the process
+
+
+Times = list[tuple[int, int, int]]  # of the steps of a run: number of the call, start and stop in ns
+
+
+class Watcher(Protocol):
+    """Somebody who wants to see runs: `look(bound, rank)` gives what is called behind each step of one, or None to pass it over. Where
+    `wants(program, rank)` is true it does not. Of a rank that is another process the steps are told when the run is over."""
+
+    def wants(self, program: Program, rank: int | None) -> bool: ...
+
+    def look(self, bound: Bound | Sight, rank: int | None) -> After | None: ...
+
+
+watchers: list[Watcher] = []
+
+# what is called behind each run of an executor: name of the program, number of its run, names of what is fetched, and the global values
+# (None for what has none: each rank has its own)
+listeners: list[Callable[[str, int, Sequence[str], Sequence[Any]], None]] = []
+
+
+class Asked(NamedTuple):
+    """What the environment asks for, looked up once a run: a look into it costs a microsecond."""
+
+    check_nan: bool
+    trace: bool
+
+    @property
+    def apart(self) -> bool:
+        """Has every operator to be a step of its own? A NaN is to be found in it, the trace has a line for it. A profiler sees chains."""
+        return self.check_nan or self.trace
+
+
+def asked() -> Asked:
+    return Asked(config.check_nan(), config.debug_level() >= 4)
+
+
+def tell(program: str, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
+    """A run has ended."""
+    for hear in listeners:
+        hear(program, step, names, values)
+
+
+def wanted(programs: Sequence[Program]) -> bool:
+    """Is a run of these, which ranks have, to be seen?"""
+    return any(w.wants(program, rank) for w in watchers for rank, program in enumerate(programs))
+
+
+def show(bound: Sight, rank: int, times: Times) -> None:
+    """A rank that is another process was through with a run at these times."""
+    for w in watchers:
+        if (after := w.look(bound, rank)) is not None:
+            for i, start, stop in times:
+                after(i, bound.calls[i].op, start, stop)
+
+
+def look(bound: Bound, asked: Asked, rank: int | None = None, times: Times | None = None) -> After | None:
+    """What to do behind each step of the run that begins; None when nobody looks. `rank` is None on one device. With `times` those of
+    steps are noted there, for `show`."""
+    if times is not None:
+        found: list[After] = [lambda i, op, start, stop: times.append((i, start, stop))]
+    else:
+        found = [after for w in watchers if (after := w.look(bound, rank)) is not None] if watchers else []
+    if asked.trace:
+        found.append(_trace(bound, "" if rank is None else f"rank {rank}: "))
+    if asked.check_nan:
+        found.append(_check_nan(bound))
+    return found[0] if len(found) == 1 else _all(found) if found else None
+
+
+def _all(found: Sequence[After]) -> After:
+    def after(i: int, op: Operator, start: int, stop: int) -> None:
+        for one in found:
+            one(i, op, start, stop)
+
+    return after
+
+
+def _trace(bound: Bound, prefix: str) -> After:
+    def after(i: int, op: Operator, start: int, stop: int) -> None:
+        shapes = ", ".join(f"%{n}{list(bound.arrays[n].shape)}" for n in op.output_arg_names if n in bound.arrays)
+        print(f"{prefix}{i:5d} {(stop - start) / 1e3:9.1f} us  {op.type} -> {shapes}", flush=True)
+
+    return after
+
+
+def _check_nan(bound: Bound) -> After:
+    def after(i: int, op: Operator, start: int, stop: int) -> None:
+        for n in op.output_arg_names:
+            a = bound.arrays.get(n)
+            xp = np if type(a) is np.ndarray else bound.xp
+            # what only another rank holds is undefined here
+            if a is not None and n not in bound.plan.absent and a.dtype.kind not in "iub" and not xp.isfinite(a).all():
+                bad = "NaN" if xp.isnan(a).any() else "infinity"
+                raise ExecutionError(f"op {op.type} made {'a' if bad == 'NaN' else 'an'} {bad} in {n!r}")
+
+    return after

@@ -1,0 +1,75 @@
+"""Steps that run beside compute, as calls: where they start, where compute waits for them, and which thread makes them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+from ...ir.operator import Operator
+from ...ops import kernels
+from ...ops.comm.collective import native_calls
+from ..context import RunContext
+from ..plan.records import Step
+from .bound_plan import Bound
+from .thread_calls import NOTES, WAITS, Call, Track
+
+
+class Turns(Protocol):
+    def beside(self, k: int, step: Step, call: Call | None) -> None:
+        """Step k starts here."""
+
+    def wait(self, op: Operator, k: int) -> None:
+        """Compute goes on when step k, which runs beside it, is through."""
+
+
+class Streams:
+    """One thread puts all on two streams of a GPU; `order_after` lets one wait for the other."""
+
+    def __init__(self, comm: Any, bound: Bound):
+        self.comm, self.compute = comm, bound.compute
+        self.marks: dict[int, Any] = {}
+
+    def beside(self, k: int, step: Step, call: Call | None) -> None:
+        if call is not None:
+            self.compute.add(step.op, call, k)
+        if step.marked:
+            self.compute.add(step.op, partial(self._mark, k), NOTES)
+
+    def wait(self, op: Operator, k: int) -> None:
+        self.compute.add(op, partial(self._wait, k), WAITS)
+
+    def _mark(self, k: int) -> None:
+        self.marks[k] = self.comm.mark()
+
+    def _wait(self, k: int) -> None:
+        self.comm.order_after(self.marks[k])
+
+
+class Threads:
+    """Two threads of a CPU rank tell each other how many of the steps beside compute may start, and how many are through."""
+
+    def __init__(self, ctx: RunContext, bound: Bound):
+        self.ctx, self.bound, self.compute = ctx, bound, bound.compute
+        self.numbers: dict[int, int] = {}  # of those steps
+
+    def beside(self, k: int, step: Step, call: Call | None) -> None:
+        if self.bound.beside is None:
+            self.bound.beside = Track()
+        track, op, number = self.bound.beside, step.op, len(self.numbers) + 1
+        self.numbers[k] = number
+        if self.compute.numbers[-1:] == [NOTES]:  # nothing is computed between this step and the one before: they start together
+            self.compute.drop()
+        else:
+            track.add(op, self._call("follow", True, number), NOTES)
+        self.compute.add(op, self._call("reach", False, number), NOTES)
+        if call is not None:
+            track.add(op, call, k)
+        if step.marked:
+            track.add(op, self._call("reach", True, number), NOTES)
+
+    def wait(self, op: Operator, k: int) -> None:
+        self.compute.add(op, self._call("follow", False, self.numbers[k]), WAITS)
+
+    def _call(self, name: str, beside: bool, at: int) -> Call:
+        calls = native_calls(self.ctx, name, beside, at)
+        return partial(getattr(self.ctx.comm, name), beside, at) if calls is None else kernels.Native(calls)

@@ -1,0 +1,127 @@
+"""The calls that one thread makes in a run, in their order."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from ...ir.operator import Operator
+from ...ops import kernels
+from ..error_text import explain
+from ..progress import Trail
+from . import observers
+
+Call = Callable[[], Any]
+
+WAITS, NOTES = -1, -2  # in the place of a step's number: a call that waits for the other thread or stream; one that says where this one is
+
+
+class Track:
+    """`steps` are the operators that do anything with their calls, which have no arguments; `numbers` says for each which step of the plan
+    it is, or WAITS or NOTES. A run makes fewer calls: neighbouring steps of C kernels are one, of which the first operator stands for all
+    where something goes wrong.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Operator, Call]] = []
+        self.numbers: list[int] = []
+        self.block: Call | None = None  # all of it as one call into C
+        self._calls: list[Call] = []
+        self._ops: list[Operator] = []
+        self._lengths: list[int] = []  # how many steps a call is
+        self._rest: Iterator[Call] = iter(())
+        self._trail: Trail | None = None
+        self._said: Sequence[int] = ()  # for each call what the trail is told
+
+    def add(self, op: Operator, call: Call, number: int) -> None:
+        self.steps.append((op, call))
+        self.numbers.append(number)
+
+    def drop(self) -> None:
+        """Take back what was added last."""
+        self.steps.pop()
+        self.numbers.pop()
+
+    def join(self) -> None:
+        """Make the calls of a run of the steps."""
+        for native, some in groupby(self.steps, key=lambda step: isinstance(step[1], kernels.Native)):
+            ops, calls = zip(*some, strict=True)
+            self._calls += [kernels.joined(calls)] if native else calls
+            self._ops += ops[:1] if native else ops
+            self._lengths += [len(ops)] if native else [1] * len(ops)
+            self.block = self._calls[0] if native and len(self.steps) == len(ops) else None
+
+    def leave(self, trail: Trail) -> None:
+        """Have runs leave a trail: of calls that are one operator. Several C kernels that are one call are not told apart."""
+        self._trail = trail
+        self._said = [trail.said(op) if n == 1 else 0 for op, n in zip(self._ops, self._lengths, strict=True)]
+
+    def run(self) -> None:
+        self._rest = rest = iter(self._calls)
+        try:
+            with np.errstate(all="ignore"):  # overflow and 0/0 are values; FLUIDX_CHECK_NAN finds where they come from
+                if self._trail is None:
+                    for call in rest:
+                        call()
+                else:
+                    self._trail.follow(rest, self._said)
+        except Exception as e:
+            explain(self._failed(e), e)
+
+    def run_watched(self, after: observers.After, first: int, finish: Call | None) -> None:
+        """`run`, one step after the other, with `after(first + i, op, start, stop)` called behind the step number i, once that is through
+        (`finish`)."""
+        joined = self._calls, self._ops, self._said
+        clock = observers.clock
+        for _, step in self.steps:
+            if isinstance(step, kernels.Native):
+                step.ready()
+
+        def watched(i: int, op: Operator, call: Call) -> None:
+            start = clock()
+            call()
+            if finish is not None:
+                finish()
+            after(i, op, start, clock())
+
+        self._calls = [
+            call if number == NOTES else partial(watched, first + i, op, call)
+            for i, ((op, call), number) in enumerate(zip(self.steps, self.numbers, strict=True))
+        ]
+        self._ops = [op for op, _ in self.steps]
+        self._said = [] if self._trail is None else [self._trail.said(op) for op in self._ops]
+        try:
+            self.run()
+        finally:
+            self._calls, self._ops, self._said = joined
+
+    def explained(self, error: Exception) -> Exception:
+        """An error of the block, as a run would raise it."""
+        try:
+            explain(self._failed(error), error)
+        except Exception as told:
+            return told
+
+    def running(self) -> Operator | None:
+        """The operator that the latest run has come to; None before the first."""
+        at = len(self._calls) - operator.length_hint(self._rest) - 1
+        return self._ops[at] if 0 <= at < len(self._ops) else None
+
+    def _failed(self, error: Exception) -> Operator | None:
+        """The operator that raised: of several in one call, the one whose C kernel it was."""
+        first, number = self.running(), getattr(error, "call", None)
+        if number is None:
+            return first
+        at = next((k for k, (op, _) in enumerate(self.steps) if op is first), len(self.steps))
+        for op, step in self.steps[at:]:
+            if not isinstance(step, kernels.Native):  # kernels between copies by NumPy are a step by themselves
+                break
+            number -= len(step.calls)
+            if number < 0:
+                return op
+        return first

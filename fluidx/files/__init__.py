@@ -1,0 +1,1 @@
+"""What fluidx writes to disk: atomic files, safetensors, states, program texts, and the commits of saves."""

@@ -1,0 +1,410 @@
+"""Files that are replaced whole, one by one or several together: a crash at any moment leaves all old ones or all new ones.
+
+What a crash leaves lying about is swept away by the next write to the same place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import Any, BinaryIO, NamedTuple
+
+from ..ir import FluidxError
+
+try:
+    import fcntl
+except ImportError:  # where files cannot be locked so, nobody knows whose an unfinished one is, and none is swept away
+    fcntl = None  # type: ignore[assignment]
+
+MANIFEST = "__manifest__.json"
+VERSION = 1  # of files of arrays, and of manifests
+_LIMIT = 1 << 28  # bytes of a manifest, at most
+_SUM = re.compile(rb',\n "crc32": ([0-9]+)\n}\Z')  # how a manifest ends
+_WRITERS = 8  # threads that write files at the same time
+
+Write = Callable[[BinaryIO], Any]
+
+
+class CheckpointError(FluidxError, ValueError):
+    """A saved file is missing, damaged, or does not fit the program."""
+
+
+def check_path(path: Any) -> None:
+    """Raise CheckpointError for a path that no file system has."""
+    if "\0" in str(path):
+        raise CheckpointError(f"{str(path)!r} has a NUL byte, which no path may have")
+
+
+# -- one file -----------------------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: str, write: Write) -> None:
+    """Write a file through `write(stream)` beside `path` and put it in place at once: readers see the old file or the new one."""
+    check_path(path)
+    folder, name = os.path.split(os.path.abspath(path))
+    with _told(path):
+        os.makedirs(folder, exist_ok=True)
+        _sweep(folder, name)
+        with _temporary(folder, name) as stream:
+            write(stream)
+            _to_disk(stream)
+            os.replace(stream.name, path)
+        _folder_to_disk(folder)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise CheckpointError(f"cannot write {path}: {e.strerror or e}") from e
+
+
+@contextmanager
+def _temporary(folder: str, name: str) -> Iterator[BinaryIO]:
+    """A new file beside the one of that name, locked while it is written, gone afterwards unless it got another name."""
+    while True:
+        path = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
+        stream = open(path, "xb")
+        if _locked(stream) is not False and os.fstat(stream.fileno()).st_nlink:
+            break  # nobody swept it away between the two
+        stream.close()
+    try:
+        with stream:
+            yield stream
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _sweep(folder: str, name: str) -> None:
+    """Remove what crashed writers of this file have left."""
+    left = re.compile(rf"\.{re.escape(name[:100])}\.[0-9a-f]{{16}}\.tmp")
+    for entry in os.listdir(folder) if fcntl else ():
+        if left.fullmatch(entry):
+            path = os.path.join(folder, entry)
+            with suppress(OSError), open(path, "r+b") as stream:  # over NFS who locks it must be able to write to it
+                if _locked(stream):
+                    os.unlink(path)
+
+
+def _locked(stream: BinaryIO) -> bool | None:
+    """Lock an open file, which ends with the process; False where somebody else has, None where the file system has no locks."""
+    if not fcntl:
+        return None
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+
+
+def _to_disk(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _folder_to_disk(folder: str) -> None:
+    """A file's new name lasts when its folder is on the disk."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+# -- several together -------------------------------------------------------------------------------------------------------
+
+
+class Manifest:
+    """What a folder's manifest says: the files that belong together, each with its checksum, and `about`, whatever the writer adds."""
+
+    def __init__(self, files: dict[str, dict[str, Any]], about: dict[str, Any]):
+        self.files, self.about = files, about
+
+
+class Elsewhere(NamedTuple):
+    """A file that another process writes: `ask(path)` has it do so, and gives what a manifest says of the file. Where that process has
+    ended before it was through, which is an EOFError, this one writes the file."""
+
+    ask: Callable[[str], dict[str, int]]
+    write: Write
+    close: Callable[[], Any]  # the other process is needed no more
+
+    def written(self, path: str) -> dict[str, int]:
+        try:
+            return self.ask(path)
+        except EOFError:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            return written(path, self.write)
+        finally:
+            self.close()
+
+
+Files = Mapping[str, Write | Elsewhere]
+Entries = dict[str, dict[str, Any]]  # what a manifest says of files, by name
+
+
+def write_together(folder: str, files: Files, about: Mapping[str, Any] | None = None, alone: bool = False) -> None:
+    """Write files, by name, into a folder, all at once: they are written beside those in place, named in the manifest, which is replaced
+    whole, and then put in place; a reader in between, or after a crash, goes by the manifest.
+
+    Files of earlier writes stay, and in the manifest, unless these are `alone`. `about` is added to what the manifest says.
+    """
+    with opened(folder) as old:
+        put_in_place(folder, old, write_beside(folder, files), about, alone)
+
+
+@contextmanager
+def opened(folder: str, anew: bool = False) -> Iterator[Manifest]:
+    """A time in which nobody else writes files of the folder together, and its manifest; what a crashed writer left is settled.
+
+    `anew`: nothing of what is there is to stay, so that a manifest which cannot be read is as good as none.
+    """
+    with _told(folder):
+        os.makedirs(folder, exist_ok=True)
+        with _locked_folder(folder, alone=True):
+            yield _settled(folder, anew)
+
+
+def write_beside(folder: str, files: Files) -> Entries:
+    """Write files beside those in place, some at the same time, and return their entries for `put_in_place`. Where one fails all are
+    removed."""
+    tokens = {name: secrets.token_hex(8) for name in files}
+    try:
+        entries = _at_once(lambda name: written(_waiting(folder, name, tokens[name]), files[name]), files)
+    except BaseException:
+        remove_beside(folder, {name: {"token": token} for name, token in tokens.items()})
+        raise
+    return {name: {"token": tokens[name], **entries[name]} for name in files}
+
+
+def remove_beside(folder: str, entries: Entries) -> None:
+    """Remove files that `write_beside` wrote."""
+    for name, entry in entries.items():
+        with suppress(OSError):
+            os.unlink(_waiting(folder, name, entry["token"]))
+
+
+def put_in_place(folder: str, old: Manifest, new: Entries, about: Mapping[str, Any] | None = None, alone: bool = False) -> None:
+    """Replace the manifest of an opened folder by one that names new files, which lie there, and put them in place."""
+    with _told(folder):
+        entries = new if alone else {**old.files, **new}
+        content = {"format": "fluidx", "version": VERSION, **({} if alone else old.about), **(about or {}), "files": entries}
+        try:
+            for name, entry in new.items():
+                _look_at(_waiting(folder, name, entry["token"]), entry)
+            _folder_to_disk(folder)
+            write_atomically(os.path.join(folder, MANIFEST), lambda stream: stream.write(_summed(json.dumps(content, indent=1).encode())))
+        except BaseException:
+            remove_beside(folder, new)
+            raise
+        for name, entry in new.items():
+            os.replace(_waiting(folder, name, entry["token"]), os.path.join(folder, name))
+        for name in old.files.keys() - entries.keys():
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, name))
+        _folder_to_disk(folder)
+
+
+def _summed(text: bytes) -> bytes:
+    """A table in JSON with its own checksum as the last entry."""
+    return text[:-2] + b',\n "crc32": %d\n}' % zlib.crc32(text)
+
+
+def mark(folder: str) -> str:
+    """Make a file by which others can tell whether they see the same folder; what a crash leaves of it is swept away."""
+    path = _waiting(folder, "mark", secrets.token_hex(8))
+    with _told(folder), open(path, "xb"):
+        return path
+
+
+def _look_at(path: str, entry: Mapping[str, Any]) -> None:
+    size = os.stat(path).st_size
+    if size != entry["bytes"]:
+        raise CheckpointError(f"cannot write {path}: it has {size} bytes, and {entry['bytes']} were written")
+
+
+def _at_once(do: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
+    """What `do` gives for each name, by a few threads; the first error is raised when all have ended."""
+    todo, done, errors = deque(names), dict[str, Any](), list[BaseException]()
+
+    def work() -> None:
+        while not errors:
+            try:
+                name = todo.popleft()
+            except IndexError:
+                return
+            try:
+                done[name] = do(name)
+            except BaseException as e:
+                errors.append(e)
+
+    threads = [threading.Thread(target=work, name="fluidx files") for _ in range(min(len(todo), _WRITERS) - 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        work()
+    finally:
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return done
+
+
+def _waiting(folder: str, name: str, token: str) -> str:
+    return os.path.join(folder, f".{name[:200]}.{token}.new")
+
+
+class _Counted:
+    """A stream that is written through, its bytes counted and summed up."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream, self.crc32, self.bytes = stream, 0, 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        self.crc32, self.bytes = zlib.crc32(view, self.crc32), self.bytes + view.nbytes
+        return self.stream.write(view)
+
+
+def written(path: str, write: Write | Elsewhere) -> dict[str, int]:
+    """Write a new file, and have it on the disk. What a manifest says of it."""
+    if isinstance(write, Elsewhere):
+        return write.written(path)
+    with _told(os.path.dirname(path)), open(path, "xb") as stream:
+        counted: Any = _Counted(stream)
+        write(counted)
+        _to_disk(stream)
+    return {"crc32": counted.crc32, "bytes": counted.bytes}
+
+
+@contextmanager
+def _locked_folder(folder: str, alone: bool) -> Iterator[None]:
+    """Nobody else writes files of the folder together meanwhile, nor reads them where this is to be `alone`, if the file system has locks.
+    They end with the process."""
+    if not fcntl:
+        yield
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # also where a fork of this process has the file open still
+        os.close(fd)
+
+
+def _settled(folder: str, anew: bool = False) -> Manifest:
+    """The manifest, after what a crashed writer left was put in place, if its manifest says so, or removed."""
+    found = Manifest({}, {})
+    with suppress(CheckpointError) if anew else nullcontext():
+        found = manifest_of(folder) or found
+    for entry in os.listdir(folder):
+        if match := re.fullmatch(r"\.(.+)\.([0-9a-f]{16})\.new", entry):
+            path = os.path.join(folder, entry)
+            name = next((n for n, e in found.files.items() if e["token"] == match[2]), None)
+            if name is None:
+                os.unlink(path)
+            else:
+                os.replace(path, os.path.join(folder, name))
+    _sweep(folder, MANIFEST)
+    return found
+
+
+def manifest_of(folder: str) -> Manifest | None:
+    """The manifest of a folder, None where there is none. Raises CheckpointError for one that cannot be read."""
+    path = os.path.join(folder, MANIFEST)
+    try:
+        with open(path, "rb") as stream:
+            text = stream.read(_LIMIT)
+        said = json.loads(text)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
+    except (ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path} is damaged: {str(e)[:80]}") from None
+    files = said.pop("files", None) if isinstance(said, dict) else None
+    if not isinstance(files, dict) or said.get("format") != "fluidx" or not all(_is_entry(n, e) for n, e in files.items()):
+        raise CheckpointError(f"{path} is no manifest that fluidx wrote")
+    check_version(path, said.get("version"))
+    end = _SUM.search(text)
+    if end is None or zlib.crc32(text[: end.start()] + b"\n}") != int(end[1]):
+        raise CheckpointError(f"{path} is damaged: it does not have the checksum that was written with it")
+    return Manifest(files, {k: v for k, v in said.items() if k != "crc32"})
+
+
+def check_version(path: str, version: Any) -> None:
+    """Raise CheckpointError for a file of a version that this fluidx does not know."""
+    if type(version) is not int or not 1 <= version <= VERSION:
+        found = f"{version!r:.40}"
+        raise CheckpointError(f"{path} has version {found}, and this fluidx reads up to {VERSION}; read it with the one that wrote it")
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    plain = os.path.basename(name) == name and name not in ("", ".", "..") and "\0" not in name
+    return (
+        plain and isinstance(entry, dict) and all(isinstance(entry.get(k), t) for k, t in (("token", str), ("crc32", int), ("bytes", int)))
+    )
+
+
+def settle(folder: str) -> None:
+    """Finish or undo what a crashed writer began in a folder, where that can be written to."""
+    if os.path.exists(os.path.join(folder, MANIFEST)):
+        with suppress(OSError), _locked_folder(folder, alone=True):
+            _settled(folder)
+
+
+def place_of(folder: str, name: str, manifest: Manifest | None) -> str:
+    """Where a file of a folder is, by its manifest, if there is one; its checksum is looked at.
+
+    Raises CheckpointError for one that is not what the manifest says.
+    """
+    path = os.path.join(folder, name)
+    if manifest is None or name not in manifest.files:
+        return path
+    said = manifest.files[name]
+    waiting = _waiting(folder, name, said["token"])
+    path = waiting if os.path.exists(waiting) else path
+    crc32, size = 0, 0
+    try:
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 22):
+                crc32, size = zlib.crc32(block, crc32), size + len(block)
+    except OSError as e:
+        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
+    if (crc32, size) != (said["crc32"], said["bytes"]):
+        what = f"it has {size} bytes, expected {said['bytes']}" if size != said["bytes"] else "its checksum is another one"
+        raise CheckpointError(
+            f"{path} is not what was saved: {what}; it is damaged, or was put there from elsewhere (then remove {MANIFEST} beside it)"
+        )
+    return path
+
+
+@contextmanager
+def reading(folder: str, settled: bool = False) -> Iterator[Manifest | None]:
+    """Read files of a folder: nobody puts others in their place meanwhile, and what a crashed writer began is finished or undone first,
+    where the folder can be written to, unless it is `settled`: processes that read together settle it before any of them reads."""
+    if not settled:
+        settle(folder)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_locked_folder(folder, alone=False))
+        except OSError as e:
+            raise CheckpointError(f"cannot read {folder}: {e.strerror or e}") from e
+        yield manifest_of(folder)

@@ -1,0 +1,143 @@
+"""What programs say as files: a text, and beside it the large arrays that it names by digest."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from .._checks import wrong
+from ..ir import ParseError, Program, ProgramPair
+from ..ir.constants import Array, is_digest
+from ..ir.parser import parse_any
+from .atomic import CheckpointError, check_path, write_atomically
+from .safetensors import ArrayFile, save_arrays
+
+SUFFIX = ".safetensors"
+CONSTANTS = ".constants" + SUFFIX
+_TEXT_LIMIT = 1 << 30
+
+
+def save_text(program: Program | ProgramPair, path: Any) -> None:
+    """Write the text of a program, or of main and startup, to `path`, and the arrays that it names by digest into the file beside it,
+    `path` plus ".constants.safetensors". Without such arrays there is no file beside it.
+    """
+    if not isinstance(program, (Program, ProgramPair)):
+        raise wrong(f"save_text: expected a Program or a ProgramPair, got {type(program).__name__}")
+    write_text(path_of(path), str(program), program.constants())
+
+
+def load_text(path: Any) -> Any:
+    """The Program that `save_text` wrote, or the ProgramPair where the text has a startup section.
+
+    Raises ParseError for what is no program, or when its constants are not beside it.
+    """
+    path = path_of(path)
+    try:
+        return parse_any(read_text(path), constants_beside(path))
+    except ParseError as e:
+        raise ParseError(f"{path}: {e}") from None
+
+
+def load_constants(path: Any) -> dict[str, Array]:
+    """The arrays in a file that `save_text`, `save` or `save_inference_model` wrote, by digest: what a parser of program texts is given.
+
+    Raises CheckpointError, naming the file, for an array that is not what its digest says.
+    """
+    with ArrayFile(path_of(path)) as file:
+        return constants_in(file)
+
+
+def constants_beside(path: Any) -> dict[str, Array]:
+    """`load_constants` of the file beside a program text; nothing where there is none."""
+    beside = path_of(path) + CONSTANTS
+    return load_constants(beside) if os.path.exists(beside) else {}
+
+
+def constants_in(file: ArrayFile) -> dict[str, Array]:
+    found = {}
+    for digest in filter(is_digest, file.names):
+        array = file.array(digest)
+        array.setflags(write=False)
+        found[digest] = Array(array)
+        if found[digest].digest != digest:
+            raise CheckpointError(
+                f"{file.path} was changed since it was written: what it holds as constant {digest} has the digest {found[digest].digest}; "
+                "save the program again"
+            )
+    return found
+
+
+def write_text(path: str, text: str, constants: Mapping[str, Array]) -> None:
+    """A text, with its constants beside it: those of the older text stay until the new one is in place."""
+    beside, values = path + CONSTANTS, {digest: a.values for digest, a in constants.items()}
+    older: dict[str, Any] = {}
+    if os.path.exists(beside):
+        with suppress(CheckpointError):
+            older = {digest: a.values for digest, a in load_constants(beside).items()}
+    if values:
+        save_arrays(beside, {**older, **values})
+    write_atomically(path, lambda stream: stream.write(text.encode()))
+    if older.keys() - values.keys():
+        if values:
+            save_arrays(beside, values)
+        else:
+            os.unlink(beside)
+
+
+def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a caller adds to a checkpoint. Raises CheckpointError for what JSON cannot say."""
+    if not isinstance(extra, Mapping | None):
+        raise wrong(f"extra must be a dictionary, got {type(extra).__name__}: {extra!r}")
+    found = dict(extra or {})
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError) as e:
+        said = "numbers, strings, lists and dictionaries"
+        raise CheckpointError(f"extra must be what JSON can say, {said}: {e}; arrays: array.tolist()") from None
+    return found
+
+
+def save_program(path: Any, program: Program, values: Mapping[str, Any], step: int, extra: Mapping[str, Any] | None) -> None:
+    """One file of a program, its constants and the values of its variables."""
+    arrays = {**values, **{digest: a.values for digest, a in program.constants().items()}}
+    metadata = {"program": program.to_string(), "step": str(step), "extra": json.dumps(checked_extra(extra))}
+    save_arrays(with_suffix(path), arrays, metadata)
+
+
+def parsed(path: str, text: str, constants: Mapping[str, Array]) -> Program:
+    """The program that a file says. Raises CheckpointError for what is none."""
+    try:
+        return Program.parse_from_string(text, constants)
+    except ParseError as e:
+        raise CheckpointError(f"{path}: the program in it cannot be read: {e}") from e
+
+
+def with_suffix(path: Any) -> str:
+    """The file of a path that may lack its suffix."""
+    path = path_of(path)
+    if os.path.basename(path) in ("", ".", ".."):
+        raise CheckpointError(f"{path!r} is no file name")
+    return path if path.endswith(SUFFIX) else path + SUFFIX
+
+
+def read_text(path: str) -> str:
+    try:
+        size = os.path.getsize(path)
+        if size > _TEXT_LIMIT:
+            raise CheckpointError(f"{path} has {size} bytes; a program text has {_TEXT_LIMIT} at most")
+        with open(path, encoding="utf-8", newline="") as stream:
+            return stream.read()
+    except OSError as e:
+        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path} is no program text") from None
+
+
+def path_of(path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)) or not str(path):
+        raise wrong(f"a path must be a non-empty string or Path, got {type(path).__name__}: {path!r}")
+    check_path(path)
+    return os.fspath(path)

@@ -1,0 +1,168 @@
+"""Where the values of persistable variables live: in the global scope, or on the ranks of a ParallelExecutor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .._checks import wrong
+from ..ir import FeedError, NotInitializedError, Program, TensorType, Var, as_dtype, default_main_program
+from ..ir.constants import is_digest
+from .atomic import CheckpointError
+
+T = TypeVar("T")
+
+
+def program_or_default(program: Any) -> Program:
+    if program is None:
+        return default_main_program()
+    program = getattr(program, "program", program)  # of a CompiledProgram
+    if not isinstance(program, Program):
+        raise wrong(f"expected a Program, got {type(program).__name__}: {program!r}")
+    return program
+
+
+def persistables(program: Program) -> list[Var]:
+    return [d for d in program.global_block().descs.values() if d.persistable]
+
+
+def get(executor: Any, var: Var) -> np.ndarray:
+    """The value of a persistable variable, checked against its declaration."""
+    if hasattr(executor, "state"):
+        try:
+            value = np.asarray(executor.state(var.name))
+        except FeedError as e:
+            raise CheckpointError(f"cannot save: {e}") from None
+    else:
+        value = _in_scope(var.name)
+    found = TensorType(as_dtype(value.dtype), value.shape)
+    if not var.type.accepts(found):
+        raise CheckpointError(f"cannot save variable {var.name!r}: it is declared {var.type}, its value is {found}")
+    return value
+
+
+def _in_scope(name: str) -> np.ndarray:
+    from ..executor import global_scope
+
+    held = global_scope().find_var(name)
+    if held is None:
+        raise NotInitializedError(
+            f"cannot save variable {name!r}: it has no value in this scope; run the startup program first, or give executor=exe where the "
+            "ranks of a ParallelExecutor have run it"
+        )
+    return np.asarray(held.get_tensor())
+
+
+def put(executor: Any, name: str, value: np.ndarray) -> None:
+    if hasattr(executor, "set_state"):
+        executor.set_state(name, value)
+        return
+    from ..executor import global_scope
+
+    global_scope().set(name, value)
+
+
+def put_all(executor: Any, values: Sequence[tuple[str, np.ndarray]]) -> None:
+    with settled(executor):
+        for name, value in values:
+            put(executor, name, value)
+
+
+def layout(program: Program, executor: Any) -> Program:
+    """The persistable variables with their places on the ranks: those of the program, and those that a strategy keeps beside them."""
+    if hasattr(executor, "layout"):
+        return executor.layout()
+    found = Program(program.name)
+    found.global_block().descs.update((d.name, d) for d in persistables(program))
+    return found
+
+
+def parts(program: Program, executor: Any) -> Mapping[int, Mapping[str, np.ndarray]]:
+    """What each rank of this process holds of persistable variables, by name, each part once."""
+    if hasattr(executor, "parts"):
+        return executor.parts()
+    return {0: {d.name: get(executor, d) for d in persistables(program)}}
+
+
+def asides(executor: Any, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> Mapping[int, Any]:
+    """For ranks that are processes beside this one, threads there that do `role` with values of variables; of others there are none."""
+    return executor.asides(role, names, copies) if hasattr(executor, "asides") else {}
+
+
+def world_size(executor: Any) -> int:
+    return executor.world_size if hasattr(executor, "parts") else 1
+
+
+def check_state(where: str, wanted: Sequence[Var], held: Collection[str], instead: str) -> None:
+    """Raise CheckpointError where what is missing of the wanted variables is an optimizer's state, and nothing else: `where` was written
+    with another optimizer, or with none. `instead` is the call that loads parameters only."""
+    missing = [var for var in wanted if var.name not in held]
+    state = [var.name for var in missing if "state_of" in var.attrs]
+    if not state or any(var.is_parameter for var in missing):
+        return
+    known = {var.name for var in wanted}
+    others = [name for name in held if name not in known and not is_digest(name)]
+    with_ = f"with another optimizer: it holds {_some(others)}" if others else "without an optimizer's state: it holds parameters"
+    raise CheckpointError(
+        f"{where} was written {with_}, and the program has {_some(state)}\n"
+        f"  load parameters only, the optimizer begins anew: {instead}"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+class Alone:
+    """The processes that hold the values of an executor, where this is the only one. Executors of ranks are such groups themselves."""
+
+    apart = False  # are there others, which do the same?
+    first = True  # is this the one of rank 0?
+
+    def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """What each of them makes, which JSON can say; the first error is raised on all."""
+        return [make()]
+
+
+def group(executor: Any) -> Any:
+    return executor if hasattr(executor, "together") else Alone()
+
+
+def told_by_first(executor: Any, what: str, make: Callable[[], Any]) -> Any:
+    """What the process of rank 0 makes, on all of them: others wait for it."""
+    processes = group(executor)
+    return processes.together(what, lambda: make() if processes.first else None)[0]
+
+
+def made_by_all(executor: Any, what: str, make: Callable[[], T]) -> T:
+    """What this process makes, when all have; the first error is raised on all."""
+    made: list[T] = []
+    group(executor).together(what, lambda: made.append(make()))
+    return made[0]
+
+
+def settled(executor: Any) -> AbstractContextManager[None]:
+    """A time in which many variables are given values."""
+    return executor.settled() if hasattr(executor, "settled") else nullcontext()
+
+
+def step(program: Program, executor: Any) -> int:
+    """How often the program ran: what random numbers are keyed by, beside their seeds."""
+    if hasattr(executor, "layout"):
+        return executor.step
+    from ..executor import global_scope
+
+    return global_scope().steps.get(program, 0)
+
+
+def set_step(program: Program, executor: Any, runs: int) -> None:
+    """Let the program go on as if it had run so often."""
+    if hasattr(executor, "layout"):
+        executor.step = runs
+        return
+    from ..executor import global_scope
+
+    global_scope().steps[program] = runs

@@ -1,0 +1,134 @@
+"""What programs said when they were looked at: tells whether anything was changed since, and which of them say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from .operator import Operator
+from .program import Program
+from .var import Var
+
+_FEW = 16
+_STRETCH = 256  # neighbours that are compared at once
+
+T = TypeVar("T")
+Twins = Sequence[tuple[Program, Sequence[int]]]  # programs that say the same: one of them, and the ranks whose they are
+
+
+def together(things: Iterable[T]) -> list[tuple[T, list[int]]]:
+    """Things that are equal, with the places where they stand. Each is compared with the first few and the last: where there are many
+    different ones, some may be listed apart from others that are equal.
+
+    >>> together("aaba")
+    [('a', [0, 1, 3]), ('b', [2])]
+    """
+    found: list[tuple[T, list[int]]] = []
+    for k, thing in enumerate(things):
+        for known, places in found[:_FEW] + found[-1:]:
+            if known == thing:
+                places.append(k)
+                break
+        else:
+            found.append((thing, [k]))
+    return found
+
+
+def regrouped(twins: Twins, said: Callable[[Program], Any]) -> Twins:
+    """Twins of which `said` gives the same are one."""
+    again = together(said(p) for p, _ in twins)
+    return [(twins[found[0]][0], [r for k in found for r in twins[k][1]]) for _, found in again]
+
+
+class Variables:
+    """The variables of a block in order, as they are now.
+
+    Records are immutable, and programs that are alike share them: two lists of them are compared faster than names are looked up.
+    """
+
+    __slots__ = ("names", "records")
+
+    def __init__(self, descs: Mapping[str, Var]):
+        self.names, self.records = [*descs], [*descs.values()]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Variables) and self.records == other.records and self.names == other.names
+
+    def items(self) -> zip[tuple[str, Var]]:
+        return zip(self.names, self.records, strict=True)
+
+    def unlike(self, other: Variables) -> tuple[dict[str, Var], list[str]]:
+        """What the other declares and this does not, or not at the same place; and the names that stand here where the two differ.
+
+        >>> from fluidx.ir.types import TensorType
+        >>> a, b = (Variables({n: Var(n, TensorType("float32", (size,))) for n in "xy"}) for size in (1, 2))
+        >>> a.unlike(b)[1], a.unlike(a)
+        (['x', 'y'], ({}, []))
+        """
+        theirs: dict[str, Var] = {}
+        mine: list[str] = []
+        for k in range(0, max(len(self.names), len(other.names)), _STRETCH):
+            at = slice(k, k + _STRETCH)
+            if self.records[at] != other.records[at] or self.names[at] != other.names[at]:
+                theirs.update(zip(other.names[at], other.records[at], strict=True))
+                mine += self.names[at]
+        return theirs, mine
+
+
+class _Block(NamedTuple):
+    idx: int
+    parent_idx: int
+    ops: list[Operator]
+    vars: Variables
+
+
+class Stamp:
+    """Remembers programs; of those that say the same, one. They are made of immutable records, so comparing them is mostly comparing
+    identities.
+
+    >>> p = Program("p")
+    >>> stamp = Stamp([p])
+    >>> stamp.changed(p)
+    ''
+    >>> _ = p.global_block().append_op("fill_constant", {}, {"Out": "x"}, {"shape": (2,), "value": 1.0})
+    >>> stamp.changed(p)
+    'program p has 1 operator, it had 0'
+    """
+
+    def __init__(self, programs: Sequence[Program]):
+        self._held: dict[int, tuple[Program, Any, list[_Block]]] = {}
+        for now, places in together(map(_blocks, programs)):
+            blocks = [b._replace(ops=[*b.ops]) for b in now]
+            self._held.update((id(programs[k]), (programs[k], _head(programs[k]), blocks)) for k in places)
+
+    def twins(self, programs: Sequence[Program]) -> Twins:
+        """Which of some of the programs are twins: whose blocks were found to say the same, beside the rank and the groups."""
+        found: dict[int, tuple[Program, list[int]]] = {}
+        for k, p in enumerate(programs):
+            found.setdefault(id(self._held[id(p)][2]), (p, []))[1].append(k)
+        return [*found.values()]
+
+    def changed(self, program: Program) -> str:
+        """What is different about one of the programs; "" when nothing is."""
+        if id(program) not in self._held:
+            return f"{program.label()} is another object"
+        _, head, blocks = self._held[id(program)]
+        now = _blocks(program)
+        if head == _head(program) and blocks == now:
+            return ""
+        for (_, _, old, _), (_, _, new, _) in zip(blocks, now, strict=False):
+            if len(old) != len(new):
+                s = "" if len(new) == 1 else "s"
+                return f"{program.label()} has {len(new)} operator{s}, it had {len(old)}"
+            for a, b in zip(old, new, strict=True):
+                if a != b:
+                    return f"{program.label()} has\n    {b}\n  where it had\n    {a}"
+        return f"{program.label()} declares other variables, groups or blocks than it did"
+
+
+def _head(program: Program) -> tuple[Any, ...]:
+    return dict(program.groups), dict(program.turns), program.rank, program.random_seed
+
+
+def _blocks(program: Program) -> list[_Block]:
+    return [_Block(b.idx, b.parent_idx, b.oplist, Variables(b.descs)) for b in program.blocks]

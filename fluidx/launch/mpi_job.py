@@ -1,0 +1,219 @@
+"""A script on ranks that mpirun starts. Where all are on this host they are watched as `launcher.Job` does; else mpirun watches them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import native
+from ..comm.mpi import mpirun
+from ..comm.mpi.mpirun import Hosts
+from ..comm.process_spawner import Channel, is_stopped, start
+from ..native import shared
+from .process_job import Ended, Job
+from .remote_hosts import Far, Words, unreachable
+from .report import Failure, cause, report
+
+_SOON = 3.0  # seconds in which mpirun says how a rank ended, if it does
+_GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to notice
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+
+class _Rank(NamedTuple):
+    """A process that mpirun has started on this host."""
+
+    pid: int
+    channel: Channel
+
+    def stopped(self) -> bool:
+        return is_stopped(self.pid)
+
+
+class MpiJob(Job):
+    """A script on ranks that mpirun starts."""
+
+    interrupt = signal.SIGINT  # SIGTERM is mpirun's
+    door: socket.socket | None = None  # by which ranks of this host come
+
+    def __init__(self, *args: Any, hosts: Path | Hosts | None = None, logs: Sequence[Path | None] = (), **how: Any):
+        """`hosts` are in a file, as mpirun reads it. `logs` are the paths of a `metrics.Log`, which rank 0 writes where it is far."""
+        super().__init__(*args, **how)
+        self.hosts, self.far = hosts, Far(self.ranks, () if hosts is None else mpirun.hosts_of(hosts))
+        self.logs = [None if path is None else str(path.resolve()) for path in logs]
+        self.here = hosts is None and not (native.why_not() or shared.why_not())
+        self.status: int | None = None  # of mpirun
+        self.guard: Any = None
+        self.until = time.monotonic() + self.timeout
+
+    def _check(self) -> None:
+        """Ranks without C kernels, or on several hosts, meet over MPI."""
+
+    # -- starting ----------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        name = f"fluidx-run-{os.getuid()}-{secrets.token_hex(8)}" if self.here else ""
+        said = {"door": name, "restart": self.given["restart"], "module": self.given["module"], "job": self.given["job"], "logs": self.logs}
+        own = [sys.executable, "-m", "fluidx.launch.mpi_rank_main", json.dumps(said), self.given["script"], *self.given["args"]]
+        words, environ = mpirun.command(self.ranks, own, self.hosts)
+        if self.here:
+            self._open_door(name)
+        self.said = [Words(stream, self.given["job"], self._take) for stream in (sys.stdout, sys.stderr)]
+        writing = [self._heard(lines) for lines in self.said]
+        try:
+            self.guard = start("fluidx.launch.watchdog:serve", {"words": words, "environ": environ, "alone": self.hosts is None}, writing)
+        finally:
+            for fd in writing:
+                os.close(fd)
+        self.waiting.register(self.guard.channel.sock, selectors.EVENT_READ, self._ended_all)
+
+    def _open_door(self, name: str) -> None:
+        self._make_memory()
+        self.nothing = os.open(os.devnull, os.O_WRONLY)
+        self.door = socket.socket(socket.AF_UNIX)
+        self.door.bind("\0" + name)
+        self.door.listen(self.ranks)
+        self.waiting.register(self.door, selectors.EVENT_READ, self._welcome)
+
+    def _welcome(self) -> None:
+        """A rank comes: it is given memory, and what to print to."""
+        assert self.door is not None
+        channel = Channel(self.door.accept()[0])
+        channel.sock.settimeout(_SOON)
+        _, uid, _ = _PEER.unpack(channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        if uid != os.getuid():
+            channel.close()
+            return
+        try:
+            said, _ = channel.receive()
+            rank = said["rank"]
+            with self._streams(rank, self.nothing) as (out, err):
+                channel.send({**self.given, "start": self.memory.start, "rank": rank}, [self.memory.fd, out, err])
+        except (OSError, EOFError):  # it has ended, as mpirun will say
+            return
+        for lines in self.said:  # from now on these are mpirun's own words, about what is told anyway
+            lines.shown = None
+        self._enter(rank, _Rank(said["pid"], channel))
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        self.far.take(said)
+        if self.far.failed():  # what follows is of ranks that MPI ends, and mpirun's own words about it
+            self.said[1].shown = None
+
+    # -- watching ----------------------------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        if self._late():
+            return True
+        return super()._over() if self.failures else self.status is not None and not self._open()
+
+    def _late(self) -> list[int]:
+        """The ranks on hosts that have not begun in time."""
+        if self.hosts is None or time.monotonic() < self.until:
+            return []
+        return [rank for rank in range(self.ranks) if rank not in self.far.said]
+
+    def _hear(self, rank: int) -> None:
+        super()._hear(rank)
+        if self.ended.get(rank) and rank not in self.closed:  # a rank that fails waits for this one before it ends
+            self.waiting.unregister(self.processes[rank].channel.sock)
+            self._close(rank, self.ended[rank])
+
+    def _interrupt(self) -> None:
+        if self.here:
+            super()._interrupt()
+        if not self.processes:
+            self.guard.channel.send("end")
+
+    def _ended_all(self) -> None:
+        """mpirun has ended, and all ranks with it."""
+        self._learn(_SOON)
+        self.waiting.unregister(self.guard.channel.sock)
+        for rank in self._open():  # what they said comes first
+            while rank not in self.closed:
+                self._hear(rank)
+        if self.status and self.processes and not self.failures:
+            missing = next((rank for rank in range(self.ranks) if rank not in self.processes), 0)
+            self._close(missing, mpirun.ended(self.status))
+
+    def _learn(self, longest: float) -> None:
+        """How mpirun ended, if it does so within some seconds."""
+        if self.status is not None:
+            return
+        self.guard.channel.sock.settimeout(longest)
+        try:
+            self.status = self.guard.channel.receive()[0]["ended"]
+        except TimeoutError:
+            return
+        except (OSError, EOFError):  # somebody has killed what stands between
+            self.status = 1
+
+    def _status(self, rank: int) -> int | None:
+        self.processes[rank].channel.close()
+        if rank in self.ended:
+            return self.ended[rank]
+        if rank in self.failures:
+            return 1
+        self.world.abort(f"rank {rank}: its process has ended")
+        self._learn(_SOON)
+        return None if self.status is None else mpirun.ended(self.status)
+
+    def _close(self, rank: int, status: int | None) -> None:
+        if self.failures and rank not in self.ended:  # where one has ended mpirun ends the others, MPICH's before they can say so
+            self.failures.setdefault(rank, Failure(rank, "stopped", "mpirun ended its process"))
+        super()._close(rank, status)
+
+    def _end(self) -> None:
+        for rank in self._open():
+            os.kill(self.processes[rank].pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.channel.close()
+        if self.guard is not None:
+            self._end_guard()
+        if self.door is not None:
+            self.door.close()
+            os.close(self.nothing)
+            self.memory.close()
+
+    def _end_guard(self) -> None:
+        if self.status is None:
+            try:
+                self.guard.channel.send("end")
+            except OSError:
+                pass
+            self._learn(_GRACE)
+        self.guard.end()
+
+    def left(self) -> dict[str, Any]:
+        return {} if self.hosts is None else {"hosts": self.far.left(self.gone)}
+
+    def _ended(self) -> Ended:
+        late = self._late()
+        if self.signal is None and not self.failures and (self.status or late or self.far.open()):
+            self.gone = unreachable(self.far.hosts)
+            seen, lost = self.far.seen(), sorted(self.far.lost(self.gone))
+            gone = f"nothing can be started on {', '.join(sorted(self.gone))}" if self.gone else ""
+            if seen is not None and not late:
+                return Ended(cause(seen.failures).status, report(seen) + (f"\n  {gone}" if gone else ""), True, len(lost))
+            how = f"mpirun ended with status {self.status}"
+            if late:
+                how = f"{_listed(late)} had not started after {self.timeout:g} s"
+            elif len(lost) < self.ranks:
+                how += f"; {_listed(lost)} failed"
+            elif not self.status:
+                how += " before the ranks reached the end of the script"
+            return Ended(self.status or 1, "; ".join(filter(None, (how, gone))), True, len(lost))
+        return super()._ended()
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"

@@ -1,0 +1,320 @@
+"""Start a script on several ranks that are processes of this host, watch them, and end all when one fails."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from .. import config, native
+from ..comm import launch_environment
+from ..comm.flight_recorder import trails
+from ..comm.process_spawner import start
+from ..executor.ranks.affinity import cores_of
+from ..ir.errors import ExecutionError
+from ..native import shared
+from .report import Failure, Seen, cause, lost, of_status, report
+
+_LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
+_GRACE = 4.0  # seconds that the other ranks have to stop in when one has failed
+_TAIL = 20  # lines that a rank whose output is not shown wrote last, told of when it fails
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Ended(NamedTuple):
+    """How a script ended: the status to exit with, and what to say."""
+
+    status: int
+    report: str
+    again: bool  # may it be started once more?
+    lost: int = 0  # how many ranks failed by themselves
+
+
+class Job:
+    """A script on some ranks."""
+
+    interrupt = signal.SIGTERM  # by which ranks are told that somebody wants them to end
+
+    def __init__(
+        self, script: str, args: Sequence[str], ranks: int, timeout: float | None = None, everything: bool = False, restart: int = 0,
+        hear: Callable[[Any], None] | None = None, say: Callable[[str], None] = print, module: bool = False,
+    ):  # fmt: skip
+        """`module`: the script is the name of a module. `everything`: show what all ranks print, each line with its rank. `hear` is given
+        what rank 0 fetches, if there is one, and `say` what a rank warns of."""
+        self._check()
+        self.ranks, self.everything = ranks, everything
+        self.timeout = config.timeout() if timeout is None else timeout
+        self.hear, self.say = hear or (lambda message: None), say
+        self._quiet = 0.0  # until then no warning is shown
+        cores_of(ranks)  # refused here, not by each rank
+        self.given: dict[str, Any] = {
+            "ranks": ranks, "timeout": self.timeout, "threads": max(1, native.num_threads() // ranks), "script": script,
+            "args": list(args), "module": module, "restart": restart, "job": secrets.token_hex(8), "heard": hear is not None,
+            "interrupt": int(self.interrupt),
+        }  # fmt: skip
+        self.processes: dict[int, Any] = {}  # by rank
+        self.failures: dict[int, Failure] = {}
+        self.ended: dict[int, int] = {}  # statuses of scripts that came to their end
+        self.read: dict[int, Lines] = {}  # by the file that they come from
+        self.closed: set[int] = set()
+        self.halted: list[int] = []
+        self.tails = [deque[str](maxlen=_TAIL) for _ in range(ranks)]
+        self.signal: int | None = None
+
+    def _check(self) -> None:
+        if reason := native.why_not() or shared.why_not():
+            raise ExecutionError(f"--backend processes needs the C kernels and shared memory: {reason}; --backend threads needs neither")
+
+    def run(self) -> Ended:
+        """Start the ranks, and wait until all have ended."""
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            with selectors.DefaultSelector() as self.waiting:
+                self._start()
+                self._watch()
+        finally:
+            self._end()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self._ended()
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
+
+    def _end(self) -> None:
+        for p in self.processes.values():
+            p.end()
+
+    # -- starting ----------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._make_memory()
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        try:
+            for rank in range(self.ranks):
+                given = {**self.given, "start": self.memory.start, "rank": rank}
+                with self._streams(rank, nothing) as (out, err):
+                    self._enter(rank, start("fluidx.launch.rank_main:serve", given, [self.memory.fd, out, err]))
+        except OSError as e:
+            raise ExecutionError(f"cannot start {self.ranks} processes: {e}; --backend threads runs ranks as threads") from e
+        finally:
+            os.close(nothing)
+            self.memory.close()
+
+    def _make_memory(self) -> None:
+        try:
+            self.memory = shared.Memory.make(self.ranks)
+        except OSError as e:
+            raise ExecutionError(f"cannot allocate memory for {self.ranks} processes: {e}; --backend threads needs none") from e
+        self.world = self.memory.world(self.timeout)
+
+    @contextmanager
+    def _streams(self, rank: int, nothing: int) -> Iterator[tuple[int, int]]:
+        """What a rank prints to. Rank 0 prints where this process does. Of the others the lines are read here, and shown or kept for the
+        report."""
+        out, err = 1 if rank == 0 else nothing, 2
+        made = []
+        if self.everything or rank:
+            err = self._heard(Lines(rank, self.tails[rank], sys.stderr if self.everything else None))
+            made.append(err)
+        if self.everything:
+            out = self._heard(Lines(rank, None, sys.stdout))
+            made.append(out)
+        try:
+            yield out, err
+        finally:
+            for fd in made:
+                os.close(fd)
+
+    def _heard(self, lines: Lines) -> int:
+        """A file that somebody may write to, and what happens to its lines."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        self.read[reading] = lines
+        self.waiting.register(reading, selectors.EVENT_READ, partial(self._read, reading, lines))
+        return writing
+
+    def _enter(self, rank: int, process: Any) -> None:
+        process.channel.sock.settimeout(self.timeout)
+        self.processes[rank] = process
+        self.waiting.register(process.channel.sock, selectors.EVENT_READ, partial(self._hear, rank))
+
+    # -- watching ----------------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        deadline, stopped, interrupted = float("inf"), dict[int, float](), False
+        while not self._over() and time.monotonic() < deadline:
+            come = self.waiting.select(_LOOK)
+            for key, _ in come:
+                key.data()
+            if not come:
+                self._look_for_stopped(stopped)
+            if self.signal is not None and not interrupted:
+                interrupted = True
+                self._interrupt()
+            if deadline == float("inf") and (interrupted or self.failures):
+                deadline = time.monotonic() + _GRACE
+        for fd, lines in list(self.read.items()):
+            self._read(fd, lines)
+
+    def _over(self) -> bool:
+        return len(self.closed | set(self.halted)) >= self.ranks
+
+    def _interrupt(self) -> None:
+        self.world.abort("the run was interrupted")
+        for rank in self._open():
+            os.kill(self.processes[rank].pid, self.interrupt)
+
+    def _open(self) -> list[int]:
+        """The ranks whose processes have not ended."""
+        return [rank for rank in self.processes if rank not in self.closed]
+
+    def _read(self, fd: int, lines: Lines) -> None:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return
+        lines.take(data)
+        if not data:
+            self.waiting.unregister(fd)
+            os.close(fd)
+            del self.read[fd]
+
+    def _hear(self, rank: int) -> None:
+        try:
+            message, _ = self.processes[rank].channel.receive()
+        except (EOFError, OSError):
+            self.waiting.unregister(self.processes[rank].channel.sock)
+            self._close(rank, self._status(rank))
+            return
+        if "ended" in message:
+            self.ended[rank] = message["ended"]
+        elif "how" in message:
+            self._fail(Failure(rank, **message))
+        elif "warns" in message:
+            self._warn(message["warns"])
+        else:
+            self.hear(message["fetched"])
+
+    def _warn(self, text: str) -> None:
+        """A rank waits for another: all that do say so at about the same time, and once is enough."""
+        if time.monotonic() > self._quiet:
+            self._quiet = time.monotonic() + config.stall() / 2
+            self.say(f"fluidx run: {text}")
+
+    def _status(self, rank: int) -> int | None:
+        """What a rank's process ended with."""
+        return self.processes[rank].end()
+
+    def _close(self, rank: int, status: int | None) -> None:
+        """A rank's process has ended."""
+        self.closed.add(rank)
+        if rank in self.failures or (status == 0 and rank in self.ended):
+            return
+        self._fail(of_status(rank, status, rank in self.ended))
+
+    def _fail(self, failure: Failure) -> None:
+        if failure.how == "waited" and not self.halted:  # whoever is late may only have waited for one that is stopped
+            self.halted = [r for r in self._open() if self.processes[r].stopped()]
+            failure = failure._replace(at=self.halted[0]) if self.halted else failure
+        self.failures.setdefault(failure.rank, failure)
+        self.world.abort(f"rank {failure.rank}: {failure.text}")
+
+    def _look_for_stopped(self, since: dict[int, float]) -> None:
+        for rank in self._open():
+            if not self.processes[rank].stopped():
+                since.pop(rank, None)
+            elif time.monotonic() > since.setdefault(rank, time.monotonic()) + self.timeout:
+                self.halted = [rank]
+                self._fail(Failure(rank, "lost", f"its process has been stopped for {self.timeout:g} s, as by SIGSTOP"))
+
+    # -- telling -----------------------------------------------------------------------------------------------------------------
+
+    def left(self) -> dict[str, Any]:
+        """What is to be said otherwise when the script starts again on the ranks that did not fail."""
+        return {}
+
+    def _ended(self) -> Ended:
+        if self.signal is not None:
+            return Ended(128 + self.signal, f"interrupted by {signal.Signals(self.signal).name}; all ranks were ended", False)
+        if not self.failures:
+            return Ended(0, "", False)
+        tails = {} if self.everything else dict(enumerate(self.tails))
+        places = {rank: (process.pid, None) for rank, process in self.processes.items()}
+        seen = Seen(trails(self.world, self.ranks), places, self.failures, self.ended, self.halted, tails)
+        return Ended(cause(self.failures).status, report(seen), True, len(lost(self.failures)))
+
+
+class Lines:
+    """What a rank prints, line by line: shown behind its rank, or its last lines kept."""
+
+    def __init__(self, rank: int, tail: deque[str] | None, shown: Any, prefix: str | None = None):
+        self.rank, self.tail, self.shown, self.rest = rank, tail, shown, b""
+        self.prefix = f"[{rank}] " if prefix is None else prefix
+
+    def take(self, data: bytes) -> None:
+        """The next bytes; none: that was all."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if not data and self.rest:
+            lines, self.rest = [*lines, self.rest], b""
+        for line in lines:
+            self._line(line.decode(errors="replace"))
+
+    def _line(self, text: str) -> None:
+        if self.tail is not None:
+            self.tail.append(text)
+        if self.shown is not None:
+            print(f"{self.prefix}{text}", file=self.shown, flush=True)
+
+
+@contextmanager
+def _environ(added: Mapping[str, str]) -> Iterator[None]:
+    """A time in which processes that are started find these in their environment."""
+    before = dict(os.environ)
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name)
+            os.environ.update({name: before[name]} if name in before else {})
+
+
+def run(
+    script: str, args: Sequence[str], ranks: int, restarts: int = 0, say: Callable[[str], None] = print, least: int | None = None,
+    job: type[Job] = Job, again: Callable[[], None] = lambda: None, **how: Any,
+) -> int:  # fmt: skip
+    """Run a script on ranks that are processes; start it again after a failure, so often: on as many ranks, or, where it may run on `least`
+    of them, on those that did not fail. What fails on all ranks is the fault of none. `again` is called before that. Returns the status to
+    exit with."""
+    drawn = launch_environment.draw()
+    for restart in range(restarts + 1):
+        # The seed stays after a restart.
+        with _environ({launch_environment.JOB_SEED: str(drawn), launch_environment.JOB_KEY: secrets.token_hex(16)}):
+            started = job(script, args, ranks, restart=restart, say=say, **how)
+            ended = started.run()
+        if ended.report:
+            say(f"fluidx run: {ended.report}")
+        if not ended.again or restart == restarts:
+            return ended.status
+        left = ranks if least is None or ended.lost == ranks else ranks - ended.lost
+        if least is not None and left < least:
+            say(f"fluidx run: {left} of {ranks} ranks {'is' if left == 1 else 'are'} left, fewer than --min-ranks {least}: no restart")
+            return ended.status
+        turn = f"restart {restart + 1} of {restarts}"
+        if left == ranks:
+            say(f"fluidx run: restarting all {ranks} ranks ({turn})")
+        else:
+            say(f"fluidx run: restarting on {left} of {ranks} ranks ({turn}); the global batch stays, each rank computes 1/{left} of it")
+            how |= started.left()
+        ranks = left
+        again()
+    raise AssertionError("the last turn returns")

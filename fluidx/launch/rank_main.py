@@ -1,0 +1,147 @@
+"""What a process does that is one rank of a launched script: it runs the script, and tells whoever launched it how that went."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from .. import executor, native, transpiler  # noqa: F401  (loaded once, for all ranks)
+from ..comm.base import CommAborted, CommTimeout
+from ..comm.launch_environment import JOB, RANK, RESTART, WORLD_SIZE, Launched
+from ..comm.launched_rank import Member, enter
+from ..comm.process_spawner import Channel
+from ..comm.processes import ProcessWorld
+from ..executor.error_text import told_as, where
+from ..executor.ranks.thread_workers import root
+from ..executor.run import observers
+from ..native.shared import Memory
+from ..native.world import log
+from .metrics import Told
+
+
+def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
+    """Be a rank of a script. The files are the memory, and what to print to."""
+    signal.signal(given["interrupt"], _interrupt)  # by whoever launched it; the terminal's own Ctrl-C is for that one alone
+    for number, fd in zip((1, 2), fds[1:], strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    rank, ranks = given["rank"], given["ranks"]
+    said = {RANK: rank, WORLD_SIZE: ranks, JOB: given["job"], RESTART: given["restart"]}
+    os.environ.update({name: str(value) for name, value in said.items()})
+    memory = Memory(fds[0], given["start"], ranks)
+    memory.close()
+    world = ProcessWorld(memory, rank, given["timeout"])
+    native.set_num_threads(given["threads"])
+    guard = threading.Lock()
+
+    def tell(message: Any) -> None:
+        with guard:
+            try:
+                channel.send(message)
+            except OSError:  # nobody wants anything any more
+                os._exit(1)
+
+    enter(Member(Launched("fluidx run", rank, ranks, ranks, given["job"]), world, tell))
+    log.addHandler(_Teller(tell))
+    if rank == 0 and given["heard"]:
+        observers.listeners.append(Told(lambda record: tell({"fetched": record})))
+    atexit._clear()  # what the process that started this one had
+    status = _run(given, world, tell)
+    threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter ends: wait for the script's threads,
+    atexit._run_exitfuncs()  # and do what it asked for
+    tell({"ended": status})
+    raise SystemExit(status)
+
+
+class _Teller(logging.Handler):
+    """Hands the warnings of a rank that waits to whoever launched it: what a rank prints may not be shown."""
+
+    def __init__(self, tell: Callable[[Any], None]):
+        super().__init__(logging.WARNING)
+        self.tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.tell({"warns": record.getMessage()})
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _run(given: Mapping[str, Any], world: ProcessWorld, tell: Any) -> int:
+    try:
+        run_script(given["script"], given["args"], given["module"])
+    except SystemExit as e:
+        if e.code is None or isinstance(e.code, int):
+            return e.code or 0
+        print(e.code, file=sys.stderr)
+        return 1
+    except BaseException as e:
+        world.abort(e)
+        tell(failure_of(e))
+        return 1
+    return 0
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """What an error that a script does not catch is for the job: fields of `Failure`."""
+    how, first = "failed", root(error)
+    if isinstance(error, KeyboardInterrupt):
+        how = "interrupted"
+    elif isinstance(first, (CommAborted, CommTimeout)):
+        how = "stopped" if isinstance(first, CommAborted) else "waited"
+    return {"how": how, "text": told_as(error), "at": getattr(error, "rank", None), "trace": "".join(_trace(error)), "op": _waits(error)}
+
+
+def _waits(error: BaseException | None) -> str:
+    """The operator of a group that failed, in words; an empty text where none did."""
+    while error is not None:
+        op = getattr(error, "operator", None)
+        if op is not None and op.attrs.get("group") is not None:
+            return where(op)
+        error = error.__cause__
+    return ""
+
+
+def _trace(error: BaseException) -> list[str]:
+    """The traceback from the script on, without the message: it is told by itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = str(Path(__file__).resolve().parents[1])
+    return traceback.format_list([f for f in frames if not f.filename.startswith((own, "<frozen"))])
+
+
+def run_script(script: str, args: Sequence[str], module: bool = False) -> None:
+    """Run a script, or a module by its name, as Python would, in this process. An error that it does not catch is shown from there on."""
+    sys.argv = [script, *args]
+    sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
+    before = sys.excepthook
+    sys.excepthook = lambda kind, error, trace: before(kind, error.with_traceback(_own(trace)), error.__traceback__)
+    if module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(os.path.abspath(script), run_name="__main__")
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that is the script's; all of it where that is not in it."""
+    found = trace
+    while found is not None and found.tb_frame.f_code is not run_script.__code__:
+        found = found.tb_next
+    if found is None:
+        return trace
+    found = found.tb_next
+    while found is not None and found.tb_frame.f_code.co_filename == runpy.run_path.__code__.co_filename:
+        found = found.tb_next
+    return found

@@ -1,0 +1,124 @@
+"""How the windows of convolutions and pools lie over a value: what ONNX says of it in attributes, worked out for each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ir import ANY
+from .node import Node
+from .size_limits import room
+
+
+class Along(NamedTuple):
+    """Windows along one axis. With `after` elements of padding behind, `out` windows cover all that they read, and no more fit.
+
+    `size` and `out` are ANY for an open axis.
+    """
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    padded: int  # up to where padding counts as something that is there: where a last window reaches over it, it is the end
+    out: int
+
+    @property
+    def reads(self) -> np.ndarray:
+        """[out, kernel]: the position that each tap of each window reads; in the padding it is below 0 or not below `size`."""
+        room([self.out, self.kernel])
+        return np.arange(self.out)[:, None] * self.stride + np.arange(self.kernel) * self.dilation - self.before
+
+
+def still(size: int) -> Along:
+    """Windows of one element, which change nothing along an axis of `size`."""
+    return Along(size, 1, 1, 1, 0, 0, size, size)
+
+
+def reach(kernel: int, dilation: int) -> int:
+    return (kernel - 1) * dilation + 1
+
+
+def paired(pads: Sequence[int]) -> list[tuple[int, int]]:
+    """ONNX's list of all begins and then all ends, as (before, after) of each axis."""
+    half = len(pads) // 2
+    return list(zip(pads[:half], pads[half:]))
+
+
+def windows(n: Node, kernel: Sequence[int], sizes: Sequence[int] | None = None) -> list[Along]:
+    """The windows of a node over axes of `sizes`, by default those from 2 on of its operand 0."""
+    sizes = n.shape(0)[2:] if sizes is None else sizes
+    rank = len(sizes)
+    strides, dilations = n.attr("strides", [1] * rank), n.attr("dilations", [1] * rank)
+    pads = paired(n.attr("pads", [0] * (2 * rank)))
+    if not len(sizes) == len(kernel) == len(strides) == len(dilations) == len(pads):
+        raise n.wrong(f"kernel {list(kernel)}, strides {strides}, dilations {dilations} and pads do not fit an image of {list(sizes)}")
+    return [_along(n, *axis) for axis in zip(sizes, kernel, strides, dilations, pads)]
+
+
+def _along(n: Node, size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]) -> Along:
+    auto, span = n.attr("auto_pad", "NOTSET"), reach(kernel, dilation)
+    before, after = pads if auto == "NOTSET" else (0, 0)
+    if size == ANY:
+        if auto.startswith("SAME") and stride > 1 or n.attr("ceil_mode", 0):
+            need_sizes(n, f"auto_pad {auto} or ceil_mode", [size])
+        return Along(ANY, kernel, stride, dilation, *(_same(auto, span - 1) if auto.startswith("SAME") else (before, after)), ANY, ANY)
+    if auto.startswith("SAME"):
+        out = -(-size // stride)
+        before, after = _same(auto, max((out - 1) * stride + span - size, 0))
+        return Along(size, kernel, stride, dilation, before, after, size + before + after, out)
+    room = size + before + after - span
+    if room < 0:
+        raise n.wrong(f"a window of {span} does not fit an axis of {size} with padding {before} and {after}")
+    out = (room + (stride - 1 if n.attr("ceil_mode", 0) else 0)) // stride + 1
+    if (out - 1) * stride >= size + before and n.attr("ceil_mode", 0):  # that window would begin in the padding behind
+        out -= 1
+    needed = max((out - 1) * stride + span - size - before, 0)
+    return Along(size, kernel, stride, dilation, before, needed, size + before + after, out)
+
+
+def _same(auto: str, total: int) -> tuple[int, int]:
+    less, more = total // 2, total - total // 2
+    return (less, more) if auto == "SAME_UPPER" else (more, less)
+
+
+def need_sizes(n: Node, what: str, sizes: Sequence[int]) -> None:
+    """Raise OnnxError where one of the sizes is open."""
+    if ANY in sizes:
+        raise n.wrong(f"{what} needs sizes that X {n.type()} leaves open; import the model with X of one shape")
+
+
+def flat_paddings(at: Sequence[Along]) -> tuple[int, ...]:
+    """The padding of each axis, before and after, as fluidx's operators take them."""
+    return tuple(p for a in at for p in (a.before, a.after))
+
+
+class Table(NamedTuple):
+    """Which elements windows read: `place` [windows, taps] in the flattened image; where `inside` is False the tap lies in padding, and
+    `place` names another element of the window."""
+
+    place: np.ndarray
+    inside: np.ndarray
+
+
+def table(at: Sequence[Along], column_major: bool = False) -> Table:
+    """The table of windows over axes of known sizes; places count by rows, or with `column_major` the first axis fastest."""
+    rank, sizes = len(at), [a.size for a in at]
+    room([a.out for a in at] + [a.kernel for a in at])
+    steps = [prod(sizes[:k]) if column_major else prod(sizes[k + 1 :]) for k in range(rank)]
+    place, inside = np.zeros((1,) * (2 * rank), np.int64), np.ones((1,) * (2 * rank), bool)
+    for k, a in enumerate(at):
+        shape = [1] * (2 * rank)
+        shape[k], shape[rank + k] = a.out, a.kernel
+        reads = a.reads.reshape(shape)
+        inside = inside & (reads >= 0) & (reads < a.size)
+        place = place + reads * steps[k]
+    taps = prod(a.kernel for a in at)
+    place, inside = place.reshape(-1, taps), inside.reshape(-1, taps)
+    first = np.take_along_axis(place, inside.argmax(axis=1)[:, None], axis=1)
+    return Table(np.clip(np.where(inside, place, first), 0, prod(sizes) - 1), inside)

@@ -1,0 +1,1 @@
+"""Lowering: changes of placement become collectives, sends and receives."""

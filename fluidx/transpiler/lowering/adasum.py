@@ -1,0 +1,85 @@
+"""Adaptive sums, written out: parts of two values meet, their products are added up among all ranks that have some of these values, and
+each rank combines its part.
+
+Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation" (2021), algorithm 1: vector halving, distance doubling.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...ir.operator import Operator
+from ...ir.parts import Coords
+from ...ir.program import Block
+from ...ir.types import TensorType
+from ...ops.comm.adasum import products_type
+from .rank_buffers import Moving, Plan, Received
+
+
+class _Pair(NamedTuple):
+    """Elements [start, stop) of two values, in variables: first that of the ranks with the lower indices."""
+
+    start: int
+    stop: int
+    x: str
+    y: str
+
+
+class Adaptive(Moving):
+    """What one rank holds of a value of which all ranks make their adaptive sum.
+
+    Behind the value, as one more block of the schedule, lie the products of all layers. In the k-th meeting a rank takes its part of the
+    value of a rank that is 2^(k-1) away; where that is not all of it, k rounds add up the products.
+    """
+
+    def __init__(self, block: Block, op: Operator, plan: Plan, me: int, coords: Coords):
+        super().__init__(block, op, plan, me, coords)
+        self.layers = op.attrs["layers"] or (0, plan.size)
+        self.pairs: list[_Pair] = []
+        self.meetings = self.rounds_left = 0
+
+    def settle(self, now: Received) -> None:
+        first = now.arrived[0]
+        if first.start < self.plan.size and first.add:
+            self._meet(now)
+        else:
+            super().settle(now)
+            self.rounds_left -= first.add
+        if first.add and not self.rounds_left:
+            self._combine(now.final)
+
+    def _meet(self, now: Received) -> None:
+        """Write the products of the elements that are here."""
+        whole = (now.arrived[0].start, now.arrived[-1].stop) == (0, self.plan.size)
+        self.meetings += 1
+        self.rounds_left = 0 if whole else self.meetings
+        self.pairs, made = [], []
+        for m in now.arrived:
+            (_, x), (_, y) = sorted([(m.source, m.name), (self.me, self.take(m.start, m.stop, "term"))])
+            self.pairs.append(_Pair(m.start, m.stop, x, y))
+            made.append(self._new(*self._behind, "part", self._type(*self._behind)))
+            self._op("adasum_products", {"X": [x], "Y": [y]}, made[-1], layers=self.layers, start=m.start)
+        if len(made) > 1:
+            made.append(self._new(*self._behind, "part", self._type(*self._behind)))
+            self._op("sum", {"X": made[:-1]}, made[-1])
+        self._keep(*self._behind, made[-1])
+
+    def _combine(self, final: bool) -> None:
+        """Write what becomes of the elements that are here: all products are."""
+        products = self.take(*self._behind, "term")
+        for start, stop, x, y in self.pairs:
+            done = final and self._is_result(start, stop)
+            name = self.out if done else self._new(start, stop, "pair", self._type(start, stop))
+            self._op("adasum_pair", {"X": [x], "Y": [y], "Products": [products]}, name, layers=self.layers, start=start)
+            self._keep(start, stop, name)
+
+    @property
+    def _behind(self) -> tuple[int, int]:
+        """Where the products lie."""
+        return self.plan.size, self.plan.marks[-1]
+
+    def _type(self, a: int, b: int) -> TensorType:
+        return super()._type(a, b) if a < self.plan.size else products_type(self.plan.type, self.layers)
+
+    def _base(self, a: int, b: int) -> str:
+        return super()._base(a, b) if a < self.plan.size else f"{self.out}.products"

@@ -1,0 +1,73 @@
+"""Several operators that send values which lie alike, as one that sends them packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from ...ir.operator import Operator, Role
+from ...ir.program import Var
+from ...ir.types import ANY, Local, Pieces, Placement, Shard, TensorType
+from ..program_rewriter import Writer, filled
+
+
+class Packed:
+    """Operators of one type, with the same attributes but for `bounds`, over values of one dtype that lie alike: three steps to write.
+
+    Flat ranges must be ranges of all the values together, in the order of the operators. What is packed lies as its parts do, and there may
+    be thousands: no rule is asked.
+    """
+
+    def __init__(self, writer: Writer, ops: Sequence[Operator]):
+        self.writer, self.ops, self.descs = writer, ops, writer.block.descs
+        self.xs = tuple([op.input_arg_names[0] for op in ops])
+        self.outs = tuple([op.output_arg_names[0] for op in ops])
+        self.whole = self.made = ""
+
+    def pack(self) -> None:
+        self.whole = self._packed(self.xs)
+        self._write("pack", self.xs, (self.whole,))
+
+    def send(self) -> None:
+        first, self.made = self.ops[0], self._packed(self.outs)
+        attrs: dict[str, Any] = dict(first.attrs)
+        if attrs.get("bounds"):
+            attrs["bounds"] = tuple(map(sum, zip(*(op.attrs["bounds"] for op in self.ops), strict=True)))
+        if "layers" in attrs:
+            attrs["layers"] = (0, *accumulate(self.descs[n].type.numel for n in self.xs))
+        self._write(first.type, (self.whole,), (self.made,), **attrs)
+
+    def unpack(self) -> None:
+        self._write("unpack", (self.made,), self.outs, shapes=tuple([self.descs[n].type.shape for n in self.outs]))
+
+    def _write(self, type_: str, xs: tuple[str, ...], outs: tuple[str, ...], **attrs: Any) -> None:
+        site = self.ops[0].site
+        self.writer.keep(Operator(type_, {"X": xs}, {"Out": outs}, filled(type_, attrs), role=Role.DIST, site=site))
+
+    def _packed(self, names: Sequence[str]) -> str:
+        """Declare what values of these names are, packed."""
+        found = [self.descs[n] for n in names]
+        name, k = f"{names[0]}.packed", 0
+        while name in self.descs:
+            k += 1
+            name = f"{names[0]}.packed{k}"
+        t = TensorType(found[0].type.dtype, (sum([d.type.numel for d in found]),))
+        self.writer.block.declare(Var(name, t, _together([d.placement for d in found]), stop_gradient=True))
+        return name
+
+
+def _together(places: Sequence[Placement]) -> Placement:
+    """Where values lie that lie alike, one behind the other."""
+    first = places[0]
+    if len(first) == 1 and isinstance(first[0], Pieces):
+        columns = zip(*(e.bounds for q in places for e in q if isinstance(e, Pieces)), strict=True)
+        return (Pieces(tuple(map(sum, columns)), first[0].group),)
+    return first
+
+
+def can_be_packed(writer: Writer, op: Operator) -> bool:
+    """Has what the operator reads and writes a size that is known, and does it lie as values do that can be packed?"""
+    descs = [writer.block.desc(n) for n in (op.input_arg_names[0], op.output_arg_names[0])]
+    cut = any(isinstance(e, (Shard, Local)) for d in descs for e in d.placement)
+    return not cut and all(ANY not in d.type.shape and d.type.numel > 0 for d in descs)

@@ -1,0 +1,200 @@
+"""What one rank holds of a collective's value while sends and receives carry it out: which variable has which elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...ir.opdef import opdef
+from ...ir.operator import Operator, Role
+from ...ir.parts import Coords, holds, local_type
+from ...ir.program import Block, Var
+from ...ir.types import Local, TensorType
+from ..algorithms import Part, Transfer
+from ..program_rewriter import filled
+
+
+class Plan(NamedTuple):
+    """One collective: the type of what the ranks of the group hold together, where it is cut into blocks, and what each rank does."""
+
+    type: TensorType
+    marks: Sequence[int]
+    parts: Sequence[Sequence[Part]]
+    boxes: Mapping[tuple[int, int], tuple[int, ...]]  # the shapes of blocks that are no ranges of the flat value
+    most: int  # elements of a message
+    made: dict[tuple[str, TensorType], Var]  # what ranks declare of their own, which they share
+    ops: dict[tuple, Operator]  # and what they work with it
+
+    @property
+    def size(self) -> int:
+        return self.type.numel
+
+    def messages(self, t: Transfer) -> list[tuple[int, int]]:
+        """The ranges that travel for a transfer; what lies behind the value is one."""
+        a, b = self.marks[t.start], self.marks[t.stop]
+        if a < b <= a + self.most or a >= self.size:
+            return [(a, b)]
+        return [(k, min(k + self.most, b)) for k in range(a, b, self.most)]
+
+
+class Piece(NamedTuple):
+    """Elements [start, stop) of a flat value, in the variable `name` of type `type`, which begins at element `at`."""
+
+    start: int
+    stop: int
+    name: str
+    at: int
+    type: TensorType
+
+
+class Arrived(NamedTuple):
+    start: int
+    stop: int
+    name: str
+    source: int
+    add: bool
+
+
+class Received(NamedTuple):
+    final: bool  # nothing comes behind it
+    arrived: list[Arrived]
+
+
+class Moving:
+    """What one rank holds of one collective's value while it is carried out."""
+
+    def __init__(self, block: Block, op: Operator, plan: Plan, me: int, coords: Coords):
+        self.block, self.op, self.plan, self.me = block, op, plan, me
+        self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
+        self.out_type = self._local(self.out, coords)
+        marks, carries = plan.marks, opdef(op.type).carries
+        whole, own = (0, plan.size), (marks[me], marks[me + 1])
+        start, stop = own if carries == "spread" else whole
+        self.held = [Piece(start, stop, self.x, start, self._local(self.x, coords))] if start < stop else []
+        self.wanted = own if carries == "reduce" else whole
+        self.keeps_result = holds(block.desc(self.out).placement, coords)
+        self.parts = plan.parts[me]
+        self.last = next((part for part in reversed(self.parts) if part.takes), None)
+        self._used: dict[str, int] = {}
+
+    def _local(self, name: str, coords: Coords) -> TensorType:
+        d = self.block.desc(name)
+        return local_type(d.type, d.placement, coords)
+
+    # -- one round ----------------------------------------------------------------------------------------------------
+
+    def receive(self, part: Part, members: Sequence[int], how: dict[str, str]) -> Received:
+        arrived = []
+        coming = [(a, b, t) for t in part.takes for a, b in self.plan.messages(t)]
+        final = part is self.last
+        for a, b, t in coming:
+            what = self._type(a, b)
+            name = self.out if not t.add and final and len(coming) == 1 and self._is_result(a, b) else self._new(a, b, "in", what)
+            attrs = filled("recv", {"peer": members[t.source], "shape": what.shape, "dtype": what.dtype, **how})
+            self.block.oplist.append(Operator("recv", {}, {"Out": (name,)}, attrs, role=Role.DIST, site=self.op.site))
+            arrived.append(Arrived(a, b, name, t.source, t.add))
+        return Received(final, arrived)
+
+    def settle(self, now: Received) -> None:
+        """Add up and keep what came in a round; terms are added in the order of ranks."""
+        together: dict[tuple[int, int], list[Arrived]] = {}
+        for m in now.arrived:
+            together.setdefault((m.start, m.stop), []).append(m)
+        for (a, b), found in together.items():
+            name = found[0].name
+            if found[0].add:
+                terms = sorted([(m.source, m.name) for m in found] + [(self.me, self.take(a, b, "term"))])
+                done = now.final and len(together) == 1 and self._is_result(a, b)
+                name = self.out if done else self._new(a, b, "part", self._type(a, b))
+                self._op("sum", {"X": [n for _, n in terms]}, name)
+            self._keep(a, b, name)
+
+    def _is_result(self, a: int, b: int) -> bool:
+        """Are these elements what the operator is to give, in its shape, and is its variable free?"""
+        if (a, b) != self.wanted or self._type(a, b) != self.out_type:
+            return False
+        return all(p.name != self.out for p in self.held)  # the operator may write over its operand
+
+    # -- elements -----------------------------------------------------------------------------------------------------
+
+    def _type(self, a: int, b: int) -> TensorType:
+        """Elements travel flat; the whole value as it is."""
+        whole = self.plan.type
+        return whole if b - a == self.plan.size else TensorType(whole.dtype, (b - a,))
+
+    def take(self, a: int, b: int, word: str) -> str:
+        """A variable that holds the elements [a, b) and nothing else, in the shape in which they travel."""
+        found = [p for p in self.held if p.start < b and a < p.stop]
+        what, first = self._type(a, b), found[0]
+        if len(found) == 1 and (first.at, first.type) == (a, what):
+            return first.name
+        name = self._new(a, b, word, what)
+        if len(found) == 1 and len(what.shape) == 1:
+            self._op("chunk", {"X": [first.name]}, name, start=a - first.at, stop=b - first.at)
+        else:
+            self._op("unpack", {"X": [self._part(p, a, b, word) for p in found]}, name, shapes=(what.shape,))
+        self._keep(a, b, name)
+        return name
+
+    def _part(self, p: Piece, a: int, b: int, word: str) -> str:
+        """A variable with what is of a piece among the elements [a, b), in any shape."""
+        a, b = max(p.start, a), min(p.stop, b)
+        if b - a == p.type.numel:
+            return p.name
+        name = self._new(a, b, word, TensorType(p.type.dtype, (b - a,)))
+        self._op("chunk", {"X": [p.name]}, name, start=a - p.at, stop=b - p.at)
+        return name
+
+    def _keep(self, a: int, b: int, name: str) -> None:
+        """From now on, `name` holds the elements [a, b)."""
+        rest = [p for p in self.held if p.stop <= a or b <= p.start]
+        for p in self.held:
+            if p.start < a < p.stop:
+                rest.append(p._replace(stop=a))
+            if p.start < b < p.stop:
+                rest.append(p._replace(start=b))
+        t = self.block.descs[name].type if name != self.out else self.out_type
+        self.held = sorted([*rest, Piece(a, b, name, a, t)])
+
+    def finish(self) -> None:
+        """Write the operator's result from what is held."""
+        if not self.keeps_result:
+            return
+        a, b = self.wanted
+        found = [p for p in self.held if p.start < b and a < p.stop]
+        if [p.name for p in found] == [self.out]:
+            return
+        if not found:  # this rank's part has no elements
+            none = self._new(a, b, "none", TensorType(self.out_type.dtype, (0,)))
+            self._op("chunk", {"X": [self.x]}, none, start=0, stop=0)
+            self._op("unpack", {"X": [none]}, self.out, shapes=(self.out_type.shape,))
+        elif len(found) == 1 and (found[0].at, found[0].type) == (a, self.out_type):
+            self._op("assign", {"X": [found[0].name]}, self.out)
+        else:
+            self._op("unpack", {"X": [self._part(p, a, b, "end") for p in found]}, self.out, shapes=(self.out_type.shape,))
+
+    def _new(self, a: int, b: int, word: str, t: TensorType) -> str:
+        """Declare a variable of this rank's own."""
+        name = f"{self._base(a, b)}.{word}"
+        again = self._used[name] = self._used.get(name, 0) + 1
+        if again > 1:
+            name += str(again)
+        made = self.plan.made
+        declared = made.get((name, t))
+        if declared is None:
+            declared = made[name, t] = Var(name, t, (Local(),), stop_gradient=True)
+        self.block.descs[name] = declared
+        return name
+
+    def _base(self, a: int, b: int) -> str:
+        """What names of variables with these elements begin with."""
+        return self.out if b - a == self.plan.size else f"{self.out}.from{a}"
+
+    def _op(self, type_: str, ins: Mapping[str, Sequence[str]], out: str, **attrs: Any) -> None:
+        named = {slot: tuple(names) for slot, names in ins.items()}
+        key = type_, *named.items(), out, *attrs.items()
+        op = self.plan.ops.get(key)
+        if op is None:
+            op = Operator(type_, named, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site)
+            self.plan.ops[key] = op
+        self.block.oplist.append(op)

@@ -1,0 +1,142 @@
+"""push and pull written out for a rank: each trainer sends every server its piece of a term, which adds them up; and the new values back.
+
+Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014), and the send and recv operators of fluid's
+DistributeTranspiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+from ...ir.operator import Operator, Role
+from ...ir.program import Block, Var
+from ...ir.types import Local, TensorType
+from ..program_rewriter import filled
+
+SERVED = ("push", "pull")
+
+
+class _Piece(NamedTuple):
+    """Elements [start, stop) of a flat value, and the rank of the server that has them."""
+
+    server: int
+    start: int
+    stop: int
+
+
+class Served:
+    """Pushes and pulls that need nothing of each other: their messages start together. The first trainer may send for all; the others do
+    the same as each other."""
+
+    def __init__(self, ops: Sequence[Operator]):
+        self.ops = ops
+        self.written: dict[int, tuple[list[Operator], dict[str, Var]]] = {}  # by rank, trainers but the first under the second's
+
+    def write(self, rank: int, block: Block, kept: bool) -> None:
+        """Append what a rank does to `block`, and declare what it receives. `kept`: do servers keep what all ranks keep?"""
+        trainers = block.program.groups[self.ops[0].attrs["trainers"]][0]
+        alike = trainers[1] if rank in trainers[1:] else rank
+        if alike not in self.written:
+            self.written[alike] = self._written(rank, block, kept)
+        ops, made = self.written[alike]
+        block.oplist += ops
+        block.descs.update(made)
+
+    def _written(self, rank: int, block: Block, kept: bool) -> tuple[list[Operator], dict[str, Var]]:
+        batch = f"{self.ops[0].type}.{self.ops[0].output_arg_names[0]}"
+        made: dict[str, Var] = {}
+        written = [_Writing(op, rank, block, batch, kept, made) for op in self.ops]
+        stages = [w.before for w in written], [w.messages for w in written], [w.behind for w in written]
+        return [*chain.from_iterable(chain(*stages))], made
+
+
+def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Piece]:
+    if not op.attrs["bounds"]:
+        return [_Piece(everyone[op.attrs["root"]], 0, t.numel)]
+    return [_Piece(everyone[k], a, b) for k, (a, b) in enumerate(pairwise(op.attrs["bounds"])) if a < b]
+
+
+class _Writing:
+    """What a rank does in a push or a pull: what it makes of its own, what it sends and receives, and what it makes of that."""
+
+    def __init__(self, op: Operator, rank: int, block: Block, batch: str, kept: bool, declared: dict[str, Var]):
+        self.op, self.rank, self.batch, self.declared = op, rank, batch, declared
+        self.before: list[Operator] = []
+        self.messages: list[Operator] = []
+        self.behind: list[Operator] = []
+        self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
+        d = block.desc(self.out)
+        self.type, self.placement = d.type, d.placement
+        groups = block.program.groups
+        (everyone,) = groups[op.attrs["group"]]
+        self.trainers = groups[op.attrs["trainers"]][0]
+        self.takers = everyone if kept and d.persistable else self.trainers
+        pieces = _pieces(op, everyone, self.type)
+        (self.push if op.type == "push" else self.pull)(pieces)
+
+    def push(self, pieces: list[_Piece]) -> None:
+        """Trainers send their terms; a server receives one of each trainer and adds them up."""
+        senders = self.trainers[:1] if self.op.attrs["same"] else self.trainers
+        if self.rank in senders:
+            for p in pieces:
+                self.send(self.part(self.x, p), p.server)
+        if self.op.attrs["bounds"] and all(p.server != self.rank for p in pieces):
+            none = self.local(f"{self.out}.none", (0,))
+            self.behind += [
+                self.made("fill_constant", [], none, shape=(0,), dtype=self.type.dtype),
+                self.made("unpack", [none], self.out, shapes=((0,),)),
+            ]
+        for p in pieces:
+            if p.server == self.rank:
+                terms = [self.recv(f"{self.out}.of{r}", r, self.shape(p)) for r in senders]
+                self.behind.append(self.made("sum", terms, self.out))
+
+    def pull(self, pieces: list[_Piece]) -> None:
+        """Servers send what they have to every trainer, and to each other what all ranks keep."""
+        for p in pieces:
+            if p.server == self.rank:
+                for r in self.takers:
+                    if r != self.rank:
+                        self.send(self.x, r)
+        if self.rank in self.takers:
+            if len(pieces) > 1:
+                self.behind.append(self.made("unpack", [self.arrived(p) for p in pieces], self.out, shapes=(self.type.shape,)))
+            elif pieces[0].server == self.rank:
+                self.behind.append(self.made("assign", [self.x], self.out))
+            else:
+                self.recv(self.out, pieces[0].server, self.type.shape, self.placement)
+
+    def arrived(self, p: _Piece) -> str:
+        """The name of a piece: one's own, or what its server sends."""
+        return self.x if p.server == self.rank else self.recv(f"{self.out}.from{p.start}", p.server, self.shape(p))
+
+    def shape(self, p: _Piece) -> tuple[int, ...]:
+        return (p.stop - p.start,) if self.op.attrs["bounds"] else self.type.shape
+
+    def part(self, name: str, p: _Piece) -> str:
+        if not self.op.attrs["bounds"]:
+            return name
+        made = self.local(f"{self.out}.part{p.start}", self.shape(p))
+        self.before.append(self.made("chunk", [name], made, start=p.start, stop=p.stop))
+        return made
+
+    def local(self, name: str, shape: tuple[int, ...]) -> str:
+        self.declared[name] = Var(name, TensorType(self.type.dtype, shape), (Local(),), stop_gradient=True)
+        return name
+
+    def send(self, name: str, peer: int) -> None:
+        attrs = filled("send", {"peer": peer, "group": self.op.attrs["group"], "batch": self.batch})
+        self.messages.append(Operator("send", {"X": (name,)}, {}, attrs, role=Role.DIST, site=self.op.site))
+
+    def recv(self, name: str, peer: int, shape: tuple[int, ...], placement: Any = None) -> str:
+        if placement is None:
+            self.local(name, shape)
+        attrs = {"peer": peer, "shape": shape, "dtype": self.type.dtype, "group": self.op.attrs["group"], "batch": self.batch}
+        self.messages.append(self.made("recv", [], name, **attrs))
+        return name
+
+    def made(self, type_: str, xs: list[str], out: str, **attrs: Any) -> Operator:
+        ins = {"X": tuple(xs)} if xs else {}
+        return Operator(type_, ins, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site)

@@ -1,0 +1,61 @@
+"""Slices of a large value, and the order of their steps.
+
+A slice has a slot for each rank of a host, and a slot a shard for each host. Slots and shards are placements: `shard(0) over node`, and
+within that `shard(0) over rail`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...ir.parts import bounds
+
+
+class Step(NamedTuple):
+    """Stage `stage` of slice `slice`."""
+
+    slice: int
+    stage: int
+
+
+def growth(hosts: int) -> float:
+    """How much larger buckets are, with their slices and staging, on so many hosts than on eight or fewer.
+
+    A shard is 1/hosts of a slot: in proportion to the hosts it stays as large as it is on eight, and messages do not drown in overhead.
+    Source: Fairring's buckets of 25, 50 and 100 MiB on 8, 16 and 32 machines.
+
+    >>> [25 * growth(hosts) for hosts in (2, 8, 16, 32)]
+    [25.0, 25.0, 50.0, 100.0]
+    """
+    return max(1.0, hosts / 8)
+
+
+def slices(size: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of at most `most` elements, alike but for one element. Parts of uneven sizes are legal everywhere, so nothing is padded.
+
+    >>> slices(10, 4)
+    [(0, 3), (3, 6), (6, 10)]
+    """
+    marks = bounds(size, max(1, -(-size // most)))
+    return list(zip(marks, marks[1:], strict=False))
+
+
+def steps(count: int, stages: int, in_flight: int) -> list[list[Step]]:
+    """The steps of `count` slices, at most `in_flight` of which have begun and not ended: lists of steps that do not wait for each other.
+
+    A slice begins as soon as it may, and then takes a stage at a time; of one time, what is nearest to its end comes last, so that what
+    a slice sends stands before what the one before it adds up.
+
+    >>> [["".join(map(str, s)) for s in now] for now in steps(3, stages=2, in_flight=2)]
+    [['00'], ['10', '01'], ['20', '11'], ['21']]
+    """
+    together = -(-in_flight // stages)
+    begin: list[int] = []
+    for k in range(count):
+        after = begin[k - together] + 1 if k >= together else 0
+        begin.append(max(after, begin[k - in_flight] + stages if k >= in_flight else 0))
+    out: list[list[Step]] = [[] for _ in range(begin[-1] + stages if begin else 0)]
+    for k, t in enumerate(begin):
+        for stage in range(stages):
+            out[t + stage].append(Step(k, stage))
+    return [sorted(now, key=lambda s: (s.stage, s.slice)) for now in out]

@@ -1,0 +1,141 @@
+"""Collectives that have an algorithm, written out for a rank: send, recv and sum, round by round.
+
+The one writer for all algorithms: a schedule (see algorithms/) says which blocks go where; here they become ranges of flat arrays, and the
+rank keeps account of which variable holds which elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+
+from ...ir.errors import TranspileError
+from ...ir.opdef import OPS, opdef
+from ...ir.operator import Operator, Role
+from ...ir.parts import Coords, holds, local_type
+from ...ir.program import Block, Program
+from ...ir.types import ANY, Placement, Shard, TensorType
+from ..algorithms import Part, Refused, algorithm, parts, schedule
+from ..program_rewriter import filled
+from .adasum import Adaptive
+from .rank_buffers import Moving, Plan
+from .strided_collectives import Boxed
+
+_LARGEST = 4 * 2**20  # bytes of one message
+
+
+def written_out(op: Operator) -> bool:
+    """Does Specialize write this operator out as sends and receives?"""
+    return bool(OPS[op.type].carries and op.attrs["algorithm"])
+
+
+def why_whole(op: Operator, t: TensorType, n: int) -> str:
+    """Why a collective among n ranks on a value of this type cannot be written out, whatever the algorithm; "" when it can."""
+    definition = opdef(op.type)
+    if op.attrs.get("op", "sum") != "sum":
+        return f"only terms of a sum are added up on their way, and this is {op.attrs['op']}"
+    if ANY in t.shape:
+        return f"messages have sizes, and {t} has none yet"
+    if definition.blocks is not None and _boxes(op, t, n) is None and definition.blocks(t, n, op.attrs) is None:
+        return f"{t} has no block for each of {n} ranks"
+    return ""
+
+
+def _boxes(op: Operator, t: TensorType, n: int) -> Sequence[tuple[int, ...]] | None:
+    """The shapes of the blocks in which a value travels; None where they are ranges of the flat value."""
+    boxes = opdef(op.type).boxes
+    return None if boxes is None else boxes(t, n, op.attrs)
+
+
+def carried_by(op: Operator, name: str, n: int, hosts: int = 1) -> Operator:
+    """The operator with an algorithm, which carries it among n ranks. Raises TranspileError where the algorithm does not do that."""
+    try:
+        schedule(name, opdef(op.type).carries, n, hosts)
+    except Refused as e:
+        raise TranspileError(f"{op.type} of %{op.input_arg_names[0]} over {op.attrs['group']}: {e}") from None
+    return op.replace(attrs={**op.attrs, "algorithm": name})
+
+
+def others(program: Program, block: Block, op: Operator) -> Placement:
+    """Where an operator's value lies over the groups that have nothing to do with its own."""
+    places = (*block.desc(op.input_arg_names[0]).placement, *block.desc(op.output_arg_names[0]).placement)
+    groups, group = program.groups, op.attrs["group"]
+    if group not in groups:  # a turn, in which every rank is by itself
+        return tuple(e for e in dict.fromkeys(places) if e.group != group)
+    mine = [set(s) for s in groups[group]]
+    return tuple(e for e in dict.fromkeys(places) if not all(any(m <= set(s) for s in groups.get(e.group, ())) for m in mine))
+
+
+@dataclass
+class Wave:
+    """Neighbouring collectives of one algorithm, group and wave: those that need nothing of each other start each round together."""
+
+    block: Block
+    ops: Sequence[Operator]
+    index: int
+
+    def __post_init__(self) -> None:
+        self.program, self.group = self.block.program, self.ops[0].attrs["group"]
+        self._others = [others(self.program, self.block, op) for op in self.ops]
+        self._plans: dict[int, Plan] = {}
+
+    def write(self, rank: int, coords: Coords, block: Block) -> None:
+        """Append what the rank does to `block`, and declare what it receives."""
+        if self.group not in coords:
+            return
+        members = self.program.group_ranks(self.group, rank)
+        me, values = members.index(rank), []
+        for k, op in enumerate(self.ops):
+            if not holds(self._others[k], coords):
+                continue
+            plan = self._plan(k, coords, len(members))
+            if plan.type.numel and len(members) > 1:
+                kind = Adaptive if opdef(op.type).carries == "adaptive" else Boxed if plan.boxes else Moving
+                values.append(kind(block, op, plan, me, coords))
+            else:
+                block.oplist.append(op)  # there is nothing to send
+        rounds: dict[int, list[tuple[Moving, Part]]] = {}
+        for v in values:
+            for part in v.parts:
+                rounds.setdefault(part.round, []).append((v, part))
+        for _, now in sorted(rounds.items()):
+            self._round(now, members, block)
+        for v in values:
+            v.finish()
+
+    def _plan(self, k: int, coords: Coords, n: int) -> Plan:
+        found = self._plans.get(k)
+        if found is None:
+            op = self.ops[k]
+            definition, name = opdef(op.type), op.attrs["algorithm"]
+            t = local_type(self.block.desc(op.output_arg_names[0]).type, self._others[k], coords)
+            why = why_whole(op, t, n)
+            if why:
+                raise TranspileError(f"{op.to_string()}: {why}; leave its algorithm empty")
+            hosts = len(self.program.groups.get("node", ())) or 1
+            try:
+                if (boxes := _boxes(op, t, n)) is not None:
+                    marks = [*accumulate(map(prod, boxes), initial=0)]
+                else:
+                    marks = definition.blocks(t, n, op.attrs) if definition.blocks is not None else algorithm(name, hosts).cut(n, t.numel)
+                shapes = dict(zip(pairwise(marks), boxes or (), strict=False))
+                filled = tuple(k for k, (a, b) in enumerate(pairwise(marks)) if a < b)
+                each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
+                found = Plan(t, marks, parts(name, definition.carries, n, hosts, filled), shapes, each, {}, {})
+            except Refused as e:
+                raise TranspileError(f"{op.to_string()}: {e}") from None
+            if not any(isinstance(e, Shard) for e in self._others[k]):  # else other ranks have parts of other sizes
+                self._plans[k] = found
+        return found
+
+    def _round(self, now: Sequence[tuple[Moving, Part]], members: Sequence[int], block: Block) -> None:
+        how = {"group": self.group, "batch": f"{self.ops[0].attrs['algorithm']}.{self.index}.hop{now[0][1].round + 1}"}
+        sends = [(v.op, v.take(a, b, "out"), t.target) for v, part in now for t in part.gives for a, b in v.plan.messages(t)]
+        attrs = {to: filled("send", {"peer": members[to], **how}) for to in {to for _, _, to in sends}}
+        for op, name, to in sends:
+            block.oplist.append(Operator("send", {"X": (name,)}, {}, attrs[to], role=Role.DIST, site=op.site))
+        arrived = [(v, v.receive(part, members, how)) for v, part in now if part.takes]
+        for v, found in arrived:
+            v.settle(found)

@@ -1,0 +1,1 @@
+"""Placement: which part of each value every rank holds, propagated through the operators."""

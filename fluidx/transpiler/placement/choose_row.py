@@ -1,0 +1,255 @@
+"""Choose the row of an operator: where its operands have to lie, and where its results then lie. One walk, no search.
+
+Rows are tried in the order in which the pattern gives them; the cheapest wins, the first of equals. Some rules keep that from being clever:
+a cut row needs an operand that is cut so (cuts come from annotations and spread), a linear row needs an operand that is partial already
+and makes no more terms than it is given, nothing is gathered to go on with a sum, and a free move still costs more than none.
+Source: facts measured on a prototype over seven models; spread, not searched, as in Shardy and OneFlow's first mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ...ir.opdef import OpDef
+from ...ir.operator import attrs_key
+from ...ir.parts import entry_of
+from ...ir.pattern import Pattern
+from ...ir.rows import FLAT, ROOT, Row, cut_twice, find_row, laid_out, rows, same_cut
+from ...ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, TensorType
+
+NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
+NEVER = 1e30
+_FREE = 1e-3
+_STAYS = 1e15  # times as much as its bytes costs a value that is not to be moved
+
+
+def nominal_bytes(t: TensorType | None) -> int:
+    """Bytes of a value, an open axis counted as NOMINAL."""
+    if t is None:
+        return 0
+    return t.nbytes * NOMINAL ** sum(1 for d in t.shape if d < 0)
+
+
+def _nominal_numel(t: TensorType | None) -> int:
+    return 0 if t is None else prod(NOMINAL if d < 0 else d for d in t.shape)
+
+
+def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
+    """Bytes that one rank moves over one group, roughly. What is free still costs more than nothing to do."""
+    if old == new:
+        return 0.0
+    if old is None or (new == Partial("sum", old.group) and isinstance(old, (At, Pieces))):
+        return _FREE
+    if isinstance(old, Own):
+        return NEVER  # they are as many values as there are ranks
+    if isinstance(new, Partial):
+        return NEVER  # a cut value padded with zeros would have to be reduced again
+    if isinstance(old, Partial):
+        return (2.0 if new is None else 1.0) * nbytes
+    return float(nbytes)  # to cut it elsewhere sends less than to have it whole, which serves all who read it later
+
+
+@dataclass(eq=False)
+class Kind:
+    """Operators of one type, with one pattern and one list of types: the pattern, its rows, and what they weigh."""
+
+    pattern: Pattern
+    table: list[Row]
+    types: list[TensorType | None]
+    sizes: list[int]  # bytes of the operands
+    elements: list[int]  # of operands and results
+
+
+class Kinds:
+    """The kinds of a program's operators. Attributes count where the pattern depends on them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple, Kind] = {}
+
+    def of(self, definition: type[OpDef], ins: Sequence[TensorType | None], outs: Sequence[TensorType | None], attrs: Any) -> Kind:
+        key = definition, attrs_key(attrs) if callable(definition.pattern) else "", tuple(ins), tuple(outs)
+        kind = self._known.get(key)
+        if kind is None:
+            p, types = definition.pattern_of(ins, outs, attrs), [*ins, *outs]
+            kind = self._known[key] = Kind(p, rows(p), types, [nominal_bytes(t) for t in ins], [_nominal_numel(t) for t in types])
+        return kind
+
+
+def may_write(kind: Kind, places: Sequence[Placement | None], axes: Iterable[tuple[str, int]]) -> bool:
+    """Can an operator that reads no elements of any operand write its results so? None stands for an absent one."""
+    p, chosen = kind.pattern, []
+    for group, n in axes:
+        entries = [None if q is None else entry_of(q, group) for q in places]
+        if not any(entries):
+            continue
+        row = find_row(kind.table, p, [None] * len(p.ins), entries, kind.types, group, n)
+        if row is None:
+            return False
+        chosen.append(row)
+    return not cut_twice(chosen)
+
+
+@dataclass(eq=False)
+class Choice:
+    """What an operator does whose operands have certain placements at hand.
+
+    `take` says in which of them each operand is taken: an index; -1, it has to be moved to `ins`; None, only its shape is read.
+    """
+
+    take: list[int | None]
+    ins: list[Placement]
+    outs: list[tuple[Held, Placement]]
+    why: str
+    still: bool  # nothing has to be moved, and each operand is taken in its first placement
+    source: bool  # no elements of any operand are read
+    parts: bool = False  # an axis that must be whole is cut: it is written out, if it can be
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """The placements in which a value of some type is at hand: one object for each type and placements, compared by identity.
+
+    What `stays` is computed with where it lies, unless nothing else is left.
+    """
+
+    places: tuple[Placement, ...]
+    stays: bool = False
+
+
+Chosen = tuple[Row, list[Entry | None], list[Entry | None]]  # and where operands and results lie, over one group
+Options = Sequence[tuple[Entry | None, ...]]  # per operand, the entries at hand over one group; () for one that takes what it is given
+
+
+def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] = (), stays: Container[int] = ()) -> Chosen:
+    """The row whose operands cost least to bring there. `taken` are factors in runs that another group cuts, `stays` numbers of operands
+    that are moved only where all rows move one."""
+    best: tuple[float, Row, list[Entry | None], list[Entry | None]] | None = None
+    p = kind.pattern
+    of_own = any(isinstance(e, Own) for options in have for e in options)
+    for row in kind.table:
+        if (row.kind in ("own", "meet")) is not of_own:
+            continue
+        if row.kind == "cut" and not _any_cut(row, have) or row.kind == "linear" and not _carries_on(row, have, kind):
+            continue
+        if row.runs and (not row.among(n) or row.factor in taken):
+            continue
+        for ins, outs in _forms(row, have, kind, group, n):
+            if row.kind == "linear" and _gathers(ins, have, p):
+                continue
+            cost = 0.0
+            for k, (want, options) in enumerate(zip(ins, have, strict=True)):
+                if k in p.shape_only or not options or (isinstance(want, At) and None in options):
+                    continue
+                moved = min(move_cost(e, want, kind.sizes[k]) for e in options)
+                cost += moved * _STAYS if moved > _FREE and k in stays else moved
+            if best is None or cost < best[0]:
+                best = cost, row, ins, outs
+                if cost == 0.0:
+                    break
+        if best is not None and best[0] == 0.0:
+            break
+    assert best is not None, "every pattern has the row that is whole"
+    return best[1:]
+
+
+def annotated(kind: Kind, have: Options, entry: Entry | None, n: int) -> Chosen:
+    """The row of an operator that says where its operand lies."""
+    t = kind.types[0]
+    assert t is not None
+    e = next((e for e in have[0] if same_cut(e, entry, t.shape, n)), entry)
+    rest = [None] * (len(have) - 1)
+    return Row("annotated", "as annotated", (e, *rest), (e,)), [e, *rest], [e]
+
+
+def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) -> bool:
+    """Does a group cut an axis of an operand that has to be whole, in every placement at hand?"""
+    for k, (axes, places) in enumerate(zip(p.ins, have, strict=True)):
+        if axes is None or k in p.shape_only or not places:
+            continue
+        entries = [entry_of(q, group) for q in places]
+        if all(isinstance(e, Shard) and not p.whole.isdisjoint(axes[e.axis]) for e in entries):
+            return True
+    return False
+
+
+def at_root(kind: Kind, e: At) -> Chosen:
+    """The row of an operator that runs at one root, wherever its operands lie."""
+    row = next(row for row in kind.table if row.kind == "root")
+    return row, [_filled(x, e, e.group) for x in row.ins], [_filled(x, e, e.group) for x in row.outs]
+
+
+def _any_cut(row: Row, have: Options) -> bool:
+    for want, options in zip(row.ins, have, strict=True):
+        if isinstance(want, Shard) and any(isinstance(e, Shard) and e.axis == want.axis for e in options):
+            return True
+    return False
+
+
+def _carries_on(row: Row, have: Options, kind: Kind) -> bool:
+    """Is an operand a term already, and are there no more elements to be reduced behind a linear row than before it?"""
+    given = [
+        size
+        for want, options, size in zip(row.ins, have, kind.elements, strict=False)
+        if want is not None and any(isinstance(e, (Partial, At)) for e in options)
+    ]
+    made = [size for e, size in zip(row.outs, kind.elements[len(row.ins) :], strict=True) if e is not None]
+    return bool(given) and sum(made) <= sum(given)
+
+
+def _gathers(ins: Sequence[Entry | None], have: Options, p: Pattern) -> bool:
+    """Would a whole operand be gathered only to go on with a sum?"""
+    return any(
+        want is None and k not in p.shape_only and None not in options and any(isinstance(e, (Shard, Pieces)) for e in options)
+        for k, (want, options) in enumerate(zip(ins, have, strict=True))
+    )
+
+
+def _forms(row: Row, have: Options, kind: Kind, group: str, n: int) -> Iterator[tuple[list[Entry | None], list[Entry | None]]]:
+    """The concrete forms of a row: its unit, pieces or root taken from where the operands lie."""
+    if row.kind in ("own", "meet"):
+        own = Own(group)
+        yield [own if own in options else None for options in have], [None if x is None else own for x in row.outs]
+        return
+    if row.kind == "laid":
+        ranges: list[Entry | None] = [next((e for e in options if isinstance(e, Pieces)), None) for options in have]
+        made = laid_out(ranges, kind.types, group)
+        if made is not None:
+            yield ranges, list(made)
+        return
+    if row.kind in ("flat", "root"):
+        wanted = At if row.kind == "root" else Pieces
+        for held in dict.fromkeys(e for options in have for e in options if isinstance(e, wanted)):
+            yield [_filled(x, held, group) for x in row.ins], [_filled(x, held, group) for x in row.outs]
+        return
+    units: dict[int, None] = {}
+    for want, options in zip(row.ins, have, strict=True):
+        if isinstance(want, Shard) and not row.runs:
+            for e in options:
+                if isinstance(e, Shard) and e.axis == want.axis and e.unit % want.unit == 0:
+                    units[e.unit // want.unit] = None
+    units[1] = None
+    for u in units:
+        ins = [_scaled(x, u, group) for x in row.ins]
+        for k, (want, options) in enumerate(zip(ins, have, strict=True)):  # another unit may cut at the same places
+            t = kind.types[k]
+            if isinstance(want, Shard) and want not in options and t is not None:
+                ins[k] = next((e for e in options if same_cut(e, want, t.shape, n)), want)
+        outs = [_scaled(x, u, group) for x in row.outs]
+        for k, out in enumerate(outs):  # one name for one cut: units that change nothing are 1
+            t = kind.types[len(ins) + k]
+            if isinstance(out, Shard) and out.unit != 1 and t is not None and same_cut(out, Shard(out.axis, group), t.shape, n):
+                outs[k] = Shard(out.axis, group)
+        yield ins, outs
+
+
+def _filled(x: Entry | None, e: Entry, group: str) -> Entry | None:
+    return e if x is ROOT or x is FLAT else _scaled(x, 1, group)
+
+
+def _scaled(x: Entry | None, unit: int, group: str) -> Entry | None:
+    if isinstance(x, Shard):
+        return Shard(x.axis, group, x.unit * unit)
+    return Partial(x.op, group) if isinstance(x, Partial) else None

@@ -1,0 +1,57 @@
+"""Operators that mix a reduction with what follows from it, as the operators that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from ...ir.opdef import opdef
+from ...ir.operator import Operator
+from ...ir.program import Block, Var
+from .choose_row import nominal_bytes
+
+
+def written_out(block: Block, op: Operator) -> list[Operator] | None:
+    """The operators that stand for one, whose new values are declared; None when it stays in one piece."""
+    definition = opdef(op.type)
+    assert definition.expand is not None
+
+    def fresh(name: str) -> str:
+        k, found = 0, name
+        while block.find(found) is not None:
+            k += 1
+            found = f"{name}{k}"
+        block.descs[found] = block.desc(op.output_arg_names[0]).changed(name=found)  # the type follows below
+        return found
+
+    parts = definition.expand(op, fresh)
+    old = set(op.output_arg_names)
+    for part in parts or ():
+        made = opdef(part.type)
+        types = made.infer_outputs({s: [block.desc(n).type for n in names] for s, names in part.inputs.items()}, part.attrs)
+        for slot, t in zip(made.out_slots, types, strict=True):
+            for n in part.outputs.get(slot.name, ()):
+                if n not in old:
+                    block.descs[n] = Var(n, t, stop_gradient=True)
+    return parts
+
+
+def not_again(
+    block: Block, op: Operator, parts: list[Operator], before: Sequence[Operator], there: Container[str | None]
+) -> list[Operator]:
+    """The parts of an operator; of one that is computed again, without those whose results are few and `there` since the first time: what
+    ranks sent each other for them is not sent twice. `before` are the parts of the first time."""
+    if [(p.type, p.attrs) for p in before] != [(p.type, p.attrs) for p in parts]:
+        return parts
+    most = nominal_bytes(block.desc(op.output_arg_names[0]).type)
+    left: list[Operator] = []
+    names: dict[str, str] = {}
+    for part, first in zip(parts, before, strict=True):
+        made = part.output_arg_names
+        few = all(nominal_bytes(block.desc(n).type) < most and n not in op.output_arg_names for n in made)
+        if few and all(n in there for n in first.output_arg_names):
+            names.update(zip(made, first.output_arg_names, strict=True))
+            for n in made:
+                del block.descs[n]
+        else:
+            left.append(part.renamed(names))
+    return left

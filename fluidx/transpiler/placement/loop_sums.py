@@ -1,0 +1,59 @@
+"""What a loop carries and only adds to: terms of that need not meet in every round, they meet once behind the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from ...ir import flow
+from ...ir.opdef import OpDef, opdef
+from ...ir.operator import Operator
+from ...ir.program import Block, Program
+from ...ir.sub_blocks import bodies, runs_bodies
+from ...ir.types import Partial
+from .choose_row import Kind
+
+KindOf = Callable[[Operator, type[OpDef], Sequence["str | None"], Sequence["str | None"]], Kind]
+
+
+def only_added_to(program: Program, block: Block, name: str, kind_of: KindOf) -> bool:
+    """Does a block do no more with a variable of outside than add to it? What is made of its value is linear in that, ends in the
+    variable, and is seen by nothing else. `kind_of(op, definition, ins, outs)` is the kind of an operator."""
+    made = {name}
+    for op in block.oplist:
+        reads, writes = flow.touches(program, op)
+        if made.isdisjoint(reads):
+            if name in writes:
+                return False
+        elif not runs_bodies(op):
+            if not _linear(op, opdef(op.type), made, kind_of):
+                return False
+            made.update(writes)
+        elif not _loop_adds(program, op, name, made.intersection(reads), kind_of):
+            return False
+    return all(n == name or n in block.descs for n in made)
+
+
+def _loop_adds(program: Program, op: Operator, name: str, read: Collection[str], kind_of: KindOf) -> bool:
+    if not opdef(op.type).repeats or read != {name}:
+        return False
+    return all(only_added_to(program, program.blocks[body.idx], name, kind_of) for body in bodies(op))
+
+
+def _linear(op: Operator, definition: type[OpDef], made: Collection[str], kind_of: KindOf) -> bool:
+    """Has the operator a row that takes terms of what is `made`, and leaves terms?"""
+    ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
+    kind = kind_of(op, definition, ins, outs)
+    mine = [k for k, n in enumerate(ins) if n in made]
+    linear = [row for row in kind.table if row.kind == "linear" and all(isinstance(row.ins[k], Partial) for k in mine)]
+    return len(outs) == 1 and any(isinstance(row.outs[0], Partial) for row in linear)
+
+
+def begun(program: Program, ops: Sequence[Operator], name: str) -> int | None:
+    """Which operator wrote a variable that nothing has read since; None where one has, or a block or a change of placement wrote it."""
+    for k in range(len(ops) - 1, -1, -1):
+        reads, writes = flow.touches(program, ops[k])
+        if name in reads:
+            return None
+        if name in writes:
+            return None if runs_bodies(ops[k]) or opdef(ops[k].type).abstract else k
+    return None

@@ -1,0 +1,214 @@
+"""Where a parameter rests or is updated: everywhere, at a root, in flat pieces at balanced roots, or cut along an axis.
+
+Each choice is a function of all those parameters together: {name: placement over the group}, None standing for everywhere. One that asks
+for the program is shown it first, `seen(main)`; one for rest may say in `units(params)` which parameters come into use together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import inf
+
+from ...ir import flow
+from ...ir.operator import Operator
+from ...ir.parts import bounds
+from ...ir.program import Program, Var
+from ...ir.rows import within
+from ...ir.types import At, Entry, Pieces, Shard
+from ..cluster import SERVERS
+from .roots import Chunk, assign, chunk_bytes, cut, fill
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """Every rank updates every parameter."""
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        return dict.fromkeys(params)
+
+
+EVERYWHERE = Everywhere()
+
+
+@dataclass(frozen=True)
+class AtRoots:
+    """Each parameter is updated by one rank; `method` balances the roots (see roots.assign)."""
+
+    method: str = "greedy"
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        return {c.param: At(c.root, group) for c in self.chunks(params, ranks)}
+
+    def chunks(self, params: Mapping[str, Var], ranks: int) -> list[Chunk]:
+        """Who is responsible for which elements."""
+        return assign([Chunk(n, 0, d.type.numel, d.type.nbytes) for n, d in params.items()], ranks, self.method)
+
+
+@dataclass(frozen=True)
+class InPieces:
+    """Parameters are cut into chunks of at most `chunk_mb` MiB, and the chunks dealt to balanced roots.
+
+    A rank's chunks of a parameter lie together. A parameter all of whose chunks went to one rank lies at that root.
+    """
+
+    chunk_mb: float = 4.0
+    method: str = "greedy"
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        return _in_pieces(self.chunks(params, ranks), group, ranks)
+
+    def chunks(self, params: Mapping[str, Var], ranks: int) -> list[Chunk]:
+        """Who is responsible for which elements."""
+        size = chunk_bytes(sum(d.type.nbytes for d in params.values()), ranks, self.chunk_mb)
+        chunks = []
+        for n, d in params.items():  # what another axis cuts has no flat ranges: it stays in one piece
+            each = max(size, d.type.nbytes) if d.placement else size
+            chunks += cut(n, d.type.numel, d.type.nbytes // max(1, d.type.numel), each)
+        return assign(chunks, ranks, self.method)
+
+
+@dataclass(frozen=True)
+class OnServers:
+    """Parameters lie on the last `servers` ranks of the group `ps`, in at most as many slices of at least `min_block` elements.
+
+    Slices are dealt to the servers in turn, or by a hash of their names. Source: `slice_variable` of fluid's DistributeTranspiler.
+    """
+
+    servers: int
+    min_block: int = 8192
+    method: str = "round_robin"
+    group: str = SERVERS
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        chunks = []
+        for n, d in params.items():
+            size = d.type.nbytes // max(1, d.type.numel)
+            slices = max(1, min(self.servers, d.type.numel // self.min_block))
+            chunks += cut(n, d.type.numel, size, -(-d.type.numel // slices) * size)
+        first = ranks - self.servers
+        dealt = [c._replace(root=first + c.root) for c in assign(chunks, self.servers, self.method)]
+        return _in_pieces(dealt, group, ranks)
+
+
+def _in_pieces(chunks: Sequence[Chunk], group: str, ranks: int) -> dict[str, Entry | None]:
+    """Where parameters lie whose chunks have roots: what one rank has of one lies together."""
+    held: dict[str, list[int]] = {}
+    for c in chunks:
+        held.setdefault(c.param, [0] * ranks)[c.root] += c.stop - c.start
+    return {name: pieces_of(sizes, group) for name, sizes in held.items()}
+
+
+def pieces_of(sizes: Sequence[int], group: str) -> At | Pieces:
+    """Where a value lies of which each rank of a group has so many elements.
+
+    >>> print(pieces_of([0, 2, 1], "dp"), pieces_of([0, 3, 0], "dp"))
+    pieces(0, 0, 2, 3) over dp at(1) over dp
+    """
+    roots = [r for r, size in enumerate(sizes) if size]
+    return At(roots[0], group) if len(roots) == 1 else Pieces((0, *accumulate(sizes)), group)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Each parameter is cut along its first axis that divides evenly, or else its longest; one element or none stays everywhere."""
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        return {n: self._entry(d, group, ranks) for n, d in params.items()}
+
+    @staticmethod
+    def _entry(d: Var, group: str, ranks: int) -> Entry | None:
+        taken = {e.axis for e in d.placement if isinstance(e, Shard)}
+        shape = d.type.shape
+        free = [k for k in range(len(shape)) if shape[k] > 1 and k not in taken]
+        if not free:
+            return None
+        even = [k for k in free if shape[k] % ranks == 0]
+        return Shard(even[0] if even else max(free, key=lambda k: shape[k]), group)
+
+
+def even_pieces(params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry]:
+    """Parameters one behind the other, and all of it cut evenly: where each then lies.
+
+    >>> from fluidx.ir import TensorType, Var
+    >>> sizes = {"a": 6, "b": 2, "c": 4}
+    >>> {n: e.bounds for n, e in even_pieces({n: Var(n, TensorType("float32", (k,))) for n, k in sizes.items()}, "dp", 2).items()}
+    {'a': (0, 6, 6), 'b': (0, 0, 2), 'c': (0, 0, 4)}
+    """
+    sizes = [d.type.numel for d in params.values()]
+    return {n: Pieces(cut, group) for n, cut in zip(params, within(bounds(sum(sizes), ranks), sizes), strict=True)}
+
+
+@dataclass(frozen=True)
+class InBuckets:
+    """Parameters lie in buckets of at most `mb` MiB, the first of `first_mb`, and each bucket is cut evenly into flat ranges.
+
+    They are taken in the order in which backward finishes their gradients, so that what is reduced and cut together is finished together.
+    One that another axis cuts is cut as Sharded does; one element stays everywhere.
+    """
+
+    mb: float = 25.0
+    first_mb: float = 1.0
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        out = Sharded().entries({n: d for n, d in params.items() if d.placement}, group, ranks)
+        for bucket in self.buckets(params):
+            out.update(even_pieces({n: params[n] for n in bucket}, group, ranks))
+        return out
+
+    def buckets(self, params: Mapping[str, Var]) -> list[list[str]]:
+        """The parameters of each bucket, which are of one dtype."""
+        of: dict[str, list[str]] = {}
+        for n, d in params.items():
+            if not d.placement and d.type.numel > 1:
+                of.setdefault(d.type.dtype, []).append(n)
+        return [b for names in of.values() for b in fill({n: params[n].type.nbytes for n in names}, self.mb, self.first_mb)]
+
+
+@dataclass(frozen=True)
+class InFlatUnits:
+    """A unit's parameters lie one behind the other, and all of it is cut evenly: a rank has one flat range of the unit.
+
+    `by`: a unit has at most so many MiB, or is one larger parameter, in the order in which the program reads them; or "scope": those that
+    operators of one fx.name_scope read first. Those of another dtype lie in a range of their own. One element stays everywhere, and what
+    another axis cuts lies as Sharded has it, since flat ranges stand beside no other cut.
+    """
+
+    by: float | str = 25.0
+    first: Mapping[str, Operator] = field(default_factory=dict, repr=False, compare=False)  # the operator that reads a parameter first
+
+    def seen(self, main: Program) -> InFlatUnits:
+        """The choice for the parameters of this program."""
+        first: dict[str, Operator] = {}
+        for op in main.global_block().oplist:
+            for n in flow.reads(main, op):
+                first.setdefault(n, op)
+        return replace(self, first=first)
+
+    def units(self, params: Mapping[str, Var]) -> list[list[str]]:
+        """The parameters that come into use together."""
+        order = {n: k for k, n in enumerate(self.first)}
+        names = sorted(params, key=lambda n: order.get(n, inf))
+        if self.by == "scope":
+            scopes: dict[str, list[str]] = {}
+            for n in names:
+                scopes.setdefault(_scope(self.first.get(n)), []).append(n)
+            return list(scopes.values())
+        return fill({n: params[n].type.nbytes for n in names}, float(self.by), float(self.by))
+
+    def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
+        found: dict[str, Entry | None] = Sharded().entries({n: d for n, d in params.items() if d.placement}, group, ranks)
+        for unit in self.units(params):
+            alike: dict[str, dict[str, Var]] = {}
+            for d in map(params.__getitem__, unit):
+                if d.type.numel > 1 and not d.placement:
+                    alike.setdefault(d.type.dtype, {})[d.name] = d
+            for together in alike.values():
+                found.update(even_pieces(together, group, ranks))
+        return found
+
+
+def _scope(op: Operator | None) -> str:
+    """The fx.name_scope in which an operator was written."""
+    return op.site.function.rpartition("/")[0] if op is not None and op.site is not None else ""

@@ -1,0 +1,1 @@
+"""Scheduling: the order of communication and of pipeline stages."""

@@ -1,0 +1,90 @@
+"""Adaptive sums: products over slices of two arrays add up to those of the arrays, and pairs of neighbours to the sum of all ranks.
+
+What ranks have of their own is their part of one expression, which says what one device makes of a batch. Of ranks lo to hi-1 together, in
+pairs of pairs, it is a *met* value; of all ranks it is what one device's `replica_adasum` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ..ir.types import Own, TensorType
+from .refusal import Refused
+
+if TYPE_CHECKING:
+    from .normal_form import Table
+
+Span = tuple[int, int, float]  # elements [start, stop), with a weight
+
+
+class Adaptive:
+    """What the ops of adaptive sums mean, over a table of expressions. `ranks`: how many a group has."""
+
+    def __init__(self, table: Table):
+        self.table = table
+        self.ranks: Mapping[str, int] = {}
+
+    def whole(self, x: int) -> int:
+        """The adaptive sum of what all ranks have; it knows no shape."""
+        flat = self.table.flat(x)
+        made = self.table.intern(("adaptive", flat), self.table.types[flat], (flat,))
+        return self.table.shaped(made, self.table.types[x].shape)
+
+    def products(self, x: int, y: int, layers: Sequence[int], start: int, type_: TensorType) -> int:
+        """x.y, x.x and y.y of each layer, of the elements from `start` on of two arrays."""
+        a, b = (self._array(v, layers, start) for v in (x, y))
+        return self._products((a, b, tuple(layers)), start, start + self.table.types[x].numel, type_)
+
+    def _products(self, of: tuple, start: int, stop: int, type_: TensorType) -> int:
+        return self.table.intern(("products", *of, start, stop), type_, ranked=True)
+
+    def together(self, of: tuple, found: Iterable[Span], type_: TensorType) -> list[tuple[int, float]]:
+        """Products of neighbouring elements with equal weights as one."""
+        spans: list[Span] = []
+        for start, stop, w in sorted(found, key=lambda s: (s[2], s[0])):
+            if spans and spans[-1][1:] == (start, w):
+                spans[-1] = spans[-1][0], stop, w
+            else:
+                spans.append((start, stop, w))
+        return [(self._products(of, start, stop, type_), w) for start, stop, w in spans]
+
+    def pair(self, x: int, y: int, products: int, layers: Sequence[int], start: int) -> int:
+        """The elements from `start` on of two arrays, combined by the products of all their elements."""
+        table = self.table
+        a, b = (self._array(v, layers, start) for v in (x, y))
+        if table.keys[products] != ("products", a, b, tuple(layers), 0, layers[-1]):
+            raise Refused(f"{table.show(products)} are not the products of all of {table.show(a)} and {table.show(b)}")
+        t = table.types[x]
+        return table.shaped(table.cut(self._met(a, b, tuple(layers)), start, start + t.numel), t.shape)
+
+    def _array(self, x: int, layers: Sequence[int], start: int) -> int:
+        """The array of which x is the elements from `start` on."""
+        table = self.table
+        slices = [*table.slices(x).items()]
+        if len(slices) == 1 and slices[0][0][1] == start and slices[0][1] == 1.0 and table.types[slices[0][0][0]].numel == layers[-1]:
+            return slices[0][0][0]
+        raise Refused(f"it is {table.show(x)}, and not the elements from {start} on of a value of {layers[-1]}")
+
+    def _met(self, a: int, b: int, layers: tuple[int, ...]) -> int:
+        own, lo, mid = self._ranks_of(a, layers)
+        other, begin, hi = self._ranks_of(b, layers)
+        if own != other or mid != begin or mid - lo != hi - mid or lo % (hi - lo):
+            raise Refused(f"{self.table.show(a)} and {self.table.show(b)} are not of neighbouring ranks, in pairs of pairs")
+        e, group = own
+        if hi - lo < self.ranks[group]:
+            return self.table.intern(("met", own, layers, lo, hi), self.table.types[e].with_shape((layers[-1],)), ranked=True)
+        return self.table.join([self.whole(self.table.cut(e, start, stop)) for start, stop in pairwise(layers)])
+
+    def _ranks_of(self, x: int, layers: tuple[int, ...]) -> tuple[tuple[int, str], int, int]:
+        """((the expression, the group whose ranks have one of it each), first rank, behind the last rank) of what has met."""
+        key = self.table.keys[x]
+        if key[0] == "met" and key[2] == layers:
+            return key[1], key[3], key[4]
+        if key[0] == "part":
+            (e, placement, derivation), coords = key[1:]
+            if derivation is None and len(placement) == 1 and isinstance(placement[0], Own):
+                ((group, k),) = coords
+                return (e, group), k, k + 1
+        raise Refused(f"it is {self.table.show(x)}, which is not what ranks have of their own")

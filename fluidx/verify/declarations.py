@@ -1,0 +1,114 @@
+"""What the ranks declare: merged into one, for they must agree in all but what a rank holds for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir.change_stamps import Twins, Variables, regrouped
+from ..ir.program import Program, Var
+from ..ir.types import show_placement
+from .mesh import Mesh
+from .normal_form import Table
+from .operator_check import Signature
+from .operator_meaning import is_local
+from .refusal import Refused, fail
+
+
+class Signatures(dict[str, Signature]):
+    """Signatures by name. A name that is not declared is refused."""
+
+    def __missing__(self, name: str) -> Signature:
+        raise Refused(f"%{name} is not declared")
+
+
+class Declared:
+    """The variables of block 0 of all ranks. Raises VerifyError where they do not agree."""
+
+    def __init__(self, mesh: Mesh, table: Table, programs: Sequence[Program], twins: Twins, single: bool = False):
+        self.mesh, self.programs, self.single = mesh, programs, single
+        self.n = len(programs)
+        self.vars: dict[str, Var] = {}
+        self.differs: dict[str, dict[int, Var]] = {}  # declared by not every rank, or not alike
+        self.signatures = Signatures()
+        self.by_rank: dict[str, dict[int, Signature]] = {}  # of what is in `differs`
+        self.helpers: set[int] = set()  # ranks that are fed nothing and keep nothing: of what lies whole they may be without
+        twins = regrouped(twins, lambda p: Variables(p.global_block().descs))
+        if differs := self._merge(twins):
+            self.differs = {n: {} for n in self.vars if n in differs}
+            self._by_rank(twins, table)
+        apart = {g: [r for r in range(self.n) if r not in where] for g, where in mesh.where.items()}
+        for n, d in self.vars.items():
+            self.signatures[n] = signature = table.signature(d.type, () if single else d.placement)
+            for e in signature[1]:
+                outside = apart.get(e.group) and [r for r in apart[e.group] if r in self.differs.get(n, range(self.n))]
+                if outside:
+                    program, r = self.programs[outside[0]], outside[0]
+                    raise fail(program, -1, f"%{n} lies over group {e.group!r}, and rank {r} is in no set of it", rank=r)
+        self.has_local = any(is_local(s) for s in self.signatures.values())
+        for n, d in self.vars.items():
+            try:
+                self.mesh.canonical(self.signatures[n][1], d.type)
+                if is_local(self.signatures[n]) and (d.persistable or d.is_data):
+                    raise Refused("what a rank holds for itself cannot be fed or saved")
+                if d.persistable and d.is_data:
+                    raise Refused("a variable is fed or kept, not both")
+            except Refused as e:
+                raise fail(self.programs[next(iter(self.differs.get(n, (0,))))], -1, f"%{n}: {e}") from None
+
+    def _merge(self, twins: Twins) -> set[str]:
+        """Fill `vars`; give the names that not every rank declares, or not all alike."""
+        differs: set[str] = set()
+        base = Variables(twins[0][0].global_block().descs)
+        known = self.vars = dict(base.items())
+        added: dict[str, None] = {}  # what the first does not declare
+        for program, ranks in twins[1:]:
+            theirs, there = base.unlike(Variables(program.global_block().descs))
+            for n, d in theirs.items():
+                first = known.get(n)
+                if first is None:
+                    known[n] = d
+                    added[n] = None
+                    continue
+                if first is d or (first.type == d.type and first.placement == d.placement and _flags(first) == _flags(d)):
+                    continue
+                alike = is_local((first.type, first.placement)) and is_local((d.type, d.placement))
+                if not alike or (first.persistable, first.is_data, first.on_host) != (d.persistable, d.is_data, d.on_host):
+                    raise fail(
+                        program, -1,
+                        f"%{n} is declared {d.type}, {show_placement(d.placement)}, and otherwise by another rank: {first.type}, "
+                        f"{show_placement(first.placement)}, persistable {first.persistable}, on_host {first.on_host}", rank=ranks[0],
+                    )  # fmt: skip
+                differs.add(n)
+            differs.update(n for n in there if n not in theirs)
+        return differs.union(added)
+
+    def _by_rank(self, twins: Twins, table: Table) -> None:
+        for program, ranks in twins:
+            descs = program.global_block().descs
+            if not any(d.persistable or d.is_data for d in descs.values()):
+                self.helpers.update(ranks)
+            for n, by_rank in self.differs.items():
+                d = descs.get(n)
+                if d is not None:
+                    by_rank.update(dict.fromkeys(ranks, d))
+                    s = table.signature(d.type, () if self.single else d.placement)
+                    self.by_rank.setdefault(n, {}).update(dict.fromkeys(ranks, s))
+
+    def signature(self, name: str, rank: int) -> Signature:
+        mine = self.by_rank.get(name)
+        if mine is not None:
+            if rank not in mine:
+                raise Refused(f"%{name} is not declared")
+            return mine[rank]
+        return self.signatures[name]
+
+    def of_first(self) -> Signatures:
+        """The signatures of rank 0."""
+        if not self.by_rank:
+            return self.signatures
+        alike = {n: s for n, s in self.signatures.items() if n not in self.by_rank}
+        return Signatures(alike | {n: of[0] for n, of in self.by_rank.items() if 0 in of})
+
+
+def _flags(d: Var) -> tuple[bool, ...]:
+    return d.persistable, d.is_data, d.is_parameter, d.on_host

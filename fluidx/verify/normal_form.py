@@ -1,0 +1,465 @@
+"""Expressions: what a value is, over the values that a step begins with. Equal expressions have one number.
+
+Kept in a normal form, so that what is computed in another way is the same number:
+
+- multiples and sums of floats are a weighted sum of what is no sum itself; of whole numbers, where the weights are whole;
+- values laid out anew (reshape, chunk, pack, unpack, concat along axis 0) are *views*, *slices* of flat arrays, and *rows* of them one
+  behind the other; neighbours that continue each other are one slice, and all slices of an array are the array; what is cut along other
+  axes is a *box* (see boxes.py);
+- a constant is a multiple of the *one* of its dtype and shape;
+- `terms` are what some ranks hold of a sum that is spread over ranks: the terms of all ranks are the sum;
+- what ranks have of their own is combined in adaptive sums (see adaptive.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from math import isfinite, prod
+from typing import Any
+
+from ..ir.dtypes import FLOATS
+from ..ir.operator import BlockRef
+from ..ir.types import ANY, Placement, TensorType
+from .adasum import Adaptive, Span
+from .describe import show
+from .refusal import Refused
+from .slices_nd import Boxes
+
+_MOST = 64  # a sum of more terms than that is not flattened into another sum: long chains stay linear
+_EXACT = 1 << 53
+
+# What completes terms: (derivation, coordinates that are not summed over, ranks) -> the array that they are, or None
+Complete = Callable[[int, tuple, int], "int | None"]
+
+
+class Table:
+    """All expressions of one verification."""
+
+    def __init__(self) -> None:
+        self.ids: dict[Any, int] = {}
+        self.keys: list[tuple] = []
+        self.types: list[TensorType] = []
+        self.ranked: list[bool] = []  # does it depend on which rank holds it?
+        self._weights: dict[float, float] = {}
+        self._signatures: dict[tuple[TensorType, Placement], tuple[TensorType, Placement]] = {}
+        self._attrs: dict[int, tuple[Any, int]] = {}  # id -> (kept alive, number)
+        self._written: dict[tuple, int] = {}
+        self._numbers: dict[tuple, int] = {}
+        self._rows_end: dict[int, list[int]] = {}
+        self.rows_with: dict[int, list[int]] = {}  # by what they have slices of (see `arrays`), values made of rows
+        self.complete: Complete = lambda derivation, others, ranks: None
+        self.adaptive, self.boxes = Adaptive(self), Boxes(self)
+
+    def intern(self, key: tuple, type_: TensorType, args: Iterable[int | None] = (), ranked: bool = False) -> int:
+        e = self.ids.get(key)
+        if e is None:
+            e = self.ids[key] = len(self.keys)
+            self.keys.append(key)
+            self.types.append(type_)
+            flags = self.ranked
+            flags.append(ranked or any(a is not None and flags[a] for a in args))
+        return e
+
+    def symbol(self, kind: str, name: Any, type_: TensorType) -> int:
+        return self.intern((kind, name, type_), type_)
+
+    def signature(self, type_: TensorType, placement: Placement) -> tuple[TensorType, Placement]:
+        """Type and placement as one object, the same one for equal ones."""
+        s = type_, placement
+        return self._signatures.setdefault(s, s)
+
+    def attrs_id(self, attrs: Mapping[str, Any]) -> int:
+        """A number for attributes that say the same: 1, 1.0 and true do not. Blocks count as nothing, their contents are looked at."""
+        known = self._attrs.get(id(attrs))
+        if known is None:
+            values = attrs.values()
+            types = tuple(map(type, values))
+            written = (tuple(attrs), types, tuple([v if t in _PLAIN else _shown(v) for v, t in zip(values, types, strict=True)]))
+            number = self._written.get(written)
+            if number is None:
+                key = tuple([(k, _shown(v)) for k, v in sorted(attrs.items(), key=_name)])
+                number = self._written[written] = self._numbers.setdefault(key, len(self._numbers))
+            known = self._attrs[id(attrs)] = attrs, number
+        return known[1]
+
+    # -- laid out anew -----------------------------------------------------------------------------------------------
+
+    def shaped(self, e: int, shape: Sequence[int]) -> int:
+        """The same elements in another shape."""
+        shape = tuple(shape)
+        t = self.types[e]
+        if t.shape == shape:
+            return e
+        if t.shape.count(ANY) > 1 or shape.count(ANY) > 1 or (ANY in t.shape) != (ANY in shape):
+            raise Refused(f"the shape {list(shape)} of {t} is unknown while sizes are open")
+        if ANY not in shape and prod(shape) != t.numel:
+            raise Refused(f"{t} has not the elements of shape {list(shape)}")
+        key = self.keys[e]
+        if key[0] == "lin":
+            return self.lin([(self.shaped(a, shape), w) for a, w in key[1]], t.with_shape(shape))
+        if key[0] == "one":
+            return self.one(t.dtype, shape)
+        if len(shape) > 1 and (box := self._box_of_rows(e, shape)) is not None:
+            return box
+        base = key[1] if key[0] == "view" else e
+        if self.types[base].shape == shape:
+            return base
+        return self.intern(("view", base, shape), t.with_shape(shape), (base,))
+
+    def _box_of_rows(self, e: int, shape: Sequence[int]) -> int | None:
+        """The box that a flat value is in that shape: whole rows of a larger box, or boxes one behind the other. None where it is none."""
+        key, inner = self.keys[e], prod(shape[1:])
+        if key[0] == "slice" and self.keys[key[1]][0] == "box":
+            old = self.types[key[1]].shape
+            if old[1:] != shape[1:] or key[2] % inner:
+                return None
+            first = key[2] // inner
+            return self.boxes.cut(key[1], [(first, first + shape[0]), *((0, n) for n in shape[1:])])
+        if key[0] != "rows" or inner < 1 or any(self.types[part].numel % inner for part in key[1]):
+            return None
+        rows = [self.shaped(part, (self.types[part].numel // inner, *shape[1:])) for part in key[1]]
+        return self.boxes.join(rows, 0, shape)
+
+    def flat(self, e: int) -> int:
+        return self.shaped(e, (self.types[e].numel,))
+
+    def cut(self, e: int, start: int, stop: int) -> int:
+        """Elements [start, stop) of an array laid out flat, as one axis."""
+        t = self.types[e]
+        if t.numel == ANY or not 0 <= start <= stop <= t.numel:
+            raise Refused(f"elements [{start}, {stop}) of {t} are unknown")
+        if stop - start == t.numel:
+            return self.flat(e)
+        shape, key = (stop - start,), self.keys[e]
+        if stop == start:
+            return self.lin((), t.with_shape(shape))
+        if key[0] == "lin":
+            return self.lin([(self.cut(a, start, stop), w) for a, w in key[1]], t.with_shape(shape))
+        if key[0] == "one":
+            return self.one(t.dtype, shape)
+        if key[0] == "view":
+            return self.cut(key[1], start, stop)
+        if key[0] == "slice":
+            return self.cut(key[1], key[2] + start, key[2] + stop)
+        if key[0] == "rows":
+            found, ends = [], self._ends(e)
+            for k in range(bisect_right(ends, start) - 1, bisect_left(ends, stop)):
+                at, n = ends[k], ends[k + 1] - ends[k]
+                found.append(self.cut(key[1][k], max(start - at, 0), min(stop - at, n)))
+            return self.join(found)
+        return self.intern(("slice", e, start, stop - start), t.with_shape(shape), (e,))
+
+    def join(self, parts: Sequence[int], shape: Sequence[int] | None = None) -> int:
+        """Arrays laid out flat, one behind the other."""
+        if None in parts or (len(parts) > 1 and any(self.types[p].numel == ANY for p in parts)):
+            raise Refused("values with open sizes, or missing values, are concatenated")
+        flat: list[int] = []
+        for p in parts:
+            p = self.flat(p)
+            for x in self.keys[p][1] if self.keys[p][0] == "rows" else (p,):
+                if self.types[x].shape == (0,):
+                    continue
+                if flat and (both := self._continued(flat[-1], x)) is not None:
+                    flat[-1] = both
+                else:
+                    flat.append(x)
+        if not parts or len({self.types[p].dtype for p in parts}) > 1:
+            raise Refused("values of several dtypes, or none, are concatenated")
+        dtype = self.types[parts[0]].dtype
+        if len(flat) == 1:
+            out = flat[0]
+        elif not flat:
+            out = self.lin((), TensorType(dtype, (0,)))
+        else:
+            out = self._rows(tuple(flat), dtype)
+        return out if shape is None else self.shaped(out, shape)
+
+    def _rows(self, flat: tuple[int, ...], dtype: str) -> int:
+        new = len(self.keys)
+        out = self.intern(("rows", flat), TensorType(dtype, (sum(self.types[x].numel for x in flat),)), flat)
+        if out == new:
+            for array in dict.fromkeys(a for x in flat for a in self.arrays(x)):
+                self.rows_with.setdefault(array, []).append(out)
+        return out
+
+    def _ends(self, e: int) -> list[int]:
+        """Where the rows begin and end of which a value is made."""
+        found = self._rows_end.get(e)
+        if found is None:
+            found = self._rows_end[e] = list(accumulate([self.types[part].numel for part in self.keys[e][1]], initial=0))
+        return found
+
+    def arrays(self, e: int) -> list[int]:
+        """The arrays that a value has slices of; -1 for a constant."""
+        return [array if start >= 0 else -1 for array, start in self.slices(e)]
+
+    def _continued(self, a: int, b: int) -> int | None:
+        """Two flat arrays as one slice, where b continues a."""
+        x, y = self.slices(a), self.slices(b)
+        n, m = self.types[a].numel, self.types[b].numel
+        if len(x) != len(y):
+            return None
+        xs = sorted((base, start + (n if start >= 0 else 0), w) for (base, start), w in x.items())
+        if xs != sorted((base, start, w) for (base, start), w in y.items()):
+            return None
+        dtype = self.types[a].dtype
+        items = []
+        for (base, start), w in x.items():
+            items.append((self.one(dtype, (n + m,)) if start < 0 else self.cut(base, start, start + n + m), w))
+        return self.lin(items, TensorType(dtype, (n + m,)))
+
+    def slices(self, e: int) -> dict[tuple[int, int], float]:
+        """A value as weighted slices (array, start) of its own length; start is -1 for a constant."""
+        out: dict[tuple[int, int], float] = {}
+        for a, w in self.items(e):
+            key = self.keys[a]
+            if key[0] == "view":
+                a = key[1]
+                key = self.keys[a]
+            if key[0] == "slice":
+                out[key[1], key[2]] = w
+            elif key[0] == "one":
+                out[self.one(key[1], ()), -1] = w
+            else:
+                out[a, 0] = w
+        return out
+
+    def _parts_of(self, e: int) -> tuple[int, ...] | None:
+        """The rows of what is made of rows."""
+        key = self.keys[e]
+        if key[0] == "view":
+            key = self.keys[key[1]]
+        return key[1] if key[0] == "rows" else None
+
+    # -- what `OpDef.meaning` is written with, beside `cut`, `join` and `shaped` -------------------------------------
+
+    nothing = -1  # what a rank without a result gets
+
+    def type(self, e: int) -> TensorType:
+        return self.types[e]
+
+    def unknown(self) -> int:
+        raise Refused("this has no meaning that the proof knows")
+
+    def sum(self, xs: Sequence[int], weight: float = 1.0) -> int:
+        if None in xs:
+            raise Refused("a value that is not there is added up")
+        if not xs or len({self.types[x] for x in xs}) > 1:
+            raise Refused("values of several types, or none, are added up: " + ", ".join(str(self.types[x]) for x in xs[:4]))
+        return self.lin([(x, weight) for x in xs], self.types[xs[0]])
+
+    def mean(self, xs: Sequence[int]) -> int:
+        return self.sum(xs, 1.0 / max(1, len(xs)))
+
+    def rounded(self, e: int, dtype: str) -> int:
+        """The same numbers as floats of another dtype: in exact arithmetic nothing changes."""
+        key = self.keys[e]
+        return key[2] if key[:2] == ("each", "rounded") and self.types[key[2]].dtype == dtype else self.each("rounded", e, dtype)
+
+    def each(self, what: str, e: int, dtype: str) -> int:
+        """What a linear function of each element by itself makes of a value; it leaves 1 as it is."""
+        key, t = self.keys[e], self.types[e].with_dtype(dtype)
+        again = self.rounded if what == "rounded" else partial(self.each, what)
+        match key[0]:
+            case "lin":
+                return self.lin([(again(a, dtype), w) for a, w in key[1]], t)
+            case "one":
+                return self.one(dtype, t.shape)
+            case "view":
+                return self.shaped(again(key[1], dtype), t.shape)
+            case "slice":
+                return self.cut(again(key[1], dtype), key[2], key[2] + key[3])
+            case "rows":
+                return self.join([again(part, dtype) for part in key[1]])
+            case "box":
+                return self.intern(("box", again(key[1], dtype), *key[2:]), t, (key[1],))
+        return self.intern(("each", what, e, dtype), t, (e,))
+
+    def rows(self, x: int, shapes: Sequence[Sequence[int]]) -> list[int]:
+        out, at = [], 0
+        if sum(prod(s) for s in shapes) != self.types[x].numel:
+            raise Refused(f"{self.types[x]} is not rows of shapes {[list(s) for s in shapes]}")
+        for s in shapes:
+            out.append(self.shaped(self.cut(x, at, at + prod(s)), s))
+            at += prod(s)
+        return out
+
+    def gathered(self, xs: Sequence[int], marks: Sequence[int], shape: Sequence[int]) -> int:
+        """The parts between `marks` of a flat array, joined in order."""
+        for k, x in enumerate(xs):
+            if x is None:
+                raise Refused(f"part {k} is not there")
+            if self.types[x].numel != marks[k + 1] - marks[k]:
+                raise Refused(f"part {k} is {self.types[x]}, and not of {marks[k + 1] - marks[k]} elements")
+        return self.join(xs, shape)
+
+    # -- sums --------------------------------------------------------------------------------------------------------
+
+    def one(self, dtype: str, shape: Sequence[int]) -> int:
+        t = TensorType(dtype, tuple(shape))
+        return self.intern(("one", dtype, t.shape), t)
+
+    def constant(self, value: float, type_: TensorType) -> int:
+        v = float(value)
+        exact = v.is_integer() and abs(v) <= _EXACT and type_.dtype != "bool"
+        if not exact and (type_.dtype not in FLOATS or not isfinite(v) or abs(v) < 1e-290):
+            return self.intern(("constant", repr(value), type_), type_)
+        return self.lin([(self.one(type_.dtype, type_.shape), v)], type_)
+
+    def constant_of(self, e: int) -> float | None:
+        """The number that all elements of a constant are."""
+        key = self.keys[e]
+        if key[0] == "one":
+            return 1.0
+        if key[0] == "lin" and len(key[1]) <= 1:
+            return 0.0 if not key[1] else key[1][0][1] if self.keys[key[1][0][0]][0] == "one" else None
+        return None
+
+    def items(self, e: int) -> tuple[tuple[int, float], ...]:
+        key = self.keys[e]
+        return key[1] if key[0] == "lin" else ((e, 1.0),)
+
+    def lin(self, weighted: Sequence[tuple[int, float]], type_: TensorType) -> int:
+        """The weighted sum of values of one type. Raises Refused where it has none that may be reckoned with."""
+        if len(weighted) == 1 and weighted[0][1] == 1.0 and self.types[weighted[0][0]] == type_:
+            return weighted[0][0]
+        if type_.dtype == "bool":
+            raise Refused("truth values do not add up")
+        cuts = [p for e, _ in weighted for a, _ in self.items(e) if (p := self._parts_of(a)) is not None]
+        if cuts:
+            return self._lin_of_rows(weighted, cuts, type_)
+        sums: dict[Any, float] = {}
+        size: dict[Any, float] = {}
+        terms: dict[tuple, list[tuple[int, float]]] = {}
+        products: dict[tuple, list[Span]] = {}
+        for e, w in weighted:
+            if not isfinite(w):
+                raise Refused(f"the weight {w} is no number")
+            found = self.items(e)
+            if len(found) > _MOST and not self.ranked[e]:
+                found = ((e, 1.0),)
+            for a, v in found:
+                u = v * w
+                if not isfinite(u) or (u == 0.0 and w != 0.0) or (u != 0.0 and abs(u) < 1e-290):
+                    raise Refused(f"the weights {v:g} and {w:g} have no product that a number can hold")
+                if (t := self._terms(a)) is not None:
+                    terms.setdefault(t[0], []).append((t[1], u))
+                    continue
+                if (key := self.keys[a])[0] == "products":
+                    products.setdefault(key[1:4], []).append((*key[4:], u))
+                    continue
+                sums[a] = sums.get(a, 0.0) + u
+                size[a] = max(size.get(a, 0.0), abs(u))
+        added = [x for t, found_terms in terms.items() for x in self._gathered(t, found_terms, type_)]
+        added += [x for of, spans in products.items() for x in self.adaptive.together(of, spans, type_)]
+        for a, u in added:
+            sums[a] = sums.get(a, 0.0) + u
+            size[a] = max(size.get(a, 0.0), abs(u))
+        # a weight that is rounding noise beside what it was made from is 0; how small it is by itself says nothing
+        items = tuple(sorted((a, self.weight(u)) for a, u in sums.items() if abs(u) > 1e-12 * size[a]))
+        if type_.dtype not in FLOATS and any(not u.is_integer() or abs(u) > _EXACT for _, u in items):
+            raise Refused(f"whole numbers ({type_}) are multiplied by a fraction")
+        if not items:
+            return self.intern(("lin", (), type_), type_)
+        if len(items) == 1 and items[0][1] == 1.0:
+            return items[0][0]
+        return self.intern(("lin", items), type_, [a for a, _ in items])
+
+    def weight(self, w: float) -> float:
+        """The one number that stands for all that differ from it by rounding noise."""
+        if w.is_integer() and abs(w) < _EXACT:
+            return w
+        # weights are products and sums of a few numbers; a wrong one is wrong by far more than the twelfth digit
+        short = float(f"{w:.12g}")
+        return short if abs(short - w) <= 1e-15 * abs(w) else self._weights.setdefault(short, w)
+
+    def _lin_of_rows(self, weighted: Sequence[tuple[int, float]], cuts: Sequence[tuple[int, ...]], type_: TensorType) -> int:
+        if type_.numel == ANY:
+            raise Refused("the size of a sum is open")
+        at = {0, type_.numel}
+        for parts in cuts:
+            stop = 0
+            for p in parts:
+                stop += self.types[p].numel
+                at.add(stop)
+        marks = sorted(at)
+        out = []
+        for a, b in zip(marks, marks[1:], strict=False):
+            row = [(self.cut(x, a, b), v * w) for e, w in weighted for x, v in self.items(e)]
+            out.append(self.lin(row, TensorType(type_.dtype, (b - a,))))
+        return self.join(out, type_.shape)
+
+    # -- what some ranks hold of a sum -------------------------------------------------------------------------------
+
+    def terms(self, derivation: int, others: tuple, ranks: int, type_: TensorType) -> int:
+        """The sum of what the ranks of a bit mask hold of a sum; `others` are the coordinates that are not summed over."""
+        return self.intern(("terms", derivation, others, ranks), type_, ranked=True)
+
+    def _terms(self, a: int) -> tuple[tuple, int] | None:
+        """((derivation, others, the box, where a slice of that starts, shape), ranks) of terms, or of a box, slice or view of them."""
+        if not self.ranked[a]:
+            return None
+        key, shape, start, box = self.keys[a], self.types[a].shape, -1, ()
+        if key[0] == "view":
+            key = self.keys[key[1]]
+        if key[0] == "slice":
+            start = key[2]
+            key = self.keys[key[1]]
+        if key[0] == "box":
+            box = key[2:]
+            key = self.keys[key[1]]
+        if key[0] != "terms":
+            return None
+        return (key[1], key[2], box, start, shape), key[3]
+
+    def _gathered(self, t: tuple, found: Sequence[tuple[int, float]], type_: TensorType) -> list[tuple[int, float]]:
+        """Terms of one sum with equal weights together, whole where all ranks are there."""
+        derivation, others, box, start, shape = t
+        parts: list[tuple[int, float]] = []
+        for ranks, w in found:
+            rest = []
+            for m, v in parts:
+                both = m & ranks
+                if not both:
+                    rest.append((m, v))
+                    continue
+                if abs(v + w) > 1e-12 * max(abs(v), abs(w)):
+                    rest.append((both, v + w))
+                if m & ~both:
+                    rest.append((m & ~both, v))
+                ranks &= ~both
+            if ranks:
+                rest.append((ranks, w))
+            parts = rest
+        by_weight: dict[float, int] = {}
+        for m, v in parts:
+            v = self.weight(v)
+            by_weight[v] = by_weight.get(v, 0) | m
+        out = []
+        for v, m in by_weight.items():
+            whole = self.complete(derivation, others, m)
+            e = whole if whole is not None else self.ids.get(("terms", derivation, others, m))
+            if e is None:
+                e = self.terms(derivation, others, m, self.types[self.ids["terms", derivation, others, found[0][0]]])
+            e = self.boxes.taken(e, *box) if box else e
+            e = self.cut(e, start, start + prod(shape)) if start >= 0 else e
+            out += [(a, u * v) for a, u in self.items(self.shaped(e, shape))]
+        return out
+
+    def show(self, e: int, depth: int = 4) -> str:
+        """A few words for a person."""
+        return show(self, e, depth)
+
+
+_PLAIN = (int, str, bool, type(None))  # values of one of these types that are equal say the same
+
+
+def _shown(value: Any) -> str:
+    return "block" if isinstance(value, BlockRef) else repr(value)
+
+
+def _name(item: tuple[str, Any]) -> str:
+    return item[0]

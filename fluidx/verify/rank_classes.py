@@ -1,0 +1,222 @@
+"""Which ranks have programs that say the same, and which operators all ranks have in common."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from itertools import chain, compress, count
+from typing import Any
+
+from ..ir.change_stamps import Twins, Variables, regrouped
+from ..ir.message_batches import spans
+from ..ir.opdef import OPS, Effect
+from ..ir.operator import BlockRef, Operator
+from ..ir.program import Block, Program
+from ..ir.sub_blocks import bodies
+from .normal_form import Table
+from .send_recv import is_message
+from .sub_blocks import check_blocks
+
+
+class Alike:
+    """Ranks whose programs say the same."""
+
+    def __init__(self, program: Program, codes: list[int], kept: Collection[str] | None):
+        self.program, self.codes, self.kept = program, codes, kept
+        self.common: list[int] = []  # where the operators stand that all ranks have, and then the end
+        self.spans: dict[int, tuple[int, int]] = {}  # of sends and receives that start together
+        self._dead: set[int] | None = None
+
+    def dead(self, ops: Sequence[tuple[Operator, Program]]) -> set[int]:
+        """Where operators stand whose results nobody needs and nothing keeps: they do not run."""
+        if self._dead is None:
+            self._dead = set()
+            descs = self.program.global_block().descs
+            needed = set(self.kept or ())
+            for k in range(len(self.codes) - 1, -1, -1):
+                op = ops[self.codes[k]][0]
+                runs = op.type not in OPS or OPS[op.type].effect not in (Effect.PURE, Effect.RANDOM) or bool(OPS[op.type].bodies)
+                if runs or any(n in needed or n not in descs or descs[n].persistable for n in op.output_arg_names):
+                    needed.update(op.input_arg_names)
+                    for b in op.sub_blocks():
+                        needed |= touched(ops[self.codes[k]][1], b)
+                else:
+                    self._dead.add(k)
+        return self._dead
+
+
+def touched(program: Program, idx: int) -> set[str]:
+    """The names that a block and those inside of it speak of."""
+    names: set[str] = set()
+    for op in program.blocks[idx].oplist:
+        names.update(op.input_arg_names, op.output_arg_names)
+        for body in bodies(op):
+            names |= touched(program, body.idx)
+            names.update(n for n in op.attrs.get(body.results_attr, ()) if isinstance(n, str))
+    return names
+
+
+def collectives(program: Program, op: Operator) -> list[Operator]:
+    """The collectives that stand in the blocks of an operator."""
+    found = [o for idx in op.sub_blocks() for o in program.blocks[idx].oplist]
+    return [o for o in found if o.type in OPS and OPS[o.type].effect is Effect.COLLECTIVE] + [
+        c for o in found for c in collectives(program, o)
+    ]
+
+
+class Programs:
+    """The operators of block 0 of all ranks, those that say the same under one number.
+
+    For branches of larger programs, `kept` is what these need of them; their blocks were looked at with the rest.
+    """
+
+    def __init__(self, programs: Sequence[Program], twins: Twins, table: Table, kept: Collection[str] | None = None):
+        self.programs, self.table, self.kept = programs, table, kept
+        self.n = len(programs)
+        self.codes: dict[tuple, int] = {}
+        self.ops: list[tuple[Operator, Program]] = []  # by code
+        self.lines: dict[int, int] = {}  # of branches: code -> the number of those that say the same, their bodies aside
+        self._code_of: dict[int, int] = {}
+        self._keep: list[Any] = []
+        self._checked_blocks: set[int] = set()
+        self.classes: list[Alike] = []
+        self.of: list[Alike] = []
+        twins = regrouped(twins, _said)
+        if len(twins) == 1:
+            ((first, _),) = twins
+            self.ops = [(op, first) for op in first.global_block().oplist]
+            self.classes.append(Alike(first, list(range(len(self.ops))), self.kept))
+            self.of = self.classes * self.n
+        else:
+            self._classes(twins)
+        self._common()
+
+    def _classes(self, twins: Twins) -> None:
+        """Programs whose operators have the same numbers are one class."""
+        found: dict[tuple[int, ...], Alike] = {}
+        of: dict[int, Alike] = {}
+        for p, ranks in twins:
+            block = p.global_block()
+            known = [*map(self._code_of.get, map(id, block.oplist))]
+            codes = [self._code(op, p, block) if c is None else c for op, c in zip(block.oplist, known, strict=True)]
+            alike = found.setdefault(tuple(codes), Alike(p, codes, self.kept))
+            of.update(dict.fromkeys(ranks, alike))
+        self.classes = [*found.values()]
+        self.of = [of[r] for r in range(self.n)]
+
+    def _code(self, op: Operator, program: Program, block: Block) -> int:
+        """A number for operators that say the same, with the blocks that they run."""
+        code = self._code_of.get(id(op))
+        if code is not None:
+            return code
+        if block.idx == 0 and is_message(op):  # never one that all ranks have
+            code = self._code_of[id(op)] = len(self.ops)
+            self.ops.append((op, program))
+            return code
+        runs = any(isinstance(v, BlockRef) for v in op.attrs.values()) if op.attrs else False
+        inner: tuple = ()
+        if runs:
+            self.check_blocks(program)
+            for v in op.attrs.values():
+                if isinstance(v, BlockRef):
+                    b = program.blocks[v.idx]
+                    said = tuple((n, d.type, d.placement) for n, d in b.descs.items())
+                    inner += (said, tuple(self._code(o, program, b) for o in b.oplist))
+        line = (op.type, tuple(op.inputs.items()), tuple(op.outputs.items()), self.table.attrs_id(op.attrs))
+        code = self.codes.get((*line, inner))
+        if code is None:
+            code = self.codes[*line, inner] = len(self.ops)
+            self.ops.append((op, program))
+            if runs and op.type in OPS and not OPS[op.type].repeats:
+                blocks = tuple(v.idx for v in op.attrs.values() if isinstance(v, BlockRef))
+                self.lines[code] = self.codes.setdefault((*line, blocks, None), code)
+        if not runs:
+            self._code_of[id(op)] = code
+            self._keep.append(op)
+        return code
+
+    def check_blocks(self, program: Program) -> None:
+        if self.kept is None and id(program) not in self._checked_blocks:
+            check_blocks(program)
+            self._checked_blocks.add(id(program))
+
+    def _spans(self, codes: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """{place: (first, last)} of sends and receives that start together."""
+        places = [*compress(count(), map(self.is_message.__getitem__, codes))]
+        out: dict[int, tuple[int, int]] = {}
+        begin = 0
+        for j, k in enumerate(places):
+            if j + 1 == len(places) or places[j + 1] != k + 1:  # neighbours only
+                run = places[begin : j + 1]
+                found = spans([self.ops[codes[x]][0] for x in run])
+                out.update((run[x], (run[a], run[b])) for x, (a, b) in found.items())
+                begin = j + 1
+        return out
+
+    def _common(self) -> None:
+        """Find operators that all ranks have in one order; each class lists where they stand."""
+        self.is_message = message = [is_message(op) for op, _ in self.ops]
+        for c in self.classes:
+            c.spans = self._spans(c.codes)
+        if len(self.classes) == 1:
+            (c,) = self.classes
+            c.common = [k for k, code in enumerate(c.codes) if self.n == 1 or not message[code]]
+        else:
+            line = self.lines.get
+            places = [_places([line(x, x) for x in c.codes] if self.lines else c.codes) for c in self.classes]
+            first = self.classes[0].codes
+            chosen = [x for x, k in places[0].items() if not message[first[k]]]
+            for at in places[1:]:
+                chosen = [x for x in chosen if x in at]
+                chosen = _rising(chosen, [at[x] for x in chosen])
+            for c, at in zip(self.classes, places, strict=True):
+                c.common = [at[x] for x in chosen]
+        self.length = len(self.classes[0].common)
+        for c in self.classes:
+            c.common.append(len(c.codes))
+        self.apart = {k for c in self.classes for k in _gaps(c.common)}
+        # branches that stand in all programs, with bodies that differ
+        self.unlike = {k for k in range(self.length) if len({c.codes[c.common[k]] for c in self.classes}) > 1} if self.lines else ()
+
+
+def _said(program: Program) -> list[tuple]:
+    """What decides what the operators of block 0 do, beside the variables of block 0."""
+    return [(b.idx, b.parent_idx, b.oplist, Variables(b.descs) if k else None) for k, b in enumerate(program.blocks)]
+
+
+def _places(codes: Sequence[int]) -> dict[Any, int]:
+    """Where operators stand: under their number, and under (number, times) from the second time on."""
+    at: dict[Any, int] = dict(zip(codes, count()))
+    if len(at) == len(codes):
+        return at
+    at = {}
+    seen: dict[int, int] = {}
+    for k, code in enumerate(codes):
+        times = seen[code] = seen.get(code, -1) + 1
+        at[(code, times) if times else code] = k
+    return at
+
+
+def _gaps(places: Sequence[int]) -> list[int]:
+    """The indices of places that do not follow the place before."""
+    return [k for k, (a, b) in enumerate(zip(chain((-1,), places), places)) if b - a != 1]
+
+
+def _rising(chosen: list, at: list[int]) -> list:
+    """A longest part of `chosen` whose places rise."""
+    if sorted(at) == at:
+        return chosen
+    tails: list[int] = []
+    ends: list[int] = []
+    before = [-1] * len(at)
+    for k, p in enumerate(at):
+        j = bisect_left(tails, p)
+        before[k] = ends[j - 1] if j else -1
+        tails[j : j + 1] = [p]
+        ends[j : j + 1] = [k]
+    out = []
+    k = ends[-1] if ends else -1
+    while k >= 0:
+        out.append(chosen[k])
+        k = before[k]
+    return out[::-1]

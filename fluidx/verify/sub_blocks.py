@@ -1,0 +1,220 @@
+"""Operators that run sub-blocks: a block is a function of what it reads, and what it says is part of the value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..ir.errors import ProgramError
+from ..ir.opdef import OPS
+from ..ir.operator import Operator
+from ..ir.program import Block, Program
+from ..ir.sub_blocks import Body, bodies, runners
+from ..ir.types import At, Placement
+from .mesh import partial
+from .normal_form import Table
+from .operator_check import Signature
+from .operator_meaning import Declared, Operators, Scope, is_local
+from .refusal import Refused, fail
+from .values import UNDEFINED
+
+RunOp = Callable[[Operator, Scope, Program, Block], None]
+
+
+class Inner:
+    """A sub-block: its own variables, and what it writes of those outside."""
+
+    def __init__(self, outside: Scope, block: Block, depth: int, table: Table, single: bool):
+        self.outside, self.block, self.depth = outside, block, depth
+        self.signatures = {n: table.signature(d.type, () if single else d.placement) for n, d in block.descs.items()}
+        self.own: dict[str, int] = {}
+        self.outer: dict[str, int] = {}
+
+    def signature(self, name: str) -> Signature:
+        return self.signatures.get(name) or self.outside.signature(name)
+
+    def read(self, name: str) -> int:
+        if name in self.block.descs:
+            if name not in self.own:
+                raise Refused(f"%{name} is read before any operator of the block defines it")
+            return self.own[name]
+        found = self.outer.get(name)
+        if found is None:
+            return self.outside.read(name)
+        if found == UNDEFINED:
+            raise Refused(f"%{name} is not always defined")
+        return found
+
+    def write(self, name: str, value: int) -> None:
+        (self.own if name in self.block.descs else self.outer)[name] = value
+
+
+class Control:
+    """Branches and loops, over what their operators make."""
+
+    def __init__(self, operators: Operators, run: RunOp, single: bool):
+        self.operators, self.values, self.table, self.mesh = operators, operators.values, operators.table, operators.mesh
+        self.run, self.single = run, single
+
+    def operator(self, op: Operator, scope: Scope, program: Program) -> None:
+        kind, ins, _ = self.operators.kind(op, scope)
+        if kind.local:
+            raise Refused(f"op {op.type} runs a block with what a rank holds for itself")
+        for n in ins:
+            if n is not None:
+                scope.read(n)
+        definition, condition = kind.definition, self.condition(op, scope)
+        for decides in definition.deciding(op):
+            placement = self._placement(scope, decides)
+            if any(not isinstance(e, At) for e in placement):
+                what = "condition" if decides == condition else "number of the round"
+                raise Refused(f"op {op.type}: the {what} %{decides} must be whole on every rank that runs the block")
+            for n in op.output_arg_names:
+                after = self._placement(scope, n)
+                if any(isinstance(e, At) and e not in after for e in placement):
+                    raise Refused(f"op {op.type}: %{decides} is at a root, but %{n} is declared on other ranks too")
+        if definition.repeats:
+            self._loop(op, scope, program, condition)
+        else:
+            self._branches(op, scope, program, condition)
+
+    @staticmethod
+    def condition(op: Operator, scope: Scope) -> str:
+        """The variable that decides."""
+        return op.input(OPS[op.type].in_slots[0].name)[0]
+
+    def check_results(self, op: Operator, body: Body, names: Any, scope: Declared, inside: Declared) -> None:
+        """Raise Refused unless a block hands out what the operator's outputs are declared to be."""
+        outs = op.output_arg_names
+        if len(names) != len(outs) or not all(isinstance(n, str) for n in names):
+            raise Refused(f"op {op.type} has {len(outs)} outputs, but {body.results_attr} names {len(names)}")
+        for out, n in zip(outs, names, strict=True):
+            (t, _), (t_out, _) = inside.signature(n), scope.signature(out)
+            if not t_out.accepts(t) or self._placement(inside, n) != self._placement(scope, out):
+                raise Refused(f"op {op.type}: %{n} is not what %{out} is declared to be")
+
+    def _placement(self, scope: Declared, name: str) -> Any:
+        t, placement = scope.signature(name)
+        return self.mesh.canonical(placement, t)
+
+    def _body(self, idx: int, scope: Scope, program: Program, given: Mapping[str, int]) -> Inner:
+        depth = getattr(scope, "depth", 0) + 1
+        block = program.blocks[idx]
+        inner = Inner(scope, block, depth, self.table, self.single)
+        inner.outer.update(given)
+        for inner_op in block.oplist:
+            self.run(inner_op, inner, program, block)
+        return inner
+
+    def _branches(self, op: Operator, scope: Scope, program: Program, condition: str) -> None:
+        ends = []
+        outs = op.output_arg_names
+        for body in bodies(op):
+            inner = self._body(body.idx, scope, program, {})
+            names = op.attrs[body.results_attr]
+            self.check_results(op, body, names, scope, inner)
+            for out, n in zip(outs, names, strict=True):
+                if out in inner.block.descs:
+                    raise Refused(f"op {op.type}: %{out} names a variable inside of the block too")
+                inner.outer[out] = inner.read(n)
+            ends.append(inner.outer)
+        pred = self.values.atoms[scope.read(condition)].e
+        made = []
+        for name in dict.fromkeys(n for end in ends for n in end):
+            both = [end[name] if name in end else self._before(scope, name) for end in ends]
+            if UNDEFINED in both:
+                if name in outs:
+                    raise Refused(f"op {op.type}: %{name} is defined in one branch only")
+                made.append((name, UNDEFINED))
+                continue
+            made.append((name, both[0] if len(set(both)) == 1 else self.chosen(pred, both, scope, name)))
+        for name, value in made:
+            scope.write(name, value)
+
+    def _carried(self, e: int, placement: Placement, how: tuple) -> int:
+        """What a loop carries: a part; or a term, where a variable lies in terms. That the terms of all ranks add up to what one device
+        has in each round follows round by round: by the rules of the body's operators they do behind it if they do before it."""
+        return self.values.term(e, placement, how) if partial(placement) else self.values.atom(e, placement)
+
+    def _before(self, scope: Scope, name: str) -> int:
+        try:
+            return scope.read(name)
+        except Refused:
+            return UNDEFINED
+
+    def chosen(self, pred: int, both: list[int], scope: Declared, name: str) -> int:
+        """What a name holds behind branches that leave different values."""
+        es = [self.values.atoms[a].e for a in both]
+        placement = self._placement(scope, name)
+        e = es[0] if len(set(es)) == 1 else self.table.intern(("chosen", pred, *es), scope.signature(name)[0], (pred, *es))
+        if partial(placement):
+            return self.values.term(e, placement, ("chosen", pred, *map(self.values.of_any_turn, both)))
+        return self.values.atom(e, placement)
+
+    def _loop(self, op: Operator, scope: Scope, program: Program, condition: str) -> None:
+        (body,) = bodies(op)
+        depth = getattr(scope, "depth", 0)
+        first: dict[str, int] = {}
+        for name in _written(program, body.idx):
+            before = self._before(scope, name)
+            if before == UNDEFINED:
+                continue
+            if is_local(scope.signature(name)):
+                raise Refused(f"op {op.type} carries %{name} from iteration to iteration, but it is local to each rank")
+            first[name] = before
+        symbols = {
+            name: self.table.symbol("round", (depth, k), scope.signature(name)[0]) for k, name in enumerate(first)
+        }  # fmt: skip
+        given = {name: self._carried(e, self._placement(scope, name), ("round",)) for name, e in symbols.items()}
+        atoms = self.values.atoms
+        _, *left = [atoms[given[n] if n in given else scope.read(n)].e for n in OPS[op.type].deciding(op)]
+        with self.operators.in_round(("round", depth, *left)):
+            inner = self._body(body.idx, scope, program, given)
+        again = atoms[inner.read(condition)].e
+        last = [inner.outer[n] for n in first]
+        if UNDEFINED in last:
+            raise Refused(f"op {op.type}: a variable that it carries is not always defined")
+        results = tuple(atoms[v].e for v in last)
+        begin = tuple(atoms[v].e for v in first.values())
+        start = atoms[scope.read(condition)].e
+        said = ("loop", op.attrs.get("max_rounds", 0), start, again, results, begin)
+        loop = self.table.intern(said, self.table.types[start], (start, again, *results, *begin))
+        made = []
+        # terms are told by all that the terms of a round are made of, in the first round and in those behind it
+        how = ("after", loop, *map(self.values.of_any_turn, (*first.values(), *last)))
+        for k, name in enumerate(first):
+            t = scope.signature(name)[0]
+            e = begin[k] if results[k] == symbols[name] else self.table.intern(("after", loop, k, t), t, (loop,))
+            unchanged = last[k] == given[name]
+            made.append((name, first[name] if unchanged else self._carried(e, self._placement(scope, name), (*how, k))))
+        for name in inner.outer:
+            if name not in first:
+                made.append((name, UNDEFINED))
+        for name, value in made:
+            scope.write(name, value)
+        for n in op.output_arg_names:
+            if n not in first:
+                raise Refused(f"op {op.type} may run no iteration, and %{n} has no value before it")
+
+
+def _written(program: Program, idx: int) -> list[str]:
+    """The outside variables that a block writes, in order, blocks inside of it included."""
+    block = program.blocks[idx]
+    names: dict[str, None] = {}
+    for op in block.oplist:
+        inner = [n for b in op.sub_blocks() for n in _written(program, b)]
+        names.update((n, None) for n in (*inner, *op.output_arg_names) if n not in block.descs)
+    return list(names)
+
+
+def check_blocks(program: Program) -> None:
+    """Blocks are a tree that is not too deep, each run by one operator."""
+    try:
+        runners(program)
+    except ProgramError as e:
+        raise fail(program, -1, str(e)) from None
+    depth = [0] * len(program.blocks)
+    for b in program.blocks[1:]:
+        depth[b.idx] = depth[b.parent_idx] + 1
+    if max(depth) > 40:
+        raise fail(program, -1, f"blocks are nested {max(depth)} deep; the limit is 40")
