@@ -76,7 +76,7 @@ PAGES = {
     "metrics": Page("Metrics", "Metrics over the batches of an epoch, kept in Python.", {"Metrics": _all("fx.metrics")}),
     "strategies": Page("Strategies", "Where parameters are updated, and what communication does it.", {
         "Strategies": _all("fx.transpiler.strategies"),
-    }, "[Strategies](../strategies.md)"),
+    }, "[Strategies](../strategies.md), [Strategies in detail](../strategies_reference.md)"),
     "transpiler": Page("Transpiler", "From a program for one device to one program for each rank.", {
         "Transpiler": _all("fx.transpiler"),
         "Tuning": ("fx", ("tune",)),
