@@ -28,8 +28,8 @@ from fluidx.comm.mpi import mpirun
 from fluidx.comm.mpi.world import why_not
 from fluidx.native import shared
 from fluidx.testing import each_rank
-from fluidx.testing.mpi import Job
-from fluidx.testing.processes import Ranks
+from fluidx.testing.mpi import MpiProcesses
+from fluidx.testing.processes import ProcessRanks
 
 SIZES = "4096,65536,1048576,26214400,104857600"
 _SPEED = 2e9  # bytes a second, about, to choose how many calls a figure takes
@@ -128,13 +128,13 @@ def mpi(ranks: int, nbytes: int) -> float:
 def main() -> None:
     ranks, rounds = int(option("ranks", "2")), int(option("rounds", "10"))
     log = Log("collectives")
-    processes = Ranks(ranks, 60.0)
+    processes = ProcessRanks(ranks, 60.0)
     ways = {
         "bound": lambda n: max(processes.each("collectives:copy", [n])),
         "processes": lambda n: max(processes.each("collectives:all_reduce", [n])),
         "threads": lambda n: max(each_rank(ranks, lambda comm: all_reduce(comm, n), 60.0)),
     }
-    job = None if why_not() or mpirun.why_not() else Job(ranks)
+    job = None if why_not() or mpirun.why_not() else MpiProcesses(ranks)
     if job is not None:
         messages = job.ranks(ranks, 60.0)
         ways["messages"] = lambda n: max(messages.each("collectives:all_reduce", [n]))

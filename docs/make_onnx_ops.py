@@ -11,7 +11,7 @@ from fluidx.ir.opdef import all_ops
 from fluidx.onnx import faces, known
 from fluidx.onnx.faces import FACES, HOSTS
 from fluidx.onnx.normalize import domain_of
-from fluidx.onnx.registry import Known
+from fluidx.onnx.registry import OnnxOperator
 from fluidx.testing.alone import in_onnx
 
 HEAD = """\
@@ -42,7 +42,7 @@ def writers() -> dict[str, list[str]]:
     return found
 
 
-def _is_fluidx(k: Known) -> bool:
+def _is_fluidx(k: OnnxOperator) -> bool:
     """Is it no operator that somebody has added?"""
     key = domain_of(k.domain), k.name
     found = FACES.get(key) or HOSTS.get(key)

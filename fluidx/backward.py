@@ -80,7 +80,7 @@ def append_backward(
     asked = None if parameter_list is None else [_parameter(block, p) for p in parameter_list]
     parameters = [p for p in block.program.all_parameters() if not p.stop_gradient] if asked is None else asked
     given = {d.name for d in block.descs.values() if d.is_data and not d.stop_gradient and d.type.is_float}
-    walk = _Walk(block, {p.name for p in parameters} | given, no_grad, callbacks, checkpoints, {p.name for p in parameters})
+    walk = _BackwardPass(block, {p.name for p in parameters} | given, no_grad, callbacks, checkpoints, {p.name for p in parameters})
     at = walk.last_write[loss.name]
     if block.oplist[at].role == Role.FORWARD:
         block.oplist[at] = block.oplist[at].replace(role=Role.LOSS)
@@ -122,7 +122,7 @@ def gradients(
     if len(seeds) != len(ys):
         raise wrong(f"gradients: {len(ys)} targets need {len(ys)} target_gradients, got {len(seeds)}")
     block = ys[0].block
-    walk = _Walk(block, {x.name for x in xs}, _name_set(block, "no_grad_set", no_grad_set))
+    walk = _BackwardPass(block, {x.name for x in xs}, _name_set(block, "no_grad_set", no_grad_set))
     for y, seed in zip(ys, seeds, strict=True):
         if not y.desc.type.is_float:
             raise wrong(f"gradients: the target {y.name!r} is {y.dtype}; only floats have gradients")
@@ -158,7 +158,7 @@ class _Term:
 class _View:
     """The differentiated operator as a gradient builder sees it: `view["X"]` is a Variable, a list for a list slot, or None."""
 
-    walk: _Walk
+    walk: _BackwardPass
     op: Operator
     index: int
     attrs: Mapping[str, Any]
@@ -200,7 +200,7 @@ class _View:
         return name in self.walk.live[self.index]
 
 
-class _Walk:
+class _BackwardPass:
     """One backward pass over the operators that a block holds when it starts."""
 
     def __init__(

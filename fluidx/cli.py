@@ -27,7 +27,7 @@ _script = click.Path(exists=True, dir_okay=False)
 _folder = click.Path(file_okay=False, path_type=Path)
 
 
-class _Ranks(click.ParamType):
+class _RankCount(click.ParamType):
     """A number of ranks, or the axes of a mesh: 4, or dp=2,tp=2."""
 
     name = "ranks"
@@ -251,7 +251,9 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page to browse the program; any size.")
 @click.option("--fluid-names", is_flag=True, help="Print collectives with fluid's names.")
 @click.option("--strategy", type=_Strategies(_STRATEGIES), help=f"Transpile first, with {_NAMED} (FILE needs main and startup).")
-@click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or a mesh: dp=2,tp=2.")
+@click.option(
+    "-n", "--ranks", type=_RankCount(), default=4, show_default=True, help="Ranks for --strategy: a number, or a mesh: dp=2,tp=2."
+)
 @click.option("--rank", type=click.IntRange(0), help="With --strategy: print the program of this rank.")
 @click.option("--plan", "as_plan", is_flag=True, help="Print the plan of a run: steps, kernels, memory, bytes, operations.")
 @click.option("--feed", type=_Shapes(), help="With --plan: shapes of feeds, image=60x64,label=60x1.")
@@ -339,7 +341,9 @@ def diff(before: str, after: str) -> None:
 @_file
 @click.argument("rank_files", type=click.Path(exists=True, dir_okay=False), nargs=-1)
 @click.option("--strategy", type=_Strategies(_STRATEGIES), help=f"Transpile with {_NAMED}, and verify all rank programs.")
-@click.option("-n", "--ranks", type=_Ranks(), default=4, show_default=True, help="Ranks for --strategy: a number, or a mesh: dp=2,tp=2.")
+@click.option(
+    "-n", "--ranks", type=_RankCount(), default=4, show_default=True, help="Ranks for --strategy: a number, or a mesh: dp=2,tp=2."
+)
 def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: Any) -> None:
     """Check the program in FILE: definitions, types, placements.
 
@@ -454,7 +458,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--schedule", type=click.Choice(_SCHEDULES), default=_SCHEDULES[0], show_default=True, help="How the rate falls to 0.")
 @click.option("--warmup", type=click.IntRange(0), default=0, help="Steps in which the rate rises first.")
 @click.option("--weight-decay", type=click.FloatRange(0, 1), default=0.0, help="Of weights with two axes and more; AdamW with adam.")
-@click.option("-n", "--ranks", type=_Ranks(), default=1, show_default=True, help="How many CPU ranks train.")
+@click.option("-n", "--ranks", type=_RankCount(), default=1, show_default=True, help="How many CPU ranks train.")
 @click.option("--backend", type=click.Choice(_BACKENDS[:2]), default="threads", show_default=True, help="How ranks run.")
 @click.option("--strategy", type=click.Choice(_DEMO), default="data_parallel", show_default=True, help="How to distribute.")
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data.")

@@ -154,7 +154,7 @@ class CompiledProgram:
         self._places: Any = None
         self._local = False  # does each launched process feed batches of its own?
         self._strategy: Strategy | None = None
-        self._ranks: WeakKeyDictionary[Scope, _Ranks] = WeakKeyDictionary()
+        self._ranks: WeakKeyDictionary[Scope, _ScopedRanks] = WeakKeyDictionary()
 
     def with_data_parallel(
         self,
@@ -219,7 +219,7 @@ class CompiledProgram:
         ranks = world_size()  # of a script whose ranks are threads
         return cpu_places(ranks if ranks > 1 else None)
 
-    def _of(self, scope: Scope, places: Any) -> _Ranks:
+    def _of(self, scope: Scope, places: Any) -> _ScopedRanks:
         known = self._ranks.get(scope)
         if known is None or known.version != self._program.version:
             if known is not None:
@@ -227,7 +227,7 @@ class CompiledProgram:
                 known.executor.close()
             n = len(places) if places is not None else _world_size()
             strategy = self._strategy or strategy_of(self._options, self._loss or None)
-            known = self._ranks[scope] = _Ranks(self._program, strategy, n, places, self._local)
+            known = self._ranks[scope] = _ScopedRanks(self._program, strategy, n, places, self._local)
         return known
 
 
@@ -253,7 +253,7 @@ def _as_places(places: Any) -> Any:
     return found
 
 
-class _Ranks:
+class _ScopedRanks:
     """A program on ranks, whose variables are those of a scope."""
 
     def __init__(self, program: Program, strategy: Strategy, n: int, places: Any, local: bool):

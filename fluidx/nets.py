@@ -9,7 +9,7 @@ from . import layers
 from ._checks import number, whole, wrong
 from .fluid_names import module_getattr
 from .ir import Variable
-from .layers.helper import LayerHelper
+from .layers.helper import LayerWriter
 
 __all__ = ["glu", "img_conv_group", "scaled_dot_product_attention", "simple_img_conv_pool"]
 __getattr__ = module_getattr("nets", __all__)
@@ -110,7 +110,7 @@ def scaled_dot_product_attention(
     (-1, 10, 64)
     """
     owner = "nets.scaled_dot_product_attention"
-    helper = LayerHelper("scaled_dot_product_attention")
+    helper = LayerWriter("scaled_dot_product_attention")
     heads = whole(owner, "num_heads", num_heads, 1)
     rate = number(owner, "dropout_rate", dropout_rate)
     for what, x in (("queries", queries), ("keys", keys), ("values", values)):

@@ -15,7 +15,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.ranks.background_writer import Aside
+from fluidx.executor.ranks.background_writer import SharedCopy
 from fluidx.io import CheckpointError, CheckpointManager
 from fluidx.launch import process_job
 from fluidx.native import shared
@@ -145,7 +145,7 @@ def test_a_rank_that_cannot_write_its_file_says_so_and_the_old_one_is_left(tmp_p
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_a_process_does_not_live_to_write_is_written_all_the_same(tmp_path, monkeypatch, beside, how):
     main, loss, exe = beside
-    w, asked = exe.state("w"), Aside.ask
+    w, asked = exe.state("w"), SharedCopy.ask
 
     def ask(aside, *message):
         if aside.process is exe.team.processes[1]:
@@ -153,7 +153,7 @@ def test_what_a_process_does_not_live_to_write_is_written_all_the_same(tmp_path,
             aside.timeout = 0.1
         return asked(aside, *message)
 
-    monkeypatch.setattr(Aside, "ask", ask)
+    monkeypatch.setattr(SharedCopy, "ask", ask)
     checkpoints = CheckpointManager(tmp_path, asynchronous=True)
     checkpoints.save(2, main, exe)
     checkpoints.wait()

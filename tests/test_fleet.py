@@ -49,13 +49,13 @@ def test_local_sgd_of_fleet_averages_what_workers_have(tmp_path):
 
 
 def test_roles_and_options_that_do_not_fit_say_what_to_write():
-    from fluidx.incubate.fleet.base.role_maker import PaddleCloudRoleMaker, Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
+    from fluidx.incubate.fleet.base.role_maker import FleetRole, PaddleCloudRoleMaker, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
     from fluidx.incubate.fleet.collective import Collective, DistributedStrategy
 
     for call, text in [
         (PaddleCloudRoleMaker, "for collective training write PaddleCloudRoleMaker(is_collective=True)"),
         (lambda: UserDefinedCollectiveRoleMaker(1, ["a:1", "b:1"]), "start the script with fluidx run -n 2 --backend processes"),
-        (lambda: UserDefinedRoleMaker(0, Role.SERVER, 1), "DistributeTranspiler(strategies.parameter_server(2))"),
+        (lambda: UserDefinedRoleMaker(0, FleetRole.SERVER, 1), "DistributeTranspiler(strategies.parameter_server(2))"),
         (lambda: Collective().worker_num(), "call fleet.init(role_maker) first"),
         (lambda: setattr(DistributedStrategy(), "use_local_sdg", True), "did you mean 'use_local_sgd'?"),
     ]:

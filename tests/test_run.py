@@ -217,7 +217,7 @@ def test_who_is_started_again(lost, least, ranks, last):
 
 @pytest.mark.parametrize("what, ranks", [("raise", {1}), ("kill", {1}), ("leave", {1}), ("other feed", {0, 1})])
 def test_which_ranks_failed_by_themselves(tmp_path, what, ranks):
-    job = process_job.Job(SCRIPT, ["data_parallel", str(tmp_path), what], 2, timeout=1.0)
+    job = process_job.ProcessJob(SCRIPT, ["data_parallel", str(tmp_path), what], 2, timeout=1.0)
     assert job.run().lost == len(ranks) and report.lost(job.failures) == ranks
 
 

@@ -16,7 +16,7 @@ NOTHING = np.empty(0, np.uint8)
 Block = Callable[[np.dtype], np.ndarray]  # gives BLOCK elements of a dtype to work in
 
 
-class Slot:
+class Contribution:
     """What one rank brings to a meeting: the call, its reduction and its root, and its arrays.
 
     Where every rank has a part for each of the others, `gives` are those by reader and `takes` the places for what the others give.
@@ -46,20 +46,20 @@ class Slot:
         return self.call + (str(list(self.x.shape)) if isinstance(self.x, np.ndarray) else f" in {len(self.x)} parts")
 
 
-def work(slots: Sequence[Slot], first: int, end: int, block: Block) -> None:
+def work(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
     """Do the work of the members from `first` to `end` for all, whose slots are given in order."""
     if (do := _WORK.get(slots[0].what)) is not None:
         do(slots, first, end, block)
 
 
-def _broadcast(slots: Sequence[Slot], first: int, end: int, block: Block) -> None:
+def _broadcast(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
     source = slots[slots[0].root].x
     for s in slots[first:end]:
         if s.out is not source:
             np.copyto(s.out, source)
 
 
-def _reduce_share(slots: Sequence[Slot], first: int, end: int, block: Block) -> None:
+def _reduce_share(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
     """Each member does a range of the elements for all who get the result, so a root is no bottleneck."""
     n, size, root = len(slots), slots[0].size, slots[0].root
     share = slice(size * first // n, size * end // n)
@@ -67,13 +67,13 @@ def _reduce_share(slots: Sequence[Slot], first: int, end: int, block: Block) -> 
     reduce_into([s.x.reshape(-1)[share] for s in slots], [s.out.reshape(-1)[share] for s in outs], slots[0].op, block)
 
 
-def _move(slots: Sequence[Slot], first: int, end: int, block: Block) -> None:
+def _move(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
     for k in range(first, end):
         for place, source in zip(slots[k].takes, slots, strict=True):
             np.copyto(place, source.gives[k])
 
 
-def _scatter(slots: Sequence[Slot], first: int, end: int, block: Block) -> None:
+def _scatter(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
     for k in range(first, end):
         reduce_into([s.gives[k] for s in slots], [slots[k].out], slots[0].op, block)
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..native.shared import Memory
-from ..native.world import World
+from ..native.world import NativeWorld
 
 STARTUP = -1  # in the place of the number of a run
 
 readers: list[Callable[[Memory], None]] = []  # are given the memory in which the ranks of this host leave word, while it can be passed on
 
 
-class Trail(NamedTuple):
+class FlightRecord(NamedTuple):
     """How far a rank has come. It passes through JSON."""
 
     done: str  # the latest collective that it completed, or an empty text
@@ -23,21 +23,21 @@ class Trail(NamedTuple):
     step: int  # the number of its run
 
     @staticmethod
-    def of(world: World, rank: int) -> Trail:
+    def of(world: NativeWorld, rank: int) -> FlightRecord:
         op, step = world.whereabouts(rank)
-        return Trail(world.latest(rank, done=True), world.latest(rank) if world.inside(rank) else "", op, step)
+        return FlightRecord(world.latest(rank, done=True), world.latest(rank) if world.inside(rank) else "", op, step)
 
     def __str__(self) -> str:
         done = self.done or "none"
         return f"{done}; then it was in {self.inside}" if self.inside else done
 
 
-def trails(world: World, ranks: int) -> list[Trail | None]:
+def trails(world: NativeWorld, ranks: int) -> list[FlightRecord | None]:
     """Those of all ranks that share memory."""
-    return [Trail.of(world, rank) for rank in range(ranks)]
+    return [FlightRecord.of(world, rank) for rank in range(ranks)]
 
 
-def scene(process: int, world: World | None, ranks: int) -> str:
+def scene(process: int, world: NativeWorld | None, ranks: int) -> str:
     """Lines that say where the process of a rank is, and what every rank completed last, where that is known."""
     return host(process) + (told(trails(world, ranks)) if world is not None else "")
 
@@ -52,7 +52,7 @@ def end_of(rank: int, ranks: int, how: str) -> str:
     return f"fluidx: rank {rank} of {ranks}, on host {socket.gethostname()}, {how}"
 
 
-def whereabouts(trail: Trail | None) -> str:
+def whereabouts(trail: FlightRecord | None) -> str:
     """Lines that show the operator that a rank left word of, and the run."""
     if trail is None:
         return ""
@@ -62,7 +62,7 @@ def whereabouts(trail: Trail | None) -> str:
     return f"\n  after {run}" if trail.done else ""
 
 
-def told(trails: Sequence[Trail | None], beside: Callable[[int], str] = lambda rank: "") -> str:
+def told(trails: Sequence[FlightRecord | None], beside: Callable[[int], str] = lambda rank: "") -> str:
     """Lines that say it of every rank, each with what is told of it `beside`; none where nothing is known of any."""
     if not any(trails):
         return ""

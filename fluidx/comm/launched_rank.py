@@ -28,7 +28,7 @@ from ..ir.errors import ExecutionError, RankError
 from ..native.shared import Memory, take, why_not
 from . import flight_recorder, launch_environment
 from .base import CommError, Ranks, was_stopped
-from .contribution import Slot
+from .contribution import Contribution
 from .launch_environment import Launched
 from .mpi import world as mpi
 from .mpi.multi_host import HostsWorld
@@ -43,7 +43,7 @@ _NONCE = 32  # bytes
 _HELLO = struct.Struct(f"<2i{_NONCE}s32s")  # the fields of a _Hello
 
 
-class _Word(Slot):
+class _Word(Contribution):
     """Something that ranks tell one another beside what their programs say."""
 
     kept = False

@@ -13,7 +13,7 @@ import numpy as np
 from .. import config, native
 from ..native.shared import Memory, SharedWorld, take
 from .base import CommAborted, Ranks
-from .contribution import Slot
+from .contribution import Contribution
 from .threads.native_calls import Calls, NativeCommunicator, in_one_piece
 
 
@@ -59,7 +59,7 @@ class ProcessCommunicator(NativeCommunicator):
     def follow(self, beside: bool, at: int) -> None:
         native.compile(self.calls.follow(beside, at))()
 
-    def _reachable(self, slot: Slot, strided: bool = True) -> Slot:
+    def _reachable(self, slot: Contribution, strided: bool = True) -> Contribution:
         if _can_reach(self._memory, slot, strided):
             return slot
         made: dict[int, np.ndarray] = {}  # an array that is given and taken is one there too
@@ -74,19 +74,19 @@ class ProcessCommunicator(NativeCommunicator):
             return made[id(a)]
 
         parts = {} if slot.gives is None else {"gives": there(slot.gives), "takes": there(slot.takes)}
-        return Slot(slot.what, there(slot.x), there(slot.out), slot.op, slot.root, **parts)
+        return Contribution(slot.what, there(slot.x), there(slot.out), slot.op, slot.root, **parts)
 
     def _sent(self, x: np.ndarray) -> np.ndarray:
         return x if in_one_piece(x) and self._memory.holds(x) else _copied(x)
 
-    def _show(self, ranks: Ranks, slot: Slot) -> None:
+    def _show(self, ranks: Ranks, slot: Contribution) -> None:
         """They see the words that it brings."""
 
-    def _shown(self, ranks: Ranks, slot: Slot) -> list[Slot]:
+    def _shown(self, ranks: Ranks, slot: Contribution) -> list[Contribution]:
         found = []
         for gives, takes in self._all.brought(ranks):
             parts = {} if slot.gives is None else {"gives": gives, "takes": takes}
-            found.append(Slot(slot.what, gives[0] if slot.gives is None else gives, takes[0], slot.op, slot.root, **parts))
+            found.append(Contribution(slot.what, gives[0] if slot.gives is None else gives, takes[0], slot.op, slot.root, **parts))
         return found
 
 
@@ -97,14 +97,14 @@ class SharedCalls(Calls):
         super().__init__(world, shared, rank)
         self._memory = world.memory
 
-    def _can_reach(self, slot: Slot) -> bool:
+    def _can_reach(self, slot: Contribution) -> bool:
         return _can_reach(self._memory, slot)
 
-    def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> list[native.Call] | None:
+    def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> list[native.NativeCall] | None:
         return super().exchange(sends, recvs) if all(self._memory.holds(x) for x, _ in sends) else None
 
 
-def _can_reach(memory: Memory, slot: Slot, strided: bool = True) -> bool:
+def _can_reach(memory: Memory, slot: Contribution, strided: bool = True) -> bool:
     """Lie all arrays there, and in one piece unless they are parts and may be `strided`?"""
     arrays = [slot.x, slot.out] if slot.gives is None else [*slot.gives, *slot.takes]
     return all(map(memory.holds, arrays)) and ((strided and slot.gives is not None) or in_one_piece(*arrays))

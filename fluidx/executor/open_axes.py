@@ -14,7 +14,7 @@ from ..ir.errors import FeedError, ProgramError
 from ..ir.opdef import OpDef
 from ..ir.operator import Operator
 from ..ir.program import Block
-from ..ir.sizes import Sizes as OpenSizes
+from ..ir.sizes import StandInShapes as OpenSizes
 from ..ir.types import ANY, TensorType
 from .error_text import where
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from .plan.selection import Outline
 
 
-class _Axis(NamedTuple):
+class _OperandAxis(NamedTuple):
     """An axis of an operand."""
 
     name: str
     axis: int
 
 
-class _Pair(NamedTuple):
+class _AxisPair(NamedTuple):
     """Open axes of two operands over which an operator makes one loop. `alike`: they are of one size by the program."""
 
-    a: _Axis
-    b: _Axis
+    a: _OperandAxis
+    b: _OperandAxis
     alike: bool
 
 
@@ -42,7 +42,7 @@ class OpenAxes:
 
     def __init__(self, outline: Outline):
         self._sizes = OpenSizes(outline.program.global_block())
-        self._met: dict[int, tuple[Operator, list[_Pair]]] = {}
+        self._met: dict[int, tuple[Operator, list[_AxisPair]]] = {}
 
     def check(
         self, block: Block, op: Operator, definition: type[OpDef], whole: Callable[[str], Any], is_cut: Callable[[str, int], bool]
@@ -67,7 +67,7 @@ class OpenAxes:
             )
 
 
-def _met(sizes: OpenSizes, op: Operator, definition: type[OpDef]) -> Iterator[_Pair]:
+def _met(sizes: OpenSizes, op: Operator, definition: type[OpDef]) -> Iterator[_AxisPair]:
     desc = sizes.block.desc
     ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
     in_types, out_types = ([None if n is None else desc(n).type for n in names] for names in (ins, outs))
@@ -79,14 +79,14 @@ def _met(sizes: OpenSizes, op: Operator, definition: type[OpDef]) -> Iterator[_P
         pattern = definition.pattern_of(in_types, out_types, op.attrs)
     except ProgramError:
         return
-    loops: dict[str, list[_Axis]] = {}
+    loops: dict[str, list[_OperandAxis]] = {}
     for k, (n, t, axes) in enumerate(zip(ins, in_types, pattern.ins, strict=True)):
         if n is None or t is None or axes is None or k in pattern.shape_only:
             continue
         for axis, (d, factors) in enumerate(zip(t.shape, axes, strict=True)):
             if d == ANY and len(factors) == 1:
-                loops.setdefault(factors[0], []).append(_Axis(n, axis))
+                loops.setdefault(factors[0], []).append(_OperandAxis(n, axis))
     for met in loops.values():
         for a, b in combinations(met, 2):
             if a.name != b.name:
-                yield _Pair(a, b, sizes.shape(a.name)[a.axis] == sizes.shape(b.name)[b.axis])
+                yield _AxisPair(a, b, sizes.shape(a.name)[a.axis] == sizes.shape(b.name)[b.axis])

@@ -11,7 +11,7 @@ from ..native.shared import SharedWorld
 _TEXT, _STEP = 0, 1
 
 
-class Trail:
+class Progress:
     """What a rank that is a process leaves behind: the operator that it is at, as `show` words it, and the number of the run."""
 
     def __init__(self, world: SharedWorld, rank: int, show: Callable[[Operator], str]):

@@ -116,7 +116,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-class Alone:
+class OneProcess:
     """The processes that hold the values of an executor, where this is the only one. Executors of ranks are such groups themselves."""
 
     apart = False  # are there others, which do the same?
@@ -128,7 +128,7 @@ class Alone:
 
 
 def group(executor: Any) -> Any:
-    return executor if hasattr(executor, "together") else Alone()
+    return executor if hasattr(executor, "together") else OneProcess()
 
 
 def told_by_first(executor: Any, what: str, make: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ from .errors import nearest
 from .opdef import opdef
 from .operator import Operator, Role
 from .program import Block, names_of
-from .sizes import Sizes
+from .sizes import StandInShapes
 from .source_location import Site, wrong
 
 
@@ -31,9 +31,9 @@ class Builder:
         self.device: str | None = None  # of the operators; the program's where it is not set
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> StandInShapes:
         """Which open axes of the block's variables have one size."""
-        return Sizes(self.block)
+        return StandInShapes(self.block)
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if op_type.startswith("__"):

@@ -21,7 +21,7 @@ FLAT = Pieces((), "")
 OWN = Own("")
 
 
-class Row(NamedTuple):
+class PlacementRow(NamedTuple):
     """One way in which the operands may lie over one mesh axis, and where the outputs then lie. Entries are of group ""."""
 
     kind: str  # "cut", "flat", "laid", "root", "whole", "linear", "monotone", "own", or "meet" where the ranks have to talk
@@ -64,10 +64,10 @@ def _cut(
     return tuple(out)
 
 
-def rows(p: Pattern) -> list[Row]:
+def rows(p: Pattern) -> list[PlacementRow]:
     """Every row that follows from a pattern, in the order of preference among equally cheap ones:
     cut, flat ranges, at a root, whole, cuts that leave a sum to be finished, linear, monotone, each rank its own."""
-    cuts: list[Row] = []
+    cuts: list[PlacementRow] = []
     for f in p.sizes:
         if f in p.whole or "/" in f:
             continue
@@ -82,9 +82,9 @@ def rows(p: Pattern) -> list[Row]:
             continue
         rest = None if f in p.ignored or monoid is None else Partial(monoid, "")
         filled = tuple(o or (None if axes is None else rest) for o, axes in zip(outs, p.outs, strict=True))
-        cuts.append(Row("cut", f"cut {runs or f}", ins, filled, f, count))
-    whole = Row("whole", "whole", (None,) * len(p.ins), (None,) * len(p.outs))
-    root = Row("root", "at a root", _all(ROOT, p.ins), _all(ROOT, p.outs))
+        cuts.append(PlacementRow("cut", f"cut {runs or f}", ins, filled, f, count))
+    whole = PlacementRow("whole", "whole", (None,) * len(p.ins), (None,) * len(p.outs))
+    root = PlacementRow("root", "at a root", _all(ROOT, p.ins), _all(ROOT, p.outs))
     settled = [r for r in cuts if not r.owes]
     owing = [r for r in cuts if r.owes]
     flat = _flat_row(p)
@@ -92,7 +92,7 @@ def rows(p: Pattern) -> list[Row]:
     if flat is not None:
         (owing if flat.owes else settled).append(flat)
     if p.laid:
-        settled.append(Row("laid", "flat ranges, one behind the other", _all(FLAT, p.ins), _all(FLAT, p.outs)))
+        settled.append(PlacementRow("laid", "flat ranges, one behind the other", _all(FLAT, p.ins), _all(FLAT, p.outs)))
     return [*settled, root, whole, *owing, *last]
 
 
@@ -100,7 +100,7 @@ def _all(entry: Entry, operands: Sequence[object]) -> tuple[Entry | None, ...]:
     return tuple(None if o is None else entry for o in operands)
 
 
-def _flat_row(p: Pattern) -> Row | None:
+def _flat_row(p: Pattern) -> PlacementRow | None:
     """Flat ranges, for a line that names no axis: every operand has all of the elements, or one for all of them."""
     if not p.no_axes or p.whole - {f for f in p.whole if f[0] == "."} or not p.outs:
         return None
@@ -118,29 +118,29 @@ def _flat_row(p: Pattern) -> Row | None:
         outs = [e if e is not None or axes is None else Partial(monoid, "") for e, axes in zip(outs, p.outs, strict=True)]
     elif monoid:
         return None
-    return Row("flat", "flat ranges", tuple(place[: len(p.ins)]), tuple(outs))
+    return PlacementRow("flat", "flat ranges", tuple(place[: len(p.ins)]), tuple(outs))
 
 
-def _linear_rows(p: Pattern) -> Iterator[Row]:
+def _linear_rows(p: Pattern) -> Iterator[PlacementRow]:
     term = Partial("sum", "")
     for group, into in p.linear:
         ins = tuple(term if k in group else None for k in range(len(p.ins)))
         outs = tuple(None if axes is None else term if into is None or k in into else None for k, axes in enumerate(p.outs))
-        yield Row("linear", f"linear in {', '.join(map(str, group))}" if group else "zero", ins, outs)
+        yield PlacementRow("linear", f"linear in {', '.join(map(str, group))}" if group else "zero", ins, outs)
 
 
-def _own_row(p: Pattern) -> Row:
+def _own_row(p: Pattern) -> PlacementRow:
     """Each rank computes of its own values what one device computes of one."""
     if p.meets:
-        return Row("meet", "of all ranks' own values", _all(OWN, p.ins), (None,) * len(p.outs))
-    return Row("own", "each rank its own", _all(OWN, p.ins), _all(OWN, p.outs))
+        return PlacementRow("meet", "of all ranks' own values", _all(OWN, p.ins), (None,) * len(p.outs))
+    return PlacementRow("own", "each rank its own", _all(OWN, p.ins), _all(OWN, p.outs))
 
 
-def _monotone_rows(p: Pattern) -> Iterator[Row]:
+def _monotone_rows(p: Pattern) -> Iterator[PlacementRow]:
     for k, kinds in p.monotone:
         for before, after in kinds:
             ins = tuple(Partial(before, "") if j == k else None for j in range(len(p.ins)))
-            yield Row("monotone", f"monotone in {k}", ins, _all(Partial(after, ""), p.outs))
+            yield PlacementRow("monotone", f"monotone in {k}", ins, _all(Partial(after, ""), p.outs))
 
 
 def laid_out(ins: Sequence[Entry | None], types: Types, group: str) -> tuple[Pieces, ...] | None:
@@ -185,7 +185,7 @@ def same_cut(a: Entry | None, b: Entry | None, shape: Sequence[int], n: int) -> 
 
 
 def fits(
-    row: Row, p: Pattern, ins: Sequence[Entry | None], outs: Sequence[Entry | None] | None, types: Types, group: str, n: int
+    row: PlacementRow, p: Pattern, ins: Sequence[Entry | None], outs: Sequence[Entry | None] | None, types: Types, group: str, n: int
 ) -> tuple[Entry | None, ...] | None:
     """Where the outputs lie by `row` when the operands lie at `ins` over `group`, of n ranks; None when the row says nothing of that.
 
@@ -270,8 +270,8 @@ def _concrete(e: Entry | None, free: Entry | None, scale: int, group: str) -> En
 
 
 def find_row(
-    table: Sequence[Row], p: Pattern, ins: Sequence[Entry | None], outs: Sequence[Entry | None], types: Types, group: str, n: int
-) -> Row | None:
+    table: Sequence[PlacementRow], p: Pattern, ins: Sequence[Entry | None], outs: Sequence[Entry | None], types: Types, group: str, n: int
+) -> PlacementRow | None:
     """The first row that allows these entries over `group`; None when no lemma does."""
     for row in table:
         if fits(row, p, ins, outs, types, group, n) is not None:
@@ -279,7 +279,7 @@ def find_row(
     return None
 
 
-def cut_twice(found: Iterable[Row]) -> str:
+def cut_twice(found: Iterable[PlacementRow]) -> str:
     """The factor in runs that more than one of these rows cuts, each over a group of its own; "" for none.
 
     What the inner of two groups has begins where runs do only by luck, so no lemma speaks of it.

@@ -27,7 +27,7 @@ _UNIT = 720720
 _BATCH = _UNIT * 1_000_003
 
 
-class Sizes:
+class StandInShapes:
     """Stand-in shapes of the variables of a block, worked out when asked for.
 
     >>> from fluidx.ir import Builder, Program
@@ -47,7 +47,7 @@ class Sizes:
         self._others = count(1)
         self._letters: dict[tuple[tuple[str, ...], str], int] = {}  # of results of an operator, sizes that values decide
 
-    def inside(self, block: Block) -> Sizes:
+    def inside(self, block: Block) -> StandInShapes:
         """The same for a block within this one: a number stands for one size in both."""
         inner = copy(self)
         inner.block = block

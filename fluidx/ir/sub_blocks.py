@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .program import Block, Program
 
 
-class Body(NamedTuple):
+class SubBlock(NamedTuple):
     """A sub-block that an operator runs: the attribute that names it, and the one that lists what it hands out ("" for none)."""
 
     attr: str
@@ -31,13 +31,13 @@ def runs_bodies(op: Operator) -> bool:
     return bool(op.sub_blocks() if definition is None else definition.bodies)
 
 
-def bodies(op: Operator) -> Iterator[Body]:
+def bodies(op: Operator) -> Iterator[SubBlock]:
     """The sub-blocks of an operator. What their attributes mean stands in the op's declaration, as `OpDef.bodies`."""
     definition = OPS.get(op.type)
     declared: Mapping[str, str] = {} if definition is None else definition.bodies
     for name, value in op.attrs.items():
         if isinstance(value, BlockRef):
-            yield Body(name, value.idx, declared.get(name, ""))
+            yield SubBlock(name, value.idx, declared.get(name, ""))
 
 
 def runners(program: Program) -> dict[int, Operator]:

@@ -20,7 +20,7 @@ from ..comm.mpi import mpirun
 from ..comm.mpi.mpirun import Hosts
 from ..comm.process_spawner import Channel, is_stopped, start
 from ..native import shared
-from .process_job import Ended, Job
+from .process_job import Ended, ProcessJob
 from .remote_hosts import Far, Words, unreachable
 from .report import Failure, cause, report
 
@@ -29,7 +29,7 @@ _GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to not
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
-class _Rank(NamedTuple):
+class _RankProcess(NamedTuple):
     """A process that mpirun has started on this host."""
 
     pid: int
@@ -39,7 +39,7 @@ class _Rank(NamedTuple):
         return is_stopped(self.pid)
 
 
-class MpiJob(Job):
+class MpiJob(ProcessJob):
     """A script on ranks that mpirun starts."""
 
     interrupt = signal.SIGINT  # SIGTERM is mpirun's
@@ -102,7 +102,7 @@ class MpiJob(Job):
             return
         for lines in self.said:  # from now on these are mpirun's own words, about what is told anyway
             lines.shown = None
-        self._enter(rank, _Rank(said["pid"], channel))
+        self._enter(rank, _RankProcess(said["pid"], channel))
 
     def _take(self, said: Mapping[str, Any]) -> None:
         self.far.take(said)

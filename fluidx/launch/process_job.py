@@ -21,7 +21,7 @@ from ..comm.process_spawner import start
 from ..executor.ranks.affinity import cores_of
 from ..ir.errors import ExecutionError
 from ..native import shared
-from .report import Failure, Seen, cause, lost, of_status, report
+from .report import Failure, JobReport, cause, lost, of_status, report
 
 _LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
 _GRACE = 4.0  # seconds that the other ranks have to stop in when one has failed
@@ -38,7 +38,7 @@ class Ended(NamedTuple):
     lost: int = 0  # how many ranks failed by themselves
 
 
-class Job:
+class ProcessJob:
     """A script on some ranks."""
 
     interrupt = signal.SIGTERM  # by which ranks are told that somebody wants them to end
@@ -249,7 +249,7 @@ class Job:
             return Ended(0, "", False)
         tails = {} if self.everything else dict(enumerate(self.tails))
         places = {rank: (process.pid, None) for rank, process in self.processes.items()}
-        seen = Seen(trails(self.world, self.ranks), places, self.failures, self.ended, self.halted, tails)
+        seen = JobReport(trails(self.world, self.ranks), places, self.failures, self.ended, self.halted, tails)
         return Ended(cause(self.failures).status, report(seen), True, len(lost(self.failures)))
 
 
@@ -290,7 +290,7 @@ def _environ(added: Mapping[str, str]) -> Iterator[None]:
 
 def run(
     script: str, args: Sequence[str], ranks: int, restarts: int = 0, say: Callable[[str], None] = print, least: int | None = None,
-    job: type[Job] = Job, again: Callable[[], None] = lambda: None, **how: Any,
+    job: type[ProcessJob] = ProcessJob, again: Callable[[], None] = lambda: None, **how: Any,
 ) -> int:  # fmt: skip
     """Run a script on ranks that are processes; start it again after a failure, so often: on as many ranks, or, where it may run on `least`
     of them, on those that did not fail. What fails on all ranks is the fault of none. `again` is called before that. Returns the status to

@@ -17,14 +17,14 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from ..comm import flight_recorder, launched_rank
-from ..comm.flight_recorder import Trail
+from ..comm.flight_recorder import FlightRecord
 from ..comm.mpi import mpirun
 from ..comm.mpi.mpirun import Hosts
 from ..comm.process_spawner import Channel, Process, die_with, start
 from ..native.shared import Memory
 from .process_job import Lines
 from .rank_main import failure_of
-from .report import Failure, Seen, of_status
+from .report import Failure, JobReport, of_status
 
 _PATIENCE = 10.0  # seconds for a host to answer in
 _OF_MPI = (14,)  # statuses with which Open MPI ends a process that has lost another: MPI_ERR_UNKNOWN
@@ -68,9 +68,9 @@ def run(job: str, rank: int, script: Callable[[], None]) -> None:
     say(how="ended")
 
 
-def _own_trail(rank: int) -> Trail | None:
+def _own_trail(rank: int) -> FlightRecord | None:
     world = None if (joined := launched_rank.entered()) is None else getattr(joined.world, "shared", None)
-    return None if world is None else Trail.of(world, rank)
+    return None if world is None else FlightRecord.of(world, rank)
 
 
 def _end(error: BaseException, status: int) -> NoReturn:
@@ -89,10 +89,10 @@ def _see_through(child: int, channel: Channel, rank: int, say: Callable[..., Non
     say(host=socket.gethostname(), process=child)
     memory = _memory_of(child, channel)
     world = None if memory is None else memory.look(rank)
-    _wait_for(child, lambda halted: say(halted=halted, trail=None if world is None else flight_recorder.Trail.of(world, rank)))
+    _wait_for(child, lambda halted: say(halted=halted, trail=None if world is None else flight_recorder.FlightRecord.of(world, rank)))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nobody any more to tell
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    trail = None if world is None else flight_recorder.Trail.of(world, rank)
+    trail = None if world is None else flight_recorder.FlightRecord.of(world, rank)
     if status == 0:
         say(how="ended", trail=trail)
     else:
@@ -177,7 +177,7 @@ class Far:
         self.said: dict[int, str] = {}  # names of their hosts
         self.processes: dict[int, int] = {}
         self.ends: dict[int, Failure] = {}  # "ended" are those that came to the end of the script
-        self.trails: list[Trail | None] = [None] * ranks
+        self.trails: list[FlightRecord | None] = [None] * ranks
         self.halted: set[int] = set()
 
     def take(self, said: Mapping[str, Any]) -> None:
@@ -186,7 +186,7 @@ class Far:
             self.said[rank], self.processes[rank] = rest["host"], rest["process"]
             return
         if (trail := rest.pop("trail", None)) is not None:
-            self.trails[rank] = Trail(*trail)
+            self.trails[rank] = FlightRecord(*trail)
         if "halted" in rest:
             (self.halted.add if rest["halted"] else self.halted.discard)(rank)
             return
@@ -196,14 +196,14 @@ class Far:
         """Has a rank said that it did, and not because of another one?"""
         return any(end.how not in ("ended", "stopped") for end in self.ends.values())
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> JobReport | None:
         """What is to be told; None if no rank has said that it failed."""
         if not self.failed():
             return None
         ended = {rank: 0 for rank, end in self.ends.items() if end.how == "ended"}
         failures = {rank: end for rank, end in self.ends.items() if rank not in ended}
         places = {rank: (self.processes[rank], host) for rank, host in self.said.items()}
-        return Seen(self.trails, places, failures, ended, self.halted)
+        return JobReport(self.trails, places, failures, ended, self.halted)
 
     def open(self) -> list[int]:
         """The ranks that began and did not come to the end of their script, as far as is known: mpirun may end well without a host."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ..comm import flight_recorder
-from ..comm.flight_recorder import Trail
+from ..comm.flight_recorder import FlightRecord
 
 
 class Failure(NamedTuple):
@@ -33,10 +33,10 @@ def of_status(rank: int, status: int | None, ended: bool) -> Failure:
     return Failure(rank, "lost", how, status=max(status, 1))
 
 
-class Seen(NamedTuple):
+class JobReport(NamedTuple):
     """What is known of the ranks of a job when it has ended."""
 
-    trails: Sequence[Trail | None]
+    trails: Sequence[FlightRecord | None]
     places: Mapping[int, tuple[int, str | None]]  # of each rank the process, and the name of its host unless it is this one
     failures: Mapping[int, Failure]
     ended: Mapping[int, int]  # statuses of scripts that came to their end
@@ -59,7 +59,7 @@ def lost(failures: Mapping[int, Failure]) -> set[int]:
     return {f.rank for f in failures.values() if f.how in ("failed", "lost")} or {first.rank if first.at is None else first.at}
 
 
-def report(seen: Seen) -> str:
+def report(seen: JobReport) -> str:
     """The report, without a line break at its end."""
     first = cause(seen.failures)
     blamed = first.rank if first.at is None else first.at
@@ -79,14 +79,14 @@ def report(seen: Seen) -> str:
     return "\n".join(lines) + flight_recorder.told(seen.trails, lambda r: _whereabouts(seen, r))
 
 
-def _waits(seen: Seen, blamed: int) -> tuple[int, str] | None:
+def _waits(seen: JobReport, blamed: int) -> tuple[int, str] | None:
     """A rank that waited for others, and lines that show its operator: by its own words, or by the trail that it left."""
     told = [(f.rank, f.op) for f in seen.failures.values()]
     left = [(rank, trail.op) for rank, trail in enumerate(seen.trails) if trail is not None and trail.inside and rank != blamed]
     return next(((rank, op) for rank, op in told + left if op), None)
 
 
-def _whereabouts(seen: Seen, rank: int) -> str:
+def _whereabouts(seen: JobReport, rank: int) -> str:
     failure = seen.failures.get(rank)
     if rank in seen.halted:
         return ": its process was stopped, as by SIGSTOP"

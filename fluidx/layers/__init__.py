@@ -38,7 +38,7 @@ from .compare import *  # noqa: F403
 from .control_flow import *  # noqa: F403
 from .conv import *  # noqa: F403
 from .experts import *  # noqa: F403
-from .helper import LayerHelper
+from .fluid_helper import LayerHelper
 from .if_else import *  # noqa: F403
 from .image import *  # noqa: F403
 from .io import *  # noqa: F403

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._checks import wrong
 from ..ir import Program, SequenceType, TensorType, Variable, as_dtype
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 def create_array(dtype: Any) -> Variable:
@@ -26,14 +26,14 @@ def create_array(dtype: Any) -> Variable:
     >>> [v.tolist() for v in fx.Executor().run(main, feed={"x": np.ones(2, "float32")}, fetch_list=[first, n])]
     [[2.0, 2.0], [2]]
     """
-    helper = LayerHelper("array")
+    helper = LayerWriter("array")
     return helper.op("sequence_empty", elem=f"{TensorType(as_dtype(dtype), ())}"[:-2] + "[*]")
 
 
 def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Variable:
     """The array, whose element at position `i`, an integer variable, is now x; one behind the last element appends. Without `array` a new
     one is made."""
-    helper = LayerHelper("array_write")
+    helper = LayerWriter("array_write")
     x, i = helper.variable(x, "x"), helper.variable(i, "i")
     if array is None:
         array = create_array(x.dtype)
@@ -46,17 +46,17 @@ def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Vari
 
 def array_read(array: Variable, i: Variable) -> Variable:
     """The element of an array at position `i`, an integer variable."""
-    helper = LayerHelper("array_read")
+    helper = LayerWriter("array_read")
     return helper.op("sequence_at", _array(helper, array), helper.op("assign", helper.variable(i, "i")))
 
 
 def array_length(array: Variable) -> Variable:
     """How many elements an array has, int64 [1]."""
-    helper = LayerHelper("array_length")
+    helper = LayerWriter("array_length")
     return helper.op("reshape", helper.op("sequence_length", _array(helper, array)), shape=(1,))
 
 
-def _array(helper: LayerHelper, array: Any) -> Variable:
+def _array(helper: LayerWriter, array: Any) -> Variable:
     array = helper.variable(array, "array")
     if not isinstance(array.desc.type, SequenceType):
         raise wrong(f"{helper.label}: array must come from create_array or array_write; variable {array.name!r} is {array.desc.type}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir import Variable
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 def _compare(op_type: str, x: Variable, y: Variable, out: Variable | None) -> Variable:
-    helper = LayerHelper(op_type)
+    helper = LayerWriter(op_type)
     result = helper.op(op_type, helper.variable(x, "x"), helper.variable(y, "y"), out={} if out is None else {"Out": out})
     result.stop_gradient = True
     return result
@@ -69,7 +69,7 @@ def logical_xor(x: Variable, y: Variable, out: Variable | None = None, name: str
 
 def logical_not(x: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
     """The opposite of a bool variable; `out`, when given, receives it."""
-    helper = LayerHelper("logical_not", name)
+    helper = LayerWriter("logical_not", name)
     return helper.op("logical_not", helper.variable(x, "x"), out={} if out is None else {"Out": out})
 
 

@@ -14,17 +14,17 @@ from typing import Any
 from .._checks import one_of, whole, wrong
 from ..ir import OPS, Block, BlockRef, Operator, Program, Role, TensorType, Variable
 from ..ir.flow import sub_reads, sub_writes
-from ..ir.sizes import Sizes
+from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, common_size
 from ..ir.valuetypes import common_type
 from .compare import equal, logical_and, logical_not
-from .helper import LayerHelper
+from .helper import LayerWriter
 from .tensor import assign, fill_constant
 
 # -- loops ---------------------------------------------------------------------------------------------------------------
 
 
-def _condition(helper: LayerHelper, value: Any, what: str) -> Variable:
+def _condition(helper: LayerWriter, value: Any, what: str) -> Variable:
     """`value`, which must be one bool."""
     v = helper.variable(value, what)
     if v.dtype != "bool" or v.desc.type.numel != 1:
@@ -51,7 +51,7 @@ class While:
     """
 
     def __init__(self, cond: Variable, is_test: bool = False, name: str | None = None, max_rounds: int = 0):
-        self.helper = LayerHelper("While", name)
+        self.helper = LayerWriter("While", name)
         self.max_rounds = whole(self.helper.label, "max_rounds", max_rounds, 0)
         self.cond_var = _condition(self.helper, cond, "cond")
 
@@ -78,7 +78,7 @@ class While:
 def _note_sizes(outer: Block, body: Block, writes: Sequence[str]) -> None:
     """Take note of variables whose open sizes a round changes: they equal no others."""
     open_ones = [n for n in writes if isinstance(t := outer.desc(n).type, TensorType) and ANY in t.shape]
-    for n in Sizes(outer).changed(open_ones, body) if open_ones else ():
+    for n in StandInShapes(outer).changed(open_ones, body) if open_ones else ():
         outer.var(n).is_resized = True
 
 
@@ -138,7 +138,7 @@ def while_loop(
     >>> total
     <Variable assign_1.tmp_0: f32[1]>
     """
-    helper = LayerHelper("while_loop", name)
+    helper = LayerWriter("while_loop", name)
     for what, fn in (("cond", cond), ("body", body)):
         if not callable(fn):
             raise wrong(f"{helper.label}: {what} must be a function, got {type(fn).__name__}")
@@ -166,7 +166,7 @@ def while_loop(
     return state
 
 
-def _same_type(helper: LayerHelper, v: Variable, target: Variable) -> None:
+def _same_type(helper: LayerWriter, v: Variable, target: Variable) -> None:
     if not target.desc.type.accepts(v.desc.type):
         raise wrong(f"{helper.label}: body returned {v.desc.type} for a loop variable that is {target.desc.type}; its type must not change")
 
@@ -214,7 +214,7 @@ def cond(
     ...     fx.layers.cond(x > 0.0, lambda: x * 2.0, lambda: -x)
     <Variable cond_0.tmp_0: f32[1]>
     """
-    helper = LayerHelper("cond", name)
+    helper = LayerWriter("cond", name)
     pred = _condition(helper, pred, "pred")
     results, blocks = [], []
     for what, fn in (("true_fn", true_fn), ("false_fn", false_fn)):
@@ -250,7 +250,7 @@ def cond(
     return _map(lambda _: next(handles), yes)
 
 
-def _branch_output(helper: LayerHelper, yes: Variable, no: Variable, i: int) -> Variable:
+def _branch_output(helper: LayerWriter, yes: Variable, no: Variable, i: int) -> Variable:
     a, b = yes.desc.type, no.desc.type
     if not a.accepts(b):
         raise wrong(f"{helper.label}: result {i} is {a} in true_fn and {b} in false_fn; give both one type")
@@ -263,7 +263,7 @@ def case(
     pred_fn_pairs: Sequence[tuple[Variable, Callable[[], Any]]], default: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
     """The result of the function of the first pair whose predicate is true, else of `default` (by default the last pair's function)."""
-    helper = LayerHelper("case", name)
+    helper = LayerWriter("case", name)
     if not isinstance(pred_fn_pairs, (list, tuple)) or not pred_fn_pairs:
         raise wrong(f"{helper.label}: pred_fn_pairs must be a list of (predicate, function) pairs, got {pred_fn_pairs!r}")
     for i, pair in enumerate(pred_fn_pairs):
@@ -296,7 +296,7 @@ def switch_case(
     `branch_fns` is a dict from index to function, a list of (index, function) pairs or a list of functions; an index that is not there
     picks `default` (by default the function with the largest index).
     """
-    helper = LayerHelper("switch_case", name)
+    helper = LayerWriter("switch_case", name)
     index = helper.variable(branch_index, "branch_index")
     if index.dtype not in ("int32", "int64", "uint8") or index.desc.type.numel != 1:
         raise wrong(f"{helper.label}: branch_index must be an integer of one element; variable {index.name!r} is {index.desc.type}")
@@ -356,7 +356,7 @@ class Switch:
     """
 
     def __init__(self, name: str | None = None):
-        self.helper = LayerHelper("switch", name)
+        self.helper = LayerWriter("switch", name)
         self._open: Variable | None = None  # no case before this one held
         self._inside = self._closed = False
 
@@ -414,7 +414,7 @@ def Print(
 
     The value is printed, not its gradient: print_phase="backward" is refused. `print_tensor_lod` has no effect.
     """
-    helper = LayerHelper("print")
+    helper = LayerWriter("print")
     x = helper.variable(input, "input")
     if one_of(helper.label, "print_phase", str(print_phase).lower(), ("forward", "backward", "both")) == "backward":
         raise wrong(f"{helper.label}: gradients are not printed; fetch {x.name}@GRAD instead")

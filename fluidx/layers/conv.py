@@ -8,10 +8,10 @@ from typing import Any
 from .._checks import one_of, unsupported, whole, wholes, wrong
 from ..initializer import Normal
 from ..ir import Variable
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
-def _paddings(helper: LayerHelper, padding: Any, layout: str) -> dict[str, Any]:
+def _paddings(helper: LayerWriter, padding: Any, layout: str) -> dict[str, Any]:
     """fluid's forms of a padding as attributes: (height, width) or (top, bottom, left, right), and the algorithm."""
     if isinstance(padding, str):
         return {"padding_algorithm": one_of(helper.label, "padding", padding.upper(), ("SAME", "VALID"))}
@@ -27,7 +27,7 @@ def _paddings(helper: LayerHelper, padding: Any, layout: str) -> dict[str, Any]:
     return {"paddings": wholes(helper.label, "padding", padding, 2, 0)}
 
 
-def _groups(helper: LayerHelper, groups: int | None, channels: int, num_filters: int) -> int:
+def _groups(helper: LayerWriter, groups: int | None, channels: int, num_filters: int) -> int:
     groups = 1 if groups is None else whole(helper.label, "groups", groups, 1)
     if channels % groups or num_filters % groups:
         raise wrong(f"{helper.label}: {channels} channels and {num_filters} filters do not both divide into {groups} groups")
@@ -65,7 +65,7 @@ def conv2d(
     ...     fx.layers.conv2d(fx.data("x", [-1, 1, 28, 28], "float32"), 20, 5, act="relu")
     <Variable conv2d_0.tmp_2: f32[-1,20,24,24]>
     """
-    helper = LayerHelper("conv2d", name)
+    helper = LayerWriter("conv2d", name)
     x = helper.variable(input, "input")
     layout = helper.layout(data_format)
     helper.rank(x, "input", 4)
@@ -116,7 +116,7 @@ def conv2d_transpose(
     ...     fx.layers.conv2d_transpose(fx.data("x", [-1, 8, 14, 14], "float32"), 4, filter_size=2, stride=2)
     <Variable conv2d_transpose_0.tmp_1: f32[-1,4,28,28]>
     """
-    helper = LayerHelper("conv2d_transpose", name)
+    helper = LayerWriter("conv2d_transpose", name)
     x = helper.variable(input, "input")
     layout = helper.layout(data_format)
     helper.rank(x, "input", 4)
@@ -181,7 +181,7 @@ def pool2d(
     ...     fx.layers.pool2d(fx.data("x", [-1, 20, 24, 24], "float32"), 2, "max", pool_stride=2)
     <Variable pool2d_0.tmp_0: f32[-1,20,12,12]>
     """
-    helper = LayerHelper("pool2d", name)
+    helper = LayerWriter("pool2d", name)
     x = helper.variable(input, "input")
     one_of(helper.label, "pool_type", pool_type, ("max", "avg"))
     layout = helper.layout(data_format)
@@ -208,7 +208,7 @@ def adaptive_pool2d(
     input: Variable, pool_size: int | Sequence[int], pool_type: str = "max", require_index: bool = False, name: str | None = None
 ) -> Variable:
     """The maximum or mean of windows chosen so that [n, c, h, w] becomes [n, c, *pool_size]. `require_index` is refused."""
-    helper = LayerHelper("adaptive_pool2d", name)
+    helper = LayerWriter("adaptive_pool2d", name)
     x = helper.variable(input, "input")
     one_of(helper.label, "pool_type", pool_type, ("max", "avg"))
     unsupported(helper.label, require_index=require_index)

@@ -10,7 +10,7 @@ from ..initializer import Xavier
 from ..ir import Parameter, Shard, Variable
 from ..param_attr import ParamAttr
 from . import math, nn, tensor
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 def moe(
@@ -48,7 +48,7 @@ def moe(
     ...     fx.layers.moe(fx.data("x", [-1, 16, 8], "float32"), num_experts=4, hidden_size=32)
     (<Variable moe_0.tmp_11: f32[-1,16,8]>, <Variable scale_0.tmp_0: f32[1]>)
     """
-    helper = LayerHelper("moe", name)
+    helper = LayerWriter("moe", name)
     x = helper.variable(x, "x")
     helper.rank(x, "x", 2, 3)
     experts, hidden = whole(helper.label, "num_experts", num_experts, 1), whole(helper.label, "hidden_size", hidden_size, 1)
@@ -84,7 +84,7 @@ def moe(
     return helper.op("expert_combine", h, ids, position, weight), balance
 
 
-def _capacity(helper: LayerHelper, x: Variable, experts: int, k: int, factor: Any, capacity: Any) -> int:
+def _capacity(helper: LayerWriter, x: Variable, experts: int, k: int, factor: Any, capacity: Any) -> int:
     """The slots of an expert for each queue of tokens."""
     if capacity is not None:
         return whole(helper.label, "capacity", capacity, 1)
@@ -108,7 +108,7 @@ def _balance(probabilities: Variable, ids: Variable, experts: int) -> Variable:
     return math.scale(math.reduce_sum(math.elementwise_mul(math.reduce_mean(probabilities, dim=axes), share)), scale=float(experts))
 
 
-def _weights(helper: LayerHelper, attr: Any, shape: tuple[int, int, int], dtype: str) -> Parameter:
+def _weights(helper: LayerWriter, attr: Any, shape: tuple[int, int, int], dtype: str) -> Parameter:
     """A matrix for each expert, which begins as a single one would."""
     w = helper.parameter(attr, shape, dtype, default=Xavier(fan_in=shape[1], fan_out=shape[2]))
     if w is None:
@@ -116,7 +116,7 @@ def _weights(helper: LayerHelper, attr: Any, shape: tuple[int, int, int], dtype:
     return w
 
 
-def _through(helper: LayerHelper, h: Variable, w: Parameter, bias_attr: Any) -> Variable:
+def _through(helper: LayerWriter, h: Variable, w: Parameter, bias_attr: Any) -> Variable:
     """h [experts, tokens, in] times a matrix for each expert plus a row, which is cut as the columns of the matrices are."""
     y, attr = helper.op("matmul", h, w), ParamAttr.of(bias_attr)
     if attr is None:

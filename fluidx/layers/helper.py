@@ -36,7 +36,7 @@ ACTIVATIONS = (
 _ZERO, _SPREAD = Constant(0.0), Xavier()  # of biases and of weights, unless a parameter's attributes say otherwise
 
 
-class LayerHelper:
+class LayerWriter:
     """Writes one layer into the current block of the default main program.
 
     Names follow fluid: the first `fc` of a program is `fc_0`, its parameters `fc_0.w_0` and `fc_0.b_0`, its results `fc_0.tmp_0`, ...

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._checks import wrong
 from ..ir import Variable
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 class IfElse:
@@ -33,7 +33,7 @@ class IfElse:
     """
 
     def __init__(self, cond: Variable, name: str | None = None):
-        self.helper = LayerHelper("ifelse", name, label="layers.IfElse")
+        self.helper = LayerWriter("ifelse", name, label="layers.IfElse")
         cond = self.helper.variable(cond, "cond")
         if cond.dtype != "bool" or cond.ndim not in (1, 2) or cond.ndim == 2 and cond.shape[1] != 1:
             raise wrong(f"{self.helper.label}: cond must be bool [n, 1]; variable {cond.name!r} is {cond.desc.type}")

@@ -10,7 +10,7 @@ import numpy as np
 from .._checks import number, one_of, unsupported, whole, wholes, wrong
 from ..ir import ANY, Variable
 from ..ir.constants import elements
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 # of fluid's names for how to interpolate: the mode of the operator, the axes of the image
 _RESAMPLE = {
@@ -45,7 +45,7 @@ def image_resize(
     ...     fx.layers.image_resize(fx.data("x", [-1, 3, 6, 9], "float32"), out_shape=[12, 12], resample="NEAREST")
     <Variable image_resize_0.tmp_0: f32[-1,3,12,12]>
     """
-    helper = LayerHelper("image_resize", name)
+    helper = LayerWriter("image_resize", name)
     return _resized(helper, input, out_shape, scale, resample, actual_shape, align_corners, align_mode, data_format)
 
 
@@ -60,7 +60,7 @@ def resize_linear(
     data_format: str = "NCW",
 ) -> Variable:
     """`image_resize` of [n, c, w], each element between two."""
-    helper = LayerHelper("resize_linear", name)
+    helper = LayerWriter("resize_linear", name)
     return _resized(helper, input, out_shape, scale, "LINEAR", actual_shape, align_corners, align_mode, data_format)
 
 
@@ -75,7 +75,7 @@ def resize_bilinear(
     data_format: str = "NCHW",
 ) -> Variable:
     """`image_resize` of [n, c, h, w], each element between four."""
-    helper = LayerHelper("resize_bilinear", name)
+    helper = LayerWriter("resize_bilinear", name)
     return _resized(helper, input, out_shape, scale, "BILINEAR", actual_shape, align_corners, align_mode, data_format)
 
 
@@ -90,7 +90,7 @@ def resize_trilinear(
     data_format: str = "NCDHW",
 ) -> Variable:
     """`image_resize` of [n, c, d, h, w], each element between eight."""
-    helper = LayerHelper("resize_trilinear", name)
+    helper = LayerWriter("resize_trilinear", name)
     return _resized(helper, input, out_shape, scale, "TRILINEAR", actual_shape, align_corners, align_mode, data_format)
 
 
@@ -105,7 +105,7 @@ def resize_bicubic(
     data_format: str = "NCHW",
 ) -> Variable:
     """`image_resize` of [n, c, h, w] by cubic weights of sixteen elements, Keys' kernel with a = -0.75."""
-    helper = LayerHelper("resize_bicubic", name)
+    helper = LayerWriter("resize_bicubic", name)
     return _resized(helper, input, out_shape, scale, "BICUBIC", actual_shape, align_corners, align_mode, data_format)
 
 
@@ -119,12 +119,12 @@ def resize_nearest(
     data_format: str = "NCHW",
 ) -> Variable:
     """`image_resize` of [n, c, h, w], each element the nearest one (a half is rounded up), with align_corners=False the one below."""
-    return _resized(LayerHelper("resize_nearest", name), input, out_shape, scale, "NEAREST", actual_shape, align_corners, 1, data_format)
+    return _resized(LayerWriter("resize_nearest", name), input, out_shape, scale, "NEAREST", actual_shape, align_corners, 1, data_format)
 
 
 def image_resize_short(input: Variable, out_short_len: int, resample: str = "BILINEAR") -> Variable:
     """`image_resize` of [n, c, h, w] such that the shorter of h and w is `out_short_len`, and their ratio stays but for rounding."""
-    helper = LayerHelper("image_resize_short")
+    helper = LayerWriter("image_resize_short")
     x = helper.variable(input, "input")
     helper.rank(x, "input", 4)
     sizes = [helper.known(x, "input", axis) for axis in (2, 3)]
@@ -134,7 +134,7 @@ def image_resize_short(input: Variable, out_short_len: int, resample: str = "BIL
 
 
 def _resized(
-    helper: LayerHelper, input: Variable, out_shape: Any, scale: Any, resample: str, actual_shape: Any, corners: bool, mode: int,
+    helper: LayerWriter, input: Variable, out_shape: Any, scale: Any, resample: str, actual_shape: Any, corners: bool, mode: int,
     layout: str,
 ) -> Variable:  # fmt: skip
     unsupported(helper.label, actual_shape=actual_shape)
@@ -154,7 +154,7 @@ def _resized(
 
 
 def _lengths(
-    helper: LayerHelper, x: Variable, axes: Sequence[int], out_shape: Any, scale: Any
+    helper: LayerWriter, x: Variable, axes: Sequence[int], out_shape: Any, scale: Any
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """(sizes, ()) or ((), scales) for the axes of an image."""
     if out_shape is not None:
@@ -186,7 +186,7 @@ def grid_sampler(x: Variable, grid: Variable, name: str | None = None) -> Variab
     ...     fx.layers.grid_sampler(fx.data("x", [-1, 3, 5, 6], "float32"), grid)
     <Variable grid_sampler_0.tmp_0: f32[-1,3,8,9]>
     """
-    helper = LayerHelper("grid_sampler", name)
+    helper = LayerWriter("grid_sampler", name)
     x, grid = helper.variable(x, "x"), helper.variable(grid, "grid")
     helper.rank(x, "x", 4)
     return helper.op("grid_sample", x, grid, align_corners=True)
@@ -198,7 +198,7 @@ def affine_grid(theta: Variable, out_shape: Any, name: str | None = None) -> Var
     Element (i, j) is theta @ (x_j, y_i, 1), where x and y go from -1 to 1 in equal steps. Of `out_shape` h and w are read; a Variable is
     refused.
     """
-    helper = LayerHelper("affine_grid", name)
+    helper = LayerWriter("affine_grid", name)
     theta = helper.variable(theta, "theta")
     if isinstance(out_shape, Variable):
         raise wrong(f"{helper.label}: out_shape must be a list of 4 integers; a Variable is not supported")
@@ -233,7 +233,7 @@ def roi_align(
     ...     fx.layers.roi_align(fx.data("x", [-1, 8, 32, 32], "float32"), rois, 7, 7, 0.25, rois_num=count).shape
     (-1, 8, 7, 7)
     """
-    helper = LayerHelper("roi_align", name)
+    helper = LayerWriter("roi_align", name)
     ratio = whole(helper.label, "sampling_ratio", sampling_ratio)
     return _pooled(helper, input, rois, rois_num, pooled_height, pooled_width, spatial_scale, sampling_ratio=ratio)
 
@@ -252,11 +252,11 @@ def roi_pool(
     `rois_num` [n] says how many regions each image has, the first image's come first; without it there is one image. Regions take no
     gradient.
     """
-    return _pooled(LayerHelper("roi_pool", name), input, rois, rois_num, pooled_height, pooled_width, spatial_scale)
+    return _pooled(LayerWriter("roi_pool", name), input, rois, rois_num, pooled_height, pooled_width, spatial_scale)
 
 
 def _pooled(
-    helper: LayerHelper, input: Variable, rois: Variable, rois_num: Variable | None, height: Any, width: Any, scale: Any, **attrs: Any
+    helper: LayerWriter, input: Variable, rois: Variable, rois_num: Variable | None, height: Any, width: Any, scale: Any, **attrs: Any
 ) -> Variable:
     x, rois = helper.variable(input, "input"), helper.variable(rois, "rois")
     if rois_num is None and x.shape[:1] != (1,):
@@ -266,7 +266,7 @@ def _pooled(
     return helper.op(helper.kind, x, rois, images, spatial_scale=number(helper.label, "spatial_scale", scale), **attrs)
 
 
-def _image_of(helper: LayerHelper, rois: Variable, rois_num: Variable | None) -> Variable:
+def _image_of(helper: LayerWriter, rois: Variable, rois_num: Variable | None) -> Variable:
     """[r]: the image that each region belongs to, as many as have their last region before it."""
     zeros = helper.op("fill_constant_batch_size_like", rois, shape=(-1,), dtype="int64", value=0)
     if rois_num is None:
@@ -289,7 +289,7 @@ def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
     ...     fx.layers.pixel_shuffle(fx.data("x", [-1, 9, 4, 4], "float32"), 3).shape
     (-1, 1, 12, 12)
     """
-    helper = LayerHelper("pixel_shuffle")
+    helper = LayerWriter("pixel_shuffle")
     x = helper.variable(x, "x")
     r = whole(helper.label, "upscale_factor", upscale_factor, 1)
     c, h, w = _image(helper, x)
@@ -301,7 +301,7 @@ def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
 
 def shuffle_channel(x: Variable, group: int, name: str | None = None) -> Variable:
     """[n, c, h, w] with its channels dealt anew: those of `group` runs in turn, one of each."""
-    helper = LayerHelper("shuffle_channel", name)
+    helper = LayerWriter("shuffle_channel", name)
     x = helper.variable(x, "x")
     group = whole(helper.label, "group", group, 1)
     c, h, w = _image(helper, x)
@@ -321,7 +321,7 @@ def unfold(x: Variable, kernel_sizes: Any, strides: Any = 1, paddings: Any = 0, 
     ...     fx.layers.unfold(fx.data("x", [-1, 3, 10, 10], "float32"), [3, 3]).shape
     (-1, 27, 64)
     """
-    helper = LayerHelper("unfold", name)
+    helper = LayerWriter("unfold", name)
     x = helper.variable(x, "x")
     c, _, _ = _image(helper, x)
     kernel = wholes(helper.label, "kernel_sizes", kernel_sizes, 2, 1)
@@ -340,7 +340,7 @@ def unfold(x: Variable, kernel_sizes: Any, strides: Any = 1, paddings: Any = 0, 
     return helper.op("reshape", y, shape=(0, c * taps, -1))
 
 
-def _image(helper: LayerHelper, x: Variable) -> tuple[int, int, int]:
+def _image(helper: LayerWriter, x: Variable) -> tuple[int, int, int]:
     """Channels, height and width of `x`, which have to be known."""
     helper.rank(x, "x", 4)
     c, h, w = (helper.known(x, "x", axis) for axis in (1, 2, 3))

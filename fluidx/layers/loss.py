@@ -6,11 +6,11 @@ from typing import Any
 
 from .._checks import number, one_of, whole, wrong
 from ..ir import Variable
-from .helper import LayerHelper
+from .helper import LayerWriter
 from .nn import one_hot
 
 
-def _labels(helper: LayerHelper, label: Any, soft_label: bool) -> Variable:
+def _labels(helper: LayerWriter, label: Any, soft_label: bool) -> Variable:
     label = helper.variable(label, "label")
     if not soft_label and label.dtype not in ("int32", "int64"):
         raise wrong(f"{helper.label}: label must hold int64 or int32 class indices; variable {label.name!r} is {label.dtype} (soft_label?)")
@@ -32,7 +32,7 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ig
     ...     fx.layers.cross_entropy(probabilities, fx.data("y", [-1, 1], "int64"))
     <Variable cross_entropy_0.tmp_0: f32[-1,1]>
     """
-    helper = LayerHelper("cross_entropy")
+    helper = LayerWriter("cross_entropy")
     x, label = helper.variable(input, "input"), _labels(helper, label, soft_label)
     return helper.op("cross_entropy", x, label, soft_label=bool(soft_label), ignore_index=whole(helper.label, "ignore_index", ignore_index))
 
@@ -60,7 +60,7 @@ def softmax_with_cross_entropy(
     ...     fx.layers.softmax_with_cross_entropy(x, y).shape
     (-1, 1)
     """
-    helper = LayerHelper("softmax_with_cross_entropy")
+    helper = LayerWriter("softmax_with_cross_entropy")
     x, label = helper.variable(logits, "logits"), _labels(helper, label, soft_label)
     helper.axis(x, axis)
     softmax, loss = helper.op(
@@ -88,13 +88,13 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
     ...     fx.layers.mean(fx.layers.square_error_cost(fx.data("y", [-1, 1], "float32"), fx.data("label", [-1, 1], "float32")))
     <Variable mean_0.tmp_0: f32[1]>
     """
-    helper = LayerHelper("square_error_cost")
+    helper = LayerWriter("square_error_cost")
     return helper.op("square_error_cost", helper.variable(input, "input"), helper.variable(label, "label"))
 
 
 def mse_loss(input: Variable, label: Variable) -> Variable:
     """The mean of (input - label) squared over all elements, as a [1] variable."""
-    helper = LayerHelper("mse_loss")
+    helper = LayerWriter("mse_loss")
     cost = helper.op("square_error_cost", helper.variable(input, "input"), helper.variable(label, "label"))
     return helper.op("mean", cost)
 
@@ -117,7 +117,7 @@ def sigmoid_cross_entropy_with_logits(
     ...     fx.layers.sigmoid_cross_entropy_with_logits(fx.data("x", [-1, 5], "float32"), fx.data("label", [-1, 5], "float32"))
     <Variable sigmoid_cross_entropy_with_logits_0.tmp_0: f32[-1,5]>
     """
-    helper = LayerHelper("sigmoid_cross_entropy_with_logits", name)
+    helper = LayerWriter("sigmoid_cross_entropy_with_logits", name)
     x, label = helper.variable(x, "x"), helper.variable(label, "label")
     index = whole(helper.label, "ignore_index", ignore_index)
     return helper.op("sigmoid_cross_entropy_with_logits", x, label, ignore_index=index, normalize=bool(normalize))
@@ -125,20 +125,20 @@ def sigmoid_cross_entropy_with_logits(
 
 def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None) -> Variable:
     """-label * log(p + epsilon) - (1 - label) * log(1 - p + epsilon), for probabilities p of shape [n, 1]."""
-    helper = LayerHelper("log_loss", name)
+    helper = LayerWriter("log_loss", name)
     epsilon = number(helper.label, "epsilon", epsilon)
     return helper.op("log_loss", helper.variable(input, "input"), helper.variable(label, "label"), epsilon=epsilon)
 
 
 def bce_loss(input: Variable, label: Variable, name: str | None = None) -> Variable:
     """The binary cross entropy of probabilities and labels, element by element."""
-    helper = LayerHelper("bce_loss", name)
+    helper = LayerWriter("bce_loss", name)
     return helper.op("bce_loss", helper.variable(input, "input"), helper.variable(label, "label"))
 
 
 def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
     """Half the squared error where it is within `delta`, delta * (|error| - delta / 2) beyond."""
-    helper = LayerHelper("huber_loss")
+    helper = LayerWriter("huber_loss")
     delta = number(helper.label, "delta", delta)
     if delta <= 0:
         raise wrong(f"{helper.label}: delta must be above 0, got {delta}")
@@ -156,7 +156,7 @@ def smooth_l1(
     """The smooth L1 loss of each sample, [n, 1]: the sum over its elements of d * d * sigma² / 2 where |d| < 1 / sigma², |d| - 0.5 / sigma²
     elsewhere, with d = (x - y) * inside_weight; each term is multiplied by `outside_weight`.
     """
-    helper = LayerHelper("smooth_l1_loss")
+    helper = LayerWriter("smooth_l1_loss")
     args = helper.variable(x, "x"), helper.variable(y, "y"), inside_weight, outside_weight
     _, loss = helper.op("smooth_l1_loss", *args, sigma=1.0 if sigma is None else number(helper.label, "sigma", sigma))
     return loss
@@ -173,7 +173,7 @@ def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5) -> Variab
     ...     fx.layers.dice_loss(x, label).shape
     (1,)
     """
-    helper = LayerHelper("dice_loss")
+    helper = LayerWriter("dice_loss")
     x, label = helper.variable(input, "input"), helper.variable(label, "label")
     if x.ndim < 2 or label.ndim != x.ndim or label.shape[-1] != 1:
         raise wrong(f"{helper.label}: input must be [n, ..., classes] and label [n, ..., 1], got {x.desc.type} and {label.desc.type}")
@@ -186,14 +186,14 @@ def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5) -> Variab
 
 def kldiv_loss(x: Variable, target: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
     """target * (log(target) - x) for log-probabilities x: its "mean", its "sum", the sum over the batch size ("batchmean"), or "none"."""
-    helper = LayerHelper("kldiv_loss", name)
+    helper = LayerWriter("kldiv_loss", name)
     one_of(helper.label, "reduction", reduction, ("none", "batchmean", "mean", "sum"))
     return helper.op("kldiv_loss", helper.variable(x, "x"), helper.variable(target, "target"), reduction=reduction)
 
 
 def margin_rank_loss(label: Variable, left: Variable, right: Variable, margin: float = 0.1, name: str | None = None) -> Variable:
     """max(0, margin - label * (left - right)) for labels 1 (left ranks higher) and -1, element by element."""
-    helper = LayerHelper("margin_rank_loss", name)
+    helper = LayerWriter("margin_rank_loss", name)
     args = helper.variable(left, "left"), helper.variable(right, "right"), helper.variable(label, "label")
     loss, _ = helper.op("margin_rank_loss", *args, margin=number(helper.label, "margin", margin))
     return loss

@@ -11,13 +11,13 @@ from .._checks import number, one_of, whole, wholes, wrong
 from ..initializer import Constant
 from ..ir import Variable
 from ..ops.operators import of_dtype
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 # -- two operands -------------------------------------------------------------------------------------------------------
 
 
 def _binary(op_type: str, x: Variable, y: Variable, axis: int, act: str | None, name: str | None) -> Variable:
-    helper = LayerHelper(op_type, name)
+    helper = LayerWriter(op_type, name)
     x, y = helper.variable(x, "x"), helper.variable(y, "y")
     axis = whole(helper.label, "axis", axis, -1)
     return helper.activate(helper.op(of_dtype(op_type, x.dtype), x, y, axis=axis), act)
@@ -125,7 +125,7 @@ def scale(
     ...     fx.layers.scale(fx.data("x", [-1, 3], "float32"), 2.0, bias=1.0)
     <Variable scale_0.tmp_0: f32[-1,3]>
     """
-    helper = LayerHelper("scale", name)
+    helper = LayerWriter("scale", name)
     x = helper.variable(x, "x")
     bias = number(helper.label, "bias", bias)
     if not isinstance(scale, Variable):
@@ -153,13 +153,13 @@ def mean(x: Variable, name: str | None = None) -> Variable:
     ...     fx.layers.mean(fx.data("x", [-1, 3], "float32"))
     <Variable mean_0.tmp_0: f32[1]>
     """
-    helper = LayerHelper("mean", name)
+    helper = LayerWriter("mean", name)
     return helper.op("mean", helper.variable(x, "x"))
 
 
 def sums(input: Variable | Sequence[Variable], out: Variable | None = None) -> Variable:
     """The sum of several variables of one shape; `out`, when given, receives it."""
-    helper = LayerHelper("sum")
+    helper = LayerWriter("sum")
     xs = helper.variables(input, "input")
     return helper.op("sum", xs, out={} if out is None else {"Out": out})
 
@@ -170,7 +170,7 @@ def sum(x: Variable | Sequence[Variable]) -> Variable:
 
 
 def _reduce(op_type: str, input: Variable, dim: Any, keep_dim: bool, name: str | None) -> Variable:
-    helper = LayerHelper(op_type, name)
+    helper = LayerWriter(op_type, name)
     x = helper.variable(input, "input")
     dims = () if dim is None else wholes(helper.label, "dim", dim, None) if isinstance(dim, (list, tuple, np.ndarray)) else (dim,)
     axes = tuple(helper.axis(x, d, "dim") for d in dims)
@@ -254,7 +254,7 @@ def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variab
     ...     fx.layers.clip(fx.data("x", [-1, 3], "float32"), -1.0, 1.0)
     <Variable clip_0.tmp_0: f32[-1,3]>
     """
-    helper = LayerHelper("clip", name)
+    helper = LayerWriter("clip", name)
     low, high = number(helper.label, "min", min), number(helper.label, "max", max)
     if low > high:
         raise wrong(f"{helper.label}: min is {low}, above max, which is {high}")
@@ -263,7 +263,7 @@ def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variab
 
 def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Variable:
     """x, scaled down to an L2 norm of `max_norm` when its norm is larger."""
-    helper = LayerHelper("clip_by_norm", name)
+    helper = LayerWriter("clip_by_norm", name)
     limit = number(helper.label, "max_norm", max_norm)
     if limit <= 0:
         raise wrong(f"{helper.label}: max_norm must be above 0, got {limit}")
@@ -276,7 +276,7 @@ def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Varia
 
 def cumsum(x: Variable, axis: int | None = None, exclusive: bool | None = None, reverse: bool | None = None) -> Variable:
     """Running sums along `axis` (by default the last). `exclusive` leaves out the element itself, `reverse` runs from the end."""
-    helper = LayerHelper("cumsum")
+    helper = LayerWriter("cumsum")
     x = helper.variable(x, "x")
     axis = helper.axis(x, -1 if axis is None else axis)
     return helper.op("cumsum", x, axis=axis, exclusive=bool(exclusive), reverse=bool(reverse))
@@ -284,7 +284,7 @@ def cumsum(x: Variable, axis: int | None = None, exclusive: bool | None = None, 
 
 def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variable:
     """x + value, for a variable of one element; written into x itself unless in_place=False."""
-    helper = LayerHelper("increment")
+    helper = LayerWriter("increment")
     x = helper.variable(x, "x")
     return helper.op("increment", x, out={"Out": x} if in_place else {}, step=number(helper.label, "value", value))
 
@@ -292,7 +292,7 @@ def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variabl
 def replica_mean(x: Variable, name: str | None = None) -> Variable:
     """The mean of what the ranks have of x when each trains by itself (`strategies.replicas`), on every rank; on one device, and where all
     ranks have the same x, x itself."""
-    helper = LayerHelper("replica_mean", name)
+    helper = LayerWriter("replica_mean", name)
     return helper.op("replica_mean", helper.variable(x, "x"))
 
 
@@ -331,7 +331,7 @@ _UNARY = {
 
 def _unary(op_type: str, doc: str) -> Callable[..., Variable]:
     def layer(x: Variable, name: str | None = None) -> Variable:
-        helper = LayerHelper(op_type, name)
+        helper = LayerWriter(op_type, name)
         return helper.op(op_type, helper.variable(x, "x"))
 
     layer.__name__ = layer.__qualname__ = op_type
@@ -345,7 +345,7 @@ for _name, _doc in _UNARY.items():
 
 def _shaped(op_type: str, x: Variable, name: str | None, **attrs: float) -> Variable:
     """One activation whose attributes are numbers."""
-    helper = LayerHelper(op_type, name)
+    helper = LayerWriter(op_type, name)
     numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
     return helper.op(op_type, helper.variable(x, "x"), **numbers)
 
@@ -369,7 +369,7 @@ def gelu(x: Variable, approximate: bool = False, name: str | None = None) -> Var
     ...     fx.layers.gelu(fx.data("x", [-1, 3], "float32"))
     <Variable gelu_0.tmp_0: f32[-1,3]>
     """
-    helper = LayerHelper("gelu", name)
+    helper = LayerWriter("gelu", name)
     return helper.op("gelu", helper.variable(x, "x"), approximate=bool(approximate))
 
 
@@ -432,7 +432,7 @@ def brelu(x: Variable, t_min: float = 0.0, t_max: float = 24.0, name: str | None
 def soft_relu(x: Variable, threshold: float = 40.0, name: str | None = None) -> Variable:
     """log(1 + exp(x)), with x kept within [-threshold, threshold]."""
     limit = number("layers.soft_relu", "threshold", threshold)
-    helper = LayerHelper("soft_relu", name)
+    helper = LayerWriter("soft_relu", name)
     return helper.op("softplus", helper.op("clip", helper.variable(x, "x"), min=-limit, max=limit))
 
 
@@ -456,7 +456,7 @@ def prelu(x: Variable, mode: str, param_attr: Any = None, name: str | None = Non
 
     `mode` "all" has one alpha, "channel" one for each size of axis 1, "element" one for each element of a sample.
     """
-    helper = LayerHelper("prelu", name)
+    helper = LayerWriter("prelu", name)
     x = helper.variable(x, "x")
     one_of(helper.label, "mode", mode, ("all", "channel", "element"))
     if mode != "all" and x.ndim < 2:
@@ -476,19 +476,19 @@ def prelu(x: Variable, mode: str, param_attr: Any = None, name: str | None = Non
 
 def isfinite(x: Variable) -> Variable:
     """A [1] bool: whether no element of x is NaN or infinite."""
-    helper = LayerHelper("isfinite")
+    helper = LayerWriter("isfinite")
     return helper.op("reduce_all", helper.op("isfinite", helper.variable(x, "x")), dim=())
 
 
 def has_nan(x: Variable) -> Variable:
     """A [1] bool: whether some element of x is NaN."""
-    helper = LayerHelper("isnan")
+    helper = LayerWriter("isnan")
     return helper.op("reduce_any", helper.op("isnan", helper.variable(x, "x")), dim=())
 
 
 def has_inf(x: Variable) -> Variable:
     """A [1] bool: whether some element of x is infinite."""
-    helper = LayerHelper("isinf")
+    helper = LayerWriter("isinf")
     return helper.op("reduce_any", helper.op("isinf", helper.variable(x, "x")), dim=())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from .._checks import wrong
 from ..ir import Variable
 from ..param_attr import cuts
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 def shard(x: Variable, placement: Any = None, whole: str | Sequence[str] = (), name: str | None = None) -> Variable:
@@ -24,7 +24,7 @@ def shard(x: Variable, placement: Any = None, whole: str | Sequence[str] = (), n
     ...     fx.layers.shard(fx.data("x", [-1, 6, 8], "float32"), Shard(1, "tp"))
     <Variable shard_0.tmp_0: f32[-1,6,8]>
     """
-    helper = LayerHelper("shard", name)
+    helper = LayerWriter("shard", name)
     x, entries = helper.variable(x, "x"), cuts(helper.label, placement)
     together = (whole,) if isinstance(whole, str) else tuple(whole)
     groups = (*(e.group for e in entries), *together)

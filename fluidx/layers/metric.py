@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._checks import whole, wrong
 from ..ir import Variable
-from .helper import LayerHelper
+from .helper import LayerWriter
 from .tensor import create_global_var
 
 
@@ -21,7 +21,7 @@ def accuracy(input: Variable, label: Variable, k: int = 1, correct: Variable | N
     ...     fx.layers.accuracy(scores, label, k=5).shape
     (1,)
     """
-    helper = LayerHelper("accuracy")
+    helper = LayerWriter("accuracy")
     x, label = helper.variable(input, "input"), helper.variable(label, "label")
     helper.rank(x, "input", 2)
     k = whole(helper.label, "k", k, 1)
@@ -55,7 +55,7 @@ def auc(
     >>> [v.tolist() for v in exe.run(main, feed=feed, fetch_list=[all_batches, last])]
     [[1.0], [1.0]]
     """
-    helper = LayerHelper("auc")
+    helper = LayerWriter("auc")
     x, label = helper.variable(input, "input"), helper.variable(label, "label")
     helper.rank(x, "input", 2)
     if curve != "ROC":
@@ -80,7 +80,7 @@ def auc(
     return areas[0], areas[1], [*last, *of_all]
 
 
-def _of_window(helper: LayerHelper, counts: Variable, steps: int, buckets: int) -> Variable:
+def _of_window(helper: LayerWriter, counts: Variable, steps: int, buckets: int) -> Variable:
     """The sum of the counts of so many batches, this one included."""
     kept = create_global_var([steps, buckets], 0, "int64", persistable=True, name=helper.fresh("batch_stat"))
     later = helper.op("slice", kept, axes=(0,), starts=(1,), ends=(steps,))
@@ -88,7 +88,7 @@ def _of_window(helper: LayerHelper, counts: Variable, steps: int, buckets: int) 
     return helper.op("reduce_sum", helper.op("assign", now, out={"Out": kept}), dim=(0,))
 
 
-def _area(helper: LayerHelper, positive: Variable, negative: Variable) -> Variable:
+def _area(helper: LayerWriter, positive: Variable, negative: Variable) -> Variable:
     """The area under the curve by trapezoids, from the highest scores down; 0 where there are no positives or no negatives."""
     positive, negative = (helper.op("cast", v, dtype="float64") for v in (positive, negative))
     above = helper.op("elementwise_sub", helper.op("cumsum", positive, axis=0, reverse=True), helper.op("scale", positive, scale=0.5))

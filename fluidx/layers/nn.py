@@ -8,7 +8,7 @@ from typing import Any
 from .._checks import number, one_of, whole, wholes, wrong
 from ..initializer import derive_seed
 from ..ir import Variable, as_dtype
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 # -- dense ---------------------------------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def fc(
     >>> main.all_parameters()
     [<Parameter fc_0.w_0: f32[64,128], persistable>, <Parameter fc_0.b_0: f32[128], persistable>]
     """
-    helper = LayerHelper("fc", name)
+    helper = LayerWriter("fc", name)
     xs = helper.variables(input, "input")
     size = whole(helper.label, "size", size, 1)
     dims = whole(helper.label, "num_flatten_dims", num_flatten_dims)
@@ -91,7 +91,7 @@ def embedding(
     ...     fx.layers.embedding(fx.data("ids", [-1, 7, 1], "int64"), [1000, 16])
     <Variable embedding_0.tmp_0: f32[-1,7,16]>
     """
-    return _embedding(LayerHelper("embedding"), input, size, padding_idx, param_attr, dtype, drop=True)
+    return _embedding(LayerWriter("embedding"), input, size, padding_idx, param_attr, dtype, drop=True)
 
 
 def fluid_embedding(
@@ -112,11 +112,11 @@ def fluid_embedding(
     ...     fx.embedding(fx.data("ids", [-1, 1], "int64"), [1000, 16])
     <Variable embedding_0.tmp_0: f32[-1,1,16]>
     """
-    return _embedding(LayerHelper("embedding", label="embedding"), input, size, padding_idx, param_attr, dtype, drop=False)
+    return _embedding(LayerWriter("embedding", label="embedding"), input, size, padding_idx, param_attr, dtype, drop=False)
 
 
 def _embedding(
-    helper: LayerHelper, input: Variable, size: Sequence[int], padding_idx: int | None, param_attr: Any, dtype: Any, drop: bool
+    helper: LayerWriter, input: Variable, size: Sequence[int], padding_idx: int | None, param_attr: Any, dtype: Any, drop: bool
 ) -> Variable:
     ids = helper.variable(input, "input")
     if ids.dtype not in ("int32", "int64"):
@@ -154,7 +154,7 @@ def mul(x: Variable, y: Variable, x_num_col_dims: int = 1, y_num_col_dims: int =
     ...     fx.layers.mul(fx.data("x", [-1, 7, 4], "float32"), fx.data("y", [4, 2], "float32"), x_num_col_dims=2)
     <Variable mul_0.tmp_0: f32[-1,7,2]>
     """
-    helper = LayerHelper("mul", name)
+    helper = LayerWriter("mul", name)
     dims = whole(helper.label, "x_num_col_dims", x_num_col_dims, 1), whole(helper.label, "y_num_col_dims", y_num_col_dims, 1)
     return helper.op("mul", helper.variable(x, "x"), helper.variable(y, "y"), x_num_col_dims=dims[0], y_num_col_dims=dims[1])
 
@@ -176,7 +176,7 @@ def matmul(
     ...     fx.layers.matmul(q, q, transpose_y=True, alpha=0.25)
     <Variable matmul_0.tmp_0: f32[-1,8,8]>
     """
-    helper = LayerHelper("matmul", name)
+    helper = LayerWriter("matmul", name)
     x, y = helper.variable(x, "x"), helper.variable(y, "y")
     alpha = number(helper.label, "alpha", alpha)
     return helper.op("matmul", x, y, transpose_x=bool(transpose_x), transpose_y=bool(transpose_y), alpha=alpha)
@@ -187,7 +187,7 @@ def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
 
     Raises ProgramError when x or y has not three axes, or when their sizes do not fit.
     """
-    helper = LayerHelper("bmm", name)
+    helper = LayerWriter("bmm", name)
     x, y = helper.variable(x, "x"), helper.variable(y, "y")
     helper.rank(x, "x", 3)
     helper.rank(y, "y", 3)
@@ -222,7 +222,7 @@ def dropout(
     ...     fx.layers.dropout(fx.data("x", [-1, 8], "float32"), 0.5)
     <Variable dropout_0.tmp_0: f32[-1,8]>
     """
-    helper = LayerHelper("dropout", name)
+    helper = LayerWriter("dropout", name)
     x = helper.variable(x, "x")
     p = number(helper.label, "dropout_prob", dropout_prob)
     if not 0.0 <= p <= 1.0:
@@ -249,7 +249,7 @@ def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None, a
     ...     fx.layers.softmax(fx.data("x", [-1, 10], "float32"))
     <Variable softmax_0.tmp_0: f32[-1,10]>
     """
-    helper = LayerHelper("softmax", name)
+    helper = LayerWriter("softmax", name)
     x = helper.variable(input, "input")
     helper.axis(x, axis)
     return helper.op("softmax", x, axis=axis)
@@ -277,7 +277,7 @@ def scaled_dot_product_attention(
     ...     fx.layers.scaled_dot_product_attention(q, k, k)
     <Variable scaled_dot_product_attention_0.tmp_0: f32[-1,8,10,64]>
     """
-    helper = LayerHelper("scaled_dot_product_attention", name)
+    helper = LayerWriter("scaled_dot_product_attention", name)
     operands = [helper.variable(x, what) for what, x in (("q", q), ("k", k), ("v", v))]
     if operands[0].ndim < 2:
         raise wrong(f"{helper.label}: q must have 2 axes or more; variable {operands[0].name!r} has shape {list(operands[0].shape)}")
@@ -301,7 +301,7 @@ def log_softmax(input: Variable, axis: int = -1, dtype: Any = None, name: str | 
     ...     fx.layers.log_softmax(fx.data("x", [-1, 10], "float32"))
     <Variable log_softmax_0.tmp_0: f32[-1,10]>
     """
-    helper = LayerHelper("log_softmax", name)
+    helper = LayerWriter("log_softmax", name)
     x = helper.variable(input, "input")
     if dtype is not None and as_dtype(dtype) != x.dtype:
         x = helper.op("cast", x, dtype=as_dtype(dtype))
@@ -326,7 +326,7 @@ def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Va
     ...     fx.layers.one_hot(fx.data("label", [-1, 1], "int64"), 10)
     <Variable one_hot_0.tmp_0: f32[-1,10]>
     """
-    return _one_hot(LayerHelper("one_hot"), input, depth, allow_out_of_range, drop=True)
+    return _one_hot(LayerWriter("one_hot"), input, depth, allow_out_of_range, drop=True)
 
 
 def fluid_one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
@@ -339,10 +339,10 @@ def fluid_one_hot(input: Variable, depth: int, allow_out_of_range: bool = False)
     ...     fx.one_hot(fx.data("label", [-1, 1], "int64"), 10)
     <Variable one_hot_v2_0.tmp_0: f32[-1,1,10]>
     """
-    return _one_hot(LayerHelper("one_hot_v2", label="one_hot"), input, depth, allow_out_of_range, drop=False)
+    return _one_hot(LayerWriter("one_hot_v2", label="one_hot"), input, depth, allow_out_of_range, drop=False)
 
 
-def _one_hot(helper: LayerHelper, input: Variable, depth: int, allow_out_of_range: bool, drop: bool) -> Variable:
+def _one_hot(helper: LayerWriter, input: Variable, depth: int, allow_out_of_range: bool, drop: bool) -> Variable:
     x = helper.variable(input, "input")
     depth = whole(helper.label, "depth", depth, 1)
     op_type = "one_hot" if drop and _ends_in_one(x) else "one_hot_v2"
@@ -353,7 +353,7 @@ def label_smooth(
     label: Variable, prior_dist: Variable | None = None, epsilon: float = 0.1, dtype: Any = "float32", name: str | None = None
 ) -> Variable:
     """(1 - epsilon) * label + epsilon * prior, where the prior is uniform over the last axis unless given. The labels are one-hot."""
-    helper = LayerHelper("label_smooth", name)
+    helper = LayerWriter("label_smooth", name)
     label = helper.variable(label, "label")
     epsilon = number(helper.label, "epsilon", epsilon)
     if not 0.0 <= epsilon <= 1.0:
@@ -375,7 +375,7 @@ def pad(x: Variable, paddings: Sequence[int], pad_value: float = 0.0, name: str 
     ...     fx.layers.pad(fx.data("x", [2, 3], "float32"), [0, 1, 2, 2])
     <Variable pad_0.tmp_0: f32[3,7]>
     """
-    helper = LayerHelper("pad", name)
+    helper = LayerWriter("pad", name)
     x = helper.variable(x, "x")
     sizes = wholes(helper.label, "paddings", paddings, least=0)
     if len(sizes) != 2 * x.ndim:
@@ -392,7 +392,7 @@ def pad2d(
     name: str | None = None,
 ) -> Variable:
     """[n, c, h, w] padded at (top, bottom, left, right) with a constant, its reflection ("reflect") or its edge ("edge")."""
-    helper = LayerHelper("pad2d", name)
+    helper = LayerWriter("pad2d", name)
     x = helper.variable(input, "input")
     one_of(helper.label, "mode", mode, ("constant", "reflect", "edge"))
     layout = helper.layout(data_format)

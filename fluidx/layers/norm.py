@@ -9,7 +9,7 @@ from .._checks import number, whole, wrong
 from ..initializer import Constant
 from ..ir import Variable
 from ..param_attr import ParamAttr
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 def _wide(dtype: str) -> str:
@@ -63,7 +63,7 @@ def batch_norm(
     >>> exe.run(main, feed={"x": x}, fetch_list=[y])[0].ravel().round(2).tolist()
     [-1.0, 1.0, -1.0, 1.0]
     """
-    helper = LayerHelper("batch_norm", name)
+    helper = LayerWriter("batch_norm", name)
     x = helper.variable(input, "input")
     runs = whole(helper.label, "sub_batches", sub_batches, 1)
     layout = helper.layout(data_layout, "data_layout")
@@ -128,7 +128,7 @@ def layer_norm(
     >>> y.shape, [p.shape for p in main.all_parameters()]
     ((-1, 8, 16), [(16,), (16,)])
     """
-    helper = LayerHelper("layer_norm", name)
+    helper = LayerWriter("layer_norm", name)
     x, axis, sizes = _rows(helper, input, begin_norm_axis)
     w = helper.parameter(param_attr, (prod(sizes),), _wide(x.dtype), default=Constant(1.0)) if scale else None
     b = helper.parameter(bias_attr, (prod(sizes),), _wide(x.dtype), is_bias=True) if shift else None
@@ -162,7 +162,7 @@ def rms_norm(
     >>> exe.run(main, feed={"x": np.float32([[4, 0, 0, 0], [3, -3, 3, 3]])}, fetch_list=[y])[0].tolist()  # the roots are 2 and 3
     [[2.0, 0.0, 0.0, 0.0], [1.0, -1.0, 1.0, 1.0]]
     """
-    helper = LayerHelper("rms_norm", name)
+    helper = LayerWriter("rms_norm", name)
     x, axis, sizes = _rows(helper, input, begin_norm_axis)
     w = helper.parameter(param_attr, (prod(sizes),), _wide(x.dtype), default=Constant(1.0)) if scale else None
     y, _ = helper.op("rms_norm", x, w, begin_norm_axis=axis, epsilon=number(helper.label, "epsilon", epsilon))
@@ -172,7 +172,7 @@ def rms_norm(
     return helper.activate(y, act)
 
 
-def _rows(helper: LayerHelper, input: Any, begin_norm_axis: int) -> tuple[Variable, int, tuple[int, ...]]:
+def _rows(helper: LayerWriter, input: Any, begin_norm_axis: int) -> tuple[Variable, int, tuple[int, ...]]:
     """A layer's input, the first axis that it normalizes over, and the sizes from there on."""
     x = helper.variable(input, "input")
     axis = helper.axis(x, begin_norm_axis, "begin_norm_axis")
@@ -202,7 +202,7 @@ def group_norm(
     ...     fx.layers.group_norm(fx.data("x", [-1, 8, 4, 4], "float32"), 2)
     <Variable group_norm_0.tmp_0: f32[-1,8,4,4]>
     """
-    helper = LayerHelper("group_norm", name)
+    helper = LayerWriter("group_norm", name)
     x = helper.variable(input, "input")
     layout = helper.layout(data_layout, "data_layout")
     channels = helper.known(x, "input", 1 if layout == "NCHW" else x.ndim - 1)
@@ -219,7 +219,7 @@ def instance_norm(
     input: Variable, epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None, name: str | None = None
 ) -> Variable:
     """Normalization of each channel of each sample; scale and bias are vectors over the channels (False leaves one out)."""
-    helper = LayerHelper("instance_norm", name)
+    helper = LayerWriter("instance_norm", name)
     x = helper.variable(input, "input")
     channels = helper.known(x, "input", 1)
     w = helper.parameter(param_attr, (channels,), _wide(x.dtype), default=Constant(1.0))
@@ -230,7 +230,7 @@ def instance_norm(
 
 def l2_normalize(x: Variable, axis: int, epsilon: float = 1e-12, name: str | None = None) -> Variable:
     """x divided by its L2 norm along an axis: x / sqrt(sum(x * x) + epsilon)."""
-    helper = LayerHelper("l2_normalize", name)
+    helper = LayerWriter("l2_normalize", name)
     x = helper.variable(x, "x")
     axis = helper.axis(x, 0 if x.ndim == 1 else axis)
     y, _ = helper.op("norm", x, axis=axis, epsilon=number(helper.label, "epsilon", epsilon))
@@ -250,7 +250,7 @@ def cos_sim(X: Variable, Y: Variable) -> Variable:
     >>> fx.Executor().run(main, feed=feed, fetch_list=[similar])[0].tolist()
     [[1.0], [0.0]]
     """
-    helper = LayerHelper("cos_sim")
+    helper = LayerWriter("cos_sim")
     x, y = helper.variable(X, "X"), helper.variable(Y, "Y")
     helper.rank(x, "X", 2)
     helper.rank(y, "Y", 2)
@@ -263,7 +263,7 @@ def lrn(
     input: Variable, n: int = 5, k: float = 1.0, alpha: float = 1e-4, beta: float = 0.75, name: str | None = None, data_format: str = "NCHW"
 ) -> Variable:
     """Local response normalization over `n` neighbouring channels of [n, c, h, w]: x / (k + alpha * sum of squares) ** beta."""
-    helper = LayerHelper("lrn", name)
+    helper = LayerWriter("lrn", name)
     x = helper.variable(input, "input")
     helper.rank(x, "input", 4)
     if helper.layout(data_format) == "NHWC":

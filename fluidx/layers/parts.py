@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .._checks import whole, wholes, wrong
 from ..ir import Variable
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
@@ -18,14 +18,14 @@ def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str 
     ...     fx.layers.scatter_nd_add(ref, ids, fx.data("updates", [4, 9], "float32")).shape
     (3, 5, 9)
     """
-    helper = LayerHelper("scatter_nd_add", name)
+    helper = LayerWriter("scatter_nd_add", name)
     args = helper.variable(ref, "ref"), helper.variable(index, "index"), helper.variable(updates, "updates")
     return helper.op("scatter_nd_add", *args)
 
 
 def scatter_nd(index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None) -> Variable:
     """`scatter_nd_add` into zeros of `shape`."""
-    helper = LayerHelper("scatter_nd", name)
+    helper = LayerWriter("scatter_nd", name)
     index, updates = helper.variable(index, "index"), helper.variable(updates, "updates")
     zeros = helper.op("fill_constant", shape=wholes(helper.label, "shape", shape, least=0), dtype=updates.dtype, value=0.0)
     return helper.op("scatter_nd_add", zeros, index, updates)
@@ -42,7 +42,7 @@ def einsum(equation: str, *operands: Variable) -> Variable:
     ...     fx.layers.einsum("bid,bjd->bij", q, q).shape
     (-1, 7, 7)
     """
-    helper = LayerHelper("einsum")
+    helper = LayerWriter("einsum")
     if not isinstance(equation, str):
         raise wrong(f"{helper.label}: equation must be a string such as 'ij,jk->ik', got {type(equation).__name__}")
     return helper.op("einsum", helper.variables(operands, "operands"), equation=equation.replace(" ", ""))
@@ -50,7 +50,7 @@ def einsum(equation: str, *operands: Variable) -> Variable:
 
 def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> Variable:
     """The largest of each `groups` channels in turn: [n, c, h, w] gives [n, c / groups, h, w]; the channels are along axis 1 or -1."""
-    helper = LayerHelper("maxout", name)
+    helper = LayerWriter("maxout", name)
     x = helper.variable(x, "x")
     axis, groups = helper.axis(x, axis), whole(helper.label, "groups", groups, 2)
     channels = helper.known(x, "x", axis)
@@ -64,7 +64,7 @@ def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> 
 
 def unbind(input: Variable, axis: int = 0) -> list[Variable]:
     """The slices of input along an axis of known size, each without that axis."""
-    helper = LayerHelper("unbind")
+    helper = LayerWriter("unbind")
     x = helper.variable(input, "input")
     axis = helper.axis(x, axis)
     count = helper.known(x, "input", axis)

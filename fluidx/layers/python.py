@@ -10,7 +10,7 @@ import numpy as np
 from .._checks import wrong
 from ..ir import Variable
 from ..ops.host import FUNCTIONS
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 def py_func(
@@ -39,7 +39,7 @@ def py_func(
     >>> fx.Executor().run(main, feed={"x": np.zeros((1, 2), "float32")}, fetch_list=[y])[0].tolist()
     [[1.0, 1.0]]
     """
-    helper = LayerHelper("py_func")
+    helper = LayerWriter("py_func")
     if not callable(func) or not (backward_func is None or callable(backward_func)):
         raise wrong(f"{helper.label}: func and backward_func must be functions, got {func!r:.60} and {backward_func!r:.60}")
     xs, outs = _listed(helper, "x", x), _listed(helper, "out", out)
@@ -60,7 +60,7 @@ def py_func(
     return out
 
 
-def _listed(helper: LayerHelper, what: str, value: Any) -> list[Variable]:
+def _listed(helper: LayerWriter, what: str, value: Any) -> list[Variable]:
     items: Sequence[Any] = [] if value is None else value if isinstance(value, (list, tuple)) else [value]
     return [helper.variable(v, what) for v in items]
 

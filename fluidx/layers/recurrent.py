@@ -17,23 +17,23 @@ from ..initializer import Initializer
 from ..ir import Variable
 from ..ir.constants import elements
 from ..param_attr import ParamAttr
-from .helper import ACTIVATIONS, LayerHelper
+from .helper import ACTIVATIONS, LayerWriter
 from .nn import dropout
 
 _GRU_ACTIVATIONS = ("sigmoid", "tanh", "relu", "identity")
 
 
-def _parts(helper: LayerHelper, x: Variable, count: int) -> list[Variable]:
+def _parts(helper: LayerWriter, x: Variable, count: int) -> list[Variable]:
     """`count` equal parts of the last axis."""
     return list(helper.op("split", x, axis=x.ndim - 1, num=count, n_out=count))
 
 
-def _gated(helper: LayerHelper, gate: Variable, past: Variable, new: Variable) -> Variable:
+def _gated(helper: LayerWriter, gate: Variable, past: Variable, new: Variable) -> Variable:
     """gate * past + (1 - gate) * new."""
     return helper.op("elementwise_add", new, helper.op("elementwise_mul", gate, helper.op("elementwise_sub", past, new)))
 
 
-def _weight(helper: LayerHelper, attr: Any, shape: tuple[int, ...], dtype: str) -> Variable:
+def _weight(helper: LayerWriter, attr: Any, shape: tuple[int, ...], dtype: str) -> Variable:
     w = helper.parameter(attr, shape, dtype)
     if w is None:
         raise wrong(f"{helper.label}: param_attr=False leaves no weight")
@@ -62,7 +62,7 @@ def lstm_unit(
     ...     [v.shape for v in fx.layers.lstm_unit(x, h, c)]
     [(-1, 5), (-1, 5)]
     """
-    helper = LayerHelper("lstm_unit", name)
+    helper = LayerWriter("lstm_unit", name)
     x, h, c = (helper.variable(v, n) for v, n in ((x_t, "x_t"), (hidden_t_prev, "hidden_t_prev"), (cell_t_prev, "cell_t_prev")))
     for v, what in ((x, "x_t"), (h, "hidden_t_prev"), (c, "cell_t_prev")):
         helper.rank(v, what, 2)
@@ -76,7 +76,7 @@ def lstm_unit(
 
 
 def _lstm_step(
-    helper: LayerHelper, i: Variable, j: Variable, f: Variable, o: Variable, c: Variable, forget_bias: float, gate: str = "sigmoid",
+    helper: LayerWriter, i: Variable, j: Variable, f: Variable, o: Variable, c: Variable, forget_bias: float, gate: str = "sigmoid",
     act: str = "tanh",
 ) -> tuple[Variable, Variable]:  # fmt: skip
     """(hidden, cell) of what the input gate, the candidate, the forget gate and the output gate are given."""
@@ -101,7 +101,7 @@ def gru_unit(
     `input` is what the step's data adds to the update gate u, the reset gate r and the candidate m, as a layer fc gives it. The weight
     [d, 3 * d] has the columns of u and r, then of m. hidden is (1 - u) * hidden + u * m, or u * hidden + (1 - u) * m with `origin_mode`.
     """
-    helper = LayerHelper("gru_unit")
+    helper = LayerWriter("gru_unit")
     x, h = helper.variable(input, "input"), helper.variable(hidden, "hidden")
     helper.rank(x, "input", 2)
     helper.rank(h, "hidden", 2)
@@ -152,7 +152,7 @@ class RNNCell:
         self, batch_ref: Variable, shape: Any = None, dtype: Any = "float32", init_value: float = 0.0, batch_dim_idx: int = 0
     ) -> Any:
         """States filled with `init_value`, as many rows as axis `batch_dim_idx` of `batch_ref` has."""
-        helper = LayerHelper("rnn_state")
+        helper = LayerWriter("rnn_state")
         ref = helper.variable(batch_ref, "batch_ref")
         attrs = {"dtype": dtype, "value": float(init_value), "input_dim_idx": batch_dim_idx, "output_dim_idx": 0}
 
@@ -178,10 +178,10 @@ class _Gates:
         if attr is None or attr.name:
             return attr or False
         named = copy(attr)
-        named.name = LayerHelper(kind).fresh("p")
+        named.name = LayerWriter(kind).fresh("p")
         return named
 
-    def product(self, helper: LayerHelper, x: Variable, size: int) -> Variable:
+    def product(self, helper: LayerWriter, x: Variable, size: int) -> Variable:
         w = _weight(helper, self.attrs[0], (helper.known(x, "inputs", 1), size), x.dtype)
         return helper.add_bias(helper.op("matmul", x, w), self.attrs[1], size, axis=1)
 
@@ -216,7 +216,7 @@ class LSTMCell(RNNCell):
         self.gates = _Gates(name, param_attr, bias_attr)
 
     def call(self, inputs: Variable, states: Sequence[Variable], **kwargs: Any) -> tuple[Variable, list[Variable]]:
-        helper = LayerHelper("lstm_cell", label="layers.LSTMCell")
+        helper = LayerWriter("lstm_cell", label="layers.LSTMCell")
         h, c = (helper.variable(v, f"states[{k}]") for k, v in enumerate(states))
         both = helper.op("concat", [helper.variable(inputs, "inputs"), h], axis=1)
         i, j, f, o = _parts(helper, self.gates.product(helper, both, 4 * self.hidden_size), 4)
@@ -253,7 +253,7 @@ class GRUCell(RNNCell):
         self.gates, self.candidate = _Gates(name, param_attr, bias_attr), _Gates(name, param_attr, bias_attr)
 
     def call(self, inputs: Variable, states: Any, **kwargs: Any) -> tuple[Variable, Variable]:
-        helper = LayerHelper("gru_cell", label="layers.GRUCell")
+        helper = LayerWriter("gru_cell", label="layers.GRUCell")
         x, h = helper.variable(inputs, "inputs"), helper.variable(states, "states")
         both = helper.op("concat", [x, h], axis=1)
         r, u = _parts(helper, helper.op(self.gate, self.gates.product(helper, both, 2 * self.hidden_size)), 2)
@@ -290,7 +290,7 @@ def rnn(
     The steps are written out, so their number has to be known. Behind the end of a sequence, `sequence_length` [n], states stay as they
     are; outputs there are those of the cell. `is_reverse` walks from the last step. `kwargs` go to the cell.
     """
-    helper = LayerHelper("rnn")
+    helper = LayerWriter("rnn")
     x = helper.variable(inputs, "inputs")
     axis = 0 if time_major else 1
     if x.ndim < 2:
@@ -312,7 +312,7 @@ def rnn(
     return helper.op("stack", outs, axis=axis), states
 
 
-def _chosen(helper: LayerHelper, active: Variable, new: Any, old: Any) -> Any:
+def _chosen(helper: LayerWriter, active: Variable, new: Any, old: Any) -> Any:
     """`new` where a sequence goes on, `old` where it has ended."""
     if isinstance(new, Variable):
         return helper.op("where", active, new, old)
@@ -346,7 +346,7 @@ def lstm(
     ...     [v.shape for v in fx.layers.lstm(x, h, c, 6, 4, num_layers=1, is_bidirec=True)]
     [(6, -1, 8), (2, -1, 4), (2, -1, 4)]
     """
-    helper = LayerHelper("lstm", name)
+    helper = LayerWriter("lstm", name)
     x, h, c = (helper.variable(v, what) for v, what in ((input, "input"), (init_h, "init_h"), (init_c, "init_c")))
     for v, what in ((x, "input"), (h, "init_h"), (c, "init_c")):
         helper.rank(v, what, 3)

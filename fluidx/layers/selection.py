@@ -6,7 +6,7 @@ from typing import Any
 
 from .._checks import number, whole, wrong
 from ..ir import Variable, as_dtype
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 def masked_select(x: Variable, mask: Variable, name: str | None = None) -> Variable:
@@ -21,12 +21,12 @@ def masked_select(x: Variable, mask: Variable, name: str | None = None) -> Varia
     >>> fx.Executor().run(main, feed={"x": np.float32([[1, 2, 3]])}, fetch_list=[y])[0].tolist()
     [2.0, 3.0]
     """
-    helper = LayerHelper("masked_select", name)
+    helper = LayerWriter("masked_select", name)
     return helper.op("masked_select", helper.variable(x, "x"), helper.variable(mask, "mask"))
 
 
 def _unique(kind: str, x: Variable, dtype: Any, counted: bool) -> tuple[Variable, ...]:
-    helper = LayerHelper(kind)
+    helper = LayerWriter(kind)
     x = helper.variable(x, "x")
     helper.rank(x, "x", 1)
     dtype = as_dtype(dtype)
@@ -80,7 +80,7 @@ def multiclass_nms(
     fluid says with LoD which rows are whose: `return_rois_num` gives the number of rows of each image instead, [images] int32, and
     `return_index` which of all boxes each row is, [rows, 1] int32. Where nothing is found there are no rows, where fluid has one of -1.
     """
-    helper = LayerHelper("multiclass_nms", name)
+    helper = LayerWriter("multiclass_nms", name)
     bboxes, scores = helper.variable(bboxes, "bboxes"), helper.variable(scores, "scores")
     left_out = {slot: None for slot, asked in (("Index", return_index), ("Count", return_rois_num)) if not asked}
     out, index, count = helper.op(

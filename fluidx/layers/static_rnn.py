@@ -9,7 +9,7 @@ from typing import Any
 from .._checks import number, whole, wrong
 from ..ir import Block, Variable
 from ..ir.sub_blocks import copy_body
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 
 class StaticRNN:
@@ -31,7 +31,7 @@ class StaticRNN:
     """
 
     def __init__(self, name: str | None = None):
-        self.helper = LayerHelper("static_rnn", name, label="layers.StaticRNN")
+        self.helper = LayerWriter("static_rnn", name, label="layers.StaticRNN")
         self._body: Block | None = None
         self._inputs: dict[str, Variable] = {}  # what a step calls it -> what all steps have
         self._memories: dict[str, Variable] = {}  # what a step calls it -> the value before the first step

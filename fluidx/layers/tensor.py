@@ -15,7 +15,7 @@ from ..ir import Parameter, ProgramError, Variable, as_dtype, default_main_progr
 from ..ir.constants import elements
 from ..ir.types import Dim
 from ..param_attr import ParamAttr
-from .helper import LayerHelper
+from .helper import LayerWriter
 
 Sizes = Sequence[int | Variable] | Variable  # numbers, or what the program computes
 
@@ -124,7 +124,7 @@ def create_parameter(
     ...     fx.layers.create_parameter([3, 4], "float32", name="w")
     <Parameter w: f32[3,4], persistable>
     """
-    helper = LayerHelper("create_parameter", name)
+    helper = LayerWriter("create_parameter", name)
     attr = ParamAttr.of(attr)
     if attr is None:
         raise wrong(f"{helper.label}: attr=False leaves no parameter")
@@ -172,7 +172,7 @@ def fill_constant(
     ...     fx.layers.fill_constant([2, 3], "float32", 0.5)
     <Variable fill_constant_0.tmp_0: f32[2,3]>
     """
-    helper = LayerHelper("fill_constant", name)
+    helper = LayerWriter("fill_constant", name)
     if isinstance(value, (bool, str)):  # fluid writes some numbers as text
         with suppress(ValueError):
             value = float(value)
@@ -197,7 +197,7 @@ def fill_constant_batch_size_like(
     force_cpu: bool = False,
 ) -> Variable:
     """`shape` filled with `value`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`."""
-    helper = LayerHelper("fill_constant_batch_size_like")
+    helper = LayerWriter("fill_constant_batch_size_like")
     x = helper.variable(input, "input")
     return helper.op(
         "fill_constant_batch_size_like",
@@ -213,7 +213,7 @@ def fill_constant_batch_size_like(
 def _random_like(
     op_type: str, input: Variable, shape: Sequence[int], dtype: Any, input_dim_idx: int, output_dim_idx: int, seed: int, **attrs: float
 ) -> Variable:
-    helper = LayerHelper(op_type)
+    helper = LayerWriter(op_type)
     x, result = helper.variable(input, "input"), helper.fresh()
     numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
     seed = whole(helper.label, "seed", seed or 0, 0) or derive_seed(helper.main, result)
@@ -273,7 +273,7 @@ def sequence_mask(x: Variable, maxlen: Any = None, dtype: Any = "int64", name: s
     >>> fx.Executor().run(main, feed={"lengths": np.array([1, 3, 0])}, fetch_list=[mask])[0].tolist()
     [[1, 0, 0], [1, 1, 1], [0, 0, 0]]
     """
-    helper = LayerHelper("sequence_mask", name)
+    helper = LayerWriter("sequence_mask", name)
     x = helper.variable(x, "x")
     if maxlen is None:
         maxlen = helper.op("reduce_max", x, dim=(), keep_dim=False)
@@ -293,13 +293,13 @@ def zeros(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Variable
 
 def zeros_like(x: Variable, out: Variable | None = None) -> Variable:
     """Zeros of x's shape and dtype."""
-    helper = LayerHelper("zeros_like")
+    helper = LayerWriter("zeros_like")
     return helper.op("fill_zeros_like", helper.variable(x, "x"), out={} if out is None else {"Out": out})
 
 
 def ones_like(x: Variable, out: Variable | None = None) -> Variable:
     """Ones of x's shape and dtype."""
-    helper = LayerHelper("ones_like")
+    helper = LayerWriter("ones_like")
     return helper.op("fill_any_like", helper.variable(x, "x"), out={} if out is None else {"Out": out}, value=1.0)
 
 
@@ -311,7 +311,7 @@ def assign(input: Any, output: Variable | None = None) -> Variable:
     ...     fx.layers.assign(np.arange(3, dtype="int32"))
     <Variable assign_0.tmp_0: i32[3]>
     """
-    helper = LayerHelper("assign")
+    helper = LayerWriter("assign")
     out = {} if output is None else {"Out": output}
     if isinstance(input, Variable):
         return helper.op("assign", helper.variable(input, "input"), out=out)
@@ -327,7 +327,7 @@ def assign(input: Any, output: Variable | None = None) -> Variable:
 
 
 def _random(op_type: str, shape: Sequence[int], dtype: Any, seed: int, name: str | None, **attrs: float) -> Variable:
-    helper = LayerHelper(op_type, name)
+    helper = LayerWriter(op_type, name)
     dims = wholes(helper.label, "shape", shape, least=0)
     numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
     result = helper.fresh()
@@ -363,7 +363,7 @@ def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
     >>> fx.Executor().run(main, feed={"x": np.float32([3, -1, 2])}, fetch_list=[chosen])[0].tolist()
     [0, 1]
     """
-    helper = LayerHelper("range")
+    helper = LayerWriter("range")
     if any(isinstance(v, Variable) for v in (start, end, step)):
         given = [v if isinstance(v, Variable) else fill_constant([1], dtype, v) for v in (start, end, step)]
         return helper.op("range_between", *(cast(helper.variable(v, "a bound"), dtype) for v in given))
@@ -373,14 +373,14 @@ def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
 
 def linspace(start: Any, stop: Any, num: int, dtype: Any = "float32") -> Variable:
     """`num` values evenly spaced from start to stop, both included."""
-    helper = LayerHelper("linspace")
+    helper = LayerWriter("linspace")
     first, last = number(helper.label, "start", start), number(helper.label, "stop", stop)
     return helper.op("linspace", start=first, stop=last, num=whole(helper.label, "num", num, 1), dtype=as_dtype(dtype))
 
 
 def eye(num_rows: int, num_columns: int | None = None, batch_shape: Sequence[int] | None = None, dtype: Any = "float32") -> Variable:
     """The identity matrix, repeated over `batch_shape` when that is given."""
-    helper = LayerHelper("eye")
+    helper = LayerWriter("eye")
     rows = whole(helper.label, "num_rows", num_rows, 0)
     columns = rows if num_columns is None else whole(helper.label, "num_columns", num_columns, 0)
     y = helper.op("eye", num_rows=rows, num_columns=columns, dtype=as_dtype(dtype))
@@ -392,7 +392,7 @@ def eye(num_rows: int, num_columns: int | None = None, batch_shape: Sequence[int
 
 def diag(diagonal: Variable | np.ndarray) -> Variable:
     """The square matrix with the given vector on its diagonal."""
-    helper = LayerHelper("diag")
+    helper = LayerWriter("diag")
     vector = assign(diagonal) if isinstance(diagonal, np.ndarray) else helper.variable(diagonal, "diagonal")
     helper.rank(vector, "diagonal", 1)
     return helper.op("diag", vector)
@@ -413,7 +413,7 @@ def cast(x: Variable, dtype: Any) -> Variable:
     ...     fx.layers.cast(fx.data("x", [-1, 3], "int64"), "float32")
     <Variable cast_0.tmp_0: f32[-1,3]>
     """
-    helper = LayerHelper("cast")
+    helper = LayerWriter("cast")
     return helper.op("cast", helper.variable(x, "x"), dtype=as_dtype(dtype))
 
 
@@ -431,7 +431,7 @@ def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) ->
     ...     fx.layers.concat([fx.data("x", [-1, 3], "float32"), fx.data("y", [-1, 5], "float32")], axis=1)
     <Variable concat_0.tmp_0: f32[-1,8]>
     """
-    helper = LayerHelper("concat", name)
+    helper = LayerWriter("concat", name)
     xs = helper.variables(input, "input")
     return helper.op("concat", xs, axis=helper.axis(xs[0], axis))
 
@@ -450,7 +450,7 @@ def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, 
     ...     fx.layers.split(fx.data("x", [-1, 6], "float32"), [4, -1], dim=1)
     [<Variable split_0.tmp_0: f32[-1,4]>, <Variable split_0.tmp_1: f32[-1,2]>]
     """
-    helper = LayerHelper("split", name)
+    helper = LayerWriter("split", name)
     x = helper.variable(input, "input")
     axis = helper.axis(x, dim, "dim")
     size = x.shape[axis]
@@ -486,14 +486,14 @@ def stack(x: Sequence[Variable], axis: int = 0, name: str | None = None) -> Vari
     ...     fx.layers.stack([fx.data("x", [-1, 3], "float32"), fx.data("y", [-1, 3], "float32")], axis=1)
     <Variable stack_0.tmp_0: f32[-1,2,3]>
     """
-    helper = LayerHelper("stack", name)
+    helper = LayerWriter("stack", name)
     xs = helper.variables(x, "x")
     return helper.op("stack", xs, axis=helper.axis(xs[0], axis, extra=1))
 
 
 def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable]:
     """The slices of x along an axis, each without that axis."""
-    helper = LayerHelper("unstack")
+    helper = LayerWriter("unstack")
     x = helper.variable(x, "x")
     axis = helper.axis(x, axis)
     size = x.shape[axis] if num is None else whole(helper.label, "num", num, 1)
@@ -519,7 +519,7 @@ def reshape(
     ...     fx.layers.reshape(fx.data("x", [-1, 28, 28], "float32"), [0, 784])
     <Variable reshape_0.tmp_0: f32[-1,784]>
     """
-    helper = LayerHelper("reshape", name)
+    helper = LayerWriter("reshape", name)
     computed = helper.sizes(shape if actual_shape is None else actual_shape, "shape" if actual_shape is None else "actual_shape")
     if computed is not None:
         listed = [] if actual_shape is not None or isinstance(shape, Variable) else shape
@@ -546,7 +546,7 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
     ...     fx.layers.transpose(fx.data("x", [-1, 3, 28, 32], "float32"), [0, 2, 3, 1])
     <Variable transpose_0.tmp_0: f32[-1,28,32,3]>
     """
-    helper = LayerHelper("transpose", name)
+    helper = LayerWriter("transpose", name)
     x = helper.variable(x, "x")
     axes = tuple(helper.axis(x, a, "perm") for a in wholes(helper.label, "perm", perm))
     if sorted(axes) != list(builtins.range(x.ndim)):
@@ -554,7 +554,7 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
     return helper.op("transpose", x, axis=axes)
 
 
-def _axes(helper: LayerHelper, x: Variable, axes: Any, extra: int = 0) -> tuple[int, ...]:
+def _axes(helper: LayerWriter, x: Variable, axes: Any, extra: int = 0) -> tuple[int, ...]:
     items = wholes(helper.label, "axes", axes, None if isinstance(axes, (list, tuple, np.ndarray)) else 1)
     out = tuple(helper.axis(x, a, "axes", extra and len(items)) for a in items)
     if len(set(out)) != len(out):
@@ -576,7 +576,7 @@ def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Va
     ...     fx.layers.squeeze(fx.data("x", [-1, 1, 3], "float32"), [1])
     <Variable squeeze_0.tmp_0: f32[-1,3]>
     """
-    helper = LayerHelper("squeeze", name)
+    helper = LayerWriter("squeeze", name)
     x = helper.variable(input, "input")
     return helper.op("squeeze", x, axes=_axes(helper, x, axes))
 
@@ -595,7 +595,7 @@ def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = Non
     ...     fx.layers.unsqueeze(fx.data("x", [-1, 3], "float32"), [1])
     <Variable unsqueeze_0.tmp_0: f32[-1,1,3]>
     """
-    helper = LayerHelper("unsqueeze", name)
+    helper = LayerWriter("unsqueeze", name)
     x = helper.variable(input, "input")
     return helper.op("unsqueeze", x, axes=_axes(helper, x, axes, extra=1))
 
@@ -614,7 +614,7 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
     ...     fx.layers.flatten(fx.data("x", [-1, 3, 4], "float32"))
     <Variable flatten_0.tmp_0: f32[-1,12]>
     """
-    helper = LayerHelper("flatten", name)
+    helper = LayerWriter("flatten", name)
     x = helper.variable(x, "x")
     axis = whole(helper.label, "axis", axis)
     if not 0 <= axis <= x.ndim:
@@ -622,7 +622,7 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
     return helper.op("flatten", x, axis=axis)
 
 
-def _slice_args(helper: LayerHelper, x: Variable, axes: Any, **lists: Any) -> dict[str, Any]:
+def _slice_args(helper: LayerWriter, x: Variable, axes: Any, **lists: Any) -> dict[str, Any]:
     out = {"axes": _axes(helper, x, axes)}
     for name, value in lists.items():
         if any(isinstance(v, Variable) for v in (value if isinstance(value, (list, tuple)) else [value])):
@@ -647,7 +647,7 @@ def slice(input: Variable, axes: Sequence[int], starts: Sizes, ends: Sizes) -> V
     ...     fx.layers.slice(fx.data("x", [-1, 8, 8], "float32"), axes=[1, 2], starts=[1, -3], ends=[5, 8])
     <Variable slice_0.tmp_0: f32[-1,4,3]>
     """
-    helper = LayerHelper("slice")
+    helper = LayerWriter("slice")
     x = helper.variable(input, "input")
     computed = [helper.sizes(v, what) for what, v in (("starts", starts), ("ends", ends))]
     if any(v is not None for v in computed):
@@ -658,7 +658,7 @@ def slice(input: Variable, axes: Sequence[int], starts: Sizes, ends: Sizes) -> V
 
 def strided_slice(input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]) -> Variable:
     """input cut to start, start + stride, ... before end along the given axes; a negative stride walks backwards."""
-    helper = LayerHelper("strided_slice")
+    helper = LayerWriter("strided_slice")
     x = helper.variable(input, "input")
     attrs = _slice_args(helper, x, axes, starts=starts, ends=ends, strides=strides)
     if 0 in attrs["strides"]:
@@ -680,7 +680,7 @@ def expand(x: Variable, expand_times: Sizes, name: str | None = None) -> Variabl
     ...     fx.layers.expand(fx.data("x", [2, 3], "float32"), [2, 1])
     <Variable expand_0.tmp_0: f32[4,3]>
     """
-    helper = LayerHelper("expand", name)
+    helper = LayerWriter("expand", name)
     x = helper.variable(x, "x")
     if (computed := helper.sizes(expand_times, "expand_times")) is not None:
         return helper.op("tile_by", x, computed)
@@ -692,13 +692,13 @@ def expand(x: Variable, expand_times: Sizes, name: str | None = None) -> Variabl
 
 def expand_as(x: Variable, target_tensor: Variable, name: str | None = None) -> Variable:
     """x repeated to the shape of `target_tensor`, whose sizes are multiples of x's."""
-    helper = LayerHelper("expand_as", name)
+    helper = LayerWriter("expand_as", name)
     return helper.op("expand_as", helper.variable(x, "x"), helper.variable(target_tensor, "target_tensor"))
 
 
 def reverse(x: Variable, axis: int | Sequence[int]) -> Variable:
     """x with the order of elements turned around along the given axes."""
-    helper = LayerHelper("reverse")
+    helper = LayerWriter("reverse")
     x = helper.variable(x, "x")
     return helper.op("reverse", x, axis=_axes(helper, x, axis))
 
@@ -710,14 +710,14 @@ def flip(x: Variable, dims: int | Sequence[int]) -> Variable:
 
 def tril(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
     """The lower triangle of the last two axes, zero above `diagonal`."""
-    helper = LayerHelper("tril", name)
+    helper = LayerWriter("tril", name)
     x = helper.variable(input, "input")
     return helper.op("tril_triu", x, diagonal=whole(helper.label, "diagonal", diagonal), lower=True)
 
 
 def triu(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
     """The upper triangle of the last two axes, zero below `diagonal`."""
-    helper = LayerHelper("triu", name)
+    helper = LayerWriter("triu", name)
     x = helper.variable(input, "input")
     return helper.op("tril_triu", x, diagonal=whole(helper.label, "diagonal", diagonal), lower=False)
 
@@ -730,19 +730,19 @@ def shape(input: Variable) -> Variable:
     ...     fx.layers.shape(fx.data("x", [-1, 3], "float32"))
     <Variable shape_0.tmp_0: i32[2]>
     """
-    helper = LayerHelper("shape")
+    helper = LayerWriter("shape")
     return helper.op("shape", helper.variable(input, "input"))
 
 
 def rank(input: Variable) -> Variable:
     """The number of axes of input, as an int32 [1]."""
-    helper = LayerHelper("rank")
+    helper = LayerWriter("rank")
     return assign(np.array([helper.variable(input, "input").ndim], "int32"))
 
 
 def size(input: Variable) -> Variable:
     """The number of elements of input, as an int64 [1]."""
-    helper = LayerHelper("size")
+    helper = LayerWriter("size")
     return helper.op("reduce_prod", helper.op("shape", helper.variable(input, "input"), dtype="int64"), dim=())
 
 
@@ -763,19 +763,19 @@ def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable
     ...     fx.layers.gather(fx.data("x", [100, 8], "float32"), fx.data("index", [-1], "int64"))
     <Variable gather_0.tmp_0: f32[-1,8]>
     """
-    helper = LayerHelper("gather")
+    helper = LayerWriter("gather")
     return helper.op("gather", helper.variable(input, "input"), helper.variable(index, "index"))
 
 
 def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Variable:
     """The elements or slices of input at the positions in the last axis of `index`."""
-    helper = LayerHelper("gather_nd", name)
+    helper = LayerWriter("gather_nd", name)
     return helper.op("gather_nd", helper.variable(input, "input"), helper.variable(index, "index"))
 
 
 def scatter(input: Variable, index: Variable, updates: Variable, name: str | None = None, overwrite: bool = True) -> Variable:
     """input with the rows that `index` names replaced by those of `updates`; overwrite=False sets them to 0 and adds."""
-    helper = LayerHelper("scatter", name)
+    helper = LayerWriter("scatter", name)
     args = helper.variable(input, "input"), helper.variable(index, "index"), helper.variable(updates, "updates")
     return helper.op("scatter", *args, overwrite=bool(overwrite))
 
@@ -790,7 +790,7 @@ def where(condition: Variable, x: Variable | None = None, y: Variable | None = N
     >>> fx.Executor().run(main, feed={"go": np.array([[True, False], [False, True]])}, fetch_list=[at])[0].tolist()
     [[0, 0], [1, 1]]
     """
-    helper = LayerHelper("where", name)
+    helper = LayerWriter("where", name)
     if x is None and y is None:
         return helper.op("where_index", helper.variable(condition, "condition"))
     if x is None or y is None:
@@ -799,7 +799,7 @@ def where(condition: Variable, x: Variable | None = None, y: Variable | None = N
 
 
 def _arg(op_type: str, x: Variable, axis: int) -> Variable:
-    helper = LayerHelper(op_type)
+    helper = LayerWriter(op_type)
     x = helper.variable(x, "x")
     return helper.op(op_type, x, axis=helper.axis(x, axis))
 
@@ -826,7 +826,7 @@ def argmin(x: Variable, axis: int = 0) -> Variable:
 
 def argsort(input: Variable, axis: int = -1, descending: bool = False, name: str | None = None) -> tuple[Variable, Variable]:
     """The elements sorted along an axis, and their int64 indices in input."""
-    helper = LayerHelper("argsort", name)
+    helper = LayerWriter("argsort", name)
     x = helper.variable(input, "input")
     return helper.op("argsort", x, axis=helper.axis(x, axis), descending=bool(descending))
 
@@ -847,7 +847,7 @@ def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Va
     ...     fx.layers.topk(fx.data("x", [-1, 10], "float32"), 5)
     (<Variable top_k_0.tmp_0: f32[-1,5]>, <Variable top_k_0.tmp_1: i64[-1,5]>)
     """
-    helper = LayerHelper("top_k", name)
+    helper = LayerWriter("top_k", name)
     x = helper.variable(input, "input")
     if (computed := helper.sizes([k], "k")) is not None:
         return helper.op("top_k_by", x, computed)

@@ -11,7 +11,7 @@ from .._checks import number, one_of, whole, wrong
 from ..ir import Block, Builder, Operator, Parameter, Program, Role, Variable, default_startup_program
 from ..ir.dtypes import HALVES
 from ..lr_scheduler import persistable, unused_name
-from ..optimizer.base import Asked, ParamsGrads
+from ..optimizer.base import GradientOptions, ParamsGrads
 from ..optimizer.skip import skip_updates
 from ..optimizer.wrapped import WrappedOptimizer
 from .casts import WIDE, as_it_was_on_errors, cast_forward
@@ -107,7 +107,7 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
 
     # -- how it is done -----------------------------------------------------------------------------------------------------
 
-    def _backward(self, asked: Asked) -> ParamsGrads:
+    def _backward(self, asked: GradientOptions) -> ParamsGrads:
         """Rewrite the forward operators, scale the loss, and append the gradients of what came out, which are scaled too."""
         loss = asked.loss
         program = loss.block.program

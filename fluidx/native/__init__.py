@@ -32,7 +32,7 @@ class NativeError(RuntimeError):
     """Native kernels were asked for and are not there, or a call does not fit its kernel."""
 
 
-class Call(NamedTuple):
+class NativeCall(NamedTuple):
     """One kernel and its arguments. `keeps` holds the arrays whose addresses stand in `args`. `tail`: it may have one (`then`)."""
 
     fn: str
@@ -243,7 +243,7 @@ def opcodes() -> list[str]:
     return _module().opcodes()
 
 
-def compile(calls: Sequence[Call]) -> Callable[[], None]:
+def compile(calls: Sequence[NativeCall]) -> Callable[[], None]:
     """A function that executes the calls in order, all at once and without the GIL.
 
     The arrays must stay where they are; the function keeps them alive. It may be called from several threads at a time if what the calls
@@ -252,14 +252,14 @@ def compile(calls: Sequence[Call]) -> Callable[[], None]:
     return _block(_module(), calls)
 
 
-def then(call: Call, tail: Call) -> Call:
+def then(call: NativeCall, tail: NativeCall) -> NativeCall:
     """`call`, which may have a tail, with one: a call of the vector machine without packed rows, over the contiguous result of `call` in
     its order. The kernel runs it over each part of the result that it has made, while that is in cache."""
     words = np.frombuffer(_words(tail.args), np.int64)
-    return Call(call.fn, (*call.args[:-1], address(words)), (*call.keeps, words, *tail.keeps))
+    return NativeCall(call.fn, (*call.args[:-1], address(words)), (*call.keeps, words, *tail.keeps))
 
 
-def taken_by_threads(calls: Sequence[Call]) -> int:
+def taken_by_threads(calls: Sequence[NativeCall]) -> int:
     """The bytes that each thread that takes part in these calls keeps for itself; the arrays of the calls need not exist.
 
     Only for kernels that say so, which touch their operands in the loops that threads share alone.
@@ -267,11 +267,11 @@ def taken_by_threads(calls: Sequence[Call]) -> int:
     return max((_module().ask(_packed(_module(), call)) for call in calls), default=0)
 
 
-def _block(module: Any, calls: Sequence[Call]) -> Callable[[], None]:
+def _block(module: Any, calls: Sequence[NativeCall]) -> Callable[[], None]:
     return module.block(b"".join([_packed(module, call) for call in calls]), tuple([call.keeps for call in calls]))
 
 
-def _packed(module: Any, call: Call) -> bytes:
+def _packed(module: Any, call: NativeCall) -> bytes:
     names = _numbers(module)
     if call.fn not in names:
         raise NativeError(f"there is no native kernel {call.fn!r}; there are {', '.join(names)}")
@@ -360,7 +360,7 @@ def at_level(name: str) -> Iterator[None]:
 # -- products -----------------------------------------------------------------------------------------------------------------------
 
 
-def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, beta: float = 0.0) -> Call | None:
+def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, beta: float = 0.0) -> NativeCall | None:
     """The call for out = alpha * a @ b + beta * out, or None where it does not fit.
 
     The arrays have the same float32 or float64 dtype and two axes, behind up to two of a batch, which `a` or `b` may lack, or have with
@@ -386,7 +386,7 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
     outer, inner = (batch[0] if ndim == 4 else 1), (batch[-1] if ndim > 2 else 1)
     at_a, at_b, at_out = map(module.address, (a, b, out))
     words = (ta, tb, m, n, k, float(alpha), at_a, lda, at_b, ldb, float(beta), at_out, ldc)
-    return Call(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic, 0), (a, b, out), tail=True)
+    return NativeCall(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic, 0), (a, b, out), tail=True)
 
 
 def address(a: np.ndarray) -> int:

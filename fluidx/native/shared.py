@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from . import Call, _module, address
-from .world import SPIN_US, World, log
+from . import NativeCall, _module, address
+from .world import SPIN_US, NativeWorld, log
 
 _MOST_RANKS = 256  # of a world, as meet.h has it
 
@@ -88,13 +88,13 @@ class Memory:
         raw.memory = self  # mapped as long as there are views
         return np.frombuffer(raw, dtype, prod(shape)).reshape(tuple(shape))
 
-    def world(self, timeout: float) -> World:
+    def world(self, timeout: float) -> NativeWorld:
         """Make the world. By whoever made the memory, before any rank joins."""
-        return World(_module().world(self.ranks, timeout, SPIN_US * 1000, self.start, _WORLD_BYTES))
+        return NativeWorld(_module().world(self.ranks, timeout, SPIN_US * 1000, self.start, _WORLD_BYTES))
 
-    def look(self, rank: int) -> World:
+    def look(self, rank: int) -> NativeWorld:
         """The world as a process sees it that is not the rank, and only looks."""
-        return World(_module().join(self.start, *self.part(rank)))
+        return NativeWorld(_module().join(self.start, *self.part(rank)))
 
     def join(self, rank: int, stall: float) -> SharedWorld:
         """The world, for a process that is a rank of it."""
@@ -103,18 +103,18 @@ class Memory:
         return SharedWorld(capsule)
 
 
-class SharedWorld(World):
+class SharedWorld(NativeWorld):
     """A world as a process that is one of its ranks sees it. What this rank brings to meetings is read by other processes."""
 
     def __init__(self, capsule: Any):
         super().__init__(capsule)
         self._known: dict[bytes, list[list[np.ndarray]]] = {}
 
-    def _call(self, words: Sequence[int], texts: list[np.ndarray]) -> Call:
+    def _call(self, words: Sequence[int], texts: list[np.ndarray]) -> NativeCall:
         there = take(8 * (1 + len(words))).view(np.int64)
         there[0], there[1:] = len(words), words
         texts.append(there)
-        return Call("meet_at", (address(there[1:]),))
+        return NativeCall("meet_at", (address(there[1:]),))
 
     def _lasting(self, data: np.ndarray) -> np.ndarray:
         there = take(data.size)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import Call, _module, address
+from . import NativeCall, _module, address
 
 log = logging.getLogger("fluidx.comm")
 
@@ -48,7 +48,7 @@ class Brought(NamedTuple):
     grace: float = 0.0
 
 
-class World:
+class NativeWorld:
     """Where the ranks of one world meet. Calls that it makes keep it alive."""
 
     def __init__(self, capsule: Any):
@@ -59,7 +59,7 @@ class World:
         self._mailboxes: dict[tuple[int, int], int] = {}
         self._texts: dict[str, np.ndarray] = {}  # for ever: others read what a rank was at when it is gone
 
-    def meet(self, ranks: Ranks, rank: int, brought: Brought, working: bool = True) -> Call:
+    def meet(self, ranks: Ranks, rank: int, brought: Brought, working: bool = True) -> NativeCall:
         """The call that meets the others and, if `working`, does this rank's share of the work."""
         b = brought
         texts, told = [self._text(b.text)], address(self._text(b.told))
@@ -79,8 +79,8 @@ class World:
         ]  # fmt: skip
         return self._call(words, texts)._replace(keeps=(self.capsule, texts, b.gives, b.takes))
 
-    def _call(self, words: Sequence[int], texts: list[np.ndarray]) -> Call:
-        return Call("meet", tuple(words))
+    def _call(self, words: Sequence[int], texts: list[np.ndarray]) -> NativeCall:
+        return NativeCall("meet", tuple(words))
 
     def _text(self, text: str) -> np.ndarray:
         """A text for C, which ends with a zero byte."""
@@ -93,7 +93,7 @@ class World:
         """Bytes where all ranks can read them."""
         return data
 
-    def exchange(self, rank: int, sends: Sequence[Sending], recvs: Sequence[Sending]) -> Call:
+    def exchange(self, rank: int, sends: Sequence[Sending], recvs: Sequence[Sending]) -> NativeCall:
         """The call that sends and receives contiguous arrays, all at once."""
         told = self._text(mails(sends, recvs))
         words, keeps = [self._place, rank, len(sends), len(recvs), address(told)], [self.capsule, told]
@@ -101,15 +101,15 @@ class World:
             text = self._text(f"{a.dtype}{list(a.shape)}")
             words += [self._mailbox(*((rank, peer) if k < len(sends) else (peer, rank))), peer, address(a), a.nbytes, address(text)]
             keeps += [a, text]
-        return Call("exchange", tuple(words), tuple(keeps))
+        return NativeCall("exchange", tuple(words), tuple(keeps))
 
-    def reach(self, rank: int, beside: bool, at: int) -> Call:
+    def reach(self, rank: int, beside: bool, at: int) -> NativeCall:
         """The call by which a thread of a rank, the one that computes or the one `beside` it, says how far it has come."""
-        return Call("reach", (self._place, rank, int(beside), at), (self.capsule,))
+        return NativeCall("reach", (self._place, rank, int(beside), at), (self.capsule,))
 
-    def follow(self, rank: int, beside: bool, at: int) -> Call:
+    def follow(self, rank: int, beside: bool, at: int) -> NativeCall:
         """The call by which it waits until the other thread has come so far."""
-        return Call("await", (self._place, rank, int(beside), at), (self.capsule,))
+        return NativeCall("await", (self._place, rank, int(beside), at), (self.capsule,))
 
     def begin(self, rank: int = -1) -> None:
         """A run begins in which the rank, or all have two threads: none has come anywhere."""
@@ -192,14 +192,14 @@ class World:
             return self._mailboxes[source, to]
 
 
-def make_world(ranks: int, timeout: float, stall: float) -> World | None:
+def make_world(ranks: int, timeout: float, stall: float) -> NativeWorld | None:
     """A world for `ranks` threads, which says when one of them has waited `stall` seconds for another; None where the extension cannot
     offer one: MSVC has no C11 atomics."""
     capsule = _module().world(ranks, timeout, SPIN_US * 1000)
     if capsule is None:
         return None
     _module().watch(capsule, -1, stall, log.warning)
-    return World(capsule)
+    return NativeWorld(capsule)
 
 
 def mails(sends: Sequence[Sending], recvs: Sequence[Sending]) -> str:

@@ -20,7 +20,7 @@ from ..ir import Block, NotInitializedError, Operator, Program, TensorType, Vari
 from ..ir.dtypes import np_dtype
 from ..ir.errors import nearest
 from ..ir.opdef import opdef
-from ..ir.sizes import Sizes
+from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, Dim, size_names
 from .errors import OnnxError, need_onnx
 from .nodes import NODES, load_all
@@ -200,7 +200,7 @@ class _Graph:
         self.now: dict[str, str] = {}  # variable -> the value that it is at this point: a name that is written twice is two values
         self.uses: Counter[str] = Counter()
         self.taken = {n for block in program.blocks for n in block.descs}
-        self.sizes = Sizes(self.block)
+        self.sizes = StandInShapes(self.block)
         self.axes: dict[int, str] = {}  # what open axes are called, by the number that stands for their size
         types = (d.type for d in self.block.descs.values())
         self.said = {n for t in types if isinstance(t, TensorType) for n in size_names(t.shape)}

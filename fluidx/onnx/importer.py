@@ -53,7 +53,7 @@ class Mark(NamedTuple):
     made: dict[int, tuple[Any, Variable]]
 
 
-class Call(NamedTuple):
+class HostCall(NamedTuple):
     """What the host computes in each run: `work` makes the results of the operands, of both of which variables and Laters are filled in."""
 
     work: Callable[[list[Any]], list[Any]]
@@ -89,7 +89,7 @@ class Importer:
         self.constants, self.trained = constants, trained
         self.env: dict[str, Any] = {}
         self.inputs: list[Variable] = []  # tensors that are fed
-        self.trail: list[Check | Call] = []
+        self.trail: list[Check | HostCall] = []
         self.fed: dict[str, np.ndarray] = {}
         self.kept: dict[int, tuple[Any, Any]] = {}  # by id of a node, which is kept alive: what was made of its attributes
         self.opened: dict[int, tuple[Variable, int]] = {}  # of a number that stands for an open size: an axis that has it
@@ -265,7 +265,7 @@ class Importer:
         for name, value in zip(n.outputs, work(values)):
             self.enter(name, value, bool(name) and in_programs(value) and value.size > 0)
             results.append(self.env[name])
-        self.trail.append(Call(work, [self.settled(v) for v in n.operands], results))
+        self.trail.append(HostCall(work, [self.settled(v) for v in n.operands], results))
         return Outputs(results)
 
     @staticmethod

@@ -14,7 +14,7 @@ from .read import NEWEST, OPSET_8
 OPERATORS, HOST, BODY = "operators", "host", "body"
 
 
-class Known(NamedTuple):
+class OnnxOperator(NamedTuple):
     """An operator of ONNX. `versions` are those that the installed onnx knows; none of a domain that it does not know.
 
     `how` is "operators" where a program has it, "host" where NumPy computes it, "body" where the function that its schema defines is
@@ -27,7 +27,7 @@ class Known(NamedTuple):
     how: str
 
 
-def known(domain: str | None = None) -> list[Known]:
+def known(domain: str | None = None) -> list[OnnxOperator]:
     """All operators that fluidx takes, those registered by users too, by domain and name; with `domain`, of that one.
 
     The standard's own domain is "" or "ai.onnx". Its models are brought to the newest opset before anything is made of them, so that all
@@ -41,7 +41,7 @@ def known(domain: str | None = None) -> list[Known]:
     load_all()
     versions, bodies = _schemas()
     keys = {key for key in (*FACES, *HOSTS, *bodies) if key[0] != OPSET_8}
-    found = [Known(d or "ai.onnx", name, versions.get((d, name), ()), _how((d, name))) for d, name in keys]
+    found = [OnnxOperator(d or "ai.onnx", name, versions.get((d, name), ()), _how((d, name))) for d, name in keys]
     return sorted(k for k in found if domain is None or k.domain == (domain or "ai.onnx"))
 
 

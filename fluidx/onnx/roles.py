@@ -98,7 +98,7 @@ def sharing(graph: Any, trained: Collection[str]) -> str:
     )
 
 
-class Role(NamedTuple):
+class InitializerRole(NamedTuple):
     """What an initializer, or a constant in a node, is for training. `why` says who reads it, or why it is not trained."""
 
     name: str
@@ -108,7 +108,7 @@ class Role(NamedTuple):
     why: str
 
 
-def described(graph: Any, parameters: Collection[str] | None) -> list[Role]:
+def described(graph: Any, parameters: Collection[str] | None) -> list[InitializerRole]:
     """The role of each float weight and initializer of a graph; `parameters` are names of those that its program has as parameters, None
     where it has no program."""
     roles = Roles(graph)
@@ -121,7 +121,7 @@ def described(graph: Any, parameters: Collection[str] | None) -> list[Role]:
         readers += f", {nodes} nodes" * (nodes > 1)
         trained = not why and (parameters is None or name in parameters)
         why = why or (readers if trained else f"{readers} needs its value while the program is written")
-        found.append(Role(name, numpy_dtype(t.data_type).name, tuple(t.dims), trained, why))
+        found.append(InitializerRole(name, numpy_dtype(t.data_type).name, tuple(t.dims), trained, why))
     return found
 
 

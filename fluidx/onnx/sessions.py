@@ -22,7 +22,7 @@ from .errors import OnnxError
 from .importer import Importer, run_once
 from .normalize import initialized, opsets_of
 from .read import read
-from .staged_runs import Plan, read_by_host
+from .staged_runs import StagedPlan, read_by_host
 from .values import ABSENT, in_programs, numpy_dtype
 
 _MAX_PLANS = 16
@@ -39,7 +39,7 @@ class Session:
         self.inputs = [i.name for i in self.graph.input if i.name not in self.optional]
         self._types = {i.name: i.type for i in self.graph.input}
         self.outputs = [o.name for o in self.graph.output]
-        self._plans: OrderedDict[tuple, list[tuple[Plan, dict[str, Any]]]] = OrderedDict()
+        self._plans: OrderedDict[tuple, list[tuple[StagedPlan, dict[str, Any]]]] = OrderedDict()
         self._kept: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
 
@@ -74,7 +74,7 @@ class Session:
         self._keep(key, plan, given)
         return found
 
-    def _keep(self, key: tuple, plan: Plan, given: dict[str, Any]) -> None:
+    def _keep(self, key: tuple, plan: StagedPlan, given: dict[str, Any]) -> None:
         plans = self._plans.setdefault(key, [])
         plans.insert(0, (plan, given))
         del plans[_MAX_ALIKE:]
@@ -127,7 +127,7 @@ class Session:
             sizes = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in t.shape.dim]
             raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}{one}")
 
-    def _write(self, fed: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    def _write(self, fed: Mapping[str, Any]) -> tuple[StagedPlan, dict[str, Any]]:
         """A plan, and what each input is in it: the name of a variable, or a Later."""
         main, startup = Program(program_name(self.graph)), Program(f"{program_name(self.graph)}_startup")
         importer = Importer(main, startup, self.opsets)
@@ -140,7 +140,7 @@ class Session:
         scope = Scope()
         if startup.global_block().oplist:
             self._executor.run(startup, scope=scope)
-        return Plan(self._executor, _folded(main, scope, importer, outputs), scope, importer.trail, outputs, importer.fed), given
+        return StagedPlan(self._executor, _folded(main, scope, importer, outputs), scope, importer.trail, outputs, importer.fed), given
 
 
 def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any]) -> Program:

@@ -11,26 +11,26 @@ from ..executor import Executor
 from ..executor.scope import Scope
 from ..ir import Program, Variable, flow
 from ..rewrite.live import live_ops
-from .importer import Call, Check
+from .importer import Check, HostCall
 from .values import ABSENT, Later, each, leaves
 
 Known = dict[Any, Any]  # values of a run, by the name of a variable or by a Later
 
 
-class _Stage(NamedTuple):
+class _RunStage(NamedTuple):
     """A run of the program for `fetch`, if that is anything, of `feed`. Then `checks` have to recur, and `call` is made."""
 
     feed: tuple[str, ...]
     fetch: tuple[str, ...]
     checks: Sequence[Check]
-    call: Call | None
+    call: HostCall | None
 
 
-class Plan:
+class StagedPlan:
     """A program, and what the host does in a run of it. `given` are the names of variables that are fed."""
 
     def __init__(
-        self, executor: Executor, main: Program, scope: Scope, trail: Sequence[Check | Call], outputs: list[Any], given: Collection[str]
+        self, executor: Executor, main: Program, scope: Scope, trail: Sequence[Check | HostCall], outputs: list[Any], given: Collection[str]
     ):
         self.main, self.scope, self.outputs = main, scope, outputs
         self._executor = executor
@@ -57,7 +57,7 @@ class Plan:
         return [each(_now(v, known), _handed_out) for v in self.outputs]
 
 
-def _entered(call: Call, known: Known) -> bool:
+def _entered(call: HostCall, known: Known) -> bool:
     """Make a call, and enter its results among what is known; False where one has another shape than the program was written for."""
     for result, value in zip(call.results, call.work([_now(v, known) for v in call.operands])):
         if not isinstance(result, Variable):
@@ -88,9 +88,9 @@ def _same(a: Any, b: Any) -> bool:
 # -- stages -------------------------------------------------------------------------------------------------------------------------
 
 
-def _stages(main: Program, trail: Sequence[Check | Call], outputs: list[Any], given: Collection[str]) -> Iterator[_Stage]:
+def _stages(main: Program, trail: Sequence[Check | HostCall], outputs: list[Any], given: Collection[str]) -> Iterator[_RunStage]:
     """What a stage computes, and a later one reads, is computed once: it is fetched, and fed there."""
-    groups: list[tuple[list[Check], Call | None]] = [*_groups(trail), ([], None)]
+    groups: list[tuple[list[Check], HostCall | None]] = [*_groups(trail), ([], None)]
     wanted = [_names([c.of for c in checks] if call is None else call.operands) for checks, call in groups[:-1]] + [_names(outputs)]
     known = set(given)
     for k, (checks, call) in enumerate(groups):
@@ -101,16 +101,16 @@ def _stages(main: Program, trail: Sequence[Check | Call], outputs: list[Any], gi
             after = [n for names in wanted[k + 1 :] for n in names]
             fetch += [n for n in _handed_on(main, ops, known, after) if n not in fetch]
             feed = tuple(sorted(known.intersection(n for op in ops for n in flow.reads(main, op))))
-        yield _Stage(feed, tuple(fetch), checks, call)
+        yield _RunStage(feed, tuple(fetch), checks, call)
         known.update(fetch, () if call is None else _names(call.results))
 
 
-def read_by_host(trail: Sequence[Check | Call], outputs: list[Any]) -> set[str]:
+def read_by_host(trail: Sequence[Check | HostCall], outputs: list[Any]) -> set[str]:
     """The names of variables of which the host has to have the values."""
     return set(_names([outputs, *(one.of if isinstance(one, Check) else one.operands for one in trail)]))
 
 
-def _groups(trail: Sequence[Check | Call]) -> Iterator[tuple[list[Check], Call | None]]:
+def _groups(trail: Sequence[Check | HostCall]) -> Iterator[tuple[list[Check], HostCall | None]]:
     checks: list[Check] = []
     for one in trail:
         if isinstance(one, Check):

@@ -10,7 +10,7 @@ from typing import Any
 from ..initializer import derive_seed
 from ..ir import Block, Operator, Program, Role, Variable, flow, program_guard
 from ..ir.errors import nearest
-from ..ir.sizes import Sizes
+from ..ir.sizes import StandInShapes
 from .errors import OnnxError
 from .model import OnnxModel
 
@@ -201,7 +201,7 @@ def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) ->
 
 def _before_softmax(program: Program, y: Variable) -> Variable:
     """What a softmax over the last axis makes y of; y where none does. Below opset 13 it works on two axes, with a reshape around it."""
-    block, sizes = program.global_block(), Sizes(program.global_block())
+    block, sizes = program.global_block(), StandInShapes(program.global_block())
     made = _maker(program, y)
     inner = _maker(program, block.var(made.inputs["X"][0])) if made is not None and made.type == "reshape" else made
     if inner is None or inner.type != "softmax":

@@ -113,7 +113,7 @@ class Forest:
         x, found = np.ascontiguousarray(x, work), np.empty((len(x), targets))
         at = [native.address(a) for a in (x, p.nodes, p.roots, p.target, p.weight, found)]
         words = (at[0], *x.shape, *at[1:3], len(p.roots), *at[3:], targets, _HOW[how])
-        native.compile([native.Call(f"trees_f{8 * work.itemsize}", words, (x, *p[:4], found))])()
+        native.compile([native.NativeCall(f"trees_f{8 * work.itemsize}", words, (x, *p[:4], found))])()
         return found
 
     def _pack(self, dtype: np.dtype) -> _Packed | None:

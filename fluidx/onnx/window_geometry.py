@@ -98,7 +98,7 @@ def flat_paddings(at: Sequence[Along]) -> tuple[int, ...]:
     return tuple(p for a in at for p in (a.before, a.after))
 
 
-class Table(NamedTuple):
+class WindowIndices(NamedTuple):
     """Which elements windows read: `place` [windows, taps] in the flattened image; where `inside` is False the tap lies in padding, and
     `place` names another element of the window."""
 
@@ -106,7 +106,7 @@ class Table(NamedTuple):
     inside: np.ndarray
 
 
-def table(at: Sequence[Along], column_major: bool = False) -> Table:
+def table(at: Sequence[Along], column_major: bool = False) -> WindowIndices:
     """The table of windows over axes of known sizes; places count by rows, or with `column_major` the first axis fastest."""
     rank, sizes = len(at), [a.size for a in at]
     room([a.out for a in at] + [a.kernel for a in at])
@@ -121,4 +121,4 @@ def table(at: Sequence[Along], column_major: bool = False) -> Table:
     taps = prod(a.kernel for a in at)
     place, inside = place.reshape(-1, taps), inside.reshape(-1, taps)
     first = np.take_along_axis(place, inside.argmax(axis=1)[:, None], axis=1)
-    return Table(np.clip(np.where(inside, place, first), 0, prod(sizes) - 1), inside)
+    return WindowIndices(np.clip(np.where(inside, place, first), 0, prod(sizes) - 1), inside)

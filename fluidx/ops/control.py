@@ -23,7 +23,7 @@ from .rounds import keep_only, loop_gradient
 _Step = Callable[[], Any]
 
 
-class While(OpDef):
+class WhileOp(OpDef):
     """Run the sub-block again and again while the condition variable, [1] bool, is true; `max_rounds` times at most, if that is not 0.
 
     The body writes the condition and the loop variables in place; sizes that are declared open may change from round to round. `X` lists
@@ -95,7 +95,7 @@ class Cond(OpDef):
     """
 
     name = "cond"
-    beyond_tensors = While.beyond_tensors
+    beyond_tensors = WhileOp.beyond_tensors
     inputs = ("Cond", "X*")
     outputs = ("Out*",)
     attrs = {

@@ -28,7 +28,7 @@ _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 class Native:
     """A step of calls of C kernels. Neighbouring ones are compiled into one, which crosses into C once (`joined`)."""
 
-    def __init__(self, calls: Sequence[native.Call]):
+    def __init__(self, calls: Sequence[native.NativeCall]):
         self.calls = calls
         self._run: Step | None = None
 
@@ -47,7 +47,7 @@ def joined(steps: Sequence[Native]) -> Step:
     return native.compile([call for step in steps for call in step.calls])
 
 
-class Body(NamedTuple):
+class KernelBody(NamedTuple):
     """One way to compute an op. `bind(xp, ins, outs, attrs, ctx, part, scratch)` gives a call without arguments, or None when it does
     not cover these operands; then the next body of the table serves. `covers(ins, outs, attrs, ctx, part)` says so beforehand, of arrays
     that have shapes and strides and share some memory.
@@ -63,7 +63,7 @@ class Body(NamedTuple):
     own: Callable[..., int] | None = None
 
 
-def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None = None) -> Sequence[Body]:
+def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None = None) -> Sequence[KernelBody]:
     """The bodies of an op for a device, the preferred one first. `natively`: whether C kernels are to be used; None asks.
 
     >>> from fluidx.ir import opdef
@@ -75,20 +75,20 @@ def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None =
 
 
 @lru_cache(maxsize=4096)
-def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Body]:
+def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[KernelBody]:
     found = []
     if natively:
         if definition.native is not None:
             own = partial(_own, definition) if definition.native_own else None
-            found.append(Body("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition), own))
+            found.append(KernelBody("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition), own))
         elif definition.view is not None or definition.view_ctx is not None:
-            found.append(Body("native", partial(_copied, definition), covers=partial(_copies, definition)))
+            found.append(KernelBody("native", partial(_copied, definition), covers=partial(_copies, definition)))
     if definition.bind is not None and device == "cpu":
-        found.append(Body("numpy", partial(_bound, definition), definition.scratch))
+        found.append(KernelBody("numpy", partial(_bound, definition), definition.scratch))
     elif definition.bind is not None and definition.effect in _TALKS:
-        found.append(Body("any", partial(_bound, definition)))
+        found.append(KernelBody("any", partial(_bound, definition)))
     if definition.kernel is not None or definition.view is not None:
-        found.append(Body("any", partial(_kernel, definition)))
+        found.append(KernelBody("any", partial(_kernel, definition)))
     return tuple(found)
 
 

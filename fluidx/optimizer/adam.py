@@ -8,7 +8,7 @@ from .._checks import number
 from ..clip import GradientClip
 from ..ir import Parameter, Variable
 from ..regularizer import Regularizer
-from .base import Optimizer, Step, fraction
+from .base import Optimizer, UpdateStep, fraction
 
 
 class _Betas(Optimizer):
@@ -32,10 +32,10 @@ class _Betas(Optimizer):
     def _options(self) -> dict[str, float]:
         return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
 
-    def _moments(self, step: Step, p: Parameter) -> tuple[Variable, Variable]:
+    def _moments(self, step: UpdateStep, p: Parameter) -> tuple[Variable, Variable]:
         return step.state(p, "moment1"), step.state(p, "moment2")
 
-    def _powers(self, step: Step, p: Parameter) -> tuple[Variable, Variable]:
+    def _powers(self, step: UpdateStep, p: Parameter) -> tuple[Variable, Variable]:
         return step.power(p, "beta1_pow_acc", self.beta1), step.power(p, "beta2_pow_acc", self.beta2)
 
 
@@ -61,7 +61,7 @@ class Adam(_Betas):
     ):
         super().__init__(learning_rate, beta1, beta2, epsilon, parameter_list, regularization, grad_clip, name)
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m, v = self._moments(step, p)
         step.b.adam(p, g, m, v, lr, *self._powers(step, p), **self._options(), out={"ParamOut": p, "Moment1Out": m, "Moment2Out": v})
 
@@ -92,7 +92,7 @@ class AdamW(_Betas):
         self.weight_decay = number(self.label, "weight_decay", weight_decay)
         self.apply_decay_param_fun = apply_decay_param_fun
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m, v = self._moments(step, p)
         decays = self.apply_decay_param_fun is None or self.apply_decay_param_fun(p.name)
         step.b.adamw(
@@ -106,7 +106,7 @@ class Adamax(_Betas):
 
     kind = "adamax"
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m, n = step.state(p, "moment"), step.state(p, "inf_norm")
         power = step.power(p, "beta1_pow_acc", self.beta1)
         step.b.adamax(p, g, lr, m, n, power, **self._options(), out={"ParamOut": p, "MomentOut": m, "InfNormOut": n})
@@ -140,7 +140,7 @@ class Lamb(_Betas):
         self.exclude_from_weight_decay_fn = exclude_from_weight_decay_fn
         self.bias_correction = bool(bias_correction)
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         b = step.b
         m, v = self._moments(step, p)
         powers = self._powers(step, p) if self.bias_correction else (None, None)

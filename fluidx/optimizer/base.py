@@ -37,7 +37,7 @@ ParamsGrads = list[tuple[Parameter, Variable]]
 Checkpoints = Sequence[Variable | str] | str | None
 
 
-class Asked(NamedTuple):
+class GradientOptions(NamedTuple):
     """What gradients are asked for: the arguments of `backward`."""
 
     loss: Variable
@@ -83,7 +83,7 @@ class Minimizer:
         checkpoints: Checkpoints = None,
     ) -> ParamsGrads:
         """Append the gradients of `loss` alone."""
-        return self._backward(Asked(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints))
+        return self._backward(GradientOptions(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints))
 
     def apply_gradients(self, params_grads: Sequence[tuple[Parameter, Variable]]) -> list[Operator]:
         """Append clipping, decay and updates for gradients that exist; returns the appended operators.
@@ -98,7 +98,7 @@ class Minimizer:
         """`apply_gradients`, with the state initialized in `startup_program`."""
         return self._apply(params_grads, startup_program or default_startup_program())
 
-    def _backward(self, asked: Asked) -> ParamsGrads:
+    def _backward(self, asked: GradientOptions) -> ParamsGrads:
         raise NotImplementedError(f"{type(self).__name__} does not define how it gets gradients")
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
@@ -151,13 +151,13 @@ class Optimizer(Minimizer):
 
     # -- what a subclass says ------------------------------------------------------------------------------------------------
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         """Append one parameter's update with `step.b`; `step.state` and `step.power` give its state."""
         raise NotImplementedError(f"{type(self).__name__} does not define how it updates a parameter")
 
     # -- how it is done ------------------------------------------------------------------------------------------------------
 
-    def _backward(self, asked: Asked) -> ParamsGrads:
+    def _backward(self, asked: GradientOptions) -> ParamsGrads:
         loss, _, parameter_list, no_grad_set, callbacks, checkpoints = asked
         trained = self.parameter_list if parameter_list is None else parameter_list
         params_grads = append_backward(loss, trained, no_grad_set, callbacks, checkpoints)
@@ -192,7 +192,7 @@ class Optimizer(Minimizer):
                 stacklevel=4,
             )
         start = len(block.oplist)
-        step = Step(self, block, startup)
+        step = UpdateStep(self, block, startup)
         pairs = self.grad_clip(pairs) if self.grad_clip is not None else append_gradient_clip_ops(pairs)
         pairs = append_regularization_ops(pairs, self.regularization)
         devices = {p: op.device for op in block.oplist if op.device for p in op.role_var[::2]}
@@ -206,7 +206,7 @@ class Optimizer(Minimizer):
             step.finish()
         return block.oplist[start:]
 
-    def _rate(self, step: Step, p: Parameter) -> Variable:
+    def _rate(self, step: UpdateStep, p: Parameter) -> Variable:
         """The learning rate of one parameter: the optimizer's, times the parameter's own, made once per distinct factor."""
         factor = float(p.optimize_attr["learning_rate"])
         rates = self._rates.setdefault(step.main, {})
@@ -216,7 +216,7 @@ class Optimizer(Minimizer):
             rates[factor] = step.b.scale(rates[1.0], scale=factor)
         return rates[factor]
 
-    def _base_rate(self, step: Step, dtype: str) -> Variable:
+    def _base_rate(self, step: UpdateStep, dtype: str) -> Variable:
         if isinstance(self.learning_rate, Variable):
             if step.block.find(self.learning_rate.name) is None:
                 raise wrong(f"{self.label}: the learning rate {self.learning_rate.name!r} belongs to"
@@ -230,7 +230,7 @@ class Optimizer(Minimizer):
         return f"{type(self).__name__}(learning_rate={rate})"
 
 
-class Step:
+class UpdateStep:
     """What an optimizer's `update` is handed: a builder and the state of its parameters."""
 
     def __init__(self, optimizer: Optimizer, block: Block, startup: Program):

@@ -12,7 +12,7 @@ from ..ir import Builder, Operator, Parameter, Program, Role, Variable
 from ..ir.source_location import warn
 from ..lr_scheduler import persistable, unused_name
 from ..regularizer import Regularizer
-from .base import Step
+from .base import UpdateStep
 from .gradient import Momentum
 
 
@@ -63,7 +63,7 @@ class DGCMomentum(Momentum):
             norm = grad_clip.clip_norm
             own = norm / whole(self.label, "num_trainers", num_trainers, 1) ** 0.5
             self._clips = GradientClipByNorm(own, self.compresses), GradientClipByNorm(norm, lambda p: not self.compresses(p))
-        self._phases: WeakKeyDictionary[Step, tuple[Variable, Variable]] = WeakKeyDictionary()
+        self._phases: WeakKeyDictionary[UpdateStep, tuple[Variable, Variable]] = WeakKeyDictionary()
 
     def compresses(self, p: Variable) -> bool:
         """Is a parameter large enough, and not of 16 bits?"""
@@ -83,7 +83,7 @@ class DGCMomentum(Momentum):
         super()._apply(pairs, startup)
         return block.oplist[start:]
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         if not self.compresses(p):
             super().update(step, p, g, lr)
             return
@@ -102,7 +102,7 @@ class DGCMomentum(Momentum):
         b.where(b.logical_and(chosen, sparse), zero, u, out={"Out": u})
         b.sgd(p, sent, lr, out={"ParamOut": p})
 
-    def _phase(self, step: Step) -> tuple[Variable, Variable]:
+    def _phase(self, step: UpdateStep) -> tuple[Variable, Variable]:
         """The share of elements that this run sends, and whether any are kept back at all."""
         known = self._phases.get(step)
         if known is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from .._checks import number, wrong
 from ..initializer import derive_seed
 from ..ir import Parameter, Variable
-from .base import Optimizer, Step
+from .base import Optimizer, UpdateStep
 
 
 class Dpsgd(Optimizer):
@@ -33,7 +33,7 @@ class Dpsgd(Optimizer):
         if self.clip <= 0 or self.batch_size <= 0 or self.sigma < 0:
             raise wrong(f"{self.label}: clip and batch_size must be above 0 and sigma 0 or more, got {clip}, {batch_size} and {sigma}")
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         b = step.b
         norm = b.sqrt(b.squared_l2_norm(g))
         bound = b.fill_constant(shape=(1,), dtype=norm.dtype, value=self.clip)

@@ -8,7 +8,7 @@ from .._checks import number
 from ..clip import GradientClip
 from ..ir import Parameter, Variable
 from ..regularizer import Regularizer
-from .base import Optimizer, Step
+from .base import Optimizer, UpdateStep
 
 
 class SGD(Optimizer):
@@ -16,7 +16,7 @@ class SGD(Optimizer):
 
     kind = "sgd"
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         step.b.sgd(p, g, lr, out={"ParamOut": p})
 
 
@@ -39,7 +39,7 @@ class Momentum(Optimizer):
         self.momentum = number(self.label, "momentum", momentum)
         self.use_nesterov = bool(use_nesterov)
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         v = step.state(p, "velocity")
         step.b.momentum(p, g, v, lr, mu=self.momentum, use_nesterov=self.use_nesterov, out={"ParamOut": p, "VelocityOut": v})
 
@@ -67,7 +67,7 @@ class LarsMomentum(Optimizer):
         self.lars_weight_decay = number(self.label, "lars_weight_decay", lars_weight_decay)
         self.epsilon = number(self.label, "epsilon", epsilon)
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         b, v = step.b, step.state(p, "velocity")
         norms = b.squared_l2_norm(p), b.squared_l2_norm(g)
         b.lars_momentum(
@@ -95,7 +95,7 @@ class Adagrad(Optimizer):
         self.epsilon = number(self.label, "epsilon", epsilon)
         self.initial_accumulator_value = number(self.label, "initial_accumulator_value", initial_accumulator_value)
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m = step.state(p, "moment", self.initial_accumulator_value)
         step.b.adagrad(p, g, m, lr, epsilon=self.epsilon, out={"ParamOut": p, "MomentOut": m})
 
@@ -119,7 +119,7 @@ class DecayedAdagrad(Optimizer):
         self.decay = number(self.label, "decay", decay)
         self.epsilon = number(self.label, "epsilon", epsilon)
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m = step.state(p, "moment")
         step.b.decayed_adagrad(p, g, m, lr, decay=self.decay, epsilon=self.epsilon, out={"ParamOut": p, "MomentOut": m})
 
@@ -143,7 +143,7 @@ class Adadelta(Optimizer):
         self.epsilon = number(self.label, "epsilon", epsilon)
         self.rho = number(self.label, "rho", rho)
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         a, d = step.state(p, "_avg_squared_grad"), step.state(p, "_avg_squared_update")
         out = {"ParamOut": p, "AvgSquaredGradOut": a, "AvgSquaredUpdateOut": d}
         step.b.adadelta(p, g, a, d, lr, rho=self.rho, epsilon=self.epsilon, out=out)
@@ -172,7 +172,7 @@ class RMSProp(Optimizer):
         self.momentum = number(self.label, "momentum", momentum)
         self.centered = bool(centered)
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m, s = step.state(p, "momentum"), step.state(p, "mean_square")
         a = step.state(p, "mean_grad") if self.centered else None
         step.b.rmsprop(
@@ -200,7 +200,7 @@ class Ftrl(Optimizer):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self.l1, self.l2, self.lr_power = (number(self.label, k, v) for k, v in (("l1", l1), ("l2", l2), ("lr_power", lr_power)))
 
-    def update(self, step: Step, p: Parameter, g: Variable, lr: Variable) -> None:
+    def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         n, z = step.state(p, "squared"), step.state(p, "linear")
         out = {"ParamOut": p, "SquaredAccumOut": n, "LinearAccumOut": z}
         step.b.ftrl(p, n, z, g, lr, l1=self.l1, l2=self.l2, lr_power=self.lr_power, out=out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._checks import wrong
-from .base import Asked, Checkpoints, ParamsGrads
+from .base import Checkpoints, GradientOptions, ParamsGrads
 from .wrapped import WrappedOptimizer
 
 
@@ -28,7 +28,7 @@ class RecomputeOptimizer(WrappedOptimizer):
             raise wrong(f'{self.label}: checkpoints must be a list of variables or their names, or "auto"; got {checkpoints!r}')
         self._checkpoints = checkpoints
 
-    def _backward(self, asked: Asked) -> ParamsGrads:
+    def _backward(self, asked: GradientOptions) -> ParamsGrads:
         chosen = self._checkpoints if asked.checkpoints is None else asked.checkpoints
         if chosen is None:
             raise wrong(f'{self.label}: call _set_checkpoints([...]) before minimize, or _set_checkpoints("auto")')

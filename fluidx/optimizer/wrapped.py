@@ -8,7 +8,7 @@ from typing import Any
 from .._checks import wrong
 from ..ir import Operator, Parameter, Variable
 from ..ir.program import Program
-from .base import Asked, Minimizer, ParamsGrads
+from .base import GradientOptions, Minimizer, ParamsGrads
 
 
 class WrappedOptimizer(Minimizer):
@@ -21,7 +21,7 @@ class WrappedOptimizer(Minimizer):
         self._optimizer = optimizer
         self.rescales, self.meets = self.rescales or optimizer.rescales, self.meets or optimizer.meets
 
-    def _backward(self, asked: Asked) -> ParamsGrads:
+    def _backward(self, asked: GradientOptions) -> ParamsGrads:
         return self._optimizer._backward(asked)
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..executor.plan.cost import Cost
 from ..executor.plan.records import Plan
-from ..executor.run.call_descriptions import Call, SeenPlan, Sight, calls_of
+from ..executor.run.call_descriptions import CallDescription, SeenPlan, Sight, calls_of
 from ..executor.run.observers import After
 from ..ir.errors import ExecutionError, nearest
 from ..ir.program import Program
@@ -25,11 +25,11 @@ _MOSTLY = 0.5  # of the time: a step that takes hardly longer than one of one el
 
 
 @dataclass(eq=False)
-class Run:
+class RankRun:
     """One run of a program on one rank. `times` are (number of the call, start and stop in ns)."""
 
     plan: Plan | SeenPlan
-    calls: list[Call]
+    calls: list[CallDescription]
     rank: int | None  # None on one device
     ranks: int
     step: int
@@ -105,10 +105,12 @@ class Profile:
     """
 
     def __init__(self, limit: int | None = None):
-        self.runs: list[Run] = []
+        self.runs: list[RankRun] = []
         self.limit = limit
         self._lock = threading.Lock()
-        self._calls: dict[int, tuple[Plan | SeenPlan, list[Call]]] = {}  # of plans, by id; they are held, so that ids stay theirs
+        self._calls: dict[
+            int, tuple[Plan | SeenPlan, list[CallDescription]]
+        ] = {}  # of plans, by id; they are held, so that ids stay theirs
         self._seen: dict[tuple[int, int | None], int] = {}
 
     def wants(self, program: Program, rank: int | None) -> bool:
@@ -125,7 +127,7 @@ class Profile:
             if id(bound.plan) not in self._calls:
                 self._calls[id(bound.plan)] = bound.plan, calls_of(bound)
             calls = self._calls[id(bound.plan)][1]
-            run = Run(bound.plan, calls, rank, bound.ctx.world_size, bound.ctx.step, own_threads=bound.threads)
+            run = RankRun(bound.plan, calls, rank, bound.ctx.world_size, bound.ctx.step, own_threads=bound.threads)
             self.runs.append(run)
         note = run.times.append
         return lambda i, op, start, stop: note((i, start, stop))
@@ -224,7 +226,7 @@ class Profile:
 
 
 class _Sum:
-    def __init__(self, name: str, call: Call):
+    def __init__(self, name: str, call: CallDescription):
         self.name, self.call = name, call
         self.times: list[float] = []
         self.cost = Cost()
@@ -235,7 +237,7 @@ class _Sum:
     def total(self) -> float:
         return sum(self.times)
 
-    def add(self, call: Call, seconds: float, best: Ceilings) -> None:
+    def add(self, call: CallDescription, seconds: float, best: Ceilings) -> None:
         self.times.append(seconds)
         self.cost += call.cost
         for k, s in enumerate(best.seconds(call.cost.flops, call.cost.nbytes)):
@@ -258,7 +260,7 @@ def rate(amount: int, seconds: float) -> float:
     return amount / seconds / 1e9 if seconds > 0 else 0.0
 
 
-def _named(call: Call, plan: Plan | SeenPlan) -> str:
+def _named(call: CallDescription, plan: Plan | SeenPlan) -> str:
     made = call.op.output_arg_names or call.op.input_arg_names
     shown = f" %{made[0]}" + (f" {plan.values[made[0]].type}" if made[0] in plan.values else "") if made else ""
     return call.ops + shown

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..ir.opdef import opdef
-from .profile import Call, Run, rate
+from .profile import CallDescription, RankRun, rate
 
 _ROWS = ("", ": communication", ": waits for communication")  # of one rank
 _APART = 1000  # between the numbers of two of them
 
 
-def events(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def events(runs: Sequence[RankRun]) -> Iterator[dict[str, Any]]:
     """The events of some runs; the first begins at 0."""
     runs = [run for run in runs if run.times]
     zero = min((run.span[0] for run in runs), default=0)
@@ -42,13 +42,13 @@ def events(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": row, "args": {"sort_index": order}}
 
 
-def _category(call: Call) -> str:
+def _category(call: CallDescription) -> str:
     """What the viewers filter by: the kind of event, and what Horovod's timeline calls it."""
     kind = "wait" if call.waits else "communication" if call.talks or call.beside else "operator"
     return ",".join(filter(None, (kind, _activity(call))))
 
 
-def _activity(call: Call) -> str:
+def _activity(call: CallDescription) -> str:
     return "" if call.waits else opdef(call.op.type).activity  # the operator of a wait is the one that waits
 
 
@@ -56,7 +56,7 @@ def _event(name: str, kind: str, row: int, start: int, length: int, args: dict[s
     return {"ph": "X", "name": name, "cat": kind, "pid": 0, "tid": row, "ts": start / 1e3, "dur": length / 1e3, "args": args}
 
 
-def _arguments(call: Call, run: Run, seconds: float) -> dict[str, Any]:
+def _arguments(call: CallDescription, run: RankRun, seconds: float) -> dict[str, Any]:
     op, cost = call.op, call.cost
     args: dict[str, Any] = {"op": op.type, "body": call.kernel, "role": op.role.value}
     if activity := _activity(call):
@@ -67,12 +67,12 @@ def _arguments(call: Call, run: Run, seconds: float) -> dict[str, Any]:
     return args | ({"line": f"{op.site.filename}:{op.site.lineno}"} if op.site else {})
 
 
-def _shapes(names: Sequence[str], run: Run) -> str:
+def _shapes(names: Sequence[str], run: RankRun) -> str:
     values = run.plan.values
     return ", ".join(f"%{n} {values[n].type}" if n in values else f"%{n}" for n in names)
 
 
-def write(runs: Sequence[Run], path: str | Path) -> None:
+def write(runs: Sequence[RankRun], path: str | Path) -> None:
     """Write the file, one event a line."""
     lines = ",\n".join(json.dumps(e) for e in events(runs))
     Path(path).write_text(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n', encoding="utf-8")

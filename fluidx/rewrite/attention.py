@@ -15,7 +15,7 @@ from .base import Request, Rewrite
 from .formula import Form, name, number, of
 from .join import Joiner
 from .region import Region, Use
-from .values import Chain, Values
+from .values import Chain, ChainValues
 
 _PRODUCT, _SOFTMAX, _TURN = "matmul", "softmax", "transpose"
 _SCORES = Form(lambda scores, mask, *, factor: factor * scores + mask, given=("scores",), neutral={"mask": 0.0})
@@ -79,7 +79,7 @@ def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
     return reason
 
 
-def _products_behind(values: Values, x: str) -> Iterator[int]:
+def _products_behind(values: ChainValues, x: str) -> Iterator[int]:
     """The products that elementwise operators lead from to a value, the nearest first."""
     waiting, seen = [x], set[int]()
     for n in waiting:
@@ -118,7 +118,7 @@ def _join(joiner: Joiner, chain: Chain, scores: str, j: int, weighted: Operator,
     return joiner.join(Region(tuple(sorted({*ops, *q.ops, *k.ops})), out, inputs), write)
 
 
-def _unscaled(values: Values, x: str, reader: int) -> _Operand:
+def _unscaled(values: ChainValues, x: str, reader: int) -> _Operand:
     """A value as it was before it was multiplied with numbers, for `reader` alone."""
     found = _Operand(x)
     while (at := _own_maker(values, found.name, reader)) is not None and (before := _multiplied(values, values.ops[at])) is not None:
@@ -126,7 +126,7 @@ def _unscaled(values: Values, x: str, reader: int) -> _Operand:
     return found
 
 
-def _multiplied(values: Values, op: Operator) -> tuple[str, float] | None:
+def _multiplied(values: ChainValues, op: Operator) -> tuple[str, float] | None:
     """The operand and the number whose product an operator makes; None for any other."""
     element, rest = opdef(op.type).element, [n for n in op.input_arg_names if values.number(n) is None]
     (out,) = op.output_arg_names
@@ -139,7 +139,7 @@ def _multiplied(values: Values, op: Operator) -> tuple[str, float] | None:
     return None if found is None else (rest[0], float(found["factor"]))
 
 
-def _keys(values: Values, product: Operator, j: int) -> _Operand | None:
+def _keys(values: ChainValues, product: Operator, j: int) -> _Operand | None:
     """The keys, with the rows before the columns; None where they are not at hand so."""
     (y,) = product.inputs["Y"]
     if product.attrs["transpose_y"]:
@@ -155,7 +155,7 @@ def _keys(values: Values, product: Operator, j: int) -> _Operand | None:
     return _Operand(found.name, found.factor, (*found.ops, at))
 
 
-def _own_maker(values: Values, x: str, reader: int) -> int | None:
+def _own_maker(values: ChainValues, x: str, reader: int) -> int | None:
     """The operator that makes a value for `reader`, and for gradients, alone."""
     at, role = values.maker(x), values.ops[reader].role
     if at is None or values.why_needed(x) or values.ops[at].role is not role or len(values.ops[at].output_arg_names) != 1:
@@ -163,7 +163,7 @@ def _own_maker(values: Values, x: str, reader: int) -> int | None:
     return at if [k for k in values.uses[x] if values.ops[k].role is role] == [reader] else None
 
 
-def _why_not(values: Values, chain: Chain, s: str, q: _Operand, k: _Operand, v: str, mask: str | None) -> str:
+def _why_not(values: ChainValues, chain: Chain, s: str, q: _Operand, k: _Operand, v: str, mask: str | None) -> str:
     """Why the operator would broadcast otherwise than the product does."""
     sizes = values.sizes
     queries, keys, rows = sizes.shape(q.name), sizes.shape(k.name), sizes.shape(v)
@@ -182,7 +182,7 @@ def _why_not(values: Values, chain: Chain, s: str, q: _Operand, k: _Operand, v: 
     return "" if all(a in (1, b) for a, b in zip(shape, scores, strict=True)) else f"%{mask} may be larger than the scores"
 
 
-def _is_causal(values: Values, mask: str, scores: tuple[int, ...]) -> bool:
+def _is_causal(values: ChainValues, mask: str, scores: tuple[int, ...]) -> bool:
     """Is a mask a known constant that has row i look at the first i + 1 columns?"""
     array = values.constant(mask)
     if array is None or array.ndim < 2 or array.shape[-2:] != scores[-2:] or array.size != array.shape[-2] * array.shape[-1]:

@@ -14,7 +14,7 @@ from .constants import MOST_BYTES, Constants
 from .equal import Equal
 from .identities import Identities
 from .live import leaves, live_ops
-from .walk import Asked, Rule, Walk
+from .walk import NameFacts, Rule, TypeQuery
 
 
 @dataclass
@@ -57,7 +57,7 @@ class DropIdentities(Rewrite):
     """Read a value where operators only hand it on: copies, casts to the same dtype, `x * 1`; one transpose or reshape in place of two."""
 
     def run(self, program: Program, request: Request) -> Program:
-        def rules(walk: Walk) -> list[Rule]:
+        def rules(walk: NameFacts) -> list[Rule]:
             constants = Constants(walk)
             return [constants.note, Identities(walk, constants)]
 
@@ -128,7 +128,7 @@ class Simplified:
 
     ops: Sequence[Operator]
     renamed: Sequence[tuple[Operator, Operator]]
-    asked: Sequence[Asked]
+    asked: Sequence[TypeQuery]
 
     def holds(self, types: Mapping[str, TensorType]) -> bool:
         """Is this what comes out where values have these types?"""
@@ -144,7 +144,7 @@ def simplify(
     natively: bool | None,
 ) -> Simplified:
     """The operators that do what `ops` of block 0 do, bit by bit. `natively`: whether C kernels compute constants; None: nothing does."""
-    walk = Walk(program, ops, types, fetch, fed)
+    walk = NameFacts(program, ops, types, fetch, fed)
     constants = Constants(walk, bool(natively))
     fold: Rule = constants.note if natively is None else constants
     found = walk.run(ops, [fold, Identities(walk, constants), Equal(walk)])
@@ -153,7 +153,7 @@ def simplify(
 
 def _walked(program: Program, request: Request, rules: Any) -> Program:
     ops = program.global_block().oplist
-    walk = Walk(program, ops, _types(program), request.fetch, request.fed)
+    walk = NameFacts(program, ops, _types(program), request.fetch, request.fed)
     return with_ops(program, walk.run(ops, rules(walk)))
 
 

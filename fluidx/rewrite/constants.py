@@ -14,7 +14,7 @@ from ..ir.opdef import OPS, Effect, OpDef
 from ..ir.operator import Operator
 from ..ir.types import ANY, TensorType
 from ..ops.kernels import bodies, narrow, wide, wide_type
-from .walk import Answer, Walk, most_bytes
+from .walk import Answer, NameFacts, most_bytes
 
 MOST_BYTES = 64 * 1024  # of a folded value and of what it is made of: attributes hold it, and every run copies it
 
@@ -26,7 +26,7 @@ class Constants:
     depends on state or a feed, are no constants; a result with a NaN is left, whose bits an attribute does not hold.
     """
 
-    def __init__(self, walk: Walk, natively: bool = False, most_bytes: int = MOST_BYTES):
+    def __init__(self, walk: NameFacts, natively: bool = False, most_bytes: int = MOST_BYTES):
         self.walk, self.natively, self.most_bytes = walk, natively, most_bytes
         self.known: dict[str, Any] = {}  # of a name: its array (None where it cannot be computed), or the operator that makes it
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.opdef import Effect, OpDef
 from ..ir.operator import Frozen, Operator, Role, attrs_key
-from .walk import Answer, Walk, most_bytes
+from .walk import Answer, NameFacts, most_bytes
 
 _MOST_BYTES = 64 * 1024  # of a value made out of nothing: a larger one is made again as fast as it is read, and needs no memory meanwhile
 
@@ -12,7 +12,7 @@ _MOST_BYTES = 64 * 1024  # of a value made out of nothing: a larger one is made 
 class Equal:
     """The rule: an operator like an earlier one of its section is dropped; where its result has to exist, it is a copy."""
 
-    def __init__(self, walk: Walk):
+    def __init__(self, walk: NameFacts):
         self.walk = walk
         self.seen: dict[tuple, Operator] = {}
         self.section = Role.DIST

@@ -13,7 +13,7 @@ from ..ir.types import TensorType
 from ..ops.expr.nodes import const, substitute
 from ..ops.expr.numpy import evaluate
 from .constants import Constants
-from .walk import Answer, Walk
+from .walk import Answer, NameFacts
 
 # 0 and -0 differ in bits alone; the others are what a product or a quotient may lose
 _PROBES = (0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 5e-324, 1e-45, 1.7e308, 3e38)
@@ -22,7 +22,7 @@ _PROBES = (0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 5e-3
 class Identities:
     """The rule. `constants`, where it runs too, knows what an operand is multiplied with."""
 
-    def __init__(self, walk: Walk, constants: Constants | None = None):
+    def __init__(self, walk: NameFacts, constants: Constants | None = None):
         self.walk, self.constants = walk, constants
 
     def __call__(self, op: Operator, definition: type[OpDef]) -> Answer:

@@ -13,7 +13,7 @@ from ..ir.program import Program
 from ..ir.var import Var
 from .base import Request, with_ops
 from .region import Region, Write, Written, as_it_is, found_in, written
-from .values import Values
+from .values import ChainValues
 
 _SUM = "sum"  # what backward adds the gradients of one value up with
 
@@ -30,7 +30,7 @@ class Joiner:
     """Collects what is to be joined in a program; `program()` is the result."""
 
     def __init__(self, program: Program, request: Request):
-        self.before, self.values = program, Values(program, request)
+        self.before, self.values = program, ChainValues(program, request)
         self.ops, self.descs = self.values.ops, self.values.descs
         self.edit = _Edit()
         self.names = set(self.descs)

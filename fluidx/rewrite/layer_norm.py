@@ -14,7 +14,7 @@ from .base import Request, Rewrite
 from .formula import Form
 from .join import Joiner
 from .region import Region, Use
-from .values import OPEN, Chain, Values
+from .values import OPEN, Chain, ChainValues
 
 _MEAN = "reduce_mean"
 _SQUARES = Form(lambda x, mean: (x - mean) ** 2, given=("x", "mean"))
@@ -83,7 +83,7 @@ def _joined(joiner: Joiner, mean: Operator) -> str:
     return reasons[0] if reasons else reason
 
 
-def _axes(values: Values, op: Operator) -> tuple[int, ...]:
+def _axes(values: ChainValues, op: Operator) -> tuple[int, ...]:
     return reduced_axes(op.type, op.attrs["dim"], len(values.shape(op.inputs["X"][0])))
 
 

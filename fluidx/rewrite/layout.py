@@ -40,7 +40,7 @@ class ChannelsLast(Rewrite):
         turned = [s for s in found.segments() if self._wins(found, s, request)]
         return found.turned(turned) if turned else program
 
-    def _wins(self, found: _Segments, segment: _Segment, request: Request) -> bool:
+    def _wins(self, found: _Segments, segment: _ImageSegment, request: Request) -> bool:
         if not found.convolves(segment) or self.always:
             return self.always and found.convolves(segment)
         gain = sum(found.gain(k) for k in segment.ops)
@@ -62,7 +62,7 @@ class _Turn(NamedTuple):
 
 
 @dataclass
-class _Segment:
+class _ImageSegment:
     """Operators that images connect, by index; images that come in from elsewhere, and those that others read."""
 
     ops: list[int] = field(default_factory=list)
@@ -78,12 +78,12 @@ class _Segments:
         self.kept, self.fed = set(request.fetch), request.fed
         self.turns = {k: t for k, op in enumerate(self.ops) if (t := self._turn(op)) is not None}
 
-    def segments(self) -> list[_Segment]:
+    def segments(self) -> list[_ImageSegment]:
         """All of them, in the order of their first operators."""
-        of: dict[int, _Segment] = {}
+        of: dict[int, _ImageSegment] = {}
         seen: dict[str, int] = {}
         for k, turn in self.turns.items():
-            mine = of[k] = _Segment([k])
+            mine = of[k] = _ImageSegment([k])
             for n in turn.images:
                 if n in seen and (other := of[seen[n]]) is not mine:
                     other.ops += mine.ops
@@ -180,7 +180,7 @@ class _Segments:
     def _has_filter(self, op: Operator, turn: _Turn) -> bool:
         return any(self.descs[n].type.ndim == 4 and n not in turn.images for n in op.input_arg_names)
 
-    def convolves(self, segment: _Segment) -> bool:
+    def convolves(self, segment: _ImageSegment) -> bool:
         return any(self._has_filter(self.ops[k], self.turns[k]) for k in segment.ops)
 
     def _row(self, names: Iterable[str | None]) -> list[TensorType | None]:
@@ -200,7 +200,7 @@ class _Segments:
 
     # -- the new program ---------------------------------------------------------------------------------------------------------
 
-    def turned(self, segments: Sequence[_Segment]) -> Program:
+    def turned(self, segments: Sequence[_ImageSegment]) -> Program:
         """A program in which these have channels last."""
         inside = {k: s for s in segments for k in s.ops}
         self.last = {n: self._fresh(f"{n}.nhwc") for s in segments for k in s.ops for n in self.turns[k].images}

@@ -17,7 +17,7 @@ from ..ir.errors import ProgramError
 from ..ir.operator import Operator
 from ..ir.program import Block
 from ..ir.var import Var
-from .values import Values
+from .values import ChainValues
 
 Use = Callable[[str], str]  # of an input of a region, the name to read it by
 Write = Callable[[Builder, Use], object]
@@ -68,7 +68,7 @@ class Written:
         return [n for op in self.backward for n in op.output_arg_names]
 
 
-def as_it_is(values: Values, region: Region) -> Write:
+def as_it_is(values: ChainValues, region: Region) -> Write:
     """Writes the operators of the region."""
 
     def write(b: Builder, use: Use) -> None:
@@ -80,7 +80,7 @@ def as_it_is(values: Values, region: Region) -> Write:
     return write
 
 
-def written(values: Values, region: Region, write: Write, wanted: Sequence[str] = (), seed: str = "") -> Written:
+def written(values: ChainValues, region: Region, write: Write, wanted: Sequence[str] = (), seed: str = "") -> Written:
     """What `write` writes behind all that is before the region's end, and the gradients of the inputs `wanted`.
 
     `seed` is the gradient of `out`; a new variable without. Raises ProgramError where there is no gradient, or types do not fit.
@@ -132,7 +132,7 @@ def fresh(block: Block, name: str) -> str:
     return name
 
 
-def found_in(values: Values, own: Written) -> Iterator[tuple[dict[str, str], set[int]]]:
+def found_in(values: ChainValues, own: Written) -> Iterator[tuple[dict[str, str], set[int]]]:
     """Where the gradient operators stand in the program: their names there, and their indices."""
     new = {own.seed, *own.made}
     ops, makers, uses = values.ops, values.makers, values.uses

@@ -12,24 +12,24 @@ from ..ir import flow
 from ..ir.opdef import OPS, Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
-from ..ir.sizes import Sizes
+from ..ir.sizes import StandInShapes
 from ..ir.types import ANY
 from .base import Request
 from .constants import Constants
 from .formula import Formula, name, number, of
-from .walk import Answer, Walk
+from .walk import Answer, NameFacts
 
 OPEN = (1 << 31) - 1  # stands for an open size where shapes are aligned: no size that a program has
 
 
-class Values:
+class ChainValues:
     """What is known of the values of block 0; operators are meant by their index."""
 
     def __init__(self, program: Program, request: Request):
         self.program, self.ops = program, program.global_block().oplist
         self.descs = program.global_block().descs
         self.fetched, self.fed = frozenset(request.fetch), request.fed
-        self.walk = Walk(program, self.ops, {n: d.type for n, d in self.descs.items()}, request.fetch, request.fed)
+        self.walk = NameFacts(program, self.ops, {n: d.type for n, d in self.descs.items()}, request.fetch, request.fed)
         constants = self.constants = Constants(self.walk)
 
         def learn(op: Operator, definition: type[OpDef]) -> Answer:
@@ -38,7 +38,7 @@ class Values:
 
         self.walk.run(self.ops, [learn])
         self.makers, self.uses = flow.definitions(program), flow.uses(program)
-        self.sizes = Sizes(program.global_block())
+        self.sizes = StandInShapes(program.global_block())
 
     def constant(self, value: str) -> np.ndarray | None:
         """The array that a value surely is; None for one that is not known."""
@@ -78,7 +78,7 @@ class Values:
         return value not in self.walk.changing or not any(first <= k <= last for k in self.makers.get(value, ()))
 
 
-class Known(NamedTuple):
+class ChainValue(NamedTuple):
     """A value of a chain: its formula, and its shape among the axes of the chain, some of which it may lack as sizes of 1."""
 
     formula: Formula
@@ -92,9 +92,9 @@ class Chain:
     where it belongs. `starts` are names in formulas, with their shapes among those axes; `others` the values from elsewhere, with theirs.
     """
 
-    def __init__(self, values: Values, like: str, starts: Mapping[str, tuple[int, ...]]):
+    def __init__(self, values: ChainValues, like: str, starts: Mapping[str, tuple[int, ...]]):
         self.values, self.like = values, values.shape(like)
-        self.known = {n: Known(name(n), shape) for n, shape in starts.items()}  # in the order in which it is computed
+        self.known = {n: ChainValue(name(n), shape) for n, shape in starts.items()}  # in the order in which it is computed
         self.others: dict[str, tuple[int, ...]] = {}
         role = {values.ops[values.makers[n][0]].role for n in starts}
         waiting = sorted(k for n in starts for k in values.uses.get(n, ()))
@@ -111,14 +111,14 @@ class Chain:
                 for n in values.uses.get(out, ()):
                     heapq.heappush(waiting, n)
 
-    def _made(self, op: Operator, definition: type[OpDef]) -> Known | None:
+    def _made(self, op: Operator, definition: type[OpDef]) -> ChainValue | None:
         if definition.effect is not Effect.PURE or any(n not in self.values.descs for n in op.input_arg_names):
             return None
         if definition.view is not None and len(op.input_arg_names) == 1:
             return self._laid_out(op, definition)
         return self._computed(op, definition) if definition.element is not None else None
 
-    def _laid_out(self, op: Operator, definition: type[OpDef]) -> Known | None:
+    def _laid_out(self, op: Operator, definition: type[OpDef]) -> ChainValue | None:
         """Of a view of the same elements in the same order, with the axes of the chain again or without those of size 1."""
         (x,), (out,) = op.input_arg_names, op.output_arg_names
         known, types = self.known[x], [self.values.descs[n].type for n in (x, out)]
@@ -128,7 +128,7 @@ class Chain:
         fits = shape == known.shape or _without_ones(shape) == shape == _without_ones(known.shape)
         return known if a == b and fits else None
 
-    def _computed(self, op: Operator, definition: type[OpDef]) -> Known | None:
+    def _computed(self, op: Operator, definition: type[OpDef]) -> ChainValue | None:
         """Of an elementwise operator."""
         (out,), names, values = op.output_arg_names, op.input_arg_names, self.values
         shape = values.shape(out)
@@ -156,7 +156,7 @@ class Chain:
         if formula is None or len(shape) > len(self.like):
             return None
         self.others.update(others)
-        return Known(formula, mine.pop() if fewer else shape)
+        return ChainValue(formula, mine.pop() if fewer else shape)
 
     def operators(self, last: str) -> list[int]:
         """The operators that lead to a value of the chain, by index, but for those that make values from elsewhere."""

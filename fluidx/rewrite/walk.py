@@ -24,7 +24,7 @@ Rule = Callable[[Operator, type[OpDef]], Answer]
 _COMPUTES = (Effect.PURE, Effect.RANDOM)
 
 
-class Asked(NamedTuple):
+class TypeQuery(NamedTuple):
     """A question about types by name, what it was asked of, and the answer: true, false, None or a type."""
 
     question: Callable[..., Any]
@@ -50,7 +50,7 @@ def most_bytes(types: Mapping[str, TensorType], names: tuple[str, ...], most: in
     return all((t := types.get(n)) is not None and t.nbytes <= most for n in names)
 
 
-class Walk:
+class NameFacts:
     """What is known of names at one operator: types, who made them, which other name stands for one. `ops` is what came out.
 
     `asked` is all that rules wanted to know of types: where the answers are the same, the same comes out.
@@ -60,7 +60,7 @@ class Walk:
         self, program: Program, ops: Sequence[Operator], types: Mapping[str, TensorType], fetch: Iterable[str], given: Collection[str]
     ):
         self.program, self._types = program, types
-        self.asked: list[Asked] = []
+        self.asked: list[TypeQuery] = []
         self.descs = program.global_block().descs
         self.alias: dict[str, str] = {}
         self.maker: dict[str, Operator] = {}  # of names that do not change
@@ -126,7 +126,7 @@ class Walk:
     def ask(self, question: Callable[..., Any], *args: Any) -> Any:
         """What a question about types answers; rules look at types through questions alone."""
         answer = question(self._types, *args)
-        self.asked.append(Asked(question, args, answer))
+        self.asked.append(TypeQuery(question, args, answer))
         return answer
 
     def type_of(self, name: str) -> TensorType:

@@ -28,7 +28,7 @@ def why_not() -> str:
     return mpirun.why_not() if find_spec("mpi4py") else f"mpi4py is not installed; {install('mpi')}"
 
 
-class Job:
+class MpiProcesses:
     """`n` processes that one mpirun has started, and worlds of some of them, until `close`. `prefix` is a command that runs mpirun."""
 
     def __init__(self, n: int, prefix: Sequence[str] = (), hosts: str | None = None, environ: Mapping[str, str] = os.environ):
@@ -49,10 +49,10 @@ class Job:
                 self.process.wait()
                 raise
 
-    def ranks(self, n: int, timeout: float, share: bool = False, hosts: int = 1) -> Ranks:
+    def ranks(self, n: int, timeout: float, share: bool = False, hosts: int = 1) -> MpiRanks:
         """A new world of the first `n` of the processes, which `share` memory, or play `hosts` on one and share that of theirs."""
         self.worlds += 1
-        return Ranks(self, self.channels[:n], {"n": n, "timeout": timeout, "share": share, "hosts": hosts, "world": self.worlds})
+        return MpiRanks(self, self.channels[:n], {"n": n, "timeout": timeout, "share": share, "hosts": hosts, "world": self.worlds})
 
     def close(self) -> None:
         for c in self.channels:
@@ -66,10 +66,10 @@ class Job:
             self.process.wait()
 
 
-class Ranks:
+class MpiRanks:
     """The ranks of one world. After a failure they take no more."""
 
-    def __init__(self, job: Job, channels: Sequence[Channel], given: Any):
+    def __init__(self, job: MpiProcesses, channels: Sequence[Channel], given: Any):
         self.job, self.channels, self.given = job, channels, given
 
     def each(self, function: str, args: Sequence[Any] = ()) -> list[Any]:

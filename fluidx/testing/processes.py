@@ -12,7 +12,7 @@ from ..comm.processes import ProcessWorld
 from ..native.shared import Memory
 
 
-class Ranks:
+class ProcessRanks:
     """`n` processes, each a rank of one world, until `close`."""
 
     def __init__(self, n: int, timeout: float = 10.0):

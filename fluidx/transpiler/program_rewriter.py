@@ -11,7 +11,7 @@ from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Frozen, Operator, Role
 from ..ir.parts import entry_of
 from ..ir.program import Program, Var
-from ..ir.rows import Row, cut_twice, fits, rows
+from ..ir.rows import PlacementRow, cut_twice, fits, rows
 from ..ir.types import Entry, Local, Placement, TensorType, show_placement
 
 
@@ -131,7 +131,7 @@ def result_places(program: Program, definition: type[OpDef], op: Operator, types
     p = definition.pattern_of(in_types, types, op.attrs)
     table = rows(p)
     found: list[list[Entry]] = [[] for _ in types]
-    chosen: list[Row] = []
+    chosen: list[PlacementRow] = []
     for group, sets in program.groups.items():
         entries = [entry_of(q, group) for q in places]
         if not any(entries):

@@ -13,13 +13,13 @@ from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator, Role, op_types
 from ..ir.parts import Coords, coords_of, holds
 from ..ir.program import Block, Program
-from ..ir.sizes import Sizes
+from ..ir.sizes import StandInShapes
 from ..ir.sub_blocks import runs_bodies
 from ..ir.types import At, Local, Pieces, Placement
 from .cluster import SERVERS
-from .lowering.server_exchange import SERVED, Served
+from .lowering.server_exchange import SERVED, ServerExchange
 from .lowering.transfers import TRANSFER, Transfers
-from .lowering.write_algorithm import Wave, others, written_out
+from .lowering.write_algorithm import MessageRounds, others, written_out
 from .placement.propagate import where
 
 _PLACEMENT = attrgetter("placement")
@@ -61,7 +61,7 @@ class Specializer:
 
     def __init__(self, program: Program):
         self.program = program
-        self.sizes = [Sizes(b) for b in program.blocks]
+        self.sizes = [StandInShapes(b) for b in program.blocks]
         self.roots_of: list[dict[int, Placement]] = []  # by block: the roots of the placements of what is declared there, by their ids
         self.segments = [self._segments(b) for b in program.blocks]
         ops = program.global_block().oplist if SERVERS in program.groups else ()
@@ -69,7 +69,7 @@ class Specializer:
         self.updates = any(op.role is Role.OPTIMIZE for op in ops)
         self.kept, self.away = _beside(program)
 
-    def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers]:
+    def _segments(self, block: Block) -> list[tuple[Operator, ...] | Rooted | ServerExchange | MessageRounds | Transfers]:
         """Runs of operators that every rank has, runs of operators that some ranks have, waves of messages and transfers, in order."""
         find = block.find if block.idx else block.descs.get
         different = {id(q): q for q in map(_PLACEMENT, block.descs.values())}  # most values lie at one of a few objects
@@ -85,9 +85,9 @@ class Specializer:
 
         def kind(op: Operator) -> tuple:
             if op.type in SERVED:
-                return (Served,)
+                return (ServerExchange,)
             if op.type in carried and written_out(op):
-                return (Wave, *(op.attrs[a] for a in ("algorithm", "group", "wave")))
+                return (MessageRounds, *(op.attrs[a] for a in ("algorithm", "group", "wave")))
             if op.type == TRANSFER:
                 return (Transfers,)
             return (Rooted,) if at_roots(op) else ()
@@ -100,15 +100,15 @@ class Specializer:
                 return same.setdefault(found, found)
             return found
 
-        out: list[tuple[Operator, ...] | Rooted | Served | Wave | Transfers] = []
+        out: list[tuple[Operator, ...] | Rooted | ServerExchange | MessageRounds | Transfers] = []
         for key, run in groupby(block.oplist, key=kind):
             ops = tuple(run)
             if not key:
                 out.append(ops)
-            elif key[0] is Wave:
-                out += [Wave(block, together, len(out) + k) for k, together in enumerate(_independent(ops))]
-            elif key[0] is Served:
-                out += [Served(together) for together in _independent(ops)]
+            elif key[0] is MessageRounds:
+                out += [MessageRounds(block, together, len(out) + k) for k, together in enumerate(_independent(ops))]
+            elif key[0] is ServerExchange:
+                out += [ServerExchange(together) for together in _independent(ops)]
             else:
                 out.append(Rooted((at_roots(op), op) for op in ops) if key[0] is Rooted else Transfers(block, ops, self.sizes[block.idx]))
         return out
@@ -128,9 +128,9 @@ class Specializer:
             for s in segments:
                 if isinstance(s, tuple):
                     ops.extend(s)
-                elif isinstance(s, (Wave, Transfers)):
+                elif isinstance(s, (MessageRounds, Transfers)):
                     s.write(rank, coords, block)
-                elif isinstance(s, Served):
+                elif isinstance(s, ServerExchange):
                     s.write(rank, block, self.kept)
                 else:
                     ops.extend(s.of(coords, held))

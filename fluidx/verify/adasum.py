@@ -11,18 +11,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..ir.types import Own, TensorType
-from .refusal import Refused
+from .refusal import Refusal
 
 if TYPE_CHECKING:
-    from .normal_form import Table
+    from .normal_form import ExpressionTable
 
 Span = tuple[int, int, float]  # elements [start, stop), with a weight
 
 
-class Adaptive:
+class AdasumMeaning:
     """What the ops of adaptive sums mean, over a table of expressions. `ranks`: how many a group has."""
 
-    def __init__(self, table: Table):
+    def __init__(self, table: ExpressionTable):
         self.table = table
         self.ranks: Mapping[str, int] = {}
 
@@ -55,7 +55,7 @@ class Adaptive:
         table = self.table
         a, b = (self._array(v, layers, start) for v in (x, y))
         if table.keys[products] != ("products", a, b, tuple(layers), 0, layers[-1]):
-            raise Refused(f"{table.show(products)} are not the products of all of {table.show(a)} and {table.show(b)}")
+            raise Refusal(f"{table.show(products)} are not the products of all of {table.show(a)} and {table.show(b)}")
         t = table.types[x]
         return table.shaped(table.cut(self._met(a, b, tuple(layers)), start, start + t.numel), t.shape)
 
@@ -65,13 +65,13 @@ class Adaptive:
         slices = [*table.slices(x).items()]
         if len(slices) == 1 and slices[0][0][1] == start and slices[0][1] == 1.0 and table.types[slices[0][0][0]].numel == layers[-1]:
             return slices[0][0][0]
-        raise Refused(f"it is {table.show(x)}, and not the elements from {start} on of a value of {layers[-1]}")
+        raise Refusal(f"it is {table.show(x)}, and not the elements from {start} on of a value of {layers[-1]}")
 
     def _met(self, a: int, b: int, layers: tuple[int, ...]) -> int:
         own, lo, mid = self._ranks_of(a, layers)
         other, begin, hi = self._ranks_of(b, layers)
         if own != other or mid != begin or mid - lo != hi - mid or lo % (hi - lo):
-            raise Refused(f"{self.table.show(a)} and {self.table.show(b)} are not of neighbouring ranks, in pairs of pairs")
+            raise Refusal(f"{self.table.show(a)} and {self.table.show(b)} are not of neighbouring ranks, in pairs of pairs")
         e, group = own
         if hi - lo < self.ranks[group]:
             return self.table.intern(("met", own, layers, lo, hi), self.table.types[e].with_shape((layers[-1],)), ranked=True)
@@ -87,4 +87,4 @@ class Adaptive:
             if derivation is None and len(placement) == 1 and isinstance(placement[0], Own):
                 ((group, k),) = coords
                 return (e, group), k, k + 1
-        raise Refused(f"it is {self.table.show(x)}, which is not what ranks have of their own")
+        raise Refusal(f"it is {self.table.show(x)}, which is not what ranks have of their own")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..ir.opdef import OpDef, Slot
 from ..ir.operator import Operator
 from ..ir.pattern import Pattern, Types
-from ..ir.rows import Row, fits
+from ..ir.rows import PlacementRow, fits
 from ..ir.types import At, Entry, Partial, Pieces, Shard
 
 Entries = Sequence[Entry | None]
@@ -24,7 +24,7 @@ class _Way(NamedTuple):
 class Advice(NamedTuple):
     """An operator's rows over one group of n ranks, and the entries of its operands."""
 
-    table: Sequence[Row]
+    table: Sequence[PlacementRow]
     pattern: Pattern
     before: Entries
     types: Types
@@ -54,7 +54,7 @@ class Advice(NamedTuple):
         found = [way for row in self.table if (way := self._way(row, after)) is not None]
         return min(found, key=lambda way: (len(way.moved), sum(e is not None for _, e in way.moved)), default=None)
 
-    def _way(self, row: Row, after: Entries | None) -> _Way | None:
+    def _way(self, row: PlacementRow, after: Entries | None) -> _Way | None:
         """What to redistribute so that a row applies; None if the row cannot give `after`."""
         free = next((e for e in (*(after or ()), *self.before) if isinstance(e, At if row.kind == "root" else Pieces)), None)
         ins = [self._over(e, free) for e in row.ins]
@@ -71,7 +71,7 @@ class Advice(NamedTuple):
                 moved.append((k, want))
         return None if any(isinstance(e, Partial) for _, e in moved) else _Way(moved, made)  # nothing is made a term of a sum
 
-    def _makes(self, row: Row, ins: Entries, after: Entries | None) -> Entries | None:
+    def _makes(self, row: PlacementRow, ins: Entries, after: Entries | None) -> Entries | None:
         return fits(row, self.pattern, ins, after, self.types, self.group, self.n)
 
     def _over(self, e: Entry | None, free: Entry | None) -> Entry | None:

@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING
 from ..ir.flow import sub_writes
 from ..ir.operator import Operator
 from ..ir.program import Block, Program
-from ..ir.sub_blocks import Body, bodies
+from ..ir.sub_blocks import SubBlock, bodies
 from .operator_meaning import is_local
 from .rank_classes import touched
-from .rank_values import Together
-from .refusal import Refused
+from .rank_values import AllRanks
+from .refusal import Refusal
 from .values import UNDEFINED
 
 if TYPE_CHECKING:
-    from .simultaneous_run import World
+    from .simultaneous_run import SimultaneousRun
 
 
 class Branches:
     """The branches of a world of ranks whose bodies differ from rank to rank."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: SimultaneousRun):
         self.world, self.held = world, world.held
 
-    def of_all(self, op: Operator, scope: Together) -> None:
+    def of_all(self, op: Operator, scope: AllRanks) -> None:
         """Run each branch of an operator, whose text all ranks share, and choose between what they leave behind."""
         self.world.operators.kind(op, scope)
         condition = self.world.control.condition(op, scope)
         if self.world.mesh.canonical(scope.signature(condition)[1], scope.signature(condition)[0]):
-            raise Refused(f"op {op.type}: the condition %{condition} must be whole on every rank, for their branches differ")
+            raise Refusal(f"op {op.type}: the condition %{condition} must be whole on every rank, for their branches differ")
         pred = self.world.operators.values.atoms[scope.read(condition)].e
-        ends: list[World] = []
+        ends: list[SimultaneousRun] = []
         written: dict[str, None] = {}
         for body in bodies(op):
             for p, _ in self.world.twins:
@@ -51,7 +51,7 @@ class Branches:
             self.world.messages.count += world.messages.count
             world.dissolve()
 
-    def _run(self, op: Operator, body: Body) -> World:
+    def _run(self, op: Operator, body: SubBlock) -> SimultaneousRun:
         """The ranks' bodies of one branch, run from where the ranks are."""
         results = [n for n in body.results(op) if isinstance(n, str)]
         named = dict.fromkeys(results)
@@ -71,16 +71,16 @@ class Branches:
         world.run()
         return world
 
-    def _results(self, op: Operator, scope: Together, ends: list[World]) -> dict[str, tuple[str, ...]]:
+    def _results(self, op: Operator, scope: AllRanks, ends: list[SimultaneousRun]) -> dict[str, tuple[str, ...]]:
         """Under which name each branch leaves each result."""
         outs, found = op.output_arg_names, []
         for body, world in zip(bodies(op), ends, strict=True):
             names = body.results(op)
-            self.world.control.check_results(op, body, names, scope, Together(world.held))
+            self.world.control.check_results(op, body, names, scope, AllRanks(world.held))
             found.append(names)
         return {out: tuple(names[k] for names in found) for k, out in enumerate(outs)}
 
-    def _merge(self, name: str, pred: int, ends: list[World], names: tuple[str, ...], scope: Together) -> None:
+    def _merge(self, name: str, pred: int, ends: list[SimultaneousRun], names: tuple[str, ...], scope: AllRanks) -> None:
         """What the ranks hold under a name behind both branches."""
         both = [world.held.agreed(n) for world, n in zip(ends, names, strict=True)]
         own = name in self.world.declared.differs or is_local(scope.signature(name))
@@ -95,7 +95,7 @@ class Branches:
             made = [r for r in range(self.world.n) if all(w.held.made(n, r) for w, n in zip(ends, names, strict=True))]
             self.held.empty.update((name, r) for r in made)
 
-    def _chosen(self, pred: int, both: list[int], scope: Together, name: str) -> int:
+    def _chosen(self, pred: int, both: list[int], scope: AllRanks, name: str) -> int:
         if len(set(both)) == 1:
             return both[0]
         return UNDEFINED if min(both) < 0 else self.world.control.chosen(pred, both, scope, name)

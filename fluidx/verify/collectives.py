@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 from ..ir.operator import Operator
 from ..ir.parts import entry_of
 from ..ir.types import At
-from .operator_check import Kind
-from .rank_values import Alone, Together
-from .refusal import Refused
+from .operator_check import OperatorClass
+from .rank_values import AllRanks, PerRank
+from .refusal import Refusal
 from .values import UNDEFINED
 
 if TYPE_CHECKING:
-    from .simultaneous_run import World
+    from .simultaneous_run import SimultaneousRun
 
 
 class Meetings:
     """The collectives of a world of ranks."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: SimultaneousRun):
         self.world, self.held, self.operators = world, world.held, world.operators
         self.mesh, self.table, self.n = world.mesh, world.table, world.n
         self.count = 0
@@ -30,7 +30,7 @@ class Meetings:
     def members(self, op: Operator, r: int) -> Sequence[int]:
         group = op.attrs.get("group")
         if not isinstance(group, str):
-            raise Refused(f"op {op.type}: group must be a name, found {group!r}")
+            raise Refusal(f"op {op.type}: group must be a name, found {group!r}")
         return self.mesh.members(group, r)
 
     def of_all(self, op: Operator, scope: Any) -> bool:
@@ -52,8 +52,8 @@ class Meetings:
             if not self._all_along(kind):
                 return False
             made = self.operators.moved(kind, op, (value,))
-        except Refused:
-            if isinstance(scope, Together):
+        except Refusal:
+            if isinstance(scope, AllRanks):
                 return False
             raise
         self.count += len(self.mesh.groups[group])
@@ -75,7 +75,7 @@ class Meetings:
         scope.write(outs[0], self.operators.moved(kind, op, (self.world.moving(kind, ins[0], scope, rank),)))
         return True
 
-    def _all_along(self, kind: Kind) -> bool:
+    def _all_along(self, kind: OperatorClass) -> bool:
         """Do the members of each set differ in nothing but their index in the group?"""
         key = kind.attrs["group"], self._others(kind)
         found = self._sets_along.get(key)
@@ -83,42 +83,42 @@ class Meetings:
             found = self._sets_along[key] = all(self._along(kind, members) for members in self.mesh.groups[key[0]])
         return found
 
-    def _along(self, kind: Kind, members: Sequence[int]) -> bool:
+    def _along(self, kind: OperatorClass, members: Sequence[int]) -> bool:
         """Do the members differ in nothing but their index in the group?"""
         others = self._others(kind)
         return not others or self.mesh.along(members, others)
 
     @staticmethod
-    def _others(kind: Kind) -> tuple[str, ...]:
+    def _others(kind: OperatorClass) -> tuple[str, ...]:
         """The groups that an operator's operand and result lie over, but for its own."""
         group = kind.attrs["group"]
         return tuple(sorted({e.group for s in (*kind.ins, *kind.outs) if s is not None for e in s[1] if e.group and e.group != group}))
 
-    def check(self, kind: Kind, op: Operator) -> None:
+    def check(self, kind: OperatorClass, op: Operator) -> None:
         if kind.definition.abstract:
-            raise Refused(f"op {op.type} is a placeholder for communication; lower the program first")
+            raise Refusal(f"op {op.type} is a placeholder for communication; lower the program first")
         if self.world.declared.single:
-            raise Refused(f"op {op.type} communicates, in the program for one device")
+            raise Refusal(f"op {op.type} communicates, in the program for one device")
 
     def of_members(self, members: Sequence[int], ops: Sequence[Operator]) -> None:
         """One collective, by what it moves where all members hold the same value, and else by what it computes."""
         self.count += 1
-        known = [self.operators.kind(o, Alone(self.held, m)) for m, o in zip(members, ops, strict=True)]
+        known = [self.operators.kind(o, PerRank(self.held, m)) for m, o in zip(members, ops, strict=True)]
         kind = known[0][0]
         self.check(kind, ops[0])
         if not known[0][1] and not known[0][2]:
             return
         if len(kind.ins) != 1 or len(kind.outs) != 1:
-            raise Refused(f"op {ops[0].type} has not one input and one output")
+            raise Refusal(f"op {ops[0].type} has not one input and one output")
         names: list[tuple[str, str]] = []
         for _, ins, outs in known:
             read, written = ins[0], outs[0]
             if read is None or written is None:
-                raise Refused(f"op {ops[0].type} is written without its input or output")
+                raise Refusal(f"op {ops[0].type} is written without its input or output")
             names.append((read, written))
         if len({k.ins[0][0] for k, _, _ in known if k.ins[0] is not None and not k.local}) > 1:
             listed = ", ".join(dict.fromkeys(str(k.ins[0][0]) for k, _, _ in known if k.ins[0] is not None))
-            raise Refused(f"op {ops[0].type}: its members bring values of different types: {listed}")
+            raise Refusal(f"op {ops[0].type}: its members bring values of different types: {listed}")
         why = ""
         if all(k is kind for k, _, _ in known) and not kind.local:
             made = self._moved_at(kind, ops[0], members, names)
@@ -128,10 +128,10 @@ class Meetings:
                 return
             why = made
         if not 0 <= kind.attrs.get("root", 0) < len(members):
-            raise Refused(f"op {ops[0].type}: root {kind.attrs['root']} is no rank of its group, which has {len(members)}")
+            raise Refusal(f"op {ops[0].type}: root {kind.attrs['root']} is no rank of its group, which has {len(members)}")
         self._computed(known, members, ops, names, why)
 
-    def _moved_at(self, kind: Kind, op: Operator, members: Sequence[int], names: Sequence[tuple]) -> int | str:
+    def _moved_at(self, kind: OperatorClass, op: Operator, members: Sequence[int], names: Sequence[tuple]) -> int | str:
         """The atom that a collective hands to its members, or why it is not a move."""
         s = kind.ins[0]
         assert s is not None
@@ -145,7 +145,7 @@ class Meetings:
                 continue
             try:
                 value = self.held.read(n, m)
-            except Refused as e:
+            except Refusal as e:
                 return str(e)
             if value >= 0:
                 found.add(value)
@@ -154,7 +154,7 @@ class Meetings:
             return f"its members hold different values: {said}"
         try:
             return self.operators.moved(kind, op, (found.pop(),))
-        except Refused as e:
+        except Refusal as e:
             return str(e)
 
     def _computed(self, known: Sequence[tuple], members: Sequence[int], ops: Sequence[Operator], names: Sequence[tuple], why: str) -> None:
@@ -165,25 +165,25 @@ class Meetings:
         for (kind, _, _), m, (n, _) in zip(known, members, names, strict=True):
             try:
                 xs.append(self.operators.plain(kind.ins[0], self.held.read(n, m), m))
-            except Refused as e:
+            except Refusal as e:
                 entry = entry_of(kind.ins[0][1], kind.attrs["group"])
                 if not isinstance(entry, At) or self.mesh.index(entry.group, m) == entry.root:
-                    raise Refused(f"op {definition.name} on rank {m}: {e}") from None
+                    raise Refusal(f"op {definition.name} on rank {m}: {e}") from None
                 reason = reason or str(e)
                 xs.append(None)
         shapes = {self.operators.local_type(k.ins[0], m) for (k, _, _), m in zip(known, members, strict=True)}
         if "bounds" not in known[0][0].attrs and len(shapes) > 1:
-            raise Refused(f"op {definition.name}: its members bring {', '.join(sorted(map(str, shapes)))}, which are not of one shape")
+            raise Refusal(f"op {definition.name}: its members bring {', '.join(sorted(map(str, shapes)))}, which are not of one shape")
         if definition.meaning is None:
-            raise Refused(f"op {definition.name}: {reason or 'the proof does not know what it computes'}")
+            raise Refusal(f"op {definition.name}: {reason or 'the proof does not know what it computes'}")
         for index, ((kind, _, _), m, (_, out)) in enumerate(zip(known, members, names, strict=True)):
             local = self.operators.local_type(kind.outs[0], m)
             try:
                 made = definition.meaning(self.table, xs, local, index, **ops[index].attrs)
                 if made is None:
-                    raise Refused("the proof does not know what it computes")
+                    raise Refusal("the proof does not know what it computes")
                 value = UNDEFINED if made == self.table.nothing else self.operators.stored(made, kind.outs[0], m)
-            except Refused as e:
+            except Refusal as e:
                 said = f"{reason}; " if reason and reason != str(e) else ""
-                raise Refused(f"op {definition.name}, %{out} on rank {m}: {said}{e}") from None
+                raise Refusal(f"op {definition.name}, %{out} on rank {m}: {said}{e}") from None
             self.held.write(out, m, value)

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from ..ir.change_stamps import Twins, Variables, regrouped
 from ..ir.program import Program, Var
 from ..ir.types import show_placement
-from .mesh import Mesh
-from .normal_form import Table
+from .mesh import RankGroups
+from .normal_form import ExpressionTable
 from .operator_check import Signature
 from .operator_meaning import is_local
-from .refusal import Refused, fail
+from .refusal import Refusal, fail
 
 
 class Signatures(dict[str, Signature]):
     """Signatures by name. A name that is not declared is refused."""
 
     def __missing__(self, name: str) -> Signature:
-        raise Refused(f"%{name} is not declared")
+        raise Refusal(f"%{name} is not declared")
 
 
-class Declared:
+class Declarations:
     """The variables of block 0 of all ranks. Raises VerifyError where they do not agree."""
 
-    def __init__(self, mesh: Mesh, table: Table, programs: Sequence[Program], twins: Twins, single: bool = False):
+    def __init__(self, mesh: RankGroups, table: ExpressionTable, programs: Sequence[Program], twins: Twins, single: bool = False):
         self.mesh, self.programs, self.single = mesh, programs, single
         self.n = len(programs)
         self.vars: dict[str, Var] = {}
@@ -49,10 +49,10 @@ class Declared:
             try:
                 self.mesh.canonical(self.signatures[n][1], d.type)
                 if is_local(self.signatures[n]) and (d.persistable or d.is_data):
-                    raise Refused("what a rank holds for itself cannot be fed or saved")
+                    raise Refusal("what a rank holds for itself cannot be fed or saved")
                 if d.persistable and d.is_data:
-                    raise Refused("a variable is fed or kept, not both")
-            except Refused as e:
+                    raise Refusal("a variable is fed or kept, not both")
+            except Refusal as e:
                 raise fail(self.programs[next(iter(self.differs.get(n, (0,))))], -1, f"%{n}: {e}") from None
 
     def _merge(self, twins: Twins) -> set[str]:
@@ -82,7 +82,7 @@ class Declared:
             differs.update(n for n in there if n not in theirs)
         return differs.union(added)
 
-    def _by_rank(self, twins: Twins, table: Table) -> None:
+    def _by_rank(self, twins: Twins, table: ExpressionTable) -> None:
         for program, ranks in twins:
             descs = program.global_block().descs
             if not any(d.persistable or d.is_data for d in descs.values()):
@@ -98,7 +98,7 @@ class Declared:
         mine = self.by_rank.get(name)
         if mine is not None:
             if rank not in mine:
-                raise Refused(f"%{name} is not declared")
+                raise Refusal(f"%{name} is not declared")
             return mine[rank]
         return self.signatures[name]
 

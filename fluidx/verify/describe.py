@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .normal_form import Table
+    from .normal_form import ExpressionTable
 
 
-def show(table: Table, e: int, depth: int) -> str:
+def show(table: ExpressionTable, e: int, depth: int) -> str:
     """What an expression is, in a few words."""
     key = table.keys[e]
     if depth == 0:
@@ -43,7 +43,7 @@ def show(table: Table, e: int, depth: int) -> str:
     return f"%{key[1]}" if key[0] in ("data", "state") else f"{key[0]} {key[1]}"
 
 
-def _weighted(table: Table, e: int, weight: float, depth: int) -> str:
+def _weighted(table: ExpressionTable, e: int, weight: float, depth: int) -> str:
     if table.keys[e][0] == "one":
         return f"{weight:g}"
     return show(table, e, depth) if weight == 1 else f"{weight:g} {show(table, e, depth)}"

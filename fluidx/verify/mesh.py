@@ -9,12 +9,12 @@ from typing import Any
 from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
 from ..ir.time_axes import replaced, seats, turn_group, turn_groups
 from ..ir.types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
-from .refusal import Refused
+from .refusal import Refusal
 
 Sets = Sequence[Sequence[int]]
 
 
-class Mesh:
+class RankGroups:
     """Groups of a world of ranks, and the turns in which they work. Raises Refused for groups that are none."""
 
     def __init__(self, groups: Mapping[str, Sets], world: int, turns: Mapping[str, int] | None = None):
@@ -25,12 +25,12 @@ class Mesh:
             where: dict[int, tuple[int, Sequence[int]]] = {}
             for members in sets:
                 if not members:
-                    raise Refused(f"group {name} has a set without ranks")
+                    raise Refusal(f"group {name} has a set without ranks")
                 for k, r in enumerate(members):
                     if r in where:
-                        raise Refused(f"group {name} names rank {r} twice")
+                        raise Refusal(f"group {name} names rank {r} twice")
                     if not 0 <= r < world:
-                        raise Refused(f"group {name} names rank {r}; there are {world} ranks")
+                        raise Refusal(f"group {name} names rank {r}; there are {world} ranks")
                     where[r] = k, members
             self.where[name] = where
             if sets and len({len(s) for s in sets}) == 1:
@@ -50,23 +50,23 @@ class Mesh:
         alone = tuple((r,) for r in range(self.world)) if self.axes else ()
         for axis, n in self.axes.items():
             if axis in self.groups:
-                raise Refused(f"{axis} is a group of ranks and an axis of time")
+                raise Refusal(f"{axis} is a group of ranks and an axis of time")
             self.groups[axis], self.size[axis], self.where[axis] = alone, n, dict.fromkeys(range(self.world), (0, (0,)))
         for name, turn in self.turns.items():
             if name in self.groups:
-                raise Refused(f"{name} is both a group of ranks and an iteration")
+                raise Refusal(f"{name} is both a group of ranks and an iteration")
             self.groups[name], self.size[name] = alone, self.axes[turn.axis]
             self.where[name] = dict.fromkeys(range(self.world), (turn.first, (0,)))
 
     def members(self, group: str, rank: int) -> Sequence[int]:
         """The ranks that `rank` meets over a group."""
         if group in self.turns:
-            raise Refused(f"{group} is an iteration, not a group of ranks")
+            raise Refusal(f"{group} is an iteration, not a group of ranks")
         if group not in self.where:
             listed = ", ".join(self.where) or "none"
-            raise Refused(f"group {group!r} is not declared; declared: {listed}")
+            raise Refusal(f"group {group!r} is not declared; declared: {listed}")
         if rank not in self.where[group]:
-            raise Refused(f"rank {rank} is in no set of group {group}")
+            raise Refusal(f"rank {rank} is in no set of group {group}")
         return self.where[group][rank][1]
 
     def index(self, group: str, rank: int) -> int:
@@ -153,19 +153,19 @@ class Mesh:
     def _make_canonical(self, placement: Placement, t: TensorType) -> Placement:
         if any(isinstance(e, Local) for e in placement):
             if len(placement) > 1:
-                raise Refused("local stands alone")
+                raise Refusal("local stands alone")
             return placement
         for e in placement:
             if e.group not in self.groups:
-                raise Refused(f"{e} names no declared group")
+                raise Refusal(f"{e} names no declared group")
             if e.group not in self.size:
-                raise Refused(f"{e}: the sets of group {e.group} have different sizes, or there is none")
+                raise Refusal(f"{e}: the sets of group {e.group} have different sizes, or there is none")
         self._check_turns(placement)
         wrong = check_placement(t, placement, self.groups, self.world)
         if wrong:
-            raise Refused(wrong)
+            raise Refusal(wrong)
         if len({e.op for e in placement if isinstance(e, Partial)}) > 1:
-            raise Refused(f"{show_placement(placement)}: terms of several reductions have no order")
+            raise Refusal(f"{show_placement(placement)}: terms of several reductions have no order")
         taken: dict[int, int] = {}
         out: list[tuple[tuple, Entry]] = []
         for e in placement:
@@ -185,11 +185,11 @@ class Mesh:
         for e in placement:
             turn = self.turns.get(e.group)
             if (turn or e.group in self.axes) and not isinstance(e, (Shard, Partial)):
-                raise Refused(f"{e}: over iterations a value must be shard or partial")
+                raise Refusal(f"{e}: over iterations a value must be shard or partial")
             if turn and turn.first < turn.last and not isinstance(e, Partial):
-                raise Refused(f"{e}: several iterations together can be partial, not shard")
+                raise Refusal(f"{e}: several iterations together can be partial, not shard")
         if len(set(axes)) < len(axes):
-            raise Refused(f"{show_placement(placement)}: a value belongs to one iteration of an axis")
+            raise Refusal(f"{show_placement(placement)}: a value belongs to one iteration of an axis")
 
     def _with_one_unit(self, e: Shard, size: int) -> Shard:
         n = self.size[e.group]

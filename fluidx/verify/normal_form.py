@@ -23,9 +23,9 @@ from typing import Any
 from ..ir.dtypes import FLOATS
 from ..ir.operator import BlockRef
 from ..ir.types import ANY, Placement, TensorType
-from .adasum import Adaptive, Span
+from .adasum import AdasumMeaning, Span
 from .describe import show
-from .refusal import Refused
+from .refusal import Refusal
 from .slices_nd import Boxes
 
 _MOST = 64  # a sum of more terms than that is not flattened into another sum: long chains stay linear
@@ -35,7 +35,7 @@ _EXACT = 1 << 53
 Complete = Callable[[int, tuple, int], "int | None"]
 
 
-class Table:
+class ExpressionTable:
     """All expressions of one verification."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Table:
         self._rows_end: dict[int, list[int]] = {}
         self.rows_with: dict[int, list[int]] = {}  # by what they have slices of (see `arrays`), values made of rows
         self.complete: Complete = lambda derivation, others, ranks: None
-        self.adaptive, self.boxes = Adaptive(self), Boxes(self)
+        self.adaptive, self.boxes = AdasumMeaning(self), Boxes(self)
 
     def intern(self, key: tuple, type_: TensorType, args: Iterable[int | None] = (), ranked: bool = False) -> int:
         e = self.ids.get(key)
@@ -94,9 +94,9 @@ class Table:
         if t.shape == shape:
             return e
         if t.shape.count(ANY) > 1 or shape.count(ANY) > 1 or (ANY in t.shape) != (ANY in shape):
-            raise Refused(f"the shape {list(shape)} of {t} is unknown while sizes are open")
+            raise Refusal(f"the shape {list(shape)} of {t} is unknown while sizes are open")
         if ANY not in shape and prod(shape) != t.numel:
-            raise Refused(f"{t} has not the elements of shape {list(shape)}")
+            raise Refusal(f"{t} has not the elements of shape {list(shape)}")
         key = self.keys[e]
         if key[0] == "lin":
             return self.lin([(self.shaped(a, shape), w) for a, w in key[1]], t.with_shape(shape))
@@ -130,7 +130,7 @@ class Table:
         """Elements [start, stop) of an array laid out flat, as one axis."""
         t = self.types[e]
         if t.numel == ANY or not 0 <= start <= stop <= t.numel:
-            raise Refused(f"elements [{start}, {stop}) of {t} are unknown")
+            raise Refusal(f"elements [{start}, {stop}) of {t} are unknown")
         if stop - start == t.numel:
             return self.flat(e)
         shape, key = (stop - start,), self.keys[e]
@@ -155,7 +155,7 @@ class Table:
     def join(self, parts: Sequence[int], shape: Sequence[int] | None = None) -> int:
         """Arrays laid out flat, one behind the other."""
         if None in parts or (len(parts) > 1 and any(self.types[p].numel == ANY for p in parts)):
-            raise Refused("values with open sizes, or missing values, are concatenated")
+            raise Refusal("values with open sizes, or missing values, are concatenated")
         flat: list[int] = []
         for p in parts:
             p = self.flat(p)
@@ -167,7 +167,7 @@ class Table:
                 else:
                     flat.append(x)
         if not parts or len({self.types[p].dtype for p in parts}) > 1:
-            raise Refused("values of several dtypes, or none, are concatenated")
+            raise Refusal("values of several dtypes, or none, are concatenated")
         dtype = self.types[parts[0]].dtype
         if len(flat) == 1:
             out = flat[0]
@@ -242,13 +242,13 @@ class Table:
         return self.types[e]
 
     def unknown(self) -> int:
-        raise Refused("this has no meaning that the proof knows")
+        raise Refusal("this has no meaning that the proof knows")
 
     def sum(self, xs: Sequence[int], weight: float = 1.0) -> int:
         if None in xs:
-            raise Refused("a value that is not there is added up")
+            raise Refusal("a value that is not there is added up")
         if not xs or len({self.types[x] for x in xs}) > 1:
-            raise Refused("values of several types, or none, are added up: " + ", ".join(str(self.types[x]) for x in xs[:4]))
+            raise Refusal("values of several types, or none, are added up: " + ", ".join(str(self.types[x]) for x in xs[:4]))
         return self.lin([(x, weight) for x in xs], self.types[xs[0]])
 
     def mean(self, xs: Sequence[int]) -> int:
@@ -281,7 +281,7 @@ class Table:
     def rows(self, x: int, shapes: Sequence[Sequence[int]]) -> list[int]:
         out, at = [], 0
         if sum(prod(s) for s in shapes) != self.types[x].numel:
-            raise Refused(f"{self.types[x]} is not rows of shapes {[list(s) for s in shapes]}")
+            raise Refusal(f"{self.types[x]} is not rows of shapes {[list(s) for s in shapes]}")
         for s in shapes:
             out.append(self.shaped(self.cut(x, at, at + prod(s)), s))
             at += prod(s)
@@ -291,9 +291,9 @@ class Table:
         """The parts between `marks` of a flat array, joined in order."""
         for k, x in enumerate(xs):
             if x is None:
-                raise Refused(f"part {k} is not there")
+                raise Refusal(f"part {k} is not there")
             if self.types[x].numel != marks[k + 1] - marks[k]:
-                raise Refused(f"part {k} is {self.types[x]}, and not of {marks[k + 1] - marks[k]} elements")
+                raise Refusal(f"part {k} is {self.types[x]}, and not of {marks[k + 1] - marks[k]} elements")
         return self.join(xs, shape)
 
     # -- sums --------------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Table:
         if len(weighted) == 1 and weighted[0][1] == 1.0 and self.types[weighted[0][0]] == type_:
             return weighted[0][0]
         if type_.dtype == "bool":
-            raise Refused("truth values do not add up")
+            raise Refusal("truth values do not add up")
         cuts = [p for e, _ in weighted for a, _ in self.items(e) if (p := self._parts_of(a)) is not None]
         if cuts:
             return self._lin_of_rows(weighted, cuts, type_)
@@ -337,14 +337,14 @@ class Table:
         products: dict[tuple, list[Span]] = {}
         for e, w in weighted:
             if not isfinite(w):
-                raise Refused(f"the weight {w} is no number")
+                raise Refusal(f"the weight {w} is no number")
             found = self.items(e)
             if len(found) > _MOST and not self.ranked[e]:
                 found = ((e, 1.0),)
             for a, v in found:
                 u = v * w
                 if not isfinite(u) or (u == 0.0 and w != 0.0) or (u != 0.0 and abs(u) < 1e-290):
-                    raise Refused(f"the weights {v:g} and {w:g} have no product that a number can hold")
+                    raise Refusal(f"the weights {v:g} and {w:g} have no product that a number can hold")
                 if (t := self._terms(a)) is not None:
                     terms.setdefault(t[0], []).append((t[1], u))
                     continue
@@ -361,7 +361,7 @@ class Table:
         # a weight that is rounding noise beside what it was made from is 0; how small it is by itself says nothing
         items = tuple(sorted((a, self.weight(u)) for a, u in sums.items() if abs(u) > 1e-12 * size[a]))
         if type_.dtype not in FLOATS and any(not u.is_integer() or abs(u) > _EXACT for _, u in items):
-            raise Refused(f"whole numbers ({type_}) are multiplied by a fraction")
+            raise Refusal(f"whole numbers ({type_}) are multiplied by a fraction")
         if not items:
             return self.intern(("lin", (), type_), type_)
         if len(items) == 1 and items[0][1] == 1.0:
@@ -378,7 +378,7 @@ class Table:
 
     def _lin_of_rows(self, weighted: Sequence[tuple[int, float]], cuts: Sequence[tuple[int, ...]], type_: TensorType) -> int:
         if type_.numel == ANY:
-            raise Refused("the size of a sum is open")
+            raise Refusal("the size of a sum is open")
         at = {0, type_.numel}
         for parts in cuts:
             stop = 0

@@ -13,19 +13,19 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import BlockRef, Operator
 from ..ir.parts import entry_of
-from ..ir.rows import Row, cut_twice, find_row, rows, same_cut
+from ..ir.rows import PlacementRow, cut_twice, find_row, rows, same_cut
 from ..ir.time_axes import over_turns
 from ..ir.types import At, Local, Pieces, Placement, Shard, TensorType, show_placement
 from .advice import Advice
-from .mesh import Mesh, partial
-from .normal_form import Table
-from .refusal import Refused
+from .mesh import RankGroups, partial
+from .normal_form import ExpressionTable
+from .refusal import Refusal
 
 Signature = tuple[TensorType, Placement]
 COMMUNICATES = (Effect.COLLECTIVE, Effect.P2P)
 
 
-class Kind:
+class OperatorClass:
     """What is known of all operators of a kind. `wrong` is the reason why none of them may stand in a program."""
 
     __slots__ = ("definition", "attrs", "attrs_id", "counts", "ins", "outs", "types", "placed", "local", "runs", "wrong", "no_row", "adds")
@@ -46,38 +46,38 @@ class Kind:
         self.adds = False  # does it add up what several turns made?
 
 
-class Kinds:
+class OperatorClasses:
     """The kinds of operators over one mesh."""
 
-    def __init__(self, mesh: Mesh, table: Table, loose: set[tuple] | None = None, single: bool = False):
+    def __init__(self, mesh: RankGroups, table: ExpressionTable, loose: set[tuple] | None = None, single: bool = False):
         """`loose` holds operators that the source declares with sizes left open, or filled in, otherwise than the type rule does: a
         `single` program adds its own, other programs may have no more. None: nothing is asked."""
         self.mesh, self.attrs_id, self.loose, self.single = mesh, table.attrs_id, loose, single
-        self.found: dict[tuple, Kind] = {}
+        self.found: dict[tuple, OperatorClass] = {}
 
-    def of(self, op: Operator, ins: Sequence[Signature | None], outs: Sequence[Signature | None], counts: tuple) -> Kind:
+    def of(self, op: Operator, ins: Sequence[Signature | None], outs: Sequence[Signature | None], counts: tuple) -> OperatorClass:
         number = self.attrs_id(op.attrs)
         key = op.type, number, tuple(map(id, ins)), tuple(map(id, outs)), counts  # equal signatures are one object
         kind = self.found.get(key)
         if kind is None:
-            kind = self.found[key] = Kind(opdef(op.type), op.attrs, number, counts, ins, outs)
+            kind = self.found[key] = OperatorClass(opdef(op.type), op.attrs, number, counts, ins, outs)
             try:
                 self._check(kind, op)
-            except (Refused, ProgramError) as e:
+            except (Refusal, ProgramError) as e:
                 text = str(e)
                 kind.wrong = text if text.startswith(f"op {op.type}") else f"op {op.type}: {text}"
             except Exception as e:  # a type rule or pattern that what was written makes stumble
                 kind.wrong = f"op {op.type} does not fit its operands and attributes: {type(e).__name__}: {e}"
         return kind
 
-    def _check(self, kind: Kind, op: Operator) -> None:
+    def _check(self, kind: OperatorClass, op: Operator) -> None:
         check_attrs(kind.definition, op.attrs)
         for s in kind.ins:
             if s is not None:
                 self.mesh.canonical(s[1], s[0])
         for s in (*kind.ins, *kind.outs) if self.mesh.axes and self.loose is not None else ():
             if s is not None and over_turns(s[1], self.mesh.axes):
-                raise Refused(f"an operand or result is {show_placement(s[1])}; an operator of a rank belongs to one iteration")
+                raise Refusal(f"an operand or result is {show_placement(s[1])}; an operator of a rank belongs to one iteration")
         for s in kind.outs:
             placement = None if s is None else self.mesh.canonical(s[1], s[0])
             kind.placed.append(None if placement is None else (placement, partial(placement)))
@@ -91,13 +91,13 @@ class Kinds:
                 self.loose.add(key)
             elif key not in self.loose:
                 made = ", ".join(str(t) for t in inferred if t is not None)
-                raise Refused(f"its results are {made}, but they are declared {', '.join(str(t) for t in out_types if t is not None)}")
+                raise Refusal(f"its results are {made}, but they are declared {', '.join(str(t) for t in out_types if t is not None)}")
         if not kind.runs and kind.definition.effect not in COMMUNICATES and kind.definition.move is None:
             kind.no_row = self._rows(kind, op)
             if kind.no_row and self.mesh.turns and self._adds(kind):
                 kind.no_row, kind.adds = "", True
 
-    def _adds(self, kind: Kind) -> bool:
+    def _adds(self, kind: OperatorClass) -> bool:
         """Does the operator fold its operands into one, which turns made as terms of that?"""
         folds, ins, outs = kind.definition.folds, [s for s in kind.ins if s is not None], [s for s in kind.outs if s is not None]
         if not folds or len(outs) != 1 or len({s[0] for s in (*ins, *outs)}) > 1:
@@ -105,7 +105,7 @@ class Kinds:
         made = self.mesh.of_turns_together([self.mesh.canonical(s[1], s[0]) for s in ins], folds)
         return made is not None and self.mesh.canonical(made, outs[0][0]) == self.mesh.canonical(outs[0][1], outs[0][0])
 
-    def _rows(self, kind: Kind, op: Operator) -> str:
+    def _rows(self, kind: OperatorClass, op: Operator) -> str:
         """Why no lemma allows the placements; "" where one does."""
         ins, outs = [s and s[1] for s in kind.ins], [s and s[1] for s in kind.outs]
         groups = dict.fromkeys(e.group for p in (*ins, *outs) for e in p or ())
@@ -115,7 +115,7 @@ class Kinds:
         types = [*in_types, *out_types]
         pattern = kind.definition.pattern_of(in_types, out_types, kind.attrs)
         table = [row for row in rows(pattern) if row.kind != "meet"]  # where ranks have to talk, a collective stands
-        chosen: list[Row] = []
+        chosen: list[PlacementRow] = []
         for group in groups:
             before = [entry_of(p or (), group) for p in ins]
             after = [entry_of(p or (), group) for p in outs]
@@ -185,16 +185,16 @@ def check_types(
             inferred += made
             continue
         if slot.many and len(made) != len(names):
-            raise Refused(f"it makes {len(made)} outputs {slot.name!r}, {len(names)} are named")
+            raise Refusal(f"it makes {len(made)} outputs {slot.name!r}, {len(names)} are named")
         for k, n in enumerate(names if slot.many or names else (None,)):
             t = next(declared)
             if n is not None and t is not None and not t.accepts(made[k]):
-                raise Refused(f"it makes {made[k]}, but %{n} is declared {t}")
+                raise Refusal(f"it makes {made[k]}, but %{n} is declared {t}")
             inferred.append(made[k] if n is not None else None)
     return inferred
 
 
-def moved_entry_is(kind: Kind, mesh: Mesh) -> str:
+def moved_entry_is(kind: OperatorClass, mesh: RankGroups) -> str:
     """Why the placement of a communicating operator's result does not follow from its operand's, by the op's own `move`; "" if it does."""
     definition, attrs = kind.definition, kind.attrs
     if definition.move is None or len(kind.ins) != 1 or len(kind.outs) != 1 or kind.ins[0] is None or kind.outs[0] is None:

@@ -14,20 +14,20 @@ from ..ir.parts import entry_of
 from ..ir.types import Local, Own, Partial, Placement, TensorType
 from .linear import coefficients
 from .mesh import without_roots
-from .operator_check import COMMUNICATES, Kind, Kinds, Signature, check_types, moved_entry_is
-from .refusal import Refused
-from .values import EMPTY, Values
+from .operator_check import COMMUNICATES, OperatorClass, OperatorClasses, Signature, check_types, moved_entry_is
+from .refusal import Refusal
+from .values import EMPTY, ProgramValues
 
 _DEEPEST = 8  # operators that expand to operators that expand ...
 
 
-class Declared(Protocol):
+class DeclaredNames(Protocol):
     """Where names are declared."""
 
     def signature(self, name: str) -> Signature: ...
 
 
-class Scope(Declared, Protocol):
+class NameScope(DeclaredNames, Protocol):
     """Where an operator's names mean something: a block, for all ranks or for one."""
 
     def read(self, name: str) -> int: ...
@@ -38,7 +38,7 @@ class Scope(Declared, Protocol):
 class Operators:
     """The operators of one set of programs, over one table."""
 
-    def __init__(self, values: Values, kinds: Kinds):
+    def __init__(self, values: ProgramValues, kinds: OperatorClasses):
         self.values, self.kinds, self.table, self.mesh = values, kinds, values.table, values.mesh
         self.round: tuple = ()  # of the loops around, which takes part in what is drawn at random
         self._coefficients: dict[tuple, Any] = {}
@@ -50,7 +50,7 @@ class Operators:
 
     # -- names -------------------------------------------------------------------------------------------------------
 
-    def kind(self, op: Operator, scope: Declared) -> tuple[Kind, Sequence[str | None], Sequence[str | None]]:
+    def kind(self, op: Operator, scope: DeclaredNames) -> tuple[OperatorClass, Sequence[str | None], Sequence[str | None]]:
         """The operator's kind, and the names that it reads and writes in slot order. Raises Refused for what may not stand there."""
         inputs, outputs = op.inputs, op.outputs
         form = op.type, len(inputs), *inputs, *map(len, inputs.values()), *outputs, *map(len, outputs.values())
@@ -69,10 +69,10 @@ class Operators:
             given, made = ([None if n is None else signature(n) for n in names] for names in (ins, outs))
             kind = self.kinds.of(op, tuple(given), tuple(made), counts)
         if kind.wrong:
-            raise Refused(kind.wrong)
+            raise Refusal(kind.wrong)
         named = op.output_arg_names
         if len(named) > 1 and len(set(named)) < len(named):
-            raise Refused(f"op {op.type} writes one variable twice")
+            raise Refusal(f"op {op.type} writes one variable twice")
         return kind, ins, outs
 
     # -- expressions -------------------------------------------------------------------------------------------------
@@ -95,11 +95,11 @@ class Operators:
                 (t,) = types
                 assert t is not None
                 return [table.lin([(e, w) for k, w in weighted if (e := ins[k]) is not None], t)]
-        except Refused:
+        except Refusal:
             if not opaque:
                 raise
         if not opaque:
-            raise Refused(f"op {op.type} works on what a rank holds for itself; only sums, multiples and what lays elements out anew may")
+            raise Refusal(f"op {op.type} works on what a rank holds for itself; only sums, multiples and what lays elements out anew may")
         given = tuple(ins)
         if counts is None:
             counts = tuple(len(op.inputs.get(s.name, ())) for s in definition.in_slots if s.many)
@@ -162,7 +162,7 @@ class Operators:
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def together(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def together(self, kind: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """The atoms that an operator makes of atoms, by a lemma that its placements follow; Refused where there is none."""
         key = (id(kind), ins, *self._drawn(kind.definition))
         found = self._memo.get(key)
@@ -170,9 +170,9 @@ class Operators:
             found = self._memo[key] = self._made(kind, op, ins)
         return found
 
-    def _made(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def _made(self, kind: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
         if kind.no_row:
-            raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
+            raise Refusal(f"op {op.type}: no rule allows its placements: {kind.no_row}")
         if kind.adds:
             return (self._added(kind, op, ins),)
         definition, atoms = kind.definition, self.values.atoms
@@ -190,7 +190,7 @@ class Operators:
                 out.append(self.values.atom(e, placed[0]))
         return tuple(out)
 
-    def _derivation(self, kind: Kind, op: Operator, es: list, ins: tuple, placement: Placement, k: int) -> object:
+    def _derivation(self, kind: OperatorClass, op: Operator, es: list, ins: tuple, placement: Placement, k: int) -> object:
         """How terms are made: what adds up in one way on every rank is one derivation."""
         weighted = self.linear(kind.definition, op, kind.attrs_id, es, kind.types)
         if weighted is not None:
@@ -204,23 +204,23 @@ class Operators:
         terms = tuple([a if a is None else self.values.of_any_turn(a) for a in ins])
         return "op", op.type, kind.attrs_id, terms, *self._drawn(kind.definition), k
 
-    def _added(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> int:
+    def _added(self, kind: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> int:
         """The sum, or maximum, of terms that several turns made."""
         atoms = [self.values.atoms[a] for a in ins if a is not None]
         e, _, d = atoms[0]
         if d is None or any((a.e, a.derivation) != (e, d) for a in atoms):
-            raise Refused(f"op {op.type}: its operands are not the iterations' parts of one sum")
+            raise Refusal(f"op {op.type}: its operands are not the iterations' parts of one sum")
         placed = kind.placed[0]
         assert placed is not None
         return self.values.atom(e, placed[0], d if placed[1] else None)
 
-    def moved(self, kind: Kind, op: Operator, ins: tuple[int | None, ...]) -> int:
+    def moved(self, kind: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> int:
         """The atom in the placement that the op gives it."""
         why = self._moves.get(id(kind))
         if why is None:
             why = self._moves[id(kind)] = moved_entry_is(kind, self.mesh)
         if why:
-            raise Refused(f"op {op.type}: {why}")
+            raise Refusal(f"op {op.type}: {why}")
         s, a = kind.outs[0], ins[0]
         assert s is not None and a is not None
         placement = self.mesh.canonical(s[1], s[0])
@@ -230,7 +230,7 @@ class Operators:
             return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e, s, kind.attrs.get("layers", ())), placement)
         return self.values.moved(a, placement, (op.type, self._in_any_turn(kind)))
 
-    def _in_any_turn(self, kind: Kind) -> int:
+    def _in_any_turn(self, kind: OperatorClass) -> int:
         """The number of an operator's attributes, of which one may name a turn."""
         turn = self.mesh.turns.get(kind.attrs.get("group", ""))
         if turn is None:
@@ -248,7 +248,7 @@ class Operators:
         op = Operator(type_, {slot.name: ("x",)}, {out.name: ("out",)}, definition.complete_attrs(attrs))
         kind = self.kinds.of(op, (signature,), (signature,), ())
         if why := kind.wrong or kind.no_row:
-            raise Refused(f"op {type_}, which ranks do together here: {why}")
+            raise Refusal(f"op {type_}, which ranks do together here: {why}")
 
         def made(x: int) -> int:
             (out,) = self.expressions(definition, op, kind.attrs_id, (x,), [self.table.types[x]])
@@ -259,7 +259,7 @@ class Operators:
             return made(e)
         return self.table.join([made(self.table.cut(e, a, b)) for a, b in pairwise(layers)], self.table.types[e].shape)
 
-    def emptied(self, kind: Kind, ins: Sequence[int | None], rank: int) -> bool:
+    def emptied(self, kind: OperatorClass, ins: Sequence[int | None], rank: int) -> bool:
         """Does an operator of which this rank has no elements make nothing but parts without elements, and terms that add nothing?"""
         if kind.no_row:
             return False
@@ -280,7 +280,7 @@ class Operators:
         if value != EMPTY:
             return self.values.plain(value, rank)
         if any(isinstance(e, Partial) and e.op != "sum" for e in signature[1]):
-            raise Refused("a part without elements leaves a maximum or minimum without a value")
+            raise Refusal("a part without elements leaves a maximum or minimum without a value")
         return self.table.lin((), self.local_type(signature, rank))  # no elements, or a term that adds nothing
 
     def local_type(self, signature: Signature, rank: int) -> TensorType:
@@ -295,14 +295,16 @@ class Operators:
         if not is_local(signature):
             return self.values.read_back(x, self.mesh.canonical(placement, t), t, rank)
         if self.table.types[x] != t:
-            raise Refused(f"it is {self.table.types[x]}, not {t}")
+            raise Refusal(f"it is {self.table.types[x]}, not {t}")
         return x
 
-    def alone(self, kind: Kind, op: Operator, ins: Sequence[int | None], rank: int, outs: Sequence[str | None]) -> list[int | None]:
+    def alone(
+        self, kind: OperatorClass, op: Operator, ins: Sequence[int | None], rank: int, outs: Sequence[str | None]
+    ) -> list[int | None]:
         """What an operator makes of one rank's own values: only sums, multiples, and what lays elements out anew."""
         definition, table = kind.definition, self.table
         if definition.effect is not Effect.PURE or kind.runs:
-            raise Refused(f"op {op.type} works on what a rank holds for itself; only sums, multiples and what lays elements out anew may")
+            raise Refusal(f"op {op.type} works on what a rank holds for itself; only sums, multiples and what lays elements out anew may")
         xs = [None if v is None or s is None else self.plain(s, v, rank) for v, s in zip(ins, kind.ins, strict=True)]
         types = [None if s is None else self.local_type(s, rank) for s in kind.outs]
         key = (id(kind), tuple(None if x is None else table.types[x] for x in xs), tuple(types))
@@ -310,7 +312,7 @@ class Operators:
             try:
                 check_types(definition, op, key[1], types)
             except ProgramError as e:
-                raise Refused(str(e)) from None
+                raise Refusal(str(e)) from None
             self._typed[key] = True
         made = self.expressions(definition, op, kind.attrs_id, xs, types, opaque=False)
         out: list[int | None] = []
@@ -320,8 +322,8 @@ class Operators:
                 continue
             try:
                 out.append(self.stored(x, s, rank))
-            except Refused as e:
-                raise Refused(f"op {op.type} writes %{n}: {e}") from None
+            except Refusal as e:
+                raise Refusal(f"op {op.type} writes %{n}: {e}") from None
         return out
 
     def describe(self, value: int, local: bool = False) -> str:
@@ -345,7 +347,7 @@ def _form(op: Operator) -> tuple[type[OpDef], bool, tuple]:
         definition = opdef(op.type)
         definition.check_slots(op)
     except ProgramError as e:
-        raise Refused(str(e)) from None
+        raise Refusal(str(e)) from None
     slots = ((op.inputs, definition.in_slots), (op.outputs, definition.out_slots))
     in_order = all(tuple(given) == tuple(s.name for s in declared) for given, declared in slots)
     return definition, in_order, tuple(len(op.inputs.get(s.name, ())) for s in definition.in_slots if s.many)

@@ -13,7 +13,7 @@ from ..ir.opdef import OPS, Effect
 from ..ir.operator import BlockRef, Operator
 from ..ir.program import Block, Program
 from ..ir.sub_blocks import bodies
-from .normal_form import Table
+from .normal_form import ExpressionTable
 from .send_recv import is_message
 from .sub_blocks import check_blocks
 
@@ -70,7 +70,7 @@ class Programs:
     For branches of larger programs, `kept` is what these need of them; their blocks were looked at with the rest.
     """
 
-    def __init__(self, programs: Sequence[Program], twins: Twins, table: Table, kept: Collection[str] | None = None):
+    def __init__(self, programs: Sequence[Program], twins: Twins, table: ExpressionTable, kept: Collection[str] | None = None):
         self.programs, self.table, self.kept = programs, table, kept
         self.n = len(programs)
         self.codes: dict[tuple, int] = {}

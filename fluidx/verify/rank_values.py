@@ -6,20 +6,20 @@ from collections.abc import Collection
 from typing import Any
 
 from ..ir.types import At, Pieces, Shard, show_placement
-from .declarations import Declared
+from .declarations import Declarations
 from .mesh import partial
 from .operator_check import Signature
 from .operator_meaning import is_local
-from .refusal import NotHere, Refused
+from .refusal import NotHere, Refusal
 from .started import Started
-from .values import EMPTY, UNDEFINED, Values
+from .values import EMPTY, UNDEFINED, ProgramValues
 
 
 class Holdings:
     """The variables of block 0 of all ranks. `started`: the state with which they begin; None for startup, which begins with none.
     `depth`: in how many blocks of the ranks' programs it stands; rounds of loops are told by it."""
 
-    def __init__(self, values: Values, declared: Declared, started: Started | None, depth: int = 0):
+    def __init__(self, values: ProgramValues, declared: Declarations, started: Started | None, depth: int = 0):
         self.values, self.declared, self.started, self.depth = values, declared, started, depth
         self.table, self.mesh, self.n = values.table, values.mesh, declared.n
         self.shared: dict[str, int] = {}
@@ -41,7 +41,7 @@ class Holdings:
         elif d.persistable and self.started is not None:
             e = self.table.symbol("state", name, t)
         else:
-            raise Refused(f"%{name} is read before any operator defines it")
+            raise Refusal(f"%{name} is read before any operator defines it")
         placement = self.mesh.canonical(placement, t)
         a = self.values.term(e, placement, ("initial", name)) if partial(placement) else self.values.atom(e, placement)
         self.shared[name] = a
@@ -96,7 +96,7 @@ class Holdings:
         if is_local(signature):
             value = None if mine is None else mine.get(rank)
             if value is None:
-                raise Refused(f"%{name} is read before any operator defines it")
+                raise Refusal(f"%{name} is read before any operator defines it")
             if value == UNDEFINED:
                 raise NotHere(f"%{name} is undefined on rank {rank}")
             return value
@@ -157,8 +157,8 @@ class Holdings:
         d = self.declared.vars[name]
         return d.is_data or (d.persistable and self.started is not None)
 
-    def _unstarted(self, name: str, rank: int) -> Refused:
-        return Refused(f"%{name} is read, and the startup program of rank {rank} does not write it; write it there")
+    def _unstarted(self, name: str, rank: int) -> Refusal:
+        return Refusal(f"%{name} is read, and the startup program of rank {rank} does not write it; write it there")
 
     def current(self, name: str, rank: int) -> int:
         """What the ranks hold that hold elements of a value."""
@@ -202,11 +202,11 @@ class Holdings:
         """What a rank holds now; None for nothing."""
         try:
             return self.read(name, rank)
-        except Refused:
+        except Refusal:
             return None
 
 
-class Together:
+class AllRanks:
     """Block 0, for all ranks together."""
 
     rank = None
@@ -236,7 +236,7 @@ class Together:
         self.held.own.pop(name, None)
 
 
-class Alone:
+class PerRank:
     """Block 0, for one rank."""
 
     def __init__(self, held: Holdings, rank: int):
@@ -255,6 +255,6 @@ class Alone:
 
 def rank_of(scope: Any) -> int | None:
     """The rank that a scope is of; None for all ranks."""
-    while not isinstance(scope, (Together, Alone)):
+    while not isinstance(scope, (AllRanks, PerRank)):
         scope = scope.outside
     return scope.rank

@@ -7,15 +7,15 @@ from ..ir.program import Program
 from ..ir.text import excerpt
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """Something does not hold; the message says what. Whoever walks over operators adds where."""
 
 
-class NotHere(Refused):
+class NotHere(Refusal):
     """A value is read where it is not: on another rank than its root, or where only some branch defines it."""
 
 
-class NotYet(Refused):
+class NotYet(Refusal):
     """A value of another rank is spoken of, which that rank has not been seen to make."""
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from ..ir.errors import ProgramError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator
-from ..ir.sizes import Sizes, with_open_axes
+from ..ir.sizes import StandInShapes, with_open_axes
 from ..ir.types import ANY
 from .operator_check import Signature
 from .operator_meaning import is_local
-from .rank_values import Alone
-from .refusal import Refused, fail
+from .rank_values import PerRank
+from .refusal import Refusal, fail
 from .values import UNDEFINED
 
 if TYPE_CHECKING:
-    from .simultaneous_run import World
+    from .simultaneous_run import SimultaneousRun
 
 
 def is_message(op: Operator) -> bool:
@@ -52,7 +52,7 @@ def _acts(op: Operator) -> bool:
     return definition is None or definition.effect not in (Effect.PURE, Effect.RANDOM)
 
 
-class Item:
+class PendingMessage:
     """One send or recv that has not met its partner."""
 
     __slots__ = ("op", "index", "peer", "done", "value", "signature", "sends")
@@ -65,15 +65,15 @@ class Item:
 class Messages:
     """The sends and receives of a world of ranks."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: SimultaneousRun):
         self.world, self.held, self.operators, self.said = world, world.held, world.operators, world.said
         self.table, self.n = world.table, world.n
         self.count = 0
-        self.items: list[list[Item] | None] = [None] * self.n
+        self.items: list[list[PendingMessage] | None] = [None] * self.n
         self._received_types: set[tuple] = set()
         self._message_kinds: set[tuple] = set()
         self._peers: set[tuple[int, int, str]] = set()
-        self._sizes: dict[int, Sizes] = {}  # by the id of a program, which the world keeps
+        self._sizes: dict[int, StandInShapes] = {}  # by the id of a program, which the world keeps
         self._open: set[tuple] = set()
 
     def exchange(self, r: int, woken: list[int]) -> bool:
@@ -89,7 +89,7 @@ class Messages:
             if theirs is None and self._is_next(peer):
                 try:
                     theirs = self.items[peer] = self._start(peer)
-                except Refused as e:
+                except Refusal as e:
                     raise fail(self.said.programs[peer], self.world.at[peer], str(e), rank=peer) from None
             if not theirs:
                 continue
@@ -115,7 +115,7 @@ class Messages:
         at = self.world.at[r]
         return at < self.world.stop[r] and self.said.is_message[self.said.of[r].codes[at]]
 
-    def _start(self, r: int) -> list[Item]:
+    def _start(self, r: int) -> list[PendingMessage]:
         """The batch that rank r has come to; what it sends is what was there before."""
         alike, at = self.said.of[r], self.world.at[r]
         first, last = alike.spans.get(at, (at, at))
@@ -124,27 +124,27 @@ class Messages:
             op = self.said.ops[alike.codes[k]][0]
             ins, outs = op.input_arg_names, op.output_arg_names
             if len(ins) + len(outs) != 1:
-                raise Refused(f"op {op.type} must send or receive one value")
+                raise Refusal(f"op {op.type} must send or receive one value")
             name = (ins or outs)[0]
             s = self.held.declared.signature(name, r)
             number = self.table.attrs_id(op.attrs)
             key = op.type, number, id(s), bool(ins)
             if key not in self._message_kinds:
-                kind, _, _ = self.operators.kind(op, Alone(self.held, r))
+                kind, _, _ = self.operators.kind(op, PerRank(self.held, r))
                 self.world.meetings.check(kind, op)
                 self._message_kinds.add(key)
             peer, group = op.attrs["peer"], op.attrs["group"]
             if (r, peer, group) not in self._peers:
                 if not 0 <= peer < self.n or peer == r:
-                    raise Refused(f"op {op.type} names peer {peer}; ranks are 0 to {self.n - 1}, and not the rank itself")
+                    raise Refusal(f"op {op.type} names peer {peer}; ranks are 0 to {self.n - 1}, and not the rank itself")
                 if peer not in self.world.meetings.members(op, r):
-                    raise Refused(f"op {op.type} names peer {peer}, which is in no set of group {group} with rank {r}")
+                    raise Refusal(f"op {op.type} names peer {peer}, which is in no set of group {group} with rank {r}")
                 self._peers.add((r, peer, group))
             if ins:
-                items.append(Item(op, k, True, s, self.operators.plain(s, self.held.read(name, r), r)))
+                items.append(PendingMessage(op, k, True, s, self.operators.plain(s, self.held.read(name, r), r)))
             else:
                 self._received(op, number, s, r)
-                items.append(Item(op, k, False, s, UNDEFINED))
+                items.append(PendingMessage(op, k, False, s, UNDEFINED))
         return items
 
     def _received(self, op: Operator, number: int, signature: Signature, r: int) -> None:
@@ -156,25 +156,25 @@ class Messages:
         try:
             (made,) = OPS[op.type].infer_outputs({}, op.attrs)
         except ProgramError as e:
-            raise Refused(str(e)) from None
+            raise Refusal(str(e)) from None
         if made != local:
-            raise Refused(f"op {op.type} makes {made}, but %{op.output_arg_names[0]} is {local} on this rank")
+            raise Refusal(f"op {op.type} makes {made}, but %{op.output_arg_names[0]} is {local} on this rank")
         self._received_types.add(key)
 
-    def _pass(self, a: int, send: Item, b: int, recv: Item) -> None:
+    def _pass(self, a: int, send: PendingMessage, b: int, recv: PendingMessage) -> None:
         x, out = send.op.input_arg_names[0], recv.op.output_arg_names[0]
         there, here = self.table.types[send.value], self.operators.local_type(recv.signature, b)
         if there != here:
-            raise Refused(f"rank {a} sends %{x}: {there}, rank {b} receives %{out}: {here}")
+            raise Refusal(f"rank {a} sends %{x}: {there}, rank {b} receives %{out}: {here}")
         if send.op.attrs["group"] != recv.op.attrs["group"]:
-            raise Refused(f"rank {a} sends over {send.op.attrs['group']}, rank {b} receives over {recv.op.attrs['group']}")
+            raise Refusal(f"rank {a} sends over {send.op.attrs['group']}, rank {b} receives over {recv.op.attrs['group']}")
         try:
             self.held.write(out, b, self.operators.stored(send.value, recv.signature, b))
-        except Refused as e:
-            raise Refused(f"rank {b} receives %{out} from rank {a}: {e}") from None
+        except Refusal as e:
+            raise Refusal(f"rank {b} receives %{out} from rank {a}: {e}") from None
         if ANY in here.shape:
             if is_local(recv.signature):
-                raise Refused(f"rank {b} receives %{out}, a value of its own, and its size is open")
+                raise Refusal(f"rank {b} receives %{out}, a value of its own, and its size is open")
             self._check_open(a, x, b, recv.op)
         send.done = recv.done = True
         self.count += 1
@@ -187,15 +187,15 @@ class Messages:
         if key in self._open:
             return
         axes = asked(recv.attrs) if asked is not None else []
-        sizes = self._sizes.setdefault(id(block), Sizes(block))
+        sizes = self._sizes.setdefault(id(block), StandInShapes(block))
         for name, axis, _ in axes:
             if name not in block.descs or not block.descs[name].is_data or axis >= block.descs[name].type.ndim:
-                raise Refused(f"op {recv.type} on rank {b} speaks of axis {axis} of {name!r}, and nothing that is fed has it")
+                raise Refusal(f"op {recv.type} on rank {b} speaks of axis {axis} of {name!r}, and nothing that is fed has it")
         try:
             said = with_open_axes(block.desc(x).type, axes, sizes.shape)
         except ProgramError as e:
-            raise Refused(f"op {recv.type} on rank {b}: {e}") from None
+            raise Refusal(f"op {recv.type} on rank {b}: {e}") from None
         if said.shape != sizes.shape(x):
             listed = ", ".join(f"{times} times axis {axis} of %{name}" for name, axis, times in axes)
-            raise Refused(f"op {recv.type} on rank {b}: the open axes of %{x} from rank {a} are not known to be {listed}")
+            raise Refusal(f"op {recv.type} on rank {b}: the open axes of %{x} from rank {a} are not known to be {listed}")
         self._open.add(key)

@@ -18,50 +18,50 @@ from ..ir.text import ALWAYS_SHOWN
 from ..ir.types import At, show_placement
 from .branches import Branches
 from .collectives import Meetings
-from .declarations import Declared
-from .mesh import Mesh
-from .operator_check import Kind, Kinds
-from .operator_meaning import Operators, Scope, is_local
+from .declarations import Declarations
+from .mesh import RankGroups
+from .operator_check import OperatorClass, OperatorClasses
+from .operator_meaning import NameScope, Operators, is_local
 from .rank_classes import Programs, collectives, touched
-from .rank_values import Alone, Holdings, Together, rank_of
-from .refusal import NotHere, NotYet, Refused, fail
+from .rank_values import AllRanks, Holdings, PerRank, rank_of
+from .refusal import NotHere, NotYet, Refusal, fail
 from .send_recv import Messages, handed_on
 from .started import Started
 from .sub_blocks import Control
-from .values import EMPTY, UNDEFINED, Values
+from .values import EMPTY, UNDEFINED, ProgramValues
 
 
-class World:
+class SimultaneousRun:
     """One program of every rank, run on what the ranks' variables mean. `twins` are those that say the same."""
 
     def __init__(
         self,
-        values: Values,
-        mesh: Mesh,
+        values: ProgramValues,
+        mesh: RankGroups,
         programs: Sequence[Program],
         twins: Twins,
         started: Started | None,
         single: bool = False,
         loose: set[tuple] | None = None,
-        outside: World | None = None,
+        outside: SimultaneousRun | None = None,
         kept: Collection[str] | None = None,
     ):
         self.mesh, self.table, self.programs, self.n, self.twins = mesh, values.table, programs, len(programs), twins
-        self.declared = Declared(mesh, values.table, programs, twins, single)
+        self.declared = Declarations(mesh, values.table, programs, twins, single)
         self.said = Programs(programs, twins, values.table, kept)
         self.held: Holdings = Holdings(values, self.declared, started, 0 if outside is None else outside.held.depth + 1)
-        self.kinds: Kinds = Kinds(mesh, values.table, loose, single) if outside is None else outside.kinds
+        self.kinds: OperatorClasses = OperatorClasses(mesh, values.table, loose, single) if outside is None else outside.kinds
         self.operators: Operators = Operators(values, self.kinds) if outside is None else outside.operators
         self.control = Control(self.operators, self._inner, single)
         self.branches, self.within = Branches(self), outside is not None
         self.meetings = Meetings(self)
         self.messages = Messages(self)
         self.running: frozenset[int] = frozenset()  # ranks that run a block which communicates, and hold the same values
-        self._kinds: dict[int, tuple[Kind, Sequence[str | None], Sequence[str | None]]] = {}
+        self._kinds: dict[int, tuple[OperatorClass, Sequence[str | None], Sequence[str | None]]] = {}
 
-    def inside(self, programs: Sequence[Program], twins: Twins, kept: Collection[str]) -> World:
+    def inside(self, programs: Sequence[Program], twins: Twins, kept: Collection[str]) -> SimultaneousRun:
         """A world of what each rank runs in one branch of an operator of this one."""
-        return World(self.operators.values, self.mesh, programs, twins, self.held.started, outside=self, kept=kept)
+        return SimultaneousRun(self.operators.values, self.mesh, programs, twins, self.held.started, outside=self, kept=kept)
 
     def dissolve(self) -> None:
         """Forget everything, at the end: its parts know each other, and the collector would look through all values to find that out."""
@@ -79,7 +79,7 @@ class World:
                 raise fail(
                     c.program, k, f"%{n} is received in the batch that this operator belongs to: the sends of a batch are posted first"
                 )
-        everyone = Together(self.held)
+        everyone = AllRanks(self.held)
         k = 0
         while True:
             k = self._apart(k)
@@ -88,7 +88,7 @@ class World:
             self._together(k, everyone)
             k += 1
 
-    def _together(self, k: int, scope: Together) -> None:
+    def _together(self, k: int, scope: AllRanks) -> None:
         first = self.said.classes[0]
         code = first.codes[first.common[k]]
         op, program = self.said.ops[code]
@@ -108,7 +108,7 @@ class World:
                     except NotHere:
                         pass  # some rank may have it, or no rank may need the result
             self._everyone(k, code, op, program)
-        except Refused as e:
+        except Refusal as e:
             raise fail(first.program, first.common[k], str(e)) from None
         except VerifyError:
             raise
@@ -129,8 +129,8 @@ class World:
         for r in range(self.n):
             try:
                 self._by_itself(r, self.said.of[r].common[k], op, program, code)
-            except Refused as e:
-                raise Refused(f"rank {r}: {e}") from None
+            except Refusal as e:
+                raise Refusal(f"rank {r}: {e}") from None
 
     def _shareable(self, op: Operator, program: Program) -> bool:
         own, differs = self.held.own, self.declared.differs
@@ -161,26 +161,26 @@ class World:
         try:
             definition = OPS.get(op.type)
             if definition is not None and definition.effect is Effect.P2P:
-                raise Refused(f"op {op.type} is in a sub-block; messages are only checked outside of sub-blocks")
+                raise Refusal(f"op {op.type} is in a sub-block; messages are only checked outside of sub-blocks")
             if definition is not None and definition.effect is Effect.COLLECTIVE:
                 rank = rank_of(scope)
                 if not self.meetings.of_all(op, scope) if rank is None else not self.meetings.of_alike(op, scope, rank, self.running):
-                    raise Refused(f"op {op.type} is in a sub-block that not all ranks run with the same values")
+                    raise Refusal(f"op {op.type} is in a sub-block that not all ranks run with the same values")
                 return
             self.operator(op, scope, program, block, None)
-        except Refused as e:
+        except Refusal as e:
             raise fail(program, _index(block, op), str(e), block=block.idx) from None
 
-    def operator(self, op: Operator, scope: Scope, program: Program, block: Block, code: int | None) -> None:
+    def operator(self, op: Operator, scope: NameScope, program: Program, block: Block, code: int | None) -> None:
         """An operator that does not communicate."""
         rank = rank_of(scope)
         known = self._kinds.get(code) if code is not None else None
         if known is None:
             known = self.operators.kind(op, scope)
             if known[0].definition.abstract:
-                raise Refused(f"op {op.type} is a placeholder for communication; lower the program first")
+                raise Refusal(f"op {op.type} is a placeholder for communication; lower the program first")
             if known[0].definition.effect is Effect.P2P:
-                raise Refused(f"op {op.type} communicates, in the program for one device")
+                raise Refusal(f"op {op.type} communicates, in the program for one device")
             differs = self.declared.differs
             if code is not None and not (differs and any(n in differs for n in (*known[1], *known[2]))):
                 self._kinds[code] = known
@@ -191,11 +191,11 @@ class World:
             return
         if kind.local:
             if rank is None:
-                raise Refused(f"op {op.type} works on what one rank holds for itself")
+                raise Refusal(f"op {op.type} works on what one rank holds for itself")
             given = [None if n is None else self.held.read(n, rank) for n in ins]
             made: Sequence[int | None] = self.operators.alone(kind, op, given, rank, outs)
         else:
-            if rank is not None and isinstance(scope, Alone):
+            if rank is not None and isinstance(scope, PerRank):
                 given = self._given(kind, ins, scope, rank)
                 if EMPTY in given:
                     if self.operators.emptied(kind, given, rank):
@@ -211,40 +211,40 @@ class World:
                 given = [None if n is None else read(n) for n in ins]
             try:
                 made = self.operators.together(kind, op, tuple(given))
-            except Refused as e:
+            except Refusal as e:
                 if not kind.no_row or rank is None:
-                    if kind.no_row and isinstance(scope, Together):
+                    if kind.no_row and isinstance(scope, AllRanks):
                         for r in range(self.n):
-                            self.operator(op, Alone(self.held, r), program, block, code)
+                            self.operator(op, PerRank(self.held, r), program, block, code)
                         return
                     raise
                 try:
                     made = self.operators.alone(kind, op, given, rank, outs)
-                except Refused:
+                except Refusal:
                     raise e from None
         for n, v in zip(outs, made, strict=True):
             if n is not None and v is not None:
                 scope.write(n, v)
 
-    def _given(self, kind: Kind, ins: Sequence[str | None], scope: Alone, rank: int) -> list[int | None]:
+    def _given(self, kind: OperatorClass, ins: Sequence[str | None], scope: PerRank, rank: int) -> list[int | None]:
         if kind.definition.move is not None and ins[0] is not None:
             return [self.moving(kind, ins[0], scope, rank)]
         return [None if n is None else self.held.read(n, rank) for n in ins]
 
-    def moving(self, kind: Kind, name: str, scope: Any, rank: int | None) -> int:
+    def moving(self, kind: OperatorClass, name: str, scope: Any, rank: int | None) -> int:
         """The operand of an op that moves it: where it says `at` over the op's own group, only the root reads it."""
         signature = scope.signature(name)
         entry = entry_of(signature[1], kind.attrs.get("group", ""))
-        if not isinstance(entry, At) or not isinstance(scope, (Together, Alone)):
-            return self.held.read(name, scope.rank) if isinstance(scope, Alone) else scope.read(name)
+        if not isinstance(entry, At) or not isinstance(scope, (AllRanks, PerRank)):
+            return self.held.read(name, scope.rank) if isinstance(scope, PerRank) else scope.read(name)
         others = tuple(e for e in signature[1] if e is not entry and isinstance(e, At))
         if any(not self.mesh.holds(others, r) for r in (range(self.n) if rank is None else (rank,))):
-            raise Refused(f"%{name} is {show_placement(signature[1])}, and not every rank that reads it holds it")
+            raise Refusal(f"%{name} is {show_placement(signature[1])}, and not every rank that reads it holds it")
         try:
             return self.held.read(name, rank or 0, anywhere=True)
         except NotHere:
             raise
-        except Refused as e:
+        except Refusal as e:
             if rank is None or self.mesh.index(entry.group, rank) == entry.root:
                 raise
             raise NotYet(str(e)) from None
@@ -296,7 +296,7 @@ class World:
     def _by_itself(self, r: int, k: int, op: Operator, program: Program, code: int) -> None:
         """Operator k of rank r, which does not communicate."""
         try:
-            self.operator(op, Alone(self.held, r), program, program.global_block(), code)
+            self.operator(op, PerRank(self.held, r), program, program.global_block(), code)
         except NotHere:
             if k not in self.said.of[r].dead(self.said.ops):
                 raise
@@ -333,7 +333,7 @@ class World:
             except NotYet as e:
                 self.later[r] = e
                 break
-            except Refused as e:
+            except Refusal as e:
                 raise fail(self.programs[r], min(self.at[r], k), str(e), rank=r) from None
             except VerifyError:
                 raise
@@ -346,7 +346,7 @@ class World:
         theirs = []
         for m in members:
             if self.at[m] >= len(self.said.of[m].codes):
-                raise Refused(f"op {op.type} waits for rank {m}, which has ended")
+                raise Refusal(f"op {op.type} waits for rank {m}, which has ended")
             if self.at[m] >= self.stop[m]:
                 return False
             other = self._op(m)
@@ -357,7 +357,7 @@ class World:
             theirs.append(other)
         for m, other in zip(members, theirs, strict=True):
             if (other.type, self.kinds.attrs_id(other.attrs)) != (op.type, self.kinds.attrs_id(op.attrs)):
-                raise Refused(f"rank {r} is in {_said(op)}, rank {m} in the same collective call in {_said(other)}")
+                raise Refusal(f"rank {r} is in {_said(op)}, rank {m} in the same collective call in {_said(other)}")
         self.meetings.of_members(members, theirs)
         for m in members:
             self.at[m] += 1
@@ -380,12 +380,12 @@ class World:
         op, program = self.said.ops[code]
         for m in members:
             if self.at[m] >= len(self.said.of[m].codes):
-                raise Refused(f"op {op.type} waits for rank {m}, which has ended")
+                raise Refusal(f"op {op.type} waits for rank {m}, which has ended")
             if self.at[m] >= self.stop[m] or self.said.of[m].codes[self.at[m]] != code:
                 return False
         for n in {*op.input_arg_names, *(n for b in op.sub_blocks() for n in touched(program, b))}:
             if n in self.declared.vars and len({self.held.value(n, m) for m in members} - {EMPTY}) > 1:
-                raise Refused(
+                raise Refusal(
                     f"op {op.type}: its blocks communicate, and ranks {members[0]} to {members[-1]} hold different values of %{n}"
                 )
         self.running = frozenset(members)
@@ -427,7 +427,7 @@ class World:
             return False
         try:
             return tuple(self.meetings.members(other, m)) == tuple(members)
-        except Refused:
+        except Refusal:
             return False
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from .refusal import Refused
+from .refusal import Refusal
 
 if TYPE_CHECKING:
-    from .normal_form import Table
+    from .normal_form import ExpressionTable
 
 Spans = Sequence[tuple[int, int]]
 
@@ -29,7 +29,7 @@ class Box(NamedTuple):
 class Boxes:
     """The boxes over a table of expressions."""
 
-    def __init__(self, table: Table):
+    def __init__(self, table: ExpressionTable):
         self.table = table
 
     def cut(self, e: int, spans: Spans) -> int:
@@ -87,7 +87,7 @@ class Boxes:
             found = table.shaped(table.cut(box.array, first, first + prod(shape)), shape)
             if self.cut(found, spans) == e:
                 return found
-        raise Refused(f"it is {table.show(e)}, which is not this rank's part of one value")
+        raise Refusal(f"it is {table.show(e)}, which is not this rank's part of one value")
 
     def _by_array(self, item: tuple[int, float]) -> int:
         return -1 if self.table.keys[item[0]][0] == "one" else self._box(item[0]).array

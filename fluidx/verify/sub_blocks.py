@@ -9,22 +9,22 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import OPS
 from ..ir.operator import Operator
 from ..ir.program import Block, Program
-from ..ir.sub_blocks import Body, bodies, runners
+from ..ir.sub_blocks import SubBlock, bodies, runners
 from ..ir.types import At, Placement
 from .mesh import partial
-from .normal_form import Table
+from .normal_form import ExpressionTable
 from .operator_check import Signature
-from .operator_meaning import Declared, Operators, Scope, is_local
-from .refusal import Refused, fail
+from .operator_meaning import DeclaredNames, NameScope, Operators, is_local
+from .refusal import Refusal, fail
 from .values import UNDEFINED
 
-RunOp = Callable[[Operator, Scope, Program, Block], None]
+RunOp = Callable[[Operator, NameScope, Program, Block], None]
 
 
 class Inner:
     """A sub-block: its own variables, and what it writes of those outside."""
 
-    def __init__(self, outside: Scope, block: Block, depth: int, table: Table, single: bool):
+    def __init__(self, outside: NameScope, block: Block, depth: int, table: ExpressionTable, single: bool):
         self.outside, self.block, self.depth = outside, block, depth
         self.signatures = {n: table.signature(d.type, () if single else d.placement) for n, d in block.descs.items()}
         self.own: dict[str, int] = {}
@@ -36,13 +36,13 @@ class Inner:
     def read(self, name: str) -> int:
         if name in self.block.descs:
             if name not in self.own:
-                raise Refused(f"%{name} is read before any operator of the block defines it")
+                raise Refusal(f"%{name} is read before any operator of the block defines it")
             return self.own[name]
         found = self.outer.get(name)
         if found is None:
             return self.outside.read(name)
         if found == UNDEFINED:
-            raise Refused(f"%{name} is not always defined")
+            raise Refusal(f"%{name} is not always defined")
         return found
 
     def write(self, name: str, value: int) -> None:
@@ -56,10 +56,10 @@ class Control:
         self.operators, self.values, self.table, self.mesh = operators, operators.values, operators.table, operators.mesh
         self.run, self.single = run, single
 
-    def operator(self, op: Operator, scope: Scope, program: Program) -> None:
+    def operator(self, op: Operator, scope: NameScope, program: Program) -> None:
         kind, ins, _ = self.operators.kind(op, scope)
         if kind.local:
-            raise Refused(f"op {op.type} runs a block with what a rank holds for itself")
+            raise Refusal(f"op {op.type} runs a block with what a rank holds for itself")
         for n in ins:
             if n is not None:
                 scope.read(n)
@@ -68,36 +68,36 @@ class Control:
             placement = self._placement(scope, decides)
             if any(not isinstance(e, At) for e in placement):
                 what = "condition" if decides == condition else "number of the round"
-                raise Refused(f"op {op.type}: the {what} %{decides} must be whole on every rank that runs the block")
+                raise Refusal(f"op {op.type}: the {what} %{decides} must be whole on every rank that runs the block")
             for n in op.output_arg_names:
                 after = self._placement(scope, n)
                 if any(isinstance(e, At) and e not in after for e in placement):
-                    raise Refused(f"op {op.type}: %{decides} is at a root, but %{n} is declared on other ranks too")
+                    raise Refusal(f"op {op.type}: %{decides} is at a root, but %{n} is declared on other ranks too")
         if definition.repeats:
             self._loop(op, scope, program, condition)
         else:
             self._branches(op, scope, program, condition)
 
     @staticmethod
-    def condition(op: Operator, scope: Scope) -> str:
+    def condition(op: Operator, scope: NameScope) -> str:
         """The variable that decides."""
         return op.input(OPS[op.type].in_slots[0].name)[0]
 
-    def check_results(self, op: Operator, body: Body, names: Any, scope: Declared, inside: Declared) -> None:
+    def check_results(self, op: Operator, body: SubBlock, names: Any, scope: DeclaredNames, inside: DeclaredNames) -> None:
         """Raise Refused unless a block hands out what the operator's outputs are declared to be."""
         outs = op.output_arg_names
         if len(names) != len(outs) or not all(isinstance(n, str) for n in names):
-            raise Refused(f"op {op.type} has {len(outs)} outputs, but {body.results_attr} names {len(names)}")
+            raise Refusal(f"op {op.type} has {len(outs)} outputs, but {body.results_attr} names {len(names)}")
         for out, n in zip(outs, names, strict=True):
             (t, _), (t_out, _) = inside.signature(n), scope.signature(out)
             if not t_out.accepts(t) or self._placement(inside, n) != self._placement(scope, out):
-                raise Refused(f"op {op.type}: %{n} is not what %{out} is declared to be")
+                raise Refusal(f"op {op.type}: %{n} is not what %{out} is declared to be")
 
-    def _placement(self, scope: Declared, name: str) -> Any:
+    def _placement(self, scope: DeclaredNames, name: str) -> Any:
         t, placement = scope.signature(name)
         return self.mesh.canonical(placement, t)
 
-    def _body(self, idx: int, scope: Scope, program: Program, given: Mapping[str, int]) -> Inner:
+    def _body(self, idx: int, scope: NameScope, program: Program, given: Mapping[str, int]) -> Inner:
         depth = getattr(scope, "depth", 0) + 1
         block = program.blocks[idx]
         inner = Inner(scope, block, depth, self.table, self.single)
@@ -106,7 +106,7 @@ class Control:
             self.run(inner_op, inner, program, block)
         return inner
 
-    def _branches(self, op: Operator, scope: Scope, program: Program, condition: str) -> None:
+    def _branches(self, op: Operator, scope: NameScope, program: Program, condition: str) -> None:
         ends = []
         outs = op.output_arg_names
         for body in bodies(op):
@@ -115,7 +115,7 @@ class Control:
             self.check_results(op, body, names, scope, inner)
             for out, n in zip(outs, names, strict=True):
                 if out in inner.block.descs:
-                    raise Refused(f"op {op.type}: %{out} names a variable inside of the block too")
+                    raise Refusal(f"op {op.type}: %{out} names a variable inside of the block too")
                 inner.outer[out] = inner.read(n)
             ends.append(inner.outer)
         pred = self.values.atoms[scope.read(condition)].e
@@ -124,7 +124,7 @@ class Control:
             both = [end[name] if name in end else self._before(scope, name) for end in ends]
             if UNDEFINED in both:
                 if name in outs:
-                    raise Refused(f"op {op.type}: %{name} is defined in one branch only")
+                    raise Refusal(f"op {op.type}: %{name} is defined in one branch only")
                 made.append((name, UNDEFINED))
                 continue
             made.append((name, both[0] if len(set(both)) == 1 else self.chosen(pred, both, scope, name)))
@@ -136,13 +136,13 @@ class Control:
         has in each round follows round by round: by the rules of the body's operators they do behind it if they do before it."""
         return self.values.term(e, placement, how) if partial(placement) else self.values.atom(e, placement)
 
-    def _before(self, scope: Scope, name: str) -> int:
+    def _before(self, scope: NameScope, name: str) -> int:
         try:
             return scope.read(name)
-        except Refused:
+        except Refusal:
             return UNDEFINED
 
-    def chosen(self, pred: int, both: list[int], scope: Declared, name: str) -> int:
+    def chosen(self, pred: int, both: list[int], scope: DeclaredNames, name: str) -> int:
         """What a name holds behind branches that leave different values."""
         es = [self.values.atoms[a].e for a in both]
         placement = self._placement(scope, name)
@@ -151,7 +151,7 @@ class Control:
             return self.values.term(e, placement, ("chosen", pred, *map(self.values.of_any_turn, both)))
         return self.values.atom(e, placement)
 
-    def _loop(self, op: Operator, scope: Scope, program: Program, condition: str) -> None:
+    def _loop(self, op: Operator, scope: NameScope, program: Program, condition: str) -> None:
         (body,) = bodies(op)
         depth = getattr(scope, "depth", 0)
         first: dict[str, int] = {}
@@ -160,7 +160,7 @@ class Control:
             if before == UNDEFINED:
                 continue
             if is_local(scope.signature(name)):
-                raise Refused(f"op {op.type} carries %{name} from iteration to iteration, but it is local to each rank")
+                raise Refusal(f"op {op.type} carries %{name} from iteration to iteration, but it is local to each rank")
             first[name] = before
         symbols = {
             name: self.table.symbol("round", (depth, k), scope.signature(name)[0]) for k, name in enumerate(first)
@@ -173,7 +173,7 @@ class Control:
         again = atoms[inner.read(condition)].e
         last = [inner.outer[n] for n in first]
         if UNDEFINED in last:
-            raise Refused(f"op {op.type}: a variable that it carries is not always defined")
+            raise Refusal(f"op {op.type}: a variable that it carries is not always defined")
         results = tuple(atoms[v].e for v in last)
         begin = tuple(atoms[v].e for v in first.values())
         start = atoms[scope.read(condition)].e
@@ -194,7 +194,7 @@ class Control:
             scope.write(name, value)
         for n in op.output_arg_names:
             if n not in first:
-                raise Refused(f"op {op.type} may run no iteration, and %{n} has no value before it")
+                raise Refusal(f"op {op.type} may run no iteration, and %{n} has no value before it")
 
 
 def _written(program: Program, idx: int) -> list[str]:

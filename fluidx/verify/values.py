@@ -12,9 +12,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..ir.types import ANY, At, Partial, Placement, Shard, TensorType
-from .mesh import Mesh, partial, without_roots
-from .normal_form import Table
-from .refusal import Refused
+from .mesh import RankGroups, partial, without_roots
+from .normal_form import ExpressionTable
+from .refusal import Refusal
 
 UNDEFINED = -1  # nothing that may be read
 EMPTY = -2  # a part without elements: the part of anything
@@ -28,10 +28,10 @@ class Atom(NamedTuple):
     derivation: int | None  # None: a part
 
 
-class Values:
+class ProgramValues:
     """Atoms of one program run by all ranks, over a table of expressions."""
 
-    def __init__(self, table: Table, mesh: Mesh):
+    def __init__(self, table: ExpressionTable, mesh: RankGroups):
         self.table, self.mesh = table, mesh
         self.ids: dict[tuple, int] = {}
         self.atoms: list[Atom] = []
@@ -89,7 +89,7 @@ class Values:
         """What a rank holds of an atom, as an expression that any rank may have."""
         e, placement, d = self.atoms[a]
         if not self.mesh.holds(placement, rank):
-            raise Refused("it is on its root only")
+            raise Refusal("it is on its root only")
         coords = self.mesh.coords(placement, rank)
         if not coords:
             return e
@@ -191,7 +191,7 @@ class Values:
         table, bare = self.table, without_roots(placement)
         local = self._type(bare, type_, rank)
         if table.types[x] != local:
-            raise Refused(f"it is {table.types[x]}, but a part of {type_} is {local} on this rank")
+            raise Refusal(f"it is {table.types[x]}, but a part of {type_} is {local} on this rank")
         if 0 in local.shape:
             return EMPTY
         e = self._whole_of(x, bare, type_, rank)
@@ -207,15 +207,15 @@ class Values:
         span = self.mesh.flat_range(placement, type_.shape, rank)
         if not placement or (span is not None and span == (0, prod(type_.shape))):
             if table.ranked[x]:
-                raise Refused(f"it is {table.show(x)}, which ranks do not share")
+                raise Refusal(f"it is {table.show(x)}, which ranks do not share")
             return table.shaped(x, type_.shape)
         if span is not None:
             if table.ranked[x]:
-                raise Refused(f"it is {table.show(x)}, which ranks do not share")
+                raise Refusal(f"it is {table.show(x)}, which ranks do not share")
             return self._of_slices(x, span, type_)
         if ANY not in type_.shape and all(isinstance(e, Shard) for e in placement):
             if table.ranked[x]:
-                raise Refused(f"it is {table.show(x)}, which ranks do not share")
+                raise Refusal(f"it is {table.show(x)}, which ranks do not share")
             box = self.mesh.box(placement, type_.shape, rank)
             return table.lin([(table.boxes.whole(a, box, type_.shape), w) for a, w in table.items(x)], type_)
         coords = self.mesh.coords(placement, rank)
@@ -227,7 +227,7 @@ class Values:
             elif key[0] == "part" and key[1][1] == placement and key[1][2] is None and key[2] == coords:
                 items.append((key[1][0], w))
             else:
-                raise Refused(f"it is {table.show(a)}, which is not this rank's part of one value")
+                raise Refusal(f"it is {table.show(a)}, which is not this rank's part of one value")
         return table.lin(items, type_)
 
     def _of_slices(self, x: int, span: tuple[int, int], type_: TensorType) -> int:
@@ -242,7 +242,7 @@ class Values:
                 continue
             first = start - span[0]  # the value may be a slice itself
             if first < 0 or first + type_.numel > table.types[base].numel:
-                raise Refused(f"it is {table.show(x)}, not elements {span[0]} to {span[1]} of a value of {type_.numel}")
+                raise Refusal(f"it is {table.show(x)}, not elements {span[0]} to {span[1]} of a value of {type_.numel}")
             items.append((table.shaped(table.cut(base, first, first + type_.numel), type_.shape), w))
         return table.lin(items, type_)
 
@@ -264,7 +264,7 @@ class Values:
             t, lay = self._term_of(a, placement, type_, rank)
             key, coords = table.keys[t], self.mesh.coords(lay, rank)
             if key[0] != "terms":
-                raise Refused(f"it is {table.show(a)}, which is no term of a sum")
+                raise Refusal(f"it is {table.show(a)}, which is no term of a sum")
             e, first = self.spread[key[1]]
             if (
                 not self._reduces_to(first, lay)
@@ -272,7 +272,7 @@ class Values:
                 or key[3] != self._mask(key[1], coords)
                 or table.types[e] != type_
             ):
-                raise Refused(f"it is {table.show(a)}, which is not this rank's term of one sum")
+                raise Refusal(f"it is {table.show(a)}, which is not this rank's term of one sum")
             items.append((e, w))
             made.append((key[1], w))
         if len(made) == 1 and made[0][1] == 1.0:

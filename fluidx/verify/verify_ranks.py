@@ -13,16 +13,16 @@ from ..ir.program import Block, Program, ProgramPair, Var
 from ..ir.time_axes import MAX_TURNS, in_turn, over_turns, taken_in_turn
 from ..ir.types import Own, Placement, show_placement
 from .memory_spaces import check_memories, mixed
-from .mesh import Mesh
-from .normal_form import Table
-from .operator_check import Kinds, Signature
+from .mesh import RankGroups
+from .normal_form import ExpressionTable
+from .operator_check import OperatorClasses, Signature
 from .operator_meaning import Operators, is_local
-from .refusal import Refused, fail
+from .refusal import Refusal, fail
 from .report import Report
-from .simultaneous_run import World
+from .simultaneous_run import SimultaneousRun
 from .started import Started
 from .sub_blocks import check_blocks
-from .values import EMPTY, Values
+from .values import EMPTY, ProgramValues
 
 
 def verify_ranks(source: ProgramPair, mains: Sequence[Program], startups: Sequence[Program], label: str = "") -> Report:
@@ -53,17 +53,19 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
     report = Report(label or mains[0].strategy or source.main.name, len(mains), stamp=stamp)
     _check_ranks(mains, startups)
     placed: dict[str, tuple[Program, Var]] = {}
-    worlds: list[World] = []
+    worlds: list[SimultaneousRun] = []
     started: tuple[Started, Started] | tuple[None, None] = None, None
     for programs, single, is_main in ((startups, source.startup, False), (mains, source.main, True)):
         report.operators += sum(len(b.oplist) for p in programs for b in p.blocks)
-        table = Table()
+        table = ExpressionTable()
         loose: set[tuple] = set()
-        one = World(Values(table, Mesh({}, 1)), Mesh({}, 1), [single], [(single, [0])], started[0], single=True, loose=loose)
+        one = SimultaneousRun(
+            ProgramValues(table, RankGroups({}, 1)), RankGroups({}, 1), [single], [(single, [0])], started[0], single=True, loose=loose
+        )
         one.run()
         mesh = _mesh(programs)
         # the expressions of one device know nothing of ranks, so both share the table
-        ranks = World(Values(table, mesh), mesh, programs, stamp.twins(programs), started[1], loose=loose)
+        ranks = SimultaneousRun(ProgramValues(table, mesh), mesh, programs, stamp.twins(programs), started[1], loose=loose)
         worlds += one, ranks
         _check_declared(one, ranks, is_main)
         ranks.run()
@@ -100,10 +102,10 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
     return report
 
 
-def _mesh(programs: Sequence[Program]) -> Mesh:
+def _mesh(programs: Sequence[Program]) -> RankGroups:
     try:
-        return Mesh(programs[0].groups, len(programs), programs[0].turns)
-    except Refused as e:
+        return RankGroups(programs[0].groups, len(programs), programs[0].turns)
+    except Refusal as e:
         raise fail(programs[0], -1, str(e)) from None
 
 
@@ -139,7 +141,7 @@ def _groups(p: Program) -> str:
 # -- source and ranks ------------------------------------------------------------------------------------------------
 
 
-def _check_declared(one: World, ranks: World, is_main: bool) -> None:
+def _check_declared(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool) -> None:
     """What the source declares, the ranks declare alike."""
     program = ranks.programs[0]
     for n, d in one.declared.vars.items():
@@ -170,12 +172,12 @@ def _check_declared(one: World, ranks: World, is_main: bool) -> None:
                     break
 
 
-def _has_nothing_of(ranks: World, placement: Placement, rank: int) -> bool:
+def _has_nothing_of(ranks: SimultaneousRun, placement: Placement, rank: int) -> bool:
     """Does a value lie over groups of other ranks, or is it whole on all ranks that keep anything, and this one does not?"""
     return all(rank not in ranks.mesh.where[e.group] for e in placement) if placement else rank in ranks.declared.helpers
 
 
-def _to_load(main: Program, one: World, ranks: World) -> list[str]:
+def _to_load(main: Program, one: SimultaneousRun, ranks: SimultaneousRun) -> list[str]:
     """The state that the source's startup does not define, which is to be loaded: no rank's startup may define it."""
     for n in (*ranks.held.shared, *ranks.held.own):
         d = main.global_block().descs.get(n)
@@ -184,7 +186,7 @@ def _to_load(main: Program, one: World, ranks: World) -> list[str]:
     return [d.name for d in main.global_block().descs.values() if d.persistable and d.name not in one.held.shared]
 
 
-def _compare(one: World, ranks: World, is_main: bool) -> list[str]:
+def _compare(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool) -> list[str]:
     """Check what every rank holds at the end against one device; give the names that are proved."""
     proved = []
     when = "at the end of the step" if is_main else "after startup"
@@ -215,7 +217,7 @@ def _compare(one: World, ranks: World, is_main: bool) -> list[str]:
     return proved
 
 
-def _in_turns(ranks: World, name: str, placement: Placement, when: str) -> list[str]:
+def _in_turns(ranks: SimultaneousRun, name: str, placement: Placement, when: str) -> list[str]:
     """The names under which the ranks have a value: one for each turn where it lies over turns."""
     axis = over_turns(placement, ranks.mesh.axes)
     if not axis:
@@ -233,7 +235,7 @@ def _in_turns(ranks: World, name: str, placement: Placement, when: str) -> list[
     return names
 
 
-def _held_alike(ranks: World, n: str, e: int, when: str) -> int | None:
+def _held_alike(ranks: SimultaneousRun, n: str, e: int, when: str) -> int | None:
     """What all ranks hold that hold a part of a value: the part of one device's; None where all parts are empty."""
     found, signature, table = ranks.declared.vars[n], ranks.declared.signatures[n], ranks.table
     placement = ranks.mesh.canonical(found.placement, found.type)
@@ -269,7 +271,7 @@ def _held_alike(ranks: World, n: str, e: int, when: str) -> int | None:
     return seen
 
 
-def _check_empty(ranks: World, name: str, signature: Signature) -> None:
+def _check_empty(ranks: SimultaneousRun, name: str, signature: Signature) -> None:
     """A rank whose part has no elements makes it all the same: a step takes it for defined."""
     owners = ranks.held.owners(signature)
     if len(owners) == ranks.n:
@@ -280,7 +282,7 @@ def _check_empty(ranks: World, name: str, signature: Signature) -> None:
             raise _wrong(ranks, name, r, f"%{name} is not defined on this rank after startup; its empty part is read all the same")
 
 
-def _wrong(ranks: World, name: str, rank: int, message: str) -> VerifyError:
+def _wrong(ranks: SimultaneousRun, name: str, rank: int, message: str) -> VerifyError:
     """An error at the operator that wrote the value last."""
     program = ranks.programs[rank]
     ops = program.global_block().oplist
@@ -299,10 +301,10 @@ def check_program(program: Program) -> int:
     try:
         check_blocks(program)
         world = max(program.world_size, 1)
-        checker = _Checker(program, Mesh(program.groups, world, program.turns))
+        checker = _Checker(program, RankGroups(program.groups, world, program.turns))
         checker.block(program.global_block(), set())
         return checker.count
-    except Refused as e:
+    except Refusal as e:
         raise fail(program, -1, str(e)) from None
     except VerifyError:
         raise
@@ -311,22 +313,22 @@ def check_program(program: Program) -> int:
 
 
 class _Checker:
-    def __init__(self, program: Program, mesh: Mesh):
+    def __init__(self, program: Program, mesh: RankGroups):
         self.program, self.mesh, self.count = program, mesh, 0
-        table = Table()
-        self.operators = Operators(Values(table, mesh), Kinds(mesh, table))
+        table = ExpressionTable()
+        self.operators = Operators(ProgramValues(table, mesh), OperatorClasses(mesh, table))
 
     def block(self, block: Block, defined: set[str]) -> None:
         for d in block.descs.values():
             try:
                 self.mesh.canonical(d.placement, d.type)
-            except Refused as e:
+            except Refusal as e:
                 raise fail(self.program, -1, f"%{d.name}: {e}") from None
         scope = _Declared(block, self.operators.table)
         for k, op in enumerate(block.oplist):
             try:
                 self.operator(op, block, scope, defined)
-            except Refused as e:
+            except Refusal as e:
                 raise fail(self.program, k, str(e), block=block.idx) from None
 
     def operator(self, op: Operator, block: Block, scope: _Declared, defined: set[str]) -> None:
@@ -335,15 +337,15 @@ class _Checker:
                 continue
             d = block.find(n)
             if d is None:
-                raise Refused(f"op {op.type} reads %{n}, which is not declared")
+                raise Refusal(f"op {op.type} reads %{n}, which is not declared")
             if not d.is_data and not d.persistable:
-                raise Refused(f"op {op.type} reads %{n} before any operator defines it")
+                raise Refusal(f"op {op.type} reads %{n} before any operator defines it")
             defined.add(n)
         kind, _, _ = self.operators.kind(op, scope)
         if kind.no_row and not kind.definition.abstract:  # what is a placeholder for communication; lower the program first has no rule
-            raise Refused(f"op {op.type}: no rule allows its placements: {kind.no_row}")
+            raise Refusal(f"op {op.type}: no rule allows its placements: {kind.no_row}")
         if why := mixed(op, block):
-            raise Refused(why)
+            raise Refusal(why)
         for b in op.sub_blocks():
             self.block(self.program.blocks[b], set(defined))
         defined.update(op.output_arg_names)
@@ -353,11 +355,11 @@ class _Checker:
 class _Declared:
     """A block, for what it declares."""
 
-    def __init__(self, block: Block, table: Table):
+    def __init__(self, block: Block, table: ExpressionTable):
         self.at, self.table = block, table
 
     def signature(self, name: str) -> Signature:
         d = self.at.find(name)
         if d is None:
-            raise Refused(f"%{name} is not declared")
+            raise Refusal(f"%{name} is not declared")
         return self.table.signature(d.type, d.placement)

@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.dtypes import as_dtype
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
-from ..ir.rows import FLAT, ROOT, Row
+from ..ir.rows import FLAT, ROOT, PlacementRow
 from ..ir.rows import rows as rows_of
 from ..ir.types import Entry, TensorType
 
@@ -48,7 +48,7 @@ def rules(op: str | type[OpDef], sample: int = 0) -> str:
     return "\n".join([head.removesuffix(" |"), *(f"  {row.why:{wide}}  {_row(row, p.shape_only)}" for row in table)])
 
 
-def _row(row: Row, shape_only: frozenset[int]) -> str:
+def _row(row: PlacementRow, shape_only: frozenset[int]) -> str:
     ins = ", ".join("any" if k in shape_only else _entry(e) for k, e in enumerate(row.ins))
     return f"{ins} -> {', '.join(map(_entry, row.outs))}".strip()
 

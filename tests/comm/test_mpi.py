@@ -5,7 +5,7 @@ import pytest
 
 from fluidx.comm import CommTimeout
 from fluidx.testing import each_rank
-from fluidx.testing.mpi import Job, why_not
+from fluidx.testing.mpi import MpiProcesses, why_not
 from tests.comm.conformance import jobs
 from tests.comm.hosts import two_hosts
 
@@ -62,7 +62,7 @@ def check_all(ranks):
 
 @pytest.fixture(scope="module")
 def host():
-    started = Job(4)
+    started = MpiProcesses(4)
     yield started
     started.close()
 
@@ -81,7 +81,7 @@ def test_ranks_of_hosts_that_have_different_numbers_of_them_do_what_threads_do(h
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
     with two_hosts(tmp_path_factory.mktemp("hosts"), 2) as (prefix, file, environ):
-        started = Job(4, prefix, file, environ)
+        started = MpiProcesses(4, prefix, file, environ)
         yield started
         started.close()
 

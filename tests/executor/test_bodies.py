@@ -12,7 +12,7 @@ import fluidx as fx
 from fluidx import native
 from fluidx.comm.mpi import mpirun, world
 from fluidx.native import shared
-from fluidx.testing.mpi import Job
+from fluidx.testing.mpi import MpiProcesses
 from tests.executor import bodies
 from tests.executor.bodies import EXACT, cases, of_one_device, of_ranks
 from tests.sweep import some
@@ -52,7 +52,7 @@ def test_processes_give_the_bits_of_threads(ranks):
 def job():
     if reason := world.why_not() or mpirun.why_not():
         pytest.skip(reason)
-    started = Job(4)
+    started = MpiProcesses(4)
     yield started
     started.close()
 

@@ -5,7 +5,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.executor.plan.dry_run import dry_plan
-from fluidx.ir.sizes import Sizes
+from fluidx.ir.sizes import StandInShapes
 from fluidx.testing import numeric_grad
 from tests.executor.test_fake_cupy import device_executor
 
@@ -161,7 +161,7 @@ def test_a_size_that_values_decide_is_its_own():
     x = fx.data("x", [-1], "float32")
     y, z = positive(x), positive(x)
     kinds, index, counts = fx.layers.unique_with_counts(x)
-    sizes = Sizes(x.block)
+    sizes = StandInShapes(x.block)
     assert sizes.equal(y, fx.layers.relu(y)) and sizes.equal(index, x.astype("int32")) and sizes.equal(kinds.astype("int32"), counts)
     assert not sizes.equal(y, x) and not sizes.equal(y, z) and not sizes.equal(kinds, x)
 

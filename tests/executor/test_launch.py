@@ -14,7 +14,7 @@ import fluidx as fx
 from fluidx import native
 from fluidx.comm import CommAborted, ThreadWorld
 from fluidx.native import world as worlds
-from fluidx.native.world import World
+from fluidx.native.world import NativeWorld
 
 L = fx.layers
 pytestmark = pytest.mark.skipif(ThreadWorld(1).shared is None, reason="here ranks do not meet in C")
@@ -36,7 +36,7 @@ def overlap(request, monkeypatch):
 def launches(monkeypatch):
     """The threads that launched, one entry a launch."""
     seen = []
-    real = World.launcher
+    real = NativeWorld.launcher
 
     def launcher(self, *args):
         run = real(self, *args)
@@ -47,7 +47,7 @@ def launches(monkeypatch):
 
         return launch
 
-    monkeypatch.setattr(World, "launcher", launcher)
+    monkeypatch.setattr(NativeWorld, "launcher", launcher)
     return seen
 
 

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from fluidx import cli, native
 from fluidx.doctor import report
 from fluidx.executor.places import array_module
-from fluidx.executor.ranks.gpu_devices import Seen, chosen
+from fluidx.executor.ranks.gpu_devices import DeviceReport, chosen
 from fluidx.ir.errors import ExecutionError
 from fluidx.native import shared
-from fluidx.testing.mpi import Job, why_not
-from fluidx.testing.processes import Ranks
+from fluidx.testing.mpi import MpiProcesses, why_not
+from fluidx.testing.processes import ProcessRanks
 from tests.comm import fake_nccl
 from tests.executor import played_gpus
 from tests.executor.bodies import EXACT, cases, of_one_device
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(bool(reason := native.why_not() or shared.why_no
 @pytest.fixture
 def ranks(request):
     """What a function of played_gpus.py gives on each of two ranks."""
-    started = Ranks(2, getattr(request, "param", 20.0))
+    started = ProcessRanks(2, getattr(request, "param", 20.0))
     each = lambda name, *args: started.each(f"{played_gpus.__name__}:{name}", args)  # noqa: E731
     each("be_launched")
     yield each
@@ -46,7 +46,7 @@ def test_launched_ranks_train_as_one_device(ranks):
 @pytest.mark.skipif(bool(reason := why_not()), reason=reason)
 def test_ranks_that_meet_over_mpi_do_so_too():
     """As on several hosts, where they share no memory."""
-    job = Job(2)
+    job = MpiProcesses(2)
     try:
         played = job.ranks(2, 30.0)
         played.each(f"{played_gpus.__name__}:be_launched")
@@ -134,7 +134,7 @@ def test_without_cupy_it_is_said_what_to_install(monkeypatch, forgetful):
 
 # -- which GPU is whose -----------------------------------------------------------------------------------------------------------
 
-A = Seen("a", "host a", ("0000:65:00.0", "0000:b3:00.0"), "")
+A = DeviceReport("a", "host a", ("0000:65:00.0", "0000:b3:00.0"), "")
 B = A._replace(name="b", host="host b")
 FIRST, SECOND = (A._replace(gpus=A.gpus[k : k + 1]) for k in range(2))
 

@@ -14,7 +14,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.comm.mpi import mpirun
-from fluidx.testing.mpi import Job, why_not
+from fluidx.testing.mpi import MpiProcesses, why_not
 from tests.comm.hosts import two_hosts
 from tests.executor import bodies, mpi_jobs
 from tests.sweep import ALL, some
@@ -28,7 +28,7 @@ def ranks(request, tmp_path_factory):
     n = int(request.param[0])
     with ExitStack() as stack:
         where = stack.enter_context(two_hosts(tmp_path_factory.mktemp("hosts"), n // 2)) if "hosts" in request.param else ()
-        processes = Job(n, *where)
+        processes = MpiProcesses(n, *where)
         stack.callback(processes.close)
         yield processes.ranks(n, 30.0)
 

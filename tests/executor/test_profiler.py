@@ -15,7 +15,7 @@ from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.executor.run import observers
 from fluidx.ir import OPS, TensorType, opdef
 from fluidx.profiler import Ceilings, Exposed, ceilings
-from fluidx.profiler.profile import Call, Run
+from fluidx.profiler.profile import CallDescription, RankRun
 from fluidx.testing.models import classifier
 from tests.each import each
 
@@ -280,11 +280,13 @@ def seen_by(rank, *calls):
     """A run of one rank: calls as (kind, start, stop), of kinds compute, talk, wait, and talk beside compute."""
     op = classifier().main.global_block().ops[0]
     made = {
-        "compute": Call(op, "matmul", "native", False, Cost()), "talk": Call(op, "all_reduce", "native", True, Cost()),
-        "wait": Call(op, "sgd", "wait", True, Cost()), "beside": Call(op, "all_reduce", "native", True, Cost(), beside=True),
-    }  # fmt: skip
+        "compute": CallDescription(op, "matmul", "native", False, Cost()),
+        "talk": CallDescription(op, "all_reduce", "native", True, Cost()),
+        "wait": CallDescription(op, "sgd", "wait", True, Cost()),
+        "beside": CallDescription(op, "all_reduce", "native", True, Cost(), beside=True),
+    }
     times = [(k, start, stop) for k, (_, start, stop) in enumerate(calls)]
-    return Run(None, [made[kind] for kind, _, _ in calls], rank, 2, 0, times)
+    return RankRun(None, [made[kind] for kind, _, _ in calls], rank, 2, 0, times)
 
 
 def test_exposed_communication_is_what_nothing_is_computed_beside():

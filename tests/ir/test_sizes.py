@@ -6,7 +6,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import Builder
-from fluidx.ir.sizes import Sizes
+from fluidx.ir.sizes import StandInShapes
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_variable_that_is_written_in_place_keeps_the_size_of_its_first_writer(
     x = fx.data("x", [-1, 2], "float32")
     h = b.relu(x)
     b.increment(h, out={"Out": h})
-    assert b.sizes.equal(x, h) and Sizes(h.block).equal(x, b.exp(h))
+    assert b.sizes.equal(x, h) and StandInShapes(h.block).equal(x, b.exp(h))
 
 
 def test_values_that_are_computed_after_the_first_question_are_known_too(b):

@@ -55,8 +55,8 @@ def test_a_block_keeps_its_arrays_alive_and_lets_them_go():
 @pytest.mark.parametrize(
     "bad, says",
     [
-        (native.Call("gem_f32", ()), "there is no native kernel 'gem_f32'; there are .*gemm_f32"),
-        (native.Call("gemm_f32", (1, 2)), "native kernel gemm_f32 takes 22 words, got 2"),
+        (native.NativeCall("gem_f32", ()), "there is no native kernel 'gem_f32'; there are .*gemm_f32"),
+        (native.NativeCall("gemm_f32", (1, 2)), "native kernel gemm_f32 takes 22 words, got 2"),
     ],
 )
 def test_a_call_that_fits_no_kernel_is_refused(bad, says):

@@ -6,7 +6,7 @@ import fluidx as fx
 from fluidx.ir import Operator, ProgramPair, TensorType, parse_pair
 from fluidx.ir.change_stamps import Stamp
 from fluidx.verify import verify_ranks
-from fluidx.verify.mesh import Mesh
+from fluidx.verify.mesh import RankGroups
 from fluidx.verify.operator_meaning import Operators
 from fluidx.verify.rank_classes import Programs
 from tests.verify.programs import BRANCHES, BRANCHES_CUT, DATA_PARALLEL, MODEL, UPDATE, ranks_of
@@ -43,7 +43,13 @@ def work(monkeypatch):
 
         monkeypatch.setattr(where, name, count)
 
-    for where, name in ((Operators, "kind"), (Operators, "together"), (Programs, "_code"), (Operator, "__eq__"), (Mesh, "_make_canonical")):
+    for where, name in (
+        (Operators, "kind"),
+        (Operators, "together"),
+        (Programs, "_code"),
+        (Operator, "__eq__"),
+        (RankGroups, "_make_canonical"),
+    ):
         counted(where, name)
     return done
 

@@ -5,14 +5,14 @@ import math
 import pytest
 
 from fluidx.ir import TensorType
-from fluidx.verify.normal_form import Table
-from fluidx.verify.refusal import Refused
+from fluidx.verify.normal_form import ExpressionTable
+from fluidx.verify.refusal import Refusal
 
 F = TensorType("float32", (4, 3))
 
 
 def make(shape=(4, 3), dtype="float32", names="abc"):
-    t = Table()
+    t = ExpressionTable()
     return t, *(t.symbol("data", n, TensorType(dtype, shape)) for n in names)
 
 
@@ -30,7 +30,7 @@ def test_sums_and_multiples_have_one_form():
 @pytest.mark.parametrize("w", [math.inf, -math.inf, math.nan])
 def test_what_is_no_number_is_no_weight(w):
     t, a, _, _ = make()
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         t.lin([(a, w)], F)
 
 
@@ -38,13 +38,13 @@ def test_whole_numbers_take_whole_weights():
     t, a, b, _ = make(dtype="int64")
     i = t.types[a]
     assert t.lin([(a, 1.0), (b, 2.0)], i) == t.lin([(b, 2.0), (a, 1.0)], i)
-    with pytest.raises(Refused, match="fraction"):
+    with pytest.raises(Refusal, match="fraction"):
         t.lin([(a, 0.5)], i)
     assert t.constant(2**40 + 1, i) != t.constant(2**40, i)
 
 
 def test_constants_have_a_shape_and_a_dtype():
-    t = Table()
+    t = ExpressionTable()
     assert t.constant(1.0, F) != t.constant(1.0, TensorType("float32", (12,))) != t.constant(1.0, TensorType("float64", (12,)))
     assert t.shaped(t.constant(3.0, F), (12,)) == t.constant(3.0, TensorType("float32", (12,)))
     assert t.constant_of(t.constant(0.0, F)) == 0.0 and t.constant_of(t.constant(2.5, F)) == 2.5
@@ -86,7 +86,7 @@ def test_the_array_of_a_box_is_found_by_where_it_lies():
     box = t.boxes.cut(a, [(1, 3), (2, 5)])
     assert t.boxes.whole(box, [(1, 3), (2, 5)], (4, 6)) == a
     for spans, shape in (([(0, 2), (2, 5)], (4, 6)), ([(1, 3), (3, 6)], (4, 6)), ([(1, 3), (2, 5)], (6, 4)), ([(2, 4), (2, 5)], (4, 6))):
-        with pytest.raises(Refused):
+        with pytest.raises(Refusal):
             t.boxes.whole(box, spans, shape)
 
 
@@ -101,9 +101,9 @@ def test_slices_that_follow_each_other_are_one():
     both = t.sum([t.join([x, y]), t.join([t.cut(b, 0, 7), t.cut(b, 7, 12)])])
     assert t.shaped(both, (4, 3)) == t.sum([a, b])
     assert t.shaped(t.shaped(a, (2, 6)), (4, 3)) == a
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         t.shaped(a, (5,))
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         t.cut(a, 5, 13)
 
 
@@ -115,7 +115,7 @@ def test_long_sums_take_linear_time():
 
 
 def test_attributes_that_are_equal_in_python_only_are_not_the_same():
-    t = Table()
+    t = ExpressionTable()
     numbers = {t.attrs_id({"a": v}) for v in (1, 1.0, True, "1", (1,), (1.0,), (True,), 0.0, -0.0, None)}
     assert len(numbers) == 10
     assert t.attrs_id({"a": 1, "b": 2}) == t.attrs_id({"b": 2, "a": 1})

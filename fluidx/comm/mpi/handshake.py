@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..base import Ranks
-from ..contribution import Slot
+from ..contribution import Contribution
 from ..threads.python_locks import Pace
 
 HEAD = 512  # bytes of a text that says what comes
@@ -52,7 +52,7 @@ class Talk:
     """What the members of a group tell each other in calls that are alike: for each other one the text, with room behind it for what
     little goes along, the same of what is heard, and how what is heard has to begin."""
 
-    def __init__(self, world: MessageWorld, me: int, ranks: Ranks, tag: int, slot: Slot, along: Sequence[int]):
+    def __init__(self, world: MessageWorld, me: int, ranks: Ranks, tag: int, slot: Contribution, along: Sequence[int]):
         self.text, self.call, self.world, self.posted = str(slot), slot.call, world, list[tuple[int, Any]]()
         self.others = [(k, r) for k, r in enumerate(ranks) if r != me]
         self.said, self.heard, self.wanted = dict[int, np.ndarray](), dict[int, np.ndarray](), dict[int, bytes]()

@@ -9,9 +9,9 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from ..base import Ranks
-from ..contribution import Block, Slot, reduce_into
+from ..contribution import Block, Contribution, reduce_into
 from .handshake import type_of
-from .host_pipeline import Item, items_of
+from .host_pipeline import PipelineItem, items_of
 from .message_collectives import MessageCommunicator
 
 _TYPE = 48  # bytes of a text of a type
@@ -21,7 +21,7 @@ Seen = Sequence[Sequence[Sequence[np.ndarray]]]  # what each rank of this host g
 Refuse = Callable[[str, int], NoReturn]
 
 
-class Group(NamedTuple):
+class HostGroup(NamedTuple):
     """A group's members by host, and which of the hosts this one is."""
 
     ranks: Ranks
@@ -41,9 +41,9 @@ class Lead:
     """For collectives of a group whose arrays lie where they lay before. Hosts tell one another, of each pair of ranks on the two, the type
     of what goes from one to the other, and what is `little` itself; `sums` are what is to be done with that."""
 
-    def __init__(self, far: MessageCommunicator, group: Group, slot: Slot, seen: Seen, little: bool):
+    def __init__(self, far: MessageCommunicator, group: HostGroup, slot: Contribution, seen: Seen, little: bool):
         self.far, self.group, self.what, self.seen = far, group, slot.what, seen
-        self.leaders, self.head, self.op = tuple(host[0] for host in group.hosts), Slot(slot.call), slot.op or "sum"
+        self.leaders, self.head, self.op = tuple(host[0] for host in group.hosts), Contribution(slot.call), slot.op or "sum"
         given, taken = _types(group, slot, seen, far.refuse)
         items = list(items_of(slot, group.homes, group.here, seen)) if little else []
         self.wanted = [types.tobytes() for types in taken]
@@ -75,7 +75,7 @@ class Lead:
         self.far.refuse(f"rank {rank} expects {want} from rank {source} in {self.what}, which gives {have}", source)
 
 
-def _types(group: Group, slot: Slot, seen: Seen, refuse: Refuse) -> list[list[np.ndarray]]:
+def _types(group: HostGroup, slot: Contribution, seen: Seen, refuse: Refuse) -> list[list[np.ndarray]]:
     """For each host, the types of what this one's ranks give its ranks, and of what they take from them: as texts, one of each pair."""
     if slot.gives is None:
         return [[_NO_BYTES] * len(group.hosts)] * 2
@@ -99,17 +99,17 @@ def _text(said: bytes) -> bytes:
     return said.ljust(_TYPE, b"\0")
 
 
-def _nbytes(item: Item, host: int) -> int:
+def _nbytes(item: PipelineItem, host: int) -> int:
     """Of the terms that a host has."""
     return item.counts[host] * item.size * item.dtype.itemsize
 
 
-def _behind(types: np.ndarray, items: Sequence[Item], host: int) -> np.ndarray:
+def _behind(types: np.ndarray, items: Sequence[PipelineItem], host: int) -> np.ndarray:
     """The types, and room behind them for the terms of a host."""
     return np.concatenate([types, np.zeros(sum(_nbytes(item, host) for item in items), np.uint8)])
 
 
-def _terms(room: np.ndarray, items: Sequence[Item], host: int) -> list[list[np.ndarray]]:
+def _terms(room: np.ndarray, items: Sequence[PipelineItem], host: int) -> list[list[np.ndarray]]:
     """Where the terms of a host lie, item by item."""
     at, found = 0, []
     for item in items:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contribution import Slot, add_up, settle, wide
+from ..contribution import Contribution, add_up, settle, wide
 from .handshake import MessageWorld, Posted
 from .message_collectives import put
 
@@ -23,7 +23,7 @@ _LAG = 3  # pieces that are added before the sum of one is waited for
 _RING = 4  # pieces of one kind that are in use at a time
 
 
-class Item(NamedTuple):
+class PipelineItem(NamedTuple):
     """A sum, or one value, and who wants it. Arrays are those of this host, flat and in one piece."""
 
     size: int
@@ -46,7 +46,7 @@ class Way(NamedTuple):
     room: Callable[[int, int, np.dtype], np.ndarray]
 
 
-def items_of(slot: Slot, homes: Sequence[int], here: int, seen: Sequence[Sequence[Sequence[np.ndarray]]]) -> Iterator[Item]:
+def items_of(slot: Contribution, homes: Sequence[int], here: int, seen: Sequence[Sequence[Sequence[np.ndarray]]]) -> Iterator[PipelineItem]:
     """What a collective carries: `homes` are the hosts of the members, numbered in their order, and `seen` the arrays that those of the
     host `here` give and take."""
     own, n = [k for k, home in enumerate(homes) if home == here], homes[-1] + 1
@@ -69,7 +69,7 @@ def items_of(slot: Slot, homes: Sequence[int], here: int, seen: Sequence[Sequenc
                 yield _item(source, _one(home, n), [t[k] for t in taken], everyone, taken[0][k])
 
 
-def carry(items: Iterable[Item], op: str, way: Way, share: int, shares: int) -> None:
+def carry(items: Iterable[PipelineItem], op: str, way: Way, share: int, shares: int) -> None:
     """Do one share of what is to be done."""
     pieces = [piece for k, piece in enumerate(_pieces(items, shares)) if k % shares == share]
     if not pieces:
@@ -88,7 +88,7 @@ def carry(items: Iterable[Item], op: str, way: Way, share: int, shares: int) -> 
 class _Work:
     """The pieces of one share on their way through this host."""
 
-    def __init__(self, pieces: list[tuple[Item, slice]], op: str, way: Way):
+    def __init__(self, pieces: list[tuple[PipelineItem, slice]], op: str, way: Way):
         self.pieces, self.op, self.way = pieces, op, way
         most = max((min(item.size, at.stop) - at.start) * wide(item.dtype).itemsize for item, at in pieces)
         self.rows = way.room(2 * _RING, -(-most // 64) * 64, np.dtype(np.uint8))
@@ -151,30 +151,32 @@ class _Work:
         add_up(terms, self.op, total)
         return total
 
-    def _settled(self, item: Item, total: np.ndarray) -> np.ndarray:
+    def _settled(self, item: PipelineItem, total: np.ndarray) -> np.ndarray:
         n = sum(item.counts)
         if n > 1:
             settle(total, self.op, n)
         return total if total.dtype == item.dtype else total.astype(item.dtype)
 
-    def _row(self, p: int, item: Item, at: slice, first: int = 0) -> np.ndarray:
+    def _row(self, p: int, item: PipelineItem, at: slice, first: int = 0) -> np.ndarray:
         """Room for a piece as it is added up in: one is received there, or added."""
         dtype = wide(item.dtype)
         nbytes = (min(item.size, at.stop) - at.start) * dtype.itemsize
         return self.rows[first + p % _RING, :nbytes].view(dtype)
 
 
-def _pieces(items: Iterable[Item], shares: int) -> Iterator[tuple[Item, slice]]:
+def _pieces(items: Iterable[PipelineItem], shares: int) -> Iterator[tuple[PipelineItem, slice]]:
     for item in items:
         step = max(1, min(_PIECE // wide(item.dtype).itemsize, -(-item.size // shares)))
         for at in range(0, item.size, step):
             yield item, slice(at, at + step)
 
 
-def _item(terms: list[np.ndarray], counts: tuple[int, ...], places: list[np.ndarray], readers: Sequence[int], like: np.ndarray) -> Item:
+def _item(
+    terms: list[np.ndarray], counts: tuple[int, ...], places: list[np.ndarray], readers: Sequence[int], like: np.ndarray
+) -> PipelineItem:
     chain, n = [h for h, count in enumerate(counts) if count], len(counts)
     route = [chain[-1], *(h for h in ((chain[-1] - k) % n for k in range(1, n)) if h in readers)]
-    return Item(like.size, like.dtype, terms, counts, places, chain, route)
+    return PipelineItem(like.size, like.dtype, terms, counts, places, chain, route)
 
 
 def _one(home: int, hosts: int) -> tuple[int, ...]:

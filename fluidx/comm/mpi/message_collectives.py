@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..base import CommError, Ranks
-from ..contribution import BLOCK, Slot, reduce_into
+from ..contribution import BLOCK, Contribution, reduce_into
 from .handshake import HEAD, LITTLE, MessageWorld, Posted, Talk, decoded, encoded, type_of
 
 _SMALL = 4 * 1024  # elements up to which everyone is sent everything: one trade instead of two
@@ -56,30 +56,30 @@ class MessageCommunicator:
     # -- collectives --------------------------------------------------------------------------------------------------------
 
     def init_group(self, ranks: Ranks) -> None:
-        self.bring(ranks, Slot("nccl_init"))
+        self.bring(ranks, Contribution("nccl_init"))
 
     def barrier(self, ranks: Ranks) -> None:
-        self.bring(ranks, Slot("barrier"))
+        self.bring(ranks, Contribution("barrier"))
 
     def broadcast(self, x: np.ndarray, out: np.ndarray, root: int, ranks: Ranks) -> None:
-        self.bring(ranks, Slot("broadcast", x, out, root=root))
+        self.bring(ranks, Contribution("broadcast", x, out, root=root))
 
     def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> None:
-        self.bring(ranks, Slot("all_reduce", x, out, op))
+        self.bring(ranks, Contribution("all_reduce", x, out, op))
 
     def reduce(self, x: np.ndarray, out: np.ndarray, op: str, root: int, ranks: Ranks) -> None:
-        self.bring(ranks, Slot("reduce", x, out, op, root))
+        self.bring(ranks, Contribution("reduce", x, out, op, root))
 
     def all_gather(self, x: np.ndarray, parts: Sequence[np.ndarray], ranks: Ranks) -> None:
-        self.bring(ranks, Slot("all_gather", x, gives=[x] * len(ranks), takes=parts))
+        self.bring(ranks, Contribution("all_gather", x, gives=[x] * len(ranks), takes=parts))
 
     def reduce_scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: Ranks) -> None:
-        self.bring(ranks, Slot("reduce_scatter", parts, out, op, gives=parts, takes=[out] * len(ranks)))
+        self.bring(ranks, Contribution("reduce_scatter", parts, out, op, gives=parts, takes=[out] * len(ranks)))
 
     def all_to_all(self, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], ranks: Ranks) -> None:
-        self.bring(ranks, Slot("all_to_all", sends, gives=sends, takes=recvs))
+        self.bring(ranks, Contribution("all_to_all", sends, gives=sends, takes=recvs))
 
-    def bring(self, ranks: Ranks, slot: Slot) -> None:
+    def bring(self, ranks: Ranks, slot: Contribution) -> None:
         """Do what the slot says."""
         match slot.what:
             case "all_reduce" | "reduce":
@@ -91,7 +91,7 @@ class MessageCommunicator:
             case _:
                 self._meet(ranks, slot)
 
-    def _scatter(self, ranks: Ranks, slot: Slot) -> None:
+    def _scatter(self, ranks: Ranks, slot: Contribution) -> None:
         parts, out, n = slot.gives, slot.out, len(ranks)
         if all(part.nbytes <= LITTLE for part in parts):
             terms = self.room(n, out.size, out.dtype).reshape(n, *out.shape)
@@ -103,7 +103,7 @@ class MessageCommunicator:
             self._add(ranks, slot, [_flat(part) for part in parts], total.reshape(-1))
             put(out, total)
 
-    def _reduce(self, ranks: Ranks, slot: Slot) -> None:
+    def _reduce(self, ranks: Ranks, slot: Contribution) -> None:
         n, mine, x = len(ranks), ranks.index(self.rank), _flat(slot.x)
         reads = slot.root in (-1, mine)
         out = _plain(slot.out).reshape(-1) if reads else np.empty_like(x)
@@ -123,7 +123,7 @@ class MessageCommunicator:
     def _add(
         self,
         ranks: Ranks,
-        slot: Slot,
+        slot: Contribution,
         gives: Sequence[np.ndarray],
         total: np.ndarray,
         readers: Sequence[int] = (),
@@ -165,7 +165,7 @@ class MessageCommunicator:
                 begin(p + _AHEAD)
         world.finish(last, what)
 
-    def _broadcast(self, ranks: Ranks, slot: Slot) -> None:
+    def _broadcast(self, ranks: Ranks, slot: Contribution) -> None:
         """The root sends everyone a slice, which they send each other."""
         root, n, mine = slot.root, len(ranks), ranks.index(self.rank)
         source, place = _flat(slot.x), _flat(slot.out)
@@ -198,12 +198,12 @@ class MessageCommunicator:
 
     # -- a group's messages -------------------------------------------------------------------------------------------------
 
-    def _meet(self, ranks: Ranks, slot: Slot) -> None:
+    def _meet(self, ranks: Ranks, slot: Contribution) -> None:
         """Come together, see that all bring what fits, and trade what the slot has a part of for each."""
         none = [_NOTHING] * len(ranks)
         self.trade(ranks, slot, none if slot.gives is None else slot.gives, none if slot.takes is None else slot.takes)
 
-    def trade(self, ranks: Ranks, slot: Slot, gives: Arrays, takes: Arrays) -> None:
+    def trade(self, ranks: Ranks, slot: Contribution, gives: Arrays, takes: Arrays) -> None:
         """Come together, see that all bring what fits, and give each something and take something of each."""
         world = self.world
         world.check()
@@ -224,7 +224,7 @@ class MessageCommunicator:
         if gives[mine].size and takes[mine].size:
             put(takes[mine], gives[mine])
 
-    def _talk(self, ranks: Ranks, slot: Slot, gives: Arrays) -> Talk:
+    def _talk(self, ranks: Ranks, slot: Contribution, gives: Arrays) -> Talk:
         arrays = (slot.x,) if slot.gives is None else (*slot.gives, None, *slot.takes)
         types = ((a.dtype, a.shape) if a is not None else None for a in arrays)
         key = ranks, type(slot), slot.what, slot.op, slot.root, *types, *(a.nbytes for a in gives)
@@ -251,7 +251,7 @@ class MessageCommunicator:
                 posted += self.world.send(np.ascontiguousarray(x), r, tag)
         return posted, copies
 
-    def _end(self, posted: Posted, copies: list[tuple[np.ndarray, np.ndarray]], slot: Slot) -> None:
+    def _end(self, posted: Posted, copies: list[tuple[np.ndarray, np.ndarray]], slot: Contribution) -> None:
         if posted:
             self.world.finish(posted, str(slot))
         for place, got in copies:
@@ -264,7 +264,7 @@ class MessageCommunicator:
             self._tags[ranks] = 2 + 3 * (zlib.crc32(repr(ranks).encode()) % (self.world.tags // 3 - 2))
         return self._tags[ranks]
 
-    def _check_parts(self, slot: Slot, ranks: Ranks) -> None:
+    def _check_parts(self, slot: Contribution, ranks: Ranks) -> None:
         if slot.gives is None:
             return
         given, taken, n = len(slot.gives), len(slot.takes), len(ranks)
@@ -274,7 +274,7 @@ class MessageCommunicator:
         if type_of(slot.gives[k]) != type_of(slot.takes[k]):
             self._misfit(slot, k, self.rank, type_of(slot.gives[k]))
 
-    def _checkhead(self, slot: Slot, talk: Talk, k: int, rank: int) -> None:
+    def _checkhead(self, slot: Contribution, talk: Talk, k: int, rank: int) -> None:
         wanted = talk.wanted[k]
         if talk.heard[k][: len(wanted)].tobytes() == wanted:
             return
@@ -283,7 +283,7 @@ class MessageCommunicator:
             self.refuse(f"rank {self.rank} is in {slot}, rank {rank} in {shown}", rank)
         self._misfit(slot, k, rank, given)
 
-    def _misfit(self, slot: Slot, k: int, rank: int, given: str) -> NoReturn:
+    def _misfit(self, slot: Contribution, k: int, rank: int, given: str) -> NoReturn:
         self.refuse(f"rank {self.rank} expects {type_of(slot.takes[k])} from rank {rank} in {slot.what}, which gives {given}", rank)
 
     def refuse(self, why: str, rank: int) -> NoReturn:

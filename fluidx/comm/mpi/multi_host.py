@@ -15,10 +15,10 @@ from typing import Any
 from ... import native
 from ...native.world import Brought, mails
 from ..base import CommAborted, Ranks
-from ..contribution import Slot
+from ..contribution import Contribution
 from ..processes import ProcessCommunicator, ProcessWorld, SharedCalls
 from ..threads.native_calls import among, layouts
-from .host_leader import Group, Lead, Seen
+from .host_leader import HostGroup, Lead, Seen
 from .host_pipeline import Way, carry, items_of
 from .message_collectives import MessageCommunicator
 from .world import MpiWorld
@@ -39,7 +39,7 @@ class HostsWorld:
         self.rank, self.world_size = between.rank, between.world_size
         self.timeout, self.stall, self.shared = between.timeout, between.stall, here.shared
         self.threaded = between.threaded
-        self._groups: dict[Ranks, Group | None] = {}
+        self._groups: dict[Ranks, HostGroup | None] = {}
         between.grace = _GRACE
 
     def communicator(self, rank: int) -> HostsCommunicator:
@@ -47,13 +47,13 @@ class HostsWorld:
             raise ValueError(f"this process is rank {self.rank}, not {rank}")
         return HostsCommunicator(self, rank)
 
-    def group(self, ranks: Ranks) -> Group | None:
+    def group(self, ranks: Ranks) -> HostGroup | None:
         """The group by host; None where its members do not follow one another by host, or none has another one on its host."""
         if ranks not in self._groups:
             hosts = tuple(tuple(members) for _, members in groupby(ranks, lambda r: self.homes[r]))
             apart = len({self.homes[host[0]] for host in hosts}) < len(hosts) or len(hosts) == len(ranks) > 1
             here = next(h for h, host in enumerate(hosts) if self.rank in host)
-            self._groups[ranks] = None if apart else Group(ranks, hosts, here)
+            self._groups[ranks] = None if apart else HostGroup(ranks, hosts, here)
         return self._groups[ranks]
 
     def begin(self) -> None:
@@ -93,7 +93,7 @@ class HostsCommunicator(ProcessCommunicator):
         with self._shared.noted(self.rank, mails(sends, recvs)):
             self._far.exchange(sends, recvs)
 
-    def _meet(self, ranks: Ranks, slot: Slot) -> None:
+    def _meet(self, ranks: Ranks, slot: Contribution) -> None:
         group = self.world.group(ranks)
         try:
             if group is None or (group.hosts[1:] and slot.what == "all_to_all"):
@@ -107,7 +107,7 @@ class HostsCommunicator(ProcessCommunicator):
             self.world.abort(e)  # those who wait for this rank do so in two worlds
             raise
 
-    def _meet_hosts(self, group: Group, given: Slot) -> None:
+    def _meet_hosts(self, group: HostGroup, given: Contribution) -> None:
         slot = self._reachable(given, strided=False)
         key = group.ranks, type(slot), *layouts(slot)
         come = self._compiled(("come", *key), lambda: self._near(group, slot, 0.0))
@@ -123,14 +123,14 @@ class HostsCommunicator(ProcessCommunicator):
         go()
         self._give_back(given, slot)
 
-    def _carry(self, group: Group, slot: Slot, seen: Seen) -> None:
+    def _carry(self, group: HostGroup, slot: Contribution, seen: Seen) -> None:
         share, shares = group.own.index(self.rank), min(map(len, group.hosts))
         if share < shares:
             peers = [host[share] for host in group.hosts]
             way = Way(self._far.world, self._far.tag(group.ranks) + 1, peers, group.here, str(slot), self._far.room)
             carry(items_of(slot, group.homes, group.here, seen), slot.op, way, share, shares)
 
-    def _near(self, group: Group, slot: Slot, grace: float) -> native.Call:
+    def _near(self, group: HostGroup, slot: Contribution, grace: float) -> native.NativeCall:
         """A meeting of this host's members: in the first they see what they bring to the whole group's, in those with a `grace` they wait
         for the ones that wait for other hosts."""
         told = among(slot.call, group.ranks)
@@ -139,7 +139,7 @@ class HostsCommunicator(ProcessCommunicator):
         brought = Brought(slot.what, slot.op, slot.root, told, told, told, kept, slot.size, gives, takes, False, grace)
         return self._shared.meet(group.own, self.rank, brought, False)
 
-    def _lead(self, group: Group, slot: Slot, seen: Seen, little: bool) -> Lead:
+    def _lead(self, group: HostGroup, slot: Contribution, seen: Seen, little: bool) -> Lead:
         key = group.ranks, *map(id, seen)  # which the lead keeps
         lead = self._leads.get(key)
         if lead is None:
@@ -156,7 +156,7 @@ class _NearCalls(SharedCalls):
         super().__init__(world.here, world.shared, rank)
         self._hosts = world
 
-    def _meet(self, ranks: Ranks, slot: Slot) -> list[native.Call] | None:
+    def _meet(self, ranks: Ranks, slot: Contribution) -> list[native.NativeCall] | None:
         group = self._hosts.group(ranks)
         return None if group is None or group.hosts[1:] else super()._meet(ranks, slot)
 
@@ -164,7 +164,7 @@ class _NearCalls(SharedCalls):
         """There are none: they are messages."""
 
 
-def _moved(slot: Slot) -> int:
+def _moved(slot: Contribution) -> int:
     """Bytes of what a rank gives or gets, all parts together: as many on each."""
     if slot.gives is None:
         return slot.x.nbytes

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ... import config, native
-from ...native.world import World, make_world
+from ...native.world import NativeWorld, make_world
 from ..base import CommAborted, CommError, CommTimeout, Ranks
-from ..contribution import BLOCK, Slot, work
+from ..contribution import BLOCK, Contribution, work
 from .python_locks import Mailbox, Meeting, Pace, open_gate, patiently
 
 _EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer has read
@@ -31,7 +31,7 @@ class ThreadWorld:
         self.world_size = world_size
         self.timeout, self.stall = timeout, config.stall()
         self._guard = threading.Lock()
-        self.shared: World | None = make_world(world_size, timeout, self.stall) if not native.why_not() else None
+        self.shared: NativeWorld | None = make_world(world_size, timeout, self.stall) if not native.why_not() else None
         self.paces = [Pace(self) for _ in range(world_size)]
         self.reset()
 
@@ -47,7 +47,7 @@ class ThreadWorld:
         self.failure: BaseException | None = None
         self._meetings: dict[Ranks, Meeting] = {}
         self._mail: dict[tuple[int, int], Mailbox] = {}
-        self._boards: dict[Ranks, dict[int, Slot]] = {}
+        self._boards: dict[Ranks, dict[int, Contribution]] = {}
         if self.shared is not None:
             self.shared.reset()
 
@@ -65,7 +65,7 @@ class ThreadWorld:
                 m = self._meetings.setdefault(ranks, Meeting(ranks, self))
         return m
 
-    def board(self, ranks: Ranks) -> dict[int, Slot]:
+    def board(self, ranks: Ranks) -> dict[int, Contribution]:
         """Where the members of a group show each other what they bring, when they meet in C and work in NumPy."""
         return self._boards.setdefault(ranks, {})
 
@@ -126,30 +126,30 @@ class ThreadCommunicator:
     # -- collectives --------------------------------------------------------------------------------------------------
 
     def init_group(self, ranks: Ranks) -> Any:
-        return self._meet(ranks, Slot("nccl_init"))
+        return self._meet(ranks, Contribution("nccl_init"))
 
     def barrier(self, ranks: Ranks) -> Any:
-        return self._meet(ranks, Slot("barrier"))
+        return self._meet(ranks, Contribution("barrier"))
 
     def broadcast(self, x: np.ndarray, out: np.ndarray, root: int, ranks: Ranks) -> Any:
-        return self._meet(ranks, Slot("broadcast", x, out, root=root))
+        return self._meet(ranks, Contribution("broadcast", x, out, root=root))
 
     def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> Any:
-        return self._meet(ranks, Slot("all_reduce", x, out, op))
+        return self._meet(ranks, Contribution("all_reduce", x, out, op))
 
     def reduce(self, x: np.ndarray, out: np.ndarray, op: str, root: int, ranks: Ranks) -> Any:
-        return self._meet(ranks, Slot("reduce", x, out, op, root))
+        return self._meet(ranks, Contribution("reduce", x, out, op, root))
 
     def all_gather(self, x: np.ndarray, parts: Sequence[np.ndarray], ranks: Ranks) -> Any:
-        return self._meet(ranks, Slot("all_gather", x, gives=[x] * len(ranks), takes=parts))
+        return self._meet(ranks, Contribution("all_gather", x, gives=[x] * len(ranks), takes=parts))
 
     def reduce_scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: Ranks) -> Any:
-        return self._meet(ranks, Slot("reduce_scatter", parts, out, op, gives=parts, takes=[out] * len(ranks)))
+        return self._meet(ranks, Contribution("reduce_scatter", parts, out, op, gives=parts, takes=[out] * len(ranks)))
 
     def all_to_all(self, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], ranks: Ranks) -> Any:
-        return self._meet(ranks, Slot("all_to_all", sends, gives=sends, takes=recvs))
+        return self._meet(ranks, Contribution("all_to_all", sends, gives=sends, takes=recvs))
 
-    def _meet(self, ranks: Ranks, slot: Slot) -> Any:
+    def _meet(self, ranks: Ranks, slot: Contribution) -> Any:
         """Meet the others and do this rank's share of what is done for all members."""
         m, n = self.world.meeting(ranks), len(ranks)
         m.slots[self.rank] = slot

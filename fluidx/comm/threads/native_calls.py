@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ... import native
-from ...native.world import Brought, World
+from ...native.world import Brought, NativeWorld
 from ..base import Ranks
-from ..contribution import NOTHING, Slot, work
+from ..contribution import NOTHING, Contribution, work
 from .communicator import ThreadCommunicator
 
 _MOST_BLOCKS = 128
@@ -24,13 +24,13 @@ class NativeCommunicator(ThreadCommunicator):
     and ranks that differ in those disagree.
     """
 
-    def __init__(self, world: Any, shared: World, rank: int):
+    def __init__(self, world: Any, shared: NativeWorld, rank: int):
         super().__init__(world, rank)
         self.calls = Calls(world, shared, rank)
         self._shared = shared
         self._blocks: dict[tuple, Callable[[], None]] = {}
 
-    def _meet(self, ranks: Ranks, slot: Slot) -> None:
+    def _meet(self, ranks: Ranks, slot: Contribution) -> None:
         given, slot = slot, self._reachable(slot)
         working = _in_c(slot)
         meet = self._block_of(ranks, slot, working)
@@ -43,33 +43,33 @@ class NativeCommunicator(ThreadCommunicator):
             meet()
         self._give_back(given, slot)
 
-    def _give_back(self, given: Slot, slot: Slot) -> None:
+    def _give_back(self, given: Contribution, slot: Contribution) -> None:
         """Put results where they are wanted, if they are elsewhere."""
         if slot is not given:
             for place, made in zip(_results(given), _results(slot), strict=True):
                 if place is not made:
                     np.copyto(place, made)
 
-    def _reachable(self, slot: Slot) -> Slot:
+    def _reachable(self, slot: Contribution) -> Contribution:
         """The slot with arrays that C kernels and all ranks can work on: itself, or one with copies."""
         if slot.gives is not None or in_one_piece(slot.x, slot.out):
             return slot
-        return Slot(slot.what, np.ascontiguousarray(slot.x), np.array(slot.out, order="C"), slot.op, slot.root)
+        return Contribution(slot.what, np.ascontiguousarray(slot.x), np.array(slot.out, order="C"), slot.op, slot.root)
 
-    def _show(self, ranks: Ranks, slot: Slot) -> None:
+    def _show(self, ranks: Ranks, slot: Contribution) -> None:
         """Let the members of a group see what this rank brings, when they have met."""
         self.world.board(ranks)[self.rank] = slot
 
-    def _shown(self, ranks: Ranks, slot: Slot) -> list[Slot]:
+    def _shown(self, ranks: Ranks, slot: Contribution) -> list[Contribution]:
         """What all members bring to the call that this rank brings its slot to."""
         board = self.world.board(ranks)
         return [board[r] for r in ranks]
 
-    def _block_of(self, ranks: Ranks, slot: Slot, working: bool) -> Callable[[], None]:
+    def _block_of(self, ranks: Ranks, slot: Contribution, working: bool) -> Callable[[], None]:
         """The meeting as a function."""
         return self._compiled((ranks, *layouts(slot)), lambda: self._shared.meet(ranks, self.rank, _brought(slot, ranks), working))
 
-    def _compiled(self, key: tuple, make: Callable[[], native.Call]) -> Callable[[], None]:
+    def _compiled(self, key: tuple, make: Callable[[], native.NativeCall]) -> Callable[[], None]:
         """A meeting's words hold no more than the key says, so it serves for other arrays in the same places."""
         block = self._blocks.get(key)
         if block is None:
@@ -95,32 +95,32 @@ class NativeCommunicator(ThreadCommunicator):
 class Calls(ThreadCommunicator):
     """The methods of a communicator, giving the C calls that do what they say; None where NumPy takes part."""
 
-    def __init__(self, world: Any, shared: World, rank: int):
+    def __init__(self, world: Any, shared: NativeWorld, rank: int):
         super().__init__(world, rank)
         self._shared = shared
 
-    def _meet(self, ranks: Ranks, slot: Slot) -> list[native.Call] | None:
+    def _meet(self, ranks: Ranks, slot: Contribution) -> list[native.NativeCall] | None:
         if not _in_c(slot) or not self._can_reach(slot):
             return None
         return [self._shared.meet(ranks, self.rank, _brought(slot, ranks))]
 
-    def _can_reach(self, slot: Slot) -> bool:
+    def _can_reach(self, slot: Contribution) -> bool:
         """Need nothing be copied?"""
         return slot.gives is not None or in_one_piece(slot.x, slot.out)
 
-    def reach(self, beside: bool, at: int) -> list[native.Call]:
+    def reach(self, beside: bool, at: int) -> list[native.NativeCall]:
         return [self._shared.reach(self.rank, beside, at)]
 
-    def follow(self, beside: bool, at: int) -> list[native.Call]:
+    def follow(self, beside: bool, at: int) -> list[native.NativeCall]:
         return [self._shared.follow(self.rank, beside, at)]
 
-    def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> list[native.Call] | None:
+    def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> list[native.NativeCall] | None:
         if not in_one_piece(*(a for a, _ in (*sends, *recvs))):
             return None
         return [self._shared.exchange(self.rank, sends, recvs)]
 
 
-def _in_c(slot: Slot) -> bool:
+def _in_c(slot: Contribution) -> bool:
     """Is the work done in C? All ranks answer the same, or disagree about the call."""
     return not slot.op or slot.dtype in _ADDED
 
@@ -129,24 +129,24 @@ def in_one_piece(*arrays: np.ndarray) -> bool:
     return all(a.flags.c_contiguous for a in arrays)
 
 
-def _results(slot: Slot) -> Sequence[np.ndarray]:
+def _results(slot: Contribution) -> Sequence[np.ndarray]:
     """What a call writes: all that it takes, or its one result."""
     return [slot.out] if slot.out is not NOTHING or slot.takes is None else slot.takes
 
 
-def among(what: Slot | str, ranks: Ranks) -> str:
+def among(what: Contribution | str, ranks: Ranks) -> str:
     """What a group does, in words."""
     return f"{what} among ranks {', '.join(map(str, ranks))}"
 
 
-def _brought(slot: Slot, ranks: Ranks) -> Brought:
+def _brought(slot: Contribution, ranks: Ranks) -> Brought:
     parts = slot.gives is not None
     gives, takes = (slot.gives, slot.takes) if parts else ([slot.x], [slot.out])
     told = among(slot, ranks)
     return Brought(slot.what, slot.op, slot.root, str(slot), slot.call, told, slot.kept, slot.size, gives, takes, parts)
 
 
-def layouts(slot: Slot) -> tuple:
+def layouts(slot: Contribution) -> tuple:
     """What a call is, and where its arrays lie."""
     arrays = (slot.x, slot.out) if slot.gives is None else (*slot.gives, None, *slot.takes)
     return slot.what, slot.op, slot.root, slot.dtype, *map(_layout, arrays)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...native.world import log
 from ..base import CommError, CommTimeout, Ranks
-from ..contribution import Slot
+from ..contribution import Contribution
 
 if TYPE_CHECKING:
     from .communicator import ThreadWorld
@@ -26,7 +26,7 @@ class Meeting:
         self.gates = {r: threading.Lock() for r in ranks}
         for gate in self.gates.values():
             gate.acquire()
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, Contribution] = {}
         self.done = False  # by the last to arrive; it stays as it is until all have seen it, for nobody is last before
 
     def wait(self, rank: int, what: str, action: Callable[[], None] | None = None) -> None:

@@ -44,7 +44,7 @@ class Cut:
         self.scope, self.ctx, self.xp = maker.scope, maker.ctx, maker.xp
         self.bodies: dict[int, BodyProgram] = {}
 
-    def run(self, feed: Mapping[str, Any], watched: observers.Asked) -> list[Any]:
+    def run(self, feed: Mapping[str, Any], watched: observers.ObserverSettings) -> list[Any]:
         """One run: the plans of the segments one after the other, and the operators between them."""
         values = dict(feed)
         for planned, host, keeps in self.segments:
@@ -55,7 +55,7 @@ class Cut:
             values = {n: v for n, v in values.items() if n in keeps}
         return [_copied(self._rows(n, values[n], counted=True), self.xp) for n in self.fetch]
 
-    def _run(self, outline: Outline, feed: Mapping[str, Any], watched: observers.Asked) -> dict[str, Any]:
+    def _run(self, outline: Outline, feed: Mapping[str, Any], watched: observers.ObserverSettings) -> dict[str, Any]:
         """What a part of the program makes, on the host."""
         block = outline.program.global_block()
         feed = {n: self._rows(n, v, counted=True) for n, v in feed.items()}
@@ -66,7 +66,7 @@ class Cut:
 
     # -- operators between plans ------------------------------------------------------------------------------------------------
 
-    def _call(self, op: Operator, values: Mapping[str, Any], fed: Collection[str], watched: observers.Asked) -> dict[str, Any]:
+    def _call(self, op: Operator, values: Mapping[str, Any], fed: Collection[str], watched: observers.ObserverSettings) -> dict[str, Any]:
         """What an operator makes of values, which are the host's; state that it makes goes into the scope."""
         definition = opdef(op.type)
         if definition.bodies:
@@ -95,7 +95,7 @@ class Cut:
             self._keep(n, made.pop(n))
         return made
 
-    def _run_bodies(self, op: Operator, values: Mapping[str, Any], watched: observers.Asked) -> dict[str, Any]:
+    def _run_bodies(self, op: Operator, values: Mapping[str, Any], watched: observers.ObserverSettings) -> dict[str, Any]:
         """What an operator makes that runs sub-blocks: each time what such a block comes to with the sizes that its values have then."""
         now = _Now(lambda n: self._value(n, op, values))
         found = {body.idx: body for body in bodies(op)}
@@ -170,7 +170,9 @@ class Cut:
         else:
             self.scope.bind(name, _copied(value, self.xp))
 
-    def _look(self, op: Operator, ins: Mapping[str, Any], outs: Mapping[str, Any], watched: observers.Asked, start: int, stop: int) -> None:
+    def _look(
+        self, op: Operator, ins: Mapping[str, Any], outs: Mapping[str, Any], watched: observers.ObserverSettings, start: int, stop: int
+    ) -> None:
         """Let whoever looks on see the operator as a plan of one step."""
         if not (observers.watchers or watched.apart):
             return

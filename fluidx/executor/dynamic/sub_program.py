@@ -9,7 +9,7 @@ from ...ir import flow
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
 from ...ir.program import Block, Program
-from ...ir.sub_blocks import Body, runs_bodies
+from ...ir.sub_blocks import SubBlock, runs_bodies
 from ...ops.single import copy_single
 from ...rewrite.live import live_ops
 from ..plan.selection import Outline
@@ -22,7 +22,7 @@ class BodyProgram(NamedTuple):
     gives: Mapping[str, str]
 
 
-def body_program(program: Program, op: Operator, body: Body) -> BodyProgram:
+def body_program(program: Program, op: Operator, body: SubBlock) -> BodyProgram:
     """The program of a sub-block that `op` runs.
 
     Every value has a name of its own there, so that one which changes its size from round to round is two values. State that the block only

@@ -23,7 +23,7 @@ from ...ir.types import TensorType
 from ...ops.expr.native import always_fits, bind_native
 from ...ops.expr.nodes import Expr, make_node, rebuild, sym
 from .selection import Outline
-from .sizes import Sizes
+from .sizes import RankSizes
 from .storage import Shadows
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MOST = 16  # operators of one chain: more would not fit the registers of the vector machine
 
 
-def chains(sizes: Sizes, shadows: Shadows, outline: Outline, lies: Mapping[str, Lie]) -> list[tuple[Operator, ...]]:
+def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, lies: Mapping[str, Lie]) -> list[tuple[Operator, ...]]:
     """All operators in their order, those of one chain together. `lies`: how each value lies in storage of its own."""
     types, here = sizes.types, sizes.here
     needed = _needed(outline, sizes.reads) if here else outline.fact(_needed)
@@ -87,7 +87,7 @@ def chains(sizes: Sizes, shadows: Shadows, outline: Outline, lies: Mapping[str, 
 
 def fused(
     chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = ()
-) -> list[native.Call]:
+) -> list[native.NativeCall]:
     """The calls that do a chain, over the arrays of what it reads and of what it stores. `scratch` is what its first operator asks for."""
     calls = _calls(chain, stored, array, scratch)
     assert calls is not None, "a chain was planned whose operands lie otherwise now"
@@ -111,7 +111,7 @@ def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
 def _calls(
     chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = (),
     dry: bool = False,
-) -> list[native.Call] | None:  # fmt: skip
+) -> list[native.NativeCall] | None:  # fmt: skip
     first, definition = chain[0], opdef(chain[0].type)
     if not definition.native_tail:
         call = _elementwise(chain, stored, array, dry)
@@ -135,7 +135,7 @@ def _calls(
 
 def _elementwise(
     chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], dry: bool, tail: bool = False
-) -> native.Call | None:
+) -> native.NativeCall | None:
     return bind_native(*_operands(chain, stored, array), dry, tail)
 
 

@@ -16,9 +16,9 @@ from ...ir.opdef import OpDef
 from ...ir.operator import Frozen, Operator
 from ...ir.program import Program
 from ...ir.types import TensorType
-from ...ops.kernels import Body, bodies
+from ...ops.kernels import KernelBody, bodies
 from .fusion import covers
-from .storage import Node, Storage
+from .storage import PlanNode, Storage
 
 _MOST = 1 << 14  # answers that one program keeps, and some more for each of its operators
 _NEXT = count(1)  # no number is given twice, whoever forgets what it stood for
@@ -34,7 +34,7 @@ class Lie(NamedTuple):
 class _Kept(NamedTuple):
     """The body by its op and how the operands lie; its scratch by the body too, and by sizes."""
 
-    bodies: dict[tuple, Body]
+    bodies: dict[tuple, KernelBody]
     scratch: dict[tuple, Sequence[TensorType]]
 
 
@@ -106,7 +106,7 @@ class Chooser:
         self._exact = {n: lie.exact for n, lie in lies.items()}
         self._rough = {n: lie.rough for n, lie in lies.items()}
 
-    def kernel(self, node: Node) -> str:
+    def kernel(self, node: PlanNode) -> str:
         """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
         definition, here = node.definition, node.here
         if node.made:
@@ -127,7 +127,7 @@ class Chooser:
             self.storage.aside(node, t)
         return body.name if len(node.ops) == 1 else "fused"
 
-    def _straighten(self, node: Node) -> None:
+    def _straighten(self, node: PlanNode) -> None:
         """Where views make the operands of a chain lie as no call takes them, they are copied to one piece first."""
         storage = self.storage
         made = {n for op in node.ops for n in op.output_arg_names}
@@ -137,7 +137,7 @@ class Chooser:
             for n in dict.fromkeys(lying):
                 storage.aside(node, storage.types[n], n, reads=True)
 
-    def _known(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
+    def _known(self, node: PlanNode) -> tuple[KernelBody, Sequence[TensorType]]:
         """What was chosen where operands lay like this, and the scratch that the body asks for where they had these sizes."""
         op, definition = node.op, node.definition
         known = self._answers.kept if not definition.native_takes_ctx and definition.view_ctx is None else self._of_context
@@ -156,11 +156,11 @@ class Chooser:
 
     # -- questions to bodies ------------------------------------------------------------------------------------------------
 
-    def _choose(self, node: Node) -> tuple[Body, Sequence[TensorType]]:
+    def _choose(self, node: PlanNode) -> tuple[KernelBody, Sequence[TensorType]]:
         body = self._body(node)
         return body, self.storage.asked(node, body)
 
-    def _body(self, node: Node) -> Body:
+    def _body(self, node: PlanNode) -> KernelBody:
         """The first body that covers the operands as they lie."""
         table = bodies(node.definition, self.device, self.natively)
         if len(table) == 1:

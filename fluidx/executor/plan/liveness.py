@@ -49,7 +49,7 @@ def started_together(ops: Sequence[Operator]) -> dict[int, tuple[int, int]]:
     return found
 
 
-class Lives(NamedTuple):
+class Liveness(NamedTuple):
     """Of units, which are operators or chains of them, by number: sends and receives that start together, the last unit that touches
     a value, and the units that write it. Operators of sub-blocks have numbers between those of units (`times`)."""
 
@@ -76,7 +76,7 @@ def times(i: int, count: int) -> list[float]:
     return [i - 1 + k / (count + 1) for k in range(1, count + 1)]
 
 
-def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator], Iterable[str]] | None = None) -> Lives:
+def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator], Iterable[str]] | None = None) -> Liveness:
     """The lives of the values of the operators, so many of which are each unit. `reads`: what an operator reads, if not all that it names.
 
     Raises ProgramError for a batch of messages that forwards one.
@@ -104,4 +104,4 @@ def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator
                 note(inner, at, at)
             note(op, i, until)
     last.update(dict.fromkeys(outline.fetch, FOREVER))
-    return Lives(spans, last, writers)
+    return Liveness(spans, last, writers)

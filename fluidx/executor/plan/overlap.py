@@ -9,7 +9,7 @@ from ... import config, native
 from ...ir import flow
 from ...ir.operator import Role
 from .overlap_rules import Access, hidden, overlap
-from .storage import TALKS, Node, Root, Storage
+from .storage import TALKS, PlanNode, Root, Storage
 
 _WORTH = 1 << 20  # bytes: a tenth of a millisecond of copying, three times what waking a thread takes
 
@@ -38,19 +38,19 @@ def worth(ranks: int) -> int | None:
     return 0 if asked else _WORTH
 
 
-def on_stream(storage: Storage, nodes: Sequence[Node], order: Sequence[Span]) -> Beside:
+def on_stream(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span]) -> Beside:
     """Communication by itself: what else is done to messages is computed."""
     return _settled(storage, nodes, order, [_access(storage, nodes[k:stop], False) for k, stop in order], 0)
 
 
-def on_thread(storage: Storage, nodes: Sequence[Node], order: Sequence[Span], least: int) -> Beside:
+def on_thread(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int) -> Beside:
     """Communication, and what a transpiler put behind it, if at least so many bytes of it are hidden behind compute."""
     if any(node.definition.effect in TALKS for some in storage.inner.values() for node in some):
         return NOTHING  # inside a loop or a branch it runs on the thread that computes, and two would not keep one order
     return _settled(storage, nodes, order, [_access(storage, nodes[k:stop], True) for k, stop in order], least)
 
 
-def _access(storage: Storage, some: Sequence[Node], follows: bool) -> Access:
+def _access(storage: Storage, some: Sequence[PlanNode], follows: bool) -> Access:
     if some[0].made:  # another name for what lies there
         return Access(frozenset(), frozenset())
     roots, ops = storage.roots, [op for node in some for op in node.ops]
@@ -62,7 +62,7 @@ def _access(storage: Storage, some: Sequence[Node], follows: bool) -> Access:
     return Access(frozenset(read), frozenset(written), some[0].definition.effect in TALKS, follows, nbytes)
 
 
-def _settled(storage: Storage, nodes: Sequence[Node], order: Sequence[Span], accesses: Sequence[Access], least: int) -> Beside:
+def _settled(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], accesses: Sequence[Access], least: int) -> Beside:
     """Storage that is being sent or received stays taken until the wait."""
     found = overlap(accesses)
     if hidden(accesses, found) < least:

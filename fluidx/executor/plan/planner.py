@@ -18,8 +18,8 @@ from .liveness import FOREVER, lifetimes
 from .overlap import NOTHING, Beside, Span, on_stream, on_thread
 from .records import Plan, Step
 from .selection import Outline
-from .sizes import Sizes
-from .storage import Node, Shadows, Storage
+from .sizes import RankSizes
+from .storage import PlanNode, Shadows, Storage
 from .storage_proof import check_storage
 
 
@@ -55,7 +55,7 @@ def plan(
     if outline is None:
         outline = Outline.of(program, feed_types, fetch)
         check_whole(outline)
-    sizes = Sizes(program, held, ctx)
+    sizes = RankSizes(program, held, ctx)
     sizes.infer(outline, feed_types)
     natively = device == "cpu" and (native.enabled() if natively is None else natively)
     if (fuse and config.rewrites()) if rewrite is None else rewrite:
@@ -67,7 +67,7 @@ def plan(
 
 
 def _planned(
-    sizes: Sizes, outline: Outline, feed_types: Mapping[str, TensorType], ctx: RunContext, device: str, natively: bool, fuse: bool,
+    sizes: RankSizes, outline: Outline, feed_types: Mapping[str, TensorType], ctx: RunContext, device: str, natively: bool, fuse: bool,
     overlap: int | None,
 ) -> Plan:  # fmt: skip
     """The plan of operators whose sizes are known."""
@@ -99,7 +99,7 @@ def _planned(
     marked = set(beside.stops.values())
     values, buffers, totals = storage.finish()
 
-    def step(some: Sequence[Node], k: int | None = None) -> Step:
+    def step(some: Sequence[PlanNode], k: int | None = None) -> Step:
         first = some[0]
         kernel = "exchange" if k is not None and first.index in spans else kernels[id(first)]
         ops, scratch = first.ops, storage.placed(first)
@@ -128,7 +128,7 @@ def _planned(
     return planned
 
 
-def _simplified(sizes: Sizes, outline: Outline, natively: bool | None) -> Outline:
+def _simplified(sizes: RankSizes, outline: Outline, natively: bool | None) -> Outline:
     """The outline of the operators that are left. One that reads other names does on this rank what it did before."""
     found, left = outline.simplified(sizes.types, natively)
     if sizes.here and found.renamed:
@@ -139,7 +139,7 @@ def _simplified(sizes: Sizes, outline: Outline, natively: bool | None) -> Outlin
     return left
 
 
-def _order(nodes: Sequence[Node], spans: Mapping[int, Span]) -> Iterator[Span]:
+def _order(nodes: Sequence[PlanNode], spans: Mapping[int, Span]) -> Iterator[Span]:
     """(first, last + 1) of the nodes that become one step each: sends and recvs of one batch go together."""
     k = 0
     while k < len(nodes):
@@ -148,7 +148,7 @@ def _order(nodes: Sequence[Node], spans: Mapping[int, Span]) -> Iterator[Span]:
         k = stop
 
 
-def _beside(storage: Storage, nodes: Sequence[Node], order: Sequence[Span], least: int | None) -> Beside:
+def _beside(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int | None) -> Beside:
     comm = storage.ctx.comm
     if comm is not None and comm.asynchronous:
         return on_stream(storage, nodes, order)

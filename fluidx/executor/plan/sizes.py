@@ -29,7 +29,7 @@ class SizesChange(ProgramError):
         self.op = op
 
 
-class Sizes:
+class RankSizes:
     """`types` of what lies on this rank, and for operators that do not do here what they say (`here`, by id), what they do.
 
     `held` are the variables of the scope; only their shapes and dtypes are looked at.

@@ -19,16 +19,16 @@ from ...ir.memory_spaces import on_host, runs_on_host
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator
 from ...ir.types import TensorType
-from ...ops.kernels import Body, wide_type
+from ...ops.kernels import KernelBody, wide_type
 from ..context import RunContext
 from . import allocation
 from .allocation import Interval, assign
 from .in_place_assembly import settles
-from .liveness import FOREVER, Lives, nested, times
+from .liveness import FOREVER, Liveness, nested, times
 from .rank_view import Here
 from .records import Buffer, Lies, Scratch, Value
 from .selection import Outline
-from .sizes import Sizes
+from .sizes import RankSizes
 from .strided_results import Home, Readers, start_of
 
 TALKS = (Effect.COLLECTIVE, Effect.P2P)
@@ -85,7 +85,7 @@ class Root(Interval):
 
 
 @dataclass(eq=False, slots=True)
-class Aside:
+class UnplacedScratch:
     """Scratch of one operator, until it has a place."""
 
     type: TensorType
@@ -95,7 +95,7 @@ class Aside:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class PlanNode:
     """A step before it is one: an operator that runs, or a chain of them, with what was decided about it."""
 
     ops: tuple[Operator, ...]
@@ -104,7 +104,7 @@ class Node:
     here: Here | None = None  # what it does on this rank, where that is not what it says
     made: str = ""  # "view" or "joined" (of a Step): the results are there without it
     on_host: bool = False
-    scratch: list[Aside] = field(default_factory=list)
+    scratch: list[UnplacedScratch] = field(default_factory=list)
 
     @property
     def op(self) -> Operator:
@@ -114,7 +114,7 @@ class Node:
 class Storage:
     """Decides storage for units, operators or chains of them, one after the other: `place(i, unit)`, then `finish()`."""
 
-    def __init__(self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, lives: Lives):
+    def __init__(self, sizes: RankSizes, shadows: Shadows, ctx: RunContext, outline: Outline, lives: Liveness):
         self.sizes, self.shadows, self.ctx = sizes, shadows, ctx
         self.state, self.pairs = outline.fact(_state), outline.fact(_in_place)
         self.on_host = on_host(outline.program)
@@ -127,9 +127,9 @@ class Storage:
         self.lies: dict[str, Lies] = {}
         self.starts: dict[str, int] = {}  # bytes of its storage before a value; none where it is not here
         self.inside: dict[int, set[int]] = {}  # operators, by id, some of whose operands, by number, are made inside their result
-        self.nodes: list[Node] = []
-        self.inner: dict[int, list[Node]] = {}
-        self.asides: list[Aside] = []
+        self.nodes: list[PlanNode] = []
+        self.inner: dict[int, list[PlanNode]] = {}
+        self.asides: list[UnplacedScratch] = []
         self.halves = any(t.dtype in HALVES for t in self.types.values())
         self.outline = outline
         self.readers = Readers(sizes, shadows, ctx, outline, self._is_made_once, partial(settles, self))
@@ -160,7 +160,7 @@ class Storage:
 
     # -- one operator -------------------------------------------------------------------------------------------------------
 
-    def place(self, i: int, unit: Unit) -> Node:
+    def place(self, i: int, unit: Unit) -> PlanNode:
         """Decide where the results of unit `i` live, and before them what the operators of its sub-blocks make."""
         if unit[0].sub_blocks():
             count = sum(1 for _ in nested(self.program, unit[0]))
@@ -174,11 +174,11 @@ class Storage:
                 self._place_bodies(inner, at)
                 self.inner[b].append(self._place(next(at), (inner,)))
 
-    def _place(self, i: float, unit: Unit) -> Node:
+    def _place(self, i: float, unit: Unit) -> PlanNode:
         op = unit[0]
         definition = opdef(op.type)
         here = self.sizes.here.get(id(op))
-        node = Node(unit, definition, i, here, on_host=bool(self.on_host) and runs_on_host(op, self.on_host))
+        node = PlanNode(unit, definition, i, here, on_host=bool(self.on_host) and runs_on_host(op, self.on_host))
         if len(unit) > 1:
             self._place_chain(node)
             return node
@@ -201,7 +201,7 @@ class Storage:
                     self.aside(node, self.types[n], n, reads=True)
         return node
 
-    def _results(self, node: Node, ins: Mapping[str, Root], outs: Iterable[str]) -> None:
+    def _results(self, node: PlanNode, ins: Mapping[str, Root], outs: Iterable[str]) -> None:
         """Storage for these results of an operator by itself, or of the first of a chain."""
         op, definition, i = node.op, node.definition, node.index
         pairs = self.pairs[id(op)]
@@ -218,7 +218,7 @@ class Storage:
             else:
                 self._new(name, i, [source] if source is not None else [], ins)
 
-    def _place_chain(self, node: Node) -> None:
+    def _place_chain(self, node: PlanNode) -> None:
         """Results that are read behind the chain get storage, that of an operand where one is free; the others have none."""
         i = node.index
         ins: dict[str, Root] = {}
@@ -247,7 +247,7 @@ class Storage:
                 return
         self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
-    def _homes(self, node: Node) -> Mapping[str, Home]:
+    def _homes(self, node: PlanNode) -> Mapping[str, Home]:
         """Where those results are made which later operators would only move: where these would put them."""
         early = self.readers.early_homes(node.index, node.ops, node.op.output_arg_names)
         return early if early or node.definition.strided is None else self.readers.homes(node.op)
@@ -277,12 +277,12 @@ class Storage:
     def _is_made_once(self, name: str) -> bool:
         return self._is_new(name) and len(self.writers.get(name, ())) == 1
 
-    def aside(self, node: Node, t: TensorType, of: str = "", reads: bool = False) -> None:
+    def aside(self, node: PlanNode, t: TensorType, of: str = "", reads: bool = False) -> None:
         start, stop = self.spans.get(node.index, (node.index, node.index))
-        node.scratch.append(Aside(t, Root(t.nbytes, start, stop, "arena", on_host=node.on_host), of, reads))
+        node.scratch.append(UnplacedScratch(t, Root(t.nbytes, start, stop, "arena", on_host=node.on_host), of, reads))
         self.asides.append(node.scratch[-1])
 
-    def widen(self, node: Node, device: str) -> None:
+    def widen(self, node: PlanNode, device: str) -> None:
         """Where the bodies of the operator's op do not take 16-bit floats, put float32 aside in the place of each."""
         op, definition, types = node.op, node.definition, self.types
         if not definition.widens(device, [types[n] for n in op.output_arg_names]):
@@ -311,7 +311,7 @@ class Storage:
         told = definition.pattern_of(ins, outs, op.attrs).shape_only
         return Here(op.attrs, ghosts={k: t for k in told if (t := ins[k]) is not None and t.dtype in HALVES})
 
-    def operands(self, node: Node) -> tuple[list[Any], list[Any]]:
+    def operands(self, node: PlanNode) -> tuple[list[Any], list[Any]]:
         """The inputs and outputs of an operator as shadow arrays, as its body gets them: copies aside lie in one piece."""
         op = node.op
         read = written = self.shadow.__getitem__
@@ -323,7 +323,7 @@ class Storage:
         outs = node.definition.arrange(op.outputs, node.definition.out_slots, written)
         return node.here.inputs(op, node.definition, read, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
 
-    def asked(self, node: Node, body: Body) -> Sequence[TensorType]:
+    def asked(self, node: PlanNode, body: KernelBody) -> Sequence[TensorType]:
         """The scratch that a body of the operator's op asks for."""
         if body.scratch is None:
             return ()
@@ -356,7 +356,7 @@ class Storage:
         """Does a value lie in another way than one does that has storage of its own?"""
         return name in self.view_of or name in self.lies
 
-    def _try_view(self, node: Node) -> bool:
+    def _try_view(self, node: PlanNode) -> bool:
         op, i, outs = node.op, node.index, node.op.output_arg_names
         source = op.input_arg_names[0]
         root, stop = self.roots[source], max([self.last.get(n, i) for n in outs])
@@ -400,7 +400,7 @@ class Storage:
         buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, ceil(r.start), ceil(r.stop), r.offset, r.on_host) for r in roots])
         return values, buffers, totals
 
-    def placed(self, node: Node) -> tuple[Scratch, ...]:
+    def placed(self, node: PlanNode) -> tuple[Scratch, ...]:
         """Where the scratch of an operator lies, after `finish`."""
         return tuple([Scratch(a.type, a.root.offset, a.of, a.reads) for a in node.scratch]) if node.scratch else ()
 

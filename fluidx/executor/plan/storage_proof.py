@@ -66,12 +66,12 @@ def check_storage(plan: Plan) -> None:
     Traceback (most recent call last):
     fluidx.ir.errors.ExecutionError: plan of program two: step 3 (elementwise_add) reads %softmax_1.tmp_0, ...
     """
-    walk = _Walk(plan)
+    walk = _StorageWalk(plan)
     walk.steps(plan.steps, "step ")
     walk.end_of_run(plan)
 
 
-class _Walk:
+class _StorageWalk:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.lying: dict[int, list[_Content]] = {}  # by space, what has not been overwritten

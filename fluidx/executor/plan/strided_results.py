@@ -23,7 +23,7 @@ from .in_place_assembly import settled
 from .liveness import nested
 from .records import Lies
 from .selection import Outline
-from .sizes import Sizes
+from .sizes import RankSizes
 
 if TYPE_CHECKING:
     from .storage import Shadows
@@ -45,7 +45,7 @@ class Readers:
     where it would lie)."""
 
     def __init__(
-        self, sizes: Sizes, shadows: Shadows, ctx: RunContext, outline: Outline, fresh: Callable[[str], bool],
+        self, sizes: RankSizes, shadows: Shadows, ctx: RunContext, outline: Outline, fresh: Callable[[str], bool],
         settles: Callable[[float, Sequence[Operator], str, str, Lies], bool],
     ):  # fmt: skip
         self.sizes, self.shadows, self.ctx, self.outline, self.fresh, self.settles = sizes, shadows, ctx, outline, fresh, settles
@@ -196,7 +196,7 @@ def _joins(op: Operator) -> bool:
     return opdef(op.type).in_slots[0].many
 
 
-def _inside(op: Operator, a: np.ndarray, sizes: Sizes) -> list[Any]:
+def _inside(op: Operator, a: np.ndarray, sizes: RankSizes) -> list[Any]:
     inside: Any = opdef(op.type).inside
     return inside(a, [sizes.types[n].shape for n in op.input_arg_names], **op.attrs)
 

@@ -17,7 +17,7 @@ from .remote_errors import rebuilt
 LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
 
 
-class Aside:
+class SharedCopy:
     """`values` lie in the memory that the processes share, and stay there until it is closed; also where its process has ended."""
 
     def __init__(self, process: Process, channel: Channel, values: Mapping[str, np.ndarray], timeout: float, program: Program):

@@ -27,7 +27,7 @@ class Gpu(NamedTuple):
     comm: Any
 
 
-class Seen(NamedTuple):
+class DeviceReport(NamedTuple):
     """What a rank finds: its host, which has a name and is known by another, its GPUs, known by theirs, and why it can use none."""
 
     name: str
@@ -45,7 +45,7 @@ def gpu_of(member: Member) -> Gpu:
     Raises ExecutionError, on all of them, where one has none.
     """
     if member not in _mine:
-        seen = [Seen(*said) for said in member.gather(_seen())]
+        seen = [DeviceReport(*said) for said in member.gather(_seen())]
         place = RankGpu(chosen(seen)[member.rank])
         world = MemberNcclWorld(member.comm, place.device)
         atexit.register(world.close)  # CuPy would give its communicators back by a call that can wait for other ranks
@@ -65,7 +65,7 @@ def why_not(ranks: int, environ: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
-def chosen(seen: Sequence[Seen], environ: Mapping[str, str] = os.environ) -> list[int]:
+def chosen(seen: Sequence[DeviceReport], environ: Mapping[str, str] = os.environ) -> list[int]:
     """For each rank the number of its GPU among those that it sees: of as many as it has ranks, a host gives each the next.
 
     A launcher may have given each rank its own, which all of them see as number 0 (CUDA_VISIBLE_DEVICES). Raises ExecutionError where
@@ -94,15 +94,15 @@ def chosen(seen: Sequence[Seen], environ: Mapping[str, str] = os.environ) -> lis
     return found
 
 
-def _seen() -> Seen:
+def _seen() -> DeviceReport:
     name, host = socket.gethostname(), _host()
     try:
         cuda = array_module(CUDAPlace(0)).cuda
         library()
         gpus = [cuda.runtime.deviceGetPCIBusId(k) for k in range(cuda.runtime.getDeviceCount())]
     except Exception as e:  # also a driver's own: the other ranks wait for an answer
-        return Seen(name, host, (), told_as(e))
-    return Seen(name, host, gpus, "")
+        return DeviceReport(name, host, (), told_as(e))
+    return DeviceReport(name, host, gpus, "")
 
 
 def _host() -> str:

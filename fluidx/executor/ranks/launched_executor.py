@@ -32,7 +32,7 @@ from ..error_text import told_as, where
 from ..places import RankGpu, using
 from ..plan import allocation
 from ..plan.allocation import fetched
-from ..progress import Trail
+from ..progress import Progress
 from ..run import observers
 from ..run.bound_plan import Bound
 from ..run.call_descriptions import Sight, described
@@ -109,7 +109,7 @@ class LaunchedExecutor(ParallelExecutor):
             )
         self.rank, self.world, self.timeout = member.rank, member.world, member.world.timeout
         self.first = self.rank == 0
-        self._trail = None if (shared := getattr(self.world, "shared", None)) is None else Trail(shared, self.rank, where)
+        self._trail = None if (shared := getattr(self.world, "shared", None)) is None else Progress(shared, self.rank, where)
         keep_to(cores_of(n)[self.rank])
         self._modules, self._comms = [np] * n, [member.comm] * n
         own = Scope() if scopes is None else scopes[self.rank]
@@ -283,7 +283,7 @@ class LaunchedExecutor(ParallelExecutor):
         super()._finish(rank)
 
     def _values(
-        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.Asked
+        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
     ) -> tuple[list[list[Any]], bool]:
         bound = self._current[self.rank] = ready.bounds[self.rank]
         bound.ctx.step = step

@@ -20,7 +20,7 @@ from ...ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, R
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import op_types
 from ...ir.program import Program, Var
-from ...native.world import Launch, World
+from ...native.world import Launch, NativeWorld
 from .. import launched_alone
 from ..context import RunContext
 from ..feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, joined_feed, read_feed
@@ -36,7 +36,7 @@ from .fetches import Gathered, Holders
 from .rank_programs import rank_programs
 from .run_cache import Ready, are_arrays, kind_of
 from .split_and_join import UNEVEN, Dealer
-from .state import Held
+from .state import RankState
 from .thread_workers import GRACE, Crew, Job, Outcome, cause, diagnose, stop, together
 
 _MAX_PLANS = 16
@@ -47,7 +47,7 @@ fluid_form: Any = None  # what a call with fluid's arguments makes; fluidx.compi
 _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
 
-class ParallelExecutor(Held):
+class ParallelExecutor(RankState):
     """Runs N ranks on the given places, as threads of this process, or as processes where the places are `process_places`.
 
     `programs` is a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order, perhaps read back from text. Who holds
@@ -262,7 +262,7 @@ class ParallelExecutor(Held):
             shared.expect()
 
     def _values(
-        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.Asked
+        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
     ) -> tuple[list[list[Any]], bool]:
         """What the ranks fetch of a step, and whether it lies where the next one writes."""
         self._current[:] = ready.bounds
@@ -271,7 +271,7 @@ class ParallelExecutor(Held):
         launched = ready.launch is not None and not watched.apart and not observers.watchers
         return (self._launch(ready, feeds) if launched else self._step(ready, feeds, watched)), launched
 
-    def _step(self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], watched: observers.Asked) -> list[list[Any]]:
+    def _step(self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], watched: observers.ObserverSettings) -> list[list[Any]]:
         """What the ranks fetch of a step that each rank's own threads do."""
         after = [observers.look(bound, watched, rank) for rank, bound in enumerate(ready.bounds)]
 
@@ -329,7 +329,7 @@ class ParallelExecutor(Held):
         return tuple([s.version for s in self.scopes])
 
     def _launcher(self, bounds: Sequence[Bound]) -> Launch | None:
-        shared: World | None = getattr(self.world, "shared", None)
+        shared: NativeWorld | None = getattr(self.world, "shared", None)
         blocks = [b.compute.block for b in bounds if b.compute.block is not None]
         beside = [b.beside.block if b.beside is not None else None for b in bounds]
         if shared is None or self.world_size == 1 or any(t.block is None for b in bounds for t in b.tracks):

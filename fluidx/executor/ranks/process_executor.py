@@ -25,7 +25,7 @@ from ..run import observers
 from ..run.call_descriptions import Sight
 from ..scope import Scope
 from .affinity import cores_of
-from .background_writer import Aside
+from .background_writer import SharedCopy
 from .parallel_executor import ParallelExecutor
 from .process_pool import Team
 from .remote_errors import operator_of, rebuilt
@@ -184,7 +184,7 @@ class ProcessExecutor(ParallelExecutor):
         return None
 
     def _values(
-        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.Asked
+        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
     ) -> tuple[list[list[Any]], bool]:
         bounds: Sequence[Any] = ready.bounds
         for bound, fed in zip(bounds, feeds, strict=True):
@@ -232,7 +232,7 @@ class ProcessExecutor(ParallelExecutor):
                 self.scopes[rank].arrays = {n: self._array(lies) for n, lies in said["state"]}
                 self.scopes[rank].version = said["version"]
 
-    def asides(self, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> dict[int, Aside]:
+    def asides(self, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> dict[int, SharedCopy]:
         """A thread in each rank's process that does `role`, "module:function", with what variables hold now, or with copies of that. None
         where the processes have ended."""
         self._check_process()
@@ -249,7 +249,8 @@ class ProcessExecutor(ParallelExecutor):
                 ours.pop_all()
             values = {r: {n: self._array(lies) for n, lies in of} for r, of in found.items()}
             return {
-                r: Aside(self.team.processes[r], Channel(here), values[r], self.timeout, self._mains[r]) for r, (here, _) in ends.items()
+                r: SharedCopy(self.team.processes[r], Channel(here), values[r], self.timeout, self._mains[r])
+                for r, (here, _) in ends.items()
             }
 
     # -- asking ----------------------------------------------------------------------------------------------------------------

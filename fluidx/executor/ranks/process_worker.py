@@ -28,7 +28,7 @@ from ...ir.types import TensorType
 from ...native import shared
 from ..context import RunContext
 from ..plan import allocation
-from ..progress import Trail
+from ..progress import Progress
 from ..run import observers
 from ..run.bind import prepare
 from ..run.bound_plan import Bound
@@ -48,7 +48,7 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
     there.close()
     world = ProcessWorld(there, rank, given["timeout"])
     allocation.new_bytes = shared.take
-    served = _Rank(world, rank)
+    served = _RankMessages(world, rank)
     served.share(given["threads"])
     while True:
         message, files = channel.receive(files=1)
@@ -63,13 +63,13 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
         channel.send(answer)
 
 
-class _Rank:
+class _RankMessages:
     """The messages, as methods; what they give goes back."""
 
     def __init__(self, world: ProcessWorld, rank: int):
         self.world, self.rank = world, rank
         self.comm = world.communicator(rank)
-        self.trail = Trail(world.shared, rank, shown)
+        self.trail = Progress(world.shared, rank, shown)
         self.scope = Scope()
         self.pairs: dict[int, ProgramPair] = {}
         self.told = -1  # the version of the scope that was last told of
@@ -140,7 +140,7 @@ class _Rank:
         bound.ctx.step = step
         self.trail.begin(step)
         times: observers.Times | None = [] if timed else None
-        after = observers.look(bound, observers.Asked(*asked), self.rank, times)
+        after = observers.look(bound, observers.ObserverSettings(*asked), self.rank, times)
         self.meets = True
         if bound.beside is None:
             bound.walk(after)

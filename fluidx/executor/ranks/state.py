@@ -17,7 +17,7 @@ from ..scope import Scope
 from .split_and_join import Dealer, is_local
 
 
-class Held:
+class RankState:
     """The part of an executor of ranks that knows their variables."""
 
     world_size: int

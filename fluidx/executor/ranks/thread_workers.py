@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ... import native
 from ...comm.base import CommAborted, CommError, CommTimeout
 from ...ir.operator import Operator
-from ...native.world import World
+from ...native.world import NativeWorld
 from ..error_text import told_as, where
 from ..places import CUDAPlace, Place, array_module
 from .affinity import Cores, cores_of, keep_to
@@ -69,7 +69,7 @@ class _Worker:
     """A thread of one rank: takes orders from its inbox, and None as the sign to end. Where ranks meet in C it waits there too, and what
     is launched on it meanwhile never comes to Python."""
 
-    def __init__(self, rank: int, place: Place, shared: World | None, beside: bool, cores: Cores | None):
+    def __init__(self, rank: int, place: Place, shared: NativeWorld | None, beside: bool, cores: Cores | None):
         self.rank, self.place, self.shared, self.beside, self.cores = rank, place, shared, beside, cores
         self.inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name=f"fluidx-rank-{rank}{'-beside' * beside}", daemon=True)

@@ -26,7 +26,7 @@ from ..plan.records import Plan, Step
 from ..plan.selection import Outline
 from ..scope import Scope
 from .bound_plan import Bound
-from .overlap_threads import Streams, Threads, Turns
+from .overlap_threads import OverlapThreads, Streams, Threads
 from .thread_calls import Call
 
 
@@ -73,7 +73,7 @@ class _Binder:
                 self.arrays.setdefault(name, self._made(v.type, self.xp))
         bound.feeds = [(name, self.arrays[name]) for name in plan.feeds]
         asynchronous = self.ctx.comm is not None and self.ctx.comm.asynchronous
-        turns: Turns = Streams(self.ctx.comm, bound) if asynchronous else Threads(self.ctx, bound)
+        turns: OverlapThreads = Streams(self.ctx.comm, bound) if asynchronous else Threads(self.ctx, bound)
         for k, step in enumerate(plan.steps):
             if step.waits_for is not None:
                 turns.wait(step.op, step.waits_for)

@@ -11,7 +11,7 @@ from ...ir.types import TensorType
 from ..context import RunContext
 from ..plan.allocation import put
 from ..plan.records import Plan
-from ..progress import Trail
+from ..progress import Progress
 from . import observers
 from .thread_calls import Track
 
@@ -57,7 +57,7 @@ class Bound:
         else:
             self.compute.run_watched(after, 0, self._finish if self.xp is not np else None)
 
-    def leave(self, trail: Trail) -> None:
+    def leave(self, trail: Progress) -> None:
         """Have runs leave a trail, which follows what computes."""
         self.compute.leave(trail)
 

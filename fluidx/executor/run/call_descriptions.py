@@ -18,7 +18,7 @@ from .bound_plan import Bound
 
 
 @dataclass(eq=False)
-class Call:
+class CallDescription:
     """One call of a run: a step of the plan, or a wait for one that runs beside compute (kernel "wait")."""
 
     op: Operator
@@ -33,24 +33,24 @@ class Call:
         return self.kernel == "wait"
 
 
-def calls_of(bound: Bound | Sight) -> list[Call]:
+def calls_of(bound: Bound | Sight) -> list[CallDescription]:
     """The calls of a bound plan, as they are numbered for those who look on."""
     return bound.calls if isinstance(bound, Sight) else list(_calls(bound))
 
 
-def _calls(bound: Bound) -> Iterator[Call]:
+def _calls(bound: Bound) -> Iterator[CallDescription]:
     plan = bound.plan
     costs: dict[int, Cost] = {}
     for track in bound.tracks:
         for (op, _), k in zip(track.steps, track.numbers, strict=True):
             if k < 0:
-                yield Call(op, op.type, "wait", True, Cost())
+                yield CallDescription(op, op.type, "wait", True, Cost())
                 continue
             step = plan.steps[k]
             if k not in costs:
                 costs[k] = plan.cost(step)
             types = dict.fromkeys(o.type for o in step.ops)
-            yield Call(op, " + ".join(types), step.kernel, talks(step), costs[k], track is bound.beside)
+            yield CallDescription(op, " + ".join(types), step.kernel, talks(step), costs[k], track is bound.beside)
 
 
 class SeenPlan(NamedTuple):
@@ -69,7 +69,8 @@ class Sight:
         self.threads: int = said["threads"]
         sites = _sites(program)
         self.calls = [
-            Call(_operator(op, sites), ops, kernel, talks, Cost(*cost), beside) for op, ops, kernel, talks, cost, beside in said["calls"]
+            CallDescription(_operator(op, sites), ops, kernel, talks, Cost(*cost), beside)
+            for op, ops, kernel, talks, cost, beside in said["calls"]
         ]
 
 

@@ -41,7 +41,7 @@ watchers: list[Watcher] = []
 listeners: list[Callable[[str, int, Sequence[str], Sequence[Any]], None]] = []
 
 
-class Asked(NamedTuple):
+class ObserverSettings(NamedTuple):
     """What the environment asks for, looked up once a run: a look into it costs a microsecond."""
 
     check_nan: bool
@@ -53,8 +53,8 @@ class Asked(NamedTuple):
         return self.check_nan or self.trace
 
 
-def asked() -> Asked:
-    return Asked(config.check_nan(), config.debug_level() >= 4)
+def asked() -> ObserverSettings:
+    return ObserverSettings(config.check_nan(), config.debug_level() >= 4)
 
 
 def tell(program: str, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
@@ -76,7 +76,7 @@ def show(bound: Sight, rank: int, times: Times) -> None:
                 after(i, bound.calls[i].op, start, stop)
 
 
-def look(bound: Bound, asked: Asked, rank: int | None = None, times: Times | None = None) -> After | None:
+def look(bound: Bound, asked: ObserverSettings, rank: int | None = None, times: Times | None = None) -> After | None:
     """What to do behind each step of the run that begins; None when nobody looks. `rank` is None on one device. With `times` those of
     steps are noted there, for `show`."""
     if times is not None:

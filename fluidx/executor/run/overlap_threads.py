@@ -14,7 +14,7 @@ from .bound_plan import Bound
 from .thread_calls import NOTES, WAITS, Call, Track
 
 
-class Turns(Protocol):
+class OverlapThreads(Protocol):
     def beside(self, k: int, step: Step, call: Call | None) -> None:
         """Step k starts here."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from ...ir.operator import Operator
 from ...ops import kernels
 from ..error_text import explain
-from ..progress import Trail
+from ..progress import Progress
 from . import observers
 
 Call = Callable[[], Any]
@@ -35,7 +35,7 @@ class Track:
         self._ops: list[Operator] = []
         self._lengths: list[int] = []  # how many steps a call is
         self._rest: Iterator[Call] = iter(())
-        self._trail: Trail | None = None
+        self._trail: Progress | None = None
         self._said: Sequence[int] = ()  # for each call what the trail is told
 
     def add(self, op: Operator, call: Call, number: int) -> None:
@@ -56,7 +56,7 @@ class Track:
             self._lengths += [len(ops)] if native else [1] * len(ops)
             self.block = self._calls[0] if native and len(self.steps) == len(ops) else None
 
-    def leave(self, trail: Trail) -> None:
+    def leave(self, trail: Progress) -> None:
         """Have runs leave a trail: of calls that are one operator. Several C kernels that are one call are not told apart."""
         self._trail = trail
         self._said = [trail.said(op) if n == 1 else 0 for op, n in zip(self._ops, self._lengths, strict=True)]

@@ -10,7 +10,7 @@ from ...ops.shared.tables import looked_up
 from ..node import Node
 from ..size_limits import room
 from . import computed, host
-from .ml_maps import Table, look_up
+from .ml_maps import KeyedValues, look_up
 from .shape import fixed
 
 _ML = "ai.onnx.ml"
@@ -133,10 +133,10 @@ def computed_one_hot(n: Node) -> object:
     return n.b.cast(n.b.equal(n.b.unsqueeze(at, axes=(at.ndim,)), n.const(places.values)), dtype="float32")
 
 
-def _places(n: Node) -> Table:
+def _places(n: Node) -> KeyedValues:
     """Which one of its categories each is."""
     categories = n.attr("cats_strings") or n.attr("cats_int64s", [])
-    return Table(categories, np.arange(len(categories)), -1)
+    return KeyedValues(categories, np.arange(len(categories)), -1)
 
 
 @host("FeatureVectorizer", domain=_ML, computes=True)

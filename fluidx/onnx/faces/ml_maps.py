@@ -20,7 +20,7 @@ _DEFAULTS = {"strings": ("default_string", "_Unused"), "int64s": ("default_int64
 _DTYPES: dict[str, Any] = {"strings": object, "int64s": np.int64, "floats": np.float32}
 
 
-class Table(NamedTuple):
+class KeyedValues(NamedTuple):
     """Values by key; `dtype` is theirs."""
 
     keys: list[Any]
@@ -42,13 +42,13 @@ def computed_encoder(n: Node) -> object:
     return look_up(n, n.x(), _labels(n))
 
 
-def look_up(n: Node, x: Variable, table: Table) -> Variable:
+def look_up(n: Node, x: Variable, table: KeyedValues) -> Variable:
     """Values by key, in a program."""
     default = np.asarray(table.default, table.values.dtype).item()
     return n.b.look_up(x, keys=tuple(table.keys), values=tuple(table.values.tolist()), default=default, dtype=table.dtype)
 
 
-def _labels(n: Node) -> Table:
+def _labels(n: Node) -> KeyedValues:
     """The value that stands at the place of each key. In version 1 classes and their positions are key and value."""
     classes = n.attr("classes_strings")
     if classes is not None:
@@ -56,14 +56,14 @@ def _labels(n: Node) -> Table:
     keys, values = _listed(n, "keys"), _listed(n, "values")
     if keys is None or values is None or len(keys) != len(values):
         raise n.wrong("it has to have keys_* and values_*, and as many of the one as of the other")
-    return Table(keys.tolist(), values, _default(n, values))
+    return KeyedValues(keys.tolist(), values, _default(n, values))
 
 
-def _either_way(n: Node, texts: list[str], numbers: list[int]) -> Table:
+def _either_way(n: Node, texts: list[str], numbers: list[int]) -> KeyedValues:
     """Numbers by text where the operand is text, else texts by number."""
     if n.dtype() == "string":
-        return Table(texts, np.array(numbers, np.int64), n.attr("default_int64", -1))
-    return Table(numbers, np.array(texts, object), n.attr("default_string", "_Unused"))
+        return KeyedValues(texts, np.array(numbers, np.int64), n.attr("default_int64", -1))
+    return KeyedValues(numbers, np.array(texts, object), n.attr("default_string", "_Unused"))
 
 
 def _listed(n: Node, what: str) -> np.ndarray | None:
@@ -95,7 +95,7 @@ def computed_mapper(n: Node) -> object:
     return look_up(n, n.x(), _categories(n))
 
 
-def _categories(n: Node) -> Table:
+def _categories(n: Node) -> KeyedValues:
     return _either_way(n, n.attr("cats_strings"), n.attr("cats_int64s"))
 
 

@@ -89,7 +89,7 @@ def _pairs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=False))
 
 
-class Transfer(OpDef):
+class TransferOp(OpDef):
     """A value of the rank with index `root` on the rank with index `to`: one operator for all ranks, a send and a recv once one is chosen.
 
     Neighbours of one `batch` are started together, as sends and receives are. The gradient is a transfer back.

@@ -376,7 +376,7 @@ def _one_hot_calls(op: str, ids: Any, out: Any, depth: int, allow: bool, part: P
     message = text_of(f"op {op}: id # is out of range; the one-hot depth has {depth} rows, ids go from 0 to {depth - 1}")
     words = [native.address(ids), ids.itemsize, ids.size, start, out.shape[-1], depth, native.address(message)]
     words += [native.address(one), native.address(out), 0, out.itemsize, 0, int(allow)]
-    return [native.Call("one_hot", tuple(words), (ids, one, out, message))]
+    return [native.NativeCall("one_hot", tuple(words), (ids, one, out, message))]
 
 
 class OneHot(OpDef):

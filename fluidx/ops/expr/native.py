@@ -34,7 +34,7 @@ _TAIL_COLUMNS = 128  # of a row, at least: shorter ones are better done several 
 
 def bind_native(
     outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_out: Sequence[np.ndarray], dry: bool = False, tail: bool = False
-) -> native.Call | None:
+) -> native.NativeCall | None:
     """The call that computes `outs` from the arrays in `values` into `arrays_out`, or None where something is not covered.
 
     The outputs share one shape, to which the inputs broadcast. An output may be one of the inputs, at the same address and with the
@@ -52,7 +52,7 @@ def bind_native(
     if frame is None:
         return None
     operands = [w for address, s in zip(addresses, frame.strides, strict=True) for w in (address, *s)]
-    return native.Call(frame.fn, (*frame.head, *operands, *frame.tail), tuple(arrays))
+    return native.NativeCall(frame.fn, (*frame.head, *operands, *frame.tail), tuple(arrays))
 
 
 def always_fits(outs: Sequence[Expr], operands: int) -> bool:
@@ -63,7 +63,7 @@ def always_fits(outs: Sequence[Expr], operands: int) -> bool:
     return all(n.fn in _KNOWN for n in order) and operands + 7 * len(order) + 2 * len(outs) + 2 <= _REGISTERS
 
 
-_DRY = native.Call("", ())
+_DRY = native.NativeCall("", ())
 _REGISTERS = 256
 _FUNCTIONS: dict[int, str] = {np.dtype("float32").num: "vm_f32", np.dtype("float64").num: "vm_f64"}
 _BOOL = np.dtype(bool).num

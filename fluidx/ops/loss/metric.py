@@ -11,7 +11,7 @@ from ..shared.samples import ints
 from ..shared.types import merge_size, need_ids, need_ndim
 
 
-class Accuracy(OpDef):
+class AccuracyOp(OpDef):
     """The share of rows whose Label is among the row's top-k Indices, and the counts it comes from.
 
     Out and Indices are top_k's results [n, k], Label is [n, 1] or [n]. Accuracy [1] is float32, Correct and Total [1] are int32;

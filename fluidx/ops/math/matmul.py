@@ -30,7 +30,7 @@ def bind_product(a: Any, b: Any, out: Any) -> Any:
     return partial(np.matmul, a, b, out)
 
 
-def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.Call] | None:
+def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.NativeCall] | None:
     """Calls of the C kernels for out = alpha * (a @ b), batch axes broadcast: one for all matrices of two batch axes."""
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)

@@ -183,7 +183,7 @@ def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[An
     sizes = (prod(q.shape[:-3]), heads, group, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
     how = (int(attrs["causal"]), 0 if part is None else part.start, float(attrs["scale"]))
     words = (*sizes, *how, *masked, *(0 if a is None else native.address(a) for a in flat), *(w for x in lies for w in x or ()))
-    return [native.Call(f"{name}_{kind}", words, tuple(arrays))]
+    return [native.NativeCall(f"{name}_{kind}", words, tuple(arrays))]
 
 
 # -- the ops -----------------------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def _end(x: Any, attrs: Mapping[str, Any], scratch: Sequence[Any], dry: bool) ->
 
 def forward(
     ins: Sequence[Any], outs: Sequence[Any], attrs: Mapping[str, Any], dry: bool = False, scratch: Sequence[Any] = ()
-) -> list[native.Call] | None:
+) -> list[native.NativeCall] | None:
     (x, *weights), (y, *stats) = ins, outs
     if not _covers((x, y), (*weights, *stats)):
         return None
@@ -56,16 +56,16 @@ def forward(
     places = [0 if a is None else native.address(a) for a in (x, y, *weights, *stats)]
     numbers = (float(attrs["momentum"]), float(attrs["epsilon"]), 0 if room is None else native.address(room))
     words = (*places, *sizes, given, *numbers, 0)
-    return [native.Call(f"batch_norm_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room), tail=True)]
+    return [native.NativeCall(f"batch_norm_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room), tail=True)]
 
 
 def backward(
     ins: Sequence[Any], outs: Sequence[Any], attrs: Mapping[str, Any], dry: bool = False, scratch: Sequence[Any] = ()
-) -> list[native.Call] | None:
+) -> list[native.NativeCall] | None:
     (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
     if any(o is None for o in outs) or not _covers((x, g, dx), (scale, mean, inv, dscale, dbias)):
         return None
     sizes, room = _end(x, attrs, scratch, dry)
     places = [native.address(a) for a in (x, g, dx, scale, mean, inv, dscale, dbias)]
     words = (*places, *sizes, int(attrs["use_global_stats"]), 0 if room is None else native.address(room))
-    return [native.Call(f"batch_norm_grad_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room))]
+    return [native.NativeCall(f"batch_norm_grad_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room))]

@@ -109,7 +109,7 @@ def any_size(attrs: Mapping[str, Any]) -> bool:
 
 def calls(
     products: Sequence[tuple[str, Any, Any, Any]], win: Windows, groups: int, fmt: str, scratch: Sequence[Any], dry: bool
-) -> list[native.Call] | None:
+) -> list[native.NativeCall] | None:
     """The calls of products (which, image, filter, outputs) of one convolution, or None where they are not covered. Images and outputs
     are in the layout `fmt`."""
     found = []
@@ -128,5 +128,5 @@ def calls(
         sizes = (*win.image, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, int(fmt == "NHWC"), how)
         words = (*map(native.address, arrays), n, c, o, groups, *sizes, native.address(room[0]) if size else 0)
         tail = product != FILTER
-        found.append(native.Call(f"{product}_{suffix}", (*words, 0) if tail else words, (*arrays, *room), tail))
+        found.append(native.NativeCall(f"{product}_{suffix}", (*words, 0) if tail else words, (*arrays, *room), tail))
     return found

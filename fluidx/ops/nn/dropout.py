@@ -122,7 +122,7 @@ class Dropout(Drawing):
             return []
         words = [native.address(x), native.address(y), 0 if mask is None else native.address(mask), x.size, start]
         words += [_signed(attrs["seed"]), native.address(ctx.cell), round(p * 65536), _kept_scale(p, attrs["dropout_implementation"])]
-        return [native.Call(f"dropout_{kind}", tuple(words), (x, y, mask, ctx.cell))]
+        return [native.NativeCall(f"dropout_{kind}", tuple(words), (x, y, mask, ctx.cell))]
 
     @staticmethod
     def samples():

@@ -174,7 +174,7 @@ class GridSample(OpDef):
         how = (len(_OFFSETS[attrs["mode"]]), _PADDINGS.index(attrs["padding_mode"]), int(attrs["align_corners"]))
         at = [native.address(a) for a in (x, grid, out)]
         words = (*at, *out.shape[:2], len(size), *size, *[1] * (3 - len(size)), prod(out.shape[2:]), *how)
-        return [native.Call(f"grid_sample_{kind}", words, (x, grid, out))]
+        return [native.NativeCall(f"grid_sample_{kind}", words, (x, grid, out))]
 
     @staticmethod
     def samples():

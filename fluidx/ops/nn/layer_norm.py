@@ -118,7 +118,7 @@ def dense(*arrays: Any) -> bool:
 
 def norm_calls(
     kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, dry: bool, centered: bool = True
-) -> list[native.Call] | None:
+) -> list[native.NativeCall] | None:
     """The call of a kernel of rows of X, the first of `arrays` (None for an absent one); all are contiguous and of X's float type.
     Rows that are not `centered` have their squares for deviations.
     """
@@ -129,7 +129,7 @@ def norm_calls(
     if dry:
         return []
     words = [0 if a is None else native.address(a) for a in arrays]
-    return [native.Call(f"{kernel}_{kind}", (*words, rows, x.size // rows, float(epsilon), int(centered)), arrays)]
+    return [native.NativeCall(f"{kernel}_{kind}", (*words, rows, x.size // rows, float(epsilon), int(centered)), arrays)]
 
 
 def words_of(x: TensorType, axis: int) -> tuple[str, str, str]:

@@ -23,7 +23,7 @@ NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-class _Axis(NamedTuple):
+class _ResizedAxis(NamedTuple):
     """How one axis is resized: `out` of `size`; `span` is the region of interest as shares of it."""
 
     axis: int
@@ -33,26 +33,26 @@ class _Axis(NamedTuple):
     span: tuple[float, float]
 
 
-def _align_corners(a: _Axis, at: np.ndarray) -> np.ndarray:
+def _align_corners(a: _ResizedAxis, at: np.ndarray) -> np.ndarray:
     length = a.scale * a.size
     return at * (a.size - 1) / (length - 1) if length != 1 else 0 * at
 
 
-def _half_pixel(a: _Axis, at: np.ndarray) -> np.ndarray:
+def _half_pixel(a: _ResizedAxis, at: np.ndarray) -> np.ndarray:
     return (at + 0.5) / a.scale - 0.5
 
 
-def _symmetric(a: _Axis, at: np.ndarray) -> np.ndarray:
+def _symmetric(a: _ResizedAxis, at: np.ndarray) -> np.ndarray:
     return _half_pixel(a, at) + a.size / 2 * (1 - a.out / (a.scale * a.size))
 
 
-def _crop(a: _Axis, at: np.ndarray) -> np.ndarray:
+def _crop(a: _ResizedAxis, at: np.ndarray) -> np.ndarray:
     (first, last), length = (end * (a.size - 1) for end in a.span), a.scale * a.size
     return first + at * (last - first) / (length - 1) if length != 1 else 0 * at + (first + last) / 2
 
 
 # where in the input the elements of the output lie
-COORDINATES: dict[str, Callable[[_Axis, np.ndarray], np.ndarray]] = {
+COORDINATES: dict[str, Callable[[_ResizedAxis, np.ndarray], np.ndarray]] = {
     "half_pixel": _half_pixel,
     "half_pixel_symmetric": _symmetric,
     "pytorch_half_pixel": lambda a, at: _half_pixel(a, at) if a.out > 1 else 0 * at,
@@ -74,27 +74,27 @@ def size_scaled(size: int, scale: float) -> int:
     return ANY if size == ANY else int(np.floor(np.float32(size) * np.float32(scale)))
 
 
-def _axes(shape: tuple[int, ...], attrs: Mapping[str, Any]) -> list[_Axis]:
+def _axes(shape: tuple[int, ...], attrs: Mapping[str, Any]) -> list[_ResizedAxis]:
     axes, spans = attrs["axes"], attrs["spans"] or (0.0,) * len(attrs["axes"]) + (1.0,) * len(attrs["axes"])
     found = []
     for k, axis in enumerate(axes):
         size = shape[axis]
         out = attrs["sizes"][k] if attrs["sizes"] else size_scaled(size, attrs["scales"][k])
         scale = attrs["scales"][k] if attrs["scales"] else out / max(size, 1)
-        found.append(_Axis(axis % len(shape), size, out, scale, (spans[k], spans[k + len(axes)])))
+        found.append(_ResizedAxis(axis % len(shape), size, out, scale, (spans[k], spans[k + len(axes)])))
     return found
 
 
-def _at(a: _Axis, attrs: Mapping[str, Any]) -> np.ndarray:
+def _at(a: _ResizedAxis, attrs: Mapping[str, Any]) -> np.ndarray:
     return COORDINATES[attrs["coordinates"]](a, np.arange(a.out, dtype=np.float64))
 
 
-def _outside(a: _Axis, x: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+def _outside(a: _ResizedAxis, x: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
     """Which elements of the output are told by `extrapolation_value`."""
     return ((x < 0) | (x > a.size - 1)) if attrs["coordinates"] == "tf_crop_and_resize" else np.zeros(a.out, bool)
 
 
-def _nearest(a: _Axis, x: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+def _nearest(a: _ResizedAxis, x: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
     return np.clip(NEAREST[attrs["nearest"]](x), 0, a.size - 1).astype(np.int64)
 
 
@@ -109,7 +109,7 @@ def _cubic(t: np.ndarray, c: float) -> np.ndarray:
     return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
 
 
-def _weights(a: _Axis, x: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+def _weights(a: _ResizedAxis, x: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
     """[out, size]: a filter around each coordinate; what falls outside belongs to the element at the border."""
     out = np.zeros((a.out, a.size))
     if attrs["mode"] == "nearest":
@@ -139,7 +139,7 @@ def _times(xp: Any, matrix: np.ndarray, x: Any, axis: int) -> Any:
     return xp.moveaxis(xp.moveaxis(x, axis, -1) @ m.T, -1, axis)
 
 
-def _same(a: _Axis, x: np.ndarray) -> bool:
+def _same(a: _ResizedAxis, x: np.ndarray) -> bool:
     return a.out == a.size and np.array_equal(x, np.arange(a.size))
 
 

@@ -18,7 +18,7 @@ from ...ir.parts import Part
 from ..expr.native import bind_native
 from ..expr.nodes import Expr
 
-Calls = list[native.Call]
+Calls = list[native.NativeCall]
 
 FLOATS = {"float32": "f32", "float64": "f64"}
 _REDUCED = {**FLOATS, "int32": "i32", "int64": "i64", "bool": "u8"}
@@ -68,7 +68,7 @@ def copy_calls(out: Any, x: Any, dry: bool = False) -> Calls | None:
     if axes[-1][2] != x.itemsize:  # where columns are not neighbours in x, rows should be
         k = next((k for k, axis in enumerate(axes) if axis[2] == x.itemsize), -2)
         axes.insert(len(axes) - 2, axes.pop(k))
-    return [native.Call("copy", (how, to, source, len(axes) - 2, *(w for axis in axes for w in axis)), (out, x))]
+    return [native.NativeCall("copy", (how, to, source, len(axes) - 2, *(w for axis in axes for w in axis)), (out, x))]
 
 
 def all_of(parts: Sequence[Calls | None]) -> Calls | None:
@@ -113,7 +113,7 @@ def reduce_calls(how: str, x: Any, axes: Sequence[int], out: Any, divisor: float
     kept = [(1, 0)] * (2 - len(kept)) + kept
     loops = (kept[0], gone[0], kept[1], gone[1])
     words = (_HOW[how], native.address(x), native.address(out), *(n for n, _ in loops), *(s for _, s in loops), float(divisor))
-    return [native.Call(f"reduce_{kind}", words, (x, out))]
+    return [native.NativeCall(f"reduce_{kind}", words, (x, out))]
 
 
 def _loops(x: Any, axes: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -154,7 +154,7 @@ def row_calls(
     words += [0 if single is None else native.address(single), *((0, 8) if labels is None else (native.address(labels), labels.itemsize))]
     words += [ignore, prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]), native.address(message)]
     words += [0, x.shape[axis]] if part is None else [part.start, part.size]
-    return [native.Call(f"{name}_{kind}", tuple(words), (*present, labels, message))]
+    return [native.NativeCall(f"{name}_{kind}", tuple(words), (*present, labels, message))]
 
 
 def text_of(text: str) -> np.ndarray:
@@ -185,7 +185,7 @@ def id_calls(
     width = prod(table.shape[axis + 1 :]) * (1 if name.startswith("add") else table.itemsize)
     words = [native.address(ids), ids.itemsize, ids.size, start, here, size, native.address(message)]
     words += [native.address(table), native.address(rows), width, width, width, padding, *more]
-    return [native.Call(name, tuple(words), (ids, table, rows, message))]
+    return [native.NativeCall(name, tuple(words), (ids, table, rows, message))]
 
 
 def take_calls(

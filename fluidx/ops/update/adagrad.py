@@ -8,7 +8,7 @@ from ...ir import ProgramError, Sample
 from .base import WHY, Update, decaying_mean, decaying_square, divided_step, param_sets
 
 
-class Adagrad(Update):
+class AdagradUpdate(Update):
     """Each element's step divided by the root of its summed squared gradients (Duchi et al., 2011).
 
     Moment = Moment + Grad^2; Param - LearningRate * Grad / (sqrt(Moment) + epsilon).
@@ -33,7 +33,7 @@ class Adagrad(Update):
             yield Sample.of(*args, grad=(), why=WHY)
 
 
-class DecayedAdagrad(Update):
+class DecayedAdagradUpdate(Update):
     """Adagrad over a decaying average of squares: Param - LearningRate * Grad / (sqrt(Moment) + epsilon).
 
     Moment = decay * Moment + (1 - decay) * Grad^2.
@@ -57,7 +57,7 @@ class DecayedAdagrad(Update):
             yield Sample.of(*args, decay=0.8, grad=(), why=WHY)
 
 
-class Adadelta(Update):
+class AdadeltaUpdate(Update):
     """Steps sized by the root mean square of earlier steps over that of the gradients (Zeiler, 2012).
 
     Update = -sqrt((AvgSquaredUpdate + epsilon) / (AvgSquaredGrad + epsilon)) * Grad, with AvgSquaredGrad already brought up to date;
@@ -143,7 +143,7 @@ class RmsProp(Update):
             yield Sample.of(p, s, g * np.float32(0.1), g, m, lr, epsilon=1.0, centered=True, grad=(), why=WHY)
 
 
-class Ftrl(Update):
+class FtrlUpdate(Update):
     """Follow the regularized leader: sparse weights from l1, small ones from l2 (McMahan et al., 2013).
 
     With n = SquaredAccumulator + Grad^2 and r(x) = x ** -lr_power: LinearAccumulator grows by

@@ -19,7 +19,7 @@ def _adam_moments(xp, g, m, v, beta1, beta2, t, m_out, v_out):
     decaying_square(xp, v, g, beta2, t, v_out)
 
 
-class Adam(Update):
+class AdamUpdate(Update):
     """The parameter moved by its bias-corrected mean gradient over the root of its mean square (Kingma & Ba, 2015, algorithm 1).
 
     Beta1Pow and Beta2Pow are beta1 and beta2 to the power of the step, counted from 1; they are read, not advanced.
@@ -51,13 +51,13 @@ class Adam(Update):
             yield Sample.of(*args, beta1=0.5, beta2=0.9, epsilon=1e-3, grad=(), why=WHY)
 
 
-class AdamW(Update):
+class AdamWUpdate(Update):
     """Adam with weight decay apart from the gradient (Loshchilov & Hutter, 2019): Param * (1 - LearningRate * coeff), then Adam's step."""
 
     name = "adamw"
-    inputs, outputs = Adam.inputs, Adam.outputs
-    attrs = {**Adam.attrs, "coeff": 0.01}
-    inplace = Adam.inplace
+    inputs, outputs = AdamUpdate.inputs, AdamUpdate.outputs
+    attrs = {**AdamUpdate.attrs, "coeff": 0.01}
+    inplace = AdamUpdate.inplace
 
     @staticmethod
     def scalars(xp, lr, beta1_pow, beta2_pow, *, epsilon, coeff, **attrs):
@@ -79,7 +79,7 @@ class AdamW(Update):
             yield Sample.of(*args, coeff=0.1, grad=(), why=WHY)
 
 
-class Adamax(Update):
+class AdamaxUpdate(Update):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba, 2015, algorithm 2).
 
     Moment = beta1 * Moment + (1 - beta1) * Grad; InfNorm = max(beta2 * InfNorm + epsilon, |Grad|);

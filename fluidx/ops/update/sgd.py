@@ -28,7 +28,7 @@ class Sgd(Update):
             yield Sample.of(*args, grad=(), why=WHY)
 
 
-class Momentum(Update):
+class MomentumUpdate(Update):
     """The parameter moved along a decaying sum of gradients: Velocity = mu * Velocity + Grad; Param - LearningRate * Velocity.
 
     With `use_nesterov` the step is LearningRate * (Grad + mu * Velocity) (Sutskever et al., 2013).
@@ -61,7 +61,7 @@ class Momentum(Update):
             yield Sample.of(*args, mu=0.5, use_nesterov=True, grad=(), why=WHY)
 
 
-class LarsMomentum(Update):
+class LarsMomentumUpdate(Update):
     """Momentum whose step is scaled by the ratio of the norms of parameter and gradient (You et al., LARS, 2017).
 
     rate = LearningRate * lars_coeff * |Param| / (|Grad| + lars_weight_decay * |Param| + epsilon), or LearningRate when a norm is 0;

@@ -11,7 +11,7 @@ import numpy as np
 from ...ir import ANY, OpDef, np_dtype, opdef
 from ...ir.parts import Part
 from ...ir.pattern import Pattern
-from ...ir.rows import Row, rows
+from ...ir.rows import PlacementRow, rows
 from ...ir.types import Entry, Partial, Pieces, Shard
 from .case import Case, has_rows
 from .values import JOIN, Arrays, Wrong, cut_at, differs, identity, local_shape, show_entries, show_entry
@@ -180,7 +180,7 @@ class _Judged(Case):
                     sizes = ", ".join(f"{f} of size {self.size(f)}" for f in factors)
                     raise Wrong(f"an axis of size {size} is made of {sizes}")
 
-    def ways(self, row: Row) -> list[tuple[int, str]]:
+    def ways(self, row: PlacementRow) -> list[tuple[int, str]]:
         """How a row is executed: ranks and style."""
         if row.kind == "whole":
             return [(1, "whole"), (1, "told")] if self.pattern.told else [(1, "whole")]
@@ -192,7 +192,7 @@ class _Judged(Case):
             every = [(3, "terms"), (2, "terms"), (2, "kept")]
         return every[:1] if self.brief else every
 
-    def bounds(self, row: Row, p: Pattern, n: int, style: str) -> tuple[int, ...]:
+    def bounds(self, row: PlacementRow, p: Pattern, n: int, style: str) -> tuple[int, ...]:
         """Where the row's factor is cut, in blocks; or where flat ranges begin and end."""
         if row.kind == "cut":
             return cut_at(row.runs or self.size(row.factor, p), n, style, self.rng)
@@ -203,20 +203,20 @@ class _Judged(Case):
             return cut_at(sum(t.numel for t in self.in_types if t is not None), n, style, self.rng)
         return ()
 
-    def cuts(self, row: Row, p: Pattern, bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def cuts(self, row: PlacementRow, p: Pattern, bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Where each operand and result is cut."""
         if row.kind == "laid":
             return [*_clipped(bounds, self.in_types), *_clipped(bounds, self.out_types)]
         return [self.between(row, p, axes, e, bounds) for axes, e in zip((*p.ins, *p.outs), (*row.ins, *row.outs), strict=True)]
 
-    def between(self, row: Row, p: Pattern, axes: Any, entry: Entry | None, bounds: tuple[int, ...]) -> tuple[int, ...]:
+    def between(self, row: PlacementRow, p: Pattern, axes: Any, entry: Entry | None, bounds: tuple[int, ...]) -> tuple[int, ...]:
         """Where an operand's axis is cut: a factor in runs where those begin at which the row cuts."""
         if not row.runs or not isinstance(entry, Shard) or axes[entry.axis][0] != row.factor:
             return bounds
         size = self.size(row.factor, p)
         return tuple(b * size // row.runs for b in bounds)
 
-    def execute(self, row: Row, p: Pattern, n: int, bounds: tuple[int, ...], style: str) -> None:
+    def execute(self, row: PlacementRow, p: Pattern, n: int, bounds: tuple[int, ...], style: str) -> None:
         """Run the ranks by a row; Wrong says what does not hold."""
         self.turn += 1
         bound = self.turn % 2 == 0  # on all ranks alike: what is the same everywhere has the same bits
@@ -241,7 +241,7 @@ class _Judged(Case):
             if want is not None and self.out_types[j] is not None:
                 self.compare(j, entry, want, [g[j] for g in got], shapes[j], style)
 
-    def identities(self, row: Row, local: list[Any]) -> Arrays:
+    def identities(self, row: PlacementRow, local: list[Any]) -> Arrays:
         """What a rank contributes that has nothing of a factor that is reduced: the kernel is not called."""
         out: Arrays = []
         for t, s, e in zip(self.out_types, local, row.outs, strict=True):
@@ -255,7 +255,7 @@ class _Judged(Case):
                 raise Wrong("an output beside one that is reduced is neither cut nor reduced, so an empty part cannot make it")
         return out
 
-    def part(self, row: Row, p: Pattern, bounds: tuple[int, ...], r: int) -> Part | None:
+    def part(self, row: PlacementRow, p: Pattern, bounds: tuple[int, ...], r: int) -> Part | None:
         """What the kernel is told on rank r."""
         if not p.told:
             return None

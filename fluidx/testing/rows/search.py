@@ -12,7 +12,7 @@ import numpy as np
 
 from ...ir import Effect, OpDef, opdef
 from ...ir.parts import Part
-from ...ir.rows import Row, rows
+from ...ir.rows import PlacementRow, rows
 from ...ir.types import Entry, Partial, Shard
 from ..reference import type_of
 from .case import Case, has_rows
@@ -117,7 +117,7 @@ class _Search(Case):
             ins = tuple(Shard(c, "", self.in_types[k].shape[c] // blocks) if isinstance(c, int) else c for k, c in enumerate(chosen))
             yield ins, blocks
 
-    def allows(self, row: Row, ins: Sequence[Entry | None]) -> bool:
+    def allows(self, row: PlacementRow, ins: Sequence[Entry | None]) -> bool:
         for k, (want, have) in enumerate(zip(row.ins, ins, strict=True)):
             if k in self.pattern.shape_only or self.in_types[k] is None or want == have:
                 continue

@@ -21,7 +21,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 BUILT_IN = dict(ALGORITHMS)
 
 
-class Part(NamedTuple):
+class RankRound(NamedTuple):
     """What a rank sends and receives in a round."""
 
     round: int
@@ -84,7 +84,7 @@ def able(name: str, carries: str, n: int) -> bool:
     return True
 
 
-def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) -> tuple[tuple[Part, ...], ...]:
+def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) -> tuple[tuple[RankRound, ...], ...]:
     """For each rank its rounds, of those transfers alone that have one of the blocks `filled`: the others are empty.
 
     >>> [[(p.round, len(p.gives), len(p.takes)) for p in rank] for rank in parts("ring", "reduce", 3, 1, (0,))]
@@ -94,12 +94,12 @@ def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) 
 
 
 @lru_cache(maxsize=1024)
-def _parts(of: Algorithm, carries: str, n: int, filled: tuple[int, ...]) -> tuple[tuple[Part, ...], ...]:
+def _parts(of: Algorithm, carries: str, n: int, filled: tuple[int, ...]) -> tuple[tuple[RankRound, ...], ...]:
     by_block = _by_block(of, carries, n)
-    found: list[dict[int, Part]] = [{} for _ in range(n)]
+    found: list[dict[int, RankRound]] = [{} for _ in range(n)]
     for k, _, t in sorted({x for b in filled for x in by_block[b]}):
         for rank in (t.source, t.target):
-            mine = found[rank].setdefault(k, Part(k, [], []))
+            mine = found[rank].setdefault(k, RankRound(k, [], []))
             (mine.gives if rank == t.source else mine.takes).append(t)
     return tuple(tuple(rounds.values()) for rounds in found)
 
@@ -115,4 +115,4 @@ def _by_block(of: Algorithm, carries: str, n: int) -> dict[int, list[tuple[int, 
     return out
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "Part", "Refused", "Transfer", "able", "algorithm", "backwards", "parts", "register", "schedule"]
+__all__ = ["ALGORITHMS", "Algorithm", "RankRound", "Refused", "Transfer", "able", "algorithm", "backwards", "parts", "register", "schedule"]

@@ -13,10 +13,10 @@ from ...ir.parts import Coords
 from ...ir.program import Block
 from ...ir.types import TensorType
 from ...ops.comm.adasum import products_type
-from .rank_buffers import Moving, Plan, Received
+from .rank_buffers import CollectiveOnRank, CollectivePlan, Received
 
 
-class _Pair(NamedTuple):
+class _ValuePair(NamedTuple):
     """Elements [start, stop) of two values, in variables: first that of the ranks with the lower indices."""
 
     start: int
@@ -25,17 +25,17 @@ class _Pair(NamedTuple):
     y: str
 
 
-class Adaptive(Moving):
+class AdasumOnRank(CollectiveOnRank):
     """What one rank holds of a value of which all ranks make their adaptive sum.
 
     Behind the value, as one more block of the schedule, lie the products of all layers. In the k-th meeting a rank takes its part of the
     value of a rank that is 2^(k-1) away; where that is not all of it, k rounds add up the products.
     """
 
-    def __init__(self, block: Block, op: Operator, plan: Plan, me: int, coords: Coords):
+    def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
         super().__init__(block, op, plan, me, coords)
         self.layers = op.attrs["layers"] or (0, plan.size)
-        self.pairs: list[_Pair] = []
+        self.pairs: list[_ValuePair] = []
         self.meetings = self.rounds_left = 0
 
     def settle(self, now: Received) -> None:
@@ -56,7 +56,7 @@ class Adaptive(Moving):
         self.pairs, made = [], []
         for m in now.arrived:
             (_, x), (_, y) = sorted([(m.source, m.name), (self.me, self.take(m.start, m.stop, "term"))])
-            self.pairs.append(_Pair(m.start, m.stop, x, y))
+            self.pairs.append(_ValuePair(m.start, m.stop, x, y))
             made.append(self._new(*self._behind, "part", self._type(*self._behind)))
             self._op("adasum_products", {"X": [x], "Y": [y]}, made[-1], layers=self.layers, start=m.start)
         if len(made) > 1:

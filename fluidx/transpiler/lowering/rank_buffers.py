@@ -10,16 +10,16 @@ from ...ir.operator import Operator, Role
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block, Var
 from ...ir.types import Local, TensorType
-from ..algorithms import Part, Transfer
+from ..algorithms import RankRound, Transfer
 from ..program_rewriter import filled
 
 
-class Plan(NamedTuple):
+class CollectivePlan(NamedTuple):
     """One collective: the type of what the ranks of the group hold together, where it is cut into blocks, and what each rank does."""
 
     type: TensorType
     marks: Sequence[int]
-    parts: Sequence[Sequence[Part]]
+    parts: Sequence[Sequence[RankRound]]
     boxes: Mapping[tuple[int, int], tuple[int, ...]]  # the shapes of blocks that are no ranges of the flat value
     most: int  # elements of a message
     made: dict[tuple[str, TensorType], Var]  # what ranks declare of their own, which they share
@@ -60,10 +60,10 @@ class Received(NamedTuple):
     arrived: list[Arrived]
 
 
-class Moving:
+class CollectiveOnRank:
     """What one rank holds of one collective's value while it is carried out."""
 
-    def __init__(self, block: Block, op: Operator, plan: Plan, me: int, coords: Coords):
+    def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
         self.block, self.op, self.plan, self.me = block, op, plan, me
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
         self.out_type = self._local(self.out, coords)
@@ -83,7 +83,7 @@ class Moving:
 
     # -- one round ----------------------------------------------------------------------------------------------------
 
-    def receive(self, part: Part, members: Sequence[int], how: dict[str, str]) -> Received:
+    def receive(self, part: RankRound, members: Sequence[int], how: dict[str, str]) -> Received:
         arrived = []
         coming = [(a, b, t) for t in part.takes for a, b in self.plan.messages(t)]
         final = part is self.last

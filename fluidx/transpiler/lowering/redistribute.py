@@ -11,7 +11,7 @@ from ...ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, show_
 from ..cluster import SERVERS
 
 
-class Step(NamedTuple):
+class RedistributionStep(NamedTuple):
     """One operator, and where the value lies behind it."""
 
     type: str
@@ -72,17 +72,17 @@ def _cut(e: Shard | Pieces) -> dict[str, Any]:
     return {"bounds": e.bounds} if isinstance(e, Pieces) else {"axis": e.axis, "unit": e.unit}
 
 
-def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str]) -> Step | None:
+def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str]) -> RedistributionStep | None:
     """From terms of the trainers to servers, or from servers to copies for all trainers; None for other ways."""
     (trainers,) = [g for g in axes if g != SERVERS and g not in turns]
     attrs: dict[str, Any] = {"group": SERVERS, "trainers": trainers}
     match old, new:
         case (Partial("sum"),), (At() | Pieces() as e,) if old[0].group == trainers and e.group == SERVERS:
-            return Step("push", attrs | _ends(e), new)
+            return RedistributionStep("push", attrs | _ends(e), new)
         case (), (At() | Pieces() as e,) if e.group == SERVERS:  # made of what trainers pulled, it may be theirs alone
-            return Step("push", attrs | _ends(e) | {"same": True}, new)
+            return RedistributionStep("push", attrs | _ends(e) | {"same": True}, new)
         case (At() | Pieces() as e,), () if e.group == SERVERS:
-            return Step("pull", attrs | _ends(e), new)
+            return RedistributionStep("pull", attrs | _ends(e), new)
     return None
 
 
@@ -90,7 +90,7 @@ def _ends(e: At | Pieces) -> dict[str, Any]:
     return {"bounds": e.bounds} if isinstance(e, Pieces) else {"root": e.root}
 
 
-def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str] = ()) -> list[Step]:
+def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str] = ()) -> list[RedistributionStep]:
     """The operators from `old` to `new`: what is cut inside is joined first, what is cut outside is cut first. `turns` are axes of time.
 
     Of two cuts of one axis the inner one cuts what the outer one leaves: it is undone before the outer one changes and made again behind.
@@ -107,7 +107,7 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Contai
     have = {e.group: e for e in old}
     want = {e.group: e for e in new}
     order = list(axes)
-    out: list[Step] = []
+    out: list[RedistributionStep] = []
 
     def emit(group: str, target: Entry | None) -> None:
         for type_, attrs, entry in (in_turns if group in turns else collective)(have.get(group), target, group):
@@ -115,7 +115,7 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Contai
                 have.pop(group, None)
             else:
                 have[group] = entry
-            out.append(Step(type_, attrs, tuple(have[g] for g in order if g in have)))
+            out.append(RedistributionStep(type_, attrs, tuple(have[g] for g in order if g in have)))
 
     def waits(group: str, axis: int) -> bool:
         """Is a cut of this axis outside of the group's still to change?"""

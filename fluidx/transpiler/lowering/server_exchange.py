@@ -26,7 +26,7 @@ class _Piece(NamedTuple):
     stop: int
 
 
-class Served:
+class ServerExchange:
     """Pushes and pulls that need nothing of each other: their messages start together. The first trainer may send for all; the others do
     the same as each other."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...ir.parts import bounds
 
 
-class Step(NamedTuple):
+class SliceStep(NamedTuple):
     """Stage `stage` of slice `slice`."""
 
     slice: int
@@ -40,7 +40,7 @@ def slices(size: int, most: int) -> list[tuple[int, int]]:
     return list(zip(marks, marks[1:], strict=False))
 
 
-def steps(count: int, stages: int, in_flight: int) -> list[list[Step]]:
+def steps(count: int, stages: int, in_flight: int) -> list[list[SliceStep]]:
     """The steps of `count` slices, at most `in_flight` of which have begun and not ended: lists of steps that do not wait for each other.
 
     A slice begins as soon as it may, and then takes a stage at a time; of one time, what is nearest to its end comes last, so that what
@@ -54,8 +54,8 @@ def steps(count: int, stages: int, in_flight: int) -> list[list[Step]]:
     for k in range(count):
         after = begin[k - together] + 1 if k >= together else 0
         begin.append(max(after, begin[k - in_flight] + stages if k >= in_flight else 0))
-    out: list[list[Step]] = [[] for _ in range(begin[-1] + stages if begin else 0)]
+    out: list[list[SliceStep]] = [[] for _ in range(begin[-1] + stages if begin else 0)]
     for k, t in enumerate(begin):
         for stage in range(stages):
-            out[t + stage].append(Step(k, stage))
+            out[t + stage].append(SliceStep(k, stage))
     return [sorted(now, key=lambda s: (s.stage, s.slice)) for now in out]

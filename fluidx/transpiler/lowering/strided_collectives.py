@@ -13,13 +13,13 @@ from ...ir.operator import Operator
 from ...ir.parts import Coords
 from ...ir.program import Block
 from ...ir.types import TensorType
-from .rank_buffers import Moving, Piece, Plan
+from .rank_buffers import CollectiveOnRank, CollectivePlan, Piece
 
 
-class Boxed(Moving):
+class Boxed(CollectiveOnRank):
     """What one rank holds of such a value."""
 
-    def __init__(self, block: Block, op: Operator, plan: Plan, me: int, coords: Coords):
+    def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
         super().__init__(block, op, plan, me, coords)
         self.carries, n = opdef(op.type).carries, len(plan.parts)
         had, self.joined = {

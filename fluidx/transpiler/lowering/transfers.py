@@ -9,7 +9,7 @@ from ...ir.errors import TranspileError
 from ...ir.operator import Frozen, Operator, Role
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block
-from ...ir.sizes import Sizes
+from ...ir.sizes import StandInShapes
 from ...ir.types import ANY, Placement
 from ..placement.propagate import where
 from ..program_rewriter import filled
@@ -23,7 +23,7 @@ class Transfers:
 
     block: Block
     ops: tuple[Operator, ...]
-    sizes: Sizes
+    sizes: StandInShapes
     written: dict[tuple, Operator] = field(default_factory=dict)  # ranks whose parts are of one shape share operators
 
     def write(self, rank: int, coords: Coords, block: Block) -> None:

@@ -17,10 +17,10 @@ from ...ir.operator import Operator, Role
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block, Program
 from ...ir.types import ANY, Placement, Shard, TensorType
-from ..algorithms import Part, Refused, algorithm, parts, schedule
+from ..algorithms import RankRound, Refused, algorithm, parts, schedule
 from ..program_rewriter import filled
-from .adasum import Adaptive
-from .rank_buffers import Moving, Plan
+from .adasum import AdasumOnRank
+from .rank_buffers import CollectiveOnRank, CollectivePlan
 from .strided_collectives import Boxed
 
 _LARGEST = 4 * 2**20  # bytes of one message
@@ -69,7 +69,7 @@ def others(program: Program, block: Block, op: Operator) -> Placement:
 
 
 @dataclass
-class Wave:
+class MessageRounds:
     """Neighbouring collectives of one algorithm, group and wave: those that need nothing of each other start each round together."""
 
     block: Block
@@ -79,7 +79,7 @@ class Wave:
     def __post_init__(self) -> None:
         self.program, self.group = self.block.program, self.ops[0].attrs["group"]
         self._others = [others(self.program, self.block, op) for op in self.ops]
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, CollectivePlan] = {}
 
     def write(self, rank: int, coords: Coords, block: Block) -> None:
         """Append what the rank does to `block`, and declare what it receives."""
@@ -92,11 +92,11 @@ class Wave:
                 continue
             plan = self._plan(k, coords, len(members))
             if plan.type.numel and len(members) > 1:
-                kind = Adaptive if opdef(op.type).carries == "adaptive" else Boxed if plan.boxes else Moving
+                kind = AdasumOnRank if opdef(op.type).carries == "adaptive" else Boxed if plan.boxes else CollectiveOnRank
                 values.append(kind(block, op, plan, me, coords))
             else:
                 block.oplist.append(op)  # there is nothing to send
-        rounds: dict[int, list[tuple[Moving, Part]]] = {}
+        rounds: dict[int, list[tuple[CollectiveOnRank, RankRound]]] = {}
         for v in values:
             for part in v.parts:
                 rounds.setdefault(part.round, []).append((v, part))
@@ -105,7 +105,7 @@ class Wave:
         for v in values:
             v.finish()
 
-    def _plan(self, k: int, coords: Coords, n: int) -> Plan:
+    def _plan(self, k: int, coords: Coords, n: int) -> CollectivePlan:
         found = self._plans.get(k)
         if found is None:
             op = self.ops[k]
@@ -123,14 +123,14 @@ class Wave:
                 shapes = dict(zip(pairwise(marks), boxes or (), strict=False))
                 filled = tuple(k for k, (a, b) in enumerate(pairwise(marks)) if a < b)
                 each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
-                found = Plan(t, marks, parts(name, definition.carries, n, hosts, filled), shapes, each, {}, {})
+                found = CollectivePlan(t, marks, parts(name, definition.carries, n, hosts, filled), shapes, each, {}, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None
             if not any(isinstance(e, Shard) for e in self._others[k]):  # else other ranks have parts of other sizes
                 self._plans[k] = found
         return found
 
-    def _round(self, now: Sequence[tuple[Moving, Part]], members: Sequence[int], block: Block) -> None:
+    def _round(self, now: Sequence[tuple[CollectiveOnRank, RankRound]], members: Sequence[int], block: Block) -> None:
         how = {"group": self.group, "batch": f"{self.ops[0].attrs['algorithm']}.{self.index}.hop{now[0][1].round + 1}"}
         sends = [(v.op, v.take(a, b, "out"), t.target) for v, part in now for t in part.gives for a, b in v.plan.messages(t)]
         attrs = {to: filled("send", {"peer": members[to], **how}) for to in {to for _, _, to in sends}}

@@ -9,7 +9,7 @@ from ...ir.operator import unary
 from ...ir.program import ProgramPair
 from ..cluster import SERVERS
 from ..pass_base import Job, Pass
-from ..placement.roots import Chunk, assign
+from ..placement.roots import RootChunk, assign
 from ..program_rewriter import Writer, filled
 
 
@@ -36,7 +36,7 @@ class BroadcastStartup(Pass):
         last = {n: k for k, op in enumerate(writer.old) for n in op.output_arg_names}
         cut = {self.group, SERVERS}
         whole = [d for n, d in descs.items() if n in last and d.persistable and cut.isdisjoint(e.group for e in d.placement)]
-        chunks = [Chunk(d.name, 0, d.type.numel, d.type.nbytes) for d in whole]
+        chunks = [RootChunk(d.name, 0, d.type.numel, d.type.nbytes) for d in whole]
         owner = {c.param: c.root if self.root is None else self.root for c in assign(chunks, ranks)}
         attrs = [filled("broadcast", {"group": self.group, "root": root}) for root in range(ranks)]
         for k, op in enumerate(writer.old):

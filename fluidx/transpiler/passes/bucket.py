@@ -16,7 +16,7 @@ from ..lowering.pack_messages import Packed, can_be_packed
 from ..lowering.slices import growth
 from ..pass_base import Job, Pass
 from ..program_rewriter import Writer
-from ..scheduling.delay_together import Run, Waiting, first_readers, gathered
+from ..scheduling.delay_together import AdjacentOperators, Waiting, first_readers, gathered
 
 MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "adasum_reduce")
 
@@ -57,7 +57,7 @@ class Bucket(Pass):
 
         waiting = Waiting(program)
         for found in gathered(program, kinds.types, kinds.of, begin):
-            if not isinstance(found, Run):
+            if not isinstance(found, AdjacentOperators):
                 waiting.before(found, writer.keep)
                 continue
             ops = found.in_order()
@@ -99,7 +99,7 @@ def _alike(placement: Placement) -> Placement:
     return tuple(Pieces((), e.group) if isinstance(e, Pieces) else e for e in placement)
 
 
-class _Filling(Run):
+class _Filling(AdjacentOperators):
     """A bucket that is filled."""
 
     def __init__(self, kind: Any, options: Bucket, writer: Writer, filled: set[Hashable]):

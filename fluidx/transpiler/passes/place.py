@@ -15,11 +15,11 @@ from ...ir.program import Program, ProgramPair, Var
 from ...ir.types import ANY, REPLICATE, At, Entry, Local, Own, Partial, Placement, Shard, show_placement
 from ..cluster import SERVERS, several
 from ..pass_base import Job, Pass
-from ..placement.choose_row import Kinds, may_write
-from ..placement.gathered_parameters import LendingWalk, Use
+from ..placement.choose_row import PatternClasses, may_write
+from ..placement.gathered_parameters import GatherForUse, Use
 from ..placement.parameter_homes import EVERYWHERE
 from ..placement.pipeline_stages import between_stages, pins, rest_at_stages
-from ..placement.propagate import Move, Walk, every_move, no_axis, where
+from ..placement.propagate import Move, Propagation, every_move, no_axis, where
 from ..program_rewriter import filled
 
 
@@ -57,7 +57,7 @@ class Place(Pass):
         place_startup(startup, {n: walk.home[n] for n in walk.keep if n in descs and n in walk.home}, job)
         return ProgramPair(walk.program, startup)
 
-    def _placed(self, main: Program, job: Job, given: Mapping[str, Placement]) -> Walk:
+    def _placed(self, main: Program, job: Job, given: Mapping[str, Placement]) -> Propagation:
         """The walk that placed the values of main; `given` is how some data are cut."""
         block = main.global_block()
         check_loss(main, self.loss)
@@ -77,13 +77,13 @@ class Place(Pass):
         at_rest = self._places(resting, params, rest, main, job)
         update = at_rest if self.update is None else self._places(self.update, trained, rest, main, job)
         lent = self._lent(at_rest, rest)
-        walk: Walk
+        walk: Propagation
         allowed = self._refuse if self.strict else every_move
         of_walk = main, axes, {**rest, **at_rest}, floating, update.get, stays, allowed, pinned
         if lent:
-            walk = LendingWalk(*of_walk, use=Use(lent, _units(resting, params), self.kept))
+            walk = GatherForUse(*of_walk, use=Use(lent, _units(resting, params), self.kept))
         else:
-            walk = Walk(*of_walk)
+            walk = Propagation(*of_walk)
         walk.run()
         return walk
 
@@ -202,7 +202,7 @@ def _check_named(choice: Any, entries: Any, free: Mapping[str, Var], params: Map
             raise TranspileError(f"{choice!r} places {n!r}, and there is no such parameter; {nearest(str(n), list(params), 'there are')}")
 
 
-def _folded(walk: Walk) -> dict[str, Placement]:
+def _folded(walk: Propagation) -> dict[str, Placement]:
     """Data that all their readers want split between larger blocks than rows, as labels of tokens beside sequences of tokens."""
     descs = walk.program.global_block().descs
     wanted: dict[str, set[Placement]] = {}
@@ -300,7 +300,7 @@ def place_startup(startup: Program, rest: dict[str, Placement], job: Job) -> Non
         if n in rest and rest[n] != d.placement:
             block.descs[n] = d.changed(placement=rest[n])
     ops, block.oplist = block.oplist, []
-    kinds = Kinds()
+    kinds = PatternClasses()
     for op in ops:
         cut = [n for n in op.output_arg_names if block.descs.get(n) is not None and block.descs[n].placement]
         if not cut or _source(startup, op, kinds):
@@ -315,7 +315,7 @@ def place_startup(startup: Program, rest: dict[str, Placement], job: Job) -> Non
             block.oplist.append(_redistribute(made, n, op))
 
 
-def _source(startup: Program, op: Operator, kinds: Kinds) -> bool:
+def _source(startup: Program, op: Operator, kinds: PatternClasses) -> bool:
     """Can an operator without inputs write its outputs where they lie?"""
     if op.input_arg_names:
         return False

@@ -12,7 +12,7 @@ from ..pass_base import Job, Pass
 
 
 @dataclass
-class _Run:
+class _GatherRun:
     """Neighbouring operators, from number `start` on, that bring values from their place at rest into use in one section."""
 
     start: int
@@ -47,7 +47,7 @@ class Prefetch(Pass):
         main = pair.main.copy()
         block = main.global_block()
         begins: dict[int, list[Operator]] = {}  # what is moved in front of an operator, by its number
-        sections: dict[Role, list[_Run]] = {}
+        sections: dict[Role, list[_GatherRun]] = {}
         moved: set[int] = set()
         for r in _runs(main):
             together = sections.setdefault(r.section, [])
@@ -64,19 +64,19 @@ class Prefetch(Pass):
         return ProgramPair(main, pair.startup)
 
 
-def _runs(main: Program) -> list[_Run]:
+def _runs(main: Program) -> list[_GatherRun]:
     """The runs of block 0 that read what lies as it did before the program ran, in order. What backward finds whole counts as one, without
     operators, in front of its first reader there."""
     block = main.global_block()
     resting = {n for n, d in block.descs.items() if d.persistable}
-    found: list[_Run] = []
-    run: _Run | None = None
+    found: list[_GatherRun] = []
+    run: _GatherRun | None = None
     for k, op in enumerate(block.oplist):
         reads, writes = flow.touches(main, op)
         made = () if run is None else run.made
         if op.role is Role.DIST and reads and all(n in resting or n in made for n in reads) and resting.isdisjoint(writes):
             if run is None:
-                found.append(run := _Run(k))
+                found.append(run := _GatherRun(k))
             run.ops.append(op)
             run.made.update(writes)
             continue
@@ -87,7 +87,7 @@ def _runs(main: Program) -> list[_Run]:
     whole = {n for r in found if r.section is Role.FORWARD for n in r.made}
     for k, op in enumerate(block.oplist):
         if op.role is Role.BACKWARD and not whole.isdisjoint(op.input_arg_names):
-            found.append(_Run(k, section=Role.BACKWARD))
+            found.append(_GatherRun(k, section=Role.BACKWARD))
             break
     return sorted(found, key=lambda r: r.start)
 

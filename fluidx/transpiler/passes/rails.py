@@ -43,7 +43,7 @@ class Rails(Pass):
         for railed, run in groupby(writer.old, key=lambda op: self._railed(writer, op)):
             ops = list(run)
             if railed:
-                _Run(self, writer, job).write(ops)
+                _ReduceRun(self, writer, job).write(ops)
             else:
                 writer.block.oplist.extend(ops)
         return ProgramPair(writer.program, pair.startup)
@@ -61,7 +61,7 @@ class Rails(Pass):
         return max(1, min(self.parallelism, int(self.staging_mb / self.slice_mb)))
 
 
-class _Stage(NamedTuple):
+class _RailStage(NamedTuple):
     """A collective that every slice goes through, and where the slice lies behind it."""
 
     word: str
@@ -70,16 +70,16 @@ class _Stage(NamedTuple):
     after: Placement
 
 
-def _stages(cluster: Any) -> list[_Stage]:
+def _stages(cluster: Any) -> list[_RailStage]:
     alone = cluster.world_size == cluster.hosts  # then a slice is one slot, and all ranks are one rail
     rail = "dp" if alone else "rail"
     node: Placement = () if alone else (Shard(0, "node"),)
     across = {"group": rail, "algorithm": "direct"}
-    there = [_Stage("shard", "reduce_scatter", across, (*node, Shard(0, rail))), _Stage("sum", "all_gather", across, node)]
+    there = [_RailStage("shard", "reduce_scatter", across, (*node, Shard(0, rail))), _RailStage("sum", "all_gather", across, node)]
     if alone:
         return there
-    slot = _Stage("slot", "reduce_scatter", {"group": "node"}, (Partial("sum", rail), *node))
-    return [slot, *there, _Stage("full", "all_gather", {"group": "node"}, ())]
+    slot = _RailStage("slot", "reduce_scatter", {"group": "node"}, (Partial("sum", rail), *node))
+    return [slot, *there, _RailStage("full", "all_gather", {"group": "node"}, ())]
 
 
 class _Slice(NamedTuple):
@@ -91,7 +91,7 @@ class _Slice(NamedTuple):
     name: str
 
 
-class _Run:
+class _ReduceRun:
     """Neighbouring all_reduces, whose slices are on their way together."""
 
     def __init__(self, options: Rails, writer: Writer, job: Job):

@@ -49,7 +49,7 @@ class _When(Enum):
 
 
 @dataclass
-class _Segment:
+class _UnrolledSegment:
     """Operators all turns of which come before anything that follows, with the names that they touch.
 
     Each has the names that it reads as its turn has them: what is whole, and made in every turn beside what is cut.
@@ -113,7 +113,7 @@ class _Unrolling:
         ops = self.block.oplist
         if any(runs_bodies(op) for op in ops):  # blocks are copied with the operators that run them
             self.program.drop_blocks(1)
-        segment = _Segment()
+        segment = _UnrolledSegment()
         for op in ops:
             reads, writes = self._touched(op)
             when = self._when(op, reads, writes, segment)
@@ -122,7 +122,7 @@ class _Unrolling:
                 continue
             if when is _When.EVERY and not segment.late.isdisjoint(reads):
                 self._flush(segment)
-                segment = _Segment()
+                segment = _UnrolledSegment()
             segment.add(op, when, reads, writes, self._made_again(op) if when is _When.EVERY else ())
             if self._adds_up(op):
                 segment.late.update(writes)
@@ -150,7 +150,7 @@ class _Unrolling:
             )
         return [n for n in outs if n not in self.cut]
 
-    def _when(self, op: Operator, reads: tuple[str, ...], writes: tuple[str, ...], segment: _Segment) -> _When | None:
+    def _when(self, op: Operator, reads: tuple[str, ...], writes: tuple[str, ...], segment: _UnrolledSegment) -> _When | None:
         """In which turns an operator stands; None: before all of them."""
         if self._adds_up(op) or not self.cut.isdisjoint(writes):
             return _When.EVERY
@@ -165,7 +165,7 @@ class _Unrolling:
 
     # -- writing ----------------------------------------------------------------------------------------------------------------
 
-    def _flush(self, segment: _Segment) -> None:
+    def _flush(self, segment: _UnrolledSegment) -> None:
         for k in range(self.n):
             for op, when, again in segment.ops:
                 if when is _When.EVERY or (when is _When.FIRST and k == 0) or (when is _When.LAST and k == self.n - 1):

@@ -8,7 +8,7 @@ from ...ir.operator import Operator
 from ...ir.program import Program, ProgramPair
 from ..pass_base import Job, Pass
 from ..program_rewriter import SharedAttrs
-from ..scheduling.delay_together import Run, gathered
+from ..scheduling.delay_together import AdjacentOperators, gathered
 
 TO_OWNERS = ("reduce", "reduce_scatter")
 FROM_OWNERS = ("broadcast", "all_gather")
@@ -34,7 +34,7 @@ class GatherWaves(Pass):
         block = new.global_block()
         limit = self.wave_mb * 2**20 * job.mesh.world_size
 
-        class Wave(Run):
+        class Wave(AdjacentOperators):
             nbytes = 0
 
             def add(self, op: Operator) -> bool:
@@ -50,7 +50,7 @@ class GatherWaves(Pass):
         attrs = SharedAttrs()
         waves = 0
         for found in gathered(new, kinds, lambda op: kinds[op.type], Wave):
-            if not isinstance(found, Run):
+            if not isinstance(found, AdjacentOperators):
                 out += found
                 continue
             out += [attrs.changed(op, wave=waves) if op.attrs.get("algorithm") else op for op in found.ops]

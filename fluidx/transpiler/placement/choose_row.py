@@ -17,7 +17,7 @@ from ...ir.opdef import OpDef
 from ...ir.operator import attrs_key
 from ...ir.parts import entry_of
 from ...ir.pattern import Pattern
-from ...ir.rows import FLAT, ROOT, Row, cut_twice, find_row, laid_out, rows, same_cut
+from ...ir.rows import FLAT, ROOT, PlacementRow, cut_twice, find_row, laid_out, rows, same_cut
 from ...ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, TensorType
 
 NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
@@ -53,32 +53,32 @@ def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
 
 
 @dataclass(eq=False)
-class Kind:
+class PatternClass:
     """Operators of one type, with one pattern and one list of types: the pattern, its rows, and what they weigh."""
 
     pattern: Pattern
-    table: list[Row]
+    table: list[PlacementRow]
     types: list[TensorType | None]
     sizes: list[int]  # bytes of the operands
     elements: list[int]  # of operands and results
 
 
-class Kinds:
+class PatternClasses:
     """The kinds of a program's operators. Attributes count where the pattern depends on them."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple, Kind] = {}
+        self._known: dict[tuple, PatternClass] = {}
 
-    def of(self, definition: type[OpDef], ins: Sequence[TensorType | None], outs: Sequence[TensorType | None], attrs: Any) -> Kind:
+    def of(self, definition: type[OpDef], ins: Sequence[TensorType | None], outs: Sequence[TensorType | None], attrs: Any) -> PatternClass:
         key = definition, attrs_key(attrs) if callable(definition.pattern) else "", tuple(ins), tuple(outs)
         kind = self._known.get(key)
         if kind is None:
             p, types = definition.pattern_of(ins, outs, attrs), [*ins, *outs]
-            kind = self._known[key] = Kind(p, rows(p), types, [nominal_bytes(t) for t in ins], [_nominal_numel(t) for t in types])
+            kind = self._known[key] = PatternClass(p, rows(p), types, [nominal_bytes(t) for t in ins], [_nominal_numel(t) for t in types])
         return kind
 
 
-def may_write(kind: Kind, places: Sequence[Placement | None], axes: Iterable[tuple[str, int]]) -> bool:
+def may_write(kind: PatternClass, places: Sequence[Placement | None], axes: Iterable[tuple[str, int]]) -> bool:
     """Can an operator that reads no elements of any operand write its results so? None stands for an absent one."""
     p, chosen = kind.pattern, []
     for group, n in axes:
@@ -101,7 +101,7 @@ class Choice:
 
     take: list[int | None]
     ins: list[Placement]
-    outs: list[tuple[Held, Placement]]
+    outs: list[tuple[Copies, Placement]]
     why: str
     still: bool  # nothing has to be moved, and each operand is taken in its first placement
     source: bool  # no elements of any operand are read
@@ -109,7 +109,7 @@ class Choice:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class Copies:
     """The placements in which a value of some type is at hand: one object for each type and placements, compared by identity.
 
     What `stays` is computed with where it lies, unless nothing else is left.
@@ -119,14 +119,14 @@ class Held:
     stays: bool = False
 
 
-Chosen = tuple[Row, list[Entry | None], list[Entry | None]]  # and where operands and results lie, over one group
+Chosen = tuple[PlacementRow, list[Entry | None], list[Entry | None]]  # and where operands and results lie, over one group
 Options = Sequence[tuple[Entry | None, ...]]  # per operand, the entries at hand over one group; () for one that takes what it is given
 
 
-def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] = (), stays: Container[int] = ()) -> Chosen:
+def choose(kind: PatternClass, have: Options, group: str, n: int, taken: Container[str] = (), stays: Container[int] = ()) -> Chosen:
     """The row whose operands cost least to bring there. `taken` are factors in runs that another group cuts, `stays` numbers of operands
     that are moved only where all rows move one."""
-    best: tuple[float, Row, list[Entry | None], list[Entry | None]] | None = None
+    best: tuple[float, PlacementRow, list[Entry | None], list[Entry | None]] | None = None
     p = kind.pattern
     of_own = any(isinstance(e, Own) for options in have for e in options)
     for row in kind.table:
@@ -155,13 +155,13 @@ def choose(kind: Kind, have: Options, group: str, n: int, taken: Container[str] 
     return best[1:]
 
 
-def annotated(kind: Kind, have: Options, entry: Entry | None, n: int) -> Chosen:
+def annotated(kind: PatternClass, have: Options, entry: Entry | None, n: int) -> Chosen:
     """The row of an operator that says where its operand lies."""
     t = kind.types[0]
     assert t is not None
     e = next((e for e in have[0] if same_cut(e, entry, t.shape, n)), entry)
     rest = [None] * (len(have) - 1)
-    return Row("annotated", "as annotated", (e, *rest), (e,)), [e, *rest], [e]
+    return PlacementRow("annotated", "as annotated", (e, *rest), (e,)), [e, *rest], [e]
 
 
 def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) -> bool:
@@ -175,20 +175,20 @@ def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) ->
     return False
 
 
-def at_root(kind: Kind, e: At) -> Chosen:
+def at_root(kind: PatternClass, e: At) -> Chosen:
     """The row of an operator that runs at one root, wherever its operands lie."""
     row = next(row for row in kind.table if row.kind == "root")
     return row, [_filled(x, e, e.group) for x in row.ins], [_filled(x, e, e.group) for x in row.outs]
 
 
-def _any_cut(row: Row, have: Options) -> bool:
+def _any_cut(row: PlacementRow, have: Options) -> bool:
     for want, options in zip(row.ins, have, strict=True):
         if isinstance(want, Shard) and any(isinstance(e, Shard) and e.axis == want.axis for e in options):
             return True
     return False
 
 
-def _carries_on(row: Row, have: Options, kind: Kind) -> bool:
+def _carries_on(row: PlacementRow, have: Options, kind: PatternClass) -> bool:
     """Is an operand a term already, and are there no more elements to be reduced behind a linear row than before it?"""
     given = [
         size
@@ -207,7 +207,9 @@ def _gathers(ins: Sequence[Entry | None], have: Options, p: Pattern) -> bool:
     )
 
 
-def _forms(row: Row, have: Options, kind: Kind, group: str, n: int) -> Iterator[tuple[list[Entry | None], list[Entry | None]]]:
+def _forms(
+    row: PlacementRow, have: Options, kind: PatternClass, group: str, n: int
+) -> Iterator[tuple[list[Entry | None], list[Entry | None]]]:
     """The concrete forms of a row: its unit, pieces or root taken from where the operands lie."""
     if row.kind in ("own", "meet"):
         own = Own(group)

@@ -12,8 +12,8 @@ from ...ir.operator import Operator, Role
 from ...ir.program import Block
 from ...ir.sub_blocks import runs_bodies
 from ...ir.types import At, Placement
-from .choose_row import Choice, Held
-from .propagate import Names, Slots, Walk, with_names
+from .choose_row import Choice, Copies
+from .propagate import Names, Propagation, Slots, with_names
 
 _SECTIONS = {Role.FORWARD: Role.FORWARD, Role.LOSS: Role.FORWARD, Role.BACKWARD: Role.BACKWARD}
 
@@ -32,7 +32,7 @@ class Use:
 
 
 @dataclass
-class LendingWalk(Walk):
+class GatherForUse(Propagation):
     """A walk that brings a parameter to its place in use in front of the first operator of a section that works on it.
 
     Within a section there is one copy; its last reader frees it. Operators of the update find the parameter where it rests. For what runs
@@ -45,7 +45,7 @@ class LendingWalk(Walk):
         super().__post_init__()
         self.role = self.section = Role.DIST  # the role of the operator of block 0 at hand, and the section: DIST, none yet
         self.recent: Sequence[str] = ()  # the unit that was lent last
-        self.lent: dict[str, tuple[Held, tuple[str, ...] | None]] = {}  # how what is in use lies at rest, and under which names
+        self.lent: dict[str, tuple[Copies, tuple[str, ...] | None]] = {}  # how what is in use lies at rest, and under which names
 
     def _before(self, op: Operator, reads: Names) -> None:
         if op.role is not self.role and not self.block.idx:
@@ -124,7 +124,7 @@ class LendingWalk(Walk):
     def _rooted(self, name: str | None) -> bool:
         return any(isinstance(e, At) for place in self.lent[name][0].places for e in place)  # type: ignore[index]
 
-    def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Held, Placement]]) -> None:
+    def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Copies, Placement]]) -> None:
         super()._write(op, inputs, outs, results)
         for name in outs if self.lent else ():
             self.lent.pop(name, None)  # type: ignore[arg-type]

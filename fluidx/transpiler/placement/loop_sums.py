@@ -10,9 +10,9 @@ from ...ir.operator import Operator
 from ...ir.program import Block, Program
 from ...ir.sub_blocks import bodies, runs_bodies
 from ...ir.types import Partial
-from .choose_row import Kind
+from .choose_row import PatternClass
 
-KindOf = Callable[[Operator, type[OpDef], Sequence["str | None"], Sequence["str | None"]], Kind]
+KindOf = Callable[[Operator, type[OpDef], Sequence["str | None"], Sequence["str | None"]], PatternClass]
 
 
 def only_added_to(program: Program, block: Block, name: str, kind_of: KindOf) -> bool:

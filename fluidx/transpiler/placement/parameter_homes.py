@@ -18,7 +18,7 @@ from ...ir.program import Program, Var
 from ...ir.rows import within
 from ...ir.types import At, Entry, Pieces, Shard
 from ..cluster import SERVERS
-from .roots import Chunk, assign, chunk_bytes, cut, fill
+from .roots import RootChunk, assign, chunk_bytes, cut, fill
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class AtRoots:
     def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
         return {c.param: At(c.root, group) for c in self.chunks(params, ranks)}
 
-    def chunks(self, params: Mapping[str, Var], ranks: int) -> list[Chunk]:
+    def chunks(self, params: Mapping[str, Var], ranks: int) -> list[RootChunk]:
         """Who is responsible for which elements."""
-        return assign([Chunk(n, 0, d.type.numel, d.type.nbytes) for n, d in params.items()], ranks, self.method)
+        return assign([RootChunk(n, 0, d.type.numel, d.type.nbytes) for n, d in params.items()], ranks, self.method)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class InPieces:
     def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
         return _in_pieces(self.chunks(params, ranks), group, ranks)
 
-    def chunks(self, params: Mapping[str, Var], ranks: int) -> list[Chunk]:
+    def chunks(self, params: Mapping[str, Var], ranks: int) -> list[RootChunk]:
         """Who is responsible for which elements."""
         size = chunk_bytes(sum(d.type.nbytes for d in params.values()), ranks, self.chunk_mb)
         chunks = []
@@ -92,7 +92,7 @@ class OnServers:
         return _in_pieces(dealt, group, ranks)
 
 
-def _in_pieces(chunks: Sequence[Chunk], group: str, ranks: int) -> dict[str, Entry | None]:
+def _in_pieces(chunks: Sequence[RootChunk], group: str, ranks: int) -> dict[str, Entry | None]:
     """Where parameters lie whose chunks have roots: what one rank has of one lies together."""
     held: dict[str, list[int]] = {}
     for c in chunks:

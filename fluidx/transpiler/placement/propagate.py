@@ -20,13 +20,26 @@ from ...ir.program import Block, Program, Var
 from ...ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
 from ..cluster import SERVERS, several
 from ..program_rewriter import filled
-from .choose_row import Choice, Chosen, Held, Kind, Kinds, annotated, at_root, choose, cut_across, may_write, move_cost, nominal_bytes
+from .choose_row import (
+    Choice,
+    Chosen,
+    Copies,
+    PatternClass,
+    PatternClasses,
+    annotated,
+    at_root,
+    choose,
+    cut_across,
+    may_write,
+    move_cost,
+    nominal_bytes,
+)
 from .decompose import not_again, written_out
 from .loop_sums import begun, only_added_to
 
 Names = Sequence[str | None]
 Slots = Mapping[str, tuple[str, ...]]
-State = tuple[dict[str | None, Held], dict[str | None, tuple[str, ...]]]  # how values lie, and under which names
+State = tuple[dict[str | None, Copies], dict[str | None, tuple[str, ...]]]  # how values lie, and under which names
 
 
 class Move(NamedTuple):
@@ -60,8 +73,8 @@ class Route(NamedTuple):
     nearest: int
     ending: str
     place: Placement
-    alone: Held  # it lies there and nowhere else
-    also: Held  # it lies there too
+    alone: Copies  # it lies there and nowhere else
+    also: Copies  # it lies there too
 
 
 def every_move(move: Move, op: Operator) -> None:
@@ -69,7 +82,7 @@ def every_move(move: Move, op: Operator) -> None:
 
 
 @dataclass
-class Walk:
+class Propagation:
     """Places the operators of one program, in place.
 
     `axes` are the groups that values are cut over, outer before inner, with their sizes. `rest` says where persistables and data lie
@@ -93,16 +106,16 @@ class Walk:
     def __post_init__(self) -> None:
         self.groups = list(several(self.axes).items())
         self.turns = self.program.turns
-        self.kinds = Kinds()
+        self.kinds = PatternClasses()
         self.choices: dict[tuple, Choice] = {}  # by type, attributes, how the operands lie and the results' types
-        self.routes: dict[tuple[Held, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
+        self.routes: dict[tuple[Copies, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
         self.reasons: dict[str, Frozen] = {}  # the attributes of redistributes
         self.numbers: dict[Any, int] = {}  # of types and attributes: small keys for large things
         self.by_id: dict[int, int] = {}  # id of an attribute mapping or a type -> its number
-        self.helds: dict[tuple[int, tuple[Placement, ...], bool], Held] = {}
+        self.helds: dict[tuple[int, tuple[Placement, ...], bool], Copies] = {}
         self.types: dict[str, TensorType] = {}
         self.type_of: dict[str | None, int] = {None: -1}
-        self.at: dict[str | None, Held] = {None: Held(())}
+        self.at: dict[str | None, Copies] = {None: Copies(())}
         self.names: dict[str | None, tuple[str, ...]] = {}  # of what lies under another name than its own, one for each placement
         self.home: dict[str, Placement] = {}  # where a value lies that has its own name: all that is written returns there
         self.keep: set[str] = set()
@@ -199,14 +212,14 @@ class Walk:
         n = self.by_id[id(thing)] = self.numbers.setdefault(key, len(self.numbers))
         return n
 
-    def _held(self, name: str | None, places: tuple[Placement, ...]) -> Held:
+    def _held(self, name: str | None, places: tuple[Placement, ...]) -> Copies:
         key = self.type_of[name], places, name in self.stays
         held = self.helds.get(key)
         if held is None:
-            held = self.helds[key] = Held(places, name in self.stays)
+            held = self.helds[key] = Copies(places, name in self.stays)
         return held
 
-    def _hold(self, name: str, held: Held, *names: str) -> None:
+    def _hold(self, name: str, held: Copies, *names: str) -> None:
         """A value lies so, under these names; under its own without any."""
         self.at[name] = held
         if names:
@@ -232,7 +245,7 @@ class Walk:
             if n not in self.at:
                 raise TranspileError(f"op {op.type} reads %{n} before any operator defines it{where(op)}")
 
-    def _kind(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Kind:
+    def _kind(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> PatternClass:
         found = [[None if n is None else self.types[n] for n in names] for names in (ins, outs)]
         return self.kinds.of(definition, found[0], found[1], op.attrs)
 
@@ -273,7 +286,7 @@ class Walk:
         parts = definition.expand is not None and any(cut_across(p, have, g) for g, _ in self.groups)
         return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take), all(t is None for t in take), parts)
 
-    def _on_one_side(self, kind: Kind, over: Sequence[Chosen], have: Sequence[tuple[Placement, ...]]) -> list[Chosen]:
+    def _on_one_side(self, kind: PatternClass, over: Sequence[Chosen], have: Sequence[tuple[Placement, ...]]) -> list[Chosen]:
         """Of operands at servers and with trainers, all come to the trainers where they cut one of them, and else to one server."""
         whole, root = (next(row for row in kind.table if row.kind == k) for k in ("whole", "root"))
         nothing: Chosen = (whole, list(whole.ins), list(whole.outs))
@@ -283,7 +296,7 @@ class Walk:
         ins, outs = ([held if e is not None else None for e in entries] for entries in (root.ins, root.outs))
         return [(root, ins, outs), *(nothing for _ in over[1:])]
 
-    def _at_home(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> list[tuple[Held, Placement]] | None:
+    def _at_home(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> list[tuple[Copies, Placement]] | None:
         """Where results rest that have a place already, if a source can write there; None if not."""
         places = [None if n is None else self.home.get(n, REPLICATE) for n in outs]
         if not any(places) or not may_write(self._kind(op, definition, ins, outs), places, self.groups):
@@ -327,7 +340,7 @@ class Walk:
             self._hold(name, route.also, *(self.names.get(name) or (name,)), target)
         return target
 
-    def _move(self, name: str, held: Held, route: Route, op: Operator, reason: str) -> str:
+    def _move(self, name: str, held: Copies, route: Route, op: Operator, reason: str) -> str:
         """Write a redistribute; the name of the copy that it makes."""
         if any(isinstance(e, Own) and e not in route.place for e in held.places[route.nearest]):
             raise TranspileError(
@@ -340,7 +353,7 @@ class Walk:
         self._redistribute(self._name(name, route.nearest), target, op, reason)
         return target
 
-    def _route(self, name: str, held: Held, place: Placement) -> Route:
+    def _route(self, name: str, held: Copies, place: Placement) -> Route:
         key = held, id(place)
         route = self.routes.get(key)
         if route is None:
@@ -372,10 +385,10 @@ class Walk:
             attrs = self.reasons[reason] = filled("redistribute", {"reason": reason})
         self.out.append(unary("redistribute", source, target, attrs, near.site))
 
-    def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Held, Placement]]) -> None:
+    def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Copies, Placement]]) -> None:
         """Append the operator, reading `inputs` if given. State goes back to where it rests."""
         at, home = self.at, self.home
-        away: dict[str, tuple[Held, Placement]] = {}
+        away: dict[str, tuple[Copies, Placement]] = {}
         for n, result in zip(outs, results, strict=True):
             if n is None:
                 continue
@@ -392,7 +405,7 @@ class Walk:
         else:
             self.out.append(op if inputs is None else op.replace(inputs=inputs))
 
-    def _write_away(self, op: Operator, inputs: Slots, away: Mapping[str, tuple[Held, Placement]]) -> None:
+    def _write_away(self, op: Operator, inputs: Slots, away: Mapping[str, tuple[Copies, Placement]]) -> None:
         """Append an operator whose results lie elsewhere than at home: they get names of their own, and are brought home."""
         renamed = {n: self._new(n, "new", place) for n, (_, place) in away.items()}
         self.out.append(op.with_slots(inputs, {s: tuple([renamed.get(n, n) for n in names]) for s, names in op.outputs.items()}))
@@ -445,7 +458,7 @@ class Walk:
         for n, (k, before) in sorted(added.items(), key=lambda item: -item[1][0]):  # the last one first: numbers change behind it
             self._begin(n, k, before)
         attrs = dict(op.attrs)
-        results: list[tuple[Held, Placement]] = []
+        results: list[tuple[Copies, Placement]] = []
         named = [(which, block, state) for (_, which), (block, state) in zip(bodies, ends, strict=True) if which]
         for k, out in enumerate(op.output_arg_names if named else ()):
             q = self._common([(state[0], attrs[which][k]) for which, _, state in named])
@@ -535,7 +548,7 @@ class Walk:
             if n in self.home and not state[0][n].places:
                 state[0][n] = self._held(n, (self.home[n],))
 
-    def _common(self, results: list[tuple[Mapping[str | None, Held], str]]) -> Placement:
+    def _common(self, results: list[tuple[Mapping[str | None, Copies], str]]) -> Placement:
         """The placement in which it costs least to have a result of all branches."""
         groups = [g for g, _ in self.groups]
 

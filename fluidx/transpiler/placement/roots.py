@@ -13,7 +13,7 @@ METHODS = ("greedy", "hash", "round_robin")
 _SMALLEST = 16 * 1024  # bytes under which a chunk costs more in messages than it gains in balance
 
 
-class Chunk(NamedTuple):
+class RootChunk(NamedTuple):
     """Elements [start, stop) of a parameter laid out flat; `root` is its rank."""
 
     param: str
@@ -23,7 +23,7 @@ class Chunk(NamedTuple):
     root: int = 0
 
 
-def cut(param: str, numel: int, itemsize: int, chunk_bytes: int) -> list[Chunk]:
+def cut(param: str, numel: int, itemsize: int, chunk_bytes: int) -> list[RootChunk]:
     """Equal chunks of at most `chunk_bytes`.
 
     >>> [(c.start, c.stop) for c in cut("w", 10, 4, 16)]
@@ -34,7 +34,7 @@ def cut(param: str, numel: int, itemsize: int, chunk_bytes: int) -> list[Chunk]:
     out, start = [], 0
     for k in range(pieces):
         stop = start + each + (k < rest)
-        out.append(Chunk(param, start, stop, (stop - start) * itemsize))
+        out.append(RootChunk(param, start, stop, (stop - start) * itemsize))
         start = stop
     return out
 
@@ -61,7 +61,7 @@ def fill(nbytes: Mapping[str, int], mb: float, first_mb: float) -> list[list[str
     return out
 
 
-def assign(chunks: Sequence[Chunk], ranks: int, method: str = "greedy") -> list[Chunk]:
+def assign(chunks: Sequence[RootChunk], ranks: int, method: str = "greedy") -> list[RootChunk]:
     """Give every chunk a root.
 
     "greedy": largest first, each to the least loaded rank (LPT, Graham 1969), ties by order: balanced and the same everywhere.
@@ -82,10 +82,10 @@ def assign(chunks: Sequence[Chunk], ranks: int, method: str = "greedy") -> list[
             load, r = heapq.heappop(loads)
             roots[i] = r
             heapq.heappush(loads, (load + chunks[i].nbytes, r))
-    return [Chunk(c.param, c.start, c.stop, c.nbytes, r) for c, r in zip(chunks, roots, strict=True)]
+    return [RootChunk(c.param, c.start, c.stop, c.nbytes, r) for c, r in zip(chunks, roots, strict=True)]
 
 
-def balance(chunks: Sequence[Chunk], ranks: int) -> float:
+def balance(chunks: Sequence[RootChunk], ranks: int) -> float:
     """The heaviest rank's bytes over the mean: 1.0 is perfect.
 
     >>> balance(assign(cut("w", 100, 4, 40), 5), 5)

@@ -11,7 +11,7 @@ from ...ir.operator import Operator, Role
 from ...ir.program import Program
 
 
-class Run:
+class AdjacentOperators:
     """Operators of one kind that stand together. A subclass may limit which.
 
     It stands where its last operator stood; one that is `late`, where a result of it is needed.
@@ -42,8 +42,8 @@ class Run:
 
 
 def gathered(
-    program: Program, types: Container[str], run_of: Callable[[Operator], Hashable], begin: Callable[[Hashable], Run]
-) -> Iterator[list[Operator] | Run]:
+    program: Program, types: Container[str], run_of: Callable[[Operator], Hashable], begin: Callable[[Hashable], AdjacentOperators]
+) -> Iterator[list[Operator] | AdjacentOperators]:
     """The operators of block 0: runs of those that stand together, and stretches of others.
 
     Operators of other `types` stay where they are; `run_of` says the kind of one, and `begin` makes an empty run of a kind.
@@ -60,16 +60,16 @@ def _touching(program: Program) -> Callable[[Operator], tuple[tuple[str, ...], t
 
 
 class _Gathering:
-    def __init__(self, program: Program, begin: Callable[[Hashable], Run]):
+    def __init__(self, program: Program, begin: Callable[[Hashable], AdjacentOperators]):
         self.program, self.begin = program, begin
         self.others: list[Operator] = []
-        self.runs: list[Run] = []
-        self.open: dict[Hashable, Run] = {}  # what more operators may join
-        self.makes: dict[str, Run] = {}  # the names that runs write which may still move, and those that they read
-        self.reads: dict[str, tuple[Run, ...]] = {}
+        self.runs: list[AdjacentOperators] = []
+        self.open: dict[Hashable, AdjacentOperators] = {}  # what more operators may join
+        self.makes: dict[str, AdjacentOperators] = {}  # the names that runs write which may still move, and those that they read
+        self.reads: dict[str, tuple[AdjacentOperators, ...]] = {}
         self.turn = 0
 
-    def run(self, types: Container[str], run_of: Callable[[Operator], Hashable]) -> Iterator[list[Operator] | Run]:
+    def run(self, types: Container[str], run_of: Callable[[Operator], Hashable]) -> Iterator[list[Operator] | AdjacentOperators]:
         touches, made, read = _touching(self.program), self.makes.keys(), self.reads.keys()
         for op in self.program.global_block().oplist:
             ins, outs = touches(op)
@@ -110,14 +110,14 @@ class _Gathering:
         if run.full:
             self._fill(run)
 
-    def _fill(self, run: Run) -> None:
+    def _fill(self, run: AdjacentOperators) -> None:
         """No more operators join."""
         run.close()
         del self.open[run.kind]
         if not run.late:
             self._forget(run)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: AdjacentOperators) -> None:
         """What comes from here on stands behind the run."""
         if self.open.get(run.kind) is run:
             del self.open[run.kind]
@@ -125,11 +125,11 @@ class _Gathering:
             self._stand(run)
         self._forget(run)
 
-    def _stand(self, run: Run) -> None:
+    def _stand(self, run: AdjacentOperators) -> None:
         self.turn += 1
         run.place = len(self.others), self.turn
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: AdjacentOperators) -> None:
         for op in run.ops:
             for n in op.output_arg_names:
                 self.makes.pop(n, None)
@@ -137,7 +137,7 @@ class _Gathering:
                 if left := tuple([r for r in self.reads.pop(n, ()) if r is not run]):
                     self.reads[n] = left
 
-    def _merged(self) -> Iterator[list[Operator] | Run]:
+    def _merged(self) -> Iterator[list[Operator] | AdjacentOperators]:
         done = 0
         for run in sorted(self.runs, key=lambda r: r.place):
             yield self.others[done : run.place[0]]

@@ -16,7 +16,7 @@ from ...ir.program import Program, ProgramPair
 from ..diff import ProgramDiff
 from .layout import assign_layers, place
 from .nodes import BOX, link, nodes_of
-from .svg import ROW, Column, Part, svg
+from .svg import ROW, Column, Panel, svg
 
 COLUMNS = 16  # programs beside one another in one drawing
 
@@ -102,7 +102,7 @@ def _add_parts(columns: list[Column], title: str, programs: list[Program], selec
     top = max((sum(p.height for p in c.parts) for c in columns), default=0.0)
     for column, nodes in zip(columns, ranks):
         width, lines = place(nodes)
-        part = Part(title, nodes, lines, width, top, (26 if title else 8) + depth * ROW)
+        part = Panel(title, nodes, lines, width, top, (26 if title else 8) + depth * ROW)
         for n in nodes:
             n.y = (26 if title else 8) + n.layer * ROW + (BOX - n.height) / 2 + 6
         column.parts.append(part)

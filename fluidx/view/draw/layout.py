@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .nodes import Node
+from .nodes import DrawnNode
 
 _GAP = 22  # between boxes
 
 
-def assign_layers(ranks: Sequence[list[Node]]) -> None:
+def assign_layers(ranks: Sequence[list[DrawnNode]]) -> None:
     """Longest path from the top; the boxes of one collective get one layer on all ranks, a recv stands under its send."""
     total = sum(map(len, ranks))
     if not _settle(ranks, total, synchronised=True):
         _settle(ranks, total, synchronised=False)  # ranks that disagree on an order cannot be lined up, only shown
     for nodes in ranks:
-        below: dict[Node, list[Node]] = {}
+        below: dict[DrawnNode, list[DrawnNode]] = {}
         for n in nodes:
             for a in n.above:
                 below.setdefault(a, []).append(n)
@@ -31,7 +31,7 @@ def assign_layers(ranks: Sequence[list[Node]]) -> None:
             n.layer -= lowest
 
 
-def _settle(ranks: Sequence[list[Node]], total: int, synchronised: bool) -> bool:
+def _settle(ranks: Sequence[list[DrawnNode]], total: int, synchronised: bool) -> bool:
     for nodes in ranks:
         for n in nodes:
             n.layer = 0
@@ -60,7 +60,7 @@ class Point:
     """A place in a layer: of a node, or of a line that passes through."""
 
     layer: int
-    node: Node | None = None
+    node: DrawnNode | None = None
     up: list[Point] = field(default_factory=list)
     down: list[Point] = field(default_factory=list)
     x: float = 0.0
@@ -70,13 +70,13 @@ class Point:
         return self.node.width + _GAP if self.node is not None else 14.0
 
 
-def place(nodes: list[Node]) -> tuple[float, list[list[Point]]]:
+def place(nodes: list[DrawnNode]) -> tuple[float, list[list[Point]]]:
     """Set `x` of all nodes; returns the width of the drawing and the lines as lists of points from top to bottom."""
     points = {n: Point(n.layer, n) for n in nodes}
     layers: list[list[Point]] = [[] for _ in range(1 + max((n.layer for n in nodes), default=0))]
     for n in nodes:
         layers[n.layer].append(points[n])
-    below: dict[Node, list[Node]] = {}
+    below: dict[DrawnNode, list[DrawnNode]] = {}
     for n in nodes:
         for a in n.above:
             below.setdefault(a, []).append(n)

@@ -23,7 +23,7 @@ _WIDEST = 272
 
 
 @dataclass(eq=False)
-class Node:
+class DrawnNode:
     title: str = ""
     sub: str = ""
     kind: str = ""
@@ -35,8 +35,8 @@ class Node:
     marked: bool = False
     sync: Any = None  # equal for the boxes of one collective on all ranks
     after: Any = None  # the `sync` of the send that this recv waits for
-    above: list[Node] = field(default_factory=list)  # drawn edges
-    held: list[Node] = field(default_factory=list)  # further nodes that must stand higher
+    above: list[DrawnNode] = field(default_factory=list)  # drawn edges
+    held: list[DrawnNode] = field(default_factory=list)  # further nodes that must stand higher
     layer: int = 0
     width: float = 0.0
     x: float = 0.0  # centre
@@ -62,15 +62,15 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-def nodes_of(program: Program, select: Callable[[Operator, int], bool], max_ops: int) -> list[Node]:
+def nodes_of(program: Program, select: Callable[[Operator, int], bool], max_ops: int) -> list[DrawnNode]:
     """The boxes of a program in order, with what they read and write."""
     block = program.blocks[0]
-    nodes: list[Node] = []
+    nodes: list[DrawnNode] = []
     calls: Counter = Counter()
     for k, op in enumerate(block.oplist):
         ins, outs = dict.fromkeys(reads(program, op)), dict.fromkeys(writes(program, op))
         moves = communicates(op)
-        node = Node(word(op.type), "", COMM if moves else op.role.value, ops=[op], marked=select(op, k))
+        node = DrawnNode(word(op.type), "", COMM if moves else op.role.value, ops=[op], marked=select(op, k))
         node.reads, node.writes = ins, outs
         if moves:
             _synchronise(node, op, program, calls)
@@ -109,7 +109,7 @@ def _typed(d: Var, room: int) -> str:
     return long if len(long) <= room else text
 
 
-def _synchronise(node: Node, op: Operator, program: Program, calls: Counter) -> None:
+def _synchronise(node: DrawnNode, op: Operator, program: Program, calls: Counter) -> None:
     rank, group = program.rank, str(op.attrs.get("group", ""))
     peer = op.attrs.get("peer")
     if op.type in ("send", "recv") and isinstance(peer, int):
@@ -127,8 +127,8 @@ def _synchronise(node: Node, op: Operator, program: Program, calls: Counter) -> 
     node.sync = (op.type, group, members, calls[op.type, group])
 
 
-def _shortened(nodes: Sequence[Node], alike: Callable[[Node, Node], bool]) -> Iterator[Node]:
-    run: list[Node] = []
+def _shortened(nodes: Sequence[DrawnNode], alike: Callable[[DrawnNode, DrawnNode], bool]) -> Iterator[DrawnNode]:
+    run: list[DrawnNode] = []
     for n in nodes:
         if run and not alike(run[-1], n):
             yield _merged(run)
@@ -138,11 +138,11 @@ def _shortened(nodes: Sequence[Node], alike: Callable[[Node, Node], bool]) -> It
         yield _merged(run)
 
 
-def _merged(run: Sequence[Node]) -> Node:
+def _merged(run: Sequence[DrawnNode]) -> DrawnNode:
     """One box for several in a row."""
     if len(run) == 1:
         return run[0]
-    node = Node(ops=[op for n in run for op in n.ops], marked=any(n.marked for n in run))
+    node = DrawnNode(ops=[op for n in run for op in n.ops], marked=any(n.marked for n in run))
     kinds = Counter(n.kind for n in run for _ in n.ops)
     types = Counter(op.type for op in node.ops).most_common()
     node.kind = kinds.most_common(1)[0][0]
@@ -157,15 +157,15 @@ def _merged(run: Sequence[Node]) -> Node:
     return node
 
 
-def link(nodes: list[Node], program: Program) -> list[Node]:
+def link(nodes: list[DrawnNode], program: Program) -> list[DrawnNode]:
     """Fill in who stands above whom, and add pills for values that come from outside. The result is in drawing order."""
     find = program.blocks[0].find
     here = {} if program.rank is None else coords_of(program.groups, program.rank, program.turns)
-    writer: dict[str, Node] = {}
-    readers: dict[str, list[Node]] = {}
-    opened: dict[str, Node] = {}  # nccl_init by group
-    pills: dict[tuple[str, str], Node] = {}
-    out: list[Node] = []
+    writer: dict[str, DrawnNode] = {}
+    readers: dict[str, list[DrawnNode]] = {}
+    opened: dict[str, DrawnNode] = {}  # nccl_init by group
+    pills: dict[tuple[str, str], DrawnNode] = {}
+    out: list[DrawnNode] = []
     for node in nodes:
         outside: dict[str, list[str]] = {}
         for n in node.reads:
@@ -191,7 +191,7 @@ def link(nodes: list[Node], program: Program) -> list[Node]:
                         title = _typed(known[0], 32) if known else var_name(bundle[0])
                     elif known:
                         title += f", {show_bytes(sum(known_bytes(d.type) for d in known))}"
-                    pills[key] = Node(title, "", kind, pill=True, hint=", ".join(map(var_name, bundle)))
+                    pills[key] = DrawnNode(title, "", kind, pill=True, hint=", ".join(map(var_name, bundle)))
                     out.append(pills[key])
                 node.above.append(pills[key])
         for n in node.writes:

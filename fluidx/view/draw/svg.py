@@ -9,7 +9,7 @@ from typing import Any
 
 from ...ir.operator import Role
 from .layout import Point
-from .nodes import BOX, COMM, DATA, PARAM, STATE, Node
+from .nodes import BOX, COMM, DATA, PARAM, STATE, DrawnNode
 
 ROW = 72  # the distance of layers
 _PAD = 22  # of panels
@@ -43,11 +43,11 @@ text { font-family: "DejaVu Sans", "Segoe UI", Helvetica, Arial, sans-serif; fil
 
 
 @dataclass
-class Part:
+class Panel:
     """One program of a column."""
 
     title: str
-    nodes: list[Node]
+    nodes: list[DrawnNode]
     lines: list[list[Point]]
     width: float
     top: float = 0.0
@@ -57,7 +57,7 @@ class Part:
 @dataclass
 class Column:
     title: str
-    parts: list[Part]
+    parts: list[Panel]
     width: float = 0.0
     left: float = 0.0
 
@@ -138,7 +138,7 @@ def _panels(columns: list[Column], top: float, tall: float, head: float, back: l
             body += [_box(n) for n in part.nodes]
 
 
-def _line(points: list[Point], part: Part, x0: float) -> str:
+def _line(points: list[Point], part: Panel, x0: float) -> str:
     first, last = points[0].node, points[-1].node
     if first is None or last is None:
         return ""
@@ -158,7 +158,7 @@ def _line(points: list[Point], part: Part, x0: float) -> str:
     return f'<path class="e{far}" d="{" ".join(path)}" marker-end="url(#tip)"/>'
 
 
-def _box(n: Node) -> str:
+def _box(n: DrawnNode) -> str:
     fill, outline = COLOURS[n.kind]
     stroke = f'stroke="{_HIGHLIGHT}" stroke-width="2.6"' if n.marked else f'stroke="{outline}" stroke-width="1.2"'
     left, centre = _num(n.x - n.width / 2), _num(n.x)
@@ -181,7 +181,7 @@ def _links(columns: list[Column], top: float, out: list[str]) -> None:
     """Dashed lines between the boxes of one collective, and from a send to its recv. They lie behind the boxes."""
     if len(columns) < 2:
         return
-    boxes: dict[Any, list[Node]] = {}
+    boxes: dict[Any, list[DrawnNode]] = {}
     for c in columns:
         for part in c.parts:
             for n in part.nodes:

@@ -26,7 +26,7 @@ _SECTIONS = {
 
 
 @dataclass(eq=False)
-class Group:
+class OperatorGroup:
     """Some operators in a row. Children are groups, and indices of operators."""
 
     title: str
@@ -36,19 +36,19 @@ class Group:
 
     def ops(self) -> list[int]:
         """Indices of all operators below, in order."""
-        return [k for c in self.children for k in (c.ops() if isinstance(c, Group) else (c,))]
+        return [k for c in self.children for k in (c.ops() if isinstance(c, OperatorGroup) else (c,))]
 
 
-Item = Group | int
+Item = OperatorGroup | int
 
 
 @dataclass
-class Tree:
+class GroupTree:
     children: list[Item]
     sections: list[str]  # of each operator: forward, backward or update
 
 
-def tree_of(program: Program) -> Tree:
+def tree_of(program: Program) -> GroupTree:
     """The tree of block 0."""
     return _Grouping(program).tree()
 
@@ -65,9 +65,9 @@ class _Grouping:
         self.crossing: list[tuple[int, int]] = []  # of the items that are being folded, once it was asked for
         self.beside: dict[int, list[int]] = {}  # of a computing operator: itself and those that serve it, in order
 
-    def tree(self) -> Tree:
+    def tree(self) -> GroupTree:
         if not any(self.own):
-            return Tree(self._limited(self._folded(list(range(len(self.ops))))), ["forward"] * len(self.ops))
+            return GroupTree(self._limited(self._folded(list(range(len(self.ops))))), ["forward"] * len(self.ops))
         served = self._served()
         sections = [_SECTIONS[self.ops[k].role] for k in served]
         runs: list[tuple[str, list[int]]] = []
@@ -80,7 +80,7 @@ class _Grouping:
             self.beside.setdefault(home, []).append(k)
         children: list[Item] = []
         starts: list[tuple[str, int]] = []
-        forward: dict[int, list[Group]] = {}
+        forward: dict[int, list[OperatorGroup]] = {}
         for section, run in runs:
             starts.append((section, len(children)))
             if section == "backward":
@@ -92,10 +92,10 @@ class _Grouping:
             children += made
         if len(children) > WIDEST and len(runs) > 1:
             ends = [start for _, start in starts[1:]] + [len(children)]
-            children = [Group(s, SECTION, children[a:b]) for (s, a), b in zip(starts, ends)]
+            children = [OperatorGroup(s, SECTION, children[a:b]) for (s, a), b in zip(starts, ends)]
         children = _with_beside(children, self.beside)
         self.beside = {}
-        return Tree(self._limited(self._folded(children)), sections)
+        return GroupTree(self._limited(self._folded(children)), sections)
 
     def _served(self) -> list[int]:
         """For each operator the computing one that it stands beside: the one before it where it reads what its section wrote, else the
@@ -135,7 +135,7 @@ class _Grouping:
         for k in [*run, None]:
             scope = None if k is None else self._scope(k, depth)
             if part and (k is None or scope != inside):
-                out += [Group(inside, SCOPE, self._folded(self._scoped(part, depth + 1)))] if inside else part
+                out += [OperatorGroup(inside, SCOPE, self._folded(self._scoped(part, depth + 1)))] if inside else part
                 part = []
             inside = scope
             if k is not None:
@@ -194,9 +194,9 @@ class _Grouping:
         return found
 
     def _worth(self, pattern: list[Item], copies: int) -> bool:
-        if len(pattern) == 1 and isinstance(pattern[0], Group) and pattern[0].kind == REPEAT:
+        if len(pattern) == 1 and isinstance(pattern[0], OperatorGroup) and pattern[0].kind == REPEAT:
             return False
-        weight = sum(len(i.ops()) if isinstance(i, Group) else 1 for i in pattern)
+        weight = sum(len(i.ops()) if isinstance(i, OperatorGroup) else 1 for i in pattern)
         return copies >= 4 or copies == 3 and weight >= 4 or weight >= 8
 
     def _crossing(self, items: list[Item]) -> list[tuple[int, int]]:
@@ -207,7 +207,7 @@ class _Grouping:
         first: dict[str, int] = {}
         reads: dict[str, list[int]] = {}
         for p, item in enumerate(items):
-            for core in item.ops() if isinstance(item, Group) else (item,):
+            for core in item.ops() if isinstance(item, OperatorGroup) else (item,):
                 for k in self.beside.get(core, (core,)):
                     for n in self.touched[k][0]:
                         if n in first:
@@ -244,35 +244,35 @@ class _Grouping:
             out.append(self._repeat([items[start + c * period : start + (c + 1) * period] for c in range(copies)]))
         return out + items[at:]
 
-    def _repeat(self, copies: list[list[Item]]) -> Group:
+    def _repeat(self, copies: list[list[Item]]) -> OperatorGroup:
         one = copies[0]
-        if len(one) == 1 and isinstance(one[0], Group):
-            titles = [c[0].title for c in copies if isinstance(c[0], Group)]
+        if len(one) == 1 and isinstance(one[0], OperatorGroup):
+            titles = [c[0].title for c in copies if isinstance(c[0], OperatorGroup)]
             each = os.path.commonprefix(titles).rstrip("0123456789_-. ") or "group"
-            return Group(f"{len(copies)} × {each}", REPEAT, [c[0] for c in copies], each)
+            return OperatorGroup(f"{len(copies)} × {each}", REPEAT, [c[0] for c in copies], each)
         if len(one) == 1 and isinstance(one[0], int):
             each = self.ops[one[0]].type
-            return Group(f"{len(copies)} × {each}", REPEAT, [c[0] for c in copies], each)
+            return OperatorGroup(f"{len(copies)} × {each}", REPEAT, [c[0] for c in copies], each)
         each = self._pattern_name(one)
         marks = [self._parameters_of(c) for c in copies]
         named = len(set(marks)) == len(marks) and all(marks)
         groups: list[Item] = [
-            Group(f"{each} {k}" + (f" · {marks[k - 1]}" if named else ""), COPY, list(c)) for k, c in enumerate(copies, start=1)
+            OperatorGroup(f"{each} {k}" + (f" · {marks[k - 1]}" if named else ""), COPY, list(c)) for k, c in enumerate(copies, start=1)
         ]
-        return Group(f"{len(copies)} × {each}", REPEAT, groups, each)
+        return OperatorGroup(f"{len(copies)} × {each}", REPEAT, groups, each)
 
     def _pattern_name(self, items: list[Item]) -> str:
-        if any(isinstance(i, Group) and i.kind == REPEAT for i in items):
+        if any(isinstance(i, OperatorGroup) and i.kind == REPEAT for i in items):
             return "stage"
-        if all(_SECTIONS.get(self.ops[k].role, "update") == "update" for k in Group("", "", items).ops()):
+        if all(_SECTIONS.get(self.ops[k].role, "update") == "update" for k in OperatorGroup("", "", items).ops()):
             return "updates"
         if len(items) <= 3:
-            return " + ".join(i.title if isinstance(i, Group) else self.ops[i].type for i in items)
+            return " + ".join(i.title if isinstance(i, OperatorGroup) else self.ops[i].type for i in items)
         return "block"
 
     def _parameters_of(self, items: list[Item]) -> str:
         """What the names of all parameters begin with that these items read."""
-        read = (n for k in Group("", "", items).ops() for n in self.ops[k].input_arg_names)
+        read = (n for k in OperatorGroup("", "", items).ops() for n in self.ops[k].input_arg_names)
         names = [name for n in read if (name := n.rpartition(".")[0] if n in self.resting else n) and self._trained(name)]
         return os.path.commonprefix(names).rstrip("._- ") if len(set(names)) > 1 else ""
 
@@ -309,16 +309,16 @@ class _Grouping:
             source.update(dict.fromkeys(writes, last))
         return out
 
-    def _mirrored(self, run: list[int], paths: list[list[Group]]) -> list[Item]:
+    def _mirrored(self, run: list[int], paths: list[list[OperatorGroup]]) -> list[Item]:
         """A backward run in the groups of the forward operators whose gradients it works on."""
-        parts: list[tuple[Group | None, list[int], list[list[Group]]]] = []
+        parts: list[tuple[OperatorGroup | None, list[int], list[list[OperatorGroup]]]] = []
         for k, path in zip(run, paths):
             key = path[0] if path else None
             if not parts or parts[-1][0] is not key:
                 parts.append((key, [], []))
             parts[-1][1].append(k)
             parts[-1][2].append(path[1:])
-        longest: dict[Group, int] = {}
+        longest: dict[OperatorGroup, int] = {}
         for key, ops, _ in parts:
             if key is not None:
                 longest[key] = max(longest.get(key, 0), len(ops))
@@ -329,18 +329,18 @@ class _Grouping:
                 continue
             del longest[key]
             inner = self._mirrored(ops, rest)
-            copies = sum(isinstance(c, Group) for c in inner)
+            copies = sum(isinstance(c, OperatorGroup) for c in inner)
             title = f"{copies} × {key.each}" if key.kind == REPEAT and copies else key.title
             if key.kind == REPEAT and not copies:
                 out += ops
                 continue
-            out.append(Group(title, key.kind, inner, key.each))
+            out.append(OperatorGroup(title, key.kind, inner, key.each))
         return out
 
     def _limited(self, items: list[Item]) -> list[Item]:
         """No group with more children than a picture can show, but for the copies of one operator."""
         for item in items:
-            if isinstance(item, Group):
+            if isinstance(item, OperatorGroup):
                 single = item.kind == REPEAT and all(isinstance(c, int) for c in item.children)
                 item.children = item.children if single else self._limited(item.children)
         if len(items) <= 2 * WIDEST:
@@ -351,7 +351,7 @@ class _Grouping:
         while at < len(items):
             room = range(at + WIDEST // 2, min(at + WIDEST, len(items)) + 1)
             end = len(items) if len(items) - at <= WIDEST else min(room, key=lambda p: cost[p])
-            inside = Group("", PART, items[at:end])
+            inside = OperatorGroup("", PART, items[at:end])
             ops = inside.ops()
             inside.title = f"operators {ops[0]} to {ops[-1]}"
             out.append(inside)
@@ -368,9 +368,9 @@ def _same_section(a: Operator, b: Operator) -> bool:
     return _SECTIONS.get(a.role) == _SECTIONS.get(b.role)
 
 
-def _paths(items: Sequence[Item], above: list[Group], found: dict[int, list[Group]]) -> None:
+def _paths(items: Sequence[Item], above: list[OperatorGroup], found: dict[int, list[OperatorGroup]]) -> None:
     for i in items:
-        if isinstance(i, Group):
+        if isinstance(i, OperatorGroup):
             _paths(i.children, [*above, i], found)
         else:
             found[i] = above
@@ -380,7 +380,7 @@ def _with_beside(items: list[Item], beside: dict[int, list[int]]) -> list[Item]:
     """The operators that communicate put where those stand that they serve."""
     out: list[Item] = []
     for i in items:
-        if isinstance(i, Group):
+        if isinstance(i, OperatorGroup):
             i.children = _with_beside(i.children, beside)
             out.append(i)
         else:
@@ -388,9 +388,9 @@ def _with_beside(items: list[Item], beside: dict[int, list[int]]) -> list[Item]:
     return out
 
 
-def walk(items: Sequence[Item], visit: Callable[[Group], None]) -> None:
+def walk(items: Sequence[Item], visit: Callable[[OperatorGroup], None]) -> None:
     """Visit every group, those above first."""
     for i in items:
-        if isinstance(i, Group):
+        if isinstance(i, OperatorGroup):
             visit(i)
             walk(i.children, visit)

@@ -13,7 +13,7 @@ VALUE, GRADIENT, COMMUNICATION, UPDATE = "value", "gradient", "communication", "
 STAGES = (VALUE, GRADIENT, COMMUNICATION, UPDATE)
 
 
-class Lives:
+class ParameterLives:
     """The lives of the parameters of a program."""
 
     def __init__(self, program: Program):

@@ -18,8 +18,8 @@ from ...ir.text import show_block, show_entries, show_op, var_name
 from ...ir.valuetypes import known_bytes
 from ...ir.var import Var
 from ..diff import communicates, show_bytes
-from .groups import REPEAT, Group, Item, tree_of
-from .life import Lives
+from .groups import REPEAT, Item, OperatorGroup, tree_of
+from .life import ParameterLives
 
 COMPARED = 64  # ranks that are compared with one another
 SHOWN = 8  # kinds of ranks that a page holds
@@ -175,7 +175,7 @@ def program_model(program: Program, title: str = "main") -> dict[str, Any]:
         )
         links += [[writer[n], k, names[n]] for n in dict.fromkeys(reads) if n in writer and writer[n] != k]
         writer.update(dict.fromkeys(writes, k))
-    lives = Lives(program)
+    lives = ParameterLives(program)
     parameters = [n for n in names if (d := block.find(n)) is not None and d.is_parameter]
     return {
         "title": title,
@@ -240,9 +240,9 @@ def _node(item: Item, block: Block) -> Any:
     return {**node, "alike": _alike(item, block)} if item.kind == REPEAT else node
 
 
-def _alike(group: Group, block: Block) -> str:
+def _alike(group: OperatorGroup, block: Block) -> str:
     """In what the copies of a repeat are alike."""
-    copies = [[block.oplist[k] for k in (c.ops() if isinstance(c, Group) else [c])] for c in group.children]
+    copies = [[block.oplist[k] for k in (c.ops() if isinstance(c, OperatorGroup) else [c])] for c in group.children]
     if _same([op.type for op in c] for c in copies):
         return "the copies are alike; sizes may differ"
     if _same(own for c in copies if (own := [op.type for op in c if _kind(op) not in (COMMUNICATION, PACKING)])):

@@ -15,8 +15,8 @@ from fluidx.comm.threads.communicator import ThreadCommunicator
 from fluidx.comm.threads.native_calls import NativeCommunicator
 from fluidx.native import shared
 from fluidx.testing import each_rank
-from fluidx.testing.mpi import Job, why_not
-from fluidx.testing.processes import Ranks
+from fluidx.testing.mpi import MpiProcesses, why_not
+from fluidx.testing.processes import ProcessRanks
 from tests.comm.conformance import jobs
 from tests.sweep import some
 
@@ -46,12 +46,12 @@ class Processes:
 
     def each(self, n, job, *args):
         if n not in self.ranks:
-            self.ranks[n] = Ranks(n)
+            self.ranks[n] = ProcessRanks(n)
         return self.ranks[n].each(f"{jobs.__name__}:{job}", args)
 
     def failing(self, n, timeout, job, *args):
         """With ranks that end with the test."""
-        ranks = Ranks(n, timeout)
+        ranks = ProcessRanks(n, timeout)
         try:
             return ranks.each(f"{jobs.__name__}:{job}", args)
         finally:
@@ -69,7 +69,7 @@ class Mpi:
     missing = "ranks 1, 2"
 
     def __init__(self):
-        self.job, self.ranks = Job(4), {}
+        self.job, self.ranks = MpiProcesses(4), {}
 
     def each(self, n, job, *args):
         if n not in self.ranks:

@@ -10,11 +10,14 @@ from ...._checks import whole, wrong
 from ....comm.launch_environment import found, rank
 
 
-class Role(IntEnum):
+class FleetRole(IntEnum):
     """What a process does: train, or serve parameters."""
 
     WORKER = 1
     SERVER = 2
+
+
+Role = FleetRole  # the name that fluid's scripts import
 
 
 class RoleMakerBase:
