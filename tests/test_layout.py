@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import structure
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Who may import what of fluidx, beside its own parts. CONTRIBUTING.md shows the same table.
@@ -112,6 +114,16 @@ def test_a_module_can_be_the_first_to_be_imported(name):
     """As a rank's process does, which unpickles a function of the module."""
     done = subprocess.run([sys.executable, "-c", f"import fluidx.{name}"], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_class_name_has_one_meaning():
+    assert structure.classes_with_two_meanings(ROOT) == {}
+
+
+def test_a_second_meaning_of_a_class_name_is_found(tmp_path):
+    tree = small_tree(tmp_path, "ir/program.py", "class Walk: ...")
+    small_tree(tree, "comm/base.py", "class Walk: ...")
+    assert structure.classes_with_two_meanings(tree) == {"Walk": ["fluidx.comm.base", "fluidx.ir.program"]}
 
 
 def test_importing_fluidx_loads_little_more_than_numpy():
