@@ -14,7 +14,7 @@ from ..profiler import Profile
 from . import command
 from .rank_main import run_script
 
-_ON_RANKS = str(Path(__file__).with_name("traced_rank.py"))
+_ON_RANKS = str(Path(__file__).with_name("trace_rank_main.py"))
 
 
 class TraceError(ExecutionError):

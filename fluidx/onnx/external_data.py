@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ir.errors import ProgramError
-from . import size_limits
+from . import limits
 from .errors import OnnxError
 from .values import numpy_dtype
 
@@ -31,8 +31,8 @@ def load_outside(model: Any, path: Path) -> None:
     tensors = outside(model)
     parts = [_part(t, path) for t in tensors]
     total = sum(size for _, _, size in parts)
-    if total > size_limits.MEMORY:
-        raise OnnxError(f"the tensors beside {path} come to {total} bytes, and this machine has {size_limits.MEMORY}")
+    if total > limits.MEMORY:
+        raise OnnxError(f"the tensors beside {path} come to {total} bytes, and this machine has {limits.MEMORY}")
     for tensor, (file, start, size) in zip(tensors, parts, strict=True):
         try:
             with file.open("rb") as f:
@@ -90,7 +90,7 @@ def _bytes(tensor: Any) -> int:
     """The bytes of a tensor of that shape and type. Raises OnnxError for a shape that no memory holds, and for a type without bytes."""
     try:
         dtype = numpy_dtype(tensor.data_type)
-        size_limits.room(tensor.dims, 1)
+        limits.room(tensor.dims, 1)
     except ProgramError as e:
         raise OnnxError(f"tensor {tensor.name!r}: {e}") from None
     if dtype.kind == "O":

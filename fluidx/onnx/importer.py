@@ -21,14 +21,14 @@ from ..ir import Builder, Program, Role, TensorType, Variable
 from ..ir.dtypes import FLOATS, TINY, as_dtype, np_dtype
 from ..ir.errors import FluidxError
 from ..ir.types import ANY
-from . import size_limits
+from . import limits
 from .constants import constant, given_out
 from .errors import OnnxError
 from .faces import COMPUTED, COMPUTES, FACES, HOSTS, load_all
+from .limits import room
 from .node import Node
 from .normalize import domain_of, opsets_of
 from .schema_functions import function_of, names_outside, with_attributes
-from .size_limits import room
 from .symbolic_sizes import Open, with_open
 from .values import Later, Weight, are_texts, array_of, each, in_programs, leaves
 
@@ -148,10 +148,10 @@ class Importer:
         made = several(made)
         if self.main.num_blocks == blocks:  # what sub-blocks hand out is named in attributes too
             made = self.named(proto.output, made, start)
-        if len(self.b.block.oplist) > size_limits.OPERATORS:
+        if len(self.b.block.oplist) > limits.OPERATORS:
             raise Node(self, proto, operands).wrong(
-                f"the program has more than {size_limits.OPERATORS} operators here, because loops and functions are unrolled; the limit is "
-                "fluidx.onnx.size_limits.OPERATORS"
+                f"the program has more than {limits.OPERATORS} operators here, because loops and functions are unrolled; the limit is "
+                "fluidx.onnx.limits.OPERATORS"
             )
         for name, value in zip(proto.output, made):
             if name:

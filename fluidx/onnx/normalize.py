@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..ir.errors import ProgramError, nearest
 from .errors import OnnxError
-from .size_limits import AXES
+from .limits import AXES
 from .values import numpy_dtype
 
 NEWEST = 28  # the opset whose operators the faces speak

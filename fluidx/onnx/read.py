@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from . import size_limits
+from . import limits
 from .check import all_graphs, readable, supported, valid
 from .errors import OnnxError, need_onnx
 from .external_data import load_outside, outside
@@ -155,12 +155,12 @@ def _check_calls(model: Any) -> None:
     nodes, size_ = size(model.graph, "the graph", frozenset())
     most = max(sizes, key=lambda key: sizes[key], default=None)
     where = f"the largest is {most[1]} with {sizes[most][0]}" if most is not None else "none is called"
-    if nodes > size_limits.OPERATORS:
+    if nodes > limits.OPERATORS:
         raise OnnxError(
             f"the functions of the model come to {nodes} nodes where they are called ({where}), and "
-            f"fluidx.onnx.size_limits.OPERATORS allows {size_limits.OPERATORS}; raise it if the model is meant to be so large"
+            f"fluidx.onnx.limits.OPERATORS allows {limits.OPERATORS}; raise it if the model is meant to be so large"
         )
-    if size_ > size_limits.MEMORY:
+    if size_ > limits.MEMORY:
         raise OnnxError(f"the functions of the model come to {size_ >> 20} MB where they are called ({where}), more than this machine has")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..ir.dtypes import SHORT, TINY, np_dtype
 from ..ir.errors import ProgramError
 from .errors import OnnxError
-from .size_limits import room
+from .limits import room
 
 _HELD = {np_dtype(name) for name in SHORT if name not in (*TINY, "string")}
 

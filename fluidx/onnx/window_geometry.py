@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..ir import ANY
+from .limits import room
 from .node import Node
-from .size_limits import room
 
 
 class Along(NamedTuple):

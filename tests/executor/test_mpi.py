@@ -148,7 +148,9 @@ def test_fluidx_run_goes_on_with_the_host_that_is_left(tmp_path):
 
 def test_ranks_end_with_an_mpirun_that_is_killed(tmp_path):
     script = tmp_path / "wait.py"
-    script.write_text("import os, time\nfrom fluidx.comm import member\nmember.member()\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    script.write_text(
+        "import os, time\nfrom fluidx.comm.launched_rank import member\nmember()\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n"
+    )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
     words, environ = mpirun.command(2, [sys.executable, str(script)], None, environ)
     with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

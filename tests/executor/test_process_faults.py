@@ -190,7 +190,7 @@ import fluidx as fx
 from tests.executor import test_process_faults as faults
 
 exe, loss = faults.started({how!r}, step={step}, timeout=20)
-helper = __import__("fluidx.comm.process_spawner").comm.nursery._current.process.pid
+helper = __import__("fluidx.comm.process_spawner").comm.process_spawner._current.process.pid
 print(*[p.pid for p in exe.team.processes], helper, flush=True)
 while True:
     exe.run(feed=faults.FEED, fetch_list=[loss])

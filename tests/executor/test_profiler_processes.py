@@ -6,6 +6,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
+from fluidx.executor.run import observers
 from fluidx.launch import process_job
 from fluidx.native import shared
 from tests.executor import profiled_script as script
@@ -20,11 +21,11 @@ def seen(places, **profile):
     found = fx.profiler.Profile(**profile)
     with fx.ParallelExecutor(t, places=places, timeout=10) as exe:
         exe.run_startup()
-        fx.executor.watch.watchers.append(found)
+        observers.watchers.append(found)
         try:
             script.train(exe, model)
         finally:
-            fx.executor.watch.watchers.remove(found)
+            observers.watchers.remove(found)
     return found
 
 

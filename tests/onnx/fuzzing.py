@@ -209,9 +209,9 @@ def _in_child(names: list[str], cases: dict[str, Any], seed: int, limit: float) 
 
 def limited() -> None:
     """Bounds that make a slow machine small, so that what passes them is met."""
-    from fluidx.onnx import size_limits
+    from fluidx.onnx import limits
 
-    size_limits.MEMORY, size_limits.ROUNDS = 2**26, 20
+    limits.MEMORY, limits.ROUNDS = 2**26, 20
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.onnx import size_limits
+from fluidx.onnx import limits
 
 onnx = pytest.importorskip("onnx")
 
@@ -74,7 +74,7 @@ def nested(depth, times):
 def test_functions_that_come_to_too_many_nodes_are_refused_before_they_are_written_out(reader, monkeypatch):
     with pytest.raises(fx.onnx.OnnxError, match=r"come to 1000000000 nodes where they are called \(the largest is f0 with 1000000000\)"):
         reader(nested(9, 10))
-    monkeypatch.setattr(size_limits, "OPERATORS", 8)
+    monkeypatch.setattr(limits, "OPERATORS", 8)
     assert [type(reader(nested(3, 2)))] and len(fx.onnx.load(nested(3, 2)).program.ops) == 8
     with pytest.raises(fx.onnx.OnnxError, match=r"16 nodes where they are called .* allows 8; raise it"):
         reader(nested(4, 2))
@@ -84,7 +84,7 @@ def test_functions_that_come_to_too_many_bytes_are_refused(monkeypatch):
     large = onnx.numpy_helper.from_array(np.ones((64, 1024), "float32"))
     model = nested(3, 10)
     model.functions[-1].node.add(op_type="Constant", output=["held"]).attribute.append(onnx.helper.make_attribute("value", large))
-    monkeypatch.setattr(size_limits, "MEMORY", 2**24)  # there are 100 calls with 256 KB each
+    monkeypatch.setattr(limits, "MEMORY", 2**24)  # there are 100 calls with 256 KB each
     with pytest.raises(fx.onnx.OnnxError, match=r"come to \d\d MB where they are called .* more than this machine has"):
         fx.onnx.session(model)
 
@@ -108,6 +108,6 @@ def test_loops_that_are_written_out_are_bounded(read, monkeypatch):
             }>
         }""")
     read(model)
-    monkeypatch.setattr(size_limits, "OPERATORS", 50)
+    monkeypatch.setattr(limits, "OPERATORS", 50)
     with pytest.raises(fx.onnx.OnnxError, match="the program has more than 50 operators here, because loops and functions are unrolled"):
         read(model)

@@ -12,7 +12,7 @@ onnx = pytest.importorskip("onnx", minversion="1.23")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from fluidx.onnx import size_limits  # noqa: E402
+from fluidx.onnx import limits  # noqa: E402
 
 from . import fuzzing, suite  # noqa: E402
 
@@ -24,8 +24,8 @@ FILES = suite.node_files() if EACH > 1 else suite.node_files()[1::5]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(size_limits, "MEMORY", 2**26)
-    monkeypatch.setattr(size_limits, "ROUNDS", 20)
+    monkeypatch.setattr(limits, "MEMORY", 2**26)
+    monkeypatch.setattr(limits, "ROUNDS", 20)
 
 
 def graph_of(nodes, inputs=(), outputs=("y",), held=None, name="g"):
@@ -228,7 +228,7 @@ def test_tensors_outside_of_the_file_are_confined_to_its_folder(tmp_path, place,
     ],
 )
 def test_what_lies_in_another_file_is_looked_at_before_it_is_read(tmp_path, monkeypatch, shape, code, message):
-    monkeypatch.setattr(size_limits, "MEMORY", 2**30)
+    monkeypatch.setattr(limits, "MEMORY", 2**30)
     path = outside(tmp_path, location="w.bin", length=2**40)
     with open(path.with_name("w.bin"), "wb") as stream:
         stream.truncate(2**40)  # takes no place on the disk
@@ -243,7 +243,7 @@ def test_tensors_beside_a_model_fit_into_memory_together(tmp_path, monkeypatch):
     model = onnx.load(path, load_external_data=False)
     model.graph.initializer.extend(model.graph.initializer[0].__deepcopy__({}) for _ in range(9))
     path.write_bytes(model.SerializeToString())
-    monkeypatch.setattr(size_limits, "MEMORY", 200)
+    monkeypatch.setattr(limits, "MEMORY", 200)
     refused(path, {"x": X}, "come to 240 bytes, and this machine has 200")
 
 
@@ -298,8 +298,8 @@ def small_file():
 def test_a_file_that_is_cut_or_has_other_bits_ends_in_an_error_of_fluidx(seed, tmp_path, monkeypatch):
     from fluidx.onnx.report import info
 
-    monkeypatch.setattr(size_limits, "MEMORY", 2**26)
-    monkeypatch.setattr(size_limits, "OPERATORS", 1000)
+    monkeypatch.setattr(limits, "MEMORY", 2**26)
+    monkeypatch.setattr(limits, "OPERATORS", 1000)
     draw, whole = random.Random(seed), small_file()
     for _ in range(25):
         broken = bytearray(whole[: draw.randrange(len(whole))] if draw.random() < 0.3 else whole)

@@ -218,7 +218,7 @@ def test_a_run_allocates_what_the_plans_say():
         exe.run_startup()
         tracemalloc.start(4)
         exe.run(feed=feed, fetch_list=[])
-        arrays_of_bind = tracemalloc.Filter(True, "*/executor/bind.py", all_frames=True, domain=np.lib.tracemalloc_domain)
+        arrays_of_bind = tracemalloc.Filter(True, "*/executor/run/bind.py", all_frames=True, domain=np.lib.tracemalloc_domain)
         arenas = tracemalloc.take_snapshot().filter_traces([arrays_of_bind])
         tracemalloc.stop()
         for scope, plan in zip(exe.scopes, plans, strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from . import host
 
 

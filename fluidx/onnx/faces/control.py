@@ -15,7 +15,7 @@ import numpy as np
 
 from ...ir import ANY, Builder, Variable, program_guard
 from ...layers import control_flow
-from .. import size_limits
+from .. import limits
 from ..errors import OnnxError
 from ..importer import Outputs
 from ..node import Node
@@ -181,8 +181,8 @@ def loop(n: Node) -> object:
     rounds: list[list[Any]] = []
     write = _on_host(n, body) if _is_known(n, body, states) else _inline(n, body)
     while goes and (limit is None or len(rounds) < limit):
-        if len(rounds) >= size_limits.ROUNDS:
-            raise n.wrong(f"it has not ended after {size_limits.ROUNDS} rounds; fluidx.onnx.size_limits.ROUNDS says how many it may have")
+        if len(rounds) >= limits.ROUNDS:
+            raise n.wrong(f"it has not ended after {limits.ROUNDS} rounds; fluidx.onnx.limits.ROUNDS says how many it may have")
         condition, *made = write(len(rounds), states)
         states = made[: len(states)]
         rounds.append(made[len(states) :])

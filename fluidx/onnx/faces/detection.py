@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...ops.data.boxes import NonMaxSuppression
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from ..values import numpy_dtype
 from . import computed, host
 

@@ -7,8 +7,8 @@ import numpy as np
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, np_dtype
 from ...ops.shared.tables import looked_up
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from . import computed, host
 from .ml_maps import KeyedValues, look_up
 from .shape import fixed

@@ -11,8 +11,8 @@ from ...ir.dtypes import as_dtype, np_dtype
 from ...ir.valuetypes import MapType, SequenceType
 from ...ops.shared.maps import maps_as_rows, rows_as_maps, values_in_order
 from ...ops.shared.tables import looked_up
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from . import computed, host
 
 _ML = "ai.onnx.ml"

@@ -7,8 +7,8 @@ import numpy as np
 from ...ir.dtypes import HALVES, np_dtype
 from ...ir.types import ANY
 from ...ops.data.slicing import INT_MAX
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from ..values import numpy_dtype
 from . import face, host
 from .shape import fixed, reshaped

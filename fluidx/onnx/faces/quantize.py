@@ -13,8 +13,8 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, TINY, np_dtype
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from ..values import numpy_dtype
 from ..window_geometry import windows
 from . import face, host

@@ -9,8 +9,8 @@ import numpy as np
 from ...ir import Variable
 from ...ir.dtypes import FLOATS
 from ...ops.nn.resize import size_scaled
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from . import face
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...ir import ANY, Block, Builder, TensorType, Variable, program_guard
 from ...ir.valuetypes import OptionalType, SequenceType, ValueType, common_type
 from ...layers import control_flow
-from .. import size_limits
+from .. import limits
 from ..errors import OnnxError
 from ..node import Node
 from ..types import value_type
@@ -101,7 +101,7 @@ class Rounds:
 
     def _most(self) -> int:
         """The loop's own bound to its rounds, for as many of which its gradient has room from the start: 0 where they are too many."""
-        return self.limit - self.start if self.known and self.limit is not None and self.limit <= size_limits.ROUNDS else 0
+        return self.limit - self.start if self.known and self.limit is not None and self.limit <= limits.ROUNDS else 0
 
     def _check_types(self, held: list[Variable], made: list[Variable]) -> None:
         types: list[ValueType] = []
@@ -156,4 +156,4 @@ def _as_optional(b: Builder, held: Variable, new: Variable) -> Variable:
 
 def is_long(n: Node, graph: Any, rounds: int | None) -> bool:
     """Are the rounds, written one behind the other, too many operators, and may a loop be written that nobody runs meanwhile?"""
-    return n.importer.evaluate is None and rounds is not None and rounds * len(graph.node) > size_limits.UNROLLED
+    return n.importer.evaluate is None and rounds is not None and rounds * len(graph.node) > limits.UNROLLED

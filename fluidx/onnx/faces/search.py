@@ -7,8 +7,8 @@ import numpy as np
 from ...ir import Variable
 from ...ops.data.selection import unique
 from ...ops.shared.types import mul_sizes
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from . import computed, face, host
 from .shape import fixed, reshaped
 

@@ -13,8 +13,8 @@ import numpy as np
 from ...ir import ANY, TensorType, Variable
 from ...ir.valuetypes import OptionalType, SequenceType
 from ...ops.shared.lists import element, erased, inserted, part_sizes
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from ..values import ABSENT, numpy_dtype
 from . import computed, host
 

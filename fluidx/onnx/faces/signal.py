@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import Variable
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from . import face
 
 

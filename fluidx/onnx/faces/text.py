@@ -9,8 +9,8 @@ import numpy as np
 from ...ir import Variable
 from ...ops.shared.texts import concatenated, matched, normalized, split
 from ..importer import Outputs
+from ..limits import room
 from ..node import Node
-from ..size_limits import room
 from . import computed, host
 
 

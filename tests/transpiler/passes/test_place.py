@@ -5,7 +5,7 @@ import pytest
 import fluidx as fx
 from fluidx.testing import check_pass
 from fluidx.transpiler.passes.place import Place
-from fluidx.transpiler.placement.parameter_homes import AtRoots, InPieces, Sharded
+from fluidx.transpiler.placement.parameter_homes import AtRoots, Everywhere, InPieces, Sharded
 
 GIVEN = "group dp = [0, 1]; data %x: f32[-1,2]; param %w: f32[2,4]; var %lr: f32[1] persistable"
 SPLIT = "data %x: f32[-1,2] shard(0) over dp"
@@ -41,7 +41,7 @@ def placed(update, after):
 
 def test_updated_everywhere_a_gradient_is_made_whole():
     placed(
-        fx.transpiler.choices.Everywhere(),
+        Everywhere(),
         FORWARD
         + """
   %w@GRAD.sum: f32[2,4] stop_gradient = redistribute(%w@GRAD) {reason="update"}
