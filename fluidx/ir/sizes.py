@@ -33,7 +33,7 @@ class StandInShapes:
     >>> from fluidx.ir import Builder, Program
     >>> x = Program("p").global_block().create_var("x", [-1, 4], "float32", is_data=True)
     >>> b = Builder(x.block)
-    >>> sizes = Sizes(x.block)
+    >>> sizes = StandInShapes(x.block)
     >>> sizes.equal(x, b.relu(x)), sizes.equal(x, b.slice(x, axes=[0], starts=[0], ends=[1]))
     (True, False)
     """

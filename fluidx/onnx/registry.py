@@ -35,7 +35,7 @@ def known(domain: str | None = None) -> list[OnnxOperator]:
 
     >>> import fluidx as fx
     >>> fx.onnx.known("ai.onnx")[0]
-    Known(domain='ai.onnx', name='Abs', versions=(1, 6, 13), how='operators')
+    OnnxOperator(domain='ai.onnx', name='Abs', versions=(1, 6, 13), how='operators')
     """
     need_onnx()
     load_all()

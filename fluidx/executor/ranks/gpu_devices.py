@@ -71,7 +71,7 @@ def chosen(seen: Sequence[DeviceReport], environ: Mapping[str, str] = os.environ
     A launcher may have given each rank its own, which all of them see as number 0 (CUDA_VISIBLE_DEVICES). Raises ExecutionError where
     ranks would have the same one.
 
-    >>> node = Seen("a", "a", ("0000:65:00.0", "0000:b3:00.0"), "")
+    >>> node = DeviceReport("a", "a", ("0000:65:00.0", "0000:b3:00.0"), "")
     >>> chosen([node, node, node._replace(host="b"), node._replace(host="b")])
     [0, 1, 0, 1]
     """
