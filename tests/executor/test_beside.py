@@ -9,6 +9,7 @@ import fluidx as fx
 from fluidx.executor.plan import overlap
 from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.executor.plan.storage_proof import check_storage
+from fluidx.executor.ranks.shared_plans import SharedPlans
 from fluidx.executor.run import bind
 from fluidx.executor.run.thread_calls import WAITS
 from fluidx.ir import ProgramPair
@@ -203,8 +204,8 @@ def test_plans_that_wait_too_little_are_refused(strategy, monkeypatch):
     t = transpiled(m, strategy, 2)
     monkeypatch.setattr(bind, "Threads", LateTurns)
     want, _, _ = steps(m, t, 2, n=2)
-    plans, real = [], bind.plan
-    monkeypatch.setattr(bind, "plan", lambda *args, **options: plans.append(real(*args, **options)) or plans[-1])
+    plans, real = [], SharedPlans.plan
+    monkeypatch.setattr(SharedPlans, "plan", lambda *args, **options: plans.append(real(*args, **options)) or plans[-1])
     steps(m, t, 1, n=2)
     one = next(p for p in plans if p.program.rank == 0 and any(s.beside for s in p.steps))
     check_storage(one)
@@ -212,10 +213,10 @@ def test_plans_that_wait_too_little_are_refused(strategy, monkeypatch):
     assert sum(found) > len(found) // 2
     accepted = [p for p, no in zip(mutants(one), found, strict=True) if not no]
     for mutant in accepted:
-        def instead(program, *args, mutant=mutant, **options):
-            p = real(program, *args, **options)
+        def instead(shared, program, *args, mutant=mutant, **options):
+            p = real(shared, program, *args, **options)
             return mutant if p.program is one.program and p.feeds == one.feeds and p.steps else p
 
-        monkeypatch.setattr(bind, "plan", instead)
+        monkeypatch.setattr(SharedPlans, "plan", instead)
         again, _, _ = steps(m, t, 2, n=2)
         assert same(again, want)

@@ -9,10 +9,14 @@ import fluidx as fx
 from fluidx import native
 from fluidx.executor import Scope
 from fluidx.executor.context import RunContext
+from fluidx.executor.plan import planner
 from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.executor.plan.kernel_selection import PartChoice
 from fluidx.executor.plan.planner import plan
 from fluidx.ir import FeedError, NotInitializedError, TensorType
-from fluidx.ir.operator import Role
+from fluidx.ir.operator import Operator, Role
+from fluidx.ir.parts import Part
+from fluidx.ops.kernels import KernelBody
 
 L = fx.layers
 BATCHES = (0, 1, 2, 3, 5, 8, 31, 32, 33, 64)
@@ -215,3 +219,56 @@ def test_a_program_that_is_asked_for_everything_keeps_a_bounded_part_of_it():
     for y in ys:
         assert len(planned(main, {"x": f32(3, 2)}, [y], rewrite=False).steps) == 1
     assert len(main.notes) <= 64
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------------------------
+
+
+def plans_made(monkeypatch, strategy, ranks, rows, model=dense):
+    """How many plans the main programs of ranks take, and the plan that each rank runs with one that is made for it alone."""
+    main, loss = written(model)
+    t = fx.DistributeTranspiler(strategy).transpile(program=main, startup_program=fx.default_startup_program(), trainers=ranks)
+    made, real = [], planner._planned
+    monkeypatch.setattr(planner, "_planned", lambda *args: made.append(1) or real(*args))
+    feed = {"x": np.ones((rows, 12), "float32"), "label": np.zeros((rows, 1), "int64")}
+    with fx.ParallelExecutor(t, places=fx.cpu_places(ranks)) as exe:
+        exe.run_startup()
+        made.clear()
+        exe.run([loss], feed)
+        count, pairs = len(made), []
+        for bound, scope in zip(exe._current, exe.scopes, strict=True):
+            p = bound.plan
+            types = {n: TensorType(str(a.dtype), a.shape) for n, a in feed.items()}
+            own = plan(p.program.copy(), types, p.fetches, scope.arrays, bound.ctx)
+            pairs.append((p, own._replace(program=p.program)))
+    return count, pairs
+
+
+@pytest.mark.parametrize("strategy, ranks, rows, count", [
+    ("data_parallel", 8, 16, 1),
+    ("data_parallel", 3, 7, 2),  # ranks of three rows, and of two
+    ("data_parallel", 3, 2, 2),  # one rank has none
+    ("zero3", 4, 8, 2),  # of the five numbers of a bias, one rank has two
+    ("ring_optimizer", 2, 4, 2),  # each rank sends to another, and has operators of its own
+])  # fmt: skip
+def test_ranks_share_a_plan_where_programs_and_sizes_are_equal(monkeypatch, strategy, ranks, rows, count):
+    found, pairs = plans_made(monkeypatch, strategy, ranks, rows)
+    assert found == count
+    for rank, (shared, own) in enumerate(pairs):
+        assert shared.program.rank == rank
+        assert told(shared) == told(own)
+
+
+def test_ranks_that_draw_parts_of_one_value_share_a_plan_in_which_each_has_its_part(monkeypatch):
+    found, pairs = plans_made(monkeypatch, "data_parallel", 4, 8)
+    boxes = [next(s.here.part.box for s in p.steps if s.op.type == "dropout") for p, _ in pairs]
+    assert found == 1 and boxes == [((2 * r, 2 * r + 2), (0, 16)) for r in range(4)]
+
+
+def test_a_kernel_is_chosen_anew_for_a_part_that_it_does_not_cover():
+    at_start = KernelBody("native", None, covers=lambda ins, outs, attrs, ctx, part: part.start == 0)
+    any_part = KernelBody("any", None)
+    where = ((2, 3), np.dtype("float32"), (12, 4))
+    for chosen, start, holds in ((at_start, 0, True), (at_start, 4, False), (any_part, 0, False), (any_part, 4, True)):
+        choice = PartChoice(Operator("dropout", {}, {}), (at_start, any_part), chosen, {}, [where, None], [[where]])
+        assert choice.holds(RunContext(), Part(start=start)) is holds

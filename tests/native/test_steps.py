@@ -121,16 +121,16 @@ def test_a_kernel_between_copies_is_its_own_operators():
 @pytest.mark.parametrize("kind", ["norm", "batch_norm"])
 def test_ranks_compute_natively(strategy, kind, monkeypatch):
     """All that is left to other bodies is what communicates or draws the first weights."""
-    from fluidx.executor.run import bind as binding
+    from fluidx.executor.ranks import shared_plans
 
-    others, real = set(), binding.plan
+    others, real = set(), shared_plans.plan
 
     def watched(*args, **options):
         made = real(*args, **options)
         others.update(s.op.type for s in made.all_steps() if s.kernel in ("numpy", "any"))
         return made
 
-    monkeypatch.setattr(binding, "plan", watched)
+    monkeypatch.setattr(shared_plans, "plan", watched)
     model: TestModel = classifier(kind=kind)
     train_ranks(model, strategy, 2, [model.feed(8)], [model.loss])
     assert others and others <= {"all_reduce", "broadcast", "nccl_init", "all_gather", "reduce_scatter", "uniform_random"}

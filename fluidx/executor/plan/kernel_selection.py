@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ... import native
 from ...ir.opdef import OpDef
 from ...ir.operator import Frozen, Operator
+from ...ir.parts import Part
 from ...ir.program import Program
 from ...ir.types import TensorType
 from ...ops.kernels import KernelBody, bodies
+from ..context import RunContext
 from .fusion import covers
 from .storage import PlanNode, Storage
 
@@ -93,6 +95,35 @@ class Answers:
         return self._ways.get(key) or self._ways.setdefault(key, next(_NEXT))
 
 
+class PartChoice(NamedTuple):
+    """The body that was chosen for an operator whose kernel depends on which part of the whole its operands are. Of these there is no more
+    than their shape, dtype and strides: a plan that is kept holds no memory."""
+
+    op: Operator
+    table: Sequence[KernelBody]
+    body: KernelBody
+    attrs: Mapping[str, Any]
+    ins: Any
+    outs: Any
+
+    def holds(self, ctx: RunContext, part: Part | None) -> bool:
+        """Is it the choice for another part, too?"""
+        ins, outs = _stand_in(self.ins), _stand_in(self.outs)
+        return next(body for body in self.table if body.covers(ins, outs, self.attrs, ctx, part)) is self.body
+
+
+def _layout(a: Any) -> Any:
+    return list(map(_layout, a)) if isinstance(a, list) else None if a is None else (a.shape, a.dtype, a.strides)
+
+
+def _stand_in(layout: Any) -> Any:
+    """An array of this layout whose elements nobody may touch."""
+    if isinstance(layout, list) or layout is None:
+        return layout and list(map(_stand_in, layout))
+    shape, dtype, strides = layout
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
+
+
 class Chooser:
     """Chooses a body for every operator of a plan."""
 
@@ -100,6 +131,7 @@ class Chooser:
         self.storage, self.device, self.natively = storage, device, natively
         self._answers = answers
         self._of_context = _Kept({}, {})  # answers that hang on the rank and its communicator
+        self.of_parts: list[PartChoice] = []
         for n in (*storage.view_of, *storage.lies):
             if (a := storage.shadow[n]) is not storage.shadows.of(storage.types[n]):  # not one that lies as if it were none
                 lies[n] = self._answers.view(a)
@@ -167,4 +199,7 @@ class Chooser:
             return table[0]
         ins, outs = self.storage.operands(node)
         attrs, part = (node.op.attrs, None) if node.here is None else (node.here.attrs, node.here.part)
-        return next(body for body in table if body.covers(ins, outs, attrs, self.storage.ctx, part))
+        chosen = next(body for body in table if body.covers(ins, outs, attrs, self.storage.ctx, part))
+        if part is not None:
+            self.of_parts.append(PartChoice(node.op, table, chosen, attrs, _layout(ins), _layout(outs)))
+        return chosen

@@ -13,9 +13,10 @@ from ..context import RunContext
 from ..dynamic.segments import check_whole
 from ..error_text import no_memory
 from .fusion import chains
-from .kernel_selection import Answers, Chooser
+from .kernel_selection import Answers, Chooser, PartChoice
 from .liveness import FOREVER, lifetimes
 from .overlap import NOTHING, Beside, Span, on_stream, on_thread
+from .plan_cache import keep, kept, plan_key
 from .records import Plan, Step
 from .selection import Outline
 from .sizes import RankSizes
@@ -60,17 +61,22 @@ def plan(
     natively = device == "cpu" and (native.enabled() if natively is None else natively)
     if (fuse and config.rewrites()) if rewrite is None else rewrite:
         outline = _simplified(sizes, outline, natively if device == "cpu" else None)
+    key = plan_key(sizes, outline, ctx, device, natively, fuse, overlap)
+    if (known := kept(outline, key, sizes, ctx)) is not None:
+        return known
     try:
-        return _planned(sizes, outline, feed_types, ctx, device, natively, fuse, overlap)
+        planned, of_parts = _planned(sizes, outline, feed_types, ctx, device, natively, fuse, overlap)
     except MemoryError as e:
         raise no_memory(program, sizes.types) from e
+    keep(outline, key, planned, sizes, of_parts)
+    return planned
 
 
 def _planned(
     sizes: RankSizes, outline: Outline, feed_types: Mapping[str, TensorType], ctx: RunContext, device: str, natively: bool, fuse: bool,
     overlap: int | None,
-) -> Plan:  # fmt: skip
-    """The plan of operators whose sizes are known."""
+) -> tuple[Plan, list[PartChoice]]:  # fmt: skip
+    """The plan of operators whose sizes are known, and the kernels that were chosen for parts of wholes."""
     program, fetch = outline.program, outline.fetch
     shadows = Shadows(sizes.types.values())
     answers = Answers.of(program, device, natively)
@@ -125,7 +131,7 @@ def _planned(
     )
     if config.verify_all():
         check_storage(planned)
-    return planned
+    return planned, chooser.of_parts if here is chooser else chooser.of_parts + here.of_parts
 
 
 def _simplified(sizes: RankSizes, outline: Outline, natively: bool | None) -> Outline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import is_
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ... import native
 from ...ir.operator import Operator
@@ -13,6 +13,9 @@ from ...ir.types import TensorType
 from ...rewrite.base import Simplified, simplify
 from ...rewrite.live import live_ops
 from .liveness import check_feeds
+
+if TYPE_CHECKING:
+    from .plan_cache import KeptPlan
 
 _MOST = 64  # notes that one program keeps
 P = ParamSpec("P")
@@ -27,6 +30,7 @@ class Outline:
         self._source = program.version, tuple(program.global_block().oplist)
         self._facts: dict[tuple[Hashable, ...], object] = {}
         self.chains: dict[tuple[Hashable, ...], bool] = {}  # which there are calls for
+        self.plans: dict[Hashable, KeptPlan] = {}
         self._simplified: dict[Hashable, tuple[Simplified, Outline]] = {}
 
     @staticmethod

@@ -28,13 +28,14 @@ from ..places import CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_mo
 from ..plan.allocation import copied
 from ..plan.overlap import worth
 from ..run import observers
-from ..run.bind import prepare
+from ..run.bind import bind
 from ..run.bound_plan import Bound
 from ..scope import Scope
 from .affinity import cores_of, kept_to
 from .fetches import Gathered, Holders
 from .rank_programs import rank_programs
 from .run_cache import Ready, are_arrays, kind_of
+from .shared_plans import SharedPlans
 from .split_and_join import UNEVEN, Dealer
 from .state import RankState
 from .thread_workers import GRACE, Crew, Job, Outcome, cause, diagnose, stop, together
@@ -131,6 +132,7 @@ class ParallelExecutor(RankState):
         self._mains, self._startups = [p.main for p in pairs], [p.startup for p in pairs]
         self._readers = programs.source.main.readers if hasattr(programs, "source") else []
         self._stamp = Stamp([*self._mains, *self._startups])
+        self._plans = SharedPlans(self._stamp, self._mains, self._startups)
         self.dealer = Dealer(self._mains)
         # what any rank declares; a rank of another pipeline stage may not know a variable
         self._descs: Mapping[str, Var] = ChainMap(*(m.global_block().descs for m in self._mains))
@@ -346,7 +348,10 @@ class ParallelExecutor(RankState):
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups, program.turns)
         declared = program.global_block().descs  # a rank that only serves others is fed nothing
         given = feed_types(program, {n: v for n, v in feed.items() if n in declared})
-        return prepare(program, given, fetch, self.scopes[rank], ctx, self._modules[rank], fuse, overlap)
+        scope, xp = self.scopes[rank], self._modules[rank]
+        device = "cpu" if xp is np else "cuda"
+        planned = self._plans.plan(program, given, fetch, scope.arrays, ctx, device, fuse=fuse, overlap=overlap)
+        return bind(planned, scope, ctx, xp)
 
     def _check_unchanged(self, rank: int, program: Program) -> None:
         if change := self._stamp.changed(program):

@@ -1,0 +1,89 @@
+"""What a plan follows from beside its operators: where that is equal, plans are, whichever rank they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from ... import native
+from ...ir.opdef import Effect, opdef
+from ...ir.operator import attrs_key
+from ...ir.types import TensorType
+from ..context import RunContext
+from .kernel_selection import PartChoice
+from .liveness import nested
+from .rank_view import Here
+from .records import Plan, Step
+from .selection import Outline
+from .sizes import RankSizes
+
+_MOST = 8  # plans that one outline keeps
+
+
+class KeptPlan(NamedTuple):
+    """A plan for one rank. `types` are those of which its key has the ids."""
+
+    plan: Plan
+    types: Sequence[TensorType]
+    of_parts: Sequence[PartChoice]
+
+    def on(self, sizes: RankSizes, ctx: RunContext) -> Plan | None:
+        """The plan for the rank of these sizes: its operators get the part of this rank. None where a kernel cannot compute that part."""
+        if not self.of_parts:
+            return self.plan
+        parts = {id(one.op): sizes.here[id(one.op)].part for one in self.of_parts}
+        if not all(one.holds(ctx, parts[id(one.op)]) for one in self.of_parts):
+            return None
+
+        def moved(step: Step) -> Step:
+            here = step.here
+            return step if here is None or id(step.op) not in parts else step._replace(here=here._replace(part=parts[id(step.op)]))
+
+        bodies = {b: tuple(map(moved, steps)) for b, steps in self.plan.bodies.items()}
+        return self.plan._replace(steps=tuple(map(moved, self.plan.steps)), bodies=bodies)
+
+
+def kept(outline: Outline, key: Hashable, sizes: RankSizes, ctx: RunContext) -> Plan | None:
+    """The plan that an outline keeps under a key, for the rank of these sizes."""
+    known = outline.plans.get(key)
+    return None if known is None else known.on(sizes, ctx)
+
+
+def keep(outline: Outline, key: Hashable, plan: Plan, sizes: RankSizes, of_parts: Sequence[PartChoice]) -> None:
+    """Keep a plan under a key."""
+    if len(outline.plans) >= _MOST:
+        outline.plans.clear()
+    outline.plans[key] = KeptPlan(plan, [*sizes.types.values()], of_parts)
+
+
+def plan_key(
+    sizes: RankSizes, outline: Outline, ctx: RunContext, device: str, natively: bool, fuse: bool, overlap: int | None
+) -> Hashable:
+    """What the plan of an outline follows from. Of the rank: the types of its parts, what its operators do instead, which values other
+    ranks hold, and its index in the groups whose parts are views. The offset of its part in the whole does not count."""
+    types, local, comm = sizes.types, sizes.local, ctx.comm
+    absent = frozenset(local.absent) if local is not None else frozenset()
+    elsewhere = [n for n, t in types.items() if (n in absent or 0 in t.shape) and sizes.elsewhere(n)]
+    return (
+        *types,
+        *map(id, types.values()),
+        *[(op, _instead(here)) for op, here in sizes.here.items()],
+        *[(sizes.whole(n).dtype, str(sizes.whole(n))) for n in outline.fetch],
+        absent,
+        *elsewhere,
+        *map(ctx.seat, outline.fact(_groups)),
+        *(type(comm), type(getattr(comm, "calls", None)), comm is not None and comm.asynchronous),
+        *(device, natively, native.chosen() if natively or device != "cpu" and native.enabled() else (), fuse, overlap),
+    )
+
+
+def _instead(here: Here) -> Hashable:
+    fills = tuple([(k, type(value), value) for k, value in here.fills])
+    return attrs_key(here.attrs), here.part is None, tuple(here.ghosts.items()), here.skip, fills
+
+
+def _groups(outline: Outline) -> tuple[str, ...]:
+    """The groups in which the index of a rank decides how its part lies in the whole. Of a collective, all ranks choose the same kernel."""
+    inside = [inner for op in outline.ops if op.sub_blocks() for _, inner in nested(outline.program, op)]
+    ops = [op for op in (*outline.ops, *inside) if "group" in op.attrs and opdef(op.type).effect is Effect.PURE]
+    return tuple(dict.fromkeys(op.attrs["group"] for op in ops))
