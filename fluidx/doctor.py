@@ -13,7 +13,7 @@ from . import __version__, config, native
 from .comm import nccl
 from .comm.base import CommError
 from .comm.mpi import mpirun
-from .comm.mpi import world as mpi
+from .comm.mpi import start as mpi
 from .executor.places import CUDAPlace, array_module
 from .ir.errors import FluidxError
 

@@ -30,7 +30,7 @@ from . import flight_recorder, launch_environment
 from .base import CommError, Ranks, was_stopped
 from .contribution import Contribution
 from .launch_environment import Launched
-from .mpi import world as mpi
+from .mpi import start as mpi
 from .mpi.multi_host import HostsWorld
 from .mpi.world import MpiWorld
 from .process_spawner import Channel, die_with
@@ -188,7 +188,7 @@ def _join_mpi(there: Launched | None) -> Member | None:
     if ranks == 1:
         return None
     _end_with(there)
-    world, here = mpi.meet(config.timeout())
+    world, here = mpi.connect(config.timeout())
     if world.rank == 0:
         print(f"fluidx: {ranks} ranks, launched by {by}, over MPI", file=sys.stderr)
     mpi.end_together(world)

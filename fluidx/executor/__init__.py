@@ -1,7 +1,9 @@
 """Run programs: plans over preallocated buffers, on one device or on many ranks."""
 
 from .executor import Executor
-from .places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places, cuda_places, mpi_places, process_places
+from .places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places, mpi_places, process_places
+from .ranks import executor_choice as executor_choice  # gives ParallelExecutor its subclasses
+from .ranks.gpu_places import cuda_places
 from .ranks.parallel_executor import ParallelExecutor
 from .scope import Scope, global_scope, scope_guard
 

@@ -126,7 +126,7 @@ class Executor:
         outline = Outline.of(program, types, names)
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
         if program.groups:
-            from ..comm.threads.communicator import ThreadWorld
+            from ..comm.threads.world import ThreadWorld
 
             ctx.comm = ThreadWorld(1).communicator(0)
         ready = Maker(scope, ctx, self._xp, fuse, self._segments).ready(outline, types)

@@ -127,23 +127,6 @@ def process_places(device_count: int | None = None, imports: Sequence[str] = ())
     return [ProcessPlace(tuple(imports))] * len(cpu_places(device_count))
 
 
-def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
-    """The given GPUs, or all that CuPy sees. In a script that was launched as several processes, which is not given any: one for each of
-    them, which call this alike.
-
-    Raises FluidxError when CuPy or a GPU is missing, and ExecutionError where ranks would have to share one.
-    """
-    from ..comm.launched_rank import member
-
-    if device_ids is None and (rank := member()) is not None:
-        from .ranks.gpu_devices import gpu_of
-
-        return [gpu_of(rank).place] * rank.world_size
-    xp = array_module(CUDAPlace(0))
-    ids = range(xp.cuda.runtime.getDeviceCount()) if device_ids is None else device_ids
-    return [CUDAPlace(int(i)) for i in ids]
-
-
 def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
     """`device_count` places in host memory; without a count CPU_NUM decides, as for `cpu_places`."""
     return [CUDAPinnedPlace()] * len(cpu_places(device_count))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,9 @@ from ..executor.run.call_descriptions import CallDescription, SeenPlan, Sight, c
 from ..executor.run.observers import After
 from ..ir.errors import ExecutionError, nearest
 from ..ir.program import Program
-from .ceilings import Ceilings, ceilings, threads_of
+from . import timeline
+from .ceilings import Ceilings, ceilings
+from .rank_run import RankRun, rate
 
 if TYPE_CHECKING:
     from ..executor.run.bound_plan import Bound
@@ -22,29 +23,6 @@ if TYPE_CHECKING:
 SORTED_BY = ("total", "calls", "ave", "max", "min", "default")
 _NEAR = 0.2  # of a ceiling: what stays below both is bound by neither
 _MOSTLY = 0.5  # of the time: a step that takes hardly longer than one of one element
-
-
-@dataclass(eq=False)
-class RankRun:
-    """One run of a program on one rank. `times` are (number of the call, start and stop in ns)."""
-
-    plan: Plan | SeenPlan
-    calls: list[CallDescription]
-    rank: int | None  # None on one device
-    ranks: int
-    step: int
-    times: list[tuple[int, int, int]] = field(default_factory=list)
-    own_threads: int | None = None  # that its kernels have in a process of its own
-
-    @property
-    def threads(self) -> int:
-        """That its kernels have."""
-        return threads_of(self.ranks) if self.own_threads is None else self.own_threads
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """When its first step began, and when its last one ended: of two threads, each has its own order."""
-        return min(start for _, start, _ in self.times), max(stop for _, _, stop in self.times)
 
 
 class Row(NamedTuple):
@@ -220,9 +198,7 @@ class Profile:
     def save(self, path: str | Path) -> None:
         """Write the timeline as JSON that https://ui.perfetto.dev and chrome://tracing open: a row for each rank, one more for what it
         communicates, and one for where it waits for that."""
-        from .timeline import write
-
-        write(self.runs, path)
+        timeline.write(self.runs, path)
 
 
 class _Sum:
@@ -253,11 +229,6 @@ class _Sum:
         site = f"{op.site.filename}:{op.site.lineno}" if op.site and by == "operator" else ""
         return Row(self.name, self.call.kernel, len(self.times), total, min(self.times), max(self.times), total / whole,
                    self.cost.flops, self.cost.nbytes, near, bound, site)  # fmt: skip
-
-
-def rate(amount: int, seconds: float) -> float:
-    """10^9 of something a second; 0 where no time passed."""
-    return amount / seconds / 1e9 if seconds > 0 else 0.0
 
 
 def _named(call: CallDescription, plan: Plan | SeenPlan) -> str:

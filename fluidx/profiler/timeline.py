@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..executor.run.call_descriptions import CallDescription
 from ..ir.opdef import opdef
-from .profile import CallDescription, RankRun, rate
+from .rank_run import RankRun, rate
 
 _ROWS = ("", ": communication", ": waits for communication")  # of one rank
 _APART = 1000  # between the numbers of two of them

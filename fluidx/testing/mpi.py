@@ -89,7 +89,7 @@ def _answer(path: str) -> None:
     """What such a process does."""
     from mpi4py import MPI
 
-    from ..comm.mpi.world import meet
+    from ..comm.mpi.start import connect
 
     everyone, worlds = MPI.COMM_WORLD, _worlds
     door = socket.socket(socket.AF_UNIX)
@@ -107,7 +107,7 @@ def _answer(path: str) -> None:
         number, n = given["world"], given["n"]
         if number not in worlds:
             among = everyone.Create_group(everyone.group.Incl(range(n)), number % 1000)
-            world, _ = meet(given["timeout"], among, given["share"], given["hosts"])
+            world, _ = connect(given["timeout"], among, given["share"], given["hosts"])
             worlds[number] = world, world.communicator(everyone.rank)
         world, comm = worlds[number]
         channel.send(reply(world, comm, function, args))

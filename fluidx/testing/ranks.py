@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..comm.base import CommAborted
-from ..comm.threads.communicator import ThreadCommunicator, ThreadWorld
+from ..comm.threads.communicator import ThreadCommunicator
+from ..comm.threads.world import ThreadWorld
 from ..executor.context import RunContext
 from ..executor.feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
 from ..executor.ranks.split_and_join import Dealer

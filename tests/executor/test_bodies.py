@@ -10,7 +10,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.comm.mpi import mpirun, world
+from fluidx.comm.mpi import mpirun, start
 from fluidx.native import shared
 from fluidx.testing.mpi import MpiProcesses
 from tests.executor import bodies
@@ -50,7 +50,7 @@ def test_processes_give_the_bits_of_threads(ranks):
 
 @pytest.fixture(scope="module")
 def job():
-    if reason := world.why_not() or mpirun.why_not():
+    if reason := start.why_not() or mpirun.why_not():
         pytest.skip(reason)
     started = MpiProcesses(4)
     yield started

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.comm.threads.communicator import ThreadCommunicator, ThreadWorld
+from fluidx.comm.threads.communicator import ThreadCommunicator
+from fluidx.comm.threads.world import ThreadWorld
 from fluidx.executor.plan.overlap_rules import Access, overlap
 from fluidx.testing.models import classifier, train_single
 

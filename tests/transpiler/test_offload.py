@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.comm.threads.communicator import ThreadCommunicator, ThreadWorld
+from fluidx.comm.threads.communicator import ThreadCommunicator
+from fluidx.comm.threads.world import ThreadWorld
 from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.executor.ranks import parallel_executor
 from fluidx.ir import ProgramPair

@@ -1,38 +1,22 @@
-"""Ranks as MPI processes, with mpi4py, which is loaded when it is used.
-
-Where all ranks run on one host MPI only brings them together: they meet in shared memory, by the code of `processes.py`. Else messages
-between two ranks are all that is asked of MPI: `messages.py` makes collectives of them, and `hosts.py` where several ranks are on a host.
-"""
+"""Ranks that exchange MPI messages: sends, receives, deadlines, and news of a rank that failed."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ... import config, native
-from ...ir.errors import install
-from ...native import shared
+from ... import config
 from ...native.world import log
-from .. import flight_recorder, launch_environment
-from ..base import CommAborted, CommError, CommTimeout, was_stopped
-from ..processes import ProcessWorld
+from ..base import CommAborted, CommError, CommTimeout
 from ..threads.python_locks import Pace, some
 from .handshake import Posted
 from .message_collectives import MessageCommunicator
-
-if TYPE_CHECKING:
-    from .multi_host import HostsWorld
 
 _EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer reads
 _REASON = 2048  # bytes of a text that says why a rank failed
@@ -40,140 +24,7 @@ _PIECE = 1 << 30  # bytes of a message: a count of MPI has 31 bits
 _AWAKE = 5e-5  # seconds that a rank asks without a pause
 _LOOKS = 20  # at what is waited for, before it asks whether another rank failed
 _LONGEST_PAUSE = 2e-4  # seconds: MPI moves messages while it is asked
-_TRIES = 8  # at memory that lies at one address in all processes
-_WAYS = "OMPI_MCA_btl"  # by which Open MPI sends messages
-_FAREWELL = 1.0  # seconds that messages have to leave in when this rank ends
-
-
-@cache
-def why_not() -> str:
-    """Why there is no MPI here, or an empty text."""
-    try:
-        with _alone() if launch_environment.found() is None else nullcontext():
-            from mpi4py import MPI  # noqa: F401
-    except (ImportError, RuntimeError) as e:  # RuntimeError where there is no MPI library to load
-        return f"{str(e).splitlines()[0]}; {install('mpi')}"
-    return ""
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """A time in which MPI may be loaded by a process that nobody launched: Open MPI would make a file in /dev/shm for messages that there
-    are none of, and leave it behind."""
-    if _WAYS in os.environ:
-        yield
-        return
-    os.environ[_WAYS] = "self"
-    try:
-        yield
-    finally:
-        del os.environ[_WAYS]  # what this process starts is not alone
-
-
-def world_size() -> int:
-    """How many ranks mpirun started; 1 where it did not start this process."""
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.size
-
-
-def meet(timeout: float, among: Any = None, share: bool = True, hosts: int = 1) -> tuple[ProcessWorld | HostsWorld | MpiWorld, int]:
-    """The world of all ranks that mpirun started, or of those in the communicator `among`, of mpi4py, and how many are on this host. Each
-    of them makes this call.
-
-    Those on one host share memory, if `share` and if they can; a process takes its arrays from the latest that it shares. Raises CommError
-    where MPI is missing. Tests have the ranks of one host play so many `hosts`.
-    """
-    if reason := why_not():
-        raise CommError(f"MPI is not available: {reason}")
-    from mpi4py import MPI
-
-    from .multi_host import HostsWorld
-
-    everyone = MPI.COMM_WORLD if among is None else among
-    close = everyone.Split_type(MPI.COMM_TYPE_SHARED)
-    if hosts > 1:
-        close = close.Split(close.rank * hosts // close.size)
-    here, homes = close.size, everyone.allgather(close.bcast(everyone.rank))
-    memory = _memory(close, everyone.size, timeout) if share else None
-    shared_by_all = all(everyone.allgather(memory is not None))
-    close.Free()
-    if memory is None or not shared_by_all:
-        return MpiWorld(everyone, timeout), here
-    world = ProcessWorld(memory, everyone.rank, timeout)
-    return world if here == everyone.size else HostsWorld(world, MpiWorld(everyone, timeout), homes), here
-
-
-def end_together(world: ProcessWorld | HostsWorld | MpiWorld) -> None:
-    """Let an error that nothing in this process catches end all ranks. At its end MPI waits for all, without a deadline."""
-    from mpi4py import MPI
-
-    before, me = sys.excepthook, os.getpid()
-
-    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() == me:
-            world.abort(error)
-            told = ""
-            if was_stopped(error):
-                time.sleep(_FAREWELL)  # whoever failed says why, and ends this process as well
-            elif isinstance(world, ProcessWorld):
-                told = flight_recorder.told(flight_recorder.trails(world.shared, world.world_size))
-            print(flight_recorder.end_of(world.rank, world.world_size, f"failed{told}"), file=sys.stderr)
-        before(kind, error, trace)
-        if os.getpid() == me:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            MPI.COMM_WORLD.Abort(1)
-
-    sys.excepthook = uncaught
-    if not isinstance(world, ProcessWorld):
-        atexit.register(world.close)
-
-
-def _memory(close: Any, ranks: int, timeout: float) -> shared.Memory | None:
-    """Memory that the ranks of one host share, with a world in it of all, or None where one of them cannot."""
-    able = not (native.why_not() or shared.why_not())
-    failed: list[shared.Memory] = []  # each keeps the next from lying where one rank had no room
-    while all(close.allgather(able)):
-        made = _made(ranks, timeout) if close.rank == 0 else None
-        where = close.bcast(made and (os.getpid(), made.fd, made.start))
-        memory, able = made, where is not None and len(failed) < _TRIES
-        try:
-            if where is not None and made is None:
-                pid, fd, start = where
-                memory = _opened(pid, fd, start, ranks)
-        except FileExistsError:
-            pass
-        except OSError:  # as from another container of this host
-            able = False
-        found = all(close.allgather(memory is not None))
-        if memory is not None:
-            for read in flight_recorder.readers if found else ():
-                read(memory)
-            memory.close()
-        if found:
-            return memory
-        failed += [] if memory is None else [memory]
-    return None
-
-
-def _made(ranks: int, timeout: float) -> shared.Memory | None:
-    try:
-        memory = shared.Memory.make(ranks)
-    except OSError:
-        return None
-    memory.world(timeout)
-    return memory
-
-
-def _opened(pid: int, of: int, start: int, ranks: int) -> shared.Memory:
-    """The memory that another process has open."""
-    fd = os.open(f"/proc/{pid}/fd/{of}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return shared.Memory(fd, start, ranks)
-    except BaseException:
-        os.close(fd)
-        raise
+FAREWELL = 1.0  # seconds that messages have to leave in when this rank ends
 
 
 class MpiWorld:
@@ -244,7 +95,7 @@ class MpiWorld:
         self._closed = True
         self._posted.set()
         if self._pusher.is_alive():
-            self._pusher.join(_FAREWELL)
+            self._pusher.join(FAREWELL)
         with self._guard:
             left, self._outbox = self._outbox, []
             if self._heard is not None:
@@ -254,7 +105,7 @@ class MpiWorld:
         self._leave(left)
 
     def _leave(self, requests: list[Any]) -> None:
-        end = time.monotonic() + min(self.timeout, _FAREWELL)
+        end = time.monotonic() + min(self.timeout, FAREWELL)
         self._opened(self.rank, requests)
         while not self.mpi.Request.Testall(requests) and time.monotonic() < end:
             time.sleep(_AWAKE)

@@ -12,7 +12,7 @@ from ..base import CommError, CommTimeout, Ranks
 from ..contribution import Contribution
 
 if TYPE_CHECKING:
-    from .communicator import ThreadWorld
+    from .world import ThreadWorld
 
 
 class Meeting:

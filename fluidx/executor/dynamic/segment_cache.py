@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ..context import RunContext
+from ..plan.segments import segments
 from ..plan.selection import Outline
 from ..plan.sizes import SizesChange
 from ..run.bind import prepare
 from ..run.bound_plan import Bound
 from ..scope import Scope
 from .segmented_run import Cut
-from .segments import segments
 
 T = TypeVar("T")
 

@@ -25,11 +25,11 @@ from ...ops.shared.arrays import to_host
 from ...ops.shared.types import type_of
 from ..error_text import explain, site
 from ..plan.records import Plan, Step, Value
+from ..plan.segments import Segment
 from ..plan.selection import Outline
 from ..plan.sizes import by_name, with_sizes
 from ..run import observers
 from ..run.bound_plan import Bound
-from .segments import Segment
 from .sub_program import BodyProgram, body_program
 
 if TYPE_CHECKING:

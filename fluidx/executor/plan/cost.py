@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from ...ir.pattern import Pattern, Types
 from ...ir.types import TensorType
 from ...ops.kernels import bodies
 from .rank_view import Here
-from .records import Step, Value
-from .storage import Shadows
+from .shadows import Shadows
+
+if TYPE_CHECKING:
+    from .records import Step, Value
 
 
 class Cost(NamedTuple):

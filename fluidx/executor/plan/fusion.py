@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,16 +23,13 @@ from ...ir.types import TensorType
 from ...ops.expr.native import always_fits, bind_native
 from ...ops.expr.nodes import Expr, make_node, rebuild, sym
 from .selection import Outline
+from .shadows import LayoutKeys, Shadows
 from .sizes import RankSizes
-from .storage import Shadows
-
-if TYPE_CHECKING:
-    from .kernel_selection import Lie
 
 _MOST = 16  # operators of one chain: more would not fit the registers of the vector machine
 
 
-def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, lies: Mapping[str, Lie]) -> list[tuple[Operator, ...]]:
+def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, lies: Mapping[str, LayoutKeys]) -> list[tuple[Operator, ...]]:
     """All operators in their order, those of one chain together. `lies`: how each value lies in storage of its own."""
     types, here = sizes.types, sizes.here
     needed = _needed(outline, sizes.reads) if here else outline.fact(_needed)
@@ -139,7 +136,7 @@ def _elementwise(
     return bind_native(*_operands(chain, stored, array), dry, tail)
 
 
-def _wired(chain: Sequence[Operator], stored: Sequence[str], lies: Mapping[str, Lie]) -> Iterator[Hashable]:
+def _wired(chain: Sequence[Operator], stored: Sequence[str], lies: Mapping[str, LayoutKeys]) -> Iterator[Hashable]:
     """What is the same for two chains of a program that do the same with operands that lie alike, whatever these are called."""
     number: dict[str, int] = {}
     for op in chain:

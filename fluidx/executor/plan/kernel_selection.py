@@ -20,17 +20,11 @@ from ...ir.types import TensorType
 from ...ops.kernels import KernelBody, bodies
 from ..context import RunContext
 from .fusion import covers
+from .shadows import LayoutKeys
 from .storage import PlanNode, Storage
 
 _MOST = 1 << 14  # answers that one program keeps, and some more for each of its operators
 _NEXT = count(1)  # no number is given twice, whoever forgets what it stood for
-
-
-class Lie(NamedTuple):
-    """Numbers for how a value lies: one to the size, and one that it shares with all that differ in sizes above 1 alone."""
-
-    exact: int
-    rough: int
 
 
 class _Kept(NamedTuple):
@@ -50,7 +44,7 @@ class Answers:
     def __init__(self) -> None:
         self._ops: dict[int, tuple[Operator, type[OpDef], int, bool]] = {}
         self._heads: dict[tuple, tuple[int, Frozen]] = {}
-        self._types: dict[int, tuple[TensorType, Lie]] = {}
+        self._types: dict[int, tuple[TensorType, LayoutKeys]] = {}
         self._ways: dict[tuple, int] = {}
         self.kept = _Kept({}, {})
 
@@ -73,7 +67,7 @@ class Answers:
             known = self._ops[id(op)] = op, definition, number, said(op.attrs) if callable(said) else said
         return known[2], known[3]
 
-    def plain(self, types: Mapping[str, TensorType]) -> dict[str, Lie]:
+    def plain(self, types: Mapping[str, TensorType]) -> dict[str, LayoutKeys]:
         """How values of these types lie in storage of their own."""
         lies, found = self._types, {}
         for name, t in types.items():
@@ -82,14 +76,14 @@ class Answers:
                 exact = next(_NEXT)
                 # the strides of what has no elements say nothing
                 rough = exact if 0 in t.shape else self._way((t.dtype, tuple([d if d < 2 else 2 for d in t.shape])))
-                known = lies[id(t)] = t, Lie(exact, rough)
+                known = lies[id(t)] = t, LayoutKeys(exact, rough)
             found[name] = known[1]
         return found
 
-    def view(self, a: np.ndarray) -> Lie:
+    def view(self, a: np.ndarray) -> LayoutKeys:
         """How a view lies, for which every size counts."""
         way = self._way((a.dtype, a.shape, a.strides))
-        return Lie(way, way)
+        return LayoutKeys(way, way)
 
     def _way(self, key: tuple) -> int:
         return self._ways.get(key) or self._ways.setdefault(key, next(_NEXT))
@@ -127,7 +121,7 @@ def _stand_in(layout: Any) -> Any:
 class Chooser:
     """Chooses a body for every operator of a plan."""
 
-    def __init__(self, storage: Storage, device: str, natively: bool, answers: Answers, lies: dict[str, Lie]):
+    def __init__(self, storage: Storage, device: str, natively: bool, answers: Answers, lies: dict[str, LayoutKeys]):
         self.storage, self.device, self.natively = storage, device, natively
         self._answers = answers
         self._of_context = _Kept({}, {})  # answers that hang on the rank and its communicator

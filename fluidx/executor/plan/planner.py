@@ -10,7 +10,6 @@ from ..._collector import collections_paused
 from ...ir.program import Program
 from ...ir.types import TensorType
 from ..context import RunContext
-from ..dynamic.segments import check_whole
 from ..error_text import no_memory
 from .fusion import chains
 from .kernel_selection import Answers, Chooser, PartChoice
@@ -18,9 +17,11 @@ from .liveness import FOREVER, lifetimes
 from .overlap import NOTHING, Beside, Span, on_stream, on_thread
 from .plan_cache import keep, kept, plan_key
 from .records import Plan, Step
+from .segments import check_whole
 from .selection import Outline
+from .shadows import Shadows
 from .sizes import RankSizes
-from .storage import PlanNode, Shadows, Storage
+from .storage import PlanNode, Storage
 from .storage_proof import check_storage
 
 

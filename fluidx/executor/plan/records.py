@@ -6,15 +6,13 @@ Nothing is allocated for a plan, and none of it changes: `bind` turns one into c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...ir.operator import Operator
 from ...ir.program import Program
 from ...ir.types import TensorType
+from .cost import Cost, step_cost, thread_bytes
 from .rank_view import Here
-
-if TYPE_CHECKING:
-    from .cost import Cost
 
 
 class Buffer(NamedTuple):
@@ -148,15 +146,11 @@ class Plan(NamedTuple):
         >>> planned.cost(planned.steps[0])
         Cost(read=160, written=160, flops=200)
         """
-        from .cost import step_cost
-
         return step_cost(step, self.values)
 
     @property
     def thread_bytes(self) -> int:
         """What each thread at work keeps for C kernels, once for all plans; asked of them when it is asked for."""
-        from .cost import thread_bytes
-
         return max((thread_bytes(step, self.values) for step in self.all_steps()), default=0)
 
     def __str__(self) -> str:

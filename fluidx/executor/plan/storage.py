@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -21,45 +21,19 @@ from ...ir.operator import Operator
 from ...ir.types import TensorType
 from ...ops.kernels import KernelBody, wide_type
 from ..context import RunContext
-from . import allocation
 from .allocation import Interval, assign
 from .in_place_assembly import settles
 from .liveness import FOREVER, Liveness, nested, times
 from .rank_view import Here
 from .records import Buffer, Lies, Scratch, Value
 from .selection import Outline
+from .shadows import Shadows
 from .sizes import RankSizes
 from .strided_results import Home, Readers, start_of
 
 TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 Unit = tuple[Operator, ...]  # one operator, or a chain
-
-
-class Shadows:
-    """Arrays that stand for values of these types and their views. Those that lie alike are one object."""
-
-    def __init__(self, types: Iterable[TensorType]):
-        self.types = types
-        self.known: dict[tuple, np.ndarray] = {}
-
-    @cached_property
-    def dummy(self) -> np.ndarray:
-        """What all shadows share, and nothing touches; float32 may stand for 16-bit floats."""
-        distinct = {id(t): t for t in self.types}.values()
-        # where operands will be: which kernels there are of what communicates may depend on that
-        return allocation.new_bytes(max((wide_type(t).nbytes for t in distinct), default=1) or 1)
-
-    def of(self, t: TensorType) -> np.ndarray:
-        """The shadow of a value in storage of its own."""
-        a = self.known.get((t.dtype, t.shape))
-        if a is None:
-            a = self.known[t.dtype, t.shape] = self.like(np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy))
-        return a
-
-    def like(self, a: np.ndarray) -> np.ndarray:
-        """The one that lies as this one does."""
-        return self.known.setdefault((a.dtype, a.shape, a.strides), a)
 
 
 class _Lies(dict[str, np.ndarray]):

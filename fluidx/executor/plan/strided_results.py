@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,10 +23,8 @@ from .in_place_assembly import settled
 from .liveness import nested
 from .records import Lies
 from .selection import Outline
+from .shadows import Shadows
 from .sizes import RankSizes
-
-if TYPE_CHECKING:
-    from .storage import Shadows
 
 
 class Home(NamedTuple):

@@ -13,8 +13,7 @@ import numpy as np
 
 from ... import config
 from ...comm import flight_recorder
-from ...comm.launched_rank import Member, by_mpi, member
-from ...comm.threads.communicator import ThreadWorld
+from ...comm.threads.world import ThreadWorld
 from ...ir.change_stamps import Stamp
 from ...ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, explains_arguments, nearest
 from ...ir.opdef import Effect, opdef
@@ -24,7 +23,7 @@ from ...native.world import Launch, NativeWorld
 from .. import launched_alone
 from ..context import RunContext
 from ..feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, joined_feed, read_feed
-from ..places import CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu, array_module, as_places, default_places, using
+from ..places import CUDAPlace, MpiPlace, Place, array_module, as_places, default_places, using
 from ..plan.allocation import copied
 from ..plan.overlap import worth
 from ..run import observers
@@ -44,6 +43,7 @@ _MAX_PLANS = 16
 _FLUID = (
     "use_cuda", "loss_name", "main_program", "share_vars_from", "exec_strategy", "build_strategy", "num_trainers", "trainer_id", "scope",
 )  # fmt: skip
+new_executor: Any = None  # makes an executor for places, not initialised; executor_choice.py sets it
 fluid_form: Any = None  # what a call with fluid's arguments makes; fluidx.compiler says it
 _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
@@ -87,15 +87,7 @@ class ParallelExecutor(RankState):
             if programs is None and not kwargs.keys().isdisjoint(_FLUID):
                 return fluid_form(**kwargs)
         if cls is ParallelExecutor:
-            named: Any = places if places is None or hasattr(places, "__iter__") else [places]  # what is no list is refused below
-            if (rank := _launched(named)) is not None:
-                from .launched_executor import LaunchedExecutor
-
-                return LaunchedExecutor.of(rank)
-            if any(isinstance(p, ProcessPlace) for p in named or ()):
-                from .process_executor import ProcessExecutor
-
-                cls = ProcessExecutor
+            return new_executor(places)
         return super().__new__(cls)
 
     def __init__(
@@ -470,13 +462,3 @@ class ParallelExecutor(RankState):
 
 def _sends(program: Program) -> bool:
     return any(opdef(type_).effect is Effect.P2P for block in program.blocks for type_ in op_types(block.oplist))
-
-
-def _launched(places: Sequence[Place] | None) -> Member | None:
-    """This process as the rank that it runs on these places, if it is to run one."""
-    if places is None or any(isinstance(p, RankGpu) for p in places):
-        return member()
-    if any(isinstance(p, MpiPlace) for p in places):
-        return by_mpi()
-    launched_alone.check_places(places)
-    return None

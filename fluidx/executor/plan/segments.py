@@ -13,7 +13,7 @@ from ...ir.operator import Operator
 from ...ir.program import Program
 from ...ir.valuetypes import on_host
 from ..error_text import where
-from ..plan.selection import Outline
+from .selection import Outline
 
 
 class Segment(NamedTuple):
