@@ -1,0 +1,258 @@
+"""Proof of recipes: do the rounds of sends and receives of a collective leave on every rank the result of the collective?
+
+The proof is symbolic, on blocks: a block on a rank is the set of ranks whose terms it sums. It holds for values of every type and size, so
+one proof for a number of ranks serves every collective of a program that uses the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+
+from .refusal import Refusal
+
+Rounds = Iterable[Iterable[Sequence]]  # (source, target, start, stop, add): blocks [start, stop), which the target adds or keeps instead
+
+
+def prove_rounds(collective: str, world_size: int, rounds: Rounds, filled: Collection[int] | None = None) -> Refusal | None:
+    """None where the rounds carry out a collective among `world_size` ranks; else the Refusal that names the transfer, or the rank and the
+    block whose result is wrong.
+
+    `collective` is the `carries` of an op: "reduce" (terms on all ranks, the sum of block k to rank k), "spread" (block k from rank k to
+    all), "all_reduce", "exchange" (of n*n blocks, k*n + j from rank k to rank j) or "adaptive" (adaptive sums). In a round all sends come
+    first: a transfer carries the blocks as they were before the round. `filled`: the blocks that have elements, where an algorithm cuts a
+    value into fewer blocks than there are ranks (Algorithm.cut); the others are not looked at. Adaptive sums fill all blocks.
+
+    >>> prove_rounds("reduce", 2, [[(0, 1, 1, 2, True), (1, 0, 0, 1, True)]])
+    >>> print(prove_rounds("reduce", 2, [[(0, 1, 1, 2, True)]]))
+    at the end, rank 0 has of block 0 the term of rank 0; rank 1's is missing
+    """
+    n = world_size
+    if collective not in _PROOFS:
+        return Refusal(f"there is no collective {collective!r}; there are: {', '.join(_PROOFS)}")
+    run = _PROOFS[collective](n)
+    try:
+        run.ignore(() if filled is None else set(range(run.blocks)) - {*filled})
+        for k, transfers in enumerate(rounds):
+            run.round(k + 1, [_checked(t, k + 1, n, run.blocks) for t in transfers])
+        run.finish()
+    except Refusal as e:
+        return e
+    return None
+
+
+def _checked(transfer: Sequence, number: int, n: int, blocks: int) -> Sequence:
+    try:
+        source, target, start, stop, add = transfer
+    except (TypeError, ValueError):
+        raise Refusal(f"round {number}: a transfer is (source, target, start, stop, add), found {transfer!r}") from None
+    if not all(type(v) is int for v in transfer[:4]) or type(add) is not bool:
+        raise Refusal(f"round {number}: a transfer is four ints and a bool, found {tuple(transfer)!r}")
+    if not (0 <= source < n and 0 <= target < n):
+        raise Refusal(f"{_show(transfer, number)}: ranks are 0 to {n - 1}")
+    if source == target:
+        raise Refusal(f"{_show(transfer, number)}: a rank sends to other ranks")
+    if not 0 <= start < stop <= blocks:
+        raise Refusal(f"{_show(transfer, number)}: blocks are 0 to {blocks - 1}, and a transfer has one or more")
+    return transfer
+
+
+def _show(transfer: Sequence, number: int) -> str:
+    source, target, start, stop, _ = transfer
+    what = f"block {start}" if stop == start + 1 else f"blocks {start} to {stop - 1}"
+    return f"round {number}, {what} from rank {source} to rank {target}"
+
+
+def _arrivals(transfers: Sequence[Sequence], number: int) -> dict[int, list[Sequence]]:
+    """The transfers of a round by their target. Raises Refusal where a block is kept from a transfer and comes with another one too."""
+    found: dict[int, list[Sequence]] = {}
+    for t in transfers:
+        found.setdefault(t[1], []).append(t)
+    for mine in found.values():
+        if len(mine) == 1 or all(t[4] for t in mine):
+            continue
+        for t in mine:
+            clash = next((o for o in mine if o is not t and not (t[4] and o[4]) and o[2] < t[3] and t[2] < o[3]), None)
+            if clash is not None:
+                raise Refusal(f"{_show(t, number)}: rank {clash[0]} sends it the same block in this round, and one is lost")
+    return found
+
+
+class _Sums:
+    """What every rank has of every block: the ranks whose terms are in it, as bits of an int; 0 for nothing."""
+
+    def __init__(self, n: int, had: Callable[[int, int], int], due: Callable[[int, int], int], blocks: int | None = None):
+        self.n, self.blocks = n, n if blocks is None else blocks
+        self.full = (1 << n) - 1
+        self.due = due
+        self.have = [[had(rank, b) for b in range(self.blocks)] for rank in range(n)]
+        self.ignored: Collection[int] = ()
+
+    def ignore(self, blocks: Collection[int]) -> None:
+        self.ignored = blocks
+        for have in self.have:
+            for b in blocks:
+                have[b] = self.full
+
+    def round(self, number: int, transfers: Sequence[Sequence]) -> None:
+        sent = {id(t): self.have[t[0]][t[2] : t[3]] for t in transfers}
+        for t in transfers:
+            if 0 in sent[id(t)]:
+                raise Refusal(f"{_show(t, number)}: rank {t[0]} does not have block {t[2] + sent[id(t)].index(0)}")
+        for target, mine in _arrivals(transfers, number).items():
+            have = self.have[target]
+            for t in mine:
+                start, stop, add = t[2:]
+                if not add:
+                    have[start:stop] = sent[id(t)]
+                    continue
+                for b, new in enumerate(sent[id(t)], start):
+                    old = have[b]
+                    if b in self.ignored:
+                        continue
+                    if old & new:
+                        raise Refusal(f"{_show(t, number)}: block {b} gets the term of rank {_ranks(old & new)[0]} a second time")
+                    if not old:
+                        raise Refusal(f"{_show(t, number)}: rank {target} has nothing of block {b} to add it to")
+                    have[b] = self.full if (sum_ := old | new) == self.full else sum_
+
+    def finish(self) -> None:
+        for rank, have in enumerate(self.have):
+            for b, found in enumerate(have):
+                due = self.due(rank, b)
+                if due and found != due and b not in self.ignored:
+                    raise Refusal(f"at the end, rank {rank} has of block {b} {_said(found)}{_lacks(found, due)}")
+
+
+def _ranks(bits: int) -> list[int]:
+    return [k for k in range(bits.bit_length()) if bits >> k & 1]
+
+
+def _said(bits: int) -> str:
+    ranks = _ranks(bits)
+    if not ranks:
+        return "nothing"
+    return f"the term of rank {ranks[0]}" if len(ranks) == 1 else f"the terms of ranks {', '.join(map(str, ranks))}"
+
+
+def _lacks(found: int, due: int) -> str:
+    missing = _ranks(due & ~found)
+    return f"; rank {missing[0]}'s is missing" if missing else ""
+
+
+class _Adaptive:
+    """Adaptive sums: two values of neighbouring ranks meet, block by block; block n stands for the products of two values, which are added
+    up over all blocks before the values are combined. A value that ranks lo to hi-1 have made together is (lo, hi)."""
+
+    def __init__(self, n: int):
+        self.n, self.blocks = n, n + 1
+        self.have: list[list[tuple[int, int] | None]] = [[(rank, rank + 1)] * n for rank in range(n)]
+        self.pair: list[tuple[int, int, int] | None] = [None] * n  # the values that meet on a rank: (lo, mid, hi)
+        self.met: list[list[int]] = [[] for _ in range(n)]  # their blocks
+        self.products = [0] * n  # the blocks in the products of them, as bits
+        self.meetings, self.rounds_left = [0] * n, [0] * n
+
+    def ignore(self, blocks: Collection[int]) -> None:
+        if blocks:
+            raise Refusal("adaptive sums fill all blocks")
+
+    def round(self, number: int, transfers: Sequence[Sequence]) -> None:
+        sent = {id(t): self._sent(t, number) for t in transfers}
+        for target, mine in _arrivals(transfers, number).items():
+            adds = mine[0][4]
+            if any(t[4] != adds or (t[2] < self.n) != (mine[0][2] < self.n) for t in mine):
+                raise Refusal(f"{_show(mine[0], number)}: rank {target} receives values, products and results apart from each other")
+            if not adds:
+                for t in mine:
+                    if self.rounds_left[target]:
+                        raise Refusal(f"{_show(t, number)}: rank {target} waits for products")
+                    self.have[target][t[2] : t[3]] = sent[id(t)][0]
+                continue
+            if mine[0][2] < self.n:
+                self._meet(target, [(t, *sent[id(t)]) for t in mine], number)
+            else:
+                for t in mine:
+                    _, pair, products = sent[id(t)]
+                    self._add(target, t, pair, products, number)
+                self.rounds_left[target] -= 1
+            if not self.rounds_left[target]:
+                self._combine(target, number)
+
+    def _sent(self, t: Sequence, number: int) -> tuple:
+        """The blocks, the values that meet, and the blocks in their products."""
+        source, start, stop, pair = t[0], t[2], t[3], self.pair[t[0]]
+        if stop > self.n:
+            if start < self.n or pair is None:
+                raise Refusal(f"{_show(t, number)}: block {self.n} is of products, which rank {source} does not have alone")
+            return (), pair, self.products[source]
+        blocks = self.have[source][start:stop]
+        if None in blocks:
+            raise Refusal(f"{_show(t, number)}: rank {source} waits for the products of block {start + blocks.index(None)}")
+        return blocks, None, 0
+
+    def _meet(self, target: int, mine: Sequence[tuple], number: int) -> None:
+        have = self.have[target]
+        self.meetings[target] += 1
+        self.met[target], self.products[target], self.pair[target] = [], 0, None
+        for t, blocks, _, _ in mine:
+            for b, theirs in enumerate(blocks, t[2]):
+                own = have[b]
+                if own is None:
+                    raise Refusal(f"{_show(t, number)}: rank {target} has nothing of block {b}, or receives it twice")
+                (lo, mid), (begin, hi) = sorted((own, theirs))
+                if mid != begin or mid - lo != hi - mid or lo % (hi - lo):
+                    raise Refusal(f"{_show(t, number)}: values of ranks {lo} to {mid - 1} and {begin} to {hi - 1} are no neighbours")
+                if self.pair[target] not in (None, (lo, mid, hi)):
+                    raise Refusal(f"{_show(t, number)}: other values meet in other blocks")
+                self.pair[target] = lo, mid, hi
+                self.met[target].append(b)
+                self.products[target] |= 1 << b
+                have[b] = None
+        whole = (mine[0][0][2], mine[-1][0][3]) == (0, self.n)
+        self.rounds_left[target] = 0 if whole else self.meetings[target]
+
+    def _add(self, target: int, t: Sequence, pair: tuple[int, int, int], blocks: int, number: int) -> None:
+        if self.pair[target] is None or not self.rounds_left[target]:
+            raise Refusal(f"{_show(t, number)}: rank {target} does not wait for products")
+        if self.pair[target] != pair:
+            raise Refusal(f"{_show(t, number)}: the products are of other values")
+        if twice := self.products[target] & blocks:
+            raise Refusal(f"{_show(t, number)}: the products of block {_ranks(twice)[0]} come a second time")
+        self.products[target] |= blocks
+
+    def _combine(self, target: int, number: int) -> None:
+        pair = self.pair[target]
+        missing = _ranks((1 << self.n) - 1 & ~self.products[target])
+        if missing or pair is None:
+            raise Refusal(f"round {number}, rank {target} combines two values without the products of block {missing[0] if missing else 0}")
+        for b in self.met[target]:
+            self.have[target][b] = pair[0], pair[2]
+
+    def finish(self) -> None:
+        for rank, have in enumerate(self.have):
+            for b, found in enumerate(have):
+                if found != (0, self.n):
+                    said = "no sum yet" if found is None else f"the adaptive sum of ranks {found[0]} to {found[1] - 1}"
+                    raise Refusal(f"at the end, rank {rank} has of block {b} {said}, not of all {self.n}")
+
+
+def _terms(n: int, at_owner: bool) -> _Sums:
+    full = (1 << n) - 1
+    return _Sums(n, lambda rank, b: 1 << rank, lambda rank, b: full if not at_owner or rank == b else 0)
+
+
+def _spread(n: int) -> _Sums:
+    return _Sums(n, lambda rank, b: 1 << b if rank == b else 0, lambda rank, b: 1 << b)
+
+
+def _exchange(n: int) -> _Sums:
+    return _Sums(n, lambda rank, b: 1 << rank if b // n == rank else 0, lambda rank, b: 1 << b // n if b % n == rank else 0, n * n)
+
+
+_PROOFS: dict[str, Callable[[int], _Sums | _Adaptive]] = {
+    "reduce": partial(_terms, at_owner=True),
+    "spread": _spread,
+    "all_reduce": partial(_terms, at_owner=False),
+    "exchange": _exchange,
+    "adaptive": _Adaptive,
+}
