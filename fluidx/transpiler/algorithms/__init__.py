@@ -12,6 +12,7 @@ from .recursive import HalvingDoubling, RecursiveDoubling
 from .ring import Ring
 from .schedule import Algorithm, Refused, Rounds, Transfer, backwards
 from .star import Direct, Star
+from .symbolic_check import check_algorithm, check_rounds
 from .tree import Tree
 from .two_level import TwoLevel
 
@@ -19,6 +20,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     a.name: a for a in (Star(), Direct(), Tree(), DoubleBinaryTree(), Ring(), RecursiveDoubling(), HalvingDoubling())
 }
 BUILT_IN = dict(ALGORITHMS)
+_CHECKED_AT_USE = 64  # ranks: rounds among more are millions of transfers, which the proof of the programs checks
 
 
 class RankRound(NamedTuple):
@@ -42,6 +44,8 @@ def algorithm(name: str, hosts: int = 1) -> Algorithm:
 def register(new: Algorithm) -> Algorithm:
     """Make an algorithm known under its name, in place of one that was registered under it before.
 
+    Its rounds are checked symbolically for 1 to 9 ranks first, and for up to 64 ranks when it is used.
+
     >>> class Reversed(Ring):
     ...     name = "reversed_ring"
     ...     def spread(self, n):
@@ -57,6 +61,7 @@ def register(new: Algorithm) -> Algorithm:
         raise TranspileError(f'{new!r}: the name of an algorithm is a word without "/" that is not "auto", got {name!r}')
     if BUILT_IN.get(name, new) is not new:
         raise TranspileError(f"{name!r} is one of fluidx's own algorithms; give {new!r} another name")
+    check_algorithm(new)
     ALGORITHMS[name] = new
     return new
 
@@ -72,7 +77,15 @@ def schedule(name: str, carries: str, n: int, hosts: int = 1) -> Rounds:
 
 @lru_cache(maxsize=256)  # by the algorithm: another one may be registered under its name
 def _schedule(of: Algorithm, carries: str, n: int) -> Rounds:
+    if n <= _CHECKED_AT_USE and not _is_built_in(of):
+        return check_rounds(of, carries, n)
     return getattr(of, carries)(n)
+
+
+def _is_built_in(of: Algorithm) -> bool:
+    if isinstance(of, TwoLevel):
+        return _is_built_in(of.inside) and _is_built_in(of.between)
+    return BUILT_IN.get(of.name) is of
 
 
 def able(name: str, carries: str, n: int) -> bool:
@@ -115,4 +128,7 @@ def _by_block(of: Algorithm, carries: str, n: int) -> dict[int, list[tuple[int, 
     return out
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "RankRound", "Refused", "Transfer", "able", "algorithm", "backwards", "parts", "register", "schedule"]
+__all__ = [
+    "ALGORITHMS", "Algorithm", "RankRound", "Refused", "Transfer", "able", "algorithm", "backwards", "check_rounds", "parts",
+    "register", "schedule",
+]  # fmt: skip

@@ -14,6 +14,7 @@ class TwoLevel(Algorithm):
 
     def __init__(self, inside: Algorithm, between: Algorithm, hosts: int):
         self.inside, self.between, self.hosts = inside, between, hosts
+        self.name = f"{inside.name}/{between.name}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TwoLevel) and vars(self) == vars(other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...ir.errors import TranspileError
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role
 from ...ir.parts import Coords, holds, local_type
@@ -125,6 +126,11 @@ class CollectiveOnRank:
     def take(self, a: int, b: int, word: str) -> str:
         """A variable that holds the elements [a, b) and nothing else, in the shape in which they travel."""
         found = [p for p in self.held if p.start < b and a < p.stop]
+        if sum(min(p.stop, b) - max(p.start, a) for p in found) < b - a:
+            raise TranspileError(
+                f"{self.op.to_string()}: the algorithm sends elements {a} to {b} (exclusive) of %{self.x} from rank {self.me} of group "
+                f"{self.op.attrs['group']}, which does not have them"
+            )
         what, first = self._type(a, b), found[0]
         if len(found) == 1 and (first.at, first.type) == (a, what):
             return first.name

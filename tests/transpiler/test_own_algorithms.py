@@ -1,0 +1,118 @@
+"""Algorithms of a user's: the symbolic check that names the algorithm, the number of ranks and the fault."""
+
+import pytest
+
+import fluidx as fx
+from fluidx.testing.models import classifier
+from fluidx.transpiler.algorithms import ALGORITHMS, Algorithm, Refused, Transfer, backwards, check_rounds
+
+
+@pytest.fixture
+def register():
+    before = dict(ALGORITHMS)
+    yield fx.transpiler.register
+    ALGORITHMS.clear()
+    ALGORITHMS.update(before)
+
+
+class TwoPhaseStar(Algorithm):
+    """Every rank adds up its own block, then sends it to all."""
+
+    name = "two_phase_star"
+
+    def reduce(self, n):
+        return (tuple(Transfer(k, j, j, j + 1, True) for j in range(n) for k in range(n) if k != j),) if n > 1 else ()
+
+
+def changed(collective, rounds):
+    """A class that makes one collective among three ranks of these rounds."""
+
+    def method(self, n):
+        if n != 3:
+            raise Refused("three ranks alone")
+        return rounds
+
+    return type("Changed", (Algorithm,), {"name": "changed", collective: method})()
+
+
+UP = Transfer(1, 0, 0, 1, True), Transfer(2, 0, 0, 1, True)
+BACK = backwards((UP,))[0]
+SUMS = (*UP, Transfer(0, 1, 1, 2, True), Transfer(2, 1, 1, 2, True), Transfer(0, 2, 2, 3, True), Transfer(1, 2, 2, 3, True))
+
+
+def test_right_rounds_pass(register):
+    register(TwoPhaseStar())
+    for carries in ("reduce", "spread", "all_reduce", "exchange"):
+        assert check_rounds(TwoPhaseStar(), carries, 33)
+
+
+@pytest.mark.parametrize(
+    "collective, rounds, said",
+    [
+        ("reduce", (SUMS[:-1],), "rank 2 ends with block 2 without the term of rank 1"),
+        ("reduce", (SUMS, UP[:1]), "rank 0 ends with block 0 with the term of rank 1 more than once"),
+        ("reduce", (SUMS, (Transfer(1, 0, 0, 1, False),)), "rank 0 ends with block 0 without the term of rank 0"),
+        ("spread", ((Transfer(0, 1, 0, 1, False), Transfer(0, 2, 0, 1, False)),), "rank 0 ends without block 1 of rank 1"),
+        ("spread", ((*BACK, Transfer(0, 1, 1, 2, False)),), "in round 1 rank 0 sends block 1 to rank 1 and does not have it"),
+        ("spread", ((Transfer(0, 1, 0, 1, True),),), "in round 1 rank 1 adds block 0 to a value that it does not have"),
+        ("all_reduce", ((Transfer(0, 1, 0, 3, False),) * 2,), "in round 1 rank 1 receives block 0 2 times, and not all to add"),
+        ("exchange", ((Transfer(0, 1, 1, 2, False),),), "rank 2 ends without block 2, of rank 0 for rank 2,"),
+        ("reduce", ((Transfer(0, 3, 0, 1, True),),), "round 1 has rank 3, and ranks are 0 to 2"),
+        ("reduce", ((Transfer(0, 0, 0, 1, True),),), "in round 1 rank 0 sends to itself"),
+        ("reduce", ((Transfer(0, 1, 2, 4, True),),), "round 1 has blocks 2 to 4 (exclusive), and blocks are 0 to 2"),
+        ("reduce", (("send",),), "round 1 has 'send' where a Transfer is expected"),
+        ("reduce", None, "rounds are a tuple of tuples of Transfer, got None"),
+    ],
+)
+def test_wrong_rounds_are_refused_with_the_rank_and_the_block(register, collective, rounds, said):
+    with pytest.raises(fx.TranspileError) as e:
+        register(changed(collective, rounds))
+    assert f"algorithm changed, {collective} among 3 ranks: {said}" in str(e.value)
+    assert "changed" not in ALGORITHMS
+
+
+def test_a_method_that_ends_in_an_error_and_an_algorithm_that_makes_nothing_are_refused(register):
+    class Broken(Algorithm):
+        name = "broken"
+
+        def reduce(self, n):
+            return (tuple(Transfer(k, [0][k], 0, 1, True) for k in range(n)),)
+
+    class Nothing(Algorithm):
+        name = "nothing"
+
+    with pytest.raises(fx.TranspileError, match="algorithm broken, reduce among 1 rank: .*in round 1 rank 0 sends to itself"):
+        register(Broken())
+    with pytest.raises(fx.TranspileError, match="algorithm nothing makes no collective: nothing does not say"):
+        register(Nothing())
+
+
+def test_a_cut_that_is_no_cut_is_refused(register):
+    class Cut(TwoPhaseStar):
+        name = "cut"
+
+        def cut(self, n, size):
+            return [0, size]
+
+    with pytest.raises(fx.TranspileError, match=r"algorithm cut, all_reduce among 2 ranks: cut\(2, 1048576\) must be 3 rising numbers"):
+        register(Cut())
+
+
+def test_rounds_that_are_wrong_among_more_than_nine_ranks_are_refused_at_use(register):
+    class Late(TwoPhaseStar):
+        name = "late"
+
+        def reduce(self, n):
+            (up,) = super().reduce(n) or ((),)
+            return (up[:-1],) if n > 9 else (up,)
+
+    register(Late())
+    model = classifier()
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel(algorithm="late"))
+    with pytest.raises(fx.TranspileError, match="algorithm late, all_reduce among 10 ranks: rank 0 ends with block 9 without the term"):
+        t.transpile(program=model.main, startup_program=model.startup, trainers=10)
+
+
+def test_what_only_goes_back_is_the_same_way(register):
+    up = TwoPhaseStar().reduce(3)
+    assert backwards(up)[0][0] == Transfer(0, 1, 0, 1, False)
