@@ -97,9 +97,10 @@ class Stamp:
 
     def __init__(self, programs: Sequence[Program]):
         self._held: dict[int, tuple[Program, Any, list[_Block]]] = {}
-        for now, places in together(map(_blocks, programs)):
+        different = [*{id(p): p for p in programs}.values()]
+        for now, places in together(map(_blocks, different)):
             blocks = [b._replace(ops=[*b.ops]) for b in now]
-            self._held.update((id(programs[k]), (programs[k], _head(programs[k]), blocks)) for k in places)
+            self._held.update((id(different[k]), (different[k], _head(different[k]), blocks)) for k in places)
 
     def twins(self, programs: Sequence[Program]) -> Twins:
         """Which of some of the programs are twins: whose blocks were found to say the same, beside the rank and the groups."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import prod
+from operator import le
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -227,7 +228,7 @@ def check_placement(t: TensorType, placement: Placement, groups: Groups, world: 
         if isinstance(e, Pieces):
             if len(placement) > 1:
                 return f"{e} stands beside other entries"
-            good = len(e.bounds) == n + 1 and e.bounds[0] == 0 and all(a <= b for a, b in pairwise(e.bounds))
+            good = len(e.bounds) == n + 1 and e.bounds[0] == 0 and all(map(le, e.bounds, e.bounds[1:]))
             if ANY in t.shape or not good or e.bounds[-1] != prod(t.shape):
                 return f"{e} does not cut the elements of {t} among {n} ranks"
     for e, f in combinations(placement, 2):

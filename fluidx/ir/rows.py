@@ -6,6 +6,7 @@ whether one of them allows what a program states.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -46,9 +47,7 @@ class PlacementRow(NamedTuple):
         return any(e is FLAT for e in (*self.ins, *self.outs))
 
 
-def _cut(
-    operands: Sequence[list[tuple[str, ...]] | None], f: str, sizes: Mapping[str, int], runs: str
-) -> tuple[Shard | None, ...] | None:
+def _cut(operands: Sequence[list[tuple[str, ...]] | None], f: str, sizes: Mapping[str, int], runs: str) -> tuple[Shard | None, ...] | None:
     """Where operands lie when factor f, or the axis of its runs, is cut; None for one without. None when that is no cut of one of them."""
     out: list[Shard | None] = []
     for axes in operands:
@@ -160,10 +159,15 @@ def laid_out(ins: Sequence[Entry | None], types: Types, group: str) -> tuple[Pie
 
 
 def within(marks: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Marks among values of these sizes, one behind the other, as marks within each."""
+    """Rising marks among values of these sizes, one behind the other, as marks within each.
+
+    >>> [*within([0, 2, 5, 6], [3, 3])]
+    [(0, 2, 3, 3), (0, 0, 2, 3)]
+    """
     start = 0
     for size in sizes:
-        yield tuple(min(max(m - start, 0), size) for m in marks)
+        lo, hi = bisect_right(marks, start), bisect_left(marks, start + size)
+        yield (0,) * lo + tuple([m - start for m in marks[lo:hi]]) + (size,) * (len(marks) - max(lo, hi))
         start += size
 
 

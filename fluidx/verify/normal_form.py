@@ -457,7 +457,9 @@ class ExpressionTable:
 _PLAIN = (int, str, bool, type(None))  # values of one of these types that are equal say the same
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any) -> str | tuple[int, ...]:
+    if type(value) is tuple and value and {*map(type, value)} == {int}:  # bounds of many ranks: their text takes long
+        return value
     return "block" if isinstance(value, BlockRef) else repr(value)
 
 

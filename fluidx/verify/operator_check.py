@@ -13,6 +13,7 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import BlockRef, Operator
 from ..ir.parts import entry_of
+from ..ir.pattern import Pattern
 from ..ir.rows import PlacementRow, cut_twice, find_row, rows, same_cut
 from ..ir.time_axes import over_turns
 from ..ir.types import At, Local, Pieces, Placement, Shard, TensorType, show_placement
@@ -54,6 +55,8 @@ class OperatorClasses:
         `single` program adds its own, other programs may have no more. None: nothing is asked."""
         self.mesh, self.attrs_id, self.loose, self.single = mesh, table.attrs_id, loose, single
         self.found: dict[tuple, OperatorClass] = {}
+        self._patterns: dict[tuple, tuple[Pattern, list[PlacementRow]]] = {}
+        self._good_attrs: set[tuple[str, int]] = set()
 
     def of(self, op: Operator, ins: Sequence[Signature | None], outs: Sequence[Signature | None], counts: tuple) -> OperatorClass:
         number = self.attrs_id(op.attrs)
@@ -71,7 +74,9 @@ class OperatorClasses:
         return kind
 
     def _check(self, kind: OperatorClass, op: Operator) -> None:
-        check_attrs(kind.definition, op.attrs)
+        if (op.type, kind.attrs_id) not in self._good_attrs:
+            check_attrs(kind.definition, op.attrs)
+            self._good_attrs.add((op.type, kind.attrs_id))
         for s in kind.ins:
             if s is not None:
                 self.mesh.canonical(s[1], s[0])
@@ -113,8 +118,12 @@ class OperatorClasses:
             return ""
         in_types, out_types = [s and s[0] for s in kind.ins], [s and s[0] for s in kind.outs]
         types = [*in_types, *out_types]
-        pattern = kind.definition.pattern_of(in_types, out_types, kind.attrs)
-        table = [row for row in rows(pattern) if row.kind != "meet"]  # where ranks have to talk, a collective stands
+        key = op.type, kind.attrs_id, kind.counts, tuple(in_types), tuple(out_types)
+        if key not in self._patterns:
+            made = kind.definition.pattern_of(in_types, out_types, kind.attrs)
+            # where ranks have to talk, a collective stands
+            self._patterns[key] = made, [row for row in rows(made) if row.kind != "meet"]
+        pattern, table = self._patterns[key]
         chosen: list[PlacementRow] = []
         for group in groups:
             before = [entry_of(p or (), group) for p in ins]

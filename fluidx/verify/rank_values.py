@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import compress, count
+from operator import lt
 from typing import Any
 
 from ..ir.types import At, Pieces, Shard, show_placement
@@ -25,6 +27,7 @@ class Holdings:
         self.shared: dict[str, int] = {}
         self.own: dict[str, dict[int, int]] = {}  # what some ranks hold under a name, where not all hold the same
         self._owners: dict[int, Collection[int]] = {}
+        self._filled: dict[tuple[str, tuple[int, ...]], Collection[int]] = {}
         self._rooted: dict[int, bool] = {}
         self.by_all: set[str] = set()  # what all ranks wrote together
         self.empty: set[tuple[str, int]] = set()  # what a rank wrote of which it has no elements
@@ -81,12 +84,23 @@ class Holdings:
             placement = self.mesh.canonical(declared, t)
             found = range(self.n)
             some = [members for e in declared if len(members := self.mesh.where.get(e.group, found)) < self.n]
-            if some or any(isinstance(e, (At, Pieces, Shard)) for e in placement):
+            if len(placement) == 1 and isinstance(placement[0], Pieces) and not some and 0 not in t.shape:
+                found = self._owners_of_pieces(placement[0])
+            elif some or any(isinstance(e, (At, Pieces, Shard)) for e in placement):
                 holders = [r for r in found if all(r in members for members in some) and self.mesh.holds(placement, r)]
                 # of a value that has no elements at all, none of them lacks any
                 owners = holders if 0 in t.shape else [r for r in holders if 0 not in self.mesh.local_shape(placement, t.shape, r)]
                 found = dict.fromkeys(owners).keys() if len(owners) < self.n else found
             self._owners[id(signature)] = found
+        return found
+
+    def _owners_of_pieces(self, pieces: Pieces) -> Collection[int]:
+        """The ranks whose range has elements, where every rank is in the group."""
+        filled = tuple(compress(count(), map(lt, pieces.bounds, pieces.bounds[1:])))
+        found = self._filled.get((pieces.group, filled))
+        if found is None:
+            ranks = sorted(members[k] for members in self.mesh.groups[pieces.group] for k in filled)
+            found = self._filled[pieces.group, filled] = dict.fromkeys(ranks).keys() if len(ranks) < self.n else range(self.n)
         return found
 
     def read(self, name: str, rank: int, anywhere: bool = False) -> int:

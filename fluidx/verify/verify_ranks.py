@@ -56,7 +56,8 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
     worlds: list[SimultaneousRun] = []
     started: tuple[Started, Started] | tuple[None, None] = None, None
     for programs, single, is_main in ((startups, source.startup, False), (mains, source.main, True)):
-        report.operators += sum(len(b.oplist) for p in programs for b in p.blocks)
+        counts = {id(p): sum(len(b.oplist) for b in p.blocks) for p in programs}
+        report.operators += sum(counts[id(p)] for p in programs)
         table = ExpressionTable()
         loose: set[tuple] = set()
         one = SimultaneousRun(
@@ -112,7 +113,11 @@ def _mesh(programs: Sequence[Program]) -> RankGroups:
 def _check_ranks(mains: Sequence[Program], startups: Sequence[Program]) -> None:
     first = mains[0]
     for programs in (mains, startups):
+        seen: set[int] = set()
         for r, p in enumerate(programs):
+            if p.rank is None and id(p) in seen:  # one program of all ranks
+                continue
+            seen.add(id(p))
             if wrong := _not_plain(p):
                 raise fail(p, -1, wrong, rank=r)
             if p.rank is not None and p.rank != r:
@@ -274,7 +279,7 @@ def _held_alike(ranks: SimultaneousRun, n: str, e: int, when: str) -> int | None
 def _check_empty(ranks: SimultaneousRun, name: str, signature: Signature) -> None:
     """A rank whose part has no elements makes it all the same: a step takes it for defined."""
     owners = ranks.held.owners(signature)
-    if len(owners) == ranks.n:
+    if len(owners) == ranks.n or name in ranks.held.by_all:
         return
     placement = ranks.mesh.canonical(signature[1], signature[0])
     for r in range(ranks.n):
