@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from .constants import Array, Given
 from .dtypes import FULL, SHORT
 from .errors import ParseError, ProgramError
+from .offsets import Offsets
 from .operator import BlockRef, Operator, Role
 from .parser import MAX_INDEX, MAX_INT, MAX_NESTING
 from .parts import REDUCE
@@ -266,7 +267,7 @@ class _Reader:
                 return At(self.int_(data["at"], f"{where}.at", -MAX_INDEX, MAX_INDEX), group)
             if "pieces" in data:
                 bounds = self.list_(data["pieces"], f"{where}.pieces")
-                return Pieces(tuple(self.int_(n, f"{where}.pieces[{k}]", 0, MAX_SIZE) for k, n in enumerate(bounds)), group)
+                return Pieces(Offsets(self.int_(n, f"{where}.pieces[{k}]", 0, MAX_SIZE) for k, n in enumerate(bounds)), group)
         self.fail(where, "a group and one of shard, partial, at, pieces and own, or local", data)
 
     def op(self, data: Any, where: str) -> Operator:

@@ -15,6 +15,7 @@ from . import errors
 from .constants import Array, elements
 from .dtypes import TINY
 from .errors import ProgramError, nearest
+from .offsets import Offsets
 from .operator import BlockRef, Frozen, Operator, normalize_attr
 from .pattern import Pattern, Types, check_exceptions, parse_pattern
 from .types import TensorType
@@ -75,7 +76,7 @@ class Sample:
 
 
 OPS: dict[str, type[OpDef]] = {}
-_EXACT = frozenset({int, str})  # among values of these kinds equal ones are the same
+_EXACT = frozenset({int, str, Offsets})  # among values of these kinds equal ones are the same
 _INTS = frozenset({int})
 _MOST = 1024  # sets of attributes that an op remembers
 _NO_NUMBERS = frozenset({*TINY, "string"})
@@ -484,12 +485,12 @@ def fits(value: Any, want: Any) -> bool:
 
 def _element(want: Any) -> Any:
     """What a tuple that is declared so holds; None for anything but a tuple."""
-    return int if want is tuple else get_args(want)[0] if get_origin(want) is tuple else None
+    return int if want is tuple or want is Offsets else get_args(want)[0] if get_origin(want) is tuple else None
 
 
 def _coerce(op: str, name: str, value: Any, want: Any) -> Any:
     if fits(value, want):
-        return value
+        return Offsets.of(value) if want is Offsets else value
     if (of := _element(want)) is not None and isinstance(value, (tuple, int, float, str)):
         return tuple(_coerce(op, f"{name}[{k}]", v, of) for k, v in enumerate(value if isinstance(value, tuple) else (value,)))
     if want is Array and isinstance(value, (int, float)):

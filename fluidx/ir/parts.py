@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
-from operator import le
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -228,8 +227,7 @@ def check_placement(t: TensorType, placement: Placement, groups: Groups, world: 
         if isinstance(e, Pieces):
             if len(placement) > 1:
                 return f"{e} stands beside other entries"
-            good = len(e.bounds) == n + 1 and e.bounds[0] == 0 and all(map(le, e.bounds, e.bounds[1:]))
-            if ANY in t.shape or not good or e.bounds[-1] != prod(t.shape):
+            if ANY in t.shape or len(e.bounds) != n + 1 or not e.bounds.rising or e.bounds[-1] != prod(t.shape):
                 return f"{e} does not cut the elements of {t} among {n} ranks"
     for e, f in combinations(placement, 2):
         set_of = {rank: k for k, members in enumerate(groups[e.group]) for rank in members}

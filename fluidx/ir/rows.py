@@ -6,19 +6,19 @@ whether one of them allows what a program states.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from .offsets import Offsets
 from .parts import bounds
 from .pattern import Pattern, Types
 from .types import ANY, At, Entry, Own, Partial, Pieces, Shard, TensorType
 
 # In a row: the same root, or the same flat ranges, for all operands that have the entry.
 ROOT = At(-1, "")
-FLAT = Pieces((), "")
+FLAT = Pieces(Offsets(), "")
 OWN = Own("")
 
 
@@ -151,24 +151,11 @@ def laid_out(ins: Sequence[Entry | None], types: Types, group: str) -> tuple[Pie
     sizes = [ANY if t is None else t.numel for t in types]
     if len(held) < len(ins) or ANY in sizes or len({len(e.bounds) for e in held}) != 1:
         return None
-    marks = [sum(column) for column in zip(*(e.bounds for e in held), strict=True)]
+    marks = Offsets.joined([e.bounds for e in held])
     before, after = sizes[: len(ins)], sizes[len(ins) :]
-    if any(e.bounds != part for e, part in zip(held, within(marks, before), strict=True)):
+    if any(e.bounds != part for e, part in zip(held, Offsets.within(marks, before), strict=True)):
         return None
-    return tuple(Pieces(part, group) for part in within(marks, after))
-
-
-def within(marks: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Rising marks among values of these sizes, one behind the other, as marks within each.
-
-    >>> [*within([0, 2, 5, 6], [3, 3])]
-    [(0, 2, 3, 3), (0, 0, 2, 3)]
-    """
-    start = 0
-    for size in sizes:
-        lo, hi = bisect_right(marks, start), bisect_left(marks, start + size)
-        yield (0,) * lo + tuple([m - start for m in marks[lo:hi]]) + (size,) * (len(marks) - max(lo, hi))
-        start += size
+    return tuple(Pieces(part, group) for part in Offsets.within(marks, after))
 
 
 @lru_cache(maxsize=4096)

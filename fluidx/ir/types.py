@@ -10,6 +10,7 @@ from typing import Any
 
 from .dtypes import FLOATS, SHORT, np_dtype
 from .errors import ProgramError
+from .offsets import Offsets
 
 ANY = -1  # an axis whose size is known when the program is fed, usually the batch
 WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"  # a name that text writes without quotes
@@ -175,8 +176,12 @@ class At:
 class Pieces:
     """Rank k of `group` holds elements bounds[k] to bounds[k + 1] of the value laid out flat, as one axis."""
 
-    bounds: tuple[int, ...]
+    bounds: Offsets
     group: str = "dp"
+
+    def __post_init__(self) -> None:
+        if self.bounds.__class__ is not Offsets:
+            object.__setattr__(self, "bounds", Offsets(self.bounds))
 
     def __str__(self) -> str:
         return f"pieces({', '.join(map(str, self.bounds))}) over {self.group}"

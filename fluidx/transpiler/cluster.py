@@ -91,7 +91,7 @@ class Cluster:
 
     def hosts_of(self, ranks: Sequence[int]) -> int:
         """How many hosts these ranks are on."""
-        return len({r // self.devices_per_host for r in ranks})
+        return len({r // self.devices_per_host for r in ranks}) if self.hosts > 1 else 1
 
     def topology(self) -> Any:
         """The machines as a networkx.Graph: device and host nodes, edges with `kind` "device" or "network"."""

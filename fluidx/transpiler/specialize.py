@@ -232,8 +232,7 @@ def _empty(placement: Placement, coords: Coords) -> bool:
     """Has the rank no elements of what lies in flat ranges on servers?"""
     for e in placement:
         if isinstance(e, Pieces) and e.group == SERVERS:
-            k = coords[SERVERS][0]
-            return e.bounds[k] == e.bounds[k + 1]
+            return coords[SERVERS][0] not in e.bounds.filled
     return False
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import compress, count
-from operator import lt
 from typing import Any
 
 from ..ir.types import At, Pieces, Shard, show_placement
@@ -96,7 +94,7 @@ class Holdings:
 
     def _owners_of_pieces(self, pieces: Pieces) -> Collection[int]:
         """The ranks whose range has elements, where every rank is in the group."""
-        filled = tuple(compress(count(), map(lt, pieces.bounds, pieces.bounds[1:])))
+        filled = pieces.bounds.filled
         found = self._filled.get((pieces.group, filled))
         if found is None:
             ranks = sorted(members[k] for members in self.mesh.groups[pieces.group] for k in filled)

@@ -71,8 +71,8 @@ def _arrivals(transfers: Sequence[Sequence], number: int) -> dict[int, list[Sequ
     for mine in found.values():
         if len(mine) == 1 or all(t[4] for t in mine):
             continue
-        for t in mine:
-            clash = next((o for o in mine if o is not t and not (t[4] and o[4]) and o[2] < t[3] and t[2] < o[3]), None)
+        for k, t in enumerate(mine):
+            clash = next((o for j, o in enumerate(mine) if j != k and not (t[4] and o[4]) and o[2] < t[3] and t[2] < o[3]), None)
             if clash is not None:
                 raise Refusal(f"{_show(t, number)}: rank {clash[0]} sends it the same block in this round, and one is lost")
     return found

@@ -49,18 +49,18 @@ def test_right_rounds_pass(register):
 @pytest.mark.parametrize(
     "collective, rounds, said",
     [
-        ("reduce", (SUMS[:-1],), "rank 2 ends with block 2 without the term of rank 1"),
-        ("reduce", (SUMS, UP[:1]), "rank 0 ends with block 0 with the term of rank 1 more than once"),
-        ("reduce", (SUMS, (Transfer(1, 0, 0, 1, False),)), "rank 0 ends with block 0 without the term of rank 0"),
-        ("spread", ((Transfer(0, 1, 0, 1, False), Transfer(0, 2, 0, 1, False)),), "rank 0 ends without block 1 of rank 1"),
-        ("spread", ((*BACK, Transfer(0, 1, 1, 2, False)),), "in round 1 rank 0 sends block 1 to rank 1 and does not have it"),
-        ("spread", ((Transfer(0, 1, 0, 1, True),),), "in round 1 rank 1 adds block 0 to a value that it does not have"),
-        ("all_reduce", ((Transfer(0, 1, 0, 3, False),) * 2,), "in round 1 rank 1 receives block 0 2 times, and not all to add"),
-        ("exchange", ((Transfer(0, 1, 1, 2, False),),), "rank 2 ends without block 2, of rank 0 for rank 2,"),
-        ("reduce", ((Transfer(0, 3, 0, 1, True),),), "round 1 has rank 3, and ranks are 0 to 2"),
-        ("reduce", ((Transfer(0, 0, 0, 1, True),),), "in round 1 rank 0 sends to itself"),
-        ("reduce", ((Transfer(0, 1, 2, 4, True),),), "round 1 has blocks 2 to 4 (exclusive), and blocks are 0 to 2"),
-        ("reduce", (("send",),), "round 1 has 'send' where a Transfer is expected"),
+        ("reduce", (SUMS[:-1],), "at the end, rank 2 has of block 2 the terms of ranks 0, 2; rank 1's is missing"),
+        ("reduce", (SUMS, UP[:1]), "round 2, block 0 from rank 1 to rank 0: block 0 gets the term of rank 1 a second time"),
+        ("reduce", (SUMS, (Transfer(1, 0, 0, 1, False),)), "at the end, rank 0 has of block 0 the term of rank 1; rank 0's is missing"),
+        ("spread", ((Transfer(0, 1, 0, 1, False), Transfer(0, 2, 0, 1, False)),), "at the end, rank 0 has of block 1 nothing; rank 1's is missing"),
+        ("spread", ((*BACK, Transfer(0, 1, 1, 2, False)),), "round 1, block 1 from rank 0 to rank 1: rank 0 does not have block 1"),
+        ("spread", ((Transfer(0, 1, 0, 1, True),),), "round 1, block 0 from rank 0 to rank 1: rank 1 has nothing of block 0 to add it to"),
+        ("all_reduce", ((Transfer(0, 1, 0, 3, False),) * 2,), "round 1, blocks 0 to 2 from rank 0 to rank 1: rank 0 sends it the same block in this round, and one is lost"),
+        ("exchange", ((Transfer(0, 1, 1, 2, False),),), "at the end, rank 0 has of block 3 nothing; rank 1's is missing"),
+        ("reduce", ((Transfer(0, 3, 0, 1, True),),), "round 1, block 0 from rank 0 to rank 3: ranks are 0 to 2"),
+        ("reduce", ((Transfer(0, 0, 0, 1, True),),), "round 1, block 0 from rank 0 to rank 0: a rank sends to other ranks"),
+        ("reduce", ((Transfer(0, 1, 2, 4, True),),), "round 1, blocks 2 to 3 from rank 0 to rank 1: blocks are 0 to 2, and a transfer has one or more"),
+        ("reduce", (("send",),), "round 1: a transfer is (source, target, start, stop, add), found 'send'"),
         ("reduce", None, "rounds are a tuple of tuples of Transfer, got None"),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_method_that_ends_in_an_error_and_an_algorithm_that_makes_nothing_are_
     class Nothing(Algorithm):
         name = "nothing"
 
-    with pytest.raises(fx.TranspileError, match="algorithm broken, reduce among 1 rank: .*in round 1 rank 0 sends to itself"):
+    with pytest.raises(fx.TranspileError, match="algorithm broken, reduce among 1 rank: .*round 1, block 0 from rank 0 to rank 0: a rank sends to other ranks"):
         register(Broken())
     with pytest.raises(fx.TranspileError, match="algorithm nothing makes no collective: nothing does not say"):
         register(Nothing())
@@ -109,7 +109,7 @@ def test_rounds_that_are_wrong_among_more_than_nine_ranks_are_refused_at_use(reg
     register(Late())
     model = classifier()
     t = fx.DistributeTranspiler(fx.strategies.data_parallel(algorithm="late"))
-    with pytest.raises(fx.TranspileError, match="algorithm late, all_reduce among 10 ranks: rank 0 ends with block 9 without the term"):
+    with pytest.raises(fx.TranspileError, match="algorithm late, all_reduce among 10 ranks: at the end, rank 0 has of block 9 .*; rank 8's is missing"):
         t.transpile(program=model.main, startup_program=model.startup, trainers=10)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluidx.transpiler.algorithms import ALGORITHMS, Refused, algorithm, schedule
+from fluidx.transpiler.algorithms import ALGORITHMS, Refused, Shifted, Transfer, algorithm, parts, schedule
 from fluidx.transpiler.algorithms.choice import ALPHA, BETA, cheapest, seconds
 from tests.each import each
 
@@ -191,3 +191,30 @@ def test_small_values_take_few_rounds_and_large_ones_send_few_bytes():
         # two ranks exchange all they have in one round, which is the least there is
         assert n == 2 or cheapest("all_reduce", n, 10**8) in ("halving_doubling", "ring")
     assert cheapest("all_reduce", 6, 10**8) == "ring"  # folding two ranks would send the value twice more
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_round_the_ring_block_k_visits_the_ranks_behind_rank_k_and_ends_there(n):
+    ring = algorithm("ring")
+    up = tuple(tuple(Transfer((k + h) % n, (k + h + 1) % n, k, k + 1, True) for k in range(n)) for h in range(1, n))
+    assert tuple(map(tuple, ring.reduce(n))) == up
+    back = tuple(tuple(Transfer((k + h) % n, (k + h + 1) % n, k, k + 1, False) for k in range(n)) for h in range(n - 1))
+    assert tuple(map(tuple, ring.spread(n))) == back
+
+
+@pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling"])
+def test_a_rank_does_the_transfers_of_all_that_it_sends_or_receives(name):
+    n, filled = 5, (0, 3)
+    rounds = schedule(name, "all_reduce", n)
+    for rank in range(n):
+        found = {p.round: p for p in parts(name, "all_reduce", n, 1, filled, rank)}
+        for k, r in enumerate(rounds):
+            mine = [t for t in r if any(b in filled for b in range(t.start, t.stop))]
+            gives, takes = ([t for t in mine if t[side] == rank] for side in (0, 1))
+            assert (found[k].gives, found[k].takes) == (gives, takes) if gives or takes else k not in found
+
+
+def test_among_many_ranks_rounds_of_the_ring_are_small_and_a_rank_finds_its_transfers():
+    assert all(isinstance(r, Shifted) for r in schedule("ring", "all_reduce", 1000))
+    # block 7 starts at rank 8, which sends it first; behind the sums it comes from rank 7 and goes on
+    assert [(p.round, len(p.gives), len(p.takes)) for p in parts("ring", "all_reduce", 1000, 1, (7,), 8)] == [(0, 1, 0), (999, 0, 1), (1000, 1, 0)]

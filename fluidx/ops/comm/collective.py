@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from ...comm.base import REDUCE_OPS
 from ...ir.errors import ProgramError, nearest
+from ...ir.offsets import Offsets
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.parts import REDUCE
 from ...ir.parts import bounds as cut_bounds
@@ -32,17 +33,17 @@ def check_reduction(op: str) -> None:
         raise ProgramError(f"reduction op={op!r}; {nearest(op, REDUCE_OPS, 'there are')}")
 
 
-def check_cut(op: str, x: TensorType, axis: int, unit: int, bounds: tuple) -> None:
+def check_cut(op: str, x: TensorType, axis: int, unit: int, bounds: Offsets) -> None:
     """Can a value of this type be cut so: along an axis, or into flat ranges where bounds are given?"""
     if not bounds:
         if not 0 <= axis < x.ndim or unit < 1:
             raise ProgramError(f"op {op}: axis {axis} in blocks of {unit} is no shard of {x}")
-    elif list(bounds) != sorted(bounds) or bounds[0] != 0 or (x.numel != ANY and bounds[-1] != x.numel):
+    elif not Offsets.of(bounds).rising or (x.numel != ANY and bounds[-1] != x.numel):
         raise ProgramError(f"op {op}: bounds {list(bounds)} do not partition the elements of {x}")
 
 
-def cut_entry(group: str, axis: int, unit: int, bounds: tuple) -> Entry:
-    return Pieces(tuple(bounds), group) if bounds else Shard(axis, group, unit)
+def cut_entry(group: str, axis: int, unit: int, bounds: Offsets) -> Entry:
+    return Pieces(bounds, group) if bounds else Shard(axis, group, unit)
 
 
 def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: tuple = ()) -> list[Any]:
@@ -56,13 +57,13 @@ def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: tuple = ()) -> l
     return [flat[bounds[k] : bounds[k + 1]] for k in range(n)]
 
 
-def owned_by(root: int, n: int, size: int) -> list[int]:
-    """The bounds of n flat ranges of which the root's has all elements.
+def owned_by(root: int, n: int, size: int) -> Offsets:
+    """The offsets of n flat ranges of which the root's has all elements.
 
     >>> owned_by(1, 3, 10)
-    [0, 0, 10, 10]
+    (0, 0, 10, 10)
     """
-    return [0] * (root + 1) + [size] * (n - root)
+    return Offsets.of_sizes({root: size}, n)
 
 
 def _boxes(whole: TensorType, n: int, attrs: Any) -> list[tuple[int, ...]] | None:
@@ -79,10 +80,10 @@ def _resized(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...]:
     return tuple([sizes.get(k, size) for k, size in enumerate(shape)])
 
 
-def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: tuple) -> list[int] | None:
+def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: Offsets) -> Sequence[int] | None:
     """Where the parts of a value begin and end in its flat form; None where they are no ranges of it."""
     if bounds:
-        return list(bounds) if len(bounds) == n + 1 else None
+        return bounds if len(bounds) == n + 1 else None
     if axis != 0 or whole.numel == ANY or not whole.shape:
         return None
     return [prod(whole.shape[1:]) * k for k in cut_bounds(whole.shape[0], n, unit)]
@@ -346,24 +347,24 @@ class AllGather(Parted):
     activity = "ALLGATHER"
     fluid_names = ("c_allgather", "c_allgather")
     inputs = ("X",)
-    attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": (), **HOW}
+    attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": Offsets(), **HOW}
     carries = "spread"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
     boxes = staticmethod(_boxes)
     sent = staticmethod(lambda n, *_: (n - 1) / n)
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple, **how: Any) -> TensorType:
+    def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> TensorType:
         check_cut("all_gather", x, axis, unit, bounds)
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple, **how: Any) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> Entry | None:
         expect("all_gather", entry, cut_entry(group, axis, unit, bounds))
         return None
 
     @staticmethod
-    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, axis: int, unit: int, bounds: tuple, **_: Any) -> Any:
+    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, axis: int, unit: int, bounds: Offsets, **_: Any) -> Any:
         marks = _flat_marks(out, len(xs), axis, unit, bounds)
         return None if marks is None else a.gathered(xs, marks, out.shape)
 
@@ -392,26 +393,26 @@ class ReduceScatter(Parted):
     activity = "REDUCESCATTER"
     fluid_names = ("c_reducescatter", "c_reducescatter")
     inputs = ("X",)
-    attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": (), **HOW}
+    attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": Offsets(), **HOW}
     carries = "reduce"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
     boxes = staticmethod(_boxes)
     sent = staticmethod(lambda n, *_: (n - 1) / n)
 
     @staticmethod
-    def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: tuple, **how: Any) -> TensorType:
+    def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> TensorType:
         check_reduction(op)
         check_cut("reduce_scatter", x, axis, unit, bounds)
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, op: str, axis: int, unit: int, bounds: tuple, **how: Any) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, op: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> Entry | None:
         check_move("reduce_scatter", op)
         expect("reduce_scatter", entry, Partial(op, group))
         return cut_entry(group, axis, unit, bounds)
 
     @staticmethod
-    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, axis: int, unit: int, bounds: tuple, **_: Any) -> Any:
+    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, axis: int, unit: int, bounds: Offsets, **_: Any) -> Any:
         total = a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
         marks = None if total is None else _flat_marks(a.type(total), len(xs), axis, unit, bounds)
         return None if marks is None else a.shaped(a.cut(total, marks[index], marks[index + 1]), out.shape)
@@ -457,8 +458,8 @@ class AllToAll(Parted):
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int, **how: Any) -> TensorType:
-        check_cut("all_to_all", x, axis, unit, ())
-        check_cut("all_to_all", x, to_axis, to_unit, ())
+        check_cut("all_to_all", x, axis, unit, Offsets())
+        check_cut("all_to_all", x, to_axis, to_unit, Offsets())
         if axis == to_axis:
             raise ProgramError(f"op all_to_all moves a shard from one axis to another; both are {axis}")
         return x

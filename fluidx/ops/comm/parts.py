@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ir.errors import ProgramError
+from ...ir.offsets import Offsets
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import At, Entry, Partial, TensorType
 from ..shared.native import all_of, copy_calls, fill_calls
@@ -16,10 +17,10 @@ class _Cut(OpDef):
     """Base of the operators between a whole and this rank's part of it."""
 
     inputs = ("X",)
-    attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": ()}
+    attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": Offsets()}
 
     @classmethod
-    def infer(cls, x: TensorType, *, group: str, axis: int, unit: int, bounds: tuple) -> TensorType:
+    def infer(cls, x: TensorType, *, group: str, axis: int, unit: int, bounds: Offsets) -> TensorType:
         check_cut(cls.name, x, axis, unit, bounds)
         return x
 
@@ -34,7 +35,7 @@ class OwnPart(_Cut):
     flops = 0
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets) -> Entry | None:
         expect("part", entry, None)
         return cut_entry(group, axis, unit, bounds)
 
@@ -43,14 +44,14 @@ class OwnPart(_Cut):
         return b.pad_part(g, **op.attrs)
 
     @staticmethod
-    def view_ctx(x: Any, ctx: Any, *, group: str, axis: int, unit: int, bounds: tuple) -> Any:
+    def view_ctx(x: Any, ctx: Any, *, group: str, axis: int, unit: int, bounds: Offsets) -> Any:
         if bounds and not x.flags.c_contiguous:
             return None
         k, n = ctx.seat(group)
         return cut_views(x, n, axis, unit, bounds)[k]
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: tuple) -> None:
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: Offsets) -> None:
         k, n = ctx.seat(group)
         out[...] = cut_views(x, n, axis, unit, bounds)[k]
 
@@ -66,7 +67,7 @@ class PadPart(_Cut):
     flops = 0
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: tuple) -> Entry | None:
+    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets) -> Entry | None:
         expect("pad_part", entry, cut_entry(group, axis, unit, bounds))
         return Partial("sum", group)
 
@@ -75,7 +76,7 @@ class PadPart(_Cut):
         return b.part(g, **op.attrs)
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: tuple) -> None:
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: Offsets) -> None:
         k, n = ctx.seat(group)
         out.fill(0)
         cut_views(out, n, axis, unit, bounds)[k][...] = x

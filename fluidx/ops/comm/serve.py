@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ir.errors import ProgramError
+from ...ir.offsets import Offsets
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import TensorType
 from ..shared.samples import counting
@@ -15,12 +16,12 @@ class _Served(OpDef):
     """Base of the two: `group` has all ranks, `trainers` those that train."""
 
     inputs = ("X",)
-    attrs = {"group": Required(str), "trainers": Required(str), "root": 0, "bounds": ()}
+    attrs = {"group": Required(str), "trainers": Required(str), "root": 0, "bounds": Offsets()}
     effect = Effect.COLLECTIVE
     abstract = True
 
     @classmethod
-    def infer(cls, x: TensorType, *, group: str, trainers: str, root: int, bounds: tuple, same: bool = False) -> TensorType:
+    def infer(cls, x: TensorType, *, group: str, trainers: str, root: int, bounds: Offsets, same: bool = False) -> TensorType:
         if bounds:
             check_cut(cls.name, x, 0, 1, bounds)
         return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from ...ir.errors import TranspileError, nearest
 from .double_binary_tree import DoubleBinaryTree
 from .recursive import HalvingDoubling, RecursiveDoubling
 from .ring import Ring
-from .schedule import Algorithm, Refused, Rounds, Transfer, backwards
+from .schedule import Algorithm, Refused, Rounds, Shifted, Transfer, backwards
 from .star import Direct, Star
 from .symbolic_check import check_algorithm, check_rounds
 from .tree import Tree
@@ -97,38 +98,63 @@ def able(name: str, carries: str, n: int) -> bool:
     return True
 
 
-def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) -> tuple[tuple[RankRound, ...], ...]:
-    """For each rank its rounds, of those transfers alone that have one of the blocks `filled`: the others are empty.
+def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...], rank: int) -> tuple[RankRound, ...]:
+    """A rank's rounds, of those transfers alone that have one of the blocks `filled`: the others are empty.
 
-    >>> [[(p.round, len(p.gives), len(p.takes)) for p in rank] for rank in parts("ring", "reduce", 3, 1, (0,))]
+    >>> [[(p.round, len(p.gives), len(p.takes)) for p in parts("ring", "reduce", 3, 1, (0,), rank)] for rank in range(3)]
     [[(1, 0, 1)], [(0, 1, 0)], [(0, 0, 1), (1, 1, 0)]]
     """
-    return _parts(algorithm(name, hosts), carries, n, filled)
+    return _parts(algorithm(name, hosts), carries, n, filled, rank)
+
+
+@lru_cache(maxsize=4096)
+def _parts(of: Algorithm, carries: str, n: int, filled: tuple[int, ...], rank: int) -> tuple[RankRound, ...]:
+    by_block = _by_block(of, carries, n, rank)
+    found: dict[int, RankRound] = {}
+    for k, _, t in sorted({x for b in filled for x in by_block.get(b, ())}):
+        mine = found.setdefault(k, RankRound(k, [], []))
+        (mine.gives if rank == t.source else mine.takes).append(t)
+    return tuple(found.values())
+
+
+class PlacedTransfer(NamedTuple):
+    """A transfer with the number of its round and its place in it."""
+
+    round: int
+    place: int
+    transfer: Transfer
 
 
 @lru_cache(maxsize=1024)
-def _parts(of: Algorithm, carries: str, n: int, filled: tuple[int, ...]) -> tuple[tuple[RankRound, ...], ...]:
-    by_block = _by_block(of, carries, n)
-    found: list[dict[int, RankRound]] = [{} for _ in range(n)]
-    for k, _, t in sorted({x for b in filled for x in by_block[b]}):
-        for rank in (t.source, t.target):
-            mine = found[rank].setdefault(k, RankRound(k, [], []))
-            (mine.gives if rank == t.source else mine.takes).append(t)
-    return tuple(tuple(rounds.values()) for rounds in found)
+def _by_block(of: Algorithm, carries: str, n: int, rank: int) -> dict[int, list[PlacedTransfer]]:
+    """The transfers of a rank that have a block, for each block: most values have few that are not empty."""
+    out: dict[int, list[PlacedTransfer]] = defaultdict(list)
+    for found in _of_rank(of, carries, n, rank):
+        for b in range(found.transfer.start, found.transfer.stop):
+            out[b].append(found)
+    return out
+
+
+def _of_rank(of: Algorithm, carries: str, n: int, rank: int) -> Iterable[PlacedTransfer]:
+    """The transfers that a rank sends or receives."""
+    rounds = _schedule(of, carries, n)
+    if all(isinstance(r, Shifted) for r in rounds):
+        return [PlacedTransfer(k, i, t) for k, r in enumerate(rounds) for i, t in r.of_rank(rank)]  # type: ignore[attr-defined]
+    return _by_rank(of, carries, n).get(rank, ())
 
 
 @lru_cache(maxsize=64)
-def _by_block(of: Algorithm, carries: str, n: int) -> dict[int, list[tuple[int, int, Transfer]]]:
-    """(round, place in it, transfer) of all transfers that have a block, for each block: most values have few that are not empty."""
-    out: dict[int, list[tuple[int, int, Transfer]]] = defaultdict(list)
+def _by_rank(of: Algorithm, carries: str, n: int) -> dict[int, list[PlacedTransfer]]:
+    """The transfers that each rank sends or receives."""
+    out: dict[int, list[PlacedTransfer]] = defaultdict(list)
     for k, r in enumerate(_schedule(of, carries, n)):
         for i, t in enumerate(r):
-            for b in range(t.start, t.stop):
-                out[b].append((k, i, t))
+            for rank in (t.source, t.target):
+                out[rank].append(PlacedTransfer(k, i, t))
     return out
 
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "RankRound", "Refused", "Transfer", "able", "algorithm", "backwards", "check_rounds", "parts",
+    "ALGORITHMS", "Algorithm", "RankRound", "Refused", "Shifted", "Transfer", "able", "algorithm", "backwards", "check_rounds", "parts",
     "register", "schedule",
 ]  # fmt: skip

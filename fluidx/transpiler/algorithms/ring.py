@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .schedule import Algorithm, Rounds, Transfer
+from .schedule import Algorithm, Rounds, Shifted, Transfer
 
 
 class Ring(Algorithm):
@@ -15,7 +15,7 @@ class Ring(Algorithm):
     name = "ring"
 
     def reduce(self, n: int) -> Rounds:
-        return tuple(tuple(Transfer((k + h) % n, (k + h + 1) % n, k, k + 1, True) for k in range(n)) for h in range(1, n))
+        return tuple(Shifted(Transfer(h, (h + 1) % n, 0, 1, True), n) for h in range(1, n))
 
     def spread(self, n: int) -> Rounds:
-        return tuple(tuple(Transfer((k + h) % n, (k + h + 1) % n, k, k + 1, False) for k in range(n)) for h in range(n - 1))
+        return tuple(Shifted(Transfer(h, h + 1, 0, 1, False), n) for h in range(n - 1))

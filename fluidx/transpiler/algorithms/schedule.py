@@ -7,7 +7,7 @@ sent is what was there before the round.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...ir.errors import ProgramError
 from ...ir.parts import bounds
@@ -24,7 +24,39 @@ class Transfer(NamedTuple):
     add: bool
 
 
-Round = tuple[Transfer, ...]
+class Shifted(Sequence[Transfer]):
+    """The round of n transfers of which the k-th is the first with k added to its ranks and its block, modulo n.
+
+    Among many ranks a schedule of such rounds is small, and the transfers of a rank are found without a look at those of the others.
+
+    >>> [(t.source, t.target, t.start) for t in Shifted(Transfer(1, 2, 0, 1, True), 3)]
+    [(1, 2, 0), (2, 0, 1), (0, 1, 2)]
+    """
+
+    def __init__(self, first: Transfer, n: int):
+        if first.start + 1 != first.stop:
+            raise ProgramError(f"a transfer that is shifted has one block, got blocks {first.start} to {first.stop} (exclusive)")
+        self.first, self.n = first, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return tuple(self)[k]
+        if not -self.n <= k < self.n:
+            raise IndexError(f"transfer {k} of a round of {self.n}")
+        (source, target, start, _, add), n = self.first, self.n
+        block = (start + k) % n
+        return Transfer((source + k) % n, (target + k) % n, block, block + 1, add)
+
+    def of_rank(self, rank: int) -> list[tuple[int, Transfer]]:
+        """The transfers that a rank sends or receives, with their places in the round."""
+        places = sorted({(rank - self.first.source) % self.n, (rank - self.first.target) % self.n})
+        return [(k, self[k]) for k in places]
+
+
+Round = Sequence[Transfer]
 Rounds = tuple[Round, ...]
 
 
@@ -55,7 +87,7 @@ class Algorithm:
         """Rounds that leave the adaptive sum of every rank's value on all ranks; lowering/adasum.py says what a transfer then means."""
         raise Refused(f"{self.name} makes no adaptive sum; halving_doubling does")
 
-    def cut(self, n: int, size: int) -> list[int]:
+    def cut(self, n: int, size: int) -> Sequence[int]:
         """Where an all_reduce of `size` elements cuts them into blocks."""
         return owned_by(0, n, size) if self.gathers else bounds(size, n)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from ...ir.offsets import Offsets
 from ...ir.operator import Operator, Role
 from ...ir.program import Var
 from ...ir.types import ANY, Local, Pieces, Placement, Shard, TensorType
@@ -33,7 +34,7 @@ class Packed:
         first, self.made = self.ops[0], self._packed(self.outs)
         attrs: dict[str, Any] = dict(first.attrs)
         if attrs.get("bounds"):
-            attrs["bounds"] = tuple(map(sum, zip(*(op.attrs["bounds"] for op in self.ops), strict=True)))
+            attrs["bounds"] = Offsets.joined([op.attrs["bounds"] for op in self.ops])
         if "layers" in attrs:
             attrs["layers"] = (0, *accumulate(self.descs[n].type.numel for n in self.xs))
         self._write(first.type, (self.whole,), (self.made,), **attrs)
@@ -61,8 +62,7 @@ def _together(places: Sequence[Placement]) -> Placement:
     """Where values lie that lie alike, one behind the other."""
     first = places[0]
     if len(first) == 1 and isinstance(first[0], Pieces):
-        columns = zip(*(e.bounds for q in places for e in q if isinstance(e, Pieces)), strict=True)
-        return (Pieces(tuple(map(sum, columns)), first[0].group),)
+        return (Pieces(Offsets.joined([e.bounds for q in places for e in q if isinstance(e, Pieces)]), first[0].group),)
     return first
 
 

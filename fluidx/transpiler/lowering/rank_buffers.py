@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError
+from ...ir.offsets import Offsets
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role
 from ...ir.parts import Coords, holds, local_type
@@ -19,8 +20,9 @@ class CollectivePlan(NamedTuple):
     """One collective: the type of what the ranks of the group hold together, where it is cut into blocks, and what each rank does."""
 
     type: TensorType
-    marks: Sequence[int]
-    parts: Sequence[Sequence[RankRound]]
+    ranks: int  # of the group
+    marks: Offsets
+    parts: Callable[[int], Sequence[RankRound]]  # of a rank, by its number in the group
     boxes: Mapping[tuple[int, int], tuple[int, ...]]  # the shapes of blocks that are no ranges of the flat value
     most: int  # elements of a message
     made: dict[tuple[str, TensorType], Var]  # what ranks declare of their own, which they share
@@ -74,7 +76,7 @@ class CollectiveOnRank:
         self.held = [Piece(start, stop, self.x, start, self._local(self.x, coords))] if start < stop else []
         self.wanted = own if carries == "reduce" else whole
         self.keeps_result = holds(block.desc(self.out).placement, coords)
-        self.parts = plan.parts[me]
+        self.parts = plan.parts(me)
         self.last = next((part for part in reversed(self.parts) if part.takes), None)
         self._used: dict[str, int] = {}
 

@@ -21,7 +21,7 @@ class Boxed(CollectiveOnRank):
 
     def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
         super().__init__(block, op, plan, me, coords)
-        self.carries, n = opdef(op.type).carries, len(plan.parts)
+        self.carries, n = opdef(op.type).carries, plan.ranks
         had, self.joined = {
             "reduce": (range(n), [me]),
             "spread": ([me], range(n)),

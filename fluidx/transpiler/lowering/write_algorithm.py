@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from math import prod
 
 from ...ir.errors import TranspileError
+from ...ir.offsets import Offsets
 from ...ir.opdef import OPS, opdef
 from ...ir.operator import Operator, Role
 from ...ir.parts import Coords, holds, local_type
@@ -62,10 +64,17 @@ def others(program: Program, block: Block, op: Operator) -> Placement:
     """Where an operator's value lies over the groups that have nothing to do with its own."""
     places = (*block.desc(op.input_arg_names[0]).placement, *block.desc(op.output_arg_names[0]).placement)
     groups, group = program.groups, op.attrs["group"]
-    if group not in groups:  # a turn, in which every rank is by itself
-        return tuple(e for e in dict.fromkeys(places) if e.group != group)
-    mine = [set(s) for s in groups[group]]
-    return tuple(e for e in dict.fromkeys(places) if not all(any(m <= set(s) for s in groups.get(e.group, ())) for m in mine))
+    rest = [e for e in dict.fromkeys(places) if e.group != group]
+    if not rest or group not in groups:  # a time axis, in which every rank is by itself
+        return tuple(rest)
+    return tuple(e for e in rest if not _covers(groups.get(e.group, ()), groups[group]))
+
+
+@lru_cache(maxsize=256)
+def _covers(outer: Sequence[Sequence[int]], inner: Sequence[Sequence[int]]) -> bool:
+    """Are the ranks of each set of `inner` together in a set of `outer`?"""
+    large = [set(s) for s in outer]
+    return all(any(s.issuperset(members) for s in large) for members in inner)
 
 
 @dataclass
@@ -117,13 +126,14 @@ class MessageRounds:
             hosts = len(self.program.groups.get("node", ())) or 1
             try:
                 if (boxes := _boxes(op, t, n)) is not None:
-                    marks = [*accumulate(map(prod, boxes), initial=0)]
+                    marks = Offsets(accumulate(map(prod, boxes), initial=0))
+                elif definition.blocks is not None:
+                    marks = Offsets(definition.blocks(t, n, op.attrs))
                 else:
-                    marks = definition.blocks(t, n, op.attrs) if definition.blocks is not None else algorithm(name, hosts).cut(n, t.numel)
-                shapes = dict(zip(pairwise(marks), boxes or (), strict=False))
-                filled = tuple(k for k, (a, b) in enumerate(pairwise(marks)) if a < b)
+                    marks = Offsets(algorithm(name, hosts).cut(n, t.numel))
+                shapes = {} if boxes is None else dict(zip(pairwise(marks), boxes, strict=True))
                 each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
-                found = CollectivePlan(t, marks, parts(name, definition.carries, n, hosts, filled), shapes, each, {}, {})
+                found = CollectivePlan(t, n, marks, partial(parts, name, definition.carries, n, hosts, marks.filled), shapes, each, {}, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None
             if not any(isinstance(e, Shard) for e in self._others[k]):  # else other ranks have parts of other sizes

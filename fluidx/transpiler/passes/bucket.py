@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from operator import add
 from typing import Any
 
+from ...ir.offsets import Offsets
 from ...ir.operator import Operator, op_types
 from ...ir.parts import bounds
 from ...ir.program import Program, ProgramPair
@@ -96,7 +96,7 @@ class _Kinds:
 
 def _alike(placement: Placement) -> Placement:
     """The placement, whatever its flat ranges are."""
-    return tuple(Pieces((), e.group) if isinstance(e, Pieces) else e for e in placement)
+    return tuple(Pieces(Offsets(), e.group) if isinstance(e, Pieces) else e for e in placement)
 
 
 class _Filling(AdjacentOperators):
@@ -109,7 +109,8 @@ class _Filling(AdjacentOperators):
         self.nbytes = self.limit = 0.0
         self.packs = False
         self.spans: list[tuple[int, int, int]] = []  # of what lies in flat ranges: first and last rank that has some of it, and its number
-        self.marks: list[int] = []  # where the ranks' ranges of all of it begin and end
+        self.ranks = 0  # among so many ranks what lies in flat ranges is split; 0: nothing lies so
+        self.sizes: dict[int, int] = {}  # and so many elements of all of it each rank has
 
     def add(self, op: Operator) -> bool:
         t = self.writer.block.descs[op.input_arg_names[0]].type
@@ -119,16 +120,18 @@ class _Filling(AdjacentOperators):
         elif not self.packs or ANY in t.shape or not nbytes or self.nbytes + nbytes > self.limit or not self._beside(op):
             return False
         self.nbytes += nbytes
-        if self.marks:
-            self.marks = list(map(add, self.marks, op.attrs["bounds"]))
+        if self.ranks:
+            marks = Offsets.of(op.attrs["bounds"])
+            for k in marks.filled:
+                self.sizes[k] = self.sizes.get(k, 0) + marks[k + 1] - marks[k]
             insort(self.spans, (*_span(op), len(self.ops)))
         return super().add(op)
 
     def _begin(self, op: Operator) -> None:
         """An operator is the first one."""
         self.packs = self.options.mb > 0 and can_be_packed(self.writer, op)
-        self.marks = [0] * len(op.attrs.get("bounds", ()))
-        terms = not self.marks and any(isinstance(e, Partial) for e in self.writer.block.desc(op.input_arg_names[0]).placement)
+        self.ranks = max(0, len(op.attrs.get("bounds", ())) - 1)
+        terms = not self.ranks and any(isinstance(e, Partial) for e in self.writer.block.desc(op.input_arg_names[0]).placement)
         self.limit = (self.options.first_mb if terms and self.kind not in self.filled else self.options.mb) * 2**20
 
     def _beside(self, op: Operator) -> bool:
@@ -141,10 +144,12 @@ class _Filling(AdjacentOperators):
 
     @property
     def full(self) -> bool:
-        if not self.marks:
+        if not self.ranks:
             return self.nbytes >= self.limit
-        ranks, total = len(self.marks) - 1, self.marks[-1]
-        return self.marks[1] == total // ranks and self.marks == bounds(total, ranks)
+        if self.ranks - 1 not in self.sizes:  # of any elements the last rank has some
+            return False
+        total = sum(self.sizes.values())
+        return self.sizes.get(0, 0) == total // self.ranks and Offsets.of_sizes(self.sizes, self.ranks) == tuple(bounds(total, self.ranks))
 
     def close(self) -> None:
         self.filled.add(self.kind)
@@ -155,5 +160,5 @@ class _Filling(AdjacentOperators):
 
 def _span(op: Operator) -> tuple[int, int]:
     """The first and the last rank that has some of what lies in flat ranges."""
-    marks = op.attrs["bounds"]
-    return bisect_right(marks, 0) - 1, bisect_left(marks, marks[-1]) - 1
+    filled = Offsets.of(op.attrs["bounds"]).filled
+    return filled[0], filled[-1]

@@ -255,7 +255,7 @@ def _of_one_type(state: Var, param: Var | None) -> bool:
 def _units(choice: Any, params: Mapping[str, Var]) -> dict[str, Sequence[str]]:
     """The parameters that come into use together with each, by the choice of where they rest: no others, if it does not say."""
     units = choice.units(params) if hasattr(choice, "units") else ()
-    return {n: tuple(unit) for unit in units for n in unit}
+    return {n: unit for unit in map(tuple, units) for n in unit}
 
 
 def check_loss(main: Program, loss: str) -> None:

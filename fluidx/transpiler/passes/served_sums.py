@@ -47,7 +47,7 @@ class SumOnServers(Pass):
             d, summed = writer.block.desc(out), f"{out}.served"
             sizes = [b - a for a, b in pairwise(bounds(d.type.numel, self.servers))]
             trainers = job.mesh.axes[self.group]
-            there: Placement = (pieces_of([0] * trainers + sizes, SERVERS),)
+            there: Placement = (pieces_of(dict(enumerate(sizes, trainers)), SERVERS, trainers + len(sizes)),)
             writer.declare(summed, d, there)
             served += 1
             self._move(writer, op, x, summed, job)

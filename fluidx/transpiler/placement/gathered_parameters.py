@@ -68,7 +68,7 @@ class GatherForUse(Propagation):
         if section is not self.section:
             self.section = section
             if not self.use.kept:
-                stay = self.recent if section is Role.BACKWARD else ()
+                stay = frozenset(self.recent if section is Role.BACKWARD else ())
                 self._take_back([n for n in self.lent if n not in stay])
 
     def _lend_unit(self, name: str, op: Operator) -> None:

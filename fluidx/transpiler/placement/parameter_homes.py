@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from math import inf
 
 from ...ir import flow
+from ...ir.offsets import Offsets
 from ...ir.operator import Operator
 from ...ir.parts import bounds
 from ...ir.program import Program, Var
-from ...ir.rows import within
 from ...ir.types import At, Entry, Pieces, Shard
 from ..cluster import SERVERS
 from .roots import RootChunk, assign, chunk_bytes, cut, fill
@@ -94,20 +93,21 @@ class OnServers:
 
 def _in_pieces(chunks: Sequence[RootChunk], group: str, ranks: int) -> dict[str, Entry | None]:
     """Where parameters lie whose chunks have roots: what one rank has of one lies together."""
-    held: dict[str, list[int]] = {}
+    held: dict[str, dict[int, int]] = {}
     for c in chunks:
-        held.setdefault(c.param, [0] * ranks)[c.root] += c.stop - c.start
-    return {name: pieces_of(sizes, group) for name, sizes in held.items()}
+        sizes = held.setdefault(c.param, {})
+        sizes[c.root] = sizes.get(c.root, 0) + c.stop - c.start
+    return {name: pieces_of(sizes, group, ranks) for name, sizes in held.items()}
 
 
-def pieces_of(sizes: Sequence[int], group: str) -> At | Pieces:
-    """Where a value lies of which each rank of a group has so many elements.
+def pieces_of(sizes: Mapping[int, int], group: str, ranks: int) -> At | Pieces:
+    """Where a value lies of which each rank of a group has so many elements; a rank that is not named has none.
 
-    >>> print(pieces_of([0, 2, 1], "dp"), pieces_of([0, 3, 0], "dp"))
+    >>> print(pieces_of({1: 2, 2: 1}, "dp", 3), pieces_of({1: 3}, "dp", 3))
     pieces(0, 0, 2, 3) over dp at(1) over dp
     """
-    roots = [r for r, size in enumerate(sizes) if size]
-    return At(roots[0], group) if len(roots) == 1 else Pieces((0, *accumulate(sizes)), group)
+    roots = [r for r, size in sizes.items() if size]
+    return At(roots[0], group) if len(roots) == 1 else Pieces(Offsets.of_sizes(sizes, ranks), group)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def even_pieces(params: Mapping[str, Var], group: str, ranks: int) -> dict[str, 
     {'a': (0, 6, 6), 'b': (0, 0, 2), 'c': (0, 0, 4)}
     """
     sizes = [d.type.numel for d in params.values()]
-    return {n: Pieces(cut, group) for n, cut in zip(params, within(bounds(sum(sizes), ranks), sizes), strict=True)}
+    return {n: Pieces(cut, group) for n, cut in zip(params, Offsets.within(bounds(sum(sizes), ranks), sizes), strict=True)}
 
 
 @dataclass(frozen=True)
